@@ -1,0 +1,2 @@
+//! The lighterage command.
+fn main() {}

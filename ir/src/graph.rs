@@ -1,0 +1,214 @@
+//! What is computed: the first noun. Pure SSA over tensors, in phases; states are what a step finds and leaves.
+
+use crate::op::Op;
+use crate::table::{Table, ids};
+use crate::types::TensorType;
+
+ids! {
+    /// One tensor of a graph.
+    Value = "v";
+    /// One operation of a graph.
+    Node = "n";
+}
+
+/// One training step.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Graph {
+    /// The model's name.
+    pub name: String,
+    /// Tensors.
+    pub values: Table<Value, ValueData>,
+    /// Operations. A node that is not in `order` is not part of the step.
+    pub nodes: Table<Node, NodeData>,
+    /// The operations in the order they were traced. Invariant: topological.
+    pub order: Vec<Node>,
+    /// What is fed at every step.
+    pub inputs: Vec<Value>,
+    /// What a step finds and leaves.
+    pub states: Vec<State>,
+    /// What a step gives back, by name; the loss has the name `loss`.
+    pub outputs: Vec<Output>,
+    /// The gradients that an optimizer may be attached to: state's position in `states`, gradient.
+    pub gradients: Vec<(usize, Value)>,
+}
+
+/// A tensor's name, type and origin.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ValueData {
+    /// Unique in its graph, without the `%`.
+    pub name: String,
+    /// Its type.
+    pub ty: TensorType,
+    /// Where it comes from.
+    pub def: Def,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Def {
+    /// Fed at every step; the position in `inputs`.
+    Input(usize),
+    /// Found at the start of the step; the position in `states`.
+    State(usize),
+    /// Result `index` of a node.
+    Node(Node, usize),
+}
+
+/// One operation.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NodeData {
+    /// What it computes.
+    pub op: Op,
+    /// Operands.
+    pub inputs: Vec<Value>,
+    /// Results.
+    pub outputs: Vec<Value>,
+    /// Which part of the step it belongs to.
+    pub phase: Phase,
+    /// The path of the module it was traced in; may be empty.
+    pub module: String,
+}
+
+/// Part of a training step.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub enum Phase {
+    Forward,
+    Backward,
+    Optimizer,
+}
+
+impl Phase {
+    /// Every phase, in order.
+    pub const ALL: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::Optimizer];
+    /// The word in text.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Forward => "fwd",
+            Phase::Backward => "bwd",
+            Phase::Optimizer => "opt",
+        }
+    }
+}
+
+/// What a step finds and leaves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct State {
+    /// Its name outside: the parameter's path, `exp_avg.` + path, `rng`.
+    pub path: String,
+    /// Its kind, for reports and initial values.
+    pub kind: StateKind,
+    /// Its value before the step.
+    pub before: Value,
+    /// Its value after the step; `before` itself if the step does not change it.
+    pub after: Value,
+}
+
+/// The kind of a state.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum StateKind {
+    /// Trained.
+    Param,
+    /// A module's buffer: running statistics.
+    Buffer,
+    /// A tensor constant of the model.
+    Const,
+    /// Optimizer state: moments, step count. Starts at zero.
+    Moment,
+    /// State of the random-number generator: i64[2] = seed, step.
+    Rng,
+}
+
+impl StateKind {
+    /// Every kind.
+    pub const ALL: [StateKind; 5] =
+        [StateKind::Param, StateKind::Buffer, StateKind::Const, StateKind::Moment, StateKind::Rng];
+    /// The word in text.
+    pub fn name(self) -> &'static str {
+        match self {
+            StateKind::Param => "param",
+            StateKind::Buffer => "buffer",
+            StateKind::Const => "const",
+            StateKind::Moment => "moment",
+            StateKind::Rng => "rng",
+        }
+    }
+}
+
+/// What a step gives back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Output {
+    /// Its name outside.
+    pub name: String,
+    /// Its value.
+    pub value: Value,
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new(name: impl Into<String>) -> Graph {
+        Graph { name: name.into(), ..Graph::default() }
+    }
+    /// Adds an input.
+    pub fn add_input(&mut self, name: impl Into<String>, ty: TensorType) -> Value {
+        let def = Def::Input(self.inputs.len());
+        let value = self.values.push(ValueData { name: name.into(), ty, def });
+        self.inputs.push(value);
+        value
+    }
+    /// Adds a state that the step leaves as it is, until [`Graph::set_after`]; returns its value before the step.
+    pub fn add_state(&mut self, name: impl Into<String>, path: impl Into<String>, kind: StateKind, ty: TensorType) -> Value {
+        let def = Def::State(self.states.len());
+        let value = self.values.push(ValueData { name: name.into(), ty, def });
+        self.states.push(State { path: path.into(), kind, before: value, after: value });
+        value
+    }
+    /// Adds a node at the end of the order; its result types follow from the op's shape rule. `names` are the results'
+    /// names. An error if the operands do not fit the op, or if the number of names is not the number of results.
+    pub fn add_node(
+        &mut self,
+        op: Op,
+        inputs: &[Value],
+        names: &[String],
+        phase: Phase,
+        module: impl Into<String>,
+    ) -> Result<Vec<Value>, String> {
+        let types: Vec<&TensorType> = inputs.iter().map(|&v| &self.values[v].ty).collect();
+        let results = op.infer(&types)?;
+        if results.len() != names.len() {
+            return Err(format!("{} has {} results, {} are named", op.name(), results.len(), names.len()));
+        }
+        let node = self.nodes.push(NodeData { op, inputs: inputs.to_vec(), outputs: vec![], phase, module: module.into() });
+        let outputs: Vec<Value> = results
+            .into_iter()
+            .zip(names)
+            .enumerate()
+            .map(|(i, (ty, name))| self.values.push(ValueData { name: name.clone(), ty, def: Def::Node(node, i) }))
+            .collect();
+        self.nodes[node].outputs.clone_from(&outputs);
+        self.order.push(node);
+        Ok(outputs)
+    }
+    /// The value whose bytes `value` shares: a chain of reshapes followed to its start. Reshapes never become lines.
+    pub fn root(&self, mut value: Value) -> Value {
+        while let Def::Node(node, _) = self.values[value].def {
+            let data = &self.nodes[node];
+            if !data.op.is_alias() {
+                break;
+            }
+            value = data.inputs[0];
+        }
+        value
+    }
+    /// The node that computes a value, if one does.
+    pub fn def_node(&self, value: Value) -> Option<Node> {
+        match self.values[value].def {
+            Def::Node(node, _) => Some(node),
+            _ => None,
+        }
+    }
+    /// A node's name: that of its first result.
+    pub fn node_name(&self, node: Node) -> &str {
+        self.nodes[node].outputs.first().map_or("", |&v| &self.values[v].name)
+    }
+}

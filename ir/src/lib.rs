@@ -1,0 +1,29 @@
+//! The language of Lighterage: [`Graph`] (what is computed), [`Schedule`] (in which order), [`Plan`] (at which address)
+//! and [`Device`] (on what). No passes, no IO but text.
+
+pub mod device;
+pub mod graph;
+pub mod op;
+pub mod plan;
+pub mod schedule;
+pub mod table;
+pub mod types;
+
+pub use device::Device;
+pub use graph::{Graph, Node, Phase, StateKind, Value};
+pub use op::{Attr, Op};
+pub use plan::Plan;
+pub use schedule::{Buffer, Instr, Loc, Pool, Schedule, Stream};
+pub use table::{Id, Table};
+pub use types::{DType, TensorType};
+
+/// A graph, its schedule and, once allocated, its plan: what the schedule passes work on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Program {
+    /// What is computed.
+    pub graph: Graph,
+    /// In which order.
+    pub schedule: Schedule,
+    /// At which address; absent before `allocate`.
+    pub plan: Option<Plan>,
+}

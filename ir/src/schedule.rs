@@ -1,0 +1,226 @@
+//! In which order, on which stream, in which buffers: the second noun. A Schedule means what it does when it is run from
+//! top to bottom; streams only permit overlap. Buffers are bytes: what a buffer holds at a line is proved by
+//! [`check`](crate::check), not stored.
+
+use crate::graph::{Node, Value};
+use crate::table::{Table, ids};
+
+ids! {
+    /// A pool of memory: the device's, the host's.
+    Pool = "pool";
+    /// A queue of lines that run in order.
+    Stream = "stream";
+    /// A range of bytes in a pool.
+    Buffer = "buffer";
+    /// A line of a schedule; its id is its position in the list.
+    Instr = "i";
+}
+
+/// Every buffer starts at a multiple of this many bytes: a cache line, and the widest vector load.
+pub const ALIGN: u64 = 64;
+
+/// A step as a list of lines over buffers.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Schedule {
+    /// The graph's name.
+    pub name: String,
+    /// The device it is planned for.
+    pub device: String,
+    /// Pools; the first is the device's, which the budget limits.
+    pub pools: Table<Pool, PoolData>,
+    /// Streams.
+    pub streams: Table<Stream, StreamData>,
+    /// Buffers.
+    pub buffers: Table<Buffer, BufferData>,
+    /// The lines, in order.
+    pub instrs: Table<Instr, InstrData>,
+    /// What the step finds, and where: states, inputs.
+    pub entry: Vec<(Value, Loc)>,
+    /// What the step leaves, and where: states, outputs. A state is left where it was found.
+    pub exit: Vec<(Value, Loc)>,
+}
+
+/// A pool's name and limit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolData {
+    /// `device`, `host`.
+    pub name: String,
+    /// The budget, bytes; `None` is unlimited.
+    pub limit: Option<u64>,
+}
+
+/// A stream's name and what it does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StreamData {
+    /// `compute`, `h2d`, `d2h`.
+    pub name: String,
+}
+
+/// A buffer's name, pool and size.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BufferData {
+    /// Unique in its schedule.
+    pub name: String,
+    /// Where it lies.
+    pub pool: Pool,
+    /// Its size; at least one byte.
+    pub bytes: u64,
+}
+
+/// A place: `offset` bytes into a buffer. A chunk is a buffer with several places in use.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Loc {
+    /// The buffer.
+    pub buffer: Buffer,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+impl From<Buffer> for Loc {
+    fn from(buffer: Buffer) -> Loc {
+        Loc { buffer, offset: 0 }
+    }
+}
+
+/// One line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct InstrData {
+    /// What it does.
+    pub kind: InstrKind,
+    /// Where it queues.
+    pub stream: Stream,
+    /// What must be done before it, besides the lines before it on its stream. Written by `sync` alone.
+    pub after: Vec<Dep>,
+    /// Why it is there.
+    pub why: Why,
+}
+
+/// A line that another waits for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Dep {
+    /// The line.
+    pub instr: Instr,
+    /// True: that line of the step before this one. Steps overlap: step k+1 starts before step k has ended.
+    pub previous: bool,
+}
+
+/// What a line does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum InstrKind {
+    /// Runs a node of the graph.
+    Run {
+        /// The node.
+        node: Node,
+        /// A place for each input.
+        args: Vec<Loc>,
+        /// A place for each output.
+        outs: Vec<Loc>,
+        /// Bytes that the kernel may use while it runs; present iff the op asks for some.
+        scratch: Option<Loc>,
+    },
+    /// Copies `bytes` bytes.
+    Copy {
+        /// From.
+        src: Loc,
+        /// To.
+        dst: Loc,
+        /// How many bytes.
+        bytes: u64,
+    },
+}
+
+/// Why a line is there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Why {
+    /// The model's own computation.
+    Model,
+    /// The same node once more, because its value was dropped.
+    Recompute,
+    /// An activation leaves for the host.
+    SwapOut,
+    /// An activation comes back.
+    SwapIn,
+    /// A state that lives on the host comes for its use.
+    Gather,
+    /// A state that lives on the host goes home, updated.
+    Offload,
+    /// A state's new value takes the place of the old one.
+    Update,
+    /// An input comes from the host.
+    Feed,
+    /// An output goes to the host.
+    Fetch,
+}
+
+impl Why {
+    /// Every reason.
+    pub const ALL: [Why; 9] = [
+        Why::Model,
+        Why::Recompute,
+        Why::SwapOut,
+        Why::SwapIn,
+        Why::Gather,
+        Why::Offload,
+        Why::Update,
+        Why::Feed,
+        Why::Fetch,
+    ];
+    /// The word in text.
+    pub fn name(self) -> &'static str {
+        match self {
+            Why::Model => "run",
+            Why::Recompute => "rerun",
+            Why::SwapOut => "swapout",
+            Why::SwapIn => "swapin",
+            Why::Gather => "gather",
+            Why::Offload => "offload",
+            Why::Update => "update",
+            Why::Feed => "feed",
+            Why::Fetch => "fetch",
+        }
+    }
+    /// The reason that [`Why::name`] names.
+    pub fn from_name(name: &str) -> Option<Why> {
+        Why::ALL.into_iter().find(|w| w.name() == name)
+    }
+}
+
+/// One access of a line: a place, how many bytes, and whether they are written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    /// Where.
+    pub loc: Loc,
+    /// How many bytes.
+    pub bytes: u64,
+    /// True if the line writes them.
+    pub write: bool,
+}
+
+impl Schedule {
+    /// What a line reads and writes: the arguments, then the results, then the scratch. The one place that knows.
+    pub fn accesses(&self, graph: &crate::Graph, instr: Instr) -> Vec<Access> {
+        match &self.instrs[instr].kind {
+            InstrKind::Run { node, args, outs, scratch } => {
+                let data = &graph.nodes[*node];
+                let bytes = |v: Value| graph.values[v].ty.bytes();
+                let reads = args.iter().zip(&data.inputs).map(|(&loc, &v)| (loc, bytes(v), false));
+                let writes = outs.iter().zip(&data.outputs).map(|(&loc, &v)| (loc, bytes(v), true));
+                let scratch = scratch.iter().map(|&loc| (loc, self.buffers[loc.buffer].bytes - loc.offset, true));
+                reads
+                    .chain(writes)
+                    .chain(scratch)
+                    .filter(|&(_, bytes, _)| 0 < bytes)
+                    .map(|(loc, bytes, write)| Access { loc, bytes, write })
+                    .collect()
+            }
+            &InstrKind::Copy { src, dst, bytes } => {
+                vec![Access { loc: src, bytes, write: false }, Access { loc: dst, bytes, write: true }]
+            }
+        }
+    }
+}
+
+/// A buffer's size for `bytes` bytes of content: never zero, so that every buffer has an address of its own.
+pub fn buffer_bytes(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(ALIGN)
+}

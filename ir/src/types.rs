@@ -1,0 +1,134 @@
+//! Element types and tensor types. Tensors are logically row-major and contiguous: a value is `bytes()` bytes.
+
+use std::fmt;
+
+/// The type of one element.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub enum DType {
+    Bool,
+    U8,
+    I8,
+    I16,
+    I32,
+    I64,
+    F16,
+    BF16,
+    F32,
+    F64,
+    F8E4M3,
+    F8E5M2,
+}
+
+impl DType {
+    /// Every element type.
+    pub const ALL: [DType; 12] = [
+        DType::Bool,
+        DType::U8,
+        DType::I8,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::F16,
+        DType::BF16,
+        DType::F32,
+        DType::F64,
+        DType::F8E4M3,
+        DType::F8E5M2,
+    ];
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            DType::Bool | DType::U8 | DType::I8 | DType::F8E4M3 | DType::F8E5M2 => 1,
+            DType::I16 | DType::F16 | DType::BF16 => 2,
+            DType::I32 | DType::F32 => 4,
+            DType::I64 | DType::F64 => 8,
+        }
+    }
+    /// The name in text: `f32`, `i64`, `bool`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::Bool => "bool",
+            DType::U8 => "u8",
+            DType::I8 => "i8",
+            DType::I16 => "i16",
+            DType::I32 => "i32",
+            DType::I64 => "i64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::F8E4M3 => "f8e4m3",
+            DType::F8E5M2 => "f8e5m2",
+        }
+    }
+    /// The type that [`DType::name`] names.
+    pub fn from_name(name: &str) -> Option<DType> {
+        DType::ALL.into_iter().find(|d| d.name() == name)
+    }
+    /// True for floating-point types.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64 | DType::F8E4M3 | DType::F8E5M2)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Element type and shape of a value. Its size in bytes is known to be below [`TensorType::MAX_BYTES`].
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct TensorType {
+    dtype: DType,
+    shape: Vec<u64>,
+}
+
+impl TensorType {
+    /// The largest tensor: 2^50 bytes. Sums of many thousands of such sizes still fit a `u64`.
+    pub const MAX_BYTES: u64 = 1 << 50;
+
+    /// A tensor type; an error if it is larger than [`TensorType::MAX_BYTES`].
+    pub fn new(dtype: DType, shape: impl Into<Vec<u64>>) -> Result<TensorType, String> {
+        let shape = shape.into();
+        // Zero-size dimensions count as one here: a shape like [0, 2^63] must not overflow products of its strides.
+        let mut bytes = dtype.bytes();
+        for &d in &shape {
+            bytes = bytes.checked_mul(d.max(1)).filter(|&b| b <= Self::MAX_BYTES).ok_or_else(|| {
+                format!("tensor {dtype}{shape:?} is larger than {} bytes", Self::MAX_BYTES)
+            })?;
+        }
+        Ok(TensorType { dtype, shape })
+    }
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+    /// The shape, outermost dimension first.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+    /// The number of dimensions.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+    /// The number of elements.
+    pub fn numel(&self) -> u64 {
+        self.shape.iter().product()
+    }
+    /// The number of bytes.
+    pub fn bytes(&self) -> u64 {
+        self.numel() * self.dtype.bytes()
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype)?;
+        for (i, d) in self.shape.iter().enumerate() {
+            write!(f, "{}{d}", if i == 0 { "" } else { "," })?;
+        }
+        f.write_str("]")
+    }
+}

@@ -1,0 +1,259 @@
+//! The file format of a compiled step, and the only thing that compiler and runtime share. No compiler type appears: an
+//! artifact is pools, streams, events and commands over places in pools, and the data that states start from.
+
+mod file;
+
+pub use file::{FORMAT_VERSION, ReadError, read, write};
+use serde::{Deserialize, Serialize};
+
+/// A compiled training step.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Artifact {
+    /// The model's name.
+    pub name: String,
+    /// The device it was planned for.
+    pub device: String,
+    /// Pools, each one allocation of exactly `bytes`. Pool 0 is the device's.
+    pub pools: Vec<Pool>,
+    /// Stream names.
+    pub streams: Vec<String>,
+    /// How many events there are.
+    pub events: u32,
+    /// What a launch may run.
+    pub kernels: Vec<Kernel>,
+    /// The schedule's lines, for traces and messages.
+    pub lines: Vec<Line>,
+    /// What runs, in the schedule's order. Run top to bottom on one stream it means the same.
+    pub commands: Vec<Command>,
+    /// What the host writes before each step.
+    pub inputs: Vec<Binding>,
+    /// What the host reads after each step.
+    pub outputs: Vec<Binding>,
+    /// What a step finds and leaves.
+    pub states: Vec<State>,
+    /// What the plan promises.
+    pub summary: Summary,
+    /// Bytes that states start from.
+    pub data: Vec<u8>,
+}
+
+/// A pool of memory.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Pool {
+    /// `device`, `host`.
+    pub name: String,
+    /// Its exact size.
+    pub bytes: u64,
+}
+
+/// A kernel: an op's name and attributes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Kernel {
+    /// The op.
+    pub op: String,
+    /// Its attributes, sorted by name.
+    pub attrs: Vec<(String, Attr)>,
+}
+
+/// An attribute's value.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub enum Attr {
+    Int(i64),
+    Float(f64),
+    Bool(bool),
+    Ints(Vec<i64>),
+    Type(DType),
+    Str(String),
+}
+
+/// Element types.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub enum DType {
+    Bool,
+    U8,
+    I8,
+    I16,
+    I32,
+    I64,
+    F16,
+    BF16,
+    F32,
+    F64,
+    F8E4M3,
+    F8E5M2,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            DType::Bool | DType::U8 | DType::I8 | DType::F8E4M3 | DType::F8E5M2 => 1,
+            DType::I16 | DType::F16 | DType::BF16 => 2,
+            DType::I32 | DType::F32 => 4,
+            DType::I64 | DType::F64 => 8,
+        }
+    }
+}
+
+/// A line of the schedule.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Line {
+    /// The line as a person knows it: `h1`, `w1.host -> w1`.
+    pub name: String,
+    /// `run`, `rerun`, `swapin`, …
+    pub why: String,
+}
+
+/// One command.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Command {
+    /// Where it queues: an index into `streams`.
+    pub stream: u32,
+    /// The line it belongs to: an index into `lines`.
+    pub line: u32,
+    /// What it does.
+    pub kind: CommandKind,
+}
+
+/// What a command does.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum CommandKind {
+    /// Runs a kernel.
+    Launch {
+        /// An index into `kernels`.
+        kernel: u32,
+        /// Operands.
+        ins: Vec<Operand>,
+        /// Results. A result may lie exactly on an operand where the op allows it, and overlaps none otherwise.
+        outs: Vec<Operand>,
+        /// Bytes the kernel may use.
+        scratch: Option<Range>,
+    },
+    /// Copies `bytes` bytes.
+    Copy {
+        /// From.
+        src: Place,
+        /// To.
+        dst: Place,
+        /// How many.
+        bytes: u64,
+    },
+    /// Marks an event of this step as reached. Each event has one record.
+    Record {
+        /// Which.
+        event: u32,
+    },
+    /// Waits for an event.
+    Wait {
+        /// Which.
+        event: u32,
+        /// True: as reached by the step before this one.
+        previous: bool,
+    },
+}
+
+/// An address: a pool and an offset, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Place {
+    /// An index into `pools`.
+    pub pool: u32,
+    /// Bytes from its start; a multiple of 64.
+    pub offset: u64,
+}
+
+/// A place and a size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Range {
+    /// Where it starts.
+    pub place: Place,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+/// A tensor in a pool, row-major.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Operand {
+    /// Where it starts.
+    pub place: Place,
+    /// Its element type.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: Vec<u64>,
+}
+
+impl Operand {
+    /// Its size in bytes; `None` if that overflows.
+    pub fn bytes(&self) -> Option<u64> {
+        self.shape.iter().try_fold(self.dtype.bytes(), |bytes, &d| bytes.checked_mul(d))
+    }
+}
+
+/// A tensor that the host writes or reads, by name.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Binding {
+    /// Its name outside.
+    pub name: String,
+    /// Where it is.
+    pub operand: Operand,
+}
+
+/// A tensor that a step finds and leaves.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct State {
+    /// Its name outside.
+    pub path: String,
+    /// Its kind.
+    pub kind: StateKind,
+    /// Where it is between steps.
+    pub operand: Operand,
+    /// What it starts from.
+    pub initial: Initial,
+}
+
+/// The kind of a state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub enum StateKind {
+    Param,
+    Buffer,
+    Const,
+    Moment,
+    Rng,
+}
+
+/// What a state starts from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Initial {
+    /// Zeros.
+    Zeros,
+    /// These bytes of `data`.
+    Data {
+        /// From here.
+        start: u64,
+        /// As many as the tensor has.
+        bytes: u64,
+    },
+    /// Nothing: the user initialises or loads it.
+    Absent,
+}
+
+/// What the plan promises.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Summary {
+    /// Peak bytes of the device pool, as planned. Equal to `pools[0].bytes`.
+    pub planned_peak_bytes: u64,
+    /// What the `keep` plan needs.
+    pub keep_peak_bytes: u64,
+    /// The budget, if there was one.
+    pub budget_bytes: Option<u64>,
+    /// Simulated time of one step.
+    pub predicted_ms: f64,
+    /// Bytes that cross the link in one step because of swaps and hosted states.
+    pub swapped_bytes: u64,
+    /// Simulated time of the reruns in one step.
+    pub recomputed_ms: f64,
+    /// The optimizer's name and default options, for the train command: `adamw`, lr, beta1, …
+    pub optimizer: Option<(String, Vec<(String, f64)>)>,
+}

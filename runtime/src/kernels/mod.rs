@@ -1,0 +1,1 @@
+//! Plain Rust kernels, one function an op.

@@ -1,0 +1,4 @@
+//! Runs an artifact; knows nothing of the compiler.
+
+pub mod kernel;
+pub mod kernels;
