@@ -1,1 +1,208 @@
-//! See Cargo.toml.
+//! A proved program to an [`Artifact`]: commands over addresses, and the data that states start from.
+//!
+//! Line `i` of the schedule is one group of commands: its waits, itself, and, if another stream waits for it, a record of
+//! its event. Nothing is decided here.
+
+use artifact::{Artifact, Binding, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range, State, Summary};
+use ir::schedule::{InstrKind, Loc};
+use ir::{Id, Instr, Program, StateKind, Table, Value, text};
+use passes::graph::optimizer::Optimizer;
+use passes::pipeline::Compiled;
+use std::collections::BTreeMap;
+
+/// Bytes that states start from, by path; row-major, as long as the state's type.
+pub type Data = BTreeMap<String, Vec<u8>>;
+
+/// Builds the artifact of a compiled step. `optimizer` names the options that its input `optimizer.hyper` wants. An error
+/// names the first op that has no kernel, `Unsupported: aten.foo (node bar)`, or data that does not fit its state.
+pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Artifact, String> {
+    let program = &compiled.program;
+    let (graph, schedule) = (&program.graph, &program.schedule);
+    let mut emitter = Emitter { program, kernels: BTreeMap::new(), artifact: Artifact::default() };
+    let plan = program.plan.as_ref().ok_or("the program has no plan")?;
+
+    // A line has an event if a line of another stream waits for it.
+    let mut events: Table<Instr, Option<u32>> = Table::filled(schedule.instrs.len(), None);
+    for dep in schedule.instrs.values().flat_map(|data| &data.after) {
+        if events[dep.instr].is_none() {
+            events[dep.instr] = Some(emitter.artifact.events);
+            emitter.artifact.events += 1;
+        }
+    }
+    for (instr, line) in schedule.instrs.iter() {
+        let mut push = |kind| {
+            let (stream, line) = (line.stream.index() as u32, instr.index() as u32);
+            emitter.artifact.commands.push(Command { stream, line, kind });
+        };
+        for dep in &line.after {
+            let event = events[dep.instr].expect("a line that is waited for should have an event");
+            push(CommandKind::Wait { event, previous: dep.previous });
+        }
+        let kind = emitter.command(instr)?;
+        emitter.artifact.commands.push(Command { stream: line.stream.index() as u32, line: instr.index() as u32, kind });
+        if let Some(event) = events[instr] {
+            let (stream, line) = (line.stream.index() as u32, instr.index() as u32);
+            emitter.artifact.commands.push(Command { stream, line, kind: CommandKind::Record { event } });
+        }
+        emitter.artifact.lines.push(Line { name: emitter.line_name(instr), why: line.why.name().into() });
+    }
+
+    let mut artifact = emitter.artifact.clone();
+    artifact.name.clone_from(&graph.name);
+    artifact.device.clone_from(&schedule.device);
+    artifact.pools = schedule
+        .pools
+        .iter()
+        .map(|(pool, data)| artifact::Pool { name: data.name.clone(), bytes: plan.peak[pool] })
+        .collect();
+    artifact.streams = schedule.streams.values().map(|s| s.name.clone()).collect();
+    let (states, inputs) = schedule.entry.split_at(graph.states.len());
+    for (state, &(value, loc)) in graph.states.iter().zip(states) {
+        let operand = emitter.operand(value, loc);
+        let initial = initial(state, graph.values[value].ty.bytes(), data, &mut artifact.data)?;
+        artifact.states.push(State { path: state.path.clone(), kind: state_kind(state.kind), operand, initial });
+    }
+    let binding = |name: &str, value, loc| Binding { name: name.into(), operand: emitter.operand(value, loc) };
+    artifact.inputs = inputs.iter().map(|&(v, loc)| binding(&graph.values[v].name, v, loc)).collect();
+    let outputs = &schedule.exit[graph.states.len()..];
+    artifact.outputs = graph.outputs.iter().zip(outputs).map(|(o, &(v, loc))| binding(&o.name, v, loc)).collect();
+    artifact.summary = summary(compiled, optimizer);
+    Ok(artifact)
+}
+
+struct Emitter<'a> {
+    program: &'a Program,
+    /// Kernels by their text: equal ones are one.
+    kernels: BTreeMap<String, u32>,
+    artifact: Artifact,
+}
+
+impl Emitter<'_> {
+    fn command(&mut self, instr: Instr) -> Result<CommandKind, String> {
+        let (graph, schedule) = (&self.program.graph, &self.program.schedule);
+        match &schedule.instrs[instr].kind {
+            InstrKind::Run { node, args, outs, scratch } => {
+                let data = &graph.nodes[*node];
+                if data.op.is_extern() {
+                    return Err(format!("Unsupported: {} (node {})", data.op.str("name"), graph.node_name(*node)));
+                }
+                let kernel = self.kernel(&data.op);
+                let operands = |values: &[Value], locs: &[Loc]| {
+                    values.iter().zip(locs).map(|(&v, &loc)| self.operand(v, loc)).collect()
+                };
+                let scratch = scratch.map(|loc| Range {
+                    place: self.place(loc),
+                    bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
+                });
+                Ok(CommandKind::Launch { kernel, ins: operands(&data.inputs, args), outs: operands(&data.outputs, outs), scratch })
+            }
+            &InstrKind::Copy { src, dst, bytes } => {
+                Ok(CommandKind::Copy { src: self.place(src), dst: self.place(dst), bytes })
+            }
+        }
+    }
+
+    fn kernel(&mut self, op: &ir::Op) -> u32 {
+        let next = self.artifact.kernels.len() as u32;
+        let index = *self.kernels.entry(text::print_op(op)).or_insert(next);
+        if index == next {
+            let attrs = op.attrs().iter().map(|(&key, value)| (key.to_string(), attr(value))).collect();
+            self.artifact.kernels.push(Kernel { op: op.name().into(), attrs });
+        }
+        index
+    }
+
+    fn place(&self, loc: Loc) -> Place {
+        let plan = self.program.plan.as_ref().expect("a program to emit should have a plan");
+        let pool = self.program.schedule.buffers[loc.buffer].pool;
+        Place { pool: pool.index() as u32, offset: plan.address(loc) }
+    }
+
+    fn operand(&self, value: Value, loc: Loc) -> Operand {
+        let ty = &self.program.graph.values[value].ty;
+        Operand { place: self.place(loc), dtype: dtype(ty.dtype()), shape: ty.shape().to_vec() }
+    }
+
+    /// A line as a person knows it.
+    fn line_name(&self, instr: Instr) -> String {
+        let (graph, schedule) = (&self.program.graph, &self.program.schedule);
+        match schedule.instrs[instr].kind {
+            InstrKind::Run { node, .. } => graph.node_name(node).to_string(),
+            InstrKind::Copy { src, dst, .. } => {
+                format!("{} -> {}", schedule.buffers[src.buffer].name, schedule.buffers[dst.buffer].name)
+            }
+        }
+    }
+}
+
+/// What a state starts from; its bytes are appended to `blob`.
+fn initial(state: &ir::graph::State, bytes: u64, data: &Data, blob: &mut Vec<u8>) -> Result<Initial, String> {
+    if let Some(given) = data.get(&state.path) {
+        if given.len() as u64 != bytes {
+            return Err(format!("{} should have {bytes} bytes, {} are given", state.path, given.len()));
+        }
+        let start = blob.len() as u64;
+        blob.extend_from_slice(given);
+        return Ok(Initial::Data { start, bytes });
+    }
+    Ok(match state.kind {
+        StateKind::Moment | StateKind::Rng => Initial::Zeros,
+        StateKind::Param | StateKind::Buffer | StateKind::Const => Initial::Absent,
+    })
+}
+
+fn summary(compiled: &Compiled, optimizer: Optimizer) -> Summary {
+    let options = optimizer.options();
+    Summary {
+        planned_peak_bytes: compiled.planned_peak,
+        keep_peak_bytes: compiled.decided.keep_peak,
+        budget_bytes: compiled.decided.budget,
+        predicted_ms: compiled.timeline.micros / 1e3,
+        swapped_bytes: compiled.timeline.swapped_bytes,
+        recomputed_ms: compiled.timeline.recomputed / 1e3,
+        optimizer: (!options.is_empty())
+            .then(|| (optimizer.name().into(), options.iter().map(|&(key, value)| (key.into(), value)).collect())),
+    }
+}
+
+fn state_kind(kind: StateKind) -> artifact::StateKind {
+    match kind {
+        StateKind::Param => artifact::StateKind::Param,
+        StateKind::Buffer => artifact::StateKind::Buffer,
+        StateKind::Const => artifact::StateKind::Const,
+        StateKind::Moment => artifact::StateKind::Moment,
+        StateKind::Rng => artifact::StateKind::Rng,
+    }
+}
+
+/// An attribute in the artifact's types.
+pub fn attr(attr: &ir::Attr) -> artifact::Attr {
+    match attr {
+        ir::Attr::Int(i) => artifact::Attr::Int(*i),
+        ir::Attr::Float(x) => artifact::Attr::Float(*x),
+        ir::Attr::Bool(b) => artifact::Attr::Bool(*b),
+        ir::Attr::Ints(v) => artifact::Attr::Ints(v.clone()),
+        ir::Attr::Type(d) => artifact::Attr::Type(dtype(*d)),
+        ir::Attr::Str(s) => artifact::Attr::Str(s.clone()),
+    }
+}
+
+/// An element type in the artifact's types.
+pub fn dtype(dtype: ir::DType) -> artifact::DType {
+    use artifact::DType as To;
+    use ir::DType as From;
+    match dtype {
+        From::Bool => To::Bool,
+        From::U8 => To::U8,
+        From::I8 => To::I8,
+        From::I16 => To::I16,
+        From::I32 => To::I32,
+        From::I64 => To::I64,
+        From::F16 => To::F16,
+        From::BF16 => To::BF16,
+        From::F32 => To::F32,
+        From::F64 => To::F64,
+        From::F8E4M3 => To::F8E4M3,
+        From::F8E5M2 => To::F8E5M2,
+    }
+}

@@ -1,15 +1,20 @@
 //! The language of Lighterage: [`Graph`] (what is computed), [`Schedule`] (in which order), [`Plan`] (at which address)
 //! and [`Device`] (on what). No passes, no IO but text.
 
+pub mod check;
 pub mod device;
+pub mod finding;
 pub mod graph;
 pub mod op;
 pub mod plan;
 pub mod schedule;
 pub mod table;
+pub mod text;
 pub mod types;
+pub mod verify;
 
 pub use device::Device;
+pub use finding::{Finding, Place};
 pub use graph::{Graph, Node, Phase, StateKind, Value};
 pub use op::{Attr, Op};
 pub use plan::Plan;

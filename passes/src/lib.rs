@@ -1,1 +1,11 @@
-//! See Cargo.toml.
+//! Graph to Schedule and Plan. [`pipeline`] is the list of passes; read it first.
+
+pub mod alloc;
+pub mod cost;
+pub mod decide;
+pub mod devices;
+pub mod graph;
+pub mod pipeline;
+pub mod realise;
+pub mod schedule;
+pub mod sim;

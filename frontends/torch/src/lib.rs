@@ -1,1 +1,77 @@
-//! See Cargo.toml.
+//! The door from PyTorch: reads a .pt2 file that holds a joint training step into an [`ir::Graph`] and its tensors.
+//!
+//! ```no_run
+//! let dims = std::collections::BTreeMap::from([("s72".to_string(), 8)]);
+//! let model = torch::read("gpt2.pt2".as_ref(), &dims)?;
+//! assert!(model.unsupported.is_empty());
+//! # Ok::<(), torch::Error>(())
+//! ```
+//!
+//! A damaged or hostile file gives an [`Error`]: reading never panics, and allocates in proportion to the file.
+
+mod archive;
+mod attribution;
+mod call;
+mod error;
+mod import;
+mod ops;
+mod schema;
+mod symbols;
+
+pub use error::Error;
+use ir::{Graph, TensorType};
+use std::collections::BTreeMap;
+use std::io::{BufReader, Cursor};
+use std::path::Path;
+
+/// A training step with what its states begin with.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Model {
+    /// The step.
+    pub graph: Graph,
+    /// Tensors by the path of their state. Absent where the file holds the graph without its weights.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// Calls that became `extern` nodes: such a graph can be planned, not run.
+    pub unsupported: Vec<Unsupported>,
+    /// Paths that name one parameter, each group sorted. The graph has one of them as a state.
+    pub tied: Vec<Vec<String>>,
+}
+
+/// A tensor's type and elements.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Tensor {
+    /// Element type and shape.
+    pub ty: TensorType,
+    /// Row-major, contiguous, little-endian.
+    pub data: Vec<u8>,
+}
+
+/// A call for which the op table has no counterpart.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unsupported {
+    /// What was called: `torch.ops.aten.sort.default`.
+    pub target: String,
+    /// The node's name in the file.
+    pub node: String,
+    /// What could not be expressed.
+    pub why: String,
+}
+
+/// Reads a file. `dims` gives symbolic sizes their values; the graph takes the file's stem as its name.
+pub fn read(path: &Path, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
+    let named = |error: Error| Error { file: path.display().to_string(), ..error };
+    let io = |e: std::io::Error| named(Error::new("", format!("cannot be opened ({e})")));
+    let file = std::fs::File::open(path).map_err(io)?;
+    let meta = file.metadata().map_err(io)?;
+    if !meta.is_file() {
+        return Err(named(Error::new("", "is not a file")));
+    }
+    let name = path.file_stem().map(|stem| stem.to_string_lossy()).unwrap_or_default();
+    import::model(BufReader::new(file), meta.len(), &name, dims).map_err(named)
+}
+
+/// Reads a file's bytes; `name` is the graph's name, and stands in errors.
+pub fn read_bytes(bytes: &[u8], name: &str, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
+    let named = |error: Error| Error { file: name.to_string(), ..error };
+    import::model(Cursor::new(bytes), bytes.len() as u64, name, dims).map_err(named)
+}

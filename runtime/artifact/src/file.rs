@@ -1,1 +1,305 @@
-//! Reading and writing.
+//! The `.lit` file: a header of 64 bytes, the body, the data.
+//!
+//! ```text
+//!  0  magic    89 4C 49 54 0D 0A 1A 0A    like PNG's: a transfer that rewrites line ends or cuts bit 7 breaks it
+//!  8  version  u32                        all numbers are little-endian
+//! 12  zero     u32
+//! 16  body     u64                        its length in bytes
+//! 24  data     u64                        its length in bytes
+//! 32  crc      u32                        of the body with its padding
+//! 36  crc      u32                        of the data
+//! 40  zero     20 bytes
+//! 60  crc      u32                        of the 60 bytes before
+//! 64  body     postcard's encoding of an Artifact without its data, then zeros up to a multiple of 64
+//!     data     as it is; the file ends where it ends
+//! ```
+//!
+//! The checksums are CRC-32: they find every flipped bit and every damaged run of up to 32 bits with certainty, other
+//! damage but once in four billion times, and run at memory speed. They protect from disks and cables, not from people:
+//! a file with right checksums may still say anything, and the runtime's `validate` is what safe code leans on. So a
+//! cryptographic hash would buy nothing here. Version and magic are read first, so that files of a later version are
+//! told apart from damaged ones.
+//!
+//! The body is postcard's encoding because that is a published, stable wire format (one varint a number, no padding, no
+//! maps), so equal artifacts are equal bytes. Decoding allocates no more than a constant times the body's length: a list
+//! reserves at most 1 MiB ahead of its elements (serde's rule), and the shortest element, an empty string, takes one
+//! byte in the file and 24 in memory.
+
+use crate::Artifact;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The version that [`write`] writes and [`read`] understands.
+pub const FORMAT_VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"\x89LIT\r\n\x1a\n";
+const HEADER: usize = 64;
+/// The data starts at a multiple of this many bytes, so that a mapped file has its tensors as aligned as a pool has.
+const ALIGN: u64 = 64;
+
+/// Why a file could not be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReadError {
+    /// The operating system says no.
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        message: String,
+    },
+    /// The first bytes are not a `.lit` file's.
+    NotAnArtifact,
+    /// A version that this program does not know.
+    Version {
+        /// The file's version.
+        found: u32,
+    },
+    /// The file is shorter or longer than it says.
+    Length {
+        /// What the header says, bytes; `None` if there is no whole header.
+        expected: Option<u64>,
+        /// What is there.
+        found: u64,
+    },
+    /// A part's bytes are not those that were written.
+    Damaged {
+        /// `header`, `body` or `data`.
+        part: &'static str,
+    },
+    /// The checksums are right and yet it is no artifact: another program wrote it.
+    Malformed {
+        /// What the decoder met.
+        message: String,
+    },
+    /// There is not enough memory for the file's data.
+    Memory {
+        /// How much it needs.
+        bytes: u64,
+    },
+}
+
+impl std::fmt::Display for ReadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ReadError::Io { path, message } => write!(f, "{}: {message}", path.display()),
+            ReadError::NotAnArtifact => write!(f, "not a .lit file: it does not start like one"),
+            ReadError::Version { found } if FORMAT_VERSION < *found => write!(
+                f,
+                "the file has format version {found}, this program reads version {FORMAT_VERSION}: it was written by a \
+                 later release; update this one, or compile again with it"
+            ),
+            ReadError::Version { found } => {
+                write!(f, "there is no format version {found}; this program reads version {FORMAT_VERSION}")
+            }
+            ReadError::Length { expected: None, found } => {
+                write!(f, "the file is cut off: it has {found} bytes, its header alone has {HEADER}")
+            }
+            ReadError::Length { expected: Some(expected), found } if found < expected => {
+                write!(f, "the file is cut off: it has {found} bytes of {expected}")
+            }
+            ReadError::Length { expected: Some(expected), found } => {
+                write!(f, "the file has {found} bytes, {} more than it should", found - expected)
+            }
+            ReadError::Damaged { part } => write!(f, "the file is damaged: its {part} does not match its checksum"),
+            ReadError::Malformed { message } => write!(f, "the file's body is not an artifact's: {message}"),
+            ReadError::Memory { bytes } => write!(f, "the file's data need {bytes} bytes of memory, which are not to be had"),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+/// What the header says beyond magic and version.
+struct Header {
+    body: u64,
+    data: u64,
+    body_crc: u32,
+    data_crc: u32,
+}
+
+impl Header {
+    fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.body.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.data.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.body_crc.to_le_bytes());
+        bytes[36..40].copy_from_slice(&self.data_crc.to_le_bytes());
+        let crc = crc32fast::hash(&bytes[..60]);
+        bytes[60..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes the start of a file that is `found` bytes long.
+    fn decode(bytes: &[u8], found: u64) -> Result<Header, ReadError> {
+        let whole = MAGIC.len().min(bytes.len());
+        if bytes[..whole] != MAGIC[..whole] {
+            return Err(ReadError::NotAnArtifact);
+        }
+        let Some(bytes) = bytes.first_chunk::<HEADER>() else {
+            return Err(ReadError::Length { expected: None, found });
+        };
+        let version = u32_at(bytes, 8);
+        if version != FORMAT_VERSION {
+            return Err(ReadError::Version { found: version });
+        }
+        if u32_at(bytes, 60) != crc32fast::hash(&bytes[..60]) {
+            return Err(ReadError::Damaged { part: "header" });
+        }
+        let header =
+            Header { body: u64_at(bytes, 16), data: u64_at(bytes, 24), body_crc: u32_at(bytes, 32), data_crc: u32_at(bytes, 36) };
+        match header.file_bytes() {
+            Some(expected) if expected == found => Ok(header),
+            Some(expected) => Err(ReadError::Length { expected: Some(expected), found }),
+            None => Err(ReadError::Malformed { message: "its lengths are beyond any file's".into() }),
+        }
+    }
+
+    fn padded_body(&self) -> Option<u64> {
+        self.body.checked_next_multiple_of(ALIGN)
+    }
+
+    fn file_bytes(&self) -> Option<u64> {
+        self.padded_body()?.checked_add(self.data)?.checked_add(HEADER as u64)
+    }
+
+    /// The artifact of a body with its padding and of its data, which are as long as this header says.
+    fn finish(&self, body: &[u8], data: Vec<u8>) -> Result<Artifact, ReadError> {
+        if crc32fast::hash(body) != self.body_crc {
+            return Err(ReadError::Damaged { part: "body" });
+        }
+        if crc32fast::hash(&data) != self.data_crc {
+            return Err(ReadError::Damaged { part: "data" });
+        }
+        let malformed = |message: String| ReadError::Malformed { message };
+        let (body, padding) = body.split_at(self.body as usize);
+        if padding.iter().any(|&b| b != 0) {
+            return Err(malformed("its padding is not zero".into()));
+        }
+        let (mut artifact, rest) = postcard::take_from_bytes::<Artifact>(body).map_err(|e| malformed(e.to_string()))?;
+        if !rest.is_empty() {
+            return Err(malformed(format!("{} bytes follow it", rest.len())));
+        }
+        artifact.data = data;
+        Ok(artifact)
+    }
+}
+
+/// The bytes of an artifact's file. Equal artifacts give equal bytes.
+pub fn write(artifact: &Artifact) -> Vec<u8> {
+    let (header, body) = encode(artifact);
+    [&header[..], &body[..], &artifact.data[..]].concat()
+}
+
+/// Reads a file's bytes.
+pub fn read(bytes: &[u8]) -> Result<Artifact, ReadError> {
+    let header = Header::decode(bytes, bytes.len() as u64)?;
+    let body = header.padded_body().expect("decode should have checked the lengths") as usize;
+    let (body, data) = bytes[HEADER..].split_at(body);
+    let mut owned = reserve(data.len() as u64)?;
+    owned.extend_from_slice(data);
+    header.finish(body, owned)
+}
+
+/// Reads a file. Its lengths are compared with the file's before anything of that size is allocated.
+pub fn read_file(path: impl AsRef<Path>) -> Result<Artifact, ReadError> {
+    let path = path.as_ref();
+    let io = |e: io::Error| ReadError::Io { path: path.to_path_buf(), message: e.to_string() };
+    // Asked before opening: opening a pipe that nobody writes to would wait forever.
+    let metadata = fs::metadata(path).map_err(io)?;
+    if !metadata.is_file() {
+        return Err(io(io::Error::other("not a regular file")));
+    }
+    let mut file = File::open(path).map_err(io)?;
+    let found = file.metadata().map_err(io)?.len();
+    let mut start = Vec::with_capacity(HEADER);
+    (&mut file).take(HEADER as u64).read_to_end(&mut start).map_err(io)?;
+    let header = Header::decode(&start, found)?;
+    let mut section = |bytes: u64| {
+        let mut section = reserve(bytes)?;
+        (&mut file).take(bytes).read_to_end(&mut section).map_err(io)?;
+        match section.len() as u64 == bytes {
+            true => Ok(section),
+            // Somebody cut the file between the question for its length and now.
+            false => Err(ReadError::Length { expected: header.file_bytes(), found: section.len() as u64 }),
+        }
+    };
+    let body = section(header.padded_body().expect("decode should have checked the lengths"))?;
+    let data = section(header.data)?;
+    header.finish(&body, data)
+}
+
+/// Writes a file such that at every moment, whatever is killed or full, `path` is either what it was or the whole new
+/// file: the bytes go to a file beside it, which takes its name once they are on the disk.
+pub fn write_file(path: impl AsRef<Path>, artifact: &Artifact) -> io::Result<()> {
+    let path = path.as_ref();
+    let (header, body) = encode(artifact);
+    let parts = [&header[..], &body[..], &artifact.data[..]];
+    let target = match fs::metadata(path) {
+        // A device or a pipe is written to, as /dev/null expects; a rename would replace it.
+        Ok(metadata) if !metadata.is_file() => {
+            let mut file = File::options().write(true).open(path)?;
+            return parts.iter().try_for_each(|part| file.write_all(part));
+        }
+        // Through links, so that the file is replaced and not the link.
+        Ok(_) => fs::canonicalize(path)?,
+        Err(_) => path.to_path_buf(),
+    };
+    let name = target.file_name().ok_or_else(|| io::Error::other(format!("{} names no file", path.display())))?;
+    let folder = match target.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let temporary = folder.join(format!(".{}.{}-{count}.tmp", name.to_string_lossy(), std::process::id()));
+    let written = write_new(&temporary, &parts).and_then(|()| fs::rename(&temporary, &target));
+    match written {
+        // The rename itself is on the disk once the folder is. Not every system can sync one; there it is as good as it gets.
+        Ok(()) => {
+            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        }
+        Err(_) => {
+            let _ = fs::remove_file(&temporary);
+        }
+    }
+    written
+}
+
+fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+    // What a killed process of the same number left behind. A new file, so that nobody's link is followed.
+    let _ = fs::remove_file(path);
+    let mut file = File::options().write(true).create_new(true).open(path)?;
+    parts.iter().try_for_each(|part| file.write_all(part))?;
+    file.sync_all()
+}
+
+fn encode(artifact: &Artifact) -> ([u8; HEADER], Vec<u8>) {
+    let mut body = postcard::to_allocvec(artifact).expect("strings, numbers and lists of known length should encode");
+    let bytes = body.len() as u64;
+    body.resize(bytes.next_multiple_of(ALIGN) as usize, 0);
+    let header = Header {
+        body: bytes,
+        data: artifact.data.len() as u64,
+        body_crc: crc32fast::hash(&body),
+        data_crc: crc32fast::hash(&artifact.data),
+    };
+    (header.encode(), body)
+}
+
+fn reserve(bytes: u64) -> Result<Vec<u8>, ReadError> {
+    let mut v = Vec::new();
+    let fits = usize::try_from(bytes).is_ok_and(|n| v.try_reserve_exact(n).is_ok());
+    if fits { Ok(v) } else { Err(ReadError::Memory { bytes }) }
+}
+
+fn u32_at(bytes: &[u8; HEADER], at: usize) -> u32 {
+    u32::from_le_bytes(*bytes[at..].first_chunk().expect("a header's fields should lie in it"))
+}
+
+fn u64_at(bytes: &[u8; HEADER], at: usize) -> u64 {
+    u64::from_le_bytes(*bytes[at..].first_chunk().expect("a header's fields should lie in it"))
+}

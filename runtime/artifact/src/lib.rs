@@ -3,7 +3,7 @@
 
 mod file;
 
-pub use file::{FORMAT_VERSION, ReadError, read, write};
+pub use file::{FORMAT_VERSION, ReadError, read, read_file, write, write_file};
 use serde::{Deserialize, Serialize};
 
 /// A compiled training step.
@@ -33,7 +33,8 @@ pub struct Artifact {
     pub states: Vec<State>,
     /// What the plan promises.
     pub summary: Summary,
-    /// Bytes that states start from.
+    /// Bytes that states start from. Serde skips them: the file holds them raw, behind the body.
+    #[serde(skip)]
     pub data: Vec<u8>,
 }
 

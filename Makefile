@@ -1,0 +1,61 @@
+# What a contributor runs. `./make TARGET` does the same on a machine without make.
+
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+
+CARGO ?= cargo
+# The Python of the exporter: .venv where `make venv` has made one.
+PYTHON ?= $(or $(wildcard .venv/bin/python),python3)
+STEPS ?= 60
+BUDGET ?= 50%
+
+example := examples/gpt2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test lint bench test-python venv export
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
+
+setup: ## install what a build needs and this machine lacks
+	@sh scripts/setup.sh
+
+build: setup ## build the lighterage command
+	$(CARGO) build --release --locked -p lighterage
+
+demo: build ## train a small GPT-2 on the CPU in half its memory; STEPS=60 BUDGET=50%
+	target/release/lighterage train $(example)/gpt2.pt2 --optimizer adamw --lr 1e-3 --device cpu --budget $(BUDGET) \
+		--batches $(example)/batches.safetensors --steps $(STEPS) --init normal:0.02 --seed 0
+
+test: setup ## run every test of the workspace
+	$(CARGO) test --workspace --locked
+
+lint: ## formatting, clippy and documentation, warnings as errors
+	@sh scripts/setup.sh lint
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+bench: build ## compare step times with PyTorch's on this machine; needs `make venv`
+	$(PYTHON) benches/step_time.py
+
+test-python: ## test the exporter; skipped where torch is not installed
+	@if $(PYTHON) -c 'import mypy, pytest, ruff, torch' 2>/dev/null; then \
+		set -ex; \
+		$(PYTHON) -m ruff check --config examples/pyproject.toml examples benches; \
+		$(PYTHON) -m ruff format --check --config examples/pyproject.toml examples benches; \
+		(cd examples/export && MYPYPATH=../gpt2 $(abspath $(PYTHON)) -m mypy --config-file ../pyproject.toml .); \
+		(cd examples/gpt2 && MYPYPATH=../export $(abspath $(PYTHON)) -m mypy --config-file ../pyproject.toml .); \
+		$(PYTHON) -m pytest examples; \
+	else \
+		echo 'test-python: skipped, $(PYTHON) lacks torch or the tools; `make venv` installs them'; \
+	fi
+
+venv: ## install the exporter's Python packages into .venv
+	python3 -m venv .venv
+	.venv/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu \
+		-r examples/export/requirements-dev.txt
+
+export: ## write the example's graph and batches and the dropout fixture again; needs `make venv`
+	$(PYTHON) $(example)/data.py
+	$(PYTHON) $(example)/export.py
+	$(PYTHON) examples/export/fixtures.py

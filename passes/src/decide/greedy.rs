@@ -1,0 +1,495 @@
+//! Cuts gaps where memory is short, cheapest byte first, and lets the simulator judge.
+//!
+//! A *trajectory* starts from `keep` and lowers the live peak round by round. In a round, every idle stretch of a buffer
+//! (a value that lies on the device between two accesses) is a candidate: swap it, compute it again, or, for a state,
+//! let it live on the host. Candidates are priced from the last simulation and taken in order of price per byte while
+//! they still cover a line above the round's target; then the lines are built, placed and simulated anew. What the
+//! decisions really come to is recorded, whether that is what was hoped or not.
+//!
+//! There is one trajectory for each [`Taste`]. None depends on the budget, so a plan for a budget is a choice among the
+//! records: the fastest that fits. Hence a lower budget never plans a higher peak, and the smallest record is the
+//! smallest feasible budget.
+
+use super::{Decisions, Gap, Means, Problem, Reason};
+use crate::alloc::{lifetimes, live_bytes};
+use crate::realise::{self, Realised};
+use crate::schedule::apply::{COMPUTE, D2H, DEVICE, H2D};
+use crate::sim::Timeline;
+use ir::graph::Def;
+use ir::schedule::{Buffer, InstrKind, Schedule, Why};
+use ir::{Graph, Id, Phase, Pool, Stream, Table, Value};
+use std::collections::BTreeSet;
+
+/// Which means a trajectory prefers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Taste {
+    /// Whatever is reckoned cheaper.
+    Cheaper,
+    /// Swap, always.
+    Swap,
+    /// Recompute wherever that is possible.
+    Recompute,
+}
+
+/// All tastes.
+pub const TASTES: [Taste; 3] = [Taste::Cheaper, Taste::Swap, Taste::Recompute];
+
+/// A point of a trajectory: what a set of decisions comes to.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The decisions.
+    pub decisions: Decisions,
+    /// Peak of the device's pool, bytes.
+    pub peak: u64,
+    /// Peak of the host's pool, bytes.
+    pub host: u64,
+    /// Time of a step, µs.
+    pub micros: f64,
+    /// Which of the finished programs: see [`realise::finish`].
+    pub variant: usize,
+}
+
+/// A round lowers the live peak by this share. Small steps find more plans; the number of rounds to reach a tenth of the
+/// start is ln(10)/share: 76 at 3 %.
+const STEP: f64 = 0.03;
+/// Rounds that do not lower the live peak before a trajectory ends.
+const PATIENCE: usize = 6;
+/// A cascade longer than this many nodes is not worth pricing further.
+const LONGEST_CASCADE: usize = 64;
+
+/// The records of keeping everything on the device.
+pub fn keep(problem: &Problem<'_>) -> Vec<Record> {
+    let mut records = vec![];
+    let decisions = Decisions::default();
+    if let Ok(schedule) = realise::lines(problem, &decisions) {
+        record(problem, &decisions, &schedule, &mut records);
+    }
+    records
+}
+
+/// All records of one trajectory, in its order.
+pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
+    let mut records = vec![];
+    let mut decisions = Decisions::default();
+    let Ok(mut schedule) = realise::lines(problem, &decisions) else { return records };
+    // Cuts that made matters worse.
+    let mut banned: BTreeSet<(Value, u32, Means)> = BTreeSet::new();
+    let step = if problem.lines.len() < 2000 { STEP } else { 2.0 * STEP };
+    let mut fruitless = 0;
+    let mut lowest = live(problem.graph, &schedule).into_iter().max().unwrap_or(0);
+    let mut timeline = record(problem, &decisions, &schedule, &mut records);
+    loop {
+        let live = live(problem.graph, &schedule);
+        let peak = live.iter().copied().max().unwrap_or(0);
+        let target = (peak as f64 * (1.0 - step)) as u64;
+        let chosen = Round::new(problem, &decisions, &schedule, &timeline, &banned, taste).choose(&live, target);
+        if chosen.is_empty() {
+            return records;
+        }
+        let mut next = decisions.clone();
+        for cut in &chosen {
+            cut.add_to(&mut next, problem);
+        }
+        let built = realise::lines(problem, &next);
+        let new_peak = built.as_ref().ok().and_then(|s| self::live(problem.graph, s).into_iter().max());
+        match (built, new_peak) {
+            (Ok(built), Some(new_peak)) if new_peak < peak || chosen.iter().all(|c| c.means == Means::Swap) => {
+                decisions = next;
+                schedule = built;
+                timeline = record(problem, &decisions, &schedule, &mut records);
+                fruitless = if new_peak < lowest { 0 } else { fruitless + 1 };
+                lowest = lowest.min(new_peak);
+            }
+            _ => {
+                // The reruns' own needs ate what they freed, or one is impossible: not these again.
+                fruitless += 1;
+                for cut in chosen.iter().filter(|c| c.means == Means::Recompute) {
+                    banned.insert((cut.value, cut.gap.unwrap_or(u32::MAX), Means::Recompute));
+                }
+            }
+        }
+        if PATIENCE < fruitless {
+            return records;
+        }
+    }
+}
+
+fn live(graph: &Graph, schedule: &Schedule) -> Vec<u64> {
+    live_bytes(schedule, &lifetimes(graph, schedule), Pool::new(DEVICE))
+}
+
+/// Records what decisions come to; returns the timeline of the roomiest program.
+fn record(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, records: &mut Vec<Record>) -> Timeline {
+    let finished = realise::finish(problem, schedule.clone());
+    for (variant, realised) in finished.iter().enumerate() {
+        let Realised { plan, timeline, peak, .. } = realised;
+        let host = plan.peak.values().skip(DEVICE + 1).copied().max().unwrap_or(0);
+        records.push(Record { decisions: decisions.clone(), peak: *peak, host, micros: timeline.micros, variant });
+    }
+    finished.into_iter().next().expect("finish should give a program").timeline
+}
+
+/// A candidate.
+struct Cut {
+    value: Value,
+    /// The gap; `None` lets a state live on the host.
+    gap: Option<u32>,
+    means: Means,
+    bytes: u64,
+    /// Lines over which the device's memory is freed.
+    stretches: Vec<(usize, usize)>,
+    /// Reckoned price, µs.
+    price: f64,
+    swap: Option<f64>,
+    recompute: Option<f64>,
+    line: u32,
+}
+
+impl Cut {
+    fn add_to(&self, decisions: &mut Decisions, problem: &Problem<'_>) {
+        let reason = Reason { bytes: self.bytes, swap: self.swap, recompute: self.recompute, line: self.line };
+        match (self.gap, problem.graph.values[self.value].def) {
+            (Some(gap), _) => {
+                decisions.cuts.insert(Gap { value: self.value, gap }, (self.means, reason));
+            }
+            (None, Def::State(state)) => {
+                decisions.hosted.insert(state, reason);
+            }
+            (None, _) => {}
+        }
+    }
+}
+
+/// A value that lies in a buffer over lines `from..to`, touched at both ends only.
+struct Idle {
+    value: Value,
+    buffer: Buffer,
+    from: usize,
+    to: usize,
+    /// The gap it is in: accesses done so far, less one; `None` before the first.
+    gap: Option<u32>,
+}
+
+/// What a round knows.
+struct Round<'a> {
+    problem: &'a Problem<'a>,
+    decisions: &'a Decisions,
+    schedule: &'a Schedule,
+    timeline: &'a Timeline,
+    banned: &'a BTreeSet<(Value, u32, Means)>,
+    taste: Taste,
+    /// When each value is on the device: lines `from..=to`, ascending.
+    resident: Table<Value, Vec<(usize, usize)>>,
+    /// How many model lines stand before each line.
+    position: Vec<u32>,
+    /// Buffers that states have at entry.
+    home: Table<Buffer, bool>,
+}
+
+impl<'a> Round<'a> {
+    fn new(
+        problem: &'a Problem<'a>,
+        decisions: &'a Decisions,
+        schedule: &'a Schedule,
+        timeline: &'a Timeline,
+        banned: &'a BTreeSet<(Value, u32, Means)>,
+        taste: Taste,
+    ) -> Round<'a> {
+        let mut models = 0;
+        let mut position = vec![];
+        for data in schedule.instrs.values() {
+            position.push(models);
+            models += u32::from(data.why == Why::Model);
+        }
+        let resident = Table::filled(problem.graph.values.len(), vec![]);
+        let mut home = Table::filled(schedule.buffers.len(), false);
+        for (_, loc) in &schedule.entry {
+            home[loc.buffer] = true;
+        }
+        Round { problem, decisions, schedule, timeline, banned, taste, resident, position, home }
+    }
+
+    /// Cuts that bring every line of `live` to `target`, or as near as can be.
+    fn choose(mut self, live: &[u64], target: u64) -> Vec<Cut> {
+        let idle = self.idle();
+        let above = Above::new(live, target);
+        let mut candidates: Vec<Cut> = vec![];
+        for idle in &idle {
+            candidates.extend(self.gap_candidate(idle, &above));
+        }
+        candidates.extend(self.state_candidates(&idle, &above));
+        candidates.sort_by(|a, b| {
+            let score = |c: &Cut| c.price / c.bytes as f64;
+            score(a).total_cmp(&score(b)).then(b.bytes.cmp(&a.bytes)).then((a.value, a.gap).cmp(&(b.value, b.gap)))
+        });
+        let mut tree = MaxTree::new(live);
+        let mut chosen = vec![];
+        for cut in candidates {
+            if tree.max(0, live.len()) <= target {
+                break;
+            }
+            if cut.stretches.iter().any(|&(from, to)| target < tree.max(from, to)) {
+                for &(from, to) in &cut.stretches {
+                    tree.add(from, to, -(cut.bytes as i64));
+                }
+                chosen.push(cut);
+            }
+        }
+        chosen
+    }
+
+    /// Every idle stretch on the device, and, on the way, when each value is there.
+    fn idle(&mut self) -> Vec<Idle> {
+        let (graph, schedule) = (self.problem.graph, self.schedule);
+        let n = schedule.instrs.len();
+        // What each buffer holds, and since which line nobody has touched it.
+        let mut holds: Table<Buffer, Option<(Value, usize)>> = Table::filled(schedule.buffers.len(), None);
+        let mut idle = vec![];
+        for &(value, loc) in &schedule.entry {
+            holds[loc.buffer] = Some((graph.root(value), 0));
+        }
+        let device = |buffer: Buffer| schedule.buffers[buffer].pool == Pool::new(DEVICE);
+        for (instr, data) in schedule.instrs.iter() {
+            let line = instr.index();
+            let mut touches: Vec<(Buffer, Value)> = vec![];
+            match &data.kind {
+                InstrKind::Run { node, args, outs, .. } => {
+                    let node = &graph.nodes[*node];
+                    touches.extend(args.iter().zip(&node.inputs).map(|(loc, &v)| (loc.buffer, graph.root(v))));
+                    touches.extend(outs.iter().zip(&node.outputs).map(|(loc, &v)| (loc.buffer, v)));
+                }
+                InstrKind::Copy { src, dst, .. } => {
+                    if let Some((value, _)) = holds[src.buffer] {
+                        touches.extend([(src.buffer, value), (dst.buffer, value)]);
+                    }
+                }
+            }
+            for (buffer, value) in touches {
+                if let Some((held, since)) = holds[buffer]
+                    && held == value
+                    && device(buffer)
+                {
+                    let done = self.accesses_done(value, since, self.home[buffer] && since == 0);
+                    if since + 1 < line {
+                        idle.push(Idle { value, buffer, from: since, to: line, gap: done.checked_sub(1) });
+                    }
+                    match self.resident[value].last_mut() {
+                        Some(last) if last.1 == since => last.1 = line,
+                        _ => self.resident[value].push((since, line)),
+                    }
+                } else if device(buffer) {
+                    self.resident[value].push((line, line));
+                }
+                holds[buffer] = Some((value, line));
+            }
+        }
+        for &(value, loc) in &schedule.entry {
+            if let Some((held, since)) = holds[loc.buffer]
+                && device(loc.buffer)
+            {
+                idle.push(Idle { value, buffer: loc.buffer, from: since, to: n, gap: Some(u32::MAX) });
+                self.resident[held].push((since, n));
+            }
+        }
+        idle
+    }
+
+    /// How many accesses of `value` lie at or before `line`.
+    fn accesses_done(&self, value: Value, line: usize, at_entry: bool) -> u32 {
+        let model = self.schedule.instrs[ir::Instr::new(line)].why == Why::Model && !at_entry;
+        let position = self.position[line] + u32::from(model);
+        self.problem.accesses(value).partition_point(|&at| at < position) as u32
+    }
+
+    fn bytes(&self, buffer: Buffer) -> u64 {
+        self.schedule.buffers[buffer].bytes
+    }
+
+    fn start(&self, line: usize) -> f64 {
+        if line < self.timeline.start.len() { self.timeline.start[ir::Instr::new(line)] } else { self.timeline.micros }
+    }
+
+    /// The price of `copies` copies of `bytes` bytes each within a stretch of `room` µs: nearly nothing while the link
+    /// has time to spare and the stretch is long enough, all of it otherwise.
+    fn link_price(&self, bytes: u64, copies: f64, room: f64) -> f64 {
+        let micros = self.problem.cost.link(bytes);
+        let busy = self.timeline.busy[Stream::new(H2D)].max(self.timeline.busy[Stream::new(D2H)]);
+        let idle = 0.8 * self.timeline.busy[Stream::new(COMPUTE)] - busy;
+        let hidden = copies * micros <= room && micros <= idle;
+        // Even a hidden copy takes link time from others.
+        copies * micros * if hidden { 0.05 } else { 1.0 }
+    }
+
+    /// The candidate of an idle stretch of a value that is not a state at home.
+    fn gap_candidate(&self, idle: &Idle, above: &Above) -> Option<Cut> {
+        let Idle { value, buffer, from, to, gap } = *idle;
+        let gap = gap.filter(|&gap| gap != u32::MAX)?;
+        if self.home[buffer] || self.decisions.cuts.contains_key(&Gap { value, gap }) || !above.any(from + 1, to) {
+            return None;
+        }
+        let bytes = self.bytes(buffer);
+        let room = self.start(to) - self.start(from);
+        let clean = self.problem.comes_from_host(value, self.decisions);
+        let swap = self.link_price(bytes, if clean { 1.0 } else { 2.0 }, room);
+        let banned = self.banned.contains(&(value, gap, Means::Recompute));
+        let recompute = if banned { None } else { self.recompute_price(value, to) };
+        let means = match (self.taste, recompute) {
+            (Taste::Recompute, Some(_)) => Means::Recompute,
+            (Taste::Cheaper, Some(price)) if price < swap => Means::Recompute,
+            _ => Means::Swap,
+        };
+        let price = if means == Means::Recompute { recompute? } else { swap };
+        let (line, swap) = (from as u32 + 1, Some(swap));
+        Some(Cut { value, gap: Some(gap), means, bytes, stretches: vec![(from + 1, to)], price, swap, recompute, line })
+    }
+
+    /// What it takes to compute `value` again before `line`, with whatever is not there; `None` if it cannot be.
+    fn recompute_price(&self, value: Value, line: usize) -> Option<f64> {
+        let graph = self.problem.graph;
+        let position = self.position.get(line).copied().unwrap_or(u32::MAX);
+        let mut seen: BTreeSet<Value> = BTreeSet::from([value]);
+        let mut stack = vec![value];
+        let mut price = 0.0;
+        while let Some(value) = stack.pop() {
+            let Def::Node(node, _) = graph.values[value].def else {
+                price += self.problem.cost.link(graph.values[value].ty.bytes());
+                continue;
+            };
+            let data = &graph.nodes[node];
+            if !data.op.is_pure() || data.phase != Phase::Forward || LONGEST_CASCADE < seen.len() {
+                return None;
+            }
+            price += self.problem.cost.run(graph, node);
+            for &input in &data.inputs {
+                let root = graph.root(input);
+                if let Def::State(state) = graph.values[root].def {
+                    let update = graph.def_node(graph.root(graph.states[state].after));
+                    let updated = update.and_then(|node| self.problem.position[node]);
+                    if updated.is_some_and(|updated| updated < position) {
+                        return None;
+                    }
+                }
+                if !self.is_resident(root, line) && seen.insert(root) {
+                    stack.push(root);
+                }
+            }
+        }
+        Some(price)
+    }
+
+    fn is_resident(&self, value: Value, line: usize) -> bool {
+        let spans = &self.resident[value];
+        let k = spans.partition_point(|span| span.0 <= line);
+        0 < k && line <= spans[k - 1].1
+    }
+
+    /// States that might live on the host: they come before their first use, stay to their last and go home if changed.
+    fn state_candidates(&self, idle: &[Idle], above: &Above) -> Vec<Cut> {
+        let graph = self.problem.graph;
+        let mut at_home: Table<Buffer, Vec<(usize, usize)>> = Table::filled(self.schedule.buffers.len(), vec![]);
+        for idle in idle {
+            // Before the first use and after the last; the stretches between uses are gaps of their own once it is hosted.
+            if idle.gap.is_none() || idle.gap == Some(u32::MAX) {
+                at_home[idle.buffer].push((idle.from + usize::from(idle.gap.is_some()), idle.to));
+            }
+        }
+        let mut cuts = vec![];
+        // Entries are the states, in order, then the inputs.
+        for (i, (state, (_, loc))) in graph.states.iter().zip(&self.schedule.entry).enumerate() {
+            if self.decisions.hosted.contains_key(&i) {
+                continue;
+            }
+            let stretches = at_home[loc.buffer].clone();
+            if stretches.iter().all(|&(from, to)| !above.any(from, to)) {
+                continue;
+            }
+            let bytes = self.bytes(loc.buffer);
+            let copies = if graph.root(state.after) == state.before { 1.0 } else { 2.0 };
+            let price = self.link_price(bytes, copies, self.timeline.micros);
+            cuts.push(Cut {
+                value: state.before,
+                gap: None,
+                means: Means::Swap,
+                bytes,
+                line: stretches.first().map_or(0, |s| s.0 as u32),
+                stretches,
+                price,
+                swap: Some(price),
+                recompute: None,
+            });
+        }
+        cuts
+    }
+}
+
+/// Which lines are above the target.
+struct Above(Vec<u32>);
+
+impl Above {
+    fn new(live: &[u64], target: u64) -> Above {
+        let mut count = 0;
+        let counts = live.iter().map(|&bytes| {
+            count += u32::from(target < bytes);
+            count
+        });
+        Above(std::iter::once(0).chain(counts.collect::<Vec<_>>()).collect())
+    }
+    /// True if one of lines `from..to` is.
+    fn any(&self, from: usize, to: usize) -> bool {
+        let last = self.0.len() - 1;
+        from < to && self.0[from.min(last)] < self.0[to.min(last)]
+    }
+}
+
+/// Range add, range maximum over lines.
+struct MaxTree {
+    leaves: usize,
+    max: Vec<i64>,
+    add: Vec<i64>,
+}
+
+impl MaxTree {
+    fn new(values: &[u64]) -> MaxTree {
+        let leaves = values.len().next_power_of_two().max(1);
+        let mut max = vec![0; 2 * leaves];
+        for (i, &value) in values.iter().enumerate() {
+            max[leaves + i] = value as i64;
+        }
+        for node in (1..leaves).rev() {
+            max[node] = max[2 * node].max(max[2 * node + 1]);
+        }
+        MaxTree { leaves, max, add: vec![0; 2 * leaves] }
+    }
+    fn add(&mut self, from: usize, to: usize, amount: i64) {
+        self.add_at(1, 0, self.leaves, from, to, amount);
+    }
+    fn add_at(&mut self, node: usize, lo: usize, hi: usize, from: usize, to: usize, amount: i64) {
+        if to <= lo || hi <= from {
+            return;
+        }
+        if from <= lo && hi <= to {
+            self.max[node] += amount;
+            self.add[node] += amount;
+            return;
+        }
+        let mid = (lo + hi) / 2;
+        self.add_at(2 * node, lo, mid, from, to, amount);
+        self.add_at(2 * node + 1, mid, hi, from, to, amount);
+        self.max[node] = self.add[node] + self.max[2 * node].max(self.max[2 * node + 1]);
+    }
+    fn max(&self, from: usize, to: usize) -> u64 {
+        self.max_at(1, 0, self.leaves, from, to).unwrap_or(0).max(0) as u64
+    }
+    fn max_at(&self, node: usize, lo: usize, hi: usize, from: usize, to: usize) -> Option<i64> {
+        if to <= lo || hi <= from {
+            return None;
+        }
+        if from <= lo && hi <= to {
+            return Some(self.max[node]);
+        }
+        let mid = (lo + hi) / 2;
+        let left = self.max_at(2 * node, lo, mid, from, to);
+        let right = self.max_at(2 * node + 1, mid, hi, from, to);
+        left.max(right).map(|max| max + self.add[node])
+    }
+}

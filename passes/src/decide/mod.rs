@@ -1,0 +1,272 @@
+//! What to keep, swap and recompute, as plain data. A planner is a function from a [`Problem`] to [`Decisions`];
+//! [`apply`](crate::schedule::apply) is the only one that acts on them.
+
+pub mod greedy;
+
+use crate::cost::Cost;
+use crate::pipeline::{Budget, Error};
+use crate::realise;
+use crate::schedule::apply::DEVICE;
+use crate::schedule::order::users;
+use ir::graph::Def;
+use ir::{Device, Graph, Node, Table, Value};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What a planner sees.
+pub struct Problem<'a> {
+    /// The graph; its order is final.
+    pub graph: &'a Graph,
+    /// The machine.
+    pub device: &'a Device,
+    /// Times.
+    pub cost: &'a dyn Cost,
+    /// The nodes that become lines: the graph's order without reshapes.
+    pub lines: Vec<Node>,
+    /// Where in `lines` each node stands.
+    pub position: Table<Node, Option<u32>>,
+    /// The positions in `lines` that read each value, ascending; filled for roots.
+    pub uses: Table<Value, Vec<u32>>,
+    /// Roots that the step must leave: states' new values and outputs.
+    pub leaves: Table<Value, bool>,
+    /// Bytes that the host's pool may hold.
+    pub host_limit: Option<u64>,
+}
+
+impl<'a> Problem<'a> {
+    /// The problem of a graph on a machine.
+    pub fn new(graph: &'a Graph, device: &'a Device, cost: &'a dyn Cost) -> Problem<'a> {
+        let lines: Vec<Node> = graph.order.iter().copied().filter(|&n| !graph.nodes[n].op.is_alias()).collect();
+        let mut position = Table::filled(graph.nodes.len(), None);
+        for (i, &node) in lines.iter().enumerate() {
+            position[node] = Some(i as u32);
+        }
+        let at = |node: Node| position[node].expect("a reader should be a line");
+        let uses = users(graph, &graph.order).values().map(|nodes| nodes.iter().map(|&n| at(n)).collect()).collect();
+        let mut leaves = Table::filled(graph.values.len(), false);
+        for value in graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value)) {
+            leaves[graph.root(value)] = true;
+        }
+        Problem { graph, device, cost, lines, position, uses, leaves, host_limit: None }
+    }
+
+    /// The positions at which a root is accessed: its definition, if a line defines it, then its uses.
+    pub fn accesses(&self, root: Value) -> Vec<u32> {
+        let def = self.graph.def_node(root).and_then(|node| self.position[node]);
+        def.into_iter().chain(self.uses[root].iter().copied()).collect()
+    }
+    /// True for values that lie on the host when a step starts: inputs always, states if they are hosted.
+    pub fn comes_from_host(&self, root: Value, decisions: &Decisions) -> bool {
+        match self.graph.values[root].def {
+            Def::Input(_) => true,
+            Def::State(state) => decisions.hosted.contains_key(&state),
+            Def::Node(..) => false,
+        }
+    }
+}
+
+/// A gap in a value's life: from its access number `gap` (the definition is number 0 of a computed value) to the next.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Gap {
+    /// The value; a root.
+    pub value: Value,
+    /// The number of the access before the gap.
+    pub gap: u32,
+}
+
+/// How a value outlives a gap without device memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Means {
+    /// Its bytes wait on the host.
+    Swap,
+    /// Its node runs again.
+    Recompute,
+}
+
+/// Why a decision was made: the figures that `explain` prints.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Reason {
+    /// Bytes that it frees.
+    pub bytes: u64,
+    /// What a swap was reckoned to add to the step, µs; `None` if it was impossible.
+    pub swap: Option<f64>,
+    /// What a recompute was reckoned to add to the step, µs; `None` if it was impossible.
+    pub recompute: Option<f64>,
+    /// The line where memory was short.
+    pub line: u32,
+}
+
+/// What a planner answers.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Decisions {
+    /// Gaps over which a value leaves the device. Every other value is kept from its first access to its last.
+    pub cuts: BTreeMap<Gap, (Means, Reason)>,
+    /// States that live on the host, by their position in the graph's states: they come for their uses.
+    pub hosted: BTreeMap<usize, Reason>,
+}
+
+impl Decisions {
+    /// The decisions as text, for dumps.
+    pub fn print(&self, graph: &Graph) -> String {
+        let micros = |t: Option<f64>| t.map_or("impossible".into(), |t| format!("{t:.1} us"));
+        let why = |r: &Reason| {
+            format!("; frees {} at line {}, swap {}, recompute {}", r.bytes, r.line, micros(r.swap), micros(r.recompute))
+        };
+        let mut text = String::from("decisions {\n");
+        for (&state, reason) in &self.hosted {
+            text += &format!("  host %{} {}\n", graph.values[graph.states[state].before].name, why(reason));
+        }
+        for (gap, (means, reason)) in &self.cuts {
+            let word = if *means == Means::Swap { "swap" } else { "recompute" };
+            text += &format!("  {word} %{} after access {} {}\n", graph.values[gap.value].name, gap.gap, why(reason));
+        }
+        text + "}\n"
+    }
+}
+
+/// Who decides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Planner {
+    /// The best that any planner finds.
+    #[default]
+    Auto,
+    /// Nothing leaves the device.
+    Keep,
+    /// See [`greedy`].
+    Greedy,
+}
+
+impl Planner {
+    /// Every planner.
+    pub const ALL: [Planner; 3] = [Planner::Auto, Planner::Keep, Planner::Greedy];
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Planner::Auto => "auto",
+            Planner::Keep => "keep",
+            Planner::Greedy => "greedy",
+        }
+    }
+}
+
+/// A plan for a budget, and what else could be had.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Decided {
+    /// The decisions.
+    pub decisions: Decisions,
+    /// How they are finished: see [`realise::lives`].
+    pub variant: usize,
+    /// The budget, bytes; `None` if there is none.
+    pub budget: Option<u64>,
+    /// What `keep` needs, bytes.
+    pub keep_peak: u64,
+    /// The smallest budget that fits, bytes.
+    pub smallest: u64,
+    /// Step time against budget: (bytes, µs), the plans that no other beats in both, fastest first.
+    pub curve: Vec<(u64, f64)>,
+}
+
+/// Decides for a budget.
+pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
+    use greedy::{Record, TASTES, trajectory};
+    let keep = greedy::keep(problem);
+    let keep_peak = fastest(&keep).ok_or_else(|| Error::Input("the graph has no line to run".into()))?.peak;
+    // Trajectories know nothing of each other, so that they may run side by side.
+    let records: Vec<Record> = match planner {
+        Planner::Keep => keep,
+        Planner::Auto | Planner::Greedy => std::thread::scope(|scope| {
+            let threads: Vec<_> = TASTES.map(|taste| scope.spawn(move || trajectory(problem, taste))).into_iter().collect();
+            threads.into_iter().flat_map(|t| t.join().expect("a trajectory should end")).collect()
+        }),
+    };
+    let limit = match budget {
+        Budget::Device => problem.device.device_bytes,
+        Budget::Bytes(bytes) => bytes,
+        Budget::Share(share) => (share * keep_peak as f64) as u64,
+    };
+    let fits_host = |r: &&Record| problem.host_limit.is_none_or(|limit| r.host <= limit);
+    let possible: Vec<Record> = records.iter().filter(fits_host).cloned().collect();
+    let Some(smallest) = possible.iter().min_by_key(|r| r.peak) else {
+        let least = records.iter().min_by_key(|r| r.host).expect("keep should have a record");
+        return Err(infeasible(problem, least, problem.host_limit.unwrap_or(0), DEVICE + 1));
+    };
+    let fitting: Vec<Record> = possible.iter().filter(|r| r.peak <= limit).cloned().collect();
+    let Some(chosen) = fastest(&fitting) else { return Err(infeasible(problem, smallest, limit, DEVICE)) };
+    Ok(Decided {
+        decisions: chosen.decisions.clone(),
+        variant: chosen.variant,
+        budget: Some(limit),
+        keep_peak,
+        smallest: smallest.peak,
+        curve: curve(&possible),
+    })
+}
+
+/// The fastest record; of equally fast ones, the smallest. A lower budget leaves fewer records, so it never chooses a
+/// higher peak: the fastest of fewer is either the same, or the old one did not fit.
+fn fastest(records: &[greedy::Record]) -> Option<&greedy::Record> {
+    records.iter().min_by(|a, b| a.micros.total_cmp(&b.micros).then(a.peak.cmp(&b.peak)))
+}
+
+/// The records that no other beats in both peak and time, fastest first.
+fn curve(records: &[greedy::Record]) -> Vec<(u64, f64)> {
+    let mut points: Vec<(u64, f64)> = records.iter().map(|r| (r.peak, r.micros)).collect();
+    points.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+    let mut lowest = u64::MAX;
+    points.retain(|&(peak, _)| {
+        let better = peak < lowest;
+        lowest = lowest.min(peak);
+        better
+    });
+    points
+}
+
+/// Why the record that needs least does not fit: the line where it needs most, and what lies there.
+fn infeasible(problem: &Problem<'_>, record: &greedy::Record, budget: u64, pool: usize) -> Error {
+    let schedule = realise::lines(problem, &record.decisions).expect("a recorded plan should build");
+    let pool: ir::Pool = ir::table::Id::new(pool);
+    let lives = realise::lives(problem.graph, &schedule, problem.cost, record.variant);
+    let live = crate::alloc::live_bytes(&schedule, &lives, pool);
+    let line = (0..live.len()).rev().max_by_key(|&line| live[line]).unwrap_or(0);
+    let here = |life: crate::alloc::Lifetime| life.start as usize <= line && line < life.end as usize;
+    let buffers = schedule.buffers.iter().filter(|(buffer, data)| data.pool == pool && here(lives[*buffer]));
+    let mut live: Vec<(String, u64)> = buffers.map(|(_, data)| (data.name.clone(), data.bytes)).collect();
+    live.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
+    let line = match schedule.instrs.get(ir::table::Id::new(line)) {
+        Some(_) => ir::text::print_instr(problem.graph, &schedule, ir::table::Id::new(line)),
+        None => "the start of the step".into(),
+    };
+    let smallest = if pool == ir::table::Id::new(DEVICE) { record.peak } else { record.host };
+    Error::Infeasible(Box::new(Infeasible { budget, smallest, line, live, pool: schedule.pools[pool].name.clone() }))
+}
+
+/// No plan fits.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Infeasible {
+    /// The budget, bytes.
+    pub budget: u64,
+    /// The smallest budget that would do, bytes.
+    pub smallest: u64,
+    /// The line of the smallest plan that needs most.
+    pub line: String,
+    /// What is in memory there: name, bytes; largest first.
+    pub live: Vec<(String, u64)>,
+    /// `device` or `host`.
+    pub pool: String,
+}
+
+impl fmt::Display for Infeasible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let largest: Vec<String> = self.live.iter().take(6).map(|(name, bytes)| format!("{name} {bytes}")).collect();
+        write!(
+            f,
+            "does not fit: {} needs {} bytes at `{}`; the budget is {} bytes. Largest there: {}. `--budget {}` fits",
+            self.pool,
+            self.smallest,
+            self.line,
+            self.budget,
+            largest.join(", "),
+            self.smallest
+        )
+    }
+}

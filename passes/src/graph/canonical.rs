@@ -1,0 +1,250 @@
+//! Brings graphs from any tracer into one form, so that the passes after it meet fewer shapes.
+//!
+//! After: no node that nothing needs; no two nodes that compute the same (recompute lives in schedules, so sharing is
+//! always right in a graph); no operation that changes nothing; a transposition before or after a product is the
+//! product's `ta` and `tb`; no `expand` before an operation that broadcasts by itself; chains of reshapes and permutes are
+//! one. Names stay those of the trace.
+
+use ir::graph::{Def, NodeData, Output};
+use ir::op::{Attr, Op, broadcast_shapes};
+use ir::{DType, Graph, Node, Table, TensorType, Value};
+use std::collections::BTreeMap;
+
+/// Rewrites the graph.
+pub fn run(graph: &mut Graph) {
+    let mut rewrite = Rewrite::new(graph);
+    for &node in &graph.order {
+        rewrite.node(node);
+    }
+    let mut new = rewrite.finish();
+    remove_dead(&mut new);
+    *graph = new.compact();
+}
+
+/// Leaves only nodes that a state, an output or a gradient needs, and those whose effects are unknown.
+fn remove_dead(graph: &mut Graph) {
+    let mut live = Table::filled(graph.nodes.len(), false);
+    let leaves = graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value));
+    let mut stack: Vec<Node> =
+        leaves.chain(graph.gradients.iter().map(|&(_, v)| v)).filter_map(|v| graph.def_node(v)).collect();
+    stack.extend(graph.order.iter().filter(|&&node| !graph.nodes[node].op.is_pure()));
+    while let Some(node) = stack.pop() {
+        if !std::mem::replace(&mut live[node], true) {
+            stack.extend(graph.nodes[node].inputs.iter().filter_map(|&v| graph.def_node(v)));
+        }
+    }
+    graph.order.retain(|&node| live[node]);
+}
+
+struct Rewrite<'a> {
+    old: &'a Graph,
+    new: Graph,
+    /// What became of each old value.
+    value: Table<Value, Option<Value>>,
+    /// How often each old value is read.
+    n_uses: Table<Value, u32>,
+    /// Nodes by what they compute.
+    known: BTreeMap<(String, Vec<Value>), Node>,
+}
+
+impl<'a> Rewrite<'a> {
+    fn new(old: &'a Graph) -> Rewrite<'a> {
+        let mut n_uses = Table::filled(old.values.len(), 0);
+        let leaves = old.states.iter().map(|s| s.after).chain(old.outputs.iter().map(|o| o.value));
+        let gradients = old.gradients.iter().map(|&(_, v)| v);
+        let reads = old.order.iter().flat_map(|&node| old.nodes[node].inputs.iter().copied());
+        for value in reads.chain(leaves).chain(gradients) {
+            n_uses[value] += 1;
+        }
+        let mut new = Graph::new(old.name.clone());
+        let mut value = Table::filled(old.values.len(), None);
+        for &input in &old.inputs {
+            let data = &old.values[input];
+            value[input] = Some(new.add_input(data.name.clone(), data.ty.clone()));
+        }
+        for state in &old.states {
+            let data = &old.values[state.before];
+            value[state.before] = Some(new.add_state(data.name.clone(), state.path.clone(), state.kind, data.ty.clone()));
+        }
+        Rewrite { old, new, value, n_uses, known: BTreeMap::new() }
+    }
+
+    fn finish(mut self) -> Graph {
+        let to = |v: Value| self.value[v].expect("every value of the order should have been rewritten");
+        for (i, state) in self.old.states.iter().enumerate() {
+            self.new.states[i].after = to(state.after);
+        }
+        self.new.outputs = self.old.outputs.iter().map(|o| Output { name: o.name.clone(), value: to(o.value) }).collect();
+        self.new.gradients = self.old.gradients.iter().map(|&(state, v)| (state, to(v))).collect();
+        self.new
+    }
+
+    fn ty(&self, value: Value) -> &TensorType {
+        &self.new.values[value].ty
+    }
+
+    fn node(&mut self, node: Node) {
+        let data = &self.old.nodes[node];
+        let inputs: Vec<Value> =
+            data.inputs.iter().map(|&v| self.value[v].expect("operands should come before their readers")).collect();
+        let (op, inputs) = self.fold(data, data.op.clone(), inputs);
+        if let Some(same) = self.unchanged(&op, &inputs) {
+            self.value[data.outputs[0]] = Some(same);
+            return;
+        }
+        let key = (format!("{op:?}"), inputs.clone());
+        if op.is_pure()
+            && let Some(&known) = self.known.get(&key)
+        {
+            for (i, &output) in data.outputs.iter().enumerate() {
+                self.value[output] = Some(self.new.nodes[known].outputs[i]);
+            }
+            return;
+        }
+        let names: Vec<String> = data.outputs.iter().map(|&v| self.old.values[v].name.clone()).collect();
+        let outputs = self
+            .new
+            .add_node(op, &inputs, &names, data.phase, data.module.clone())
+            .expect("a rewritten node should be typed like the one before");
+        for (&before, &after) in data.outputs.iter().zip(&outputs) {
+            debug_assert_eq!(self.old.values[before].ty, self.new.values[after].ty);
+            self.value[before] = Some(after);
+        }
+        let added = *self.new.order.last().expect("a node was just added");
+        self.known.insert(key, added);
+    }
+
+    /// The op and operands that a node becomes.
+    fn fold(&self, data: &NodeData, mut op: Op, mut inputs: Vec<Value>) -> (Op, Vec<Value>) {
+        match op.name() {
+            "matmul" | "addmm" => {
+                let first = inputs.len() - 2;
+                for (k, key) in [(first, "ta"), (first + 1, "tb")] {
+                    while let Some(source) = self.transposed(inputs[k]) {
+                        inputs[k] = source;
+                        op = with(&op, key, Attr::Bool(!op.bool(key)));
+                    }
+                }
+            }
+            "reshape" => {
+                while let Some(source) = self.operand_of(inputs[0], "reshape") {
+                    inputs[0] = source;
+                }
+            }
+            "permute" => {
+                // (a b)^T = b^T a^T: the product writes its result transposed, and no copy is needed.
+                if let Some((product, a, b)) = self.only_product(data, inputs[0], op.ints("dims")) {
+                    let (ta, tb) = (!product.bool("tb"), !product.bool("ta"));
+                    return (with(&with(&product, "ta", Attr::Bool(ta)), "tb", Attr::Bool(tb)), vec![b, a]);
+                }
+                while let Some(source) = self.operand_of(inputs[0], "permute") {
+                    let Def::Node(inner, _) = self.new.values[inputs[0]].def else { break };
+                    let inner = self.new.nodes[inner].op.ints("dims");
+                    let dims = op.ints("dims").iter().map(|&d| inner[d as usize]).collect();
+                    op = with(&op, "dims", Attr::Ints(dims));
+                    inputs[0] = source;
+                }
+                // Moving dimensions of size one moves no byte.
+                let shape = self.ty(inputs[0]).shape();
+                let moved: Vec<i64> = op.ints("dims").iter().copied().filter(|&d| shape[d as usize] != 1).collect();
+                if moved.is_sorted() {
+                    let shape = op.ints("dims").iter().map(|&d| shape[d as usize] as i64).collect();
+                    op = Op::new("reshape", [("shape", Attr::Ints(shape))]).expect("reshape should have a shape");
+                    return self.fold(data, op, inputs);
+                }
+            }
+            _ => {}
+        }
+        if is_broadcasting(op.name()) {
+            self.drop_expands(&op, &mut inputs, self.old.values[data.outputs[0]].ty.shape());
+        }
+        (op, inputs)
+    }
+
+    /// The value that `value` is the last-two-dimensions transposition of.
+    fn transposed(&self, value: Value) -> Option<Value> {
+        let source = self.operand_of(value, "permute")?;
+        let Def::Node(node, _) = self.new.values[value].def else { return None };
+        swaps_last_two(self.new.nodes[node].op.ints("dims")).then_some(source)
+    }
+
+    /// The product whose result, read by nobody else, is transposed by `dims`.
+    fn only_product(&self, data: &NodeData, value: Value, dims: &[i64]) -> Option<(Op, Value, Value)> {
+        let Def::Node(node, _) = self.new.values[value].def else { return None };
+        let product = &self.new.nodes[node];
+        let only = self.n_uses[data.inputs[0]] == 1;
+        (product.op.name() == "matmul" && only && swaps_last_two(dims))
+            .then(|| (product.op.clone(), product.inputs[0], product.inputs[1]))
+    }
+
+    /// The operand of the node that computes `value`, if its op is `name`.
+    fn operand_of(&self, value: Value, name: &str) -> Option<Value> {
+        let Def::Node(node, _) = self.new.values[value].def else { return None };
+        let data = &self.new.nodes[node];
+        (data.op.name() == name).then(|| data.inputs[0])
+    }
+
+    /// Reads through expands where the operands still broadcast to `shape`.
+    fn drop_expands(&self, op: &Op, inputs: &mut [Value], shape: &[u64]) {
+        for k in 0..inputs.len() {
+            let Some(source) = self.operand_of(inputs[k], "expand") else { continue };
+            let before = inputs[k];
+            inputs[k] = source;
+            let all = inputs.iter().try_fold(vec![], |all, &v| broadcast_shapes(&all, self.ty(v).shape()));
+            let types: Vec<&TensorType> = inputs.iter().map(|&v| self.ty(v)).collect();
+            if all.as_deref() != Ok(shape) || op.infer(&types).is_err() {
+                inputs[k] = before;
+            }
+        }
+    }
+
+    /// The operand that the node's result equals, bit for bit.
+    fn unchanged(&self, op: &Op, inputs: &[Value]) -> Option<Value> {
+        let &input = inputs.first()?;
+        let ty = self.ty(input);
+        let same_type = || {
+            let types: Vec<&TensorType> = inputs.iter().map(|&v| self.ty(v)).collect();
+            op.infer(&types).is_ok_and(|results| results.len() == 1 && results[0] == *ty)
+        };
+        let same = match op.name() {
+            "cast" | "reshape" | "expand" => same_type(),
+            "slice" => same_type() && op.int("step") == 1,
+            "cat" => inputs.len() == 1,
+            "pad" => op.ints("pad").iter().all(|&n| n == 0),
+            "mul_scalar" | "div_scalar" => op.float("value") == 1.0,
+            // x + 0 is not x for x = -0.
+            "add_scalar" => op.float("value") == 0.0 && !ty.dtype().is_float() && ty.dtype() != DType::Bool,
+            _ => false,
+        };
+        same.then_some(input)
+    }
+}
+
+fn swaps_last_two(dims: &[i64]) -> bool {
+    let n = dims.len() as i64;
+    (2..=3).contains(&n)
+        && dims.iter().enumerate().all(|(i, &d)| {
+            let i = i as i64;
+            d == if i == n - 1 {
+                n - 2
+            } else if i == n - 2 {
+                n - 1
+            } else {
+                i
+            }
+        })
+}
+
+/// Ops whose operands broadcast against each other to the result's shape.
+fn is_broadcasting(name: &str) -> bool {
+    const NAMES: [&str; 20] = [
+        "add", "sub", "mul", "div", "pow", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor", "eq", "ne", "lt",
+        "le", "gt", "ge", "logical_and", "logical_or", "where", "expand",
+    ];
+    NAMES.contains(&name) && name != "expand"
+}
+
+fn with(op: &Op, key: &'static str, attr: Attr) -> Op {
+    let attrs = op.attrs().iter().map(|(&k, v)| (k, if k == key { attr.clone() } else { v.clone() }));
+    Op::new(op.name(), attrs).expect("an op with one attribute replaced should be well-formed")
+}

@@ -1,0 +1,4 @@
+//! Passes over graphs.
+
+pub mod canonical;
+pub mod optimizer;

@@ -1,0 +1,279 @@
+//! THE list of passes, in order, and the manager that runs it.
+//!
+//! For every pass the manager measures the time, compares the text before and after with what the pass reported (in debug
+//! builds), verifies, and hands the result to the observer, which dumps it. After the last pass [`ir::check`] proves the
+//! program, in release builds too.
+
+use crate::alloc;
+use crate::cost::{Cost, Tabled};
+use crate::decide::{self, Decided, Decisions, Infeasible, Planner, Problem};
+use crate::graph::optimizer::Optimizer;
+use crate::graph::{canonical, optimizer};
+use crate::realise;
+use crate::schedule::order::Update;
+use crate::schedule::{apply, inplace, order, prefetch, sync};
+use crate::sim::{Timeline, simulate};
+use ir::finding::Finding;
+use ir::{Device, Graph, Program, Schedule, text};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// A pass over `S`.
+pub struct Pass<S> {
+    /// Its name: `--dump-ir-after NAME`.
+    pub name: &'static str,
+    /// What it does.
+    pub run: fn(&mut S, &Context<'_>) -> Result<(), Error>,
+}
+
+/// Graph passes. Order matters; each line says why it stands where it stands.
+pub const GRAPH: &[Pass<Graph>] = &[
+    // First: whatever traced the graph, the passes after it meet one form.
+    Pass { name: "canonical", run: |graph, _| Ok(canonical::run(graph)) },
+    // After canonical: it removes what nothing needs, and without an optimizer nothing needs a gradient's last touch.
+    Pass { name: "optimizer", run: |graph, c| optimizer::run(graph, c.options.optimizer).map_err(Error::Input) },
+    // Last: updates have a place only once they exist.
+    Pass { name: "order", run: |graph, c| Ok(order::run(graph, c.options.update)) },
+];
+
+/// Schedule passes, which act on what `decide` answered.
+pub const SCHEDULE: &[Pass<Program>] = &[
+    // The only place that inserts copies and reruns.
+    Pass { name: "apply", run: apply_pass },
+    // Before prefetch: what shares bytes leaves more room to copy in early.
+    Pass { name: "inplace", run: |p, _| Ok(inplace::run(&p.graph, &mut p.schedule)) },
+    // Before allocate: a buffer lives from where its copy starts.
+    Pass { name: "prefetch", run: |p, c| Ok(prefetch::run(&p.graph, &mut p.schedule, c.cost)) },
+    // Before sync: reuse of bytes is a conflict like any other.
+    Pass { name: "allocate", run: |p, c| Ok(allocate_pass(p, c)) },
+    // Last: the only place that writes `after`.
+    Pass { name: "sync", run: |p, _| Ok(sync_pass(p)) },
+];
+
+/// Names of all passes, in order.
+pub fn names() -> Vec<&'static str> {
+    let graph = GRAPH.iter().map(|p| p.name);
+    graph.chain(["decide"]).chain(SCHEDULE.iter().map(|p| p.name)).collect()
+}
+
+/// Peak bytes of the device for the whole step.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub enum Budget {
+    /// What the device has.
+    #[default]
+    Device,
+    /// So many bytes.
+    Bytes(u64),
+    /// A share of what `keep` needs: 0.6 is 60 %.
+    Share(f64),
+}
+
+/// What the user chose.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Options {
+    /// The optimizer to attach.
+    pub optimizer: Optimizer,
+    /// Where its updates stand.
+    pub update: Update,
+    /// The budget.
+    pub budget: Budget,
+    /// Bytes that the host's pool may hold; the device file's figure if absent.
+    pub host: Option<u64>,
+    /// Who decides.
+    pub planner: Planner,
+}
+
+/// What passes may look at.
+pub struct Context<'a> {
+    /// What the user chose.
+    pub options: &'a Options,
+    /// The machine.
+    pub device: &'a Device,
+    /// Times.
+    pub cost: &'a dyn Cost,
+    /// What was decided; absent before `decide`.
+    pub decided: Option<(&'a Decisions, usize)>,
+    /// The budget in bytes, once it is known.
+    pub budget: Option<u64>,
+}
+
+/// Why there is no program.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Error {
+    /// The user's graph or options.
+    Input(String),
+    /// No plan fits.
+    Infeasible(Box<Infeasible>),
+    /// A pass broke the program: our fault. The text has the findings under their lines.
+    Broken {
+        /// The pass.
+        pass: &'static str,
+        /// How many findings there are, and the first.
+        summary: String,
+        /// The program, with all findings.
+        text: String,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Input(message) => f.write_str(message),
+            Error::Infeasible(infeasible) => infeasible.fmt(f),
+            Error::Broken { pass, summary, .. } => {
+                write!(f, "pass {pass} left a program that is not right ({summary}); this is a bug of lighterage")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// What a pass did, for the observer.
+pub struct Report<'a> {
+    /// The pass.
+    pub name: &'static str,
+    /// Its position in the pipeline.
+    pub position: usize,
+    /// Whether the text changed.
+    pub changed: bool,
+    /// How long it took.
+    pub time: Duration,
+    /// The text after it; made only when asked for.
+    pub text: &'a dyn Fn() -> String,
+}
+
+/// Sees each pass as it ends.
+pub type Observer<'a> = dyn FnMut(&Report<'_>) + 'a;
+
+/// A program that [`ir::check`] has proved, and what is known of it.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// Graph, schedule, plan.
+    pub program: Program,
+    /// When each line runs.
+    pub timeline: Timeline,
+    /// The decisions behind it, and what else could be had.
+    pub decided: Decided,
+    /// Peak of the device's pool, bytes.
+    pub planned_peak: u64,
+    /// The most bytes alive on the device at one line: no plan of this schedule needs fewer.
+    pub live_peak: u64,
+}
+
+/// Runs the pipeline.
+pub fn compile(
+    graph: Graph,
+    options: &Options,
+    device: &Device,
+    cost: &dyn Cost,
+    observer: &mut Observer<'_>,
+) -> Result<Compiled, Error> {
+    let mut manager = Manager { observer, position: 0 };
+    let mut graph = graph;
+    let context = Context { options, device, cost, decided: None, budget: None };
+    manager.verify_graph("import", &graph)?;
+    for pass in GRAPH {
+        manager.run(pass, &mut graph, &context, &text::print_graph)?;
+        manager.verify_graph(pass.name, &graph)?;
+    }
+    let graph = graph.compact();
+
+    let tabled = Tabled::new(cost, &graph);
+    let mut problem = Problem::new(&graph, device, &tabled);
+    problem.host_limit = Some(options.host.unwrap_or(device.host_bytes));
+    let start = Instant::now();
+    let decided = decide::decide(&problem, options.planner, options.budget)?;
+    manager.report("decide", true, start.elapsed(), &|| decided.decisions.print(&graph));
+
+    let context = Context {
+        options,
+        device,
+        cost: &tabled,
+        decided: Some((&decided.decisions, decided.variant)),
+        budget: decided.budget,
+    };
+    let mut program = Program { graph: graph.clone(), schedule: Schedule::default(), plan: None };
+    for pass in SCHEDULE {
+        manager.run(pass, &mut program, &context, &text::print_program)?;
+        manager.verify_program(pass.name, &program)?;
+    }
+    manager.check(&program)?;
+
+    let timeline = simulate(&program.graph, &program.schedule, &tabled);
+    let pool = ir::table::Id::new(apply::DEVICE);
+    let planned_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
+    let lives = alloc::lifetimes(&program.graph, &program.schedule);
+    let live_peak = alloc::live_peak(&program.schedule, &lives, pool);
+    Ok(Compiled { program, timeline, decided, planned_peak, live_peak })
+}
+
+struct Manager<'a, 'b> {
+    observer: &'a mut Observer<'b>,
+    position: usize,
+}
+
+impl Manager<'_, '_> {
+    fn run<S>(
+        &mut self,
+        pass: &Pass<S>,
+        value: &mut S,
+        context: &Context<'_>,
+        print: &dyn Fn(&S) -> String,
+    ) -> Result<(), Error>
+    where
+        S: Clone + PartialEq,
+    {
+        let before = value.clone();
+        let start = Instant::now();
+        (pass.run)(value, context)?;
+        let time = start.elapsed();
+        let changed = *value != before;
+        log::debug!("{}: {}changed, {:.1} ms", pass.name, if changed { "" } else { "un" }, time.as_secs_f64() * 1e3);
+        self.report(pass.name, changed, time, &|| print(value));
+        Ok(())
+    }
+
+    fn report(&mut self, name: &'static str, changed: bool, time: Duration, text: &dyn Fn() -> String) {
+        (self.observer)(&Report { name, position: self.position, changed, time, text });
+        self.position += 1;
+    }
+
+    fn verify_graph(&self, pass: &'static str, graph: &Graph) -> Result<(), Error> {
+        broken(pass, ir::verify::graph(graph), |f| text::print_graph_with_findings(graph, f))
+    }
+    fn verify_program(&self, pass: &'static str, program: &Program) -> Result<(), Error> {
+        broken(pass, ir::verify::program(program), |f| text::print_program_with_findings(program, f))
+    }
+    fn check(&self, program: &Program) -> Result<(), Error> {
+        let findings = ir::check::check(program).err().unwrap_or_default();
+        broken("check", findings, |f| text::print_program_with_findings(program, f))
+    }
+}
+
+fn broken(pass: &'static str, findings: Vec<Finding>, print: impl Fn(&[Finding]) -> String) -> Result<(), Error> {
+    let Some(first) = findings.first() else { return Ok(()) };
+    let summary = format!("{} findings, first: {first}", findings.len());
+    Err(Error::Broken { pass, summary, text: print(&findings) })
+}
+
+fn apply_pass(program: &mut Program, context: &Context<'_>) -> Result<(), Error> {
+    let problem = Problem { host_limit: None, ..Problem::new(&program.graph, context.device, context.cost) };
+    let (decisions, _) = context.decided.expect("apply should come after decide");
+    let mut schedule = apply::run(&problem, decisions).map_err(Error::Input)?;
+    schedule.pools[ir::table::Id::new(apply::DEVICE)].limit = context.budget;
+    schedule.pools[ir::table::Id::new(apply::HOST)].limit = Some(context.options.host.unwrap_or(context.device.host_bytes));
+    program.schedule = schedule;
+    Ok(())
+}
+
+fn allocate_pass(program: &mut Program, context: &Context<'_>) {
+    let (_, variant) = context.decided.expect("allocate should come after decide");
+    let lives = realise::lives(&program.graph, &program.schedule, context.cost, variant);
+    program.plan = Some(alloc::allocate(&program.schedule, &lives));
+}
+
+fn sync_pass(program: &mut Program) {
+    let plan = program.plan.clone().expect("sync should come after allocate");
+    sync::run(&program.graph, &mut program.schedule, &plan);
+}

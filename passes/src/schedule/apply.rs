@@ -1,0 +1,490 @@
+//! Turns decisions into lines. The only place that inserts copies and reruns.
+//!
+//! Before: an ordered graph and decisions. After: a schedule whose meaning, run from top to bottom, is the graph's; each
+//! value's bytes are in a buffer of their own from where they are made to where they are last read.
+//!
+//! The nodes are walked in order. Before a node, whatever operands are not on the device are brought there: copied in if
+//! the host has them, else computed again, with whatever that needs in turn. After it, values whose gap is cut leave.
+//! Copies in stand directly before their use; [`prefetch`](super::prefetch) moves them up.
+//!
+//! A state's new value is written over the old one where the op can do that in place; where it cannot, or where the old
+//! value is read again later (by a rerun), it waits in a buffer of its own until the end of the step.
+
+use crate::decide::{Decisions, Gap, Means, Problem};
+use ir::graph::Def;
+use ir::schedule::{Buffer, BufferData, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why, buffer_bytes};
+use ir::{Id, Node, Table, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The device's pool.
+pub const DEVICE: usize = 0;
+/// The host's pool.
+pub const HOST: usize = 1;
+/// The stream that runs nodes.
+pub const COMPUTE: usize = 0;
+/// The stream of copies from the host.
+pub const H2D: usize = 1;
+/// The stream of copies to the host.
+pub const D2H: usize = 2;
+
+/// Builds the schedule. An error if a decision asks for what cannot be: to run an op again that is not pure, or to
+/// compute a value that no node computes.
+pub fn run(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
+    // States whose old value is still read after their update: each round finds some, or is the last.
+    let mut held: BTreeSet<usize> = BTreeSet::new();
+    loop {
+        let mut lines = Lines::new(problem, decisions, &held);
+        lines.build()?;
+        if lines.read_late.is_subset(&held) {
+            return Ok(lines.schedule);
+        }
+        held.append(&mut lines.read_late);
+    }
+}
+
+/// What is done to bring a value to the device.
+#[derive(Clone, Copy)]
+enum Bring {
+    In(Value),
+    Rerun(Node),
+}
+
+struct Lines<'a> {
+    problem: &'a Problem<'a>,
+    decisions: &'a Decisions,
+    /// States whose update waits for the end of the step.
+    held: &'a BTreeSet<usize>,
+    schedule: Schedule,
+    /// Where each root is on the device, and on the host. Invariant: what is there is the value.
+    on_device: Table<Value, Option<Loc>>,
+    on_host: Table<Value, Option<Loc>>,
+    /// Homes of states, which are never given up.
+    pinned: BTreeSet<Buffer>,
+    /// States by the root of their new value.
+    updates: BTreeMap<Value, Vec<usize>>,
+    /// Outputs by the root of their value.
+    fetches: BTreeMap<Value, Vec<usize>>,
+    /// States whose update has been written over their old value.
+    updated: BTreeSet<usize>,
+    /// States whose old value was wanted after that.
+    read_late: BTreeSet<usize>,
+    home: Vec<Loc>,
+    output: Vec<Option<Loc>>,
+    /// How many buffers each name has had.
+    names: BTreeMap<String, u32>,
+}
+
+impl<'a> Lines<'a> {
+    fn new(problem: &'a Problem<'a>, decisions: &'a Decisions, held: &'a BTreeSet<usize>) -> Lines<'a> {
+        let graph = problem.graph;
+        let mut updates: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
+        for (i, state) in graph.states.iter().enumerate().filter(|(_, s)| graph.root(s.after) != s.before) {
+            updates.entry(graph.root(state.after)).or_default().push(i);
+        }
+        let mut fetches: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
+        for (i, output) in graph.outputs.iter().enumerate() {
+            fetches.entry(graph.root(output.value)).or_default().push(i);
+        }
+        let stream = |name: &str| StreamData { name: name.into() };
+        let schedule = Schedule {
+            name: graph.name.clone(),
+            device: problem.device.name.clone(),
+            pools: [("device", None), ("host", problem.host_limit)]
+                .map(|(name, limit)| PoolData { name: name.into(), limit })
+                .into_iter()
+                .collect(),
+            streams: ["compute", "h2d", "d2h"].map(stream).into_iter().collect(),
+            ..Schedule::default()
+        };
+        Lines {
+            problem,
+            decisions,
+            held,
+            schedule,
+            on_device: Table::filled(graph.values.len(), None),
+            on_host: Table::filled(graph.values.len(), None),
+            pinned: BTreeSet::new(),
+            updates,
+            fetches,
+            updated: BTreeSet::new(),
+            read_late: BTreeSet::new(),
+            home: vec![],
+            output: vec![None; graph.outputs.len()],
+            names: BTreeMap::new(),
+        }
+    }
+
+    fn build(&mut self) -> Result<(), String> {
+        let graph = self.problem.graph;
+        for (i, state) in graph.states.iter().enumerate() {
+            let hosted = self.decisions.hosted.contains_key(&i);
+            let loc = self.buffer(state.before, if hosted { HOST } else { DEVICE });
+            let place = if hosted { &mut self.on_host } else { &mut self.on_device };
+            place[state.before] = Some(loc);
+            self.pinned.insert(loc.buffer);
+            self.home.push(loc);
+            self.schedule.entry.push((state.before, loc));
+        }
+        for &input in &graph.inputs {
+            let loc = self.buffer(input, HOST);
+            self.on_host[input] = Some(loc);
+            self.pinned.insert(loc.buffer);
+            self.schedule.entry.push((input, loc));
+        }
+        let late = self.found_not_computed()?;
+        for position in 0..self.problem.lines.len() {
+            self.line(position as u32)?;
+        }
+        for (state, from) in late {
+            self.go_home(state, from);
+        }
+        for &state in self.held {
+            let value = graph.root(graph.states[state].after);
+            if let Some(from) = self.on_device[value].filter(|_| graph.def_node(value).is_some()) {
+                self.go_home(state, from);
+            }
+        }
+        for (state, &loc) in graph.states.iter().zip(&self.home) {
+            self.schedule.exit.push((state.after, loc));
+        }
+        for (output, loc) in graph.outputs.iter().zip(&self.output) {
+            let loc = loc.ok_or_else(|| format!("output {} is not computed", output.name))?;
+            self.schedule.exit.push((output.value, loc));
+        }
+        Ok(())
+    }
+
+    /// Outputs and new values of states that are inputs or other states' old values: fetched at the start, while they
+    /// are there. Returns the states, with copies of what they become.
+    fn found_not_computed(&mut self) -> Result<Vec<(usize, Loc)>, String> {
+        let graph = self.problem.graph;
+        let found = |&&value: &&Value| graph.def_node(value).is_none();
+        let wanted: BTreeSet<Value> = self.updates.keys().chain(self.fetches.keys()).filter(found).copied().collect();
+        let mut late = vec![];
+        for value in wanted {
+            self.bring(&[value], None)?;
+            self.fetch(value);
+            for state in self.updates.get(&value).cloned().unwrap_or_default() {
+                let from = self.on_device[value].expect("a brought value should be there");
+                let to = self.buffer(value, DEVICE);
+                self.copy(from, to, value, COMPUTE, Why::Update);
+                late.push((state, to));
+            }
+            if self.problem.uses[value].first() != Some(&0) {
+                self.give_up(value);
+            }
+        }
+        Ok(late)
+    }
+
+    /// One node: its operands, itself, and what leaves after it.
+    fn line(&mut self, position: u32) -> Result<(), String> {
+        let graph = self.problem.graph;
+        let node = self.problem.lines[position as usize];
+        let data = &graph.nodes[node];
+        let mut operands: Vec<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
+        operands.sort_unstable();
+        operands.dedup();
+        self.bring(&operands, Some(position))?;
+        let outs = data.outputs.iter().enumerate().map(|(j, &v)| self.result_place(node, j, v)).collect();
+        self.run_node(node, outs, Why::Model);
+        for &value in &data.outputs {
+            self.fetch(value);
+            self.update(value, position);
+        }
+        for value in operands.into_iter().chain(data.outputs.iter().copied()) {
+            self.leave(value, position);
+        }
+        Ok(())
+    }
+
+    /// Where a node's result goes: over a state's old value where that is allowed, else into a new buffer.
+    fn result_place(&mut self, node: Node, j: usize, value: Value) -> Loc {
+        let graph = self.problem.graph;
+        let data = &graph.nodes[node];
+        let mut place = None;
+        for &state in self.updates.get(&value).map_or(&[][..], |s| s) {
+            let before = graph.states[state].before;
+            let position = self.problem.position[node].expect("a line's node should have a position");
+            let read_again = self.problem.uses[before].last().is_some_and(|&last| position < last);
+            let pair = data.op.inplace().iter().any(|&(i, k)| {
+                let only = data.inputs.iter().filter(|&&v| graph.root(v) == before).count() == 1;
+                k == j && only && data.inputs.get(i).is_some_and(|&v| graph.root(v) == before)
+            });
+            let same_type = graph.values[value].ty == graph.values[before].ty;
+            let at_home = !self.decisions.hosted.contains_key(&state) && !self.held.contains(&state);
+            if place.is_none() && pair && same_type && at_home && !read_again {
+                place = Some(self.home[state]);
+                self.updated.insert(state);
+            }
+        }
+        let place = place.unwrap_or_else(|| self.buffer(value, DEVICE));
+        self.on_device[value] = Some(place);
+        place
+    }
+
+    /// Sends a state's new value home as soon as nobody reads the old one.
+    fn update(&mut self, value: Value, position: u32) {
+        let graph = self.problem.graph;
+        for state in self.updates.get(&value).cloned().unwrap_or_default() {
+            let before = graph.states[state].before;
+            let read_again = self.problem.uses[before].last().is_some_and(|&last| position < last);
+            if self.updated.contains(&state) || self.held.contains(&state) {
+                continue;
+            }
+            if read_again {
+                // The list itself reads the old value later: as if a rerun did.
+                self.read_late.insert(state);
+                continue;
+            }
+            let from = self.on_device[value].expect("a computed value should be on the device");
+            self.go_home(state, from);
+            self.updated.insert(state);
+        }
+    }
+
+    /// Copies a state's new value over the old one.
+    fn go_home(&mut self, state: usize, from: Loc) {
+        let value = self.problem.graph.root(self.problem.graph.states[state].after);
+        let home = self.home[state];
+        if self.decisions.hosted.contains_key(&state) {
+            self.copy(from, home, value, D2H, Why::Offload);
+            self.on_host[value] = Some(home);
+        } else if from != home {
+            self.copy(from, home, value, COMPUTE, Why::Update);
+            self.on_device[value] = Some(home);
+        }
+    }
+
+    /// Copies a computed output to the host.
+    fn fetch(&mut self, value: Value) {
+        for output in self.fetches.get(&value).cloned().unwrap_or_default() {
+            let from = self.on_device[value].expect("an output should be on the device");
+            let to = self.buffer(value, HOST);
+            self.copy(from, to, value, D2H, Why::Fetch);
+            self.output[output] = Some(to);
+        }
+    }
+
+    /// After an access: a value that is not needed any more, or whose gap is cut, leaves.
+    fn leave(&mut self, value: Value, position: u32) {
+        let Some(loc) = self.on_device[value] else { return };
+        if self.pinned.contains(&loc.buffer) {
+            return;
+        }
+        let accesses = self.problem.accesses(value);
+        let number = accesses.partition_point(|&at| at < position);
+        let is_last = accesses.last().is_none_or(|&last| last <= position);
+        // A held state's new value stays until the end.
+        let held = self.updates.get(&value).is_some_and(|states| states.iter().any(|s| self.held.contains(s)));
+        if is_last {
+            if !held {
+                self.on_device[value] = None;
+            }
+            return;
+        }
+        let Some((means, _)) = self.decisions.cuts.get(&Gap { value, gap: number as u32 }) else { return };
+        if held {
+            return;
+        }
+        if *means == Means::Swap && self.on_host[value].is_none() && 0 < self.bytes(value) {
+            let to = self.buffer(value, HOST);
+            self.copy(loc, to, value, D2H, Why::SwapOut);
+            self.on_host[value] = Some(to);
+        }
+        self.on_device[value] = None;
+    }
+
+    /// Drops a value that was brought for a moment.
+    fn give_up(&mut self, value: Value) {
+        if let Some(loc) = self.on_device[value]
+            && !self.pinned.contains(&loc.buffer)
+        {
+            self.on_device[value] = None;
+        }
+    }
+
+    /// Brings values to the device. `position` is the line they are wanted by; `None` stands for the start of the step.
+    fn bring(&mut self, wanted: &[Value], position: Option<u32>) -> Result<(), String> {
+        let steps = self.cascade(wanted)?;
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let graph = self.problem.graph;
+        // What this cascade brought, and the last step that reads each value, so that what only the cascade needs leaves at once.
+        let mut brought: BTreeSet<Value> = BTreeSet::new();
+        let mut last: BTreeMap<Value, usize> = BTreeMap::new();
+        for (k, step) in steps.iter().enumerate() {
+            if let Bring::Rerun(node) = step {
+                for &input in &graph.nodes[*node].inputs {
+                    last.insert(graph.root(input), k);
+                }
+            }
+        }
+        for (k, &step) in steps.iter().enumerate() {
+            let mut done: Vec<Value> = vec![];
+            match step {
+                Bring::In(value) => {
+                    self.copy_in(value);
+                    brought.insert(value);
+                }
+                Bring::Rerun(node) => {
+                    let outs = self.rerun_places(node);
+                    self.run_node(node, outs, Why::Recompute);
+                    let data = &graph.nodes[node];
+                    done.extend(data.inputs.iter().map(|&v| graph.root(v)).filter(|v| last[v] == k && brought.contains(v)));
+                    done.extend(data.outputs.iter().filter(|v| !last.contains_key(v)));
+                    brought.extend(&data.outputs);
+                }
+            }
+            done.retain(|&value| !wanted.contains(&value) && !self.wanted_later(value, position));
+            for value in done {
+                self.give_up(value);
+            }
+        }
+        Ok(())
+    }
+
+    /// True if a line after `position` reads the value.
+    fn wanted_later(&self, value: Value, position: Option<u32>) -> bool {
+        let last = self.problem.uses[value].last();
+        last.is_some_and(|&last| position.is_none_or(|position| position < last))
+    }
+
+    /// Places for a rerun's results. Results that are on the device already, or that nobody wants, get a buffer that
+    /// nobody reads.
+    fn rerun_places(&mut self, node: Node) -> Vec<Loc> {
+        let outputs = &self.problem.graph.nodes[node].outputs;
+        outputs
+            .iter()
+            .map(|&value| {
+                let loc = self.buffer(value, DEVICE);
+                if self.on_device[value].is_none() {
+                    self.on_device[value] = Some(loc);
+                }
+                loc
+            })
+            .collect()
+    }
+
+    /// The copies and reruns that bring `wanted` to the device, each after those it needs.
+    fn cascade(&mut self, wanted: &[Value]) -> Result<Vec<Bring>, String> {
+        let graph = self.problem.graph;
+        let mut steps = vec![];
+        let mut done: BTreeSet<Value> = BTreeSet::new();
+        // (value, which of its node's operands is next)
+        let mut stack: Vec<(Value, usize)> = wanted.iter().rev().map(|&v| (v, 0)).collect();
+        while let Some((value, next)) = stack.pop() {
+            if self.on_device[value].is_some() {
+                self.note_late_read(value);
+                continue;
+            }
+            if done.contains(&value) {
+                continue;
+            }
+            if self.on_host[value].is_some() {
+                self.note_late_read(value);
+                done.insert(value);
+                steps.push(Bring::In(value));
+                continue;
+            }
+            let name = &graph.values[value].name;
+            let Def::Node(node, _) = graph.values[value].def else {
+                return Err(format!("%{name} cannot be computed again: no node computes it"));
+            };
+            let data = &graph.nodes[node];
+            if !data.op.is_pure() {
+                return Err(format!("%{name} cannot be computed again: {} is not pure", data.op.name()));
+            }
+            match data.inputs.get(next) {
+                Some(&input) => {
+                    stack.push((value, next + 1));
+                    stack.push((graph.root(input), 0));
+                }
+                None => {
+                    done.extend(&data.outputs);
+                    steps.push(Bring::Rerun(node));
+                }
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Notes that a state's old value is read where its home holds the new one already.
+    fn note_late_read(&mut self, value: Value) {
+        if let Def::State(state) = self.problem.graph.values[value].def
+            && self.updated.contains(&state)
+        {
+            self.read_late.insert(state);
+        }
+    }
+
+    fn copy_in(&mut self, value: Value) {
+        let from = self.on_host[value].expect("a value to copy in should be on the host");
+        let to = self.buffer(value, DEVICE);
+        let why = match self.problem.graph.values[value].def {
+            Def::Input(_) => Why::Feed,
+            Def::State(_) => Why::Gather,
+            Def::Node(..) if self.pinned.contains(&from.buffer) => Why::Gather,
+            Def::Node(..) => Why::SwapIn,
+        };
+        self.copy(from, to, value, H2D, why);
+        self.on_device[value] = Some(to);
+    }
+
+    fn run_node(&mut self, node: Node, outs: Vec<Loc>, why: Why) {
+        let graph = self.problem.graph;
+        let data = &graph.nodes[node];
+        let place = |&v: &Value| self.on_device[graph.root(v)].expect("an operand should be on the device");
+        let args: Vec<Loc> = data.inputs.iter().map(place).collect();
+        let inputs: Vec<_> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
+        let outputs: Vec<_> = data.outputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+        let work = data.op.work(&inputs, &outputs);
+        let scratch = (0 < work.scratch).then(|| {
+            let name = self.fresh(&format!("{}.scratch", graph.node_name(node)));
+            let bytes = buffer_bytes(work.scratch);
+            self.schedule.buffers.push(BufferData { name, pool: Pool::new(DEVICE), bytes }).into()
+        });
+        self.push(InstrKind::Run { node, args, outs, scratch }, COMPUTE, why);
+    }
+
+    fn copy(&mut self, src: Loc, dst: Loc, value: Value, stream: usize, why: Why) {
+        let bytes = self.bytes(value);
+        // No bytes, no copy: every zero-byte buffer holds every zero-byte value.
+        if 0 < bytes {
+            self.push(InstrKind::Copy { src, dst, bytes }, stream, why);
+        }
+    }
+
+    fn push(&mut self, kind: InstrKind, stream: usize, why: Why) {
+        self.schedule.instrs.push(InstrData { kind, stream: Stream::new(stream), after: vec![], why });
+    }
+
+    fn bytes(&self, value: Value) -> u64 {
+        self.problem.graph.values[value].ty.bytes()
+    }
+
+    fn buffer(&mut self, value: Value, pool: usize) -> Loc {
+        let name = &self.problem.graph.values[value].name;
+        let name = if pool == HOST { format!("{name}.host") } else { name.clone() };
+        let name = self.fresh(&name);
+        let bytes = buffer_bytes(self.bytes(value));
+        self.schedule.buffers.push(BufferData { name, pool: Pool::new(pool), bytes }).into()
+    }
+
+    /// `name`, or `name.2`, `name.3`, … if it is taken.
+    fn fresh(&mut self, name: &str) -> String {
+        loop {
+            let count = self.names.entry(name.to_string()).or_insert(0);
+            *count += 1;
+            if *count == 1 {
+                return name.to_string();
+            }
+            let fresh = format!("{name}.{count}");
+            if !self.names.contains_key(&fresh) {
+                self.names.insert(fresh.clone(), 1);
+                return fresh;
+            }
+        }
+    }
+}

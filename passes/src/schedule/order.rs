@@ -1,0 +1,131 @@
+//! Puts the nodes of a graph into the order in which a step runs them.
+//!
+//! Before: a topological order, as traced. After: a topological order in which
+//! * what is computed from nothing (masks, positions, zeros) stands just before its first use: traces put it all at the
+//!   start, where it would lie in memory for the whole step;
+//! * the update of a parameter follows the last reader of the parameter and its gradient's completion (paper 004: the
+//!   optimizer step inside backward; the gradient's bytes are free right after), or, with `Update::After`, stands
+//!   behind the whole backward.
+
+use ir::graph::Def;
+use ir::{Graph, Node, Phase, Table, Value};
+
+/// Where the optimizer's updates stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Update {
+    /// In backward, as soon as a gradient is complete.
+    #[default]
+    Backward,
+    /// After the whole backward.
+    After,
+}
+
+/// Reorders `graph.order`.
+pub fn run(graph: &mut Graph, update: Update) {
+    let order = std::mem::take(&mut graph.order);
+    let late = late_nodes(graph, &order);
+    let is_update = |node: Node| graph.nodes[node].phase == Phase::Optimizer;
+
+    // How many nodes each update still waits for, and who waits for a node.
+    let mut waits: Table<Node, usize> = Table::filled(graph.nodes.len(), 0);
+    let mut waiters: Table<Node, Vec<Node>> = Table::filled(graph.nodes.len(), vec![]);
+    if update == Update::Backward {
+        let users = users(graph, &order);
+        for &node in order.iter().filter(|&&node| is_update(node)) {
+            for before in predecessors(graph, &users, node, &late) {
+                waits[node] += 1;
+                waiters[before].push(node);
+            }
+        }
+    }
+
+    let mut line = Line { graph, emitted: Table::filled(graph.nodes.len(), false), nodes: Vec::with_capacity(order.len()) };
+    for &node in order.iter().filter(|&&node| !is_update(node) && !late[node]) {
+        line.emit(node);
+        for &update in &waiters[node] {
+            waits[update] -= 1;
+            if waits[update] == 0 {
+                line.emit(update);
+            }
+        }
+    }
+    for &node in order.iter().filter(|&&node| is_update(node)) {
+        line.emit(node);
+    }
+    let nodes = line.nodes;
+    graph.order = nodes;
+}
+
+/// The nodes that read each value's bytes, by root, in `order`; reshapes are no readers.
+pub fn users(graph: &Graph, order: &[Node]) -> Table<Value, Vec<Node>> {
+    let mut users: Table<Value, Vec<Node>> = Table::filled(graph.values.len(), vec![]);
+    for &node in order.iter().filter(|&&node| !graph.nodes[node].op.is_alias()) {
+        for &input in &graph.nodes[node].inputs {
+            let root = graph.root(input);
+            if users[root].last() != Some(&node) {
+                users[root].push(node);
+            }
+        }
+    }
+    users
+}
+
+/// Nodes computed from nothing: pure, and all their operands are such.
+fn late_nodes(graph: &Graph, order: &[Node]) -> Table<Node, bool> {
+    let mut late = Table::filled(graph.nodes.len(), false);
+    for &node in order {
+        let data = &graph.nodes[node];
+        late[node] = data.op.is_pure()
+            && data.phase != Phase::Optimizer
+            && data.inputs.iter().all(|&v| graph.def_node(v).is_some_and(|def| late[def]));
+    }
+    late
+}
+
+/// The nodes of forward and backward that must stand before an update: those that compute its operands, and the readers
+/// of the states that it overwrites.
+fn predecessors(graph: &Graph, users: &Table<Value, Vec<Node>>, update: Node, late: &Table<Node, bool>) -> Vec<Node> {
+    let mut before = vec![];
+    let mut stack: Vec<Value> = graph.nodes[update].inputs.clone();
+    while let Some(value) = stack.pop() {
+        match graph.values[graph.root(value)].def {
+            Def::Node(def, _) if graph.nodes[def].phase == Phase::Optimizer => stack.extend(&graph.nodes[def].inputs),
+            Def::Node(def, _) => before.push(def),
+            // What an update reads of a state it mostly overwrites; if it does not, the wait is harmless.
+            Def::State(_) => before.extend(&users[graph.root(value)]),
+            Def::Input(_) => {}
+        }
+    }
+    before.retain(|&node| !late[node] && graph.nodes[node].phase != Phase::Optimizer);
+    before.sort_unstable();
+    before.dedup();
+    before
+}
+
+/// The order as it grows.
+struct Line<'a> {
+    graph: &'a Graph,
+    emitted: Table<Node, bool>,
+    nodes: Vec<Node>,
+}
+
+impl Line<'_> {
+    /// Emits `node` after those of its operands' definitions that are not there yet. Iterative: chains may be long.
+    fn emit(&mut self, node: Node) {
+        let mut stack = vec![(node, 0)];
+        while let Some((node, next)) = stack.pop() {
+            if self.emitted[node] {
+                continue;
+            }
+            let Some(&value) = self.graph.nodes[node].inputs.get(next) else {
+                self.emitted[node] = true;
+                self.nodes.push(node);
+                continue;
+            };
+            stack.push((node, next + 1));
+            if let Some(def) = self.graph.def_node(value) {
+                stack.push((def, 0));
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Moves copies from the host up, so that they are done when their value is needed.
+//!
+//! Before: each copy in stands directly before the line that wants it. After: it stands where the link, working back
+//! from the last copy to the first, would have to start it, but no higher than the bytes allow: the peak does not rise
+//! (paper 000, appendix A.2: prefetch only when memory allows).
+
+use super::apply::{COMPUTE, DEVICE, H2D};
+use crate::alloc::{lifetimes, live_bytes};
+use crate::cost::Cost;
+use ir::schedule::{InstrData, InstrKind, Schedule};
+use ir::{Graph, Id, Pool, Table};
+
+/// Reorders the lines.
+pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost) {
+    let lives = lifetimes(graph, schedule);
+    let mut live = live_bytes(schedule, &lives, Pool::new(DEVICE));
+    let peak = live.iter().copied().max().unwrap_or(0);
+
+    // When each line would start if nothing but computing took time.
+    let mut clock = 0.0;
+    let mut starts = Vec::with_capacity(schedule.instrs.len());
+    for (instr, data) in schedule.instrs.iter() {
+        starts.push(clock);
+        if data.stream.index() == COMPUTE {
+            clock += cost.line(graph, schedule, instr);
+        }
+    }
+    // The line that fills each host buffer; a copy in stays behind it.
+    let mut filled = Table::filled(schedule.buffers.len(), 0usize);
+    for (instr, data) in schedule.instrs.iter() {
+        if let InstrKind::Copy { dst, .. } = data.kind {
+            filled[dst.buffer] = instr.index() + 1;
+        }
+    }
+
+    // Each line's slot: lines keep their own, copies in move to lower ones.
+    let mut slots: Vec<usize> = (0..schedule.instrs.len()).collect();
+    let mut link_free = f64::INFINITY;
+    for (instr, data) in schedule.instrs.iter().rev() {
+        let InstrKind::Copy { src, dst, bytes } = data.kind else { continue };
+        if data.stream.index() != H2D {
+            continue;
+        }
+        let line = instr.index();
+        // A hosted state is filled after its uses, by the step's own offload: it is there from the start.
+        let lowest = if filled[src.buffer] <= line { filled[src.buffer] } else { 0 };
+        let wanted = starts[line].min(link_free) - cost.link(bytes);
+        let size = schedule.buffers[dst.buffer].bytes;
+        let mut slot = line;
+        while lowest < slot && wanted < starts[slot] && live[slot - 1] + size <= peak {
+            slot -= 1;
+            live[slot] += size;
+        }
+        slots[line] = slot;
+        link_free = wanted.max(starts[slot]);
+    }
+    if slots.iter().enumerate().all(|(line, &slot)| line == slot) {
+        return;
+    }
+    let mut lines: Vec<(usize, bool, usize)> =
+        slots.iter().enumerate().map(|(line, &slot)| (slot, slot == line, line)).collect();
+    // A copy that moved to a slot stands before the line that has it.
+    lines.sort_unstable();
+    let old: Vec<InstrData> = schedule.instrs.values().cloned().collect();
+    schedule.instrs = lines.into_iter().map(|(_, _, line)| old[line].clone()).collect();
+}
