@@ -43,8 +43,8 @@ test-python: ## test the exporter; skipped where torch is not installed
 		set -ex; \
 		$(PYTHON) -m ruff check --config examples/pyproject.toml examples benches; \
 		$(PYTHON) -m ruff format --check --config examples/pyproject.toml examples benches; \
-		(cd examples/export && MYPYPATH=../gpt2 $(abspath $(PYTHON)) -m mypy --config-file ../pyproject.toml .); \
-		(cd examples/gpt2 && MYPYPATH=../export $(abspath $(PYTHON)) -m mypy --config-file ../pyproject.toml .); \
+		MYPYPATH=examples/export:examples/gpt2 \
+			$(PYTHON) -m mypy --config-file examples/pyproject.toml examples/export examples/gpt2 benches; \
 		$(PYTHON) -m pytest examples; \
 	else \
 		echo 'test-python: skipped, $(PYTHON) lacks torch or the tools; `make venv` installs them'; \

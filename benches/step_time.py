@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too; needs a C++ compiler")
     args = parser.parse_args()
     ways = {"eager": [], "eager, checkpoint": ["--checkpoint"]} | ({"compiled": ["--compile"]} if args.compile else {})
-    print(f"{machine()}; median of {args.rounds} × {args.steps - WARM_UP} steps, ms; in brackets: times eager\n")
+    print(f"{machine()}; median of {args.rounds} x {args.steps - WARM_UP} steps, ms; in brackets: times eager\n")
     print("| threads | " + " | ".join([*(f"lighterage {budget}" for budget in args.budgets), *ways]) + " |")
     print("|---" * (1 + len(args.budgets) + len(ways)) + "|")
     for threads in args.threads:

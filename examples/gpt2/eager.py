@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import torch
-from model import Block, Config, Gpt2
+from model import Config, Gpt2
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 class Recomputed(nn.Module):
     """A block that keeps its input only and runs again in the backward."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
 

@@ -36,7 +36,7 @@ use crate::finding::{Finding, Place};
 use crate::graph::{Def, Graph, Node, Value};
 use crate::op::Op;
 use crate::plan::Plan;
-use crate::schedule::{ALIGN, Access, Buffer, Instr, InstrKind, Loc, Pool, Schedule, Stream};
+use crate::schedule::{ALIGN, Buffer, Instr, InstrKind, Loc, Pool, Schedule, Stream};
 use crate::table::{Id, Table};
 use crate::types::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -194,7 +194,8 @@ fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
     let defined = |value: Value, def: Def| graph.values.get(value).is_some_and(|data| data.def == def);
     for (i, &value) in graph.inputs.iter().enumerate() {
         if !defined(value, Def::Input(i)) {
-            findings.push(Finding::new(Place::Graph, format!("input {i} names {value:?}, which is not defined as that")));
+            findings
+                .push(Finding::new(Place::Graph, format!("input {i} names {value:?}, which is not defined as that")));
         }
     }
     for (i, state) in graph.states.iter().enumerate() {
@@ -568,7 +569,9 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     for (i, &(value, loc)) in schedule.entry.iter().enumerate() {
         let Some(span) = facts.span(loc, facts.bytes(value)) else { continue };
         let mut pieces = memory[span.pool].pieces(span.range.clone());
-        if let Some(What::Value { root, .. }) = pieces.find_map(|(_, held)| Some(held.what).filter(|&w| w != What::Nothing)) {
+        if let Some(What::Value { root, .. }) =
+            pieces.find_map(|(_, held)| Some(held.what).filter(|&w| w != What::Nothing))
+        {
             let message = format!(
                 "%{} in {} ({}) shares bytes with %{}",
                 facts.value_name(value),
@@ -620,7 +623,8 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     for &node in &graph.order {
         let op = &graph.nodes[node].op;
         if !op.is_pure() && ran[node].is_none() {
-            findings.push(Finding::new(Place::Node(node), format!("no line runs {}, which may have effects", op.name())));
+            findings
+                .push(Finding::new(Place::Node(node), format!("no line runs {}, which may have effects", op.name())));
         }
     }
     for (i, &(value, loc)) in schedule.exit.iter().enumerate() {
@@ -643,7 +647,8 @@ fn hold(memory: &mut Memory, span: &Span, root: Value, since: Option<Instr>) {
 /// Copies what `src` holds, piece by piece, be it one value, several or none.
 fn carry(memory: &mut Memory, src: &Span, dst: &Span, instr: Instr) {
     let distance = dst.range.start.wrapping_sub(src.range.start);
-    let pieces: Vec<(Range<u64>, Held)> = memory[src.pool].pieces(src.range.clone()).map(|(r, &held)| (r, held)).collect();
+    let pieces: Vec<(Range<u64>, Held)> =
+        memory[src.pool].pieces(src.range.clone()).map(|(r, &held)| (r, held)).collect();
     for (range, held) in pieces {
         let what = match held.what {
             What::Value { root, base } => What::Value { root, base: base.wrapping_add(distance) },
@@ -711,7 +716,11 @@ fn operands(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
             for (_, other, too) in &outs[..i] {
                 if to.overlaps(too) {
                     let (a, b) = (facts.value_name(*other), facts.value_name(*result));
-                    refuse(format!("writes %{a} and %{b} to the same bytes: {}, {}", facts.range(too), facts.range(to)));
+                    refuse(format!(
+                        "writes %{a} and %{b} to the same bytes: {}, {}",
+                        facts.range(too),
+                        facts.range(to)
+                    ));
                 }
             }
         }
@@ -728,7 +737,11 @@ fn operands(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
             for (_, value, other) in args.iter().chain(&outs) {
                 if span.overlaps(other) {
                     let value = facts.value_name(*value);
-                    refuse(format!("has its scratch ({}) in the bytes of %{value} ({})", facts.range(&span), facts.range(other)));
+                    refuse(format!(
+                        "has its scratch ({}) in the bytes of %{value} ({})",
+                        facts.range(&span),
+                        facts.range(other)
+                    ));
                 }
             }
         }
@@ -793,37 +806,35 @@ fn conflicts(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     let mut clocks = vec![0u32; n_entries];
     let mut last: Vec<Option<usize>> = vec![None; n_queues];
     let mut counts = vec![0u32; n_queues];
-    let mut touched: Table<Pool, Bytes<Touched>> = schedule.pools.iter().map(|_| Bytes::new(Touched::default())).collect();
+    let mut touched: Table<Pool, Bytes<Touched>> =
+        schedule.pools.iter().map(|_| Bytes::new(Touched::default())).collect();
     let mut host = Host::new(facts, n_queues);
     // What the host has seen end when a step starts.
     let mut start = vec![0u32; n_queues];
     let mut races = Races { facts, seen: BTreeSet::new(), findings, n_pairs: 0 };
-    for step in [0, n_lines] {
+    for first in [0, n_lines] {
         for (instr, data) in schedule.instrs.iter() {
-            let line = step + instr.index();
+            let line = first + instr.index();
             let queue = queue[data.stream].expect("the stream of a line should have a queue");
             let (before, rest) = clocks.split_at_mut(line * n_queues);
             let clock = &mut rest[..n_queues];
             clock.copy_from_slice(&start);
             let same_stream = last[queue].replace(line);
             let deps = data.after.iter().filter_map(|dep| match dep.previous {
-                false => Some(step + dep.instr.index()),
+                false => Some(first + dep.instr.index()),
                 // Before the first step there is none to wait for.
-                true => (step != 0).then(|| dep.instr.index()),
+                true => (first != 0).then(|| dep.instr.index()),
             });
             for other in same_stream.into_iter().chain(deps) {
                 join(clock, &before[other * n_queues..][..n_queues]);
             }
             counts[queue] += 1;
             clock[queue] = counts[queue];
-            let accesses = schedule.accesses(graph, instr);
-            // Reads first: a line that works in place reads before it writes.
-            let (writes, reads): (Vec<Access>, Vec<Access>) = accesses.into_iter().partition(|access| access.write);
-            for access in reads.iter().chain(&writes) {
+            for access in schedule.accesses(graph, instr) {
                 let Some(span) = facts.span(access.loc, access.bytes) else { continue };
                 let touch = Touch { line, queue, count: counts[queue], buffer: access.loc.buffer };
                 races.meet(&mut touched[span.pool], &span, touch, access.write, clock);
-                if step == 0 {
+                if first == 0 {
                     host.watch(&span, access.write, clock);
                 }
             }
@@ -847,7 +858,9 @@ impl Races<'_, '_> {
         let ordered = |earlier: &Touch| earlier.count <= clock[earlier.queue];
         if write {
             for (_, piece) in touched.pieces(span.range.clone()) {
-                for (earlier, wrote) in piece.write.iter().map(|t| (t, true)).chain(piece.reads.iter().map(|t| (t, false))) {
+                for (earlier, wrote) in
+                    piece.write.iter().map(|t| (t, true)).chain(piece.reads.iter().map(|t| (t, false)))
+                {
                     self.compare(span, (touch, true), (*earlier, wrote), ordered(earlier));
                 }
             }

@@ -115,7 +115,7 @@ pub enum StateKind {
     Const,
     /// Optimizer state: moments, step count. Starts at zero.
     Moment,
-    /// State of the random-number generator: i64[2] = seed, step.
+    /// State of the random-number generator: `i64[2]` = seed, step.
     Rng,
 }
 
@@ -156,7 +156,7 @@ impl Graph {
         self.inputs.push(value);
         value
     }
-    /// Adds a state that the step leaves as it is, until [`Graph::set_after`]; returns its value before the step.
+    /// Adds a state that the step leaves as it is, until its `after` is set; returns its value before the step.
     pub fn add_state(&mut self, name: impl Into<String>, path: impl Into<String>, kind: StateKind, ty: TensorType) -> Value {
         let def = Def::State(self.states.len());
         let value = self.values.push(ValueData { name: name.into(), ty, def });

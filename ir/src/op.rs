@@ -398,7 +398,9 @@ pub static ROWS: &[Row] = &[
     // Tables. embedding(w[V,D], index) -> [index.., D]. embedding_bwd(dy, index) -> dw[rows, D]; rows of `padding` get 0
     // (-1: none).
     Row::new("embedding", (2, 2), embedding),
-    Row::new("embedding_bwd", (2, 2), embedding_bwd).attrs(&[("padding", Int), ("rows", Int)]),
+    Row::new("embedding_bwd", (2, 2), embedding_bwd)
+        .attrs(&[("padding", Int), ("rows", Int)])
+        .work(embedding_bwd_work),
     // nll_loss(logp[N,C], target[N]) -> loss, weight; reduction 0 none, 1 mean, 2 sum; targets equal to `ignore` do not
     // count, and weight is the number of those that do. nll_loss_bwd(dloss, target, weight) -> dlogp[shape].
     Row::new("nll_loss", (2, 2), nll_loss).attrs(&[("ignore", Int), ("reduction", Int)]),
@@ -1002,6 +1004,10 @@ fn elementwise_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
 fn adamw_work(c: &Call<'_>, _: &[TensorType]) -> Work {
     Work { flops: 16.0 * c.at(0).numel() as f64, matrix: false, scratch: 0 }
 }
+/// The indices of each row, chained: a row is then summed and written once.
+fn embedding_bwd_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    Work { scratch: 4 * (outputs[0].shape()[0] + c.at(1).numel()), ..elementwise_work(c, outputs) }
+}
 fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::BF16 | DType::F16)
 }
@@ -1021,17 +1027,25 @@ fn convolution_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
     let products = if backward { c.op.ints("mask")[..2].iter().sum::<i64>() as f64 } else { 1.0 };
     Work { flops: 2.0 * products * y.numel() as f64 * taps as f64, matrix: true, scratch: 0 }
 }
+/// Bytes of one number of the type that kernels compute in.
+fn wide_bytes(dtype: DType) -> u64 {
+    if dtype == DType::F64 { 8 } else { 4 }
+}
 /// One row of scores for the forward.
 fn sdpa_work(c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(0), c.shape(2));
     let pairs = q[0] as f64 * q[1] as f64 * q[2] as f64 * v[2] as f64;
-    Work { flops: 2.0 * pairs * (q[3] + v[3]) as f64, matrix: true, scratch: 4 * v[2] }
+    Work { flops: 2.0 * pairs * (q[3] + v[3]) as f64, matrix: true, scratch: wide_bytes(c.at(0).dtype()) * v[2] }
 }
-/// Two rows: probabilities and their gradients.
+/// Two rows: probabilities and their gradients. In half precision also the gradients of one head's keys and values, which
+/// are sums over all queries.
 fn sdpa_bwd_work(c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(1), c.shape(3));
     let pairs = q[0] as f64 * q[1] as f64 * q[2] as f64 * v[2] as f64;
-    Work { flops: 2.0 * pairs * (3 * q[3] + 2 * v[3]) as f64, matrix: true, scratch: 8 * v[2] }
+    let dtype = c.at(1).dtype();
+    let sums = if is_half(dtype) { 4 * v[2] * (q[3] + v[3]) } else { 0 };
+    let scratch = wide_bytes(dtype) * 2 * v[2] + sums;
+    Work { flops: 2.0 * pairs * (3 * q[3] + 2 * v[3]) as f64, matrix: true, scratch }
 }
 
 #[cfg(test)]

@@ -89,9 +89,16 @@ impl TensorType {
     /// The largest tensor: 2^50 bytes. Sums of many thousands of such sizes still fit a `u64`.
     pub const MAX_BYTES: u64 = 1 << 50;
 
-    /// A tensor type; an error if it is larger than [`TensorType::MAX_BYTES`].
+    /// The most dimensions: PyTorch's limit.
+    pub const MAX_RANK: usize = 64;
+
+    /// A tensor type; an error if it is larger than [`TensorType::MAX_BYTES`] or has more than
+    /// [`TensorType::MAX_RANK`] dimensions.
     pub fn new(dtype: DType, shape: impl Into<Vec<u64>>) -> Result<TensorType, String> {
         let shape = shape.into();
+        if Self::MAX_RANK < shape.len() {
+            return Err(format!("a tensor has at most {} dimensions, not {}", Self::MAX_RANK, shape.len()));
+        }
         // Zero-size dimensions count as one here: a shape like [0, 2^63] must not overflow products of its strides.
         let mut bytes = dtype.bytes();
         for &d in &shape {

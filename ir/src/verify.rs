@@ -195,14 +195,16 @@ fn graph_types(graph: &Graph, node: Node, findings: &mut Findings) {
 
 /// Rule 2.
 fn graph_names(graph: &Graph, findings: &mut Findings) {
-    let results = graph.order.iter().flat_map(|&node| graph.nodes[node].outputs.iter().map(move |&v| (v, Place::Node(node))));
+    let results =
+        graph.order.iter().flat_map(|&node| graph.nodes[node].outputs.iter().map(move |&v| (v, Place::Node(node))));
     let states = graph.states.iter().enumerate().map(|(i, state)| (state.before, Place::State(i)));
     let values = graph.inputs.iter().map(|&v| (v, Place::Value(v))).chain(states).chain(results);
     let mut names: BTreeMap<&str, Value> = BTreeMap::new();
     for (v, place) in values {
         let name = graph.values[v].name.as_str();
         // The same value twice is rule 3's.
-        findings.ensure(*names.entry(name).or_insert(v) == v, place, || format!("another value has the name %{name} too"));
+        findings
+            .ensure(*names.entry(name).or_insert(v) == v, place, || format!("another value has the name %{name} too"));
     }
     let mut paths = BTreeSet::new();
     for (i, state) in graph.states.iter().enumerate() {
@@ -247,7 +249,9 @@ fn schedule_ids(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
     findings.ensure(!schedule.streams.is_empty(), Place::Schedule, || "a schedule should have a stream".to_string());
     for (buffer, data) in schedule.buffers.iter() {
         let known = schedule.pools.get(data.pool).is_some();
-        findings.ensure(known, Place::Buffer(buffer), || format!("{} lies in {:?}, which is no pool", data.name, data.pool));
+        findings.ensure(known, Place::Buffer(buffer), || {
+            format!("{} lies in {:?}, which is no pool", data.name, data.pool)
+        });
     }
     let place_of = |findings: &mut Findings, loc: Loc, place: Place| {
         let known = schedule.buffers.get(loc.buffer).is_some();
@@ -337,7 +341,9 @@ fn boundary(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
         findings.ensure(new, place, || format!("another entry line has {} too", name(v)));
     }
     for v in graph.inputs.iter().copied().chain(graph.states.iter().map(|state| state.before)) {
-        findings.ensure(found.contains_key(&v), Place::Schedule, || format!("no entry line says where {} is found", name(v)));
+        findings.ensure(found.contains_key(&v), Place::Schedule, || {
+            format!("no entry line says where {} is found", name(v))
+        });
     }
 
     let mut left: BTreeSet<(Value, Loc)> = BTreeSet::new();
@@ -354,7 +360,9 @@ fn boundary(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
             (false, true) => findings.ensure(homes.contains(&(v, Some(loc))), place, || {
                 format!("{} should be left where its state was found", name(v))
             }),
-            (false, false) => findings.add(place, format!("{} is no output and no state's value after the step", name(v))),
+            (false, false) => {
+                findings.add(place, format!("{} is no output and no state's value after the step", name(v)))
+            }
         }
     }
     for state in &graph.states {
@@ -430,7 +438,8 @@ fn run(
     }
     for (locs, values, what) in [(args, &data.inputs, "operands"), (outs, &data.outputs, "results")] {
         if locs.len() != values.len() {
-            findings.add(place, format!("{} has {} {what}, but {} places are given", op.name(), values.len(), locs.len()));
+            findings
+                .add(place, format!("{} has {} {what}, but {} places are given", op.name(), values.len(), locs.len()));
             continue;
         }
         for (&loc, &v) in locs.iter().zip(values) {
@@ -475,7 +484,9 @@ fn addresses(schedule: &Schedule, plan: &Plan, findings: &mut Findings) {
         let (place, peak, end) = (Place::Pool(pool), plan.peak[pool], ends[pool]);
         findings.ensure(peak == end, place, || format!("the peak is {peak}, but the last buffer ends at {end}"));
         if let Some(limit) = data.limit {
-            findings.ensure(end <= limit, place, || format!("needs {end} bytes, {} above its limit of {limit}", end - limit));
+            findings.ensure(end <= limit, place, || {
+                format!("needs {end} bytes, {} above its limit of {limit}", end - limit)
+            });
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The text form: what is printed parses back to an equal value, and no text makes the parser panic.
 
 use ir::graph::{Def, Graph, Output, Phase, StateKind};
+use ir::op::{Kind, ROWS};
 use ir::schedule::{
     Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why,
 };
@@ -8,7 +9,7 @@ use ir::text::{self, File};
 use ir::{Attr, DType, Id, Node, Op, Place, Plan, Program, Table, TensorType, Value, verify};
 use proptest::prelude::*;
 
-/// A program that uses every rule of the grammar.
+/// A program with a line of each kind; it is the example of `docs/ir.md`.
 const EXAMPLE: &str = include_str!("example.ir");
 
 #[test]
@@ -80,11 +81,7 @@ fn floats_keep_their_bits() {
     let numbers = [1.0, 1e-5, 0.1, f64::MAX, f64::MIN_POSITIVE, 1e300, 123456789.0, f64::INFINITY, f64::NEG_INFINITY];
     for x in bits.map(f64::from_bits).into_iter().chain(numbers).chain(numbers.map(|x| -x)) {
         let mut graph = Graph::new("floats");
-        let attrs = [
-            ("dtype", Attr::Type(DType::F64)),
-            ("shape", Attr::Ints(vec![])),
-            ("value", Attr::Float(x)),
-        ];
+        let attrs = [("dtype", Attr::Type(DType::F64)), ("shape", Attr::Ints(vec![])), ("value", Attr::Float(x))];
         graph.add_node(Op::new("full", attrs).unwrap(), &[], &["y".into()], Phase::Forward, "").unwrap();
         let text = graph.to_string();
         // Op's equality is that of bits.
@@ -107,38 +104,61 @@ fn errors_say_where_and_what() {
         ("f32[64,64]", "f32[64,64", "line 2, column 24: expected `,` or `]`, found the end of the line"),
         ("input  %x", "input  x", "line 2, column 10: expected a value like %x, found x"),
         ("input  %hyper", "input  %x", "line 3, column 11: %x is defined already"),
-        ("param  %w", "weight %w", "line 4, column 10: expected a state's kind: param, buffer, const, moment or rng, found weight"),
+        (
+            "param  %w",
+            "weight %w",
+            "line 4, column 10: expected a state's kind: param, buffer, const, moment or rng, found weight",
+        ),
         ("-> %w'", "-> %ww", "line 4, column 24: no line defines %ww"),
         ("matmul %x", "matmol %x", "line 5, column 23: there is no op matmol"),
         (" ta=false", "", "line 5, column 23: matmul needs the attribute ta"),
         ("tb=false", "ta=false", "line 5, column 46: the attribute ta stands twice"),
         ("%x, %w ta", "%x, %v ta", "line 5, column 35: no line defines %v"),
-        ("input  %x : f32[64,64]", "input  %x : f32[64,32]", "line 5, column 23: matmul of f32[64,32], f32[64,64]: inner or batch dimensions differ"),
+        (
+            "input  %x : f32[64,64]",
+            "input  %x : f32[64,32]",
+            "line 5, column 23: matmul of f32[64,32], f32[64,64]: inner or batch dimensions differ",
+        ),
         ("gradient \"fc1.weight\"", "gradient \"fc2.weight\"", "line 13, column 12: there is no state \"fc2.weight\""),
-        ("pool device limit 80K", "pool device limit 80k", "line 16, column 21: expected a number of bytes below 2^64, like 4K, found 80k"),
+        (
+            "pool device limit 80K",
+            "pool device limit 80k",
+            "line 16, column 21: expected a number of bytes below 2^64, like 4K, found 80k",
+        ),
         ("peak 65664", "peak 64K", "line 16, column 30: the buffers of this pool end at 65664, not at 65536"),
         ("pool host", "pool device", "line 17, column 8: this pool is declared already"),
         ("w@device+16K:16K", "w", "line 23, column 14: no line above says where w lies: expected w@pool:size"),
-        ("w@device+16K:16K", "w@device:16K", "line 23, column 14: this buffer has no offset: expected name@pool+offset:size"),
+        (
+            "w@device+16K:16K",
+            "w@device:16K",
+            "line 23, column 14: this buffer has no offset: expected name@pool+offset:size",
+        ),
         ("w@device+16K:16K", "w@devise+16K:16K", "line 23, column 16: there is no pool devise"),
         ("i1   compute", "i2   compute", "line 25, column 3: expected the line i1, found i2"),
         ("i1   compute", "i1   compote", "line 25, column 8: there is no stream compote"),
-        ("swapout", "swapaut", "line 26, column 16: expected one of run, rerun, swapout, swapin, gather, offload, update, feed, fetch, found swapaut"),
+        (
+            "swapout",
+            "swapaut",
+            "line 26, column 16: expected one of run, rerun, swapout, swapin, gather, offload, update, feed, fetch, found swapaut",
+        ),
         ("run     a h", "run     b h", "line 25, column 24: no node has the first result %b"),
         ("after i1", "after 1", "line 26, column 53: expected a line like i3 or ^i3, found 1"),
-        ("  exit", "  entry", "line 33, column 3: expected the order pool, stream, entry, lines i0 i1 .., exit, buffer"),
+        (
+            "  exit",
+            "  entry",
+            "line 33, column 3: expected the order pool, stream, entry, lines i0 i1 .., exit, buffer",
+        ),
     ];
     let mut wrong = vec![];
     for (from, to, error) in cases {
-        if at(from, to) != error { wrong.push((from, at(from, to))); }
+        if at(from, to) != error {
+            wrong.push((from, at(from, to)));
+        }
     }
     assert_eq!(wrong, []);
     let quotes = |text: &str| text::parse_graph(text).unwrap_err().to_string();
     assert_eq!(quotes("graph \"mlp {\n}"), "line 1, column 7: this quote is not closed on its line");
-    assert_eq!(
-        quotes("graph \"\\x\" {\n}"),
-        "line 1, column 8: an escape should be \\\" \\\\ \\n \\r \\t or \\u{hex}"
-    );
+    assert_eq!(quotes("graph \"\\x\" {\n}"), "line 1, column 8: an escape should be \\\" \\\\ \\n \\r \\t or \\u{hex}");
     assert_eq!(quotes("graph é {\n}"), "line 1, column 7: the character 'é' should stand in quotes");
     assert_eq!(quotes("; only a comment"), "line 1, column 17: expected `graph`, found the end of the text");
 }
@@ -242,7 +262,8 @@ fn graph(choices: &mut Choices<'_>) -> Graph {
                 (Op::new("topk", attrs).unwrap(), vec![operand(choices)])
             }
             7 => {
-                let value = if choices.coin() { Attr::Float(choices.float()) } else { Attr::Int(choices.below(9) as i64 - 4) };
+                let value =
+                    if choices.coin() { Attr::Float(choices.float()) } else { Attr::Int(choices.below(9) as i64 - 4) };
                 (Op::new("mul_scalar", [("value", value)]).unwrap(), vec![operand(choices)])
             }
             8 => {
@@ -277,7 +298,8 @@ fn graph(choices: &mut Choices<'_>) -> Graph {
     let live: Vec<Value> = live(&graph);
     for i in 0..graph.states.len() {
         let before = graph.states[i].before;
-        let same: Vec<Value> = live.iter().copied().filter(|&v| graph.values[v].ty == graph.values[before].ty).collect();
+        let same: Vec<Value> =
+            live.iter().copied().filter(|&v| graph.values[v].ty == graph.values[before].ty).collect();
         if choices.coin() {
             graph.states[i].after = same[choices.below(same.len())];
         }
@@ -350,7 +372,8 @@ fn program(choices: &mut Choices<'_>) -> Program {
                 let bytes = if choices.coin() { choices.bytes() } else { schedule.buffers[dst.buffer].bytes };
                 InstrKind::Copy { src, dst, bytes }
             };
-            let dep = |choices: &mut Choices<'_>| Dep { instr: Instr::new(choices.below(16)), previous: choices.coin() };
+            let dep =
+                |choices: &mut Choices<'_>| Dep { instr: Instr::new(choices.below(16)), previous: choices.coin() };
             let after = (0..choices.below(4)).map(|_| dep(choices)).collect();
             let stream = Stream::new(choices.below(schedule.streams.len()));
             schedule.instrs.push(InstrData { kind, stream, after, why: Why::ALL[choices.below(9)] });
@@ -378,9 +401,45 @@ prop_compose! {
 /// Words of the grammar, to get past the first token.
 fn any_words() -> impl Strategy<Value = String> {
     let words = [
-        "graph g {\n", "schedule s on d {\n", "}", "\n", "input", "state param", "%x", "%y", ":", "f32[2]", "->", "\"p\"", "fwd -",
-        "=", "relu", "output", "gradient", "pool p", "stream c", "limit 4K", "peak", "entry", "exit", "buffer", "i0 c", "run",
-        "swapin", "b@p:64", "b@p+0:64", "b", "after", "^i1", ",", "scratch", "bytes=", "+4K", "; comment", "\\", "é",
+        "graph g {\n",
+        "schedule s on d {\n",
+        "}",
+        "\n",
+        "input",
+        "state param",
+        "%x",
+        "%y",
+        ":",
+        "f32[2]",
+        "->",
+        "\"p\"",
+        "fwd -",
+        "=",
+        "relu",
+        "output",
+        "gradient",
+        "pool p",
+        "stream c",
+        "limit 4K",
+        "peak",
+        "entry",
+        "exit",
+        "buffer",
+        "i0 c",
+        "run",
+        "swapin",
+        "b@p:64",
+        "b@p+0:64",
+        "b",
+        "after",
+        "^i1",
+        ",",
+        "scratch",
+        "bytes=",
+        "+4K",
+        "; comment",
+        "\\",
+        "é",
     ];
     prop::collection::vec(prop::sample::select(words.to_vec()), 0..60).prop_map(|words| words.join(" "))
 }
@@ -398,6 +457,41 @@ fn no_panic(text: &str) {
             }
         }
     }
+}
+
+/// An integer of an attribute: mostly small, some at the ends.
+fn integer(choices: &mut Choices<'_>) -> i64 {
+    let ends = [i64::MIN, i64::MAX, 1 << 32, (1 << 32) - 1, 1 << 50, -1];
+    let i = choices.below(24);
+    ends.get(i).copied().unwrap_or_else(|| choices.below(5) as i64)
+}
+
+/// Any op, with any attributes, and operands of any types.
+fn any_call(choices: &mut Choices<'_>) -> (Op, Vec<TensorType>) {
+    let row = &ROWS[choices.below(ROWS.len())];
+    let (least, most) = row.inputs;
+    let n_operands = (least + choices.below(4)).min(most);
+    // Few ranks, element types and sizes: else nothing fits together.
+    let ranks = [choices.below(6), choices.below(6)];
+    let dtypes = [DType::ALL[choices.below(12)], DType::ALL[choices.below(12)]];
+    let sizes = [2, 4, 2, 4, 2, 4, 1, 0, 1 << 24, 1 << 46];
+    let n_sizes = [1, 2, 7, 10][choices.below(4)];
+    let mut types = vec![];
+    for _ in 0..n_operands {
+        let rank = ranks[choices.below(2)];
+        let shape: Vec<u64> = (0..rank).map(|_| sizes[choices.below(n_sizes)]).collect();
+        types.extend(TensorType::new(dtypes[choices.below(2)], shape));
+    }
+    let attr = |choices: &mut Choices<'_>, kind: Kind| match kind {
+        Kind::Int => Attr::Int(integer(choices)),
+        Kind::Float | Kind::Number => Attr::Float(choices.float()),
+        Kind::Bool => Attr::Bool(choices.coin()),
+        Kind::Ints => Attr::Ints((0..choices.below(7)).map(|_| integer(choices)).collect()),
+        Kind::Type => Attr::Type(DType::ALL[choices.below(12)]),
+        Kind::Str => Attr::Str("f32[4] i64[]".into()),
+    };
+    let attrs: Vec<(&'static str, Attr)> = row.attrs.iter().map(|&(key, kind)| (key, attr(choices, kind))).collect();
+    (Op::new(row.name, attrs).unwrap(), types)
 }
 
 proptest! {
@@ -430,6 +524,16 @@ proptest! {
     fn random_text_is_refused(text in any::<String>(), words in any_words()) {
         no_panic(&text);
         no_panic(&words);
+    }
+
+    #[test]
+    fn no_attribute_makes_a_shape_rule_panic(numbers in prop::collection::vec(any::<u32>(), 60)) {
+        let mut choices = Choices { numbers: numbers.iter(), names: &[], n_names: 0 };
+        let (op, types) = any_call(&mut choices);
+        let types: Vec<&TensorType> = types.iter().collect();
+        if let Ok(results) = op.infer(&types) {
+            op.work(&types, &results);
+        }
     }
 
     #[test]

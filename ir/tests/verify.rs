@@ -17,7 +17,8 @@ fn files_show_their_findings() {
     assert!(paths.len() > 10);
     for path in paths {
         let given = std::fs::read_to_string(&path).unwrap();
-        let head: String = given.lines().take_while(|line| line.starts_with(';')).map(|line| format!("{line}\n")).collect();
+        let head: String =
+            given.lines().take_while(|line| line.starts_with(';')).map(|line| format!("{line}\n")).collect();
         assert!(!head.is_empty(), "{} should say on top what it shows", path.display());
         let found = match text::parse_file(&given).unwrap_or_else(|e| panic!("{}: {e}", path.display())) {
             File::Graph(graph) => text::print_graph_with_findings(&graph, &verify::graph(&graph)),
@@ -68,7 +69,10 @@ fn ids_are_in_their_tables() {
     assert_eq!(program_findings(|p| p.schedule.entry[0].0 = gone)[0], "entry 0: v99 is not in the table of values");
     assert_eq!(program_findings(|p| p.schedule.exit[0].0 = gone)[0], "exit 0: v99 is not in the table of values");
     let gone = Loc::from(Buffer::new(99));
-    assert_eq!(program_findings(|p| p.schedule.entry[0].1 = gone)[0], "entry 0: buffer99 is not in the table of buffers");
+    assert_eq!(
+        program_findings(|p| p.schedule.entry[0].1 = gone)[0],
+        "entry 0: buffer99 is not in the table of buffers"
+    );
     assert_eq!(program_findings(|p| p.schedule.exit[0].1 = gone)[0], "exit 0: buffer99 is not in the table of buffers");
     let i0 = Instr::new(0);
     assert_eq!(program_findings(|p| p.schedule.instrs[i0].stream = Stream::new(9)), ["i0: stream9 is no stream"]);

@@ -12,7 +12,7 @@ use crate::graph::{canonical, optimizer};
 use crate::realise;
 use crate::schedule::order::Update;
 use crate::schedule::{apply, inplace, order, prefetch, sync};
-use crate::sim::{Timeline, simulate};
+use crate::sim::{self, Timeline, simulate};
 use ir::finding::Finding;
 use ir::{Device, Graph, Program, Schedule, text};
 use std::fmt;
@@ -194,8 +194,11 @@ pub fn compile(
         budget: decided.budget,
     };
     let mut program = Program { graph: graph.clone(), schedule: Schedule::default(), plan: None };
+    let timed = |program: &Program| sim::print(program, &simulate(&program.graph, &program.schedule, &tabled));
     for pass in SCHEDULE {
-        manager.run(pass, &mut program, &context, &text::print_program)?;
+        // Before there are waits, a line's time means nothing.
+        let print: &dyn Fn(&Program) -> String = if pass.name == "sync" { &timed } else { &text::print_program };
+        manager.run(pass, &mut program, &context, print)?;
         manager.verify_program(pass.name, &program)?;
     }
     manager.check(&program)?;

@@ -3,7 +3,7 @@
 
 use crate::cost::Cost;
 use ir::schedule::{InstrKind, Schedule, Why};
-use ir::{Graph, Instr, Stream, Table};
+use ir::{Graph, Instr, Program, Stream, Table, text};
 
 /// When each line runs.
 #[derive(Clone, PartialEq, Debug)]
@@ -48,4 +48,12 @@ pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline
     }
     let micros = free.values().copied().fold(0.0, f64::max);
     Timeline { start, end, micros, busy, recomputed, swapped_bytes }
+}
+
+/// The text of a program with the times of its lines as comments.
+pub fn print(program: &Program, timeline: &Timeline) -> String {
+    text::print_program_with(program, &|instr| {
+        let (start, end) = (timeline.start.get(instr)?, timeline.end.get(instr)?);
+        Some(format!("{start:.1}..{end:.1} us"))
+    })
 }

@@ -20,6 +20,13 @@ macro_rules! elements {
 // Bools are bytes here: a pool may hold any byte, a Rust bool may not. Kernels write 0 or 1 and read zero or not.
 elements!(u8 = U8, i8 = I8, i16 = I16, i32 = I32, i64 = I64, f32 = F32, f64 = F64, half::bf16 = BF16, half::f16 = F16);
 
+/// Unsigned integers as wide as an element, for kernels that move elements and do not look at them.
+pub trait Bits: Copy + Default + Send + Sync + 'static {}
+impl Bits for u8 {}
+impl Bits for u16 {}
+impl Bits for u32 {}
+impl Bits for u64 {}
+
 /// One tensor of a launch, resolved to memory. Built when an artifact is loaded, so that a step allocates nothing.
 #[derive(Clone, Debug)]
 pub struct Tensor {
@@ -111,6 +118,23 @@ impl<'a> Call<'a> {
         // SAFETY: as for `input`; `take` hands out each result once, and `validate` proved results disjoint.
         unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>(), y.bytes / size_of::<T>()) }
     }
+    /// Operand `i`'s elements as bits of their width. Panics if that is not `T`'s, or if a result lies on it.
+    pub fn input_bits<T: Bits>(&self, i: usize) -> &'a [T] {
+        let x = &self.ins[i];
+        assert!(self.inplace(i).is_none(), "operand {i} is in place; read it from the result");
+        expect_width::<T>(x);
+        // SAFETY: as for `input`.
+        unsafe { std::slice::from_raw_parts(x.data.cast::<T>(), x.bytes / size_of::<T>()) }
+    }
+    /// Result `j`'s elements as bits of their width. Panics if that is not `T`'s, or if it was taken before.
+    #[allow(clippy::mut_from_ref, reason = "each result is handed out once, see `taken`")]
+    pub fn output_bits<T: Bits>(&self, j: usize) -> &'a mut [T] {
+        let y = &self.outs[j];
+        self.take(j);
+        expect_width::<T>(y);
+        // SAFETY: as for `output`.
+        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>(), y.bytes / size_of::<T>()) }
+    }
     /// The scratch as `T`s; empty if there is none. Panics if it was taken before.
     #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]
     pub fn scratch<T: Element>(&self) -> &'a mut [T] {
@@ -172,4 +196,9 @@ fn overlap(x: &Tensor, y: &Tensor) -> bool {
 fn expect_type<T: Element>(t: &Tensor) {
     let fits = t.dtype == T::DTYPE || (t.dtype == DType::Bool && T::DTYPE == DType::U8);
     assert!(fits, "a slice of {:?} was asked of a tensor of {:?}", T::DTYPE, t.dtype);
+}
+
+fn expect_width<T: Bits>(t: &Tensor) {
+    let fits = t.dtype.bytes() == size_of::<T>() as u64;
+    assert!(fits, "a slice of {} bytes an element was asked of a tensor of {:?}", size_of::<T>(), t.dtype);
 }

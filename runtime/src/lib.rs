@@ -1,4 +1,34 @@
 //! Runs an artifact; knows nothing of the compiler.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), runtime::Error> {
+//! let mut machine = runtime::Machine::new(artifact::read_file("gpt2.lit")?, runtime::Options::default())?;
+//! machine.initialise(&runtime::StateInit { seed: 1, std: Some(0.02) })?;
+//! machine.write_input("tokens", &[0; 4096])?;
+//! let report = machine.step()?;
+//! let loss = machine.read_output("loss")?;
+//! # Ok(()) }
+//! ```
+//!
+//! From top to bottom: [`validate`](validate()) proves that an artifact may be run; `program` resolves it to what streams
+//! run; [`Machine`] runs that on threads (or shuffled, to test the plan); [`kernels`] compute.
+//! **Invariant:** no unsafe code but in `memory` and [`kernel`], which lean on what `validate` proves.
 
+mod access;
+mod error;
+mod init;
 pub mod kernel;
 pub mod kernels;
+mod link;
+mod machine;
+mod memory;
+mod program;
+mod sync;
+mod trace;
+mod validate;
+
+pub use error::Error;
+pub use init::StateInit;
+pub use machine::{Machine, Options, StepReport};
+pub use trace::Span;
+pub use validate::validate;

@@ -1,1 +1,3 @@
-//! See Cargo.toml.
+//! What the tests share: a generator of graphs and decisions, and a plain evaluator.
+
+pub mod generate;

@@ -30,8 +30,8 @@ pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     /// The call's results; none where the file wants none.
     pub(crate) results: Vec<Option<Ref>>,
-    /// The number of random nodes in the graph after this call.
-    pub(crate) streams: i64,
+    /// The number of random nodes in the graph after this call; none if it adds none.
+    pub(crate) streams: Option<i64>,
 }
 
 /// A number in a call.
@@ -137,7 +137,7 @@ impl<'a, 's> Call<'a, 's> {
                 return Err(format!("the argument {} is not known", arg.name));
             }
         }
-        Ok(Plan { steps: self.steps, results, streams: self.streams })
+        Ok(Plan { steps: self.steps, results, streams: Some(self.streams) })
     }
 
     // ------------------------------------------------------------------------------------------------- arguments

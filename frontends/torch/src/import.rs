@@ -193,7 +193,7 @@ impl<'a> Import<'a> {
     fn node(&mut self, node: &'a schema::Node, place: &Place) -> Result<(), Error> {
         let label = node.name.as_deref().or_else(|| output_names(node).flatten().next()).unwrap_or(&node.target);
         let at = || format!("node {label} ({})", node.target);
-        if node.outputs.iter().any(|o| matches!(o, Argument::Other(_))) {
+        if node.outputs.iter().any(|o| matches!(o, Argument::Other)) {
             return Err(Error::new(at(), "gives back something that is neither a tensor nor a size"));
         }
         let names: Vec<Option<&'a str>> = output_names(node).collect();
@@ -229,7 +229,7 @@ impl<'a> Import<'a> {
                 plan.map_err(|e| Error::new(at(), e))?
             }
         };
-        self.streams = plan.streams;
+        self.streams = plan.streams.unwrap_or(self.streams);
         self.commit(&plan, &names, &types, place).map_err(|e| Error::new(at(), e))
     }
 

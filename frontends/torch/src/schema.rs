@@ -184,8 +184,8 @@ pub(crate) enum Argument {
     SymInt(String),
     ScalarType(i64),
     Layout(i64),
-    /// A key that no op of ours takes: a device, a memory format, a graph, an object.
-    Other(String),
+    /// Something that no op of ours takes: a device, a memory format, a graph, an object.
+    Other,
 }
 
 /// A number, or the string that stands for one that JSON cannot write.
@@ -286,7 +286,7 @@ impl<'de> Deserialize<'de> for Argument {
                     "as_string" => Argument::String(map.next_value()?),
                     "as_scalar_type" => Argument::ScalarType(map.next_value()?),
                     "as_layout" => Argument::Layout(map.next_value()?),
-                    _ => map.next_value::<IgnoredAny>().map(|_| Argument::Other(key))?,
+                    _ => map.next_value::<IgnoredAny>().map(|_| Argument::Other)?,
                 };
                 match map.next_key::<IgnoredAny>()? {
                     None => Ok(argument),

@@ -8,8 +8,8 @@ use crate::graph::{Def, Graph, Phase, StateKind, Value};
 use crate::op::{Attr, Op, parse_type};
 use crate::plan::Plan;
 use crate::schedule::{
-    ALIGN, Access, Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData,
-    Why,
+    ALIGN, Access, Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream,
+    StreamData, Why,
 };
 use crate::table::{Id, Table};
 use crate::{DType, Node, Program};
@@ -223,7 +223,10 @@ fn malformed_programs_are_refused() {
     refused(|p| p.graph.nodes[Node::new(1)].outputs[0] = Value::new(0), "n1: result 0 is v0");
     refused(|p| p.graph.nodes[Node::new(1)].inputs.clear(), "n1: relu takes 1 to 1 operands, not 0");
     refused(|p| p.graph.nodes[Node::new(1)].outputs.clear(), "n1: relu has 1 results, not 0");
-    refused(|p| p.graph.values[Value::new(2)].ty = parse_type("f32[8]").unwrap(), "n0: mul results in f32[16], but %h is f32[8]");
+    refused(
+        |p| p.graph.values[Value::new(2)].ty = parse_type("f32[8]").unwrap(),
+        "n0: mul results in f32[16], but %h is f32[8]",
+    );
     refused(|p| p.graph.states[0].after = value(p, "square"), "");
     // The schedule.
     refused(|p| p.schedule.buffers[Buffer::new(0)].pool = Pool::new(9), "x lies in pool9, which is no pool");
@@ -279,6 +282,28 @@ fn buffers_lie_in_their_pools() {
     refused(|p| *offset(p, 6) = 384, "y at device+384:64 ends beyond the pool's 384 bytes");
     refused(|p| *offset(p, 6) = u64::MAX - 63, "ends beyond the pool's 384 bytes");
     refused(|p| *offset(p, 6) = 300, "y at device+300 is not at a multiple of 64");
+}
+
+/// The state that nobody reads in this step lies where the product's scratch is.
+#[test]
+fn scratch_spoils_what_it_covers() {
+    let program = |at: u64| {
+        let mut draft = Draft::new();
+        let (x, w) = (draft.input("x", "bf16[4,4]"), draft.state("w", "f32[16]"));
+        let product = Op::new("matmul", [("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))]).unwrap();
+        let y = draft.node(product, &[x, x], "y");
+        let (bx, by, bw) =
+            (draft.buffer("x", DEVICE, 0, 64), draft.buffer("y", DEVICE, 64, 64), draft.buffer("w", DEVICE, 128, 64));
+        let place = draft.buffer("scratch", DEVICE, at, 192);
+        let line = draft.run(y, &[bx, bx], &[by], &[]);
+        let InstrKind::Run { scratch, .. } = &mut draft.schedule.instrs[line].kind else { panic!() };
+        *scratch = Some(place);
+        draft.schedule.entry = vec![(x, bx), (w, bw)];
+        draft.schedule.exit = vec![(w, bw)];
+        draft.end()
+    };
+    assert_eq!(findings(&program(192)), [""; 0]);
+    assert_eq!(findings(&program(128)), ["exit 0: should leave %w in w at device+128, which holds scratch since i0"]);
 }
 
 /// Kernels load whole vectors; copies may move any bytes.
@@ -339,7 +364,10 @@ fn scratch_is_there_and_apart() {
 fn operands_are_found() {
     // h's bytes are t's by then, and the other places hold other things.
     refused(|p| args(p, 5)[1] = loc(2), "i5: reads h for %flat at device+128, which holds %t since i3");
-    refused(|p| args(p, 5)[1] = loc(0), "i5: reads x for %flat at device+0, which holds %x since the start of the step");
+    refused(
+        |p| args(p, 5)[1] = loc(0),
+        "i5: reads x for %flat at device+0, which holds %x since the start of the step",
+    );
     refused(|p| args(p, 2)[0] = loc(6), "i2: reads y for %h at device+320, which holds nothing yet");
     // The values of a step are not those of the next: y's bytes still hold the last step's y, under another name.
     refused(|p| args(p, 5)[0] = loc(6), "i5: reads y for %t at device+320, which holds nothing yet");
@@ -403,10 +431,7 @@ fn a_value_may_be_overwritten_in_part() {
         draft.end()
     };
     assert_eq!(findings(&program(false)), [""; 0]);
-    assert_eq!(
-        findings(&program(true)),
-        ["i1: reads x for %x at device+0, which from device+64 on holds %t since i0"]
-    );
+    assert_eq!(findings(&program(true)), ["i1: reads x for %x at device+0, which from device+64 on holds %t since i0"]);
 }
 
 #[test]
@@ -479,7 +504,10 @@ fn in_place_pairs_are_declared() {
     };
     let matmul = || Op::new("matmul", [("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))]).unwrap();
     assert_eq!(findings(&program(matmul(), 512)), [""; 0]);
-    assert_eq!(findings(&program(matmul(), 256)), ["i0: overwrites its operand %y (device+256..512) with %z (device+256..512)"]);
+    assert_eq!(
+        findings(&program(matmul(), 256)),
+        ["i0: overwrites its operand %y (device+256..512) with %z (device+256..512)"]
+    );
     assert_eq!(findings(&program(op("add"), 0)), [""; 0]);
     assert_eq!(findings(&program(op("add"), 256)), [""; 0]);
     // Not the same bytes: element 0 of the result would be written over element 16 of the operand.
@@ -527,6 +555,18 @@ fn types_of_in_place_pairs_agree() {
     draft.schedule.entry = vec![(x, bx), (b, bb)];
     draft.schedule.exit = vec![(y, by)];
     assert_eq!(findings(&draft.end()), ["i0: overwrites its operand %b (device+256..320) with %y (device+256..512)"]);
+
+    // As many bytes, but of another type: the pair is declared for equal types alone.
+    let mut draft = Draft::new();
+    let (x, b) = (draft.input("x", "f32[1,16]"), draft.input("b", "f32[16]"));
+    let y = draft.node(op("add"), &[b, x], "y");
+    draft.output(y);
+    let (bx, bb) = (draft.buffer("x", DEVICE, 0, 64), draft.buffer("b", DEVICE, 64, 64));
+    draft.run(y, &[bb, bx], &[bb], &[]);
+    draft.schedule.entry = vec![(x, bx), (b, bb)];
+    draft.schedule.exit = vec![(y, bb)];
+    let program = draft.end();
+    assert_eq!(findings(&program), ["i0: overwrites its operand %b (device+64..128) with %y (device+64..128)"]);
 }
 
 #[test]
@@ -652,16 +692,39 @@ fn what_a_step_finds_is_disjoint() {
 
 #[test]
 fn inputs_states_and_outputs_have_places() {
-    refused(|p| { p.schedule.entry.remove(0); }, "state 0: %w has no place at entry");
-    refused(|p| { p.schedule.entry.remove(1); }, "input %x has no place at entry");
-    refused(|p| { p.schedule.exit.remove(0); }, "state 0: %w is found in w+0, but %w2 is not left there");
+    refused(
+        |p| {
+            p.schedule.entry.remove(0);
+        },
+        "state 0: %w has no place at entry",
+    );
+    refused(
+        |p| {
+            p.schedule.entry.remove(1);
+        },
+        "input %x has no place at entry",
+    );
+    refused(
+        |p| {
+            p.schedule.exit.remove(0);
+        },
+        "state 0: %w is found in w+0, but %w2 is not left there",
+    );
     refused(|p| p.schedule.exit[0].1 = loc(3), "state 0: %w is found in w+0, but %w2 is not left there");
-    refused(|p| { p.schedule.exit.remove(1); }, "output 0: %y has no place at exit");
+    refused(
+        |p| {
+            p.schedule.exit.remove(1);
+        },
+        "output 0: %y has no place at exit",
+    );
 }
 
 #[test]
 fn what_must_leave_leaves() {
-    refused(|p| outs(p, 6)[0] = loc(3), "exit 0: should leave %w2 in w at device+64, which holds %w since the start of the step");
+    refused(
+        |p| outs(p, 6)[0] = loc(3),
+        "exit 0: should leave %w2 in w at device+64, which holds %w since the start of the step",
+    );
     refused(
         |p| {
             p.schedule.instrs.push(InstrData {
@@ -844,7 +907,11 @@ fn random_program(seed: u64) -> Program {
                 0 => draft.node(op("relu"), &[operand], &name),
                 1 => draft.node(Op::new("cumsum", [("dim", Attr::Int(0))]).unwrap(), &[operand], &name),
                 2 => {
-                    let view = draft.reshape(operand, &[-1, 4].map(|d| if d < 0 { 4 + 8 * lane as i64 } else { d }), &format!("{name}.a"));
+                    let view = draft.reshape(
+                        operand,
+                        &[-1, 4].map(|d| if d < 0 { 4 + 8 * lane as i64 } else { d }),
+                        &format!("{name}.a"),
+                    );
                     draft.reshape(view, &[16 + 32 * lane as i64], &name)
                 }
                 _ => {
@@ -856,7 +923,8 @@ fn random_program(seed: u64) -> Program {
         }
         let gradients: Vec<Value> = known[3..].to_vec();
         // Not a state's old value under another name: that would have to be saved before the state's update.
-        let computed: Vec<Value> = gradients.iter().copied().filter(|&v| draft.graph.def_node(draft.graph.root(v)).is_some()).collect();
+        let computed: Vec<Value> =
+            gradients.iter().copied().filter(|&v| draft.graph.def_node(draft.graph.root(v)).is_some()).collect();
         for k in 0..2 {
             if !computed.is_empty() && (k == 0 || random.one_in(2)) {
                 updates.push((2 * lane + k, random.pick(&computed)));
@@ -881,7 +949,11 @@ fn random_program(seed: u64) -> Program {
         let bytes = draft.graph.values[x].ty.bytes();
         let at = draft.buffer(&format!("in{pool}"), pool, 0, bytes);
         draft.schedule.entry.push((x, at));
-        if pool == DEVICE { growth.on_device.insert(x, at) } else { growth.on_host.insert(x, at) };
+        if pool == DEVICE {
+            growth.on_device.insert(x, at)
+        } else {
+            growth.on_host.insert(x, at)
+        };
     }
     let home = draft.buffer("home", HOST, 0, 384);
     let chunk = draft.buffer("chunk", DEVICE, 0, 384);
@@ -1005,7 +1077,8 @@ fn watched(program: &Program) -> Vec<bool> {
     let touches = |line: Instr| {
         schedule.accesses(graph, line).iter().any(|access| {
             let at = units(program, access);
-            inputs.iter().any(|input| meet(input, &at)) || (access.write && outputs.iter().any(|output| meet(output, &at)))
+            inputs.iter().any(|input| meet(input, &at))
+                || (access.write && outputs.iter().any(|output| meet(output, &at)))
         })
     };
     schedule.instrs.ids().map(touches).collect()
@@ -1116,8 +1189,7 @@ fn legal(program: &Program) -> bool {
         }
     }
     // Both steps. A state's old value is what the step before left.
-    let mut memory: Memory =
-        plan.peak.values().map(|&peak| vec![None; peak.div_ceil(ALIGN) as usize]).collect();
+    let mut memory: Memory = plan.peak.values().map(|&peak| vec![None; peak.div_ceil(ALIGN) as usize]).collect();
     let name = |mut step: usize, value: Value| {
         let mut root = graph.root(value);
         while let Def::State(state) = graph.values[root].def
@@ -1217,7 +1289,8 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
                 values[data.outputs[0]] = values[data.inputs[0]].clone();
                 continue;
             }
-            let key = data.inputs.iter().flat_map(|&v| &values[v]).fold(mix(node.index() as u64 + 1), |h, &u| mix(h ^ u));
+            let key =
+                data.inputs.iter().flat_map(|&v| &values[v]).fold(mix(node.index() as u64 + 1), |h, &u| mix(h ^ u));
             for (o, &output) in data.outputs.iter().enumerate() {
                 let n_units = graph.values[output].ty.bytes().div_ceil(ALIGN);
                 values[output] = (0..n_units).map(|unit| mix(key ^ (o as u64 + 1) << 32 ^ unit)).collect();
@@ -1226,7 +1299,8 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
         right.push(values);
     }
     let plan = program.plan.as_ref().unwrap();
-    let mut memory: Vec<Vec<u64>> = plan.peak.values().map(|&peak| vec![POISON; peak.div_ceil(ALIGN) as usize]).collect();
+    let mut memory: Vec<Vec<u64>> =
+        plan.peak.values().map(|&peak| vec![POISON; peak.div_ceil(ALIGN) as usize]).collect();
     type Units = (Pool, std::ops::Range<usize>);
     let read = |memory: &[Vec<u64>], (pool, range): &Units| memory[pool.index()][range.clone()].to_vec();
     let write = |memory: &mut [Vec<u64>], (pool, range): &Units, data: &[u64]| {
@@ -1284,7 +1358,8 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
         match &schedule.instrs[line].kind {
             InstrKind::Run { node, args, outs, .. } => {
                 let data = &graph.nodes[*node];
-                let outs: Vec<Units> = data.outputs.iter().zip(outs).map(|(&v, &loc)| value_units(program, v, loc)).collect();
+                let outs: Vec<Units> =
+                    data.outputs.iter().zip(outs).map(|(&v, &loc)| value_units(program, v, loc)).collect();
                 for (&value, &loc) in data.inputs.iter().zip(args) {
                     let at = value_units(program, value, loc);
                     let spoiled = running[q].is_some() && outs.iter().any(|out| meet(out, &at));
@@ -1389,7 +1464,8 @@ fn mutants(program: &Program, random: &mut Random) -> Vec<(String, Program)> {
             _ => line,
         };
         add(format!("i{b} and i{a} swapped"), &mut |p| {
-            let lines: Vec<InstrData> = p.schedule.instrs.ids().map(|line| program.schedule.instrs[swapped(line)].clone()).collect();
+            let lines: Vec<InstrData> =
+                p.schedule.instrs.ids().map(|line| program.schedule.instrs[swapped(line)].clone()).collect();
             p.schedule.instrs = lines.into_iter().collect();
             for line in p.schedule.instrs.ids() {
                 for dep in &mut p.schedule.instrs[line].after {
@@ -1444,6 +1520,82 @@ fn dropped_waits_do_harm() {
     assert!(n_dropped * 3 / 4 < n_harmful, "{n_harmful} of {n_dropped} dropped waits do harm");
 }
 
+/// Any number in the place of any other: the checker answers. Arithmetic that overflows would panic in this build.
+#[test]
+fn garbage_is_answered() {
+    let mut n_refused = 0;
+    for seed in 0..4000 {
+        let mut random = Random(mix(seed));
+        let mut program = random_program(seed % 16);
+        for _ in 0..1 + random.below(3) {
+            corrupt(&mut program, &mut random);
+        }
+        n_refused += usize::from(check(&program).is_err());
+    }
+    assert!(3000 < n_refused, "{n_refused} refused");
+}
+
+fn corrupt(program: &mut Program, random: &mut Random) {
+    let Program { graph, schedule, plan } = program;
+    let plan = plan.as_mut().unwrap();
+    let number = match random.below(4) {
+        0 => random.pick(&[u64::MAX, u64::MAX - 63, 1 << 63, 1 << 32, 0, 1]),
+        1 => random.next(),
+        _ => random.below(16) as u64 * ALIGN,
+    };
+    // An id that may just be out of range.
+    let id = random.below(graph.values.len().max(schedule.instrs.len()) + 2);
+    let (value, node) = (Value::new(id), Node::new(id));
+    let a_value = Value::new(random.below(graph.values.len()));
+    let a_node = Node::new(random.below(graph.nodes.len()));
+    let a_line = i(random.below(schedule.instrs.len()));
+    let a_buffer = Buffer::new(random.below(schedule.buffers.len()));
+    let loc = Loc { buffer: if random.one_in(2) { a_buffer } else { Buffer::new(id) }, offset: number };
+    let k = random.below(2);
+    let set = |list: &mut Vec<Value>| {
+        if let Some(last) = list.last_mut() {
+            *last = value
+        }
+    };
+    match random.below(22) {
+        0 => set(&mut graph.inputs),
+        1 => graph.states[k].before = value,
+        2 => graph.states[k].after = value,
+        3 => graph.outputs[k].value = value,
+        4 => graph.order.push(node),
+        5 => graph.order.swap(0, id % 3),
+        6 => set(&mut graph.nodes[a_node].inputs),
+        7 => set(&mut graph.nodes[a_node].outputs),
+        8 => drop(graph.nodes[a_node].inputs.pop()),
+        9 => graph.values[a_value].def = random.pick(&[Def::Node(node, k), Def::Input(id), Def::State(id)]),
+        10 => graph.values[a_value].ty = parse_type("i64[3,1]").unwrap(),
+        11 if a_buffer.index() < plan.offset.len() => plan.offset[a_buffer] = number,
+        12 => plan.peak[Pool::new(k)] = number,
+        13 => schedule.buffers[a_buffer].bytes = number,
+        14 => schedule.buffers[a_buffer].pool = Pool::new(id % 4),
+        15 => schedule.instrs[a_line].stream = Stream::new(id % 5),
+        16 => schedule.instrs[a_line].after.push(Dep { instr: i(id), previous: k == 0 }),
+        17 => schedule.entry[k] = (random.pick(&[value, a_value]), loc),
+        18 => schedule.exit[k] = (random.pick(&[value, a_value]), loc),
+        19 => plan.offset = Table::filled(id, number),
+        20 => schedule.pools[Pool::new(k)].limit = Some(number),
+        _ => match &mut schedule.instrs[a_line].kind {
+            InstrKind::Copy { src, dst, bytes } => match random.below(3) {
+                0 => *src = loc,
+                1 => *dst = loc,
+                _ => *bytes = number,
+            },
+            InstrKind::Run { node: ran, args, outs, scratch } => match random.below(5) {
+                0 => *ran = node,
+                1 => args.insert(0, loc),
+                2 => args[0] = loc,
+                3 => outs[0] = loc,
+                _ => *scratch = Some(loc),
+            },
+        },
+    }
+}
+
 // -------------------------------------------------------------------------------------------------------------- size
 
 /// A chain of `n` swapped activations and in-place updates, 2.5 lines a node: as large as the largest real schedules.
@@ -1454,7 +1606,8 @@ fn tower(n: usize) -> Program {
     let bx = draft.buffer("x", DEVICE, 0, 64);
     draft.schedule.entry.push((x, bx));
     // Forward: h[k] = relu h[k-1], swapped out; one of WINDOW places on the device.
-    let place = |draft: &mut Draft, name: String, k: usize| draft.buffer(&name, DEVICE, 64 + 64 * (k % WINDOW) as u64, 64);
+    let place =
+        |draft: &mut Draft, name: String, k: usize| draft.buffer(&name, DEVICE, 64 + 64 * (k % WINDOW) as u64, 64);
     let (mut value, mut from) = (x, bx);
     let (mut values, mut hosts, mut outs) = (vec![], vec![], vec![]);
     for k in 0..n {

@@ -613,13 +613,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn run(
-        &mut self,
-        graph: &Graph,
-        values: &Values,
-        schedule: &mut Schedule,
-        names: &mut Names,
-    ) -> Result<InstrKind> {
+    fn run(&mut self, graph: &Graph, values: &Values, schedule: &mut Schedule, names: &mut Names) -> Result<InstrKind> {
         let name = self.name("a node's name: that of its first result")?;
         let node = values.get(&name.text).and_then(|&value| first_result(graph, value));
         let Some(node) = node else {

@@ -19,11 +19,7 @@ pub(super) fn graph(graph: &Graph, findings: &[Finding]) -> String {
     lines.finish()
 }
 
-pub(super) fn program(
-    program: &Program,
-    comment: &dyn Fn(Instr) -> Option<String>,
-    findings: &[Finding],
-) -> String {
+pub(super) fn program(program: &Program, comment: &dyn Fn(Instr) -> Option<String>, findings: &[Finding]) -> String {
     let mut lines = Lines::new(findings);
     graph_block(&mut lines, &program.graph);
     schedule_block(&mut lines, program, comment);
@@ -98,12 +94,9 @@ impl Lines {
 
 fn is_of_schedule(place: Place) -> bool {
     match place {
-        Place::Graph
-        | Place::Value(_)
-        | Place::Node(_)
-        | Place::State(_)
-        | Place::Output(_)
-        | Place::Gradient(_) => false,
+        Place::Graph | Place::Value(_) | Place::Node(_) | Place::State(_) | Place::Output(_) | Place::Gradient(_) => {
+            false
+        }
         Place::Schedule
         | Place::Pool(_)
         | Place::Stream(_)

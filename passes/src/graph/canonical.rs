@@ -21,6 +21,19 @@ pub fn run(graph: &mut Graph) {
     *graph = new.compact();
 }
 
+/// The name of the value that a value of the graph before the pass becomes; `None` if nothing needs it.
+pub fn became(graph: &Graph, value: Value) -> Option<String> {
+    let mut rewrite = Rewrite::new(graph);
+    for &node in &graph.order {
+        rewrite.node(node);
+    }
+    let new = rewrite.value[value]?;
+    let mut graph = rewrite.finish();
+    remove_dead(&mut graph);
+    let is_live = graph.def_node(new).is_none_or(|node| graph.order.contains(&node));
+    is_live.then(|| graph.values[new].name.clone())
+}
+
 /// Leaves only nodes that a state, an output or a gradient needs, and those whose effects are unknown.
 fn remove_dead(graph: &mut Graph) {
     let mut live = Table::filled(graph.nodes.len(), false);

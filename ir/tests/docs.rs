@@ -1,0 +1,92 @@
+//! `docs/ir.md` tells the truth: its dumps parse, print and prove, and its table of ops is `ROWS`.
+
+use ir::op::{Kind, Purity, ROWS};
+use ir::schedule::Why;
+use ir::text::{self, File};
+use ir::{DType, Phase, StateKind, check, verify};
+
+const DOC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/ir.md");
+const START: &str = "<!-- ops: `BLESS=1 cargo test -p ir --test docs` rewrites the table -->\n";
+const END: &str = "<!-- /ops -->";
+
+fn doc() -> String {
+    std::fs::read_to_string(DOC).unwrap()
+}
+
+#[test]
+fn dumps_parse_and_prove() {
+    let doc = doc();
+    let dumps: Vec<&str> = doc.split("```ir\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
+    assert!(!dumps.is_empty());
+    for dump in dumps {
+        match text::parse_file(dump).unwrap_or_else(|e| panic!("{e}\n{dump}")) {
+            File::Graph(graph) => {
+                assert_eq!(verify::graph(&graph), []);
+                assert_eq!(text::print_graph(&graph), dump);
+            }
+            File::Program(program) => {
+                assert_eq!(verify::program(&program), []);
+                let findings = check::check(&program).err().unwrap_or_default();
+                assert!(findings.is_empty(), "{}", text::print_program_with_findings(&program, &findings));
+                assert_eq!(text::print_program(&program), dump);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_example_is_the_one_of_the_tests() {
+    assert!(doc().contains(include_str!("example.ir")));
+}
+
+#[test]
+fn words_are_those_of_the_types() {
+    let doc = doc();
+    let quoted = |words: &[&str]| words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" | ");
+    let rule = |name: &str, words: &[&str]| {
+        let line = format!("{name:<9} = {} ;\n", quoted(words));
+        assert!(doc.contains(&line), "docs/ir.md should have {line}");
+    };
+    rule("kind", &StateKind::ALL.map(StateKind::name));
+    rule("phase", &Phase::ALL.map(Phase::name));
+    rule("element", &DType::ALL.map(DType::name));
+    for why in Why::ALL {
+        assert!(doc.contains(&format!("`{}`", why.name())), "docs/ir.md should name {}", why.name());
+    }
+}
+
+fn ops() -> String {
+    let mut table = String::from("| op | operands | attributes | in place | |\n|---|---|---|---|---|\n");
+    for row in ROWS {
+        let (least, most) = row.inputs;
+        let operands = if least == most { least.to_string() } else { format!("{least} to {most}") };
+        let kind = |kind: Kind| match kind {
+            Kind::Int => "int",
+            Kind::Float => "float",
+            Kind::Number => "number",
+            Kind::Bool => "bool",
+            Kind::Ints => "ints",
+            Kind::Type => "type",
+            Kind::Str => "string",
+        };
+        let attrs: Vec<String> = row.attrs.iter().map(|&(key, k)| format!("`{key}`: {}", kind(k))).collect();
+        let inplace: Vec<String> =
+            row.inplace.iter().map(|(operand, result)| format!("{operand} → {result}")).collect();
+        let purity = if row.purity == Purity::Opaque { "opaque" } else { "" };
+        let (attrs, inplace) = (attrs.join(", "), inplace.join(", "));
+        table.push_str(&format!("| `{}` | {operands} | {attrs} | {inplace} | {purity} |\n", row.name));
+    }
+    table
+}
+
+#[test]
+fn the_table_of_ops_is_rows() {
+    let doc = doc();
+    let (head, rest) = doc.split_once(START).unwrap();
+    let (table, tail) = rest.split_once(END).unwrap();
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(DOC, format!("{head}{START}{}{END}{tail}", ops())).unwrap();
+    } else {
+        assert_eq!(table, ops(), "BLESS=1 cargo test -p ir --test docs");
+    }
+}

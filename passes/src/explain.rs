@@ -1,0 +1,759 @@
+//! Why a value is where it is, and what else would cost. Nothing is decided here: the figures come from the decisions'
+//! own reasons, from the simulator's timeline, and, for what was not chosen, from building and simulating the whole step
+//! with that one decision changed.
+//!
+//! Before: a compiled program. After: an [`Explanation`] of one value as plain data, and its text.
+
+use crate::alloc::{lifetimes, live_bytes};
+use crate::decide::{Decisions, Gap, Means, Problem, Reason};
+use crate::graph::canonical;
+use crate::pipeline::Compiled;
+use crate::realise;
+use crate::schedule::apply::DEVICE;
+use ir::graph::Def;
+use ir::schedule::{InstrKind, Loc, Schedule, Why};
+use ir::{Buffer, Graph, Id, Instr, Phase, Pool, StateKind, Table, TensorType, Value, text};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// What a tensor is to the step.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub enum Class {
+    Param,
+    Buffer,
+    Const,
+    Moment,
+    Rng,
+    Input,
+    Activation,
+    Gradient,
+    Update,
+    Scratch,
+}
+
+impl Class {
+    /// The word in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Param => "param",
+            Class::Buffer => "buffer",
+            Class::Const => "const",
+            Class::Moment => "moment",
+            Class::Rng => "rng",
+            Class::Input => "input",
+            Class::Activation => "activation",
+            Class::Gradient => "gradient",
+            Class::Update => "update",
+            Class::Scratch => "scratch",
+        }
+    }
+
+    fn of_state(kind: StateKind) -> Class {
+        match kind {
+            StateKind::Param => Class::Param,
+            StateKind::Buffer => Class::Buffer,
+            StateKind::Const => Class::Const,
+            StateKind::Moment => Class::Moment,
+            StateKind::Rng => Class::Rng,
+        }
+    }
+}
+
+/// The class of a value. A state's new value is of the state's class: it takes the old one's place.
+pub fn class(graph: &Graph, value: Value) -> Class {
+    let root = graph.root(value);
+    match graph.values[root].def {
+        Def::Input(_) => Class::Input,
+        Def::State(state) => Class::of_state(graph.states[state].kind),
+        Def::Node(node, _) => match graph.states.iter().find(|state| graph.root(state.after) == root) {
+            Some(state) => Class::of_state(state.kind),
+            None => match graph.nodes[node].phase {
+                Phase::Forward => Class::Activation,
+                Phase::Backward => Class::Gradient,
+                Phase::Optimizer => Class::Update,
+            },
+        },
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- peak
+
+/// What lies on the device where most does.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Peak {
+    /// The line; none if the step has none.
+    pub line: Option<Instr>,
+    /// Its text.
+    pub text: String,
+    /// Bytes alive there.
+    pub bytes: u64,
+    /// What they are, largest first.
+    pub tensors: Vec<Resident>,
+}
+
+/// A tensor on the device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resident {
+    /// Its name, or that of its buffer if no value is in it.
+    pub name: String,
+    /// Bytes of its buffer.
+    pub bytes: u64,
+    /// What it is.
+    pub class: Class,
+}
+
+/// The line where most bytes are alive on the device, and what they are.
+pub fn peak(compiled: &Compiled) -> Peak {
+    let program = &compiled.program;
+    let (graph, schedule) = (&program.graph, &program.schedule);
+    let lives = lifetimes(graph, schedule);
+    let live = live_bytes(schedule, &lives, Pool::new(DEVICE));
+    // The first of equally high ones.
+    let line = (0..live.len()).rev().max_by_key(|&line| live[line]).unwrap_or(0);
+    let mut holds: BTreeMap<Buffer, Value> = BTreeMap::new();
+    replay(graph, schedule, |instr, loc, value| {
+        if instr.is_none_or(|instr| instr.index() <= line) {
+            holds.insert(loc.buffer, value);
+        }
+    });
+    let here = |buffer: Buffer| lives[buffer].start as usize <= line && line < lives[buffer].end as usize;
+    let on_device = schedule.buffers.iter().filter(|&(buffer, data)| data.pool == Pool::new(DEVICE) && here(buffer));
+    let mut tensors: Vec<Resident> = on_device
+        .map(|(buffer, data)| match holds.get(&buffer) {
+            Some(&value) => {
+                Resident { name: graph.values[value].name.clone(), bytes: data.bytes, class: class(graph, value) }
+            }
+            None => Resident { name: data.name.clone(), bytes: data.bytes, class: Class::Scratch },
+        })
+        .collect();
+    tensors.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    let line_id = schedule.instrs.ids().nth(line);
+    let text = line_id.map_or("the start of the step".into(), |instr| text::print_instr(graph, schedule, instr));
+    Peak { line: line_id, text, bytes: live.get(line).copied().unwrap_or(0), tensors }
+}
+
+/// Tells, line by line, which root each touched place holds after the line. What is there at entry comes first.
+fn replay(graph: &Graph, schedule: &Schedule, mut seen: impl FnMut(Option<Instr>, Loc, Value)) {
+    let mut holds: BTreeMap<Loc, Value> = BTreeMap::new();
+    for &(value, loc) in &schedule.entry {
+        holds.insert(loc, graph.root(value));
+        seen(None, loc, graph.root(value));
+    }
+    for (instr, data) in schedule.instrs.iter() {
+        match &data.kind {
+            InstrKind::Run { node, args, outs, .. } => {
+                let node = &graph.nodes[*node];
+                for (&loc, &value) in args.iter().zip(&node.inputs) {
+                    seen(Some(instr), loc, graph.root(value));
+                }
+                for (&loc, &value) in outs.iter().zip(&node.outputs) {
+                    holds.insert(loc, value);
+                    seen(Some(instr), loc, value);
+                }
+            }
+            InstrKind::Copy { src, dst, .. } => {
+                if let Some(&value) = holds.get(src) {
+                    holds.insert(*dst, value);
+                    seen(Some(instr), *src, value);
+                    seen(Some(instr), *dst, value);
+                }
+            }
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- tally
+
+/// Decisions by kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// Values that stay on the device over at least one gap, all of their life.
+    pub kept: Count,
+    /// Gaps over which a value waits on the host.
+    pub swap: Count,
+    /// Gaps after which a value is computed again.
+    pub recompute: Count,
+    /// States that live on the host.
+    pub hosted: Count,
+}
+
+/// How many, and how many bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Count {
+    /// How many.
+    pub count: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Count {
+    fn add(&mut self, bytes: u64) {
+        self.count += 1;
+        self.bytes += bytes;
+    }
+}
+
+/// Counts what was decided.
+pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
+    let graph = problem.graph;
+    let mut tally = Tally::default();
+    let mut cut = Table::filled(graph.values.len(), false);
+    for (gap, (means, reason)) in &decisions.cuts {
+        cut[gap.value] = true;
+        match means {
+            Means::Swap => tally.swap.add(reason.bytes),
+            Means::Recompute => tally.recompute.add(reason.bytes),
+        }
+    }
+    for &state in decisions.hosted.keys() {
+        tally.hosted.add(graph.values[graph.states[state].before].ty.bytes());
+    }
+    for (value, data) in graph.values.iter().filter(|&(value, _)| graph.root(value) == value && !cut[value]) {
+        let bytes = data.ty.bytes();
+        let kept = match data.def {
+            Def::State(state) => !decisions.hosted.contains_key(&state),
+            Def::Input(_) | Def::Node(..) => problem.accesses(value).windows(2).any(|pair| pair[0] + 1 < pair[1]),
+        };
+        if kept && 0 < bytes {
+            tally.kept.add(bytes);
+        }
+    }
+    tally
+}
+
+// ----------------------------------------------------------------------------------------------------------- names
+
+/// What a name on the command line stands for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Named {
+    /// One value.
+    Value(Value),
+    /// The values and states of a module, in the graph's order.
+    Module(Vec<Value>),
+    /// A value of the traced graph that the passes removed; what took its place, if something did.
+    Removed(Option<Value>),
+    /// Nothing; names that are near.
+    Unknown(Vec<String>),
+}
+
+/// Looks a name up: a value, with or without `%`; a state's path; an output; a module's path. `traced` is the graph before
+/// any pass.
+pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
+    let bare = name.strip_prefix('%').unwrap_or(name);
+    let by_name = |name: &str| graph.values.iter().find(|(_, data)| data.name == name).map(|(value, _)| value);
+    let state = || graph.states.iter().find(|state| state.path == bare).map(|state| state.before);
+    let output = || graph.outputs.iter().find(|output| output.name == bare).map(|output| output.value);
+    if let Some(value) = by_name(bare).or_else(state).or_else(output) {
+        return Named::Value(value);
+    }
+    if let Some((old, _)) = traced.values.iter().find(|(_, data)| data.name == bare) {
+        let became = canonical::became(traced, old);
+        return Named::Removed(became.and_then(|name| by_name(&name)));
+    }
+    let within = |path: &str| path.strip_prefix(bare).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    let of_module = |value: Value| match graph.values[value].def {
+        Def::Input(_) => false,
+        Def::State(state) => within(&graph.states[state].path),
+        Def::Node(node, _) => within(&graph.nodes[node].module),
+    };
+    let members: Vec<Value> = match bare.is_empty() {
+        true => vec![],
+        false => graph.values.ids().filter(|&value| graph.root(value) == value && of_module(value)).collect(),
+    };
+    if !members.is_empty() {
+        return Named::Module(members);
+    }
+    let values = graph.values.values().map(|data| data.name.as_str());
+    let paths = graph.states.iter().map(|state| state.path.as_str());
+    Named::Unknown(nearest(bare, values.chain(paths)))
+}
+
+/// The names that are nearest to `wanted`: those that contain it first, then by edit distance.
+pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let wanted: Vec<char> = wanted.to_lowercase().chars().take(LONGEST_NAME).collect();
+    let mut near: Vec<(usize, &str)> = names
+        .filter_map(|name| {
+            let lower: Vec<char> = name.to_lowercase().chars().take(LONGEST_NAME).collect();
+            let contains = 2 < wanted.len() && lower.windows(wanted.len()).any(|window| window == wanted);
+            let distance = if contains { 0 } else { 1 + edits(&wanted, &lower) };
+            (contains || 2 * distance <= wanted.len() + 2).then_some((distance, name))
+        })
+        .collect();
+    near.sort_unstable_by_key(|&(distance, name)| (distance, name.len(), name));
+    near.dedup();
+    near.into_iter().take(5).map(|(_, name)| name.to_string()).collect()
+}
+
+/// Characters of a name that are compared: the distance takes quadratic time.
+const LONGEST_NAME: usize = 100;
+
+/// How many characters must be inserted, removed or replaced (Levenshtein).
+fn edits(a: &[char], b: &[char]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+// ------------------------------------------------------------------------------------------------------ explanation
+
+/// Everything that is known of one value.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Explanation {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    pub ty: TensorType,
+    /// What it is.
+    pub class: Class,
+    /// The module it was traced in, or its path as a state.
+    pub module: String,
+    /// How it comes to be: its node as text, `an input of the step`, ….
+    pub defined: String,
+    /// The value asked for, then those whose bytes it shares, down to the one that is explained.
+    pub shares: Vec<String>,
+    /// The lines that touch it, in order.
+    pub events: Vec<Event>,
+    /// When and where it lies on the device and on the host.
+    pub stays: Vec<Stay>,
+    /// True if it is on the device at the line where most bytes are.
+    pub at_peak: bool,
+    /// The line where most bytes are, as text.
+    pub peak_line: String,
+    /// What was decided for it as a state; absent for other values.
+    pub home: Option<Choice>,
+    /// What was decided for each gap between two accesses that are not neighbours.
+    pub gaps: Vec<GapChoice>,
+    /// Time of the step as planned, µs.
+    pub micros: f64,
+    /// The budget, bytes.
+    pub budget: Option<u64>,
+    /// The planner that decided.
+    pub planner: &'static str,
+}
+
+/// A line that touches the value.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Event {
+    /// The line.
+    pub instr: Instr,
+    /// Its text.
+    pub text: String,
+    /// When it starts, µs.
+    pub start: f64,
+    /// When it ends, µs.
+    pub end: f64,
+}
+
+/// A time at an address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stay {
+    /// The buffer.
+    pub buffer: String,
+    /// Its pool.
+    pub pool: String,
+    /// Its offset, bytes.
+    pub address: u64,
+    /// The first line that touches it there; none: it is there when the step starts.
+    pub from: Option<Instr>,
+    /// The last; none: it is there when the step ends.
+    pub to: Option<Instr>,
+}
+
+/// What is done with a value while nobody reads it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// It stays on the device.
+    Keep,
+    /// It waits on the host.
+    Swap,
+    /// It is computed again.
+    Recompute,
+}
+
+impl Way {
+    /// Every way.
+    pub const ALL: [Way; 3] = [Way::Keep, Way::Swap, Way::Recompute];
+    /// The word in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Keep => "keep",
+            Way::Swap => "swap",
+            Way::Recompute => "recompute",
+        }
+    }
+    fn done(self) -> &'static str {
+        match self {
+            Way::Keep => "kept",
+            Way::Swap => "swapped",
+            Way::Recompute => "recomputed",
+        }
+    }
+}
+
+/// A decision and the ways that were not taken.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Choice {
+    /// What was chosen.
+    pub way: Way,
+    /// The planner's figures; absent for what is kept.
+    pub reason: Option<Reason>,
+    /// The other ways, and what the step would come to; an error says why it cannot be, or that it was not looked at.
+    pub others: Vec<(Way, Result<Outcome, String>)>,
+}
+
+/// The decision for a gap.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GapChoice {
+    /// The number of the access before it.
+    pub gap: u32,
+    /// The line before it; none: the start of the step.
+    pub from: Option<Instr>,
+    /// The line after it.
+    pub to: Option<Instr>,
+    /// How long it is, µs.
+    pub micros: f64,
+    /// What was decided.
+    pub choice: Choice,
+}
+
+/// What a whole step comes to.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Outcome {
+    /// Its time, µs.
+    pub micros: f64,
+    /// Peak of the device, bytes.
+    pub peak: u64,
+    /// True if that is within the budget.
+    pub fits: bool,
+}
+
+/// Steps that are built and simulated for one explanation, at most: each takes as long as one round of a planner.
+const SIMULATIONS: usize = 16;
+
+/// Explains a value. `problem` is the compiled program's.
+pub fn explain(compiled: &Compiled, problem: &Problem<'_>, asked: Value, planner: &'static str) -> Explanation {
+    let program = &compiled.program;
+    let (graph, schedule) = (&program.graph, &program.schedule);
+    let mut shares = vec![graph.values[asked].name.clone()];
+    let value = graph.root(asked);
+    let mut step = asked;
+    while step != value {
+        let node = graph.def_node(step).expect("a value that shares bytes should be a node's");
+        step = graph.nodes[node].inputs[0];
+        shares.push(graph.values[step].name.clone());
+    }
+    let data = &graph.values[value];
+    let (module, defined) = match data.def {
+        Def::Input(_) => (String::new(), "an input: the host feeds it at every step".to_string()),
+        Def::State(state) => (graph.states[state].path.clone(), format!("a state, {:?}", graph.states[state].path)),
+        Def::Node(node, _) => (graph.nodes[node].module.clone(), node_text(graph, node)),
+    };
+    let at_peak_line = peak(compiled);
+    let stays = stays(compiled, value);
+    let in_device = |stay: &&Stay| stay.pool == schedule.pools[Pool::new(DEVICE)].name;
+    let at_peak = at_peak_line.line.is_some_and(|line| {
+        stays.iter().filter(in_device).any(|stay| {
+            stay.from.is_none_or(|from| from <= line) && stay.to.is_none_or(|to| line <= to)
+        })
+    });
+    let mut explanation = Explanation {
+        name: data.name.clone(),
+        ty: data.ty.clone(),
+        class: class(graph, value),
+        module,
+        defined,
+        shares,
+        events: events(compiled, value),
+        stays,
+        at_peak,
+        peak_line: at_peak_line.text,
+        home: None,
+        gaps: vec![],
+        micros: compiled.timeline.micros,
+        budget: compiled.decided.budget,
+        planner,
+    };
+    if 0 < data.ty.bytes() {
+        let mut bench = Bench { compiled, problem, left: SIMULATIONS };
+        explanation.home = bench.home(value);
+        explanation.gaps = bench.gaps(value);
+    }
+    explanation
+}
+
+/// A node's line, without its place.
+fn node_text(graph: &Graph, node: ir::Node) -> String {
+    let data = &graph.nodes[node];
+    let names = |values: &[Value]| {
+        values.iter().map(|&v| format!("%{}", graph.values[v].name)).collect::<Vec<_>>().join(", ")
+    };
+    format!("{} = {} ({})", names(&data.outputs), text::print_op(&data.op), names(&data.inputs))
+}
+
+fn events(compiled: &Compiled, value: Value) -> Vec<Event> {
+    let program = &compiled.program;
+    let (graph, schedule) = (&program.graph, &program.schedule);
+    let mut instrs: Vec<Instr> = vec![];
+    replay(graph, schedule, |instr, _, held| instrs.extend(instr.filter(|_| held == value)));
+    instrs.dedup();
+    let timeline = &compiled.timeline;
+    let text = |instr| text::print_instr(graph, schedule, instr);
+    instrs
+        .into_iter()
+        .map(|instr| Event { instr, text: text(instr), start: timeline.start[instr], end: timeline.end[instr] })
+        .collect()
+}
+
+fn stays(compiled: &Compiled, value: Value) -> Vec<Stay> {
+    let program = &compiled.program;
+    let (graph, schedule) = (&program.graph, &program.schedule);
+    // Places in the order of their first touch, with the first and the last line that find the value there.
+    let mut places: Vec<(Loc, Option<Instr>, Option<Instr>)> = vec![];
+    replay(graph, schedule, |instr, loc, held| {
+        if held != value {
+            return;
+        }
+        match places.iter_mut().rev().find(|place| place.0 == loc) {
+            Some(place) => place.2 = instr,
+            None => places.push((loc, instr, instr)),
+        }
+    });
+    let is_last = |loc: Loc| schedule.exit.iter().any(|&(v, at)| graph.root(v) == value && at == loc);
+    let stay = |(loc, from, to): (Loc, Option<Instr>, Option<Instr>)| {
+        let data = &schedule.buffers[loc.buffer];
+        Stay {
+            buffer: data.name.clone(),
+            pool: schedule.pools[data.pool].name.clone(),
+            address: program.plan.as_ref().map_or(0, |plan| plan.address(loc)),
+            from,
+            to: to.filter(|_| !is_last(loc)),
+        }
+    };
+    places.into_iter().map(stay).collect()
+}
+
+/// Where other decisions are tried.
+struct Bench<'a> {
+    compiled: &'a Compiled,
+    problem: &'a Problem<'a>,
+    /// How many more steps may be simulated.
+    left: usize,
+}
+
+impl Bench<'_> {
+    /// The step with the decisions that `change` leaves.
+    fn outcome(&mut self, change: impl FnOnce(&mut Decisions)) -> Result<Outcome, String> {
+        if self.left == 0 {
+            return Err("not simulated: the value has too many gaps".into());
+        }
+        self.left -= 1;
+        let mut decisions = self.compiled.decided.decisions.clone();
+        change(&mut decisions);
+        let budget = self.compiled.decided.budget.unwrap_or(u64::MAX);
+        let schedule = realise::lines(self.problem, &decisions)?;
+        let finished = realise::finish(self.problem, schedule).into_iter();
+        let outcomes =
+            finished.map(|r| Outcome { micros: r.timeline.micros, peak: r.peak, fits: r.peak <= budget });
+        // The fastest that fits; if none does, the smallest.
+        let best = outcomes.min_by(|a, b| {
+            let within = b.fits.cmp(&a.fits);
+            within.then(if a.fits { a.micros.total_cmp(&b.micros) } else { a.peak.cmp(&b.peak) })
+        });
+        best.ok_or_else(|| "the step has no line".into())
+    }
+
+    /// Figures of a decision that nobody made: nothing reads them.
+    fn unreasoned(&self, value: Value) -> Reason {
+        Reason { bytes: self.problem.graph.values[value].ty.bytes(), swap: None, recompute: None, line: 0 }
+    }
+
+    /// What was decided for a state as a whole.
+    fn home(&mut self, value: Value) -> Option<Choice> {
+        let Def::State(state) = self.problem.graph.values[value].def else { return None };
+        let reason = self.compiled.decided.decisions.hosted.get(&state).copied();
+        let (way, other) = if reason.is_some() { (Way::Swap, Way::Keep) } else { (Way::Keep, Way::Swap) };
+        let new = self.unreasoned(value);
+        let outcome = self.outcome(|decisions| {
+            if reason.is_some() {
+                decisions.hosted.remove(&state);
+                decisions.cuts.retain(|gap, _| gap.value != value);
+            } else {
+                decisions.hosted.insert(state, new);
+            }
+        });
+        Some(Choice { way, reason, others: vec![(other, outcome)] })
+    }
+
+    /// What was decided for each gap.
+    fn gaps(&mut self, value: Value) -> Vec<GapChoice> {
+        let (graph, schedule) = (self.problem.graph, &self.compiled.program.schedule);
+        let decided = &self.compiled.decided.decisions;
+        // A state at home never leaves it.
+        if matches!(graph.values[value].def, Def::State(state) if !decided.hosted.contains_key(&state)) {
+            return vec![];
+        }
+        let models: Vec<Instr> = schedule.instrs.iter().filter(|(_, data)| data.why == Why::Model).map(|(i, _)| i).collect();
+        let timeline = &self.compiled.timeline;
+        let computed = graph.def_node(value).is_some();
+        let accesses = self.problem.accesses(value);
+        let mut gaps = vec![];
+        for (number, pair) in accesses.windows(2).enumerate() {
+            let cut = decided.cuts.get(&Gap { value, gap: number as u32 }).copied();
+            if cut.is_none() && pair[1] <= pair[0] + 1 {
+                continue;
+            }
+            let (from, to) = (models.get(pair[0] as usize).copied(), models.get(pair[1] as usize).copied());
+            let micros = match (from, to) {
+                (Some(from), Some(to)) => (timeline.start[to] - timeline.end[from]).max(0.0),
+                _ => 0.0,
+            };
+            let way = match cut {
+                None => Way::Keep,
+                Some((Means::Swap, _)) => Way::Swap,
+                Some((Means::Recompute, _)) => Way::Recompute,
+            };
+            gaps.push(GapChoice {
+                gap: number as u32,
+                from,
+                to,
+                micros,
+                choice: Choice { way, reason: cut.map(|(_, reason)| reason), others: vec![] },
+            });
+        }
+        // The longest gaps first: where simulations are few, those are of interest.
+        let mut order: Vec<usize> = (0..gaps.len()).collect();
+        order.sort_by(|&a, &b| gaps[b].micros.total_cmp(&gaps[a].micros).then(a.cmp(&b)));
+        for k in order {
+            let gap = Gap { value, gap: gaps[k].gap };
+            let reason = gaps[k].choice.reason.unwrap_or(self.unreasoned(value));
+            let taken = gaps[k].choice.way;
+            for other in Way::ALL.into_iter().filter(|&way| way != taken) {
+                let outcome = match other {
+                    Way::Recompute if !computed => Err("no node computes it".into()),
+                    Way::Keep => self.outcome(|decisions| {
+                        decisions.cuts.remove(&gap);
+                    }),
+                    Way::Swap => self.outcome(|decisions| {
+                        decisions.cuts.insert(gap, (Means::Swap, reason));
+                    }),
+                    Way::Recompute => self.outcome(|decisions| {
+                        decisions.cuts.insert(gap, (Means::Recompute, reason));
+                    }),
+                };
+                gaps[k].choice.others.push((other, outcome));
+            }
+        }
+        gaps
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- text
+
+impl Explanation {
+    /// The text for people. `bytes` and `micros` say how numbers are written.
+    pub fn print(&self, bytes: &dyn Fn(u64) -> String, micros: &dyn Fn(f64) -> String) -> String {
+        let mut out = String::new();
+        // Writing to a String cannot fail.
+        let _ = self.write(&mut out, bytes, micros);
+        out
+    }
+
+    fn write(&self, out: &mut String, bytes: &dyn Fn(u64) -> String, micros: &dyn Fn(f64) -> String) -> std::fmt::Result {
+        if let [asked, sharing @ ..] = &self.shares[..]
+            && !sharing.is_empty()
+        {
+            let sharing: Vec<String> = sharing.iter().map(|name| format!("%{name}")).collect();
+            writeln!(out, "%{asked} is a reshape: it shares the bytes of {}", sharing.join(", which shares those of "))?;
+            writeln!(out)?;
+        }
+        writeln!(out, "%{} : {}, {}, {}", self.name, self.ty, bytes(self.ty.bytes()), self.class.name())?;
+        if !self.module.is_empty() && self.class != Class::Input {
+            writeln!(out, "  module    {}", self.module)?;
+        }
+        writeln!(out, "  defined   {}", self.defined)?;
+        for stay in &self.stays {
+            let from = stay.from.map_or("the start".into(), |instr| format!("{instr:?}"));
+            let to = stay.to.map_or("the end".into(), |instr| format!("{instr:?}"));
+            writeln!(out, "  lies      {}@{}+{} from {from} to {to}", stay.buffer, stay.pool, stay.address)?;
+        }
+        let at = if self.at_peak { "on the device" } else { "not on the device" };
+        writeln!(out, "  peak      {at} where most bytes are: {}", self.peak_line)?;
+
+        writeln!(out, "\nlines that touch it")?;
+        for event in &self.events {
+            writeln!(out, "  {:<72} ; {} .. {}", event.text, micros(event.start), micros(event.end))?;
+        }
+        if self.events.is_empty() {
+            writeln!(out, "  none")?;
+        }
+        if let Some(home) = &self.home {
+            let is = if home.way == Way::Keep { "lives on the device" } else { "lives on the host, and comes for its uses" };
+            writeln!(out, "\nas a state it {is}")?;
+            self.choice(out, home, bytes, micros, |way| match way {
+                Way::Keep => "on the device",
+                _ => "on the host",
+            })?;
+        }
+        for gap in &self.gaps {
+            let line = |instr: Option<Instr>| instr.map_or("the end".into(), |instr| format!("{instr:?}"));
+            let (from, to, way) = (line(gap.from), line(gap.to), gap.choice.way.done());
+            writeln!(out, "\nfrom {from} to {to}, for {}, it is {way}", micros(gap.micros))?;
+            self.choice(out, &gap.choice, bytes, micros, Way::name)?;
+        }
+        if self.home.is_none() && self.gaps.is_empty() {
+            writeln!(out, "\nnothing was to be decided: no line lies between two of its accesses")?;
+        }
+        Ok(())
+    }
+
+    fn choice(
+        &self,
+        out: &mut String,
+        choice: &Choice,
+        bytes: &dyn Fn(u64) -> String,
+        micros: &dyn Fn(f64) -> String,
+        word: fn(Way) -> &'static str,
+    ) -> std::fmt::Result {
+        let reckoned = |cost: Option<f64>| cost.map_or("impossible".into(), |cost| format!("at {}", micros(cost)));
+        match &choice.reason {
+            Some(reason) => writeln!(
+                out,
+                "  because   planner {}: memory was short at line {}; this frees {}; a swap was reckoned {}, a recompute {}",
+                self.planner,
+                reason.line,
+                bytes(reason.bytes),
+                reckoned(reason.swap),
+                reckoned(reason.recompute)
+            )?,
+            None => writeln!(out, "  because   planner {} found cheaper bytes, or needed none", self.planner)?,
+        }
+        for (way, outcome) in &choice.others {
+            let word = word(*way);
+            match outcome {
+                Ok(outcome) => {
+                    let change = outcome.micros - self.micros;
+                    let sign = if change < 0.0 { "-" } else { "+" };
+                    let fits = if outcome.fits { "" } else { ": over the budget" };
+                    writeln!(
+                        out,
+                        "  {word:<9} instead: step {} ({sign}{}), peak {}{fits}",
+                        micros(outcome.micros),
+                        micros(change.abs()),
+                        bytes(outcome.peak)
+                    )?;
+                }
+                Err(why) => writeln!(out, "  {word:<9} instead: {why}")?,
+            }
+        }
+        Ok(())
+    }
+}

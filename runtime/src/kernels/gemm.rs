@@ -1,0 +1,206 @@
+//! Products of matrices, by the `gemm` crate: single-threaded f32 GEMM at the speed of vendors' libraries on the
+//! machines measured, in Rust. It takes strides, so transposed factors are not copied. Half-precision factors are
+//! widened into scratch, one matrix of the batch at a time; integers are plain loops.
+//!
+//! One thread computes a whole product. When rows are split among threads, they are to be split at places that depend on
+//! the shape alone, so that the bits do not depend on the number of threads.
+
+#![allow(unsafe_code, reason = "the gemm crate takes pointers; the one call is in `product`")]
+
+use super::Ran;
+use super::elementwise::is_number;
+use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_half};
+use super::strides::Broadcast;
+use super::wide::{Scalar, Source, Wide, blocks, sink, source};
+use crate::kernel::{Call, Element};
+use artifact::DType;
+
+// ------------------------------------------------------------------------------------------------------------ checks
+
+/// Rows, inner, columns of a product of operands `a` and `a + 1`, and the result's shape.
+fn product_shape(s: &Signature<'_>, a: usize) -> Result<([u64; 3], Vec<u64>), String> {
+    s.has_kernel(a, is_number)?;
+    s.expect_dtype(a, a + 1)?;
+    let (x, y) = (s.shape(a), s.shape(a + 1));
+    let fits = x.len() == y.len() && (2..=3).contains(&x.len());
+    ensure(fits, || "the factors should both have rank 2, or both 3".into())?;
+    let last2 = |shape: &[u64], transposed: bool| {
+        let (p, q) = (shape[shape.len() - 2], shape[shape.len() - 1]);
+        if transposed { (q, p) } else { (p, q) }
+    };
+    let ((m, k), (k2, n)) = (last2(x, s.bool("ta")?), last2(y, s.bool("tb")?));
+    let (batch, batch2) = (&x[..x.len() - 2], &y[..y.len() - 2]);
+    ensure(k == k2 && batch == batch2, || "inner or batch dimensions differ".into())?;
+    Ok(([m, k, n], batch.iter().copied().chain([m, n]).collect()))
+}
+pub(super) fn check_matmul(s: &Signature<'_>) -> Checked {
+    let (_, shape) = product_shape(s, 0)?;
+    s.results(&[(s.dtype(0), &shape)])
+}
+pub(super) fn check_addmm(s: &Signature<'_>) -> Checked {
+    let (_, shape) = product_shape(s, 1)?;
+    s.expect_dtype(0, 1)?;
+    let fits = broadcast_shapes(s.shape(0), &shape)? == shape;
+    ensure(fits, || "operand 0 does not broadcast to the product".into())?;
+    s.results(&[(s.dtype(0), &shape)])
+}
+/// Room for both factors and the product in f32.
+pub(super) fn scratch(s: &Signature<'_>) -> u64 {
+    let a = s.ins.len() - 2;
+    match product_shape(s, a) {
+        Ok(([m, k, n], _)) if is_half(s.dtype(a)) => 4 * (m * k + k * n + m * n),
+        _ => 0,
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- kernels
+
+/// The sizes of a product: every matrix of the batch is `m` by `k` times `k` by `n`.
+struct Sizes {
+    batch: usize,
+    m: usize,
+    k: usize,
+    n: usize,
+    ta: bool,
+    tb: bool,
+}
+
+pub(super) fn matmul(call: &Call<'_>) -> Ran {
+    run(call, 0)
+}
+pub(super) fn addmm(call: &Call<'_>) -> Ran {
+    run(call, 1)
+}
+
+/// The product of operands `a` and `a + 1`, plus operand 0 if `a` is 1.
+fn run(call: &Call<'_>, a: usize) -> Ran {
+    let (shape, y) = (call.in_shape(a), call.out_shape(0));
+    let rank = shape.len();
+    let (ta, tb) = (call.bool("ta"), call.bool("tb"));
+    let k = if ta { shape[rank - 2] } else { shape[rank - 1] };
+    let batch = if rank == 3 { shape[0] } else { 1 };
+    let sizes = Sizes { batch, m: y[rank - 2], k, n: y[rank - 1], ta, tb };
+    match call.out_dtype(0) {
+        DType::F32 => float::<f32>(call, a, &sizes),
+        DType::F64 => float::<f64>(call, a, &sizes),
+        DType::BF16 => half::<half::bf16>(call, a, &sizes),
+        DType::F16 => half::<half::f16>(call, a, &sizes),
+        DType::U8 => integer::<u8>(call, a, &sizes),
+        DType::I8 => integer::<i8>(call, a, &sizes),
+        DType::I16 => integer::<i16>(call, a, &sizes),
+        DType::I32 => integer::<i32>(call, a, &sizes),
+        DType::I64 => integer::<i64>(call, a, &sizes),
+        other => return Err(format!("no kernel for {other:?}")),
+    }
+    Ok(())
+}
+
+/// Fills the result's elements from `at` on with operand 0's.
+fn addend<W: Wide + Scalar>(c: &[W], order: &Broadcast, at: usize, y: &mut [W]) {
+    order.runs(at, y.len(), |range, from, follow| match follow {
+        true => y[range.clone()].copy_from_slice(&c[from..from + range.len()]),
+        false => y[range].fill(c[from]),
+    });
+}
+
+fn float<T: Wide + Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
+    let (x, w, y) = (call.input::<T>(a), call.input::<T>(a + 1), call.output::<T>(0));
+    if a == 1 {
+        let order = Broadcast::new(call.in_shape(0), call.out_shape(0));
+        addend(call.input::<T>(0), &order, 0, y);
+    }
+    let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
+    for b in 0..s.batch {
+        product(s, &x[b * xs..][..xs], &w[b * ws..][..ws], &mut y[b * ys..][..ys], a == 1);
+    }
+}
+
+fn half<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
+    let (x, w, y) = (call.input::<T>(a), call.input::<T>(a + 1), call.output::<T>(0));
+    let c = (a == 1).then(|| (call.input::<T>(0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
+    let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
+    let (wide_x, rest) = call.scratch::<f32>().split_at_mut(xs);
+    let (wide_w, rest) = rest.split_at_mut(ws);
+    let wide_y = &mut rest[..ys];
+    for b in 0..s.batch {
+        T::to_f32s(&x[b * xs..][..xs], wide_x);
+        T::to_f32s(&w[b * ws..][..ws], wide_w);
+        if let Some((c, order)) = &c {
+            order.runs(b * ys, ys, |range, from, follow| match follow {
+                true => T::to_f32s(&c[from..from + range.len()], &mut wide_y[range]),
+                false => wide_y[range].fill(c[from].f32()),
+            });
+        }
+        product(s, wide_x, wide_w, wide_y, a == 1);
+        T::of_f32s(wide_y, &mut y[b * ys..][..ys]);
+    }
+}
+
+fn integer<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
+    let (x, w, mut y) = (call.input::<T>(a), call.input::<T>(a + 1), sink(call, 0));
+    let c: Option<(Source<'_>, Broadcast)> =
+        (a == 1).then(|| (source(call, 0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
+    let (x_strides, w_strides) = (if s.ta { (1, s.m) } else { (s.k, 1) }, if s.tb { (1, s.k) } else { (s.n, 1) });
+    for b in 0..s.batch {
+        let (x, w) = (&x[b * s.m * s.k..], &w[b * s.k * s.n..]);
+        for i in 0..s.m {
+            for (j, len) in blocks(s.n) {
+                let at = (b * s.m + i) * s.n + j;
+                let mut sums = [0i64; super::wide::BLOCK];
+                if let Some((c, order)) = &c {
+                    c.load_broadcast(order, &y, at, &mut sums[..len]);
+                }
+                for k in 0..s.k {
+                    let factor = x[i * x_strides.0 + k * x_strides.1].i64();
+                    for (l, sum) in sums[..len].iter_mut().enumerate() {
+                        *sum = sum.wrapping_add(factor.wrapping_mul(w[k * w_strides.0 + (j + l) * w_strides.1].i64()));
+                    }
+                }
+                y.store(at, &sums[..len]);
+            }
+        }
+    }
+}
+
+/// One matrix product: y = x w, or y += x w.
+fn product<T: Wide + Element>(s: &Sizes, x: &[T], w: &[T], y: &mut [T], add: bool) {
+    let (m, k, n) = (s.m, s.k, s.n);
+    if m == 0 || n == 0 {
+        return;
+    }
+    if k == 0 {
+        if !add {
+            y.fill(T::ZERO);
+        }
+        return;
+    }
+    assert!(x.len() == m * k && w.len() == k * n && y.len() == m * n, "slices should be whole matrices");
+    let (x_row, x_column) = if s.ta { (1, m) } else { (k, 1) };
+    let (w_row, w_column) = if s.tb { (1, k) } else { (n, 1) };
+    // SAFETY: the assertion above says that every element the strides reach lies in its slice, and y, a mutable slice,
+    // overlaps neither factor. T is f32 or f64 (see Wide and the callers), which the crate implements; other types make
+    // it panic, not misbehave.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            y.as_mut_ptr(),
+            1,
+            n as isize,
+            add,
+            x.as_ptr(),
+            x_column as isize,
+            x_row as isize,
+            w.as_ptr(),
+            w_column as isize,
+            w_row as isize,
+            T::ONE,
+            T::ONE,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}

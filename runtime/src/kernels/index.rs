@@ -1,0 +1,303 @@
+//! Reading and writing at indices that are data. An index out of range is the data's fault: it is reported, and what the
+//! result then holds is unspecified.
+
+use super::Ran;
+use super::elementwise::{is_any, is_number};
+use super::shape::{constant, copied};
+use super::signature::{Checked, MAX_RANK, Signature, broadcast_shapes, ensure, is_float};
+use super::strides::{Broadcast, Nest, contiguous, count};
+use super::wide::{BLOCK, Wide, bits, blocks, every_number, sink, source};
+use crate::kernel::Call;
+use artifact::DType;
+
+// ------------------------------------------------------------------------------------------------------------ checks
+
+pub(super) fn check_embedding(s: &Signature<'_>) -> Checked {
+    s.expect_index(1)?;
+    s.expect_rank(0, 2)?;
+    let shape: Vec<u64> = s.shape(1).iter().chain(&s.shape(0)[1..]).copied().collect();
+    s.results(&[(s.dtype(0), &shape)])
+}
+pub(super) fn check_embedding_bwd(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.expect_index(1)?;
+    s.int("padding")?;
+    let (dy, index) = (s.shape(0), s.shape(1));
+    let fits = dy.len() == index.len() + 1 && dy[..index.len()] == *index;
+    ensure(fits, || "operand 0 should have operand 1's shape and one more dimension".into())?;
+    let rows = u64::try_from(s.int("rows")?).map_err(|_| "rows should not be negative".to_string())?;
+    let small = rows < 1 << 31 && index.iter().product::<u64>() < 1 << 31;
+    ensure(small, || "2^31 rows or indices are too many".into())?;
+    s.results(&[(s.dtype(0), &[rows, dy[index.len()]])])
+}
+/// A list of its indices for each row: i32 each.
+pub(super) fn embedding_bwd_scratch(s: &Signature<'_>) -> u64 {
+    4 * (s.outs[0].shape[0] + s.shape(1).iter().product::<u64>())
+}
+/// `index` has the rank of operand 0 and is no larger beside `dim`.
+fn check_indexed(s: &Signature<'_>) -> Checked {
+    let dim = s.dim("dim", 0)?;
+    s.expect_index(1)?;
+    let (x, index) = (s.shape(0), s.shape(1));
+    let fits = x.len() == index.len() && (0..x.len()).all(|i| i == dim || index[i] <= x[i]);
+    ensure(fits, || "operand 1 does not fit operand 0".into())
+}
+pub(super) fn check_gather(s: &Signature<'_>) -> Checked {
+    check_indexed(s)?;
+    s.results(&[(s.dtype(0), s.shape(1))])
+}
+pub(super) fn check_scatter(s: &Signature<'_>) -> Checked {
+    check_indexed(s)?;
+    s.expect_dtype(2, 0)?;
+    let fits = s.rank(2) == s.rank(1) && s.shape(1).iter().zip(s.shape(2)).all(|(i, s)| i <= s);
+    ensure(fits, || "operand 2 is smaller than operand 1".into())?;
+    s.results(&[(s.dtype(0), s.shape(0))])
+}
+pub(super) fn check_scatter_add(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_number)?;
+    check_scatter(s)
+}
+pub(super) fn check_scatter_value(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_any)?;
+    s.number("value", DType::F32)?;
+    check_indexed(s)?;
+    s.results(&[(s.dtype(0), s.shape(0))])
+}
+/// The shape of operand 0 indexed by the operands from `first` on.
+fn indexed_shape(s: &Signature<'_>, first: usize) -> Result<Vec<u64>, String> {
+    let (x, n) = (s.shape(0), s.ins.len() - first);
+    ensure(n <= x.len(), || "more indices than dimensions".into())?;
+    let mut shape = vec![];
+    for i in first..s.ins.len() {
+        s.expect_index(i)?;
+        shape = broadcast_shapes(&shape, s.shape(i))?;
+    }
+    shape.extend(&x[n..]);
+    ensure(shape.len() <= MAX_RANK, || "the indexed tensor's rank is too high".into())?;
+    Ok(shape)
+}
+pub(super) fn check_index(s: &Signature<'_>) -> Checked {
+    s.results(&[(s.dtype(0), &indexed_shape(s, 1)?)])
+}
+pub(super) fn check_index_put(s: &Signature<'_>) -> Checked {
+    if s.bool("accumulate")? {
+        s.has_kernel(0, is_number)?;
+    }
+    let shape = indexed_shape(s, 2)?;
+    // Its elements are visited, though no operand has that many.
+    let points = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d.max(1)));
+    ensure(points.is_some_and(|n| n <= 1 << 50), || "the indexed tensor is too large".into())?;
+    s.expect_dtype(1, 0)?;
+    ensure(broadcast_shapes(s.shape(1), &shape)? == shape, || "the values do not broadcast".into())?;
+    s.results(&[(s.dtype(0), s.shape(0))])
+}
+
+// ----------------------------------------------------------------------------------------------------------- indices
+
+/// An operand of indices.
+pub(super) enum Indices<'a> {
+    I32(&'a [i32]),
+    I64(&'a [i64]),
+}
+
+impl<'a> Indices<'a> {
+    pub(super) fn new(call: &Call<'a>, i: usize) -> Indices<'a> {
+        match call.in_dtype(i) {
+            DType::I32 => Indices::I32(call.input(i)),
+            _ => Indices::I64(call.input(i)),
+        }
+    }
+    pub(super) fn at(&self, i: usize) -> i64 {
+        match self {
+            Indices::I32(x) => i64::from(x[i]),
+            Indices::I64(x) => x[i],
+        }
+    }
+}
+
+/// An index in `0..n`, or what is wrong with it.
+pub(super) fn in_range(index: i64, n: usize) -> Result<usize, String> {
+    usize::try_from(index).ok().filter(|&i| i < n).ok_or_else(|| format!("index {index} is not in 0..{n}"))
+}
+
+// ------------------------------------------------------------------------------------------------------------ tables
+
+pub(super) fn embedding(call: &Call<'_>) -> Ran {
+    let &[rows, width] = call.in_shape(0) else { return Err("operand 0 should have rank 2".into()) };
+    let (index, n) = (Indices::new(call, 1), count(call.in_shape(1)));
+    bits!(call.out_dtype(0), B => {
+        let (w, y): (&[B], &mut [B]) = (call.input_bits(0), call.output_bits(0));
+        for i in 0..n {
+            let row = in_range(index.at(i), rows)?;
+            y[i * width..][..width].copy_from_slice(&w[row * width..][..width]);
+        }
+    });
+    Ok(())
+}
+
+/// Each row's indices are chained first, so that a row is summed in f64 and written once, in the order of its indices.
+pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
+    const END: i32 = -1;
+    let &[rows, width] = call.out_shape(0) else { return Err("result 0 should have rank 2".into()) };
+    let (index, n, padding) = (Indices::new(call, 1), count(call.in_shape(1)), call.int("padding"));
+    let (heads, nexts) = call.scratch::<i32>().split_at_mut(rows);
+    heads.fill(END);
+    for i in (0..n).rev() {
+        let row = in_range(index.at(i), rows)?;
+        if index.at(i) != padding {
+            nexts[i] = heads[row];
+            heads[row] = i as i32;
+        }
+    }
+    let (dy, mut dw) = (source(call, 0), sink(call, 0));
+    let mut xs = [0.0; BLOCK];
+    for row in 0..rows {
+        for (block, len) in blocks(width) {
+            let mut sums = [0.0; BLOCK];
+            let mut next = heads[row];
+            while next != END {
+                dy.load(&dw, next as usize * width + block, &mut xs[..len]);
+                (0..len).for_each(|j| sums[j] += xs[j]);
+                next = nexts[next as usize];
+            }
+            dw.store(row * width + block, &sums[..len]);
+        }
+    }
+    Ok(())
+}
+
+// --------------------------------------------------------------------------------------------- gather and scatter
+
+/// Calls `f` with the positions in operand 0 and in a tensor of shape `other` for every index, in order.
+fn indexed(call: &Call<'_>, other: &[usize], mut f: impl FnMut(usize, usize)) -> Ran {
+    let (shape, dim, index) = (call.in_shape(0), call.int("dim") as usize, Indices::new(call, 1));
+    let (strides, others) = (contiguous(shape), contiguous(other));
+    let mut nest = Nest::<2>::new();
+    for (d, &size) in call.in_shape(1).iter().enumerate() {
+        nest.push(size, [if d == dim { 0 } else { strides[d] }, others[d]]);
+    }
+    let (mut i, mut ran) = (0, Ok(()));
+    nest.each([0, 0], |[at, other]| {
+        match in_range(index.at(i), shape[dim]) {
+            Ok(index) => f(at as usize + index * strides[dim] as usize, other as usize),
+            Err(e) if ran.is_ok() => ran = Err(e),
+            Err(_) => {}
+        }
+        i += 1;
+    });
+    ran
+}
+pub(super) fn gather(call: &Call<'_>) -> Ran {
+    bits!(call.out_dtype(0), B => {
+        let (x, y): (&[B], &mut [B]) = (call.input_bits(0), call.output_bits(0));
+        indexed(call, call.out_shape(0), |at, i| y[i] = x[at])
+    })
+}
+pub(super) fn scatter(call: &Call<'_>) -> Ran {
+    bits!(call.out_dtype(0), B => {
+        let (y, values) = (copied::<B>(call), call.input_bits::<B>(2));
+        indexed(call, call.in_shape(2), |at, i| y[at] = values[i])
+    })
+}
+pub(super) fn scatter_add(call: &Call<'_>) -> Ran {
+    every_number!(call.out_dtype(0), T, W => {
+        let (y, values) = (call.output::<T>(0), call.input::<T>(2));
+        if call.inplace(0).is_none() {
+            y.copy_from_slice(call.input(0));
+        }
+        indexed(call, call.in_shape(2), |at, i| y[at] = W::of(y[at]).plus(W::of(values[i])).narrow())
+    })
+}
+pub(super) fn scatter_value(call: &Call<'_>) -> Ran {
+    bits!(call.out_dtype(0), B => {
+        let (y, value) = (copied::<B>(call), constant(call) as B);
+        indexed(call, call.in_shape(1), |at, _| y[at] = value)
+    })
+}
+
+// ------------------------------------------------------------------------------------------ several indices at once
+
+/// The most index operands that there are.
+const MAX_INDICES: usize = 8;
+
+/// The shape to which the operands from `first` on broadcast, and its rank.
+fn points_shape(call: &Call<'_>, first: usize) -> ([usize; MAX_RANK], usize) {
+    let mut shape = [1; MAX_RANK];
+    let rank = (first..call.n_inputs()).map(|i| call.in_shape(i).len()).max().unwrap_or(0);
+    for own in (first..call.n_inputs()).map(|i| call.in_shape(i)) {
+        let tail = shape[rank - own.len()..].iter_mut();
+        tail.zip(own).filter(|&(_, &size)| size != 1).for_each(|(to, &size)| *to = size);
+    }
+    (shape, rank)
+}
+
+/// Calls `f` with the row of operand 0 and the number of the point for each point of the broadcast indices, which are
+/// the operands from `first` on. A row is what the indexed leading dimensions leave: its length is the result.
+fn points(call: &Call<'_>, first: usize, mut f: impl FnMut(usize, usize)) -> Ran {
+    let (x, n) = (call.in_shape(0), call.n_inputs() - first);
+    let (shape, rank) = points_shape(call, first);
+    let shape = &shape[..rank];
+    let indices: [Option<(Indices<'_>, Broadcast)>; MAX_INDICES] = std::array::from_fn(|k| {
+        (k < n).then(|| (Indices::new(call, first + k), Broadcast::new(call.in_shape(first + k), shape)))
+    });
+    for (at, len) in blocks(count(shape)) {
+        let mut rows = [0usize; BLOCK];
+        for (k, (index, order)) in indices.iter().flatten().enumerate() {
+            let mut ran = Ok(());
+            order.runs(at, len, |range, from, follow| {
+                for (i, row) in rows[range].iter_mut().enumerate() {
+                    let index = index.at(if follow { from + i } else { from });
+                    // Negative indices count from the end, as in PyTorch.
+                    let wrapped = if index < 0 { index.saturating_add(x[k] as i64) } else { index };
+                    match in_range(wrapped, x[k]) {
+                        Ok(index) => *row = *row * x[k] + index,
+                        Err(_) => ran = Err(format!("index {index} is not in -{0}..{0}", x[k])),
+                    }
+                }
+            });
+            ran?;
+        }
+        rows[..len].iter().enumerate().for_each(|(i, &row)| f(row, at + i));
+    }
+    Ok(())
+}
+pub(super) fn index(call: &Call<'_>) -> Ran {
+    let width = count(&call.in_shape(0)[call.n_inputs() - 1..]);
+    bits!(call.out_dtype(0), B => {
+        let (x, y): (&[B], &mut [B]) = (call.input_bits(0), call.output_bits(0));
+        points(call, 1, |row, i| y[i * width..][..width].copy_from_slice(&x[row * width..][..width]))
+    })
+}
+pub(super) fn index_put(call: &Call<'_>) -> Ran {
+    if call.bool("accumulate") {
+        return every_number!(call.out_dtype(0), T, W => {
+            let y = call.output::<T>(0);
+            if call.inplace(0).is_none() {
+                y.copy_from_slice(call.input(0));
+            }
+            put(call, y, call.input::<T>(1), |y, value| *y = W::of(*y).plus(W::of(value)).narrow())
+        });
+    }
+    bits!(call.out_dtype(0), B => {
+        let y = copied::<B>(call);
+        put(call, y, call.input_bits::<B>(1), |y, value| *y = value)
+    })
+}
+/// Calls `f` with each indexed element of `y` and the value that belongs there.
+fn put<T: Copy>(call: &Call<'_>, y: &mut [T], values: &[T], f: impl Fn(&mut T, T)) -> Ran {
+    let first = 2;
+    let rest = &call.in_shape(0)[call.n_inputs() - first..];
+    let width = count(rest);
+    // The shape of the indexed tensor: the indices' broadcast to each other, then the rest.
+    let (mut shape, lead) = points_shape(call, first);
+    shape[lead..lead + rest.len()].copy_from_slice(rest);
+    let order = Broadcast::new(call.in_shape(1), &shape[..lead + rest.len()]);
+    points(call, first, |row, i| {
+        let y = &mut y[row * width..][..width];
+        order.runs(i * width, width, |range, from, follow| {
+            for (j, y) in y[range].iter_mut().enumerate() {
+                f(y, values[if follow { from + j } else { from }]);
+            }
+        });
+    })
+}

@@ -1,0 +1,91 @@
+//! The negative log likelihood loss and its derivative.
+
+use super::Ran;
+use super::index::{Indices, in_range};
+use super::signature::{Checked, Signature, ensure, is_float};
+use super::wide::{BLOCK, blocks, sink, source};
+use crate::kernel::Call;
+
+const NONE: i64 = 0;
+const MEAN: i64 = 1;
+
+// ------------------------------------------------------------------------------------------------------------ checks
+
+fn check_reduction(s: &Signature<'_>) -> Result<i64, String> {
+    s.int("ignore")?;
+    let reduction = s.int("reduction")?;
+    ensure((0..=2).contains(&reduction), || "reduction should be 0, 1 or 2".into())?;
+    Ok(reduction)
+}
+pub(super) fn check_nll_loss(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.expect_index(1)?;
+    s.expect_rank(0, 2)?;
+    s.expect_shape(1, &s.shape(0)[..1])?;
+    let shape = if check_reduction(s)? == NONE { s.shape(1) } else { &[] };
+    s.results(&[(s.dtype(0), shape), (s.dtype(0), &[])])
+}
+pub(super) fn check_nll_loss_bwd(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.expect_index(1)?;
+    let (shape, dtype) = (s.sizes("shape")?, s.dtype_attr("dtype")?);
+    ensure(shape.len() == 2, || "shape should have rank 2".into())?;
+    s.expect_shape(1, &shape[..1])?;
+    s.expect_shape(0, if check_reduction(s)? == NONE { &shape[..1] } else { &[] })?;
+    s.expect_shape(2, &[])?;
+    s.expect(0, dtype)?;
+    s.expect(2, dtype)?;
+    s.results(&[(dtype, &shape)])
+}
+
+// ----------------------------------------------------------------------------------------------------------- kernels
+
+/// loss = -logp[i, target[i]], or their sum, or their mean: NaN if there is none.
+pub(super) fn nll_loss(call: &Call<'_>) -> Ran {
+    let &[rows, classes] = call.in_shape(0) else { return Err("operand 0 should have rank 2".into()) };
+    let (ignore, reduction) = (call.int("ignore"), call.int("reduction"));
+    let (logp, targets) = (source(call, 0), Indices::new(call, 1));
+    let (mut loss, mut weight) = (sink(call, 0), sink(call, 1));
+    let (mut sum, mut counted) = (0.0, 0.0);
+    for row in 0..rows {
+        let target = targets.at(row);
+        let mut term = 0.0;
+        if target != ignore {
+            let at = row * classes + in_range(target, classes)?;
+            term = -logp.one::<f64>(&loss, at);
+            counted += 1.0;
+        }
+        sum += term;
+        if reduction == NONE {
+            loss.store(row, &[term]);
+        }
+    }
+    match reduction {
+        NONE => {}
+        MEAN => loss.store(0, &[sum / counted]),
+        _ => loss.store(0, &[sum]),
+    }
+    weight.store(0, &[counted]);
+    Ok(())
+}
+
+/// dlogp[i, target[i]] = -dloss, divided by the weight for a mean; 0 elsewhere.
+pub(super) fn nll_loss_bwd(call: &Call<'_>) -> Ran {
+    let &[rows, classes] = call.out_shape(0) else { return Err("result 0 should have rank 2".into()) };
+    let (ignore, reduction) = (call.int("ignore"), call.int("reduction"));
+    let (dloss, targets, weight) = (source(call, 0), Indices::new(call, 1), source(call, 2));
+    let mut dx = sink(call, 0);
+    let weight = if reduction == MEAN { weight.one::<f64>(&dx, 0) } else { 1.0 };
+    for (block, len) in blocks(rows * classes) {
+        dx.store(block, &[0f32; BLOCK][..len]);
+    }
+    for row in 0..rows {
+        let target = targets.at(row);
+        if target != ignore {
+            let at = row * classes + in_range(target, classes)?;
+            let dloss: f64 = dloss.one(&dx, if reduction == NONE { row } else { 0 });
+            dx.store(at, &[-dloss / weight]);
+        }
+    }
+    Ok(())
+}

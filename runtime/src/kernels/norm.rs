@@ -1,0 +1,468 @@
+//! Softmax along a dimension, layer norm, batch norm, and their derivatives. Statistics are taken in f64.
+
+use super::Ran;
+use super::math::{self, Real};
+use super::signature::{Checked, Signature, ensure, is_float, statistics_dtype};
+use super::strides::{around, count};
+use super::wide::{BLOCK, Sink, Source, blocks, sink, source, wide_float};
+use crate::kernel::Call;
+
+/// Sums side by side: enough for vector registers, and the order of additions is fixed.
+const LANES: usize = 16;
+
+// ------------------------------------------------------------------------------------------------------------ checks
+
+/// One or two operands of the result's type.
+pub(super) fn check_along(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.dim("dim", 0)?;
+    for i in 1..s.ins.len() {
+        s.expect_same(i, 0)?;
+    }
+    s.results(&[(s.dtype(0), s.shape(0))])
+}
+/// The normalised shape and the shape of the statistics.
+fn normalised<'a>(s: &Signature<'a>, x: usize) -> Result<(&'a [u64], Vec<u64>), String> {
+    let (shape, rank) = (s.shape(x), s.rank(x));
+    let dims = usize::try_from(s.int("dims")?).ok().filter(|&d| 1 <= d && d <= rank);
+    let dims = dims.ok_or_else(|| format!("dims should be in 1..={rank}"))?;
+    let (lead, norm) = shape.split_at(rank - dims);
+    Ok((norm, lead.iter().copied().chain(norm.iter().map(|_| 1)).collect()))
+}
+pub(super) fn check_layer_norm(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.float("eps")?;
+    let (norm, statistics) = normalised(s, 0)?;
+    for i in 1..s.ins.len() {
+        s.expect_shape(i, norm)?;
+        s.expect_dtype(i, 0)?;
+    }
+    let statistics = (statistics_dtype(s.dtype(0)), &statistics[..]);
+    s.results(&[(s.dtype(0), s.shape(0)), statistics, statistics])
+}
+pub(super) fn check_layer_norm_bwd(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.expect_same(0, 1)?;
+    let (norm, statistics) = normalised(s, 1)?;
+    for i in [2, 3] {
+        s.expect_shape(i, &statistics)?;
+        s.expect(i, statistics_dtype(s.dtype(1)))?;
+    }
+    if s.ins.len() == 5 {
+        s.expect_shape(4, norm)?;
+        s.expect_dtype(4, 1)?;
+    }
+    let w = (s.dtype(1), norm);
+    s.masked_results(&[(s.dtype(1), s.shape(1)), w, w])
+}
+fn check_channels(s: &Signature<'_>, x: usize, channels: std::ops::Range<usize>) -> Checked {
+    s.has_kernel(x, is_float)?;
+    ensure(2 <= s.rank(x), || format!("operand {x} should have rank 2 or more"))?;
+    for i in channels {
+        s.expect_shape(i, &s.shape(x)[1..2])?;
+        s.expect_dtype(i, x)?;
+    }
+    Ok(())
+}
+pub(super) fn check_batch_norm(s: &Signature<'_>) -> Checked {
+    s.float("eps")?;
+    s.float("momentum")?;
+    check_channels(s, 0, 1..5)?;
+    let w = (s.dtype(1), s.shape(1));
+    s.results(&[(s.dtype(0), s.shape(0)), w, w, w, w])
+}
+pub(super) fn check_batch_norm_bwd(s: &Signature<'_>) -> Checked {
+    s.expect_same(0, 1)?;
+    check_channels(s, 1, 2..5)?;
+    let w = (s.dtype(1), &s.shape(1)[1..2]);
+    s.masked_results(&[(s.dtype(1), s.shape(1)), w, w])
+}
+
+// ------------------------------------------------------------------------------------------------------------- lines
+
+/// Up to [`BLOCK`] neighbouring lines along a dimension: line `j` has `n` elements from `at + j` on, `stride` apart.
+/// With stride 1 there is one line, and its elements follow each other.
+#[derive(Clone, Copy)]
+struct Lines {
+    at: usize,
+    n: usize,
+    stride: usize,
+    lines: usize,
+}
+
+/// A number for each line.
+type PerLine = [f64; BLOCK];
+
+/// Calls `f` with all the lines of a tensor.
+fn lines(call: &Call<'_>, mut f: impl FnMut(Lines)) {
+    let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
+    for o in 0..outer {
+        match inner {
+            1 => f(Lines { at: o * n, n, stride: 1, lines: 1 }),
+            _ => blocks(inner).for_each(|(j, lines)| f(Lines { at: o * n * inner + j, n, stride: inner, lines })),
+        }
+    }
+}
+
+/// Combines the elements of each line: `combine(lift(x0, x1, known), ..)`, where `known` is a number of the line.
+fn fold<R: Real, const N: usize>(
+    l: Lines,
+    xs: &[Source<'_>; N],
+    y: &Sink<'_>,
+    known: &PerLine,
+    start: f64,
+    lift: impl Fn([R; N], R) -> f64,
+    combine: impl Fn(f64, f64) -> f64,
+) -> PerLine {
+    let mut result = [start; BLOCK];
+    let mut buffers = [[R::ZERO; BLOCK]; N];
+    if l.stride == 1 {
+        let mut lanes = [start; LANES];
+        let known = R::of_f64(known[0]);
+        for (block, len) in blocks(l.n) {
+            (0..N).for_each(|i| xs[i].load(y, l.at + block, &mut buffers[i][..len]));
+            let lifted = |j: usize| lift(std::array::from_fn(|i| buffers[i][j]), known);
+            let whole = len / LANES * LANES;
+            for j in (0..whole).step_by(LANES) {
+                (0..LANES).for_each(|i| lanes[i] = combine(lanes[i], lifted(j + i)));
+            }
+            (whole..len).for_each(|j| lanes[j - whole] = combine(lanes[j - whole], lifted(j)));
+        }
+        let mut width = LANES;
+        while 1 < width {
+            width /= 2;
+            (0..width).for_each(|i| lanes[i] = combine(lanes[i], lanes[i + width]));
+        }
+        result[0] = lanes[0];
+        return result;
+    }
+    let known: [R; BLOCK] = known.map(R::of_f64);
+    for i in 0..l.n {
+        for (x, buffer) in xs.iter().zip(&mut buffers) {
+            x.load(y, l.at + i * l.stride, &mut buffer[..l.lines]);
+        }
+        for j in 0..l.lines.min(BLOCK) {
+            result[j] = combine(result[j], lift(std::array::from_fn(|i| buffers[i][j]), known[j]));
+        }
+    }
+    result
+}
+
+/// Writes `f` of the elements and two numbers of their line.
+fn apply<R: Real, const N: usize>(
+    l: Lines,
+    xs: &[Source<'_>; N],
+    y: &mut Sink<'_>,
+    known: [&PerLine; 2],
+    f: impl Fn([R; N], [R; 2]) -> R,
+) {
+    let mut buffers = [[R::ZERO; BLOCK]; N];
+    let mut ys = [R::ZERO; BLOCK];
+    if l.stride == 1 {
+        let known = known.map(|k| R::of_f64(k[0]));
+        for (block, len) in blocks(l.n) {
+            (0..N).for_each(|i| xs[i].load(y, l.at + block, &mut buffers[i][..len]));
+            (0..len).for_each(|j| ys[j] = f(std::array::from_fn(|i| buffers[i][j]), known));
+            y.store(l.at + block, &ys[..len]);
+        }
+        return;
+    }
+    let known = known.map(|k| k.map(R::of_f64));
+    for i in 0..l.n {
+        let at = l.at + i * l.stride;
+        (0..N).for_each(|i| xs[i].load(y, at, &mut buffers[i][..l.lines]));
+        for j in 0..l.lines.min(BLOCK) {
+            ys[j] = f(std::array::from_fn(|i| buffers[i][j]), [known[0][j], known[1][j]]);
+        }
+        y.store(at, &ys[..l.lines]);
+    }
+}
+
+const NOTHING: PerLine = [0.0; BLOCK];
+
+fn larger(a: f64, b: f64) -> f64 {
+    if a > b || a.is_nan() { a } else { b }
+}
+fn plus(a: f64, b: f64) -> f64 {
+    a + b
+}
+
+/// The maximum of each line, and the sum of its exponentials below that.
+fn softmax_sums<R: Real>(l: Lines, x: &[Source<'_>; 1], y: &Sink<'_>) -> (PerLine, PerLine) {
+    let max = fold(l, x, y, &NOTHING, f64::NEG_INFINITY, |[x]: [R; 1], _| x.to_f64(), larger);
+    let sum = fold(l, x, y, &max, 0.0, |[x]: [R; 1], max| math::exp(x - max).to_f64(), plus);
+    (max, sum)
+}
+pub(super) fn softmax(call: &Call<'_>) -> Ran {
+    fn real<R: Real>(call: &Call<'_>) {
+        let (x, mut y) = ([source(call, 0)], sink(call, 0));
+        lines(call, |l| {
+            let (max, sum) = softmax_sums::<R>(l, &x, &y);
+            apply(l, &x, &mut y, [&max, &sum], |[x]: [R; 1], [max, sum]| math::exp(x - max) / sum);
+        });
+    }
+    wide_float!(call.out_dtype(0), W => real::<W>(call));
+    Ok(())
+}
+pub(super) fn log_softmax(call: &Call<'_>) -> Ran {
+    fn real<R: Real>(call: &Call<'_>) {
+        let (x, mut y) = ([source(call, 0)], sink(call, 0));
+        lines(call, |l| {
+            let (max, sum) = softmax_sums::<R>(l, &x, &y);
+            let log = sum.map(f64::ln);
+            apply(l, &x, &mut y, [&max, &log], |[x]: [R; 1], [max, log]| x - max - log);
+        });
+    }
+    wide_float!(call.out_dtype(0), W => real::<W>(call));
+    Ok(())
+}
+/// dx = (dy - sum(dy y)) y
+pub(super) fn softmax_bwd(call: &Call<'_>) -> Ran {
+    fn real<R: Real>(call: &Call<'_>) {
+        let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
+        lines(call, |l| {
+            let sum = fold(l, &xs, &dx, &NOTHING, 0.0, |[dy, y]: [R; 2], _| (dy * y).to_f64(), plus);
+            apply(l, &xs, &mut dx, [&sum, &NOTHING], |[dy, y]: [R; 2], [sum, _]| (dy - sum) * y);
+        });
+    }
+    wide_float!(call.out_dtype(0), W => real::<W>(call));
+    Ok(())
+}
+/// dx = dy - exp(y) sum(dy)
+pub(super) fn log_softmax_bwd(call: &Call<'_>) -> Ran {
+    fn real<R: Real>(call: &Call<'_>) {
+        let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
+        lines(call, |l| {
+            let sum = fold(l, &xs, &dx, &NOTHING, 0.0, |[dy, _]: [R; 2], _| dy.to_f64(), plus);
+            apply(l, &xs, &mut dx, [&sum, &NOTHING], |[dy, y]: [R; 2], [sum, _]| dy - math::exp(y) * sum);
+        });
+    }
+    wide_float!(call.out_dtype(0), W => real::<W>(call));
+    Ok(())
+}
+
+// -------------------------------------------------------------------------------------------------------- layer norm
+
+/// Rows and their length.
+fn rows(shape: &[usize], dims: i64) -> (usize, usize) {
+    let (lead, norm) = shape.split_at(shape.len() - dims as usize);
+    (count(lead), count(norm))
+}
+
+pub(super) fn layer_norm(call: &Call<'_>) -> Ran {
+    wide_float!(call.out_dtype(0), W => layer_norm_of::<W>(call));
+    Ok(())
+}
+fn layer_norm_of<R: Real>(call: &Call<'_>) {
+    let (rows, n) = rows(call.in_shape(0), call.int("dims"));
+    let eps = call.float("eps");
+    let x = [source(call, 0)];
+    let w = (1 < call.n_inputs()).then(|| source(call, 1));
+    let b = (2 < call.n_inputs()).then(|| source(call, 2));
+    let (mut y, mut means, mut rstds) = (sink(call, 0), sink(call, 1), sink(call, 2));
+    let (mut xs, mut ws, mut bs) = ([R::ZERO; BLOCK], [R::ONE; BLOCK], [R::ZERO; BLOCK]);
+    for row in 0..rows {
+        let l = Lines { at: row * n, n, stride: 1, lines: 1 };
+        let mut mean = fold(l, &x, &y, &NOTHING, 0.0, |[x]: [R; 1], _| x.to_f64(), plus);
+        mean[0] /= n as f64;
+        let centre = mean[0];
+        let squares = |[x]: [R; 1], _| (x.to_f64() - centre) * (x.to_f64() - centre);
+        let var = fold(l, &x, &y, &NOTHING, 0.0, squares, plus)[0] / n as f64;
+        let rstd = 1.0 / (var + eps).sqrt();
+        means.store(row, &[mean[0]]);
+        rstds.store(row, &[rstd]);
+        let (mean, rstd) = (R::of_f64(mean[0]), R::of_f64(rstd));
+        for (block, len) in blocks(n) {
+            x[0].load(&y, row * n + block, &mut xs[..len]);
+            if let Some(w) = &w {
+                w.load(&y, block, &mut ws[..len]);
+            }
+            if let Some(b) = &b {
+                b.load(&y, block, &mut bs[..len]);
+            }
+            (0..len).for_each(|j| xs[j] = (xs[j] - mean) * rstd * ws[j] + bs[j]);
+            y.store(row * n + block, &xs[..len]);
+        }
+    }
+}
+
+/// Where the results of a mask are: result 0, 1, 2 of all three, or nowhere.
+fn masked<'a>(call: &Call<'a>) -> [Option<Sink<'a>>; 3] {
+    let mask = call.ints("mask");
+    let mut j = 0;
+    std::array::from_fn(|i| {
+        (mask[i] == 1).then(|| {
+            j += 1;
+            sink(call, j - 1)
+        })
+    })
+}
+
+pub(super) fn layer_norm_bwd(call: &Call<'_>) -> Ran {
+    wide_float!(call.in_dtype(1), W => layer_norm_bwd_of::<W>(call));
+    Ok(())
+}
+/// With x̂ = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - x̂ mean(g x̂)), dw = Σ dy x̂, db = Σ dy.
+fn layer_norm_bwd_of<R: Real>(call: &Call<'_>) {
+    let (rows, n) = rows(call.in_shape(1), call.int("dims"));
+    let (dy, x, means, rstds) = (source(call, 0), source(call, 1), source(call, 2), source(call, 3));
+    let w = (4 < call.n_inputs()).then(|| source(call, 4));
+    let results = &mut masked(call);
+    let (mut dys, mut xs, mut ws) = ([R::ZERO; BLOCK], [R::ZERO; BLOCK], [R::ONE; BLOCK]);
+    // Parameters first: they read every row of dy, which dx may overwrite. A block of columns at a time, so that sums
+    // over rows need no memory but the stack.
+    if results[1].is_some() || results[2].is_some() {
+        for (block, len) in blocks(n) {
+            let (mut dw, mut db) = ([0.0; BLOCK], [0.0; BLOCK]);
+            for row in 0..rows {
+                let on = first(results);
+                dy.load(on, row * n + block, &mut dys[..len]);
+                x.load(on, row * n + block, &mut xs[..len]);
+                let (mean, rstd): (R, R) = (means.one(on, row), rstds.one(on, row));
+                for j in 0..len {
+                    dw[j] += (dys[j] * ((xs[j] - mean) * rstd)).to_f64();
+                    db[j] += dys[j].to_f64();
+                }
+            }
+            for (result, sums) in results[1..].iter_mut().zip([dw, db]) {
+                if let Some(result) = result {
+                    result.store(block, &sums[..len]);
+                }
+            }
+        }
+    }
+    let Some(dx) = &mut results[0] else { return };
+    for row in 0..rows {
+        let (mean, rstd): (R, R) = (means.one(dx, row), rstds.one(dx, row));
+        let (mut lanes_g, mut lanes_gx) = ([0.0; LANES], [0.0; LANES]);
+        for pass in 0..2 {
+            let total = |lanes: &[f64; LANES]| R::of_f64(lanes.iter().sum::<f64>() / n as f64);
+            let (mean_g, mean_gx) = (total(&lanes_g), total(&lanes_gx));
+            for (block, len) in blocks(n) {
+                dy.load(dx, row * n + block, &mut dys[..len]);
+                x.load(dx, row * n + block, &mut xs[..len]);
+                if let Some(w) = &w {
+                    w.load(dx, block, &mut ws[..len]);
+                }
+                if pass == 0 {
+                    for j in (0..len).step_by(LANES) {
+                        for i in 0..LANES.min(len - j) {
+                            let g = dys[j + i] * ws[j + i];
+                            lanes_g[i] += g.to_f64();
+                            lanes_gx[i] += (g * ((xs[j + i] - mean) * rstd)).to_f64();
+                        }
+                    }
+                    continue;
+                }
+                for j in 0..len {
+                    let normal = (xs[j] - mean) * rstd;
+                    xs[j] = rstd * (dys[j] * ws[j] - mean_g - normal * mean_gx);
+                }
+                dx.store(row * n + block, &xs[..len]);
+            }
+        }
+    }
+}
+/// The first result there is: the one on which an in-place operand lies.
+fn first<'a, 'b>(results: &'a [Option<Sink<'b>>; 3]) -> &'a Sink<'b> {
+    results.iter().flatten().next().expect("a mask should want a result: the check refuses others")
+}
+
+// -------------------------------------------------------------------------------------------------------- batch norm
+
+/// Calls `f` with where each run of channel `c`'s elements starts and how long it is.
+fn runs(shape: &[usize], c: usize, mut f: impl FnMut(usize, usize)) {
+    let (batch, channels, inner) = around(shape, 1);
+    (0..batch).for_each(|b| blocks(inner).for_each(|(block, len)| f((b * channels + c) * inner + block, len)));
+}
+
+pub(super) fn batch_norm(call: &Call<'_>) -> Ran {
+    wide_float!(call.out_dtype(0), W => batch_norm_of::<W>(call));
+    Ok(())
+}
+fn batch_norm_of<R: Real>(call: &Call<'_>) {
+    let shape = call.in_shape(0);
+    let (batch, channels, inner) = around(shape, 1);
+    let n = (batch * inner) as f64;
+    let (eps, momentum) = (call.float("eps"), call.float("momentum"));
+    let [x, w, b, running_mean, running_var] = std::array::from_fn(|i| source(call, i));
+    let [mut y, mut means, mut rstds, mut new_mean, mut new_var] = std::array::from_fn(|j| sink(call, j));
+    let mut xs = [R::ZERO; BLOCK];
+    for c in 0..channels {
+        let mut sum = 0.0;
+        runs(shape, c, |at, len| {
+            x.load(&y, at, &mut xs[..len]);
+            sum += total(&xs[..len], |x| x.to_f64());
+        });
+        let mean = sum / n;
+        let mut squares = 0.0;
+        runs(shape, c, |at, len| {
+            x.load(&y, at, &mut xs[..len]);
+            squares += total(&xs[..len], |x| (x.to_f64() - mean) * (x.to_f64() - mean));
+        });
+        let rstd = 1.0 / (squares / n + eps).sqrt();
+        means.store(c, &[mean]);
+        rstds.store(c, &[rstd]);
+        let old: f64 = running_mean.one(&new_mean, c);
+        new_mean.store(c, &[momentum * mean + (1.0 - momentum) * old]);
+        // The running variance is that of a sample.
+        let old: f64 = running_var.one(&new_var, c);
+        new_var.store(c, &[momentum * (squares / (n - 1.0)) + (1.0 - momentum) * old]);
+        let (mean, rstd) = (R::of_f64(mean), R::of_f64(rstd));
+        let (w, b): (R, R) = (w.one(&y, c), b.one(&y, c));
+        runs(shape, c, |at, len| {
+            x.load(&y, at, &mut xs[..len]);
+            xs[..len].iter_mut().for_each(|x| *x = (*x - mean) * rstd * w + b);
+            y.store(at, &xs[..len]);
+        });
+    }
+}
+/// A sum with lanes.
+pub(super) fn total<R: Copy>(xs: &[R], f: impl Fn(R) -> f64) -> f64 {
+    let mut lanes = [0.0; LANES];
+    for part in xs.chunks(LANES) {
+        for (lane, &x) in lanes.iter_mut().zip(part) {
+            *lane += f(x);
+        }
+    }
+    lanes.iter().sum()
+}
+
+pub(super) fn batch_norm_bwd(call: &Call<'_>) -> Ran {
+    wide_float!(call.in_dtype(1), W => batch_norm_bwd_of::<W>(call));
+    Ok(())
+}
+/// With x̂ = (x - mean) rstd: dw = Σ dy x̂, db = Σ dy, dx = w rstd (dy - db / n - x̂ dw / n).
+fn batch_norm_bwd_of<R: Real>(call: &Call<'_>) {
+    let shape = call.in_shape(1);
+    let (batch, channels, inner) = around(shape, 1);
+    let n = (batch * inner) as f64;
+    let [dy, x, w, means, rstds] = std::array::from_fn(|i| source(call, i));
+    let results = &mut masked(call);
+    let (mut dys, mut xs) = ([R::ZERO; BLOCK], [R::ZERO; BLOCK]);
+    for c in 0..channels {
+        let on = first(results);
+        let (mean, rstd, w): (R, R, R) = (means.one(on, c), rstds.one(on, c), w.one(on, c));
+        let (mut dw, mut db) = (0.0, 0.0);
+        runs(shape, c, |at, len| {
+            dy.load(on, at, &mut dys[..len]);
+            x.load(on, at, &mut xs[..len]);
+            (0..len).for_each(|j| xs[j] = (xs[j] - mean) * rstd * dys[j]);
+            dw += total(&xs[..len], |x| x.to_f64());
+            db += total(&dys[..len], |dy| dy.to_f64());
+        });
+        for (result, sum) in results[1..].iter_mut().zip([dw, db]) {
+            if let Some(result) = result {
+                result.store(c, &[sum]);
+            }
+        }
+        let Some(dx) = &mut results[0] else { continue };
+        let (mean_g, mean_gx, scale) = (R::of_f64(db / n), R::of_f64(dw / n), w * rstd);
+        runs(shape, c, |at, len| {
+            dy.load(dx, at, &mut dys[..len]);
+            x.load(dx, at, &mut xs[..len]);
+            (0..len).for_each(|j| xs[j] = scale * (dys[j] - mean_g - (xs[j] - mean) * rstd * mean_gx));
+            dx.store(at, &xs[..len]);
+        });
+    }
+}

@@ -1,0 +1,177 @@
+//! Kernels on tensors of one's own: for tests and for evaluating graphs op by op. Memory is allocated for each run.
+
+use super::{Signature, find};
+use crate::kernel::{Call, Tensor};
+use artifact::{Attr, DType, Operand, Place};
+
+/// Bytes at an address that is a multiple of 64, as kernels expect them.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Line([u8; 64]);
+
+/// A tensor with its memory.
+#[derive(Clone, Debug)]
+pub struct OwnedTensor {
+    dtype: DType,
+    shape: Vec<usize>,
+    lines: Vec<Line>,
+}
+
+impl OwnedTensor {
+    /// A tensor of zeros.
+    pub fn zeros(dtype: DType, shape: &[usize]) -> OwnedTensor {
+        let bytes = shape.iter().product::<usize>() * dtype.bytes() as usize;
+        // One line at least: an empty tensor has an address too.
+        OwnedTensor { dtype, shape: shape.to_vec(), lines: vec![Line([0; 64]); bytes.div_ceil(64).max(1)] }
+    }
+    /// A tensor from its bytes, little-endian. Panics if their number is not the type's.
+    pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> OwnedTensor {
+        let mut tensor = OwnedTensor::zeros(dtype, shape);
+        assert_eq!(bytes.len(), tensor.n_bytes(), "a {dtype:?}{shape:?} should have its bytes");
+        for (line, part) in tensor.lines.iter_mut().zip(bytes.chunks(64)) {
+            line.0[..part.len()].copy_from_slice(part);
+        }
+        tensor
+    }
+    /// A tensor from numbers, rounded to the element type. Panics if their number is not the shape's.
+    pub fn from_f64s(dtype: DType, shape: &[usize], numbers: &[f64]) -> OwnedTensor {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|&x| encode(dtype, x, x as i64)).collect();
+        OwnedTensor::from_bytes(dtype, shape, &bytes)
+    }
+    /// A tensor from integers, wrapped or rounded to the element type. Panics if their number is not the shape's.
+    pub fn from_i64s(dtype: DType, shape: &[usize], numbers: &[i64]) -> OwnedTensor {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|&x| encode(dtype, x as f64, x)).collect();
+        OwnedTensor::from_bytes(dtype, shape, &bytes)
+    }
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+    /// The shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    /// The bytes, little-endian.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.lines.iter().flat_map(|line| line.0).take(self.n_bytes()).collect()
+    }
+    /// The elements as floating-point numbers.
+    pub fn to_f64s(&self) -> Vec<f64> {
+        self.bytes().chunks(self.dtype.bytes() as usize).map(|bytes| decode(self.dtype, bytes)).collect()
+    }
+    /// The elements of a tensor of integers or bools.
+    pub fn to_i64s(&self) -> Vec<i64> {
+        self.bytes().chunks(self.dtype.bytes() as usize).map(|bytes| decode_int(self.dtype, bytes)).collect()
+    }
+    /// The same bytes in another shape. Panics if it has another number of elements.
+    pub fn reshape(&self, shape: &[usize]) -> OwnedTensor {
+        OwnedTensor::from_bytes(self.dtype, shape, &self.bytes())
+    }
+    fn n_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bytes() as usize
+    }
+    fn operand(&self) -> Operand {
+        let shape = self.shape.iter().map(|&d| d as u64).collect();
+        Operand { place: Place { pool: 0, offset: 0 }, dtype: self.dtype, shape }
+    }
+    fn tensor(&self, data: *mut u8) -> Tensor {
+        Tensor { dtype: self.dtype, shape: self.shape.clone().into(), data, bytes: self.n_bytes() }
+    }
+}
+
+fn encode(dtype: DType, float: f64, int: i64) -> Vec<u8> {
+    match dtype {
+        DType::F64 => float.to_le_bytes().to_vec(),
+        DType::F32 => (float as f32).to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f64(float).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f64(float).to_le_bytes().to_vec(),
+        DType::Bool => vec![u8::from(float != 0.0)],
+        _ => int.to_le_bytes()[..dtype.bytes() as usize].to_vec(),
+    }
+}
+fn decode(dtype: DType, bytes: &[u8]) -> f64 {
+    let word = word(bytes);
+    match dtype {
+        DType::F64 => f64::from_bits(word),
+        DType::F32 => f32::from_bits(word as u32).into(),
+        DType::F16 => half::f16::from_bits(word as u16).to_f64(),
+        DType::BF16 => half::bf16::from_bits(word as u16).to_f64(),
+        _ => decode_int(dtype, bytes) as f64,
+    }
+}
+fn decode_int(dtype: DType, bytes: &[u8]) -> i64 {
+    let word = word(bytes);
+    match dtype {
+        DType::I8 => (word as i8).into(),
+        DType::I16 => (word as i16).into(),
+        DType::I32 => (word as i32).into(),
+        DType::Bool => i64::from(word != 0),
+        _ => word as i64,
+    }
+}
+/// Up to eight bytes, little-endian.
+fn word(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+}
+
+/// Runs an op on tensors of one's own; the results have the types `outs`. An error says what the kernel refused.
+pub fn run_op(
+    op: &str,
+    attrs: &[(String, Attr)],
+    inputs: &[&OwnedTensor],
+    outs: &[(DType, Vec<usize>)],
+    scratch_bytes: u64,
+) -> Result<Vec<OwnedTensor>, String> {
+    run_op_inplace(op, attrs, inputs, outs, scratch_bytes, &[])
+}
+
+/// The same, where each pair's operand lies on its result.
+pub fn run_op_inplace(
+    op: &str,
+    attrs: &[(String, Attr)],
+    inputs: &[&OwnedTensor],
+    outs: &[(DType, Vec<usize>)],
+    scratch_bytes: u64,
+    pairs: &[(usize, usize)],
+) -> Result<Vec<OwnedTensor>, String> {
+    let kernel = find(op).ok_or_else(|| format!("there is no kernel for {op}"))?;
+    let operand = |(dtype, shape): &(DType, Vec<usize>)| {
+        let shape = shape.iter().map(|&d| d as u64).collect();
+        Operand { place: Place { pool: 0, offset: 0 }, dtype: *dtype, shape }
+    };
+    let ins: Vec<Operand> = inputs.iter().map(|t| t.operand()).collect();
+    let results: Vec<Operand> = outs.iter().map(operand).collect();
+    kernel.check(&Signature { attrs, ins: &ins, outs: &results, scratch: scratch_bytes })?;
+
+    // Not zeros: a kernel that leaves an element unwritten should be found out.
+    let mut owned: Vec<OwnedTensor> = outs.iter().map(|(dtype, shape)| OwnedTensor::zeros(*dtype, shape)).collect();
+    owned.iter_mut().for_each(|t| t.lines.fill(Line([0xA5; 64])));
+    for &(i, j) in pairs {
+        let declared = kernel.inplace.contains(&(i, j)) && ins.get(i) == results.get(j);
+        if !declared {
+            return Err(format!("{op} cannot have result {j} on operand {i}"));
+        }
+        owned[j].lines.clone_from(&inputs[i].lines);
+    }
+    let n_lines = usize::try_from(scratch_bytes.div_ceil(64)).map_err(|_| "too much scratch".to_string())?;
+    let mut scratch = OwnedTensor { dtype: DType::U8, shape: vec![n_lines * 64], lines: vec![Line([0xA5; 64]); n_lines] };
+
+    let out_tensors: Vec<Tensor> = owned
+        .iter_mut()
+        .map(|t| {
+            let data = t.lines.as_mut_ptr().cast();
+            t.tensor(data)
+        })
+        .collect();
+    let in_tensors: Vec<Tensor> = (inputs.iter().enumerate())
+        .map(|(i, t)| match pairs.iter().find(|pair| pair.0 == i) {
+            Some(&(_, j)) => t.tensor(out_tensors[j].data),
+            None => t.tensor(t.lines.as_ptr().cast_mut().cast()),
+        })
+        .collect();
+    let data = scratch.lines.as_mut_ptr().cast();
+    let scratch = scratch.tensor(data);
+    // Results are tensors of their own, operands lie on them only in declared pairs: what `Call` asks for.
+    kernel.run(&Call::new(attrs, &in_tensors, &out_tensors, Some(&scratch)))?;
+    Ok(owned)
+}

@@ -1,0 +1,190 @@
+//! Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A block of
+//! four words is a function of a key, the seed, and a counter: the number of the block, the op's stream, the step. So an
+//! element's bits depend on nothing else, in whatever order and however often elements are computed. Steps and streams
+//! count modulo 2^32.
+
+use super::Ran;
+use super::math::Real;
+use super::signature::{Checked, Signature, ensure, is_float};
+use super::strides::count;
+use super::wide::{BLOCK, Wide, blocks, sink, source, wide_float};
+use crate::kernel::Call;
+use artifact::DType;
+
+// ------------------------------------------------------------------------------------------------------------ checks
+
+fn check_rng(s: &Signature<'_>, i: usize) -> Checked {
+    s.expect(i, DType::I64)?;
+    s.expect_shape(i, &[2])
+}
+pub(super) fn check_random(s: &Signature<'_>) -> Checked {
+    check_rng(s, 0)?;
+    s.int("stream")?;
+    let dtype = s.dtype_attr("dtype")?;
+    ensure(is_float(dtype), || format!("no kernel for {dtype:?}"))?;
+    s.results(&[(dtype, &s.sizes("shape")?)])
+}
+pub(super) fn check_dropout(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    check_rng(s, 1)?;
+    s.int("stream")?;
+    let p = s.float("p")?;
+    ensure((0.0..=1.0).contains(&p), || format!("p={p} is not in 0..=1"))?;
+    s.results(&[(s.dtype(0), s.shape(0)), (DType::Bool, s.shape(0))])
+}
+pub(super) fn check_dropout_bwd(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.float("scale")?;
+    s.expect(1, DType::Bool)?;
+    s.expect_shape(1, s.shape(0))?;
+    s.results(&[(s.dtype(0), s.shape(0))])
+}
+pub(super) fn check_rng_next(s: &Signature<'_>) -> Checked {
+    check_rng(s, 0)?;
+    s.results(&[(s.dtype(0), s.shape(0))])
+}
+
+// ------------------------------------------------------------------------------------------------------------ Philox
+
+/// A block of four random words.
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for round in 0..10 {
+        if round != 0 {
+            key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+        }
+        let product0 = u64::from(counter[0]) * 0xD251_1F53;
+        let product1 = u64::from(counter[2]) * 0xCD9E_8D57;
+        counter = [
+            (product1 >> 32) as u32 ^ counter[1] ^ key[0],
+            product1 as u32,
+            (product0 >> 32) as u32 ^ counter[3] ^ key[1],
+            product0 as u32,
+        ];
+    }
+    counter
+}
+
+/// The words of one op in one step.
+struct Words {
+    key: [u32; 2],
+    stream: u32,
+    step: u32,
+}
+
+impl Words {
+    /// Operand `rng` is [seed, step].
+    fn new(call: &Call<'_>, rng: usize) -> Words {
+        let rng = call.input::<i64>(rng);
+        let (seed, step) = (rng[0] as u64, rng[1] as u32);
+        Words { key: [seed as u32, (seed >> 32) as u32], stream: call.int("stream") as u32, step }
+    }
+    /// Block `i`.
+    fn block(&self, i: usize) -> [u32; 4] {
+        philox([i as u32, (i as u64 >> 32) as u32, self.stream, self.step], self.key)
+    }
+}
+
+/// A number in `0..1` with `bits` random bits, all of which the type can hold: rounding would reach 1.
+fn uniform(word: u32, bits: u32) -> f64 {
+    f64::from(word >> (32 - bits)) / f64::from(1u32 << bits)
+}
+/// A number in `0..1` of 53 bits.
+fn uniform53(high: u32, low: u32) -> f64 {
+    ((u64::from(high) << 32 | u64::from(low)) >> 11) as f64 / (1u64 << 53) as f64
+}
+/// Two normal numbers from two uniform ones: Box and Muller's method. The first must not be 0.
+fn normal(u: f64, v: f64) -> [f64; 2] {
+    let (radius, angle) = ((-2.0 * u.ln()).sqrt(), std::f64::consts::TAU * v);
+    [radius * angle.cos(), radius * angle.sin()]
+}
+
+/// Fills result 0 with `per` numbers a block of words.
+fn fill<const PER: usize>(call: &Call<'_>, numbers: impl Fn([u32; 4]) -> [f64; PER]) {
+    let (words, mut y) = (Words::new(call, 0), sink(call, 0));
+    let mut ys = [0.0; BLOCK];
+    for (at, len) in blocks(count(call.out_shape(0))) {
+        for (i, part) in ys[..len].chunks_mut(PER).enumerate() {
+            let numbers = numbers(words.block(at / PER + i));
+            part.copy_from_slice(&numbers[..part.len()]);
+        }
+        y.store(at, &ys[..len]);
+    }
+}
+
+pub(super) fn rand(call: &Call<'_>) -> Ran {
+    match call.out_dtype(0) {
+        DType::F64 => fill(call, |w| [uniform53(w[0], w[1]), uniform53(w[2], w[3])]),
+        DType::F32 => fill(call, |w| w.map(|w| uniform(w, 24))),
+        DType::F16 => fill(call, |w| w.map(|w| uniform(w, 11))),
+        _ => fill(call, |w| w.map(|w| uniform(w, 8))),
+    }
+    Ok(())
+}
+pub(super) fn randn(call: &Call<'_>) -> Ran {
+    match call.out_dtype(0) {
+        // 1 - u is never 0.
+        DType::F64 => fill(call, |w| normal(1.0 - uniform53(w[0], w[1]), uniform53(w[2], w[3]))),
+        _ => fill(call, |w| {
+            let [a, b] = normal(1.0 - uniform(w[0], 24), uniform(w[1], 24));
+            let [c, d] = normal(1.0 - uniform(w[2], 24), uniform(w[3], 24));
+            [a, b, c, d]
+        }),
+    }
+    Ok(())
+}
+
+// ----------------------------------------------------------------------------------------------------------- dropout
+
+pub(super) fn dropout(call: &Call<'_>) -> Ran {
+    wide_float!(call.out_dtype(0), W => dropout_of::<W>(call));
+    Ok(())
+}
+fn dropout_of<R: Real>(call: &Call<'_>) {
+    let p = call.float("p");
+    let words = Words::new(call, 1);
+    let (x, mut y, mut mask) = (source(call, 0), sink(call, 0), sink(call, 1));
+    let scale = R::of_f64(if p == 1.0 { 0.0 } else { 1.0 / (1.0 - p) });
+    // A word below this many 2^32ths drops its element.
+    let threshold = (p * 4_294_967_296.0) as u64;
+    let (mut xs, mut kept) = ([R::ZERO; BLOCK], [R::ZERO; BLOCK]);
+    for (at, len) in blocks(count(call.out_shape(0))) {
+        x.load(&y, at, &mut xs[..len]);
+        for (i, part) in kept[..len].chunks_mut(4).enumerate() {
+            for (kept, word) in part.iter_mut().zip(words.block(at / 4 + i)) {
+                *kept = R::flag(threshold <= u64::from(word));
+            }
+        }
+        (0..len).for_each(|j| xs[j] = xs[j] * kept[j] * scale);
+        y.store(at, &xs[..len]);
+        mask.store(at, &kept[..len]);
+    }
+}
+pub(super) fn dropout_bwd(call: &Call<'_>) -> Ran {
+    wide_float!(call.out_dtype(0), W => {
+        let scale = W::of_f64(call.float("scale"));
+        super::wide::map(call, |[dy, mask]: [W; 2]| dy * mask * scale)
+    })
+}
+
+pub(super) fn rng_next(call: &Call<'_>) -> Ran {
+    let next = call.output::<i64>(0);
+    if call.inplace(0).is_none() {
+        next.copy_from_slice(call.input(0));
+    }
+    next[1] = next[1].wrapping_add(1);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::philox;
+
+    /// The known answers of the authors' Random123 library.
+    #[test]
+    fn philox_gives_the_known_answers() {
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
+        assert_eq!(philox(pi, [0xa409_3822, 0x299f_31d0]), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+}

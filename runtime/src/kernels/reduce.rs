@@ -1,0 +1,274 @@
+//! Reductions over dimensions, running sums, and the largest of a line.
+
+use super::Ran;
+use super::elementwise::{is_any, is_number};
+use super::signature::{Checked, Signature, ensure, is_float, is_integer};
+use super::strides::{Nest, around, contiguous, count};
+use super::wide::{BLOCK, Scalar, Sink, Source, Wide, blocks, sink, source, wide, wide_float};
+use crate::kernel::{Call, Element};
+use artifact::DType;
+
+// ------------------------------------------------------------------------------------------------------------ checks
+
+fn check_reduction(s: &Signature<'_>, fits: fn(DType) -> bool, result: DType) -> Checked {
+    s.has_kernel(0, fits)?;
+    let (dims, keep) = (s.dims("dims", 0)?, s.bool("keepdim")?);
+    let mut shape = vec![];
+    for (i, &d) in s.shape(0).iter().enumerate() {
+        match (dims.contains(&i), keep) {
+            (false, _) => shape.push(d),
+            (true, true) => shape.push(1),
+            (true, false) => {}
+        }
+    }
+    s.results(&[(result, &shape)])
+}
+pub(super) fn check_numbers(s: &Signature<'_>) -> Checked {
+    check_reduction(s, is_number, s.dtype(0))
+}
+pub(super) fn check_floats(s: &Signature<'_>) -> Checked {
+    check_reduction(s, is_float, s.dtype(0))
+}
+pub(super) fn check_extreme(s: &Signature<'_>) -> Checked {
+    check_reduction(s, is_any, s.dtype(0))?;
+    let fits = s.shape(0).iter().product::<u64>() != 0 || s.outs[0].shape.iter().product::<u64>() == 0;
+    ensure(fits, || "no numbers have no extreme".into())
+}
+pub(super) fn check_any(s: &Signature<'_>) -> Checked {
+    check_reduction(s, is_any, DType::Bool)
+}
+pub(super) fn check_cumsum(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_number)?;
+    s.dim("dim", 0)?;
+    s.results(&[(s.dtype(0), s.shape(0))])
+}
+pub(super) fn check_topk(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_number)?;
+    s.bool("largest")?;
+    let (dim, k) = (s.dim("dim", 0)?, s.int("k")?);
+    let mut shape = s.shape(0).to_vec();
+    ensure(0 <= k && k as u64 <= shape[dim], || format!("k={k} is not in 0..={}", shape[dim]))?;
+    shape[dim] = k as u64;
+    s.results(&[(s.dtype(0), &shape), (DType::I64, &shape)])
+}
+
+// -------------------------------------------------------------------------------------------------------- reductions
+
+/// Sums side by side: enough for vector registers, and the order of additions is fixed.
+const LANES: usize = 16;
+
+/// A reduction: elements are lifted, combined, and the combination is finished.
+#[derive(Clone, Copy)]
+struct Fold<A, L, C> {
+    start: A,
+    lift: L,
+    combine: C,
+}
+
+impl<A: Copy, L, C: Fn(A, A) -> A> Fold<A, L, C> {
+    /// Combines a line of elements that follow each other.
+    fn line<W: Wide>(&self, x: &Source<'_>, y: &Sink<'_>, at: usize, n: usize, lanes: &mut [A; LANES])
+    where
+        L: Fn(W) -> A,
+    {
+        let mut xs = [W::ZERO; BLOCK];
+        for (block, len) in blocks(n) {
+            x.load(y, at + block, &mut xs[..len]);
+            for part in xs[..len].chunks(LANES) {
+                match <&[W; LANES]>::try_from(part) {
+                    Ok(part) => (0..LANES).for_each(|i| lanes[i] = (self.combine)(lanes[i], (self.lift)(part[i]))),
+                    Err(_) => {
+                        for (lane, &x) in lanes.iter_mut().zip(part) {
+                            *lane = (self.combine)(*lane, (self.lift)(x));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes to result 0 the finished combinations over the dimensions `dims`.
+fn reduce<W: Wide, A: Copy>(
+    call: &Call<'_>,
+    start: A,
+    lift: impl Fn(W) -> A,
+    combine: impl Fn(A, A) -> A,
+    finish: impl Fn(A) -> W,
+) -> Ran {
+    let fold = Fold { start, lift, combine };
+    let (shape, dims) = (call.in_shape(0), call.ints("dims"));
+    let (x, mut y) = (source(call, 0), sink(call, 0));
+    let strides = contiguous(shape);
+    let (mut kept, mut reduced) = (Nest::<1>::new(), Nest::<1>::new());
+    for (d, &size) in shape.iter().enumerate() {
+        let nest = if dims.contains(&(d as i64)) { &mut reduced } else { &mut kept };
+        nest.push(size, [strides[d]]);
+    }
+    let mut out = 0;
+    if kept.inner_strides() == [1] && 1 < kept.points() {
+        // The innermost dimension is kept: rows are combined with rows.
+        let (width, _) = kept.pop();
+        kept.each([0], |[row]| {
+            for (block, len) in blocks(width) {
+                let mut sums = [fold.start; BLOCK];
+                let mut xs = [W::ZERO; BLOCK];
+                reduced.each([row + block as isize], |[at]| {
+                    x.load(&y, at as usize, &mut xs[..len]);
+                    (0..len).for_each(|j| sums[j] = (fold.combine)(sums[j], (fold.lift)(xs[j])));
+                });
+                (0..len).for_each(|j| xs[j] = finish(sums[j]));
+                y.store(out, &xs[..len]);
+                out += len;
+            }
+        });
+        return Ok(());
+    }
+    // The innermost dimension is reduced, or there is but one element in a line.
+    let (n, _) = if reduced.inner_strides() == [1] { reduced.pop() } else { (1, [0]) };
+    kept.each([0], |[start]| {
+        let mut lanes = [fold.start; LANES];
+        reduced.each([start], |[at]| fold.line(&x, &y, at as usize, n, &mut lanes));
+        let mut width = LANES;
+        while 1 < width {
+            width /= 2;
+            (0..width).for_each(|i| lanes[i] = (fold.combine)(lanes[i], lanes[i + width]));
+        }
+        y.store(out, &[finish(lanes[0])]);
+        out += 1;
+    });
+    Ok(())
+}
+
+pub(super) fn sum(call: &Call<'_>) -> Ran {
+    if is_integer(call.in_dtype(0)) {
+        return reduce(call, 0i64, |x: i64| x, i64::wrapping_add, |sum| sum);
+    }
+    wide_float!(call.in_dtype(0), W => reduce(call, 0.0, |x: W| x.to_f64(), |a, b| a + b, W::of_f64))
+}
+pub(super) fn mean(call: &Call<'_>) -> Ran {
+    let n: usize = call.ints("dims").iter().map(|&d| call.in_shape(0)[d as usize]).product();
+    wide_float!(call.in_dtype(0), W => {
+        reduce(call, 0.0, |x: W| x.to_f64(), |a, b| a + b, |sum| W::of_f64(sum / n as f64))
+    })
+}
+pub(super) fn amax(call: &Call<'_>) -> Ran {
+    wide!(call.in_dtype(0), W => reduce(call, W::LOWEST, |x: W| x, W::larger, |x| x))
+}
+pub(super) fn amin(call: &Call<'_>) -> Ran {
+    wide!(call.in_dtype(0), W => reduce(call, W::HIGHEST, |x: W| x, W::smaller, |x| x))
+}
+pub(super) fn any(call: &Call<'_>) -> Ran {
+    wide!(call.in_dtype(0), W => reduce(call, false, |x: W| x != W::ZERO, |a, b| a | b, W::flag))
+}
+
+// ------------------------------------------------------------------------------------------------------------- lines
+
+pub(super) fn cumsum(call: &Call<'_>) -> Ran {
+    let (outer, n, inner) = around(call.in_shape(0), call.int("dim") as usize);
+    let (x, mut y) = (source(call, 0), sink(call, 0));
+    if is_integer(call.in_dtype(0)) {
+        running(&x, &mut y, (outer, n, inner), 0i64, |x: i64| x, i64::wrapping_add, |sum| sum);
+    } else {
+        wide_float!(call.in_dtype(0), W => {
+            running(&x, &mut y, (outer, n, inner), 0.0, |x: W| x.to_f64(), |a, b| a + b, W::of_f64);
+        });
+    }
+    Ok(())
+}
+
+fn running<W: Wide, A: Copy>(
+    x: &Source<'_>,
+    y: &mut Sink<'_>,
+    (outer, n, inner): (usize, usize, usize),
+    start: A,
+    lift: impl Fn(W) -> A,
+    add: impl Fn(A, A) -> A,
+    finish: impl Fn(A) -> W,
+) {
+    let mut xs = [W::ZERO; BLOCK];
+    for o in 0..outer {
+        if inner == 1 {
+            let mut sum = start;
+            for (block, len) in blocks(n) {
+                x.load(y, o * n + block, &mut xs[..len]);
+                for x in &mut xs[..len] {
+                    sum = add(sum, lift(*x));
+                    *x = finish(sum);
+                }
+                y.store(o * n + block, &xs[..len]);
+            }
+            continue;
+        }
+        for (block, len) in blocks(inner) {
+            let mut sums = [start; BLOCK];
+            for i in 0..n {
+                let at = (o * n + i) * inner + block;
+                x.load(y, at, &mut xs[..len]);
+                for (sum, x) in sums.iter_mut().zip(&mut xs[..len]) {
+                    *sum = add(*sum, lift(*x));
+                    *x = finish(*sum);
+                }
+                y.store(at, &xs[..len]);
+            }
+        }
+    }
+}
+
+/// Insertion into the sorted results: the results themselves are the only memory it needs.
+pub(super) fn topk(call: &Call<'_>) -> Ran {
+    macro_rules! each {
+        ($($ty:ty),*) => {
+            match call.in_dtype(0) {
+                $(<$ty as Element>::DTYPE => {
+                    // NaN counts as the largest, as in PyTorch; of equals, the first comes first.
+                    let before = |a: $ty, b: $ty| a > b || is_nan(a) && !is_nan(b);
+                    match call.bool("largest") {
+                        true => topk_of::<$ty>(call, before),
+                        false => topk_of::<$ty>(call, |a, b| before(b, a)),
+                    }
+                })*
+                other => return Err(format!("no kernel for {other:?}")),
+            }
+        };
+    }
+    each!(u8, i8, i16, i32, i64, half::f16, half::bf16, f32, f64);
+    Ok(())
+}
+
+#[allow(clippy::eq_op, reason = "NaN alone differs from itself")]
+fn is_nan<T: PartialEq + Copy>(x: T) -> bool {
+    x != x
+}
+
+fn topk_of<T: Scalar>(call: &Call<'_>, before: impl Fn(T, T) -> bool) {
+    let k = call.int("k") as usize;
+    let (outer, n, inner) = around(call.in_shape(0), call.int("dim") as usize);
+    let (x, values, indices) = (call.input::<T>(0), call.output::<T>(0), call.output::<i64>(1));
+    if count(call.out_shape(0)) == 0 {
+        return;
+    }
+    for o in 0..outer {
+        for line in 0..inner {
+            let place = |i: usize| (o * k + i) * inner + line;
+            for i in 0..n {
+                let new = x[(o * n + i) * inner + line];
+                let filled = i.min(k);
+                // How many of those there stay in front of the new one.
+                let mut p = filled;
+                while 0 < p && before(new, values[place(p - 1)]) {
+                    p -= 1;
+                }
+                if p == k {
+                    continue;
+                }
+                for j in (p + 1..(filled + 1).min(k)).rev() {
+                    values[place(j)] = values[place(j - 1)];
+                    indices[place(j)] = indices[place(j - 1)];
+                }
+                values[place(p)] = new;
+                indices[place(p)] = i as i64;
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Which bytes are dead after which command, for shuffled runs: they are then filled with NaNs, so that a command that
+//! reads what it should not, or too late, spoils the result for all to see.
+//!
+//! An artifact has no lifetimes, so they are read off its accesses. Take one byte and all that touches it in list order,
+//! the step being cyclic, and the host among them: it writes inputs and states before the step, and reads outputs and
+//! states after it (and inputs that no command overwrites, since the next step may find them there). A value lives from a
+//! write to the last read before the next write. The commands in that run, the write and the reads, are a *group*: once
+//! all of them have run, in whatever order, the byte is dead, and every later write of it is still to come, for
+//! [`crate::validate`] proved that write to be ordered after each of them. So the byte may be filled at once. For the same
+//! reason the same group of the next step starts only after this one is through, and one counter for each group suffices.
+//!
+//! Bytes are left alone where death cannot be proved or does not come:
+//! * the host reads them after the step;
+//! * the next write is by a command that also reads them (in place): the value passes over;
+//! * the run ends with the step, and the next step's first access is a read that no host write precedes: then the byte
+//!   carries something over, and whether that is right is not ours to say.
+
+use crate::Error;
+use crate::access::{Access, accesses};
+use crate::kernel::Tensor;
+use crate::memory::{self, Arena};
+use artifact::Artifact;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many accesses the sweep may look at: a shuffled run is a test of small plans.
+const MAX_LOOKS: usize = 1 << 27;
+
+/// Bytes that die together.
+struct Group {
+    bytes: Tensor,
+    members: u32,
+    left: u32,
+}
+
+/// All groups.
+pub(crate) struct Dead {
+    groups: Vec<Group>,
+    /// The groups that each command is a member of.
+    of: Vec<Vec<u32>>,
+}
+
+/// Something that touches a byte: its place in the list (0 is the host before the step), and whether it writes. A command
+/// that does both reads first.
+type Touch = (usize, bool);
+
+impl Dead {
+    /// Finds the groups of a validated artifact. `survives` tells of each input whether the next step may find it.
+    pub(crate) fn new(artifact: &Artifact, survives: &[bool], arenas: &[Arena]) -> Result<Dead, Error> {
+        let end = artifact.commands.len() + 1;
+        let mut touches: Vec<(Access, usize)> = Vec::new();
+        let mut touch = |access: Option<Access>, at: usize| touches.extend(access.map(|access| (access, at)));
+        for (input, &survives) in artifact.inputs.iter().zip(survives) {
+            touch(Access::of(&input.operand, true), 0);
+            touch(Access::of(&input.operand, false).filter(|_| survives), end);
+        }
+        for state in &artifact.states {
+            touch(Access::of(&state.operand, true), 0);
+            touch(Access::of(&state.operand, false), end);
+        }
+        artifact.outputs.iter().for_each(|output| touch(Access::of(&output.operand, false), end));
+        for (i, command) in artifact.commands.iter().enumerate() {
+            accesses(command).into_iter().for_each(|access| touch(Some(access), i + 1));
+        }
+        // A sweep over each pool's bytes: what touches the bytes between two borders is known at the first of them.
+        let mut borders: BTreeMap<(usize, u64), Vec<usize>> = BTreeMap::new();
+        for (id, (access, _)) in touches.iter().enumerate() {
+            borders.entry((access.pool, access.start)).or_default().push(id);
+            borders.entry((access.pool, access.end)).or_default().push(id);
+        }
+        let mut dead = Dead { groups: Vec::new(), of: vec![Vec::new(); artifact.commands.len()] };
+        let mut active: BTreeSet<(usize, bool, usize)> = BTreeSet::new();
+        let mut looks = 0;
+        let ends = borders.keys().skip(1).map(|&(_, at)| at).chain([0]);
+        for ((&(pool, start), ids), end_of_range) in borders.iter().zip(ends) {
+            for &id in ids {
+                let (access, at) = touches[id];
+                let touch = (at, access.write, id);
+                match access.start == start {
+                    true => active.insert(touch),
+                    false => active.remove(&touch),
+                };
+            }
+            looks += active.len();
+            if MAX_LOOKS < looks {
+                return Err(Error::Unsupported("shuffle: the plan is too large for it".into()));
+            }
+            let sequence: Vec<Touch> = active.iter().map(|&(at, write, _)| (at, write)).collect();
+            for members in groups(&sequence, end) {
+                let id = dead.groups.len() as u32;
+                members.iter().for_each(|&at| dead.of[at - 1].push(id));
+                let bytes = arenas[pool].range(start, end_of_range - start);
+                let members = members.len() as u32;
+                dead.groups.push(Group { bytes, members, left: members });
+            }
+        }
+        Ok(dead)
+    }
+
+    /// Command `command` has run: fills what is dead now.
+    pub(crate) fn ran(&mut self, command: usize) {
+        for &group in &self.of[command] {
+            let group = &mut self.groups[group as usize];
+            group.left -= 1;
+            if group.left == 0 {
+                group.left = group.members;
+                memory::fill(&group.bytes, 0xFF);
+            }
+        }
+    }
+}
+
+/// The groups of one byte, as places in the list, from all that touches it in order.
+fn groups(sequence: &[Touch], end: usize) -> Vec<Vec<usize>> {
+    let writes: Vec<usize> = (0..sequence.len()).filter(|&i| sequence[i].1).collect();
+    let mut groups = Vec::new();
+    for (w, &from) in writes.iter().enumerate() {
+        let next = writes.get(w + 1).copied();
+        let run = &sequence[from..next.unwrap_or(sequence.len())];
+        let passes_over = match next {
+            Some(next) => run.iter().any(|&(at, write)| !write && at == sequence[next].0),
+            None => !sequence[0].1,
+        };
+        if passes_over || run.iter().any(|&(at, _)| at == end) {
+            continue;
+        }
+        let members: BTreeSet<usize> = run.iter().map(|&(at, _)| at).filter(|&at| at != 0).collect();
+        if !members.is_empty() {
+            groups.push(members.into_iter().collect());
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::groups;
+
+    const R: bool = false;
+    const W: bool = true;
+
+    #[test]
+    fn a_value_dies_with_its_last_reader() {
+        assert_eq!(groups(&[(1, W), (2, R), (3, R), (5, W), (6, R)], 9), [vec![1, 2, 3], vec![5, 6]]);
+    }
+    #[test]
+    fn what_nobody_reads_dies_at_once() {
+        assert_eq!(groups(&[(4, W)], 9), [vec![4]]);
+    }
+    #[test]
+    fn in_place_passes_over() {
+        assert_eq!(groups(&[(1, W), (2, R), (2, W), (3, R)], 9), [vec![2, 3]]);
+    }
+    #[test]
+    fn a_state_lives_at_the_end_but_not_between_its_last_read_and_its_update() {
+        assert_eq!(groups(&[(0, W), (1, R), (2, R), (4, W), (9, R)], 9), [vec![1, 2]]);
+    }
+    #[test]
+    fn what_the_step_finds_without_the_host_is_carried_over() {
+        assert_eq!(groups(&[(1, R), (2, W), (3, R)], 9), [] as [Vec<usize>; 0]);
+    }
+    #[test]
+    fn an_input_dies_with_its_last_reader() {
+        assert_eq!(groups(&[(0, W), (1, R), (3, W), (4, R)], 9), [vec![1], vec![3, 4]]);
+    }
+}

@@ -1,0 +1,116 @@
+//! What a stream runs: an artifact's commands with every index, name and place resolved to a function, a slice or an
+//! address. It is made once, when an artifact is loaded, so that a step looks nothing up and allocates nothing.
+
+use crate::access::accesses;
+use crate::kernel::{Call, Tensor};
+use crate::kernels;
+use crate::link::{Link, Way};
+use crate::memory::{self, Arena};
+use artifact::{Artifact, Attr, CommandKind, Kernel, Operand, Range};
+use std::sync::Arc;
+
+/// One command.
+pub(crate) struct Instruction {
+    /// Its position in the artifact's list.
+    pub(crate) command: u32,
+    /// Its line in the schedule.
+    pub(crate) line: u32,
+    /// One past the last byte of the device's pool that it touches.
+    pub(crate) device_end: u64,
+    /// How many bytes it reads and writes.
+    pub(crate) bytes: u64,
+    /// What it does.
+    pub(crate) action: Action,
+}
+
+/// What an instruction does.
+pub(crate) enum Action {
+    /// Runs a kernel.
+    Launch(Box<Launch>),
+    /// Copies; over the link, if a way is given.
+    Copy { src: Tensor, dst: Tensor, way: Option<Way> },
+    /// Marks an event as reached.
+    Record { event: usize },
+    /// Waits for an event of this step or of the one before.
+    Wait { event: usize, previous: bool },
+    /// What no kernel should do, for tests of what happens then.
+    #[cfg(test)]
+    Misbehave(fn() -> Result<(), String>),
+}
+
+/// A kernel and what it runs on.
+pub(crate) struct Launch {
+    kernel: &'static kernels::Kernel,
+    attrs: Arc<[(String, Attr)]>,
+    ins: Box<[Tensor]>,
+    outs: Box<[Tensor]>,
+    scratch: Option<Tensor>,
+}
+
+impl Action {
+    /// Runs a launch or a copy. Records and waits are the executor's.
+    pub(crate) fn run(&self, link: &Link, stopped: impl Fn() -> bool) -> Result<(), String> {
+        match self {
+            Action::Launch(launch) => {
+                let Launch { kernel, attrs, ins, outs, scratch } = &**launch;
+                kernel.run(&Call::new(attrs, ins, outs, scratch.as_ref()))
+            }
+            Action::Copy { src, dst, way: Some(way) } => {
+                link.copy(*way, src, dst, stopped);
+                Ok(())
+            }
+            Action::Copy { src, dst, way: None } => {
+                memory::copy(src, dst, 0, src.bytes);
+                Ok(())
+            }
+            Action::Record { .. } | Action::Wait { .. } => Ok(()),
+            #[cfg(test)]
+            Action::Misbehave(run) => run(),
+        }
+    }
+}
+
+/// Each stream's instructions. The artifact is validated, and the arenas are its pools.
+pub(crate) fn resolve(artifact: &Artifact, arenas: &[Arena]) -> Vec<Box<[Instruction]>> {
+    let attrs: Vec<Arc<[_]>> = artifact.kernels.iter().map(|kernel| kernel.attrs.clone().into()).collect();
+    let mut programs: Vec<Vec<Instruction>> = artifact.streams.iter().map(|_| Vec::new()).collect();
+    for (i, command) in artifact.commands.iter().enumerate() {
+        let touched = accesses(command);
+        let device_end = touched.iter().filter(|access| access.pool == 0).map(|access| access.end).max().unwrap_or(0);
+        let bytes = touched.iter().map(|access| access.end - access.start).sum();
+        let action = match &command.kind {
+            CommandKind::Launch { kernel, ins, outs, scratch } => {
+                let op = &artifact.kernels[*kernel as usize].op;
+                let all = |operands: &[Operand]| operands.iter().map(|x| tensor(arenas, x)).collect();
+                Action::Launch(Box::new(Launch {
+                    kernel: kernels::find(op).expect("a validated launch should have a kernel"),
+                    attrs: attrs[*kernel as usize].clone(),
+                    ins: all(ins),
+                    outs: all(outs),
+                    scratch: scratch.map(|Range { place, bytes }| arenas[place.pool as usize].range(place.offset, bytes)),
+                }))
+            }
+            &CommandKind::Copy { src, dst, bytes } => Action::Copy {
+                src: arenas[src.pool as usize].range(src.offset, bytes),
+                dst: arenas[dst.pool as usize].range(dst.offset, bytes),
+                way: match (src.pool, dst.pool) {
+                    (0, 0) => None,
+                    (_, 0) => Some(Way::ToDevice),
+                    (0, _) => Some(Way::FromDevice),
+                    _ => None,
+                },
+            },
+            &CommandKind::Record { event } => Action::Record { event: event as usize },
+            &CommandKind::Wait { event, previous } => Action::Wait { event: event as usize, previous },
+        };
+        let instruction = Instruction { command: i as u32, line: command.line, device_end, bytes, action };
+        programs[command.stream as usize].push(instruction);
+    }
+    programs.into_iter().map(Vec::into_boxed_slice).collect()
+}
+
+/// A validated tensor's memory.
+pub(crate) fn tensor(arenas: &[Arena], operand: &Operand) -> Tensor {
+    let bytes = operand.bytes().expect("a validated tensor should have a size");
+    arenas[operand.place.pool as usize].tensor(operand.place.offset, bytes, operand.dtype, &operand.shape)
+}

@@ -1,0 +1,145 @@
+//! What ran when. Each stream notes its commands in a buffer of its own, allocated at load; when it is full the oldest
+//! step goes first. Written as Chrome's trace format, which Perfetto (<https://ui.perfetto.dev>) opens: a row a stream.
+
+use crate::program::{Action, Instruction};
+use crate::sync::unpoisoned;
+use artifact::Line;
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+/// A stream's buffer holds this many steps, if that is no more than `MAX_SPANS`.
+const STEPS: usize = 64;
+/// 24 bytes each.
+const MAX_SPANS: usize = 1 << 20;
+
+/// One command of one step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Span<'a> {
+    /// The schedule's line.
+    pub line: &'a str,
+    /// Why the line is there: `run`, `rerun`, `swapin`, …; `wait` for a wait.
+    pub why: &'a str,
+    /// The stream.
+    pub stream: &'a str,
+    /// The command's position in the artifact's list.
+    pub command: u32,
+    /// The step, counted from 1.
+    pub step: u64,
+    /// When it started, since the machine did; microseconds.
+    pub start_us: f64,
+    /// How long it took, microseconds.
+    pub duration_us: f64,
+    /// How many bytes it reads and writes.
+    pub bytes: u64,
+}
+
+/// A span as it is noted.
+struct Noted {
+    /// A position in the stream's program.
+    at: u32,
+    step: u64,
+    start: Instant,
+    end: Instant,
+}
+
+/// A stream's buffer: a ring, once it is full.
+pub(crate) struct Ring {
+    noted: Vec<Noted>,
+    next: usize,
+}
+
+impl Ring {
+    pub(crate) fn note(&mut self, at: usize, step: u64, start: Instant) {
+        let noted = Noted { at: at as u32, step, start, end: Instant::now() };
+        if self.noted.len() < self.noted.capacity() {
+            self.noted.push(noted);
+        } else if let Some(oldest) = self.noted.get_mut(self.next) {
+            *oldest = noted;
+            self.next = (self.next + 1) % self.noted.len();
+        }
+    }
+}
+
+/// All streams' buffers.
+pub(crate) struct Trace {
+    began: Instant,
+    rings: Box<[Mutex<Ring>]>,
+}
+
+impl Trace {
+    pub(crate) fn new(programs: &[Box<[Instruction]>]) -> Trace {
+        let ring = |program: &[Instruction]| {
+            let capacity = program.len().saturating_mul(STEPS).min(MAX_SPANS);
+            Mutex::new(Ring { noted: Vec::with_capacity(capacity), next: 0 })
+        };
+        Trace { began: Instant::now(), rings: programs.iter().map(|program| ring(program)).collect() }
+    }
+
+    /// A stream's buffer. Nobody else holds it while a step runs.
+    pub(crate) fn ring(&self, stream: usize) -> MutexGuard<'_, Ring> {
+        unpoisoned(&self.rings[stream])
+    }
+
+    /// Everything noted, stream by stream, in the order of time.
+    pub(crate) fn spans<'a>(&self, programs: &[Box<[Instruction]>], lines: &'a [Line], streams: &'a [String]) -> Vec<Span<'a>> {
+        let mut spans = Vec::new();
+        for (s, (program, ring)) in programs.iter().zip(&self.rings).enumerate() {
+            let ring = unpoisoned(ring);
+            let (newer, older) = ring.noted.split_at(ring.next);
+            for noted in older.iter().chain(newer) {
+                let instruction = &program[noted.at as usize];
+                let line = &lines[instruction.line as usize];
+                let micros = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e6;
+                spans.push(Span {
+                    line: &line.name,
+                    why: if matches!(instruction.action, Action::Wait { .. }) { "wait" } else { &line.why },
+                    stream: &streams[s],
+                    command: instruction.command,
+                    step: noted.step,
+                    start_us: micros(self.began, noted.start),
+                    duration_us: micros(noted.start, noted.end),
+                    bytes: instruction.bytes,
+                });
+            }
+        }
+        spans
+    }
+}
+
+/// Writes spans as a Chrome trace.
+pub(crate) fn write(spans: &[Span<'_>], streams: &[String], out: &mut impl Write) -> io::Result<()> {
+    write!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    let mut separator = "\n";
+    for (tid, stream) in streams.iter().enumerate() {
+        let name = quoted(stream);
+        write!(out, "{separator}{{\"ph\":\"M\",\"pid\":0,\"tid\":{tid},\"name\":\"thread_name\",\"args\":{{\"name\":{name}}}}}")?;
+        separator = ",\n";
+    }
+    for span in spans {
+        let tid = streams.iter().position(|s| s == span.stream).unwrap_or(0);
+        let (name, cat) = (quoted(span.line), quoted(span.why));
+        write!(
+            out,
+            "{separator}{{\"ph\":\"X\",\"pid\":0,\"tid\":{tid},\"name\":{name},\"cat\":{cat},\"ts\":{:.3},\"dur\":{:.3},\
+             \"args\":{{\"bytes\":{},\"step\":{},\"command\":{}}}}}",
+            span.start_us, span.duration_us, span.bytes, span.step, span.command
+        )?;
+        separator = ",\n";
+    }
+    writeln!(out, "\n]}}")
+}
+
+/// A JSON string.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c < ' ' => quoted.push_str(&format!("\\u{:04x}", c as u32)),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}

@@ -1,0 +1,247 @@
+//! Refuses every artifact that could make a machine corrupt memory, deadlock, or compute by luck.
+//!
+//! It runs when an artifact is loaded, and trusts nothing in it: a file with right checksums may still come from anybody.
+//! What it proves is what [`crate::memory`] and [`crate::kernel`] lean on where they turn places into slices:
+//!
+//! * every index is in range, and every place lies in its pool, is aligned, and has a size that does not overflow;
+//! * each command's results overlap neither its operands, nor each other, nor its scratch, but for a result that lies
+//!   exactly on an operand of equal type where the kernel allows it; a copy's source and destination do not overlap;
+//! * each launch is one that its kernel's own check accepts;
+//! * every event is recorded once, and waits for this step's record come after it in the list. So the list is an order
+//!   in which everything can run, whatever the streams: nothing deadlocks;
+//! * two accesses of the same bytes, one of them a write, are ordered by streams and events ([`races`]).
+//!
+//! The host needs no event: it touches pools only while no step runs.
+
+mod races;
+
+use crate::Error;
+use crate::access::Access;
+use crate::kernels::{self, Signature};
+use artifact::{Artifact, Attr, Command, CommandKind, DType, Initial, Kernel, Operand, Place, Range, StateKind};
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Places are multiples of this many bytes.
+const ALIGN: u64 = 64;
+/// A stream is a thread. Plans have three to a dozen; this keeps a hostile file from starting millions.
+const MAX_STREAMS: usize = 64;
+/// What a launch can tell apart of its results, see [`crate::kernel::Call`].
+const MAX_RESULTS: usize = 62;
+
+/// Proves that machines may run this artifact, or says why not.
+pub fn validate(artifact: &Artifact) -> Result<(), Error> {
+    whole(artifact)?;
+    bindings(artifact)?;
+    for command in &artifact.commands {
+        self::command(artifact, command)?;
+    }
+    events(artifact)?;
+    races::check(artifact)
+}
+
+/// The artifact as a whole: few enough streams, pools that the address space can hold, a summary that says the truth.
+fn whole(artifact: &Artifact) -> Result<(), Error> {
+    if MAX_STREAMS < artifact.streams.len() {
+        return invalid(format!("{} streams; {MAX_STREAMS} at most", artifact.streams.len()));
+    }
+    let total = artifact.pools.iter().try_fold(0_u64, |sum, pool| sum.checked_add(pool.bytes));
+    if total.is_none_or(|total| isize::MAX as u64 <= total) {
+        return invalid("its pools are larger than any memory".into());
+    }
+    let (planned, pool) = (artifact.summary.planned_peak_bytes, artifact.pools.first().map_or(0, |p| p.bytes));
+    if planned != pool {
+        return invalid(format!("its summary promises a peak of {planned} bytes, the device pool has {pool}"));
+    }
+    match artifact.events as usize <= artifact.commands.len() {
+        true => Ok(()),
+        false => invalid(format!("{} events and only {} commands", artifact.events, artifact.commands.len())),
+    }
+}
+
+/// What the host sees: tensors in their pools, names that name one thing, initial data that exist. Inputs and states
+/// share no byte: to write the one would destroy the other.
+fn bindings(artifact: &Artifact) -> Result<(), Error> {
+    let mut entry: Vec<(Access, &str)> = Vec::new();
+    let mut names = BTreeSet::new();
+    for input in &artifact.inputs {
+        tensor(artifact, &input.operand).or_else(|e| invalid(format!("input {}: {e}", input.name)))?;
+        entry.extend(Access::of(&input.operand, true).map(|access| (access, &*input.name)));
+        if !names.insert(&*input.name) {
+            return invalid(format!("two inputs are called {}", input.name));
+        }
+    }
+    names.clear();
+    for output in &artifact.outputs {
+        tensor(artifact, &output.operand).or_else(|e| invalid(format!("output {}: {e}", output.name)))?;
+        if !names.insert(&*output.name) {
+            return invalid(format!("two outputs are called {}", output.name));
+        }
+    }
+    names.clear();
+    for state in &artifact.states {
+        let path = &*state.path;
+        let bytes = tensor(artifact, &state.operand).or_else(|e| invalid(format!("state {path}: {e}")))?;
+        entry.extend(Access::of(&state.operand, true).map(|access| (access, path)));
+        if !names.insert(path) {
+            return invalid(format!("two states are called {path}"));
+        }
+        if let Initial::Data { start, bytes: given } = state.initial {
+            let fits = given == bytes && start.checked_add(given).is_some_and(|end| end <= artifact.data.len() as u64);
+            if !fits {
+                return invalid(format!(
+                    "state {path} has {bytes} bytes and starts from {given} at {start} of {} bytes of data",
+                    artifact.data.len()
+                ));
+            }
+        }
+        if state.kind == StateKind::Rng && (state.operand.dtype != DType::I64 || state.operand.shape != [2]) {
+            return invalid(format!("state {path} is a random state and should be i64[2]: seed and step"));
+        }
+    }
+    entry.sort_by_key(|(access, _)| (access.pool, access.start));
+    match entry.windows(2).find(|pair| pair[0].0.overlaps(&pair[1].0)) {
+        Some(pair) => invalid(format!("{} and {} share bytes between steps", pair[0].1, pair[1].1)),
+        None => Ok(()),
+    }
+}
+
+/// One command for itself.
+fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
+    let Some(line) = artifact.lines.get(command.line as usize) else {
+        return invalid(format!("a command belongs to line {} of {}", command.line, artifact.lines.len()));
+    };
+    let at = |e: String| Error::Invalid(format!("line {}: {e}", line.name));
+    if artifact.streams.len() <= command.stream as usize {
+        return Err(at(format!("stream {} of {}", command.stream, artifact.streams.len())));
+    }
+    match &command.kind {
+        CommandKind::Launch { kernel, ins, outs, scratch } => {
+            let Some(kernel) = artifact.kernels.get(*kernel as usize) else {
+                return Err(at(format!("kernel {kernel} of {}", artifact.kernels.len())));
+            };
+            launch(artifact, &line.name, kernel, ins, outs, *scratch)
+        }
+        &CommandKind::Copy { src, dst, bytes } => {
+            place(artifact, src, bytes).map_err(at)?;
+            place(artifact, dst, bytes).map_err(at)?;
+            match (Access::new(src, bytes, false), Access::new(dst, bytes, true)) {
+                (Some(src), Some(dst)) if src.overlaps(&dst) => Err(at("copies bytes onto themselves".into())),
+                _ => Ok(()),
+            }
+        }
+        &CommandKind::Record { event } | &CommandKind::Wait { event, .. } => match event < artifact.events {
+            true => Ok(()),
+            false => Err(at(format!("event {event} of {}", artifact.events))),
+        },
+    }
+}
+
+fn launch(
+    artifact: &Artifact,
+    line: &str,
+    kernel: &Kernel,
+    ins: &[Operand],
+    outs: &[Operand],
+    scratch: Option<Range>,
+) -> Result<(), Error> {
+    let op = &*kernel.op;
+    let at = |e: String| Error::Invalid(format!("line {line}: {e}"));
+    let Some(found) = kernels::find(op) else {
+        let name = kernel.attrs.iter().find_map(|(key, attr)| match attr {
+            Attr::Str(name) if key == "name" => Some(&**name),
+            _ => None,
+        });
+        let called = name.map_or_else(|| op.to_string(), |name| format!("{op} {name}"));
+        return Err(Error::Unsupported(format!("{called} (line {line}): there is no kernel for it")));
+    };
+    if MAX_RESULTS < outs.len() {
+        return Err(at(format!("{} results; {MAX_RESULTS} at most", outs.len())));
+    }
+    for operand in ins.iter().chain(outs) {
+        tensor(artifact, operand).map_err(at)?;
+    }
+    if let Some(Range { place, bytes }) = scratch {
+        self::place(artifact, place, bytes).map_err(at)?;
+    }
+    // Whatever shapes and attributes a file invents: a check that meets one it did not think of must not end the process.
+    let signature = Signature { attrs: &kernel.attrs, ins, outs, scratch: scratch.map_or(0, |range| range.bytes) };
+    let checked = catch_unwind(AssertUnwindSafe(|| found.check(&signature)));
+    checked.unwrap_or_else(|_| Err("its check panicked".into())).map_err(at)?;
+
+    let scratch = scratch.and_then(|Range { place, bytes }| Access::new(place, bytes, true));
+    let mut written: Vec<Access> = scratch.into_iter().collect();
+    for (j, y) in outs.iter().enumerate() {
+        let Some(write) = Access::of(y, true) else { continue };
+        if written.iter().any(|other| other.overlaps(&write)) {
+            return Err(at(format!("result {j} overlaps another result or the scratch")));
+        }
+        written.push(write);
+        for (i, x) in ins.iter().enumerate() {
+            let overlaps = Access::of(x, false).is_some_and(|read| read.overlaps(&write));
+            if overlaps && !(x == y && found.inplace.contains(&(i, j))) {
+                return Err(at(format!("result {j} overlaps operand {i}, and they are no in-place pair")));
+            }
+        }
+    }
+    let reads = ins.iter().filter_map(|x| Access::of(x, false));
+    match scratch {
+        Some(scratch) if reads.into_iter().any(|read| read.overlaps(&scratch)) => {
+            Err(at("the scratch overlaps an operand".into()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Each event has one record, and a wait for this step's stands below it.
+fn events(artifact: &Artifact) -> Result<(), Error> {
+    let mut recorded = vec![false; artifact.events as usize];
+    for command in &artifact.commands {
+        let line = || &artifact.lines[command.line as usize].name;
+        match command.kind {
+            CommandKind::Record { event } if recorded[event as usize] => {
+                return invalid(format!("line {}: event {event} is recorded twice", line()));
+            }
+            CommandKind::Record { event } => recorded[event as usize] = true,
+            CommandKind::Wait { event, previous: false } if !recorded[event as usize] => {
+                return invalid(format!("line {}: waits for event {event} before it is recorded", line()));
+            }
+            _ => {}
+        }
+    }
+    match recorded.iter().position(|recorded| !recorded) {
+        Some(event) => invalid(format!("event {event} is never recorded")),
+        None => Ok(()),
+    }
+}
+
+/// A tensor's size in bytes, if it lies in its pool.
+fn tensor(artifact: &Artifact, operand: &Operand) -> Result<u64, String> {
+    // Kernels multiply dimensions in other orders too, and a zero among them must not hide that the rest overflows.
+    let ones = operand.shape.iter().try_fold(operand.dtype.bytes(), |bytes, &d| bytes.checked_mul(d.max(1)));
+    if ones.is_none_or(|ones| isize::MAX as u64 <= ones) {
+        return Err(format!("a shape of {:?} is beyond any memory", operand.shape));
+    }
+    let bytes = operand.bytes().ok_or_else(|| format!("a shape of {:?} is beyond any memory", operand.shape))?;
+    place(artifact, operand.place, bytes)?;
+    Ok(bytes)
+}
+
+/// Whether `bytes` bytes at a place lie in its pool.
+fn place(artifact: &Artifact, place: Place, bytes: u64) -> Result<(), String> {
+    let Place { pool, offset } = place;
+    let Some(pool) = artifact.pools.get(pool as usize) else {
+        return Err(format!("pool {pool} of {}", artifact.pools.len()));
+    };
+    if !offset.is_multiple_of(ALIGN) {
+        return Err(format!("offset {offset} in pool {} is not a multiple of {ALIGN}", pool.name));
+    }
+    match offset.checked_add(bytes) {
+        Some(end) if end <= pool.bytes => Ok(()),
+        _ => Err(format!("{bytes} bytes at {offset} leave pool {}, which has {}", pool.name, pool.bytes)),
+    }
+}
+
+fn invalid<T>(why: String) -> Result<T, Error> {
+    Err(Error::Invalid(why))
+}

@@ -1,0 +1,278 @@
+//! What `validate` refuses, and how it says so.
+
+mod common;
+
+use artifact::*;
+use common::*;
+use proptest::prelude::*;
+use runtime::{Error, Machine, Options, validate};
+
+fn refused(artifact: &Artifact) -> String {
+    validate(artifact).expect_err("the artifact should be refused").to_string()
+}
+
+/// The artifact with something changed.
+fn with(change: impl FnOnce(&mut Artifact)) -> Artifact {
+    let mut artifact = offloading();
+    change(&mut artifact);
+    artifact
+}
+
+/// The operands and results of the first launch.
+fn first_launch(artifact: &mut Artifact) -> (&mut Vec<Operand>, &mut Vec<Operand>, &mut Option<Range>) {
+    let launch = artifact.commands.iter_mut().find_map(|command| match &mut command.kind {
+        CommandKind::Launch { ins, outs, scratch, .. } => Some((ins, outs, scratch)),
+        _ => None,
+    });
+    launch.unwrap()
+}
+
+#[test]
+fn a_sound_artifact_passes() {
+    validate(&offloading()).unwrap();
+    validate(&Artifact::default()).unwrap();
+}
+
+/// `offloading` has no wait too many, so each one's loss is a race, within the step or with the next one.
+#[test]
+fn every_lost_wait_is_a_race() {
+    let whole = offloading();
+    let waits = |c: &Command| matches!(c.kind, CommandKind::Wait { .. });
+    let mut told = Vec::new();
+    for i in (0..whole.commands.len()).filter(|&i| waits(&whole.commands[i])) {
+        let without = with(|a| drop(a.commands.remove(i)));
+        told.push(refused(&without));
+    }
+    assert_eq!(told.len(), 4);
+    assert_eq!(
+        told[1],
+        "invalid artifact: race: w -> w.host on d2h and the next step's w.host -> w on h2d both touch bytes 64..128 of \
+         pool host, one of them writes, and no event orders them"
+    );
+    assert!(told.iter().all(|t| t.contains("race: ")), "{told:#?}");
+}
+
+#[test]
+fn a_race_of_partial_overlap_is_found() {
+    let mut p = Plan::new(8, 0, &["a", "b"]);
+    let mut wide = at(DEVICE, 2);
+    wide.shape = vec![64];
+    let mut from = at(DEVICE, 0);
+    from.shape = vec![64];
+    p.0.pools[0].bytes = 64 * 16;
+    p.0.summary.planned_peak_bytes = 64 * 16;
+    from.place.offset = 64 * 8;
+    p.copy(0, "wide", "run", from, wide);
+    p.copy(1, "narrow", "run", at(DEVICE, 4), at(DEVICE, 15));
+    assert!(refused(&p.0).contains("race: wide on a and narrow on b both touch bytes 256..320"), "{}", refused(&p.0));
+}
+
+#[test]
+fn reads_do_not_race() {
+    let mut p = Plan::new(3, 0, &["a", "b"]);
+    p.run(0, "y", "add", &[at(DEVICE, 0), at(DEVICE, 0)], &[at(DEVICE, 1)]);
+    p.run(1, "z", "add", &[at(DEVICE, 0), at(DEVICE, 0)], &[at(DEVICE, 2)]);
+    validate(&p.0).unwrap();
+}
+
+#[test]
+fn places_outside_their_pools_are_refused() {
+    let outside = with(|a| first_launch(a).0[0].place.offset = 256);
+    assert_eq!(
+        refused(&outside),
+        "invalid artifact: line y: 64 bytes at 256 leave pool device, which has 256"
+    );
+    let odd = with(|a| first_launch(a).0[0].place.offset = 32);
+    assert!(refused(&odd).contains("offset 32 in pool device is not a multiple of 64"));
+    let no_pool = with(|a| first_launch(a).0[0].place.pool = 7);
+    assert!(refused(&no_pool).contains("pool 7 of 2"));
+    let wraps = with(|a| first_launch(a).0[0].place.offset = u64::MAX - 63);
+    assert!(refused(&wraps).contains("leave pool device"));
+    let huge = with(|a| first_launch(a).0[0].shape = vec![1 << 40, 1 << 40]);
+    assert!(refused(&huge).contains("beyond any memory"));
+    let hidden = with(|a| first_launch(a).0[0].shape = vec![1 << 40, 1 << 40, 0]);
+    assert!(refused(&hidden).contains("beyond any memory"));
+    let input = with(|a| a.inputs[0].operand.place.offset = 192);
+    assert!(refused(&input).starts_with("invalid artifact: input x: 64 bytes at 192 leave pool host"));
+}
+
+#[test]
+fn results_lie_on_operands_only_as_the_kernel_allows() {
+    let shifted = with(|a| {
+        let (ins, outs, _) = first_launch(a);
+        for x in ins.iter_mut().chain(outs) {
+            x.shape = vec![32];
+        }
+    });
+    assert!(refused(&shifted).contains("result 0 overlaps operand 1"), "{}", refused(&shifted));
+    let scratch = with(|a| *first_launch(a).2 = Some(Range { place: Place { pool: 0, offset: 128 }, bytes: 64 }));
+    assert!(refused(&scratch).contains("scratch"), "{}", refused(&scratch));
+    let copy = with(|a| {
+        let CommandKind::Copy { dst, src, .. } = &mut a.commands[1].kind else { panic!() };
+        *dst = *src;
+    });
+    assert!(refused(&copy).contains("line x: copies bytes onto themselves"));
+}
+
+#[test]
+fn events_are_recorded_once_and_before_they_are_awaited() {
+    let unrecorded = with(|a| a.events += 1);
+    assert_eq!(refused(&unrecorded), "invalid artifact: event 3 is never recorded");
+    let twice = with(|a| a.commands.push(Command { stream: 0, line: 0, kind: CommandKind::Record { event: 0 } }));
+    assert_eq!(refused(&twice), "invalid artifact: line x: event 0 is recorded twice");
+    let early = with(|a| {
+        let CommandKind::Wait { previous, .. } = &mut a.commands[0].kind else { panic!() };
+        *previous = false;
+    });
+    assert_eq!(refused(&early), "invalid artifact: line x: waits for event 1 before it is recorded");
+}
+
+#[test]
+fn bindings_name_one_thing_each() {
+    let again = with(|a| a.inputs.push(a.inputs[0].clone()));
+    assert_eq!(refused(&again), "invalid artifact: two inputs are called x");
+    let shared = with(|a| a.inputs[0].operand.place.offset = 64);
+    assert_eq!(refused(&shared), "invalid artifact: x and w share bytes between steps");
+    let short = with(|a| a.data.truncate(63));
+    assert_eq!(refused(&short), "invalid artifact: state w has 64 bytes and starts from 64 at 0 of 63 bytes of data");
+}
+
+#[test]
+fn a_summary_that_lies_is_refused() {
+    let lies = with(|a| a.summary.planned_peak_bytes -= 64);
+    assert_eq!(refused(&lies), "invalid artifact: its summary promises a peak of 192 bytes, the device pool has 256");
+}
+
+#[test]
+fn ops_without_a_kernel_are_unsupported() {
+    let named = with(|a| {
+        a.kernels[0] = Kernel { op: "extern".into(), attrs: vec![("name".into(), Attr::Str("aten.foo".into()))] };
+    });
+    assert_eq!(
+        validate(&named).unwrap_err(),
+        Error::Unsupported("extern aten.foo (line y): there is no kernel for it".into())
+    );
+    let types = with(|a| first_launch(a).0[0].dtype = DType::I32);
+    assert!(refused(&types).starts_with("invalid artifact: line y: add: "));
+}
+
+/// One byte range under each command: what would take quadratic time ends.
+#[test]
+fn fragments_without_end_are_refused() {
+    let n = 20_000;
+    let mut p = Plan::new(n, 2 * n, &["a"]);
+    for i in 0..n {
+        p.copy(0, "piece", "run", at(HOST, i), at(DEVICE, i));
+    }
+    let mut all = at(DEVICE, 0);
+    all.shape = vec![16 * n];
+    let mut to = at(HOST, n);
+    to.shape = all.shape.clone();
+    for _ in 0..n {
+        p.copy(0, "all", "run", all.clone(), to.clone());
+    }
+    assert!(refused(&p.0).contains("too fragmented"));
+}
+
+/// A number that a hostile file may have anywhere.
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![0..8_u64, (0..8_u64).prop_map(|n| 64 * n), Just(u64::MAX), Just(u64::MAX - 63), Just(1 << 62), any::<u64>()]
+}
+
+/// Changes something somewhere.
+fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
+    fn pick<T>(v: &mut [T], at: usize) -> Option<&mut T> {
+        let len = v.len();
+        if len == 0 { None } else { v.get_mut(at % len) }
+    }
+    fn operand(x: &mut Operand, what: usize, at: usize, n: u64) {
+        match what % 5 {
+            0 => x.place.pool = n as u32,
+            1 => x.place.offset = n,
+            2 => x.dtype = [DType::F32, DType::Bool, DType::I64, DType::BF16, DType::F8E4M3][at % 5],
+            3 => x.shape.push(n),
+            _ => x.shape.iter_mut().for_each(|d| *d = n),
+        }
+    }
+    let (deeper, part) = (what / 11, at / 7);
+    match what % 11 {
+        0 => pick(&mut a.pools, at).into_iter().for_each(|p| p.bytes = n),
+        1 => a.events = n as u32,
+        2 => drop((!a.commands.is_empty()).then(|| a.commands.remove(at % a.commands.len()))),
+        3 => pick(&mut a.commands, at).into_iter().for_each(|c| c.stream = n as u32),
+        4 => pick(&mut a.commands, at).into_iter().for_each(|c| c.line = n as u32),
+        5 => {
+            let (i, j) = (at % a.commands.len().max(1), n as usize % a.commands.len().max(1));
+            if !a.commands.is_empty() {
+                a.commands.swap(i, j);
+            }
+        }
+        6 | 7 => match pick(&mut a.commands, at).map(|c| &mut c.kind) {
+            Some(CommandKind::Launch { kernel, ins, outs, scratch }) => match deeper % 4 {
+                0 => *kernel = n as u32,
+                1 => pick(ins, part).into_iter().for_each(|x| operand(x, deeper / 4, part, n)),
+                2 => pick(outs, part).into_iter().for_each(|x| operand(x, deeper / 4, part, n)),
+                _ => *scratch = Some(Range { place: Place { pool: n as u32 % 3, offset: n }, bytes: n }),
+            },
+            Some(CommandKind::Copy { src, dst, bytes }) => match deeper % 5 {
+                0 => src.offset = n,
+                1 => dst.offset = n,
+                2 => src.pool = n as u32,
+                3 => dst.pool = n as u32,
+                _ => *bytes = n,
+            },
+            Some(CommandKind::Record { event }) => *event = n as u32,
+            Some(CommandKind::Wait { event, previous }) => match deeper % 2 {
+                0 => *event = n as u32,
+                _ => *previous = !*previous,
+            },
+            None => {}
+        },
+        8 => pick(&mut a.inputs, at).into_iter().for_each(|b| operand(&mut b.operand, deeper, part, n)),
+        9 => pick(&mut a.outputs, at).into_iter().for_each(|b| operand(&mut b.operand, deeper, part, n)),
+        _ => match pick(&mut a.states, at) {
+            Some(state) if deeper % 3 == 0 => state.initial = Initial::Data { start: n, bytes: n },
+            Some(state) => operand(&mut state.operand, deeper / 3, part, n),
+            None => {}
+        },
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever a file says: an error, or a machine that runs. Threaded and shuffled runs then agree: a plan that passes
+    /// does not depend on timing.
+    #[test]
+    fn hostile_artifacts_are_refused_or_run(changes in prop::collection::vec((any::<usize>(), any::<usize>(), number()), 0..4)) {
+        let mut artifact = offloading();
+        for (what, at, n) in changes {
+            mutate(&mut artifact, what, at, n);
+        }
+        artifact.summary.planned_peak_bytes = artifact.pools[0].bytes;
+        let small = artifact.pools.iter().all(|pool| pool.bytes <= 1 << 20);
+        if validate(&artifact).is_ok() && small {
+            let run = |shuffle| -> Option<Vec<Vec<u8>>> {
+                let mut machine = Machine::new(artifact.clone(), Options { shuffle, ..Options::default() }).unwrap();
+                for step in 0..3 {
+                    for input in &artifact.inputs {
+                        let bytes = input.operand.bytes().unwrap() as usize;
+                        machine.write_input(&input.name, &vec![step; bytes]).unwrap();
+                    }
+                    machine.step().ok()?;
+                }
+                Some(artifact.outputs.iter().map(|o| machine.read_output(&o.name).unwrap()).collect())
+            };
+            let threaded = run(None);
+            for seed in 0..3 {
+                let shuffled = run(Some(seed));
+                prop_assert_eq!(threaded.is_some(), shuffled.is_some());
+                // Equal unless the plan reads what nothing wrote.
+                let nan = shuffled.iter().flatten().any(|o| o.chunks(4).any(|w| w == [0xFF; 4] || w == [0, 0, 0xC0, 0x7F] || w == [0xFF, 0xFF, 0xFF, 0x7F]));
+                if !nan {
+                    prop_assert_eq!(&threaded, &shuffled);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""Writes ops.pt2, one graph in which every operator that the importer knows is called, and ops.safetensors, what torch
+computes for it: `in.NAME` and `out.NAME`. Random operators are in random.pt2; their results are not compared.
+
+Usage: gen_ops.py   (torch 2.11.0; writes beside itself)
+"""
+import os
+
+import torch
+from safetensors.torch import save_file
+
+aten = torch.ops.aten
+HERE = os.path.dirname(os.path.abspath(__file__))
+NEG = float("-inf")
+
+
+def calls(x, p, i, b, img):
+    """x f32[4,6]; p f32[4,6], positive; i i64[4,6] in 0..4; b bool[4,6]; img f32[2,4,5,5]"""
+    v, w, r = x[0], p[1], x.reshape(2, 2, 6)
+    h, d = x.to(torch.bfloat16), x.to(torch.float64)
+    idx, zero = torch.tensor([2, 0, 2]), x.sum()
+    dy = x * 0.5 + 1
+    yield "neg abs sign exp tanh sigmoid sin cos erf relu silu square exp2 sgn", lambda f: getattr(aten, f)(x)
+    yield "log sqrt rsqrt reciprocal log2 log10", lambda f: getattr(aten, f)(p)
+    yield "exp sqrt sigmoid reciprocal", lambda f: getattr(aten, f)(i + 1)
+    yield "isnan isinf isfinite logical_not", lambda f: getattr(aten, f)(x)
+    yield "isinf2", lambda f: aten.isinf(torch.where(b, NEG, x))
+    yield "gelu", lambda f: aten.gelu(x)
+    yield "gelu_tanh", lambda f: aten.gelu(x, approximate="tanh")
+    yield "gelu_backward", lambda f: aten.gelu_backward(dy, x)
+    yield "gelu_backward_tanh", lambda f: aten.gelu_backward(dy, x, approximate="tanh")
+    yield "silu_backward", lambda f: aten.silu_backward(dy, x)
+    yield "tanh_backward sigmoid_backward", lambda f: getattr(aten, f)(dy, torch.sigmoid(x))
+    yield "threshold_backward", lambda f: aten.threshold_backward(dy, x, 0)
+    yield "hardtanh_backward", lambda f: aten.hardtanh_backward(dy, x, -0.5, 0.5)
+    yield "leaky_relu", lambda f: aten.leaky_relu(x, 0.1)
+    yield "leaky_relu_backward", lambda f: aten.leaky_relu_backward(dy, x, 0.1, False)
+    yield "hardtanh", lambda f: aten.hardtanh(x)
+    yield "relu6", lambda f: aten.relu6(x)
+    yield "clamp", lambda f: aten.clamp(x, -0.5, 0.5)
+    yield "clamp_low", lambda f: aten.clamp(x, min=0.25)
+    yield "clamp_int", lambda f: aten.clamp(i, max=2)
+    yield "clamp_mixed", lambda f: aten.clamp(i, 0.5, 2)
+    yield "clamp_min", lambda f: aten.clamp_min(x, 0.1)
+    yield "clamp_tensor", lambda f: aten.clamp.Tensor(x, v, w)
+    yield "bitwise_not", lambda f: aten.bitwise_not(i)
+    yield "bitwise_not_bool", lambda f: aten.bitwise_not(b)
+    # Mixed element types, numbers on either side, factors.
+    yield "add sub mul div pow maximum minimum eq ne lt le gt ge", lambda f: getattr(aten, f)(p, w)
+    yield "add_int sub_int mul_int div_int", lambda f: getattr(aten, f[:3]).Tensor(i, i + 1)
+    yield "add_mixed sub_mixed mul_mixed div_mixed", lambda f: getattr(aten, f[:3]).Tensor(i, x)
+    yield "add_scalar sub_scalar mul_scalar div_scalar", lambda f: getattr(aten, f[:3])(x, 3)
+    yield "add_iscalar sub_iscalar mul_iscalar div_iscalar", lambda f: getattr(aten, f[:3])(i, 1.5)
+    yield "mul_ii", lambda f: aten.mul(i, 3)
+    yield "add_alpha sub_alpha", lambda f: getattr(aten, f[:3]).Tensor(x, p, alpha=3)
+    yield "sub_alpha_scalar", lambda f: aten.sub(x, 2, alpha=3)
+    yield "rsub", lambda f: aten.rsub(x, p, alpha=2)
+    yield "rsub_scalar", lambda f: aten.rsub(x, 2)
+    yield "one_minus", lambda f: 1 - x
+    yield "one_over", lambda f: 1 / p
+    yield "two_to_the", lambda f: 2**x
+    yield "zero_rank", lambda f: i + zero
+    yield "zero_rank_wide", lambda f: x + zero.double()
+    yield "half", lambda f: h + 1
+    yield "half_mixed", lambda f: h * d
+    yield "bool_add", lambda f: b + i
+    yield "bool_mul", lambda f: b * b
+    yield "bool_or", lambda f: b + b
+    yield "pow_square", lambda f: aten.pow(x, 2)
+    yield "pow_int", lambda f: aten.pow(i, 2)
+    yield "pow_half", lambda f: aten.pow(i, 0.5)
+    yield "eq_number ne_number lt_number le_number gt_number ge_number", lambda f: getattr(aten, f[:2])(i, 2)
+    yield "lt_fraction", lambda f: aten.lt(i, 1.5)
+    yield "lt_mixed", lambda f: aten.lt(i, x)
+    yield "eq_bool", lambda f: aten.eq(b, 1)
+    yield "max_other min_other", lambda f: getattr(aten, f[:3]).other(x, p)
+    yield "bitwise_and bitwise_or bitwise_xor", lambda f: getattr(aten, f)(i, i + 1)
+    yield "bitwise_and_number", lambda f: aten.bitwise_and(i, 1)
+    yield "logical_and logical_or logical_xor", lambda f: getattr(aten, f)(i, b)
+    yield "where", lambda f: aten.where(b, x, i)
+    yield "where_number", lambda f: aten.where(b, x, 0.0)
+    yield "masked_fill", lambda f: aten.masked_fill(x, b, NEG)
+    yield "masked_fill_tensor", lambda f: aten.masked_fill(x, b, zero)
+    yield "addcmul", lambda f: aten.addcmul(x, p, dy, value=2)
+    yield "addcdiv", lambda f: aten.addcdiv(x, dy, p)
+    yield "lerp", lambda f: aten.lerp(x, p, 0.25)
+    # Reductions.
+    yield "sum mean amax amin max min", lambda f: getattr(aten, f)(x)
+    yield "sum_dim mean_dim amax_dim amin_dim", lambda f: getattr(aten, f[:-4])(r, [-1, 0], True)
+    yield "sum_int", lambda f: aten.sum(i, [0])
+    yield "sum_bool", lambda f: aten.sum(b)
+    yield "sum_wide", lambda f: aten.sum(x, [1], dtype=torch.float64)
+    yield "sum_nothing", lambda f: aten.sum(zero)
+    yield "max_dim min_dim", lambda f: getattr(aten, f[:3]).dim(x, 1)
+    yield "argmax argmin", lambda f: getattr(aten, f)(x, -1, True)
+    yield "argmax_all", lambda f: aten.argmax(x)
+    yield "any all", lambda f: getattr(aten, f)(b, 1)
+    yield "any_all all_all", lambda f: getattr(aten, f[:3])(i)
+    yield "cumsum", lambda f: aten.cumsum(b, 1)
+    yield "topk", lambda f: aten.topk(x, 3)
+    yield "topk_least", lambda f: aten.topk(x, 2, 0, False)
+    yield "sort", lambda f: aten.sort(x, 0, True)
+    yield "var", lambda f: aten.var.correction(x, [1], correction=1, keepdim=True)
+    yield "var_all", lambda f: aten.var.correction(x)
+    yield "std", lambda f: aten.std.correction(x, [0], correction=0)
+    yield "var_mean", lambda f: aten.var_mean.correction(x, [1])
+    yield "logsumexp", lambda f: aten.logsumexp(x, [1])
+    yield "logsumexp_empty", lambda f: aten.logsumexp(torch.full_like(x, NEG), [1], True)
+    yield "vector_norm", lambda f: aten.linalg_vector_norm(x, 2, [1])
+    yield "vector_norm_inf", lambda f: aten.linalg_vector_norm(x, float("inf"))
+    yield "_softmax _log_softmax", lambda f: getattr(aten, f)(x, -1, False)
+    yield "_safe_softmax", lambda f: aten._safe_softmax(torch.where(i == 1, NEG, x.expand(4, 6)), 1)
+    yield "_softmax_backward_data", lambda f: aten._softmax_backward_data(dy, torch.softmax(x, 1), 1, torch.float32)
+    yield "_log_softmax_backward_data", lambda f: aten._log_softmax_backward_data(
+        dy, torch.log_softmax(x, 1), 1, torch.float32)
+    # Normalisation.
+    ln = aten.native_layer_norm(x, [6], v, w, 1e-5)
+    yield "native_layer_norm", lambda f: ln
+    yield "layer_norm_plain", lambda f: aten.native_layer_norm(r, [2, 6], None, None, 1e-5)
+    yield "layer_norm_bias", lambda f: aten.native_layer_norm(x, [6], None, w, 1e-5)
+    yield "layer_norm_half", lambda f: aten.native_layer_norm(h, [6], v.to(torch.bfloat16), None, 1e-5)
+    yield "native_layer_norm_backward", lambda f: aten.native_layer_norm_backward(
+        dy, x, [6], ln[1], ln[2], v, w, [True, True, True])
+    yield "layer_norm_backward_some", lambda f: aten.native_layer_norm_backward(
+        dy, x, [6], ln[1], ln[2], None, None, [True, False, False])[0]
+    yield "_fused_rms_norm", lambda f: aten._fused_rms_norm(x, [6], w, 1e-5)
+    rms = aten._fused_rms_norm(x, [6], w, 1e-5)
+    rms_back = aten._fused_rms_norm_backward.default
+    if not torch.compiler.is_exporting():   # the CPU has no kernel for it
+        rms_back = torch._decomp.decomposition_table[rms_back]
+    yield "_fused_rms_norm_backward", lambda f: rms_back(dy, x, [6], rms[1], w, [True, True])
+    g, gdy = img[0, :, 0, 0], img * 0.5 + 1
+    gn = aten.native_group_norm(img, g, g + 1, 2, 4, 25, 2, 1e-5)
+    yield "native_group_norm", lambda f: gn
+    yield "native_group_norm_backward", lambda f: aten.native_group_norm_backward(
+        gdy, img, gn[1], gn[2], g, 2, 4, 25, 2, [True, True, True])
+    mean, var = g * 0.1, g.abs() + 1
+    bn = aten._native_batch_norm_legit_functional(img, g, g + 1, mean, var, True, 0.1, 1e-5)
+    yield "_native_batch_norm_legit_functional", lambda f: bn
+    yield "batch_norm_eval", lambda f: aten._native_batch_norm_legit_no_training(img, g, g + 1, mean, var, 0.1, 1e-5)[0]
+    yield "native_batch_norm_backward", lambda f: aten.native_batch_norm_backward(
+        gdy, img, g, mean, var, bn[1], bn[2], True, 1e-5, [True, True, True])
+    yield "batch_norm_backward_eval", lambda f: aten.native_batch_norm_backward(
+        gdy, img, g, mean, var, None, None, False, 1e-5, [True, True, True])
+    # Products.
+    yield "mm", lambda f: aten.mm(x, p.t())
+    yield "bmm", lambda f: aten.bmm(r, r.transpose(1, 2))
+    yield "addmm", lambda f: aten.addmm(v, x[:, :4], p)
+    yield "addmm_scaled", lambda f: aten.addmm(v, x[:, :4], p, beta=0.5, alpha=2)
+    yield "baddbmm", lambda f: aten.baddbmm(r, r[:, :, :2], r, beta=0, alpha=0.5)
+    yield "mv", lambda f: aten.mv(x, v)
+    yield "dot", lambda f: aten.dot(v, w)
+    yield "matmul", lambda f: aten.matmul(r, p.t())
+    yield "matmul_batch", lambda f: aten.matmul(r[:, None], r.transpose(1, 2))
+    yield "matmul_vectors", lambda f: aten.matmul(v, r.transpose(1, 2))
+    yield "linear", lambda f: aten.linear(r, p, x[:, 0])
+    yield "linear_plain", lambda f: aten.linear(v, p)
+    kernel = img[:, :2, :3, :3]
+    yield "convolution", lambda f: aten.convolution(img, kernel, mean[:2], [2], [1], [1], False, [0], 2)
+    yield "conv2d", lambda f: aten.conv2d(img, kernel, None, [1, 1], [0, 1], [2, 1], 2)
+    yield "conv1d", lambda f: aten.convolution(r, r[:, :, :3], None, [1], [1], [1], False, [0], 1)
+    conv = aten.convolution(img, kernel, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 2)
+    yield "convolution_backward", lambda f: aten.convolution_backward(
+        conv, img, kernel, [2], [2, 2], [1, 1], [1, 1], False, [0, 0], 2, [True, True, True])
+    yield "convolution_backward_dw", lambda f: aten.convolution_backward(
+        conv, img, kernel, [0], [2, 2], [1, 1], [1, 1], False, [0, 0], 2, [False, True, False])[1]
+    pool = aten.max_pool2d_with_indices(img, [3, 3], [2, 2], [1, 1])
+    yield "max_pool2d_with_indices", lambda f: pool
+    yield "max_pool2d_plain", lambda f: aten.max_pool2d_with_indices(img[0], [2, 2])
+    yield "max_pool2d_with_indices_backward", lambda f: aten.max_pool2d_with_indices_backward(
+        pool[0], img, [3, 3], [2, 2], [1, 1], [1, 1], False, pool[1])
+    yield "_adaptive_avg_pool2d", lambda f: aten._adaptive_avg_pool2d(img, [1, 1])
+    yield "_adaptive_avg_pool2d_backward", lambda f: aten._adaptive_avg_pool2d_backward(img[:, :, :1, :1], img)
+    # Attention.
+    q = img[:, :, :, :4]
+    name = aten._scaled_dot_product_flash_attention_for_cpu
+    back = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    for label, kw, causal in (("plain", {}, False), ("causal", {}, True), ("mask", {"attn_mask": img[:, :1]}, False),
+                              ("scale", {"scale": 0.3}, False)):
+        o = name(q, q + 1, q * 2, 0.0, causal, **kw)
+        yield f"attention_{label}", lambda f, o=o: o
+        yield f"attention_backward_{label}", lambda f, o=o, kw=kw, causal=causal: back(
+            q - 1, q, q + 1, q * 2, o[0], o[1], 0.0, causal, **kw)
+    # Tables and losses.
+    yield "embedding", lambda f: aten.embedding(x, i, 0)
+    yield "embedding_dense_backward", lambda f: aten.embedding_dense_backward(p[:, None, :].expand(4, 6, 6), i, 5, 1, False)
+    logp, t = torch.log_softmax(x, 1), i[:, 0]
+    for red in (0, 1, 2):
+        nll = aten.nll_loss_forward(logp, t, None, red, 2)
+        yield f"nll_loss_forward_{red}", lambda f, nll=nll: nll
+        yield f"nll_loss_backward_{red}", lambda f, nll=nll, red=red: aten.nll_loss_backward(
+            nll[0], logp, t, None, red, 2, nll[1])
+    pixels = torch.tensor([[[0, 1], [2, 3]], [[3, 3], [1, 0]]])
+    nll2 = aten.nll_loss2d_forward(img[:, :, :2, :2], pixels, None, 1, -100)
+    yield "nll_loss2d_forward", lambda f: nll2
+    yield "nll_loss2d_backward", lambda f: aten.nll_loss2d_backward(
+        nll2[0], img[:, :, :2, :2], pixels, None, 1, -100, nll2[1])
+    yield "mse_loss", lambda f: aten.mse_loss(x, p)
+    yield "mse_loss_none", lambda f: aten.mse_loss(x, p, 0)
+    yield "mse_loss_backward", lambda f: aten.mse_loss_backward(zero, x, p, 1)
+    # Indices.
+    yield "gather", lambda f: aten.gather(x, 1, i)
+    yield "scatter_src", lambda f: aten.scatter(x, 0, i[:2, :3], p)
+    yield "scatter_value", lambda f: aten.scatter(x, 1, i[:, :2], 7)
+    yield "scatter_add", lambda f: aten.scatter_add(x, 1, i, p)
+    yield "scatter_reduce", lambda f: aten.scatter_reduce(x, 1, i, p, "sum")
+    yield "index", lambda f: aten.index(x, [idx])
+    yield "index_two", lambda f: aten.index(x, [idx[:, None], idx])
+    yield "index_later", lambda f: aten.index(x, [None, idx])
+    yield "index_middle", lambda f: aten.index(img, [None, idx[:, None], idx])
+    yield "index_apart", lambda f: aten.index(img, [idx % 2, None, idx])
+    yield "index_put", lambda f: aten.index_put(x, [idx], v, True)
+    yield "index_put_later", lambda f: aten.index_put(x, [None, idx], p[:, :3], True)
+    yield "index_put_middle", lambda f: aten.index_put(img, [None, idx[:2, None], idx[:2]], img[0, 0, 0], True)
+    yield "index_put_apart", lambda f: aten.index_put(img, [idx % 2, None, idx], zero, True)
+    yield "index_put_mask", lambda f: aten.index_put(x, [b], zero)
+    yield "index_select", lambda f: aten.index_select(x, 1, idx)
+    yield "index_add", lambda f: aten.index_add(x, 1, idx, p[:, :3], alpha=2)
+    # Shapes.
+    yield "t", lambda f: aten.t(x)
+    yield "view", lambda f: aten.view(x, [2, -1])
+    yield "transpose", lambda f: aten.transpose(r, -1, 0)
+    yield "permute", lambda f: aten.permute(r, [1, -1, 0])
+    yield "unsqueeze", lambda f: aten.unsqueeze(x, -1)
+    yield "squeeze", lambda f: aten.squeeze(x[None, :, :1])
+    yield "squeeze_dims", lambda f: aten.squeeze.dims(x[None, :, :1], [0, -1])
+    yield "flatten", lambda f: aten.flatten(img, 1)
+    yield "expand", lambda f: aten.expand(v, [2, 3, -1])
+    yield "repeat", lambda f: aten.repeat(x, [2, 1, 3])
+    yield "flip", lambda f: aten.flip(r, [0, -1])
+    yield "roll", lambda f: aten.roll(x, [1, -2], [0, 1])
+    yield "roll_flat", lambda f: aten.roll(x, [5])
+    yield "slice", lambda f: aten.slice(x, 1, -4, 100, 2)
+    yield "narrow", lambda f: aten.narrow(x, 1, 2, 3)
+    yield "select", lambda f: aten.select(x, 1, -2)
+    yield "unbind", lambda f: aten.unbind(x, 1)
+    yield "split", lambda f: aten.split.Tensor(x, 4, 1)
+    yield "split_with_sizes", lambda f: aten.split_with_sizes(x, [1, 2, 3], -1)
+    yield "chunk", lambda f: aten.chunk(x, 4, 1)
+    yield "slice_scatter", lambda f: aten.slice_scatter(x, p[:, :2], 1, 1, 3)
+    yield "select_scatter", lambda f: aten.select_scatter(x, v, 0, -1)
+    yield "slice_backward", lambda f: aten.slice_backward(x, [4, 12], 1, 0, 12, 2)
+    yield "select_backward", lambda f: aten.select_backward(v, [3, 6], 0, 1)
+    yield "cat", lambda f: aten.cat([x, i], 1)
+    yield "stack", lambda f: aten.stack([x, p], -1)
+    yield "constant_pad_nd", lambda f: aten.constant_pad_nd(r, [1, -2, 0, 3], 2.5)
+    yield "tril triu", lambda f: getattr(aten, f)(r, 1)
+    yield "copy", lambda f: aten.copy(x, i[:1])
+    yield "clone alias detach", lambda f: getattr(aten, f)(x)
+    yield "_to_copy", lambda f: aten._to_copy(x, dtype=torch.float16)
+    yield "to_bool", lambda f: aten._to_copy(i, dtype=torch.bool)
+    yield "convert_element_type", lambda f: torch.ops.prims.convert_element_type(x, torch.float64)
+    # Sources.
+    yield "full", lambda f: aten.full([2, 3], 1.5)
+    yield "full_like zeros_like ones_like", lambda f: getattr(aten, f)(*([i, 3] if f == "full_like" else [i]))
+    yield "zeros ones", lambda f: getattr(aten, f)([2], dtype=torch.bool)
+    yield "new_full new_zeros new_ones", lambda f: getattr(aten, f)(*([x, [2], 3] if f == "new_full" else [x, [2]]))
+    yield "scalar_tensor", lambda f: aten.scalar_tensor(2, dtype=torch.float64)
+    yield "fill", lambda f: aten.fill(x, 2)
+    yield "arange", lambda f: aten.arange(5)
+    yield "arange_step", lambda f: aten.arange(7, -1, -3)
+    yield "arange_float", lambda f: aten.arange(0, 1, 0.3)
+    yield "eye", lambda f: aten.eye(3)
+    yield "eye_m", lambda f: aten.eye(3, 4)
+
+
+class Ops(torch.nn.Module):
+    def forward(self, x, p, i, b, img):
+        out = {}
+        for names, call in calls(x, p, i, b, img):
+            for name in names.split():
+                assert name not in out or len(names.split()) > 1, name
+                made = call(name)
+                key = name if name not in out else f"{name}_again"
+                for k, y in enumerate(made if isinstance(made, (tuple, list)) else [made]):
+                    out[f"{key}.{k}"] = y.clone()
+        return out
+
+
+class Random(torch.nn.Module):
+    def forward(self, x, p):
+        dropped = aten.native_dropout(x, 0.25, True)
+        return {
+            "rand": aten.rand([64, 6]), "randn_like": aten.randn_like(x), "bernoulli": aten.bernoulli(p.sigmoid()),
+            "bernoulli_p": aten.bernoulli.p(x, 0.25), "uniform": aten.uniform(x, 2, 3),
+            "randint": aten.randint.low(-2, 5, [64, 6]), "exponential": aten.exponential(x, 2),
+            "dropped": dropped[0], "mask": dropped[1], "dropout_backward": aten.native_dropout_backward(x, dropped[1], 4 / 3),
+            "dropout_eval": aten.native_dropout(x, 0.25, False)[0],
+        }
+
+
+def save(module, args, name):
+    ep = torch.export.export(module, args, strict=False)
+    for node in ep.graph.nodes:         # where each call stands in this file is of no use to a reader of another
+        for key in ("stack_trace", "from_node", "torch_fn", "nn_module_stack", "source_fn_stack"):
+            node.meta.pop(key, None)
+    torch.export.save(ep, os.path.join(HERE, name))
+
+
+def main():
+    torch.manual_seed(0)
+    x = torch.randn(4, 6)
+    args = (x, torch.rand(4, 6) + 0.5, torch.randint(0, 4, (4, 6)), torch.rand(4, 6) < 0.5, torch.randn(2, 4, 5, 5))
+    names = ["x", "p", "i", "b", "img"]
+    save(Ops(), args, "ops.pt2")
+    out = Ops()(*args)
+    # The names of user outputs are those of the nodes: they stand here in the order of the file.
+    tensors = {f"in.{n}": t for n, t in zip(names, args)} | {f"out.{k}": t.contiguous().clone() for k, t in out.items()}
+    order = {"order": " ".join(out)}
+    save_file(tensors, os.path.join(HERE, "ops.safetensors"), metadata=order)
+    big = torch.randn(64, 6)
+    save(Random(), (big, big.abs()), "random.pt2")
+    print(len(out), "results")
+
+
+if __name__ == "__main__":
+    main()
