@@ -18,6 +18,7 @@ Random operations stay operations of the graph. The backward is recorded with th
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import json
@@ -315,13 +316,14 @@ def _tag_paths(graph: fx.Graph) -> None:
             tag["seq"] = node.meta["seq_nr"]
             # The first operation with a number made it; those after it that autograd does not follow repeat it.
             paths.setdefault(tag["seq"], tag.get("path", ""))
-    rank = {seq: i for i, seq in enumerate(sorted(paths))}
+    order = sorted(paths)
     for node in calls:
         tag = node.meta["custom"]
-        # The backward's first operation is that of the loss, and sums have no number: both get the last.
-        seq = tag.get("seq", max(paths))
-        path = {"path": tag.get("path", paths.get(seq, ""))} if "acc" not in tag else {"acc": True}
-        node.meta["custom"] = {"phase": tag["phase"], "seq": rank.get(seq), **path}
+        # The backward's first operation is that of the loss, and sums have no number: both get the last. A function of
+        # autograd that left no operation in the forward gets the one before it.
+        rank = max(bisect.bisect_right(order, tag.get("seq", order[-1])) - 1, 0)
+        whose = {"acc": True} if "acc" in tag else {"path": tag.get("path", paths[order[rank]])}
+        node.meta["custom"] = {"phase": tag["phase"], "seq": rank, **whose}
 
 
 def _replay(module: fx.GraphModule) -> Callable[..., Any]:

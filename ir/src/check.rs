@@ -22,7 +22,7 @@
 //! for nothing else: the rest of step k may still run when step k+1 starts.
 //!
 //! Why this is enough: the order of rule 4 always points down the list, so the list itself is one of the permitted
-//! executions, and all others differ from it only in lines that touch different bytes. In the list, step k+1 starts with
+//! executions, and all others differ from it only in the order of lines that do not conflict. In the list, step k+1 starts with
 //! what step k started with (rule 5), so rule 2 holds for all steps if it holds for one. Rule 4 is checked on the list
 //! appended to itself; lines two steps apart follow, because the one that writes also runs in the step between them.
 //!

@@ -199,22 +199,29 @@ pub struct Access {
 impl Schedule {
     /// What a line reads and writes: the arguments, then the results, then the scratch. The one place that knows.
     pub fn accesses(&self, graph: &crate::Graph, instr: Instr) -> Vec<Access> {
+        let mut accesses = vec![];
+        self.each_access(graph, instr, |access| accesses.push(access));
+        accesses
+    }
+
+    /// The same without a list.
+    pub fn each_access(&self, graph: &crate::Graph, instr: Instr, mut each: impl FnMut(Access)) {
+        let mut touch = |loc: Loc, bytes: u64, write: bool| {
+            if 0 < bytes {
+                each(Access { loc, bytes, write });
+            }
+        };
         match &self.instrs[instr].kind {
             InstrKind::Run { node, args, outs, scratch } => {
                 let data = &graph.nodes[*node];
                 let bytes = |v: Value| graph.values[v].ty.bytes();
-                let reads = args.iter().zip(&data.inputs).map(|(&loc, &v)| (loc, bytes(v), false));
-                let writes = outs.iter().zip(&data.outputs).map(|(&loc, &v)| (loc, bytes(v), true));
-                let scratch = scratch.iter().map(|&loc| (loc, self.buffers[loc.buffer].bytes - loc.offset, true));
-                reads
-                    .chain(writes)
-                    .chain(scratch)
-                    .filter(|&(_, bytes, _)| 0 < bytes)
-                    .map(|(loc, bytes, write)| Access { loc, bytes, write })
-                    .collect()
+                args.iter().zip(&data.inputs).for_each(|(&loc, &v)| touch(loc, bytes(v), false));
+                outs.iter().zip(&data.outputs).for_each(|(&loc, &v)| touch(loc, bytes(v), true));
+                scratch.iter().for_each(|&loc| touch(loc, self.buffers[loc.buffer].bytes - loc.offset, true));
             }
             &InstrKind::Copy { src, dst, bytes } => {
-                vec![Access { loc: src, bytes, write: false }, Access { loc: dst, bytes, write: true }]
+                touch(src, bytes, false);
+                touch(dst, bytes, true);
             }
         }
     }

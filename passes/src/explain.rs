@@ -107,7 +107,7 @@ pub struct Resident {
 pub fn peak(compiled: &Compiled) -> Peak {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
-    let lives = lifetimes(graph, schedule);
+    let lives = lifetimes(schedule);
     let live = live_bytes(schedule, &lives, Pool::new(DEVICE));
     // The first of equally high ones.
     let line = (0..live.len()).rev().max_by_key(|&line| live[line]).unwrap_or(0);
@@ -220,6 +220,28 @@ pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
         }
     }
     tally
+}
+
+/// What was decided for a value, in words.
+pub fn decided(decisions: &Decisions, problem: &Problem<'_>, value: Value) -> String {
+    let (mut swaps, mut reruns) = (0, 0);
+    for (_, (means, _)) in decisions.cuts.range(Gap { value, gap: 0 }..=Gap { value, gap: u32::MAX }) {
+        match means {
+            Means::Swap => swaps += 1,
+            Means::Recompute => reruns += 1,
+        }
+    }
+    let times = |n: u32, what: &str| match n {
+        0 => None,
+        1 => Some(what.to_string()),
+        n => Some(format!("{what} {n} times")),
+    };
+    let hosted = match problem.graph.values[value].def {
+        Def::State(state) if decisions.hosted.contains_key(&state) => Some("lives on the host".to_string()),
+        _ => None,
+    };
+    let what: Vec<String> = [hosted, times(swaps, "swapped"), times(reruns, "recomputed")].into_iter().flatten().collect();
+    if what.is_empty() { "kept".into() } else { what.join(", ") }
 }
 
 // ----------------------------------------------------------------------------------------------------------- names
@@ -560,9 +582,9 @@ impl Bench<'_> {
         change(&mut decisions);
         let budget = self.compiled.decided.budget.unwrap_or(u64::MAX);
         let schedule = realise::lines(self.problem, &decisions)?;
-        let finished = realise::finish(self.problem, schedule).into_iter();
+        let finished = realise::finish(self.problem, &schedule).into_iter();
         let outcomes =
-            finished.map(|r| Outcome { micros: r.timeline.micros, peak: r.peak, fits: r.peak <= budget });
+            finished.map(|r| Outcome { micros: r.micros, peak: r.peak, fits: r.peak <= budget });
         // The fastest that fits; if none does, the smallest.
         let best = outcomes.min_by(|a, b| {
             let within = b.fits.cmp(&a.fits);

@@ -206,7 +206,7 @@ pub fn compile(
     let timeline = simulate(&program.graph, &program.schedule, &tabled);
     let pool = ir::table::Id::new(apply::DEVICE);
     let planned_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
-    let lives = alloc::lifetimes(&program.graph, &program.schedule);
+    let lives = alloc::lifetimes(&program.schedule);
     let live_peak = alloc::live_peak(&program.schedule, &lives, pool);
     Ok(Compiled { program, timeline, decided, planned_peak, live_peak })
 }

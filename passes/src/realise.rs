@@ -4,23 +4,21 @@
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
 use crate::decide::{Decisions, Problem};
-use crate::schedule::apply::{COMPUTE, DEVICE};
+use crate::schedule::apply::{COMPUTE, DEVICE, HOST};
 use crate::schedule::{apply, inplace, prefetch, sync};
-use crate::sim::{Timeline, simulate};
+use crate::sim::{simulate, unlimited};
 use ir::schedule::{Buffer, InstrKind, Schedule};
-use ir::{Graph, Id, Plan, Pool, Table};
+use ir::{Graph, Id, Pool, Table};
 
 /// What decisions come to.
-#[derive(Clone, Debug)]
-pub struct Realised {
-    /// The lines, with their waits.
-    pub schedule: Schedule,
-    /// Their places.
-    pub plan: Plan,
-    /// When each line runs.
-    pub timeline: Timeline,
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Finished {
     /// Peak of the device's pool, bytes.
     pub peak: u64,
+    /// Peak of the host's pool, bytes.
+    pub host: u64,
+    /// Simulated time of one step, µs.
+    pub micros: f64,
 }
 
 /// Builds the schedule up to the point where places are needed.
@@ -34,45 +32,39 @@ pub fn lines(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, S
 /// How many ways there are to finish a schedule; see [`lives`].
 pub const VARIANTS: usize = 2;
 
-/// The finished programs of a schedule: one for each variant, without repetition.
-pub fn finish(problem: &Problem<'_>, schedule: Schedule) -> Vec<Realised> {
-    let (graph, cost) = (problem.graph, problem.cost);
-    let mut lives: Vec<_> = (0..VARIANTS).map(|variant| lives(graph, &schedule, cost, variant)).collect();
-    lives.dedup();
-    lives.iter().map(|lives| place(graph, schedule.clone(), lives, cost)).collect()
-}
-
 /// Lifetimes of a variant: 0, by time, never makes a copy wait for bytes; 1, by position, needs the fewest bytes.
 pub fn lives(graph: &Graph, schedule: &Schedule, cost: &dyn Cost, variant: usize) -> Table<Buffer, Lifetime> {
-    let lives = alloc::lifetimes(graph, schedule);
+    let lives = alloc::lifetimes(schedule);
     if variant == 0 { stretched(graph, schedule, &lives, cost) } else { lives }
 }
 
-/// Allocates, synchronises and simulates.
-fn place(graph: &Graph, mut schedule: Schedule, lives: &Table<Buffer, Lifetime>, cost: &dyn Cost) -> Realised {
-    let plan = alloc::allocate(&schedule, lives);
-    sync::run(graph, &mut schedule, &plan);
-    let peak = plan.peak[Pool::new(DEVICE)];
-    let timeline = simulate(graph, &schedule, cost);
-    Realised { schedule, plan, timeline, peak }
+/// What each variant of a schedule comes to.
+pub fn finish(problem: &Problem<'_>, schedule: &Schedule) -> Vec<Finished> {
+    let (graph, cost) = (problem.graph, problem.cost);
+    let mut lives: Vec<_> = (0..VARIANTS).map(|variant| lives(graph, schedule, cost, variant)).collect();
+    lives.dedup();
+    let mut placed = schedule.clone();
+    lives
+        .iter()
+        .map(|lives| {
+            let plan = alloc::allocate(schedule, lives);
+            sync::run(graph, &mut placed, &plan);
+            let micros = simulate(graph, &placed, cost).micros;
+            Finished { peak: plan.peak[Pool::new(DEVICE)], host: plan.peak[Pool::new(HOST)], micros }
+        })
+        .collect()
 }
 
 /// Lifetimes in simulated time: a buffer that a copy still reads is not free at the next line of the list, but at the
 /// first that starts after the copy's end. Without this, first fit puts a tensor under one that is being swapped out, and
 /// the step waits for the link.
-pub fn stretched(graph: &Graph, schedule: &Schedule, lives: &Table<Buffer, Lifetime>, cost: &dyn Cost) -> Table<Buffer, Lifetime> {
-    // Times without any reuse of bytes: every buffer at an address of its own.
-    let mut apart_schedule = schedule.clone();
-    let mut next = Table::filled(schedule.pools.len(), 0u64);
-    let apart = schedule.buffers.values().map(|data| {
-        let at = next[data.pool];
-        next[data.pool] += data.bytes;
-        at
-    });
-    let plan = Plan::new(schedule, apart.collect());
-    sync::run(graph, &mut apart_schedule, &plan);
-    let timeline = simulate(graph, &apart_schedule, cost);
-
+fn stretched(
+    graph: &Graph,
+    schedule: &Schedule,
+    lives: &Table<Buffer, Lifetime>,
+    cost: &dyn Cost,
+) -> Table<Buffer, Lifetime> {
+    let timeline = unlimited(graph, schedule, cost);
     let computing: Vec<(f64, u32)> = schedule
         .instrs
         .iter()

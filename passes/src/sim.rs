@@ -3,7 +3,7 @@
 
 use crate::cost::Cost;
 use ir::schedule::{InstrKind, Schedule, Why};
-use ir::{Graph, Instr, Program, Stream, Table, text};
+use ir::{Buffer, Graph, Instr, Program, Stream, Table, text};
 
 /// When each line runs.
 #[derive(Clone, PartialEq, Debug)]
@@ -24,6 +24,45 @@ pub struct Timeline {
 
 /// Plays one step.
 pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
+    play(graph, schedule, cost, |instr, end: &Table<Instr, f64>| {
+        let waits = schedule.instrs[instr].after.iter().filter(|dep| !dep.previous);
+        waits.map(|dep| end[dep.instr]).fold(0.0, f64::max)
+    })
+}
+
+/// Plays one step on a machine where every buffer has bytes of its own, so that only data orders lines: the schedule has
+/// no plan and no waits yet.
+pub fn unlimited(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
+    // The line that last wrote each buffer, and the readers since.
+    let mut users: Table<Buffer, (Option<Instr>, Vec<Instr>)> = Table::filled(schedule.buffers.len(), (None, vec![]));
+    play(graph, schedule, cost, |instr, end: &Table<Instr, f64>| {
+        let mut ready = 0.0f64;
+        schedule.each_access(graph, instr, |access| {
+            let (writer, readers) = &mut users[access.loc.buffer];
+            if let Some(writer) = *writer
+                && writer != instr
+            {
+                ready = ready.max(end[writer]);
+            }
+            if access.write {
+                ready = readers.iter().filter(|&&r| r != instr).map(|&r| end[r]).fold(ready, f64::max);
+                readers.clear();
+                *writer = Some(instr);
+            } else {
+                readers.push(instr);
+            }
+        });
+        ready
+    })
+}
+
+/// Runs each stream's lines in order, each from when its stream is free and `ready` says so.
+fn play(
+    graph: &Graph,
+    schedule: &Schedule,
+    cost: &dyn Cost,
+    mut ready: impl FnMut(Instr, &Table<Instr, f64>) -> f64,
+) -> Timeline {
     let n = schedule.instrs.len();
     let (mut start, mut end) = (Table::filled(n, 0.0), Table::filled(n, 0.0));
     let mut free = Table::filled(schedule.streams.len(), 0.0);
@@ -31,8 +70,7 @@ pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline
     let (mut recomputed, mut swapped_bytes) = (0.0, 0);
     for (instr, data) in schedule.instrs.iter() {
         let micros = cost.line(graph, schedule, instr);
-        let waits = data.after.iter().filter(|dep| !dep.previous).map(|dep| end[dep.instr]);
-        start[instr] = waits.fold(free[data.stream], f64::max);
+        start[instr] = ready(instr, &end).max(free[data.stream]);
         end[instr] = start[instr] + micros;
         free[data.stream] = end[instr];
         busy[data.stream] += micros;

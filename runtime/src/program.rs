@@ -6,7 +6,7 @@ use crate::kernel::{Call, Tensor};
 use crate::kernels;
 use crate::link::{Link, Way};
 use crate::memory::{self, Arena};
-use artifact::{Artifact, Attr, CommandKind, Kernel, Operand, Range};
+use artifact::{Artifact, Attr, CommandKind, Operand, Range};
 use std::sync::Arc;
 
 /// One command.

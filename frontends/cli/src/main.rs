@@ -1,2 +1,55 @@
-//! The lighterage command.
-fn main() {}
+//! The `lighterage` command: one file for each subcommand, and what they share.
+//!
+//! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 101 our bug; 130 Ctrl-C.
+
+mod args;
+mod check;
+mod compile;
+mod data;
+mod explain;
+mod failure;
+mod import;
+mod model;
+mod observe;
+mod out;
+mod plan;
+mod size;
+mod train;
+
+use args::{Cli, Command};
+use clap::Parser;
+use failure::Failure;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| {
+        let message = panic.payload_as_str().unwrap_or("no message");
+        let place = panic.location().map(|place| format!(" ({}:{})", place.file(), place.line())).unwrap_or_default();
+        out::note(&format!("internal error: {message}{place}; this is a bug of lighterage, please report it"));
+    }));
+    let outcome = std::panic::catch_unwind(|| {
+        let cli = Cli::parse();
+        out::start();
+        run(cli.command)
+    });
+    let failure = match outcome {
+        Ok(Ok(())) if out::failed() => return ExitCode::FAILURE,
+        Ok(Ok(())) => return ExitCode::SUCCESS,
+        Ok(Err(failure)) => failure,
+        // The hook has told.
+        Err(_) => return ExitCode::from(101),
+    };
+    out::note(&failure.to_string());
+    ExitCode::from(failure.code())
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Import(args) => import::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Compile(args) => compile::run(&args),
+        Command::Train(args) => train::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Check(args) => check::run(&args),
+    }
+}

@@ -75,10 +75,8 @@ fn phases(nodes: &[Traced], roots: &Roots) -> Vec<Phase> {
     }
     for n in (0..nodes.len()).rev() {
         if forward[n] {
-            for source in &nodes[n].reads {
-                if let &Source::Node(m) = source {
-                    forward[m] = true;
-                }
+            for m in read_nodes(&nodes[n]) {
+                forward[m] = true;
             }
         }
     }
@@ -91,51 +89,34 @@ fn phases(nodes: &[Traced], roots: &Roots) -> Vec<Phase> {
             _ => Phase::Backward,
         };
         // Whatever the file says, no forward node reads what backward computes.
-        let read = node.reads.iter().filter_map(|s| if let Source::Node(m) = s { Some(phases[*m]) } else { None });
-        phases.push(read.fold(own, Phase::max));
+        phases.push(read_nodes(node).map(|m| phases[m]).fold(own, Phase::max));
     }
     phases
 }
 
 fn paths<'a>(nodes: &'a [Traced], roots: &Roots, modules: &[&'a str], phases: &[Phase]) -> Vec<&'a str> {
     let tagged = nodes.iter().any(|node| node.tag.path.is_some());
-    let mut known: Vec<Option<&str>> = nodes.iter().map(|node| node.tag.path.as_deref()).collect();
-    if !tagged {
-        // The node that computes a parameter's gradient, before it is summed, transposed or reshaped.
-        for &(source, param) in &roots.gradients {
-            let mut source = source;
-            while let Source::Node(n) = source {
-                known[n].get_or_insert(modules[param]);
-                match nodes[n].reads.first() {
-                    Some(&next) if nodes[n].is_shape => source = next,
-                    _ => break,
-                }
-            }
-        }
-    }
-    // Parameters, and what is computed from one parameter alone by moving its elements.
-    let mut param_of: Vec<Option<usize>> = vec![];
-    for node in nodes {
-        param_of.push(match node.reads[..] {
-            [Source::Param(p)] if node.is_shape => Some(p),
-            [Source::Node(m)] if node.is_shape => param_of[m],
-            _ => None,
-        });
-    }
+    let known = if tagged {
+        nodes.iter().map(|node| node.tag.path.as_deref()).collect()
+    } else {
+        by_parameters(nodes, roots, modules, phases)
+    };
+    // True for what depends on a parameter. Masks and tables do not, and are shared by many modules.
+    let mut trained: Vec<bool> = vec![];
     let mut found: Vec<&str> = vec![];
     for (n, node) in nodes.iter().enumerate() {
-        let param = node.reads.iter().find_map(|source| match source {
-            &Source::Param(p) => Some(modules[p]),
-            &Source::Node(m) => param_of[m].map(|p| modules[p]),
-            _ => None,
-        });
+        trained.push(node.reads.iter().any(|source| match source {
+            Source::Param(_) => true,
+            Source::Node(m) => trained[*m],
+            Source::State(_) | Source::Input => false,
+        }));
         // The operand computed last is the one that this node was waiting for.
         let latest = |wanted: &dyn Fn(usize) -> bool| {
-            let read = node.reads.iter().filter_map(|s| if let Source::Node(m) = s { Some(*m) } else { None });
-            read.filter(|&m| wanted(m) && !found[m].is_empty()).max().map(|m| found[m])
+            let read = read_nodes(node).filter(|&m| wanted(m) && !found[m].is_empty());
+            read.max().map(|m| found[m])
         };
         let activation = || match phases[n] {
-            Phase::Backward => latest(&|m| phases[m] == Phase::Forward),
+            Phase::Backward => latest(&|m| trained[m] && phases[m] == Phase::Forward),
             _ => None,
         };
         let state = || node.reads.iter().find_map(|s| if let Source::State(s) = s { Some(modules[*s]) } else { None });
@@ -143,30 +124,94 @@ fn paths<'a>(nodes: &'a [Traced], roots: &Roots, modules: &[&'a str], phases: &[
             Some(path) => Some(path),
             // In a file with paths, a node without one adds gradients: it stands where the later of them was computed.
             None if tagged => latest(&|_| true),
-            None => param.or_else(activation).or_else(|| latest(&|_| true)).or_else(state),
+            None => activation().or_else(|| latest(&|m| trained[m])).or_else(|| latest(&|_| true)).or_else(state),
         };
         found.push(path.unwrap_or_default());
     }
-    // What is left was computed from nothing: it belongs to whoever reads it first.
-    let mut reader: Vec<Option<usize>> = vec![None; nodes.len()];
+    // What is left was computed from nothing: it belongs to the innermost module that holds all who read it.
+    let mut readers: Vec<Option<&str>> = vec![None; nodes.len()];
     for n in (0..nodes.len()).rev() {
-        for source in &nodes[n].reads {
-            if let &Source::Node(m) = source {
-                reader[m] = Some(n);
-            }
+        if found[n].is_empty() {
+            found[n] = readers[n].unwrap_or_default();
         }
-    }
-    for n in (0..nodes.len()).rev() {
-        if found[n].is_empty()
-            && let Some(m) = reader[n]
-        {
-            found[n] = found[m];
+        for m in read_nodes(&nodes[n]) {
+            readers[m] = Some(readers[m].map_or(found[n], |other| common(other, found[n])));
         }
     }
     found
 }
 
+/// The innermost module that holds both.
+fn common<'a>(a: &'a str, b: &str) -> &'a str {
+    let mut end = 0;
+    for (part, other) in a.split_inclusive('.').zip(b.split_inclusive('.')) {
+        if part.trim_end_matches('.') != other.trim_end_matches('.') {
+            break;
+        }
+        end += part.len();
+    }
+    a[..end].trim_end_matches('.')
+}
+
+/// The modules of nodes that work for one parameter.
+fn by_parameters<'a>(nodes: &[Traced], roots: &Roots, modules: &[&'a str], phases: &[Phase]) -> Vec<Option<&'a str>> {
+    // Parameters, and what is computed from one parameter alone by moving its elements.
+    let mut param_of: Vec<Option<usize>> = vec![];
+    let mut known: Vec<Option<&str>> = vec![];
+    for node in nodes {
+        let from = |source: &Source| match source {
+            &Source::Param(p) => Some(p),
+            &Source::Node(m) => param_of[m],
+            Source::State(_) | Source::Input => None,
+        };
+        known.push(node.reads.iter().find_map(from).map(|p| modules[p]));
+        let moved = if let [only] = &node.reads[..] { from(only) } else { None };
+        param_of.push(moved.filter(|_| node.is_shape));
+    }
+    // What computes a parameter's gradient, before it is summed, transposed or reshaped.
+    for &(source, param) in &roots.gradients {
+        let mut source = source;
+        while let Source::Node(n) = source {
+            known[n].get_or_insert(modules[param]);
+            match nodes[n].reads.first() {
+                Some(&next) if nodes[n].is_shape => source = next,
+                _ => break,
+            }
+        }
+    }
+    // What only one module reads is that module's: the mean that a norm takes before it reads its weight. The outer
+    // option is none without readers, the inner one with readers that differ.
+    let mut reader: Vec<Option<Option<&str>>> = vec![None; nodes.len()];
+    for n in (0..nodes.len()).rev().filter(|&n| phases[n] == Phase::Forward) {
+        known[n] = known[n].or(reader[n].flatten());
+        for m in read_nodes(&nodes[n]) {
+            reader[m] = Some(match reader[m] {
+                Some(other) if other != known[n] => None,
+                _ => known[n],
+            });
+        }
+    }
+    known
+}
+
+fn read_nodes(node: &Traced) -> impl Iterator<Item = usize> {
+    node.reads.iter().filter_map(|source| if let Source::Node(m) = source { Some(*m) } else { None })
+}
+
 /// The module of a parameter or buffer.
 pub(crate) fn module_of(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(module, _)| module)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::common;
+
+    #[test]
+    fn modules_meet() {
+        assert_eq!(common("model.h.0.attn", "model.h.1.attn"), "model.h");
+        assert_eq!(common("model.h.1", "model.h.10"), "model.h");
+        assert_eq!(common("model.h", "model.h.10"), "model.h");
+        assert_eq!(common("model.h", ""), "");
+    }
 }

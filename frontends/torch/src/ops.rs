@@ -68,7 +68,7 @@ fn results(c: &mut Call<'_, '_>) -> R<Vec<Option<Ref>>> {
     }
     match name {
         // ------------------------------------------------------------------------- the same tensor by another name
-        "alias" | "alias_copy" | "detach" | "detach_copy" | "clone" | "contiguous" | "lift_fresh" | "lift_fresh_copy" => {
+        "alias" | "alias_copy" | "detach" | "detach_" | "detach_copy" | "clone" | "contiguous" | "lift_fresh" | "lift_fresh_copy" => {
             one(c.tensor("self")?)
         }
         "_to_copy" | "to" | "type_as" | "convert_element_type" => {

@@ -7,7 +7,7 @@
 
 mod tree;
 
-use ir::schedule::{Buffer, Pool, Schedule};
+use ir::schedule::{Buffer, InstrKind, Loc, Pool, Schedule};
 use ir::{Id, Plan, Table};
 use tree::Tree;
 
@@ -22,22 +22,19 @@ pub struct Lifetime {
 
 /// Lifetimes by list position: from the first line that touches a buffer to the last. What is there at entry or exit
 /// lives for the whole step.
-pub fn lifetimes(graph: &ir::Graph, schedule: &Schedule) -> Table<Buffer, Lifetime> {
+pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
     let n = schedule.instrs.len() as u32;
     let mut lives = Table::filled(schedule.buffers.len(), Lifetime { start: u32::MAX, end: 0 });
     for instr in schedule.instrs.ids() {
-        for access in schedule.accesses(graph, instr) {
-            let life = &mut lives[access.loc.buffer];
+        // Not by accesses: a zero-byte operand is none, yet its buffer wants a place.
+        let mut touch = |loc: &Loc| {
+            let life = &mut lives[loc.buffer];
             life.start = life.start.min(instr.index() as u32);
             life.end = life.end.max(instr.index() as u32 + 1);
-        }
-        // A zero-byte operand is no access, yet its buffer wants a place.
-        if let ir::schedule::InstrKind::Run { args, outs, .. } = &schedule.instrs[instr].kind {
-            for loc in args.iter().chain(outs) {
-                let life = &mut lives[loc.buffer];
-                life.start = life.start.min(instr.index() as u32);
-                life.end = life.end.max(instr.index() as u32 + 1);
-            }
+        };
+        match &schedule.instrs[instr].kind {
+            InstrKind::Run { args, outs, scratch, .. } => args.iter().chain(outs).chain(scratch).for_each(&mut touch),
+            InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(&mut touch),
         }
     }
     for (_, loc) in schedule.entry.iter().chain(&schedule.exit) {

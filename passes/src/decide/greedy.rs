@@ -12,12 +12,12 @@
 
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::alloc::{lifetimes, live_bytes};
-use crate::realise::{self, Realised};
+use crate::realise::{self, Finished};
 use crate::schedule::apply::{COMPUTE, D2H, DEVICE, H2D};
-use crate::sim::Timeline;
+use crate::sim::{Timeline, unlimited};
 use ir::graph::Def;
 use ir::schedule::{Buffer, InstrKind, Schedule, Why};
-use ir::{Graph, Id, Phase, Pool, Stream, Table, Value};
+use ir::{Id, Phase, Pool, Stream, Table, Value};
 use std::collections::BTreeSet;
 
 /// Which means a trajectory prefers.
@@ -50,8 +50,11 @@ pub struct Record {
 }
 
 /// A round lowers the live peak by this share. Small steps find more plans; the number of rounds to reach a tenth of the
-/// start is ln(10)/share: 76 at 3 %.
+/// start is ln(10)/share: 76 at 3 %, 28 at 8 %.
 const STEP: f64 = 0.03;
+/// The same for graphs of [`LARGE`] lines and more, where a round takes long and a share holds many tensors.
+const LARGE_STEP: f64 = 0.08;
+const LARGE: usize = 2000;
 /// Rounds that do not lower the live peak before a trajectory ends.
 const PATIENCE: usize = 6;
 /// A cascade longer than this many nodes is not worth pricing further.
@@ -74,12 +77,12 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
     let Ok(mut schedule) = realise::lines(problem, &decisions) else { return records };
     // Cuts that made matters worse.
     let mut banned: BTreeSet<(Value, u32, Means)> = BTreeSet::new();
-    let step = if problem.lines.len() < 2000 { STEP } else { 2.0 * STEP };
+    let step = if problem.lines.len() < LARGE { STEP } else { LARGE_STEP };
     let mut fruitless = 0;
-    let mut lowest = live(problem.graph, &schedule).into_iter().max().unwrap_or(0);
+    let mut lowest = live(&schedule).into_iter().max().unwrap_or(0);
     let mut timeline = record(problem, &decisions, &schedule, &mut records);
     loop {
-        let live = live(problem.graph, &schedule);
+        let live = live(&schedule);
         let peak = live.iter().copied().max().unwrap_or(0);
         let target = (peak as f64 * (1.0 - step)) as u64;
         let chosen = Round::new(problem, &decisions, &schedule, &timeline, &banned, taste).choose(&live, target);
@@ -91,7 +94,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
             cut.add_to(&mut next, problem);
         }
         let built = realise::lines(problem, &next);
-        let new_peak = built.as_ref().ok().and_then(|s| self::live(problem.graph, s).into_iter().max());
+        let new_peak = built.as_ref().ok().and_then(|s| self::live(s).into_iter().max());
         match (built, new_peak) {
             (Ok(built), Some(new_peak)) if new_peak < peak || chosen.iter().all(|c| c.means == Means::Swap) => {
                 decisions = next;
@@ -114,19 +117,17 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
     }
 }
 
-fn live(graph: &Graph, schedule: &Schedule) -> Vec<u64> {
-    live_bytes(schedule, &lifetimes(graph, schedule), Pool::new(DEVICE))
+fn live(schedule: &Schedule) -> Vec<u64> {
+    live_bytes(schedule, &lifetimes(schedule), Pool::new(DEVICE))
 }
 
-/// Records what decisions come to; returns the timeline of the roomiest program.
+/// Records what decisions come to; returns the timeline of a machine that never waits for bytes.
 fn record(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, records: &mut Vec<Record>) -> Timeline {
-    let finished = realise::finish(problem, schedule.clone());
-    for (variant, realised) in finished.iter().enumerate() {
-        let Realised { plan, timeline, peak, .. } = realised;
-        let host = plan.peak.values().skip(DEVICE + 1).copied().max().unwrap_or(0);
-        records.push(Record { decisions: decisions.clone(), peak: *peak, host, micros: timeline.micros, variant });
+    for (variant, finished) in realise::finish(problem, schedule).into_iter().enumerate() {
+        let Finished { peak, host, micros } = finished;
+        records.push(Record { decisions: decisions.clone(), peak, host, micros, variant });
     }
-    finished.into_iter().next().expect("finish should give a program").timeline
+    unlimited(problem.graph, schedule, problem.cost)
 }
 
 /// A candidate.

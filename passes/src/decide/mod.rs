@@ -170,7 +170,7 @@ pub struct Decided {
 pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
     use greedy::{Record, TASTES, trajectory};
     let keep = greedy::keep(problem);
-    let keep_peak = fastest(&keep).ok_or_else(|| Error::Input("the graph has no line to run".into()))?.peak;
+    let keep_peak = keep.iter().map(|r| r.peak).min().ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
     // Trajectories know nothing of each other, so that they may run side by side.
     let records: Vec<Record> = match planner {
         Planner::Keep => keep,

@@ -12,7 +12,7 @@ use ir::{Graph, Id, Pool, Table};
 
 /// Reorders the lines.
 pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost) {
-    let lives = lifetimes(graph, schedule);
+    let lives = lifetimes(schedule);
     let mut live = live_bytes(schedule, &lives, Pool::new(DEVICE));
     let peak = live.iter().copied().max().unwrap_or(0);
 

@@ -11,18 +11,21 @@
 
 use ir::schedule::{Access, Dep, Schedule};
 use ir::{Graph, Id, Instr, Plan, Pool, Table};
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
 /// One run of one line: its position in the list, plus the list's length in the second walk. `NEVER` is before all.
 type Moment = u32;
 const NEVER: Moment = 0;
+/// One moment a stream.
+type Moments = SmallVec<[Moment; 4]>;
 
 /// Who last wrote a range, and the latest reader of each stream since.
 #[derive(Clone)]
 struct Users {
     end: u64,
     writer: Moment,
-    readers: Vec<Moment>,
+    readers: Moments,
 }
 
 /// Users of one pool's bytes, by start of range. Ranges that nobody has used are absent.
@@ -41,7 +44,7 @@ impl Ranges {
         }
     }
     /// Calls `conflict` with every moment that `access` must come after, and records it.
-    fn access(&mut self, lo: u64, hi: u64, write: bool, now: Moment, stream: usize, n_streams: usize, conflict: &mut Vec<Moment>) {
+    fn access(&mut self, (lo, hi): (u64, u64), write: bool, now: Moment, stream: usize, n_streams: usize, conflict: &mut Vec<Moment>) {
         self.split(lo);
         self.split(hi);
         let mut gaps = vec![];
@@ -60,18 +63,17 @@ impl Ranges {
         }
         if write {
             // One range replaces all: the map stays as small as the buffers in use.
-            let inside: Vec<u64> = self.0.range(lo..hi).map(|(&start, _)| start).collect();
-            for start in inside {
+            while let Some((&start, _)) = self.0.range(lo..hi).next() {
                 self.0.remove(&start);
             }
-            self.0.insert(lo, Users { end: hi, writer: now, readers: vec![NEVER; n_streams] });
+            self.0.insert(lo, Users { end: hi, writer: now, readers: smallvec![NEVER; n_streams] });
             return;
         }
         if at < hi {
             gaps.push((at, hi));
         }
         for (lo, hi) in gaps {
-            let mut readers = vec![NEVER; n_streams];
+            let mut readers: Moments = smallvec![NEVER; n_streams];
             readers[stream] = now;
             self.0.insert(lo, Users { end: hi, writer: NEVER, readers });
         }
@@ -82,7 +84,15 @@ impl Ranges {
 pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
     let n = schedule.instrs.len();
     let n_streams = schedule.streams.len();
-    let accesses: Vec<Vec<Access>> = schedule.instrs.ids().map(|i| schedule.accesses(graph, i)).collect();
+    let accesses: Vec<SmallVec<[Access; 6]>> = schedule
+        .instrs
+        .ids()
+        .map(|instr| {
+            let mut accesses = SmallVec::new();
+            schedule.each_access(graph, instr, |access| accesses.push(access));
+            accesses
+        })
+        .collect();
     let streams: Vec<usize> = schedule.instrs.values().map(|data| data.stream.index()).collect();
     let mut ranges: Table<Pool, Ranges> = schedule.pools.ids().map(|_| Ranges::default()).collect();
     // clock[moment][s]: the latest moment on stream s that is done when `moment` is done.
@@ -97,9 +107,9 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
             for access in &accesses[line] {
                 let lo = plan.address(access.loc);
                 let pool = schedule.buffers[access.loc.buffer].pool;
-                ranges[pool].access(lo, lo + access.bytes, access.write, now, stream, n_streams, &mut conflicts);
+                ranges[pool].access((lo, lo + access.bytes), access.write, now, stream, n_streams, &mut conflicts);
             }
-            let mut clock: Vec<Moment> = clocks[last[stream] as usize * n_streams..][..n_streams].to_vec();
+            let mut clock = Moments::from_slice(&clocks[last[stream] as usize * n_streams..][..n_streams]);
             conflicts.sort_unstable_by(|a, b| b.cmp(a));
             conflicts.dedup();
             let mut after = vec![];

@@ -210,7 +210,7 @@ fn sdpa_bwd_of<T: Scalar, W: Real + Scalar>(call: &Call<'_>) {
     let (causal, scale) = (call.bool("causal"), W::of_f64(call.float("scale")));
     let (rows, sums) = call.scratch::<W>().split_at_mut(2 * s.keys);
     let (p_row, dp_row) = rows.split_at_mut(s.keys);
-    let group = if s.groups == 0 { 0 } else { s.heads / s.groups };
+    let group = s.heads.checked_div(s.groups).unwrap_or(0);
     let (ks, vs) = (s.keys * s.width, s.keys * s.values);
     for head in 0..s.batch * s.groups {
         let (k, v) = (&k[head * ks..][..ks], &v[head * vs..][..vs]);

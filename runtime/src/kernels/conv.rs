@@ -44,7 +44,7 @@ fn convolution_shape(s: &Signature<'_>, x: usize, w: usize) -> Result<Vec<u64>, 
     let fits = 1 <= groups
         && Some(xs[1]) == ws[1].checked_mul(groups as u64)
         && ws[0].is_multiple_of(groups as u64)
-        && ws[2..].iter().all(|&k| 1 <= k && k < 1 << 28);
+        && ws[2..].iter().all(|k| (1..1 << 28).contains(k));
     ensure(fits, || "channels, groups or kernel do not fit".into())?;
     let windows = [s.list("stride", n, 1)?, s.list("padding", n, 0)?, s.list("dilation", n, 1)?];
     let mut shape = vec![xs[0], ws[0]];
@@ -365,8 +365,8 @@ fn max_pool2d_bwd_of<R: Real>(call: &Call<'_>) -> Ran {
     for (block, len) in blocks(count(call.out_shape(0))) {
         dx.store(block, &[R::ZERO; BLOCK][..len]);
     }
-    for i in 0..index.len() {
-        let at = i / windows * plane + super::index::in_range(index[i], plane)?;
+    for (i, &index) in index.iter().enumerate() {
+        let at = i / windows * plane + super::index::in_range(index, plane)?;
         let mut sum = [R::ZERO];
         dx.load(at, &mut sum);
         sum[0] = sum[0] + dy.one::<R>(&dx, i);

@@ -151,10 +151,10 @@ pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
     }
     let (dy, mut dw) = (source(call, 0), sink(call, 0));
     let mut xs = [0.0; BLOCK];
-    for row in 0..rows {
+    for (row, &head) in heads.iter().enumerate() {
         for (block, len) in blocks(width) {
             let mut sums = [0.0; BLOCK];
-            let mut next = heads[row];
+            let mut next = head;
             while next != END {
                 dy.load(&dw, next as usize * width + block, &mut xs[..len]);
                 (0..len).for_each(|j| sums[j] += xs[j]);

@@ -194,6 +194,8 @@ pub(super) fn pad(call: &Call<'_>) -> Ran {
         let (before, after) = (pad[2 * d] as isize, pad[2 * d + 1] as isize);
         let kept = from[d] as isize + before.min(0) + after.min(0);
         nest.push(kept.max(0) as usize, [x_strides[d], y_strides[d]]);
+        // Where nothing is kept, `before` may be any number.
+        let before = if kept <= 0 { 0 } else { before };
         start[0] += (-before).max(0) * x_strides[d];
         start[1] += before.max(0) * y_strides[d];
     }

@@ -8,6 +8,8 @@
 //! all of them have run, in whatever order, the byte is dead, and every later write of it is still to come, for
 //! [`crate::validate`] proved that write to be ordered after each of them. So the byte may be filled at once. For the same
 //! reason the same group of the next step starts only after this one is through, and one counter for each group suffices.
+//! A state's run goes from its last write in one step to its last read before the first write in the next: in the first
+//! step, the part before the border counts as done.
 //!
 //! Bytes are left alone where death cannot be proved or does not come:
 //! * the host reads them after the step;
@@ -85,12 +87,12 @@ impl Dead {
                 return Err(Error::Unsupported("shuffle: the plan is too large for it".into()));
             }
             let sequence: Vec<Touch> = active.iter().map(|&(at, write, _)| (at, write)).collect();
-            for members in groups(&sequence, end) {
+            for Run { members, before } in runs(&sequence, end) {
                 let id = dead.groups.len() as u32;
                 members.iter().for_each(|&at| dead.of[at - 1].push(id));
                 let bytes = arenas[pool].range(start, end_of_range - start);
                 let members = members.len() as u32;
-                dead.groups.push(Group { bytes, members, left: members });
+                dead.groups.push(Group { bytes, members, left: members - before });
             }
         }
         Ok(dead)
@@ -109,57 +111,96 @@ impl Dead {
     }
 }
 
-/// The groups of one byte, as places in the list, from all that touches it in order.
-fn groups(sequence: &[Touch], end: usize) -> Vec<Vec<usize>> {
+/// A group of one byte: places in the list, and how many of them belong to the step before.
+#[derive(PartialEq, Eq, Debug)]
+struct Run {
+    members: Vec<usize>,
+    before: u32,
+}
+
+/// The groups of one byte, from all that touches it in order.
+fn runs(sequence: &[Touch], end: usize) -> Vec<Run> {
     let writes: Vec<usize> = (0..sequence.len()).filter(|&i| sequence[i].1).collect();
-    let mut groups = Vec::new();
-    for (w, &from) in writes.iter().enumerate() {
-        let next = writes.get(w + 1).copied();
-        let run = &sequence[from..next.unwrap_or(sequence.len())];
-        let passes_over = match next {
-            Some(next) => run.iter().any(|&(at, write)| !write && at == sequence[next].0),
-            None => !sequence[0].1,
-        };
-        if passes_over || run.iter().any(|&(at, _)| at == end) {
-            continue;
-        }
-        let members: BTreeSet<usize> = run.iter().map(|&(at, _)| at).filter(|&at| at != 0).collect();
-        if !members.is_empty() {
-            groups.push(members.into_iter().collect());
+    let (Some(&first), Some(&last)) = (writes.first(), writes.last()) else { return Vec::new() };
+    // The commands of a part of the sequence, each once: one may read a byte as two operands.
+    let commands = |part: &[Touch]| -> Vec<usize> {
+        let places: BTreeSet<usize> = part.iter().map(|&(at, _)| at).filter(|&at| at != 0 && at != end).collect();
+        places.into_iter().collect()
+    };
+    // Whether the write at `next` reads what it writes over, as an in-place kernel does.
+    let passes_over = |part: &[Touch], next: usize| part.contains(&(sequence[next].0, false));
+    let host_writes = sequence[0] == (0, true);
+    let host_reads = sequence.iter().any(|&(at, _)| at == end);
+    let mut runs = Vec::new();
+    for pair in writes.windows(2) {
+        let part = &sequence[pair[0]..pair[1]];
+        // What the host finds after the step it does not write before the next: that run starts in the step before.
+        let across = host_writes && host_reads && pair[0] == first;
+        if !across && !passes_over(part, pair[1]) {
+            runs.push(Run { members: commands(part), before: 0 });
         }
     }
-    groups
+    let tail = commands(&sequence[last..]);
+    if !host_reads {
+        // The host writes anew, or a command does without having read.
+        if sequence[0].1 {
+            runs.push(Run { members: tail, before: 0 });
+        }
+    } else if host_writes && first < last {
+        let head = &sequence[first..writes[1]];
+        // Without a reader in the next step there is no moment after the host's reading to fill it.
+        if !passes_over(head, writes[1]) && !commands(head).is_empty() {
+            let before = tail.len() as u32;
+            runs.push(Run { members: [commands(head), tail].concat(), before });
+        }
+    }
+    runs.retain(|run| !run.members.is_empty());
+    runs
 }
 
 #[cfg(test)]
 mod tests {
-    use super::groups;
+    use super::{Run, runs};
 
     const R: bool = false;
     const W: bool = true;
 
+    fn within(members: &[usize]) -> Run {
+        Run { members: members.to_vec(), before: 0 }
+    }
+
     #[test]
     fn a_value_dies_with_its_last_reader() {
-        assert_eq!(groups(&[(1, W), (2, R), (3, R), (5, W), (6, R)], 9), [vec![1, 2, 3], vec![5, 6]]);
+        assert_eq!(runs(&[(1, W), (2, R), (3, R), (5, W), (6, R)], 9), [within(&[1, 2, 3]), within(&[5, 6])]);
     }
     #[test]
     fn what_nobody_reads_dies_at_once() {
-        assert_eq!(groups(&[(4, W)], 9), [vec![4]]);
+        assert_eq!(runs(&[(4, W)], 9), [within(&[4])]);
     }
     #[test]
     fn in_place_passes_over() {
-        assert_eq!(groups(&[(1, W), (2, R), (2, W), (3, R)], 9), [vec![2, 3]]);
+        assert_eq!(runs(&[(1, W), (2, R), (2, W), (3, R)], 9), [within(&[2, 3])]);
+    }
+    /// It is read in one step by 6, and in the next by 1 and 2: steps overlap, so 6 may come last.
+    #[test]
+    fn a_state_dies_between_its_last_read_and_its_update() {
+        let state = [(0, W), (1, R), (2, R), (4, W), (6, R), (9, R)];
+        assert_eq!(runs(&state, 9), [Run { members: vec![1, 2, 4, 6], before: 2 }]);
     }
     #[test]
-    fn a_state_lives_at_the_end_but_not_between_its_last_read_and_its_update() {
-        assert_eq!(groups(&[(0, W), (1, R), (2, R), (4, W), (9, R)], 9), [vec![1, 2]]);
+    fn a_state_that_is_updated_in_place_never_dies() {
+        assert_eq!(runs(&[(0, W), (1, R), (4, R), (4, W), (6, R), (9, R)], 9), []);
+    }
+    #[test]
+    fn an_output_lives_at_the_end() {
+        assert_eq!(runs(&[(1, W), (2, R), (4, W), (9, R)], 9), [within(&[1, 2])]);
     }
     #[test]
     fn what_the_step_finds_without_the_host_is_carried_over() {
-        assert_eq!(groups(&[(1, R), (2, W), (3, R)], 9), [] as [Vec<usize>; 0]);
+        assert_eq!(runs(&[(1, R), (2, W), (3, R)], 9), []);
     }
     #[test]
     fn an_input_dies_with_its_last_reader() {
-        assert_eq!(groups(&[(0, W), (1, R), (3, W), (4, R)], 9), [vec![1], vec![3, 4]]);
+        assert_eq!(runs(&[(0, W), (1, R), (3, W), (4, R)], 9), [within(&[1]), within(&[3, 4])]);
     }
 }

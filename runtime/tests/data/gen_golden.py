@@ -226,8 +226,8 @@ def norms():
             w = x(*shape, dtype=dtype) if affine > 0 else None
             b = x(*shape, dtype=dtype) if affine > 1 else None
             y, mean, rstd = torch.native_layer_norm(a, shape, w, b, 1e-5)
-            wide = torch.float64 if dtype == "f64" else torch.float32
-            mean, rstd = mean.to(wide), rstd.to(wide)
+            # PyTorch rounds the statistics of half precision to half precision on the CPU; here they are f32.
+            _, mean, rstd = torch.native_layer_norm(a.float(), shape, None, None, 1e-5)
             case("layer_norm", [t for t in (a, w, b) if t is not None], [y, mean, rstd], dims=dims, eps=1e-5)
             # In f64, then rounded: the CPU kernel of half precision wants its statistics in half precision.
             masks = [[1, 1, 1], [1, 0, 0], [0, 1, 1]] if dtype == "f32" and affine == 2 else [[1, 1, 1]]
@@ -282,11 +282,12 @@ def convolutions():
             a, w, b = leaf(x(*image, dtype=dtype)), leaf(x(*weight, dtype=dtype)), leaf(x(weight[0], dtype=dtype))
             conv = F.conv2d if len(image) == 4 else F.conv1d
             attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-            case("convolution", [a, w], conv(a, w, None, **attrs), **attrs)
-            y = conv(a, w, b, **attrs)
-            case("convolution", [a, w, b], y, **attrs)
+            # In f64, then rounded: PyTorch's convolution sums half precision in half precision here and there.
+            case("convolution", [a, w], conv(a.double(), w.double(), None, **attrs).to(a.dtype), **attrs)
+            y = conv(a.double(), w.double(), b.double(), **attrs)
+            case("convolution", [a, w, b], y.to(a.dtype), **attrs)
             dy = x(*y.shape, dtype=dtype)
-            g = grads(y, [a, w, b], dy)
+            g = grads(y, [a, w, b], dy.double())
             for mask in [[1, 1, 1], [0, 1, 0]]:
                 case("convolution_bwd", [dy, a, w], [t for t, m in zip(g, mask) if m], mask=mask, **attrs)
     pools = [

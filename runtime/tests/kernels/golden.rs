@@ -1,12 +1,11 @@
-//! Every kernel against PyTorch's results: see data/gen_golden.py.
+//! Every kernel against PyTorch's results: see ../data/gen_golden.py.
 
 use artifact::{Attr, DType};
 use runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
 use runtime::kernels::{KERNELS, find};
 use serde_json::Value;
 
-/// More scratch than any case needs.
-const SCRATCH_BYTES: u64 = 1 << 16;
+use crate::generate::SCRATCH_BYTES;
 
 fn dtype(name: &str) -> Option<DType> {
     Some(match name {
@@ -72,7 +71,7 @@ fn assert_close(what: &str, ours: &OwnedTensor, theirs: &OwnedTensor) {
 #[test]
 fn kernels_give_pytorchs_results() {
     let (mut tensors, mut ops) = (vec![], std::collections::BTreeSet::new());
-    for line in include_str!("data/golden.json").lines() {
+    for line in include_str!("../data/golden.json").lines() {
         let value: Value = serde_json::from_str(line).unwrap();
         if let Value::Array(value) = &value {
             tensors.push(tensor(value));

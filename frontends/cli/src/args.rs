@@ -1,0 +1,267 @@
+//! What stands on the command line. Every option says what it takes; every subcommand shows an example.
+
+use crate::size::{parse_budget, parse_bytes, parse_dim, parse_rate};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+use passes::decide::Planner;
+use passes::graph::optimizer::Optimizer;
+use passes::pipeline::{self, Budget};
+use passes::schedule::order::Update;
+use std::path::PathBuf;
+
+/// Compiles a training step so that it fits the memory it is given.
+///
+/// A step (forward, backward, optimizer) comes in as a .pt2 file. What is kept, swapped and recomputed, and at which
+/// address each tensor lies, is decided before the first step runs, and proved.
+#[derive(Parser, Debug)]
+#[command(name = "lighterage", version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// A subcommand.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Print the step of a model as text: phases, modules, states
+    #[command(after_help = "Example:\n  lighterage import gpt2.pt2 -o gpt2.ir")]
+    Import(ImportArgs),
+    /// Plan a step and say what it needs, what was decided, and what other budgets would cost
+    #[command(after_help = "Example:\n  lighterage plan gpt2.pt2 --optimizer adamw --device cpu --budget 60%\n\n\
+        With --dump-ir-after and without --dump-dir the dump goes to standard output and the report to standard error.")]
+    Plan(PlanArgs),
+    /// Compile a step to a .lit file, which holds all that running it takes
+    #[command(after_help = "Example:\n  lighterage compile gpt2.pt2 --optimizer adamw --budget 60% -o step.lit")]
+    Compile(CompileArgs),
+    /// Train: run a step again and again on batches
+    #[command(after_help = "Examples:\n  lighterage train gpt2.pt2 --optimizer adamw --lr 1e-3 --budget 50% \
+        --batches data.safetensors \\\n      --steps 60 --init normal:0.02 --seed 0 --save out.safetensors\n  \
+        lighterage train step.lit --batches data.safetensors --steps 60\n\n\
+        DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K.")]
+    Train(TrainArgs),
+    /// Say why a tensor was kept, swapped or recomputed, and what else would cost
+    #[command(after_help = "Example:\n  lighterage explain gpt2.pt2 --optimizer adamw --budget 60% %gelu_1")]
+    Explain(ExplainArgs),
+    /// Prove a schedule: every read finds its value, every conflict is ordered, everything fits
+    #[command(after_help = "Example:\n  lighterage plan gpt2.pt2 --budget 60% --dump-ir-after sync > step.ir\n  \
+        lighterage check step.ir")]
+    Check(CheckArgs),
+}
+
+/// A model.
+#[derive(Args, Debug)]
+pub(crate) struct ModelArgs {
+    /// The model: a .pt2 file, or a graph as text (.ir)
+    pub(crate) model: PathBuf,
+    /// A value for a symbolic size; may be given several times
+    #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
+    pub(crate) dim: Vec<(String, u64)>,
+}
+
+/// How to compile it. What is absent has its default, so that `train` can tell what was given.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Compiling")]
+pub(crate) struct Compiling {
+    /// The optimizer to attach [default: none]
+    #[arg(long, value_parser = optimizer())]
+    pub(crate) optimizer: Option<Optimizer>,
+    /// Where updates stand: in backward as soon as a gradient is complete, or after it [default: backward]
+    #[arg(long, value_parser = update())]
+    pub(crate) update: Option<Update>,
+    /// The machine: its name, or a .toml file that describes it [default: cpu]
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) device: Option<String>,
+    /// Peak of device memory for the whole step: 20GiB, 64MiB, bytes, or 60% of what keeping everything needs [default:
+    /// what the device has]
+    #[arg(long, value_name = "BYTES|PERCENT", value_parser = parse_budget)]
+    pub(crate) budget: Option<Budget>,
+    /// What the host's pool may hold [default: what the device's file says]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) host: Option<u64>,
+    /// Who decides [default: auto]
+    #[arg(long, value_parser = planner())]
+    pub(crate) planner: Option<Planner>,
+    /// Bandwidth of the link between device and host, each way: 2GB/s; with `train`, copies take that long
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    pub(crate) link: Option<f64>,
+    /// Print the program after a pass, or after all
+    #[arg(long, value_name = "PASS|all", value_parser = PossibleValuesParser::new(dumps()))]
+    pub(crate) dump_ir_after: Option<String>,
+    /// Write dumps to files of this folder, NN-PASS.ir, for passes that changed something
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dump_dir: Option<PathBuf>,
+    /// Print how long each pass took
+    #[arg(long)]
+    pub(crate) time_passes: bool,
+}
+
+/// `import`.
+#[derive(Args, Debug)]
+pub(crate) struct ImportArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Write to a file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// `plan`.
+#[derive(Args, Debug)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) compiling: Compiling,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `compile`.
+#[derive(Args, Debug)]
+pub(crate) struct CompileArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) compiling: Compiling,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE.lit")]
+    pub(crate) output: PathBuf,
+}
+
+/// `train`.
+#[derive(Args, Debug)]
+pub(crate) struct TrainArgs {
+    /// What to run: a .lit file, or a model as `compile` takes it
+    pub(crate) model: PathBuf,
+    /// A value for a symbolic size; may be given several times
+    #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
+    pub(crate) dim: Vec<(String, u64)>,
+    #[command(flatten)]
+    pub(crate) compiling: Compiling,
+    /// The batches
+    #[arg(long, value_name = "DATA.safetensors", help_heading = "Training")]
+    pub(crate) batches: PathBuf,
+    /// How many steps to run
+    #[arg(long, value_name = "N", help_heading = "Training")]
+    pub(crate) steps: u64,
+    #[command(flatten)]
+    pub(crate) hyper: HyperArgs,
+    /// Initial values of the parameters: normal:STD draws them (gains become 1, biases 0), a file gives tensors by path
+    /// [default: those that the model's file has]
+    #[arg(long, visible_alias = "weights", value_name = "normal:STD|FILE.safetensors", help_heading = "Training")]
+    pub(crate) init: Option<String>,
+    /// Seed of --init normal and of the model's random numbers
+    #[arg(long, default_value_t = 0, help_heading = "Training")]
+    pub(crate) seed: u64,
+    /// Write all states to a file at the end
+    #[arg(long, value_name = "OUT.safetensors", help_heading = "Training")]
+    pub(crate) save: Option<PathBuf>,
+    /// Write what ran when, for ui.perfetto.dev
+    #[arg(long, value_name = "OUT.json", help_heading = "Training")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Run streams in a random order among those that the schedule permits, and fill dead bytes with NaN: a test
+    #[arg(long, value_name = "SEED", help_heading = "Training")]
+    pub(crate) shuffle: Option<u64>,
+    /// Print one JSON object a step, and a summary
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The optimizer's options; the defaults are PyTorch's.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Training")]
+pub(crate) struct HyperArgs {
+    /// Learning rate [default: 1e-3]
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) lr: Option<f64>,
+    /// AdamW's [default: 0.9,0.999]
+    #[arg(long, value_name = "B1,B2", value_parser = parse_betas)]
+    pub(crate) betas: Option<(f64, f64)>,
+    /// AdamW's [default: 1e-8]
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) eps: Option<f64>,
+    /// [default: 0.01 for adamw, 0 for sgd]
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) weight_decay: Option<f64>,
+    /// SGD's [default: 0 for sgd, 0.9 for sgd-momentum]
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) momentum: Option<f64>,
+}
+
+/// `explain`.
+#[derive(Args, Debug)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The tensor: a value's name, with or without %, a parameter's path, or a module's path
+    #[arg(value_name = "VALUE")]
+    pub(crate) value: String,
+    #[command(flatten)]
+    pub(crate) compiling: Compiling,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `check`.
+#[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// A program as text: a graph and its schedule, as dumped after `sync`
+    pub(crate) schedule: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Names that a dump may be asked after.
+pub(crate) fn dumps() -> Vec<&'static str> {
+    ["import"].into_iter().chain(pipeline::names()).chain(["all"]).collect()
+}
+
+/// The word of an update.
+pub(crate) fn update_name(update: Update) -> &'static str {
+    match update {
+        Update::Backward => "backward",
+        Update::After => "after",
+    }
+}
+
+fn optimizer() -> impl TypedValueParser<Value = Optimizer> {
+    named(&Optimizer::ALL, Optimizer::name)
+}
+
+fn planner() -> impl TypedValueParser<Value = Planner> {
+    named(&Planner::ALL, Planner::name)
+}
+
+fn update() -> impl TypedValueParser<Value = Update> {
+    named(&[Update::Backward, Update::After], update_name)
+}
+
+/// One of `all`, by name.
+fn named<T: Copy + Send + Sync + 'static>(all: &'static [T], name: fn(T) -> &'static str) -> impl TypedValueParser<Value = T> {
+    let names = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
+    names.map(move |text| {
+        let known = all.iter().copied().find(|&value| name(value) == text);
+        known.expect("a name that the parser lets pass should be one of those it was given")
+    })
+}
+
+fn parse_betas(text: &str) -> Result<(f64, f64), String> {
+    let bad = || format!("{text:?} is not a pair: write 0.9,0.999");
+    let (a, b) = text.split_once(',').ok_or_else(bad)?;
+    Ok((a.trim().parse().map_err(|_| bad())?, b.trim().parse().map_err(|_| bad())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

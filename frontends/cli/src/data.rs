@@ -1,0 +1,264 @@
+//! Tensors in files: batches, initial values, saved states. And files that are either old or whole.
+
+use crate::failure::Failure;
+use crate::size;
+use artifact::{DType, Operand};
+use safetensors::tensor::{Dtype, SafeTensors, View};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Where a tensor's bytes lie in a file.
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    start: usize,
+    end: usize,
+}
+
+/// A safetensors file in memory.
+pub(crate) struct Tensors {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl Tensors {
+    /// Reads a file; a cut or damaged one is an error.
+    pub(crate) fn read(path: &Path) -> Result<Tensors, Failure> {
+        let bytes = fs::read(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+        Tensors::parse(path, bytes).map_err(|e| Failure::Input(format!("{}: not a whole safetensors file: {e}", path.display())))
+    }
+
+    fn parse(path: &Path, bytes: Vec<u8>) -> Result<Tensors, safetensors::SafeTensorError> {
+        let file = SafeTensors::deserialize(&bytes)?;
+        let base = bytes.as_ptr() as usize;
+        let entry = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
+            let start = view.data().as_ptr() as usize - base;
+            let shape = view.shape().iter().map(|&d| d as u64).collect();
+            (name.to_string(), Entry { dtype: view.dtype(), shape, start, end: start + view.data().len() })
+        };
+        let entries = file.iter().map(entry).collect();
+        Ok(Tensors { path: path.to_path_buf(), bytes, entries })
+    }
+
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+    /// All names, sorted.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+    /// True if there is a tensor of that name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.entries.contains_key(name)
+    }
+    /// The bytes of a tensor that must have an operand's type; the error names what was expected and what is there.
+    pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<&[u8], Failure> {
+        let path = self.path.display();
+        let expected = type_name(&dtype_name(operand.dtype), &operand.shape);
+        let Some(entry) = self.entries.get(name) else {
+            let near = passes::explain::nearest(name, self.names());
+            let near = if near.is_empty() { String::new() } else { format!("; it has {}", near.join(", ")) };
+            return Err(Failure::Input(format!("{path}: there is no {name}, which should be {expected}{near}")));
+        };
+        if file_dtype(operand.dtype) != entry.dtype || operand.shape != entry.shape {
+            let known = ALL_DTYPES.into_iter().find(|&dtype| file_dtype(dtype) == entry.dtype);
+            let found = type_name(&known.map_or(format!("{:?}", entry.dtype), dtype_name), &entry.shape);
+            return Err(Failure::Input(format!("{path}: {name} is {found}, it should be {expected}")));
+        }
+        Ok(&self.bytes[entry.start..entry.end])
+    }
+}
+
+/// A data set: batch `K` has a tensor `batch.K.INPUT` for each input.
+pub(crate) struct Batches {
+    tensors: Tensors,
+    count: u64,
+}
+
+impl Batches {
+    /// Reads a file and sees that every batch has every input, of the right type.
+    pub(crate) fn read(path: &Path, inputs: &[(String, Operand)]) -> Result<Batches, Failure> {
+        let tensors = Tensors::read(path)?;
+        let mut numbers: Vec<u64> = tensors.names().filter_map(batch_number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let count = numbers.len() as u64;
+        let wanted = || inputs.iter().map(|(name, _)| format!("batch.0.{name}")).collect::<Vec<_>>().join(", ");
+        if count == 0 && !inputs.is_empty() {
+            let found: Vec<&str> = tensors.names().take(5).collect();
+            let found = if found.is_empty() { "nothing".to_string() } else { found.join(", ") };
+            let message = format!("{}: there is no batch; expected {}; found {found}", path.display(), wanted());
+            return Err(Failure::Input(message));
+        }
+        if let Some(gap) = numbers.iter().zip(0..).find_map(|(&number, k)| (number != k).then_some(k)) {
+            let last = numbers[numbers.len() - 1];
+            let message = format!("{}: batches are numbered from 0 without gaps: batch.{gap} is missing, batch.{last} is there", path.display());
+            return Err(Failure::Input(message));
+        }
+        for number in 0..count {
+            for (name, operand) in inputs {
+                tensors.get(&format!("batch.{number}.{name}"), operand)?;
+            }
+        }
+        Ok(Batches { tensors, count })
+    }
+
+    /// How many batches there are.
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The bytes of an input in a batch; they go round.
+    pub(crate) fn get(&self, step: u64, name: &str, operand: &Operand) -> Result<&[u8], Failure> {
+        self.tensors.get(&format!("batch.{}.{name}", step % self.count.max(1)), operand)
+    }
+}
+
+/// `K` of `batch.K.NAME`.
+fn batch_number(name: &str) -> Option<u64> {
+    let (number, _) = name.strip_prefix("batch.")?.split_once('.')?;
+    // "007" and "+7" are other names.
+    number.parse().ok().filter(|parsed: &u64| parsed.to_string() == number)
+}
+
+/// A tensor to be saved.
+pub(crate) struct Saved {
+    /// Its element type.
+    pub(crate) dtype: DType,
+    /// Its shape.
+    pub(crate) shape: Vec<usize>,
+    /// Its bytes.
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl View for Saved {
+    fn dtype(&self) -> Dtype {
+        file_dtype(self.dtype)
+    }
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Saves tensors by name; the same tensors give the same bytes.
+pub(crate) fn save(path: &Path, tensors: BTreeMap<String, Saved>) -> Result<(), Failure> {
+    let bytes = safetensors::serialize(tensors, None).map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
+    save_atomically(path, &[&bytes])
+}
+
+/// Writes a file such that `path` is at every moment either what it was or the whole new file.
+pub(crate) fn save_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), Failure> {
+    let failed = |e: std::io::Error| Failure::System(format!("{}: {e}", path.display()));
+    let target = match fs::metadata(path) {
+        // A device or a pipe is written to; a rename would replace it.
+        Ok(metadata) if !metadata.is_file() => {
+            let mut file = File::options().write(true).open(path).map_err(failed)?;
+            return parts.iter().try_for_each(|part| file.write_all(part)).map_err(failed);
+        }
+        // Through links, so that the file is replaced and not the link.
+        Ok(_) => fs::canonicalize(path).map_err(failed)?,
+        Err(_) => path.to_path_buf(),
+    };
+    let name = target.file_name().ok_or_else(|| Failure::Input(format!("{}: names no file", path.display())))?;
+    let temporary = target.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+    let write = || {
+        let _ = fs::remove_file(&temporary);
+        let mut file = File::options().write(true).create_new(true).open(&temporary)?;
+        parts.iter().try_for_each(|part| file.write_all(part))?;
+        file.sync_all()?;
+        fs::rename(&temporary, &target)
+    };
+    let written = write();
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written.map_err(failed)
+}
+
+/// Sees that a file can be written at the end, before hours are spent on what goes into it.
+pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), Failure> {
+    let refused = |why: String| Err(Failure::Input(format!("{option} {}: {why}", path.display())));
+    if path.is_dir() {
+        return refused("a folder; name a file".into());
+    }
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    match fs::metadata(folder) {
+        Ok(metadata) if metadata.is_dir() => Ok(()),
+        Ok(_) => refused(format!("{} is not a folder", folder.display())),
+        Err(e) => refused(format!("folder {}: {e}", folder.display())),
+    }
+}
+
+/// Every element type.
+const ALL_DTYPES: [DType; 12] = [
+    DType::Bool,
+    DType::U8,
+    DType::I8,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+    DType::F16,
+    DType::BF16,
+    DType::F32,
+    DType::F64,
+    DType::F8E4M3,
+    DType::F8E5M2,
+];
+
+fn file_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::Bool => Dtype::BOOL,
+        DType::U8 => Dtype::U8,
+        DType::I8 => Dtype::I8,
+        DType::I16 => Dtype::I16,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+        DType::F8E4M3 => Dtype::F8_E4M3,
+        DType::F8E5M2 => Dtype::F8_E5M2,
+    }
+}
+
+/// The name in text: `f32`.
+fn dtype_name(dtype: DType) -> String {
+    format!("{dtype:?}").to_lowercase()
+}
+
+/// `f32[2,32]`.
+fn type_name(dtype: &str, shape: &[u64]) -> String {
+    let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
+    format!("{}[{}]", dtype.to_lowercase(), shape.join(","))
+}
+
+/// Bytes of a file for people, for notes.
+pub(crate) fn file_size(path: &Path) -> String {
+    fs::metadata(path).map_or("?".into(), |metadata| size::short(metadata.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_numbered() {
+        assert_eq!(batch_number("batch.12.input_ids"), Some(12));
+        assert_eq!(batch_number("batch.0.a.b"), Some(0));
+        for name in ["batch.x.a", "batch.1", "batch.+1.a", "batch.01.a", "loss"] {
+            assert_eq!(batch_number(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Why a command ends without success, and with which exit code.
+
+use crate::size::bytes;
+use passes::decide::Infeasible;
+use std::fmt;
+
+/// Why a command failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The user's files or options.
+    Input(String),
+    /// No plan fits.
+    NoFit(Box<Infeasible>),
+    /// The system refused: a disk is full, memory is short.
+    System(String),
+    /// Our bug.
+    Bug(String),
+    /// The user pressed Ctrl-C.
+    Interrupted(String),
+}
+
+impl Failure {
+    /// The exit code.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Failure::System(_) => 1,
+            Failure::Input(_) => 2,
+            Failure::NoFit(_) => 3,
+            Failure::Bug(_) => 101,
+            Failure::Interrupted(_) => 130,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Input(message) | Failure::System(message) => write!(f, "error: {message}"),
+            Failure::NoFit(infeasible) => write!(f, "error: {}", no_fit(infeasible)),
+            Failure::Bug(message) => write!(f, "internal error: {message}; this is a bug of lighterage, please report it"),
+            Failure::Interrupted(message) => f.write_str(message),
+        }
+    }
+}
+
+/// How many of the tensors that do not fit are named.
+const NAMED: usize = 8;
+
+/// What does not fit, where, and what would.
+fn no_fit(infeasible: &Infeasible) -> String {
+    let Infeasible { budget, smallest, line, live, pool } = infeasible;
+    let (what, option) = match pool.as_str() {
+        "host" => ("the host's pool", "--host"),
+        _ => ("the device", "--budget"),
+    };
+    let mut text = format!("the step does not fit {what}: it needs {}, and the limit is {}", bytes(*smallest), bytes(*budget));
+    text.push_str(&format!("\n  most is needed at  {line}"));
+    let width = live.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
+    for (k, (name, size)) in live.iter().take(NAMED).enumerate() {
+        let head = if k == 0 { "what lies there  " } else { "" };
+        text.push_str(&format!("\n  {head:<17}  {name:<width$}  {}", bytes(*size)));
+    }
+    if NAMED < live.len() {
+        let rest: u64 = live[NAMED..].iter().map(|(_, size)| size).sum();
+        text.push_str(&format!("\n  {:<17}  and {} more, {}", "", live.len() - NAMED, bytes(rest)));
+    }
+    text.push_str(&format!("\n  the smallest that fits: {option} {smallest}"));
+    text
+}

@@ -1,0 +1,203 @@
+//! From a path to a graph, and from a graph to a compiled step.
+
+use crate::args::Compiling;
+use crate::failure::Failure;
+use crate::observe::Observer;
+use crate::out;
+use ir::text::File;
+use ir::{Device, Graph, TensorType};
+use passes::cost::{Cost, Roofline};
+use passes::devices;
+use passes::pipeline::{self, Compiled, Options};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// A model as its file has it.
+pub(crate) struct Model {
+    /// The step.
+    pub(crate) graph: Graph,
+    /// Values of states by path, where the file has them.
+    pub(crate) tensors: BTreeMap<String, (TensorType, Vec<u8>)>,
+    /// Calls that can be planned and not run.
+    pub(crate) unsupported: Vec<torch::Unsupported>,
+    /// Paths that name one parameter.
+    pub(crate) tied: Vec<Vec<String>>,
+}
+
+/// What a file is, by its name, and, if that says nothing, by its first bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Format {
+    /// An archive of PyTorch's.
+    Pt2,
+    /// Text.
+    Ir,
+    /// A compiled step.
+    Lit,
+}
+
+/// Tells a file's format.
+pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
+    let metadata = std::fs::metadata(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+    if !metadata.is_file() {
+        return Err(Failure::Input(format!("{}: not a file", path.display())));
+    }
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("pt2") => return Ok(Format::Pt2),
+        Some("ir") => return Ok(Format::Ir),
+        Some("lit") => return Ok(Format::Lit),
+        _ => {}
+    }
+    let mut start = vec![];
+    let read = std::fs::File::open(path).and_then(|file| std::io::Read::read_to_end(&mut std::io::Read::take(file, 4), &mut start));
+    read.map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+    Ok(match &start[..] {
+        [b'P', b'K', ..] => Format::Pt2,
+        [0x89, b'L', b'I', b'T'] => Format::Lit,
+        _ => Format::Ir,
+    })
+}
+
+/// Reads a text file.
+pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
+    let bytes = std::fs::read(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+    String::from_utf8(bytes).map_err(|_| Failure::Input(format!("{}: not a text file", path.display())))
+}
+
+/// Reads a model.
+pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure> {
+    match format(path)? {
+        Format::Pt2 => {
+            let spinner = out::spinner(format!("reading {}", path.display()));
+            let dims: BTreeMap<String, u64> = dims.iter().cloned().collect();
+            let model = torch::read(path, &dims).map_err(|e| Failure::Input(e.to_string()))?;
+            drop(spinner);
+            let tensors = model.tensors.into_iter().map(|(path, tensor)| (path, (tensor.ty, tensor.data))).collect();
+            Ok(Model { graph: model.graph, tensors, unsupported: model.unsupported, tied: model.tied })
+        }
+        Format::Ir => {
+            if let Some((name, _)) = dims.first() {
+                let path = path.display();
+                return Err(Failure::Input(format!("{path}: a text graph has no symbolic sizes; there is no {name} to set")));
+            }
+            let text = read_text(path)?;
+            let file = ir::text::parse_file(&text).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+            let graph = match file {
+                File::Graph(graph) => graph,
+                File::Program(program) => program.graph,
+            };
+            let findings = ir::verify::graph(&graph);
+            if !findings.is_empty() {
+                let text = with_context(&ir::text::print_graph_with_findings(&graph, &findings));
+                return Err(Failure::Input(format!("{}: {}\n{text}", path.display(), findings_count(findings.len()))));
+            }
+            let unsupported = externs(&graph);
+            Ok(Model { graph, tensors: BTreeMap::new(), unsupported, tied: vec![] })
+        }
+        Format::Lit => {
+            let path = path.display();
+            Err(Failure::Input(format!("{path}: a compiled step; only `train` takes one. Give the model it was made of")))
+        }
+    }
+}
+
+fn externs(graph: &Graph) -> Vec<torch::Unsupported> {
+    let is_extern = graph.order.iter().filter(|&&node| graph.nodes[node].op.is_extern());
+    is_extern
+        .map(|&node| torch::Unsupported {
+            target: graph.nodes[node].op.str("name").to_string(),
+            node: graph.node_name(node).to_string(),
+            why: "has no kernel".to_string(),
+        })
+        .collect()
+}
+
+/// `3 findings`.
+pub(crate) fn findings_count(n: usize) -> String {
+    if n == 1 { "1 finding".into() } else { format!("{n} findings") }
+}
+
+/// Lines of a text with findings that are shown: all of a short text, else those around findings.
+const CONTEXT: usize = 2;
+const SHORT: usize = 60;
+const SHOWN: usize = 40;
+
+/// The lines of a text that have findings, and those around them.
+pub(crate) fn with_context(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.len() <= SHORT {
+        return text.trim_end().to_string();
+    }
+    let found: Vec<usize> = (0..lines.len()).filter(|&i| lines[i].starts_with("  ; error:")).collect();
+    let mut shown: Vec<String> = vec![];
+    let mut next = 0;
+    for &i in found.iter().take(SHOWN) {
+        let from = i.saturating_sub(CONTEXT).max(next);
+        let to = (i + CONTEXT).min(lines.len());
+        if next < from {
+            shown.push("  ..".into());
+        }
+        shown.extend(lines[from.min(to)..to].iter().map(|line| line.to_string()));
+        next = to.max(next);
+    }
+    if SHOWN < found.len() {
+        shown.push(format!("  .. and {} more findings", found.len() - SHOWN));
+    }
+    shown.join("\n")
+}
+
+/// A machine and its times.
+pub(crate) struct Machine {
+    /// The machine.
+    pub(crate) device: Device,
+    /// Its times.
+    pub(crate) cost: Box<dyn Cost>,
+}
+
+/// The machine that the options name.
+pub(crate) fn machine(compiling: &Compiling) -> Result<Machine, Failure> {
+    let name = compiling.device.as_deref().unwrap_or("cpu");
+    let mut device = if name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR) {
+        let text = read_text(Path::new(name))?;
+        Device::from_toml(&text).map_err(|e| Failure::Input(format!("{name}: {}", e.trim_end())))?
+    } else {
+        devices::named(name).map_err(Failure::Input)?
+    };
+    if let Some(link) = compiling.link {
+        device.link_bandwidth = link;
+    }
+    let cost = Box::new(Roofline::new(&device));
+    Ok(Machine { device, cost })
+}
+
+/// The compiler's options.
+pub(crate) fn options(compiling: &Compiling) -> Options {
+    Options {
+        optimizer: compiling.optimizer.unwrap_or_default(),
+        update: compiling.update.unwrap_or_default(),
+        budget: compiling.budget.unwrap_or_default(),
+        host: compiling.host,
+        planner: compiling.planner.unwrap_or_default(),
+    }
+}
+
+/// Compiles a graph.
+pub(crate) fn compile(
+    graph: &Graph,
+    compiling: &Compiling,
+    machine: &Machine,
+    dumps: crate::observe::Dumps,
+) -> Result<Compiled, Failure> {
+    let mut observer = Observer::new(compiling, dumps, graph)?;
+    let options = options(compiling);
+    let compiled =
+        pipeline::compile(graph.clone(), &options, &machine.device, &*machine.cost, &mut |report| observer.see(report));
+    observer.finish()?;
+    compiled.map_err(|error| match error {
+        pipeline::Error::Input(message) => Failure::Input(message),
+        pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),
+        pipeline::Error::Broken { pass, summary, text } => Failure::Bug(format!(
+            "pass {pass} left a program that is not right ({summary})\n{}\n",
+            with_context(&text)
+        )),
+    })
+}

@@ -1,0 +1,109 @@
+//! Sees each pass as it ends: dumps, times, progress.
+
+use crate::args::Compiling;
+use crate::failure::Failure;
+use crate::out;
+use indicatif::ProgressBar;
+use ir::Graph;
+use passes::pipeline::{self, Report};
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where dumps without a folder go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Dumps {
+    /// To standard output.
+    Stdout,
+    /// To standard error, because standard output has another use.
+    Stderr,
+}
+
+/// What is done at each pass.
+pub(crate) struct Observer {
+    /// The pass to dump after, or `all`; none dumps nothing.
+    after: Option<String>,
+    folder: Option<PathBuf>,
+    dumps: Dumps,
+    /// Passes, with time and whether they changed something; none if nobody asked.
+    times: Option<Vec<(&'static str, Duration, bool)>>,
+    spinner: Option<ProgressBar>,
+    size: String,
+    /// The first dump that could not be written.
+    failure: Option<Failure>,
+}
+
+impl Observer {
+    /// An observer for the options; the graph as imported is dumped at once.
+    pub(crate) fn new(compiling: &Compiling, dumps: Dumps, graph: &Graph) -> Result<Observer, Failure> {
+        let folder = compiling.dump_dir.clone();
+        if let Some(folder) = &folder {
+            fs::create_dir_all(folder).map_err(|e| Failure::Input(format!("--dump-dir {}: {e}", folder.display())))?;
+        }
+        // A folder alone asks for everything.
+        let after = compiling.dump_ir_after.clone().or_else(|| folder.as_ref().map(|_| "all".to_string()));
+        let size = format!("{}, {} nodes", graph.name, graph.order.len());
+        let mut observer = Observer {
+            after,
+            folder,
+            dumps,
+            times: compiling.time_passes.then(Vec::new),
+            spinner: out::spinner(format!("compiling {size}")),
+            size,
+            failure: None,
+        };
+        observer.dump("import", 0, true, &|| ir::text::print_graph(graph));
+        Ok(observer)
+    }
+
+    /// A pass has ended.
+    pub(crate) fn see(&mut self, report: &Report<'_>) {
+        if let Some(times) = &mut self.times {
+            times.push((report.name, report.time, report.changed));
+        }
+        self.dump(report.name, report.position + 1, report.changed, report.text);
+        if let Some(spinner) = &self.spinner {
+            let next = pipeline::names().get(report.position + 1).copied().unwrap_or("check");
+            spinner.set_message(format!("compiling {}: {next}", self.size));
+        }
+    }
+
+    fn dump(&mut self, name: &str, position: usize, changed: bool, text: &dyn Fn() -> String) {
+        if !self.after.as_deref().is_some_and(|after| after == "all" || after == name) {
+            return;
+        }
+        match &self.folder {
+            Some(folder) if changed => {
+                let path = folder.join(format!("{position:02}-{name}.ir"));
+                if let Err(e) = fs::write(&path, text()) {
+                    self.failure.get_or_insert(Failure::System(format!("{}: {e}", path.display())));
+                }
+            }
+            Some(_) => {}
+            None => {
+                let text = format!("; after {name}\n{}", text());
+                match self.dumps {
+                    Dumps::Stdout => out::text(&text),
+                    Dumps::Stderr => out::note(text.trim_end()),
+                }
+            }
+        }
+    }
+
+    /// All passes have ended.
+    pub(crate) fn finish(self) -> Result<(), Failure> {
+        if let Some(spinner) = self.spinner {
+            spinner.finish_and_clear();
+        }
+        if let Some(times) = self.times {
+            out::note("pass             ms  changed");
+            for (name, time, changed) in &times {
+                let millis = time.as_secs_f64() * 1e3;
+                out::note(&format!("{name:<10} {millis:>9.2}  {}", if *changed { "yes" } else { "no" }));
+            }
+            let total: Duration = times.iter().map(|(_, time, _)| time).sum();
+            out::note(&format!("{:<10} {:>9.2}", "all", total.as_secs_f64() * 1e3));
+        }
+        self.failure.map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,92 @@
+//! Standard output, and how it ends. A reader that closes the pipe (`| head`) is no error: what comes after is dropped.
+//! Nothing else in the command writes to standard output.
+
+use std::io::{IsTerminal, Write, stderr, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+static CLOSED: AtomicBool = AtomicBool::new(false);
+static FAILED: AtomicBool = AtomicBool::new(false);
+/// Bars on the terminal, to be cleared before a line is written over them.
+static BARS: Mutex<Option<indicatif::MultiProgress>> = Mutex::new(None);
+
+/// Prepares the terminal.
+pub(crate) fn start() {
+    if stderr().is_terminal() {
+        *BARS.lock().unwrap_or_else(PoisonError::into_inner) = Some(indicatif::MultiProgress::new());
+    }
+}
+
+/// Adds a bar to the terminal; none if standard error is not one.
+pub(crate) fn bar(bar: indicatif::ProgressBar) -> Option<indicatif::ProgressBar> {
+    let bars = BARS.lock().unwrap_or_else(PoisonError::into_inner);
+    bars.as_ref().map(|bars| bars.add(bar))
+}
+
+/// A line that turns while something long is under way.
+pub(crate) fn spinner(message: String) -> Option<indicatif::ProgressBar> {
+    let style = indicatif::ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}").ok()?;
+    let spinner = bar(indicatif::ProgressBar::new_spinner().with_style(style).with_message(message))?;
+    spinner.enable_steady_tick(std::time::Duration::from_millis(120));
+    Some(spinner)
+}
+
+/// True once nobody reads standard output any more.
+pub(crate) fn closed() -> bool {
+    CLOSED.load(Ordering::Relaxed)
+}
+
+/// True if standard output could not be written, for another reason than that nobody reads it.
+pub(crate) fn failed() -> bool {
+    FAILED.load(Ordering::Relaxed)
+}
+
+/// Writes to standard output.
+pub(crate) fn text(text: &str) {
+    if closed() {
+        return;
+    }
+    let write = || {
+        let mut stdout = stdout().lock();
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+    };
+    let bars = BARS.lock().unwrap_or_else(PoisonError::into_inner);
+    let written = match &*bars {
+        Some(bars) => bars.suspend(write),
+        None => write(),
+    };
+    if let Err(error) = written {
+        CLOSED.store(true, Ordering::Relaxed);
+        if error.kind() != std::io::ErrorKind::BrokenPipe {
+            FAILED.store(true, Ordering::Relaxed);
+            // The lock is held: `note` would wait for itself.
+            let _ = writeln!(stderr(), "error: standard output: {error}");
+        }
+    }
+}
+
+/// Writes a line to standard output.
+pub(crate) fn line(line: &str) {
+    text(&format!("{line}\n"));
+}
+
+/// Writes a line to standard error; a closed one is nobody's loss.
+pub(crate) fn note(line: &str) {
+    let write = || {
+        let _ = writeln!(stderr(), "{line}");
+    };
+    // A panic may strike while this thread has the lock: then the bars stay as they are.
+    match BARS.try_lock() {
+        Ok(bars) => match &*bars {
+            Some(bars) => bars.suspend(write),
+            None => write(),
+        },
+        Err(_) => write(),
+    }
+}
+
+/// Writes a formatted line to standard output.
+macro_rules! out {
+    ($($part:tt)*) => { $crate::out::line(&format!($($part)*)) };
+}
+pub(crate) use out;

@@ -1,0 +1,204 @@
+//! `lighterage plan`: what a step needs, what was decided, what other budgets would cost.
+
+use crate::args::{PlanArgs, update_name};
+use crate::failure::Failure;
+use crate::model;
+use crate::observe::Dumps;
+use crate::size::{micros, short};
+use crate::{out, size};
+use ir::{Id, Pool, Stream};
+use passes::decide::{Decided, Problem};
+use passes::explain::{self, Count, Peak, Tally};
+use passes::pipeline::Compiled;
+use passes::schedule::apply::{D2H, H2D, HOST};
+use serde_json::json;
+use std::fmt::Write;
+
+/// Tensors at the peak that are named.
+const NAMED: usize = 10;
+/// Rows of the table of budgets, for people.
+const ROWS: usize = 12;
+
+/// Runs the command.
+pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    let model = model::read(&args.model.model, &args.model.dim)?;
+    let machine = model::machine(&args.compiling)?;
+    let compiled = match model::compile(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
+        Ok(compiled) => compiled,
+        Err(failure) => {
+            if let (true, Failure::NoFit(infeasible)) = (args.json, &failure) {
+                let live = infeasible.live.iter().take(NAMED).map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
+                let object = json!({
+                    "error": "does not fit",
+                    "pool": infeasible.pool,
+                    "budget_bytes": infeasible.budget,
+                    "smallest_feasible_bytes": infeasible.smallest,
+                    "line": infeasible.line,
+                    "tensors": live.collect::<Vec<_>>(),
+                });
+                out::line(&object.to_string());
+            }
+            return Err(failure);
+        }
+    };
+    let problem = Problem::new(&compiled.program.graph, &machine.device, &*machine.cost);
+    let facts = Facts {
+        args,
+        compiled: &compiled,
+        unsupported: &model.unsupported,
+        tally: explain::tally(&problem, &compiled.decided.decisions),
+        peak: explain::peak(&compiled),
+    };
+    if args.json {
+        out::line(&facts.json().to_string());
+        return Ok(());
+    }
+    let report = facts.report();
+    match args.compiling.dump_ir_after.is_some() && args.compiling.dump_dir.is_none() {
+        true => out::note(report.trim_end()),
+        false => out::text(&report),
+    }
+    Ok(())
+}
+
+struct Facts<'a> {
+    args: &'a PlanArgs,
+    compiled: &'a Compiled,
+    unsupported: &'a [torch::Unsupported],
+    tally: Tally,
+    peak: Peak,
+}
+
+impl Facts<'_> {
+    fn host_peak(&self) -> u64 {
+        self.compiled.program.plan.as_ref().map_or(0, |plan| plan.peak[Pool::new(HOST)])
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let Compiled { program, timeline, decided, planned_peak, live_peak, .. } = self.compiled;
+        let options = model::options(&self.args.compiling);
+        let count = |count: Count| json!({"count": count.count, "bytes": count.bytes});
+        let millis = |micros: f64| micros / 1e3;
+        let curve: Vec<_> =
+            decided.curve.iter().map(|&(bytes, micros)| json!({"bytes": bytes, "ms": millis(micros)})).collect();
+        let unsupported: Vec<_> = self
+            .unsupported
+            .iter()
+            .map(|op| json!({"op": op.target, "node": op.node, "why": op.why}))
+            .collect();
+        let tensors = self.peak.tensors.iter().take(NAMED);
+        let tensors: Vec<_> =
+            tensors.map(|t| json!({"name": t.name, "bytes": t.bytes, "class": t.class.name()})).collect();
+        json!({
+            "model": program.graph.name,
+            "device": program.schedule.device,
+            "optimizer": options.optimizer.name(),
+            "update": update_name(options.update),
+            "planner": options.planner.name(),
+            "budget_bytes": decided.budget,
+            "planned_peak_bytes": planned_peak,
+            "keep_peak_bytes": decided.keep_peak,
+            "lower_bound_bytes": live_peak,
+            "smallest_feasible_bytes": decided.smallest,
+            "host_peak_bytes": self.host_peak(),
+            "predicted_ms": millis(timeline.micros),
+            "swapped_bytes": timeline.swapped_bytes,
+            "recomputed_ms": millis(timeline.recomputed),
+            "link_busy_ms": {
+                "h2d": millis(timeline.busy[Stream::new(H2D)]),
+                "d2h": millis(timeline.busy[Stream::new(D2H)]),
+            },
+            "lines": program.schedule.instrs.len(),
+            "decisions": {
+                "kept": count(self.tally.kept),
+                "swap": count(self.tally.swap),
+                "recompute": count(self.tally.recompute),
+                "hosted_states": count(self.tally.hosted),
+            },
+            "curve": curve,
+            "peak_line": self.peak.text,
+            "peak_tensors": tensors,
+            "unsupported": unsupported,
+        })
+    }
+
+    /// The report for people.
+    fn report(&self) -> String {
+        let mut out = String::new();
+        // Writing to a String cannot fail.
+        let _ = self.write(&mut out);
+        out
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        let Compiled { program, timeline, decided, planned_peak, live_peak, .. } = self.compiled;
+        let options = model::options(&self.args.compiling);
+        let (graph, schedule) = (&program.graph, &program.schedule);
+        writeln!(
+            out,
+            "{} on {}: {} lines, optimizer {}, planner {}\n",
+            graph.name,
+            schedule.device,
+            schedule.instrs.len(),
+            options.optimizer.name(),
+            options.planner.name()
+        )?;
+        let share = |bytes: u64| format!("{:5.1}% of keep", 100.0 * bytes as f64 / decided.keep_peak.max(1) as f64);
+        let mut row = |name: &str, bytes: u64| writeln!(out, "  {name:<18} {:>10}  {}  {bytes}", short(bytes), share(bytes));
+        if let Some(budget) = decided.budget {
+            row("budget", budget)?;
+        }
+        row("planned peak", *planned_peak)?;
+        row("most bytes alive", *live_peak)?;
+        row("smallest feasible", decided.smallest)?;
+        row("keep everything", decided.keep_peak)?;
+        writeln!(out, "  {:<18} {:>10}", "host peak", short(self.host_peak()))?;
+        writeln!(out, "  {:<18} {:>10}", "predicted step", micros(timeline.micros))?;
+        let link = |stream: usize| micros(timeline.busy[Stream::new(stream)]);
+        writeln!(out, "  {:<18} {:>10} in, {} out", "link at work", link(H2D), link(D2H))?;
+        writeln!(out, "  {:<18} {:>10}", "recomputing", micros(timeline.recomputed))?;
+
+        writeln!(out, "\ndecisions           count       bytes")?;
+        let Tally { kept, swap, recompute, hosted } = self.tally;
+        for (name, count) in [("kept", kept), ("swapped", swap), ("recomputed", recompute), ("states on the host", hosted)] {
+            writeln!(out, "  {name:<18} {:>4}  {:>10}", count.count, short(count.bytes))?;
+        }
+
+        writeln!(out, "\nat the peak: {}", self.peak.text)?;
+        let named = self.peak.tensors.iter().take(NAMED);
+        let width = named.clone().map(|t| t.name.chars().count()).max().unwrap_or(0);
+        for tensor in named {
+            writeln!(out, "  {:<width$}  {:>10}  {}", tensor.name, short(tensor.bytes), tensor.class.name())?;
+        }
+        let rest = self.peak.tensors.get(NAMED..).unwrap_or(&[]);
+        if !rest.is_empty() {
+            let bytes: u64 = rest.iter().map(|t| t.bytes).sum();
+            writeln!(out, "  {:<width$}  {:>10}", format!("{} more", rest.len()), short(bytes))?;
+        }
+
+        writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
+        let fastest = decided.curve.first().map_or(1.0, |&(_, micros)| micros);
+        for (bytes, time) in curve_rows(decided) {
+            let chosen = if bytes == *planned_peak { "  <" } else { "" };
+            let slower = 100.0 * (time / fastest - 1.0);
+            writeln!(out, "{:>12}  {}  {:>10}  +{slower:.1}%{chosen}", short(bytes), share(bytes), micros(time))?;
+        }
+        if !self.unsupported.is_empty() {
+            writeln!(out, "\nno kernel for {} calls: this step can be planned, not run", self.unsupported.len())?;
+            for op in self.unsupported.iter().take(NAMED) {
+                writeln!(out, "  {} (node {}): {}", op.target, op.node, op.why)?;
+            }
+        }
+        let budget = decided.budget.map_or(String::new(), |budget| format!(" of {}", size::short(budget)));
+        writeln!(out, "\nproved: every read finds its value, every conflict is ordered; peak {}{budget}", short(*planned_peak))
+    }
+}
+
+/// Rows of the curve, evenly chosen; the first and the last are among them.
+fn curve_rows(decided: &Decided) -> Vec<(u64, f64)> {
+    let curve = &decided.curve;
+    if curve.len() <= ROWS {
+        return curve.clone();
+    }
+    (0..ROWS).map(|row| curve[row * (curve.len() - 1) / (ROWS - 1)]).collect()
+}

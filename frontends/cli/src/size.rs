@@ -1,0 +1,147 @@
+//! Bytes, rates and times: from the command line and to people.
+
+use passes::pipeline::Budget;
+
+/// Units of bytes. Letters alone count in powers of 1024, as in dumps.
+const UNITS: [(&str, f64); 14] = [
+    ("", 1.0),
+    ("b", 1.0),
+    ("k", 1024.0),
+    ("kib", 1024.0),
+    ("kb", 1e3),
+    ("m", 1048576.0),
+    ("mib", 1048576.0),
+    ("mb", 1e6),
+    ("g", 1073741824.0),
+    ("gib", 1073741824.0),
+    ("gb", 1e9),
+    ("t", 1099511627776.0),
+    ("tib", 1099511627776.0),
+    ("tb", 1e12),
+];
+
+/// `20GiB`, `1.5 GB`, `64M`, `4096`.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is not a number of bytes: write 20GiB, 64MiB, 1.5GB or 4096");
+    let text = text.trim();
+    if let Ok(bytes) = text.parse::<u64>() {
+        return Ok(bytes);
+    }
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = (text[..split].trim(), text[split..].to_ascii_lowercase());
+    // "1e9" is split at its e, and "inf" has no digits: neither is taken.
+    let number: f64 = number.parse().map_err(|_| bad())?;
+    let (_, unit) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+    let bytes = (number * unit).round();
+    if !(0.0..9e18).contains(&bytes) {
+        return Err(bad());
+    }
+    Ok(bytes as u64)
+}
+
+/// `60%`, or bytes.
+pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
+    let Some(percent) = text.trim().strip_suffix('%') else {
+        return match parse_bytes(text)? {
+            0 => Err("a budget of 0 bytes holds no step".into()),
+            bytes => Ok(Budget::Bytes(bytes)),
+        };
+    };
+    match percent.trim().parse::<f64>() {
+        Ok(percent) if percent.is_finite() && 0.0 < percent => Ok(Budget::Share(percent / 100.0)),
+        _ => Err(format!("{text:?} is not a share: write 60%")),
+    }
+}
+
+/// `2GB/s`, in bytes per second.
+pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
+    let bad = || format!("{text:?} is not a rate: write 2GB/s or 500MB/s");
+    let amount = text.trim();
+    let amount = amount.strip_suffix("/s").unwrap_or(amount);
+    match parse_bytes(amount).map_err(|_| bad())? {
+        0 => Err(bad()),
+        rate => Ok(rate as f64),
+    }
+}
+
+/// `s72=4`.
+pub(crate) fn parse_dim(text: &str) -> Result<(String, u64), String> {
+    let bad = || format!("{text:?} is not a size: write NAME=SIZE, as in s72=4");
+    let (name, size) = text.split_once('=').ok_or_else(bad)?;
+    let size = size.trim().parse().map_err(|_| bad())?;
+    if name.trim().is_empty() {
+        return Err(bad());
+    }
+    Ok((name.trim().to_string(), size))
+}
+
+/// `61.2 MiB (64172032 bytes)`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    if bytes < 1024 {
+        return format!("{bytes} bytes");
+    }
+    format!("{} ({bytes} bytes)", short(bytes))
+}
+
+/// `61.2 MiB`.
+pub(crate) fn short(bytes: u64) -> String {
+    let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|&(unit, _)| unit <= bytes) {
+        Some((unit, name)) => {
+            let amount = bytes as f64 / unit as f64;
+            let digits = if amount < 10.0 { 2 } else { 1 };
+            format!("{amount:.digits$} {name}")
+        }
+        None => format!("{bytes} B"),
+    }
+}
+
+/// `340.0 us`, `1.20 ms`, `3.40 s`.
+pub(crate) fn micros(micros: f64) -> String {
+    match micros {
+        t if t < 1e3 => format!("{t:.1} us"),
+        t if t < 1e6 => format!("{:.2} ms", t / 1e3),
+        t => format!("{:.2} s", t / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_read() {
+        let cases = [("0", 0), ("4096", 4096), ("64MiB", 64 << 20), ("20GiB", 20 << 30), ("1.5 GB", 1_500_000_000)];
+        for (text, expected) in cases {
+            assert_eq!(parse_bytes(text), Ok(expected), "{text}");
+        }
+        assert_eq!(parse_bytes("2k"), Ok(2048));
+        assert_eq!(parse_bytes("18446744073709551615"), Ok(u64::MAX));
+        for text in ["", "GiB", "-1", "1e9", "inf", "nan", "5 apples", "99999999TiB", "-1GiB", "ü"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn budgets_and_rates_are_read() {
+        assert_eq!(parse_budget("60%"), Ok(Budget::Share(0.6)));
+        assert_eq!(parse_budget("2MiB"), Ok(Budget::Bytes(2 << 20)));
+        for text in ["0", "0%", "-5%", "nan%", "%", "inf%"] {
+            assert!(parse_budget(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_rate("2GB/s"), Ok(2e9));
+        assert_eq!(parse_rate("500MB"), Ok(5e8));
+        assert!(parse_rate("0GB/s").is_err());
+        assert_eq!(parse_dim("s72=4"), Ok(("s72".into(), 4)));
+        assert!(parse_dim("s72").is_err());
+        assert!(parse_dim("=4").is_err());
+    }
+
+    #[test]
+    fn bytes_are_written() {
+        assert_eq!(short(0), "0 B");
+        assert_eq!(short(1536), "1.50 KiB");
+        assert_eq!(short(64 << 20), "64.0 MiB");
+        assert_eq!(bytes(100), "100 bytes");
+    }
+}

@@ -1,0 +1,634 @@
+//! Random runs of every kernel: small shapes, odd sizes and sizes of 0, broadcast operands, every element type.
+
+use artifact::{Attr, DType};
+use runtime::kernels::owned::OwnedTensor;
+
+/// More scratch than any case needs.
+pub(crate) const SCRATCH_BYTES: u64 = 1 << 16;
+
+/// One run.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) op: &'static str,
+    pub(crate) attrs: Vec<(String, Attr)>,
+    pub(crate) ins: Vec<OwnedTensor>,
+    pub(crate) outs: Vec<(DType, Vec<usize>)>,
+}
+
+/// Random numbers from a seed (splitmix64).
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+    /// A number in `0..n`.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    pub(crate) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())].clone()
+    }
+    pub(crate) fn flag(&mut self) -> bool {
+        self.below(2) == 1
+    }
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+    fn size(&mut self) -> usize {
+        // Now and then nothing, and now and then more than one block of 256.
+        self.pick(&[0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 7, 7, 9, 16, 17, 17, 300])
+    }
+    /// A shape of at most a few thousand elements.
+    fn shape(&mut self, rank: usize) -> Vec<usize> {
+        loop {
+            let shape: Vec<usize> = (0..rank).map(|_| self.size()).collect();
+            if shape.iter().product::<usize>() <= 4000 {
+                return shape;
+            }
+        }
+    }
+    fn any_shape(&mut self) -> Vec<usize> {
+        let rank = self.below(5);
+        self.shape(rank)
+    }
+    /// A shape that broadcasts to `shape`.
+    fn narrower(&mut self, shape: &[usize]) -> Vec<usize> {
+        let cut = self.below(shape.len() + 1);
+        let cut = if self.flag() { 0 } else { cut };
+        shape[cut..].iter().map(|&d| if self.below(3) == 0 { 1 } else { d }).collect()
+    }
+    fn float(&mut self) -> DType {
+        self.pick(&[DType::F32, DType::F32, DType::F64, DType::BF16, DType::F16])
+    }
+    fn integer(&mut self) -> DType {
+        self.pick(&[DType::I64, DType::I32, DType::I16, DType::I8, DType::U8])
+    }
+    fn number(&mut self) -> DType {
+        if self.flag() { self.float() } else { self.integer() }
+    }
+    fn any_type(&mut self) -> DType {
+        if self.below(6) == 0 { DType::Bool } else { self.number() }
+    }
+    fn index_type(&mut self) -> DType {
+        self.pick(&[DType::I64, DType::I32])
+    }
+    /// Floating-point numbers in -2..2, integers in -9..=9.
+    pub(crate) fn tensor(&mut self, dtype: DType, shape: &[usize]) -> OwnedTensor {
+        let n: usize = shape.iter().product();
+        if is_float(dtype) {
+            let numbers: Vec<f64> = (0..n).map(|_| 4.0 * self.unit() - 2.0).collect();
+            return OwnedTensor::from_f64s(dtype, shape, &numbers);
+        }
+        let low = if matches!(dtype, DType::U8 | DType::Bool) { 0 } else { -9 };
+        let high = if dtype == DType::Bool { 1 } else { 9 };
+        let numbers: Vec<i64> = (0..n).map(|_| low + self.below((high - low + 1) as usize) as i64).collect();
+        OwnedTensor::from_i64s(dtype, shape, &numbers)
+    }
+    /// Numbers in 0.1..2.1.
+    fn positive(&mut self, dtype: DType, shape: &[usize]) -> OwnedTensor {
+        let numbers: Vec<f64> = (0..shape.iter().product()).map(|_| 2.0 * self.unit() + 0.1).collect();
+        OwnedTensor::from_f64s(dtype, shape, &numbers)
+    }
+    /// Integers in `0..n`.
+    fn indices(&mut self, dtype: DType, shape: &[usize], n: usize) -> OwnedTensor {
+        let numbers: Vec<i64> = (0..shape.iter().product()).map(|_| self.below(n) as i64).collect();
+        OwnedTensor::from_i64s(dtype, shape, &numbers)
+    }
+    /// A number that an element type can hold.
+    fn scalar(&mut self, dtype: DType) -> Attr {
+        match dtype {
+            DType::Bool => Attr::Int(self.below(2) as i64),
+            _ if is_float(dtype) => Attr::Float(self.pick(&[-1.5, 0.25, 0.5, 2.0])),
+            DType::U8 => Attr::Int(self.below(9) as i64),
+            _ => Attr::Int(self.below(9) as i64 - 4),
+        }
+    }
+    /// Some distinct dimensions, sorted.
+    fn dims(&mut self, rank: usize) -> Vec<i64> {
+        (0..rank as i64).filter(|_| self.flag()).collect()
+    }
+}
+
+pub(crate) fn is_float(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+}
+fn statistics(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+fn ints(list: &[usize]) -> Attr {
+    Attr::Ints(list.iter().map(|&d| d as i64).collect())
+}
+
+/// A run of a random kernel.
+pub(crate) fn case(rng: &mut Rng) -> Case {
+    let kernels = runtime::kernels::KERNELS;
+    let op = kernels[rng.below(kernels.len())].name;
+    case_of(op, rng)
+}
+
+/// A run of kernel `op`.
+pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
+    let mut attrs: Vec<(&str, Attr)> = vec![];
+    let mut ins = vec![];
+    let outs: Vec<(DType, Vec<usize>)>;
+    match op {
+        "log" | "sqrt" | "rsqrt" | "reciprocal" => {
+            let (t, s) = (rng.float(), rng.any_shape());
+            ins.push(rng.positive(t, &s));
+            outs = vec![(t, s)];
+        }
+        "exp" | "tanh" | "sigmoid" | "sin" | "cos" | "erf" | "silu" | "gelu" | "div_scalar" => {
+            let (t, s) = (rng.float(), rng.any_shape());
+            match op {
+                "gelu" => attrs.push(("tanh", Attr::Bool(rng.flag()))),
+                "div_scalar" => attrs.push(("value", rng.scalar(t))),
+                _ => {}
+            }
+            ins.push(rng.tensor(t, &s));
+            outs = vec![(t, s)];
+        }
+        "neg" | "abs" | "sign" | "relu" | "clamp" | "add_scalar" | "mul_scalar" | "rsub_scalar" => {
+            let (t, s) = (rng.number(), rng.any_shape());
+            match op {
+                "clamp" if is_float(t) => attrs = vec![("max", Attr::Float(0.5)), ("min", Attr::Float(-1.0))],
+                "clamp" => attrs = vec![("max", Attr::Float(f64::INFINITY)), ("min", Attr::Int(3))],
+                _ if op.ends_with("scalar") => attrs.push(("value", rng.scalar(t))),
+                _ => {}
+            }
+            ins.push(rng.tensor(t, &s));
+            outs = vec![(t, s)];
+        }
+        "pow_scalar" => {
+            let (t, s) = (rng.number(), rng.any_shape());
+            let power = rng.pick(&[2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.3, 0.0]);
+            let integer = Attr::Int(rng.below(5) as i64);
+            ins.push(if is_float(t) { rng.positive(t, &s) } else { rng.tensor(t, &s) });
+            attrs.push(("value", if is_float(t) { Attr::Float(power) } else { integer }));
+            outs = vec![(t, s)];
+        }
+        "bitwise_not" => {
+            let t = if rng.flag() { DType::Bool } else { rng.integer() };
+            let s = rng.any_shape();
+            ins.push(rng.tensor(t, &s));
+            outs = vec![(t, s)];
+        }
+        "logical_not" | "eq_scalar" | "ne_scalar" | "lt_scalar" | "le_scalar" | "gt_scalar" | "ge_scalar" => {
+            let (t, s) = (rng.any_type(), rng.any_shape());
+            if op != "logical_not" {
+                attrs.push(("value", rng.scalar(t)));
+            }
+            ins.push(rng.tensor(t, &s));
+            outs = vec![(DType::Bool, s)];
+        }
+        "cast" => {
+            let (from, to, s) = (rng.any_type(), rng.any_type(), rng.any_shape());
+            attrs.push(("dtype", Attr::Type(to)));
+            // Negative numbers do not fit u8.
+            ins.push(if is_float(from) { rng.positive(from, &s) } else { rng.tensor(from, &s) });
+            outs = vec![(to, s)];
+        }
+        "add" | "mul" | "sub" | "maximum" | "minimum" | "div" | "pow" | "bitwise_and" | "bitwise_or" | "bitwise_xor"
+        | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or" => {
+            let t = match op {
+                "sub" => rng.number(),
+                "div" | "pow" => rng.float(),
+                _ if op.starts_with("bitwise") => rng.pick(&[DType::Bool, DType::U8, DType::I32]),
+                _ => rng.any_type(),
+            };
+            let s = rng.any_shape();
+            let (mut a, mut b) = (rng.narrower(&s), rng.narrower(&s));
+            if rng.flag() {
+                (a, b) = (s.clone(), if rng.flag() { s.clone() } else { b });
+            }
+            ins = match op {
+                "pow" => vec![rng.positive(t, &a), rng.tensor(t, &b)],
+                "div" => vec![rng.tensor(t, &a), rng.positive(t, &b)],
+                _ => vec![rng.tensor(t, &a), rng.tensor(t, &b)],
+            };
+            let boolean = matches!(op, "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or");
+            outs = vec![(if boolean { DType::Bool } else { t }, broadcast(&[&a, &b]))];
+        }
+        "where" => {
+            let (t, s) = (rng.any_type(), rng.any_shape());
+            let shapes = [rng.narrower(&s), rng.narrower(&s), if rng.flag() { s.clone() } else { rng.narrower(&s) }];
+            ins = vec![rng.tensor(DType::Bool, &shapes[0]), rng.tensor(t, &shapes[1]), rng.tensor(t, &shapes[2])];
+            outs = vec![(t, broadcast(&[&shapes[0], &shapes[1], &shapes[2]]))];
+        }
+        "tanh_bwd" | "sigmoid_bwd" | "silu_bwd" | "gelu_bwd" | "threshold_bwd" => {
+            let (t, s) = (rng.float(), rng.any_shape());
+            match op {
+                "gelu_bwd" => attrs.push(("tanh", Attr::Bool(rng.flag()))),
+                "threshold_bwd" => attrs.push(("value", Attr::Float(0.5))),
+                _ => {}
+            }
+            ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
+            outs = vec![(t, s)];
+        }
+        "sum" | "mean" | "amax" | "amin" | "any" => {
+            let t = match op {
+                "sum" => rng.number(),
+                "mean" => rng.float(),
+                _ => rng.any_type(),
+            };
+            let mut s = rng.any_shape();
+            if op.starts_with("am") {
+                s.iter_mut().for_each(|d| *d = (*d).max(1));
+            }
+            let (dims, keep) = (rng.dims(s.len()), rng.flag());
+            let kept = s.iter().enumerate().filter_map(|(d, &size)| match (dims.contains(&(d as i64)), keep) {
+                (false, _) => Some(size),
+                (true, true) => Some(1),
+                (true, false) => None,
+            });
+            outs = vec![(if op == "any" { DType::Bool } else { t }, kept.collect())];
+            attrs = vec![("dims", Attr::Ints(dims)), ("keepdim", Attr::Bool(keep))];
+            ins.push(rng.tensor(t, &s));
+        }
+        "cumsum" | "softmax" | "log_softmax" | "softmax_bwd" | "log_softmax_bwd" | "topk" => {
+            let t = if matches!(op, "cumsum" | "topk") { rng.number() } else { rng.float() };
+            let rank = 1 + rng.below(3);
+            let mut s = rng.shape(rank);
+            let dim = rng.below(rank);
+            attrs.push(("dim", Attr::Int(dim as i64)));
+            ins.push(rng.tensor(t, &s));
+            if op.ends_with("bwd") {
+                ins.push(rng.tensor(t, &s));
+            }
+            if op == "topk" {
+                let k = rng.below(s[dim] + 1);
+                attrs.extend([("k", Attr::Int(k as i64)), ("largest", Attr::Bool(rng.flag()))]);
+                s[dim] = k;
+                outs = vec![(t, s.clone()), (DType::I64, s)];
+            } else {
+                outs = vec![(t, s)];
+            }
+        }
+        "layer_norm" | "layer_norm_bwd" => {
+            let t = rng.float();
+            let rank = 1 + rng.below(3);
+            let mut s = rng.shape(rank);
+            let dims = 1 + rng.below(rank);
+            s[rank - dims..].iter_mut().for_each(|d| *d = (*d).max(1));
+            let (lead, norm) = s.split_at(rank - dims);
+            let stats: Vec<usize> = lead.iter().copied().chain(norm.iter().map(|_| 1)).collect();
+            attrs.push(("dims", Attr::Int(dims as i64)));
+            let parameters = rng.below(3);
+            if op == "layer_norm" {
+                attrs.push(("eps", Attr::Float(1e-2)));
+                ins.push(rng.tensor(t, &s));
+                (0..parameters).for_each(|_| ins.push(rng.tensor(t, norm)));
+                outs = vec![(t, s.clone()), (statistics(t), stats.clone()), (statistics(t), stats)];
+            } else {
+                let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]]);
+                attrs.push(("mask", ints(&mask)));
+                ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
+                ins.extend([rng.tensor(statistics(t), &stats), rng.positive(statistics(t), &stats)]);
+                if parameters != 0 {
+                    ins.push(rng.tensor(t, norm));
+                }
+                let all = [(t, s.clone()), (t, norm.to_vec()), (t, norm.to_vec())];
+                outs = all.into_iter().zip(mask).filter(|(_, m)| *m == 1).map(|(o, _)| o).collect();
+            }
+        }
+        "batch_norm" | "batch_norm_bwd" => {
+            let t = rng.float();
+            let rank = 2 + rng.below(3);
+            let mut s = rng.shape(rank);
+            s[0] += 2;
+            let c = vec![s[1]];
+            if op == "batch_norm" {
+                attrs = vec![("eps", Attr::Float(1e-2)), ("momentum", Attr::Float(0.1))];
+                ins.push(rng.tensor(t, &s));
+                (1..5).for_each(|_| ins.push(rng.positive(t, &c)));
+                outs = vec![(t, s), (t, c.clone()), (t, c.clone()), (t, c.clone()), (t, c)];
+            } else {
+                let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 1, 0]]);
+                attrs.push(("mask", ints(&mask)));
+                ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
+                (2..5).for_each(|_| ins.push(rng.positive(t, &c)));
+                let all = [(t, s.clone()), (t, c.clone()), (t, c)];
+                outs = all.into_iter().zip(mask).filter(|(_, m)| *m == 1).map(|(o, _)| o).collect();
+            }
+        }
+        "matmul" | "addmm" => {
+            let t = rng.number();
+            let sizes = [0, 1, 1, 2, 3, 5, 8, 13, 17];
+            let [m, k, n] = std::array::from_fn(|_| rng.pick(&sizes));
+            let batch: Vec<usize> = if rng.flag() { vec![rng.below(4)] } else { vec![] };
+            let (ta, tb) = (rng.flag(), rng.flag());
+            let with = |pair: [usize; 2]| batch.iter().copied().chain(pair).collect::<Vec<usize>>();
+            let (a, b) = (with(if ta { [k, m] } else { [m, k] }), with(if tb { [n, k] } else { [k, n] }));
+            let y = with([m, n]);
+            attrs = vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
+            if op == "addmm" {
+                let c = rng.narrower(&y);
+                ins.push(rng.tensor(t, &c));
+            }
+            ins.extend([rng.tensor(t, &a), rng.tensor(t, &b)]);
+            outs = vec![(t, y)];
+        }
+        "convolution" | "convolution_bwd" => {
+            let t = rng.float();
+            let spatial = 1 + rng.below(2);
+            let groups = 1 + rng.below(2);
+            let (n, c, o) = (rng.below(3), 1 + rng.below(2), 1 + rng.below(2));
+            let [taps, stride, padding, dilation, input, output] = windows(rng, spatial, false);
+            let with = |a: usize, b: usize, s: &[usize]| [&[a, b], s].concat();
+            let (x, w) = (with(n, c * groups, &input), with(o * groups, c, &taps));
+            let y = with(n, o * groups, &output);
+            attrs = vec![("dilation", ints(&dilation)), ("groups", Attr::Int(groups as i64))];
+            attrs.extend([("padding", ints(&padding)), ("stride", ints(&stride))]);
+            if op == "convolution" {
+                ins = vec![rng.tensor(t, &x), rng.tensor(t, &w)];
+                if rng.flag() {
+                    ins.push(rng.tensor(t, &[o * groups]));
+                }
+                outs = vec![(t, y)];
+            } else {
+                let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 1, 0]]);
+                attrs.push(("mask", ints(&mask)));
+                ins = vec![rng.tensor(t, &y), rng.tensor(t, &x), rng.tensor(t, &w)];
+                let all = [(t, x), (t, w), (t, vec![o * groups])];
+                outs = all.into_iter().zip(mask).filter(|(_, m)| *m == 1).map(|(o, _)| o).collect();
+            }
+        }
+        "max_pool2d" => {
+            let t = rng.number();
+            let [kernel, stride, padding, dilation, input, output] = windows(rng, 2, true);
+            let (n, c) = (rng.below(3), 1 + rng.below(2));
+            attrs = vec![("ceil", Attr::Bool(false)), ("dilation", ints(&dilation)), ("kernel", ints(&kernel))];
+            attrs.extend([("padding", ints(&padding)), ("stride", ints(&stride))]);
+            ins.push(rng.tensor(t, &[&[n, c], &input[..]].concat()));
+            let y = [&[n, c], &output[..]].concat();
+            outs = vec![(t, y.clone()), (DType::I64, y)];
+        }
+        "max_pool2d_bwd" => {
+            let t = rng.float();
+            let (x, y) = ([2, 2, 1 + rng.below(5), 3], [2, 2, 1 + rng.below(3), 2]);
+            attrs.push(("shape", ints(&x)));
+            ins = vec![rng.tensor(t, &y), rng.indices(DType::I64, &y, x[2] * x[3])];
+            outs = vec![(t, x.to_vec())];
+        }
+        "sdpa" | "sdpa_bwd" => {
+            let t = rng.float();
+            let [b, g, s, keys, d, e] = [2, 2, 6, 7, 19, 18].map(|n| 1 + rng.below(n));
+            let h = g * (1 + rng.below(2));
+            let (q, k, v) = (vec![b, h, s, d], vec![b, g, keys, d], vec![b, g, keys, e]);
+            attrs = vec![("causal", Attr::Bool(rng.flag())), ("scale", Attr::Float(0.3))];
+            let qkv = [rng.tensor(t, &q), rng.tensor(t, &k), rng.tensor(t, &v)];
+            let mask = match rng.below(3) {
+                0 => vec![],
+                n => {
+                    let shape = rng.narrower(&[b, h, s, keys]);
+                    vec![rng.tensor(if n == 1 { DType::Bool } else { t }, &shape)]
+                }
+            };
+            let results = vec![(t, vec![b, h, s, e]), (DType::F32, vec![b, h, s])];
+            let forward: Vec<OwnedTensor> = qkv.iter().chain(&mask).cloned().collect();
+            if op == "sdpa" {
+                ins = forward;
+                outs = results;
+            } else {
+                // The derivative's operands are a run's results.
+                let owned: Vec<(String, Attr)> = attrs.iter().map(|(k, a)| (k.to_string(), a.clone())).collect();
+                let refs: Vec<&OwnedTensor> = forward.iter().collect();
+                let ran = runtime::kernels::owned::run_op("sdpa", &owned, &refs, &results, SCRATCH_BYTES).unwrap();
+                ins.push(rng.tensor(t, &[b, h, s, e]));
+                ins.extend(qkv);
+                ins.extend(ran);
+                ins.extend(mask);
+                outs = vec![(t, q), (t, k), (t, v)];
+            }
+        }
+        "embedding" | "embedding_bwd" => {
+            let t = if op == "embedding" { rng.any_type() } else { rng.float() };
+            let (rows, width, index_type) = (1 + rng.below(9), rng.size(), rng.index_type());
+            let rank = rng.below(3);
+            let index = rng.shape(rank).iter().map(|d| d % 8).collect::<Vec<_>>();
+            let long = [&index[..], &[width]].concat();
+            if op == "embedding" {
+                ins = vec![rng.tensor(t, &[rows, width]), rng.indices(index_type, &index, rows)];
+                outs = vec![(t, long)];
+            } else {
+                let padding = rng.below(rows + 1) as i64 - 1;
+                attrs = vec![("padding", Attr::Int(padding)), ("rows", Attr::Int(rows as i64))];
+                ins = vec![rng.tensor(t, &long), rng.indices(index_type, &index, rows)];
+                outs = vec![(t, vec![rows, width])];
+            }
+        }
+        "nll_loss" | "nll_loss_bwd" => {
+            let t = rng.float();
+            let (n, c, reduction) = (1 + rng.below(7), 2 + rng.below(7), rng.below(3));
+            let index_type = rng.index_type();
+            let targets = rng.indices(index_type, &[n], c);
+            attrs = vec![("ignore", Attr::Int(1)), ("reduction", Attr::Int(reduction as i64))];
+            let loss = if reduction == 0 { vec![n] } else { vec![] };
+            if op == "nll_loss" {
+                ins = vec![rng.tensor(t, &[n, c]), targets];
+                outs = vec![(t, loss), (t, vec![])];
+            } else {
+                attrs.extend([("dtype", Attr::Type(t)), ("shape", ints(&[n, c]))]);
+                ins = vec![rng.tensor(t, &loss), targets, rng.positive(t, &[])];
+                outs = vec![(t, vec![n, c])];
+            }
+        }
+        "gather" | "scatter" | "scatter_add" | "scatter_value" => {
+            let t = if op == "scatter_add" { rng.number() } else { rng.any_type() };
+            let rank = 1 + rng.below(3);
+            let x: Vec<usize> = (0..rank).map(|_| 1 + rng.below(5)).collect();
+            let dim = rng.below(rank);
+            let index: Vec<usize> =
+                x.iter().enumerate().map(|(d, &n)| if d == dim { rng.below(7) } else { rng.below(n + 1) }).collect();
+            let index_type = rng.index_type();
+            attrs.push(("dim", Attr::Int(dim as i64)));
+            ins = vec![rng.tensor(t, &x), rng.indices(index_type, &index, x[dim])];
+            match op {
+                "scatter" | "scatter_add" => {
+                    let source: Vec<usize> = index.iter().map(|d| d + rng.below(2)).collect();
+                    ins.push(rng.tensor(t, &source));
+                }
+                "scatter_value" => attrs.push(("value", rng.scalar(t))),
+                _ => {}
+            }
+            outs = vec![(t, if op == "gather" { index } else { x })];
+        }
+        "index" | "index_put" => {
+            let t = if op == "index" { rng.any_type() } else { rng.number() };
+            let rank = 1 + rng.below(3);
+            let x: Vec<usize> = (0..rank).map(|_| 1 + rng.below(5)).collect();
+            let n = 1 + rng.below(rank);
+            let lead = rng.any_shape().iter().map(|d| d % 6).collect::<Vec<_>>();
+            let shapes: Vec<Vec<usize>> = (0..n).map(|_| rng.narrower(&lead)).collect();
+            let broadcast = broadcast(&shapes.iter().map(|s| &s[..]).collect::<Vec<_>>());
+            let long = [&broadcast[..], &x[n..]].concat();
+            ins.push(rng.tensor(t, &x));
+            if op == "index_put" {
+                attrs.push(("accumulate", Attr::Bool(rng.flag())));
+                let values = rng.narrower(&long);
+                ins.push(rng.tensor(t, &values));
+            }
+            for (k, shape) in shapes.iter().enumerate() {
+                let index_type = rng.index_type();
+                let mut numbers = rng.indices(DType::I64, shape, 2 * x[k]).to_i64s();
+                numbers.iter_mut().for_each(|i| *i -= x[k] as i64);
+                ins.push(OwnedTensor::from_i64s(index_type, shape, &numbers));
+            }
+            outs = vec![(t, if op == "index" { long } else { x })];
+        }
+        "permute" | "flip" | "expand" => {
+            let (t, s) = (rng.any_type(), rng.any_shape());
+            match op {
+                "permute" => {
+                    let mut dims: Vec<usize> = (0..s.len()).collect();
+                    (0..s.len()).for_each(|i| dims.swap(i, rng.below(s.len())));
+                    outs = vec![(t, dims.iter().map(|&d| s[d]).collect())];
+                    attrs.push(("dims", ints(&dims)));
+                    ins.push(rng.tensor(t, &s));
+                }
+                "flip" => {
+                    attrs.push(("dims", Attr::Ints(rng.dims(s.len()))));
+                    ins.push(rng.tensor(t, &s));
+                    outs = vec![(t, s)];
+                }
+                _ => {
+                    attrs.push(("shape", ints(&s)));
+                    let from = rng.narrower(&s);
+                    ins.push(rng.tensor(t, &from));
+                    outs = vec![(t, s)];
+                }
+            }
+        }
+        "slice" | "slice_scatter" => {
+            let t = rng.any_type();
+            let rank = 1 + rng.below(3);
+            let s = rng.shape(rank);
+            let dim = rng.below(rank);
+            let start = rng.below(s[dim] + 1);
+            let end = start + rng.below(s[dim] - start + 1);
+            let step = rng.pick(&[1, 1, 2, 3, 1 << 40]);
+            let mut part = s.clone();
+            part[dim] = (end - start).div_ceil(step);
+            attrs = vec![("dim", Attr::Int(dim as i64)), ("end", Attr::Int(end as i64))];
+            attrs.extend([("start", Attr::Int(start as i64)), ("step", Attr::Int(step as i64))]);
+            ins.push(rng.tensor(t, &s));
+            if op == "slice_scatter" {
+                ins.push(rng.tensor(t, &part));
+            }
+            outs = vec![(t, if op == "slice" { part } else { s })];
+        }
+        "cat" => {
+            let t = rng.any_type();
+            let rank = 1 + rng.below(3);
+            let mut s = rng.shape(rank);
+            let dim = rng.below(rank);
+            s[dim] = 0;
+            for _ in 0..1 + rng.below(4) {
+                let mut part = s.clone();
+                part[dim] = rng.below(4);
+                ins.push(rng.tensor(t, &part));
+            }
+            s[dim] = ins.iter().map(|x| x.shape()[dim]).sum();
+            attrs.push(("dim", Attr::Int(dim as i64)));
+            outs = vec![(t, s)];
+        }
+        "pad" => {
+            let (t, s) = (rng.any_type(), rng.any_shape());
+            let mut pad = vec![];
+            let mut y = vec![];
+            for &d in &s {
+                let before = rng.below(4) as i64 - (d as i64).min(2);
+                let after = rng.below(4) as i64 - (d as i64 + before).min(1);
+                pad.extend([before, after]);
+                y.push((d as i64 + before + after) as usize);
+            }
+            attrs = vec![("pad", Attr::Ints(pad)), ("value", rng.scalar(t))];
+            ins.push(rng.tensor(t, &s));
+            outs = vec![(t, y)];
+        }
+        "full" => {
+            let (t, s) = (rng.any_type(), rng.any_shape());
+            attrs = vec![("dtype", Attr::Type(t)), ("shape", ints(&s)), ("value", rng.scalar(t))];
+            outs = vec![(t, s)];
+        }
+        "arange" => {
+            let (t, n) = (rng.number(), rng.size());
+            attrs = vec![("dtype", Attr::Type(t)), ("shape", ints(&[n])), ("start", rng.scalar(t))];
+            attrs.push(("step", if is_float(t) { Attr::Float(0.25) } else { Attr::Int(1) }));
+            outs = vec![(t, vec![n])];
+        }
+        "rand" | "randn" => {
+            let (t, s) = (rng.float(), rng.any_shape());
+            attrs = vec![("dtype", Attr::Type(t)), ("shape", ints(&s)), ("stream", Attr::Int(3))];
+            ins.push(rng.tensor(DType::I64, &[2]));
+            outs = vec![(t, s)];
+        }
+        "dropout" => {
+            let (t, s) = (rng.float(), rng.any_shape());
+            attrs = vec![("p", Attr::Float(rng.pick(&[0.0, 0.3, 1.0]))), ("stream", Attr::Int(3))];
+            ins = vec![rng.tensor(t, &s), rng.tensor(DType::I64, &[2])];
+            outs = vec![(t, s.clone()), (DType::Bool, s)];
+        }
+        "dropout_bwd" => {
+            let (t, s) = (rng.float(), rng.any_shape());
+            attrs.push(("scale", Attr::Float(1.25)));
+            ins = vec![rng.tensor(t, &s), rng.tensor(DType::Bool, &s)];
+            outs = vec![(t, s)];
+        }
+        "rng_next" => {
+            ins.push(rng.tensor(DType::I64, &[2]));
+            outs = vec![(DType::I64, vec![2])];
+        }
+        "adamw" => {
+            let (t, s) = (rng.float(), rng.any_shape());
+            let step = 1 + rng.below(5) as i64;
+            ins = vec![rng.tensor(t, &s), rng.tensor(t, &s), rng.tensor(t, &s), rng.positive(t, &s)];
+            ins.push(OwnedTensor::from_i64s(DType::I64, &[], &[step]));
+            ins.push(OwnedTensor::from_f64s(DType::F64, &[5], &[0.01, rng.pick(&[0.9, 0.3]), 0.95, 1e-6, 0.1]));
+            outs = vec![(t, s.clone()), (t, s.clone()), (t, s)];
+        }
+        "sgd" | "sgd_momentum" => {
+            let (t, s) = (rng.float(), rng.any_shape());
+            let n = if op == "sgd" { 2 } else { 3 };
+            (0..n).for_each(|_| ins.push(rng.tensor(t, &s)));
+            ins.push(OwnedTensor::from_f64s(DType::F64, &[3], &[0.1, 0.9, 0.01]));
+            outs = vec![(t, s); n - 1];
+        }
+        other => panic!("{other} needs a generator"),
+    }
+    attrs.sort_by_key(|(key, _)| *key);
+    Case { op, attrs: attrs.into_iter().map(|(k, a)| (k.to_string(), a)).collect(), ins, outs }
+}
+
+/// Taps, stride, padding, dilation, input and output sizes of a window that fits.
+fn windows(rng: &mut Rng, spatial: usize, pool: bool) -> [Vec<usize>; 6] {
+    let mut all: [Vec<usize>; 6] = Default::default();
+    for _ in 0..spatial {
+        let [taps, stride, dilation] = [3, 3, 2].map(|n| 1 + rng.below(n));
+        let padding = if pool { rng.below(taps / 2 + 1) } else { rng.below(4) };
+        let reach = dilation * (taps - 1) + 1;
+        let input = reach.saturating_sub(2 * padding).max(1) + rng.below(6);
+        let output = (input + 2 * padding - reach) / stride + 1;
+        for (list, x) in all.iter_mut().zip([taps, stride, padding, dilation, input, output]) {
+            list.push(x);
+        }
+    }
+    all
+}
+
+/// The shape to which shapes broadcast.
+pub(crate) fn broadcast(shapes: &[&[usize]]) -> Vec<usize> {
+    let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
+    let mut shape = vec![1; rank];
+    for s in shapes {
+        for (d, &size) in s.iter().enumerate() {
+            if size != 1 {
+                shape[rank - s.len() + d] = size;
+            }
+        }
+    }
+    shape
+}

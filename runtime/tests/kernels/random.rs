@@ -1,0 +1,189 @@
+//! Kernels against the reference on random runs; in place; and what random numbers promise.
+
+use crate::generate::{Case, Rng, SCRATCH_BYTES, case, case_of};
+use crate::reference;
+use artifact::{Attr, DType};
+use proptest::prelude::*;
+use runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
+use runtime::kernels::{KERNELS, find};
+
+pub(crate) fn run(case: &Case) -> Result<Vec<OwnedTensor>, String> {
+    let ins: Vec<&OwnedTensor> = case.ins.iter().collect();
+    run_op(case.op, &case.attrs, &ins, &case.outs, SCRATCH_BYTES)
+}
+
+/// How far a result may be from the reference's, times 1 + the largest of the result.
+fn tolerance(case: &Case, dtype: DType) -> f64 {
+    match dtype {
+        // The attention's logsumexp is f32 even for f64.
+        DType::F64 if case.op == "sdpa_bwd" => 1e-6,
+        // The reference takes difference quotients there.
+        DType::F64 if matches!(case.op, "gelu_bwd" | "silu_bwd") => 1e-9,
+        DType::F64 => 1e-12,
+        DType::F32 => 4e-6,
+        DType::F16 => 2e-3,
+        DType::BF16 => 1.6e-2,
+        _ => 0.0,
+    }
+}
+
+fn compare(case: &Case) {
+    let results = run(case).unwrap_or_else(|e| panic!("{e}: {case:?}"));
+    let Some(expected) = reference::results(case) else { return };
+    assert_eq!(results.len(), expected.len(), "{}", case.op);
+    for (j, (result, expected)) in results.iter().zip(expected).enumerate() {
+        // Rounded, or wrapped, to the element type.
+        let expected = OwnedTensor::from_f64s(result.dtype(), result.shape(), &expected).to_f64s();
+        let largest = expected.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
+        let tolerance = tolerance(case, result.dtype()) * (1.0 + largest);
+        for (i, (a, b)) in result.to_f64s().into_iter().zip(expected).enumerate() {
+            let close = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance;
+            assert!(close, "{}: result {j} has {a:e} at {i}, should have {b:e}: {case:?}", case.op);
+        }
+    }
+}
+
+/// The pairs that this run may use.
+fn pairs(case: &Case) -> Vec<(usize, usize)> {
+    let fits = |&(i, j): &(usize, usize)| {
+        let (Some(x), Some(y)) = (case.ins.get(i), case.outs.get(j)) else { return false };
+        x.dtype() == y.0 && x.shape() == y.1
+    };
+    find(case.op).unwrap().inplace.iter().copied().filter(fits).collect()
+}
+
+#[test]
+fn every_kernel_equals_the_reference() {
+    for kernel in KERNELS {
+        for seed in 0..60 {
+            compare(&case_of(kernel.name, &mut Rng(seed)));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn kernels_equal_the_reference(seed: u64) {
+        compare(&case(&mut Rng(seed)));
+    }
+}
+
+/// An operand may lie on its result: the bits are the same.
+#[test]
+fn in_place_changes_nothing() {
+    for kernel in KERNELS.iter().filter(|kernel| !kernel.inplace.is_empty()) {
+        let mut tried = 0;
+        for seed in 0..40 {
+            let case = case_of(kernel.name, &mut Rng(seed));
+            let expected = run(&case).unwrap();
+            let ins: Vec<&OwnedTensor> = case.ins.iter().collect();
+            let pairs = pairs(&case);
+            let mut sets: Vec<Vec<(usize, usize)>> = pairs.iter().map(|&pair| vec![pair]).collect();
+            if pairs.iter().all(|a| pairs.iter().all(|b| a == b || a.1 != b.1)) {
+                sets.push(pairs);
+            }
+            for set in sets {
+                let results = run_op_inplace(case.op, &case.attrs, &ins, &case.outs, SCRATCH_BYTES, &set).unwrap();
+                for (a, b) in results.iter().zip(&expected) {
+                    assert_eq!(a.bytes(), b.bytes(), "{} in place {set:?}: {case:?}", case.op);
+                }
+                tried += 1;
+            }
+        }
+        assert!(tried != 0, "{} was never in place", kernel.name);
+    }
+}
+
+/// One value may be both operands, and the result may lie on it.
+#[test]
+fn both_operands_may_be_the_result() {
+    let x = OwnedTensor::from_f64s(DType::F32, &[3], &[1.0, -2.0, 0.5]);
+    let types = [(DType::F32, vec![3])];
+    for op in ["add", "mul", "tanh_bwd", "softmax_bwd"] {
+        let attrs = if op == "softmax_bwd" { vec![("dim".to_string(), Attr::Int(0))] } else { vec![] };
+        let apart = run_op(op, &attrs, &[&x, &x], &types, 0).unwrap();
+        let inplace = run_op_inplace(op, &attrs, &[&x, &x], &types, 0, &[(0, 0), (1, 0)]).unwrap();
+        assert_eq!(apart[0].bytes(), inplace[0].bytes(), "{op}");
+    }
+}
+
+/// The same operands give the same bits.
+#[test]
+fn runs_repeat() {
+    for seed in 0..400 {
+        let case = case(&mut Rng(seed));
+        let (a, b) = (run(&case).unwrap(), run(&case).unwrap());
+        assert!(a.iter().zip(&b).all(|(a, b)| a.bytes() == b.bytes()), "{case:?}");
+    }
+}
+
+#[test]
+fn an_index_out_of_range_is_reported() {
+    let w = OwnedTensor::zeros(DType::F32, &[257, 4]);
+    let index = OwnedTensor::from_i64s(DType::I64, &[2], &[0, 300]);
+    let error = run_op("embedding", &[], &[&w, &index], &[(DType::F32, vec![2, 4])], 0).unwrap_err();
+    assert_eq!(error, "embedding: index 300 is not in 0..257");
+    let error = run_op("index", &[], &[&w, &index], &[(DType::F32, vec![2, 4])], 0).unwrap_err();
+    assert_eq!(error, "index: index 300 is not in -257..257");
+}
+
+#[test]
+fn a_missing_kernel_is_named() {
+    let x = OwnedTensor::zeros(DType::I64, &[2]);
+    let error = run_op("erf", &[], &[&x], &[(DType::I64, vec![2])], 0).unwrap_err();
+    assert_eq!(error, "erf: no kernel for I64");
+}
+
+fn random(op: &str, dtype: DType, shape: &[usize], stream: i64, rng: [i64; 2]) -> Vec<f64> {
+    let list = shape.iter().map(|&d| d as i64).collect();
+    let attrs = [("dtype", Attr::Type(dtype)), ("shape", Attr::Ints(list)), ("stream", Attr::Int(stream))];
+    let attrs = attrs.map(|(k, a)| (k.to_string(), a));
+    let rng = OwnedTensor::from_i64s(DType::I64, &[2], &rng);
+    run_op(op, &attrs, &[&rng], &[(dtype, shape.to_vec())], 0).unwrap()[0].to_f64s()
+}
+
+/// An element's number depends on its index, not on how many elements there are.
+#[test]
+fn random_numbers_belong_to_their_index() {
+    for op in ["rand", "randn"] {
+        for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+            let long = random(op, dtype, &[1000], 3, [1, 2]);
+            assert_eq!(random(op, dtype, &[7, 71], 3, [1, 2]), long[..497]);
+            for other in [(4, [1, 2]), (3, [2, 2]), (3, [1, 3])] {
+                assert_ne!(random(op, dtype, &[1000], other.0, other.1), long);
+            }
+        }
+    }
+}
+
+#[test]
+fn random_numbers_are_distributed_as_they_should_be() {
+    let n = 100_000;
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        let x = random("rand", dtype, &[n], 0, [5, 1]);
+        assert!(x.iter().all(|x| (0.0..1.0).contains(x)));
+        let mean = |f: &dyn Fn(f64) -> f64, x: &[f64]| x.iter().map(|&x| f(x)).sum::<f64>() / n as f64;
+        assert!((mean(&|x| x, &x) - 0.5).abs() < 5e-3);
+        assert!((mean(&|x| (x - 0.5).powi(2), &x) - 1.0 / 12.0).abs() < 2e-3);
+        let x = random("randn", dtype, &[n], 0, [5, 1]);
+        let moments = [1, 2, 3, 4].map(|k| mean(&|x| x.powi(k), &x));
+        let expected = [0.0, 1.0, 0.0, 3.0];
+        assert!(moments.iter().zip(expected).all(|(m, e)| (m - e).abs() < 0.1), "{moments:?}");
+    }
+}
+
+#[test]
+fn dropout_keeps_and_scales() {
+    let n = 20_000;
+    let x = OwnedTensor::from_f64s(DType::F32, &[n], &vec![1.0; n]);
+    let rng = OwnedTensor::from_i64s(DType::I64, &[2], &[9, 9]);
+    for p in [0.0, 0.25, 1.0] {
+        let attrs = [("p".to_string(), Attr::Float(p)), ("stream".to_string(), Attr::Int(0))];
+        let types = [(DType::F32, vec![n]), (DType::Bool, vec![n])];
+        let results = run_op("dropout", &attrs, &[&x, &rng], &types, 0).unwrap();
+        let (y, mask) = (results[0].to_f64s(), results[1].to_f64s());
+        let scale = if p == 1.0 { 0.0 } else { 1.0 / (1.0 - p) };
+        assert!(y.iter().zip(&mask).all(|(y, m)| (y - m * scale).abs() < 1e-6));
+        assert!((mask.iter().sum::<f64>() / n as f64 - (1.0 - p)).abs() < 0.01);
+    }
+}
