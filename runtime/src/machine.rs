@@ -167,7 +167,11 @@ impl Machine {
         let programs = program::resolve(&artifact, &arenas);
         let slots = |bindings: &[Binding]| -> Vec<Slot<Binding>> {
             let slot = |b: &Binding| (b.clone(), program::tensor(&arenas, &b.operand));
-            bindings.iter().map(slot).map(|(what, tensor)| Slot { what, tensor, has_value: false, survives: true }).collect()
+            bindings
+                .iter()
+                .map(slot)
+                .map(|(what, tensor)| Slot { what, tensor, has_value: false, survives: true })
+                .collect()
         };
         let mut inputs = slots(&artifact.inputs);
         inputs.iter_mut().zip(&survives).for_each(|(input, &survives)| input.survives = survives);
@@ -185,7 +189,9 @@ impl Machine {
             let tensor = program::tensor(&arenas, &state.operand);
             match state.initial {
                 Initial::Zeros => memory::fill(&tensor, 0),
-                Initial::Data { start, bytes } => memory::write(&tensor, &artifact.data[start as usize..][..bytes as usize]),
+                Initial::Data { start, bytes } => {
+                    memory::write(&tensor, &artifact.data[start as usize..][..bytes as usize])
+                }
                 Initial::Absent => {}
             }
             let has_value = state.initial != Initial::Absent;
@@ -259,13 +265,15 @@ impl Machine {
     /// Reads an output of the last step.
     pub fn read_output(&mut self, name: &str) -> Result<Vec<u8>, Error> {
         self.idle()?;
-        let slot = find(&mut self.outputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no output {name}")))?;
+        let slot =
+            find(&mut self.outputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no output {name}")))?;
         Ok(read(&slot.tensor))
     }
     /// Reads an output of the last step into bytes of the caller's, as many as the output has.
     pub fn read_output_into(&mut self, name: &str, bytes: &mut [u8]) -> Result<(), Error> {
         self.idle()?;
-        let slot = find(&mut self.outputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no output {name}")))?;
+        let slot =
+            find(&mut self.outputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no output {name}")))?;
         size(name, &slot.tensor, bytes.len())?;
         memory::read(&slot.tensor, bytes);
         Ok(())
@@ -314,7 +322,9 @@ impl Machine {
                 n => format!(", nor do {n} others"),
             };
             let path = &slot.what.path;
-            return Err(Error::Host(format!("state {path} has no value{others}: load or initialise it before the first step")));
+            return Err(Error::Host(format!(
+                "state {path} has no value{others}: load or initialise it before the first step"
+            )));
         }
         if let Some(slot) = self.inputs.iter().find(|slot| !slot.has_value) {
             let why = if self.running_since.is_some() { "; the steps that run overwrite it" } else { "" };
@@ -342,10 +352,12 @@ impl Machine {
         }
     }
 
-    /// One past the last byte of the device's pool that anything touched: commands that ran, states and inputs that were
-    /// written. It is taken from what really happened, so it equals the planned peak only if the plan is exact.
+    /// One past the last byte of the device's pool that anything touched, rounded up to the 64 bytes that places are
+    /// multiples of: commands that ran, states and inputs that were written. It is taken from what really happened, so
+    /// it equals the planned peak only if the plan is exact.
     pub fn measured_peak_bytes(&self) -> u64 {
-        self.core.touched.load(Ordering::Relaxed)
+        let touched = self.core.touched.load(Ordering::Relaxed);
+        touched.next_multiple_of(validate::ALIGN).min(self.device_pool_bytes())
     }
     /// The size of the device pool's one allocation.
     pub fn device_pool_bytes(&self) -> u64 {

@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 /// Pools of a page or more start at a page, so that they can be pinned as they are.
 const PAGE: usize = 4096;
 /// What every place relies on.
-const CACHE_LINE: usize = 64;
+const CACHE_LINE: usize = crate::validate::ALIGN as usize;
 
 /// A pool's memory.
 pub(crate) struct Arena {

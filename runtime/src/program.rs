@@ -87,7 +87,8 @@ pub(crate) fn resolve(artifact: &Artifact, arenas: &[Arena]) -> Vec<Box<[Instruc
                     attrs: attrs[*kernel as usize].clone(),
                     ins: all(ins),
                     outs: all(outs),
-                    scratch: scratch.map(|Range { place, bytes }| arenas[place.pool as usize].range(place.offset, bytes)),
+                    scratch: scratch
+                        .map(|Range { place, bytes }| arenas[place.pool as usize].range(place.offset, bytes)),
                 }))
             }
             &CommandKind::Copy { src, dst, bytes } => Action::Copy {

@@ -82,7 +82,12 @@ impl Trace {
     }
 
     /// Everything noted, stream by stream, in the order of time.
-    pub(crate) fn spans<'a>(&self, programs: &[Box<[Instruction]>], lines: &'a [Line], streams: &'a [String]) -> Vec<Span<'a>> {
+    pub(crate) fn spans<'a>(
+        &self,
+        programs: &[Box<[Instruction]>],
+        lines: &'a [Line],
+        streams: &'a [String],
+    ) -> Vec<Span<'a>> {
         let mut spans = Vec::new();
         for (s, (program, ring)) in programs.iter().zip(&self.rings).enumerate() {
             let ring = unpoisoned(ring);
@@ -113,7 +118,10 @@ pub(crate) fn write(spans: &[Span<'_>], streams: &[String], out: &mut impl Write
     let mut separator = "\n";
     for (tid, stream) in streams.iter().enumerate() {
         let name = quoted(stream);
-        write!(out, "{separator}{{\"ph\":\"M\",\"pid\":0,\"tid\":{tid},\"name\":\"thread_name\",\"args\":{{\"name\":{name}}}}}")?;
+        write!(
+            out,
+            "{separator}{{\"ph\":\"M\",\"pid\":0,\"tid\":{tid},\"name\":\"thread_name\",\"args\":{{\"name\":{name}}}}}"
+        )?;
         separator = ",\n";
     }
     for span in spans {

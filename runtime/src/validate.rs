@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Places are multiples of this many bytes.
-const ALIGN: u64 = 64;
+pub(crate) const ALIGN: u64 = 64;
 /// A stream is a thread. Plans have three to a dozen; this keeps a hostile file from starting millions.
 const MAX_STREAMS: usize = 64;
 /// What a launch can tell apart of its results, see [`crate::kernel::Call`].

@@ -211,8 +211,11 @@ fn traces_tell_what_ran() {
             machine.step().unwrap();
         }
         let spans = machine.trace().unwrap();
-        let last: Vec<&str> =
-            spans.iter().filter(|s| s.step == 200 && s.stream == "compute" && s.why != "wait").map(|s| s.line).collect();
+        let last: Vec<&str> = spans
+            .iter()
+            .filter(|s| s.step == 200 && s.stream == "compute" && s.why != "wait")
+            .map(|s| s.line)
+            .collect();
         assert_eq!(last, ["y", "w'", "z"]);
         assert!(spans.iter().all(|s| 0.0 <= s.duration_us && 0.0 <= s.start_us));
         assert!(spans.windows(2).all(|w| w[0].stream != w[1].stream || w[0].start_us <= w[1].start_us));

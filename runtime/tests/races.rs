@@ -73,10 +73,9 @@ fn is_ordered(artifact: &Artifact) -> bool {
             _ => {}
         }
         for j in direct {
+            let through = before[j].clone();
+            before[i].iter_mut().zip(through).for_each(|(mine, theirs)| *mine |= theirs);
             before[i][j] = true;
-            for k in 0..2 * n {
-                before[i][k] |= before[j][k];
-            }
         }
     }
     let launch = |i: usize| match &commands[i % n].kind {

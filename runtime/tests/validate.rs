@@ -78,10 +78,7 @@ fn reads_do_not_race() {
 #[test]
 fn places_outside_their_pools_are_refused() {
     let outside = with(|a| first_launch(a).0[0].place.offset = 256);
-    assert_eq!(
-        refused(&outside),
-        "invalid artifact: line y: 64 bytes at 256 leave pool device, which has 256"
-    );
+    assert_eq!(refused(&outside), "invalid artifact: line y: 64 bytes at 256 leave pool device, which has 256");
     let odd = with(|a| first_launch(a).0[0].place.offset = 32);
     assert!(refused(&odd).contains("offset 32 in pool device is not a multiple of 64"));
     let no_pool = with(|a| first_launch(a).0[0].place.pool = 7);
@@ -176,7 +173,14 @@ fn fragments_without_end_are_refused() {
 
 /// A number that a hostile file may have anywhere.
 fn number() -> impl Strategy<Value = u64> {
-    prop_oneof![0..8_u64, (0..8_u64).prop_map(|n| 64 * n), Just(u64::MAX), Just(u64::MAX - 63), Just(1 << 62), any::<u64>()]
+    prop_oneof![
+        0..8_u64,
+        (0..8_u64).prop_map(|n| 64 * n),
+        Just(u64::MAX),
+        Just(u64::MAX - 63),
+        Just(1 << 62),
+        any::<u64>()
+    ]
 }
 
 /// Changes something somewhere.

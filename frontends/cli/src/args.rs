@@ -60,7 +60,7 @@ pub(crate) struct ModelArgs {
 }
 
 /// How to compile it. What is absent has its default, so that `train` can tell what was given.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Compiling")]
 pub(crate) struct Compiling {
     /// The optimizer to attach [default: none]

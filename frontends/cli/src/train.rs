@@ -1,4 +1,517 @@
-//! `lighterage train`.
-use crate::args::TrainArgs;
+//! `lighterage train`: runs a step again and again, on batches that go round.
+
+use crate::args::{HyperArgs, TrainArgs, update_name};
+use crate::compile;
+use crate::data::{Batches, Saved, Tensors, check_writable, save};
 use crate::failure::Failure;
-pub(crate) fn run(_: &TrainArgs) -> Result<(), Failure> { Err(Failure::Input("later".into())) }
+use crate::model::{self, Format};
+use crate::observe::Dumps;
+use crate::out::{self, out};
+use crate::size::{bytes, micros, short};
+use artifact::{Artifact, DType, Initial, Operand, StateKind};
+use half::{bf16, f16};
+use indicatif::{ProgressBar, ProgressStyle};
+use passes::graph::optimizer::{HYPER, Optimizer};
+use runtime::{Error, Machine, Options, StateInit};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Lines of progress where there is no terminal, about.
+const LINES: u64 = 20;
+/// Names that an error lists.
+const NAMED: usize = 8;
+
+/// True once the user has pressed Ctrl-C.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Runs the command.
+pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
+    for (option, path) in [("--save", &args.save), ("--trace", &args.trace)] {
+        if let Some(path) = path {
+            check_writable(option, path)?;
+        }
+    }
+    let init = Init::parse(args.init.as_deref())?;
+    let Source { mut artifact, tied, link_latency } = source(args)?;
+    let hyper = hyper(&args.hyper, &artifact)?;
+    let inputs: Vec<(String, Operand)> = artifact
+        .inputs
+        .iter()
+        .filter(|input| hyper.is_none() || input.name != HYPER)
+        .map(|input| (input.name.clone(), input.operand.clone()))
+        .collect();
+    let batches = Batches::read(&args.batches, &inputs)?;
+    if let Init::Normal(_) = init {
+        // Parameters that the file brings are drawn like the others.
+        for state in artifact.states.iter_mut().filter(|state| state.kind == StateKind::Param) {
+            state.initial = Initial::Absent;
+        }
+    }
+    let loss = Loss::find(&artifact);
+    let items = Items::of(&inputs);
+    let options = Options {
+        link_bandwidth: args.compiling.link,
+        link_latency,
+        trace: args.trace.is_some(),
+        shuffle: args.shuffle,
+        ..Options::default()
+    };
+    let mut machine = Machine::new(artifact, options).map_err(failure)?;
+    give_values(&mut machine, &init, args.seed, &tied)?;
+
+    // From here on Ctrl-C ends after the step that runs, so that there is something to save; before, it just ends. Where no
+    // handler can be set, it does so too.
+    let _ = ctrlc::set_handler(|| {
+        if STOP.swap(true, Ordering::SeqCst) {
+            std::process::exit(130);
+        }
+    });
+    let mut progress = Progress::new(args, &machine, items);
+    let mut run = Run::default();
+    for step in 0..args.steps {
+        if STOP.load(Ordering::SeqCst) || (out::closed() && args.save.is_none() && args.trace.is_none()) {
+            break;
+        }
+        for (name, operand) in &inputs {
+            machine.write_input(name, batches.get(step, name, operand)?).map_err(failure)?;
+        }
+        if let Some(hyper) = &hyper {
+            machine.write_input(HYPER, hyper).map_err(failure)?;
+        }
+        let report = machine.step().map_err(failure)?;
+        let value = match &loss {
+            Some(loss) => loss.read(&mut machine)?,
+            None => None,
+        };
+        run.add(report.ms, value);
+        progress.step(&run);
+    }
+    progress.finish();
+    if let Some(path) = &args.save {
+        save(path, states(&mut machine)?)?;
+    }
+    if let Some(path) = &args.trace {
+        machine.write_trace(path).map_err(failure)?;
+    }
+    let report = Summary { machine: &machine, run: &run, items, batches: batches.count() };
+    if args.json {
+        out!("{}", json!({"summary": report.json()}));
+    } else {
+        out::text(&report.text());
+        for path in [&args.save, &args.trace].into_iter().flatten() {
+            out!("wrote         {}, {}", path.display(), crate::data::file_size(path));
+        }
+    }
+    if STOP.load(Ordering::SeqCst) {
+        let saved = args.save.as_ref().map_or(String::new(), |path| format!("; saved to {}", path.display()));
+        return Err(Failure::Interrupted(format!("interrupted after step {}{saved}", run.millis.len())));
+    }
+    Ok(())
+}
+
+fn failure(error: Error) -> Failure {
+    match error {
+        Error::Resources(message) => Failure::System(message),
+        other => Failure::Input(other.to_string()),
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- source
+
+/// What is to be run.
+struct Source {
+    artifact: Artifact,
+    /// Paths that name one parameter; known only of a model.
+    tied: Vec<Vec<String>>,
+    /// What a copy takes besides its bytes.
+    link_latency: Duration,
+}
+
+fn source(args: &TrainArgs) -> Result<Source, Failure> {
+    if model::format(&args.model)? == Format::Lit {
+        let artifact = artifact::read_file(&args.model);
+        let artifact = artifact.map_err(|e| Failure::Input(prefixed(&args.model, &e.to_string())))?;
+        refuse_compiling(args, &artifact)?;
+        return Ok(Source { artifact, tied: vec![], link_latency: Duration::ZERO });
+    }
+    let model = model::read(&args.model, &args.dim)?;
+    let tied = model.tied.clone();
+    let machine = model::machine(&args.compiling)?;
+    let mut compiling = args.compiling.clone();
+    if compiling.optimizer == Some(Optimizer::Sgd) && args.hyper.momentum.is_some_and(|momentum| momentum != 0.0) {
+        compiling.optimizer = Some(Optimizer::SgdMomentum);
+    }
+    let artifact = compile::artifact(model, &compiling, Dumps::Stderr)?;
+    if machine.device.name != "cpu" {
+        out::note(&format!("note: planned for {}, run on this CPU: predicted times are the former's", machine.device.name));
+    }
+    Ok(Source { artifact, tied, link_latency: Duration::from_secs_f64(machine.device.link_micros.clamp(0.0, 1e6) / 1e6) })
+}
+
+/// A path before a message that may begin with it.
+fn prefixed(path: &Path, message: &str) -> String {
+    let path = path.display().to_string();
+    if message.starts_with(&path) { message.to_string() } else { format!("{path}: {message}") }
+}
+
+/// What was decided when the file was written cannot be chosen again.
+fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
+    let compiling = &args.compiling;
+    let attached = artifact.summary.optimizer.as_ref().map_or("none", |(name, _)| name);
+    let other_device = compiling.device.as_ref().is_some_and(|device| *device != artifact.device);
+    let other_update = compiling.update.map(update_name);
+    let given = [
+        ("--optimizer", compiling.optimizer.is_some_and(|optimizer| optimizer.name() != attached)),
+        ("--update", other_update.is_some()),
+        ("--device", other_device),
+        ("--budget", compiling.budget.is_some()),
+        ("--host", compiling.host.is_some()),
+        ("--planner", compiling.planner.is_some()),
+        ("--dim", !args.dim.is_empty()),
+        ("--dump-ir-after", compiling.dump_ir_after.is_some()),
+        ("--dump-dir", compiling.dump_dir.is_some()),
+        ("--time-passes", compiling.time_passes),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        Some((option, _)) => Err(Failure::Input(format!(
+            "{option}: {} is compiled already, for {} with optimizer {attached}; compile the model again to change that",
+            args.model.display(),
+            artifact.device
+        ))),
+        None => Ok(()),
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ values
+
+/// The bytes of the optimizer's options; none if the step takes none.
+fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failure> {
+    let (beta1, beta2) = args.betas.unzip();
+    let given = [
+        ("lr", "--lr", args.lr, f64::MAX),
+        ("beta1", "--betas", beta1, 1.0),
+        ("beta2", "--betas", beta2, 1.0),
+        ("eps", "--eps", args.eps, f64::MAX),
+        ("weight_decay", "--weight-decay", args.weight_decay, f64::MAX),
+        ("momentum", "--momentum", args.momentum, f64::MAX),
+    ];
+    for (_, option, value, below) in given {
+        if let Some(value) = value.filter(|value| !(0.0 <= *value && *value < below)) {
+            let below = if below == 1.0 { "from 0 up to, but not including, 1" } else { "a number that is not negative" };
+            return Err(Failure::Input(format!("{option} should be {below}, not {value}")));
+        }
+    }
+    let (name, defaults): (&str, &[(String, f64)]) = match &artifact.summary.optimizer {
+        Some((name, defaults)) => (name, defaults),
+        None => ("none", &[]),
+    };
+    let mut values: Vec<f64> = defaults.iter().map(|&(_, value)| value).collect();
+    for (key, option, value, _) in given {
+        let Some(value) = value else { continue };
+        match defaults.iter().position(|(default, _)| default == key) {
+            Some(position) => values[position] = value,
+            None if name == "none" => {
+                let help = "compile the model with --optimizer adamw, sgd or sgd-momentum";
+                return Err(Failure::Input(format!("{option}: the step has no optimizer; {help}")));
+            }
+            None => {
+                let has: Vec<&str> = defaults.iter().map(|(key, _)| key.as_str()).collect();
+                return Err(Failure::Input(format!("{option}: {name} has no such option; it has {}", has.join(", "))));
+            }
+        }
+    }
+    if name == "sgd" && args.momentum.is_some_and(|momentum| momentum != 0.0) {
+        let help = "compile the model with --optimizer sgd-momentum";
+        return Err(Failure::Input(format!("--momentum: the step was compiled without momentum; {help}")));
+    }
+    let takes = artifact.inputs.iter().any(|input| input.name == HYPER);
+    Ok((takes && !defaults.is_empty()).then(|| values.iter().flat_map(|value| value.to_le_bytes()).collect()))
+}
+
+/// Where parameters come from.
+enum Init {
+    /// From the model's file.
+    File,
+    /// Drawn, with this deviation.
+    Normal(f64),
+    /// From another file.
+    Tensors(Tensors),
+}
+
+impl Init {
+    fn parse(text: Option<&str>) -> Result<Init, Failure> {
+        let Some(text) = text else { return Ok(Init::File) };
+        let Some(std) = text.strip_prefix("normal:") else {
+            let path = PathBuf::from(text);
+            return match path.extension() {
+                None if !path.exists() => {
+                    Err(Failure::Input(format!("--init {text}: neither normal:STD, as in normal:0.02, nor a file")))
+                }
+                _ => Ok(Init::Tensors(Tensors::read(&path)?)),
+            };
+        };
+        match std.parse::<f64>() {
+            Ok(std) if std.is_finite() && 0.0 <= std => Ok(Init::Normal(std)),
+            _ => Err(Failure::Input(format!("--init {text}: {std:?} is not a deviation; write normal:0.02"))),
+        }
+    }
+}
+
+/// Gives every state its value; an error lists those that have none.
+fn give_values(machine: &mut Machine, init: &Init, seed: u64, tied: &[Vec<String>]) -> Result<(), Failure> {
+    let std = match init {
+        Init::Normal(std) => Some(*std),
+        Init::File | Init::Tensors(_) => None,
+    };
+    machine.initialise(&StateInit { seed, std }).map_err(failure)?;
+    if let Init::Tensors(tensors) = init {
+        let states: Vec<artifact::State> = machine.states().cloned().collect();
+        let mut missing = vec![];
+        for state in &states {
+            match name_in(tensors, &state.path, tied) {
+                Some(name) => {
+                    machine.write_state(&state.path, tensors.get(name, &state.operand)?).map_err(failure)?;
+                }
+                None if state.kind == StateKind::Param => missing.push(state.path.clone()),
+                None => {}
+            }
+        }
+        if !missing.is_empty() {
+            let has: Vec<&str> = tensors.names().take(3).collect();
+            let has = if has.is_empty() { "nothing".to_string() } else { has.join(", ") };
+            return Err(Failure::Input(format!(
+                "{}: no tensor for {}; the file has {has}, ..",
+                tensors.path().display(),
+                listed(&missing)
+            )));
+        }
+    }
+    let lacking: Vec<String> =
+        machine.states().map(|state| state.path.clone()).filter(|path| !machine.has_state(path)).collect();
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let help = "the model's file has no values for them; give --init normal:0.02, or --init FILE.safetensors with a tensor for each";
+    Err(Failure::Input(format!("no value for {}; {help}", listed(&lacking))))
+}
+
+/// The name under which a file has a state: its path, or one that is tied to it.
+fn name_in<'a>(tensors: &Tensors, path: &'a str, tied: &'a [Vec<String>]) -> Option<&'a str> {
+    let group = tied.iter().find(|group| group.iter().any(|name| name == path));
+    let others = group.into_iter().flatten().map(String::as_str);
+    std::iter::once(path).chain(others).find(|name| tensors.has(name))
+}
+
+/// `5 states: a, b, c and 2 more`.
+fn listed(names: &[String]) -> String {
+    let shown = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    let rest = names.len().saturating_sub(NAMED);
+    let count = if names.len() == 1 { "1 state".to_string() } else { format!("{} states", names.len()) };
+    if rest == 0 { format!("{count}: {shown}") } else { format!("{count}: {shown} and {rest} more") }
+}
+
+/// All states by path.
+fn states(machine: &mut Machine) -> Result<BTreeMap<String, Saved>, Failure> {
+    let states: Vec<artifact::State> = machine.states().cloned().collect();
+    let mut saved = BTreeMap::new();
+    for state in states {
+        let bytes = machine.read_state(&state.path).map_err(failure)?;
+        let shape = state.operand.shape.iter().map(|&d| d as usize).collect();
+        saved.insert(state.path, Saved { dtype: state.operand.dtype, shape, bytes });
+    }
+    Ok(saved)
+}
+
+// --------------------------------------------------------------------------------------------------------- the loss
+
+/// The output that is reported: `loss`, or the first that is one number.
+struct Loss {
+    name: String,
+    dtype: DType,
+}
+
+impl Loss {
+    fn find(artifact: &Artifact) -> Option<Loss> {
+        let is_number = |o: &Operand| {
+            let float = matches!(o.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
+            float && o.shape.iter().product::<u64>() == 1
+        };
+        let mut numbers = artifact.outputs.iter().filter(|output| is_number(&output.operand));
+        let named = numbers.clone().find(|output| output.name == "loss");
+        named.or_else(|| numbers.next()).map(|output| Loss { name: output.name.clone(), dtype: output.operand.dtype })
+    }
+
+    /// Its value after a step. An f32 is widened: a shortest f64 reads back to the same f32.
+    fn read(&self, machine: &mut Machine) -> Result<Option<f64>, Failure> {
+        let bytes = machine.read_output(&self.name).map_err(failure)?;
+        Ok(match self.dtype {
+            DType::F64 => bytes.first_chunk().map(|b| f64::from_le_bytes(*b)),
+            DType::F32 => bytes.first_chunk().map(|b| f64::from(f32::from_le_bytes(*b))),
+            DType::F16 => bytes.first_chunk().map(|b| f16::from_le_bytes(*b).to_f64()),
+            DType::BF16 => bytes.first_chunk().map(|b| bf16::from_le_bytes(*b).to_f64()),
+            _ => None,
+        })
+    }
+}
+
+/// What a step consumes, for rates.
+#[derive(Clone, Copy)]
+struct Items {
+    count: u64,
+    word: &'static str,
+}
+
+impl Items {
+    /// Tokens if the first input is a matrix of integers, else samples.
+    fn of(inputs: &[(String, Operand)]) -> Items {
+        let Some((_, first)) = inputs.first() else { return Items { count: 1, word: "steps" } };
+        let integer = matches!(first.dtype, DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64);
+        match (integer, &first.shape[..]) {
+            (true, [rows, columns]) => Items { count: rows * columns, word: "tokens" },
+            (_, [samples, ..]) => Items { count: *samples, word: "samples" },
+            (_, []) => Items { count: 1, word: "samples" },
+        }
+    }
+
+    fn rate(&self, millis: f64) -> String {
+        format!("{:.0} {}/s", self.count as f64 * 1e3 / millis.max(1e-6), self.word)
+    }
+}
+
+/// Steps so far.
+#[derive(Default)]
+struct Run {
+    millis: Vec<f64>,
+    losses: Vec<Option<f64>>,
+}
+
+impl Run {
+    fn add(&mut self, millis: f64, loss: Option<f64>) {
+        self.millis.push(millis);
+        self.losses.push(loss);
+    }
+
+    /// The median time of the steps after the first, which meets cold memory.
+    fn median(&self) -> Option<f64> {
+        let mut millis = if 1 < self.millis.len() { self.millis[1..].to_vec() } else { self.millis.clone() };
+        millis.sort_by(f64::total_cmp);
+        let n = millis.len();
+        match n {
+            0 => None,
+            n if n % 2 == 1 => Some(millis[n / 2]),
+            n => Some((millis[n / 2 - 1] + millis[n / 2]) / 2.0),
+        }
+    }
+
+    fn last_loss(&self) -> String {
+        self.losses.last().copied().flatten().map_or("-".into(), |loss| format!("{loss:.4}"))
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- progress
+
+/// What is shown while steps run: a bar on a terminal, lines elsewhere, objects for programs.
+struct Progress {
+    bar: Option<ProgressBar>,
+    json: bool,
+    steps: u64,
+    items: Items,
+    peak: String,
+    noted_nan: bool,
+}
+
+impl Progress {
+    fn new(args: &TrainArgs, machine: &Machine, items: Items) -> Progress {
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left").unwrap_or(ProgressStyle::default_bar());
+        let bar = out::bar(ProgressBar::new(args.steps).with_style(style));
+        Progress { bar, json: args.json, steps: args.steps, items, peak: short(machine.device_pool_bytes()), noted_nan: false }
+    }
+
+    fn step(&mut self, run: &Run) {
+        let (step, millis) = (run.millis.len() as u64, run.millis[run.millis.len() - 1]);
+        let loss = run.losses.last().copied().flatten();
+        let message = || {
+            let rate = self.items.rate(run.median().unwrap_or(millis));
+            format!("loss {}  {rate}  peak {}", run.last_loss(), self.peak)
+        };
+        if self.json {
+            out!("{}", json!({"step": step, "loss": loss, "ms": millis}));
+        } else if self.bar.is_none() && (step == 1 || step == self.steps || step.is_multiple_of(self.steps.div_ceil(LINES))) {
+            out!("step {step:>5}/{}  {}", self.steps, message());
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_message(message());
+            bar.set_position(step);
+        }
+        if loss.is_some_and(|loss| !loss.is_finite()) && !std::mem::replace(&mut self.noted_nan, true) {
+            out::note(&format!("warning: the loss of step {step} is {}", run.last_loss()));
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// What is told at the end.
+struct Summary<'a> {
+    machine: &'a Machine,
+    run: &'a Run,
+    items: Items,
+    batches: u64,
+}
+
+impl Summary<'_> {
+    fn json(&self) -> serde_json::Value {
+        let planned = self.machine.summary();
+        let losses = &self.run.losses;
+        json!({
+            "planned_peak_bytes": planned.planned_peak_bytes,
+            "measured_peak_bytes": self.machine.measured_peak_bytes(),
+            "keep_peak_bytes": planned.keep_peak_bytes,
+            "budget_bytes": planned.budget_bytes,
+            "predicted_ms": planned.predicted_ms,
+            "measured_ms": self.run.median(),
+            "swapped_bytes": planned.swapped_bytes,
+            "recomputed_ms": planned.recomputed_ms,
+            "steps": self.run.millis.len(),
+            "batches": self.batches,
+            "first_loss": losses.first().copied().flatten(),
+            "last_loss": losses.last().copied().flatten(),
+            format!("{}_per_second", self.items.word): self.run.median().map(|ms| self.items.count as f64 * 1e3 / ms.max(1e-6)),
+        })
+    }
+
+    fn text(&self) -> String {
+        let planned = self.machine.summary();
+        let measured = self.machine.measured_peak_bytes();
+        let peak = match measured == planned.planned_peak_bytes {
+            true => format!("{}, planned = measured", bytes(measured)),
+            false => format!("planned {}, measured {}", bytes(planned.planned_peak_bytes), bytes(measured)),
+        };
+        let share = 100.0 * planned.planned_peak_bytes as f64 / planned.keep_peak_bytes.max(1) as f64;
+        let predicted = micros(planned.predicted_ms * 1e3);
+        let step = match self.run.median() {
+            Some(ms) => {
+                let rate = self.items.rate(ms);
+                format!("{} measured (median), {predicted} predicted; {rate}", micros(ms * 1e3))
+            }
+            None => format!("{predicted} predicted"),
+        };
+        let first = self.run.losses.first().copied().flatten().map_or("-".into(), |loss| format!("{loss:.4}"));
+        let steps = self.run.millis.len();
+        let moved = format!("{} swapped, {} recomputed a step", short(planned.swapped_bytes), micros(planned.recomputed_ms * 1e3));
+        format!(
+            "peak          {peak}\nkeep          {}; this is {share:.1}% of it\nstep          {step}\nmoved         {moved}\nloss          \
+             {first} -> {} in {steps} steps on {} batches\n",
+            bytes(planned.keep_peak_bytes),
+            self.run.last_loss(),
+            self.batches
+        )
+    }
+}

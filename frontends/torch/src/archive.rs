@@ -198,8 +198,8 @@ impl Strided {
     }
     /// Checks that a tensor that is not empty lies within `bytes` bytes.
     fn check(&self, bytes: u64) -> Result<(), String> {
-        let spans = self.sizes.iter().zip(&self.strides).map(|(&size, &stride)| (size - 1).checked_mul(stride));
-        let last = spans.fold(Some(self.offset), |sum, span| sum?.checked_add(span?));
+        let mut spans = self.sizes.iter().zip(&self.strides).map(|(&size, &stride)| (size - 1).checked_mul(stride));
+        let last = spans.try_fold(self.offset, |sum, span| sum.checked_add(span?));
         let end = last.and_then(|last| last.checked_add(1)?.checked_mul(self.dtype.bytes()));
         match end {
             Some(end) if end <= bytes => Ok(()),

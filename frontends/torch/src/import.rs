@@ -6,8 +6,8 @@
 
 use crate::archive::{Archive, json};
 use crate::attribution::{self, Place, Roots, Source, Tag, Traced};
-use crate::error::Error;
 use crate::call::{self, Call, Plan, Ref};
+use crate::error::Error;
 use crate::ops;
 use crate::schema::{self, Argument, ExportedProgram, InputSpec, Item, OutputSpec, TensorMeta};
 use crate::symbols::Symbols;
@@ -121,7 +121,9 @@ impl<'a> Import<'a> {
                 }
                 InputSpec::Parameter { arg, parameter_name } => (arg, parameter_name, StateKind::Param),
                 InputSpec::Buffer { arg, buffer_name } => (arg, buffer_name, StateKind::Buffer),
-                InputSpec::TensorConstant { arg, tensor_constant_name } => (arg, tensor_constant_name, StateKind::Const),
+                InputSpec::TensorConstant { arg, tensor_constant_name } => {
+                    (arg, tensor_constant_name, StateKind::Const)
+                }
                 // Numbers among the inputs are fixed when the model is traced, and sizes are known by their symbols.
                 InputSpec::UserInput { .. } | InputSpec::CustomObj(_) | InputSpec::Token(_) => continue,
                 InputSpec::ConstantInput(_) => continue,
@@ -443,9 +445,8 @@ fn check_name(name: &str) -> Result<(), Error> {
 }
 
 fn tensor_type<'a>(meta: &'a TensorMeta, symbols: &mut Symbols<'a>) -> Result<TensorType, String> {
-    let dtype: DType = schema::dtype(meta.dtype).ok_or_else(|| {
-        format!("element type {} has no counterpart here (complex numbers, for one)", meta.dtype)
-    })?;
+    let dtype: DType = schema::dtype(meta.dtype)
+        .ok_or_else(|| format!("element type {} has no counterpart here (complex numbers, for one)", meta.dtype))?;
     if meta.layout != schema::STRIDED {
         return Err(format!("layout {} is not strided", meta.layout));
     }

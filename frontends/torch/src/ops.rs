@@ -17,8 +17,19 @@ pub(crate) fn is_shape(target: &str) -> bool {
     let name = target.strip_prefix("torch.ops.aten.").and_then(|name| name.split('.').next()).unwrap_or("");
     matches!(
         name,
-        "view" | "_unsafe_view" | "reshape" | "permute" | "t" | "transpose" | "squeeze" | "unsqueeze" | "sum" | "clone"
-            | "alias" | "detach" | "_to_copy"
+        "view"
+            | "_unsafe_view"
+            | "reshape"
+            | "permute"
+            | "t"
+            | "transpose"
+            | "squeeze"
+            | "unsqueeze"
+            | "sum"
+            | "clone"
+            | "alias"
+            | "detach"
+            | "_to_copy"
     )
 }
 
@@ -68,9 +79,8 @@ fn results(c: &mut Call<'_, '_>) -> R<Vec<Option<Ref>>> {
     }
     match name {
         // ------------------------------------------------------------------------- the same tensor by another name
-        "alias" | "alias_copy" | "detach" | "detach_" | "detach_copy" | "clone" | "contiguous" | "lift_fresh" | "lift_fresh_copy" => {
-            one(c.tensor("self")?)
-        }
+        "alias" | "alias_copy" | "detach" | "detach_" | "detach_copy" | "clone" | "contiguous" | "lift_fresh"
+        | "lift_fresh_copy" => one(c.tensor("self")?),
         "_to_copy" | "to" | "type_as" | "convert_element_type" => {
             let x = c.tensor(if name == "convert_element_type" { "a" } else { "self" })?;
             c.opt_dtype("dtype")?;
@@ -86,8 +96,8 @@ fn results(c: &mut Call<'_, '_>) -> R<Vec<Option<Ref>>> {
         }
 
         // -------------------------------------------------------------------------------- one operand, by elements
-        "neg" | "abs" | "sign" | "sgn" | "exp" | "log" | "sqrt" | "rsqrt" | "reciprocal" | "tanh" | "sigmoid" | "sin"
-        | "cos" | "erf" | "relu" | "silu" => {
+        "neg" | "abs" | "sign" | "sgn" | "exp" | "log" | "sqrt" | "rsqrt" | "reciprocal" | "tanh" | "sigmoid"
+        | "sin" | "cos" | "erf" | "relu" | "silu" => {
             let x = c.tensor("self")?;
             let x = c.cast(x, c.result()?.dtype())?;
             one(c.map(if name == "sgn" { "sign" } else { name }, x)?)
@@ -1716,7 +1726,10 @@ impl Front {
         let order: Vec<usize> = indexed.iter().copied().chain((0..rank).filter(|d| !indexed.contains(d))).collect();
         let list: Vec<Ref> = indices.iter().copied().flatten().collect();
         for &i in &list {
-            ensure(matches!(c.dtype(i), DType::I64 | DType::I32), "a mask is used as an index: the size of the result depends on the data")?;
+            ensure(
+                matches!(c.dtype(i), DType::I64 | DType::I32),
+                "a mask is used as an index: the size of the result depends on the data",
+            )?;
         }
         let n_index = list.iter().map(|&i| c.rank(i)).max().unwrap_or(0);
         // Indices that are not neighbours come first in the result.

@@ -95,9 +95,10 @@ impl<'a> Symbols<'a> {
                  with fixed sizes (masks instead of selections)"
             ));
         }
-        let value = self.dims.get(symbol).ok_or_else(|| {
-            format!("symbol {symbol} in {} has no value", range_text(self.ranges.get(symbol)))
-        })?;
+        let value = self
+            .dims
+            .get(symbol)
+            .ok_or_else(|| format!("symbol {symbol} in {} has no value", range_text(self.ranges.get(symbol))))?;
         i64::try_from(*value).map_err(|_| format!("{symbol}={value} is too large"))
     }
 }
@@ -269,7 +270,8 @@ impl<'t> Parser<'t, '_> {
 
 /// A function of torch.utils._sympy.functions, or of sympy itself.
 fn apply(name: &str, args: &[Fraction]) -> Result<Fraction, String> {
-    let whole = |x: Fraction| if x.under == 1 { Ok(x.over) } else { Err("takes a fraction where it should not".to_string()) };
+    let whole =
+        |x: Fraction| if x.under == 1 { Ok(x.over) } else { Err("takes a fraction where it should not".to_string()) };
     match (name, args) {
         ("Add", [first, rest @ ..]) => rest.iter().try_fold(*first, |sum, &x| sum.plus(x)),
         ("Mul", [first, rest @ ..]) => rest.iter().try_fold(*first, |product, &x| product.times(x)),
@@ -298,7 +300,11 @@ fn apply(name: &str, args: &[Fraction]) -> Result<Fraction, String> {
         }
         ("ModularIndexing", &[a, b, c]) => {
             let (quotient, c) = (a.times(b.inverse()?)?.floor(), whole(c)?);
-            if c <= 0 { Err("has a remainder by a number below 1".into()) } else { Fraction::new(quotient.rem_euclid(c), 1) }
+            if c <= 0 {
+                Err("has a remainder by a number below 1".into())
+            } else {
+                Fraction::new(quotient.rem_euclid(c), 1)
+            }
         }
         _ => Err(format!("the function {} of {} numbers is not known", shortened(name), args.len())),
     }
@@ -324,7 +330,10 @@ mod tests {
         assert_eq!(value(&format!("CeilDiv({s0}, Integer(4))")), Ok(2));
         assert_eq!(value(&format!("Mod({s0}, Integer(4))")), Ok(2));
         assert_eq!(value(&format!("Max({s0}, Integer(4), Integer(9))")), Ok(9));
-        assert_eq!(value(&format!("torch.utils._sympy.functions.FloorDiv(Pow({s0}, Integer(2)), Integer(-5))")), Ok(-8));
+        assert_eq!(
+            value(&format!("torch.utils._sympy.functions.FloorDiv(Pow({s0}, Integer(2)), Integer(-5))")),
+            Ok(-8)
+        );
         assert_eq!(value(&format!("Mul(Integer(6), Pow({s0}, Integer(-1)))")), Ok(1));
     }
 
@@ -332,10 +341,13 @@ mod tests {
     fn broken_expressions_are_refused() {
         let deep = format!("{}Integer(1){}", "Add(".repeat(100_000), ")".repeat(100_000));
         let huge = format!("Pow({}, Integer(64))", "Integer(9223372036854775807)");
-        for text in ["", "Integer(", "Integer(1))", "Integer(x)", "Symbol(s0)", "Symbol('s1')", "Symbol('u0')", "Add()"] {
+        for text in ["", "Integer(", "Integer(1))", "Integer(x)", "Symbol(s0)", "Symbol('s1')", "Symbol('u0')", "Add()"]
+        {
             assert!(value(text).is_err(), "{text}");
         }
-        for text in ["Pow(Integer(0), Integer(-1))", "Rational(1, 0)", "Rational(1, 2)", "Sqrt(Integer(4))", &deep, &huge] {
+        for text in
+            ["Pow(Integer(0), Integer(-1))", "Rational(1, 0)", "Rational(1, 2)", "Sqrt(Integer(4))", &deep, &huge]
+        {
             assert!(value(text).is_err(), "{}", shortened(text));
         }
     }

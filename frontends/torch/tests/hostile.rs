@@ -213,7 +213,8 @@ fn small_files_do_not_unfold_into_large_ones() {
             "signature": {"input_specs": [{"parameter": {"arg": {"name": "p_w"}, "parameter_name": "w"}}], "output_specs": []},
         },
     });
-    let config = json!({"config": {"w": {"path_name": "weight_0", "is_param": true, "use_pickle": false, "tensor_meta": meta}}});
+    let config =
+        json!({"config": {"w": {"path_name": "weight_0", "is_param": true, "use_pickle": false, "tensor_meta": meta}}});
     let mut entries = BTreeMap::from([
         (MODEL.to_string(), model.to_string().into_bytes()),
         ("byteorder".to_string(), b"little".to_vec()),
@@ -246,7 +247,9 @@ fn errors_say_what_is_wrong() {
         }
         error(&archive(&entries, CompressionMethod::Stored))
     };
-    assert!(without(MODEL, None).contains("has no entry models/model.json; a .pt2 file is what torch.export.save writes"));
+    assert!(
+        without(MODEL, None).contains("has no entry models/model.json; a .pt2 file is what torch.export.save writes")
+    );
     assert_eq!(without("byteorder", Some(b"big")), "x.pt2: byteorder: is \"big\", should be \"little\"");
     assert_eq!(without("byteorder", None), "x.pt2: byteorder: the entry is missing");
 

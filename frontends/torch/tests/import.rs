@@ -166,11 +166,9 @@ fn stock_files_have_nearly_the_same_places() {
             let bare = torch::read_bytes(&bare, name, &fixed()).unwrap();
             let (tagged, guessed) = (places(&whole.graph), places(&bare.graph));
             assert_eq!(tagged.len(), guessed.len());
-            let same = |equal: &dyn Fn(&(Phase, &str), &(Phase, &str)) -> bool| {
-                let n = tagged.iter().filter(|(name, place)| equal(place, &guessed[*name])).count();
-                n as f64 / tagged.len() as f64
-            };
-            let phases = same(&|a, b| a.0 == b.0);
+            let share = |n: usize| n as f64 / tagged.len() as f64;
+            let pairs = || tagged.iter().map(|(name, place)| (place, &guessed[name]));
+            let phases = share(pairs().filter(|(a, b)| a.0 == b.0).count());
             assert!(0.97 < phases, "{path}: {phases}");
             // The layer is what matters to a planner: the path up to its first number.
             let layer = |path: &str| {
@@ -178,7 +176,7 @@ fn stock_files_have_nearly_the_same_places() {
                 let number = parts.iter().position(|part| part.parse::<u64>().is_ok());
                 number.map(|i| parts[..=i].join("."))
             };
-            let modules = same(&|a, b| layer(a.1) == layer(b.1));
+            let modules = share(pairs().filter(|(a, b)| layer(a.1) == layer(b.1)).count());
             assert!(0.8 < modules, "{path}: {modules}");
         }
     }
@@ -221,7 +219,8 @@ fn states_that_keep_their_value_or_share_one() {
     let before = torch::read_bytes(&bytes, "resnet", &fixed()).unwrap().graph;
     let is_buffer = |i: &usize| before.states[*i].before != before.states[*i].after;
     let ty = |i: usize| before.values[before.states[i].before].ty.to_string();
-    let buffers: Vec<usize> = (0..before.states.len()).filter(is_buffer).filter(|&i| ty(i) == "f32[8]").take(4).collect();
+    let buffers: Vec<usize> =
+        (0..before.states.len()).filter(is_buffer).filter(|&i| ty(i) == "f32[8]").take(4).collect();
     let name = |value: ir::Value| before.values[value].name.as_str();
     let (old, new) = (name(before.states[buffers[0]].before), name(before.states[buffers[0]].after));
     let edited = edited(&bytes, |model| {
@@ -289,6 +288,9 @@ fn unknown_operators_become_extern_nodes() {
     assert_eq!(tanh.why, "the argument fast is not known");
     let node = model.graph.order.iter().find(|&&node| model.graph.nodes[node].op.is_extern()).unwrap();
     let node = &model.graph.nodes[*node];
-    assert_eq!((node.op.str("name"), node.inputs.len(), node.outputs.len()), ("torch.ops.mylib.fast_norm.default", 3, 3));
+    assert_eq!(
+        (node.op.str("name"), node.inputs.len(), node.outputs.len()),
+        ("torch.ops.mylib.fast_norm.default", 3, 3)
+    );
     assert_eq!(model.graph.values[node.outputs[0]].ty.dtype(), DType::F32);
 }

@@ -18,7 +18,8 @@ use crate::sim::{Timeline, unlimited};
 use ir::graph::Def;
 use ir::schedule::{Buffer, InstrKind, Schedule, Why};
 use ir::{Id, Phase, Pool, Stream, Table, Value};
-use std::collections::BTreeSet;
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BTreeSet, BinaryHeap};
 
 /// Which means a trajectory prefers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,10 +51,10 @@ pub struct Record {
 }
 
 /// A round lowers the live peak by this share. Small steps find more plans; the number of rounds to reach a tenth of the
-/// start is ln(10)/share: 76 at 3 %, 28 at 8 %.
+/// start is ln(10)/share: 76 at 3 %, 38 at 6 %.
 const STEP: f64 = 0.03;
 /// The same for graphs of [`LARGE`] lines and more, where a round takes long and a share holds many tensors.
-const LARGE_STEP: f64 = 0.08;
+const LARGE_STEP: f64 = 0.06;
 const LARGE: usize = 2000;
 /// Rounds that do not lower the live peak before a trajectory ends.
 const PATIENCE: usize = 6;
@@ -130,7 +131,25 @@ fn record(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, rec
     unlimited(problem.graph, schedule, problem.cost)
 }
 
+/// Price per byte; ties go to more bytes, then to the value and gap that come first.
+#[derive(Clone, Copy, PartialEq)]
+struct Score(f64, u64, Value, Option<u32>);
+
+impl Eq for Score {}
+impl PartialOrd for Score {
+    fn partial_cmp(&self, other: &Score) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Score {
+    fn cmp(&self, other: &Score) -> Ordering {
+        let places = (self.2, self.3).cmp(&(other.2, other.3));
+        self.0.total_cmp(&other.0).then(other.1.cmp(&self.1)).then(places)
+    }
+}
+
 /// A candidate.
+#[derive(Clone)]
 struct Cut {
     value: Value,
     /// The gap; `None` lets a state live on the host.
@@ -139,16 +158,33 @@ struct Cut {
     bytes: u64,
     /// Lines over which the device's memory is freed.
     stretches: Vec<(usize, usize)>,
-    /// Reckoned price, µs.
-    price: f64,
-    swap: Option<f64>,
+    /// Copies that a swap takes, and the time between the accesses at both ends, µs.
+    copies: f64,
+    room: f64,
+    /// Reckoned prices, µs.
+    swap: f64,
     recompute: Option<f64>,
     line: u32,
 }
 
 impl Cut {
+    /// Takes the means that the taste prefers.
+    fn choose(&mut self, taste: Taste) {
+        self.means = match (taste, self.recompute) {
+            (Taste::Recompute, Some(_)) => Means::Recompute,
+            (Taste::Cheaper, Some(price)) if price < self.swap => Means::Recompute,
+            _ => Means::Swap,
+        };
+    }
+    fn price(&self) -> f64 {
+        if self.means == Means::Recompute { self.recompute.unwrap_or(f64::INFINITY) } else { self.swap }
+    }
+    fn score(&self) -> Score {
+        Score(self.price() / self.bytes as f64, self.bytes, self.value, self.gap)
+    }
+
     fn add_to(&self, decisions: &mut Decisions, problem: &Problem<'_>) {
-        let reason = Reason { bytes: self.bytes, swap: self.swap, recompute: self.recompute, line: self.line };
+        let reason = Reason { bytes: self.bytes, swap: Some(self.swap), recompute: self.recompute, line: self.line };
         match (self.gap, problem.graph.values[self.value].def) {
             (Some(gap), _) => {
                 decisions.cuts.insert(Gap { value: self.value, gap }, (self.means, reason));
@@ -185,6 +221,8 @@ struct Round<'a> {
     position: Vec<u32>,
     /// Buffers that states have at entry.
     home: Table<Buffer, bool>,
+    /// Time that this round's choices add to the link, µs.
+    link_load: f64,
 }
 
 impl<'a> Round<'a> {
@@ -207,7 +245,7 @@ impl<'a> Round<'a> {
         for (_, loc) in &schedule.entry {
             home[loc.buffer] = true;
         }
-        Round { problem, decisions, schedule, timeline, banned, taste, resident, position, home }
+        Round { problem, decisions, schedule, timeline, banned, taste, resident, position, home, link_load: 0.0 }
     }
 
     /// Cuts that bring every line of `live` to `target`, or as near as can be.
@@ -219,22 +257,34 @@ impl<'a> Round<'a> {
             candidates.extend(self.gap_candidate(idle, &above));
         }
         candidates.extend(self.state_candidates(&idle, &above));
-        candidates.sort_by(|a, b| {
-            let score = |c: &Cut| c.price / c.bytes as f64;
-            score(a).total_cmp(&score(b)).then(b.bytes.cmp(&a.bytes)).then((a.value, a.gap).cmp(&(b.value, b.gap)))
-        });
         let mut tree = MaxTree::new(live);
-        let mut chosen = vec![];
-        for cut in candidates {
+        let mut chosen: Vec<Cut> = vec![];
+        // Prices rise as the link fills up: whatever comes to the top of the heap is priced anew, and goes back if it has
+        // become dearer.
+        let mut heap: BinaryHeap<Reverse<(Score, usize)>> =
+            candidates.iter().enumerate().map(|(i, cut)| Reverse((cut.score(), i))).collect();
+        while let Some(Reverse((score, i))) = heap.pop() {
             if tree.max(0, live.len()) <= target {
                 break;
             }
-            if cut.stretches.iter().any(|&(from, to)| target < tree.max(from, to)) {
-                for &(from, to) in &cut.stretches {
-                    tree.add(from, to, -(cut.bytes as i64));
-                }
-                chosen.push(cut);
+            let cut = &mut candidates[i];
+            if cut.stretches.iter().all(|&(from, to)| tree.max(from, to) <= target) {
+                continue;
             }
+            cut.swap = self.link_price(cut.bytes, cut.copies, cut.room);
+            cut.choose(self.taste);
+            if score < cut.score() {
+                heap.push(Reverse((cut.score(), i)));
+                continue;
+            }
+            for &(from, to) in &cut.stretches {
+                tree.add(from, to, -(cut.bytes as i64));
+            }
+            if cut.means == Means::Swap {
+                // One direction at least; copies in and out go over different streams.
+                self.link_load += self.problem.cost.link(cut.bytes);
+            }
+            chosen.push(cut.clone());
         }
         chosen
     }
@@ -315,7 +365,7 @@ impl<'a> Round<'a> {
     fn link_price(&self, bytes: u64, copies: f64, room: f64) -> f64 {
         let micros = self.problem.cost.link(bytes);
         let busy = self.timeline.busy[Stream::new(H2D)].max(self.timeline.busy[Stream::new(D2H)]);
-        let idle = 0.8 * self.timeline.busy[Stream::new(COMPUTE)] - busy;
+        let idle = 0.8 * self.timeline.busy[Stream::new(COMPUTE)] - busy - self.link_load;
         let hidden = copies * micros <= room && micros <= idle;
         // Even a hidden copy takes link time from others.
         copies * micros * if hidden { 0.05 } else { 1.0 }
@@ -331,17 +381,22 @@ impl<'a> Round<'a> {
         let bytes = self.bytes(buffer);
         let room = self.start(to) - self.start(from);
         let clean = self.problem.comes_from_host(value, self.decisions);
-        let swap = self.link_price(bytes, if clean { 1.0 } else { 2.0 }, room);
         let banned = self.banned.contains(&(value, gap, Means::Recompute));
-        let recompute = if banned { None } else { self.recompute_price(value, to) };
-        let means = match (self.taste, recompute) {
-            (Taste::Recompute, Some(_)) => Means::Recompute,
-            (Taste::Cheaper, Some(price)) if price < swap => Means::Recompute,
-            _ => Means::Swap,
+        let mut cut = Cut {
+            value,
+            gap: Some(gap),
+            means: Means::Swap,
+            bytes,
+            stretches: vec![(from + 1, to)],
+            copies: if clean { 1.0 } else { 2.0 },
+            room,
+            swap: 0.0,
+            recompute: if banned { None } else { self.recompute_price(value, to) },
+            line: from as u32 + 1,
         };
-        let price = if means == Means::Recompute { recompute? } else { swap };
-        let (line, swap) = (from as u32 + 1, Some(swap));
-        Some(Cut { value, gap: Some(gap), means, bytes, stretches: vec![(from + 1, to)], price, swap, recompute, line })
+        cut.swap = self.link_price(bytes, cut.copies, room);
+        cut.choose(self.taste);
+        Some(cut)
     }
 
     /// What it takes to compute `value` again before `line`, with whatever is not there; `None` if it cannot be.
@@ -406,7 +461,7 @@ impl<'a> Round<'a> {
             }
             let bytes = self.bytes(loc.buffer);
             let copies = if graph.root(state.after) == state.before { 1.0 } else { 2.0 };
-            let price = self.link_price(bytes, copies, self.timeline.micros);
+            let room = self.timeline.micros;
             cuts.push(Cut {
                 value: state.before,
                 gap: None,
@@ -414,8 +469,9 @@ impl<'a> Round<'a> {
                 bytes,
                 line: stretches.first().map_or(0, |s| s.0 as u32),
                 stretches,
-                price,
-                swap: Some(price),
+                copies,
+                room,
+                swap: self.link_price(bytes, copies, room),
                 recompute: None,
             });
         }

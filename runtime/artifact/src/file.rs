@@ -31,7 +31,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The version that [`write`] writes and [`read`] understands.
+/// The version that [`write()`] writes and [`read()`] understands.
 pub const FORMAT_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"\x89LIT\r\n\x1a\n";
@@ -104,7 +104,9 @@ impl std::fmt::Display for ReadError {
             }
             ReadError::Damaged { part } => write!(f, "the file is damaged: its {part} does not match its checksum"),
             ReadError::Malformed { message } => write!(f, "the file's body is not an artifact's: {message}"),
-            ReadError::Memory { bytes } => write!(f, "the file's data need {bytes} bytes of memory, which are not to be had"),
+            ReadError::Memory { bytes } => {
+                write!(f, "the file's data need {bytes} bytes of memory, which are not to be had")
+            }
         }
     }
 }
@@ -149,8 +151,12 @@ impl Header {
         if u32_at(bytes, 60) != crc32fast::hash(&bytes[..60]) {
             return Err(ReadError::Damaged { part: "header" });
         }
-        let header =
-            Header { body: u64_at(bytes, 16), data: u64_at(bytes, 24), body_crc: u32_at(bytes, 32), data_crc: u32_at(bytes, 36) };
+        let header = Header {
+            body: u64_at(bytes, 16),
+            data: u64_at(bytes, 24),
+            body_crc: u32_at(bytes, 32),
+            data_crc: u32_at(bytes, 36),
+        };
         match header.file_bytes() {
             Some(expected) if expected == found => Ok(header),
             Some(expected) => Err(ReadError::Length { expected: Some(expected), found }),

@@ -171,7 +171,9 @@ fn later_versions_are_told_as_such() {
     for file in [sealed(7, b"anything", b""), [&b"\x89LIT\r\n\x1a\n\x07\0\0\0"[..], &[0xAA; 99]].concat()] {
         let error = read(&file).unwrap_err();
         assert_eq!(error, ReadError::Version { found: 7 });
-        assert!(error.to_string().contains("format version 7, this program reads version 1: it was written by a later"));
+        assert!(
+            error.to_string().contains("format version 7, this program reads version 1: it was written by a later")
+        );
     }
 }
 

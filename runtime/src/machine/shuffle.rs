@@ -21,7 +21,13 @@ pub(crate) struct Shuffle {
 
 impl Shuffle {
     pub(crate) fn new(seed: u64, dead: Dead, n_events: usize, n_streams: usize) -> Shuffle {
-        Shuffle { seed, dead, events: vec![0; n_events], at: vec![(1, 0); n_streams], ready: Vec::with_capacity(n_streams) }
+        Shuffle {
+            seed,
+            dead,
+            events: vec![0; n_events],
+            at: vec![(1, 0); n_streams],
+            ready: Vec::with_capacity(n_streams),
+        }
     }
 
     /// Runs every stream up to the end of step `launched`.
