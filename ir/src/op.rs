@@ -1031,20 +1031,26 @@ fn convolution_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
 fn wide_bytes(dtype: DType) -> u64 {
     if dtype == DType::F64 { 8 } else { 4 }
 }
-/// One row of scores for the forward.
+/// How many queries attention computes together.
+const QUERIES: u64 = 32;
+/// The scores of a block of queries; in half precision, room for a head's keys and values and a block's queries and
+/// results.
 fn sdpa_work(c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(0), c.shape(2));
     let pairs = q[0] as f64 * q[1] as f64 * q[2] as f64 * v[2] as f64;
-    Work { flops: 2.0 * pairs * (q[3] + v[3]) as f64, matrix: true, scratch: wide_bytes(c.at(0).dtype()) * v[2] }
+    let (dtype, block) = (c.at(0).dtype(), q[2].min(QUERIES));
+    let room = if is_half(dtype) { (block + v[2]) * (q[3] + v[3]) } else { 0 };
+    let scratch = wide_bytes(dtype) * (block * v[2] + room);
+    Work { flops: 2.0 * pairs * (q[3] + v[3]) as f64, matrix: true, scratch }
 }
-/// Two rows: probabilities and their gradients. In half precision also the gradients of one head's keys and values, which
-/// are sums over all queries.
+/// Two blocks of scores, probabilities and their gradients; in half precision, room for a head's keys, values and their
+/// gradients, and for a block's queries, results and their gradients.
 fn sdpa_bwd_work(c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(1), c.shape(3));
     let pairs = q[0] as f64 * q[1] as f64 * q[2] as f64 * v[2] as f64;
-    let dtype = c.at(1).dtype();
-    let sums = if is_half(dtype) { 4 * v[2] * (q[3] + v[3]) } else { 0 };
-    let scratch = wide_bytes(dtype) * 2 * v[2] + sums;
+    let (dtype, block) = (c.at(1).dtype(), q[2].min(QUERIES));
+    let room = if is_half(dtype) { 2 * (block + v[2]) * (q[3] + v[3]) } else { 0 };
+    let scratch = wide_bytes(dtype) * (2 * block * v[2] + room);
     Work { flops: 2.0 * pairs * (3 * q[3] + 2 * v[3]) as f64, matrix: true, scratch }
 }
 

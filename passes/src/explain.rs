@@ -518,7 +518,8 @@ fn node_text(graph: &Graph, node: ir::Node) -> String {
     let names = |values: &[Value]| {
         values.iter().map(|&v| format!("%{}", graph.values[v].name)).collect::<Vec<_>>().join(", ")
     };
-    format!("{} = {} ({})", names(&data.outputs), text::print_op(&data.op), names(&data.inputs))
+    let call = format!("{} = {}", names(&data.outputs), text::print_op(&data.op));
+    if data.inputs.is_empty() { call } else { format!("{call} of {}", names(&data.inputs)) }
 }
 
 fn events(compiled: &Compiled, value: Value) -> Vec<Event> {
@@ -749,7 +750,8 @@ impl Explanation {
         match &choice.reason {
             Some(reason) => writeln!(
                 out,
-                "  because   planner {}: memory was short at line {}; this frees {}; a swap was reckoned {}, a recompute {}",
+                "  because   planner {}: memory was short from line {} of the plan before; this frees {}; a swap was reckoned {}, \
+                 a recompute {}",
                 self.planner,
                 reason.line,
                 bytes(reason.bytes),

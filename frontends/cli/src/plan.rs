@@ -143,7 +143,10 @@ impl Facts<'_> {
             options.optimizer.name(),
             options.planner.name()
         )?;
-        let share = |bytes: u64| format!("{:5.1}% of keep", 100.0 * bytes as f64 / decided.keep_peak.max(1) as f64);
+        let share = |bytes: u64| match 100.0 * bytes as f64 / decided.keep_peak.max(1) as f64 {
+            share if share < 1000.0 => format!("{share:5.1}% of keep"),
+            _ => format!("{:14}", ""),
+        };
         let mut row = |name: &str, bytes: u64| writeln!(out, "  {name:<18} {:>10}  {}  {bytes}", short(bytes), share(bytes));
         if let Some(budget) = decided.budget {
             row("budget", budget)?;
@@ -178,7 +181,7 @@ impl Facts<'_> {
 
         writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
         let fastest = decided.curve.first().map_or(1.0, |&(_, micros)| micros);
-        for (bytes, time) in curve_rows(decided) {
+        for (bytes, time) in curve_rows(decided, *planned_peak) {
             let chosen = if bytes == *planned_peak { "  <" } else { "" };
             let slower = 100.0 * (time / fastest - 1.0);
             writeln!(out, "{:>12}  {}  {:>10}  +{slower:.1}%{chosen}", short(bytes), share(bytes), micros(time))?;
@@ -194,11 +197,15 @@ impl Facts<'_> {
     }
 }
 
-/// Rows of the curve, evenly chosen; the first and the last are among them.
-fn curve_rows(decided: &Decided) -> Vec<(u64, f64)> {
+/// Rows of the curve, evenly chosen; the first, the last and the one that was chosen are among them.
+fn curve_rows(decided: &Decided, planned_peak: u64) -> Vec<(u64, f64)> {
     let curve = &decided.curve;
     if curve.len() <= ROWS {
         return curve.clone();
     }
-    (0..ROWS).map(|row| curve[row * (curve.len() - 1) / (ROWS - 1)]).collect()
+    let even = (0..ROWS - 1).map(|row| row * (curve.len() - 1) / (ROWS - 2));
+    let mut rows: Vec<usize> = even.chain(curve.iter().position(|&(bytes, _)| bytes == planned_peak)).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows.into_iter().map(|row| curve[row]).collect()
 }

@@ -57,7 +57,6 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         link_latency,
         trace: args.trace.is_some(),
         shuffle: args.shuffle,
-        ..Options::default()
     };
     let mut machine = Machine::new(artifact, options).map_err(failure)?;
     give_values(&mut machine, &init, args.seed, &tied)?;

@@ -3,16 +3,14 @@
 
 use crate::error::Error;
 use crate::schema::{self, Payload, PayloadConfig, SymInt, TensorMeta};
+use crate::zip::Zip;
 use ir::{DType, TensorType};
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
-use zip::ZipArchive;
 
 /// An opened file.
 pub(crate) struct Archive<R> {
-    zip: ZipArchive<R>,
-    /// The entries by their names.
-    names: BTreeMap<String, usize>,
+    zip: Zip<R>,
     /// The folder that holds everything, with its slash.
     root: String,
     /// Bytes that may still be allocated.
@@ -34,18 +32,12 @@ fn allowance(file_bytes: u64) -> u64 {
 impl<R: Read + Seek> Archive<R> {
     /// Opens an archive of `bytes` bytes and reads its tables of tensors.
     pub(crate) fn open(reader: R, bytes: u64) -> Result<Archive<R>, Error> {
-        let zip = ZipArchive::new(reader).map_err(|e| {
-            Error::new("", format!("is not a whole zip archive ({e})"))
+        let zip = Zip::open(reader, bytes).map_err(|e| {
+            Error::new("", format!("is not a whole zip archive: {e}"))
                 .help("a .pt2 file is what torch.export.save writes; this one may be cut off or of another kind")
         })?;
-        // torch writes names in ASCII; an entry of another name is none of ours.
-        let names: BTreeMap<String, usize> = zip
-            .file_names_raw()
-            .enumerate()
-            .filter_map(|(i, name)| Some((std::str::from_utf8(name).ok()?.to_string(), i)))
-            .collect();
-        let Some(model) = names.keys().find(|name| name.ends_with(MODEL)) else {
-            let old = names.keys().any(|name| name.ends_with("serialized_exported_program.json"));
+        let Some(model) = zip.names().find(|name| name.ends_with(MODEL)) else {
+            let old = zip.names().any(|name| name.ends_with("serialized_exported_program.json"));
             let help = if old {
                 "it was written by torch before 2.8; export it again with torch 2.11"
             } else {
@@ -55,7 +47,7 @@ impl<R: Read + Seek> Archive<R> {
         };
         let root = model[..model.len() - MODEL.len()].to_string();
         let payloads = [BTreeMap::new(), BTreeMap::new()];
-        let mut archive = Archive { zip, names, root, allowance: allowance(bytes), payloads };
+        let mut archive = Archive { zip, root, allowance: allowance(bytes), payloads };
         let order = archive.entry("byteorder")?.ok_or_else(|| Error::new("byteorder", "the entry is missing"))?;
         if order != b"little" {
             let order = String::from_utf8_lossy(&order[..order.len().min(16)]).into_owned();
@@ -74,22 +66,13 @@ impl<R: Read + Seek> Archive<R> {
     /// The bytes of an entry, if there is one of that name.
     pub(crate) fn entry(&mut self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let path = format!("{}{name}", self.root);
-        let Some(&index) = self.names.get(&path) else { return Ok(None) };
-        let broken = |e: &dyn std::fmt::Display| Error::new(name, format!("cannot be read ({e})"));
-        let file = self.zip.by_index(index).map_err(|e| broken(&e))?;
-        let size = file.size();
+        let Some(size) = self.zip.size(&path) else { return Ok(None) };
         if self.allowance < size {
             let message = format!("claims {size} bytes, more than a file of this length warrants");
             return Err(Error::new(name, message));
         }
         self.allowance -= size;
-        // The claimed size is only a bound: the vector grows as bytes arrive.
-        let mut bytes = Vec::with_capacity(size.min(1 << 20) as usize);
-        file.take(size.saturating_add(1)).read_to_end(&mut bytes).map_err(|e| broken(&e))?;
-        if bytes.len() as u64 != size {
-            return Err(Error::new(name, format!("has {} bytes or more, not {size}", bytes.len())));
-        }
-        Ok(Some(bytes))
+        self.zip.read(&path).map(Some).map_err(|e| Error::new(name, format!("cannot be read: {e}")))
     }
 
     /// The model's JSON, once its version is known to be one that is understood.
@@ -108,21 +91,18 @@ impl<R: Read + Seek> Archive<R> {
     }
 
     /// Names of tensors that share one payload.
-    pub(crate) fn shared(&mut self) -> Vec<Vec<String>> {
+    pub(crate) fn shared(&self) -> Vec<Vec<String>> {
         let mut names: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (name, payload) in &self.payloads[0] {
             names.entry(&payload.path_name).or_default().push(name);
         }
-        let mut shared = vec![];
-        for (path, names) in names.into_iter().filter(|(_, names)| 1 < names.len()) {
-            let entry = self.names.get(&format!("{}{}/{path}", self.root, PAYLOADS[0].0));
-            let bytes = entry.and_then(|&i| self.zip.by_index_raw(i).ok()).map_or(0, |file| file.size());
-            // 0 bytes mean that a tensor is absent: all absent tensors have one name.
-            if 0 < bytes {
-                shared.push(names.into_iter().map(str::to_string).collect());
-            }
-        }
-        shared
+        // 0 bytes mean that a tensor is absent: all absent tensors have one name.
+        let is_present = |path: &str| {
+            let entry = format!("{}{}/{path}", self.root, PAYLOADS[0].0);
+            self.zip.size(&entry).is_some_and(|bytes| 0 < bytes)
+        };
+        let groups = names.into_iter().filter(|(path, names)| 1 < names.len() && is_present(path));
+        groups.map(|(_, names)| names.into_iter().map(str::to_string).collect()).collect()
     }
 
     /// The bytes of a tensor, row-major and contiguous; none if the file holds the graph without its weights.

@@ -17,6 +17,7 @@ mod import;
 mod ops;
 mod schema;
 mod symbols;
+mod zip;
 
 pub use error::Error;
 use ir::{Graph, TensorType};

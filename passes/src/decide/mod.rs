@@ -202,10 +202,13 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
     })
 }
 
-/// The fastest record; of equally fast ones, the smallest. A lower budget leaves fewer records, so it never chooses a
-/// higher peak: the fastest of fewer is either the same, or the old one did not fit.
+/// The fastest record; of equally fast ones, that with the fewest decisions. A lower budget leaves fewer records, so it
+/// never chooses a higher peak: the first of fewer is either the same, or the old one did not fit.
 fn fastest(records: &[greedy::Record]) -> Option<&greedy::Record> {
-    records.iter().min_by(|a, b| a.micros.total_cmp(&b.micros).then(a.peak.cmp(&b.peak)))
+    records.iter().min_by(|a, b| {
+        let decisions = |r: &greedy::Record| r.decisions.cuts.len() + r.decisions.hosted.len();
+        a.micros.total_cmp(&b.micros).then(decisions(a).cmp(&decisions(b))).then(a.peak.cmp(&b.peak))
+    })
 }
 
 /// The records that no other beats in both peak and time, fastest first.

@@ -1,8 +1,9 @@
-//! Attention, a query at a time: its row of scores lies in scratch, the key and value rows that it meets follow each
-//! other in memory. A query that may look at nothing gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
+//! Attention, a block of a head's queries at a time: their scores lie in scratch, and the products are those of
+//! [`super::gemm`]. A query that may look at nothing gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
 
 use super::Ran;
-use super::math::{self, Real};
+use super::gemm::product;
+use super::math::{self, Float, Real};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
 use super::strides::Broadcast;
 use super::wide::{Scalar, Wide, floats};
@@ -48,19 +49,28 @@ pub(super) fn check_sdpa_bwd(s: &Signature<'_>) -> Checked {
     s.expect(5, DType::F32)?;
     s.results(&[1, 2, 3].map(|i| (s.dtype(i), s.shape(i))))
 }
+/// How many queries are computed together: the products are then large enough for [`super::gemm`], and a block's scores
+/// small beside the keys.
+const QUERIES: u64 = 32;
+
+/// The scores of a block of queries; in half precision, room for a head's keys and values and a block's queries and
+/// results.
+pub(super) fn sdpa_scratch(s: &Signature<'_>) -> u64 {
+    let (q, k, v) = (s.shape(0), s.shape(1), s.shape(2));
+    let block = q[2].min(QUERIES);
+    let room = if is_half(s.dtype(0)) { (block + k[2]) * (k[3] + v[3]) } else { 0 };
+    wide_bytes(s.dtype(0)) * (block * k[2] + room)
+}
+/// Two blocks of scores, probabilities and their gradients; in half precision, room for a head's keys, values and their
+/// gradients, and for a block's queries, results and their gradients.
+pub(super) fn sdpa_bwd_scratch(s: &Signature<'_>) -> u64 {
+    let (q, k, v) = (s.shape(1), s.shape(2), s.shape(3));
+    let block = q[2].min(QUERIES);
+    let room = if is_half(s.dtype(1)) { 2 * (block + k[2]) * (k[3] + v[3]) } else { 0 };
+    wide_bytes(s.dtype(1)) * (2 * block * k[2] + room)
+}
 fn wide_bytes(dtype: DType) -> u64 {
     if dtype == DType::F64 { 8 } else { 4 }
-}
-/// A row of scores.
-pub(super) fn sdpa_scratch(s: &Signature<'_>) -> u64 {
-    wide_bytes(s.dtype(0)) * s.shape(1)[2]
-}
-/// A row of probabilities and one of their gradients; for half precision also the gradients of one head's keys and
-/// values, which are sums over all queries.
-pub(super) fn sdpa_bwd_scratch(s: &Signature<'_>) -> u64 {
-    let (k, v) = (s.shape(2), s.shape(3));
-    let sums = if is_half(s.dtype(1)) { 4 * k[2] * (k[3] + v[3]) } else { 0 };
-    wide_bytes(s.dtype(1)) * 2 * k[2] + sums
 }
 
 // ----------------------------------------------------------------------------------------------------------- kernels
@@ -87,6 +97,10 @@ impl Sizes {
             width: q[3],
             values: v[3],
         }
+    }
+    /// The head of k and v that head `head` of q looks at, both counted over the batch.
+    fn key_head(&self, head: usize) -> usize {
+        head / self.heads * self.groups + head % self.heads / (self.heads / self.groups)
     }
     /// How many keys query `i` may look at.
     fn reach(&self, causal: bool, i: usize) -> usize {
@@ -132,145 +146,130 @@ impl<'a, T: Scalar> Mask<'a, T> {
     }
 }
 
-const LANES: usize = 16;
-
-fn dot<T: Scalar, W: Real>(a: &[T], b: &[T]) -> W {
-    let mut lanes = [W::ZERO; LANES];
-    let (a_parts, b_parts) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest = a_parts.remainder().iter().zip(b_parts.remainder());
-    for (lane, (&a, &b)) in lanes.iter_mut().zip(rest) {
-        *lane = W::of(a) * W::of(b);
-    }
-    for (a, b) in a_parts.zip(b_parts) {
-        for ((lane, &a), &b) in lanes.iter_mut().zip(a).zip(b) {
-            *lane = *lane + W::of(a) * W::of(b);
-        }
-    }
-    lanes.into_iter().fold(W::ZERO, |sum, lane| sum + lane)
+/// Takes `n` elements off the front.
+fn take<'a, W>(from: &mut &'a mut [W], n: usize) -> &'a mut [W] {
+    let (taken, rest) = std::mem::take(from).split_at_mut(n);
+    *from = rest;
+    taken
 }
-/// to += factor * x
-fn add_scaled<T: Scalar, W: Real>(to: &mut [W], factor: W, x: &[T]) {
-    to.iter_mut().zip(x).for_each(|(to, &x)| *to = *to + factor * W::of(x));
+
+/// Scales a block of scores whose first query is `row`, counted over the batch and the heads, and masks them.
+fn mask_scores<T: Scalar, W: Real>(s: &Sizes, mask: &Mask<'_, T>, causal: bool, scale: W, row: usize, scores: &mut [W]) {
+    for (i, scores) in scores.chunks_mut(s.keys).enumerate() {
+        scores.iter_mut().for_each(|score| *score = *score * scale);
+        mask.apply((row + i) * s.keys, scores);
+        scores[s.reach(causal, (row + i) % s.queries)..].fill(W::LOWEST);
+    }
 }
 
 pub(super) fn sdpa(call: &Call<'_>) -> Ran {
-    floats!(call.out_dtype(0), T, W => {
-        sdpa_of::<T, W>(call);
-        Ok(())
-    })
+    floats!(call.out_dtype(0), T => sdpa_of::<T>(call));
+    Ok(())
 }
-fn sdpa_of<T: Scalar, W: Real + Scalar>(call: &Call<'_>) {
+fn sdpa_of<T: Float>(call: &Call<'_>) {
     let s = Sizes::new(call.in_shape(0), call.in_shape(2));
     let (q, k, v) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
     let mask = Mask::<T>::new(call, 3, &s);
     let (out, logsumexp) = (call.output::<T>(0), call.output::<f32>(1));
-    let (causal, scale) = (call.bool("causal"), W::of_f64(call.float("scale")));
-    let scratch = call.scratch::<W>();
-    for row in 0..s.batch * s.heads * s.queries {
-        let (b, h, i) = (row / s.queries / s.heads, row / s.queries % s.heads, row % s.queries);
-        let head = b * s.groups + h * s.groups / s.heads;
-        let (k, v) = (&k[head * s.keys * s.width..], &v[head * s.keys * s.values..]);
-        let q = &q[row * s.width..][..s.width];
-        let scores = &mut scratch[..s.reach(causal, i)];
-        for (t, score) in scores.iter_mut().enumerate() {
-            *score = dot::<T, W>(q, &k[t * s.width..][..s.width]) * scale;
-        }
-        mask.apply(row * s.keys, scores);
-        let max = scores.iter().fold(W::LOWEST, |max, &score| max.larger(score));
-        let nothing = max == W::LOWEST;
-        let max = if nothing { W::ZERO } else { max };
-        scores.iter_mut().for_each(|score| *score = math::exp(*score - max));
-        let sum = super::norm::total(scores, Wide::to_f64);
-        logsumexp[row] = if nothing { 0.0 } else { (max.to_f64() + sum.ln()) as f32 };
-        let inverse = if nothing { W::ZERO } else { W::of_f64(1.0 / sum) };
-        // A block of the result at a time, so that it is summed on the stack and rounded once.
-        for (block, len) in super::wide::blocks(s.values) {
-            let mut sums = [W::ZERO; super::wide::BLOCK];
-            for (t, &score) in scores.iter().enumerate() {
-                add_scaled(&mut sums[..len], score * inverse, &v[t * s.values + block..][..len]);
+    let (causal, scale) = (call.bool("causal"), T::Wide::of_f64(call.float("scale")));
+    let (d, e, keys, most) = (s.width, s.values, s.keys, s.queries.min(QUERIES as usize));
+    let mut scratch = call.scratch::<T::Wide>();
+    let scores = take(&mut scratch, most * keys);
+    let [k_room, v_room, q_room, out_room] =
+        [keys * d, keys * e, most * d, most * e].map(|n| take(&mut scratch, T::room(n)));
+    for head in 0..s.batch * s.heads {
+        let kv = s.key_head(head);
+        let k = T::widened(&k[kv * keys * d..][..keys * d], k_room);
+        let v = T::widened(&v[kv * keys * e..][..keys * e], v_room);
+        for at in (0..s.queries).step_by(most.max(1)) {
+            let (n, row) = (most.min(s.queries - at), head * s.queries + at);
+            let (q, p) = (T::widened(&q[row * d..][..n * d], q_room), &mut scores[..n * keys]);
+            product((n, d, keys), (false, true), q, k, p, false);
+            if keys == 0 {
+                logsumexp[row..][..n].fill(0.0);
+            } else {
+                mask_scores(&s, &mask, causal, scale, row, p);
+                p.chunks_mut(keys).zip(&mut logsumexp[row..]).for_each(|(p, sum)| *sum = softmax(p) as f32);
             }
-            W::store(&sums[..len], &mut out[row * s.values + block..][..len]);
+            T::rounded(&mut out[row * e..][..n * e], out_room, |out| {
+                product((n, keys, e), (false, false), p, v, out, false);
+            });
         }
     }
 }
+/// Makes a row of scores probabilities; the logarithm of the sum of their exponentials.
+fn softmax<W: Real>(scores: &mut [W]) -> f64 {
+    let max = scores.iter().fold(W::LOWEST, |max, &score| max.larger(score));
+    if max == W::LOWEST {
+        scores.fill(W::ZERO);
+        return 0.0;
+    }
+    scores.iter_mut().for_each(|score| *score = math::exp(*score - max));
+    let sum = super::norm::total(scores, Wide::to_f64);
+    let inverse = W::of_f64(1.0 / sum);
+    scores.iter_mut().for_each(|score| *score = *score * inverse);
+    max.to_f64() + sum.ln()
+}
 
 pub(super) fn sdpa_bwd(call: &Call<'_>) -> Ran {
-    floats!(call.in_dtype(1), T, W => {
-        sdpa_bwd_of::<T, W>(call);
-        Ok(())
-    })
+    floats!(call.in_dtype(1), T => sdpa_bwd_of::<T>(call));
+    Ok(())
 }
 /// With p = exp(scores - logsumexp): dv = pᵀ dout, dp = dout vᵀ, ds = p (dp - Σ dout out) scale, dq = ds k, dk = dsᵀ q.
-fn sdpa_bwd_of<T: Scalar, W: Real + Scalar>(call: &Call<'_>) {
+fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
     let s = Sizes::new(call.in_shape(1), call.in_shape(3));
     let [dout, q, k, v, out] = std::array::from_fn(|i| call.input::<T>(i));
     let logsumexp = call.input::<f32>(5);
     let mask = Mask::<T>::new(call, 6, &s);
     let [dq, dk, dv] = std::array::from_fn(|j| call.output::<T>(j));
-    let (causal, scale) = (call.bool("causal"), W::of_f64(call.float("scale")));
-    let (rows, sums) = call.scratch::<W>().split_at_mut(2 * s.keys);
-    let (p_row, dp_row) = rows.split_at_mut(s.keys);
+    let (causal, scale) = (call.bool("causal"), T::Wide::of_f64(call.float("scale")));
+    let (d, e, keys, most) = (s.width, s.values, s.keys, s.queries.min(QUERIES as usize));
+    let mut scratch = call.scratch::<T::Wide>();
+    let [all_p, all_dp] = [most * keys; 2].map(|n| take(&mut scratch, n));
+    let [k_room, v_room, dk_room, dv_room, q_room, dq_room, out_room, dout_room] =
+        [keys * d, keys * e, keys * d, keys * e, most * d, most * d, most * e, most * e]
+            .map(|n| take(&mut scratch, T::room(n)));
     let group = s.heads.checked_div(s.groups).unwrap_or(0);
-    let (ks, vs) = (s.keys * s.width, s.keys * s.values);
-    for head in 0..s.batch * s.groups {
-        let (k, v) = (&k[head * ks..][..ks], &v[head * vs..][..vs]);
-        // In half precision the sums over queries are kept in scratch.
-        let mut sums = is_half(T::DTYPE).then(|| sums[..ks + vs].split_at_mut(ks));
-        match &mut sums {
-            Some((dk, dv)) => {
-                dk.fill(W::ZERO);
-                dv.fill(W::ZERO);
-            }
-            None => {
-                dk[head * ks..][..ks].fill(T::cast_f32(0.0));
-                dv[head * vs..][..vs].fill(T::cast_f32(0.0));
-            }
-        }
-        for row in head * group * s.queries..(head + 1) * group * s.queries {
-            let reach = s.reach(causal, row % s.queries);
-            let (q, dq) = (&q[row * s.width..][..s.width], &mut dq[row * s.width..][..s.width]);
-            let (dout, out) = (&dout[row * s.values..][..s.values], &out[row * s.values..][..s.values]);
-            let (p, dp) = (&mut p_row[..reach], &mut dp_row[..reach]);
-            for (t, p) in p.iter_mut().enumerate() {
-                *p = dot::<T, W>(q, &k[t * s.width..][..s.width]) * scale;
-            }
-            mask.apply(row * s.keys, p);
-            let shift = W::of(logsumexp[row]);
-            p.iter_mut().for_each(|p| *p = math::exp(*p - shift));
-            let delta = dot::<T, W>(dout, out);
-            for (t, (dp, &p)) in dp.iter_mut().zip(&*p).enumerate() {
-                *dp = p * (dot::<T, W>(dout, &v[t * s.values..][..s.values]) - delta) * scale;
-            }
-            match &mut sums {
-                Some((dk, dv)) => {
-                    for t in 0..reach {
-                        add_scaled(&mut dv[t * s.values..][..s.values], p[t], dout);
-                        add_scaled(&mut dk[t * s.width..][..s.width], dp[t], q);
+    for kv in 0..s.batch * s.groups {
+        let (ks, vs) = (kv * keys * d..(kv + 1) * keys * d, kv * keys * e..(kv + 1) * keys * e);
+        let (k, v) = (T::widened(&k[ks.clone()], k_room), T::widened(&v[vs.clone()], v_room));
+        // Sums over all queries of all heads of the group.
+        T::rounded(&mut dk[ks], dk_room, |dk| {
+            T::rounded(&mut dv[vs], dv_room, |dv| {
+                dk.fill(T::Wide::ZERO);
+                dv.fill(T::Wide::ZERO);
+                for head in kv * group..(kv + 1) * group {
+                    for at in (0..s.queries).step_by(most.max(1)) {
+                        let (n, row) = (most.min(s.queries - at), head * s.queries + at);
+                        let q = T::widened(&q[row * d..][..n * d], q_room);
+                        let out = T::widened(&out[row * e..][..n * e], out_room);
+                        let dout = T::widened(&dout[row * e..][..n * e], dout_room);
+                        let (p, dp) = (&mut all_p[..n * keys], &mut all_dp[..n * keys]);
+                        product((n, d, keys), (false, true), q, k, p, false);
+                        product((n, e, keys), (false, true), dout, v, dp, false);
+                        if keys != 0 {
+                            mask_scores(&s, &mask, causal, scale, row, p);
+                        }
+                        for i in 0..n {
+                            let shift = T::Wide::of(logsumexp[row + i]);
+                            let delta = dot(&dout[i * e..][..e], &out[i * e..][..e]);
+                            let (p, dp) = (&mut p[i * keys..][..keys], &mut dp[i * keys..][..keys]);
+                            for (p, dp) in p.iter_mut().zip(dp) {
+                                *p = math::exp(*p - shift);
+                                *dp = *p * (*dp - delta) * scale;
+                            }
+                        }
+                        product((keys, n, e), (true, false), p, dout, dv, true);
+                        product((keys, n, d), (true, false), dp, q, dk, true);
+                        T::rounded(&mut dq[row * d..][..n * d], dq_room, |dq| {
+                            product((n, keys, d), (false, false), dp, k, dq, false);
+                        });
                     }
                 }
-                None => {
-                    let (dk, dv) = (&mut dk[head * ks..][..ks], &mut dv[head * vs..][..vs]);
-                    for t in 0..reach {
-                        add_scaled_to(&mut dv[t * s.values..][..s.values], p[t], dout);
-                        add_scaled_to(&mut dk[t * s.width..][..s.width], dp[t], q);
-                    }
-                }
-            }
-            for (block, len) in super::wide::blocks(s.width) {
-                let mut sums = [W::ZERO; super::wide::BLOCK];
-                for (t, &ds) in dp.iter().enumerate() {
-                    add_scaled(&mut sums[..len], ds, &k[t * s.width + block..][..len]);
-                }
-                W::store(&sums[..len], &mut dq[block..][..len]);
-            }
-        }
-        if let Some((dk_sums, dv_sums)) = sums {
-            W::store(dk_sums, &mut dk[head * ks..][..ks]);
-            W::store(dv_sums, &mut dv[head * vs..][..vs]);
-        }
+            });
+        });
     }
 }
-/// to += factor * x, in the element type.
-fn add_scaled_to<T: Scalar, W: Real>(to: &mut [T], factor: W, x: &[T]) {
-    to.iter_mut().zip(x).for_each(|(to, &x)| *to = (W::of(*to) + factor * W::of(x)).narrow());
+fn dot<W: Real>(a: &[W], b: &[W]) -> W {
+    W::of_f64(a.iter().zip(b).map(|(&a, &b)| (a * b).to_f64()).sum())
 }

@@ -3,7 +3,7 @@
 
 use super::Ran;
 use super::elementwise::is_number;
-use super::math::Real;
+use super::math::{Float, Real};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::strides::count;
 use super::wide::{BLOCK, Scalar, Wide, blocks, every_number, floats, sink, source, wide_float};
@@ -163,11 +163,12 @@ impl Sizes {
     }
 }
 
+/// The type that products of an element type are summed in.
+type W<T> = <T as Float>::Wide;
+
 pub(super) fn convolution(call: &Call<'_>) -> Ran {
-    floats!(call.out_dtype(0), T, W => {
-        convolve::<T, W>(call);
-        Ok(())
-    })
+    floats!(call.out_dtype(0), T => convolve::<T, W<T>>(call));
+    Ok(())
 }
 fn convolve<T: Scalar, W: Real>(call: &Call<'_>) {
     let s = Sizes::new(call, call.in_shape(0), call.in_shape(1), call.out_shape(0));
@@ -213,20 +214,20 @@ fn points(sizes: [usize; 4]) -> impl Iterator<Item = (usize, usize, usize, usize
 pub(super) fn convolution_bwd(call: &Call<'_>) -> Ran {
     let mask = call.ints("mask");
     let result = |i: usize| (mask[i] == 1).then(|| mask[..i].iter().sum::<i64>() as usize);
-    floats!(call.in_dtype(0), T, W => {
+    floats!(call.in_dtype(0), T => {
         let s = Sizes::new(call, call.in_shape(1), call.in_shape(2), call.in_shape(0));
         let (dy, x, w) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
         if let Some(j) = result(0) {
-            convolve_dx::<T, W>(&s, dy, w, call.output(j));
+            convolve_dx::<T, W<T>>(&s, dy, w, call.output(j));
         }
         if let Some(j) = result(1) {
-            convolve_dw::<T, W>(&s, dy, x, call.output(j));
+            convolve_dw::<T, W<T>>(&s, dy, x, call.output(j));
         }
         if let Some(j) = result(2) {
-            convolve_db::<T, W>(&s, dy, call.output(j));
+            convolve_db(&s, dy, call.output::<T>(j));
         }
-        Ok(())
-    })
+    });
+    Ok(())
 }
 /// Each row of dx gathers what the outputs that read it got.
 fn convolve_dx<T: Scalar, W: Real>(s: &Sizes, dy: &[T], w: &[T], dx: &mut [T]) {
@@ -298,7 +299,7 @@ fn dot<T: Scalar, W: Real>(a: &[T], b: &[T], stride: usize) -> W {
     }
     lanes.into_iter().fold(W::ZERO, |sum, lane| sum + lane)
 }
-fn convolve_db<T: Scalar, W: Real>(s: &Sizes, dy: &[T], db: &mut [T]) {
+fn convolve_db<T: Scalar>(s: &Sizes, dy: &[T], db: &mut [T]) {
     let plane = s.y.output * s.x.output;
     for (c, db) in db.iter_mut().enumerate() {
         let (g, o) = (c / s.outputs, c % s.outputs);

@@ -9,10 +9,11 @@
 
 use super::Ran;
 use super::elementwise::is_number;
+use super::math::{Float, Real};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_half};
 use super::strides::Broadcast;
 use super::wide::{Scalar, Source, Wide, blocks, sink, source};
-use crate::kernel::{Call, Element};
+use crate::kernel::Call;
 use artifact::DType;
 
 // ------------------------------------------------------------------------------------------------------------ checks
@@ -83,8 +84,8 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
     match call.out_dtype(0) {
         DType::F32 => float::<f32>(call, a, &sizes),
         DType::F64 => float::<f64>(call, a, &sizes),
-        DType::BF16 => half::<half::bf16>(call, a, &sizes),
-        DType::F16 => half::<half::f16>(call, a, &sizes),
+        DType::BF16 => float::<half::bf16>(call, a, &sizes),
+        DType::F16 => float::<half::f16>(call, a, &sizes),
         DType::U8 => integer::<u8>(call, a, &sizes),
         DType::I8 => integer::<i8>(call, a, &sizes),
         DType::I16 => integer::<i16>(call, a, &sizes),
@@ -95,44 +96,23 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
     Ok(())
 }
 
-/// Fills the result's elements from `at` on with operand 0's.
-fn addend<W: Wide + Scalar>(c: &[W], order: &Broadcast, at: usize, y: &mut [W]) {
-    order.runs(at, y.len(), |range, from, follow| match follow {
-        true => y[range.clone()].copy_from_slice(&c[from..from + range.len()]),
-        false => y[range].fill(c[from]),
-    });
-}
-
-fn float<T: Wide + Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
+fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
     let (x, w, y) = (call.input::<T>(a), call.input::<T>(a + 1), call.output::<T>(0));
-    if a == 1 {
-        let order = Broadcast::new(call.in_shape(0), call.out_shape(0));
-        addend(call.input::<T>(0), &order, 0, y);
-    }
+    let addend = (a == 1).then(|| (call.input::<T>(0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
     let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
+    let (x_room, rest) = call.scratch::<T::Wide>().split_at_mut(T::room(xs));
+    let (w_room, y_room) = rest.split_at_mut(T::room(ws));
     for b in 0..s.batch {
-        product(s, &x[b * xs..][..xs], &w[b * ws..][..ws], &mut y[b * ys..][..ys], a == 1);
-    }
-}
-
-fn half<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
-    let (x, w, y) = (call.input::<T>(a), call.input::<T>(a + 1), call.output::<T>(0));
-    let c = (a == 1).then(|| (call.input::<T>(0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
-    let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
-    let (wide_x, rest) = call.scratch::<f32>().split_at_mut(xs);
-    let (wide_w, rest) = rest.split_at_mut(ws);
-    let wide_y = &mut rest[..ys];
-    for b in 0..s.batch {
-        T::to_f32s(&x[b * xs..][..xs], wide_x);
-        T::to_f32s(&w[b * ws..][..ws], wide_w);
-        if let Some((c, order)) = &c {
-            order.runs(b * ys, ys, |range, from, follow| match follow {
-                true => T::to_f32s(&c[from..from + range.len()], &mut wide_y[range]),
-                false => wide_y[range].fill(c[from].f32()),
-            });
-        }
-        product(s, wide_x, wide_w, wide_y, a == 1);
-        T::of_f32s(wide_y, &mut y[b * ys..][..ys]);
+        let (x, w) = (T::widened(&x[b * xs..][..xs], x_room), T::widened(&w[b * ws..][..ws], w_room));
+        T::rounded(&mut y[b * ys..][..ys], y_room, |y| {
+            if let Some((c, order)) = &addend {
+                order.runs(b * ys, ys, |range, from, follow| match follow {
+                    true => T::Wide::load(&c[from..from + range.len()], &mut y[range]),
+                    false => y[range].fill(T::Wide::of(c[from])),
+                });
+            }
+            product((s.m, s.k, s.n), (s.ta, s.tb), x, w, y, a == 1);
+        });
     }
 }
 
@@ -162,24 +142,29 @@ fn integer<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
     }
 }
 
-/// One matrix product: y = x w, or y += x w.
-fn product<T: Wide + Element>(s: &Sizes, x: &[T], w: &[T], y: &mut [T], add: bool) {
-    let (m, k, n) = (s.m, s.k, s.n);
+/// One product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so: y = x w, or y += x w.
+pub(super) fn product<R: Real>(
+    (m, k, n): (usize, usize, usize),
+    (ta, tb): (bool, bool),
+    x: &[R],
+    w: &[R],
+    y: &mut [R],
+    add: bool,
+) {
     if m == 0 || n == 0 {
         return;
     }
     if k == 0 {
         if !add {
-            y.fill(T::ZERO);
+            y.fill(R::ZERO);
         }
         return;
     }
     assert!(x.len() == m * k && w.len() == k * n && y.len() == m * n, "slices should be whole matrices");
-    let (x_row, x_column) = if s.ta { (1, m) } else { (k, 1) };
-    let (w_row, w_column) = if s.tb { (1, k) } else { (n, 1) };
+    let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
+    let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
     // SAFETY: the assertion above says that every element the strides reach lies in its slice, and y, a mutable slice,
-    // overlaps neither factor. T is f32 or f64 (see Wide and the callers), which the crate implements; other types make
-    // it panic, not misbehave.
+    // overlaps neither factor. A Real is f32 or f64, which the crate implements; other types would make it panic.
     unsafe {
         gemm::gemm(
             m,
@@ -195,8 +180,8 @@ fn product<T: Wide + Element>(s: &Sizes, x: &[T], w: &[T], y: &mut [T], add: boo
             w.as_ptr(),
             w_column as isize,
             w_row as isize,
-            T::ONE,
-            T::ONE,
+            R::ONE,
+            R::ONE,
             false,
             false,
             false,

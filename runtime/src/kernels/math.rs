@@ -1,7 +1,7 @@
 //! Functions of floating-point numbers. Those of f32 are written so that LLVM vectorises them (no branches, no calls, no
 //! table), with an error of a few units in the last place; those of f64 are the standard library's.
 
-use super::wide::Wide;
+use super::wide::{Scalar, Wide};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// A floating-point type that kernels compute in.
@@ -17,6 +17,57 @@ pub(super) trait Real:
     fn cos_of(self) -> Self;
     fn pow_of(self, y: Self) -> Self;
 }
+
+/// A floating-point element type and the type that products of it are computed in, which is itself but for half
+/// precision: that goes through memory of one's own, `room`.
+pub(super) trait Float: Scalar {
+    type Wide: Real + Scalar;
+    /// The elements, in `room` if they have to be widened.
+    fn widened<'a>(x: &'a [Self], room: &'a mut [Self::Wide]) -> &'a [Self::Wide];
+    /// Lets `f` write the elements, by way of `room` if they have to be rounded.
+    fn rounded(y: &mut [Self], room: &mut [Self::Wide], f: impl FnOnce(&mut [Self::Wide]));
+    /// How much room `n` elements need.
+    fn room(n: usize) -> usize;
+}
+
+macro_rules! float {
+    ($($ty:ident),*) => {$(
+        impl Float for $ty {
+            type Wide = $ty;
+            fn widened<'a>(x: &'a [$ty], _: &'a mut [$ty]) -> &'a [$ty] {
+                x
+            }
+            fn rounded(y: &mut [$ty], _: &mut [$ty], f: impl FnOnce(&mut [$ty])) {
+                f(y);
+            }
+            fn room(_: usize) -> usize {
+                0
+            }
+        }
+    )*};
+}
+float!(f32, f64);
+
+macro_rules! half_float {
+    ($($ty:ident),*) => {$(
+        impl Float for half::$ty {
+            type Wide = f32;
+            fn widened<'a>(x: &'a [Self], room: &'a mut [f32]) -> &'a [f32] {
+                Self::to_f32s(x, &mut room[..x.len()]);
+                &room[..x.len()]
+            }
+            fn rounded(y: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32])) {
+                let room = &mut room[..y.len()];
+                f(room);
+                Self::of_f32s(room, y);
+            }
+            fn room(n: usize) -> usize {
+                n
+            }
+        }
+    )*};
+}
+half_float!(bf16, f16);
 
 macro_rules! real {
     ($ty:ident, $exp:path, $tanh:path, $erf:path) => {

@@ -111,22 +111,22 @@ fn fold<R: Real, const N: usize>(
     y: &Sink<'_>,
     known: &PerLine,
     start: f64,
-    lift: impl Fn([R; N], R) -> f64,
+    lift: impl Fn([R; N], R) -> R,
     combine: impl Fn(f64, f64) -> f64,
 ) -> PerLine {
     let mut result = [start; BLOCK];
     let mut buffers = [[R::ZERO; BLOCK]; N];
     if l.stride == 1 {
         let mut lanes = [start; LANES];
+        let mut lifted = [R::ZERO; BLOCK];
         let known = R::of_f64(known[0]);
         for (block, len) in blocks(l.n) {
             (0..N).for_each(|i| xs[i].load(y, l.at + block, &mut buffers[i][..len]));
-            let lifted = |j: usize| lift(std::array::from_fn(|i| buffers[i][j]), known);
-            let whole = len / LANES * LANES;
-            for j in (0..whole).step_by(LANES) {
-                (0..LANES).for_each(|i| lanes[i] = combine(lanes[i], lifted(j + i)));
+            // Two loops: one lifts, which becomes vector code, one combines.
+            (0..len).for_each(|j| lifted[j] = lift(std::array::from_fn(|i| buffers[i][j]), known));
+            for part in lifted[..len].chunks(LANES) {
+                lanes.iter_mut().zip(part).for_each(|(lane, x)| *lane = combine(*lane, x.to_f64()));
             }
-            (whole..len).for_each(|j| lanes[j - whole] = combine(lanes[j - whole], lifted(j)));
         }
         let mut width = LANES;
         while 1 < width {
@@ -142,7 +142,7 @@ fn fold<R: Real, const N: usize>(
             x.load(y, l.at + i * l.stride, &mut buffer[..l.lines]);
         }
         for j in 0..l.lines.min(BLOCK) {
-            result[j] = combine(result[j], lift(std::array::from_fn(|i| buffers[i][j]), known[j]));
+            result[j] = combine(result[j], lift(std::array::from_fn(|i| buffers[i][j]), known[j]).to_f64());
         }
     }
     result
@@ -189,8 +189,8 @@ fn plus(a: f64, b: f64) -> f64 {
 
 /// The maximum of each line, and the sum of its exponentials below that.
 fn softmax_sums<R: Real>(l: Lines, x: &[Source<'_>; 1], y: &Sink<'_>) -> (PerLine, PerLine) {
-    let max = fold(l, x, y, &NOTHING, f64::NEG_INFINITY, |[x]: [R; 1], _| x.to_f64(), larger);
-    let sum = fold(l, x, y, &max, 0.0, |[x]: [R; 1], max| math::exp(x - max).to_f64(), plus);
+    let max = fold(l, x, y, &NOTHING, f64::NEG_INFINITY, |[x]: [R; 1], _| x, larger);
+    let sum = fold(l, x, y, &max, 0.0, |[x]: [R; 1], max| math::exp(x - max), plus);
     (max, sum)
 }
 pub(super) fn softmax(call: &Call<'_>) -> Ran {
@@ -221,7 +221,7 @@ pub(super) fn softmax_bwd(call: &Call<'_>) -> Ran {
     fn real<R: Real>(call: &Call<'_>) {
         let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
         lines(call, |l| {
-            let sum = fold(l, &xs, &dx, &NOTHING, 0.0, |[dy, y]: [R; 2], _| (dy * y).to_f64(), plus);
+            let sum = fold(l, &xs, &dx, &NOTHING, 0.0, |[dy, y]: [R; 2], _| dy * y, plus);
             apply(l, &xs, &mut dx, [&sum, &NOTHING], |[dy, y]: [R; 2], [sum, _]| (dy - sum) * y);
         });
     }
@@ -233,7 +233,7 @@ pub(super) fn log_softmax_bwd(call: &Call<'_>) -> Ran {
     fn real<R: Real>(call: &Call<'_>) {
         let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
         lines(call, |l| {
-            let sum = fold(l, &xs, &dx, &NOTHING, 0.0, |[dy, _]: [R; 2], _| dy.to_f64(), plus);
+            let sum = fold(l, &xs, &dx, &NOTHING, 0.0, |[dy, _]: [R; 2], _| dy, plus);
             apply(l, &xs, &mut dx, [&sum, &NOTHING], |[dy, y]: [R; 2], [sum, _]| dy - math::exp(y) * sum);
         });
     }
@@ -263,11 +263,10 @@ fn layer_norm_of<R: Real>(call: &Call<'_>) {
     let (mut xs, mut ws, mut bs) = ([R::ZERO; BLOCK], [R::ONE; BLOCK], [R::ZERO; BLOCK]);
     for row in 0..rows {
         let l = Lines { at: row * n, n, stride: 1, lines: 1 };
-        let mut mean = fold(l, &x, &y, &NOTHING, 0.0, |[x]: [R; 1], _| x.to_f64(), plus);
+        let mut mean = fold(l, &x, &y, &NOTHING, 0.0, |[x]: [R; 1], _| x, plus);
         mean[0] /= n as f64;
-        let centre = mean[0];
-        let squares = |[x]: [R; 1], _| (x.to_f64() - centre) * (x.to_f64() - centre);
-        let var = fold(l, &x, &y, &NOTHING, 0.0, squares, plus)[0] / n as f64;
+        let squares = |[x]: [R; 1], mean| (x - mean) * (x - mean);
+        let var = fold(l, &x, &y, &mean, 0.0, squares, plus)[0] / n as f64;
         let rstd = 1.0 / (var + eps).sqrt();
         means.store(row, &[mean[0]]);
         rstds.store(row, &[rstd]);

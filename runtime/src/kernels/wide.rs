@@ -237,31 +237,27 @@ macro_rules! wide_float {
         }
     };
 }
-/// Runs the body with `$T` as the Rust type of a floating-point element type and `$W` as its wide type.
+/// Runs the body with `$T` as the Rust type of a floating-point element type.
 macro_rules! floats {
-    ($dtype:expr, $T:ident, $W:ident => $body:expr) => {
+    ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
             artifact::DType::F64 => {
                 type $T = f64;
-                type $W = f64;
                 $body
             }
             artifact::DType::F32 => {
                 type $T = f32;
-                type $W = f32;
                 $body
             }
             artifact::DType::BF16 => {
                 type $T = half::bf16;
-                type $W = f32;
                 $body
             }
             artifact::DType::F16 => {
                 type $T = half::f16;
-                type $W = f32;
                 $body
             }
-            other => Err(format!("no kernel for {other:?}")),
+            other => return Err(format!("no kernel for {other:?}")),
         }
     };
 }
@@ -281,7 +277,7 @@ macro_rules! every_number {
                 type $W = $wide;
                 $body
             })*
-            other => Err(format!("no kernel for {other:?}")),
+            other => return Err(format!("no kernel for {other:?}")),
         }
     };
 }

@@ -4,7 +4,7 @@ use artifact::{Attr, DType};
 use runtime::kernels::owned::OwnedTensor;
 
 /// More scratch than any case needs.
-pub(crate) const SCRATCH_BYTES: u64 = 1 << 16;
+pub(crate) const SCRATCH_BYTES: u64 = 1 << 20;
 
 /// One run.
 #[derive(Clone, Debug)]
@@ -375,7 +375,7 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         }
         "sdpa" | "sdpa_bwd" => {
             let t = rng.float();
-            let [b, g, s, keys, d, e] = [2, 2, 6, 7, 19, 18].map(|n| 1 + rng.below(n));
+            let [b, g, s, keys, d, e] = [2, 2, 40, 7, 19, 18].map(|n| 1 + rng.below(n));
             let h = g * (1 + rng.below(2));
             let (q, k, v) = (vec![b, h, s, d], vec![b, g, keys, d], vec![b, g, keys, e]);
             attrs = vec![("causal", Attr::Bool(rng.flag())), ("scale", Attr::Float(0.3))];

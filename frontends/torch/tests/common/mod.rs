@@ -3,11 +3,11 @@
 // Each test binary uses a part of it.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+use flate2::Compression;
+use flate2::write::DeflateEncoder;
 use std::collections::BTreeMap;
-use std::io::{Cursor, Read, Write};
+use std::io::Write;
 use std::path::PathBuf;
-use zip::write::SimpleFileOptions;
-use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 /// A file below `tests/data`.
 pub(crate) fn data(path: &str) -> PathBuf {
@@ -24,28 +24,49 @@ pub(crate) fn fixed() -> BTreeMap<String, u64> {
     BTreeMap::new()
 }
 
-/// The entries of an archive, without their root folder.
+/// The entries of an archive as torch writes it, without their root folder.
 pub(crate) fn entries(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
-    let mut zip = ZipArchive::new(Cursor::new(bytes)).unwrap();
+    let number = |at: usize, n: usize| (0..n).rev().fold(0, |number, i| number << 8 | usize::from(bytes[at + i]));
+    let end = bytes.len() - 22;
+    let mut at = number(end + 16, 4);
     let mut entries = BTreeMap::new();
-    for i in 0..zip.len() {
-        let mut file = zip.by_index(i).unwrap();
-        let name = String::from_utf8(file.name_raw().to_vec()).unwrap();
-        let mut bytes = vec![];
-        file.read_to_end(&mut bytes).unwrap();
-        entries.insert(name.split_once('/').unwrap().1.to_string(), bytes);
+    for _ in 0..number(end + 10, 2) {
+        let (size, n_name, n_extra) = (number(at + 24, 4), number(at + 28, 2), number(at + 30, 2));
+        let name = String::from_utf8(bytes[at + 46..at + 46 + n_name].to_vec()).unwrap();
+        let local = number(at + 42, 4);
+        let data = local + 30 + number(local + 26, 2) + number(local + 28, 2);
+        entries.insert(name.split_once('/').unwrap().1.to_string(), bytes[data..data + size].to_vec());
+        at += 46 + n_name + n_extra;
     }
     entries
 }
 
 /// An archive of entries.
-pub(crate) fn archive(entries: &BTreeMap<String, Vec<u8>>, method: CompressionMethod) -> Vec<u8> {
-    let mut zip = ZipWriter::new(Cursor::new(vec![]));
-    for (name, bytes) in entries {
-        zip.start_file(format!("root/{name}"), SimpleFileOptions::default().compression_method(method)).unwrap();
-        zip.write_all(bytes).unwrap();
+pub(crate) fn archive(entries: &BTreeMap<String, Vec<u8>>, deflated: bool) -> Vec<u8> {
+    let (mut bytes, mut directory) = (vec![], vec![]);
+    for (name, data) in entries {
+        let name = format!("root/{name}");
+        let stored = if deflated {
+            let mut encoder = DeflateEncoder::new(vec![], Compression::default());
+            encoder.write_all(data).unwrap();
+            encoder.finish().unwrap()
+        } else {
+            data.clone()
+        };
+        let mut header = [0, if deflated { 8u16 } else { 0 }, 0, 0].map(u16::to_le_bytes).concat();
+        header.extend([crc32fast::hash(data), stored.len() as u32, data.len() as u32].map(u32::to_le_bytes).concat());
+        header.extend([name.len() as u16, 0].map(u16::to_le_bytes).concat());
+        directory.extend([b"PK\x01\x02\0\0\0\0", &header[..], &[0; 10], &(bytes.len() as u32).to_le_bytes()].concat());
+        directory.extend(name.as_bytes());
+        bytes.extend([b"PK\x03\x04\0\0", &header[..], name.as_bytes(), &stored].concat());
     }
-    zip.finish().unwrap().into_inner()
+    let n = entries.len() as u16;
+    let start = bytes.len() as u32;
+    bytes.extend(&directory);
+    bytes.extend([&b"PK\x05\x06\0\0\0\0"[..], &n.to_le_bytes(), &n.to_le_bytes()].concat());
+    bytes.extend([(directory.len() as u32).to_le_bytes(), start.to_le_bytes()].concat());
+    bytes.extend([0, 0]);
+    bytes
 }
 
 /// An archive whose model is `edit` of the model in `bytes`.
@@ -54,7 +75,7 @@ pub(crate) fn edited(bytes: &[u8], edit: impl FnOnce(&mut serde_json::Value)) ->
     let mut model = serde_json::from_slice(&entries[MODEL]).unwrap();
     edit(&mut model);
     entries.insert(MODEL.into(), serde_json::to_vec(&model).unwrap());
-    archive(&entries, CompressionMethod::Stored)
+    archive(&entries, false)
 }
 
 /// The model's entry.

@@ -1,0 +1,55 @@
+//! Programs from decisions that no planner made.
+
+use ir::{Device, Graph, Phase, Program};
+use passes::alloc;
+use passes::cost::Roofline;
+use passes::decide::{Decided, Decisions, Gap, Means, Problem, Reason};
+use passes::graph::optimizer::Optimizer;
+use passes::pipeline::Compiled;
+use passes::schedule::{order, sync};
+use passes::sim::simulate;
+use passes::{graph, realise};
+
+/// The step in which every forward value runs again before its first use in backward.
+pub fn recompute_all(model: &Graph, optimizer: Optimizer, device: &Device) -> Compiled {
+    let cost = Roofline::new(device);
+    let mut graph = model.clone();
+    graph::canonical::run(&mut graph);
+    graph::optimizer::run(&mut graph, optimizer).expect("the model should have gradients");
+    order::run(&mut graph, order::Update::Backward);
+    let graph = graph.compact();
+    let problem = Problem::new(&graph, device, &cost);
+    let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
+    let mut decisions = Decisions::default();
+    for value in graph.values.ids().filter(|&v| graph.root(v) == v) {
+        let Some(node) = graph.def_node(value) else { continue };
+        if graph.nodes[node].phase != Phase::Forward {
+            continue;
+        }
+        let accesses = problem.accesses(value);
+        let phase = |at: u32| graph.nodes[problem.lines[at as usize]].phase;
+        for (gap, pair) in accesses.windows(2).enumerate() {
+            if phase(pair[0]) == Phase::Forward && phase(pair[1]) == Phase::Backward {
+                decisions.cuts.insert(Gap { value, gap: gap as u32 }, (Means::Recompute, reason));
+            }
+        }
+    }
+    finish(&problem, decisions)
+}
+
+/// A proved program from decisions.
+pub fn finish(problem: &Problem<'_>, decisions: Decisions) -> Compiled {
+    let graph = problem.graph;
+    let mut schedule = realise::lines(problem, &decisions).expect("the decisions should be legal");
+    let lives = realise::lives(graph, &schedule, problem.cost, 0);
+    let plan = alloc::allocate(&schedule, &lives);
+    sync::run(graph, &mut schedule, &plan);
+    let program = Program { graph: graph.clone(), schedule, plan: Some(plan) };
+    if let Err(findings) = ir::check::check(&program) {
+        panic!("{}", ir::text::print_program_with_findings(&program, &findings));
+    }
+    let timeline = simulate(graph, &program.schedule, problem.cost);
+    let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[ir::table::Id::new(0)]);
+    let decided = Decided { decisions, variant: 0, budget: None, keep_peak: peak, smallest: peak, curve: vec![] };
+    Compiled { program, timeline, decided, planned_peak: peak, live_peak: peak }
+}

@@ -1,0 +1,255 @@
+//! Real models against PyTorch, and against themselves at every budget.
+//!
+//! `tests/data/models/*/ref.safetensors` holds what PyTorch eager computed: batches, the first loss and gradients, the
+//! buffers after one step, 20 losses of AdamW, the parameters' norms after them.
+
+use artifact::Artifact;
+use codegen::Data;
+use ir::Device;
+use passes::cost::Roofline;
+use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::pipeline::{self, Budget, Compiled, Error, Options};
+use runtime::{Machine, StateInit};
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const STEPS: usize = 20;
+
+/// A fixture at one level.
+struct Fixture {
+    model: torch::Model,
+    data: Data,
+    reference: Vec<u8>,
+    meta: serde_json::Value,
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name)
+}
+
+impl Fixture {
+    fn read(name: &str, level: &str) -> Fixture {
+        let read = |level: &str| torch::read(&folder(name).join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
+        let model = read(level);
+        assert!(model.unsupported.is_empty(), "{name} {level}: {:?}", model.unsupported);
+        // Only the core file carries weights.
+        let mut tensors = read("core").tensors;
+        tensors.extend(model.tensors.clone());
+        let data = tensors.into_iter().map(|(path, tensor)| (path, tensor.data)).collect();
+        let file = ["ref.safetensors", "batches.safetensors"].map(|f| folder(name).join(f)).into_iter().find(|f| f.exists());
+        let meta = std::fs::read(folder(name).join("meta.json")).unwrap();
+        Fixture {
+            model,
+            data,
+            reference: std::fs::read(file.unwrap()).unwrap(),
+            meta: serde_json::from_slice(&meta).unwrap(),
+        }
+    }
+
+    fn compile(&self, optimizer: Optimizer, budget: Budget) -> Result<(Compiled, Artifact), Error> {
+        let device = cpu();
+        let options = Options { optimizer, budget, ..Options::default() };
+        let graph = self.model.graph.clone();
+        let compiled = pipeline::compile(graph, &options, &device, &Roofline::new(&device), &mut |_| ())?;
+        let paths: Vec<&str> = compiled.program.graph.states.iter().map(|s| s.path.as_str()).collect();
+        let data = self.data.iter().filter(|(path, _)| paths.contains(&path.as_str()));
+        let data = data.map(|(path, bytes)| (path.clone(), bytes.clone())).collect();
+        let artifact = codegen::emit(&compiled, &data, optimizer).unwrap();
+        Ok((compiled, artifact))
+    }
+
+    fn tensor(&self, name: &str) -> Option<Vec<u8>> {
+        let file = SafeTensors::deserialize(&self.reference).unwrap();
+        file.tensor(name).ok().map(|tensor| tensor.data().to_vec())
+    }
+
+    /// The reference tensor `name`.
+    fn floats(&self, name: &str) -> Vec<f64> {
+        floats(&self.tensor(name).unwrap_or_else(|| panic!("the reference should have {name}")))
+    }
+
+    fn list(&self, key: &str) -> Vec<String> {
+        let list = self.meta[key].as_array().cloned().unwrap_or_default();
+        list.iter().map(|v| v.as_str().unwrap().to_string()).collect()
+    }
+
+    /// Feeds step `step`'s batch.
+    fn feed(&self, machine: &mut Machine, step: usize) {
+        let batch = step % self.meta["batches"].as_u64().unwrap() as usize;
+        let names: Vec<String> = machine.inputs().map(|input| input.name.clone()).collect();
+        for name in names {
+            let bytes = if name == HYPER {
+                [1e-3f64, 0.9, 0.999, 1e-8, 0.01].iter().flat_map(|x| x.to_le_bytes()).collect()
+            } else {
+                self.tensor(&format!("batch.{batch}.{name}")).unwrap()
+            };
+            machine.write_input(&name, &bytes).unwrap();
+        }
+    }
+
+    /// Runs `steps` steps; returns the losses and every state's bytes.
+    fn train(&self, artifact: &Artifact, steps: usize, shuffle: Option<u64>) -> Trained {
+        let options = runtime::Options { shuffle, ..runtime::Options::default() };
+        let mut machine = Machine::new(artifact.clone(), options).unwrap();
+        machine.initialise(&StateInit { seed: 7, std: 0.02 }).unwrap();
+        let mut losses = vec![];
+        for step in 0..steps {
+            self.feed(&mut machine, step);
+            machine.step().unwrap();
+            losses.push(machine.read_output("loss").unwrap());
+        }
+        let paths: Vec<String> = machine.states().map(|state| state.path.clone()).collect();
+        let states = paths.into_iter().map(|path| (path.clone(), machine.read_state(&path).unwrap())).collect();
+        Trained { losses, states, measured_peak: machine.measured_peak_bytes() }
+    }
+}
+
+struct Trained {
+    losses: Vec<Vec<u8>>,
+    states: BTreeMap<String, Vec<u8>>,
+    measured_peak: u64,
+}
+
+fn cpu() -> Device {
+    passes::devices::named("cpu").unwrap()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f64> {
+    bytes.chunks(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
+}
+
+fn norm(x: &[f64]) -> f64 {
+    x.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// |a - b| / |b|
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    norm(&a.iter().zip(b).map(|(a, b)| a - b).collect::<Vec<_>>()) / norm(b)
+}
+
+/// Loss, gradients, buffers and 20 losses are PyTorch's.
+fn equals_pytorch(name: &str, level: &str) {
+    let fixture = Fixture::read(name, level);
+    let noise = fixture.list("noise_parameters");
+    let (_, artifact) = fixture.compile(Optimizer::None, Budget::Device).unwrap();
+    let mut machine = Machine::new(artifact, runtime::Options::default()).unwrap();
+    fixture.feed(&mut machine, 0);
+    machine.step().unwrap();
+    let loss = floats(&machine.read_output("loss").unwrap());
+    assert!(distance(&loss, &fixture.floats("loss")) <= 1e-5, "{name} {level}: loss {loss:?}");
+    for path in fixture.list("parameters").iter().filter(|path| !noise.contains(path)) {
+        let gradient = floats(&machine.read_output(&format!("grad.{path}")).unwrap());
+        let distance = distance(&gradient, &fixture.floats(&format!("grad.{path}")));
+        assert!(distance <= 1e-4, "{name} {level}: gradient of {path} is off by {distance:e}");
+    }
+    for path in fixture.list("mutated_buffers") {
+        let state = machine.read_state(&path).unwrap();
+        let expected = fixture.tensor(&format!("buffer.{path}")).unwrap();
+        if path.ends_with("num_batches_tracked") {
+            assert_eq!(state, expected, "{name} {level}: {path}");
+        } else {
+            assert!(distance(&floats(&state), &floats(&expected)) <= 1e-5, "{name} {level}: {path}");
+        }
+    }
+
+    let (_, artifact) = fixture.compile(Optimizer::AdamW, Budget::Device).unwrap();
+    let trained = fixture.train(&artifact, STEPS, None);
+    let losses = fixture.floats("losses");
+    assert_eq!(losses.len(), STEPS);
+    for (step, (loss, expected)) in trained.losses.iter().zip(&losses).enumerate() {
+        let off = (floats(loss)[0] / expected - 1.0).abs();
+        assert!(off <= 1e-4, "{name} {level}: loss {step} is {:?}, not {expected}: off by {off:e}", floats(loss));
+    }
+    let parameters = fixture.list("parameters");
+    for (path, expected) in parameters.iter().zip(fixture.floats("final_l2")).filter(|(path, _)| !noise.contains(path)) {
+        let off = (norm(&floats(&trained.states[path])) / expected - 1.0).abs();
+        assert!(off <= 1e-3, "{name} {level}: the norm of {path} is off by {off:e}");
+    }
+}
+
+/// At every budget: measured = planned <= budget, and the same bits; a lower budget never plans a higher peak.
+fn same_at_every_budget(name: &str, level: &str, smallest_share: f64) {
+    let fixture = Fixture::read(name, level);
+    let (roomy, artifact) = fixture.compile(Optimizer::AdamW, Budget::Share(1.0)).unwrap();
+    let expected = fixture.train(&artifact, STEPS, None);
+    let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest);
+    assert!(smallest as f64 <= smallest_share * keep as f64, "{name} {level}: smallest {smallest}, keep {keep}");
+    let mut higher = u64::MAX;
+    let mut recomputed = 0;
+    const BUDGETS: u64 = 6;
+    for k in 0..=BUDGETS {
+        let budget = smallest + (keep - smallest) * (BUDGETS - k) / BUDGETS;
+        let (compiled, artifact) = fixture.compile(Optimizer::AdamW, Budget::Bytes(budget)).unwrap();
+        let peak = compiled.planned_peak;
+        assert!(peak <= budget && peak <= higher, "{name} {level}: {peak} planned for {budget}, {higher} for more");
+        higher = peak;
+        recomputed += compiled.program.schedule.instrs.values().filter(|i| i.why == ir::schedule::Why::Recompute).count();
+        for shuffle in [None, Some(k)] {
+            let trained = fixture.train(&artifact, STEPS, shuffle);
+            assert_eq!(trained.measured_peak, peak, "{name} {level}: measured at {budget}");
+            assert_eq!(trained.losses, expected.losses, "{name} {level}: losses at {budget}, shuffle {shuffle:?}");
+            assert_eq!(trained.states, expected.states, "{name} {level}: states at {budget}, shuffle {shuffle:?}");
+        }
+    }
+    assert_eq!(higher, smallest, "{name} {level}: the smallest budget is met exactly");
+    match fixture.compile(Optimizer::AdamW, Budget::Bytes(smallest - 1)) {
+        Err(Error::Infeasible(infeasible)) => assert_eq!(infeasible.smallest, smallest),
+        other => panic!("{name} {level}: below the smallest budget: {:?}", other.map(|(c, _)| c.planned_peak)),
+    }
+    let _ = recomputed;
+}
+
+macro_rules! fixtures {
+    ($($test:ident: $name:literal $level:literal $share:literal;)*) => {$(
+        mod $test {
+            #[test]
+            fn equals_pytorch() {
+                super::equals_pytorch($name, $level);
+            }
+            #[test]
+            fn same_at_every_budget() {
+                super::same_at_every_budget($name, $level, $share);
+            }
+        }
+    )*};
+}
+
+// The share is the smallest budget over what `keep` needs, at most.
+fixtures! {
+    gpt2_core: "gpt2-tiny" "core" 0.65;
+    gpt2_coarse: "gpt2-tiny" "coarse" 0.65;
+    llama_core: "llama-tiny" "core" 0.65;
+    llama_coarse: "llama-tiny" "coarse" 0.65;
+    bert_core: "bert-tiny" "core" 0.65;
+    bert_coarse: "bert-tiny" "coarse" 0.65;
+    resnet_core: "resnet-tiny" "core" 0.65;
+    resnet_coarse: "resnet-tiny" "coarse" 0.65;
+    moe_core: "moe-tiny" "core" 0.65;
+}
+
+/// Dropout draws the same bits when its block runs again: losses do not depend on what is recomputed.
+#[test]
+fn dropout_is_reproduced_by_recompute() {
+    for level in ["core", "coarse"] {
+        same_at_every_budget("dropout-tiny", level, 0.65);
+        // Forced: every forward value whose node is pure is computed again.
+        let fixture = Fixture::read("dropout-tiny", level);
+        let kept = fixture.compile(Optimizer::AdamW, Budget::Share(1.0)).unwrap().1;
+        let recomputed = tests::forced::recompute_all(&fixture.model.graph, Optimizer::AdamW, &cpu());
+        let reruns = recomputed.program.schedule.instrs.values().filter(|i| i.why == ir::schedule::Why::Recompute);
+        let random = ["dropout", "rand"];
+        let graph = &recomputed.program.graph;
+        let random_reruns = reruns.filter(|instr| match instr.kind {
+            ir::schedule::InstrKind::Run { node, .. } => random.contains(&graph.nodes[node].op.name()),
+            ir::schedule::InstrKind::Copy { .. } => false,
+        });
+        assert!(0 < random_reruns.count(), "{level}: some random op should run again");
+        let recomputed = codegen::emit(&recomputed, &fixture.data, Optimizer::AdamW).unwrap();
+        let (kept, recomputed) = (fixture.train(&kept, STEPS, None), fixture.train(&recomputed, STEPS, None));
+        assert_eq!(kept.losses, recomputed.losses, "{level}");
+        assert_eq!(kept.states, recomputed.states, "{level}");
+        assert_ne!(kept.losses[0], kept.losses[4], "{level}: the same batch, other masks");
+    }
+}
