@@ -29,8 +29,9 @@ demo: build ## train a small GPT-2 on the CPU in half its memory; STEPS=60 BUDGE
 test: setup ## run every test of the workspace
 	$(CARGO) test --workspace --locked
 
-lint: ## formatting, clippy and documentation, warnings as errors
+lint: ## formatting, clippy, documentation and crate dependencies, warnings as errors
 	@sh scripts/setup.sh lint
+	sh scripts/check_arrows.sh
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked

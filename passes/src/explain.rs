@@ -270,7 +270,8 @@ pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
         return Named::Value(value);
     }
     if let Some((old, _)) = traced.values.iter().find(|(_, data)| data.name == bare) {
-        let became = canonical::became(traced, old);
+        // A reshape that nobody needs any more still has bytes: those of its root.
+        let became = canonical::became(traced, old).or_else(|| canonical::became(traced, traced.root(old)));
         return Named::Removed(became.and_then(|name| by_name(&name)));
     }
     let within = |path: &str| path.strip_prefix(bare).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));

@@ -34,22 +34,25 @@ pub fn recompute_all(model: &Graph, optimizer: Optimizer, device: &Device) -> Co
             }
         }
     }
-    finish(&problem, decisions)
+    finish(&problem, decisions, 0).unwrap_or_else(|text| panic!("{text}"))
 }
 
-/// A proved program from decisions.
-pub fn finish(problem: &Problem<'_>, decisions: Decisions) -> Compiled {
+/// A proved program from decisions, in one of the [`realise::VARIANTS`]. If the proof fails, the error is the text with
+/// the findings.
+pub fn finish(problem: &Problem<'_>, decisions: Decisions, variant: usize) -> Result<Compiled, String> {
     let graph = problem.graph;
     let mut schedule = realise::lines(problem, &decisions).expect("the decisions should be legal");
-    let lives = realise::lives(graph, &schedule, problem.cost, 0);
+    let lives = realise::lives(graph, &schedule, problem.cost, variant);
     let plan = alloc::allocate(&schedule, &lives);
     sync::run(graph, &mut schedule, &plan);
     let program = Program { graph: graph.clone(), schedule, plan: Some(plan) };
-    if let Err(findings) = ir::check::check(&program) {
-        panic!("{}", ir::text::print_program_with_findings(&program, &findings));
+    let mut findings = ir::verify::program(&program);
+    findings.extend(ir::check::check(&program).err().unwrap_or_default());
+    if !findings.is_empty() {
+        return Err(ir::text::print_program_with_findings(&program, &findings));
     }
     let timeline = simulate(graph, &program.schedule, problem.cost);
     let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[ir::table::Id::new(0)]);
-    let decided = Decided { decisions, variant: 0, budget: None, keep_peak: peak, smallest: peak, curve: vec![] };
-    Compiled { program, timeline, decided, planned_peak: peak, live_peak: peak }
+    let decided = Decided { decisions, variant, budget: None, keep_peak: peak, smallest: peak, curve: vec![] };
+    Ok(Compiled { program, timeline, decided, planned_peak: peak, live_peak: peak })
 }

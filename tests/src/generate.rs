@@ -1,11 +1,22 @@
-//! Random typed graphs and random decisions. Values are small integers in floats and every op is exact on them, so that
-//! two ways of computing a step must agree bit for bit.
+//! Random typed graphs, random data for them, and random decisions. Values are small integers in floats and every op is
+//! exact on them, so that two ways of computing a step must agree bit for bit.
 
+use crate::evaluate::Tensors;
 use ir::graph::Output;
 use ir::op::{Attr, Op};
 use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
 use passes::decide::{Decisions, Gap, Means, Problem, Reason};
+use passes::graph::optimizer::HYPER;
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+
+/// `cases` cases, the same ones in every run. `PROPTEST_RNG_SEED` gives others, `PROPTEST_CASES` another number.
+pub fn config(cases: u32) -> ProptestConfig {
+    let given = ProptestConfig::default();
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { given.cases } else { cases };
+    let rng_seed = if given.rng_seed == RngSeed::Random { RngSeed::Fixed(0) } else { given.rng_seed };
+    ProptestConfig { cases, rng_seed, failure_persistence: None, ..given }
+}
 
 /// One choice of the generator: which op, which operands, which way.
 pub type Choice = (u8, u16, u16, u8);
@@ -27,62 +38,50 @@ pub fn recipes(most: usize) -> impl Strategy<Value = Recipe> {
         .prop_map(|(nodes, n_states, n_inputs)| Recipe { nodes, n_states, n_inputs })
 }
 
-/// A graph as it grows.
+/// A graph as it grows. Invariant: f32 values have four columns.
 struct Builder {
     graph: Graph,
     /// Each f32 value with a bound on its magnitude.
     values: Vec<(Value, f64)>,
     phase: Phase,
+    rng: Value,
 }
 
 /// Magnitudes stay below this, far from where f32 stops being exact on integers.
 const BOUND: f64 = 65536.0;
+/// What a clamp leaves.
+const SMALL: f64 = 8.0;
+/// States start from at most 4; with a momentum of one and gradients of one they grow by at most 5, 6, 7 in three steps.
+const STATE: f64 = 22.0;
 const N: u64 = 4;
+/// Most rows of a value.
+const TALL: u64 = 16 * N;
 
 /// The graph of a recipe.
 pub fn graph(recipe: &Recipe) -> Graph {
-    let mut b = Builder { graph: Graph::new("random"), values: vec![], phase: Phase::Forward };
+    let mut graph = Graph::new("random");
+    let f32s = |rows| TensorType::new(DType::F32, [rows, N]).expect("a small type");
+    let mut values = vec![];
     for i in 0..recipe.n_inputs {
         // One odd shape, so that broadcasts and paddings happen.
-        let shape = if i == 1 { vec![1, N] } else { vec![N, N] };
-        let ty = TensorType::new(DType::F32, shape).expect("a small type");
-        let value = b.graph.add_input(format!("x{i}"), ty);
-        b.values.push((value, 8.0));
+        let rows = if i == 1 { 1 } else { N };
+        values.push((graph.add_input(format!("x{i}"), f32s(rows)), SMALL));
     }
+    let hyper = graph.add_input(HYPER, TensorType::new(DType::F64, [3]).expect("a small type"));
     for i in 0..recipe.n_states {
-        let ty = TensorType::new(DType::F32, [N, N]).expect("a small type");
-        let value = b.graph.add_state(format!("s{i}"), format!("state.{i}"), StateKind::Param, ty);
-        b.values.push((value, 8.0));
+        let rows = if i == 2 { 2 * N } else { N };
+        values.push((graph.add_state(format!("s{i}"), format!("state.{i}"), StateKind::Param, f32s(rows)), STATE));
     }
     let rng_type = TensorType::new(DType::I64, [2]).expect("a small type");
-    let rng = b.graph.add_state("rng", "rng", StateKind::Rng, rng_type);
+    let rng = graph.add_state("rng", "rng", StateKind::Rng, rng_type);
+    let mut b = Builder { graph, values, phase: Phase::Forward, rng };
     for (i, &choice) in recipe.nodes.iter().enumerate() {
         b.phase = if 2 * i < recipe.nodes.len() { Phase::Forward } else { Phase::Backward };
-        b.step(choice, rng, i);
+        b.step(choice, i);
     }
-    // States move on from late values, in several ways: in place, by another op, not at all.
+    b.phase = Phase::Optimizer;
     for i in 0..recipe.n_states {
-        let before = b.graph.states[i].before;
-        b.phase = Phase::Optimizer;
-        let (source, _) = b.values[b.values.len() - 1 - i % b.values.len()];
-        let after = match (recipe.nodes.len() + i) % 4 {
-            0 => before,
-            1 => {
-                let source = b.squared(source);
-                let sum = b.node("add", &[], &[before, source]);
-                b.node("clamp", &[("min", Attr::Float(-8.0)), ("max", Attr::Float(8.0))], &[sum])
-            }
-            2 => {
-                let source = b.squared(source);
-                let half = b.node("minimum", &[], &[source, before]);
-                b.node("clamp", &[("min", Attr::Float(-8.0)), ("max", Attr::Float(8.0))], &[half])
-            }
-            _ => {
-                let source = b.squared(source);
-                b.node("clamp", &[("min", Attr::Float(-8.0)), ("max", Attr::Float(8.0))], &[source])
-            }
-        };
-        b.graph.states[i].after = after;
+        b.update(i, recipe, hyper);
     }
     let next = b.node("rng_next", &[], &[rng]);
     b.graph.states[recipe.n_states].after = next;
@@ -90,11 +89,20 @@ pub fn graph(recipe: &Recipe) -> Graph {
         let (value, _) = b.values[b.values.len() - 1 - (k * 3) % b.values.len()];
         b.graph.outputs.push(Output { name: format!("out{k}"), value });
     }
+    // What nothing computes, or what is fetched twice, can be an output as well.
+    let seed = recipe.nodes.len();
+    let odd = match seed % 4 {
+        0 => b.graph.inputs[0],
+        1 => b.graph.states[seed % recipe.n_states].before,
+        2 => b.graph.states[seed % recipe.n_states].after,
+        _ => b.graph.outputs[0].value,
+    };
+    b.graph.outputs.push(Output { name: "odd".into(), value: odd });
     b.graph
 }
 
 impl Builder {
-    fn node(&mut self, op: &str, attrs: &[(&'static str, Attr)], inputs: &[Value]) -> Value {
+    fn nodes(&mut self, op: &str, attrs: &[(&'static str, Attr)], inputs: &[Value]) -> Vec<Value> {
         let name = format!("v{}", self.graph.values.len());
         let op = Op::new(op, attrs.iter().cloned()).expect("the generator should build ops right");
         let outputs = {
@@ -102,28 +110,76 @@ impl Builder {
             op.infer(&types).expect("the generator should type ops right").len()
         };
         let names: Vec<String> = (0..outputs).map(|j| if j == 0 { name.clone() } else { format!("{name}.{j}") }).collect();
-        self.graph.add_node(op, inputs, &names, self.phase, "block").expect("typed above")[0]
+        self.graph.add_node(op, inputs, &names, self.phase, "block").expect("typed above")
+    }
+
+    fn node(&mut self, op: &str, attrs: &[(&'static str, Attr)], inputs: &[Value]) -> Value {
+        self.nodes(op, attrs, inputs)[0]
     }
 
     fn push(&mut self, value: Value, bound: f64) {
-        let (value, bound) = if BOUND < bound {
-            (self.node("clamp", &[("min", Attr::Float(-8.0)), ("max", Attr::Float(8.0))], &[value]), 8.0)
-        } else {
-            (value, bound)
-        };
+        let (value, bound) = if BOUND < bound { (self.small(value), SMALL) } else { (value, bound) };
         self.values.push((value, bound));
     }
 
-    /// The value as a square matrix.
-    fn squared(&mut self, value: Value) -> Value {
-        let shape = self.graph.values[value].ty.shape().to_vec();
-        if shape == [N, N] {
-            return value;
-        }
-        self.node("expand", &[("shape", Attr::Ints(vec![N as i64, N as i64]))], &[value])
+    /// The value cut to small magnitudes.
+    fn small(&mut self, value: Value) -> Value {
+        self.clamp(value, SMALL)
     }
 
-    fn step(&mut self, (kind, a, b, way): Choice, rng: Value, index: usize) {
+    fn clamp(&mut self, value: Value, bound: f64) -> Value {
+        self.node("clamp", &[("min", Attr::Float(-bound)), ("max", Attr::Float(bound))], &[value])
+    }
+
+    /// Two values whose product, and a sum of four such, is exact.
+    fn factors(&mut self, x: (Value, f64), y: (Value, f64)) -> ((Value, f64), (Value, f64)) {
+        if 4.0 * x.1 * y.1 <= BOUND { (x, y) } else { ((self.small(x.0), SMALL), (self.small(y.0), SMALL)) }
+    }
+
+    fn rows(&self, value: Value) -> u64 {
+        self.graph.values[value].ty.shape()[0]
+    }
+
+    /// The value with so many rows: by broadcast, from its start, or repeated.
+    fn with_rows(&mut self, value: Value, rows: u64) -> Value {
+        let has = self.rows(value);
+        if has == rows {
+            value
+        } else if has == 1 {
+            self.node("expand", &[("shape", ints(&[rows, N]))], &[value])
+        } else if rows < has {
+            self.slice(value, 0, rows)
+        } else {
+            let twice = self.node("cat", &[("dim", Attr::Int(0))], &[value, value]);
+            self.with_rows(twice, rows)
+        }
+    }
+
+    fn squared(&mut self, value: Value) -> Value {
+        self.with_rows(value, N)
+    }
+
+    fn slice(&mut self, value: Value, start: u64, end: u64) -> Value {
+        let attrs = [("dim", 0), ("start", start as i64), ("end", end as i64), ("step", 1)];
+        self.node("slice", &attrs.map(|(k, v)| (k, Attr::Int(v))), &[value])
+    }
+
+    fn transposed(&mut self, value: Value) -> Value {
+        self.node("permute", &[("dims", ints(&[1, 0]))], &[value])
+    }
+
+    fn cast(&mut self, value: Value, dtype: DType) -> Value {
+        self.node("cast", &[("dtype", Attr::Type(dtype))], &[value])
+    }
+
+    /// An op of two operands that broadcasts.
+    fn binary(&mut self, op: &str, x: Value, y: Value) -> Value {
+        let (rows_x, rows_y) = (self.rows(x), self.rows(y));
+        let y = if rows_x == 1 || rows_y == 1 { y } else { self.with_rows(y, rows_x) };
+        self.node(op, &[], &[x, y])
+    }
+
+    fn step(&mut self, (kind, a, b, way): Choice, index: usize) {
         // Late values are likelier, so that graphs grow deep.
         let pick = |k: u16, values: &[(Value, f64)]| {
             let n = values.len();
@@ -131,82 +187,178 @@ impl Builder {
             values[n - 1 - back]
         };
         let ((x, bx), (y, by)) = (pick(a, &self.values), pick(b, &self.values));
-        match kind % 14 {
-            0 => {
-                let v = self.node("add", &[], &[x, y]);
-                self.push(v, bx + by);
-            }
-            1 => {
-                let v = self.node("sub", &[], &[x, y]);
-                self.push(v, bx + by);
-            }
+        let (value, bound) = match kind % 18 {
+            0 => (self.binary("add", x, y), bx + by),
+            1 => (self.binary("sub", x, y), bx + by),
             2 => {
-                let v = self.node("mul", &[], &[x, y]);
-                self.push(v, bx * by);
+                let ((x, bx), (y, by)) = self.factors((x, bx), (y, by));
+                (self.binary("mul", x, y), bx * by)
             }
-            3 => {
-                let v = self.node("maximum", &[], &[x, y]);
-                self.push(v, bx.max(by));
-            }
-            4 => {
-                let v = self.node("relu", &[], &[x]);
-                self.push(v, bx);
-            }
+            3 => (self.binary("maximum", x, y), bx.max(by)),
+            4 => (self.node("relu", &[], &[x]), bx),
             5 | 6 => {
-                let (x, y) = (self.squared(x), self.squared(y));
-                let (x, y) = if way & 4 == 0 { (x, y) } else { (self.transposed(x), y) };
+                let ((x, bx), (y, by)) = self.factors((x, bx), (y, by));
+                let (x, y) = (if way & 1 == 1 { self.squared(x) } else { x }, self.squared(y));
+                let x = if way & 5 == 5 { self.transposed(x) } else { x };
                 let attrs = [("ta", Attr::Bool(way & 1 == 1)), ("tb", Attr::Bool(way & 2 == 2))];
                 let v = self.node("matmul", &attrs, &[x, y]);
-                let v = if way & 8 == 0 { v } else { self.transposed(v) };
-                self.push(v, 4.0 * bx * by);
+                let v = if way & 8 == 8 && self.rows(v) == N { self.transposed(v) } else { v };
+                (v, 4.0 * bx * by)
             }
             7 => {
-                let dims = Attr::Ints(vec![0]);
-                let v = self.node("sum", &[("dims", dims), ("keepdim", Attr::Bool(true))], &[x]);
-                self.push(v, 4.0 * bx);
+                let attrs = [("dims", ints(&[0])), ("keepdim", Attr::Bool(true))];
+                (self.node("sum", &attrs, &[x]), self.rows(x) as f64 * bx)
             }
             8 => {
                 let x = self.squared(x);
-                let flat = self.node("reshape", &[("shape", Attr::Ints(vec![2, 2 * N as i64]))], &[x]);
+                let flat = self.node("reshape", &[("shape", ints(&[2, 2 * N]))], &[x]);
                 let flat = if way & 1 == 0 { flat } else { self.node("neg", &[], &[flat]) };
-                let v = self.node("reshape", &[("shape", Attr::Ints(vec![N as i64, N as i64]))], &[flat]);
-                self.push(v, bx);
+                (self.node("reshape", &[("shape", ints(&[N, N]))], &[flat]), bx)
             }
             9 => {
                 let x = self.squared(x);
-                let v = self.transposed(x);
-                self.push(v, bx);
+                (self.transposed(x), bx)
             }
             10 => {
+                // Of two rows, or of none: a tensor may have no bytes.
                 let x = self.squared(x);
-                let attrs = [("dim", 0), ("start", 1), ("end", 3), ("step", 1)].map(|(k, v)| (k, Attr::Int(v)));
-                let rows = self.node("slice", &attrs, &[x]);
-                let v = self.node("cat", &[("dim", Attr::Int(0))], &[rows, rows]);
-                self.push(v, bx);
+                let rows = self.slice(x, 1, if way & 1 == 0 { 3 } else { 1 });
+                let rest = if way & 1 == 0 { rows } else { x };
+                (self.node("cat", &[("dim", Attr::Int(0))], &[rows, rest]), bx)
             }
             11 => {
                 // Scale 2: exact. Two results, one of them bool.
                 let attrs = [("p", Attr::Float(0.5)), ("stream", Attr::Int(index as i64))];
-                let v = self.node("dropout", &attrs, &[x, rng]);
-                self.push(v, 2.0 * bx);
+                let [y, mask] = self.nodes("dropout", &attrs, &[x, self.rng])[..] else { unreachable!("two results") };
+                if way & 1 == 1 {
+                    self.values.push((y, 2.0 * bx));
+                    (self.node("dropout_bwd", &[("p", Attr::Float(0.5))], &[x, mask]), 2.0 * bx)
+                } else {
+                    (y, 2.0 * bx)
+                }
             }
             12 => {
-                let shape = self.graph.values[x].ty.shape().iter().map(|&d| d as i64).collect();
-                let attrs = [("dtype", Attr::Type(DType::F32)), ("shape", Attr::Ints(shape)), ("value", Attr::Float(1.0))];
+                let attrs =
+                    [("dtype", Attr::Type(DType::F32)), ("shape", ints(&[self.rows(x), N])), ("value", Attr::Float(1.0))];
                 let ones = self.node("full", &attrs, &[]);
-                let v = self.node("add", &[], &[ones, x]);
-                self.push(v, bx + 1.0);
+                (self.node("add", &[], &[ones, x]), bx + 1.0)
+            }
+            13 => (self.node("mul_scalar", &[("value", Attr::Float(-1.0))], &[x]), bx),
+            14 | 15 => {
+                // Sizes differ, so that there is something to allocate.
+                let rows = (self.rows(x).max(N) * if way & 1 == 0 { 2 } else { 4 }).min(TALL);
+                (self.with_rows(x, rows), bx)
+            }
+            16 => {
+                // Sums of four products of at most 64: exact in eight bits of mantissa. The product needs scratch.
+                let (x, y) = (self.small(x), self.small(y));
+                let (x, y) = (self.cast(x, DType::BF16), self.cast(y, DType::BF16));
+                let y = self.squared(y);
+                let attrs = [("ta", Attr::Bool(false)), ("tb", Attr::Bool(way & 1 == 1))];
+                let v = self.node("matmul", &attrs, &[x, y]);
+                (self.cast(v, DType::F32), 4.0 * SMALL * SMALL)
             }
             _ => {
-                let v = self.node("mul_scalar", &[("value", Attr::Float(-1.0))], &[x]);
-                self.push(v, bx);
+                // Two results, of which one is often not read.
+                let attrs = [("dim", Attr::Int(1)), ("k", Attr::Int(N as i64)), ("largest", Attr::Bool(way & 1 == 0))];
+                let [sorted, places] = self.nodes("topk", &attrs, &[x])[..] else { unreachable!("two results") };
+                if way & 2 == 2 {
+                    self.values.push((sorted, bx));
+                    (self.node("gather", &[("dim", Attr::Int(1))], &[x, places]), bx)
+                } else {
+                    (sorted, bx)
+                }
             }
-        }
+        };
+        self.push(value, bound);
     }
 
-    fn transposed(&mut self, value: Value) -> Value {
-        self.node("permute", &[("dims", Attr::Ints(vec![1, 0]))], &[value])
+    /// States move on from late values, in several ways: not at all, in place, by copy, to another's old value.
+    fn update(&mut self, i: usize, recipe: &Recipe, hyper: Value) {
+        let before = self.graph.states[i].before;
+        let rows = self.rows(before);
+        let (source, _) = self.values[self.values.len() - 1 - i % self.values.len()];
+        let source = self.with_rows(source, rows);
+        self.graph.states[i].after = match (recipe.nodes.len() + 3 * i) % 7 {
+            0 => before,
+            1 => {
+                let sum = self.node("add", &[], &[before, source]);
+                self.small(sum)
+            }
+            2 => {
+                let source = self.small(source);
+                self.node("minimum", &[], &[source, before])
+            }
+            3 => self.small(source),
+            4 => {
+                // Two states swap, or one follows another.
+                let other = self.graph.states[(i + 1) % recipe.n_states].before;
+                if self.rows(other) == rows { other } else { before }
+            }
+            5 => {
+                let source = self.small(source);
+                let flat = self.node("reshape", &[("shape", ints(&[rows * N]))], &[source]);
+                self.node("reshape", &[("shape", ints(&[rows, N]))], &[flat])
+            }
+            _ => {
+                // Both results may be written over operands.
+                let ty = self.graph.values[before].ty.clone();
+                let moment = self.graph.add_state(format!("m{i}"), format!("moment.{i}"), StateKind::Moment, ty);
+                let gradient = self.clamp(source, 1.0);
+                let [after, buffer] = self.nodes("sgd_momentum", &[], &[before, gradient, moment, hyper])[..] else {
+                    unreachable!("two results")
+                };
+                let state = self.graph.states.len() - 1;
+                self.graph.states[state].after = buffer;
+                after
+            }
+        };
     }
+}
+
+fn ints(list: &[u64]) -> Attr {
+    Attr::Ints(list.iter().map(|&i| i as i64).collect())
+}
+
+/// What the states of a generated graph start from.
+pub fn states(graph: &Graph, seed: u64) -> Tensors {
+    graph.states.iter().map(|s| (s.path.clone(), integers(&graph.values[s.before].ty, seed, &s.path))).collect()
+}
+
+/// What step `step` of a generated graph is fed.
+pub fn feed(graph: &Graph, seed: u64, step: usize) -> Tensors {
+    let bytes = |name: &str, ty| match name {
+        // Rate and momentum of one, no decay: exact.
+        HYPER => [1.0f64, 1.0, 0.0].iter().flat_map(|x| x.to_le_bytes()).collect(),
+        _ => integers(ty, seed + step as u64, name),
+    };
+    let inputs = graph.inputs.iter().map(|&v| &graph.values[v]);
+    inputs.map(|data| (data.name.clone(), bytes(&data.name, &data.ty))).collect()
+}
+
+/// Integers of magnitude at most 4, drawn from a seed and a name.
+fn integers(ty: &TensorType, seed: u64, name: &str) -> Vec<u8> {
+    let key = name.bytes().fold(seed, |key, byte| mix(key ^ u64::from(byte)));
+    let draw = |i: u64| (mix(key ^ i) % 9) as i64 - 4;
+    let encode = |x: i64| match ty.dtype() {
+        DType::F32 => (x as f32).to_le_bytes().to_vec(),
+        DType::I64 => x.unsigned_abs().to_le_bytes().to_vec(),
+        other => panic!("a generated graph should start from no {other}"),
+    };
+    (0..ty.numel()).flat_map(|i| encode(draw(i))).collect()
+}
+
+/// SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014).
+pub fn mix(z: u64) -> u64 {
+    let z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// Random numbers for [`decisions`].
+pub fn choices() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 1..200)
 }
 
 /// Decisions drawn from `choices`: each gap of each value, and each state's home.
@@ -216,11 +368,10 @@ pub fn decisions(problem: &Problem<'_>, choices: &[u8]) -> Decisions {
     let mut decisions = Decisions::default();
     let mut next = choices.iter().copied().cycle();
     let mut draw = || next.next().unwrap_or(0);
-    for (i, state) in graph.states.iter().enumerate() {
+    for state in 0..graph.states.len() {
         if draw() % 2 == 0 {
-            decisions.hosted.insert(i, reason);
+            decisions.hosted.insert(state, reason);
         }
-        let _ = state;
     }
     for value in graph.values.ids().filter(|&v| graph.root(v) == v) {
         for gap in 0..problem.accesses(value).len().saturating_sub(1) as u32 {

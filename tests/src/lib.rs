@@ -1,4 +1,6 @@
-//! What the tests share: a generator of graphs and decisions, and a plain evaluator.
+//! What the tests share: generators of graphs and decisions, a plain evaluator, and ways to run what was compiled.
 
+pub mod evaluate;
 pub mod forced;
 pub mod generate;
+pub mod run;

@@ -92,7 +92,7 @@ impl Fixture {
     fn train(&self, artifact: &Artifact, steps: usize, shuffle: Option<u64>) -> Trained {
         let options = runtime::Options { shuffle, ..runtime::Options::default() };
         let mut machine = Machine::new(artifact.clone(), options).unwrap();
-        machine.initialise(&StateInit { seed: 7, std: 0.02 }).unwrap();
+        machine.initialise(&StateInit { seed: 7, std: None }).unwrap();
         let mut losses = vec![];
         for step in 0..steps {
             self.feed(&mut machine, step);

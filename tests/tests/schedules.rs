@@ -1,69 +1,113 @@
-//! Random graphs and random legal decisions: what the passes build is proved by `check`, and allocations of it do not
-//! meet.
+//! Planners cannot break meaning, whatever they answer: random graphs with random legal decisions become programs that
+//! `check` proves, and that compute on the machine, threaded and shuffled, what the graph means, bit for bit.
 
-use ir::Program;
+use codegen::Data;
+use ir::schedule::{InstrKind, Why};
 use passes::cost::Roofline;
 use passes::decide::Problem;
-use passes::schedule::sync;
-use passes::{alloc, devices, realise};
+use passes::graph::optimizer::Optimizer;
+use passes::{devices, realise};
 use proptest::prelude::*;
-use tests::generate;
+use runtime::Options;
+use tests::{forced, generate, run};
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(generate::config(150))]
     #[test]
-    fn what_the_passes_build_is_proved(recipe in generate::recipes(40), choices in prop::collection::vec(any::<u8>(), 1..200)) {
+    fn decisions_change_no_bit(recipe in generate::recipes(40), choices in generate::choices(), seed: u64) {
         let device = devices::named("test").unwrap();
         let cost = Roofline::new(&device);
-        let mut graph = generate::graph(&recipe);
+        let traced = generate::graph(&recipe);
+        prop_assert_eq!(ir::verify::graph(&traced), vec![]);
+        let mut graph = traced.clone();
         passes::graph::canonical::run(&mut graph);
         passes::schedule::order::run(&mut graph, Default::default());
         let graph = graph.compact();
         prop_assert_eq!(ir::verify::graph(&graph), vec![]);
+
+        let start: Data = generate::states(&traced, seed);
+        let feeds: Vec<_> = (0..3).map(|step| generate::feed(&traced, seed, step)).collect();
+        let expected = run::plain(&traced, &start, &feeds);
+        let still = run::plain(&traced, &start, &vec![feeds[0].clone(); 3]);
         let problem = Problem::new(&graph, &device, &cost);
         let decisions = generate::decisions(&problem, &choices);
-        let mut schedule = realise::lines(&problem, &decisions).expect("every op of the generator is pure");
         for variant in 0..realise::VARIANTS {
-            let lives = realise::lives(&graph, &schedule, &cost, variant);
-            let plan = alloc::allocate(&schedule, &lives);
-            sync::run(&graph, &mut schedule, &plan);
-            let program = Program { graph: graph.clone(), schedule: schedule.clone(), plan: Some(plan) };
-            let findings = ir::verify::program(&program);
-            prop_assert!(findings.is_empty(), "{}", ir::text::print_program_with_findings(&program, &findings));
-            if let Err(findings) = ir::check::check(&program) {
-                prop_assert!(false, "{}", ir::text::print_program_with_findings(&program, &findings));
+            let compiled = forced::finish(&problem, decisions.clone(), variant);
+            let compiled = compiled.map_err(|text| TestCaseError::fail(format!("variant {variant}:\n{text}")))?;
+            let artifact = codegen::emit(&compiled, &start, Optimizer::None).unwrap();
+            let text = || ir::text::print_program(&compiled.program);
+            for options in [Options::default(), run::shuffled(seed), run::shuffled(seed ^ 1)] {
+                let (outcome, measured) = run::compiled(&artifact, options, &feeds).unwrap();
+                prop_assert!(outcome == expected, "variant {variant}, {options:?}:\n{}", text());
+                prop_assert_eq!(measured, compiled.planned_peak);
+                // Launched together, steps overlap.
+                let outcome = run::together(&artifact, options, &feeds[0], 3).unwrap();
+                prop_assert_eq!(outcome.outputs.last(), still.outputs.last(), "{}", text());
+                prop_assert!(outcome.states == still.states, "variant {variant}, {options:?}:\n{}", text());
             }
         }
     }
 }
 
-/// The property above tests something: most random programs have waits, reruns and swaps, and are refused without waits.
+proptest! {
+    #![proptest_config(generate::config(300))]
+    #[test]
+    fn graph_passes_change_no_bit(recipe in generate::recipes(60), seed: u64) {
+        let traced = generate::graph(&recipe);
+        let start = generate::states(&traced, seed);
+        let feeds: Vec<_> = (0..2).map(|step| generate::feed(&traced, seed, step)).collect();
+        let expected = run::plain(&traced, &start, &feeds);
+        let mut canonical = traced.clone();
+        passes::graph::canonical::run(&mut canonical);
+        prop_assert_eq!(ir::verify::graph(&canonical), vec![]);
+        prop_assert!(run::plain(&canonical, &start, &feeds) == expected, "{}", ir::text::print_graph(&canonical));
+        use passes::schedule::order::{self, Update};
+        for update in [Update::Backward, Update::After] {
+            let mut ordered = canonical.clone();
+            order::run(&mut ordered, update);
+            prop_assert_eq!(ir::verify::graph(&ordered), vec![]);
+            prop_assert!(run::plain(&ordered, &start, &feeds) == expected, "{}", ir::text::print_graph(&ordered));
+        }
+        let mut again = canonical.clone();
+        passes::graph::canonical::run(&mut again);
+        prop_assert_eq!(ir::text::print_graph(&again), ir::text::print_graph(&canonical), "canonical twice is canonical");
+    }
+}
+
+/// The properties above test something: most random programs have waits, reruns, swaps, scratch, hosted states, results
+/// in place; and they are refused without waits.
 #[test]
 fn random_programs_are_not_trivial() {
-    use ir::schedule::Why;
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
     let device = devices::named("test").unwrap();
     let cost = Roofline::new(&device);
     let mut runner = TestRunner::deterministic();
-    let strategy = (generate::recipes(40), prop::collection::vec(any::<u8>(), 1..200));
-    let (mut reruns, mut swaps, mut refused) = (0, 0, 0);
+    let strategy = (generate::recipes(40), generate::choices());
+    let mut count = std::collections::BTreeMap::new();
     for _ in 0..40 {
         let (recipe, choices) = strategy.new_tree(&mut runner).unwrap().current();
         let mut graph = generate::graph(&recipe);
         passes::graph::canonical::run(&mut graph);
         let graph = graph.compact();
         let problem = Problem::new(&graph, &device, &cost);
-        let mut schedule = realise::lines(&problem, &generate::decisions(&problem, &choices)).unwrap();
-        let plan = alloc::allocate(&schedule, &realise::lives(&graph, &schedule, &cost, 1));
-        let has = |why| schedule.instrs.values().any(|data| data.why == why);
-        reruns += usize::from(has(Why::Recompute));
-        swaps += usize::from(has(Why::SwapIn));
-        sync::run(&graph, &mut schedule, &plan);
-        for instr in schedule.instrs.ids() {
-            schedule.instrs[instr].after.clear();
+        let mut program = forced::finish(&problem, generate::decisions(&problem, &choices), 1).unwrap().program;
+        let schedule = &program.schedule;
+        let mut note = |what: &'static str, has: bool| *count.entry(what).or_insert(0) += usize::from(has);
+        for why in [Why::Recompute, Why::SwapOut, Why::SwapIn, Why::Gather, Why::Offload, Why::Update] {
+            note(why.name(), schedule.instrs.values().any(|data| data.why == why));
         }
-        refused += usize::from(ir::check::check(&Program { graph, schedule, plan: Some(plan) }).is_err());
+        let runs = |is: fn(&InstrKind) -> bool| schedule.instrs.values().any(|data| is(&data.kind));
+        note("scratch", runs(|kind| matches!(kind, InstrKind::Run { scratch: Some(_), .. })));
+        note("in place", runs(|kind| match kind {
+            InstrKind::Run { args, outs, .. } => outs.iter().any(|out| args.contains(out)),
+            InstrKind::Copy { .. } => false,
+        }));
+        note("previous", schedule.instrs.values().flat_map(|data| &data.after).any(|dep| dep.previous));
+        for instr in program.schedule.instrs.ids() {
+            program.schedule.instrs[instr].after.clear();
+        }
+        note("refused", ir::check::check(&program).is_err());
     }
-    assert!(20 <= reruns && 20 <= swaps && 35 <= refused, "{reruns} with reruns, {swaps} with swaps, {refused} refused");
+    assert!(count.values().all(|&n| 10 <= n), "{count:?}");
 }

@@ -360,13 +360,13 @@ impl<'a> Import<'a> {
             }
         }
         let mut names: BTreeMap<String, Value> = BTreeMap::new();
-        for (name, value) in outputs {
-            let mut unique = name.clone();
-            while names.get(&unique).is_some_and(|&other| other != value) {
-                unique.push('\'');
-            }
-            if names.insert(unique.clone(), value).is_none() {
-                self.graph.outputs.push(Output { name: unique, value });
+        for (i, (name, value)) in outputs.into_iter().enumerate() {
+            let is_taken = names.get(&name).is_some_and(|&other| other != value);
+            let name = if is_taken { format!("{name}.{i}") } else { name };
+            match names.insert(name.clone(), value) {
+                None => self.graph.outputs.push(Output { name, value }),
+                Some(other) if other == value => (),
+                Some(_) => return Err(Error::new(name, "two outputs have this name")),
             }
         }
         let mut left = BTreeSet::new();

@@ -142,6 +142,10 @@ fn results(c: &mut Call<'_, '_>) -> R<Vec<Option<Ref>>> {
             let op = if name == "isinf" { "eq_scalar" } else { "lt_scalar" };
             one(c.scalar_step(op, x, Scalar::Float(f64::INFINITY))?)
         }
+        "floor" | "ceil" | "trunc" => {
+            let x = c.tensor("self")?;
+            one(rounded(c, x, name)?)
+        }
         "leaky_relu" => {
             let (x, slope) = (c.tensor("self")?, c.scalar_or("negative_slope", Scalar::Float(0.01))?);
             let low = c.scalar_step("mul_scalar", x, slope)?;
@@ -205,11 +209,21 @@ fn results(c: &mut Call<'_, '_>) -> R<Vec<Option<Ref>>> {
             let dtype = c.result()?.dtype();
             one(arithmetic(c, name, a, b, dtype)?)
         }
-        "div" | "true_divide" => {
+        "div" | "true_divide" | "floor_divide" => {
             let (a, b) = (c.operand("self")?, c.operand("other")?);
             let dtype = c.result()?.dtype();
-            ensure(c.string_or("rounding_mode", "")?.is_empty(), "division rounds")?;
-            one(arithmetic(c, "div", a, b, dtype)?)
+            let rounding = if name == "floor_divide" { "floor" } else { c.string_or("rounding_mode", "")? };
+            one(match rounding {
+                "" => arithmetic(c, "div", a, b, dtype)?,
+                rounding => quotient(c, a, b, dtype, rounding)?,
+            })
+        }
+        "remainder" => {
+            let (a, b) = (c.operand("self")?, c.operand("other")?);
+            let dtype = c.result()?.dtype();
+            let whole_times = quotient(c, a, b, dtype, "floor")?;
+            let product = arithmetic(c, "mul", Operand::Tensor(whole_times), b, dtype)?;
+            one(arithmetic(c, "sub", a, Operand::Tensor(product), dtype)?)
         }
         "pow" => {
             let (a, b) = (c.operand("self")?, c.operand("exponent")?);
@@ -1090,6 +1104,40 @@ fn scaled(c: &mut Call<'_, '_>, x: Operand, factor: Scalar, dtype: DType) -> R<O
         }
         (Operand::Scalar(x), factor) => Ok(Operand::Scalar(Scalar::Float(x.float() * factor.float()))),
     }
+}
+
+/// A whole number beside `x`, by way of integers. What lies beyond 2^52 has no fraction, and stays as it is; so do
+/// infinities and NaN.
+fn rounded(c: &mut Call<'_, '_>, x: Ref, how: &str) -> R<Ref> {
+    if !c.dtype(x).is_float() {
+        return Ok(x);
+    }
+    let whole = c.cast(x, DType::I64)?;
+    let whole = c.cast(whole, c.dtype(x))?;
+    // The cast goes towards zero.
+    let y = match how {
+        "floor" | "ceil" => {
+            let op = if how == "floor" { "gt" } else { "lt" };
+            let passed = c.step(op, &[], &[whole, x])?;
+            let passed = c.cast(passed, c.dtype(x))?;
+            c.step(if how == "floor" { "sub" } else { "add" }, &[], &[whole, passed])?
+        }
+        "trunc" => whole,
+        other => return Err(format!("no rounding {other}")),
+    };
+    let size = c.map("abs", x)?;
+    let has_fraction = c.scalar_step("lt_scalar", size, Scalar::Float((1u64 << 52) as f64))?;
+    c.step("where", &[], &[has_fraction, y, x])
+}
+
+/// A rounded quotient of integers, exact where both are below 2^52. Floats are left out: torch does not round their
+/// rounded quotient, but their exact one.
+fn quotient(c: &mut Call<'_, '_>, a: Operand, b: Operand, dtype: DType, how: &str) -> R<Ref> {
+    ensure(!dtype.is_float() && dtype != DType::Bool, "a rounded quotient of floats")?;
+    let (a, b) = (whole(c, a, DType::F64)?, whole(c, b, DType::F64)?);
+    let y = c.step("div", &[], &[a, b])?;
+    let y = rounded(c, y, how)?;
+    c.cast(y, dtype)
 }
 
 /// An operation of two operands whose element type is that of the result.

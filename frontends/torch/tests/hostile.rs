@@ -38,7 +38,7 @@ fn flipped_bits_do_no_harm() {
     let mut bytes = small();
     let mut numbers = Numbers(2);
     let end = bytes.len();
-    for i in 0..1500 {
+    for i in 0..1000 {
         // The directory at the end is what an archive hangs on.
         let at = if i % 2 == 0 { end - 1 - numbers.below(1500) } else { numbers.below(end) };
         let bit = 1 << numbers.below(8);
@@ -80,7 +80,7 @@ fn visit(value: &mut Value, f: &mut dyn FnMut(&mut Value)) {
 fn edited_models_do_no_harm() {
     let files = [small(), bytes("models/resnet-tiny/joint_coarse.pt2"), bytes("ops/random.pt2"), bytes("ops/ops.pt2")];
     let mut numbers = Numbers(4);
-    for (file, rounds) in files.iter().zip([120, 120, 200, 40]) {
+    for (file, rounds) in files.iter().zip([80, 80, 200, 30]) {
         let entries = entries(file);
         let model: Value = serde_json::from_slice(&entries[MODEL]).unwrap();
         let mut n_values = 0;
@@ -121,7 +121,7 @@ fn edited_sizes_and_numbers_do_no_harm() {
     for file in files {
         let entries = entries(&file);
         let model: Value = serde_json::from_slice(&entries[MODEL]).unwrap();
-        for round in 0..60 {
+        for round in 0..36 {
             let mut model = model.clone();
             let rarity = 20 << (round % 6);
             visit(&mut model["graph_module"]["graph"]["nodes"], &mut |value| {

@@ -89,7 +89,7 @@ fn tiny_models_are_read_whole() {
 
 #[test]
 fn every_known_operator_has_its_type() {
-    // The importer compares the type of each of the 348 results with the file's.
+    // The importer compares the type of each result with the file's.
     let model = read("ops/ops.pt2");
     assert_eq!(model.graph.gradients, []);
     assert!(model.graph.order.iter().all(|&node| model.graph.nodes[node].phase == Phase::Forward));

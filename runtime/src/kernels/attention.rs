@@ -88,15 +88,7 @@ struct Sizes {
 
 impl Sizes {
     fn new(q: &[usize], v: &[usize]) -> Sizes {
-        Sizes {
-            batch: q[0],
-            heads: q[1],
-            groups: v[1],
-            queries: q[2],
-            keys: v[2],
-            width: q[3],
-            values: v[3],
-        }
+        Sizes { batch: q[0], heads: q[1], groups: v[1], queries: q[2], keys: v[2], width: q[3], values: v[3] }
     }
     /// The head of k and v that head `head` of q looks at, both counted over the batch.
     fn key_head(&self, head: usize) -> usize {
@@ -154,7 +146,14 @@ fn take<'a, W>(from: &mut &'a mut [W], n: usize) -> &'a mut [W] {
 }
 
 /// Scales a block of scores whose first query is `row`, counted over the batch and the heads, and masks them.
-fn mask_scores<T: Scalar, W: Real>(s: &Sizes, mask: &Mask<'_, T>, causal: bool, scale: W, row: usize, scores: &mut [W]) {
+fn mask_scores<T: Scalar, W: Real>(
+    s: &Sizes,
+    mask: &Mask<'_, T>,
+    causal: bool,
+    scale: W,
+    row: usize,
+    scores: &mut [W],
+) {
     for (i, scores) in scores.chunks_mut(s.keys).enumerate() {
         scores.iter_mut().for_each(|score| *score = *score * scale);
         mask.apply((row + i) * s.keys, scores);

@@ -148,6 +148,12 @@ fn within(x: f32, lo: f32, hi: f32) -> f32 {
     if hi < x { hi } else { x }
 }
 
+/// `y`, but 1 or -1 where `x` is so large that these are the nearest numbers.
+fn saturated(y: f32, x: f32, from: f32) -> f32 {
+    let y = if from <= x { 1.0 } else { y };
+    if x <= -from { -1.0 } else { y }
+}
+
 /// e^x after Cephes' `expf`: x = n ln 2 + r, a polynomial in r, and n added to the exponent.
 fn exp32(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
@@ -174,6 +180,7 @@ fn exp32(x: f32) -> f32 {
 
 /// tanh as a ratio of polynomials (Eigen's): odd of degree 13 over even of degree 6.
 fn tanh32(x: f32) -> f32 {
+    let given = x;
     let x = within(x, -7.905_311, 7.905_311);
     let x2 = x * x;
     let mut p = -2.760_768_5e-16;
@@ -184,11 +191,12 @@ fn tanh32(x: f32) -> f32 {
     for c in [1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3] {
         q = q * x2 + c;
     }
-    x * p / q
+    saturated(x * p / q, given, 9.02)
 }
 
 /// erf as a ratio of polynomials (Eigen's): odd of degree 13 over even of degree 8.
 fn erf32(x: f32) -> f32 {
+    let given = x;
     let x = within(x, -4.0, 4.0);
     let x2 = x * x;
     let mut p = -2.726_142_4e-10;
@@ -199,7 +207,7 @@ fn erf32(x: f32) -> f32 {
     for c in [-2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2] {
         q = q * x2 + c;
     }
-    x * p / q
+    saturated(x * p / q, given, 3.832_507)
 }
 
 #[cfg(test)]

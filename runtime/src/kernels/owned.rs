@@ -1,6 +1,6 @@
 //! Kernels on tensors of one's own: for tests and for evaluating graphs op by op. Memory is allocated for each run.
 
-use super::{Signature, find};
+use super::{Kernel, Signature, find};
 use crate::kernel::{Call, Tensor};
 use artifact::{Attr, DType, Operand, Place};
 
@@ -134,44 +134,75 @@ pub fn run_op_inplace(
     scratch_bytes: u64,
     pairs: &[(usize, usize)],
 ) -> Result<Vec<OwnedTensor>, String> {
-    let kernel = find(op).ok_or_else(|| format!("there is no kernel for {op}"))?;
-    let operand = |(dtype, shape): &(DType, Vec<usize>)| {
-        let shape = shape.iter().map(|&d| d as u64).collect();
-        Operand { place: Place { pool: 0, offset: 0 }, dtype: *dtype, shape }
-    };
-    let ins: Vec<Operand> = inputs.iter().map(|t| t.operand()).collect();
-    let results: Vec<Operand> = outs.iter().map(operand).collect();
-    kernel.check(&Signature { attrs, ins: &ins, outs: &results, scratch: scratch_bytes })?;
+    let mut run = Run::new(op, attrs, inputs, outs, scratch_bytes, pairs)?;
+    run.run()?;
+    Ok(run.results)
+}
 
-    // Not zeros: a kernel that leaves an element unwritten should be found out.
-    let mut owned: Vec<OwnedTensor> = outs.iter().map(|(dtype, shape)| OwnedTensor::zeros(*dtype, shape)).collect();
-    owned.iter_mut().for_each(|t| t.lines.fill(Line([0xA5; 64])));
-    for &(i, j) in pairs {
-        let declared = kernel.inplace.contains(&(i, j)) && ins.get(i) == results.get(j);
-        if !declared {
-            return Err(format!("{op} cannot have result {j} on operand {i}"));
+/// A checked run of a kernel with its memory, to be run as often as one likes.
+pub struct Run<'a> {
+    kernel: &'static Kernel,
+    attrs: &'a [(String, Attr)],
+    inputs: Vec<&'a OwnedTensor>,
+    /// The results: anything before the first run.
+    pub results: Vec<OwnedTensor>,
+    scratch: OwnedTensor,
+    pairs: Vec<(usize, usize)>,
+}
+
+impl<'a> Run<'a> {
+    /// A run; an error says what the kernel refused.
+    pub fn new(
+        op: &str,
+        attrs: &'a [(String, Attr)],
+        inputs: &[&'a OwnedTensor],
+        outs: &[(DType, Vec<usize>)],
+        scratch_bytes: u64,
+        pairs: &[(usize, usize)],
+    ) -> Result<Run<'a>, String> {
+        let kernel = find(op).ok_or_else(|| format!("there is no kernel for {op}"))?;
+        let operand = |(dtype, shape): &(DType, Vec<usize>)| {
+            let shape = shape.iter().map(|&d| d as u64).collect();
+            Operand { place: Place { pool: 0, offset: 0 }, dtype: *dtype, shape }
+        };
+        let ins: Vec<Operand> = inputs.iter().map(|t| t.operand()).collect();
+        let types: Vec<Operand> = outs.iter().map(operand).collect();
+        kernel.check(&Signature { attrs, ins: &ins, outs: &types, scratch: scratch_bytes })?;
+
+        // Not zeros: a kernel that leaves an element unwritten should be found out.
+        let rubbish = Line([0xA5; 64]);
+        let mut results: Vec<OwnedTensor> = outs.iter().map(|(d, shape)| OwnedTensor::zeros(*d, shape)).collect();
+        results.iter_mut().for_each(|t| t.lines.fill(rubbish));
+        for &(i, j) in pairs {
+            let declared = kernel.inplace.contains(&(i, j)) && ins.get(i) == types.get(j);
+            if !declared {
+                return Err(format!("{op} cannot have result {j} on operand {i}"));
+            }
+            results[j].lines.clone_from(&inputs[i].lines);
         }
-        owned[j].lines.clone_from(&inputs[i].lines);
+        let n = usize::try_from(scratch_bytes.div_ceil(64)).map_err(|_| "too much scratch".to_string())?;
+        let scratch = OwnedTensor { dtype: DType::U8, shape: vec![n * 64], lines: vec![rubbish; n] };
+        Ok(Run { kernel, attrs, inputs: inputs.to_vec(), results, scratch, pairs: pairs.to_vec() })
     }
-    let n_lines = usize::try_from(scratch_bytes.div_ceil(64)).map_err(|_| "too much scratch".to_string())?;
-    let mut scratch = OwnedTensor { dtype: DType::U8, shape: vec![n_lines * 64], lines: vec![Line([0xA5; 64]); n_lines] };
-
-    let out_tensors: Vec<Tensor> = owned
-        .iter_mut()
-        .map(|t| {
-            let data = t.lines.as_mut_ptr().cast();
-            t.tensor(data)
-        })
-        .collect();
-    let in_tensors: Vec<Tensor> = (inputs.iter().enumerate())
-        .map(|(i, t)| match pairs.iter().find(|pair| pair.0 == i) {
-            Some(&(_, j)) => t.tensor(out_tensors[j].data),
-            None => t.tensor(t.lines.as_ptr().cast_mut().cast()),
-        })
-        .collect();
-    let data = scratch.lines.as_mut_ptr().cast();
-    let scratch = scratch.tensor(data);
-    // Results are tensors of their own, operands lie on them only in declared pairs: what `Call` asks for.
-    kernel.run(&Call::new(attrs, &in_tensors, &out_tensors, Some(&scratch)))?;
-    Ok(owned)
+    /// Runs it. In-place operands are the results of the run before.
+    pub fn run(&mut self) -> Result<(), String> {
+        self.run_between(|| {})
+    }
+    /// Runs it and calls `mark` right before and right after the kernel, for measuring it alone.
+    pub fn run_between(&mut self, mut mark: impl FnMut()) -> Result<(), String> {
+        let pointers: Vec<*mut u8> = self.results.iter_mut().map(|t| t.lines.as_mut_ptr().cast()).collect();
+        let outs: Vec<Tensor> = self.results.iter().zip(&pointers).map(|(t, &data)| t.tensor(data)).collect();
+        let on = |i: usize| self.pairs.iter().find(|pair| pair.0 == i).map(|pair| pointers[pair.1]);
+        let place =
+            |(i, t): (usize, &&OwnedTensor)| t.tensor(on(i).unwrap_or_else(|| t.lines.as_ptr().cast_mut().cast()));
+        let ins: Vec<Tensor> = self.inputs.iter().enumerate().map(place).collect();
+        let data = self.scratch.lines.as_mut_ptr().cast();
+        let scratch = self.scratch.tensor(data);
+        // Results are tensors of their own, operands lie on them only in declared pairs: what `Call` asks for.
+        let call = Call::new(self.attrs, &ins, &outs, Some(&scratch));
+        mark();
+        let ran = self.kernel.run(&call);
+        mark();
+        ran
+    }
 }

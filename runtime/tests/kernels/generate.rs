@@ -191,8 +191,8 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             ins.push(if is_float(from) { rng.positive(from, &s) } else { rng.tensor(from, &s) });
             outs = vec![(to, s)];
         }
-        "add" | "mul" | "sub" | "maximum" | "minimum" | "div" | "pow" | "bitwise_and" | "bitwise_or" | "bitwise_xor"
-        | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or" => {
+        "add" | "mul" | "sub" | "maximum" | "minimum" | "div" | "pow" | "bitwise_and" | "bitwise_or"
+        | "bitwise_xor" | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or" => {
             let t = match op {
                 "sub" => rng.number(),
                 "div" | "pow" => rng.float(),

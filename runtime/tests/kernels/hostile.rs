@@ -85,7 +85,7 @@ proptest! {
                     let (from, to) = (case.outs[0].0, rng.pick(&DTYPES));
                     case.outs.iter_mut().filter(|o| o.0 == from).for_each(|o| o.0 = to);
                     for x in case.ins.iter_mut().filter(|x| x.dtype() == from) {
-                        *x = rng.tensor(to, &x.shape().to_vec());
+                        *x = rng.tensor(to, x.shape());
                     }
                 }
                 5 if rng.flag() && !case.ins.is_empty() => drop(case.ins.pop()),

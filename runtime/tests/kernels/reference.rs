@@ -34,9 +34,9 @@ impl Nd {
 
 /// Every place of a shape, in order.
 fn coordinates(shape: &[usize]) -> Vec<Vec<usize>> {
-    shape.iter().fold(vec![vec![]], |all, &d| {
-        all.iter().flat_map(|c| (0..d).map(move |i| [&c[..], &[i]].concat())).collect()
-    })
+    shape
+        .iter()
+        .fold(vec![vec![]], |all, &d| all.iter().flat_map(|c| (0..d).map(move |i| [&c[..], &[i]].concat())).collect())
 }
 fn with(c: &[usize], d: usize, i: usize) -> Vec<usize> {
     let mut c = c.to_vec();
@@ -65,8 +65,7 @@ fn flag(b: bool) -> f64 {
 
 /// The results of a case; none for random numbers.
 pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
-    let ins: Vec<Nd> =
-        case.ins.iter().map(|t| Nd { shape: t.shape().to_vec(), data: t.to_f64s() }).collect();
+    let ins: Vec<Nd> = case.ins.iter().map(|t| Nd { shape: t.shape().to_vec(), data: t.to_f64s() }).collect();
     let attr = |key: &str| case.attrs.iter().find(|(k, _)| k == key).map(|(_, a)| a).unwrap();
     let number = |key: &str| match *attr(key) {
         Attr::Int(i) => i as f64,
@@ -82,9 +81,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
     let boolean = case.ins.first().is_some_and(|x| x.dtype() == DType::Bool);
     let is_int = !crate::generate::is_float(case.outs[0].0);
     let one = |f: &dyn Fn(f64) -> f64| vec![ins[0].data.iter().map(|&x| f(x)).collect::<Vec<f64>>()];
-    let two = |f: &dyn Fn(f64, f64) -> f64| {
-        vec![Nd::fill(y_shape, |c| f(ins[0].from(c), ins[1].from(c))).data]
-    };
+    let two = |f: &dyn Fn(f64, f64) -> f64| vec![Nd::fill(y_shape, |c| f(ins[0].from(c), ins[1].from(c))).data];
     let value = || number("value");
     Some(match case.op {
         "neg" => one(&|x| -x),
@@ -335,8 +332,9 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "nll_loss" => {
             let targets = &ins[1].data;
             let counts: Vec<f64> = targets.iter().map(|&t| flag(t != number("ignore"))).collect();
-            let terms: Vec<f64> =
-                (0..targets.len()).map(|i| if counts[i] == 0.0 { 0.0 } else { -ins[0].at(&[i, targets[i] as usize]) }).collect();
+            let terms: Vec<f64> = (0..targets.len())
+                .map(|i| if counts[i] == 0.0 { 0.0 } else { -ins[0].at(&[i, targets[i] as usize]) })
+                .collect();
             let (sum, weight): (f64, f64) = (terms.iter().sum(), counts.iter().sum());
             let loss = match number("reduction") as i64 {
                 0 => terms,
@@ -384,7 +382,8 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             if case.op == "index" {
                 return Some(vec![Nd::fill(y_shape, |c| x.at(&place(c))).data]);
             }
-            let shape = [&broadcast(&indices.iter().map(|i| &i.shape[..]).collect::<Vec<_>>()), &x.shape[indices.len()..]];
+            let shape =
+                [&broadcast(&indices.iter().map(|i| &i.shape[..]).collect::<Vec<_>>()), &x.shape[indices.len()..]];
             let mut y = x.clone();
             for c in coordinates(&shape.concat()) {
                 match number("accumulate") != 0.0 {
@@ -545,7 +544,8 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
     // Probabilities and the logsumexp of a query.
     let row = |c: &[usize]| {
         let score = |t: usize| {
-            let dot: f64 = (0..q.shape[3]).map(|d| q.at(&[c[0], c[1], c[2], d]) * k.at(&[c[0], group(c[1]), t, d])).sum();
+            let dot: f64 =
+                (0..q.shape[3]).map(|d| q.at(&[c[0], c[1], c[2], d]) * k.at(&[c[0], group(c[1]), t, d])).sum();
             let mask = mask.map_or(0.0, |m| match (m.from(&[c[0], c[1], c[2], t]), is_bool) {
                 (1.0, true) => 0.0,
                 (_, true) => f64::NEG_INFINITY,

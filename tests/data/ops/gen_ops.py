@@ -24,6 +24,10 @@ def calls(x, p, i, b, img):
     yield "log sqrt rsqrt reciprocal log2 log10", lambda f: getattr(aten, f)(p)
     yield "exp sqrt sigmoid reciprocal", lambda f: getattr(aten, f)(i + 1)
     yield "isnan isinf isfinite logical_not", lambda f: getattr(aten, f)(x)
+    yield "floor ceil trunc", lambda f: getattr(aten, f)(torch.where(b, x * 3, NEG))
+    yield "floor_large", lambda f: aten.floor(x.double() * 1e300)
+    yield "div_floor div_trunc", lambda f: getattr(aten, "div").Tensor_mode(i - 2, idx[:1] + 1, rounding_mode=f[4:])
+    yield "floor_divide remainder", lambda f: getattr(aten, f)(i - 2, 3)
     yield "isinf2", lambda f: aten.isinf(torch.where(b, NEG, x))
     yield "gelu", lambda f: aten.gelu(x)
     yield "gelu_tanh", lambda f: aten.gelu(x, approximate="tanh")
@@ -183,7 +187,8 @@ def calls(x, p, i, b, img):
             q - 1, q, q + 1, q * 2, o[0], o[1], 0.0, causal, **kw)
     # Tables and losses.
     yield "embedding", lambda f: aten.embedding(x, i, 0)
-    yield "embedding_dense_backward", lambda f: aten.embedding_dense_backward(p[:, None, :].expand(4, 6, 6), i, 5, 1, False)
+    yield "embedding_dense_backward", lambda f: aten.embedding_dense_backward(
+        p[:, None, :].expand(4, 6, 6), i, 5, 1, False)
     logp, t = torch.log_softmax(x, 1), i[:, 0]
     for red in (0, 1, 2):
         nll = aten.nll_loss_forward(logp, t, None, red, 2)
@@ -285,7 +290,8 @@ class Random(torch.nn.Module):
             "rand": aten.rand([64, 6]), "randn_like": aten.randn_like(x), "bernoulli": aten.bernoulli(p.sigmoid()),
             "bernoulli_p": aten.bernoulli.p(x, 0.25), "uniform": aten.uniform(x, 2, 3),
             "randint": aten.randint.low(-2, 5, [64, 6]), "exponential": aten.exponential(x, 2),
-            "dropped": dropped[0], "mask": dropped[1], "dropout_backward": aten.native_dropout_backward(x, dropped[1], 4 / 3),
+            "dropped": dropped[0], "mask": dropped[1],
+            "dropout_backward": aten.native_dropout_backward(x, dropped[1], 4 / 3),
             "dropout_eval": aten.native_dropout(x, 0.25, False)[0],
         }
 

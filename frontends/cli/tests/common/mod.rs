@@ -1,0 +1,106 @@
+//! What the tests of the command share: running it, its files, a folder of their own.
+#![allow(dead_code, reason = "each test file is a crate that uses some of this")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A run of the command that has ended.
+pub(crate) struct Run {
+    /// Its exit code.
+    pub(crate) code: i32,
+    /// Its standard output.
+    pub(crate) out: String,
+    /// Its standard error.
+    pub(crate) err: String,
+}
+
+impl Run {
+    /// The run, if it ended with `code`.
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Run {
+        assert_eq!(self.code, code, "stdout:\n{}\nstderr:\n{}", self.out, self.err);
+        assert!(!self.err.contains("internal error"), "{}", self.err);
+        self
+    }
+    /// The lines of standard output that are JSON objects.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Vec<serde_json::Value> {
+        self.out.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+    }
+    /// Sees that standard error has all of these.
+    #[track_caller]
+    pub(crate) fn says(self, words: &[&str]) -> Run {
+        for word in words {
+            assert!(self.err.contains(word), "{word:?} should be in:\n{}", self.err);
+        }
+        self
+    }
+}
+
+/// The command with these arguments, separated by spaces.
+pub(crate) fn command(args: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lighterage"));
+    command.args(args.split_whitespace());
+    command
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &str) -> Run {
+    let Output { status, stdout, stderr } = command(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Run { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
+}
+
+/// A file of the models that all tests use.
+pub(crate) fn model(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models").join(name);
+    path.to_str().unwrap().to_string()
+}
+
+/// The small text graph.
+pub(crate) fn mlp() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/mlp.ir").to_str().unwrap().to_string()
+}
+
+/// A folder that goes when the test ends.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    /// A new, empty one; `name` is the test's.
+    pub(crate) fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("lighterage-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+    /// A file in it.
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_string()
+    }
+    /// Writes a file in it.
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
+        std::fs::write(self.0.join(name), bytes).unwrap();
+        self.file(name)
+    }
+    /// The names of its files, sorted.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The f32s of a tensor in a safetensors file.
+pub(crate) fn floats(path: &str, name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let data = file.tensor(name).unwrap().data().to_vec();
+    data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}

@@ -1,0 +1,267 @@
+//! Training from the command line.
+
+mod common;
+use common::{Folder, floats, mlp, model, run};
+use serde_json::Value;
+
+const GPT2: &str = "gpt2-tiny/joint_core.pt2";
+
+fn reference() -> String {
+    model("gpt2-tiny/ref.safetensors")
+}
+
+fn train(rest: &str) -> String {
+    format!("train {} --optimizer adamw --batches {} {rest}", model(GPT2), reference())
+}
+
+/// The same where it does not matter what the plan is: `keep` is planned at once.
+fn train_kept(rest: &str) -> String {
+    train(&format!("--planner keep {rest}"))
+}
+
+fn losses(lines: &[Value]) -> Vec<f64> {
+    lines.iter().filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+#[test]
+fn losses_are_those_of_pytorch_within_any_budget() {
+    let expected = floats(&reference(), "losses");
+    let mut all = vec![];
+    for budget in ["100%", "50%", "25%"] {
+        let lines = run(&train(&format!("--budget {budget} --steps 20 --json"))).expect(0).json();
+        assert_eq!(lines.len(), 21);
+        assert_eq!(lines[0]["step"], 1);
+        assert!(lines[0]["ms"].is_f64());
+        let summary = &lines[20]["summary"];
+        assert_eq!(summary["planned_peak_bytes"], summary["measured_peak_bytes"]);
+        for key in ["keep_peak_bytes", "predicted_ms", "measured_ms", "swapped_bytes", "recomputed_ms"] {
+            assert!(summary[key].is_number(), "{key}: {summary}");
+        }
+        all.push(losses(&lines));
+    }
+    for (ours, theirs) in all[0].iter().zip(&expected) {
+        assert!((ours - f64::from(*theirs)).abs() < 1e-4, "{ours} should be {theirs}");
+        // What is printed is an f32, exactly.
+        assert_eq!(f64::from(*ours as f32), *ours);
+    }
+    assert_eq!(all[0], all[1]);
+    assert_eq!(all[0], all[2]);
+}
+
+#[test]
+fn an_artifact_trains_like_its_model_and_what_is_saved_goes_on() {
+    let folder = Folder::new("artifact");
+    let (lit, half, whole, rest) = (folder.file("s.lit"), folder.file("h.st"), folder.file("w.st"), folder.file("r.st"));
+    run(&format!("compile {} --optimizer adamw --budget 50% -o {lit}", model(GPT2))).expect(0);
+    let batches = reference();
+    let args = format!("train {lit} --batches {batches} --json");
+    let whole_losses = losses(&run(&format!("{args} --steps 8 --save {whole}")).expect(0).json());
+    assert_eq!(whole_losses, losses(&run(&train("--budget 50% --steps 8 --json")).expect(0).json()));
+    run(&format!("{args} --steps 4 --save {half}")).expect(0);
+    // Four batches go round, so the second half meets the same ones.
+    let rest_losses = losses(&run(&format!("{args} --steps 4 --init {half} --save {rest}")).expect(0).json());
+    assert_eq!(whole_losses[4..], rest_losses);
+    assert_eq!(std::fs::read(&whole).unwrap(), std::fs::read(&rest).unwrap());
+    let weight = "model.transformer.wpe.weight";
+    assert!(floats(&whole, &format!("exp_avg.{weight}")).len() == floats(&whole, weight).len());
+    assert_eq!(folder.names(), ["h.st", "r.st", "s.lit", "w.st"], "no temporary file should be left");
+}
+
+#[test]
+fn people_see_progress_and_a_summary() {
+    let folder = Folder::new("people");
+    let trace = folder.file("t.json");
+    let out = run(&train_kept(&format!("--steps 6 --shuffle 7 --trace {trace}"))).expect(0).out;
+    assert!(out.contains("step     1/6") && out.contains("tokens/s"), "{out}");
+    for words in ["planned = measured", "keep", "predicted", "swapped", "in 6 steps on 4 batches"] {
+        assert!(out.contains(words), "{words}:\n{out}");
+    }
+    let trace: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    assert!(!trace["traceEvents"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn parameters_are_drawn_by_seed() {
+    let first = |rest: &str| losses(&run(&train_kept(&format!("--steps 2 --json {rest}"))).expect(0).json());
+    assert_eq!(first("--init normal:0.02 --seed 1"), first("--init normal:0.02 --seed 1"));
+    assert_ne!(first("--init normal:0.02 --seed 1"), first("--init normal:0.02 --seed 2"));
+    assert_ne!(first("--init normal:0.02"), first(""));
+    for init in ["normal:x", "normal:-1", "normal:", "nothing"] {
+        run(&train_kept(&format!("--steps 1 --init {init}"))).expect(2).says(&["--init"]);
+    }
+}
+
+#[test]
+fn options_of_the_optimizer_are_heard() {
+    let last = |rest: &str| {
+        let args = format!("train {} --planner keep --batches {} --steps 4 --json {rest}", model(GPT2), reference());
+        losses(&run(&args).expect(0).json()).pop().unwrap()
+    };
+    let plain = last("--optimizer adamw");
+    assert_eq!(plain, last("--optimizer adamw --lr 1e-3 --betas 0.9,0.999 --eps 1e-8 --weight-decay 0.01"));
+    for changed in ["--lr 1e-2", "--betas 0.5,0.999", "--betas 0.9,0.9", "--eps 1e-2", "--weight-decay 0.9"] {
+        assert_ne!(plain, last(&format!("--optimizer adamw {changed}")), "{changed}");
+    }
+    assert_eq!(last("--optimizer sgd --momentum 0.9"), last("--optimizer sgd-momentum"));
+    run(&train_kept("--steps 1 --momentum 0.9")).expect(2).says(&["--momentum", "beta1"]);
+    run(&train_kept("--steps 1 --lr -1")).expect(2).says(&["--lr"]);
+    run(&train_kept("--steps 1 --betas 0.9,1")).expect(2).says(&["--betas"]);
+    let none = format!("train {} --planner keep --batches {} --steps 1", model(GPT2), reference());
+    run(&format!("{none} --lr 1")).expect(2).says(&["no optimizer"]);
+    run(&none).expect(0);
+}
+
+#[test]
+fn what_was_compiled_cannot_be_chosen_again() {
+    let folder = Folder::new("again");
+    let lit = folder.file("s.lit");
+    run(&format!("compile {} --optimizer sgd --planner keep -o {lit}", model(GPT2))).expect(0);
+    let args = format!("train {lit} --batches {} --steps 1", reference());
+    run(&format!("{args} --budget 10%")).expect(2).says(&["--budget", "compiled already"]);
+    run(&format!("{args} --optimizer adamw")).expect(2).says(&["--optimizer", "sgd"]);
+    run(&format!("{args} --momentum 0.9")).expect(2).says(&["sgd-momentum"]);
+    run(&format!("{args} --optimizer sgd --link 1GB/s --lr 0.1")).expect(0);
+    run(&format!("plan {lit}")).expect(2).says(&["train"]);
+}
+
+#[test]
+fn bad_batches_are_told_by_name_type_and_what_was_found() {
+    let folder = Folder::new("batches");
+    let tensor = |name: &str, dtype: &str, shape: &str, range: &str| {
+        format!("{name:?}:{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":{range}}}")
+    };
+    let file = |entries: &[String], bytes: usize| {
+        let header = format!("{{{}}}", entries.join(","));
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.resize(file.len() + bytes, 0);
+        file
+    };
+    let args = |path: &str| format!("train {} --optimizer adamw --planner keep --batches {path} --steps 1", model(GPT2));
+    let ids = tensor("batch.0.input_ids", "I64", "[2,32]", "[0,512]");
+    let missing = folder.write("missing.safetensors", file(&[ids.clone()], 512));
+    run(&args(&missing)).expect(2).says(&["batch.0.labels", "i64[2,32]"]);
+    let labels = tensor("batch.0.labels", "I32", "[2,32]", "[512,768]");
+    let dtype = folder.write("dtype.safetensors", file(&[ids.clone(), labels], 768));
+    run(&args(&dtype)).expect(2).says(&["batch.0.labels", "i64[2,32]", "i32[2,32]"]);
+    let labels = tensor("batch.0.labels", "I64", "[2,16]", "[512,768]");
+    let shape = folder.write("shape.safetensors", file(&[ids.clone(), labels], 768));
+    run(&args(&shape)).expect(2).says(&["i64[2,32]", "i64[2,16]"]);
+    let gap = tensor("batch.2.input_ids", "I64", "[2,32]", "[512,1024]");
+    let gap = folder.write("gap.safetensors", file(&[ids, gap], 1024));
+    run(&args(&gap)).expect(2).says(&["batch.1 is missing"]);
+    let none = folder.write("none.safetensors", file(&[], 0));
+    run(&args(&none)).expect(2).says(&["batch.0.input_ids"]);
+    run(&args(&folder.file("absent"))).expect(2).says(&["absent"]);
+    let whole = std::fs::read(reference()).unwrap();
+    for n in [0, 7, 100, whole.len() - 1] {
+        let cut = folder.write("cut.safetensors", &whole[..n]);
+        run(&args(&cut)).expect(2).says(&["cut.safetensors"]);
+    }
+}
+
+#[test]
+fn damaged_artifacts_are_refused() {
+    let folder = Folder::new("lit");
+    let lit = folder.file("s.lit");
+    run(&format!("compile {} --optimizer sgd --planner keep -o {lit}", model(GPT2))).expect(0);
+    let whole = std::fs::read(&lit).unwrap();
+    let args = |path: &str| format!("train {path} --batches {} --steps 1", reference());
+    for n in [0, 3, 63, 64, 5000, whole.len() - 1] {
+        run(&args(&folder.write("cut.lit", &whole[..n]))).expect(2).says(&["cut.lit"]);
+    }
+    for at in [9, 40, 100, whole.len() / 2, whole.len() - 1] {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1;
+        run(&args(&folder.write("flipped.lit", flipped))).expect(2).says(&["flipped.lit"]);
+    }
+}
+
+#[test]
+fn values_that_are_lacking_are_listed() {
+    let coarse = model("gpt2-tiny/joint_coarse.pt2");
+    let args = format!("train {coarse} --optimizer adamw --planner keep --batches {} --steps 2 --json", reference());
+    run(&args).expect(2).says(&["no value for", "model.transformer.wpe.weight", "--init"]);
+    run(&format!("{args} --init normal:0.02")).expect(0);
+    run(&format!("{args} --init {}", reference())).expect(2).says(&["no tensor for", "model.transformer.wpe.weight"]);
+    // The core graph's weights, saved, are the coarse graph's: the paths are the same.
+    let folder = Folder::new("weights");
+    let saved = folder.file("w.safetensors");
+    run(&train_kept(&format!("--steps 0 --save {saved}"))).expect(0);
+    let ours = losses(&run(&format!("{args} --weights {saved}")).expect(0).json());
+    let theirs = losses(&run(&train_kept("--steps 2 --json")).expect(0).json());
+    for (a, b) in ours.iter().zip(&theirs) {
+        assert!((a - b).abs() < 1e-4, "{a} {b}");
+    }
+}
+
+#[test]
+fn a_slow_link_slows_the_step() {
+    let millis = |rest: &str| {
+        let lines = run(&train(&format!("--budget 30% --steps 3 --json {rest}"))).expect(0).json();
+        (losses(&lines), lines[3]["summary"]["measured_ms"].as_f64().unwrap(), lines[3]["summary"]["swapped_bytes"].as_u64().unwrap())
+    };
+    let fast = millis("");
+    let slow = millis("--link 20MB/s");
+    assert_eq!(fast.0, slow.0);
+    // The plan may differ, but whatever crosses the link takes its time; both directions at once at best.
+    assert!(slow.2 as f64 / 2.0 / 20e6 * 1e3 <= slow.1, "{slow:?}");
+}
+
+#[test]
+fn targets_that_cannot_be_written_are_told_at_once() {
+    for option in ["--save", "--trace"] {
+        run(&train_kept(&format!("--steps 1 {option} /nowhere/at/all"))).expect(2).says(&[option, "/nowhere/at"]);
+        run(&train_kept(&format!("--steps 1 {option} /"))).expect(2).says(&[option]);
+    }
+    run(&format!("compile {} -o /nowhere/at/all", mlp())).expect(2).says(&["--output"]);
+}
+
+#[test]
+fn ops_without_a_kernel_can_be_planned_and_not_run() {
+    let folder = Folder::new("extern");
+    let text = "graph g {\n  input  %x : f32[4]\n  fwd - %y = extern %x name=\"aten.foo\" types=\"f32[4]\" : f32[4]\n  output loss = %y\n}\n";
+    let graph = folder.write("g.ir", text);
+    assert_eq!(run(&format!("plan {graph} --json")).expect(0).json()[0]["unsupported"][0]["op"], "aten.foo");
+    run(&format!("compile {graph} -o {}", folder.file("g.lit"))).expect(2).says(&["Unsupported: aten.foo", "node y"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_after_the_step_that_runs_and_saves() {
+    use std::io::{BufRead, BufReader};
+    let folder = Folder::new("interrupt");
+    let saved = folder.file("o.safetensors");
+    let args = train_kept(&format!("--steps 100000000 --json --save {saved}"));
+    let mut child = common::command(&args).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let last: Value = serde_json::from_str(&lines.last().unwrap().unwrap()).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    // The state that was saved is that after the last step that was told.
+    assert!(1 <= last["summary"]["steps"].as_u64().unwrap());
+    assert!(!floats(&saved, "model.transformer.wpe.weight").is_empty());
+    assert_eq!(folder.names(), ["o.safetensors"]);
+}
+
+#[test]
+fn a_tied_parameter_goes_by_either_name() {
+    let folder = Folder::new("tied");
+    let (saved, renamed) = (folder.file("w.safetensors"), folder.file("r.safetensors"));
+    run(&train_kept(&format!("--steps 0 --save {saved}"))).expect(0);
+    let bytes = std::fs::read(&saved).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensors = file.iter().map(|(name, view)| (name.replace("model.lm_head.weight", "model.transformer.wte.weight"), view));
+    std::fs::write(&renamed, safetensors::serialize(tensors, None).unwrap()).unwrap();
+    let of = |file: &str| losses(&run(&train_kept(&format!("--steps 2 --json --init {file}"))).expect(0).json());
+    assert_eq!(of(&saved), of(&renamed));
+}
+
+#[test]
+fn a_reader_that_leaves_ends_a_run_that_leaves_nothing() {
+    let mut child = common::command(&train_kept("--steps 100000000 --json")).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+}

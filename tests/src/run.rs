@@ -1,0 +1,63 @@
+//! Runs of a step, plain or compiled, to be compared bit for bit.
+
+use crate::evaluate::{self, Tensors};
+use artifact::Artifact;
+use ir::Graph;
+use runtime::{Error, Machine, Options};
+
+/// What some steps leave.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Outcome {
+    /// The outputs of each step, by name.
+    pub outputs: Vec<Tensors>,
+    /// The states after the last step, by path.
+    pub states: Tensors,
+}
+
+/// Evaluates a graph, one step for each of `feeds`.
+pub fn plain(graph: &Graph, start: &Tensors, feeds: &[Tensors]) -> Outcome {
+    let mut states = start.clone();
+    let step = |feed| evaluate::step(graph, &mut states, feed).expect("the graph's kernels should take its data");
+    Outcome { outputs: feeds.iter().map(step).collect(), states }
+}
+
+/// Runs an artifact on a machine, one step for each of `feeds`. Also returns the measured peak of the device's pool.
+pub fn compiled(artifact: &Artifact, options: Options, feeds: &[Tensors]) -> Result<(Outcome, u64), Error> {
+    let mut machine = Machine::new(artifact.clone(), options)?;
+    let mut outputs = vec![];
+    for feed in feeds {
+        write(&mut machine, artifact, feed)?;
+        machine.step()?;
+        outputs.push(read(&mut machine, artifact)?);
+    }
+    Ok((Outcome { outputs, states: states(&mut machine, artifact)? }, machine.measured_peak_bytes()))
+}
+
+/// The same with `n` steps on one feed that are launched together, so that they overlap; only the last one's outputs are
+/// there to be read.
+pub fn together(artifact: &Artifact, options: Options, feed: &Tensors, n: usize) -> Result<Outcome, Error> {
+    let mut machine = Machine::new(artifact.clone(), options)?;
+    write(&mut machine, artifact, feed)?;
+    for _ in 0..n {
+        machine.launch()?;
+    }
+    machine.wait()?;
+    Ok(Outcome { outputs: vec![read(&mut machine, artifact)?], states: states(&mut machine, artifact)? })
+}
+
+/// A machine that runs in a random permitted order and spoils dead bytes.
+pub fn shuffled(seed: u64) -> Options {
+    Options { shuffle: Some(seed), ..Options::default() }
+}
+
+fn write(machine: &mut Machine, artifact: &Artifact, feed: &Tensors) -> Result<(), Error> {
+    artifact.inputs.iter().try_for_each(|input| machine.write_input(&input.name, &feed[&input.name]))
+}
+
+fn read(machine: &mut Machine, artifact: &Artifact) -> Result<Tensors, Error> {
+    artifact.outputs.iter().map(|o| Ok((o.name.clone(), machine.read_output(&o.name)?))).collect()
+}
+
+fn states(machine: &mut Machine, artifact: &Artifact) -> Result<Tensors, Error> {
+    artifact.states.iter().map(|s| Ok((s.path.clone(), machine.read_state(&s.path)?))).collect()
+}
