@@ -2,7 +2,7 @@
 //!
 //! A *trajectory* starts from `keep` and lowers the live peak round by round. In a round, every idle stretch of a buffer
 //! (a value that lies on the device between two accesses) is a candidate: swap it, compute it again, or, for a state,
-//! let it live on the host. Candidates are priced from the last simulation and taken in order of price per byte while
+//! let it live on the host; so is what a block of the model holds for its backward, all together. Candidates are priced from the last simulation and taken in order of price per byte while
 //! they still cover a line above the round's target; then the lines are built, placed and simulated anew. What the
 //! decisions really come to is recorded, whether that is what was hoped or not.
 //!
@@ -17,9 +17,9 @@ use crate::schedule::apply::{COMPUTE, D2H, DEVICE, H2D};
 use crate::sim::{Timeline, unlimited};
 use ir::graph::Def;
 use ir::schedule::{Buffer, InstrKind, Schedule, Why};
-use ir::{Id, Phase, Pool, Stream, Table, Value};
+use ir::{Id, Node, Phase, Pool, Stream, Table, Value};
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeSet, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// Which means a trajectory prefers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,10 +30,12 @@ pub enum Taste {
     Swap,
     /// Recompute wherever that is possible.
     Recompute,
+    /// Whole blocks first, by whatever is reckoned cheaper for all that a block holds from forward to backward.
+    Block,
 }
 
 /// All tastes.
-pub const TASTES: [Taste; 3] = [Taste::Cheaper, Taste::Swap, Taste::Recompute];
+pub const TASTES: [Taste; 4] = [Taste::Cheaper, Taste::Swap, Taste::Recompute, Taste::Block];
 
 /// A point of a trajectory: what a set of decisions comes to.
 #[derive(Clone, Debug)]
@@ -76,8 +78,8 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
     let mut records = vec![];
     let mut decisions = Decisions::default();
     let Ok(mut schedule) = realise::lines(problem, &decisions) else { return records };
-    // Cuts that made matters worse.
-    let mut banned: BTreeSet<(Value, u32, Means)> = BTreeSet::new();
+    // Recomputes that made matters worse.
+    let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
     let step = if problem.lines.len() < LARGE { STEP } else { LARGE_STEP };
     let mut fruitless = 0;
     let mut lowest = live(&schedule).into_iter().max().unwrap_or(0);
@@ -108,7 +110,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
                 // The reruns' own needs ate what they freed, or one is impossible: not these again.
                 fruitless += 1;
                 for cut in chosen.iter().filter(|c| c.means == Means::Recompute) {
-                    banned.insert((cut.value, cut.gap.unwrap_or(u32::MAX), Means::Recompute));
+                    banned.extend(cut.gaps.iter().map(|&(value, gap)| (value, gap.unwrap_or(u32::MAX))));
                 }
             }
         }
@@ -151,13 +153,13 @@ impl Ord for Score {
 /// A candidate.
 #[derive(Clone)]
 struct Cut {
-    value: Value,
-    /// The gap; `None` lets a state live on the host.
-    gap: Option<u32>,
+    /// The gaps; `None` lets a state live on the host. One, or those of a block.
+    gaps: Vec<(Value, Option<u32>)>,
     means: Means,
+    /// Lines over which the device's memory is freed, and how many bytes.
+    frees: Vec<(usize, usize, u64)>,
+    /// All bytes.
     bytes: u64,
-    /// Lines over which the device's memory is freed.
-    stretches: Vec<(usize, usize)>,
     /// Copies that a swap takes, and the time between the accesses at both ends, µs.
     copies: f64,
     room: f64,
@@ -172,7 +174,7 @@ impl Cut {
     fn choose(&mut self, taste: Taste) {
         self.means = match (taste, self.recompute) {
             (Taste::Recompute, Some(_)) => Means::Recompute,
-            (Taste::Cheaper, Some(price)) if price < self.swap => Means::Recompute,
+            (Taste::Cheaper | Taste::Block, Some(price)) if price < self.swap => Means::Recompute,
             _ => Means::Swap,
         };
     }
@@ -180,19 +182,22 @@ impl Cut {
         if self.means == Means::Recompute { self.recompute.unwrap_or(f64::INFINITY) } else { self.swap }
     }
     fn score(&self) -> Score {
-        Score(self.price() / self.bytes as f64, self.bytes, self.value, self.gap)
+        let (value, gap) = self.gaps[0];
+        Score(self.price() / self.bytes as f64, self.bytes, value, gap)
     }
-
     fn add_to(&self, decisions: &mut Decisions, problem: &Problem<'_>) {
-        let reason = Reason { bytes: self.bytes, swap: Some(self.swap), recompute: self.recompute, line: self.line };
-        match (self.gap, problem.graph.values[self.value].def) {
-            (Some(gap), _) => {
-                decisions.cuts.insert(Gap { value: self.value, gap }, (self.means, reason));
+        let reason =
+            Reason { bytes: self.bytes, swap: Some(self.swap), recompute: self.recompute, line: self.line };
+        for &(value, gap) in &self.gaps {
+            match (gap, problem.graph.values[value].def) {
+                (Some(gap), _) => {
+                    decisions.cuts.insert(Gap { value, gap }, (self.means, reason));
+                }
+                (None, Def::State(state)) => {
+                    decisions.hosted.insert(state, reason);
+                }
+                (None, _) => {}
             }
-            (None, Def::State(state)) => {
-                decisions.hosted.insert(state, reason);
-            }
-            (None, _) => {}
         }
     }
 }
@@ -213,7 +218,7 @@ struct Round<'a> {
     decisions: &'a Decisions,
     schedule: &'a Schedule,
     timeline: &'a Timeline,
-    banned: &'a BTreeSet<(Value, u32, Means)>,
+    banned: &'a BTreeSet<(Value, u32)>,
     taste: Taste,
     /// When each value is on the device: lines `from..=to`, ascending.
     resident: Table<Value, Vec<(usize, usize)>>,
@@ -231,7 +236,7 @@ impl<'a> Round<'a> {
         decisions: &'a Decisions,
         schedule: &'a Schedule,
         timeline: &'a Timeline,
-        banned: &'a BTreeSet<(Value, u32, Means)>,
+        banned: &'a BTreeSet<(Value, u32)>,
         taste: Taste,
     ) -> Round<'a> {
         let mut models = 0;
@@ -252,10 +257,12 @@ impl<'a> Round<'a> {
     fn choose(mut self, live: &[u64], target: u64) -> Vec<Cut> {
         let idle = self.idle();
         let above = Above::new(live, target);
-        let mut candidates: Vec<Cut> = vec![];
-        for idle in &idle {
-            candidates.extend(self.gap_candidate(idle, &above));
-        }
+        let blocks = if self.taste == Taste::Block { self.block_candidates(&idle, &above) } else { vec![] };
+        let in_blocks: BTreeSet<_> = blocks.iter().flat_map(|cut| cut.gaps.iter().copied()).collect();
+        let alone = idle.iter().filter(|idle| !in_blocks.contains(&(idle.value, idle.gap)));
+        let mut candidates: Vec<Cut> =
+            alone.filter(|idle| above.any(idle.from + 1, idle.to)).filter_map(|idle| self.gap_candidate(idle)).collect();
+        candidates.extend(blocks);
         candidates.extend(self.state_candidates(&idle, &above));
         let mut tree = MaxTree::new(live);
         let mut chosen: Vec<Cut> = vec![];
@@ -268,7 +275,7 @@ impl<'a> Round<'a> {
                 break;
             }
             let cut = &mut candidates[i];
-            if cut.stretches.iter().all(|&(from, to)| tree.max(from, to) <= target) {
+            if cut.frees.iter().all(|&(from, to, _)| tree.max(from, to) <= target) {
                 continue;
             }
             cut.swap = self.link_price(cut.bytes, cut.copies, cut.room);
@@ -277,8 +284,8 @@ impl<'a> Round<'a> {
                 heap.push(Reverse((cut.score(), i)));
                 continue;
             }
-            for &(from, to) in &cut.stretches {
-                tree.add(from, to, -(cut.bytes as i64));
+            for &(from, to, bytes) in &cut.frees {
+                tree.add(from, to, -(bytes as i64));
             }
             if cut.means == Means::Swap {
                 // One direction at least; copies in and out go over different streams.
@@ -371,40 +378,69 @@ impl<'a> Round<'a> {
         copies * micros * if hidden { 0.05 } else { 1.0 }
     }
 
-    /// The candidate of an idle stretch of a value that is not a state at home.
-    fn gap_candidate(&self, idle: &Idle, above: &Above) -> Option<Cut> {
-        let Idle { value, buffer, from, to, gap } = *idle;
-        let gap = gap.filter(|&gap| gap != u32::MAX)?;
-        if self.home[buffer] || self.decisions.cuts.contains_key(&Gap { value, gap }) || !above.any(from + 1, to) {
-            return None;
-        }
-        let bytes = self.bytes(buffer);
-        let room = self.start(to) - self.start(from);
-        let clean = self.problem.comes_from_host(value, self.decisions);
-        let banned = self.banned.contains(&(value, gap, Means::Recompute));
-        let mut cut = Cut {
-            value,
-            gap: Some(gap),
-            means: Means::Swap,
-            bytes,
-            stretches: vec![(from + 1, to)],
-            copies: if clean { 1.0 } else { 2.0 },
-            room,
-            swap: 0.0,
-            recompute: if banned { None } else { self.recompute_price(value, to) },
-            line: from as u32 + 1,
-        };
-        cut.swap = self.link_price(bytes, cut.copies, room);
+    /// The gap of an idle stretch, if it is one that may be cut: not of a state at home, and not cut already.
+    fn cuttable(&self, idle: &Idle) -> Option<u32> {
+        let gap = idle.gap.filter(|&gap| gap != u32::MAX && !self.home[idle.buffer])?;
+        (!self.decisions.cuts.contains_key(&Gap { value: idle.value, gap })).then_some(gap)
+    }
+
+    /// The candidate of one idle stretch.
+    fn gap_candidate(&self, idle: &Idle) -> Option<Cut> {
+        let gap = self.cuttable(idle)?;
+        let clean = self.problem.comes_from_host(idle.value, self.decisions);
+        self.candidate(vec![(idle, gap)], if clean { 1.0 } else { 2.0 })
+    }
+
+    /// The candidate of several idle stretches together; `copies` is what a swap of one byte takes.
+    fn candidate(&self, members: Vec<(&Idle, u32)>, copies: f64) -> Option<Cut> {
+        let gaps: Vec<(Value, Option<u32>)> = members.iter().map(|&(idle, gap)| (idle.value, Some(gap))).collect();
+        let frees: Vec<(usize, usize, u64)> =
+            members.iter().map(|(idle, _)| (idle.from + 1, idle.to, self.bytes(idle.buffer))).collect();
+        let first = members.iter().map(|(idle, _)| idle.from).min()?;
+        let to = members.iter().map(|(idle, _)| idle.to).min()?;
+        let bytes = frees.iter().map(|&(.., bytes)| bytes).sum();
+        let room = members.iter().map(|(idle, _)| self.start(idle.to) - self.start(idle.from)).fold(f64::INFINITY, f64::min);
+        let banned = members.iter().any(|&(idle, gap)| self.banned.contains(&(idle.value, gap)));
+        let values: Vec<Value> = members.iter().map(|(idle, _)| idle.value).collect();
+        let recompute = if banned { None } else { self.recompute_price(&values, to) };
+        let swap = self.link_price(bytes, copies, room);
+        let line = first as u32 + 1;
+        let mut cut = Cut { gaps, means: Means::Swap, frees, bytes, copies, room, swap, recompute, line };
         cut.choose(self.taste);
         Some(cut)
     }
 
-    /// What it takes to compute `value` again before `line`, with whatever is not there; `None` if it cannot be.
-    fn recompute_price(&self, value: Value, line: usize) -> Option<f64> {
+    /// For each block of the model, all that its forward left for its backward, but for what other blocks' forwards read
+    /// too: with that, the block can run again.
+    fn block_candidates(&self, idle: &[Idle], above: &Above) -> Vec<Cut> {
+        let graph = self.problem.graph;
+        let mut members: BTreeMap<&str, Vec<(&Idle, u32)>> = BTreeMap::new();
+        for idle in idle {
+            let (Some(gap), Some(def)) = (self.cuttable(idle), graph.def_node(idle.value)) else { continue };
+            let (Some(block), Phase::Forward) = (block_of(&graph.nodes[def].module), graph.nodes[def].phase) else {
+                continue;
+            };
+            let wanted_by = self.schedule.instrs.get(ir::Instr::new(idle.to)).map(|data| &data.kind);
+            let for_backward = matches!(wanted_by, Some(InstrKind::Run { node, .. }) if graph.nodes[*node].phase == Phase::Backward);
+            let at_border = self.problem.uses[idle.value].iter().any(|&at| {
+                let user = &graph.nodes[self.problem.lines[at as usize]];
+                user.phase == Phase::Forward && block_of(&user.module) != Some(block)
+            });
+            if for_backward && !at_border {
+                members.entry(block).or_default().push((idle, gap));
+            }
+        }
+        let covers = |members: &Vec<(&Idle, u32)>| members.iter().any(|(idle, _)| above.any(idle.from + 1, idle.to));
+        members.into_values().filter(covers).filter_map(|members| self.candidate(members, 2.0)).collect()
+    }
+
+    /// What it takes to compute `values` again before `line`, with whatever is not there; `None` if it cannot be.
+    fn recompute_price(&self, values: &[Value], line: usize) -> Option<f64> {
         let graph = self.problem.graph;
         let position = self.position.get(line).copied().unwrap_or(u32::MAX);
-        let mut seen: BTreeSet<Value> = BTreeSet::from([value]);
-        let mut stack = vec![value];
+        let mut seen: BTreeSet<Value> = values.iter().copied().collect();
+        let mut stack = values.to_vec();
+        let mut run: BTreeSet<Node> = BTreeSet::new();
         let mut price = 0.0;
         while let Some(value) = stack.pop() {
             let Def::Node(node, _) = graph.values[value].def else {
@@ -412,10 +448,13 @@ impl<'a> Round<'a> {
                 continue;
             };
             let data = &graph.nodes[node];
-            if !data.op.is_pure() || data.phase != Phase::Forward || LONGEST_CASCADE < seen.len() {
+            let too_long = LONGEST_CASCADE + values.len() < seen.len();
+            if !data.op.is_pure() || data.phase != Phase::Forward || too_long {
                 return None;
             }
-            price += self.problem.cost.run(graph, node);
+            if run.insert(node) {
+                price += self.problem.cost.run(graph, node);
+            }
             for &input in &data.inputs {
                 let root = graph.root(input);
                 if let Def::State(state) = graph.values[root].def {
@@ -460,23 +499,36 @@ impl<'a> Round<'a> {
                 continue;
             }
             let bytes = self.bytes(loc.buffer);
+            let frees = stretches.iter().map(|&(from, to)| (from, to, bytes)).collect();
             let copies = if graph.root(state.after) == state.before { 1.0 } else { 2.0 };
             let room = self.timeline.micros;
             cuts.push(Cut {
-                value: state.before,
-                gap: None,
+                gaps: vec![(state.before, None)],
                 means: Means::Swap,
+                frees,
                 bytes,
-                line: stretches.first().map_or(0, |s| s.0 as u32),
-                stretches,
                 copies,
                 room,
                 swap: self.link_price(bytes, copies, room),
                 recompute: None,
+                line: stretches.first().map_or(0, |s| s.0 as u32),
             });
         }
         cuts
     }
+}
+
+/// The block that a module lies in: its path up to the first number, `h.0` of `h.0.mlp.fc`.
+fn block_of(module: &str) -> Option<&str> {
+    let mut end = 0;
+    for part in module.split('.') {
+        end += part.len();
+        if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) {
+            return Some(&module[..end]);
+        }
+        end += 1;
+    }
+    None
 }
 
 /// Which lines are above the target.
@@ -548,5 +600,18 @@ impl MaxTree {
         let left = self.max_at(2 * node, lo, mid, from, to);
         let right = self.max_at(2 * node + 1, mid, hi, from, to);
         left.max(right).map(|max| max + self.add[node])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::block_of;
+
+    #[test]
+    fn blocks_end_at_the_first_number() {
+        assert_eq!(block_of("model.h.10.mlp.fc.2"), Some("model.h.10"));
+        assert_eq!(block_of("0"), Some("0"));
+        assert_eq!(block_of("model.ln1"), None);
+        assert_eq!(block_of(""), None);
     }
 }

@@ -149,8 +149,7 @@ pub static KERNELS: &[Kernel] = &[
     k("sigmoid_bwd", (2, 2), elementwise::check_derivative, elementwise::sigmoid_bwd).inplace(&[(0, 0), (1, 0)]),
     k("silu_bwd", (2, 2), elementwise::check_derivative, elementwise::silu_bwd).inplace(&[(0, 0), (1, 0)]),
     k("gelu_bwd", (2, 2), elementwise::check_gelu_bwd, elementwise::gelu_bwd).inplace(&[(0, 0), (1, 0)]),
-    k("threshold_bwd", (2, 2), elementwise::check_threshold_bwd, elementwise::threshold_bwd)
-        .inplace(&[(0, 0), (1, 0)]),
+    k("threshold_bwd", (2, 2), elementwise::check_threshold_bwd, elementwise::threshold_bwd).inplace(&[(0, 0), (1, 0)]),
     k("sum", (1, 1), reduce::check_numbers, reduce::sum),
     k("mean", (1, 1), reduce::check_floats, reduce::mean),
     k("amax", (1, 1), reduce::check_extreme, reduce::amax),
@@ -175,8 +174,7 @@ pub static KERNELS: &[Kernel] = &[
     k("sdpa", (3, 4), attention::check_sdpa, attention::sdpa).scratch(attention::sdpa_scratch),
     k("sdpa_bwd", (6, 7), attention::check_sdpa_bwd, attention::sdpa_bwd).scratch(attention::sdpa_bwd_scratch),
     k("embedding", (2, 2), index::check_embedding, index::embedding),
-    k("embedding_bwd", (2, 2), index::check_embedding_bwd, index::embedding_bwd)
-        .scratch(index::embedding_bwd_scratch),
+    k("embedding_bwd", (2, 2), index::check_embedding_bwd, index::embedding_bwd).scratch(index::embedding_bwd_scratch),
     k("nll_loss", (2, 2), loss::check_nll_loss, loss::nll_loss),
     k("nll_loss_bwd", (3, 3), loss::check_nll_loss_bwd, loss::nll_loss_bwd),
     k("gather", (2, 2), index::check_gather, index::gather),
