@@ -53,8 +53,7 @@ test-python: ## test the exporter; skipped where torch is not installed
 
 venv: ## install the exporter's Python packages into .venv
 	python3 -m venv .venv
-	.venv/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu \
-		-r examples/export/requirements-dev.txt
+	.venv/bin/pip install --quiet -r examples/export/requirements-dev.txt
 
 export: ## write the example's graph and batches and the dropout fixture again; needs `make venv`
 	$(PYTHON) $(example)/data.py

@@ -240,7 +240,8 @@ pub fn decided(decisions: &Decisions, problem: &Problem<'_>, value: Value) -> St
         Def::State(state) if decisions.hosted.contains_key(&state) => Some("lives on the host".to_string()),
         _ => None,
     };
-    let what: Vec<String> = [hosted, times(swaps, "swapped"), times(reruns, "recomputed")].into_iter().flatten().collect();
+    let what: Vec<String> =
+        [hosted, times(swaps, "swapped"), times(reruns, "recomputed")].into_iter().flatten().collect();
     if what.is_empty() { "kept".into() } else { what.join(", ") }
 }
 
@@ -299,8 +300,10 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<St
         .filter_map(|name| {
             let lower: Vec<char> = name.to_lowercase().chars().take(LONGEST_NAME).collect();
             let contains = 2 < wanted.len() && lower.windows(wanted.len()).any(|window| window == wanted);
-            let distance = if contains { 0 } else { 1 + edits(&wanted, &lower) };
-            (contains || 2 * distance <= wanted.len() + 2).then_some((distance, name))
+            let edits = edits(&wanted, &lower);
+            // A third of the characters may be wrong, and two in a short name: a swapped pair.
+            let is_near = contains || 3 * edits <= wanted.len() + 2;
+            is_near.then_some((if contains { 0 } else { 1 + edits }, name))
         })
         .collect();
     near.sort_unstable_by_key(|&(distance, name)| (distance, name.len(), name));
@@ -484,9 +487,10 @@ pub fn explain(compiled: &Compiled, problem: &Problem<'_>, asked: Value, planner
     let stays = stays(compiled, value);
     let in_device = |stay: &&Stay| stay.pool == schedule.pools[Pool::new(DEVICE)].name;
     let at_peak = at_peak_line.line.is_some_and(|line| {
-        stays.iter().filter(in_device).any(|stay| {
-            stay.from.is_none_or(|from| from <= line) && stay.to.is_none_or(|to| line <= to)
-        })
+        stays
+            .iter()
+            .filter(in_device)
+            .any(|stay| stay.from.is_none_or(|from| from <= line) && stay.to.is_none_or(|to| line <= to))
     });
     let mut explanation = Explanation {
         name: data.name.clone(),
@@ -516,9 +520,8 @@ pub fn explain(compiled: &Compiled, problem: &Problem<'_>, asked: Value, planner
 /// A node's line, without its place.
 fn node_text(graph: &Graph, node: ir::Node) -> String {
     let data = &graph.nodes[node];
-    let names = |values: &[Value]| {
-        values.iter().map(|&v| format!("%{}", graph.values[v].name)).collect::<Vec<_>>().join(", ")
-    };
+    let names =
+        |values: &[Value]| values.iter().map(|&v| format!("%{}", graph.values[v].name)).collect::<Vec<_>>().join(", ");
     let call = format!("{} = {}", names(&data.outputs), text::print_op(&data.op));
     if data.inputs.is_empty() { call } else { format!("{call} of {}", names(&data.inputs)) }
 }
@@ -585,8 +588,7 @@ impl Bench<'_> {
         let budget = self.compiled.decided.budget.unwrap_or(u64::MAX);
         let schedule = realise::lines(self.problem, &decisions)?;
         let finished = realise::finish(self.problem, &schedule).into_iter();
-        let outcomes =
-            finished.map(|r| Outcome { micros: r.micros, peak: r.peak, fits: r.peak <= budget });
+        let outcomes = finished.map(|r| Outcome { micros: r.micros, peak: r.peak, fits: r.peak <= budget });
         // The fastest that fits; if none does, the smallest.
         let best = outcomes.min_by(|a, b| {
             let within = b.fits.cmp(&a.fits);
@@ -625,7 +627,8 @@ impl Bench<'_> {
         if matches!(graph.values[value].def, Def::State(state) if !decided.hosted.contains_key(&state)) {
             return vec![];
         }
-        let models: Vec<Instr> = schedule.instrs.iter().filter(|(_, data)| data.why == Why::Model).map(|(i, _)| i).collect();
+        let models: Vec<Instr> =
+            schedule.instrs.iter().filter(|(_, data)| data.why == Why::Model).map(|(i, _)| i).collect();
         let timeline = &self.compiled.timeline;
         let computed = graph.def_node(value).is_some();
         let accesses = self.problem.accesses(value);
@@ -691,12 +694,21 @@ impl Explanation {
         out
     }
 
-    fn write(&self, out: &mut String, bytes: &dyn Fn(u64) -> String, micros: &dyn Fn(f64) -> String) -> std::fmt::Result {
+    fn write(
+        &self,
+        out: &mut String,
+        bytes: &dyn Fn(u64) -> String,
+        micros: &dyn Fn(f64) -> String,
+    ) -> std::fmt::Result {
         if let [asked, sharing @ ..] = &self.shares[..]
             && !sharing.is_empty()
         {
             let sharing: Vec<String> = sharing.iter().map(|name| format!("%{name}")).collect();
-            writeln!(out, "%{asked} is a reshape: it shares the bytes of {}", sharing.join(", which shares those of "))?;
+            writeln!(
+                out,
+                "%{asked} is a reshape: it shares the bytes of {}",
+                sharing.join(", which shares those of ")
+            )?;
             writeln!(out)?;
         }
         writeln!(out, "%{} : {}, {}, {}", self.name, self.ty, bytes(self.ty.bytes()), self.class.name())?;
@@ -720,7 +732,8 @@ impl Explanation {
             writeln!(out, "  none")?;
         }
         if let Some(home) = &self.home {
-            let is = if home.way == Way::Keep { "lives on the device" } else { "lives on the host, and comes for its uses" };
+            let is =
+                if home.way == Way::Keep { "lives on the device" } else { "lives on the host, and comes for its uses" };
             writeln!(out, "\nas a state it {is}")?;
             self.choice(out, home, bytes, micros, |way| match way {
                 Way::Keep => "on the device",
@@ -780,5 +793,21 @@ impl Explanation {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_near_are_found() {
+        let names = ["gelu", "gelu_1", "gelu_bwd", "view", "model.h.0.attn"];
+        let near = |wanted: &str| nearest(wanted, names.into_iter());
+        assert_eq!(near("gelu_2"), ["gelu_1", "gelu"]);
+        assert_eq!(near("attn"), ["model.h.0.attn"]);
+        assert_eq!(near("veiw"), ["view"]);
+        assert!(near("entirely_different").is_empty());
+        assert!(near("").is_empty());
     }
 }

@@ -1,8 +1,8 @@
 //! THE list of passes, in order, and the manager that runs it.
 //!
-//! For every pass the manager measures the time, compares the text before and after with what the pass reported (in debug
-//! builds), verifies, and hands the result to the observer, which dumps it. After the last pass [`ir::check`] proves the
-//! program, in release builds too.
+//! For every pass the manager measures the time, finds out whether anything changed by comparing values (a pass is not
+//! asked, so it cannot be wrong), verifies, and tells the observer, which dumps. After the last pass [`ir::check`] proves
+//! the program, in release builds too.
 
 use crate::alloc;
 use crate::cost::{Cost, Tabled};
@@ -29,11 +29,23 @@ pub struct Pass<S> {
 /// Graph passes. Order matters; each line says why it stands where it stands.
 pub const GRAPH: &[Pass<Graph>] = &[
     // First: whatever traced the graph, the passes after it meet one form.
-    Pass { name: "canonical", run: |graph, _| Ok(canonical::run(graph)) },
+    Pass {
+        name: "canonical",
+        run: |graph, _| {
+            canonical::run(graph);
+            Ok(())
+        },
+    },
     // After canonical: it removes what nothing needs, and without an optimizer nothing needs a gradient's last touch.
     Pass { name: "optimizer", run: |graph, c| optimizer::run(graph, c.options.optimizer).map_err(Error::Input) },
     // Last: updates have a place only once they exist.
-    Pass { name: "order", run: |graph, c| Ok(order::run(graph, c.options.update)) },
+    Pass {
+        name: "order",
+        run: |graph, c| {
+            order::run(graph, c.options.update);
+            Ok(())
+        },
+    },
 ];
 
 /// Schedule passes, which act on what `decide` answered.
@@ -41,13 +53,37 @@ pub const SCHEDULE: &[Pass<Program>] = &[
     // The only place that inserts copies and reruns.
     Pass { name: "apply", run: apply_pass },
     // Before prefetch: what shares bytes leaves more room to copy in early.
-    Pass { name: "inplace", run: |p, _| Ok(inplace::run(&p.graph, &mut p.schedule)) },
+    Pass {
+        name: "inplace",
+        run: |p, _| {
+            inplace::run(&p.graph, &mut p.schedule);
+            Ok(())
+        },
+    },
     // Before allocate: a buffer lives from where its copy starts.
-    Pass { name: "prefetch", run: |p, c| Ok(prefetch::run(&p.graph, &mut p.schedule, c.cost)) },
+    Pass {
+        name: "prefetch",
+        run: |p, c| {
+            prefetch::run(&p.graph, &mut p.schedule, c.cost);
+            Ok(())
+        },
+    },
     // Before sync: reuse of bytes is a conflict like any other.
-    Pass { name: "allocate", run: |p, c| Ok(allocate_pass(p, c)) },
+    Pass {
+        name: "allocate",
+        run: |p, c| {
+            allocate_pass(p, c);
+            Ok(())
+        },
+    },
     // Last: the only place that writes `after`.
-    Pass { name: "sync", run: |p, _| Ok(sync_pass(p)) },
+    Pass {
+        name: "sync",
+        run: |p, _| {
+            sync_pass(p);
+            Ok(())
+        },
+    },
 ];
 
 /// Names of all passes, in order.
@@ -265,7 +301,8 @@ fn apply_pass(program: &mut Program, context: &Context<'_>) -> Result<(), Error>
     let (decisions, _) = context.decided.expect("apply should come after decide");
     let mut schedule = apply::run(&problem, decisions).map_err(Error::Input)?;
     schedule.pools[ir::table::Id::new(apply::DEVICE)].limit = context.budget;
-    schedule.pools[ir::table::Id::new(apply::HOST)].limit = Some(context.options.host.unwrap_or(context.device.host_bytes));
+    schedule.pools[ir::table::Id::new(apply::HOST)].limit =
+        Some(context.options.host.unwrap_or(context.device.host_bytes));
     program.schedule = schedule;
     Ok(())
 }

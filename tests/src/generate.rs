@@ -232,7 +232,7 @@ impl Builder {
                 let [y, mask] = self.nodes("dropout", &attrs, &[x, self.rng])[..] else { unreachable!("two results") };
                 if way & 1 == 1 {
                     self.values.push((y, 2.0 * bx));
-                    (self.node("dropout_bwd", &[("p", Attr::Float(0.5))], &[x, mask]), 2.0 * bx)
+                    (self.node("dropout_bwd", &[("scale", Attr::Float(2.0))], &[x, mask]), 2.0 * bx)
                 } else {
                     (y, 2.0 * bx)
                 }

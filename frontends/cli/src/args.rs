@@ -14,12 +14,15 @@ use std::path::PathBuf;
 /// A step (forward, backward, optimizer) comes in as a .pt2 file. What is kept, swapped and recomputed, and at which
 /// address each tensor lies, is decided before the first step runs, and proved.
 #[derive(Parser, Debug)]
-#[command(name = "lighterage", version, arg_required_else_help = true)]
+#[command(name = "lighterage", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
+
+const EXIT_CODES: &str = "Exit codes: 0; 1 the system refused, as when a disk is full; 2 bad usage or bad input; 3 no plan fits; \
+    101 a bug; 130 Ctrl-C";
 
 /// A subcommand.
 #[derive(Subcommand, Debug)]
@@ -241,7 +244,10 @@ fn update() -> impl TypedValueParser<Value = Update> {
 }
 
 /// One of `all`, by name.
-fn named<T: Copy + Send + Sync + 'static>(all: &'static [T], name: fn(T) -> &'static str) -> impl TypedValueParser<Value = T> {
+fn named<T: Copy + Send + Sync + 'static>(
+    all: &'static [T],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
     let names = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
     names.map(move |text| {
         let known = all.iter().copied().find(|&value| name(value) == text);

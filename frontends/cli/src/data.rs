@@ -29,7 +29,8 @@ impl Tensors {
     /// Reads a file; a cut or damaged one is an error.
     pub(crate) fn read(path: &Path) -> Result<Tensors, Failure> {
         let bytes = fs::read(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
-        Tensors::parse(path, bytes).map_err(|e| Failure::Input(format!("{}: not a whole safetensors file: {e}", path.display())))
+        Tensors::parse(path, bytes)
+            .map_err(|e| Failure::Input(format!("{}: not a whole safetensors file: {e}", path.display())))
     }
 
     fn parse(path: &Path, bytes: Vec<u8>) -> Result<Tensors, safetensors::SafeTensorError> {
@@ -97,7 +98,10 @@ impl Batches {
         }
         if let Some(gap) = numbers.iter().zip(0..).find_map(|(&number, k)| (number != k).then_some(k)) {
             let last = numbers[numbers.len() - 1];
-            let message = format!("{}: batches are numbered from 0 without gaps: batch.{gap} is missing, batch.{last} is there", path.display());
+            let message = format!(
+                "{}: batches are numbered from 0 without gaps: batch.{gap} is missing, batch.{last} is there",
+                path.display()
+            );
             return Err(Failure::Input(message));
         }
         for number in 0..count {
@@ -153,7 +157,8 @@ impl View for Saved {
 
 /// Saves tensors by name; the same tensors give the same bytes.
 pub(crate) fn save(path: &Path, tensors: BTreeMap<String, Saved>) -> Result<(), Failure> {
-    let bytes = safetensors::serialize(tensors, None).map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
+    let bytes =
+        safetensors::serialize(tensors, None).map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
     save_atomically(path, &[&bytes])
 }
 

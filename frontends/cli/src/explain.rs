@@ -110,8 +110,10 @@ fn row(compiled: &passes::pipeline::Compiled, problem: &Problem<'_>, value: Valu
 
 fn list(args: &ExplainArgs, module: &str, rows: &[Row]) {
     if args.json {
-        let rows: Vec<Json> =
-            rows.iter().map(|r| json!({"name": r.name, "bytes": r.bytes, "class": r.class, "decided": r.what})).collect();
+        let rows: Vec<Json> = rows
+            .iter()
+            .map(|r| json!({"name": r.name, "bytes": r.bytes, "class": r.class, "decided": r.what}))
+            .collect();
         out!("{}", json!({"module": module, "values": rows}));
         return;
     }
@@ -146,14 +148,12 @@ fn to_json(e: &Explanation) -> Json {
                 Err(why) => json!({"way": way.name(), "why_not": why}),
             })
             .collect();
-        let reason = choice.reason.map(|r| {
-            json!({"frees_bytes": r.bytes, "swap_us": r.swap, "recompute_us": r.recompute, "line": r.line})
-        });
+        let reason = choice
+            .reason
+            .map(|r| json!({"frees_bytes": r.bytes, "swap_us": r.swap, "recompute_us": r.recompute, "line": r.line}));
         json!({"decided": choice.way.name(), "reason": reason, "alternatives": others})
     };
-    let stay = |s: &Stay| {
-        json!({"buffer": s.buffer, "pool": s.pool, "address": s.address, "from": instr(s.from), "to": instr(s.to)})
-    };
+    let stay = |s: &Stay| json!({"buffer": s.buffer, "pool": s.pool, "address": s.address, "from": instr(s.from), "to": instr(s.to)});
     let gaps: Vec<Json> = e
         .gaps
         .iter()

@@ -37,7 +37,9 @@ impl fmt::Display for Failure {
         match self {
             Failure::Input(message) | Failure::System(message) => write!(f, "error: {message}"),
             Failure::NoFit(infeasible) => write!(f, "error: {}", no_fit(infeasible)),
-            Failure::Bug(message) => write!(f, "internal error: {message}; this is a bug of lighterage, please report it"),
+            Failure::Bug(message) => {
+                write!(f, "internal error: {message}; this is a bug of lighterage, please report it")
+            }
             Failure::Interrupted(message) => f.write_str(message),
         }
     }
@@ -53,7 +55,8 @@ fn no_fit(infeasible: &Infeasible) -> String {
         "host" => ("the host's pool", "--host"),
         _ => ("the device", "--budget"),
     };
-    let mut text = format!("the step does not fit {what}: it needs {}, and the limit is {}", bytes(*smallest), bytes(*budget));
+    let mut text =
+        format!("the step does not fit {what}: it needs {}, and the limit is {}", bytes(*smallest), bytes(*budget));
     text.push_str(&format!("\n  most is needed at  {line}"));
     let width = live.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
     for (k, (name, size)) in live.iter().take(NAMED).enumerate() {

@@ -5,12 +5,18 @@ use crate::data::save_atomically;
 use crate::failure::Failure;
 use crate::{model, out};
 
+/// Calls without a kernel that are named.
+const NAMED: usize = 20;
+
 /// Runs the command.
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
     let model = model::read(&args.model.model, &args.model.dim)?;
     let text = ir::text::print_graph(&model.graph);
-    for unsupported in &model.unsupported {
+    for unsupported in model.unsupported.iter().take(NAMED) {
         out::note(&format!("warning: {} (node {}): {}", unsupported.target, unsupported.node, unsupported.why));
+    }
+    if NAMED < model.unsupported.len() {
+        out::note(&format!("warning: and {} more without a kernel", model.unsupported.len() - NAMED));
     }
     match &args.output {
         Some(path) => save_atomically(path, &[text.as_bytes()]),

@@ -48,7 +48,8 @@ pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
         _ => {}
     }
     let mut start = vec![];
-    let read = std::fs::File::open(path).and_then(|file| std::io::Read::read_to_end(&mut std::io::Read::take(file, 4), &mut start));
+    let read = std::fs::File::open(path)
+        .and_then(|file| std::io::Read::read_to_end(&mut std::io::Read::take(file, 4), &mut start));
     read.map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
     Ok(match &start[..] {
         [b'P', b'K', ..] => Format::Pt2,
@@ -77,7 +78,9 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
         Format::Ir => {
             if let Some((name, _)) = dims.first() {
                 let path = path.display();
-                return Err(Failure::Input(format!("{path}: a text graph has no symbolic sizes; there is no {name} to set")));
+                return Err(Failure::Input(format!(
+                    "{path}: a text graph has no symbolic sizes; there is no {name} to set"
+                )));
             }
             let text = read_text(path)?;
             let file = ir::text::parse_file(&text).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
@@ -95,7 +98,9 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
         }
         Format::Lit => {
             let path = path.display();
-            Err(Failure::Input(format!("{path}: a compiled step; only `train` takes one. Give the model it was made of")))
+            Err(Failure::Input(format!(
+                "{path}: a compiled step; only `train` takes one. Give the model it was made of"
+            )))
         }
     }
 }
@@ -195,9 +200,8 @@ pub(crate) fn compile(
     compiled.map_err(|error| match error {
         pipeline::Error::Input(message) => Failure::Input(message),
         pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),
-        pipeline::Error::Broken { pass, summary, text } => Failure::Bug(format!(
-            "pass {pass} left a program that is not right ({summary})\n{}\n",
-            with_context(&text)
-        )),
+        pipeline::Error::Broken { pass, summary, text } => {
+            Failure::Bug(format!("pass {pass} left a program that is not right ({summary})\n{}\n", with_context(&text)))
+        }
     })
 }

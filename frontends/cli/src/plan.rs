@@ -27,7 +27,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         Ok(compiled) => compiled,
         Err(failure) => {
             if let (true, Failure::NoFit(infeasible)) = (args.json, &failure) {
-                let live = infeasible.live.iter().take(NAMED).map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
+                let live =
+                    infeasible.live.iter().take(NAMED).map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
                 let object = json!({
                     "error": "does not fit",
                     "pool": infeasible.pool,
@@ -81,11 +82,8 @@ impl Facts<'_> {
         let millis = |micros: f64| micros / 1e3;
         let curve: Vec<_> =
             decided.curve.iter().map(|&(bytes, micros)| json!({"bytes": bytes, "ms": millis(micros)})).collect();
-        let unsupported: Vec<_> = self
-            .unsupported
-            .iter()
-            .map(|op| json!({"op": op.target, "node": op.node, "why": op.why}))
-            .collect();
+        let unsupported: Vec<_> =
+            self.unsupported.iter().map(|op| json!({"op": op.target, "node": op.node, "why": op.why})).collect();
         let tensors = self.peak.tensors.iter().take(NAMED);
         let tensors: Vec<_> =
             tensors.map(|t| json!({"name": t.name, "bytes": t.bytes, "class": t.class.name()})).collect();
@@ -147,7 +145,8 @@ impl Facts<'_> {
             share if share < 1000.0 => format!("{share:5.1}% of keep"),
             _ => format!("{:14}", ""),
         };
-        let mut row = |name: &str, bytes: u64| writeln!(out, "  {name:<18} {:>10}  {}  {bytes}", short(bytes), share(bytes));
+        let mut row =
+            |name: &str, bytes: u64| writeln!(out, "  {name:<18} {:>10}  {}  {bytes}", short(bytes), share(bytes));
         if let Some(budget) = decided.budget {
             row("budget", budget)?;
         }
@@ -163,7 +162,9 @@ impl Facts<'_> {
 
         writeln!(out, "\ndecisions           count       bytes")?;
         let Tally { kept, swap, recompute, hosted } = self.tally;
-        for (name, count) in [("kept", kept), ("swapped", swap), ("recomputed", recompute), ("states on the host", hosted)] {
+        for (name, count) in
+            [("kept", kept), ("swapped", swap), ("recomputed", recompute), ("states on the host", hosted)]
+        {
             writeln!(out, "  {name:<18} {:>4}  {:>10}", count.count, short(count.bytes))?;
         }
 
@@ -193,7 +194,11 @@ impl Facts<'_> {
             }
         }
         let budget = decided.budget.map_or(String::new(), |budget| format!(" of {}", size::short(budget)));
-        writeln!(out, "\nproved: every read finds its value, every conflict is ordered; peak {}{budget}", short(*planned_peak))
+        writeln!(
+            out,
+            "\nproved: every read finds its value, every conflict is ordered; peak {}{budget}",
+            short(*planned_peak)
+        )
     }
 }
 

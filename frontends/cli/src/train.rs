@@ -145,9 +145,16 @@ fn source(args: &TrainArgs) -> Result<Source, Failure> {
     }
     let artifact = compile::artifact(model, &compiling, Dumps::Stderr)?;
     if machine.device.name != "cpu" {
-        out::note(&format!("note: planned for {}, run on this CPU: predicted times are the former's", machine.device.name));
+        out::note(&format!(
+            "note: planned for {}, run on this CPU: predicted times are the former's",
+            machine.device.name
+        ));
     }
-    Ok(Source { artifact, tied, link_latency: Duration::from_secs_f64(machine.device.link_micros.clamp(0.0, 1e6) / 1e6) })
+    Ok(Source {
+        artifact,
+        tied,
+        link_latency: Duration::from_secs_f64(machine.device.link_micros.clamp(0.0, 1e6) / 1e6),
+    })
 }
 
 /// A path before a message that may begin with it.
@@ -199,7 +206,8 @@ fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failu
     ];
     for (_, option, value, below) in given {
         if let Some(value) = value.filter(|value| !(0.0 <= *value && *value < below)) {
-            let below = if below == 1.0 { "from 0 up to, but not including, 1" } else { "a number that is not negative" };
+            let below =
+                if below == 1.0 { "from 0 up to, but not including, 1" } else { "a number that is not negative" };
             return Err(Failure::Input(format!("{option} should be {below}, not {value}")));
         }
     }
@@ -424,9 +432,17 @@ struct Progress {
 
 impl Progress {
     fn new(args: &TrainArgs, machine: &Machine, items: Items) -> Progress {
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left").unwrap_or(ProgressStyle::default_bar());
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {eta} left")
+            .unwrap_or(ProgressStyle::default_bar());
         let bar = out::bar(ProgressBar::new(args.steps).with_style(style));
-        Progress { bar, json: args.json, steps: args.steps, items, peak: short(machine.device_pool_bytes()), noted_nan: false }
+        Progress {
+            bar,
+            json: args.json,
+            steps: args.steps,
+            items,
+            peak: short(machine.device_pool_bytes()),
+            noted_nan: false,
+        }
     }
 
     fn step(&mut self, run: &Run) {
@@ -438,7 +454,9 @@ impl Progress {
         };
         if self.json {
             out!("{}", json!({"step": step, "loss": loss, "ms": millis}));
-        } else if self.bar.is_none() && (step == 1 || step == self.steps || step.is_multiple_of(self.steps.div_ceil(LINES))) {
+        } else if self.bar.is_none()
+            && (step == 1 || step == self.steps || step.is_multiple_of(self.steps.div_ceil(LINES)))
+        {
             out!("step {step:>5}/{}  {}", self.steps, message());
         }
         if let Some(bar) = &self.bar {
@@ -504,7 +522,11 @@ impl Summary<'_> {
         };
         let first = self.run.losses.first().copied().flatten().map_or("-".into(), |loss| format!("{loss:.4}"));
         let steps = self.run.millis.len();
-        let moved = format!("{} swapped, {} recomputed a step", short(planned.swapped_bytes), micros(planned.recomputed_ms * 1e3));
+        let moved = format!(
+            "{} swapped, {} recomputed a step",
+            short(planned.swapped_bytes),
+            micros(planned.recomputed_ms * 1e3)
+        );
         format!(
             "peak          {peak}\nkeep          {}; this is {share:.1}% of it\nstep          {step}\nmoved         {moved}\nloss          \
              {first} -> {} in {steps} steps on {} batches\n",

@@ -43,7 +43,8 @@ fn import_prints_a_graph_that_parses() {
 
 #[test]
 fn plan_tells_what_it_promises() {
-    let object = &run(&format!("plan {} --optimizer adamw --device cpu --budget 60% --json", model(GPT2))).expect(0).json()[0];
+    let object =
+        &run(&format!("plan {} --optimizer adamw --device cpu --budget 60% --json", model(GPT2))).expect(0).json()[0];
     let bytes = |key: &str| object[key].as_u64().unwrap_or_else(|| panic!("{key}: {object}"));
     let (planned, keep) = (bytes("planned_peak_bytes"), bytes("keep_peak_bytes"));
     assert!(planned as f64 <= 0.6 * keep as f64);
@@ -58,9 +59,22 @@ fn plan_tells_what_it_promises() {
 }
 
 #[test]
+fn what_lies_at_the_peak_adds_up_to_it() {
+    let object =
+        &run(&format!("plan {} --optimizer adamw --device test --budget 70% --json", mlp())).expect(0).json()[0];
+    let tensors = object["peak_tensors"].as_array().unwrap();
+    assert!(tensors.len() < 10, "all of them should be listed");
+    let sum: u64 = tensors.iter().map(|tensor| tensor["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(sum, object["lower_bound_bytes"]);
+    assert!(tensors.iter().any(|tensor| tensor["class"] == "param"));
+}
+
+#[test]
 fn plan_reports_to_people() {
     let report = run(&format!("plan {} --optimizer adamw --device test --budget 70%", mlp())).expect(0).out;
-    for words in ["planned peak", "smallest feasible", "keep everything", "decisions", "at the peak", "predicted step", "proved"] {
+    for words in
+        ["planned peak", "smallest feasible", "keep everything", "decisions", "at the peak", "predicted step", "proved"]
+    {
         assert!(report.contains(words), "{words}:\n{report}");
     }
 }
@@ -81,7 +95,8 @@ fn what_does_not_fit_exits_with_3_and_says_what_would() {
 #[test]
 fn a_link_changes_what_is_predicted() {
     let predicted = |link: &str| {
-        let object = run(&format!("plan {} --optimizer adamw --budget 30% --json {link}", model(GPT2))).expect(0).json();
+        let object =
+            run(&format!("plan {} --optimizer adamw --budget 30% --json {link}", model(GPT2))).expect(0).json();
         object[0]["predicted_ms"].as_f64().unwrap()
     };
     assert!(predicted("") < predicted("--link 10MB/s"));
@@ -109,8 +124,12 @@ fn dumps_stand_where_they_were_asked_for() {
     assert!(dumped.out.contains(" us\n"), "lines should have their times:\n{}", dumped.out);
     assert!(dumped.err.contains("planned peak"));
     run(&format!("{args} --dump-dir {}", folder.file("d"))).expect(0);
-    let names: Vec<String> = std::fs::read_dir(folder.file("d")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    assert!(names.iter().any(|name| name == "00-import.ir") && names.iter().any(|name| name.ends_with("-sync.ir")), "{names:?}");
+    let names: Vec<String> =
+        std::fs::read_dir(folder.file("d")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(
+        names.iter().any(|name| name == "00-import.ir") && names.iter().any(|name| name.ends_with("-sync.ir")),
+        "{names:?}"
+    );
     let sync = names.iter().find(|name| name.ends_with("-sync.ir")).unwrap();
     let text = std::fs::read_to_string(folder.file(&format!("d/{sync}"))).unwrap();
     assert_eq!(format!("; after sync\n{text}"), dumped.out);
@@ -122,7 +141,8 @@ fn dumps_stand_where_they_were_asked_for() {
 fn a_dump_after_sync_is_proved_and_a_changed_one_is_not() {
     let folder = Folder::new("check");
     for (source, optimizer) in [(mlp(), "sgd"), (model(GPT2), "adamw")] {
-        let dump = run(&format!("plan {source} --optimizer {optimizer} --budget 70% --dump-ir-after sync")).expect(0).out;
+        let dump =
+            run(&format!("plan {source} --optimizer {optimizer} --budget 70% --dump-ir-after sync")).expect(0).out;
         let file = folder.write("sync.ir", &dump);
         assert!(run(&format!("check {file}")).expect(0).out.contains("proved"));
         assert_eq!(run(&format!("check {file} --json")).expect(0).json()[0]["proved"], true);
@@ -185,7 +205,8 @@ fn damaged_files_are_refused() {
     }
     let wrong = folder.write("wrong.ir", "graph g {\n  input %x : f32[4]\n  fwd - %y = relu %z : f32[4]\n}\n");
     run(&format!("plan {wrong}")).expect(2).says(&["line 3"]);
-    let unsound = folder.write("unsound.ir", "graph g {\n  input  %x : f32[4]\n  output loss = %x\n  output loss = %x\n}\n");
+    let unsound =
+        folder.write("unsound.ir", "graph g {\n  input  %x : f32[4]\n  output loss = %x\n  output loss = %x\n}\n");
     run(&format!("plan {unsound}")).expect(2).says(&["error:"]);
 }
 
@@ -194,7 +215,9 @@ fn sizes_that_are_symbols_are_asked_for() {
     let dynamic = model("gpt2-dynbatch/joint_coarse.pt2");
     run(&format!("plan {dynamic}")).expect(2).says(&["s72", "--dim"]);
     let peak = |dim: &str| {
-        run(&format!("plan {dynamic} --dim s72={dim} --json")).expect(0).json()[0]["planned_peak_bytes"].as_u64().unwrap()
+        run(&format!("plan {dynamic} --dim s72={dim} --json")).expect(0).json()[0]["planned_peak_bytes"]
+            .as_u64()
+            .unwrap()
     };
     assert!(peak("2") < peak("8"));
     run(&format!("plan {dynamic} --dim q=4")).expect(2).says(&["q"]);
@@ -203,7 +226,8 @@ fn sizes_that_are_symbols_are_asked_for() {
 
 #[test]
 fn a_reader_that_leaves_is_no_error() {
-    let mut child = command(&format!("import {}", model(GPT2))).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        command(&format!("import {}", model(GPT2))).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut first = [0; 5];
     child.stdout.take().unwrap().read_exact(&mut first).unwrap();
     let end = child.wait_with_output().unwrap();

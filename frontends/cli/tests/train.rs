@@ -51,7 +51,8 @@ fn losses_are_those_of_pytorch_within_any_budget() {
 #[test]
 fn an_artifact_trains_like_its_model_and_what_is_saved_goes_on() {
     let folder = Folder::new("artifact");
-    let (lit, half, whole, rest) = (folder.file("s.lit"), folder.file("h.st"), folder.file("w.st"), folder.file("r.st"));
+    let (lit, half, whole, rest) =
+        (folder.file("s.lit"), folder.file("h.st"), folder.file("w.st"), folder.file("r.st"));
     run(&format!("compile {} --optimizer adamw --budget 50% -o {lit}", model(GPT2))).expect(0);
     let batches = reference();
     let args = format!("train {lit} --batches {batches} --json");
@@ -137,9 +138,10 @@ fn bad_batches_are_told_by_name_type_and_what_was_found() {
         file.resize(file.len() + bytes, 0);
         file
     };
-    let args = |path: &str| format!("train {} --optimizer adamw --planner keep --batches {path} --steps 1", model(GPT2));
+    let args =
+        |path: &str| format!("train {} --optimizer adamw --planner keep --batches {path} --steps 1", model(GPT2));
     let ids = tensor("batch.0.input_ids", "I64", "[2,32]", "[0,512]");
-    let missing = folder.write("missing.safetensors", file(&[ids.clone()], 512));
+    let missing = folder.write("missing.safetensors", file(std::slice::from_ref(&ids), 512));
     run(&args(&missing)).expect(2).says(&["batch.0.labels", "i64[2,32]"]);
     let labels = tensor("batch.0.labels", "I32", "[2,32]", "[512,768]");
     let dtype = folder.write("dtype.safetensors", file(&[ids.clone(), labels], 768));
@@ -199,7 +201,11 @@ fn values_that_are_lacking_are_listed() {
 fn a_slow_link_slows_the_step() {
     let millis = |rest: &str| {
         let lines = run(&train(&format!("--budget 30% --steps 3 --json {rest}"))).expect(0).json();
-        (losses(&lines), lines[3]["summary"]["measured_ms"].as_f64().unwrap(), lines[3]["summary"]["swapped_bytes"].as_u64().unwrap())
+        (
+            losses(&lines),
+            lines[3]["summary"]["measured_ms"].as_f64().unwrap(),
+            lines[3]["summary"]["swapped_bytes"].as_u64().unwrap(),
+        )
     };
     let fast = millis("");
     let slow = millis("--link 20MB/s");
@@ -253,7 +259,8 @@ fn a_tied_parameter_goes_by_either_name() {
     run(&train_kept(&format!("--steps 0 --save {saved}"))).expect(0);
     let bytes = std::fs::read(&saved).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let tensors = file.iter().map(|(name, view)| (name.replace("model.lm_head.weight", "model.transformer.wte.weight"), view));
+    let tensors =
+        file.iter().map(|(name, view)| (name.replace("model.lm_head.weight", "model.transformer.wte.weight"), view));
     std::fs::write(&renamed, safetensors::serialize(tensors, None).unwrap()).unwrap();
     let of = |file: &str| losses(&run(&train_kept(&format!("--steps 2 --json --init {file}"))).expect(0).json());
     assert_eq!(of(&saved), of(&renamed));
@@ -261,7 +268,8 @@ fn a_tied_parameter_goes_by_either_name() {
 
 #[test]
 fn a_reader_that_leaves_ends_a_run_that_leaves_nothing() {
-    let mut child = common::command(&train_kept("--steps 100000000 --json")).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut child =
+        common::command(&train_kept("--steps 100000000 --json")).stdout(std::process::Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     assert!(child.wait().unwrap().success());
 }

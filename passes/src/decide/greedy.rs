@@ -186,8 +186,7 @@ impl Cut {
         Score(self.price() / self.bytes as f64, self.bytes, value, gap)
     }
     fn add_to(&self, decisions: &mut Decisions, problem: &Problem<'_>) {
-        let reason =
-            Reason { bytes: self.bytes, swap: Some(self.swap), recompute: self.recompute, line: self.line };
+        let reason = Reason { bytes: self.bytes, swap: Some(self.swap), recompute: self.recompute, line: self.line };
         for &(value, gap) in &self.gaps {
             match (gap, problem.graph.values[value].def) {
                 (Some(gap), _) => {
@@ -260,8 +259,10 @@ impl<'a> Round<'a> {
         let blocks = if self.taste == Taste::Block { self.block_candidates(&idle, &above) } else { vec![] };
         let in_blocks: BTreeSet<_> = blocks.iter().flat_map(|cut| cut.gaps.iter().copied()).collect();
         let alone = idle.iter().filter(|idle| !in_blocks.contains(&(idle.value, idle.gap)));
-        let mut candidates: Vec<Cut> =
-            alone.filter(|idle| above.any(idle.from + 1, idle.to)).filter_map(|idle| self.gap_candidate(idle)).collect();
+        let mut candidates: Vec<Cut> = alone
+            .filter(|idle| above.any(idle.from + 1, idle.to))
+            .filter_map(|idle| self.gap_candidate(idle))
+            .collect();
         candidates.extend(blocks);
         candidates.extend(self.state_candidates(&idle, &above));
         let mut tree = MaxTree::new(live);
@@ -399,7 +400,8 @@ impl<'a> Round<'a> {
         let first = members.iter().map(|(idle, _)| idle.from).min()?;
         let to = members.iter().map(|(idle, _)| idle.to).min()?;
         let bytes = frees.iter().map(|&(.., bytes)| bytes).sum();
-        let room = members.iter().map(|(idle, _)| self.start(idle.to) - self.start(idle.from)).fold(f64::INFINITY, f64::min);
+        let room =
+            members.iter().map(|(idle, _)| self.start(idle.to) - self.start(idle.from)).fold(f64::INFINITY, f64::min);
         let banned = members.iter().any(|&(idle, gap)| self.banned.contains(&(idle.value, gap)));
         let values: Vec<Value> = members.iter().map(|(idle, _)| idle.value).collect();
         let recompute = if banned { None } else { self.recompute_price(&values, to) };
@@ -421,7 +423,8 @@ impl<'a> Round<'a> {
                 continue;
             };
             let wanted_by = self.schedule.instrs.get(ir::Instr::new(idle.to)).map(|data| &data.kind);
-            let for_backward = matches!(wanted_by, Some(InstrKind::Run { node, .. }) if graph.nodes[*node].phase == Phase::Backward);
+            let for_backward =
+                matches!(wanted_by, Some(InstrKind::Run { node, .. }) if graph.nodes[*node].phase == Phase::Backward);
             let at_border = self.problem.uses[idle.value].iter().any(|&at| {
                 let user = &graph.nodes[self.problem.lines[at as usize]];
                 user.phase == Phase::Forward && block_of(&user.module) != Some(block)

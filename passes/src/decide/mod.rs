@@ -110,7 +110,13 @@ impl Decisions {
     pub fn print(&self, graph: &Graph) -> String {
         let micros = |t: Option<f64>| t.map_or("impossible".into(), |t| format!("{t:.1} us"));
         let why = |r: &Reason| {
-            format!("; frees {} at line {}, swap {}, recompute {}", r.bytes, r.line, micros(r.swap), micros(r.recompute))
+            format!(
+                "; frees {} at line {}, swap {}, recompute {}",
+                r.bytes,
+                r.line,
+                micros(r.swap),
+                micros(r.recompute)
+            )
         };
         let mut text = String::from("decisions {\n");
         for (&state, reason) in &self.hosted {
@@ -175,7 +181,8 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
     let records: Vec<Record> = match planner {
         Planner::Keep => keep,
         Planner::Auto | Planner::Greedy => std::thread::scope(|scope| {
-            let threads: Vec<_> = TASTES.map(|taste| scope.spawn(move || trajectory(problem, taste))).into_iter().collect();
+            let threads: Vec<_> =
+                TASTES.map(|taste| scope.spawn(move || trajectory(problem, taste))).into_iter().collect();
             threads.into_iter().flat_map(|t| t.join().expect("a trajectory should end")).collect()
         }),
     };

@@ -36,6 +36,12 @@ pub fn became(graph: &Graph, value: Value) -> Option<String> {
 
 /// Leaves only nodes that a state, an output or a gradient needs, and those whose effects are unknown.
 fn remove_dead(graph: &mut Graph) {
+    let live = live(graph);
+    graph.order.retain(|&node| live[node]);
+}
+
+/// The nodes that [`remove_dead`] leaves.
+fn live(graph: &Graph) -> Table<Node, bool> {
     let mut live = Table::filled(graph.nodes.len(), false);
     let leaves = graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value));
     let mut stack: Vec<Node> =
@@ -46,7 +52,7 @@ fn remove_dead(graph: &mut Graph) {
             stack.extend(graph.nodes[node].inputs.iter().filter_map(|&v| graph.def_node(v)));
         }
     }
-    graph.order.retain(|&node| live[node]);
+    live
 }
 
 struct Rewrite<'a> {
@@ -54,7 +60,7 @@ struct Rewrite<'a> {
     new: Graph,
     /// What became of each old value.
     value: Table<Value, Option<Value>>,
-    /// How often each old value is read.
+    /// How often each old value is read by what is needed.
     n_uses: Table<Value, u32>,
     /// Nodes by what they compute.
     known: BTreeMap<(String, Vec<Value>), Node>,
@@ -65,7 +71,9 @@ impl<'a> Rewrite<'a> {
         let mut n_uses = Table::filled(old.values.len(), 0);
         let leaves = old.states.iter().map(|s| s.after).chain(old.outputs.iter().map(|o| o.value));
         let gradients = old.gradients.iter().map(|&(_, v)| v);
-        let reads = old.order.iter().flat_map(|&node| old.nodes[node].inputs.iter().copied());
+        let live = live(old);
+        let reads =
+            old.order.iter().filter(|&&node| live[node]).flat_map(|&node| old.nodes[node].inputs.iter().copied());
         for value in reads.chain(leaves).chain(gradients) {
             n_uses[value] += 1;
         }
@@ -77,7 +85,8 @@ impl<'a> Rewrite<'a> {
         }
         for state in &old.states {
             let data = &old.values[state.before];
-            value[state.before] = Some(new.add_state(data.name.clone(), state.path.clone(), state.kind, data.ty.clone()));
+            value[state.before] =
+                Some(new.add_state(data.name.clone(), state.path.clone(), state.kind, data.ty.clone()));
         }
         Rewrite { old, new, value, n_uses, known: BTreeMap::new() }
     }
@@ -87,7 +96,8 @@ impl<'a> Rewrite<'a> {
         for (i, state) in self.old.states.iter().enumerate() {
             self.new.states[i].after = to(state.after);
         }
-        self.new.outputs = self.old.outputs.iter().map(|o| Output { name: o.name.clone(), value: to(o.value) }).collect();
+        self.new.outputs =
+            self.old.outputs.iter().map(|o| Output { name: o.name.clone(), value: to(o.value) }).collect();
         self.new.gradients = self.old.gradients.iter().map(|&(state, v)| (state, to(v))).collect();
         self.new
     }
@@ -251,8 +261,26 @@ fn swaps_last_two(dims: &[i64]) -> bool {
 /// Ops whose operands broadcast against each other to the result's shape.
 fn is_broadcasting(name: &str) -> bool {
     const NAMES: [&str; 20] = [
-        "add", "sub", "mul", "div", "pow", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor", "eq", "ne", "lt",
-        "le", "gt", "ge", "logical_and", "logical_or", "where", "expand",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "pow",
+        "maximum",
+        "minimum",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "logical_and",
+        "logical_or",
+        "where",
+        "expand",
     ];
     NAMES.contains(&name) && name != "expand"
 }

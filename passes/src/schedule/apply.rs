@@ -12,7 +12,9 @@
 
 use crate::decide::{Decisions, Gap, Means, Problem};
 use ir::graph::Def;
-use ir::schedule::{Buffer, BufferData, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why, buffer_bytes};
+use ir::schedule::{
+    Buffer, BufferData, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why, buffer_bytes,
+};
 use ir::{Id, Node, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -332,7 +334,9 @@ impl<'a> Lines<'a> {
                     let outs = self.rerun_places(node);
                     self.run_node(node, outs, Why::Recompute);
                     let data = &graph.nodes[node];
-                    done.extend(data.inputs.iter().map(|&v| graph.root(v)).filter(|v| last[v] == k && brought.contains(v)));
+                    done.extend(
+                        data.inputs.iter().map(|&v| graph.root(v)).filter(|v| last[v] == k && brought.contains(v)),
+                    );
                     done.extend(data.outputs.iter().filter(|v| !last.contains_key(v)));
                     brought.extend(&data.outputs);
                 }

@@ -39,7 +39,8 @@ pub fn run(graph: &mut Graph, update: Update) {
         }
     }
 
-    let mut line = Line { graph, emitted: Table::filled(graph.nodes.len(), false), nodes: Vec::with_capacity(order.len()) };
+    let mut line =
+        Line { graph, emitted: Table::filled(graph.nodes.len(), false), nodes: Vec::with_capacity(order.len()) };
     for &node in order.iter().filter(|&&node| !is_update(node) && !late[node]) {
         line.emit(node);
         for &update in &waiters[node] {
@@ -52,8 +53,14 @@ pub fn run(graph: &mut Graph, update: Update) {
     for &node in order.iter().filter(|&&node| is_update(node)) {
         line.emit(node);
     }
-    let nodes = line.nodes;
-    graph.order = nodes;
+    // What is computed from nothing and read by no node may still be asked for.
+    let leaves = graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value));
+    for value in leaves.chain(graph.gradients.iter().map(|&(_, value)| value)) {
+        if let Some(node) = graph.def_node(value) {
+            line.emit(node);
+        }
+    }
+    graph.order = line.nodes;
 }
 
 /// The nodes that read each value's bytes, by root, in `order`; reshapes are no readers.

@@ -44,7 +44,15 @@ impl Ranges {
         }
     }
     /// Calls `conflict` with every moment that `access` must come after, and records it.
-    fn access(&mut self, (lo, hi): (u64, u64), write: bool, now: Moment, stream: usize, n_streams: usize, conflict: &mut Vec<Moment>) {
+    fn access(
+        &mut self,
+        (lo, hi): (u64, u64),
+        write: bool,
+        now: Moment,
+        stream: usize,
+        n_streams: usize,
+        conflict: &mut Vec<Moment>,
+    ) {
         self.split(lo);
         self.split(hi);
         let mut gaps = vec![];

@@ -1,0 +1,53 @@
+//! The whole pipeline on random graphs at budgets from generous to infeasible: what is planned is at most the budget and
+//! is what the machine touches, a lower budget never plans more, the bits stay the same, and below the smallest budget
+//! the answer is no.
+
+use ir::Graph;
+use passes::cost::Roofline;
+use passes::devices;
+use passes::graph::optimizer::Optimizer;
+use passes::pipeline::{self, Budget, Compiled, Error, Options};
+use proptest::prelude::*;
+use tests::{generate, run};
+
+fn compile(graph: &Graph, budget: Budget) -> Result<Compiled, Error> {
+    let device = devices::named("test").unwrap();
+    let options = Options { budget, ..Options::default() };
+    pipeline::compile(graph.clone(), &options, &device, &Roofline::new(&device), &mut |_| ())
+}
+
+proptest! {
+    #![proptest_config(generate::config(40))]
+    #[test]
+    fn budgets_hold_and_change_no_bit(recipe in generate::recipes(50), seed: u64) {
+        let graph = generate::graph(&recipe);
+        let exact = graph.values.values().all(|data| 0 < data.ty.bytes());
+        let start = generate::states(&graph, seed);
+        let feeds: Vec<_> = (0..3).map(|step| generate::feed(&graph, seed, step)).collect();
+        let expected = run::plain(&graph, &start, &feeds);
+        let roomy = compile(&graph, Budget::Share(1.0)).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest);
+        prop_assert!(smallest <= keep);
+        let mut higher = keep;
+        const BUDGETS: u64 = 4;
+        for k in 0..=BUDGETS {
+            let budget = smallest + (keep - smallest) * (BUDGETS - k) / BUDGETS;
+            let compiled = compile(&graph, Budget::Bytes(budget)).map_err(|e| TestCaseError::fail(e.to_string()))?;
+            let peak = compiled.planned_peak;
+            prop_assert!(peak <= budget && peak <= higher, "{peak} planned for {budget}, {higher} for more");
+            prop_assert!(compiled.live_peak <= peak, "{} alive in {peak}", compiled.live_peak);
+            higher = peak;
+            let artifact = codegen::emit(&compiled, &start, Optimizer::None).unwrap();
+            for options in [runtime::Options::default(), run::shuffled(seed)] {
+                let (outcome, measured) = run::compiled(&artifact, options, &feeds).unwrap();
+                prop_assert!(outcome == expected, "{options:?}:\n{}", ir::text::print_program(&compiled.program));
+                prop_assert!(measured == peak || !exact && measured < peak, "{measured} measured, {peak} planned");
+            }
+        }
+        prop_assert_eq!(higher, smallest, "the smallest budget should be met exactly");
+        match compile(&graph, Budget::Bytes(smallest - 1)) {
+            Err(Error::Infeasible(infeasible)) => prop_assert_eq!(infeasible.smallest, smallest),
+            other => prop_assert!(false, "{:?} fits below the smallest budget", other.map(|c| c.planned_peak)),
+        }
+    }
+}
