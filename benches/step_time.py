@@ -23,11 +23,11 @@ EXAMPLE = ROOT / "examples/gpt2"
 WARM_UP = 3  # steps that are not counted: pages are touched, caches fill, torch.compile compiles
 
 
-def lighterage(budget: str, threads: int, steps: int) -> list[str]:
-    """The command that trains the example with lighterage and prints a line of JSON a step."""
+def lighterage(budget: str, steps: int) -> list[str]:
+    """The command that trains the example with lighterage, whose kernels run on one thread, and prints JSON lines."""
     files = [str(EXAMPLE / "gpt2.pt2"), "--batches", str(EXAMPLE / "batches.safetensors")]
     optimizer = ["--optimizer", "adamw", "--lr", "1e-3", "--init", "normal:0.02", "--seed", "0"]
-    run = ["--device", "cpu", "--budget", budget, "--threads", str(threads), "--steps", str(steps), "--json"]
+    run = ["--device", "cpu", "--budget", budget, "--steps", str(steps), "--json"]
     return [str(ROOT / "target/release/lighterage"), "train", *files, *optimizer, *run]
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     print("| threads | " + " | ".join([*(f"lighterage {budget}" for budget in args.budgets), *ways]) + " |")
     print("|---" * (1 + len(args.budgets) + len(ways)) + "|")
     for threads in args.threads:
-        commands = {f"lighterage {budget}": lighterage(budget, threads, args.steps) for budget in args.budgets}
+        commands = {f"lighterage {budget}": lighterage(budget, args.steps) for budget in args.budgets}
         commands |= {name: eager(flags, threads, args.steps) for name, flags in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in commands}
         for turn in range(args.rounds):

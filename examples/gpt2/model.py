@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """3.24 million parameters; a step is about 2e10 floating-point operations."""
+    """3.26 million parameters; a step is about 2e10 floating-point operations."""
 
     vocabulary: int = 256
     layers: int = 4

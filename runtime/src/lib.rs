@@ -12,8 +12,8 @@
 //!
 //! From top to bottom: [`validate`](validate()) proves that an artifact may be run; `program` resolves it to what streams
 //! run; [`Machine`] runs that on threads (or shuffled, to test the plan); [`kernels`] compute.
-//! **Invariant:** no unsafe code but in `memory`, in [`kernel`] and in one call of the kernels' `gemm`, all of which lean on
-//! what `validate` proves.
+//! **Invariant:** no unsafe code but in `memory`, in [`kernel`] and in one call of the kernels' `product`, all of which lean
+//! on what `validate` proves.
 
 mod access;
 mod error;

@@ -1,9 +1,8 @@
 //! The CPU machine: pools are memory, streams are threads, events are counters, copies are memcpys.
 //!
 //! A machine is made of an artifact, which is validated first; from then on it does what the artifact says, or returns an
-//! error. In steady state a step allocates nothing: everything is resolved, reserved and started in [`Machine::new`]. The
-//! one exception is not ours: the gemm crate packs matrices into a buffer of cache size, which it allocates for each
-//! product and frees.
+//! error. In steady state a step allocates nothing: everything is resolved, reserved and started in [`Machine::new`], but
+//! for a thread's workspace for products, which its first product makes.
 //!
 //! The host and the steps take turns: it writes inputs, launches one step or several, waits, reads outputs. Launched
 //! together, steps overlap as far as events permit.

@@ -1,5 +1,6 @@
 //! What the tests share: generators of graphs and decisions, a plain evaluator, and ways to run what was compiled.
 
+pub mod chain;
 pub mod evaluate;
 pub mod forced;
 pub mod generate;

@@ -1,8 +1,8 @@
 //! Attention, a block of a head's queries at a time: their scores lie in scratch, and the products are those of
-//! [`super::gemm`]. A query that may look at nothing gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
+//! [`super::product`]. A query that may look at nothing gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
 
 use super::Ran;
-use super::gemm::product;
+use super::product::product;
 use super::math::{self, Float, Real};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
 use super::strides::Broadcast;
@@ -49,7 +49,7 @@ pub(super) fn check_sdpa_bwd(s: &Signature<'_>) -> Checked {
     s.expect(5, DType::F32)?;
     s.results(&[1, 2, 3].map(|i| (s.dtype(i), s.shape(i))))
 }
-/// How many queries are computed together: the products are then large enough for [`super::gemm`], and a block's scores
+/// How many queries are computed together: the products are then large enough for [`super::product`], and a block's scores
 /// small beside the keys.
 const QUERIES: u64 = 32;
 

@@ -1,15 +1,13 @@
-//! Products of matrices, by the `gemm` crate: single-threaded f32 GEMM at the speed of vendors' libraries on the
-//! machines measured, in Rust. It takes strides, so transposed factors are not copied. Half-precision factors are
-//! widened into scratch, one matrix of the batch at a time; integers are plain loops.
+//! Products of matrices, each by [`super::product`]. Half-precision factors are widened into scratch, one matrix of the
+//! batch at a time; integers are plain loops.
 //!
 //! One thread computes a whole product. When rows are split among threads, they are to be split at places that depend on
 //! the shape alone, so that the bits do not depend on the number of threads.
 
-#![allow(unsafe_code, reason = "the gemm crate takes pointers; the one call is in `product`")]
-
 use super::Ran;
 use super::elementwise::is_number;
-use super::math::{Float, Real};
+use super::math::Float;
+use super::product::product;
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_half};
 use super::strides::Broadcast;
 use super::wide::{Scalar, Source, Wide, blocks, sink, source};
@@ -139,53 +137,5 @@ fn integer<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
                 y.store(at, &sums[..len]);
             }
         }
-    }
-}
-
-/// One product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so: y = x w, or y += x w.
-pub(super) fn product<R: Real>(
-    (m, k, n): (usize, usize, usize),
-    (ta, tb): (bool, bool),
-    x: &[R],
-    w: &[R],
-    y: &mut [R],
-    add: bool,
-) {
-    if m == 0 || n == 0 {
-        return;
-    }
-    if k == 0 {
-        if !add {
-            y.fill(R::ZERO);
-        }
-        return;
-    }
-    assert!(x.len() == m * k && w.len() == k * n && y.len() == m * n, "slices should be whole matrices");
-    let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
-    let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
-    // SAFETY: the assertion above says that every element the strides reach lies in its slice, and y, a mutable slice,
-    // overlaps neither factor. A Real is f32 or f64, which the crate implements; other types would make it panic.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            y.as_mut_ptr(),
-            1,
-            n as isize,
-            add,
-            x.as_ptr(),
-            x_column as isize,
-            x_row as isize,
-            w.as_ptr(),
-            w_column as isize,
-            w_row as isize,
-            R::ONE,
-            R::ONE,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
     }
 }

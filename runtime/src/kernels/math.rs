@@ -1,12 +1,13 @@
 //! Functions of floating-point numbers. Those of f32 are written so that LLVM vectorises them (no branches, no calls, no
 //! table), with an error of a few units in the last place; those of f64 are the standard library's.
 
-use super::wide::{Scalar, Wide};
+use super::product::Tiled;
+use super::wide::Scalar;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// A floating-point type that kernels compute in.
 pub(super) trait Real:
-    Wide + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self>
+    Tiled + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self>
 {
     fn exp_of(self) -> Self;
     fn ln_of(self) -> Self;

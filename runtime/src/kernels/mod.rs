@@ -3,7 +3,7 @@
 //! A kernel is found by its op's name when an artifact is loaded; `check` then refuses every signature on which `run`
 //! could panic, so that an artifact with any shapes and attributes whatsoever ends in an error or in an answer. What
 //! cannot be known before the data is there, an index out of range, `run` reports. Kernels allocate only for such a
-//! message; but the gemm crate packs the factors of large products into memory of its own, which it frees at once.
+//! message; a thread's first product makes the thread's workspace.
 //!
 //! Element types: half-precision numbers are computed in f32 and rounded once, integers in i64 and wrapped, bools are
 //! bytes (nonzero is true). Sums of floating-point numbers accumulate in f64 in a fixed order, products in their own
@@ -19,6 +19,7 @@ mod math;
 mod norm;
 mod optim;
 pub mod owned;
+mod product;
 mod random;
 mod reduce;
 mod shape;

@@ -1,0 +1,74 @@
+//! A real step in steady state allocates nothing, in any thread. Alone in its binary: the counter counts everybody.
+
+#![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one forwards to the system's")]
+
+use passes::cost::Roofline;
+use passes::devices;
+use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::pipeline::{self, Budget, Options};
+use runtime::{Machine, StateInit};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: forwards every call as it is to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise is the same.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Training of GPT-2 with half of the memory that it would like, with swaps, reruns and hosted moments.
+#[test]
+fn a_real_step_allocates_nothing() {
+    for level in ["core", "coarse"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("data/models/gpt2-tiny/joint_{level}.pt2"));
+        let model = torch::read(&path, &BTreeMap::new()).unwrap();
+        let device = devices::named("cpu").unwrap();
+        let options = Options { optimizer: Optimizer::AdamW, budget: Budget::Share(0.65), ..Options::default() };
+        let cost = Roofline::new(&device);
+        let compiled = pipeline::compile(model.graph, &options, &device, &cost, &mut |_| ()).unwrap();
+        assert!(!compiled.decided.decisions.cuts.is_empty() || !compiled.decided.decisions.hosted.is_empty());
+        let data = model.tensors.into_iter().map(|(path, tensor)| (path, tensor.data));
+        let artifact = codegen::emit(&compiled, &data.collect(), options.optimizer).unwrap();
+        let mut machine = Machine::new(artifact.clone(), runtime::Options::default()).unwrap();
+        machine.initialise(&StateInit { seed: 1, std: Some(0.02) }).unwrap();
+        let feed: Vec<(&str, Vec<u8>)> = artifact
+            .inputs
+            .iter()
+            .map(|input| match &*input.name {
+                HYPER => (HYPER, [1e-3f64, 0.9, 0.999, 1e-8, 0.01].iter().flat_map(|x| x.to_le_bytes()).collect()),
+                // Tokens and targets: zeros are some.
+                name => (name, vec![0; input.operand.bytes().unwrap() as usize]),
+            })
+            .collect();
+        let mut loss = [0; 4];
+        let mut step = || {
+            for (name, bytes) in &feed {
+                machine.write_input(name, bytes).unwrap();
+            }
+            machine.step().unwrap();
+            machine.read_output_into("loss", &mut loss).unwrap();
+        };
+        // The first step may: threads set up what they keep.
+        step();
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        (0..3).for_each(|_| step());
+        assert_eq!(ALLOCATIONS.load(Ordering::SeqCst) - before, 0, "{level}");
+    }
+}
