@@ -117,7 +117,9 @@ pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
         }
         let bound = live_peak(schedule, lives, pool) - bottom;
         let mut best: Option<(u64, Vec<u64>)> = None;
-        for order in ORDERS {
+        // The device's peak is what the budget limits; the host's is only a limit among others.
+        let orders = if pool == Pool::new(0) { ORDERS } else { &ORDERS[..1] };
+        for order in orders {
             items.sort_by_key(|item| (std::cmp::Reverse(order(item)), item.buffer));
             let limit = best.as_ref().map_or(u64::MAX, |(peak, _)| *peak);
             let Some((peak, places)) = first_fit(&items, n, limit) else { continue };

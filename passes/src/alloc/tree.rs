@@ -29,82 +29,93 @@ pub(super) struct Tree {
     leaves: usize,
     here: Vec<Ranges>,
     below: Vec<Ranges>,
+    /// The nodes that make up the span at hand, and their ancestors: kept to spare allocations.
+    nodes: Vec<usize>,
+    ancestors: Vec<usize>,
+    /// For each set of the query at hand: the node, whether it is `here` or `below`, and how many ranges are passed.
+    sets: Vec<(usize, bool, usize)>,
 }
 
 impl Tree {
     /// A tree over times `0..n`.
     pub(super) fn new(n: u32) -> Tree {
         let leaves = (n as usize).next_power_of_two();
-        Tree { leaves, here: vec![Ranges::default(); 2 * leaves], below: vec![Ranges::default(); 2 * leaves] }
+        let ranges = || vec![Ranges::default(); 2 * leaves];
+        Tree { leaves, here: ranges(), below: ranges(), nodes: vec![], ancestors: vec![], sets: vec![] }
     }
 
-    /// The nodes that make up `start..end`.
-    fn nodes(&self, start: u32, end: u32) -> Vec<usize> {
+    /// Finds the nodes that make up `start..end`, and their ancestors, each once.
+    fn find(&mut self, start: u32, end: u32) {
         let (mut lo, mut hi) = (start as usize + self.leaves, end as usize + self.leaves);
-        let mut nodes = vec![];
+        self.nodes.clear();
+        self.ancestors.clear();
+        // The ancestors are those of the two ends: every other node's parent is above one of them.
+        let (mut left, mut right) = (lo / 2, (hi - 1) / 2);
         while lo < hi {
             if lo & 1 == 1 {
-                nodes.push(lo);
+                self.nodes.push(lo);
                 lo += 1;
             }
             if hi & 1 == 1 {
                 hi -= 1;
-                nodes.push(hi);
+                self.nodes.push(hi);
             }
             lo /= 2;
             hi /= 2;
         }
-        nodes
+        while 0 < left {
+            self.ancestors.push(left);
+            if right != left {
+                self.ancestors.push(right);
+            }
+            left /= 2;
+            right /= 2;
+        }
+        // A node of the span may lie above an end; it is no ancestor of the others, and neither is what lies below it.
+        let nodes = &self.nodes;
+        self.ancestors.retain(|&ancestor| {
+            let inside = |node: usize| {
+                let up = ancestor.ilog2().checked_sub(node.ilog2());
+                up.is_some_and(|up| ancestor >> up == node)
+            };
+            !nodes.iter().any(|&node| inside(node))
+        });
     }
 
     /// Marks addresses `lo..hi` as in use over `start..end`.
     pub(super) fn insert(&mut self, start: u32, end: u32, lo: u64, hi: u64) {
-        let nodes = self.nodes(start, end);
-        let mut touched = vec![];
-        for &node in &nodes {
+        self.find(start, end);
+        for &node in &self.nodes {
             self.here[node].insert(lo, hi);
-            let mut node = node;
-            while 0 < node {
-                touched.push(node);
-                node /= 2;
-            }
+            self.below[node].insert(lo, hi);
         }
-        touched.sort_unstable();
-        touched.dedup();
-        for node in touched {
+        for &node in &self.ancestors {
             self.below[node].insert(lo, hi);
         }
     }
 
     /// The lowest address from which `bytes` bytes are free over all of `start..end`.
-    pub(super) fn lowest(&self, start: u32, end: u32, bytes: u64) -> u64 {
-        let nodes = self.nodes(start, end);
-        let mut sets: Vec<&[(u64, u64)]> = nodes.iter().map(|&node| &*self.below[node].0).collect();
-        let mut ancestors: Vec<usize> = vec![];
-        for &node in &nodes {
-            let mut node = node / 2;
-            while 0 < node {
-                ancestors.push(node);
-                node /= 2;
-            }
-        }
-        ancestors.sort_unstable();
-        ancestors.dedup();
-        sets.extend(ancestors.iter().map(|&node| &*self.here[node].0));
-        sets.retain(|set| !set.is_empty());
+    pub(super) fn lowest(&mut self, start: u32, end: u32, bytes: u64) -> u64 {
+        self.find(start, end);
+        let below = self.nodes.iter().map(|&node| (node, false, 0));
+        let here = self.ancestors.iter().map(|&node| (node, true, 0));
+        self.sets.clear();
+        self.sets.extend(below.chain(here));
+        let ranges = |node: usize, is_here: bool| if is_here { &self.here[node].0 } else { &self.below[node].0 };
+        self.sets.retain(|&(node, is_here, _)| !ranges(node, is_here).is_empty());
         // Climb: while some set has a range in the way, go past the highest such range.
         let mut at = 0;
         loop {
             let mut next = at;
-            for set in &mut sets {
-                let skip = set.partition_point(|range| range.1 <= next);
-                *set = &set[skip..];
+            for (node, is_here, passed) in &mut self.sets {
+                let set = ranges(*node, *is_here);
+                *passed += set[*passed..].partition_point(|range| range.1 <= next);
                 // Ranges of one set do not touch, yet the gap between two may be too small.
-                while let Some(&(lo, hi)) = set.first()
+                while let Some(&(lo, hi)) = set.get(*passed)
                     && lo < next + bytes
                 {
                     next = next.max(hi);
-                    *set = &set[1..];
+                    *passed += 1;
                 }
             }
             if next == at {

@@ -111,22 +111,23 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
         for line in 0..n {
             let now = (walk * n + line + 1) as Moment;
             let stream = streams[line];
+            let mut clock = Moments::from_slice(&clocks[last[stream] as usize * n_streams..][..n_streams]);
             conflicts.clear();
             for access in &accesses[line] {
                 let lo = plan.address(access.loc);
                 let pool = schedule.buffers[access.loc.buffer].pool;
-                ranges[pool].access((lo, lo + access.bytes), access.write, now, stream, n_streams, &mut conflicts);
+                let range = (lo, lo + access.bytes);
+                ranges[pool].access(range, access.write, now, stream, n_streams, &mut conflicts);
             }
-            let mut clock = Moments::from_slice(&clocks[last[stream] as usize * n_streams..][..n_streams]);
+            // Most conflicts are with lines that are known to be done.
+            let of = |moment: Moment| streams[(moment as usize - 1) % n];
+            conflicts.retain(|&moment| moment != NEVER && moment != now && clock[of(moment)] < moment);
             conflicts.sort_unstable_by(|a, b| b.cmp(a));
             conflicts.dedup();
             let mut after = vec![];
             for &moment in &conflicts {
-                if moment == NEVER || moment == now {
-                    continue;
-                }
                 let position = (moment as usize - 1) % n;
-                if moment <= clock[streams[position]] {
+                if moment <= clock[of(moment)] {
                     continue;
                 }
                 after.push(Dep { instr: Instr::new(position), previous: walk == 1 && moment as usize <= n });
