@@ -39,7 +39,11 @@ pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Ar
             push(CommandKind::Wait { event, previous: dep.previous });
         }
         let kind = emitter.command(instr)?;
-        emitter.artifact.commands.push(Command { stream: line.stream.index() as u32, line: instr.index() as u32, kind });
+        emitter.artifact.commands.push(Command {
+            stream: line.stream.index() as u32,
+            line: instr.index() as u32,
+            kind,
+        });
         if let Some(event) = events[instr] {
             let (stream, line) = (line.stream.index() as u32, instr.index() as u32);
             emitter.artifact.commands.push(Command { stream, line, kind: CommandKind::Record { event } });
@@ -94,7 +98,12 @@ impl Emitter<'_> {
                     place: self.place(loc),
                     bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
                 });
-                Ok(CommandKind::Launch { kernel, ins: operands(&data.inputs, args), outs: operands(&data.outputs, outs), scratch })
+                Ok(CommandKind::Launch {
+                    kernel,
+                    ins: operands(&data.inputs, args),
+                    outs: operands(&data.outputs, outs),
+                    scratch,
+                })
             }
             &InstrKind::Copy { src, dst, bytes } => {
                 Ok(CommandKind::Copy { src: self.place(src), dst: self.place(dst), bytes })

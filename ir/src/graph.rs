@@ -157,7 +157,13 @@ impl Graph {
         value
     }
     /// Adds a state that the step leaves as it is, until its `after` is set; returns its value before the step.
-    pub fn add_state(&mut self, name: impl Into<String>, path: impl Into<String>, kind: StateKind, ty: TensorType) -> Value {
+    pub fn add_state(
+        &mut self,
+        name: impl Into<String>,
+        path: impl Into<String>,
+        kind: StateKind,
+        ty: TensorType,
+    ) -> Value {
         let def = Def::State(self.states.len());
         let value = self.values.push(ValueData { name: name.into(), ty, def });
         self.states.push(State { path: path.into(), kind, before: value, after: value });
@@ -178,7 +184,8 @@ impl Graph {
         if results.len() != names.len() {
             return Err(format!("{} has {} results, {} are named", op.name(), results.len(), names.len()));
         }
-        let node = self.nodes.push(NodeData { op, inputs: inputs.to_vec(), outputs: vec![], phase, module: module.into() });
+        let node =
+            self.nodes.push(NodeData { op, inputs: inputs.to_vec(), outputs: vec![], phase, module: module.into() });
         let outputs: Vec<Value> = results
             .into_iter()
             .zip(names)

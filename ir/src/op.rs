@@ -281,8 +281,7 @@ impl Row {
         Row::new(name, (1, 1), same_along).attrs(&[("dim", Kind::Int)]).inplace(&[(0, 0)])
     }
     const fn random(name: &'static str) -> Row {
-        Row::new(name, (1, 1), random)
-            .attrs(&[("dtype", Kind::Type), ("shape", Kind::Ints), ("stream", Kind::Int)])
+        Row::new(name, (1, 1), random).attrs(&[("dtype", Kind::Type), ("shape", Kind::Ints), ("stream", Kind::Int)])
     }
 }
 
@@ -370,9 +369,7 @@ pub static ROWS: &[Row] = &[
     Row::new("layer_norm_bwd", (4, 5), layer_norm_bwd).attrs(&[("dims", Int), ("mask", Ints)]).inplace(&[(0, 0)]),
     // Over all dimensions but 1, in training: batch_norm(x, w, b, running_mean, running_var) -> y, mean, rstd,
     // running_mean', running_var'. batch_norm_bwd(dy, x, w, mean, rstd) -> dx, dw, db.
-    Row::new("batch_norm", (5, 5), batch_norm)
-        .attrs(&[("eps", Float), ("momentum", Float)])
-        .inplace(&[(3, 3), (4, 4)]),
+    Row::new("batch_norm", (5, 5), batch_norm).attrs(&[("eps", Float), ("momentum", Float)]).inplace(&[(3, 3), (4, 4)]),
     Row::new("batch_norm_bwd", (5, 5), batch_norm_bwd).attrs(&[("mask", Ints)]),
     // Products. matmul(a, b): rank 2, or 3 with equal batch; ta, tb: the last two dimensions are read transposed.
     // addmm(c, a, b) = c + a b, where c broadcasts to the result.
@@ -387,8 +384,13 @@ pub static ROWS: &[Row] = &[
         .attrs(&[("dilation", Ints), ("groups", Int), ("mask", Ints), ("padding", Ints), ("stride", Ints)])
         .work(convolution_work),
     // max_pool2d(x[N,C,H,W]) -> y, index into H*W of each window's maximum: i64. max_pool2d_bwd(dy, index) -> dx[shape].
-    Row::new("max_pool2d", (1, 1), max_pool2d)
-        .attrs(&[("ceil", Bool), ("dilation", Ints), ("kernel", Ints), ("padding", Ints), ("stride", Ints)]),
+    Row::new("max_pool2d", (1, 1), max_pool2d).attrs(&[
+        ("ceil", Bool),
+        ("dilation", Ints),
+        ("kernel", Ints),
+        ("padding", Ints),
+        ("stride", Ints),
+    ]),
     Row::new("max_pool2d_bwd", (2, 2), max_pool2d_bwd).attrs(&[("shape", Ints)]),
     // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take part; broadcasts to
     // [B,H,S,T]]) -> out[B,H,S,E], logsumexp: f32[B,H,S]. sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv.
@@ -398,14 +400,16 @@ pub static ROWS: &[Row] = &[
     // Tables. embedding(w[V,D], index) -> [index.., D]. embedding_bwd(dy, index) -> dw[rows, D]; rows of `padding` get 0
     // (-1: none).
     Row::new("embedding", (2, 2), embedding),
-    Row::new("embedding_bwd", (2, 2), embedding_bwd)
-        .attrs(&[("padding", Int), ("rows", Int)])
-        .work(embedding_bwd_work),
+    Row::new("embedding_bwd", (2, 2), embedding_bwd).attrs(&[("padding", Int), ("rows", Int)]).work(embedding_bwd_work),
     // nll_loss(logp[N,C], target[N]) -> loss, weight; reduction 0 none, 1 mean, 2 sum; targets equal to `ignore` do not
     // count, and weight is the number of those that do. nll_loss_bwd(dloss, target, weight) -> dlogp[shape].
     Row::new("nll_loss", (2, 2), nll_loss).attrs(&[("ignore", Int), ("reduction", Int)]),
-    Row::new("nll_loss_bwd", (3, 3), nll_loss_bwd)
-        .attrs(&[("dtype", Type), ("ignore", Int), ("reduction", Int), ("shape", Ints)]),
+    Row::new("nll_loss_bwd", (3, 3), nll_loss_bwd).attrs(&[
+        ("dtype", Type),
+        ("ignore", Int),
+        ("reduction", Int),
+        ("shape", Ints),
+    ]),
     // gather(x, index), scatter(x, index, source), scatter_value(x, index); scatter_add adds.
     Row::new("gather", (2, 2), gather).attrs(&[("dim", Int)]),
     Row::new("scatter", (3, 3), scatter).attrs(&[("dim", Int)]).inplace(&[(0, 0)]),
@@ -497,7 +501,9 @@ impl<'a> Call<'a> {
         ensure(self.at(i) == self.at(j), || format!("operands {i} and {j} should have one type"))
     }
     fn expect_dtype(&self, i: usize, j: usize) -> Result<(), String> {
-        ensure(self.at(i).dtype() == self.at(j).dtype(), || format!("operands {i} and {j} should have one element type"))
+        ensure(self.at(i).dtype() == self.at(j).dtype(), || {
+            format!("operands {i} and {j} should have one element type")
+        })
     }
     fn expect_shape(&self, i: usize, shape: &[u64]) -> Result<(), String> {
         ensure(self.shape(i) == shape, || format!("operand {i} should have the shape {shape:?}"))

@@ -1,4 +1,4 @@
-//! Where every buffer of a [`Schedule`](crate::Schedule) lies: the third noun.
+//! Where every buffer of a [`Schedule`] lies: the third noun.
 
 use crate::schedule::{Buffer, Loc, Pool, Schedule};
 use crate::table::Table;

@@ -102,9 +102,10 @@ impl TensorType {
         // Zero-size dimensions count as one here: a shape like [0, 2^63] must not overflow products of its strides.
         let mut bytes = dtype.bytes();
         for &d in &shape {
-            bytes = bytes.checked_mul(d.max(1)).filter(|&b| b <= Self::MAX_BYTES).ok_or_else(|| {
-                format!("tensor {dtype}{shape:?} is larger than {} bytes", Self::MAX_BYTES)
-            })?;
+            bytes = bytes
+                .checked_mul(d.max(1))
+                .filter(|&b| b <= Self::MAX_BYTES)
+                .ok_or_else(|| format!("tensor {dtype}{shape:?} is larger than {} bytes", Self::MAX_BYTES))?;
         }
         Ok(TensorType { dtype, shape })
     }

@@ -237,7 +237,9 @@ pub fn compile(
         manager.run(pass, &mut program, &context, print)?;
         manager.verify_program(pass.name, &program)?;
     }
+    let start = Instant::now();
     manager.check(&program)?;
+    manager.report("check", false, start.elapsed(), &|| text::print_program(&program));
 
     let timeline = simulate(&program.graph, &program.schedule, &tabled);
     let pool = ir::table::Id::new(apply::DEVICE);

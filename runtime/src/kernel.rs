@@ -65,7 +65,12 @@ pub struct Call<'a> {
 
 impl<'a> Call<'a> {
     /// A call over resolved tensors. The caller answers for what [`crate::validate`] proves: see the module's text.
-    pub(crate) fn new(attrs: &'a [(String, Attr)], ins: &'a [Tensor], outs: &'a [Tensor], scratch: Option<&'a Tensor>) -> Call<'a> {
+    pub(crate) fn new(
+        attrs: &'a [(String, Attr)],
+        ins: &'a [Tensor],
+        outs: &'a [Tensor],
+        scratch: Option<&'a Tensor>,
+    ) -> Call<'a> {
         assert!(outs.len() < 63, "a kernel should have fewer than 63 results");
         Call { attrs, ins, outs, scratch, taken: Cell::new(0) }
     }

@@ -109,7 +109,8 @@ impl Builder {
             let types: Vec<_> = inputs.iter().map(|&v| &self.graph.values[v].ty).collect();
             op.infer(&types).expect("the generator should type ops right").len()
         };
-        let names: Vec<String> = (0..outputs).map(|j| if j == 0 { name.clone() } else { format!("{name}.{j}") }).collect();
+        let names: Vec<String> =
+            (0..outputs).map(|j| if j == 0 { name.clone() } else { format!("{name}.{j}") }).collect();
         self.graph.add_node(op, inputs, &names, self.phase, "block").expect("typed above")
     }
 
@@ -238,8 +239,11 @@ impl Builder {
                 }
             }
             12 => {
-                let attrs =
-                    [("dtype", Attr::Type(DType::F32)), ("shape", ints(&[self.rows(x), N])), ("value", Attr::Float(1.0))];
+                let attrs = [
+                    ("dtype", Attr::Type(DType::F32)),
+                    ("shape", ints(&[self.rows(x), N])),
+                    ("value", Attr::Float(1.0)),
+                ];
                 let ones = self.node("full", &attrs, &[]);
                 (self.node("add", &[], &[ones, x]), bx + 1.0)
             }

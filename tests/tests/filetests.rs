@@ -94,9 +94,14 @@ fn run(folder: &str, input: &str) -> String {
             problem.host_limit = Some(header.options.host.unwrap_or(header.device.host_bytes));
             match decide(&problem, header.options.planner, header.options.budget) {
                 Ok(decided) => {
-                    let curve: Vec<String> = decided.curve.iter().map(|(bytes, micros)| format!("{bytes}: {micros:.3} us")).collect();
+                    let curve: Vec<String> =
+                        decided.curve.iter().map(|(bytes, micros)| format!("{bytes}: {micros:.3} us")).collect();
                     let (keep, smallest) = (decided.keep_peak, decided.smallest);
-                    format!("keep {keep}, smallest {smallest}\n{}\n{}", curve.join("\n"), decided.decisions.print(&graph))
+                    format!(
+                        "keep {keep}, smallest {smallest}\n{}\n{}",
+                        curve.join("\n"),
+                        decided.decisions.print(&graph)
+                    )
                 }
                 Err(error) => error.to_string(),
             }

@@ -99,10 +99,13 @@ fn random_programs_are_not_trivial() {
         }
         let runs = |is: fn(&InstrKind) -> bool| schedule.instrs.values().any(|data| is(&data.kind));
         note("scratch", runs(|kind| matches!(kind, InstrKind::Run { scratch: Some(_), .. })));
-        note("in place", runs(|kind| match kind {
-            InstrKind::Run { args, outs, .. } => outs.iter().any(|out| args.contains(out)),
-            InstrKind::Copy { .. } => false,
-        }));
+        note(
+            "in place",
+            runs(|kind| match kind {
+                InstrKind::Run { args, outs, .. } => outs.iter().any(|out| args.contains(out)),
+                InstrKind::Copy { .. } => false,
+            }),
+        );
         note("previous", schedule.instrs.values().flat_map(|data| &data.after).any(|dep| dep.previous));
         for instr in program.schedule.instrs.ids() {
             program.schedule.instrs[instr].after.clear();

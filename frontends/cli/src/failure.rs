@@ -1,7 +1,7 @@
 //! Why a command ends without success, and with which exit code.
 
 use crate::size::bytes;
-use passes::decide::Infeasible;
+use passes::decide::{Infeasible, Planner};
 use std::fmt;
 
 /// Why a command failed.
@@ -50,7 +50,7 @@ const NAMED: usize = 8;
 
 /// What does not fit, where, and what would.
 fn no_fit(infeasible: &Infeasible) -> String {
-    let Infeasible { budget, smallest, line, live, pool } = infeasible;
+    let Infeasible { budget, smallest, line, live, pool, planner } = infeasible;
     let (what, option) = match pool.as_str() {
         "host" => ("the host's pool", "--host"),
         _ => ("the device", "--budget"),
@@ -68,5 +68,8 @@ fn no_fit(infeasible: &Infeasible) -> String {
         text.push_str(&format!("\n  {:<17}  and {} more, {}", "", live.len() - NAMED, bytes(rest)));
     }
     text.push_str(&format!("\n  the smallest that fits: {option} {smallest}"));
+    if *planner == Planner::Keep {
+        text.push_str("; --planner auto may do with less: it swaps and recomputes");
+    }
     text
 }

@@ -31,6 +31,10 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = (text[..split].trim(), text[split..].to_ascii_lowercase());
     // "1e9" is split at its e, and "inf" has no digits: neither is taken.
     let number: f64 = number.parse().map_err(|_| bad())?;
+    // 0.5 of what? A fraction wants a unit.
+    if unit.is_empty() {
+        return Err(format!("{}; for a share write {}%", bad(), number * 100.0));
+    }
     let (_, unit) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
     let bytes = (number * unit).round();
     if !(0.0..9e18).contains(&bytes) {
@@ -78,7 +82,7 @@ pub(crate) fn parse_dim(text: &str) -> Result<(String, u64), String> {
 /// `61.2 MiB (64172032 bytes)`.
 pub(crate) fn bytes(bytes: u64) -> String {
     if bytes < 1024 {
-        return format!("{bytes} bytes");
+        return format!("{bytes} byte{}", if bytes == 1 { "" } else { "s" });
     }
     format!("{} ({bytes} bytes)", short(bytes))
 }

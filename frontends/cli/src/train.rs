@@ -143,6 +143,10 @@ fn source(args: &TrainArgs) -> Result<Source, Failure> {
     if compiling.optimizer == Some(Optimizer::Sgd) && args.hyper.momentum.is_some_and(|momentum| momentum != 0.0) {
         compiling.optimizer = Some(Optimizer::SgdMomentum);
     }
+    let learns = compiling.optimizer.is_some_and(|optimizer| optimizer != Optimizer::None);
+    if !learns && !model.graph.gradients.is_empty() {
+        out::note("note: no optimizer, so nothing is learned; --optimizer adamw or sgd attaches one");
+    }
     let artifact = compile::artifact(model, &compiling, Dumps::Stderr)?;
     if machine.device.name != "cpu" {
         out::note(&format!(

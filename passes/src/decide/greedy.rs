@@ -2,9 +2,10 @@
 //!
 //! A *trajectory* starts from `keep` and lowers the live peak round by round. In a round, every idle stretch of a buffer
 //! (a value that lies on the device between two accesses) is a candidate: swap it, compute it again, or, for a state,
-//! let it live on the host; so is what a block of the model holds for its backward, all together. Candidates are priced from the last simulation and taken in order of price per byte while
-//! they still cover a line above the round's target; then the lines are built, placed and simulated anew. What the
-//! decisions really come to is recorded, whether that is what was hoped or not.
+//! let it live on the host; so is what a block of the model holds for its backward, all together. Candidates are priced
+//! from the last simulation and taken in order of price per byte while they still cover a line above the round's target;
+//! then the lines are built, placed and simulated anew. What the decisions really come to is recorded, whether that is
+//! what was hoped or not.
 //!
 //! There is one trajectory for each [`Taste`]. None depends on the budget, so a plan for a budget is a choice among the
 //! records: the fastest that fits. Hence a lower budget never plans a higher peak, and the smallest record is the
@@ -64,6 +65,8 @@ const LARGE_GROWTH: f64 = 1.08;
 const LARGE: usize = 2000;
 /// Rounds that do not lower the live peak before a trajectory ends.
 const PATIENCE: usize = 6;
+/// More reruns than this for each line of the model mean cascades that start over and over: such cuts are given up.
+const MOST_RERUNS: usize = 1;
 /// A cascade longer than this many nodes is not worth pricing further.
 const LONGEST_CASCADE: usize = 64;
 
@@ -102,15 +105,25 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
         for cut in &chosen {
             cut.add_to(&mut next, problem);
         }
-        let built = realise::lines(problem, &next);
-        let new_peak = built.as_ref().ok().and_then(|s| self::live(s).into_iter().max());
+        let built = realise::lines(problem, &next).ok().filter(|s| reruns(s) <= MOST_RERUNS * problem.lines.len());
+        let new_peak = built.as_ref().and_then(|s| self::live(s).into_iter().max());
+        log::debug!(
+            "{taste:?}: {} cuts chosen at {} lines, live peak {peak} -> {new_peak:?}",
+            chosen.len(),
+            schedule.instrs.len()
+        );
         match (built, new_peak) {
-            (Ok(built), Some(new_peak)) if new_peak < peak || chosen.iter().all(|c| c.means == Means::Swap) => {
+            (Some(built), Some(new_peak)) if new_peak < peak || chosen.iter().all(|c| c.means == Means::Swap) => {
                 decisions = next;
                 schedule = built;
-                timeline = record(problem, &decisions, &schedule, &mut records);
-                fruitless = if new_peak < lowest { 0 } else { fruitless + 1 };
-                lowest = lowest.min(new_peak);
+                if new_peak < lowest {
+                    timeline = record(problem, &decisions, &schedule, &mut records);
+                    fruitless = 0;
+                    lowest = new_peak;
+                } else {
+                    timeline = unlimited(problem.graph, &schedule, problem.cost);
+                    fruitless += 1;
+                }
             }
             _ => {
                 // The reruns' own needs ate what they freed, or one is impossible: not these again.
@@ -128,6 +141,10 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
 
 fn live(schedule: &Schedule) -> Vec<u64> {
     live_bytes(schedule, &lifetimes(schedule), Pool::new(DEVICE))
+}
+
+fn reruns(schedule: &Schedule) -> usize {
+    schedule.instrs.values().filter(|data| data.why == Why::Recompute).count()
 }
 
 /// Records what decisions come to; returns the timeline of a machine that never waits for bytes.

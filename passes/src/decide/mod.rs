@@ -195,10 +195,10 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
     let possible: Vec<Record> = records.iter().filter(fits_host).cloned().collect();
     let Some(smallest) = possible.iter().min_by_key(|r| r.peak) else {
         let least = records.iter().min_by_key(|r| r.host).expect("keep should have a record");
-        return Err(infeasible(problem, least, problem.host_limit.unwrap_or(0), DEVICE + 1));
+        return Err(infeasible(problem, planner, least, problem.host_limit.unwrap_or(0), DEVICE + 1));
     };
     let fitting: Vec<Record> = possible.iter().filter(|r| r.peak <= limit).cloned().collect();
-    let Some(chosen) = fastest(&fitting) else { return Err(infeasible(problem, smallest, limit, DEVICE)) };
+    let Some(chosen) = fastest(&fitting) else { return Err(infeasible(problem, planner, smallest, limit, DEVICE)) };
     Ok(Decided {
         decisions: chosen.decisions.clone(),
         variant: chosen.variant,
@@ -232,7 +232,7 @@ fn curve(records: &[greedy::Record]) -> Vec<(u64, f64)> {
 }
 
 /// Why the record that needs least does not fit: the line where it needs most, and what lies there.
-fn infeasible(problem: &Problem<'_>, record: &greedy::Record, budget: u64, pool: usize) -> Error {
+fn infeasible(problem: &Problem<'_>, planner: Planner, record: &greedy::Record, budget: u64, pool: usize) -> Error {
     let schedule = realise::lines(problem, &record.decisions).expect("a recorded plan should build");
     let pool: ir::Pool = ir::table::Id::new(pool);
     let lives = realise::lives(problem.graph, &schedule, problem.cost, record.variant);
@@ -247,7 +247,14 @@ fn infeasible(problem: &Problem<'_>, record: &greedy::Record, budget: u64, pool:
         None => "the start of the step".into(),
     };
     let smallest = if pool == ir::table::Id::new(DEVICE) { record.peak } else { record.host };
-    Error::Infeasible(Box::new(Infeasible { budget, smallest, line, live, pool: schedule.pools[pool].name.clone() }))
+    Error::Infeasible(Box::new(Infeasible {
+        budget,
+        smallest,
+        line,
+        live,
+        pool: schedule.pools[pool].name.clone(),
+        planner,
+    }))
 }
 
 /// No plan fits.
@@ -263,6 +270,8 @@ pub struct Infeasible {
     pub live: Vec<(String, u64)>,
     /// `device` or `host`.
     pub pool: String,
+    /// Who decided.
+    pub planner: Planner,
 }
 
 impl fmt::Display for Infeasible {

@@ -3,8 +3,8 @@
 //! Before: a topological order, as traced. After: a topological order in which
 //! * what is computed from nothing (masks, positions, zeros) stands just before its first use: traces put it all at the
 //!   start, where it would lie in memory for the whole step;
-//! * the update of a parameter follows the last reader of the parameter and its gradient's completion (paper 004: the
-//!   optimizer step inside backward; the gradient's bytes are free right after), or, with `Update::After`, stands
+//! * the update of a parameter follows the last reader of the parameter and its gradient's completion (the optimizer step
+//!   inside backward: the gradient's bytes are free right after), or, with `Update::After`, stands
 //!   behind the whole backward.
 
 use ir::graph::Def;

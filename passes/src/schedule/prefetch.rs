@@ -2,7 +2,7 @@
 //!
 //! Before: each copy in stands directly before the line that wants it. After: it stands where the link, working back
 //! from the last copy to the first, would have to start it, but no higher than the bytes allow: the peak does not rise
-//! (paper 000, appendix A.2: prefetch only when memory allows).
+//! (ProTrain, appendix A.2: prefetch only when memory allows).
 
 use super::apply::{COMPUTE, DEVICE, H2D};
 use crate::alloc::{lifetimes, live_bytes};
@@ -53,6 +53,14 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost) {
         }
         slots[line] = slot;
         link_free = wanted.max(starts[slot]);
+    }
+    // The link is a queue: a copy that is needed later does not stand before one that is needed sooner.
+    let mut latest = 0;
+    for (instr, data) in schedule.instrs.iter() {
+        if data.stream.index() == H2D {
+            latest = latest.max(slots[instr.index()]);
+            slots[instr.index()] = latest;
+        }
     }
     if slots.iter().enumerate().all(|(line, &slot)| line == slot) {
         return;

@@ -2,8 +2,8 @@
 //! [`super::product`]. A query that may look at nothing gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
 
 use super::Ran;
-use super::product::product;
 use super::math::{self, Float, Real};
+use super::product::product;
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
 use super::strides::Broadcast;
 use super::wide::{Scalar, Wide, floats};

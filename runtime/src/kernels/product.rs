@@ -47,7 +47,13 @@ pub(super) struct Tile<R: 'static> {
     columns: usize,
     /// Numbers in a vector. Kernels read whole vectors of `w`.
     lanes: usize,
+    /// Packs rows of `x`, and columns of `w`.
+    pack_rows: Pack<R>,
+    pack_columns: Pack<R>,
 }
+
+/// See [`pack`].
+type Pack<R> = fn(&mut [R], (usize, usize), (usize, usize), &[R]);
 
 /// A type that products are computed in.
 pub(super) trait Tiled: Wide {
@@ -74,7 +80,15 @@ macro_rules! tiled {
                 macro_rules! tile {
                     ($set:ident, $lanes:literal) => {{
                         use $micro::microkernel::$set::$ty::{MR_DIV_N, NR, UKR};
-                        Tile { kernels: UKR.as_flattened(), rows: NR, columns: MR_DIV_N * $lanes, lanes: $lanes }
+                        const COLUMNS: usize = MR_DIV_N * $lanes;
+                        Tile {
+                            kernels: UKR.as_flattened(),
+                            rows: NR,
+                            columns: COLUMNS,
+                            lanes: $lanes,
+                            pack_rows: pack::<$ty, NR>,
+                            pack_columns: pack::<$ty, COLUMNS>,
+                        }
                     }};
                 }
                 #[cfg(target_arch = "x86_64")]
@@ -138,7 +152,7 @@ pub(super) fn product<R: Tiled>(
                 let depth = DEPTH.min(k - shallow);
                 let x = &x[top * x_row + shallow * x_column..];
                 if pack_x {
-                    pack(x_room, tile.rows, (rows, x_row), (depth, x_column), x);
+                    (tile.pack_rows)(x_room, (rows, x_row), (depth, x_column), x);
                 }
                 let add = u8::from(add || 0 < shallow);
                 for left in (0..n).step_by(COLUMNS) {
@@ -147,7 +161,7 @@ pub(super) fn product<R: Tiled>(
                     // A few rows read w where it lies, if whole vectors of it are there.
                     let pack_w = tb || !columns.is_multiple_of(tile.lanes) || 8 * tile.rows < rows;
                     if pack_w {
-                        pack(w_room, tile.columns, (columns, w_column), (depth, w_row), w);
+                        (tile.pack_columns)(w_room, (columns, w_column), (depth, w_row), w);
                     }
                     for i in (0..rows).step_by(tile.rows) {
                         let height = tile.rows.min(rows - i);
@@ -201,28 +215,40 @@ pub(super) fn product<R: Tiled>(
     });
 }
 
-/// Copies `n` vectors of `depth` numbers into panels of `wide` vectors each, next to each other: number `l` of vector `i`
-/// of a panel at `l * wide + i`. The last panel is filled up with zeros.
-fn pack<R: Tiled>(room: &mut [R], wide: usize, (n, stride): (usize, usize), (depth, step): (usize, usize), from: &[R]) {
-    for (panel, at) in room.chunks_exact_mut(wide * depth).zip((0..n).step_by(wide)) {
-        let width = wide.min(n - at);
+/// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE` vectors: number `l` of vector
+/// `i` of a panel at `l * WIDE + i`. The last panel is filled up with zeros.
+fn pack<R: Tiled, const WIDE: usize>(
+    room: &mut [R],
+    (n, stride): (usize, usize),
+    (depth, step): (usize, usize),
+    from: &[R],
+) {
+    for (panel, at) in room.chunks_exact_mut(WIDE * depth).zip((0..n).step_by(WIDE)) {
+        let (panel, _) = panel.as_chunks_mut::<WIDE>();
+        let width = WIDE.min(n - at);
         if stride == 1 {
-            for (l, row) in panel.chunks_exact_mut(wide).enumerate() {
-                row[..width].copy_from_slice(&from[at + l * step..][..width]);
-                row[width..].fill(R::ZERO);
+            for (l, row) in panel.iter_mut().enumerate() {
+                let from = &from[at + l * step..];
+                match from.first_chunk() {
+                    Some(whole) if width == WIDE => *row = *whole,
+                    _ => {
+                        row[..width].copy_from_slice(&from[..width]);
+                        row[width..].fill(R::ZERO);
+                    }
+                }
             }
             continue;
         }
         // A few numbers of each vector at a time, or the panel would pass through the cache once for each vector.
-        for (block, rows) in panel.chunks_mut(SQUARE * wide).enumerate() {
-            let depth = rows.len() / wide;
+        for (block, rows) in panel.chunks_mut(SQUARE).enumerate() {
+            let n_numbers = rows.len();
             for i in 0..width {
                 let vector = &from[(at + i) * stride + block * SQUARE * step..];
-                for (row, &number) in rows.chunks_exact_mut(wide).zip(vector.iter().step_by(step).take(depth)) {
+                for (row, &number) in rows.iter_mut().zip(vector.iter().step_by(step).take(n_numbers)) {
                     row[i] = number;
                 }
             }
-            rows.chunks_exact_mut(wide).for_each(|row| row[width..].fill(R::ZERO));
+            rows.iter_mut().for_each(|row| row[width..].fill(R::ZERO));
         }
     }
 }
