@@ -21,6 +21,7 @@ use ir::schedule::{Buffer, InstrKind, Schedule, Why};
 use ir::{Id, Node, Phase, Pool, Stream, Table, Value};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
 
 /// Which means a trajectory prefers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,8 +42,8 @@ pub const TASTES: [Taste; 4] = [Taste::Cheaper, Taste::Swap, Taste::Recompute, T
 /// A point of a trajectory: what a set of decisions comes to.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// The decisions.
-    pub decisions: Decisions,
+    /// The decisions; shared by the variants, for there may be tens of thousands.
+    pub decisions: Arc<Decisions>,
     /// Peak of the device's pool, bytes.
     pub peak: u64,
     /// Peak of the host's pool, bytes.
@@ -149,6 +150,7 @@ fn reruns(schedule: &Schedule) -> usize {
 
 /// Records what decisions come to; returns the timeline of a machine that never waits for bytes.
 fn record(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, records: &mut Vec<Record>) -> Timeline {
+    let decisions = Arc::new(decisions.clone());
     for (variant, finished) in realise::finish(problem, schedule).into_iter().enumerate() {
         let Finished { peak, host, micros } = finished;
         records.push(Record { decisions: decisions.clone(), peak, host, micros, variant });

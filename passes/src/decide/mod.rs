@@ -200,7 +200,7 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
     let fitting: Vec<Record> = possible.iter().filter(|r| r.peak <= limit).cloned().collect();
     let Some(chosen) = fastest(&fitting) else { return Err(infeasible(problem, planner, smallest, limit, DEVICE)) };
     Ok(Decided {
-        decisions: chosen.decisions.clone(),
+        decisions: Decisions::clone(&chosen.decisions),
         variant: chosen.variant,
         budget: Some(limit),
         keep_peak,
