@@ -14,7 +14,8 @@ use std::time::Instant;
 fn main() {
     let files: Vec<String> = std::env::args().skip(1).filter(|arg| arg.ends_with(".pt2")).collect();
     let mut out = std::io::stdout();
-    writeln!(out, "| graph | nodes | decide s | the rest ms | µs / (n log2 n) |\n|---|---|---|---|---|").expect("stdout should be open");
+    writeln!(out, "| graph | nodes | decide s | the rest ms | µs / (n log2 n) |\n|---|---|---|---|---|")
+        .expect("stdout should be open");
     let graphs: Vec<Graph> = if files.is_empty() {
         [18, 60, 180, 360, 720].map(tests::chain::chain).to_vec()
     } else {

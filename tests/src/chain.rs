@@ -18,7 +18,9 @@ impl Builder {
         let base = self.graph.values.len();
         let names: Vec<String> = (0..n).map(|i| format!("{op}_{}", base + i)).collect();
         let op = Op::new(op, attrs).expect("the chain should build ops right");
-        self.graph.add_node(op, inputs, &names, self.phase, self.module.clone()).expect("the chain should type ops right")
+        self.graph
+            .add_node(op, inputs, &names, self.phase, self.module.clone())
+            .expect("the chain should type ops right")
     }
     fn node(&mut self, op: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value]) -> Value {
         self.nodes(op, attrs, inputs, 1)[0]

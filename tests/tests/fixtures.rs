@@ -30,14 +30,16 @@ fn folder(name: &str) -> PathBuf {
 
 impl Fixture {
     fn read(name: &str, level: &str) -> Fixture {
-        let read = |level: &str| torch::read(&folder(name).join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
+        let read =
+            |level: &str| torch::read(&folder(name).join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
         let model = read(level);
         assert!(model.unsupported.is_empty(), "{name} {level}: {:?}", model.unsupported);
         // Only the core file carries weights.
         let mut tensors = read("core").tensors;
         tensors.extend(model.tensors.clone());
         let data = tensors.into_iter().map(|(path, tensor)| (path, tensor.data)).collect();
-        let file = ["ref.safetensors", "batches.safetensors"].map(|f| folder(name).join(f)).into_iter().find(|f| f.exists());
+        let file =
+            ["ref.safetensors", "batches.safetensors"].map(|f| folder(name).join(f)).into_iter().find(|f| f.exists());
         let meta = std::fs::read(folder(name).join("meta.json")).unwrap();
         Fixture {
             model,
@@ -163,7 +165,8 @@ fn equals_pytorch(name: &str, level: &str) {
         assert!(off <= 1e-4, "{name} {level}: loss {step} is {:?}, not {expected}: off by {off:e}", floats(loss));
     }
     let parameters = fixture.list("parameters");
-    for (path, expected) in parameters.iter().zip(fixture.floats("final_l2")).filter(|(path, _)| !noise.contains(path)) {
+    for (path, expected) in parameters.iter().zip(fixture.floats("final_l2")).filter(|(path, _)| !noise.contains(path))
+    {
         let off = (norm(&floats(&trained.states[path])) / expected - 1.0).abs();
         assert!(off <= 1e-3, "{name} {level}: the norm of {path} is off by {off:e}");
     }
@@ -185,7 +188,8 @@ fn same_at_every_budget(name: &str, level: &str, smallest_share: f64) {
         let peak = compiled.planned_peak;
         assert!(peak <= budget && peak <= higher, "{name} {level}: {peak} planned for {budget}, {higher} for more");
         higher = peak;
-        recomputed += compiled.program.schedule.instrs.values().filter(|i| i.why == ir::schedule::Why::Recompute).count();
+        recomputed +=
+            compiled.program.schedule.instrs.values().filter(|i| i.why == ir::schedule::Why::Recompute).count();
         for shuffle in [None, Some(k)] {
             let trained = fixture.train(&artifact, STEPS, shuffle);
             assert_eq!(trained.measured_peak, peak, "{name} {level}: measured at {budget}");

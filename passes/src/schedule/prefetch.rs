@@ -8,7 +8,7 @@ use super::apply::{COMPUTE, DEVICE, H2D};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::cost::Cost;
 use ir::schedule::{InstrData, InstrKind, Schedule};
-use ir::{Graph, Id, Pool, Table};
+use ir::{Graph, Id, Instr, Pool, Table};
 
 /// Reorders the lines.
 pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost) {
@@ -65,9 +65,10 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost) {
     if slots.iter().enumerate().all(|(line, &slot)| line == slot) {
         return;
     }
+    let is_copy_in = |line: usize| schedule.instrs[Instr::new(line)].stream.index() == H2D;
     let mut lines: Vec<(usize, bool, usize)> =
-        slots.iter().enumerate().map(|(line, &slot)| (slot, slot == line, line)).collect();
-    // A copy that moved to a slot stands before the line that has it.
+        slots.iter().enumerate().map(|(line, &slot)| (slot, !is_copy_in(line), line)).collect();
+    // Copies in that share a slot keep their order, and stand before the line that has the slot.
     lines.sort_unstable();
     let old: Vec<InstrData> = schedule.instrs.values().cloned().collect();
     schedule.instrs = lines.into_iter().map(|(_, _, line)| old[line].clone()).collect();
