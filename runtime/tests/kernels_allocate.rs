@@ -1,37 +1,16 @@
 //! Kernels allocate nothing after their first run. Alone in its binary: the counter counts everybody.
 
-#![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one forwards to the system's")]
+mod counting;
 
 #[allow(dead_code, reason = "shared with the tests of kernels")]
 #[path = "kernels/generate.rs"]
 mod generate;
 
+use counting::ALLOCATIONS;
 use generate::{Rng, SCRATCH_BYTES, case_of};
 use runtime::kernels::KERNELS;
 use runtime::kernels::owned::{OwnedTensor, Run};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: forwards every call as it is to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use std::sync::atomic::Ordering;
 
 #[test]
 fn kernels_allocate_nothing() {

@@ -1,37 +1,17 @@
 //! A real step in steady state allocates nothing, in any thread. Alone in its binary: the counter counts everybody.
 
-#![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one forwards to the system's")]
+#[path = "../../runtime/tests/counting/mod.rs"]
+mod counting;
 
+use counting::ALLOCATIONS;
 use passes::cost::Roofline;
 use passes::devices;
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::pipeline::{self, Budget, Options};
 use runtime::{Machine, StateInit};
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: forwards every call as it is to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use std::sync::atomic::Ordering;
 
 /// Training of GPT-2 with half of the memory that it would like, with swaps, reruns and hosted moments.
 #[test]
