@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 struct Counting;
 
 /// Calls of the allocator so far, frees included, by any thread.
-pub static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+pub(crate) static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: forwards every call as it is to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
