@@ -242,7 +242,9 @@ fn ctrl_c_ends_after_the_step_that_runs_and_saves() {
     let mut child = common::command(&args).stdout(std::process::Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     lines.next().unwrap().unwrap();
-    let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    // The shell's own kill: a bare Debian has no other.
+    let kill = format!("kill -INT {}", child.id());
+    let killed = std::process::Command::new("sh").args(["-c", &kill]).status().unwrap();
     assert!(killed.success());
     let last: Value = serde_json::from_str(&lines.last().unwrap().unwrap()).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
