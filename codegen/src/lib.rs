@@ -30,24 +30,16 @@ pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Ar
         }
     }
     for (instr, line) in schedule.instrs.iter() {
-        let mut push = |kind| {
-            let (stream, line) = (line.stream.index() as u32, instr.index() as u32);
-            emitter.artifact.commands.push(Command { stream, line, kind });
-        };
+        let mut kinds = vec![];
         for dep in &line.after {
             let event = events[dep.instr].expect("a line that is waited for should have an event");
-            push(CommandKind::Wait { event, previous: dep.previous });
+            kinds.push(CommandKind::Wait { event, previous: dep.previous });
         }
-        let kind = emitter.command(instr)?;
-        emitter.artifact.commands.push(Command {
-            stream: line.stream.index() as u32,
-            line: instr.index() as u32,
-            kind,
-        });
-        if let Some(event) = events[instr] {
-            let (stream, line) = (line.stream.index() as u32, instr.index() as u32);
-            emitter.artifact.commands.push(Command { stream, line, kind: CommandKind::Record { event } });
-        }
+        kinds.push(emitter.command(instr)?);
+        kinds.extend(events[instr].map(|event| CommandKind::Record { event }));
+        let (stream, number) = (line.stream.index() as u32, instr.index() as u32);
+        let commands = kinds.into_iter().map(|kind| Command { stream, line: number, kind });
+        emitter.artifact.commands.extend(commands);
         emitter.artifact.lines.push(Line { name: emitter.line_name(instr), why: line.why.name().into() });
     }
 

@@ -180,7 +180,6 @@ fn same_at_every_budget(name: &str, level: &str, smallest_share: f64) {
     let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest);
     assert!(smallest as f64 <= smallest_share * keep as f64, "{name} {level}: smallest {smallest}, keep {keep}");
     let mut higher = u64::MAX;
-    let mut recomputed = 0;
     const BUDGETS: u64 = 6;
     for k in 0..=BUDGETS {
         let budget = smallest + (keep - smallest) * (BUDGETS - k) / BUDGETS;
@@ -188,8 +187,6 @@ fn same_at_every_budget(name: &str, level: &str, smallest_share: f64) {
         let peak = compiled.planned_peak;
         assert!(peak <= budget && peak <= higher, "{name} {level}: {peak} planned for {budget}, {higher} for more");
         higher = peak;
-        recomputed +=
-            compiled.program.schedule.instrs.values().filter(|i| i.why == ir::schedule::Why::Recompute).count();
         for shuffle in [None, Some(k)] {
             let trained = fixture.train(&artifact, STEPS, shuffle);
             assert_eq!(trained.measured_peak, peak, "{name} {level}: measured at {budget}");
@@ -202,7 +199,6 @@ fn same_at_every_budget(name: &str, level: &str, smallest_share: f64) {
         Err(Error::Infeasible(infeasible)) => assert_eq!(infeasible.smallest, smallest),
         other => panic!("{name} {level}: below the smallest budget: {:?}", other.map(|(c, _)| c.planned_peak)),
     }
-    let _ = recomputed;
 }
 
 macro_rules! fixtures {

@@ -260,7 +260,7 @@ fn swaps_last_two(dims: &[i64]) -> bool {
 
 /// Ops whose operands broadcast against each other to the result's shape.
 fn is_broadcasting(name: &str) -> bool {
-    const NAMES: [&str; 20] = [
+    const NAMES: [&str; 19] = [
         "add",
         "sub",
         "mul",
@@ -280,9 +280,8 @@ fn is_broadcasting(name: &str) -> bool {
         "logical_and",
         "logical_or",
         "where",
-        "expand",
     ];
-    NAMES.contains(&name) && name != "expand"
+    NAMES.contains(&name)
 }
 
 fn with(op: &Op, key: &'static str, attr: Attr) -> Op {
