@@ -365,7 +365,7 @@ pub fn choices() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 1..200)
 }
 
-/// Decisions drawn from `choices`: each gap of each value, and each state's home.
+/// Decisions drawn from `choices`: each gap of each value, each state's home and chunk, each node's machine.
 pub fn decisions(problem: &Problem<'_>, choices: &[u8]) -> Decisions {
     let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
     let graph = problem.graph;
@@ -377,6 +377,17 @@ pub fn decisions(problem: &Problem<'_>, choices: &[u8]) -> Decisions {
             decisions.hosted.insert(state, reason);
         }
     }
+    for &state in decisions.hosted.keys() {
+        match draw() % 5 {
+            0 => {}
+            1 => decisions.chunks.push(vec![state]),
+            _ => match decisions.chunks.last_mut() {
+                Some(chunk) => chunk.push(state),
+                None => decisions.chunks.push(vec![state]),
+            },
+        }
+    }
+    decisions.on_host = problem.lines.iter().copied().filter(|_| draw() % 5 == 0).collect();
     for value in graph.values.ids().filter(|&v| graph.root(v) == v) {
         for gap in 0..problem.accesses(value).len().saturating_sub(1) as u32 {
             let computed = graph.def_node(value).is_some();

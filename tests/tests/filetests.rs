@@ -4,7 +4,8 @@
 //! `optimizer=NAME`, `update=after`, `planner=NAME`, `variant=N`. The next says what is to be seen. A program goes through
 //! the one pass. A graph that is to be scheduled goes through all schedule passes up to the one, with the decisions that
 //! comments name: `; cut %h 0 swap` cuts the gap after the access number 0 of `%h` (its definition, if a line computes it),
-//! `; cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host.
+//! `; cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host, `; chunk %a %b` lets
+//! hosted states lie and travel together, `; update %w'` lets the host compute a node.
 //!
 //! `INSTA_UPDATE=always cargo test -p tests --test filetests` writes the results anew; they are to be read.
 
@@ -135,6 +136,10 @@ fn decisions(graph: &Graph, input: &str) -> Decisions {
         let found = graph.values.iter().find(|(_, data)| name.strip_prefix('%') == Some(&data.name));
         found.unwrap_or_else(|| panic!("there is no {name}")).0
     };
+    let state = |name: &str| {
+        let before = value(name);
+        graph.states.iter().position(|s| s.before == before).expect("a state")
+    };
     let mut decisions = Decisions::default();
     for line in input.lines() {
         match line.split_whitespace().collect::<Vec<_>>()[..] {
@@ -148,9 +153,11 @@ fn decisions(graph: &Graph, input: &str) -> Decisions {
                 decisions.cuts.insert(gap, (means, reason));
             }
             [";", "host", name] => {
-                let before = value(name);
-                let state = graph.states.iter().position(|s| s.before == before).expect("a state");
-                decisions.hosted.insert(state, reason);
+                decisions.hosted.insert(state(name), reason);
+            }
+            [";", "chunk", ref names @ ..] => decisions.chunks.push(names.iter().map(|name| state(name)).collect()),
+            [";", "update", name] => {
+                decisions.on_host.insert(graph.def_node(value(name)).expect("a computed value"));
             }
             _ => {}
         }

@@ -97,6 +97,12 @@ fn random_programs_are_not_trivial() {
         for why in [Why::Recompute, Why::SwapOut, Why::SwapIn, Why::Gather, Why::Offload, Why::Update] {
             note(why.name(), schedule.instrs.values().any(|data| data.why == why));
         }
+        let gathers_several = |i: &ir::schedule::InstrData| {
+            i.why == Why::Gather
+                && matches!(i.kind, InstrKind::Copy { src, .. } if 1 < schedule.entry.iter().filter(|(_, loc)| loc.buffer == src.buffer).count())
+        };
+        note("chunk", schedule.instrs.values().any(gathers_several));
+        note("on the host", schedule.streams.len() == 4);
         let runs = |is: fn(&InstrKind) -> bool| schedule.instrs.values().any(|data| is(&data.kind));
         note("scratch", runs(|kind| matches!(kind, InstrKind::Run { scratch: Some(_), .. })));
         note(

@@ -10,7 +10,7 @@ use crate::schedule::apply::DEVICE;
 use crate::schedule::order::users;
 use ir::graph::Def;
 use ir::{Device, Graph, Node, Table, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// What a planner sees.
@@ -103,6 +103,11 @@ pub struct Decisions {
     pub cuts: BTreeMap<Gap, (Means, Reason)>,
     /// States that live on the host, by their position in the graph's states: they come for their uses.
     pub hosted: BTreeMap<usize, Reason>,
+    /// Hosted states that lie side by side on the host and come to the device in one copy. A state is in one chunk at
+    /// most; one that is in none comes alone.
+    pub chunks: Vec<Vec<usize>>,
+    /// Nodes that the host runs, in its own memory: updates of hosted states.
+    pub on_host: BTreeSet<Node>,
 }
 
 impl Decisions {
@@ -121,6 +126,14 @@ impl Decisions {
         let mut text = String::from("decisions {\n");
         for (&state, reason) in &self.hosted {
             text += &format!("  host %{} {}\n", graph.values[graph.states[state].before].name, why(reason));
+        }
+        for (k, chunk) in self.chunks.iter().enumerate() {
+            let names: Vec<String> =
+                chunk.iter().map(|&state| format!("%{}", graph.values[graph.states[state].before].name)).collect();
+            text += &format!("  chunk c{k} {}\n", names.join(" "));
+        }
+        for &node in &self.on_host {
+            text += &format!("  update %{} on the host\n", graph.node_name(node));
         }
         for (gap, (means, reason)) in &self.cuts {
             let word = if *means == Means::Swap { "swap" } else { "recompute" };

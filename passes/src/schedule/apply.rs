@@ -7,6 +7,9 @@
 //! the host has them, else computed again, with whatever that needs in turn. After it, values whose gap is cut leave.
 //! Copies in stand directly before their use; [`prefetch`](super::prefetch) moves them up.
 //!
+//! Nodes that the host runs find their operands in the host's pool and leave their results there: what the host does not
+//! have yet, a gradient mostly, is copied out before. Hosted states of one chunk lie in one buffer and come in one copy.
+//!
 //! A state's new value is written over the old one where the op can do that in place; where it cannot, or where the old
 //! value is read again later (by a rerun), it waits in a buffer of its own until the end of the step.
 
@@ -28,6 +31,8 @@ pub const COMPUTE: usize = 0;
 pub const H2D: usize = 1;
 /// The stream of copies to the host.
 pub const D2H: usize = 2;
+/// The stream of what the host computes; there only if it computes something.
+pub const ON_HOST: usize = 3;
 
 /// Builds the schedule. An error if a decision asks for what cannot be: to run an op again that is not pure, or to
 /// compute a value that no node computes.
@@ -71,6 +76,9 @@ struct Lines<'a> {
     /// States whose old value was wanted after that.
     read_late: BTreeSet<usize>,
     home: Vec<Loc>,
+    /// The chunk of each state that is in one, and the chunks' homes.
+    chunk: BTreeMap<usize, usize>,
+    chunk_home: Vec<Buffer>,
     output: Vec<Option<Loc>>,
     /// How many buffers each name has had.
     names: BTreeMap<String, u32>,
@@ -88,6 +96,7 @@ impl<'a> Lines<'a> {
             fetches.entry(graph.root(output.value)).or_default().push(i);
         }
         let stream = |name: &str| StreamData { name: name.into() };
+        let host = (!decisions.on_host.is_empty()).then_some("host");
         let schedule = Schedule {
             name: graph.name.clone(),
             device: problem.device.name.clone(),
@@ -95,7 +104,7 @@ impl<'a> Lines<'a> {
                 .map(|(name, limit)| PoolData { name: name.into(), limit })
                 .into_iter()
                 .collect(),
-            streams: ["compute", "h2d", "d2h"].map(stream).into_iter().collect(),
+            streams: ["compute", "h2d", "d2h"].into_iter().chain(host).map(stream).collect(),
             ..Schedule::default()
         };
         Lines {
@@ -111,6 +120,8 @@ impl<'a> Lines<'a> {
             updated: BTreeSet::new(),
             read_late: BTreeSet::new(),
             home: vec![],
+            chunk: BTreeMap::new(),
+            chunk_home: vec![],
             output: vec![None; graph.outputs.len()],
             names: BTreeMap::new(),
         }
@@ -118,9 +129,13 @@ impl<'a> Lines<'a> {
 
     fn build(&mut self) -> Result<(), String> {
         let graph = self.problem.graph;
+        let in_chunks = self.chunk_homes()?;
         for (i, state) in graph.states.iter().enumerate() {
             let hosted = self.decisions.hosted.contains_key(&i);
-            let loc = self.buffer(state.before, if hosted { HOST } else { DEVICE });
+            let loc = match in_chunks.get(&i) {
+                Some(&loc) => loc,
+                None => self.buffer(state.before, if hosted { HOST } else { DEVICE }),
+            };
             let place = if hosted { &mut self.on_host } else { &mut self.on_device };
             place[state.before] = Some(loc);
             self.pinned.insert(loc.buffer);
@@ -142,7 +157,8 @@ impl<'a> Lines<'a> {
         }
         for &state in self.held {
             let value = graph.root(graph.states[state].after);
-            if let Some(from) = self.on_device[value].filter(|_| graph.def_node(value).is_some()) {
+            let from = self.on_device[value].or(self.on_host[value]);
+            if let Some(from) = from.filter(|_| graph.def_node(value).is_some()) {
                 self.go_home(state, from);
             }
         }
@@ -154,6 +170,32 @@ impl<'a> Lines<'a> {
             self.schedule.exit.push((output.value, loc));
         }
         Ok(())
+    }
+
+    /// Gives each chunk its buffer on the host; returns the places of its states.
+    fn chunk_homes(&mut self) -> Result<BTreeMap<usize, Loc>, String> {
+        let graph = self.problem.graph;
+        let mut homes = BTreeMap::new();
+        for (k, chunk) in self.decisions.chunks.iter().enumerate() {
+            let mut bytes = 0;
+            let mut offsets = vec![];
+            for &state in chunk {
+                let path = || &graph.states[state].path;
+                if !self.decisions.hosted.contains_key(&state) {
+                    return Err(format!("chunk {k} holds {}, which does not live on the host", path()));
+                }
+                if self.chunk.insert(state, k).is_some() {
+                    return Err(format!("{} is in two chunks", path()));
+                }
+                offsets.push((state, bytes));
+                bytes += buffer_bytes(self.bytes(graph.states[state].before));
+            }
+            let name = self.fresh(&format!("c{k}.host"));
+            let buffer = self.schedule.buffers.push(BufferData { name, pool: Pool::new(HOST), bytes });
+            self.chunk_home.push(buffer);
+            homes.extend(offsets.into_iter().map(|(state, offset)| (state, Loc { buffer, offset })));
+        }
+        Ok(homes)
     }
 
     /// Outputs and new values of states that are inputs or other states' old values: fetched at the start, while they
@@ -187,9 +229,13 @@ impl<'a> Lines<'a> {
         let mut operands: Vec<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
         operands.sort_unstable();
         operands.dedup();
-        self.bring(&operands, Some(position))?;
-        let outs = data.outputs.iter().enumerate().map(|(j, &v)| self.result_place(node, j, v)).collect();
-        self.run_node(node, outs, Why::Model);
+        let pool = if self.decisions.on_host.contains(&node) { HOST } else { DEVICE };
+        match pool {
+            HOST => self.bring_to_host(&operands, position)?,
+            _ => self.bring(&operands, Some(position))?,
+        }
+        let outs = data.outputs.iter().enumerate().map(|(j, &v)| self.result_place(node, j, v, pool)).collect();
+        self.run_node(node, outs, pool, Why::Model);
         for &value in &data.outputs {
             self.fetch(value);
             self.update(value, position);
@@ -201,7 +247,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Where a node's result goes: over a state's old value where that is allowed, else into a new buffer.
-    fn result_place(&mut self, node: Node, j: usize, value: Value) -> Loc {
+    fn result_place(&mut self, node: Node, j: usize, value: Value, pool: usize) -> Loc {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
         let mut place = None;
@@ -214,14 +260,19 @@ impl<'a> Lines<'a> {
                 k == j && only && data.inputs.get(i).is_some_and(|&v| graph.root(v) == before)
             });
             let same_type = graph.values[value].ty == graph.values[before].ty;
-            let at_home = !self.decisions.hosted.contains_key(&state) && !self.held.contains(&state);
+            let here = self.decisions.hosted.contains_key(&state) == (pool == HOST);
+            let at_home = here && !self.held.contains(&state);
             if place.is_none() && pair && same_type && at_home && !read_again {
                 place = Some(self.home[state]);
                 self.updated.insert(state);
             }
         }
-        let place = place.unwrap_or_else(|| self.buffer(value, DEVICE));
-        self.on_device[value] = Some(place);
+        let place = place.unwrap_or_else(|| self.buffer(value, pool));
+        if pool == HOST {
+            self.on_host[value] = Some(place);
+        } else {
+            self.on_device[value] = Some(place);
+        }
         place
     }
 
@@ -239,7 +290,7 @@ impl<'a> Lines<'a> {
                 self.read_late.insert(state);
                 continue;
             }
-            let from = self.on_device[value].expect("a computed value should be on the device");
+            let from = self.on_device[value].or(self.on_host[value]).expect("a computed value should be somewhere");
             self.go_home(state, from);
             self.updated.insert(state);
         }
@@ -249,21 +300,32 @@ impl<'a> Lines<'a> {
     fn go_home(&mut self, state: usize, from: Loc) {
         let value = self.problem.graph.root(self.problem.graph.states[state].after);
         let home = self.home[state];
-        if self.decisions.hosted.contains_key(&state) {
-            self.copy(from, home, value, D2H, Why::Offload);
-            self.on_host[value] = Some(home);
-        } else if from != home {
-            self.copy(from, home, value, COMPUTE, Why::Update);
-            self.on_device[value] = Some(home);
+        if from == home {
+            return;
         }
+        let hosted = self.decisions.hosted.contains_key(&state);
+        let (stream, why) = match (self.pool(from), hosted) {
+            (DEVICE, true) => (D2H, Why::Offload),
+            (DEVICE, false) => (COMPUTE, Why::Update),
+            (_, true) => (ON_HOST, Why::Update),
+            (_, false) => (H2D, Why::Update),
+        };
+        self.copy(from, home, value, stream, why);
+        let place = if hosted { &mut self.on_host } else { &mut self.on_device };
+        place[value] = Some(home);
+    }
+
+    fn pool(&self, loc: Loc) -> usize {
+        self.schedule.buffers[loc.buffer].pool.index()
     }
 
     /// Copies a computed output to the host.
     fn fetch(&mut self, value: Value) {
         for output in self.fetches.get(&value).cloned().unwrap_or_default() {
-            let from = self.on_device[value].expect("an output should be on the device");
+            let from = self.on_device[value].or(self.on_host[value]).expect("an output should be somewhere");
             let to = self.buffer(value, HOST);
-            self.copy(from, to, value, D2H, Why::Fetch);
+            let stream = if self.pool(from) == DEVICE { D2H } else { ON_HOST };
+            self.copy(from, to, value, stream, Why::Fetch);
             self.output[output] = Some(to);
         }
     }
@@ -332,7 +394,7 @@ impl<'a> Lines<'a> {
                 }
                 Bring::Rerun(node) => {
                     let outs = self.rerun_places(node);
-                    self.run_node(node, outs, Why::Recompute);
+                    self.run_node(node, outs, DEVICE, Why::Recompute);
                     let data = &graph.nodes[node];
                     done.extend(
                         data.inputs.iter().map(|&v| graph.root(v)).filter(|v| last[v] == k && brought.contains(v)),
@@ -345,6 +407,22 @@ impl<'a> Lines<'a> {
             for value in done {
                 self.give_up(value);
             }
+        }
+        Ok(())
+    }
+
+    /// Brings values to the host, from the device if the host does not have them.
+    fn bring_to_host(&mut self, wanted: &[Value], position: u32) -> Result<(), String> {
+        for &value in wanted {
+            if self.on_host[value].is_some() {
+                self.note_late_read(value);
+                continue;
+            }
+            self.bring(&[value], Some(position))?;
+            let from = self.on_device[value].expect("a brought value should be there");
+            let to = self.buffer(value, HOST);
+            self.copy(from, to, value, D2H, Why::Offload);
+            self.on_host[value] = Some(to);
         }
         Ok(())
     }
@@ -425,6 +503,11 @@ impl<'a> Lines<'a> {
 
     fn copy_in(&mut self, value: Value) {
         let from = self.on_host[value].expect("a value to copy in should be on the host");
+        if let Def::State(state) = self.problem.graph.values[value].def
+            && let Some(&chunk) = self.chunk.get(&state)
+        {
+            return self.gather(chunk, state);
+        }
         let to = self.buffer(value, DEVICE);
         let why = match self.problem.graph.values[value].def {
             Def::Input(_) => Why::Feed,
@@ -436,10 +519,27 @@ impl<'a> Lines<'a> {
         self.on_device[value] = Some(to);
     }
 
-    fn run_node(&mut self, node: Node, outs: Vec<Loc>, why: Why) {
+    /// Copies a chunk in, because one of its states is wanted. The others are then there too, but for those that have
+    /// been updated meanwhile.
+    fn gather(&mut self, chunk: usize, wanted: usize) {
+        let home = self.chunk_home[chunk];
+        let bytes = self.schedule.buffers[home].bytes;
+        let name = self.fresh(&format!("c{chunk}"));
+        let buffer = self.schedule.buffers.push(BufferData { name, pool: Pool::new(DEVICE), bytes });
+        self.push(InstrKind::Copy { src: home.into(), dst: buffer.into(), bytes }, H2D, Why::Gather);
+        for &state in &self.decisions.chunks[chunk] {
+            let before = self.problem.graph.states[state].before;
+            if state == wanted || (self.on_device[before].is_none() && !self.updated.contains(&state)) {
+                self.on_device[before] = Some(Loc { buffer, offset: self.home[state].offset });
+            }
+        }
+    }
+
+    fn run_node(&mut self, node: Node, outs: Vec<Loc>, pool: usize, why: Why) {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
-        let place = |&v: &Value| self.on_device[graph.root(v)].expect("an operand should be on the device");
+        let places = if pool == HOST { &self.on_host } else { &self.on_device };
+        let place = |&v: &Value| places[graph.root(v)].expect("an operand should be there");
         let args: Vec<Loc> = data.inputs.iter().map(place).collect();
         let inputs: Vec<_> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
         let outputs: Vec<_> = data.outputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
@@ -447,9 +547,10 @@ impl<'a> Lines<'a> {
         let scratch = (0 < work.scratch).then(|| {
             let name = self.fresh(&format!("{}.scratch", graph.node_name(node)));
             let bytes = buffer_bytes(work.scratch);
-            self.schedule.buffers.push(BufferData { name, pool: Pool::new(DEVICE), bytes }).into()
+            self.schedule.buffers.push(BufferData { name, pool: Pool::new(pool), bytes }).into()
         });
-        self.push(InstrKind::Run { node, args, outs, scratch }, COMPUTE, why);
+        let stream = if pool == HOST { ON_HOST } else { COMPUTE };
+        self.push(InstrKind::Run { node, args, outs, scratch }, stream, why);
     }
 
     fn copy(&mut self, src: Loc, dst: Loc, value: Value, stream: usize, why: Why) {

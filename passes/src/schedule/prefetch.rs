@@ -25,25 +25,30 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost) {
             clock += cost.line(graph, schedule, instr);
         }
     }
-    // The line that fills each host buffer; a copy in stays behind it.
+    // For each copy in, one past the line that last filled its source, by a copy or by computing: it stays behind that.
     let mut filled = Table::filled(schedule.buffers.len(), 0usize);
+    let mut lowest = vec![0; schedule.instrs.len()];
     for (instr, data) in schedule.instrs.iter() {
-        if let InstrKind::Copy { dst, .. } = data.kind {
-            filled[dst.buffer] = instr.index() + 1;
+        if let InstrKind::Copy { src, .. } = data.kind {
+            lowest[instr.index()] = filled[src.buffer];
         }
+        schedule.each_access(graph, instr, |access| {
+            if access.write {
+                filled[access.loc.buffer] = instr.index() + 1;
+            }
+        });
     }
 
     // Each line's slot: lines keep their own, copies in move to lower ones.
     let mut slots: Vec<usize> = (0..schedule.instrs.len()).collect();
     let mut link_free = f64::INFINITY;
     for (instr, data) in schedule.instrs.iter().rev() {
-        let InstrKind::Copy { src, dst, bytes } = data.kind else { continue };
+        let InstrKind::Copy { dst, bytes, .. } = data.kind else { continue };
         if data.stream.index() != H2D {
             continue;
         }
         let line = instr.index();
-        // A hosted state is filled after its uses, by the step's own offload: it is there from the start.
-        let lowest = if filled[src.buffer] <= line { filled[src.buffer] } else { 0 };
+        let lowest = lowest[line];
         let wanted = starts[line].min(link_free) - cost.link(bytes);
         let size = schedule.buffers[dst.buffer].bytes;
         let mut slot = line;
