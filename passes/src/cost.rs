@@ -1,27 +1,96 @@
 //! How long things take: a roofline from the device file. A node takes the longer of its arithmetic and its memory
 //! traffic, and the time to start it; a copy takes its bytes over the link, and the time to start it.
 
-use ir::schedule::{InstrKind, Schedule};
-use ir::{DType, Device, Graph, Instr, Node, Table, TensorType};
+use ir::schedule::{InstrKind, Loc, Schedule};
+use ir::{DType, Device, Graph, Id, Instr, Node, Table, TensorType};
 
 /// Times in µs. A planner sees costs only through this.
 pub trait Cost: Sync {
-    /// One run of a node.
+    /// One run of a node on the device.
     fn run(&self, graph: &Graph, node: Node) -> f64;
-    /// One copy of `bytes` bytes between the device and the host.
+    /// One run of a node on the host's cores, with all it touches in the host's memory.
+    fn host(&self, graph: &Graph, node: Node) -> f64;
+    /// One copy of `bytes` bytes between the device and the host, while the other direction rests.
     fn link(&self, bytes: u64) -> f64;
     /// One copy of `bytes` bytes within the device.
     fn local(&self, bytes: u64) -> f64;
 
-    /// One line of a schedule. Pool 0 is the device's; every other pool is beyond the link.
+    /// What lines cost each other that run at the same time.
+    fn shares(&self) -> Shares {
+        Shares::default()
+    }
+
+    /// One line of a schedule that runs alone.
     fn line(&self, graph: &Graph, schedule: &Schedule, instr: Instr) -> f64 {
+        let lane = lane(schedule, instr);
         match schedule.instrs[instr].kind {
+            InstrKind::Run { node, .. } if lane == Lane::Host => self.host(graph, node),
             InstrKind::Run { node, .. } => self.run(graph, node),
-            InstrKind::Copy { src, dst, bytes } => {
-                let pool = |buffer| schedule.buffers[buffer].pool;
-                if pool(src.buffer) == pool(dst.buffer) { self.local(bytes) } else { self.link(bytes) }
+            InstrKind::Copy { bytes, .. } if matches!(lane, Lane::In | Lane::Out) => self.link(bytes),
+            InstrKind::Copy { bytes, .. } => self.local(bytes),
+        }
+    }
+}
+
+/// What a line occupies while it runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lane {
+    /// The device's processor.
+    Compute,
+    /// The link, towards the device.
+    In,
+    /// The link, towards the host.
+    Out,
+    /// The host's cores.
+    Host,
+}
+
+impl Lane {
+    /// Every lane; its position is its index in [`Shares`].
+    pub const ALL: [Lane; 4] = [Lane::Compute, Lane::In, Lane::Out, Lane::Host];
+    /// The word in profiles.
+    pub fn name(self) -> &'static str {
+        match self {
+            Lane::Compute => "compute",
+            Lane::In => "in",
+            Lane::Out => "out",
+            Lane::Host => "host",
+        }
+    }
+}
+
+/// The lane of a line. Pool 0 is the device's; every other pool is beyond the link.
+pub fn lane(schedule: &Schedule, instr: Instr) -> Lane {
+    let on_device = |loc: Loc| schedule.buffers[loc.buffer].pool.index() == 0;
+    match &schedule.instrs[instr].kind {
+        InstrKind::Run { args, outs, scratch, .. } => {
+            match outs.iter().chain(args).chain(scratch).next().is_none_or(|&loc| on_device(loc)) {
+                true => Lane::Compute,
+                false => Lane::Host,
             }
         }
+        &InstrKind::Copy { src, dst, .. } => match (on_device(src), on_device(dst)) {
+            (true, true) => Lane::Compute,
+            (false, true) => Lane::In,
+            (true, false) => Lane::Out,
+            (false, false) => Lane::Host,
+        },
+    }
+}
+
+/// What lines cost each other that run at the same time.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Shares {
+    /// `keeps[a][b]`: the share of its speed that lane `a` keeps while lane `b` is busy; 1 if they do not meet. With
+    /// several busy lanes, shares multiply.
+    pub keeps: [[f64; 4]; 4],
+    /// From the end of a line to the start of one on another stream that waits for it, µs.
+    pub handoff: f64,
+}
+
+impl Default for Shares {
+    fn default() -> Shares {
+        Shares { keeps: [[1.0; 4]; 4], handoff: 0.0 }
     }
 }
 
@@ -55,11 +124,22 @@ impl Cost for Roofline {
         let arithmetic = if work.matrix { work.flops / rate } else { 0.0 };
         self.device.launch_micros + 1e6 * arithmetic.max(memory)
     }
+    fn host(&self, graph: &Graph, node: Node) -> f64 {
+        let data = &graph.nodes[node];
+        let bytes: u64 = data.inputs.iter().chain(&data.outputs).map(|&v| graph.values[v].ty.bytes()).sum();
+        self.device.launch_micros + 1e6 * bytes as f64 / self.device.host_bandwidth
+    }
     fn link(&self, bytes: u64) -> f64 {
         self.device.link_micros + 1e6 * bytes as f64 / self.device.link_bandwidth
     }
     fn local(&self, bytes: u64) -> f64 {
         self.device.launch_micros + 2e6 * bytes as f64 / self.device.memory_bandwidth
+    }
+    fn shares(&self) -> Shares {
+        let mut shares = Shares::default();
+        shares.keeps[Lane::In as usize][Lane::Out as usize] = self.device.duplex;
+        shares.keeps[Lane::Out as usize][Lane::In as usize] = self.device.duplex;
+        shares
     }
 }
 
@@ -67,12 +147,17 @@ impl Cost for Roofline {
 pub struct Tabled<'a> {
     cost: &'a dyn Cost,
     nodes: Table<Node, f64>,
+    hosts: Table<Node, f64>,
 }
 
 impl<'a> Tabled<'a> {
     /// Tables `cost` for the nodes of `graph`.
     pub fn new(cost: &'a dyn Cost, graph: &Graph) -> Tabled<'a> {
-        Tabled { cost, nodes: graph.nodes.ids().map(|node| cost.run(graph, node)).collect() }
+        Tabled {
+            cost,
+            nodes: graph.nodes.ids().map(|node| cost.run(graph, node)).collect(),
+            hosts: graph.nodes.ids().map(|node| cost.host(graph, node)).collect(),
+        }
     }
 }
 
@@ -80,10 +165,16 @@ impl Cost for Tabled<'_> {
     fn run(&self, _: &Graph, node: Node) -> f64 {
         self.nodes[node]
     }
+    fn host(&self, _: &Graph, node: Node) -> f64 {
+        self.hosts[node]
+    }
     fn link(&self, bytes: u64) -> f64 {
         self.cost.link(bytes)
     }
     fn local(&self, bytes: u64) -> f64 {
         self.cost.local(bytes)
+    }
+    fn shares(&self) -> Shares {
+        self.cost.shares()
     }
 }

@@ -106,7 +106,8 @@ fn a_link_changes_what_is_predicted() {
 fn a_device_may_be_a_file() {
     let folder = Folder::new("device");
     let text = "name = \"mine\"\ndevice_bytes = 200000\nhost_bytes = 1000000\nf32_flops = 1e9\nbf16_flops = 1e9\n\
-                memory_bandwidth = 1e9\nlaunch_micros = 1.0\nlink_bandwidth = 1e9\nlink_micros = 1.0\n";
+                memory_bandwidth = 1e9\nlaunch_micros = 1.0\nlink_bandwidth = 1e9\nduplex = 1.0\nlink_micros = 1.0\n\
+                host_bandwidth = 1e9\n";
     let device = folder.write("mine.toml", text);
     let object = &run(&format!("plan {} --device {device} --json", mlp())).expect(0).json()[0];
     assert_eq!((&object["device"], &object["budget_bytes"]), (&"mine".into(), &200_000.into()));
