@@ -14,11 +14,12 @@
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::realise::{self, Finished};
-use crate::schedule::apply::{COMPUTE, D2H, DEVICE, H2D};
+use crate::schedule::apply::{COMPUTE, D2H, DEVICE, H2D, ON_HOST};
 use crate::sim::{Timeline, unlimited};
 use ir::graph::Def;
-use ir::schedule::{Buffer, InstrKind, Schedule, Why};
+use ir::schedule::{Buffer, InstrKind, Loc, Schedule, Why};
 use ir::{Id, Node, Phase, Pool, Stream, Table, Value};
+use smallvec::SmallVec;
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
@@ -183,8 +184,9 @@ struct Cut {
     means: Means,
     /// Lines over which the device's memory is freed, and how many bytes.
     frees: Vec<(usize, usize, u64)>,
-    /// All bytes.
+    /// All bytes, and those that a swap sends over the link.
     bytes: u64,
+    sent: u64,
     /// Copies that a swap takes, and the time between the accesses at both ends, µs.
     copies: f64,
     room: f64,
@@ -192,6 +194,10 @@ struct Cut {
     swap: f64,
     recompute: Option<f64>,
     line: u32,
+    /// The states of a block that are to live on the host, and what updates them there.
+    group: Option<usize>,
+    /// Time that the host's updates take, µs.
+    host: f64,
 }
 
 impl Cut {
@@ -223,6 +229,11 @@ impl Cut {
                 (None, _) => {}
             }
         }
+        if let Some(group) = self.group {
+            let group = &problem.groups[group];
+            decisions.chunks.push(group.params.clone());
+            decisions.on_host.extend(&group.updates);
+        }
     }
 }
 
@@ -250,8 +261,12 @@ struct Round<'a> {
     position: Vec<u32>,
     /// Buffers that states have at entry.
     home: Table<Buffer, bool>,
-    /// Time that this round's choices add to the link, µs.
+    /// Lines that touch each buffer of the device, and whether it holds several values.
+    touched: Table<Buffer, Vec<usize>>,
+    shared: Table<Buffer, bool>,
+    /// Time that this round's choices add to the link, and to what the host computes, µs.
     link_load: f64,
+    host_load: f64,
 }
 
 impl<'a> Round<'a> {
@@ -274,7 +289,21 @@ impl<'a> Round<'a> {
         for (_, loc) in &schedule.entry {
             home[loc.buffer] = true;
         }
-        Round { problem, decisions, schedule, timeline, banned, taste, resident, position, home, link_load: 0.0 }
+        Round {
+            problem,
+            decisions,
+            schedule,
+            timeline,
+            banned,
+            taste,
+            resident,
+            position,
+            home,
+            touched: Table::filled(schedule.buffers.len(), vec![]),
+            shared: Table::filled(schedule.buffers.len(), false),
+            link_load: 0.0,
+            host_load: 0.0,
+        }
     }
 
     /// Cuts that bring every line of `live` to `target`, or as near as can be.
@@ -289,6 +318,7 @@ impl<'a> Round<'a> {
             .filter_map(|idle| self.gap_candidate(idle))
             .collect();
         candidates.extend(blocks);
+        candidates.extend(self.chunk_candidates(&idle, &above));
         candidates.extend(self.state_candidates(&idle, &above));
         let mut tree = MaxTree::new(live);
         let mut chosen: Vec<Cut> = vec![];
@@ -304,7 +334,7 @@ impl<'a> Round<'a> {
             if cut.frees.iter().all(|&(from, to, _)| tree.max(from, to) <= target) {
                 continue;
             }
-            cut.swap = self.link_price(cut.bytes, cut.copies, cut.room);
+            cut.swap = self.swap_price(cut);
             cut.choose(self.taste);
             if score < cut.score() {
                 heap.push(Reverse((cut.score(), i)));
@@ -315,7 +345,8 @@ impl<'a> Round<'a> {
             }
             if cut.means == Means::Swap {
                 // One direction at least; copies in and out go over different streams.
-                self.link_load += self.problem.cost.link(cut.bytes);
+                self.link_load += self.problem.cost.link(cut.sent);
+                self.host_load += cut.host;
             }
             chosen.push(cut.clone());
         }
@@ -326,33 +357,40 @@ impl<'a> Round<'a> {
     fn idle(&mut self) -> Vec<Idle> {
         let (graph, schedule) = (self.problem.graph, self.schedule);
         let n = schedule.instrs.len();
-        // What each buffer holds, and since which line nobody has touched it.
-        let mut holds: Table<Buffer, Option<(Value, usize)>> = Table::filled(schedule.buffers.len(), None);
+        // What each buffer holds at which offset, and since which line nobody has touched it.
+        let mut holds: Table<Buffer, SmallVec<[(u64, Value, usize); 1]>> =
+            Table::filled(schedule.buffers.len(), SmallVec::new());
         let mut idle = vec![];
         for &(value, loc) in &schedule.entry {
-            holds[loc.buffer] = Some((graph.root(value), 0));
+            holds[loc.buffer].push((loc.offset, graph.root(value), 0));
         }
         let device = |buffer: Buffer| schedule.buffers[buffer].pool == Pool::new(DEVICE);
         for (instr, data) in schedule.instrs.iter() {
             let line = instr.index();
-            let mut touches: Vec<(Buffer, Value)> = vec![];
+            let mut touches: Vec<(Loc, Value)> = vec![];
             match &data.kind {
                 InstrKind::Run { node, args, outs, .. } => {
                     let node = &graph.nodes[*node];
-                    touches.extend(args.iter().zip(&node.inputs).map(|(loc, &v)| (loc.buffer, graph.root(v))));
-                    touches.extend(outs.iter().zip(&node.outputs).map(|(loc, &v)| (loc.buffer, v)));
+                    touches.extend(args.iter().zip(&node.inputs).map(|(&loc, &v)| (loc, graph.root(v))));
+                    touches.extend(outs.iter().zip(&node.outputs).map(|(&loc, &v)| (loc, v)));
                 }
-                InstrKind::Copy { src, dst, .. } => {
-                    if let Some((value, _)) = holds[src.buffer] {
-                        touches.extend([(src.buffer, value), (dst.buffer, value)]);
+                &InstrKind::Copy { src, dst, bytes } => {
+                    for &(offset, value, _) in &holds[src.buffer] {
+                        if src.offset <= offset && offset < src.offset + bytes {
+                            let to = Loc { buffer: dst.buffer, offset: dst.offset + offset - src.offset };
+                            touches.extend([(Loc { buffer: src.buffer, offset }, value), (to, value)]);
+                        }
                     }
                 }
             }
-            for (buffer, value) in touches {
-                if let Some((held, since)) = holds[buffer]
-                    && held == value
-                    && device(buffer)
-                {
+            for (loc, value) in touches {
+                let buffer = loc.buffer;
+                if device(buffer) && self.touched[buffer].last() != Some(&line) {
+                    self.touched[buffer].push(line);
+                }
+                let held = holds[buffer].iter_mut().find(|held| held.0 == loc.offset);
+                let since = held.as_ref().filter(|held| held.1 == value).map(|held| held.2);
+                if let Some(since) = since.filter(|_| device(buffer)) {
                     let done = self.accesses_done(value, since, self.home[buffer] && since == 0);
                     if since + 1 < line {
                         idle.push(Idle { value, buffer, from: since, to: line, gap: done.checked_sub(1) });
@@ -364,13 +402,17 @@ impl<'a> Round<'a> {
                 } else if device(buffer) {
                     self.resident[value].push((line, line));
                 }
-                holds[buffer] = Some((value, line));
+                match held {
+                    Some(held) => *held = (loc.offset, value, line),
+                    None => holds[buffer].push((loc.offset, value, line)),
+                }
             }
         }
-        for &(value, loc) in &schedule.entry {
-            if let Some((held, since)) = holds[loc.buffer]
-                && device(loc.buffer)
-            {
+        for (buffer, held) in holds.iter() {
+            self.shared[buffer] = 1 < held.len();
+        }
+        for &(value, loc) in schedule.entry.iter().filter(|(_, loc)| device(loc.buffer)) {
+            if let Some(&(_, held, since)) = holds[loc.buffer].iter().find(|held| held.0 == loc.offset) {
                 idle.push(Idle { value, buffer: loc.buffer, from: since, to: n, gap: Some(u32::MAX) });
                 self.resident[held].push((since, n));
             }
@@ -407,12 +449,13 @@ impl<'a> Round<'a> {
     /// The gap of an idle stretch, if it is one that may be cut: not of a state at home, and not cut already.
     fn cuttable(&self, idle: &Idle) -> Option<u32> {
         let gap = idle.gap.filter(|&gap| gap != u32::MAX && !self.home[idle.buffer])?;
+
         (!self.decisions.cuts.contains_key(&Gap { value: idle.value, gap })).then_some(gap)
     }
 
     /// The candidate of one idle stretch.
     fn gap_candidate(&self, idle: &Idle) -> Option<Cut> {
-        let gap = self.cuttable(idle)?;
+        let gap = self.cuttable(idle).filter(|_| !self.shared[idle.buffer])?;
         let clean = self.problem.comes_from_host(idle.value, self.decisions);
         self.candidate(vec![(idle, gap)], if clean { 1.0 } else { 2.0 })
     }
@@ -430,11 +473,55 @@ impl<'a> Round<'a> {
         let banned = members.iter().any(|&(idle, gap)| self.banned.contains(&(idle.value, gap)));
         let values: Vec<Value> = members.iter().map(|(idle, _)| idle.value).collect();
         let recompute = if banned { None } else { self.recompute_price(&values, to) };
-        let swap = self.link_price(bytes, copies, room);
         let line = first as u32 + 1;
-        let mut cut = Cut { gaps, means: Means::Swap, frees, bytes, copies, room, swap, recompute, line };
+        let (means, swap) = (Means::Swap, 0.0);
+        let mut cut =
+            Cut { gaps, means, frees, bytes, sent: bytes, copies, room, swap, recompute, line, group: None, host: 0.0 };
+        cut.swap = self.swap_price(&cut);
         cut.choose(self.taste);
         Some(cut)
+    }
+
+    /// What a swap adds to the step: its copies and the host's updates, less the device's, as far as they do not hide.
+    fn swap_price(&self, cut: &Cut) -> f64 {
+        let link = self.link_price(cut.sent, cut.copies, cut.room);
+        let Some(group) = cut.group else { return link };
+        let busy = self.timeline.busy.get(Stream::new(ON_HOST)).copied().unwrap_or(0.0);
+        let hidden = busy + self.host_load + cut.host <= 0.9 * self.timeline.busy[Stream::new(COMPUTE)];
+        let updates = &self.problem.groups[group].updates;
+        let spared: f64 = updates.iter().map(|&node| self.problem.cost.run(self.problem.graph, node)).sum();
+        link + cut.host * if hidden { 0.05 } else { 1.0 } - spared
+    }
+
+    /// Stretches in which nobody touches a chunk that is on the device: it may leave and come again.
+    fn chunk_candidates(&self, idle: &[Idle], above: &Above) -> Vec<Cut> {
+        let mut members: BTreeMap<Buffer, Vec<&Idle>> = BTreeMap::new();
+        for idle in idle.iter().filter(|idle| self.shared[idle.buffer]) {
+            members.entry(idle.buffer).or_default().push(idle);
+        }
+        let mut cuts = vec![];
+        for (buffer, members) in members {
+            for pair in self.touched[buffer].windows(2) {
+                let (from, to) = (pair[0], pair[1]);
+                if !above.any(from + 1, to) {
+                    continue;
+                }
+                let over = members.iter().filter(|idle| idle.from <= from && to <= idle.to);
+                let Some(over) = over.map(|&idle| Some((idle, self.cuttable(idle)?))).collect::<Option<Vec<_>>>()
+                else {
+                    continue;
+                };
+                let Some(mut cut) = self.candidate(over, 1.0) else { continue };
+                let bytes = self.bytes(buffer);
+                cut = Cut { frees: vec![(from + 1, to, bytes)], bytes, sent: bytes, line: from as u32 + 1, ..cut };
+                cut.room = self.start(to) - self.start(from);
+                cut.recompute = None;
+                cut.swap = self.swap_price(&cut);
+                cut.choose(self.taste);
+                cuts.push(cut);
+            }
+        }
+        cuts
     }
 
     /// For each block of the model, all that its forward left for its backward, but for what other blocks' forwards read
@@ -518,36 +605,73 @@ impl<'a> Round<'a> {
         }
         let mut cuts = vec![];
         // Entries are the states, in order, then the inputs.
+        let mut stays = vec![];
         for (i, (state, (_, loc))) in graph.states.iter().zip(&self.schedule.entry).enumerate() {
             if self.decisions.hosted.contains_key(&i) {
-                continue;
-            }
-            let stretches = at_home[loc.buffer].clone();
-            if stretches.iter().all(|&(from, to)| !above.any(from, to)) {
+                stays.push(None);
                 continue;
             }
             let bytes = self.bytes(loc.buffer);
-            let frees = stretches.iter().map(|&(from, to)| (from, to, bytes)).collect();
+            let stretches = &at_home[loc.buffer];
+            let frees: Vec<_> = stretches.iter().map(|&(from, to)| (from, to, bytes)).collect();
+            stays.push(Some((loc.buffer, frees.clone())));
+            if stretches.iter().all(|&(from, to)| !above.any(from, to)) {
+                continue;
+            }
             let copies = if graph.root(state.after) == state.before { 1.0 } else { 2.0 };
-            let room = self.timeline.micros;
-            cuts.push(Cut {
-                gaps: vec![(state.before, None)],
-                means: Means::Swap,
-                frees,
-                bytes,
-                copies,
-                room,
-                swap: self.link_price(bytes, copies, room),
-                recompute: None,
-                line: stretches.first().map_or(0, |s| s.0 as u32),
-            });
+            let line = stretches.first().map_or(0, |s| s.0 as u32);
+            cuts.push(self.host_candidate(vec![(state.before, None)], frees, (bytes, bytes), copies, line, None));
+        }
+        let n = self.schedule.instrs.len();
+        for (k, group) in self.problem.groups.iter().enumerate() {
+            let mut frees = vec![];
+            let (mut bytes, mut sent) = (0, 0);
+            let mut gaps = vec![];
+            let mut at_home = true;
+            for (&state, is_param) in
+                group.params.iter().map(|s| (s, true)).chain(group.moments.iter().map(|s| (s, false)))
+            {
+                let Some((buffer, stretches)) = &stays[state] else {
+                    at_home = false;
+                    break;
+                };
+                gaps.push((graph.states[state].before, None));
+                bytes += self.bytes(*buffer);
+                if is_param {
+                    sent += self.bytes(*buffer);
+                    frees.extend(stretches.iter().copied());
+                } else {
+                    frees.push((0, n, self.bytes(*buffer)));
+                }
+            }
+            if at_home && frees.iter().any(|&(from, to, _)| above.any(from, to)) {
+                cuts.push(self.host_candidate(gaps, frees, (bytes, sent), 1.0, 0, Some(k)));
+            }
         }
         cuts
+    }
+
+    /// The candidate of states that would live on the host: of (all bytes, bytes sent each way).
+    fn host_candidate(
+        &self,
+        gaps: Vec<(Value, Option<u32>)>,
+        frees: Vec<(usize, usize, u64)>,
+        (bytes, sent): (u64, u64),
+        copies: f64,
+        line: u32,
+        group: Option<usize>,
+    ) -> Cut {
+        let updates = group.map_or(&[][..], |group| &self.problem.groups[group].updates);
+        let host = updates.iter().map(|&node| self.problem.cost.host(self.problem.graph, node)).sum();
+        let (means, room, swap) = (Means::Swap, self.timeline.micros, 0.0);
+        let mut cut = Cut { gaps, means, frees, bytes, sent, copies, room, swap, recompute: None, line, group, host };
+        cut.swap = self.swap_price(&cut);
+        cut
     }
 }
 
 /// The block that a module lies in: its path up to the first number, `h.0` of `h.0.mlp.fc`.
-fn block_of(module: &str) -> Option<&str> {
+pub(crate) fn block_of(module: &str) -> Option<&str> {
     let mut end = 0;
     for part in module.split('.') {
         end += part.len();

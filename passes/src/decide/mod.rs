@@ -29,8 +29,21 @@ pub struct Problem<'a> {
     pub uses: Table<Value, Vec<u32>>,
     /// Roots that the step must leave: states' new values and outputs.
     pub leaves: Table<Value, bool>,
+    /// States that may live on the host and be updated there, together.
+    pub groups: Vec<Group>,
     /// Bytes that the host's pool may hold.
     pub host_limit: Option<u64>,
+}
+
+/// The states of one block of the model, and the nodes that update them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Group {
+    /// Parameters, in the order in which the step first uses them; positions in the graph's states.
+    pub params: Vec<usize>,
+    /// What else their updates change: moments.
+    pub moments: Vec<usize>,
+    /// The updates.
+    pub updates: Vec<Node>,
 }
 
 impl<'a> Problem<'a> {
@@ -47,7 +60,47 @@ impl<'a> Problem<'a> {
         for value in graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value)) {
             leaves[graph.root(value)] = true;
         }
-        Problem { graph, device, cost, lines, position, uses, leaves, host_limit: None }
+        let mut problem =
+            Problem { graph, device, cost, lines, position, uses, leaves, groups: vec![], host_limit: None };
+        problem.groups = problem.groups();
+        problem
+    }
+
+    /// Parameters that one optimizer node updates, with all that it updates: those of a block together, others alone.
+    fn groups(&self) -> Vec<Group> {
+        let graph = self.graph;
+        let mut by_node: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
+        for (i, state) in graph.states.iter().enumerate() {
+            if let Some(node) = graph.def_node(graph.root(state.after)) {
+                by_node.entry(node).or_default().push(i);
+            }
+        }
+        let mut groups: BTreeMap<(u32, &str), Group> = BTreeMap::new();
+        let mut firsts: BTreeMap<&str, u32> = BTreeMap::new();
+        let mut updates: Vec<(u32, Node, Vec<usize>)> = vec![];
+        for (node, states) in by_node {
+            let is_param = |&i: &usize| graph.states[i].kind == ir::StateKind::Param;
+            let first =
+                states.iter().filter(|i| is_param(i)).filter_map(|&i| self.uses[graph.states[i].before].first()).min();
+            let (Some(&first), ir::Phase::Optimizer) = (first, graph.nodes[node].phase) else { continue };
+            updates.push((first, node, states));
+        }
+        updates.sort_unstable();
+        for (first, node, states) in updates {
+            let user = &graph.nodes[self.lines[first as usize]];
+            let block = greedy::block_of(&user.module);
+            let key = match block {
+                Some(block) => (*firsts.entry(block).or_insert(first), block),
+                None => (first, ""),
+            };
+            let group = groups.entry(key).or_default();
+            group.updates.push(node);
+            for state in states {
+                let param = graph.states[state].kind == ir::StateKind::Param;
+                if param { &mut group.params } else { &mut group.moments }.push(state);
+            }
+        }
+        groups.into_values().collect()
     }
 
     /// The positions at which a root is accessed: its definition, if a line defines it, then its uses.
