@@ -64,7 +64,8 @@ pub const SCHEDULE: &[Pass<Program>] = &[
     Pass {
         name: "prefetch",
         run: |p, c| {
-            prefetch::run(&p.graph, &mut p.schedule, c.cost);
+            let ahead = c.decided.map_or(0, |(decisions, _)| decisions.ahead);
+            prefetch::run(&p.graph, &mut p.schedule, c.cost, ahead);
             Ok(())
         },
     },

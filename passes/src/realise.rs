@@ -25,7 +25,7 @@ pub struct Finished {
 pub fn lines(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
     let mut schedule = apply::run(problem, decisions)?;
     inplace::run(problem.graph, &mut schedule);
-    prefetch::run(problem.graph, &mut schedule, problem.cost);
+    prefetch::run(problem.graph, &mut schedule, problem.cost, decisions.ahead);
     Ok(schedule)
 }
 

@@ -11,9 +11,10 @@
 //! records: the fastest that fits. Hence a lower budget never plans a higher peak, and the smallest record is the
 //! smallest feasible budget.
 
+use super::record::{Draft, draft};
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::alloc::{lifetimes, live_bytes};
-use crate::realise::{self, Finished};
+use crate::realise;
 use crate::schedule::apply::{COMPUTE, D2H, DEVICE, H2D, ON_HOST};
 use crate::sim::{Timeline, unlimited};
 use ir::graph::Def;
@@ -22,7 +23,6 @@ use ir::{Id, Node, Phase, Pool, Stream, Table, Value};
 use smallvec::SmallVec;
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::sync::Arc;
 
 /// Which means a trajectory prefers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,21 +40,6 @@ pub enum Taste {
 /// All tastes.
 pub const TASTES: [Taste; 4] = [Taste::Cheaper, Taste::Swap, Taste::Recompute, Taste::Block];
 
-/// A point of a trajectory: what a set of decisions comes to.
-#[derive(Clone, Debug)]
-pub struct Record {
-    /// The decisions; shared by the variants, for there may be tens of thousands.
-    pub decisions: Arc<Decisions>,
-    /// Peak of the device's pool, bytes.
-    pub peak: u64,
-    /// Peak of the host's pool, bytes.
-    pub host: u64,
-    /// Time of a step, µs.
-    pub micros: f64,
-    /// Which of the finished programs: see [`realise::finish`].
-    pub variant: usize,
-}
-
 /// The first round lowers the live peak by this share. Small steps find more plans.
 const STEP: f64 = 0.03;
 /// Each round's share is the last one's times this, up to [`LARGEST_STEP`]: budgets near what `keep` needs are where people
@@ -65,6 +50,14 @@ const LARGEST_STEP: f64 = 0.25;
 const LARGE_STEP: f64 = 0.06;
 const LARGE_GROWTH: f64 = 1.08;
 const LARGE: usize = 2000;
+/// Each target of a ladder is the last one's times this.
+const LADDER: f64 = 0.9;
+/// Rounds to reach a target of a ladder: reruns take bytes that only the lines show.
+const TRIES: usize = 4;
+/// A target that is missed by this factor is the last of its ladder.
+const MISSED: f64 = 1.5;
+/// Shares of the blocks whose states ladders begin with on the host.
+pub const HOSTED: [f64; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
 /// Rounds that do not lower the live peak before a trajectory ends.
 const PATIENCE: usize = 6;
 /// More reruns than this for each line of the model mean cascades that start over and over: such cuts are given up.
@@ -72,28 +65,28 @@ const MOST_RERUNS: usize = 1;
 /// A cascade longer than this many nodes is not worth pricing further.
 const LONGEST_CASCADE: usize = 64;
 
-/// The records of keeping everything on the device.
-pub fn keep(problem: &Problem<'_>) -> Vec<Record> {
-    let mut records = vec![];
+/// The drafts of keeping everything on the device.
+pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
+    let mut drafts = vec![];
     let decisions = Decisions::default();
     if let Ok(schedule) = realise::lines(problem, &decisions) {
-        record(problem, &decisions, &schedule, &mut records);
+        draft(problem, &decisions, &schedule, &mut drafts);
     }
-    records
+    drafts
 }
 
-/// All records of one trajectory, in its order.
-pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
-    let mut records = vec![];
+/// All drafts of one trajectory, in its order.
+pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
+    let mut drafts = vec![];
     let mut decisions = Decisions::default();
-    let Ok(mut schedule) = realise::lines(problem, &decisions) else { return records };
+    let Ok(mut schedule) = realise::lines(problem, &decisions) else { return drafts };
     // Recomputes that made matters worse.
     let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
     let large = LARGE <= problem.lines.len();
     let (mut step, growth) = if large { (LARGE_STEP, LARGE_GROWTH) } else { (STEP, GROWTH) };
     let mut fruitless = 0;
     let mut lowest = live(&schedule).into_iter().max().unwrap_or(0);
-    let mut timeline = record(problem, &decisions, &schedule, &mut records);
+    let mut timeline = draft(problem, &decisions, &schedule, &mut drafts);
     loop {
         let live = live(&schedule);
         let peak = live.iter().copied().max().unwrap_or(0);
@@ -101,7 +94,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
         step = (step * growth).min(LARGEST_STEP);
         let chosen = Round::new(problem, &decisions, &schedule, &timeline, &banned, taste).choose(&live, target);
         if chosen.is_empty() {
-            return records;
+            return drafts;
         }
         let mut next = decisions.clone();
         for cut in &chosen {
@@ -119,7 +112,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
                 decisions = next;
                 schedule = built;
                 if new_peak < lowest {
-                    timeline = record(problem, &decisions, &schedule, &mut records);
+                    timeline = draft(problem, &decisions, &schedule, &mut drafts);
                     fruitless = 0;
                     lowest = new_peak;
                 } else {
@@ -136,7 +129,66 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Record> {
             }
         }
         if PATIENCE < fruitless {
-            return records;
+            return drafts;
+        }
+    }
+}
+
+/// Drafts that do not build on each other: for each of a ladder of targets, from a share of the model's states on the host,
+/// those of the last blocks, and everything else kept. What a trajectory has once cut it never takes back; here a large
+/// cut spares many small ones.
+pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
+    let mut drafts = vec![];
+    let mut base = Decisions::default();
+    let n_hosted = (problem.groups.len() as f64 * hosted).round() as usize;
+    let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
+    for group in problem.groups.iter().rev().take(n_hosted) {
+        base.hosted.extend(group.params.iter().chain(&group.moments).map(|&state| (state, reason)));
+        group.add_to(&mut base);
+    }
+    let Ok(start) = realise::lines(problem, &base) else { return drafts };
+    let timeline = draft(problem, &base, &start, &mut drafts);
+    let start_live = live(&start);
+    let peak = start_live.iter().copied().max().unwrap_or(0) as f64;
+    let mut target = peak;
+    loop {
+        target *= LADDER;
+        let mut decisions = base.clone();
+        let mut schedule = None;
+        let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
+        let mut lowest = u64::MAX;
+        for _ in 0..TRIES {
+            let chosen = match &schedule {
+                None => Round::new(problem, &decisions, &start, &timeline, &banned, taste)
+                    .choose(&start_live, target as u64),
+                Some(schedule) => {
+                    let timeline = unlimited(problem.graph, schedule, problem.cost);
+                    Round::new(problem, &decisions, schedule, &timeline, &banned, taste)
+                        .choose(&live(schedule), target as u64)
+                }
+            };
+            let mut next = decisions.clone();
+            chosen.iter().for_each(|cut| cut.add_to(&mut next, problem));
+            let built = realise::lines(problem, &next).ok().filter(|s| reruns(s) <= MOST_RERUNS * problem.lines.len());
+            let reached = built.as_ref().and_then(|s| live(s).into_iter().max());
+            match (built, reached) {
+                (Some(built), Some(reached)) if reached < lowest && !chosen.is_empty() => {
+                    (decisions, schedule, lowest) = (next, Some(built), reached);
+                    if reached as f64 <= target {
+                        break;
+                    }
+                }
+                _ => {
+                    for cut in chosen.iter().filter(|c| c.means == Means::Recompute) {
+                        banned.extend(cut.gaps.iter().map(|&(value, gap)| (value, gap.unwrap_or(u32::MAX))));
+                    }
+                }
+            }
+        }
+        let Some(schedule) = schedule else { return drafts };
+        draft(problem, &decisions, &schedule, &mut drafts);
+        if target * MISSED < lowest as f64 {
+            return drafts;
         }
     }
 }
@@ -147,16 +199,6 @@ fn live(schedule: &Schedule) -> Vec<u64> {
 
 fn reruns(schedule: &Schedule) -> usize {
     schedule.instrs.values().filter(|data| data.why == Why::Recompute).count()
-}
-
-/// Records what decisions come to; returns the timeline of a machine that never waits for bytes.
-fn record(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, records: &mut Vec<Record>) -> Timeline {
-    let decisions = Arc::new(decisions.clone());
-    for (variant, finished) in realise::finish(problem, schedule).into_iter().enumerate() {
-        let Finished { peak, host, micros } = finished;
-        records.push(Record { decisions: decisions.clone(), peak, host, micros, variant });
-    }
-    unlimited(problem.graph, schedule, problem.cost)
 }
 
 /// Price per byte; ties go to more bytes, then to the value and gap that come first.
@@ -230,9 +272,7 @@ impl Cut {
             }
         }
         if let Some(group) = self.group {
-            let group = &problem.groups[group];
-            decisions.chunks.push(group.params.clone());
-            decisions.on_host.extend(&group.updates);
+            problem.groups[group].add_to(decisions);
         }
     }
 }
@@ -350,6 +390,20 @@ impl<'a> Round<'a> {
             }
             chosen.push(cut.clone());
         }
+        // What the later, larger choices made needless stays after all, dearest first.
+        let mut order: Vec<usize> = (0..chosen.len()).collect();
+        order.sort_by(|&a, &b| chosen[b].price().total_cmp(&chosen[a].price()).then(a.cmp(&b)));
+        let mut needless = vec![false; chosen.len()];
+        for i in order.into_iter().filter(|&i| 0.0 < chosen[i].price()) {
+            let frees = &chosen[i].frees;
+            frees.iter().for_each(|&(from, to, bytes)| tree.add(from, to, bytes as i64));
+            needless[i] = frees.iter().all(|&(from, to, _)| tree.max(from, to) <= target);
+            if !needless[i] {
+                frees.iter().for_each(|&(from, to, bytes)| tree.add(from, to, -(bytes as i64)));
+            }
+        }
+        let mut needless = needless.into_iter();
+        chosen.retain(|_| !needless.next().unwrap_or(false));
         chosen
     }
 
@@ -484,13 +538,18 @@ impl<'a> Round<'a> {
 
     /// What a swap adds to the step: its copies and the host's updates, less the device's, as far as they do not hide.
     fn swap_price(&self, cut: &Cut) -> f64 {
-        let link = self.link_price(cut.sent, cut.copies, cut.room);
+        let room = if cut.group.is_some() { self.timeline.micros } else { cut.room };
+        let link = self.link_price(cut.sent, cut.copies, room);
         let Some(group) = cut.group else { return link };
         let busy = self.timeline.busy.get(Stream::new(ON_HOST)).copied().unwrap_or(0.0);
         let hidden = busy + self.host_load + cut.host <= 0.9 * self.timeline.busy[Stream::new(COMPUTE)];
         let updates = &self.problem.groups[group].updates;
         let spared: f64 = updates.iter().map(|&node| self.problem.cost.run(self.problem.graph, node)).sum();
-        link + cut.host * if hidden { 0.05 } else { 1.0 } - spared
+        // From gradient to next use there is time for the gradient's copy, the update and the weights' copy; the more, the
+        // better: the last blocks' gradients come first and their weights are wanted last (ProTrain, section 3.1.1).
+        let late = (cut.host + 2.0 * self.problem.cost.link(cut.sent) - cut.room).max(0.0);
+        let share = if hidden { 0.05 * (2.0 - cut.room / self.timeline.micros) } else { 1.0 };
+        link + late + cut.host * share - spared
     }
 
     /// Stretches in which nobody touches a chunk that is on the device: it may leave and come again.
@@ -628,6 +687,7 @@ impl<'a> Round<'a> {
             let (mut bytes, mut sent) = (0, 0);
             let mut gaps = vec![];
             let mut at_home = true;
+            let (mut first, mut last) = (n, 0);
             for (&state, is_param) in
                 group.params.iter().map(|s| (s, true)).chain(group.moments.iter().map(|s| (s, false)))
             {
@@ -640,12 +700,17 @@ impl<'a> Round<'a> {
                 if is_param {
                     sent += self.bytes(*buffer);
                     frees.extend(stretches.iter().copied());
+                    first = first.min(self.touched[*buffer].first().copied().unwrap_or(0));
+                    last = last.max(self.touched[*buffer].last().copied().unwrap_or(0));
                 } else {
                     frees.push((0, n, self.bytes(*buffer)));
                 }
             }
             if at_home && frees.iter().any(|&(from, to, _)| above.any(from, to)) {
-                cuts.push(self.host_candidate(gaps, frees, (bytes, sent), 1.0, 0, Some(k)));
+                let mut cut = self.host_candidate(gaps, frees, (bytes, sent), 1.0, 0, Some(k));
+                cut.room = self.start(first) + self.timeline.micros - self.start(last);
+                cut.swap = self.swap_price(&cut);
+                cuts.push(cut);
             }
         }
         cuts

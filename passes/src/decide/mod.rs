@@ -2,14 +2,17 @@
 //! [`apply`](crate::schedule::apply) is the only one that acts on them.
 
 pub mod greedy;
+pub mod record;
 
 use crate::cost::Cost;
 use crate::pipeline::{Budget, Error};
 use crate::realise;
 use crate::schedule::apply::DEVICE;
 use crate::schedule::order::users;
+use greedy::Taste;
 use ir::graph::Def;
 use ir::{Device, Graph, Node, Table, Value};
+use record::{Draft, Record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -35,15 +38,28 @@ pub struct Problem<'a> {
     pub host_limit: Option<u64>,
 }
 
+/// A copy of so many times the link's latency loses 3 % to it.
+const LATENCIES: f64 = 32.0;
+
 /// The states of one block of the model, and the nodes that update them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Group {
     /// Parameters, in the order in which the step first uses them; positions in the graph's states.
     pub params: Vec<usize>,
+    /// The same, as they come and go together; see [`Problem::chunks`].
+    pub chunks: Vec<Vec<usize>>,
     /// What else their updates change: moments.
     pub moments: Vec<usize>,
     /// The updates.
     pub updates: Vec<Node>,
+}
+
+impl Group {
+    /// Lets the states, which live on the host, come in chunks and be updated there.
+    fn add_to(&self, decisions: &mut Decisions) {
+        decisions.chunks.extend(self.chunks.iter().filter(|chunk| 1 < chunk.len()).cloned());
+        decisions.on_host.extend(&self.updates);
+    }
 }
 
 impl<'a> Problem<'a> {
@@ -100,7 +116,27 @@ impl<'a> Problem<'a> {
                 if param { &mut group.params } else { &mut group.moments }.push(state);
             }
         }
-        groups.into_values().collect()
+        let mut groups: Vec<Group> = groups.into_values().collect();
+        groups.iter_mut().for_each(|group| group.chunks = self.chunks(&group.params));
+        groups
+    }
+
+    /// Parameters in copies that are long enough for the link's latency to be small beside them, and no longer: what
+    /// comes in pieces needs less room. Neighbours are used one after the other.
+    fn chunks(&self, params: &[usize]) -> Vec<Vec<usize>> {
+        let worth = LATENCIES * self.device.link_micros * 1e-6 * self.device.link_bandwidth;
+        let mut chunks: Vec<(f64, Vec<usize>)> = vec![];
+        for &state in params {
+            let bytes = self.graph.values[self.graph.states[state].before].ty.bytes() as f64;
+            match chunks.last_mut() {
+                Some((sum, chunk)) if *sum < worth => {
+                    *sum += bytes;
+                    chunk.push(state);
+                }
+                _ => chunks.push((bytes, vec![state])),
+            }
+        }
+        chunks.into_iter().map(|(_, chunk)| chunk).collect()
     }
 
     /// The positions at which a root is accessed: its definition, if a line defines it, then its uses.
@@ -161,6 +197,8 @@ pub struct Decisions {
     pub chunks: Vec<Vec<usize>>,
     /// Nodes that the host runs, in its own memory: updates of hosted states.
     pub on_host: BTreeSet<Node>,
+    /// Bytes above the lines' own peak that copies may take by coming early.
+    pub ahead: u64,
 }
 
 impl Decisions {
@@ -179,6 +217,9 @@ impl Decisions {
         let mut text = String::from("decisions {\n");
         for (&state, reason) in &self.hosted {
             text += &format!("  host %{} {}\n", graph.values[graph.states[state].before].name, why(reason));
+        }
+        if 0 < self.ahead {
+            text += &format!("  ahead {}\n", self.ahead);
         }
         for (k, chunk) in self.chunks.iter().enumerate() {
             let names: Vec<String> =
@@ -240,18 +281,18 @@ pub struct Decided {
 
 /// Decides for a budget.
 pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
-    use greedy::{Record, TASTES, trajectory};
-    let keep = greedy::keep(problem);
+    let keep = record::judge(problem, &greedy::keep(problem));
     let keep_peak = keep.iter().map(|r| r.peak).min().ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
-    // Trajectories know nothing of each other, so that they may run side by side.
-    let records: Vec<Record> = match planner {
-        Planner::Keep => keep,
+    let drafts: Vec<Draft> = match planner {
+        Planner::Keep => vec![],
+        // Trajectories know nothing of each other, so that they may run side by side.
         Planner::Auto | Planner::Greedy => std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                TASTES.map(|taste| scope.spawn(move || trajectory(problem, taste))).into_iter().collect();
-            threads.into_iter().flat_map(|t| t.join().expect("a trajectory should end")).collect()
+            let trajectories = greedy::TASTES.map(|taste| scope.spawn(move || greedy::trajectory(problem, taste)));
+            let jumps = greedy::HOSTED.map(|share| scope.spawn(move || greedy::jumps(problem, share, Taste::Cheaper)));
+            trajectories.into_iter().chain(jumps).flat_map(|t| t.join().expect("a trajectory should end")).collect()
         }),
     };
+    let records = [keep, record::judge(problem, &drafts)].concat();
     let limit = match budget {
         Budget::Device => problem.device.device_bytes,
         Budget::Bytes(bytes) => bytes,
@@ -277,15 +318,15 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
 
 /// The fastest record; of equally fast ones, that with the fewest decisions. A lower budget leaves fewer records, so it
 /// never chooses a higher peak: the first of fewer is either the same, or the old one did not fit.
-fn fastest(records: &[greedy::Record]) -> Option<&greedy::Record> {
+fn fastest(records: &[Record]) -> Option<&Record> {
     records.iter().min_by(|a, b| {
-        let decisions = |r: &greedy::Record| r.decisions.cuts.len() + r.decisions.hosted.len();
+        let decisions = |r: &Record| r.decisions.cuts.len() + r.decisions.hosted.len();
         a.micros.total_cmp(&b.micros).then(decisions(a).cmp(&decisions(b))).then(a.peak.cmp(&b.peak))
     })
 }
 
 /// The records that no other beats in both peak and time, fastest first.
-fn curve(records: &[greedy::Record]) -> Vec<(u64, f64)> {
+fn curve(records: &[Record]) -> Vec<(u64, f64)> {
     let mut points: Vec<(u64, f64)> = records.iter().map(|r| (r.peak, r.micros)).collect();
     points.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     let mut lowest = u64::MAX;
@@ -298,7 +339,7 @@ fn curve(records: &[greedy::Record]) -> Vec<(u64, f64)> {
 }
 
 /// Why the record that needs least does not fit: the line where it needs most, and what lies there.
-fn infeasible(problem: &Problem<'_>, planner: Planner, record: &greedy::Record, budget: u64, pool: usize) -> Error {
+fn infeasible(problem: &Problem<'_>, planner: Planner, record: &Record, budget: u64, pool: usize) -> Error {
     let schedule = realise::lines(problem, &record.decisions).expect("a recorded plan should build");
     let pool: ir::Pool = ir::table::Id::new(pool);
     let lives = realise::lives(problem.graph, &schedule, problem.cost, record.variant);

@@ -2,7 +2,7 @@
 //!
 //! Before: each copy in stands directly before the line that wants it. After: it stands where the link, working back
 //! from the last copy to the first, would have to start it, but no higher than the bytes allow: the peak does not rise
-//! (ProTrain, appendix A.2: prefetch only when memory allows).
+//! (ProTrain, appendix A.2: prefetch only when memory allows), or by no more than the decisions set aside for it.
 
 use super::apply::{COMPUTE, DEVICE, H2D};
 use crate::alloc::{lifetimes, live_bytes};
@@ -10,11 +10,11 @@ use crate::cost::Cost;
 use ir::schedule::{InstrData, InstrKind, Schedule};
 use ir::{Graph, Id, Instr, Pool, Table};
 
-/// Reorders the lines.
-pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost) {
+/// Reorders the lines; copies may take `ahead` bytes above the peak.
+pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost, ahead: u64) {
     let lives = lifetimes(schedule);
     let mut live = live_bytes(schedule, &lives, Pool::new(DEVICE));
-    let peak = live.iter().copied().max().unwrap_or(0);
+    let peak = live.iter().copied().max().unwrap_or(0) + ahead;
 
     // When each line would start if nothing but computing took time.
     let mut clock = 0.0;

@@ -1,0 +1,125 @@
+//! What decisions come to. A planner answers with drafts: decisions, and what they would come to on a machine where
+//! tensors lie without gaps and no copy waits for bytes, which is quickly found. [`judge`] places and simulates those that
+//! no other draft clearly beats, and these records are what a budget chooses from.
+
+use super::{Decisions, Problem};
+use crate::alloc::{lifetimes, live_peak};
+use crate::realise::{self, Finished};
+use crate::schedule::apply::DEVICE;
+use crate::schedule::prefetch;
+use crate::sim::{Timeline, unlimited};
+use ir::{Id, Pool, Schedule};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A proposal.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// The decisions; there may be thousands of drafts.
+    pub decisions: Arc<Decisions>,
+    /// The most bytes alive on the device at one line: no plan needs fewer.
+    pub live: u64,
+    /// Time of a step that never waits for bytes, µs.
+    pub micros: f64,
+}
+
+/// What decisions come to.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The decisions; shared by the variants.
+    pub decisions: Arc<Decisions>,
+    /// Peak of the device's pool, bytes.
+    pub peak: u64,
+    /// Peak of the host's pool, bytes.
+    pub host: u64,
+    /// Time of a step, µs.
+    pub micros: f64,
+    /// Which of the finished programs: see [`realise::finish`].
+    pub variant: usize,
+}
+
+/// Shares of the peak that copies may take besides, to come early.
+const AHEAD: [f64; 4] = [0.0, 0.05, 0.15, 0.4];
+/// The least share of a step that more room for copies should win.
+const WORTH: f64 = 0.001;
+/// A draft is dropped if another is better by this share in both bytes and time. Gaps between tensors blur the bytes.
+const CLEARLY: f64 = 0.005;
+
+/// The drafts of decisions, with more and less room for copies to come early; returns the timeline of the first, which has
+/// none. `schedule` is what the decisions, without such room, make of the problem.
+pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, drafts: &mut Vec<Draft>) -> Timeline {
+    let live_of = |schedule: &Schedule| live_peak(schedule, &lifetimes(schedule), Pool::new(DEVICE));
+    let live = live_of(schedule);
+    let timeline = unlimited(problem.graph, schedule, problem.cost);
+    let mut fastest = timeline.micros;
+    drafts.push(Draft { decisions: Arc::new(decisions.clone()), live, micros: fastest });
+    for share in &AHEAD[1..] {
+        let ahead = (live as f64 * share) as u64;
+        let mut early = schedule.clone();
+        prefetch::run(problem.graph, &mut early, problem.cost, ahead);
+        let micros = unlimited(problem.graph, &early, problem.cost).micros;
+        if micros < fastest * (1.0 - WORTH) {
+            fastest = micros;
+            let decisions = Arc::new(Decisions { ahead, ..decisions.clone() });
+            drafts.push(Draft { decisions, live: live_of(&early), micros });
+        }
+    }
+    timeline
+}
+
+/// Places and simulates the drafts that no other clearly beats, on as many threads as there are processors. The order of
+/// the records is that of the drafts.
+pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
+    let drafts = front(drafts);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = vec![];
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(draft) = drafts.get(at) else { return done };
+            done.push((at, records(problem, draft)));
+        }
+    };
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut done: Vec<(usize, Vec<Record>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("judging should end")).collect()
+    });
+    done.sort_by_key(|&(at, _)| at);
+    done.into_iter().flat_map(|(_, records)| records).collect()
+}
+
+/// The drafts that no other clearly beats, fewest bytes first.
+fn front(drafts: &[Draft]) -> Vec<Draft> {
+    let mut drafts = drafts.to_vec();
+    drafts.sort_by(|a, b| a.live.cmp(&b.live).then(a.micros.total_cmp(&b.micros)));
+    // The fastest among those of fewer bytes, as far as those are clearly fewer.
+    let (mut behind, mut fastest) = (0, f64::INFINITY);
+    let mut kept: Vec<Draft> = vec![];
+    for at in 0..drafts.len() {
+        let draft = &drafts[at];
+        while (drafts[behind].live as f64) < draft.live as f64 * (1.0 - CLEARLY) {
+            fastest = fastest.min(drafts[behind].micros);
+            behind += 1;
+        }
+        let same = kept.last().is_some_and(|last| last.live == draft.live && last.micros == draft.micros);
+        if draft.micros * (1.0 - CLEARLY) < fastest && !same {
+            kept.push(draft.clone());
+        }
+    }
+    kept
+}
+
+fn records(problem: &Problem<'_>, draft: &Draft) -> Vec<Record> {
+    let Ok(schedule) = realise::lines(problem, &draft.decisions) else { return vec![] };
+    let finished = realise::finish(problem, &schedule).into_iter().enumerate();
+    finished
+        .map(|(variant, Finished { peak, host, micros })| Record {
+            decisions: draft.decisions.clone(),
+            peak,
+            host,
+            micros,
+            variant,
+        })
+        .collect()
+}
