@@ -84,6 +84,10 @@ impl<K: Id, T> Table<K, T> {
     pub fn values(&self) -> std::slice::Iter<'_, T> {
         self.rows.iter()
     }
+    /// All rows, in order, taken out.
+    pub fn into_values(self) -> std::vec::IntoIter<T> {
+        self.rows.into_iter()
+    }
 }
 
 impl<K: Id, T> Default for Table<K, T> {

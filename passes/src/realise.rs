@@ -23,7 +23,15 @@ pub struct Finished {
 
 /// Builds the schedule up to the point where places are needed.
 pub fn lines(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
-    let mut schedule = apply::run(problem, decisions)?;
+    finish_lines(problem, decisions, apply::run(problem, decisions)?)
+}
+
+/// The same with buffers that have no names: see [`apply::unnamed`].
+pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
+    finish_lines(problem, decisions, apply::unnamed(problem, decisions)?)
+}
+
+fn finish_lines(problem: &Problem<'_>, decisions: &Decisions, mut schedule: Schedule) -> Result<Schedule, String> {
     inplace::run(problem.graph, &mut schedule);
     prefetch::run(problem.graph, &mut schedule, problem.cost, decisions.ahead);
     Ok(schedule)

@@ -69,7 +69,7 @@ const LONGEST_CASCADE: usize = 64;
 pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
     let decisions = Decisions::default();
-    if let Ok(schedule) = realise::lines(problem, &decisions) {
+    if let Ok(schedule) = realise::unnamed(problem, &decisions) {
         draft(problem, &decisions, &schedule, &mut drafts);
     }
     drafts
@@ -79,7 +79,7 @@ pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
 pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
     let mut drafts = vec![];
     let mut decisions = Decisions::default();
-    let Ok(mut schedule) = realise::lines(problem, &decisions) else { return drafts };
+    let Ok(mut schedule) = realise::unnamed(problem, &decisions) else { return drafts };
     // Recomputes that made matters worse.
     let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
     let large = LARGE <= problem.lines.len();
@@ -100,7 +100,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
         for cut in &chosen {
             cut.add_to(&mut next, problem);
         }
-        let built = realise::lines(problem, &next).ok().filter(|s| reruns(s) <= MOST_RERUNS * problem.lines.len());
+        let built = realise::unnamed(problem, &next).ok().filter(|s| reruns(s) <= MOST_RERUNS * problem.lines.len());
         let new_peak = built.as_ref().and_then(|s| self::live(s).into_iter().max());
         log::debug!(
             "{taste:?}: {} cuts chosen at {} lines, live peak {peak} -> {new_peak:?}",
@@ -146,7 +146,7 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
         base.hosted.extend(group.params.iter().chain(&group.moments).map(|&state| (state, reason)));
         group.add_to(&mut base);
     }
-    let Ok(start) = realise::lines(problem, &base) else { return drafts };
+    let Ok(start) = realise::unnamed(problem, &base) else { return drafts };
     let timeline = draft(problem, &base, &start, &mut drafts);
     let start_live = live(&start);
     let peak = start_live.iter().copied().max().unwrap_or(0) as f64;
@@ -169,7 +169,8 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
             };
             let mut next = decisions.clone();
             chosen.iter().for_each(|cut| cut.add_to(&mut next, problem));
-            let built = realise::lines(problem, &next).ok().filter(|s| reruns(s) <= MOST_RERUNS * problem.lines.len());
+            let built =
+                realise::unnamed(problem, &next).ok().filter(|s| reruns(s) <= MOST_RERUNS * problem.lines.len());
             let reached = built.as_ref().and_then(|s| live(s).into_iter().max());
             match (built, reached) {
                 (Some(built), Some(reached)) if reached < lowest && !chosen.is_empty() => {

@@ -34,6 +34,8 @@ pub struct Problem<'a> {
     pub leaves: Table<Value, bool>,
     /// States that may live on the host and be updated there, together.
     pub groups: Vec<Group>,
+    /// Bytes that each node's kernel may use while it runs.
+    pub scratch: Table<Node, u64>,
     /// Bytes that the host's pool may hold.
     pub host_limit: Option<u64>,
 }
@@ -76,8 +78,15 @@ impl<'a> Problem<'a> {
         for value in graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value)) {
             leaves[graph.root(value)] = true;
         }
+        let scratch = |data: &ir::graph::NodeData| {
+            let inputs: Vec<_> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
+            let outputs: Vec<_> = data.outputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+            data.op.work(&inputs, &outputs).scratch
+        };
+        let scratch = graph.nodes.values().map(scratch).collect();
+        let groups = vec![];
         let mut problem =
-            Problem { graph, device, cost, lines, position, uses, leaves, groups: vec![], host_limit: None };
+            Problem { graph, device, cost, lines, position, uses, leaves, groups, scratch, host_limit: None };
         problem.groups = problem.groups();
         problem
     }

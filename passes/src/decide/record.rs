@@ -111,7 +111,7 @@ fn front(drafts: &[Draft]) -> Vec<Draft> {
 }
 
 fn records(problem: &Problem<'_>, draft: &Draft) -> Vec<Record> {
-    let Ok(schedule) = realise::lines(problem, &draft.decisions) else { return vec![] };
+    let Ok(schedule) = realise::unnamed(problem, &draft.decisions) else { return vec![] };
     let finished = realise::finish(problem, &schedule).into_iter().enumerate();
     finished
         .map(|(variant, Finished { peak, host, micros })| Record {

@@ -37,10 +37,20 @@ pub const ON_HOST: usize = 3;
 /// Builds the schedule. An error if a decision asks for what cannot be: to run an op again that is not pure, or to
 /// compute a value that no node computes.
 pub fn run(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
+    build(problem, decisions, true)
+}
+
+/// The same with buffers that have no names, in half the time: planners build thousands of schedules that nobody reads.
+pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
+    build(problem, decisions, false)
+}
+
+fn build(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<Schedule, String> {
     // States whose old value is still read after their update: each round finds some, or is the last.
     let mut held: BTreeSet<usize> = BTreeSet::new();
     loop {
         let mut lines = Lines::new(problem, decisions, &held);
+        lines.names = named.then(BTreeMap::new);
         lines.build()?;
         if lines.read_late.is_subset(&held) {
             return Ok(lines.schedule);
@@ -80,8 +90,8 @@ struct Lines<'a> {
     chunk: BTreeMap<usize, usize>,
     chunk_home: Vec<Buffer>,
     output: Vec<Option<Loc>>,
-    /// How many buffers each name has had.
-    names: BTreeMap<String, u32>,
+    /// How many buffers each name has had; absent if buffers get none.
+    names: Option<BTreeMap<String, u32>>,
 }
 
 impl<'a> Lines<'a> {
@@ -123,7 +133,7 @@ impl<'a> Lines<'a> {
             chunk: BTreeMap::new(),
             chunk_home: vec![],
             output: vec![None; graph.outputs.len()],
-            names: BTreeMap::new(),
+            names: None,
         }
     }
 
@@ -190,7 +200,7 @@ impl<'a> Lines<'a> {
                 offsets.push((state, bytes));
                 bytes += buffer_bytes(self.bytes(graph.states[state].before));
             }
-            let name = self.fresh(&format!("c{k}.host"));
+            let name = self.fresh(|| format!("c{k}.host"));
             let buffer = self.schedule.buffers.push(BufferData { name, pool: Pool::new(HOST), bytes });
             self.chunk_home.push(buffer);
             homes.extend(offsets.into_iter().map(|(state, offset)| (state, Loc { buffer, offset })));
@@ -524,7 +534,7 @@ impl<'a> Lines<'a> {
     fn gather(&mut self, chunk: usize, wanted: usize) {
         let home = self.chunk_home[chunk];
         let bytes = self.schedule.buffers[home].bytes;
-        let name = self.fresh(&format!("c{chunk}"));
+        let name = self.fresh(|| format!("c{chunk}"));
         let buffer = self.schedule.buffers.push(BufferData { name, pool: Pool::new(DEVICE), bytes });
         self.push(InstrKind::Copy { src: home.into(), dst: buffer.into(), bytes }, H2D, Why::Gather);
         for &state in &self.decisions.chunks[chunk] {
@@ -541,12 +551,10 @@ impl<'a> Lines<'a> {
         let places = if pool == HOST { &self.on_host } else { &self.on_device };
         let place = |&v: &Value| places[graph.root(v)].expect("an operand should be there");
         let args: Vec<Loc> = data.inputs.iter().map(place).collect();
-        let inputs: Vec<_> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-        let outputs: Vec<_> = data.outputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
-        let work = data.op.work(&inputs, &outputs);
-        let scratch = (0 < work.scratch).then(|| {
-            let name = self.fresh(&format!("{}.scratch", graph.node_name(node)));
-            let bytes = buffer_bytes(work.scratch);
+        let scratch = self.problem.scratch[node];
+        let scratch = (0 < scratch).then(|| {
+            let name = self.fresh(|| format!("{}.scratch", graph.node_name(node)));
+            let bytes = buffer_bytes(scratch);
             self.schedule.buffers.push(BufferData { name, pool: Pool::new(pool), bytes }).into()
         });
         let stream = if pool == HOST { ON_HOST } else { COMPUTE };
@@ -571,23 +579,24 @@ impl<'a> Lines<'a> {
 
     fn buffer(&mut self, value: Value, pool: usize) -> Loc {
         let name = &self.problem.graph.values[value].name;
-        let name = if pool == HOST { format!("{name}.host") } else { name.clone() };
-        let name = self.fresh(&name);
+        let name = self.fresh(|| if pool == HOST { format!("{name}.host") } else { name.clone() });
         let bytes = buffer_bytes(self.bytes(value));
         self.schedule.buffers.push(BufferData { name, pool: Pool::new(pool), bytes }).into()
     }
 
     /// `name`, or `name.2`, `name.3`, … if it is taken.
-    fn fresh(&mut self, name: &str) -> String {
+    fn fresh(&mut self, name: impl Fn() -> String) -> String {
+        let Some(names) = &mut self.names else { return String::new() };
+        let name = name();
         loop {
-            let count = self.names.entry(name.to_string()).or_insert(0);
+            let count = names.entry(name.clone()).or_insert(0);
             *count += 1;
             if *count == 1 {
-                return name.to_string();
+                return name;
             }
             let fresh = format!("{name}.{count}");
-            if !self.names.contains_key(&fresh) {
-                self.names.insert(fresh.clone(), 1);
+            if !names.contains_key(&fresh) {
+                names.insert(fresh.clone(), 1);
                 return fresh;
             }
         }

@@ -75,6 +75,7 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost, ahead: u64) 
         slots.iter().enumerate().map(|(line, &slot)| (slot, !is_copy_in(line), line)).collect();
     // Copies in that share a slot keep their order, and stand before the line that has the slot.
     lines.sort_unstable();
-    let old: Vec<InstrData> = schedule.instrs.values().cloned().collect();
-    schedule.instrs = lines.into_iter().map(|(_, _, line)| old[line].clone()).collect();
+    let mut old: Vec<Option<InstrData>> = std::mem::take(&mut schedule.instrs).into_values().map(Some).collect();
+    let mut take = |line: usize| old[line].take().expect("each line should stand once");
+    schedule.instrs = lines.into_iter().map(|(_, _, line)| take(line)).collect();
 }
