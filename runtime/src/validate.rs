@@ -137,7 +137,8 @@ fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
     }
 }
 
-fn launch(
+/// Whether a kernel may be launched on these places.
+pub(crate) fn launch(
     artifact: &Artifact,
     line: &str,
     kernel: &Kernel,
