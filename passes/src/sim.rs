@@ -424,3 +424,62 @@ pub fn print(program: &Program, timeline: &Timeline) -> String {
         Some(format!("{start:.1}..{end:.1} us"))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::Roofline;
+    use crate::devices;
+
+    /// x comes in and y goes out at the same time; nothing depends on anything, and no step waits for another.
+    const BOTH_WAYS: &str = "graph g {\n  state  param %x -> %x : f32[500] \"x\"\n  state  param %y -> %y : f32[500] \"y\"\n  \
+        output z = %x\n}\nschedule g on test {\n  pool device peak 4096\n  pool host peak 4096\n  stream compute\n  \
+        stream h2d\n  stream d2h\n  entry %x = x.host@host+0:2048\n  entry %y = y@device+0:2048\n  \
+        i0   h2d     gather  x.host -> x@device+2048:2048\n  i1   d2h     swapout y -> y.host@host+2048:2048\n  \
+        exit %x = x.host\n  exit %y = y\n  exit %x = x.host\n}\n";
+
+    struct Sharing(Roofline, Shares);
+
+    impl Cost for Sharing {
+        fn run(&self, graph: &Graph, node: ir::Node) -> f64 {
+            self.0.run(graph, node)
+        }
+        fn host(&self, graph: &Graph, node: ir::Node) -> f64 {
+            self.0.host(graph, node)
+        }
+        fn link(&self, bytes: u64) -> f64 {
+            self.0.link(bytes)
+        }
+        // Twice as fast to the device.
+        fn link_way(&self, bytes: u64, to_device: bool) -> f64 {
+            if to_device { self.0.link(bytes) / 2.0 } else { self.0.link(bytes) }
+        }
+        fn local(&self, bytes: u64) -> f64 {
+            self.0.local(bytes)
+        }
+        fn shares(&self) -> Shares {
+            self.1
+        }
+    }
+
+    fn both_ways(keeps: f64) -> (f64, f64) {
+        let program = text::parse_program(BOTH_WAYS).unwrap();
+        let roofline = Roofline::new(&devices::named("test").unwrap());
+        let mut shares = Shares::default();
+        shares.keeps[Lane::In as usize][Lane::Out as usize] = keeps;
+        shares.keeps[Lane::Out as usize][Lane::In as usize] = keeps;
+        let timeline = unlimited(&program.graph, &program.schedule, &Sharing(roofline, shares));
+        (timeline.end[Instr::new(0)], timeline.end[Instr::new(1)])
+    }
+
+    /// 2048 bytes at 2 ns each and a microsecond take 5.096 µs, and half of it to the device.
+    #[test]
+    fn directions_of_a_link_share_it() {
+        let alone = 5.096;
+        assert_eq!(both_ways(1.0), (alone / 2.0, alone));
+        // The short one takes twice as long, as long as the other takes alone; by then half of the other is done, and the
+        // rest of it has the link for itself.
+        let (short, long) = both_ways(0.5);
+        assert!((short - alone).abs() < 1e-9 && (long - 1.5 * alone).abs() < 1e-9, "{short} {long}");
+    }
+}
