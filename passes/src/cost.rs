@@ -1,5 +1,7 @@
-//! How long things take: a roofline from the device file. A node takes the longer of its arithmetic and its memory
+//! How long things take: a roofline from the device file, or what [`profile`] measured. In a roofline, a node takes the longer of its arithmetic and its memory
 //! traffic, and the time to start it; a copy takes its bytes over the link, and the time to start it.
+
+pub mod profile;
 
 use ir::schedule::{InstrKind, Loc, Schedule};
 use ir::{DType, Device, Graph, Id, Instr, Node, Table, TensorType};
@@ -12,6 +14,11 @@ pub trait Cost: Sync {
     fn host(&self, graph: &Graph, node: Node) -> f64;
     /// One copy of `bytes` bytes between the device and the host, while the other direction rests.
     fn link(&self, bytes: u64) -> f64;
+    /// The same, where the two directions differ.
+    fn link_way(&self, bytes: u64, to_device: bool) -> f64 {
+        let _ = to_device;
+        self.link(bytes)
+    }
     /// One copy of `bytes` bytes within the device.
     fn local(&self, bytes: u64) -> f64;
 
@@ -26,7 +33,9 @@ pub trait Cost: Sync {
         match schedule.instrs[instr].kind {
             InstrKind::Run { node, .. } if lane == Lane::Host => self.host(graph, node),
             InstrKind::Run { node, .. } => self.run(graph, node),
-            InstrKind::Copy { bytes, .. } if matches!(lane, Lane::In | Lane::Out) => self.link(bytes),
+            InstrKind::Copy { bytes, .. } if matches!(lane, Lane::In | Lane::Out) => {
+                self.link_way(bytes, lane == Lane::In)
+            }
             InstrKind::Copy { bytes, .. } => self.local(bytes),
         }
     }
@@ -119,15 +128,12 @@ impl Cost for Roofline {
         let work = data.op.work(&inputs, &outputs);
         let half = outputs.first().is_some_and(|t| matches!(t.dtype(), DType::BF16 | DType::F16));
         let rate = if work.matrix && half { self.device.bf16_flops } else { self.device.f32_flops };
-        let bytes = inputs.iter().map(|t| t.bytes()).sum::<u64>() + outputs.iter().map(|t| t.bytes()).sum::<u64>();
-        let memory = bytes as f64 / self.device.memory_bandwidth;
+        let memory = operand_bytes(graph, node) as f64 / self.device.memory_bandwidth;
         let arithmetic = if work.matrix { work.flops / rate } else { 0.0 };
         self.device.launch_micros + 1e6 * arithmetic.max(memory)
     }
     fn host(&self, graph: &Graph, node: Node) -> f64 {
-        let data = &graph.nodes[node];
-        let bytes: u64 = data.inputs.iter().chain(&data.outputs).map(|&v| graph.values[v].ty.bytes()).sum();
-        self.device.launch_micros + 1e6 * bytes as f64 / self.device.host_bandwidth
+        self.device.launch_micros + 1e6 * operand_bytes(graph, node) as f64 / self.device.host_bandwidth
     }
     fn link(&self, bytes: u64) -> f64 {
         self.device.link_micros + 1e6 * bytes as f64 / self.device.link_bandwidth
@@ -141,6 +147,20 @@ impl Cost for Roofline {
         shares.keeps[Lane::Out as usize][Lane::In as usize] = self.device.duplex;
         shares
     }
+}
+
+/// Bytes that a node reads and writes.
+fn operand_bytes(graph: &Graph, node: Node) -> u64 {
+    let data = &graph.nodes[node];
+    data.inputs.iter().chain(&data.outputs).map(|&v| graph.values[v].ty.bytes()).sum()
+}
+
+/// Whether a node runs at the rate of products.
+pub fn is_product(graph: &Graph, node: Node) -> bool {
+    let data = &graph.nodes[node];
+    let ty = |&v: &ir::Value| &graph.values[v].ty;
+    let outputs: Vec<TensorType> = data.outputs.iter().map(|v| ty(v).clone()).collect();
+    data.op.work(&data.inputs.iter().map(ty).collect::<Vec<_>>(), &outputs).matrix
 }
 
 /// A cost with every node's time computed once: planners ask many times.
@@ -170,6 +190,9 @@ impl Cost for Tabled<'_> {
     }
     fn link(&self, bytes: u64) -> f64 {
         self.cost.link(bytes)
+    }
+    fn link_way(&self, bytes: u64, to_device: bool) -> f64 {
+        self.cost.link_way(bytes, to_device)
     }
     fn local(&self, bytes: u64) -> f64 {
         self.cost.local(bytes)

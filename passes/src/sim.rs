@@ -1,20 +1,28 @@
 //! Plays a schedule in time: each stream runs its lines in order, a line starts when its stream is free and what it
-//! waits for is done. The link is duplex: each direction is a stream of its own.
+//! waits for is done. Lines that run at the same time may slow each other, as [`Shares`] says: the directions of a link
+//! that is not fully duplex, kernels beside copies. So time goes from one start or end to the next, and between two of
+//! them every running line advances at a constant speed.
+//!
+//! Steps are played back to back, as the runtime runs them: the host launches step k+1 as soon as step k has read its
+//! inputs and delivered its outputs, and the rest of step k overlaps it as far as waits permit. What is told is a step in
+//! the steady state, and the time from one step to the next.
 
-use crate::cost::Cost;
-use ir::schedule::{InstrKind, Schedule, Why};
-use ir::{Buffer, Graph, Instr, Program, Stream, Table, text};
+use crate::cost::{Cost, Lane, Shares, lane};
+use ir::graph::Def;
+use ir::schedule::{Dep, InstrKind, Schedule, Why};
+use ir::{Buffer, Graph, Id, Instr, Program, Stream, Table, text};
+use std::collections::BTreeSet;
 
 /// When each line runs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Timeline {
-    /// Start of each line, µs.
+    /// Start of each line, µs, counted from the first start of its step.
     pub start: Table<Instr, f64>,
-    /// End of each line, µs.
+    /// End of each line, µs, from the same moment. The last may be after the next step's first start.
     pub end: Table<Instr, f64>,
-    /// End of the last line: the time of one step that starts with nothing under way, µs.
+    /// From the end of a step to the end of the next, µs.
     pub micros: f64,
-    /// Time each stream is at work, µs.
+    /// Time each stream is at work in a step, µs.
     pub busy: Table<Stream, f64>,
     /// Time of the reruns, µs.
     pub recomputed: f64,
@@ -22,12 +30,35 @@ pub struct Timeline {
     pub swapped_bytes: u64,
 }
 
-/// Plays one step.
+/// Most steps that are played; a step that has not settled by then is averaged.
+const MOST_STEPS: usize = 10;
+/// Steps that are averaged: a schedule may alternate between two ways to run, or four.
+const AVERAGED: usize = 4;
+/// Two steps that take times this near, relatively, are the same.
+const SETTLED: f64 = 1e-9;
+
+/// Plays steps until they repeat.
 pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
-    play(graph, schedule, cost, |instr, end: &Table<Instr, f64>| {
-        let waits = schedule.instrs[instr].after.iter().filter(|dep| !dep.previous);
-        waits.map(|dep| end[dep.instr]).fold(0.0, f64::max)
-    })
+    let waits = Waits::new(schedule.instrs.values().map(|data| data.after.iter().copied()));
+    let mut player = Player::new(graph, schedule, cost, waits, MOST_STEPS);
+    let mut ends: Vec<f64> = vec![];
+    while ends.len() < MOST_STEPS {
+        let Some(end) = player.step() else { break };
+        ends.push(end);
+        let n = ends.len();
+        if 3 <= n {
+            let (last, before) = (ends[n - 1] - ends[n - 2], ends[n - 2] - ends[n - 3]);
+            if (last - before).abs() <= SETTLED * last.abs() {
+                return player.timeline(n - 1, last);
+            }
+        }
+    }
+    let n = ends.len();
+    match n {
+        0 => player.timeline(0, 0.0),
+        1..=AVERAGED => player.timeline(n - 1, ends[n - 1] / n as f64),
+        _ => player.timeline(n - 1, (ends[n - 1] - ends[n - 1 - AVERAGED]) / AVERAGED as f64),
+    }
 }
 
 /// Plays one step on a machine where every buffer has bytes of its own, so that only data orders lines: the schedule has
@@ -35,57 +66,355 @@ pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline
 pub fn unlimited(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
     // The line that last wrote each buffer, and the readers since.
     let mut users: Table<Buffer, (Option<Instr>, Vec<Instr>)> = Table::filled(schedule.buffers.len(), (None, vec![]));
-    play(graph, schedule, cost, |instr, end: &Table<Instr, f64>| {
-        let mut ready = 0.0f64;
+    let mut waits = Waits::default();
+    for instr in schedule.instrs.ids() {
+        let stream = schedule.instrs[instr].stream;
+        let mut wait = |other: Instr| {
+            // Lines of one stream are in order anyway.
+            if schedule.instrs[other].stream != stream {
+                waits.deps.push(Dep { instr: other, previous: false });
+            }
+        };
         schedule.each_access(graph, instr, |access| {
             let (writer, readers) = &mut users[access.loc.buffer];
-            if let Some(writer) = *writer
-                && writer != instr
-            {
-                ready = ready.max(end[writer]);
-            }
+            writer.iter().for_each(|&writer| wait(writer));
             if access.write {
-                ready = readers.iter().filter(|&&r| r != instr).map(|&r| end[r]).fold(ready, f64::max);
-                readers.clear();
+                readers.drain(..).for_each(&mut wait);
                 *writer = Some(instr);
             } else {
                 readers.push(instr);
             }
         });
-        ready
-    })
+        waits.end_line();
+    }
+    let mut player = Player::new(graph, schedule, cost, waits, 1);
+    let micros = player.step().unwrap_or(0.0);
+    player.timeline(0, micros)
 }
 
-/// Runs each stream's lines in order, each from when its stream is free and `ready` says so.
-fn play(
-    graph: &Graph,
-    schedule: &Schedule,
-    cost: &dyn Cost,
-    mut ready: impl FnMut(Instr, &Table<Instr, f64>) -> f64,
-) -> Timeline {
-    let n = schedule.instrs.len();
-    let (mut start, mut end) = (Table::filled(n, 0.0), Table::filled(n, 0.0));
-    let mut free = Table::filled(schedule.streams.len(), 0.0);
-    let mut busy = Table::filled(schedule.streams.len(), 0.0);
-    let (mut recomputed, mut swapped_bytes) = (0.0, 0);
-    for (instr, data) in schedule.instrs.iter() {
-        let micros = cost.line(graph, schedule, instr);
-        start[instr] = ready(instr, &end).max(free[data.stream]);
-        end[instr] = start[instr] + micros;
-        free[data.stream] = end[instr];
-        busy[data.stream] += micros;
-        match data.why {
-            Why::Recompute => recomputed += micros,
-            Why::SwapOut | Why::SwapIn | Why::Gather | Why::Offload => {
-                if let InstrKind::Copy { bytes, .. } = data.kind {
-                    swapped_bytes += bytes;
-                }
-            }
-            Why::Model | Why::Update | Why::Feed | Why::Fetch => {}
+/// What each line waits for, besides its stream.
+#[derive(Default)]
+struct Waits {
+    deps: Vec<Dep>,
+    /// One past the last of each line's.
+    ends: Vec<u32>,
+}
+
+impl Waits {
+    fn new(lines: impl Iterator<Item = impl Iterator<Item = Dep>>) -> Waits {
+        let mut waits = Waits::default();
+        for line in lines {
+            waits.deps.extend(line);
+            waits.end_line();
+        }
+        waits
+    }
+    fn end_line(&mut self) {
+        self.ends.push(self.deps.len() as u32);
+    }
+    fn of(&self, line: usize) -> &[Dep] {
+        let start = if line == 0 { 0 } else { self.ends[line - 1] };
+        &self.deps[start as usize..self.ends[line] as usize]
+    }
+}
+
+/// A stream's next line, or the one that it runs.
+#[derive(Clone, Copy)]
+struct Head {
+    step: usize,
+    /// A position in the stream's list.
+    at: usize,
+    /// How many of the line's waits are known to be over, and when the last of them was.
+    seen: usize,
+    ready: f64,
+    state: State,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    /// Waits are not over yet, or nobody has looked.
+    Blocked,
+    /// Starts at `Head::ready`.
+    Due,
+    /// Runs: at `since`, `left` µs at full speed were left.
+    Running { since: f64, left: f64, speed: f64 },
+}
+
+/// The starts and ends of one step's lines; infinite until they are known.
+struct Played {
+    start: Vec<f64>,
+    end: Vec<f64>,
+    /// Lines to come, and those among them that the host waits for before it launches the next step.
+    left: usize,
+    host_waits: usize,
+    /// When it was launched; infinite until it is.
+    launch: f64,
+    last_end: f64,
+}
+
+struct Player<'a> {
+    schedule: &'a Schedule,
+    waits: Waits,
+    shares: Shares,
+    /// What each line takes alone, µs, and where.
+    alone: Vec<f64>,
+    lanes: Vec<Lane>,
+    /// Whether the host waits for a line before it launches the next step.
+    host_waits: Vec<bool>,
+    n_host_waits: usize,
+    queues: Vec<Vec<u32>>,
+    heads: Vec<Head>,
+    free: Vec<f64>,
+    steps: Vec<Played>,
+    most_steps: usize,
+    /// Lanes of running lines, kept to be reused; and whether lines have started or ended since speeds were set.
+    running: Vec<Option<Lane>>,
+    stale: bool,
+    now: f64,
+    /// How many steps are over.
+    over: usize,
+}
+
+impl<'a> Player<'a> {
+    fn new(graph: &Graph, schedule: &'a Schedule, cost: &dyn Cost, waits: Waits, most_steps: usize) -> Player<'a> {
+        let mut queues = vec![vec![]; schedule.streams.len()];
+        for (instr, data) in schedule.instrs.iter() {
+            queues[data.stream.index()].push(instr.index() as u32);
+        }
+        let host_waits = host_waits(graph, schedule);
+        let head = Head { step: 0, at: 0, seen: 0, ready: 0.0, state: State::Blocked };
+        Player {
+            schedule,
+            waits,
+            shares: cost.shares(),
+            alone: schedule.instrs.ids().map(|instr| cost.line(graph, schedule, instr)).collect(),
+            lanes: schedule.instrs.ids().map(|instr| lane(schedule, instr)).collect(),
+            n_host_waits: host_waits.iter().filter(|&&waits| waits).count(),
+            host_waits,
+            heads: vec![head; queues.len()],
+            free: vec![0.0; queues.len()],
+            queues,
+            steps: vec![],
+            most_steps,
+            running: vec![],
+            stale: false,
+            now: 0.0,
+            over: 0,
         }
     }
-    let micros = free.values().copied().fold(0.0, f64::max);
-    Timeline { start, end, micros, busy, recomputed, swapped_bytes }
+
+    /// Plays on until one more step is over; its end, or `None` if there are no lines to play.
+    fn step(&mut self) -> Option<f64> {
+        if self.schedule.instrs.is_empty() {
+            return None;
+        }
+        if self.steps.is_empty() {
+            self.begin_step(0.0);
+        }
+        while self.steps.get(self.over).is_none_or(|step| 0 < step.left) {
+            self.start_lines();
+            self.set_speeds();
+            // Waits point upwards in the list or to the step before, so some line can always run.
+            let next = self.next_end_or_start()?;
+            self.now = self.now.max(next);
+            self.end_lines();
+        }
+        self.over += 1;
+        Some(self.steps[self.over - 1].last_end)
+    }
+
+    fn begin_step(&mut self, launch: f64) {
+        let n = self.schedule.instrs.len();
+        self.steps.push(Played {
+            start: vec![f64::INFINITY; n],
+            end: vec![f64::INFINITY; n],
+            left: n,
+            host_waits: self.n_host_waits,
+            launch,
+            last_end: launch,
+        });
+        if self.n_host_waits == 0 {
+            self.launch_next(launch);
+        }
+    }
+
+    fn launch_next(&mut self, when: f64) {
+        if self.steps.len() < self.most_steps {
+            // The host wakes, and wakes the streams.
+            self.begin_step(when + 2.0 * self.shares.handoff);
+        }
+    }
+
+    /// Starts every line that may start now.
+    fn start_lines(&mut self) {
+        for stream in 0..self.heads.len() {
+            if matches!(self.heads[stream].state, State::Blocked) {
+                self.look(stream);
+            }
+            let head = self.heads[stream];
+            if let State::Due = head.state
+                && head.ready <= self.now
+            {
+                let line = self.queues[stream][head.at] as usize;
+                self.steps[head.step].start[line] = self.now;
+                self.heads[stream].state = State::Running { since: self.now, left: self.alone[line], speed: 0.0 };
+                self.stale = true;
+            }
+        }
+    }
+
+    /// Sees whether a stream's next line has nothing to wait for any more.
+    fn look(&mut self, stream: usize) {
+        let mut head = self.heads[stream];
+        let Some(&line) = self.queues[stream].get(head.at) else { return };
+        let Some(step) = self.steps.get(head.step) else { return };
+        let deps = self.waits.of(line as usize);
+        while let Some(dep) = deps.get(head.seen) {
+            // The first step finds nothing under way.
+            let end = match (dep.previous, head.step) {
+                (true, 0) => f64::NEG_INFINITY,
+                (true, step) => self.steps[step - 1].end[dep.instr.index()],
+                (false, _) => step.end[dep.instr.index()],
+            };
+            if self.now < end {
+                break;
+            }
+            head.ready = head.ready.max(end);
+            head.seen += 1;
+        }
+        if head.seen == deps.len() {
+            // A stream that had to wait sleeps, and wakes a little later.
+            let free = self.free[stream];
+            if free < head.ready {
+                head.ready += self.shares.handoff;
+            }
+            head.ready = head.ready.max(free).max(step.launch);
+            head.state = State::Due;
+        }
+        self.heads[stream] = head;
+    }
+
+    /// Gives every running line the speed that the others leave it.
+    fn set_speeds(&mut self) {
+        if !std::mem::take(&mut self.stale) {
+            return;
+        }
+        self.running.clear();
+        for (head, queue) in self.heads.iter().zip(&self.queues) {
+            let running = matches!(head.state, State::Running { .. });
+            self.running.push(running.then(|| self.lanes[queue[head.at] as usize]));
+        }
+        for (stream, head) in self.heads.iter_mut().enumerate() {
+            let (State::Running { since, left, speed }, Some(lane)) = (head.state, self.running[stream]) else {
+                continue;
+            };
+            let mut kept = 1.0;
+            for (_, other) in self.running.iter().enumerate().filter(|&(other, _)| other != stream) {
+                kept *= other.map_or(1.0, |other| self.shares.keeps[lane as usize][other as usize]);
+            }
+            if kept != speed {
+                let left = (left - (self.now - since) * speed).max(0.0);
+                head.state = State::Running { since: self.now, left, speed: kept };
+            }
+        }
+    }
+
+    /// The next moment at which a line ends or a due one starts.
+    fn next_end_or_start(&self) -> Option<f64> {
+        let times = self.heads.iter().filter_map(|head| match head.state {
+            State::Running { since, left, speed } => Some(since + left / speed),
+            State::Due => Some(head.ready),
+            State::Blocked => None,
+        });
+        times.min_by(f64::total_cmp)
+    }
+
+    /// Ends every line that is through by now.
+    fn end_lines(&mut self) {
+        for stream in 0..self.heads.len() {
+            let head = self.heads[stream];
+            let State::Running { since, left, speed } = head.state else { continue };
+            if self.now < since + left / speed {
+                continue;
+            }
+            self.stale = true;
+            let line = self.queues[stream][head.at] as usize;
+            let now = self.now;
+            self.free[stream] = now;
+            let step = &mut self.steps[head.step];
+            step.end[line] = now;
+            step.last_end = step.last_end.max(now);
+            step.left -= 1;
+            if self.host_waits[line] {
+                step.host_waits -= 1;
+                if step.host_waits == 0 {
+                    self.launch_next(now);
+                }
+            }
+            let last = head.at + 1 == self.queues[stream].len();
+            let (step, at) = if last { (head.step + 1, 0) } else { (head.step, head.at + 1) };
+            self.heads[stream] = Head { step, at, seen: 0, ready: 0.0, state: State::Blocked };
+        }
+    }
+
+    /// What a played step comes to.
+    fn timeline(&self, step: usize, micros: f64) -> Timeline {
+        let schedule = self.schedule;
+        let Some(played) = self.steps.get(step) else {
+            return Timeline {
+                start: Table::default(),
+                end: Table::default(),
+                micros,
+                busy: Table::filled(schedule.streams.len(), 0.0),
+                recomputed: 0.0,
+                swapped_bytes: 0,
+            };
+        };
+        let origin = played.start.iter().copied().fold(f64::INFINITY, f64::min);
+        let mut busy = Table::filled(schedule.streams.len(), 0.0);
+        let (mut recomputed, mut swapped_bytes) = (0.0, 0);
+        for (instr, data) in schedule.instrs.iter() {
+            let micros = played.end[instr.index()] - played.start[instr.index()];
+            busy[data.stream] += micros;
+            match data.why {
+                Why::Recompute => recomputed += micros,
+                Why::SwapOut | Why::SwapIn | Why::Gather | Why::Offload => {
+                    if let InstrKind::Copy { bytes, .. } = data.kind {
+                        swapped_bytes += bytes;
+                    }
+                }
+                Why::Model | Why::Update | Why::Feed | Why::Fetch => {}
+            }
+        }
+        let since_origin = |times: &[f64]| times.iter().map(|time| time - origin).collect();
+        Timeline {
+            start: since_origin(&played.start),
+            end: since_origin(&played.end),
+            micros,
+            busy,
+            recomputed,
+            swapped_bytes,
+        }
+    }
+}
+
+/// The lines that the host waits for before it launches the next step: those that read or write an input's bytes, for it
+/// will write them, and those that write an output's, for it will read them. The runtime's `wait_io` waits for the same.
+fn host_waits(graph: &Graph, schedule: &Schedule) -> Vec<bool> {
+    let is_input = |value| matches!(graph.values[value].def, Def::Input(_));
+    let inputs: BTreeSet<Buffer> =
+        schedule.entry.iter().filter(|&&(value, _)| is_input(value)).map(|(_, loc)| loc.buffer).collect();
+    let outputs = schedule.exit.get(graph.states.len()..).unwrap_or(&[]);
+    let outputs: BTreeSet<Buffer> = outputs.iter().map(|(_, loc)| loc.buffer).collect();
+    let waits = |instr| {
+        let mut waits = false;
+        schedule.each_access(graph, instr, |access| {
+            let buffer = access.loc.buffer;
+            waits |= inputs.contains(&buffer) || access.write && outputs.contains(&buffer);
+        });
+        waits
+    };
+    schedule.instrs.ids().map(waits).collect()
 }
 
 /// The text of a program with the times of its lines as comments.
@@ -94,4 +423,63 @@ pub fn print(program: &Program, timeline: &Timeline) -> String {
         let (start, end) = (timeline.start.get(instr)?, timeline.end.get(instr)?);
         Some(format!("{start:.1}..{end:.1} us"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::Roofline;
+    use crate::devices;
+
+    /// x comes in and y goes out at the same time; nothing depends on anything, and no step waits for another.
+    const BOTH_WAYS: &str = "graph g {\n  state  param %x -> %x : f32[500] \"x\"\n  state  param %y -> %y : f32[500] \"y\"\n  \
+        output z = %x\n}\nschedule g on test {\n  pool device peak 4096\n  pool host peak 4096\n  stream compute\n  \
+        stream h2d\n  stream d2h\n  entry %x = x.host@host+0:2048\n  entry %y = y@device+0:2048\n  \
+        i0   h2d     gather  x.host -> x@device+2048:2048\n  i1   d2h     swapout y -> y.host@host+2048:2048\n  \
+        exit %x = x.host\n  exit %y = y\n  exit %x = x.host\n}\n";
+
+    struct Sharing(Roofline, Shares);
+
+    impl Cost for Sharing {
+        fn run(&self, graph: &Graph, node: ir::Node) -> f64 {
+            self.0.run(graph, node)
+        }
+        fn host(&self, graph: &Graph, node: ir::Node) -> f64 {
+            self.0.host(graph, node)
+        }
+        fn link(&self, bytes: u64) -> f64 {
+            self.0.link(bytes)
+        }
+        // Twice as fast to the device.
+        fn link_way(&self, bytes: u64, to_device: bool) -> f64 {
+            if to_device { self.0.link(bytes) / 2.0 } else { self.0.link(bytes) }
+        }
+        fn local(&self, bytes: u64) -> f64 {
+            self.0.local(bytes)
+        }
+        fn shares(&self) -> Shares {
+            self.1
+        }
+    }
+
+    fn both_ways(keeps: f64) -> (f64, f64) {
+        let program = text::parse_program(BOTH_WAYS).unwrap();
+        let roofline = Roofline::new(&devices::named("test").unwrap());
+        let mut shares = Shares::default();
+        shares.keeps[Lane::In as usize][Lane::Out as usize] = keeps;
+        shares.keeps[Lane::Out as usize][Lane::In as usize] = keeps;
+        let timeline = unlimited(&program.graph, &program.schedule, &Sharing(roofline, shares));
+        (timeline.end[Instr::new(0)], timeline.end[Instr::new(1)])
+    }
+
+    /// 2048 bytes at 2 ns each and a microsecond take 5.096 µs, and half of it to the device.
+    #[test]
+    fn directions_of_a_link_share_it() {
+        let alone = 5.096;
+        assert_eq!(both_ways(1.0), (alone / 2.0, alone));
+        // The short one takes twice as long, as long as the other takes alone; by then half of the other is done, and the
+        // rest of it has the link for itself.
+        let (short, long) = both_ways(0.5);
+        assert!((short - alone).abs() < 1e-9 && (long - 1.5 * alone).abs() < 1e-9, "{short} {long}");
+    }
 }

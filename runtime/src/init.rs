@@ -77,7 +77,7 @@ fn floats(tensor: &Tensor, value: impl Fn(u64) -> f64) -> Result<(), String> {
 }
 
 /// Normal number `i` of a key: Box and Muller's, two a pair.
-fn normal(key: u64, i: u64) -> f64 {
+pub(crate) fn normal(key: u64, i: u64) -> f64 {
     let uniform = |n: u64| (mix(key.wrapping_add(n.wrapping_mul(GOLDEN))) >> 11) as f64 / (1_u64 << 53) as f64;
     let pair = i & !1;
     let radius = (-2.0 * (1.0 - uniform(pair)).ln()).sqrt();

@@ -23,6 +23,7 @@ pub mod kernels;
 mod link;
 mod machine;
 mod memory;
+pub mod profile;
 mod program;
 mod sync;
 mod trace;

@@ -5,7 +5,8 @@
 //! for a thread's workspace for products, which its first product makes.
 //!
 //! The host and the steps take turns: it writes inputs, launches one step or several, waits, reads outputs. Launched
-//! together, steps overlap as far as events permit.
+//! together, steps overlap as far as events permit. The host need not wait for all of a step: once what touches inputs
+//! and outputs is done, see [`Machine::wait_io`], it may have its turn while updates and offloads still run.
 
 mod dead;
 mod shuffle;
@@ -70,8 +71,10 @@ pub struct Machine {
     states: Vec<Slot<State>>,
     /// How many steps have been launched.
     launched: u64,
-    /// When the first of those that run was.
+    /// When the first of those that run was, or when the host's last turn began if that is later.
     running_since: Option<Instant>,
+    /// Whether what still runs leaves inputs and outputs alone.
+    io_done: bool,
 }
 
 enum Executor {
@@ -91,6 +94,8 @@ struct Slot<T> {
 /// What executors share: programs, memory, and whether to go on.
 pub(crate) struct Core {
     programs: Vec<Box<[Instruction]>>,
+    /// In each stream's program, the position of the last instruction that the host waits for in `wait_io`.
+    last_io: Vec<Option<usize>>,
     arenas: Vec<Arena>,
     lines: Vec<Line>,
     link: Link,
@@ -164,6 +169,7 @@ impl Machine {
         }
         let survives = survivors(&artifact);
         let programs = program::resolve(&artifact, &arenas);
+        let last_io = last_io(&artifact, &programs);
         let slots = |bindings: &[Binding]| -> Vec<Slot<Binding>> {
             let slot = |b: &Binding| (b.clone(), program::tensor(&arenas, &b.operand));
             bindings
@@ -202,6 +208,7 @@ impl Machine {
         let core = Arc::new(Core {
             trace: options.trace.then(|| Trace::new(&programs)),
             programs,
+            last_io,
             arenas,
             lines: artifact.lines,
             link: Link::new(pace),
@@ -227,6 +234,7 @@ impl Machine {
             states,
             launched: 0,
             running_since: None,
+            io_done: true,
         })
     }
 
@@ -257,20 +265,20 @@ impl Machine {
 
     /// Writes an input of the next step.
     pub fn write_input(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
-        self.idle()?;
+        self.io_idle()?;
         let slot = find(&mut self.inputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no input {name}")))?;
         write(&self.core, slot, bytes, |b| (&b.name, &b.operand))
     }
     /// Reads an output of the last step.
     pub fn read_output(&mut self, name: &str) -> Result<Vec<u8>, Error> {
-        self.idle()?;
+        self.io_idle()?;
         let slot =
             find(&mut self.outputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no output {name}")))?;
         Ok(read(&slot.tensor))
     }
     /// Reads an output of the last step into bytes of the caller's, as many as the output has.
     pub fn read_output_into(&mut self, name: &str, bytes: &mut [u8]) -> Result<(), Error> {
-        self.idle()?;
+        self.io_idle()?;
         let slot =
             find(&mut self.outputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no output {name}")))?;
         size(name, &slot.tensor, bytes.len())?;
@@ -332,6 +340,7 @@ impl Machine {
         self.inputs.iter_mut().for_each(|slot| slot.has_value = slot.survives);
         self.running_since.get_or_insert_with(Instant::now);
         self.launched += 1;
+        self.io_done = false;
         if let Executor::Threads(threads) = &self.executor {
             threads.launch(self.launched);
         }
@@ -344,11 +353,35 @@ impl Machine {
             Executor::Shuffle(shuffle) if !self.core.halted() => shuffle.run(&self.core, self.launched),
             Executor::Shuffle(_) => {}
         }
+        self.io_done = true;
         let since = self.running_since.take();
         match self.failure() {
             Some(failure) => Err(failure),
             None => Ok(StepReport { step: self.launched, ms: since.map_or(0.0, |t| t.elapsed().as_secs_f64() * 1e3) }),
         }
+    }
+
+    /// Waits until everything that was launched has read its inputs and written its outputs. The host may then read
+    /// outputs, write inputs and launch the next step, while the rest of this one still runs: updates, offloads. The
+    /// report's time is from the host's last turn to this one.
+    pub fn wait_io(&mut self) -> Result<StepReport, Error> {
+        if self.running_since.is_none() {
+            return self.wait();
+        }
+        match &mut self.executor {
+            Executor::Threads(threads) => threads.wait_io(),
+            Executor::Shuffle(shuffle) if !self.core.halted() => shuffle.run_io(&self.core, self.launched),
+            Executor::Shuffle(_) => {}
+        }
+        if self.core.halted() {
+            // Nothing goes on, and the failure is the one that is told.
+            return self.wait();
+        }
+        self.io_done = true;
+        let now = Instant::now();
+        let since = self.running_since.replace(now);
+        let ms = since.map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64() * 1e3);
+        Ok(StepReport { step: self.launched, ms })
     }
 
     /// One past the last byte of the device's pool that anything touched, rounded up to the 64 bytes that places are
@@ -378,7 +411,11 @@ impl Machine {
         trace::write(&spans, &streams, &mut out).and_then(|()| out.flush()).map_err(io)
     }
 
-    /// The host may touch pools: nothing runs. Everything that does touch them asks here first.
+    /// The host may touch inputs and outputs: nothing that runs does. They alone ask here.
+    fn io_idle(&self) -> Result<(), Error> {
+        if self.io_done { Ok(()) } else { self.idle() }
+    }
+    /// The host may touch pools: nothing runs. Everything else that touches them asks here first.
     fn idle(&self) -> Result<(), Error> {
         match self.running_since {
             None => Ok(()),
@@ -415,25 +452,46 @@ fn pace(options: &Options) -> Result<Option<Pace>, Error> {
 
 /// Which inputs no command overwrites.
 fn survivors(artifact: &Artifact) -> Vec<bool> {
-    // The written bytes of each pool as disjoint intervals: start to end.
-    let mut writes: Vec<Access> = artifact.commands.iter().flat_map(accesses).filter(|access| access.write).collect();
-    writes.sort_by_key(|access| (access.pool, access.start));
-    let mut written: BTreeMap<(usize, u64), u64> = BTreeMap::new();
-    for Access { pool, start, end, .. } in writes {
-        match written.range_mut(..=(pool, start)).next_back() {
-            Some((&(p, _), last)) if p == pool && start <= *last => *last = end.max(*last),
-            _ => {
-                written.insert((pool, start), end);
+    let written = Spans::new(artifact.commands.iter().flat_map(accesses).filter(|access| access.write));
+    let survives = |input: &Binding| Access::of(&input.operand, true).is_none_or(|access| !written.meet(&access));
+    artifact.inputs.iter().map(survives).collect()
+}
+
+/// In each stream's program, the last instruction that touches an input's bytes, for the host will write them, or writes
+/// an output's, for it will read them.
+fn last_io(artifact: &Artifact, programs: &[Box<[Instruction]>]) -> Vec<Option<usize>> {
+    let spans = |bindings: &[Binding]| Spans::new(bindings.iter().filter_map(|b| Access::of(&b.operand, true)));
+    let (inputs, outputs) = (spans(&artifact.inputs), spans(&artifact.outputs));
+    let is_io = |instruction: &Instruction| {
+        let touched = accesses(&artifact.commands[instruction.command as usize]);
+        touched.iter().any(|access| inputs.meet(access) || access.write && outputs.meet(access))
+    };
+    programs.iter().map(|program| program.iter().rposition(is_io)).collect()
+}
+
+/// Bytes as disjoint intervals: pool and start to end.
+struct Spans(BTreeMap<(usize, u64), u64>);
+
+impl Spans {
+    fn new(accesses: impl Iterator<Item = Access>) -> Spans {
+        let mut sorted: Vec<Access> = accesses.collect();
+        sorted.sort_by_key(|access| (access.pool, access.start));
+        let mut spans: BTreeMap<(usize, u64), u64> = BTreeMap::new();
+        for Access { pool, start, end, .. } in sorted {
+            match spans.range_mut(..=(pool, start)).next_back() {
+                Some((&(p, _), last)) if p == pool && start <= *last => *last = end.max(*last),
+                _ => {
+                    spans.insert((pool, start), end);
+                }
             }
         }
+        Spans(spans)
     }
-    let survives = |input: &Binding| {
-        Access::of(&input.operand, true).is_none_or(|Access { pool, start, end, .. }| {
-            let last = written.range(..(pool, end)).next_back();
-            last.is_none_or(|(&(p, _), &to)| p != pool || to <= start)
-        })
-    };
-    artifact.inputs.iter().map(survives).collect()
+    /// Whether a byte of the access is in one of them.
+    fn meet(&self, &Access { pool, start, end, .. }: &Access) -> bool {
+        let last = self.0.range(..(pool, end)).next_back();
+        last.is_some_and(|(&(p, _), &to)| p == pool && start < to)
+    }
 }
 
 fn find<T>(slots: &mut [Slot<T>], is: impl Fn(&T) -> bool) -> Option<&mut Slot<T>> {

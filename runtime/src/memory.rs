@@ -3,7 +3,8 @@
 //! Everything here works on places that [`crate::validate`] proved to lie in their pool; the checks are made once more
 //! where a place becomes an address, at load. What is leant on without a check is order: two threads touch the same byte,
 //! one of them writing, only with an event between them (`validate` proves it of the commands), and the host touches
-//! pools only while no step runs (the machine's `idle`).
+//! pools only while no step runs (the machine's `idle`), inputs and outputs also while no command runs or may start that
+//! would conflict (the machine's `io_idle`).
 
 #![allow(unsafe_code, reason = "pools are shared by streams; see the module's text")]
 
@@ -93,7 +94,7 @@ pub(crate) fn fill(tensor: &Tensor, byte: u8) {
 pub(crate) fn write(tensor: &Tensor, bytes: &[u8]) {
     assert_eq!(tensor.bytes, bytes.len(), "the host's bytes should be as many as the tensor's");
     // SAFETY: a Tensor lies in its pool, the sizes are equal by the assertion, a slice of the host does not lie in a pool
-    // (`read` copies out), and nobody else touches the bytes: the machine is idle.
+    // (`read` copies out), and nobody else touches the bytes: the machine is idle, or idle as far as they are concerned.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.data, bytes.len()) }
 }
 

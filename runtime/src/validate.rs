@@ -11,7 +11,9 @@
 //!   in which everything can run, whatever the streams: nothing deadlocks;
 //! * two accesses of the same bytes, one of them a write, are ordered by streams and events ([`races`]).
 //!
-//! The host needs no event: it touches pools only while no step runs.
+//! The host needs no event: it touches pools only while no step runs, but for inputs and outputs, which it also touches
+//! once all commands that would conflict with it have run ([`Machine::wait_io`](crate::Machine::wait_io) finds them among
+//! all commands, by their accesses) and before it launches others.
 
 mod races;
 
@@ -137,7 +139,8 @@ fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
     }
 }
 
-fn launch(
+/// Whether a kernel may be launched on these places.
+pub(crate) fn launch(
     artifact: &Artifact,
     line: &str,
     kernel: &Kernel,

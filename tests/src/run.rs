@@ -33,6 +33,21 @@ pub fn compiled(artifact: &Artifact, options: Options, feeds: &[Tensors]) -> Res
     Ok((Outcome { outputs, states: states(&mut machine, artifact)? }, machine.measured_peak_bytes()))
 }
 
+/// The same where the host goes on as soon as a step has read its inputs and written its outputs: the rest of it overlaps
+/// the next.
+pub fn overlapped(artifact: &Artifact, options: Options, feeds: &[Tensors]) -> Result<Outcome, Error> {
+    let mut machine = Machine::new(artifact.clone(), options)?;
+    let mut outputs = vec![];
+    for feed in feeds {
+        write(&mut machine, artifact, feed)?;
+        machine.launch()?;
+        machine.wait_io()?;
+        outputs.push(read(&mut machine, artifact)?);
+    }
+    machine.wait()?;
+    Ok(Outcome { outputs, states: states(&mut machine, artifact)? })
+}
+
 /// The same with `n` steps on one feed that are launched together, so that they overlap; only the last one's outputs are
 /// there to be read.
 pub fn together(artifact: &Artifact, options: Options, feed: &Tensors, n: usize) -> Result<Outcome, Error> {

@@ -43,6 +43,9 @@ proptest! {
                 prop_assert!(outcome == expected, "variant {variant}, {options:?}:\n{}", text());
                 prop_assert!(measured <= compiled.planned_peak, "{}", text());
                 prop_assert!(!exact || measured == compiled.planned_peak, "{}", text());
+                // Inputs are written and outputs read while the step before still runs.
+                let outcome = run::overlapped(&artifact, options, &feeds).unwrap();
+                prop_assert!(outcome == expected, "overlapped, variant {variant}, {options:?}:\n{}", text());
                 // Launched together, steps overlap.
                 let outcome = run::together(&artifact, options, &feeds[0], 3).unwrap();
                 prop_assert_eq!(outcome.outputs.last(), still.outputs.last(), "{}", text());

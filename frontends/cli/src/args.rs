@@ -46,6 +46,10 @@ pub(crate) enum Command {
     /// Say why a tensor was kept, swapped or recomputed, and what else would cost
     #[command(after_help = "Example:\n  lighterage explain gpt2.pt2 --optimizer adamw --budget 60% %gelu_1")]
     Explain(ExplainArgs),
+    /// Measure how long a model's ops and the link take on this machine, for --profile
+    #[command(after_help = "Example:\n  lighterage profile gpt2.pt2 --device cpu -o cpu.prof\n  \
+        lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --profile cpu.prof")]
+    Profile(ProfileArgs),
     /// Prove a schedule: every read finds its value, every conflict is ordered, everything fits
     #[command(after_help = "Example:\n  lighterage plan gpt2.pt2 --budget 60% --dump-ir-after sync > step.ir\n  \
         lighterage check step.ir")]
@@ -63,7 +67,7 @@ pub(crate) struct ModelArgs {
 }
 
 /// How to compile it. What is absent has its default, so that `train` can tell what was given.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Default, Debug)]
 #[command(next_help_heading = "Compiling")]
 pub(crate) struct Compiling {
     /// The optimizer to attach [default: none]
@@ -88,6 +92,9 @@ pub(crate) struct Compiling {
     /// Bandwidth of the link between device and host, each way: 2GB/s; with `train`, copies take that long
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
+    /// Times that `profile` measured, in place of those that the device's file implies
+    #[arg(long, value_name = "FILE.prof")]
+    pub(crate) profile: Option<PathBuf>,
     /// Print the program after a pass, or after all
     #[arg(long, value_name = "PASS|all", value_parser = PossibleValuesParser::new(dumps()))]
     pub(crate) dump_ir_after: Option<String>,
@@ -203,6 +210,38 @@ pub(crate) struct ExplainArgs {
     pub(crate) value: String,
     #[command(flatten)]
     pub(crate) compiling: Compiling,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `profile`.
+#[derive(Args, Debug)]
+pub(crate) struct ProfileArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// The optimizer whose updates are measured too [default: adamw]
+    #[arg(long, value_parser = optimizer())]
+    pub(crate) optimizer: Option<Optimizer>,
+    /// Where updates stand, as for `plan` [default: backward]
+    #[arg(long, value_parser = update())]
+    pub(crate) update: Option<Update>,
+    /// The device that this machine plays: its name, or a .toml file [default: cpu]
+    #[arg(long, value_name = "NAME|FILE.toml")]
+    pub(crate) device: Option<String>,
+    /// Slow copies between device and host to this, each way: 2GB/s
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    pub(crate) link: Option<f64>,
+    /// How often to run each op
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repeat: u32,
+    /// The most memory that ops may take: what does not fit is made anew where it is read. What the largest op needs is
+    /// taken in any case [default: 256MiB]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) memory: Option<u64>,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE.prof")]
+    pub(crate) output: PathBuf,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

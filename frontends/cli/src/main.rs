@@ -13,6 +13,7 @@ mod model;
 mod observe;
 mod out;
 mod plan;
+mod profile;
 mod size;
 mod train;
 
@@ -52,6 +53,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Compile(args) => compile::run(&args),
         Command::Train(args) => train::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Profile(args) => profile::run(&args),
         Command::Check(args) => check::run(&args),
     }
 }

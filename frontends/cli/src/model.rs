@@ -6,6 +6,7 @@ use crate::observe::Observer;
 use crate::out;
 use ir::text::File;
 use ir::{Device, Graph, TensorType};
+use passes::cost::profile::{Profile, Profiled};
 use passes::cost::{Cost, Roofline};
 use passes::devices;
 use passes::pipeline::{self, Compiled, Options};
@@ -156,6 +157,8 @@ pub(crate) struct Machine {
     pub(crate) device: Device,
     /// Its times.
     pub(crate) cost: Box<dyn Cost>,
+    /// The same, if they were measured.
+    profiled: Option<Profiled>,
 }
 
 /// The machine that the options name.
@@ -170,8 +173,31 @@ pub(crate) fn machine(compiling: &Compiling) -> Result<Machine, Failure> {
     if let Some(link) = compiling.link {
         device.link_bandwidth = link;
     }
-    let cost = Box::new(Roofline::new(&device));
-    Ok(Machine { device, cost })
+    let Some(path) = &compiling.profile else {
+        let cost = Box::new(Roofline::new(&device));
+        return Ok(Machine { device, cost, profiled: None });
+    };
+    let text = read_text(path)?;
+    let refused = |e: String| Failure::Input(format!("--profile {}: {}", path.display(), e.trim_end()));
+    let profile = Profile::from_toml(&text).map_err(refused)?;
+    let profiled = Profiled::new(profile, &device, compiling.link).map_err(refused)?;
+    Ok(Machine { device, cost: Box::new(profiled.clone()), profiled: Some(profiled) })
+}
+
+/// How many ops that a profile lacks are named.
+const GUESSED: usize = 5;
+
+/// Tells which times are guesses, if some are.
+fn tell_guesses(profiled: &Profiled, graph: &Graph) {
+    let (guesses, n) = profiled.guesses(graph);
+    if guesses.is_empty() {
+        return;
+    }
+    let named: Vec<&str> = guesses.iter().take(GUESSED).map(String::as_str).collect();
+    let rest = guesses.len() - named.len();
+    let rest = if rest == 0 { String::new() } else { format!("\n  and {rest} more") };
+    let named = named.join("\n  ");
+    out::note(&format!("note: {} of {n} ops guessed: the profile lacks\n  {named}{rest}", guesses.len()));
 }
 
 /// The compiler's options.
@@ -197,6 +223,9 @@ pub(crate) fn compile(
     let compiled =
         pipeline::compile(graph.clone(), &options, &machine.device, &*machine.cost, &mut |report| observer.see(report));
     observer.finish()?;
+    if let (Some(profiled), Ok(compiled)) = (&machine.profiled, &compiled) {
+        tell_guesses(profiled, &compiled.program.graph);
+    }
     compiled.map_err(|error| match error {
         pipeline::Error::Input(message) => Failure::Input(message),
         pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),

@@ -80,7 +80,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         if let Some(hyper) = &hyper {
             machine.write_input(HYPER, hyper).map_err(failure)?;
         }
-        let report = machine.step().map_err(failure)?;
+        // Updates and offloads overlap the next step, but for the last step's.
+        machine.launch().map_err(failure)?;
+        let report = if step + 1 == args.steps { machine.wait() } else { machine.wait_io() }.map_err(failure)?;
         let value = match &loss {
             Some(loss) => loss.read(&mut machine)?,
             None => None,
@@ -88,6 +90,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         run.add(report.ms, value);
         progress.step(&run);
     }
+    machine.wait().map_err(failure)?;
     progress.finish();
     if let Some(path) = &args.save {
         save(path, states(&mut machine)?)?;
@@ -180,6 +183,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--budget", compiling.budget.is_some()),
         ("--host", compiling.host.is_some()),
         ("--planner", compiling.planner.is_some()),
+        ("--profile", compiling.profile.is_some()),
         ("--dim", !args.dim.is_empty()),
         ("--dump-ir-after", compiling.dump_ir_after.is_some()),
         ("--dump-dir", compiling.dump_dir.is_some()),

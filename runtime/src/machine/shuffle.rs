@@ -15,6 +15,8 @@ pub(crate) struct Shuffle {
     events: Vec<u64>,
     /// Where each stream is: its step, and its position in its program.
     at: Vec<(u64, usize)>,
+    /// The last step in which each stream has done all that the host waits for in `wait_io`.
+    io: Vec<u64>,
     /// Streams that may advance; kept to be reused.
     ready: Vec<usize>,
 }
@@ -26,13 +28,24 @@ impl Shuffle {
             dead,
             events: vec![0; n_events],
             at: vec![(1, 0); n_streams],
+            io: vec![0; n_streams],
             ready: Vec::with_capacity(n_streams),
         }
     }
 
     /// Runs every stream up to the end of step `launched`.
     pub(crate) fn run(&mut self, core: &Core, launched: u64) {
-        loop {
+        self.run_until(core, launched, |_| false);
+    }
+
+    /// Runs only until what touches inputs and outputs in step `launched` is done, wherever that leaves the rest.
+    pub(crate) fn run_io(&mut self, core: &Core, launched: u64) {
+        let done = |io: &[u64]| io.iter().zip(&core.last_io).all(|(&io, last)| last.is_none() || launched <= io);
+        self.run_until(core, launched, done);
+    }
+
+    fn run_until(&mut self, core: &Core, launched: u64, enough: impl Fn(&[u64]) -> bool) {
+        while !enough(&self.io) {
             self.ready.clear();
             for (stream, at) in self.at.iter_mut().enumerate() {
                 let program = &core.programs[stream];
@@ -68,6 +81,9 @@ impl Shuffle {
                 }
             }
             self.dead.ran(instruction.command as usize);
+            if core.last_io[stream] == Some(next) {
+                self.io[stream] = step;
+            }
             self.at[stream].1 += 1;
         }
     }

@@ -23,6 +23,8 @@ struct Shared {
     launched: AtomicU64,
     /// The last step that each stream has finished; `u64::MAX` once its thread is gone.
     done: Box<[AtomicU64]>,
+    /// The last step in which each stream has done all that the host waits for in `wait_io`; `u64::MAX` as above.
+    io: Box<[AtomicU64]>,
     /// The last step that recorded each event.
     events: Box<[AtomicU64]>,
 }
@@ -35,6 +37,7 @@ impl Threads {
             bell: Bell::default(),
             launched: AtomicU64::new(0),
             done: zeros(streams.len()),
+            io: zeros(streams.len()),
             events: zeros(n_events),
         });
         // Made first, so that an error ends the threads that did start.
@@ -59,6 +62,14 @@ impl Threads {
     pub(crate) fn wait(&self) {
         let launched = self.shared.launched.load(Ordering::SeqCst);
         self.shared.bell.wait(|| self.shared.done.iter().all(|done| launched <= done.load(Ordering::SeqCst)));
+    }
+
+    /// Returns when every stream has done what `wait_io` waits for, or has given up.
+    pub(crate) fn wait_io(&self) {
+        let shared = &*self.shared;
+        let launched = shared.launched.load(Ordering::SeqCst);
+        let streams = || shared.io.iter().zip(&shared.core.last_io);
+        shared.bell.wait(|| streams().all(|(io, last)| last.is_none() || launched <= io.load(Ordering::SeqCst)));
     }
 }
 
@@ -115,6 +126,10 @@ impl Shared {
             if core.halted() {
                 return false;
             }
+            if core.last_io[stream] == Some(at) {
+                self.io[stream].store(step, Ordering::SeqCst);
+                self.bell.ring();
+            }
         }
         true
     }
@@ -130,6 +145,7 @@ impl Drop for Gone<'_> {
     fn drop(&mut self) {
         self.shared.core.halt();
         self.shared.done[self.stream].store(u64::MAX, Ordering::SeqCst);
+        self.shared.io[self.stream].store(u64::MAX, Ordering::SeqCst);
         self.shared.bell.ring();
     }
 }
@@ -149,6 +165,7 @@ mod tests {
         let second = [Action::Wait { event: 0, previous: false }];
         let core = Arc::new(Core {
             programs: vec![first.map(instruction).into(), second.map(instruction).into()],
+            last_io: vec![None; 2],
             arenas: Vec::new(),
             lines: vec![artifact::Line { name: "h1".into(), why: "run".into() }],
             link: Link::new(None),

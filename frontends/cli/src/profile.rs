@@ -1,0 +1,333 @@
+//! `lighterage profile`: measures the ops of a step, the link and what they cost each other, for `--profile`.
+
+use crate::args::{Compiling, ProfileArgs};
+use crate::data::{check_writable, save_atomically};
+use crate::failure::Failure;
+use crate::model;
+use crate::observe::Dumps;
+use crate::out::{self, out};
+use crate::size::{micros, short};
+use indicatif::{ProgressBar, ProgressStyle};
+use ir::graph::{Def, Phase};
+use ir::schedule::{InstrKind, Why};
+use ir::{Loc, StateKind, Value};
+use passes::cost::profile::{LinkFigures, OpFigures, Profile, VERSION, key};
+use passes::cost::{Cost, Lane, Roofline};
+use passes::decide::Planner;
+use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::pipeline::{Budget, Compiled};
+use runtime::profile::{Content, Figures, Op, Replay, Times};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Rows of the report's tables.
+const ROWS: usize = 12;
+/// Without `--memory`: four times a large last-level cache, so that what a replay folds is cold in the step too.
+const MEMORY: u64 = 256 << 20;
+/// The shortest and the longest measurement of the machine, seconds: a step's time, between these.
+const SHORTEST: f64 = 0.03;
+const LONGEST: f64 = 0.5;
+
+/// Runs the command.
+pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
+    check_writable("--output", &args.output)?;
+    let optimizer = args.optimizer.unwrap_or(Optimizer::AdamW);
+    let compiling = Compiling {
+        optimizer: Some(optimizer),
+        update: args.update,
+        device: args.device.clone(),
+        link: args.link,
+        // Nothing has to fit: the plan is for the order and the places of ops alone.
+        planner: Some(Planner::Keep),
+        budget: Some(Budget::Bytes(u64::MAX / 2)),
+        host: Some(u64::MAX / 2),
+        ..Compiling::default()
+    };
+    let machine = model::machine(&compiling)?;
+    let model = model::read(&args.model.model, &args.model.dim)?;
+    let compiled = model::compile(&model.graph, &compiling, &machine, Dumps::Stderr)?;
+    let (ops, nodes) = ops(&compiled);
+    let start = Instant::now();
+    let memory = args.memory.unwrap_or(MEMORY);
+    let mut replay = Replay::new(&ops, &contents(&compiled, optimizer), memory).map_err(failure)?;
+    let bar = bar(ops.len() as u64 * (u64::from(args.repeat) + 1));
+    let times = replay.run(args.repeat as usize, &mut || {
+        if let Some(bar) = &bar {
+            bar.inc(1);
+        }
+        true
+    });
+    let step = times.micros.iter().flatten().sum::<f64>();
+    if let Some(bar) = &bar {
+        bar.set_message("the machine");
+    }
+    let link =
+        args.link.map(|bandwidth| (bandwidth, Duration::from_secs_f64(machine.device.link_micros.min(1e6) / 1e6)));
+    let seconds = (step / 1e6).clamp(SHORTEST, LONGEST);
+    let figures = runtime::profile::machine(&replay, link, seconds).map_err(failure)?;
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    let measured = Measured { args, compiled: &compiled, nodes: &nodes, times: &times, figures: &figures, step };
+    let profile = measured.profile(&machine.device, start.elapsed().as_secs_f64());
+    let text = profile.to_toml().map_err(Failure::Bug)?;
+    save_atomically(&args.output, &[text.as_bytes()])?;
+    if args.json {
+        out!("{}", measured.json(&profile));
+    } else {
+        out::text(&measured.report(&profile));
+        out!("\nwrote {}, {}", args.output.display(), crate::data::file_size(&args.output));
+    }
+    Ok(())
+}
+
+fn failure(error: runtime::Error) -> Failure {
+    Failure::System(error.to_string())
+}
+
+fn bar(n: u64) -> Option<ProgressBar> {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} ops  {msg}  {eta} left")
+        .unwrap_or(ProgressStyle::default_bar());
+    out::bar(ProgressBar::new(n).with_style(style))
+}
+
+/// The ops of the plan in order, with their nodes.
+fn ops(compiled: &Compiled) -> (Vec<Op>, Vec<ir::Node>) {
+    let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
+    let plan = compiled.program.plan.as_ref().expect("a compiled program should have a plan");
+    let place = |loc: Loc| artifact::Place { pool: 0, offset: plan.address(loc) };
+    let operand = |(&value, &loc): (&Value, &Loc)| {
+        let ty = &graph.values[value].ty;
+        artifact::Operand { place: place(loc), dtype: codegen::dtype(ty.dtype()), shape: ty.shape().to_vec() }
+    };
+    let mut nodes = vec![];
+    let mut ops = vec![];
+    for data in schedule.instrs.values() {
+        let InstrKind::Run { node, args, outs, scratch } = &data.kind else { continue };
+        let op = &graph.nodes[*node];
+        let attrs = op.op.attrs().iter().map(|(&key, attr)| (key.to_string(), codegen::attr(attr))).collect();
+        nodes.push(*node);
+        ops.push(Op {
+            kernel: artifact::Kernel { op: op.op.name().into(), attrs },
+            ins: op.inputs.iter().zip(args).map(operand).collect(),
+            outs: op.outputs.iter().zip(outs).map(operand).collect(),
+            scratch: scratch.map(|loc| artifact::Range {
+                place: place(loc),
+                bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
+            }),
+        });
+    }
+    (ops, nodes)
+}
+
+/// What numbers the step finds that it cannot do with others: the optimizer's options, and moments.
+fn contents(compiled: &Compiled, optimizer: Optimizer) -> BTreeMap<u64, Content> {
+    let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
+    let plan = compiled.program.plan.as_ref().expect("a compiled program should have a plan");
+    let mut contents = BTreeMap::new();
+    for &(value, loc) in &schedule.entry {
+        match graph.values[value].def {
+            Def::State(state) if graph.states[state].kind == StateKind::Moment => {
+                contents.insert(plan.address(loc), Content::Zeros);
+            }
+            Def::Input(_) if graph.values[value].name == HYPER => {
+                let options = optimizer.options().iter().flat_map(|(_, value)| value.to_le_bytes()).collect();
+                let fed = schedule.instrs.values().filter(|data| data.why == Why::Feed);
+                for data in fed {
+                    if let InstrKind::Copy { src, dst, .. } = data.kind
+                        && src == loc
+                    {
+                        contents.insert(plan.address(dst), Content::Bytes(options));
+                        break;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    contents
+}
+
+struct Measured<'a> {
+    args: &'a ProfileArgs,
+    compiled: &'a Compiled,
+    /// The node of each measured op.
+    nodes: &'a [ir::Node],
+    times: &'a Times,
+    figures: &'a Figures,
+    step: f64,
+}
+
+impl Measured<'_> {
+    fn profile(&self, device: &ir::Device, seconds: f64) -> Profile {
+        let graph = &self.compiled.program.graph;
+        let mut ops: BTreeMap<String, OpFigures> = BTreeMap::new();
+        let roofline = Roofline::new(device);
+        // What was measured, and what the roofline says: of products, and of all else.
+        let mut sums = [[0.0; 2]; 2];
+        for (&node, micros) in self.nodes.iter().zip(&self.times.micros) {
+            let Ok(micros) = *micros else { continue };
+            let op = ops.entry(key(graph, node)).or_insert(OpFigures { micros: 0.0, host_micros: None, count: 0 });
+            // The mean, so that the sum over the step's lines is the step's.
+            op.count += 1;
+            op.micros += (micros - op.micros) / f64::from(op.count);
+            // The device is this machine's processor.
+            op.host_micros = (graph.nodes[node].phase == Phase::Optimizer).then_some(op.micros);
+            let class = usize::from(!passes::cost::is_product(graph, node));
+            sums[class][0] += micros;
+            sums[class][1] += roofline.run(graph, node);
+        }
+        let factor = |[measured, modelled]: [f64; 2]| match 0.0 < measured && 0.0 < modelled {
+            true => (measured / modelled).clamp(1e-6, 1e6),
+            false => 1.0,
+        };
+        let figures = self.figures;
+        let mut keeps: BTreeMap<String, BTreeMap<String, f64>> = BTreeMap::new();
+        for (a, lane) in Lane::ALL.into_iter().enumerate() {
+            for (b, other) in Lane::ALL.into_iter().enumerate().filter(|&(b, _)| a != b) {
+                keeps.entry(lane.name().into()).or_default().insert(other.name().into(), figures.keeps[a][b]);
+            }
+        }
+        Profile {
+            version: VERSION,
+            device: device.name.clone(),
+            machine: first_line("/proc/sys/kernel/hostname").unwrap_or_else(|| "unknown".into()),
+            cpu: cpu(),
+            cores: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            model: graph.name.clone(),
+            repeat: self.args.repeat,
+            profiling_seconds: seconds,
+            step_micros: self.step,
+            peak_bytes: self.times.bytes + figures.bytes,
+            guess_factor: sums.map(factor),
+            handoff_micros: figures.handoff,
+            host_bandwidth: figures.host_bandwidth.max(1.0),
+            link: LinkFigures {
+                paced: self.args.link,
+                in_bandwidth: figures.link_bandwidth[0],
+                out_bandwidth: figures.link_bandwidth[1],
+                micros: figures.link_micros,
+                copy_bandwidth: figures.copy_bandwidth,
+            },
+            keeps,
+            ops,
+        }
+    }
+
+    /// Ops that could not be run, each once, with why.
+    fn refused(&self) -> BTreeMap<String, &str> {
+        let graph = &self.compiled.program.graph;
+        let ops = self.nodes.iter().zip(&self.times.micros);
+        ops.filter_map(|(&node, micros)| Some((key(graph, node), micros.as_ref().err()?.as_str()))).collect()
+    }
+
+    fn json(&self, profile: &Profile) -> serde_json::Value {
+        json!({
+            "model": profile.model,
+            "device": profile.device,
+            "cpu": profile.cpu,
+            "cores": profile.cores,
+            "lines": self.nodes.len(),
+            "distinct_ops": profile.ops.len(),
+            "refused": self.refused(),
+            "step_ms": profile.step_micros / 1e3,
+            "profiling_ms": profile.profiling_seconds * 1e3,
+            "peak_bytes": profile.peak_bytes,
+            "window_bytes": self.times.bytes,
+            "largest_op_bytes": self.times.largest_op,
+            "link": {
+                "in_bytes_per_second": profile.link.in_bandwidth,
+                "out_bytes_per_second": profile.link.out_bandwidth,
+                "copy_us": profile.link.micros,
+            },
+            "copy_bytes_per_second": profile.link.copy_bandwidth,
+            "host_bytes_per_second": profile.host_bandwidth,
+            "handoff_us": profile.handoff_micros,
+            "keeps": profile.keeps,
+        })
+    }
+
+    fn report(&self, profile: &Profile) -> String {
+        let rate = |bytes: f64| format!("{:.2} GB/s", bytes / 1e9);
+        let steps = profile.profiling_seconds * 1e6 / profile.step_micros.max(1e-3);
+        let mut text = format!(
+            "{} on {} ({}, {} cores): {} distinct ops in {} lines\n\n",
+            profile.model,
+            profile.device,
+            profile.cpu,
+            profile.cores,
+            profile.ops.len(),
+            self.nodes.len()
+        );
+        let mut row = |name: &str, value: String| text.push_str(&format!("  {name:<16} {value}\n"));
+        row("one step", format!("{}, the sum of its ops", micros(profile.step_micros)));
+        row("profiling took", format!("{}: {steps:.1} steps", micros(profile.profiling_seconds * 1e6)));
+        row(
+            "memory",
+            format!(
+                "{}: ops {}, the largest alone {}; copies and updates {}",
+                short(profile.peak_bytes),
+                short(self.times.bytes),
+                short(self.times.largest_op),
+                short(self.figures.bytes)
+            ),
+        );
+        let link = &profile.link;
+        let paced = link.paced.map_or(String::new(), |paced| format!(", slowed to {}", rate(paced)));
+        row(
+            "link",
+            format!(
+                "{} in, {} out, {} a copy{paced}",
+                rate(link.in_bandwidth),
+                rate(link.out_bandwidth),
+                micros(link.micros)
+            ),
+        );
+        row("copies", rate(link.copy_bandwidth));
+        row("updates on host", rate(profile.host_bandwidth));
+        row("handoff", micros(profile.handoff_micros));
+
+        text.push_str("\nspeed kept beside  ");
+        Lane::ALL.iter().for_each(|lane| text.push_str(&format!("{:>8}", lane.name())));
+        for (a, lane) in Lane::ALL.iter().enumerate() {
+            text.push_str(&format!("\n  {:<16} ", lane.name()));
+            for b in 0..Lane::ALL.len() {
+                let share = if a == b { "-".into() } else { format!("{:.0}%", 100.0 * self.figures.keeps[a][b]) };
+                text.push_str(&format!("{share:>8}"));
+            }
+        }
+        text.push('\n');
+
+        let mut ops: Vec<(&String, &OpFigures)> = profile.ops.iter().collect();
+        let total = |op: &OpFigures| op.micros * f64::from(op.count);
+        ops.sort_by(|a, b| total(b.1).total_cmp(&total(a.1)).then_with(|| a.0.cmp(b.0)));
+        text.push_str("\n  share      a run  runs  op\n");
+        for (key, op) in ops.iter().take(ROWS) {
+            let share = 100.0 * total(op) / profile.step_micros.max(1e-3);
+            text.push_str(&format!("  {share:4.1}%  {:>9}  {:>4}  {key}\n", micros(op.micros), op.count));
+        }
+        if ROWS < ops.len() {
+            text.push_str(&format!("  and {} more\n", ops.len() - ROWS));
+        }
+        let refused = self.refused();
+        if !refused.is_empty() {
+            text.push_str(&format!("\n{} ops could not be run; their times will be guesses:\n", refused.len()));
+            for (key, why) in refused.iter().take(ROWS) {
+                text.push_str(&format!("  {key}: {why}\n"));
+            }
+        }
+        text
+    }
+}
+
+fn first_line(path: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    Some(text.lines().next()?.trim().to_string())
+}
+
+fn cpu() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    model.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, model)| model.trim().to_string())
+}

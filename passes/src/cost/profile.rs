@@ -1,0 +1,343 @@
+//! A machine as it was measured: the file that `lighterage profile` writes, and a cost model made of it. What was not
+//! measured is a guess: the roofline, times what measured ops took more than theirs.
+
+use super::{Cost, Lane, Roofline, Shares};
+use ir::{Device, Graph, Node, text};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The version of the file.
+pub const VERSION: u32 = 1;
+/// Most ops of a file: far more than any step has, and no file makes a compiler slow.
+const MAX_OPS: usize = 1 << 20;
+/// The longest time of anything, µs: a day.
+const MAX_MICROS: f64 = 8.64e10;
+
+/// What was measured on a machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The device that it stands for, by name.
+    pub device: String,
+    /// The machine's name.
+    pub machine: String,
+    /// Its processor.
+    pub cpu: String,
+    /// Its cores.
+    pub cores: u32,
+    /// The model whose ops were measured.
+    pub model: String,
+    /// How often each op was run.
+    pub repeat: u32,
+    /// How long all of the measuring took, seconds.
+    pub profiling_seconds: f64,
+    /// How long one step's ops take, one after the other, µs.
+    pub step_micros: f64,
+    /// The most memory that measuring took, bytes.
+    pub peak_bytes: u64,
+    /// What guesses are multiplied with: products, and all else.
+    pub guess_factor: [f64; 2],
+    /// From the end of a line to the start of one on another stream that waits for it, µs.
+    pub handoff_micros: f64,
+    /// Bytes per second that an update on the host's cores reads and writes.
+    pub host_bandwidth: f64,
+    /// The link.
+    pub link: LinkFigures,
+    /// For each lane, the share of its speed that it keeps while another is busy.
+    pub keeps: BTreeMap<String, BTreeMap<String, f64>>,
+    /// What each op took, by [`key`].
+    pub ops: BTreeMap<String, OpFigures>,
+}
+
+/// What was measured of the link.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkFigures {
+    /// The bandwidth that copies were slowed to, bytes per second; absent if they were not.
+    pub paced: Option<f64>,
+    /// To the device, the other way at rest, bytes per second.
+    pub in_bandwidth: f64,
+    /// From the device, bytes per second.
+    pub out_bandwidth: f64,
+    /// What a copy takes besides its bytes, µs.
+    pub micros: f64,
+    /// A copy that no link slows, bytes per second.
+    pub copy_bandwidth: f64,
+}
+
+/// What was measured of an op.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpFigures {
+    /// One run on the device, µs.
+    pub micros: f64,
+    /// One run on the host's cores, µs, if they can run it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_micros: Option<f64>,
+    /// How often a step runs it.
+    pub count: u32,
+}
+
+/// What an op's time depends on, as text: op, attributes, types of operands and results.
+pub fn key(graph: &Graph, node: Node) -> String {
+    let data = &graph.nodes[node];
+    let types = |values: &[ir::Value]| {
+        let types: Vec<String> = values.iter().map(|&v| graph.values[v].ty.to_string()).collect();
+        types.join(" ")
+    };
+    format!("{} {} -> {}", text::print_op(&data.op), types(&data.inputs), types(&data.outputs))
+}
+
+impl Profile {
+    /// Reads a profile; the error names the field.
+    pub fn from_toml(text: &str) -> Result<Profile, String> {
+        // The version first: another one may have other fields.
+        #[derive(Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let head: Head = toml::from_str(text).map_err(|e| e.to_string())?;
+        if head.version != VERSION {
+            return Err(format!("a profile of version {}; this reads version {VERSION}: profile again", head.version));
+        }
+        let profile: Profile = toml::from_str(text).map_err(|e| e.to_string())?;
+        profile.validate()?;
+        Ok(profile)
+    }
+
+    /// The file's text; equal profiles have equal texts.
+    pub fn to_toml(&self) -> Result<String, String> {
+        toml::to_string(self).map_err(|e| e.to_string())
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        let link = &self.link;
+        let rates = [
+            ("host_bandwidth", self.host_bandwidth),
+            ("link.in_bandwidth", link.in_bandwidth),
+            ("link.out_bandwidth", link.out_bandwidth),
+            ("link.copy_bandwidth", link.copy_bandwidth),
+            ("link.paced", link.paced.unwrap_or(1.0)),
+            ("guess_factor", self.guess_factor[0]),
+            ("guess_factor", self.guess_factor[1]),
+        ];
+        // As much as a byte a day, as little as a petabyte a microsecond.
+        if let Some((field, rate)) = rates.into_iter().find(|(_, rate)| !(1e-6 <= *rate && *rate <= 1e21)) {
+            return Err(format!("{field} should be a positive number, not {rate}"));
+        }
+        let times = [
+            ("step_micros", self.step_micros),
+            ("handoff_micros", self.handoff_micros),
+            ("link.micros", link.micros),
+            ("profiling_seconds", self.profiling_seconds),
+        ];
+        let ops = self.ops.iter().flat_map(|(key, op)| {
+            [Some(op.micros), op.host_micros].into_iter().flatten().map(|micros| (key.as_str(), micros))
+        });
+        if let Some((field, micros)) = times.into_iter().chain(ops).find(|(_, t)| !(0.0 <= *t && *t <= MAX_MICROS)) {
+            return Err(format!("{field}: {micros} is not a time"));
+        }
+        let lanes: BTreeSet<&str> = Lane::ALL.into_iter().map(Lane::name).collect();
+        for (lane, shares) in &self.keeps {
+            for (other, share) in shares {
+                if !(lanes.contains(&**lane) && lanes.contains(&**other) && lane != other) {
+                    return Err(format!("keeps.{lane}.{other}: there is no such pair of lanes"));
+                }
+                if !(0.01 <= *share && *share <= 1.0) {
+                    return Err(format!("keeps.{lane}.{other} should be a share, from 0.01 to 1, not {share}"));
+                }
+            }
+        }
+        match self.ops.len() <= MAX_OPS {
+            true => Ok(()),
+            false => Err(format!("{} ops; {MAX_OPS} at most", self.ops.len())),
+        }
+    }
+
+    /// Whether an op was measured.
+    pub fn has(&self, graph: &Graph, node: Node) -> bool {
+        graph.nodes[node].op.is_alias() || self.ops.contains_key(&key(graph, node))
+    }
+}
+
+/// The cost model of a profile.
+#[derive(Clone, Debug)]
+pub struct Profiled {
+    profile: Profile,
+    roofline: Roofline,
+    /// Bytes per second, to the device and from it.
+    link: [f64; 2],
+    link_micros: f64,
+    shares: Shares,
+}
+
+impl Profiled {
+    /// The costs that were measured. With `link`, copies are slowed to so many bytes per second, and take the device's
+    /// time to start. An error if the profile stands for another device.
+    pub fn new(profile: Profile, device: &Device, link: Option<f64>) -> Result<Profiled, String> {
+        if profile.device != device.name {
+            return Err(format!("it was measured for {}, not for {}", profile.device, device.name));
+        }
+        let figures = profile.link;
+        let mut shares = Shares { handoff: profile.handoff_micros, ..Shares::default() };
+        for (a, lane) in Lane::ALL.into_iter().enumerate() {
+            for (b, other) in Lane::ALL.into_iter().enumerate() {
+                let share = profile.keeps.get(lane.name()).and_then(|shares| shares.get(other.name()));
+                shares.keeps[a][b] = share.copied().unwrap_or(1.0);
+            }
+        }
+        let (mut rates, mut link_micros) = ([figures.in_bandwidth, figures.out_bandwidth], figures.micros);
+        if let Some(link) = link.filter(|&link| figures.paced != Some(link)) {
+            // A slowed copy moves bytes only a part of the time, and is in others' way only then.
+            let at_work = |rate: f64| (rate / figures.copy_bandwidth).min(1.0);
+            let before = at_work(figures.paced.unwrap_or(f64::INFINITY));
+            let less = at_work(link) / before;
+            let is_link = |lane: usize| matches!(Lane::ALL[lane], Lane::In | Lane::Out);
+            for (a, keeps) in shares.keeps.iter_mut().enumerate() {
+                for (b, share) in keeps.iter_mut().enumerate() {
+                    // Others lose less to a slowed copy, and it loses less to others: it has time to catch up.
+                    let times = match (is_link(a), is_link(b)) {
+                        (false, true) => less,
+                        (true, false) | (true, true) if less < 1.0 => less * less,
+                        (true, _) => 1.0,
+                        (false, false) => continue,
+                    };
+                    *share = (1.0 - (1.0 - *share) * times).clamp(0.01, 1.0);
+                }
+            }
+            rates = rates.map(|rate| if figures.paced.is_some() { link } else { link.min(rate) });
+            link_micros = link_micros.max(device.link_micros);
+        }
+        Ok(Profiled { profile, roofline: Roofline::new(device), link: rates, link_micros, shares })
+    }
+
+    /// Names of the ops of a graph that were not measured, and how many ops there are. Each kind is named once.
+    pub fn guesses(&self, graph: &Graph) -> (Vec<String>, usize) {
+        let real = graph.order.iter().filter(|&&node| !graph.nodes[node].op.is_alias());
+        let keys: BTreeSet<String> = real.map(|&node| key(graph, node)).collect();
+        let n = keys.len();
+        (keys.into_iter().filter(|key| !self.profile.ops.contains_key(key)).collect(), n)
+    }
+}
+
+impl Cost for Profiled {
+    fn run(&self, graph: &Graph, node: Node) -> f64 {
+        if graph.nodes[node].op.is_alias() {
+            return 0.0;
+        }
+        match self.profile.ops.get(&key(graph, node)) {
+            Some(op) => op.micros,
+            None => {
+                let factor = self.profile.guess_factor[usize::from(!super::is_product(graph, node))];
+                self.roofline.run(graph, node) * factor
+            }
+        }
+    }
+    fn host(&self, graph: &Graph, node: Node) -> f64 {
+        let measured = self.profile.ops.get(&key(graph, node)).and_then(|op| op.host_micros);
+        measured.unwrap_or_else(|| 1e6 * super::operand_bytes(graph, node) as f64 / self.profile.host_bandwidth)
+    }
+    fn link(&self, bytes: u64) -> f64 {
+        self.link_micros + 1e6 * bytes as f64 / self.link[0].min(self.link[1])
+    }
+    fn link_way(&self, bytes: u64, to_device: bool) -> f64 {
+        self.link_micros + 1e6 * bytes as f64 / self.link[usize::from(!to_device)]
+    }
+    fn local(&self, bytes: u64) -> f64 {
+        1e6 * bytes as f64 / self.profile.link.copy_bandwidth
+    }
+    fn shares(&self) -> Shares {
+        self.shares
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices;
+
+    const GRAPH: &str = "graph m {\n  input  %x : f32[4,4]\n  state  param %w -> %w : f32[4,4] \"w\"\n  \
+        fwd - %y = matmul %x, %w ta=false tb=false : f32[4,4]\n  fwd - %z = relu %y : f32[4,4]\n  output z = %z\n}\n";
+
+    fn profile(ops: &[(&str, f64)]) -> Profile {
+        let op = |&(key, micros): &(&str, f64)| (key.to_string(), OpFigures { micros, host_micros: None, count: 1 });
+        Profile {
+            version: VERSION,
+            device: "test".into(),
+            machine: "m".into(),
+            cpu: "c".into(),
+            cores: 2,
+            model: "m".into(),
+            repeat: 3,
+            profiling_seconds: 1.0,
+            step_micros: 10.0,
+            peak_bytes: 100,
+            guess_factor: [2.0, 3.0],
+            handoff_micros: 5.0,
+            host_bandwidth: 1e9,
+            link: LinkFigures { paced: None, in_bandwidth: 4e9, out_bandwidth: 2e9, micros: 0.5, copy_bandwidth: 4e9 },
+            keeps: BTreeMap::from([("compute".into(), BTreeMap::from([("in".into(), 0.8)]))]),
+            ops: ops.iter().map(op).collect(),
+        }
+    }
+
+    #[test]
+    fn a_profile_comes_back() {
+        let profile = profile(&[("relu f32[4,4] -> f32[4,4]", 7.5)]);
+        assert_eq!(Profile::from_toml(&profile.to_toml().unwrap()).unwrap(), profile);
+    }
+
+    #[test]
+    fn a_broken_profile_is_refused_by_field() {
+        let text = profile(&[("relu f32[4,4] -> f32[4,4]", 7.5)]).to_toml().unwrap();
+        for (good, bad, says) in [
+            ("version = 1", "version = 2", "version 2"),
+            ("version = 1\n", "", "version"),
+            ("micros = 7.5", "micros = -1.0", "relu"),
+            ("micros = 7.5", "micros = nan", "relu"),
+            ("micros = 7.5", "micros = \"x\"", "micros"),
+            ("in = 0.8", "in = 0.0", "compute.in"),
+            ("in = 0.8", "up = 0.8", "compute.up"),
+            ("host_bandwidth = 1000000000.0", "host_bandwidth = 0.0", "host_bandwidth"),
+            ("copy_bandwidth = 4000000000.0", "copy_bandwidth = inf", "copy_bandwidth"),
+            ("cores = 2", "cores = 2\nspeed = 3", "speed"),
+        ] {
+            assert!(text.contains(good), "{good} should be in\n{text}");
+            let error = Profile::from_toml(&text.replacen(good, bad, 1)).unwrap_err();
+            assert!(error.contains(says), "{bad}: {error}");
+        }
+        for cut in (0..text.len()).step_by(7) {
+            // What is cut off between two tables may still be whole, but for the ops.
+            if let Ok(short) = Profile::from_toml(&text[..cut]) {
+                assert!(short.ops.len() <= 1);
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_is_a_scaled_roofline() {
+        let graph = ir::text::parse_graph(GRAPH).unwrap();
+        let device = devices::named("test").unwrap();
+        let (matmul, relu) = (graph.order[0], graph.order[1]);
+        let cost = Profiled::new(profile(&[(&key(&graph, relu), 7.5)]), &device, None).unwrap();
+        assert_eq!(cost.run(&graph, relu), 7.5);
+        assert_eq!(cost.run(&graph, matmul), 2.0 * Roofline::new(&device).run(&graph, matmul));
+        assert_eq!(cost.guesses(&graph), (vec![key(&graph, matmul)], 2));
+        assert_eq!((cost.link_way(4000, true), cost.link_way(4000, false), cost.link(4000)), (1.5, 2.5, 2.5));
+    }
+
+    #[test]
+    fn a_slowed_link_is_less_in_the_way() {
+        let device = devices::named("test").unwrap();
+        let shares = |link| Profiled::new(profile(&[]), &device, link).unwrap().shares().keeps[0][1];
+        assert_eq!(shares(None), 0.8);
+        // A quarter of the time at work.
+        assert!((shares(Some(1e9)) - 0.95).abs() < 1e-12);
+        let slowed = Profiled::new(profile(&[]), &device, Some(1e9)).unwrap();
+        assert_eq!(slowed.link(1000), 1.0 + device.link_micros);
+        let other = devices::named("cpu").unwrap();
+        assert!(Profiled::new(profile(&[]), &other, None).unwrap_err().contains("test"));
+    }
+}

@@ -1,0 +1,686 @@
+//! Measures a machine: how long each op of a step takes, how fast bytes move, and what all of that costs each other when
+//! it happens at the same time.
+//!
+//! An op's time depends on where its operands are: just written, and so in a cache, or long gone to memory. So ops are
+//! not run in hot loops, each alone; they are *replayed*, in the order of the step, on the addresses that a plan gave
+//! them, and what a step finds in the cache a replay finds there too. The replay needs little memory for it: addresses are
+//! folded into a window, and an operand whose bytes another has taken since is made anew, as numbers that its op accepts,
+//! which are then driven out of the cache. A window as large as the plan's pool folds nothing. The least window is what
+//! the largest op needs: profiling on demand, as in "ProTrain: Efficient LLM Training via Memory-Aware Techniques" (Yao
+//! et al., 2024), section 3.2. Each round costs what a step costs.
+//!
+//! What runs at the same time is measured in pairs: both loop for a while, and each one's progress is compared with its
+//! progress alone.
+
+use crate::init::{mix, normal};
+use crate::kernel::{Call, Tensor};
+use crate::kernels::{self, Kernel as Code};
+use crate::link::{Link, Pace, Way};
+use crate::memory::{self, Arena};
+use crate::sync::Bell;
+use crate::validate::{self, ALIGN};
+use crate::{Error, kernel};
+use artifact::{Artifact, Attr, DType, Kernel, Operand, Place, Pool, Range};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// An op of a step. Places are addresses in one pool, as a plan gave them; which pool is not looked at.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Op {
+    /// What runs.
+    pub kernel: Kernel,
+    /// Operands.
+    pub ins: Vec<Operand>,
+    /// Results.
+    pub outs: Vec<Operand>,
+    /// Bytes that the kernel may use while it runs.
+    pub scratch: Option<Range>,
+}
+
+/// What an operand holds that no op of the step has made.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Content {
+    /// Zeros: a moment.
+    Zeros,
+    /// These bytes, again and again.
+    Bytes(Vec<u8>),
+}
+
+/// The times of a step's ops.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Times {
+    /// Each op's time, the median over rounds, µs; or why it could not be run.
+    pub micros: Vec<Result<f64, String>>,
+    /// The memory that it took, bytes.
+    pub bytes: u64,
+    /// What the largest op needs alone, bytes.
+    pub largest_op: u64,
+}
+
+/// Runs a step's ops again and again.
+pub struct Replay {
+    ops: Vec<Result<Ready, String>>,
+    draws: Draws,
+    times: Vec<Vec<f64>>,
+    bytes: u64,
+    largest_op: u64,
+    /// Read to drive everything else out of the cache; made when it is first wanted.
+    others: Vec<u64>,
+    // Dropped last: ops lie in it.
+    _window: Arena,
+}
+
+/// An op that can be run.
+struct Ready {
+    code: &'static Code,
+    attrs: Vec<(String, Attr)>,
+    ins: Vec<Tensor>,
+    outs: Vec<Tensor>,
+    scratch: Option<Tensor>,
+    /// The operands to make anew before it, in the first round and in later ones.
+    missing: [Vec<usize>; 2],
+    /// How, for each operand.
+    fills: Vec<Fill>,
+}
+
+#[derive(Clone)]
+enum Fill {
+    Given(Content),
+    /// Numbers; of integers, those from 0 up to, but not including, this.
+    Drawn(u64),
+}
+
+/// Bytes to be driven out of the cache with others: fewer are not worth the time.
+const COOLED: usize = 1 << 20;
+/// More than a last-level cache has for one core of today's servers, bytes.
+const CACHE: usize = 64 << 20;
+
+impl Replay {
+    /// Prepares ops, in the order of the step. `contents` tells what is at an address when the step begins, where that
+    /// matters. The window has at most `memory` bytes, but what the largest op needs in any case.
+    pub fn new(ops: &[Op], contents: &BTreeMap<u64, Content>, memory: u64) -> Result<Replay, Error> {
+        let bounds = bounds(ops);
+        let needs = |op: &Op| touched(op).iter().map(|&(_, bytes)| bytes.next_multiple_of(ALIGN)).sum::<u64>();
+        let largest_op = ops.iter().map(needs).max().unwrap_or(0);
+        let pool = ops.iter().flat_map(touched).map(|(start, bytes)| start.saturating_add(bytes)).max().unwrap_or(0);
+        let bytes = pool.min(memory).max(largest_op.min(pool)).next_multiple_of(ALIGN);
+        let lacking = || Error::Resources(format!("no memory to replay the step in: {bytes} bytes"));
+        let window = Arena::new(bytes).ok_or_else(lacking)?;
+        // What the window holds: start to end and the address that the bytes have in the plan.
+        let mut holds = Holds::default();
+        let mut ready: Vec<Result<Ready, String>> = vec![];
+        for round in 0..2 {
+            for (at, op) in ops.iter().enumerate() {
+                let folded = fold(op, bytes);
+                let missing = holds.run(op, &folded);
+                match ready.get_mut(at) {
+                    Some(Ok(ready)) => ready.missing[round] = missing,
+                    Some(Err(_)) => {}
+                    None => {
+                        let fill = |x: &Operand| match contents.get(&x.place.offset) {
+                            Some(content) => Fill::Given(content.clone()),
+                            None => Fill::Drawn(bounds.get(&(x.place.offset, x.dtype)).copied().unwrap_or(2)),
+                        };
+                        ready.push(prepare(&folded, &window).map(|(code, ins, outs, scratch)| Ready {
+                            code,
+                            attrs: op.kernel.attrs.clone(),
+                            ins,
+                            outs,
+                            scratch,
+                            missing: [missing, vec![]],
+                            fills: op.ins.iter().map(fill).collect(),
+                        }));
+                    }
+                }
+            }
+        }
+        let times = vec![vec![]; ops.len()];
+        Ok(Replay { ops: ready, draws: Draws::default(), times, bytes, largest_op, others: vec![], _window: window })
+    }
+
+    /// Runs `rounds` rounds after one that only warms up, and tells `progress` after each op; it says whether to go on.
+    pub fn run(&mut self, rounds: usize, progress: &mut dyn FnMut() -> bool) -> Times {
+        'rounds: for round in 0..=rounds {
+            let mut last = Instant::now();
+            for at in 0..self.ops.len() {
+                if self.fill(at, round.min(1)) {
+                    last = Instant::now();
+                }
+                let outcome = match &self.ops[at] {
+                    Ok(op) => op.run(),
+                    Err(_) => Ok(()),
+                };
+                let now = Instant::now();
+                match outcome {
+                    Ok(()) if 0 < round => self.times[at].push((now - last).as_secs_f64() * 1e6),
+                    Ok(()) => {}
+                    Err(why) => self.ops[at] = Err(why),
+                }
+                if !progress() {
+                    break 'rounds;
+                }
+                last = Instant::now();
+            }
+        }
+        let median = |(op, times): (&Result<Ready, String>, &Vec<f64>)| match op {
+            Ok(_) => median(times).ok_or_else(|| "it was not run".to_string()),
+            Err(why) => Err(why.clone()),
+        };
+        let micros = self.ops.iter().zip(&self.times).map(median).collect();
+        Times { micros, bytes: self.bytes, largest_op: self.largest_op }
+    }
+
+    /// Makes an op's missing operands; false if there are none.
+    fn fill(&mut self, at: usize, round: usize) -> bool {
+        let Ok(op) = &self.ops[at] else { return false };
+        let mut made = 0;
+        for &i in &op.missing[round] {
+            self.draws.fill(&op.ins[i], &op.fills[i]);
+            made += op.ins[i].bytes;
+        }
+        if COOLED <= made {
+            self.others.resize(CACHE / size_of::<u64>(), 1);
+            std::hint::black_box(self.others.iter().sum::<u64>());
+        }
+        !op.missing[round].is_empty()
+    }
+}
+
+impl Ready {
+    fn run(&self) -> Result<(), String> {
+        let call = Call::new(&self.attrs, &self.ins, &self.outs, self.scratch.as_ref());
+        // As on a machine: a bug in a kernel is that op's failure.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.code.run(&call)));
+        outcome.unwrap_or_else(|_| Err("its kernel panicked".into()))
+    }
+}
+
+/// The ranges that an op touches, each once.
+fn touched(op: &Op) -> Vec<(u64, u64)> {
+    let operands = op.ins.iter().chain(&op.outs).map(|x| (x.place.offset, x.bytes().unwrap_or(u64::MAX)));
+    let mut ranges: Vec<(u64, u64)> =
+        operands.chain(op.scratch.map(|scratch| (scratch.place.offset, scratch.bytes))).collect();
+    ranges.sort_unstable();
+    ranges.dedup();
+    ranges
+}
+
+/// The op with its places in a window of `bytes` bytes: each address modulo the window's size, or, if that makes what it
+/// touches overlap, one after the other.
+fn fold(op: &Op, bytes: u64) -> Op {
+    let ranges = touched(op);
+    let modulo = |(start, size): (u64, u64)| match start % bytes.max(1) {
+        at if at + size <= bytes => at,
+        _ => bytes.saturating_sub(size) / ALIGN * ALIGN,
+    };
+    let mut places: Vec<(u64, u64)> = ranges.iter().map(|&range| (modulo(range), range.1)).collect();
+    let apart = |a: &(u64, u64), b: &(u64, u64)| a.0.saturating_add(a.1) <= b.0 || b.0.saturating_add(b.1) <= a.0;
+    let fits =
+        (0..places.len()).all(|i| (0..i).all(|j| apart(&places[i], &places[j]) || !apart(&ranges[i], &ranges[j])));
+    if !fits {
+        let mut next = 0;
+        for place in &mut places {
+            place.0 = next;
+            next += place.1.next_multiple_of(ALIGN);
+        }
+    }
+    let place = |start: u64, size: u64| {
+        let found = ranges.binary_search(&(start, size)).map_or(0, |i| places[i].0);
+        Place { pool: 0, offset: found }
+    };
+    let operand = |x: &Operand| Operand { place: place(x.place.offset, x.bytes().unwrap_or(u64::MAX)), ..x.clone() };
+    Op {
+        kernel: op.kernel.clone(),
+        ins: op.ins.iter().map(operand).collect(),
+        outs: op.outs.iter().map(operand).collect(),
+        scratch: op.scratch.map(|range| Range { place: place(range.place.offset, range.bytes), ..range }),
+    }
+}
+
+/// What the window holds: for the start of a range, its end and its address in the plan.
+#[derive(Default)]
+struct Holds(BTreeMap<u64, (u64, u64)>);
+
+impl Holds {
+    /// Notes that an op runs; returns the operands that are not there.
+    fn run(&mut self, op: &Op, folded: &Op) -> Vec<usize> {
+        let mut missing = vec![];
+        for (i, (x, at)) in op.ins.iter().zip(&folded.ins).enumerate() {
+            let (start, bytes) = (at.place.offset, x.bytes().unwrap_or(0));
+            if 0 < bytes && self.0.get(&start) != Some(&(start + bytes, x.place.offset)) {
+                self.put(start, bytes, x.place.offset);
+                missing.push(i);
+            }
+        }
+        for (y, at) in op.outs.iter().zip(&folded.outs) {
+            self.put(at.place.offset, y.bytes().unwrap_or(0), y.place.offset);
+        }
+        if let (Some(scratch), Some(at)) = (op.scratch, folded.scratch) {
+            self.put(at.place.offset, scratch.bytes, scratch.place.offset);
+        }
+        missing
+    }
+
+    fn put(&mut self, start: u64, bytes: u64, address: u64) {
+        if bytes == 0 {
+            return;
+        }
+        // Ranges are disjoint: those that overlap are the last before the end, and those before it.
+        while let Some((&from, &(to, _))) = self.0.range(..start + bytes).next_back() {
+            if to <= start {
+                break;
+            }
+            self.0.remove(&from);
+        }
+        self.0.insert(start, (start + bytes, address));
+    }
+}
+
+type Prepared = (&'static Code, Vec<Tensor>, Vec<Tensor>, Option<Tensor>);
+
+/// Resolves an op to the window's memory, once it is proved that it may run there.
+fn prepare(op: &Op, window: &Arena) -> Result<Prepared, String> {
+    let pools = vec![Pool { name: "window".into(), bytes: window.bytes() }];
+    let artifact = Artifact { pools, ..Artifact::default() };
+    validate::launch(&artifact, &op.kernel.op, &op.kernel, &op.ins, &op.outs, op.scratch).map_err(|e| match e {
+        Error::Invalid(why) | Error::Unsupported(why) => why,
+        other => other.to_string(),
+    })?;
+    let code = kernels::find(&op.kernel.op).ok_or_else(|| format!("there is no kernel for {}", op.kernel.op))?;
+    let tensor = |x: &Operand| {
+        let bytes = x.bytes().expect("a validated tensor should have a size");
+        window.tensor(x.place.offset, bytes, x.dtype, &x.shape)
+    };
+    let scratch = op.scratch.map(|range| window.range(range.place.offset, range.bytes));
+    Ok((code, op.ins.iter().map(tensor).collect(), op.outs.iter().map(tensor).collect(), scratch))
+}
+
+/// For the place and type of each operand that some op takes for indices: what all of them are below.
+fn bounds(ops: &[Op]) -> BTreeMap<(u64, DType), u64> {
+    let mut bounds = BTreeMap::new();
+    for op in ops {
+        for (i, x) in op.ins.iter().enumerate() {
+            if let Some(below) = below(op, i) {
+                let bound = bounds.entry((x.place.offset, x.dtype)).or_insert(below);
+                *bound = below.min(*bound);
+            }
+        }
+    }
+    bounds
+}
+
+/// What an op's indices in operand `i` have to be below; `None` if it takes none there.
+fn below(op: &Op, i: usize) -> Option<u64> {
+    let number = |key: &str| match kernel::attr(&op.kernel.attrs, key) {
+        Some(&Attr::Int(n)) => u64::try_from(n).ok(),
+        _ => None,
+    };
+    let size = |of: usize, dim: usize| op.ins.get(of)?.shape.get(dim).copied();
+    match (&*op.kernel.op, i) {
+        ("embedding", 1) => size(0, 0),
+        ("embedding_bwd", 1) => number("rows"),
+        ("nll_loss", 1) => size(0, 1),
+        ("nll_loss_bwd", 1) => op.outs.first()?.shape.get(1).copied(),
+        ("gather" | "scatter" | "scatter_add" | "scatter_value", 1) => size(0, usize::try_from(number("dim")?).ok()?),
+        ("index", 1..) => size(0, i - 1),
+        ("index_put", 2..) => size(0, i - 2),
+        _ => None,
+    }
+}
+
+/// Drawn numbers, for each type and bound.
+#[derive(Default)]
+struct Draws(Vec<(DType, u64, Vec<u8>)>);
+
+/// How many numbers are drawn before they repeat; a prime, so that rows of a tensor differ.
+const DRAWN: u64 = 65_537;
+
+impl Draws {
+    fn fill(&mut self, tensor: &Tensor, fill: &Fill) {
+        let bytes = match fill {
+            Fill::Given(Content::Zeros) => return memory::fill(tensor, 0),
+            Fill::Given(Content::Bytes(bytes)) => bytes,
+            &Fill::Drawn(below) => {
+                let known = self.0.iter().position(|(dtype, bound, _)| (*dtype, *bound) == (tensor.dtype, below));
+                let at = known.unwrap_or_else(|| {
+                    self.0.push((tensor.dtype, below, draw(tensor.dtype, below)));
+                    self.0.len() - 1
+                });
+                &self.0[at].2
+            }
+        };
+        let mut from = 0;
+        while from < tensor.bytes && !bytes.is_empty() {
+            let part = bytes.len().min(tensor.bytes - from);
+            memory::write_part(tensor, from, &bytes[..part]);
+            from += part;
+        }
+    }
+}
+
+/// Small normal numbers, or integers from 0 up to `below`.
+fn draw(dtype: DType, below: u64) -> Vec<u8> {
+    let float = |i: u64| 0.02 * normal(mix(1), i);
+    let whole = |i: u64| mix(i) % below.max(1);
+    let encode = |i: u64| match dtype {
+        DType::F64 => float(i).to_le_bytes().to_vec(),
+        DType::F32 => (float(i) as f32).to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f64(float(i)).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f64(float(i)).to_le_bytes().to_vec(),
+        DType::Bool => vec![(mix(i) & 1) as u8],
+        other => whole(i).to_le_bytes()[..other.bytes() as usize].to_vec(),
+    };
+    (0..DRAWN).flat_map(encode).collect()
+}
+
+/// The middle of some times; `None` of none.
+fn median(times: &[f64]) -> Option<f64> {
+    let mut times = times.to_vec();
+    times.sort_by(f64::total_cmp);
+    let n = times.len();
+    match n {
+        0 => None,
+        n if n % 2 == 1 => Some(times[n / 2]),
+        n => Some((times[n / 2 - 1] + times[n / 2]) / 2.0),
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- the machine
+
+/// What can keep a machine busy at the same time as something else.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Load {
+    /// The step's ops.
+    Compute,
+    /// Copies to the device.
+    In,
+    /// Copies from the device.
+    Out,
+    /// An optimizer's updates on the host's cores.
+    Host,
+}
+
+impl Load {
+    /// Every load; its position is its index in [`Figures::keeps`].
+    pub const ALL: [Load; 4] = [Load::Compute, Load::In, Load::Out, Load::Host];
+}
+
+/// What was measured besides ops.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Figures {
+    /// Bytes per second over the link, to the device and from it, the other way at rest.
+    pub link_bandwidth: [f64; 2],
+    /// What a copy over the link takes besides its bytes, µs.
+    pub link_micros: f64,
+    /// Bytes per second of a copy that no link slows.
+    pub copy_bandwidth: f64,
+    /// Bytes per second that AdamW reads and writes on the host's cores.
+    pub host_bandwidth: f64,
+    /// `keeps[a][b]`: the share of its speed that load `a` keeps while load `b` runs.
+    pub keeps: [[f64; 4]; 4],
+    /// From the end of a line to the start of one on another stream that waits for it, µs.
+    pub handoff: f64,
+    /// The memory that it took, bytes.
+    pub bytes: u64,
+}
+
+/// Bytes of one copy of a load. Large enough that starting it costs nothing.
+const COPY: usize = 1 << 20;
+/// Bytes that a load's copies go round in, on each side.
+const AROUND: usize = 16 << 20;
+/// Elements of one update of the host's load.
+const UPDATE: u64 = 1 << 18;
+
+/// Measures the machine, beside a replay that has run; each measurement takes about `seconds`.
+pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> Result<Figures, Error> {
+    let pace = link.map(|(bandwidth, latency)| Pace { bandwidth, latency });
+    let lacking = || Error::Resources("no memory to measure copies in".into());
+    let arenas = [(); 4].map(|()| Arena::new(AROUND as u64));
+    let [Some(a), Some(b), Some(c), Some(d)] = arenas else { return Err(lacking()) };
+    let update = Update::new().map_err(Error::Host)?;
+    let free = Link::new(None);
+    let paced = Link::new(pace);
+    let n = AROUND / COPY;
+    let copies = |from: &Arena, to: &Arena| -> Vec<(Tensor, Tensor)> {
+        let part = |arena: &Arena, i: usize| arena.range((i * COPY) as u64, COPY as u64);
+        (0..n).map(|i| (part(from, i), part(to, i))).collect()
+    };
+    let (inwards, outwards) = (copies(&a, &b), copies(&c, &d));
+    let medians: Vec<f64> = replay.times.iter().map(|times| median(times).unwrap_or(0.0)).collect();
+
+    // A load is a loop: it calls the function with 0, 1, … and adds up what each call says it has done.
+    let compute = |i: usize| match replay.ops.get(i % replay.ops.len().max(1)) {
+        Some(Ok(op)) if op.run().is_ok() => medians[i % medians.len()] * 1e-6,
+        _ => 0.0,
+    };
+    let copying = |link: &Link, way: Way, copies: &[(Tensor, Tensor)], i: usize| {
+        let (src, dst) = &copies[i % n];
+        link.copy(way, src, dst, || false);
+        COPY as f64
+    };
+    let to_device = |i: usize| copying(&paced, Way::ToDevice, &inwards, i);
+    let to_host = |i: usize| copying(&paced, Way::FromDevice, &outwards, i);
+    let updating = |_: usize| update.run();
+    let loads: [&(dyn Fn(usize) -> f64 + Sync); 4] = [&compute, &to_device, &to_host, &updating];
+
+    let copy_bandwidth = alone(&|i| copying(&free, Way::ToDevice, &inwards, i), seconds);
+    let rates = loads.map(|load| alone(load, seconds));
+    let mut keeps = [[1.0; 4]; 4];
+    for (i, one) in loads.iter().enumerate() {
+        for (j, other) in loads.iter().enumerate().skip(i + 1) {
+            let together = together(*one, *other, seconds);
+            // More than alone is noise, and nothing at all would stop a simulation.
+            let share = |rate: f64, alone: f64| if 0.0 < alone { (rate / alone).clamp(0.01, 1.0) } else { 1.0 };
+            keeps[i][j] = share(together.0, rates[i]);
+            keeps[j][i] = share(together.1, rates[j]);
+        }
+    }
+    let small = (a.range(0, ALIGN), b.range(0, ALIGN));
+    let start = |_: usize| {
+        paced.copy(Way::ToDevice, &small.0, &small.1, || false);
+        1.0
+    };
+    let link_micros = 1e6 / alone(&start, seconds / 10.0).max(1.0);
+    // A rate was measured with the start of each copy; a bandwidth is without.
+    let bandwidth = |rate: f64| COPY as f64 / (COPY as f64 / rate - link_micros * 1e-6).max(1e-12);
+    Ok(Figures {
+        link_bandwidth: [bandwidth(rates[Load::In as usize]), bandwidth(rates[Load::Out as usize])],
+        link_micros,
+        copy_bandwidth,
+        host_bandwidth: rates[Load::Host as usize],
+        keeps,
+        handoff: handoff(),
+        bytes: 4 * AROUND as u64 + update.bytes(),
+    })
+}
+
+/// What a load does in a second by itself.
+fn alone(load: &(dyn Fn(usize) -> f64 + Sync), seconds: f64) -> f64 {
+    // Once more, to warm up.
+    run_for(load, seconds / 10.0, &AtomicBool::new(false));
+    run_for(load, seconds, &AtomicBool::new(false))
+}
+
+/// What each of two loads does in a second while the other runs.
+fn together(one: &(dyn Fn(usize) -> f64 + Sync), other: &(dyn Fn(usize) -> f64 + Sync), seconds: f64) -> (f64, f64) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| run_for(other, f64::INFINITY, &stop));
+        let one = run_for(one, seconds, &stop);
+        stop.store(true, Ordering::SeqCst);
+        // A load that panicked did nothing.
+        (one, other.join().unwrap_or(0.0))
+    })
+}
+
+/// What a load does in a second.
+fn run_for(load: &(dyn Fn(usize) -> f64 + Sync), seconds: f64, stop: &AtomicBool) -> f64 {
+    let start = Instant::now();
+    let mut done = 0.0;
+    let mut i = 0;
+    loop {
+        done += load(i);
+        i += 1;
+        let elapsed = start.elapsed().as_secs_f64();
+        if seconds <= elapsed || stop.load(Ordering::SeqCst) {
+            return done / elapsed.max(1e-9);
+        }
+    }
+}
+
+/// From a store to the moment at which a thread that sleeps until then goes on, µs.
+fn handoff() -> f64 {
+    const ROUNDS: u64 = 64;
+    let (bell, reached, woken) = (Bell::default(), AtomicU64::new(0), Mutex::new(Vec::new()));
+    let mut rung = vec![];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=ROUNDS {
+                bell.wait(|| round <= reached.load(Ordering::SeqCst));
+                crate::sync::unpoisoned(&woken).push(Instant::now());
+            }
+        });
+        for round in 1..=ROUNDS {
+            // It sleeps by then.
+            std::thread::sleep(Duration::from_millis(1));
+            rung.push(Instant::now());
+            reached.store(round, Ordering::SeqCst);
+            bell.ring();
+        }
+    });
+    let woken = crate::sync::unpoisoned(&woken);
+    let micros =
+        woken.iter().zip(&rung).map(|(woken, rung)| woken.saturating_duration_since(*rung).as_secs_f64() * 1e6);
+    median(&micros.collect::<Vec<f64>>()).unwrap_or(0.0)
+}
+
+/// The host's load: AdamW on tensors of its own.
+struct Update {
+    op: Ready,
+    touched: u64,
+    arena: Arena,
+}
+
+impl Update {
+    fn new() -> Result<Update, String> {
+        let tensor = 4 * UPDATE;
+        let operand = |offset: u64, dtype: DType, shape: &[u64]| Operand {
+            place: Place { pool: 0, offset },
+            dtype,
+            shape: shape.to_vec(),
+        };
+        let large = |i: u64| operand(i * tensor, DType::F32, &[UPDATE]);
+        let op = Op {
+            kernel: Kernel { op: "adamw".into(), attrs: vec![] },
+            ins: (0..4)
+                .map(large)
+                .chain([operand(4 * tensor, DType::I64, &[]), operand(4 * tensor + ALIGN, DType::F64, &[5])])
+                .collect(),
+            outs: [0, 2, 3].map(large).to_vec(),
+            scratch: None,
+        };
+        let arena = Arena::new(4 * tensor + 2 * ALIGN).ok_or("no memory to measure updates in")?;
+        let (code, ins, outs, scratch) = prepare(&op, &arena)?;
+        memory::write(&ins[4], &1i64.to_le_bytes());
+        let hyper = [1e-3f64, 0.9, 0.999, 1e-8, 1e-2];
+        memory::write(&ins[5], &hyper.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        let mut draws = Draws::default();
+        draws.fill(&ins[0], &Fill::Drawn(2));
+        draws.fill(&ins[1], &Fill::Drawn(2));
+        let ready = Ready { code, attrs: vec![], ins, outs, scratch, missing: [vec![], vec![]], fills: vec![] };
+        Ok(Update { op: ready, touched: 7 * tensor, arena })
+    }
+    fn run(&self) -> f64 {
+        if self.op.run().is_ok() { self.touched as f64 } else { 0.0 }
+    }
+    fn bytes(&self) -> u64 {
+        self.arena.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operand(offset: u64, dtype: DType, shape: &[u64]) -> Operand {
+        Operand { place: Place { pool: 0, offset }, dtype, shape: shape.to_vec() }
+    }
+    fn op(name: &str, attrs: &[(&str, Attr)], ins: Vec<Operand>, outs: Vec<Operand>) -> Op {
+        let attrs = attrs.iter().map(|(key, attr)| (key.to_string(), attr.clone())).collect();
+        Op { kernel: Kernel { op: name.into(), attrs }, ins, outs, scratch: None }
+    }
+    /// An embedding of 16 tokens from a table of 4 rows, then its square, in place.
+    fn step() -> Vec<Op> {
+        let x = || operand(4096, DType::F32, &[16, 16]);
+        vec![
+            op("embedding", &[], vec![operand(0, DType::F32, &[4, 16]), operand(1024, DType::I64, &[16])], vec![x()]),
+            op("mul", &[], vec![x(), x()], vec![x()]),
+        ]
+    }
+
+    #[test]
+    fn operands_are_ones_that_ops_accept() {
+        let mut replay = Replay::new(&step(), &BTreeMap::new(), u64::MAX).unwrap();
+        let mut n = 0;
+        let times = replay.run(3, &mut || {
+            n += 1;
+            true
+        });
+        assert_eq!((n, times.bytes, times.largest_op), (8, 5120, 256 + 128 + 1024));
+        assert!(times.micros.iter().all(|micros| micros.as_ref().is_ok_and(|&micros| 0.0 <= micros)), "{times:?}");
+        // Tokens are drawn below the number of rows, and not all the same.
+        let Ok(embedding) = &replay.ops[0] else { panic!("it should be ready") };
+        let mut bytes = vec![0; 128];
+        memory::read(&embedding.ins[1], &mut bytes);
+        let tokens: Vec<u8> = bytes.iter().step_by(8).copied().collect();
+        assert!(tokens.iter().all(|&t| t < 4) && tokens.iter().any(|&t| t != tokens[0]), "{tokens:?}");
+    }
+
+    #[test]
+    fn the_least_window_is_the_largest_op() {
+        let mut ops = step();
+        let y = || operand(8192, DType::F32, &[20, 16]);
+        ops.push(op("neg", &[], vec![y()], vec![y()]));
+        let mut replay = Replay::new(&ops, &BTreeMap::new(), 0).unwrap();
+        let times = replay.run(2, &mut || true);
+        assert_eq!(times.bytes, times.largest_op);
+        assert!(times.micros.iter().all(Result::is_ok), "{times:?}");
+        // Both operands of the first op are made anew in each round: the last op has taken their bytes.
+        let Ok(embedding) = &replay.ops[0] else { panic!("it should be ready") };
+        assert_eq!(embedding.missing, [vec![0, 1], vec![0, 1]]);
+    }
+
+    #[test]
+    fn what_cannot_run_is_told_and_the_rest_is_measured() {
+        let mut ops = step();
+        ops.push(op("extern", &[("name", Attr::Str("aten.foo".into()))], vec![], vec![]));
+        ops.push(op("mul", &[], vec![operand(0, DType::F32, &[4]), operand(64, DType::F32, &[5])], vec![]));
+        let times = Replay::new(&ops, &BTreeMap::new(), 0).unwrap().run(1, &mut || true);
+        let refused: Vec<usize> = (0..4).filter(|&i| times.micros[i].is_err()).collect();
+        assert_eq!(refused, [2, 3]);
+        assert!(times.micros[2].as_ref().unwrap_err().contains("aten.foo"));
+    }
+
+    #[test]
+    fn contents_that_are_given_are_used() {
+        let contents = BTreeMap::from([(1024, Content::Bytes(9i64.to_le_bytes().to_vec()))]);
+        let times = Replay::new(&step(), &contents, 0).unwrap().run(1, &mut || true);
+        assert!(times.micros[0].as_ref().unwrap_err().contains('9'), "{times:?}");
+        let contents = BTreeMap::from([(1024, Content::Zeros)]);
+        assert!(Replay::new(&step(), &contents, 0).unwrap().run(1, &mut || true).micros[0].is_ok());
+    }
+
+    #[test]
+    fn a_machine_is_measured() {
+        let mut replay = Replay::new(&step(), &BTreeMap::new(), 0).unwrap();
+        replay.run(1, &mut || true);
+        let figures = machine(&replay, Some((1e9, Duration::from_micros(10))), 0.002).unwrap();
+        assert!(figures.keeps.iter().flatten().all(|&share| 0.0 < share && share <= 1.0), "{figures:?}");
+        // A paced link is never faster than its pace.
+        assert!(figures.link_bandwidth.iter().all(|&rate| 0.0 < rate), "{figures:?}");
+        assert!(10.0 <= figures.link_micros && 0.0 < figures.host_bandwidth && 0.0 <= figures.handoff, "{figures:?}");
+    }
+}
