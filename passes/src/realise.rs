@@ -7,7 +7,7 @@ use crate::decide::{Decisions, Problem};
 use crate::schedule::apply::{COMPUTE, DEVICE, HOST};
 use crate::schedule::{apply, inplace, prefetch, sync};
 use crate::sim::{simulate, unlimited};
-use ir::schedule::{Buffer, InstrKind, Schedule};
+use ir::schedule::{Buffer, InstrKind, Loc, Schedule};
 use ir::{Graph, Id, Pool, Table};
 
 /// What decisions come to.
@@ -63,8 +63,8 @@ pub fn finish(problem: &Problem<'_>, schedule: &Schedule) -> Vec<Finished> {
         .collect()
 }
 
-/// Lifetimes in simulated time: a buffer that a copy still reads is not free at the next line of the list, but at the
-/// first that starts after the copy's end. Without this, first fit puts a tensor under one that is being swapped out, and
+/// Lifetimes in simulated time: a buffer that a copy or the host still reads is not free at the next line of the list, but
+/// at the first that starts after that has ended. Without this, first fit puts a tensor under one that is being swapped out, and
 /// the step waits for the link.
 fn stretched(
     graph: &Graph,
@@ -82,11 +82,12 @@ fn stretched(
     let n = schedule.instrs.len() as u32;
     let mut lives = lives.clone();
     for (instr, data) in schedule.instrs.iter().filter(|(_, data)| data.stream.index() != COMPUTE) {
-        let InstrKind::Copy { src, dst, .. } = data.kind else { continue };
         let after = computing.partition_point(|&(start, _)| start < timeline.end[instr]);
         let end = computing.get(after).map_or(n, |&(_, line)| line);
-        for loc in [src, dst] {
-            lives[loc.buffer].end = lives[loc.buffer].end.max(end);
+        let mut stretch = |loc: &Loc| lives[loc.buffer].end = lives[loc.buffer].end.max(end);
+        match &data.kind {
+            InstrKind::Run { args, outs, scratch, .. } => args.iter().chain(outs).chain(scratch).for_each(&mut stretch),
+            InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(&mut stretch),
         }
     }
     lives
