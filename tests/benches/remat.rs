@@ -1,0 +1,79 @@
+//! Recompute alone on the graphs of `tests/data/remat`, as a table in Markdown: `cargo bench -p tests --bench remat [-- STEPS]`.
+//!
+//! Overheads are reruns' time over the step's, in percent, at a peak that is the given share of what keeping everything
+//! needs. "published" is the best of Checkmate's integer program (HiGHS), Moccasin's constraint program (OR-tools), PyTorch
+//! 2.11's memory budget with its integer program, and a randomised greedy search with pruning, on the same graphs.
+
+use passes::remat::{Effort, Problem, lower_bound, solve};
+use std::io::Write;
+use std::time::Instant;
+
+/// Graph, budget as a share, the best of the published methods in percent.
+const ROWS: [(&str, f64, f64); 9] = [
+    ("gpt2", 0.9, 1.56),
+    ("gpt2", 0.7, 8.80),
+    ("gpt2", 0.6, 16.0),
+    ("gpt4", 0.7, 6.47),
+    ("gpt4", 0.66, 8.07),
+    ("gpt4", 0.585, 10.4),
+    ("gpt12", 0.82, 4.11),
+    ("gpt12", 0.68, 9.39),
+    ("gpt12", 0.60, 12.55),
+];
+/// Layers with which gpt12 has 10 054 nodes.
+const DEEP: u32 = 228;
+
+fn main() {
+    let steps = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
+    let effort = steps.map_or_else(Effort::default, |steps| Effort { steps, ..Effort::default() });
+    let mut out = std::io::stdout();
+    writeln!(out, "| graph | nodes | budget | ours % | bound % | published % | reruns | s | bound s |").expect("stdout should be open");
+    writeln!(out, "|---|---|---|---|---|---|---|---|---|").expect("stdout should be open");
+    for (name, share, published) in ROWS {
+        let listed = tests::remat::read(name).expect("the graph should be there");
+        let problem = listed.problem().expect("the graph should be in order");
+        writeln!(out, "{}", row(name, &problem, share, &format!("{published}"), effort)).expect("stdout should be open");
+    }
+    let listed = tests::remat::read("gpt12").expect("the graph should be there").deeper(DEEP);
+    let problem = listed.problem().expect("the graph should be in order");
+    if let Ok(scan) = std::env::var("SCAN") {
+        let listed = tests::remat::read("gpt12").expect("the graph should be there");
+        let problem = listed.problem().expect("the graph should be in order");
+        for name in ["gpt2", "gpt4", "gpt12", "gpt228"] {
+            let listed = if name == "gpt228" { tests::remat::read("gpt12").unwrap().deeper(DEEP) } else { tests::remat::read(name).unwrap() };
+            let problem = listed.problem().unwrap();
+            let start = Instant::now();
+            let curve = passes::remat::curve(&problem, effort);
+            let t = start.elapsed().as_secs_f64();
+            eprintln!("curve {name} {t:.2}s");
+            let keep = curve[0].clone();
+            for s in &curve { eprintln!("  {:.4} {:.2} bound {:.2} reruns {}", s.peak as f64/keep.peak as f64, 100.*(s.micros/keep.micros-1.), 100.*(lower_bound(&problem, s.peak)/keep.micros-1.), s.reruns.len()); }
+            let least = (1..1000).find(|k| lower_bound(&problem, keep.peak/1000*k).is_finite()).unwrap();
+            eprintln!("  least {least}");
+        }
+        for share in scan.split(',') { writeln!(out, "{}", row("gpt12", &problem, share.parse().unwrap(), "", effort)).unwrap(); }
+        return;
+    }
+    for share in [0.82, 0.68, 0.60, 0.5] {
+        writeln!(out, "{}", row("gpt228", &problem, share, "", effort)).expect("stdout should be open");
+    }
+}
+
+fn row(name: &str, problem: &Problem, share: f64, published: &str, effort: Effort) -> String {
+    let keep = solve(problem, u64::MAX, effort).expect("keeping everything should fit without a budget");
+    let budget = (keep.peak as f64 * share) as u64;
+    let percent = |micros: f64| 100.0 * (micros / keep.micros - 1.0);
+    let start = Instant::now();
+    let solution = solve(problem, budget, effort);
+    let seconds = start.elapsed().as_secs_f64();
+    let start = Instant::now();
+    let bound = percent(lower_bound(problem, budget));
+    let bound_seconds = start.elapsed().as_secs_f64();
+    let n = problem.nodes().len();
+    let s = solution.clone().unwrap();
+    let l = passes::remat::lazily(problem, &s.cuts(problem)).unwrap();
+    let e = passes::remat::evaluate(problem, &l);
+    eprintln!("lazily {} reruns {:.2}% peak {:.4} of the budget", l.len(), percent(e.micros), e.peak as f64/budget as f64);
+    let (ours, reruns) = solution.map_or(("none".into(), 0), |s| (format!("{:.2}", percent(s.micros)), s.reruns.len()));
+    format!("| {name} | {n} | {share} | {ours} | {bound:.2} | {published} | {reruns} | {seconds:.2} | {bound_seconds:.2} |")
+}
