@@ -10,8 +10,9 @@ use super::Problem;
 use super::cut::{self, Choice};
 use super::profile::{Profile, line_of, step};
 
-/// Lines that are asked for their bound.
+/// At least so many lines are asked for their bound, and more of short problems: as many as make this many lines' length.
 const N_LINES: usize = 6;
+const LENGTH: usize = 20_000;
 /// Prices that are tried at a line. The search for the best price ends before in practice.
 const N_PRICES: usize = 24;
 
@@ -29,8 +30,10 @@ pub fn lower_bound(problem: &Problem, budget: u64) -> f64 {
     // The fullest, and others that are spread over those that are too full.
     let mut chosen: Vec<u32> = lines.first().map(|l| l.1).into_iter().collect();
     lines.sort_unstable_by_key(|l| l.1);
-    chosen.extend((1..N_LINES).filter_map(|k| lines.get(k * lines.len() / N_LINES)).map(|l| l.1));
-    let reruns = chosen.into_iter().map(|line| at_line(problem, line, budget, &|n| problem.nodes[n as usize].micros).least);
+    let most = (N_LINES + LENGTH / n_lines.max(1) as usize).min(lines.len());
+    chosen.extend((0..most).map(|k| lines[k * lines.len() / most].1));
+    let reruns =
+        chosen.into_iter().map(|line| at_line(problem, line, budget, &|n| problem.nodes[n as usize].micros).least);
     problem.base_micros() + reruns.fold(0.0, f64::max)
 }
 

@@ -17,8 +17,6 @@ const PER_MICRO: f64 = 1e6;
 pub(super) struct Choice {
     /// The nodes that run again after the line.
     pub(super) nodes: BTreeSet<u32>,
-    /// What they take, µs.
-    pub(super) micros: f64,
     /// Bytes saved across the line, besides those that the line itself makes and reads.
     pub(super) bytes: u64,
     /// Nothing takes fewer µs, a byte saved reckoned at the price.
@@ -85,11 +83,10 @@ pub(super) fn choose(problem: &Problem, line: u32, price: f64, time: &dyn Fn(u32
     let (least, reached) = network.cut(source, sink);
     let runs = |maker: u32| node_of.get(&maker).is_some_and(|&vertex| reached[vertex as usize]);
     let nodes: BTreeSet<u32> = node_of.keys().copied().filter(|&maker| runs(maker)).collect();
-    let saved = vertex_of.iter().filter(|&(&value, &vertex)| {
-        reached[vertex as usize] && !runs(problem.values[value as usize].maker)
-    });
+    let saved = vertex_of
+        .iter()
+        .filter(|&(&value, &vertex)| reached[vertex as usize] && !runs(problem.values[value as usize].maker));
     Choice {
-        micros: nodes.iter().map(|&node| problem.nodes[node as usize].micros).sum(),
         bytes: saved.map(|(&value, _)| problem.values[value as usize].bytes).sum(),
         nodes,
         least: least as f64 / PER_MICRO,

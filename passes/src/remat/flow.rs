@@ -92,7 +92,8 @@ impl Network {
                 path.truncate(full);
                 continue;
             }
-            let fits = |&arc: &u32| 0 < self.room[arc as usize] && level[self.head[arc as usize] as usize] + 1 == level[at];
+            let fits =
+                |&arc: &u32| 0 < self.room[arc as usize] && level[self.head[arc as usize] as usize] + 1 == level[at];
             match self.out[at].get(next[at]) {
                 Some(arc) if level[self.head[*arc as usize] as usize] != u32::MAX && fits(arc) => path.push(*arc),
                 Some(_) => next[at] += 1,

@@ -10,6 +10,14 @@
 //! [`solve`] finds a set whose peak is within a budget, [`curve`] a family from what keeping everything needs down to the
 //! least that was found, [`lower_bound`] what no set can beat, and [`evaluate`] is the meaning of a set, spelled out.
 //!
+//! A set says more than cuts of gaps can: that a value whose last reader among the lines is gone is held for a rerun, or that a
+//! rerun stands earlier than the next read. To act on it as it is, run the reruns listed before each line, let readers take the
+//! latest copy, and end each buffer at its last read; nothing else is to be decided. [`Solution::cuts`] and [`lazily`] say
+//! what becomes of it where gaps are all that can be cut.
+//!
+//! `fixed` may also say what else is asked of a line. If a block is to hold at most `h` bytes from its forward to its backward
+//! and need at most `b` bytes at once, a line between the two that fixes `b - h` bytes makes both one budget, `b`.
+//!
 //! After: the reruns are plain data. They say nothing of addresses, so that padding and fragmentation come on top, and
 //! nothing of results written over operands, which need less.
 
@@ -263,10 +271,8 @@ pub fn evaluate(problem: &Problem, reruns: &[Rerun]) -> Evaluation {
             copies[copy].2 = steps.len() - 1;
         }
     }
-    let mut bytes: Vec<u64> = steps
-        .iter()
-        .map(|run| problem.fixed[run.line as usize] + problem.nodes[run.node as usize].scratch)
-        .collect();
+    let mut bytes: Vec<u64> =
+        steps.iter().map(|run| problem.fixed[run.line as usize] + problem.nodes[run.node as usize].scratch).collect();
     let mut starts = vec![0; steps.len() + 1];
     let mut ends = vec![0; steps.len() + 1];
     for (value, first, last) in copies {

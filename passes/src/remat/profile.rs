@@ -125,25 +125,27 @@ impl<'a> Profile<'a> {
         steps[..steps.len() - 1].iter().map(|s| s.0)
     }
 
-    /// The next read of a copy that lies idle at a step; `None` if no copy is there, or the step makes or reads it.
+    /// The next read of a copy that lies idle at a step; `None` if no copy is there, or the step makes or reads it. What the
+    /// step must leave counts as read by the last line.
     pub(super) fn idle(&self, value: u32, at: Step) -> Option<Step> {
-        let maker = self.problem.values[value as usize].maker;
-        if line_of(at) <= maker {
+        let data = &self.problem.values[value as usize];
+        if line_of(at) <= data.maker || data.maker == node_of(at) {
             return None;
         }
         let reads = &self.reads[value as usize];
         // Most values are dead, or not yet made: ask that first.
-        if reads.last().is_none_or(|&last| last <= at) || maker == node_of(at) {
+        if !data.kept && reads.last().is_none_or(|&last| last <= at) {
             return None;
         }
         let next = reads.partition_point(|&read| read <= at);
         if 0 < next && reads[next - 1] == at {
             return None;
         }
-        let read = reads[next];
-        let runs = &self.runs[maker as usize];
-        let run = runs.partition_point(|&(line, _)| step(line, maker) <= at);
-        (runs.get(run).is_none_or(|&(line, _)| read < step(line, maker))).then_some(read)
+        let last_line = self.problem.nodes.len() as u32 - 1;
+        let read = reads.get(next).copied().unwrap_or(step(last_line, last_line));
+        let runs = &self.runs[data.maker as usize];
+        let run = runs.partition_point(|&(line, _)| step(line, data.maker) <= at);
+        (runs.get(run).is_none_or(|&(line, _)| read < step(line, data.maker))).then_some(read)
     }
     /// The last step at which the copy is there that a read at a step would take. Its maker runs before the step.
     pub(super) fn end_for(&self, value: u32, at: Step) -> Step {

@@ -45,12 +45,17 @@ fn solve_from(problem: &Problem, budget: u64, effort: Effort, starts: &[Vec<Reru
     if possible.len() <= ENUMERABLE {
         return enumerate(problem, budget, &possible);
     }
+    search(problem, budget, effort, starts)
+}
+
+/// The fastest set found without enumeration.
+pub(super) fn search(problem: &Problem, budget: u64, effort: Effort, starts: &[Vec<Rerun>]) -> Option<Solution> {
     let mut search = Search::new(problem, budget, effort.seed);
     if search.profile.peak() <= search.budget {
         return Some(Solution::new(problem, vec![]));
     }
     search.find(effort, starts);
-    search.best.map(|(_, reruns)| Solution::new(problem, reruns))
+    search.best.filter(|best| best.above == 0).map(|best| Solution::new(problem, best.reruns))
 }
 
 /// Solutions from keeping everything down to the least memory that was found: each needs less and takes longer than the
@@ -58,11 +63,16 @@ fn solve_from(problem: &Problem, budget: u64, effort: Effort, starts: &[Vec<Reru
 pub fn curve(problem: &Problem, effort: Effort) -> Vec<Solution> {
     let mut solutions = vec![Solution::new(problem, vec![])];
     let each = Effort { steps: effort.steps / N_POINTS, ..effort };
-    loop {
+    let mut steps = STEPS.into_iter().peekable();
+    while let Some(step) = steps.peek() {
         let last = solutions.last().expect("keeping everything should be a solution");
-        let budget = (last.peak as f64 * STEP) as u64;
-        let Some(solution) = solve_from(problem, budget, each, std::slice::from_ref(&last.reruns)) else { break };
-        solutions.push(solution);
+        let budget = (last.peak as f64 * step) as u64;
+        match solve_from(problem, budget, each, std::slice::from_ref(&last.reruns)) {
+            Some(solution) if solution.peak < last.peak => solutions.push(solution),
+            _ => {
+                steps.next();
+            }
+        }
     }
     // What fits into less also fits into more.
     let mut fastest = f64::INFINITY;
@@ -77,13 +87,12 @@ pub fn curve(problem: &Problem, effort: Effort) -> Vec<Solution> {
     curve
 }
 
-/// Each budget of a curve is this share of the last peak.
-const STEP: f64 = 0.97;
-/// Among how many budgets a curve's effort is divided: thirty steps reach two fifths.
-const N_POINTS: u64 = 30;
+/// Each budget of a curve is this share of the last peak: the first, until nothing is found, then the next.
+const STEPS: [f64; 3] = [0.97, 0.99, 0.997];
+/// What share of a curve's effort each budget has. There may be more budgets, but where they are close, starts are good.
+const N_POINTS: u64 = 10;
 
-/// The reruns that can serve: of a node that has a reader at or after the line, or leaves something, and not where a
-/// copy was made or read on the line before.
+/// The reruns that are allowed; of a problem that is too large to enumerate, some of them.
 fn possible(problem: &Problem) -> Vec<Rerun> {
     let mut possible = vec![];
     for line in 0..problem.nodes.len() as u32 {
@@ -146,8 +155,9 @@ struct Search<'a> {
     profile: Profile<'a>,
     /// What was toggled since the last accepted set.
     trail: Vec<Rerun>,
-    /// Elementary steps so far.
+    /// Elementary steps so far, and after how many a fill gives up.
     steps: u64,
+    limit: u64,
     random: u64,
     /// How wrong times are: 0 for not at all.
     noise: f64,
@@ -155,13 +165,23 @@ struct Search<'a> {
     salt: u64,
     /// The going price, µs per byte, at which operands are held rather than computed again.
     price: f64,
+    /// Reruns may stand before lines that still have their operands, rather than directly before the next read.
+    early: bool,
     /// The nodes of the cascade asked for last.
     cascade: Vec<u32>,
     /// Marks of the nodes in it.
     mark: Vec<u64>,
     n_marks: u64,
-    /// The fastest set that fits, and the time of its reruns.
-    best: Option<(f64, Vec<Rerun>)>,
+    best: Option<Best>,
+}
+
+/// The best set so far.
+struct Best {
+    /// Bytes by which its peak is above the budget.
+    above: i64,
+    /// Time of its reruns, µs.
+    micros: f64,
+    reruns: Vec<Rerun>,
 }
 
 /// A cascade longer than this is not asked further.
@@ -175,10 +195,12 @@ impl<'a> Search<'a> {
             profile: Profile::new(problem),
             trail: vec![],
             steps: 0,
+            limit: u64::MAX,
             random: seed,
             noise: 0.0,
             salt: 0,
             price: f64::INFINITY,
+            early: false,
             cascade: vec![],
             mark: vec![0; problem.nodes.len()],
             n_marks: 0,
@@ -196,27 +218,45 @@ impl<'a> Search<'a> {
         let known = at_line(problem, line, self.budget as u64, &time);
         let going = known.price;
         let laid = |choice: Option<Choice>| choice.map(|choice| cut::lay(problem, line, &choice)).unwrap_or_default();
-        let mut starts: Vec<Vec<Rerun>> = starts.to_vec();
-        starts.extend([vec![], laid(known.fits), laid(known.above)]);
-        for start in &starts {
+        // The best starts first: a short search does not come to the last.
+        let mut all = vec![laid(known.fits), laid(known.above)];
+        all.extend_from_slice(starts);
+        all.push(vec![]);
+        for start in &all {
             for price in [f64::INFINITY, going] {
+                if effort.steps < self.steps && self.best.as_ref().is_some_and(|best| best.above == 0) {
+                    break;
+                }
                 self.set(start);
                 self.price = price;
-                if self.fill() {
-                    self.thin(usize::MAX);
-                    self.note();
-                }
+                self.limit = self.steps + effort.steps / 4 + FILL * problem.nodes.len() as u64;
+                self.fill();
+                self.thin(usize::MAX);
+                self.note();
             }
         }
-        let Some((_, reruns)) = self.best.clone() else { return };
-        self.set(&reruns);
-        self.change(effort, going);
+        if let Some(best) = self.best.take() {
+            self.set(&best.reruns);
+            self.best = Some(best);
+            self.limit = effort.steps;
+            self.change(effort, going);
+        }
     }
 
-    /// Notes the present set if it is the fastest so far.
+    /// How far the present set's peak is above the budget, and its time: less is better.
+    fn score(&self) -> (i64, f64) {
+        ((self.profile.peak() - self.budget).max(0), self.profile.micros())
+    }
+
+    /// Notes the present set if it is the best so far.
     fn note(&mut self) {
-        if self.best.as_ref().is_none_or(|(micros, _)| self.profile.micros() < *micros - 1e-9) {
-            self.best = Some((self.profile.micros(), self.profile.reruns().to_vec()));
+        let (above, micros) = self.score();
+        if self
+            .best
+            .as_ref()
+            .is_none_or(|best| above < best.above || above == best.above && micros < best.micros - 1e-9)
+        {
+            self.best = Some(Best { above, micros, reruns: self.profile.reruns().to_vec() });
         }
     }
 
@@ -240,6 +280,7 @@ impl<'a> Search<'a> {
     fn undo(&mut self, to: usize) {
         while to < self.trail.len() {
             let rerun = self.trail.pop().expect("the trail should be longer");
+            self.steps += 1;
             self.profile.toggle(rerun);
         }
     }
@@ -262,18 +303,19 @@ impl<'a> Search<'a> {
         micros * (1.0 + self.noise * unit(bits)) / (1.0 + self.noise * unit(scramble(bits)))
     }
 
-    /// Lowers the peak to the budget; false if it could not.
-    fn fill(&mut self) -> bool {
-        let most = self.profile.reruns().len() + 8 * self.problem.nodes.len() + 64;
+    /// Lowers the peak to the budget, or as far as it can.
+    fn fill(&mut self) {
+        let most = self.profile.reruns().len() + 2 * self.problem.nodes.len() + 64;
         loop {
             let peak = self.profile.peak();
             if peak <= self.budget {
-                return true;
+                return;
             }
-            if most < self.profile.reruns().len() {
-                return false;
+            if most < self.profile.reruns().len() || self.limit < self.steps {
+                return;
             }
             let at = self.profile.peak_step();
+            self.steps += 1 + self.problem.values.len() as u64 / LOOKS;
             let mut heap = BinaryHeap::new();
             for value in 0..self.problem.values.len() as u32 {
                 if let Some((price, _)) = self.ask(value, at) {
@@ -304,7 +346,7 @@ impl<'a> Search<'a> {
                 }
             }
             if !progress {
-                return false;
+                return;
             }
         }
     }
@@ -319,15 +361,30 @@ impl<'a> Search<'a> {
         }
         let read = self.profile.idle(value, at)?;
         let rerun = Rerun { line: line_of(read), node: data.maker };
-        if step(rerun.line, rerun.node) <= at || !self.problem.may_rerun(rerun) {
+        if step(rerun.line, rerun.node) <= at {
             return None;
         }
         self.steps += 1;
+        let early = if self.early { self.early(rerun, at) } else { None };
+        if let Some(line) = early {
+            self.cascade.clear();
+            self.cascade.push(rerun.node);
+            return Some((self.micros(rerun.node) / data.bytes as f64, line));
+        }
         self.cascade.clear();
         self.n_marks += 1;
         let (micros, held) = self.again(rerun.node, rerun.line, at, f64::INFINITY)?;
         let freed = data.bytes as i64 - held as i64;
         (0 < freed).then(|| (micros / freed as f64, rerun.line))
+    }
+
+    /// The last line after a step, and before that of a rerun, before which the rerun would find its operands there.
+    fn early(&self, rerun: Rerun, at: Step) -> Option<u32> {
+        let Rerun { line, node } = rerun;
+        let ends =
+            self.problem.nodes[node as usize].reads.iter().map(|&read| self.profile.end_for(read, step(line, node)));
+        let end = line_of(ends.min()?);
+        (end < line && at < step(end, node) && self.problem.may_rerun(Rerun { line: end, node })).then_some(end)
     }
 
     /// What running a node again before a line takes, µs, and the bytes it holds at a step that would not be there otherwise;
@@ -382,8 +439,10 @@ impl<'a> Search<'a> {
         Some((micros, held))
     }
 
-    /// Takes reruns back, slowest first, while the peak is within the budget. Asks at most `most` of them.
+    /// Takes reruns back, slowest first, where the peak stays within the budget, or is no higher than it was. Asks at most
+    /// `most` of them.
     fn thin(&mut self, most: usize) {
+        let limit = self.budget.max(self.profile.peak());
         let mut reruns: Vec<(f64, Rerun)> = if self.profile.reruns().len() <= most {
             self.profile.reruns().iter().map(|&rerun| (self.micros(rerun.node), rerun)).collect()
         } else {
@@ -400,7 +459,7 @@ impl<'a> Search<'a> {
         reruns.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         for (_, rerun) in reruns {
             self.toggle(rerun);
-            if self.budget < self.profile.peak() {
+            if limit < self.profile.peak() {
                 self.undo(self.trail.len() - 1);
             }
         }
@@ -409,21 +468,22 @@ impl<'a> Search<'a> {
     /// Takes some reruns away and fills again, over and over.
     fn change(&mut self, effort: Effort, going: f64) {
         let mut rounds = 0;
-        while self.steps < effort.steps && !self.profile.reruns().is_empty() {
+        while self.steps < effort.steps {
             rounds += 1;
-            let before = self.profile.micros();
+            let before = self.score();
             self.salt = self.next();
             self.noise = [0.0, 0.3, 1.0, 3.0][self.below(4)];
             self.price = match self.below(4) {
                 0 => f64::INFINITY,
                 k => going * [0.5, 1.0, 2.0][k - 1],
             };
+            self.early = self.below(4) == 0;
             self.steps += 1;
             self.ruin();
-            if self.fill() {
-                self.thin(THIN);
-            }
-            if self.profile.peak() <= self.budget && self.profile.micros() <= before + 1e-9 {
+            self.fill();
+            self.thin(THIN);
+            let after = self.score();
+            if after.0 < before.0 || after.0 == before.0 && after.1 <= before.1 + 1e-9 {
                 self.trail.clear();
                 self.note();
             } else {
@@ -433,39 +493,46 @@ impl<'a> Search<'a> {
         log::debug!("{rounds} changes, {} steps", self.steps);
     }
 
+    /// Takes a few reruns away, or adds some.
     fn ruin(&mut self) {
-        let pick = self.below(self.profile.reruns().len());
-        let first = self.profile.reruns()[pick];
         let problem = self.problem;
-        let mut out: Vec<Rerun> = vec![first];
-        match self.below(5) {
-            // The whole cascade.
-            0 => out.extend(self.profile.before(first.line).map(|node| Rerun { line: first.line, node })),
-            // The node and those around it, wherever they run again.
-            1 => {
-                let node = &problem.nodes[first.node as usize];
-                out.extend(self.profile.reruns_of(first.node));
-                for &read in &node.reads {
-                    out.extend(self.profile.reruns_of(problem.values[read as usize].maker));
+        let mut out: Vec<Rerun> = vec![];
+        if self.profile.reruns().is_empty() {
+            out = self.one_more();
+        } else {
+            let first = self.pick();
+            match self.below(6) {
+                // A whole cascade.
+                0 => out.extend(self.profile.before(first.line).map(|node| Rerun { line: first.line, node })),
+                // A node and those that it reads, wherever they run again.
+                1 => {
+                    out.extend(self.profile.reruns_of(first.node));
+                    for &read in &problem.nodes[first.node as usize].reads {
+                        out.extend(self.profile.reruns_of(problem.values[read as usize].maker));
+                    }
                 }
-            }
-            // Anything.
-            2 => {
-                for _ in 0..self.below(4) {
-                    let pick = self.below(self.profile.reruns().len());
-                    out.push(self.profile.reruns()[pick]);
+                // Anything.
+                2 => {
+                    out.push(first);
+                    for _ in 0..self.below(4) {
+                        out.push(self.pick());
+                    }
                 }
-            }
-            // Another one is cut: what becomes needless goes.
-            3 => {
-                out.clear();
-                out.extend(self.one_more());
-            }
-            // One, and one more cut.
-            _ => {
-                let more = self.one_more();
-                out.retain(|rerun| !more.contains(rerun));
-                out.extend(more);
+                // Another value is cut: what becomes needless goes.
+                3 => out = self.one_more(),
+                // One away, and another value is cut.
+                4 => {
+                    out = self.one_more();
+                    out.push(first);
+                }
+                // One moves to a line nearby.
+                _ => {
+                    let line = (first.line + self.below(2 * NEARBY) as u32).saturating_sub(NEARBY as u32);
+                    let moved = Rerun { line, ..first };
+                    if problem.may_rerun(moved) && !self.profile.has(moved) {
+                        out.extend([first, moved]);
+                    }
+                }
             }
         }
         out.sort_unstable();
@@ -473,6 +540,12 @@ impl<'a> Search<'a> {
         for rerun in out {
             self.toggle(rerun);
         }
+    }
+
+    /// Some rerun.
+    fn pick(&mut self) -> Rerun {
+        let pick = self.below(self.profile.reruns().len());
+        self.profile.reruns()[pick]
     }
 
     /// The reruns that cut some value where the memory is fullest.
@@ -490,6 +563,12 @@ impl<'a> Search<'a> {
 
 /// Operands that lie there at the fullest step already and are held for longer.
 const HELD_LATER: f64 = 0.25;
+/// Steps, for each node, that a start may take: where there is a solution, three are enough.
+const FILL: u64 = 10;
+/// So many values looked at, most of which are not there, count as one elementary step.
+const LOOKS: u64 = 16;
+/// How many lines a rerun moves at most.
+const NEARBY: usize = 4;
 /// Reruns that are asked after a change whether they are still needed.
 const THIN: usize = 600;
 
