@@ -25,7 +25,7 @@ pub fn lower_bound(problem: &Problem, budget: u64) -> f64 {
     if (0..n_lines).any(|line| budget < cut::must(problem, line)) {
         return f64::INFINITY;
     }
-    lines.retain(|&(bytes, _)| budget as i64 <= bytes);
+    lines.retain(|&(bytes, _)| budget < bytes as u64);
     lines.sort_unstable_by(|a, b| b.cmp(a));
     // The fullest, and others that are spread over those that are too full.
     let mut chosen: Vec<u32> = lines.first().map(|l| l.1).into_iter().collect();

@@ -217,3 +217,12 @@ fn malformed_problems_are_refused() {
         assert!(problem.is_err(), "problem {k}");
     }
 }
+
+/// Nothing at all needs no memory and no time.
+#[test]
+fn an_empty_problem_is_solved() {
+    let problem = Problem::new(vec![], vec![], vec![]).expect("an empty problem");
+    assert_eq!(curve(&problem, Effort::default()).len(), 1);
+    assert_eq!(solve(&problem, 0, Effort::default()), Some(Solution { reruns: vec![], peak: 0, micros: 0.0 }));
+    assert_eq!(lower_bound(&problem, 0), 0.0);
+}
