@@ -564,7 +564,7 @@ impl<'a> Search<'a> {
 /// Operands that lie there at the fullest step already and are held for longer.
 const HELD_LATER: f64 = 0.25;
 /// Steps, for each node, that a start may take: where there is a solution, three are enough.
-const FILL: u64 = 10;
+const FILL: u64 = 5;
 /// So many values looked at, most of which are not there, count as one elementary step.
 const LOOKS: u64 = 16;
 /// How many lines a rerun moves at most.
