@@ -8,5 +8,6 @@ pub mod explain;
 pub mod graph;
 pub mod pipeline;
 pub mod realise;
+pub mod remat;
 pub mod schedule;
 pub mod sim;
