@@ -6,6 +6,7 @@ mod args;
 mod check;
 mod compile;
 mod data;
+mod estimate;
 mod explain;
 mod failure;
 mod import;
@@ -53,5 +54,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Train(args) => train::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Estimate(args) => estimate::run(&args),
     }
 }

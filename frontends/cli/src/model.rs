@@ -160,18 +160,21 @@ pub(crate) struct Machine {
 
 /// The machine that the options name.
 pub(crate) fn machine(compiling: &Compiling) -> Result<Machine, Failure> {
-    let name = compiling.device.as_deref().unwrap_or("cpu");
-    let mut device = if name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR) {
-        let text = read_text(Path::new(name))?;
-        Device::from_toml(&text).map_err(|e| Failure::Input(format!("{name}: {}", e.trim_end())))?
-    } else {
-        devices::named(name).map_err(Failure::Input)?
-    };
+    let mut device = device(compiling.device.as_deref().unwrap_or("cpu"))?;
     if let Some(link) = compiling.link {
         device.link_bandwidth = link;
     }
     let cost = Box::new(Roofline::new(&device));
     Ok(Machine { device, cost })
+}
+
+/// The device of a name, or of a file.
+pub(crate) fn device(name: &str) -> Result<Device, Failure> {
+    if name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR) {
+        let text = read_text(Path::new(name))?;
+        return Device::from_toml(&text).map_err(|e| Failure::Input(format!("{name}: {}", e.trim_end())));
+    }
+    devices::named(name).map_err(Failure::Input)
 }
 
 /// The compiler's options.

@@ -1,7 +1,10 @@
 //! What to keep, swap and recompute, as plain data. A planner is a function from a [`Problem`] to [`Decisions`];
 //! [`apply`](crate::schedule::apply) is the only one that acts on them.
 
+pub mod blocks;
+pub mod chunks;
 pub mod greedy;
+pub mod protrain;
 
 use crate::cost::Cost;
 use crate::pipeline::{Budget, Error};
