@@ -5,6 +5,7 @@
 //! nominal bandwidth, collectives over PCIe through the host at 5 GB/s, Adam on the host at the rate that memory bandwidth
 //! allows.
 
+use passes::decide::blocks_search::Choice;
 use passes::decide::chunks::{self, Packing};
 use passes::decide::protrain::{BlockCost, ChunkCost, Instance};
 
@@ -52,6 +53,8 @@ pub struct Machine {
     pub device_bytes: u64,
     /// Bytes of the host's memory.
     pub host_bytes: u64,
+    /// Bytes per second between a device and its memory, as elementwise kernels reach it.
+    pub memory_bandwidth: f64,
     /// Parameters that one device updates in a second.
     pub update_device: f64,
     /// Parameters that the host updates in a second, for all devices.
@@ -66,6 +69,7 @@ pub const RTX3090: Machine = Machine {
     shared_link: true,
     device_bytes: 24 << 30,
     host_bytes: 384 << 30,
+    memory_bandwidth: 7.5e11,
     update_device: 1e10,
     update_host: 3e9,
 };
@@ -77,6 +81,7 @@ pub const A100: Machine = Machine {
     shared_link: false,
     device_bytes: 80 << 30,
     host_bytes: 1_000_000_000_000,
+    memory_bandwidth: 1.2e12,
     update_device: 2e10,
     update_host: 1.2e10,
 };
@@ -150,4 +155,26 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
         shared_link: machine.shared_link,
         alpha: 1.05,
     }
+}
+
+/// Ways to keep each block of [`instance`]: all of it; without attention's scores, `34 sbh`; without GeLU's and the norms'
+/// results too, `22 sbh`, for their memory traffic; its input alone.
+pub fn choices(model: &Model, machine: &Machine, batch: u64, world: u64) -> Vec<Vec<Choice>> {
+    let tokens_width = (batch.div_ceil(world) * SEQUENCE * model.hidden) as f64;
+    let scores = SEQUENCE as f64 / (6.0 * model.hidden as f64);
+    let of_block = |block: &BlockCost| {
+        let keep = Choice { held: block.activation, extra: 0.0 };
+        if !block.repeated {
+            return vec![keep];
+        }
+        let attention = block.forward * scores / (1.0 + scores);
+        let traffic = 1e6 * 3.0 * 12.0 * tokens_width / machine.memory_bandwidth;
+        vec![
+            keep,
+            Choice { held: (34.0 * tokens_width) as u64, extra: attention },
+            Choice { held: (22.0 * tokens_width) as u64, extra: attention + traffic },
+            Choice { held: block.input, extra: block.forward },
+        ]
+    };
+    instance(model, machine, batch, world).blocks.iter().map(of_block).collect()
 }

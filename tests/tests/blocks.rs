@@ -94,8 +94,6 @@ fn paths_and_repetition_agree_on_traced_models() {
         ("bert-tiny/joint_core.pt2", 2),
         ("bert-tiny/joint_coarse.pt2", 2),
         ("dropout-tiny/joint_core.pt2", 2),
-        // One layer: what repeats is its experts.
-        ("moe-tiny/joint_core.pt2", 4),
     ] {
         agree(name, fixture(name), blocks);
     }
@@ -160,6 +158,16 @@ fn stages_are_refined_to_their_blocks() {
     let names: Vec<&str> = repeated(&blocks).iter().map(|block| block.name.as_str()).collect();
     assert_eq!(names[..4], ["model.stages.0.0", "model.stages.0.1", "model.stages.0.2", "model.stages.1.0"]);
     assert_eq!(names.len(), 6);
+}
+
+/// One layer: what repeats is its experts.
+#[test]
+fn experts_are_blocks_where_there_is_one_layer() {
+    let graph = prepared(fixture("moe-tiny/joint_core.pt2"));
+    let blocks = find(&graph);
+    covers(&graph, &blocks);
+    assert!(repeated(&blocks).iter().all(|block| block.name.contains("experts")));
+    assert_eq!(repeated(&blocks).len(), 4);
 }
 
 #[test]

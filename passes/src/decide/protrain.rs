@@ -209,13 +209,13 @@ pub fn interleaved(n_blocks: usize, n_swap: usize, n_recompute: usize, interval:
 }
 
 /// The compute of each chunk and whether a swap goes on beside it.
-struct Stages {
-    forward: Vec<f64>,
-    backward: Vec<f64>,
+pub(super) struct Stages {
+    pub(super) forward: Vec<f64>,
+    pub(super) backward: Vec<f64>,
     contended: Vec<bool>,
 }
 
-fn stages(instance: &Instance, activation: &[Option<Activation>]) -> Stages {
+pub(super) fn stages(instance: &Instance, activation: &[Option<Activation>]) -> Stages {
     let n = instance.chunks.len();
     let mut stages = Stages { forward: vec![0.0; n], backward: vec![0.0; n], contended: vec![false; n] };
     let interval = instance.interval();
@@ -237,33 +237,36 @@ fn stages(instance: &Instance, activation: &[Option<Activation>]) -> Stages {
     stages
 }
 
-fn chunk_times(instance: &Instance, stages: &Stages, n_persist: usize, n_buffer: usize) -> Times {
+/// What moves beside a chunk's compute, µs: in the forward and in the backward.
+pub(super) fn moved(instance: &Instance, stages: &Stages, config: &Config, c: usize) -> (f64, f64) {
     let n = instance.chunks.len();
-    let stays = |chunk: usize| chunk < n_persist;
+    let stays = |chunk: usize| chunk < config.n_persist;
+    let slow = if stages.contended[c] { CONTENTION } else { 1.0 };
+    let slow_collective = if instance.shared_link { slow } else { 1.0 };
+    let fetch = |other: usize| match &instance.chunks[other] {
+        _ if stays(other) => 0.0,
+        other => slow_collective * other.gather + slow * other.upload,
+    };
+    let next = if c + 1 < n { fetch(c + 1) } else { 0.0 };
+    let previous = match c.checked_sub(1) {
+        Some(previous) if previous < n - config.n_buffer => fetch(previous),
+        _ => 0.0,
+    };
+    let chunk = &instance.chunks[c];
+    let away = slow_collective * chunk.reduce + if stays(c) { 0.0 } else { slow * chunk.offload };
+    (next, if instance.shared_link { previous + away } else { previous.max(away) })
+}
+
+/// Times of everything but the backward, for a number of persistent chunks and of buffers.
+pub(super) fn around(instance: &Instance, stages: &Stages, config: &Config) -> Times {
     let mut times = Times::default();
     // The first chunk comes while nothing computes.
-    if !stays(0) {
+    if config.n_persist == 0 {
         times.forward += instance.chunks[0].gather + instance.chunks[0].upload;
     }
     for (c, chunk) in instance.chunks.iter().enumerate() {
-        let slow = if stages.contended[c] { CONTENTION } else { 1.0 };
-        let slow_collective = if instance.shared_link { slow } else { 1.0 };
-        let fetch = |other: usize| match &instance.chunks[other] {
-            _ if stays(other) => 0.0,
-            other => slow_collective * other.gather + slow * other.upload,
-        };
-        let next = if c + 1 < n { fetch(c + 1) } else { 0.0 };
-        times.forward += stages.forward[c].max(next);
-
-        let previous = match c.checked_sub(1) {
-            Some(previous) if previous < n - n_buffer => fetch(previous),
-            _ => 0.0,
-        };
-        let offload = if stays(c) { 0.0 } else { slow * chunk.offload };
-        let away = slow_collective * chunk.reduce + offload;
-        let moved = if instance.shared_link { previous + away } else { previous.max(away) };
-        times.backward += stages.backward[c].max(moved);
-        match stays(c) {
+        times.forward += stages.forward[c].max(moved(instance, stages, config, c).0);
+        match c < config.n_persist {
             true => times.update_device += chunk.update_device,
             false => times.update_host += chunk.update_host,
         }
@@ -271,50 +274,62 @@ fn chunk_times(instance: &Instance, stages: &Stages, n_persist: usize, n_buffer:
     times
 }
 
+fn chunk_times(instance: &Instance, stages: &Stages, config: &Config) -> Times {
+    let stage = |c: usize| stages.backward[c].max(moved(instance, stages, config, c).1);
+    let backward = (0..instance.chunks.len()).map(stage).sum();
+    Times { backward, ..around(instance, stages, config) }
+}
+
 /// Times of a configuration's parts (Eqs 2 to 7).
 pub fn times(instance: &Instance, config: &Config) -> Times {
     let layout = config.layout(instance);
-    chunk_times(instance, &stages(instance, &layout.activation), config.n_persist, config.n_buffer)
+    chunk_times(instance, &stages(instance, &layout.activation), config)
 }
 
-/// The most bytes of activations, walking forward and then backward (Eqs 8 to 10). A swapped block is on the device until
-/// the link has taken it, one after the other, and comes back for its own backward: earlier only where there is room
-/// (appendix A.2).
-fn activation_peak(instance: &Instance, activation: &[Option<Activation>]) -> u64 {
-    let (mut held, mut leaving, mut peak) = (0u64, 0u64, 0u64);
-    let (mut clock, mut link) = (0.0, 0.0f64);
+/// Bytes of swapped blocks that are still on the device while each block's forward runs: the link takes one after the
+/// other.
+pub(super) fn leaving(instance: &Instance, swapped: impl Fn(usize) -> bool) -> Vec<u64> {
+    let (mut clock, mut link, mut bytes) = (0.0, 0.0f64, 0u64);
     // When each swap is over, and what it frees.
     let mut swaps: VecDeque<(f64, u64)> = VecDeque::new();
-    for (block, activation) in instance.blocks.iter().zip(activation) {
-        while let Some(&(_, bytes)) = swaps.front().filter(|(over, _)| *over <= clock * (1.0 + EQUAL)) {
-            leaving -= bytes;
-            swaps.pop_front();
-        }
-        peak = peak.max(held + leaving + block.activation + block.transient);
-        clock += block.forward;
-        match activation {
-            Some(Activation::Swap) => {
+    let blocks = instance.blocks.iter().enumerate();
+    blocks
+        .map(|(i, block)| {
+            while let Some(&(_, gone)) = swaps.front().filter(|(over, _)| *over <= clock * (1.0 + EQUAL)) {
+                bytes -= gone;
+                swaps.pop_front();
+            }
+            let here = bytes;
+            clock += block.forward;
+            if swapped(i) {
                 link = link.max(clock) + block.swap_out;
                 swaps.push_back((link, block.activation));
-                leaving += block.activation;
+                bytes += block.activation;
             }
-            Some(Activation::Recompute) => held += block.input,
-            _ => held += block.activation,
-        }
-    }
-    for (block, activation) in instance.blocks.iter().zip(activation).rev() {
-        held -= match activation {
+            here
+        })
+        .collect()
+}
+
+/// The most bytes of activations: those of all blocks before, what is leaving, and the block that runs (Eqs 8 to 10). The
+/// backward meets what the forward left, in the other order. A swapped block comes back for its own backward: earlier only
+/// where there is room (appendix A.2).
+fn activation_peak(instance: &Instance, activation: &[Option<Activation>]) -> u64 {
+    let leaving = leaving(instance, |i| activation[i] == Some(Activation::Swap));
+    let (mut held, mut peak) = (0u64, 0u64);
+    for ((block, activation), leaving) in instance.blocks.iter().zip(activation).zip(leaving) {
+        peak = peak.max(held + leaving + block.activation + block.transient);
+        held += match activation {
             Some(Activation::Swap) => 0,
             Some(Activation::Recompute) => block.input,
             _ => block.activation,
         };
-        peak = peak.max(held + block.activation + block.transient);
     }
     peak
 }
 
 /// All of it, with what fragmentation takes (Eq 11).
-fn total(instance: &Instance, activations: u64, persistent: u64, n_buffer: usize) -> u64 {
+pub(super) fn total(instance: &Instance, activations: u64, persistent: u64, n_buffer: usize) -> u64 {
     let used = instance.base + activations + persistent + n_buffer as u64 * instance.buffer_bytes;
     (instance.alpha * used as f64).ceil() as u64
 }
@@ -374,9 +389,9 @@ pub fn search(instance: &Instance) -> Option<(Config, Predicted)> {
                 let most = (fewest..=most).rev().find(|&n| fits(n)).unwrap_or(fewest);
                 for n_buffer in BTreeSet::from([fewest, most]) {
                     evaluated += 1;
-                    let times = chunk_times(instance, &stages, n_persist, n_buffer);
-                    let memory = total(instance, activations, persistent[n_persist], n_buffer);
                     let config = Config { n_persist, n_buffer, ..config };
+                    let times = chunk_times(instance, &stages, &config);
+                    let memory = total(instance, activations, persistent[n_persist], n_buffer);
                     let found = (config, Predicted { times, memory, evaluated: 0 });
                     if best.is_none_or(|best| better(&found, &best)) {
                         best = Some(found);
