@@ -1,10 +1,10 @@
-//! Time of the four-number search: `cargo bench -p tests --bench protrain [-- FILE.pt2 …]`. Files are planned with AdamW on
+//! Time of the four-number search, and of the one with parts of blocks: `cargo bench -p tests --bench protrain [-- FILE.pt2 …]`. Files are planned with AdamW on
 //! an RTX 3090.
 
 use ir::Graph;
 use passes::cost::{Roofline, Tabled};
 use passes::decide::protrain::{Instance, instance, search};
-use passes::decide::{Problem, blocks, chunks};
+use passes::decide::{Problem, blocks, blocks_search, chunks};
 use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
 use passes::schedule::order::{self, Update};
@@ -18,7 +18,7 @@ const RUNS: u32 = 10;
 
 fn main() {
     let mut out = std::io::stdout();
-    let head = "| instance | blocks | chunks | evaluated | search ms | persistent, buffers, swap, recompute |\n|---|---|---|---|---|---|";
+    let head = "| instance | blocks | chunks | evaluated | search ms | persistent, buffers, swap, recompute | step s | parts ms | step s |\n|---|---|---|---|---|---|---|---|---|";
     writeln!(out, "{head}").expect("stdout should be open");
     let mut rows = vec![];
     for (name, model, machine, batch) in [
@@ -30,7 +30,8 @@ fn main() {
         ("10B b8 A100", GPT2_10B, A100, 8),
         ("10B b128 A100", GPT2_10B, A100, 128),
     ] {
-        rows.push((name.to_string(), papers::instance(&model, &machine, batch, 4)));
+        let choices = papers::choices(&model, &machine, batch, 4);
+        rows.push((name.to_string(), papers::instance(&model, &machine, batch, 4), Some(choices)));
     }
     for file in std::env::args().skip(1).filter(|arg| arg.ends_with(".pt2")) {
         let model = torch::read(Path::new(&file), &BTreeMap::new()).unwrap_or_else(|error| panic!("{error}"));
@@ -38,9 +39,9 @@ fn main() {
         let instance = of_graph(model.graph);
         writeln!(out, "instance of {file}: {:.0} ms", start.elapsed().as_secs_f64() * 1e3)
             .expect("stdout should be open");
-        rows.push((file, instance));
+        rows.push((file, instance, None));
     }
-    for (name, instance) in rows {
+    for (name, instance, choices) in rows {
         let start = Instant::now();
         let mut found = None;
         for _ in 0..RUNS {
@@ -52,7 +53,13 @@ fn main() {
         });
         let evaluated = found.map_or(0, |(_, predicted)| predicted.evaluated);
         let (n, chunks) = (instance.n_repeated(), instance.chunks.len());
-        writeln!(out, "| {name} | {n} | {chunks} | {evaluated} | {millis:.2} | {config} |")
+        let step = found.map_or(0.0, |(_, predicted)| predicted.times.step() / 1e6);
+        let start = Instant::now();
+        let parts = choices.and_then(|choices| blocks_search::search(&instance, &choices).expect("choices should fit"));
+        let parts = parts.map_or("|".into(), |parts| {
+            format!("{:.1} | {:.3}", start.elapsed().as_secs_f64() * 1e3, parts.times.step() / 1e6)
+        });
+        writeln!(out, "| {name} | {n} | {chunks} | {evaluated} | {millis:.2} | {config} | {step:.3} | {parts} |")
             .expect("stdout should be open");
     }
 }

@@ -585,7 +585,7 @@ fn transients(problem: &Problem<'_>, block_of: &Table<Node, Option<usize>>, n: u
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
@@ -615,7 +615,8 @@ mod tests {
         assert_eq!(activation_peak(&instance, &piled), 301);
     }
 
-    fn instances() -> impl Strategy<Value = Instance> {
+    /// Small instances of all kinds.
+    pub(in crate::decide) fn instances() -> impl Strategy<Value = Instance> {
         let block = (1u32..20, 1u32..40, 10u64..60, 0u64..10, 0u64..20, 0u32..60).prop_map(
             |(forward, backward, activation, input, transient, swap)| BlockCost {
                 repeated: true,
