@@ -196,7 +196,6 @@ fn recomputing_parts_of_blocks_beats_recomputing_blocks() {
         [("B", GPT2_1B, RTX3090, 64, 1.1), ("10B b64 A100", GPT2_10B, A100, 64, 1.1)]
     {
         let (gain, bound) = gain(&model, &machine, batch);
-        println!("{name}: {gain} {bound}");
         assert!(least <= gain, "{name}: {gain}");
         assert!(0.99 <= bound, "{name}: {bound}");
     }
