@@ -4,6 +4,7 @@ pub mod alloc;
 pub mod cost;
 pub mod decide;
 pub mod devices;
+pub mod estimate;
 pub mod explain;
 pub mod graph;
 pub mod pipeline;

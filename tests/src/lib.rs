@@ -4,5 +4,6 @@ pub mod chain;
 pub mod evaluate;
 pub mod forced;
 pub mod generate;
+pub mod papers;
 pub mod remat;
 pub mod run;

@@ -1,9 +1,10 @@
 //! What stands on the command line. Every option says what it takes; every subcommand shows an example.
 
-use crate::size::{parse_budget, parse_bytes, parse_dim, parse_rate};
+use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use passes::decide::Planner;
+use passes::estimate;
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget};
 use passes::schedule::order::Update;
@@ -54,6 +55,13 @@ pub(crate) enum Command {
     #[command(after_help = "Example:\n  lighterage plan gpt2.pt2 --budget 60% --dump-ir-after sync > step.ir\n  \
         lighterage check step.ir")]
     Check(CheckArgs),
+    /// Estimate what training takes on each device, by formula: no model file is needed
+    #[command(after_help = "Examples:\n  lighterage estimate --params 7B\n  \
+        lighterage estimate --params 7B --layers 32 --width 4096 --heads 32 --seq 2048 --batch 4 \\\n      \
+        --recompute full --device a100-80g\n  \
+        lighterage estimate --params 70B --tensor-parallel 8 --pipeline 4 --data-parallel 2 --zero 1\n\n\
+        docs/estimate.md has the formulas. `plan` is exact where there is a model.")]
+    Estimate(EstimateArgs),
 }
 
 /// A model.
@@ -252,6 +260,70 @@ pub(crate) struct ProfileArgs {
 pub(crate) struct CheckArgs {
     /// A program as text: a graph and its schedule, as dumped after `sync`
     pub(crate) schedule: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `estimate`.
+#[derive(Args, Debug)]
+pub(crate) struct EstimateArgs {
+    /// Parameters of the whole model: 7B, 350M, 124439808 [default: those of a GPT of the given shape]
+    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+    pub(crate) params: Option<u64>,
+    /// The optimizer
+    #[arg(long, default_value = "adamw", value_parser = named(&estimate::Optimizer::ALL, estimate::Optimizer::name))]
+    pub(crate) optimizer: estimate::Optimizer,
+    /// f32, bf16, or bf16 with weights and optimizer in f32
+    #[arg(long, default_value = "mixed", value_parser = named(&estimate::Precision::ALL, estimate::Precision::name))]
+    pub(crate) precision: estimate::Precision,
+    /// Layers of the whole model; with width, heads and seq, activations are counted
+    #[arg(long, value_name = "L", help_heading = "Shape")]
+    pub(crate) layers: Option<u64>,
+    /// Hidden size
+    #[arg(long, value_name = "D", help_heading = "Shape")]
+    pub(crate) width: Option<u64>,
+    /// Attention heads
+    #[arg(long, value_name = "A", help_heading = "Shape")]
+    pub(crate) heads: Option<u64>,
+    /// Tokens of a sequence
+    #[arg(long, value_name = "S", help_heading = "Shape")]
+    pub(crate) seq: Option<u64>,
+    /// Sequences that one device computes at a time (a micro-batch)
+    #[arg(long, value_name = "B", default_value_t = 1, help_heading = "Shape")]
+    pub(crate) batch: u64,
+    /// Words of the vocabulary: counts the logits, and the embeddings where --params is absent
+    #[arg(long, value_name = "V", help_heading = "Shape")]
+    pub(crate) vocab: Option<u64>,
+    /// What is computed again in the backward: selective is attention's scores, full all but each layer's input
+    #[arg(long, default_value = "none", value_parser = named(&estimate::Recompute::ALL, estimate::Recompute::name))]
+    pub(crate) recompute: estimate::Recompute,
+    /// Train adapters of so many percent of the parameters, beside frozen weights
+    #[arg(long, value_name = "PERCENT", help_heading = "Adapters")]
+    pub(crate) lora: Option<f64>,
+    /// The same beside frozen weights of four bits
+    #[arg(long, value_name = "PERCENT", conflicts_with = "lora", help_heading = "Adapters")]
+    pub(crate) qlora: Option<f64>,
+    /// Devices that share each layer
+    #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Parallelism")]
+    pub(crate) tensor_parallel: u64,
+    /// Devices that have some of the layers each
+    #[arg(long, value_name = "P", default_value_t = 1, help_heading = "Parallelism")]
+    pub(crate) pipeline: u64,
+    /// Micro-batches of a step; a stage holds the activations of at most as many as there are stages [default: as many as
+    /// stages]
+    #[arg(long, value_name = "M", help_heading = "Parallelism")]
+    pub(crate) micro_batches: Option<u64>,
+    /// Replicas of all that
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
+    pub(crate) data_parallel: u64,
+    /// What replicas share: 1 the optimizer's states, 2 gradients too, 3 weights too
+    #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3),
+          help_heading = "Parallelism")]
+    pub(crate) zero: u8,
+    /// Devices to compare with: names or .toml files [default: all that are known]
+    #[arg(long, value_name = "NAME|FILE.toml", num_args = 1..)]
+    pub(crate) device: Vec<String>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -6,6 +6,7 @@ mod args;
 mod check;
 mod compile;
 mod data;
+mod estimate;
 mod explain;
 mod failure;
 mod import;
@@ -55,5 +56,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Explain(args) => explain::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Estimate(args) => estimate::run(&args),
     }
 }

@@ -163,13 +163,7 @@ pub(crate) struct Machine {
 
 /// The machine that the options name.
 pub(crate) fn machine(compiling: &Compiling) -> Result<Machine, Failure> {
-    let name = compiling.device.as_deref().unwrap_or("cpu");
-    let mut device = if name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR) {
-        let text = read_text(Path::new(name))?;
-        Device::from_toml(&text).map_err(|e| Failure::Input(format!("{name}: {}", e.trim_end())))?
-    } else {
-        devices::named(name).map_err(Failure::Input)?
-    };
+    let mut device = device(compiling.device.as_deref().unwrap_or("cpu"))?;
     if let Some(link) = compiling.link {
         device.link_bandwidth = link;
     }
@@ -198,6 +192,15 @@ fn tell_guesses(profiled: &Profiled, graph: &Graph) {
     let rest = if rest == 0 { String::new() } else { format!("\n  and {rest} more") };
     let named = named.join("\n  ");
     out::note(&format!("note: {} of {n} ops guessed: the profile lacks\n  {named}{rest}", guesses.len()));
+}
+
+/// The device of a name, or of a file.
+pub(crate) fn device(name: &str) -> Result<Device, Failure> {
+    if name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR) {
+        let text = read_text(Path::new(name))?;
+        return Device::from_toml(&text).map_err(|e| Failure::Input(format!("{name}: {}", e.trim_end())));
+    }
+    devices::named(name).map_err(Failure::Input)
 }
 
 /// The compiler's options.

@@ -68,6 +68,30 @@ pub(crate) fn parse_rate(text: &str) -> Result<f64, String> {
     }
 }
 
+/// `7B`, `1.5B`, `350M`, `124439808`: a number of parameters, in powers of 1000.
+pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is not a number of parameters: write 7B, 350M or 124439808");
+    let amount = text.trim();
+    let units = [('k', 1e3), ('m', 1e6), ('b', 1e9), ('t', 1e12)];
+    let last = amount.chars().last().map(|c| c.to_ascii_lowercase());
+    let count = match units.into_iter().find(|&(unit, _)| Some(unit) == last) {
+        None => amount.parse().map_err(|_| bad())?,
+        Some((_, unit)) => {
+            let number = &amount[..amount.len() - 1];
+            if !number.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+                return Err(bad());
+            }
+            let count = (number.parse::<f64>().map_err(|_| bad())? * unit).round();
+            // Beyond 2^53 a float no longer counts.
+            if 9e15 < count {
+                return Err(bad());
+            }
+            count as u64
+        }
+    };
+    if count == 0 { Err(bad()) } else { Ok(count) }
+}
+
 /// `s72=4`.
 pub(crate) fn parse_dim(text: &str) -> Result<(String, u64), String> {
     let bad = || format!("{text:?} is not a size: write NAME=SIZE, as in s72=4");
@@ -139,6 +163,17 @@ mod tests {
         assert_eq!(parse_dim("s72=4"), Ok(("s72".into(), 4)));
         assert!(parse_dim("s72").is_err());
         assert!(parse_dim("=4").is_err());
+    }
+
+    #[test]
+    fn counts_are_read() {
+        let cases = [("7B", 7_000_000_000), ("1.5b", 1_500_000_000), ("350M", 350_000_000), ("124439808", 124_439_808)];
+        for (text, expected) in cases {
+            assert_eq!(parse_count(text), Ok(expected), "{text}");
+        }
+        for text in ["", "B", "0", "-7B", "7e9B", "infB", "nan", "seven", "99999999T", "7 apples", "ü", "1.2.3B"] {
+            assert!(parse_count(text).is_err(), "{text}");
+        }
     }
 
     #[test]

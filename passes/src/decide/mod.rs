@@ -1,7 +1,11 @@
 //! What to keep, swap and recompute, as plain data. A planner is a function from a [`Problem`] to [`Decisions`];
 //! [`apply`](crate::schedule::apply) is the only one that acts on them.
 
+pub mod blocks;
+pub mod blocks_search;
+pub mod chunks;
 pub mod greedy;
+pub mod protrain;
 pub mod record;
 
 use crate::cost::Cost;

@@ -1,0 +1,164 @@
+//! `lighterage estimate`: what training takes on each device, by formula, and which devices that fits.
+
+use crate::args::EstimateArgs;
+use crate::failure::Failure;
+use crate::{model, out};
+use ir::Device;
+use passes::devices;
+use passes::estimate::{self, Adapters, Estimate, Parallel, Setup, Shape};
+use serde_json::json;
+use std::fmt::Write;
+
+/// Runs the command.
+pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
+    let setup = setup(args).map_err(Failure::Input)?;
+    let estimate = estimate::estimate(&setup).map_err(Failure::Input)?;
+    let names: Vec<&str> = match args.device.is_empty() {
+        // `test` has round numbers and is no machine.
+        true => devices::names().into_iter().filter(|&name| name != "test").collect(),
+        false => args.device.iter().map(String::as_str).collect(),
+    };
+    let machines = names.into_iter().map(model::device).collect::<Result<Vec<_>, _>>()?;
+    if args.json {
+        out::line(&object(&setup, &estimate, &machines).to_string());
+        return Ok(());
+    }
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = report(&mut text, &setup, &estimate, &machines);
+    out::text(&text);
+    Ok(())
+}
+
+fn setup(args: &EstimateArgs) -> Result<Setup, String> {
+    let shape = match (args.layers, args.width, args.heads, args.seq) {
+        (None, None, None, None) => None,
+        (Some(layers), Some(width), Some(heads), Some(sequence)) => {
+            Some(Shape { layers, width, heads, sequence, batch: args.batch, vocabulary: args.vocab })
+        }
+        _ => return Err("a shape is --layers, --width, --heads and --seq together".into()),
+    };
+    let parameters = match (args.params, shape) {
+        (Some(parameters), _) => parameters,
+        (None, Some(shape)) => shape.parameters()?,
+        (None, None) => return Err("--params COUNT says how large the model is; or give its shape".into()),
+    };
+    let adapters = |percent: f64, four_bit| Adapters { share: percent / 100.0, four_bit };
+    Ok(Setup {
+        parameters,
+        shape,
+        optimizer: args.optimizer,
+        precision: args.precision,
+        recompute: args.recompute,
+        adapters: args.lora.map(|p| adapters(p, false)).or(args.qlora.map(|p| adapters(p, true))),
+        parallel: Parallel {
+            tensor: args.tensor_parallel,
+            pipeline: args.pipeline,
+            data: args.data_parallel,
+            zero: args.zero,
+            micro_batches: args.micro_batches.unwrap_or(args.pipeline),
+        },
+    })
+}
+
+fn object(setup: &Setup, estimate: &Estimate, machines: &[Device]) -> serde_json::Value {
+    let layer = estimate.layer.iter();
+    let layer: Vec<_> = layer
+        .map(|saved| json!({"name": saved.name, "shape": saved.shape, "bytes": saved.bytes, "kept": saved.kept}))
+        .collect();
+    let fit = machines.iter().map(|device| {
+        json!({
+            "device": device.name,
+            "device_bytes": device.device_bytes,
+            "fits": estimate.total() <= device.device_bytes,
+        })
+    });
+    json!({
+        "parameters": setup.parameters,
+        "optimizer": setup.optimizer.name(),
+        "precision": setup.precision.name(),
+        "recompute": setup.recompute.name(),
+        "gpus": setup.parallel.devices(),
+        "zero": setup.parallel.zero,
+        "bubble": setup.parallel.bubble(),
+        "parameter_bytes": estimate.parameters,
+        "gradient_bytes": estimate.gradients,
+        "optimizer_bytes": estimate.optimizer,
+        "activation_bytes": estimate.activations,
+        "total_bytes": estimate.total(),
+        "checkpoint_bytes": estimate.checkpoint,
+        "layer": layer,
+        "stage_layers": estimate.stage_layers,
+        "micro_batches_in_flight": estimate.in_flight,
+        "devices": fit.collect::<Vec<_>>(),
+    })
+}
+
+/// `13.1 GB`, in powers of 1000 as in papers.
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
+/// `7B`, `124.44M`.
+fn count(parameters: u64) -> String {
+    let (amount, unit) = if parameters < 1_000_000_000 { (1e6, "M") } else { (1e9, "B") };
+    let digits = format!("{:.2}", parameters as f64 / amount);
+    format!("{}{unit}", digits.trim_end_matches('0').trim_end_matches('.'))
+}
+
+fn report(out: &mut String, setup: &Setup, estimate: &Estimate, machines: &[Device]) -> std::fmt::Result {
+    let Setup { parameters, optimizer, precision, recompute, parallel, .. } = setup;
+    let devices = match parallel.devices() {
+        1 => "one device".to_string(),
+        n => format!("each of {n} devices"),
+    };
+    writeln!(
+        out,
+        "{} parameters, {}, {} precision, recompute {}: bytes on {devices}\n",
+        count(*parameters),
+        optimizer.name(),
+        precision.name(),
+        recompute.name()
+    )?;
+    let total = estimate.total();
+    let mut row = |name: &str, bytes: u64| {
+        let share = 100.0 * bytes as f64 / total.max(1) as f64;
+        writeln!(out, "  {name:<18} {:>12}  {share:5.1}%", gigabytes(bytes))
+    };
+    row("parameters", estimate.parameters)?;
+    row("gradients", estimate.gradients)?;
+    row("optimizer", estimate.optimizer)?;
+    if let Some(bytes) = estimate.activations {
+        row("activations", bytes)?;
+    }
+    row("total", total)?;
+    if estimate.activations.is_none() {
+        writeln!(out, "\nwithout activations: --layers, --width, --heads and --seq tell their sizes")?;
+    }
+    if 1 < parallel.pipeline {
+        writeln!(
+            out,
+            "\npipeline: {} layers a stage, activations of {} micro-batches, {:.1}% of the time in the bubble",
+            estimate.stage_layers,
+            estimate.in_flight,
+            100.0 * parallel.bubble()
+        )?;
+    }
+    if !estimate.layer.is_empty() {
+        writeln!(out, "\nsaved by a layer for a micro-batch")?;
+        for saved in &estimate.layer {
+            let again = if saved.kept { "" } else { "  computed again" };
+            writeln!(out, "  {:<31} {:<15} {:>10.3} GB{again}", saved.name, saved.shape, saved.bytes as f64 / 1e9)?;
+        }
+    }
+    writeln!(out, "\na checkpoint on disk has {}\n", gigabytes(estimate.checkpoint))?;
+    writeln!(out, "  {:<18} {:>12}", "device", "memory")?;
+    for device in machines {
+        let says = match device.device_bytes.checked_sub(total) {
+            Some(rest) => format!("fits, {} to spare", gigabytes(rest)),
+            None => format!("does not fit, {} too much", gigabytes(total - device.device_bytes)),
+        };
+        writeln!(out, "  {:<18} {:>12}  {says}", device.name, gigabytes(device.device_bytes))?;
+    }
+    Ok(())
+}
