@@ -139,13 +139,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
 /// cut spares many small ones.
 pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
     let mut drafts = vec![];
-    let mut base = Decisions::default();
-    let n_hosted = (problem.groups.len() as f64 * hosted).round() as usize;
-    let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
-    for group in problem.groups.iter().rev().take(n_hosted) {
-        base.hosted.extend(group.params.iter().chain(&group.moments).map(|&state| (state, reason)));
-        group.add_to(&mut base);
-    }
+    let base = problem.hosted(hosted);
     let Ok(start) = realise::unnamed(problem, &base) else { return drafts };
     let timeline = draft(problem, &base, &start, &mut drafts);
     let start_live = live(&start);
@@ -194,12 +188,50 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
     }
 }
 
-fn live(schedule: &Schedule) -> Vec<u64> {
+/// Bytes alive on the device at each line.
+pub(super) fn live(schedule: &Schedule) -> Vec<u64> {
     live_bytes(schedule, &lifetimes(schedule), Pool::new(DEVICE))
 }
 
 fn reruns(schedule: &Schedule) -> usize {
     schedule.instrs.values().filter(|data| data.why == Why::Recompute).count()
+}
+
+/// Swaps what is dearest to compute again, over its gap between forward and backward, as long as the link has time: `share`
+/// of what the step leaves it.
+pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64) {
+    let Ok(schedule) = realise::unnamed(problem, decisions) else { return };
+    let timeline = unlimited(problem.graph, &schedule, problem.cost);
+    let banned = BTreeSet::new();
+    let mut round = Round::new(problem, decisions, &schedule, &timeline, &banned, Taste::Swap);
+    let idle = round.idle();
+    let graph = problem.graph;
+    let phase_of = |line: usize| match schedule.instrs.get(ir::Instr::new(line)).map(|data| &data.kind) {
+        Some(InstrKind::Run { node, .. }) => Some(graph.nodes[*node].phase),
+        _ => None,
+    };
+    let crosses = |idle: &&Idle| {
+        let def = graph.def_node(idle.value).map(|node| graph.nodes[node].phase);
+        def == Some(Phase::Forward) && phase_of(idle.to) == Some(Phase::Backward)
+    };
+    let mut candidates: Vec<Cut> = idle.iter().filter(crosses).filter_map(|idle| round.gap_candidate(idle)).collect();
+    // Dearest first; what cannot be computed again is the dearest.
+    let dear = |cut: &Cut| cut.recompute.unwrap_or(f64::INFINITY) / cut.bytes as f64;
+    candidates.sort_by(|a, b| dear(b).total_cmp(&dear(a)).then(a.gaps.cmp(&b.gaps)));
+    let busy = |stream| timeline.busy[Stream::new(stream)];
+    let spare = (0.6 * busy(COMPUTE) - 0.5 * busy(H2D)).min(0.9 * busy(COMPUTE) - busy(D2H));
+    let mut room = share * spare;
+    let mut chosen = vec![];
+    for cut in candidates {
+        let micros = problem.cost.link(cut.bytes);
+        // A copy that is mostly latency frees little.
+        let worth = 8.0 * problem.cost.link(0) < micros && 2.0 * micros < cut.room;
+        if worth && micros <= room {
+            room -= micros;
+            chosen.push(Cut { means: Means::Swap, ..cut });
+        }
+    }
+    chosen.iter().for_each(|cut| cut.add_to(decisions, problem));
 }
 
 /// Price per byte; ties go to more bytes, then to the value and gap that come first.

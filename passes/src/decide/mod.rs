@@ -6,6 +6,7 @@ pub mod blocks_search;
 pub mod chunks;
 pub mod greedy;
 pub mod protrain;
+pub mod recompute;
 pub mod record;
 
 use crate::cost::Cost;
@@ -134,6 +135,33 @@ impl<'a> Problem<'a> {
         groups
     }
 
+    /// Decisions that let the states of a share of the groups live on the host, those of the last blocks: their gradients
+    /// come first, and their parameters are wanted last (ProTrain, section 3.1.1).
+    pub fn hosted(&self, share: f64) -> Decisions {
+        let mut decisions = Decisions::default();
+        let n_hosted = (self.groups.len() as f64 * share).round() as usize;
+        let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
+        for group in self.groups.iter().rev().take(n_hosted) {
+            decisions.hosted.extend(group.params.iter().chain(&group.moments).map(|&state| (state, reason)));
+            group.add_to(&mut decisions);
+        }
+        decisions
+    }
+
+    /// Lets hosted parameters leave the device between forward and backward.
+    pub fn stream_hosted(&self, decisions: &mut Decisions) {
+        let graph = self.graph;
+        for (&state, &reason) in &decisions.hosted {
+            let value = graph.states[state].before;
+            let forward = |&at: &u32| graph.nodes[self.lines[at as usize]].phase == ir::Phase::Forward;
+            let uses = &self.uses[value];
+            let n_forward = uses.iter().take_while(|at| forward(at)).count();
+            if 0 < n_forward && n_forward < uses.len() {
+                decisions.cuts.insert(Gap { value, gap: n_forward as u32 - 1 }, (Means::Swap, reason));
+            }
+        }
+    }
+
     /// Parameters in copies that are long enough for the link's latency to be small beside them, and no longer: what
     /// comes in pieces needs less room. Neighbours are used one after the other.
     fn chunks(&self, params: &[usize]) -> Vec<Vec<usize>> {
@@ -210,6 +238,9 @@ pub struct Decisions {
     pub chunks: Vec<Vec<usize>>,
     /// Nodes that the host runs, in its own memory: updates of hosted states.
     pub on_host: BTreeSet<Node>,
+    /// Nodes that run again before a line, by the line's position in [`Problem::lines`], in order. Readers take the latest
+    /// result.
+    pub reruns: BTreeMap<u32, Vec<Node>>,
     /// Bytes above the lines' own peak that copies may take by coming early.
     pub ahead: u64,
 }
@@ -241,6 +272,12 @@ impl Decisions {
         }
         for &node in &self.on_host {
             text += &format!("  update %{} on the host\n", graph.node_name(node));
+        }
+        for (&position, nodes) in &self.reruns {
+            let names: Vec<String> = nodes.iter().map(|&node| format!("%{}", graph.node_name(node))).collect();
+            let line = graph.order.iter().filter(|&&n| !graph.nodes[n].op.is_alias()).nth(position as usize);
+            let before = line.map_or("", |&node| graph.node_name(node));
+            text += &format!("  rerun {} before %{before}\n", names.join(" "));
         }
         for (gap, (means, reason)) in &self.cuts {
             let word = if *means == Means::Swap { "swap" } else { "recompute" };
@@ -301,8 +338,14 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
         // Trajectories know nothing of each other, so that they may run side by side.
         Planner::Auto | Planner::Greedy => std::thread::scope(|scope| {
             let trajectories = greedy::TASTES.map(|taste| scope.spawn(move || greedy::trajectory(problem, taste)));
+            let solved = recompute::STARTS.map(|start| scope.spawn(move || recompute::drafts(problem, start)));
             let jumps = greedy::HOSTED.map(|share| scope.spawn(move || greedy::jumps(problem, share, Taste::Cheaper)));
-            trajectories.into_iter().chain(jumps).flat_map(|t| t.join().expect("a trajectory should end")).collect()
+            trajectories
+                .into_iter()
+                .chain(jumps)
+                .chain(solved)
+                .flat_map(|t| t.join().expect("a trajectory should end"))
+                .collect()
         }),
     };
     let records = [keep, record::judge(problem, &drafts)].concat();

@@ -18,7 +18,7 @@ use ir::graph::Def;
 use ir::schedule::{
     Buffer, BufferData, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why, buffer_bytes,
 };
-use ir::{Id, Node, Table, Value};
+use ir::{Id, Node, Phase, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The device's pool.
@@ -239,6 +239,7 @@ impl<'a> Lines<'a> {
         let mut operands: Vec<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
         operands.sort_unstable();
         operands.dedup();
+        self.reruns(position)?;
         let pool = if self.decisions.on_host.contains(&node) { HOST } else { DEVICE };
         match pool {
             HOST => self.bring_to_host(&operands, position)?,
@@ -252,6 +253,25 @@ impl<'a> Lines<'a> {
         }
         for value in operands.into_iter().chain(data.outputs.iter().copied()) {
             self.leave(value, position);
+        }
+        Ok(())
+    }
+
+    /// Nodes that are to run again before a line. Their results take the place of earlier copies.
+    fn reruns(&mut self, position: u32) -> Result<(), String> {
+        let decisions = self.decisions;
+        for &node in decisions.reruns.get(&position).map_or(&[][..], |nodes| nodes) {
+            let data = &self.problem.graph.nodes[node];
+            if !data.op.is_pure() || data.phase == Phase::Optimizer {
+                return Err(format!("{} cannot run again", self.problem.graph.node_name(node)));
+            }
+            let operands: Vec<Value> = data.inputs.iter().map(|&v| self.problem.graph.root(v)).collect();
+            self.bring(&operands, Some(position))?;
+            let outs: Vec<Loc> = data.outputs.iter().map(|&value| self.buffer(value, DEVICE)).collect();
+            self.run_node(node, outs.clone(), DEVICE, Why::Recompute);
+            for (&value, loc) in data.outputs.iter().zip(outs) {
+                self.on_device[value] = Some(loc);
+            }
         }
         Ok(())
     }
@@ -352,7 +372,8 @@ impl<'a> Lines<'a> {
         // A held state's new value stays until the end.
         let held = self.updates.get(&value).is_some_and(|states| states.iter().any(|s| self.held.contains(s)));
         if is_last {
-            if !held {
+            // A rerun may still read it: its buffer ends where it is last read.
+            if !held && self.decisions.reruns.is_empty() {
                 self.on_device[value] = None;
             }
             return;
