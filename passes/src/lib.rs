@@ -6,6 +6,7 @@ pub mod decide;
 pub mod devices;
 pub mod explain;
 pub mod graph;
+pub mod offload;
 pub mod pipeline;
 pub mod realise;
 pub mod schedule;
