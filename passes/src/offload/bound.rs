@@ -63,23 +63,19 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
     // last layer's in the other gap.
     let y0: Vec<_> = (0..n_layers).map(|layer| moves(&mut program, layer, layer != 0)).collect();
     let y1: Vec<_> = (0..n_layers).map(|layer| moves(&mut program, layer, layer + 1 != n_layers)).collect();
-    let e: Vec<_> = (0..n_layers).map(|layer| moves(&mut program, layer, y1[layer].is_some())).collect();
     // Away of other layers while a layer runs, by gap, and `e` of layers after it; those of the outermost are 0.
     let mut level = |present: bool| present.then(|| program.variable(0.0, no_limit));
     let c0: Vec<_> = (0..n_layers).map(|layer| level(layer + 1 != n_layers)).collect();
     let c1: Vec<_> = (0..n_layers).map(|layer| level(layer != 0)).collect();
-    let after: Vec<_> = (0..n_layers).map(|layer| level(layer + 1 != n_layers)).collect();
     let idle: Vec<Var> = (0..n_ops).map(|_| program.variable(1.0, no_limit)).collect();
     struct Levels {
         back: Var,
         late: Var,
-        early: Var,
     }
     let levels: Vec<Levels> = (0..n_ops)
         .map(|_| Levels {
             back: program.variable(0.0, no_limit),
             late: program.variable(0.0, no_limit),
-            early: program.variable(0.0, no_limit),
         })
         .collect();
     fn push(terms: &mut Vec<(Var, f64)>, var: Option<Var>, factor: f64) {
@@ -96,77 +92,45 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
         };
         if layer + 1 < n_layers {
             inner(&mut program, c0[layer], c0[layer + 1], y0[layer + 1]);
-            inner(&mut program, after[layer], after[layer + 1], e[layer + 1]);
             inner(&mut program, c1[layer + 1], c1[layer], y1[layer]);
-        }
-        if let (Some(y1), Some(e)) = (y1[layer], e[layer]) {
-            let slack = program.variable(0.0, no_limit);
-            let mut terms = vec![(e, 1.0), (y1, -1.0), (slack, -1.0)];
-            push(&mut terms, y0[layer], 1.0);
-            program.row(&terms, 0.0);
-            let slack = program.variable(0.0, no_limit);
-            let mut terms = vec![(e, 1.0), (slack, 1.0)];
-            push(&mut terms, y0[layer], 1.0);
-            program.row(&terms, weights[layer]);
-            let slack = program.variable(0.0, no_limit);
-            program.row(&[(y1, 1.0), (e, -1.0), (slack, -1.0)], 0.0);
         }
         for j in [n_layers - 1 - layer, n_layers + layer] {
             let (op, next) = (&ops[j], (j + 1) % n_ops);
             let capacity = op.micros / tick;
             let runs = 1e-9 < capacity;
-            let must = excess[j] / unit;
-            let Levels { back, late, early } = levels[j];
-            let here = |program: &mut Program, most: f64| runs.then(|| program.variable(MOVE, most));
+            let Levels { back, late } = levels[j];
             // Prefetches and uploads during the operation, then in the idle time after it.
-            let (p, v, x) = (
-                here(&mut program, capacity),
-                here(&mut program, no_limit),
-                here(&mut program, no_limit),
-            );
-            let [pg, vg, xg] = [(); 3].map(|()| program.variable(MOVE, no_limit));
+            let p = runs.then(|| program.variable(MOVE, capacity));
+            let v = runs.then(|| program.variable(MOVE, capacity));
+            let [pg, vg] = [(); 2].map(|()| program.variable(MOVE, no_limit));
             let needed = if ops[next].backward { y1[ops[next].layer] } else { y0[ops[next].layer] };
             let mut terms = vec![(levels[next].back, 1.0), (back, -1.0), (pg, -1.0)];
             push(&mut terms, p, -1.0);
             push(&mut terms, needed, 1.0);
             program.row(&terms, 0.0);
-            let (mut late_end, mut early_end) = (late, early);
-            if let (Some(v), Some(x)) = (v, x) {
+            let mut late_end = late;
+            if let Some(v) = v {
                 late_end = program.variable(0.0, no_limit);
-                early_end = program.variable(0.0, no_limit);
                 program.row(&[(late_end, 1.0), (late, -1.0), (v, 1.0)], 0.0);
-                program.row(&[(early_end, 1.0), (early, -1.0), (x, 1.0)], 0.0);
-                let slack = program.variable(0.0, no_limit);
-                program.row(&[(v, 1.0), (x, 1.0), (slack, 1.0)], capacity);
             }
             let mut terms = vec![(levels[next].late, 1.0), (late_end, -1.0), (vg, 1.0)];
             push(&mut terms, if op.backward { y0[layer] } else { None }, -1.0);
             program.row(&terms, 0.0);
-            let mut terms = vec![(levels[next].early, 1.0), (early_end, -1.0), (xg, 1.0)];
-            push(&mut terms, if op.backward { e[layer] } else { None }, -1.0);
-            program.row(&terms, 0.0);
-            let slack = program.variable(0.0, no_limit);
-            program.row(&[(vg, 1.0), (xg, 1.0), (slack, 1.0), (idle[j], -1.0)], 0.0);
-            let slack = program.variable(0.0, no_limit);
-            program.row(&[(pg, 1.0), (slack, 1.0), (idle[j], -1.0)], 0.0);
-            // e of layers whose backward is done and whose forward is not: for a forward, the layer itself is among them.
-            let waiting = if op.backward { [after[layer], None] } else { [after[layer], e[layer]] };
-            let hold = |program: &mut Program, late: Var, early: Var, p: Option<Var>| {
-                let stuck = program.variable(0.0, no_limit);
+            for flow in [pg, vg] {
                 let slack = program.variable(0.0, no_limit);
-                let mut terms = vec![(stuck, 1.0), (early, -1.0), (slack, -1.0)];
-                waiting.into_iter().for_each(|var| push(&mut terms, var, 1.0));
-                program.row(&terms, 0.0);
+                program.row(&[(flow, 1.0), (slack, 1.0), (idle[j], -1.0)], 0.0);
+            }
+            let hold = |program: &mut Program, late: Var, p: Option<Var>| {
                 let slack = program.variable(0.0, no_limit);
-                let mut terms = vec![(late, -1.0), (stuck, -1.0), (back, -1.0), (slack, -1.0)];
+                let mut terms = vec![(late, -1.0), (back, -1.0), (slack, -1.0)];
                 push(&mut terms, c0[layer], 1.0);
                 push(&mut terms, c1[layer], 1.0);
                 push(&mut terms, p, -1.0);
-                program.row(&terms, must);
+                program.row(&terms, excess[j] / unit);
             };
-            hold(&mut program, late, early, None);
+            hold(&mut program, late, None);
             if runs {
-                hold(&mut program, late_end, early_end, p);
+                hold(&mut program, late_end, p);
             }
         }
     }

@@ -11,13 +11,13 @@ use super::timetable::{Draft, Timetable, timetable};
 use super::{Instance, Op, Schedule, bound, lists, select};
 
 /// A step this near to the bound, relative, is good.
-const CLOSE: f64 = 0.01;
+const CLOSE: f64 = 0.005;
 /// Pieces for each largest layer, to begin with and at most.
 const PIECES: [u64; 3] = [8, 32, 128];
 /// Pieces are not smaller than this: below, what a transfer costs to start would count.
 const LEAST_PIECE: u64 = 1 << 20;
 /// Rounds of reserves.
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 10;
 
 /// When operations start if these pauses follow them; the period comes last.
 fn starts(ops: &[Op], idle: &[f64]) -> Vec<f64> {
@@ -93,17 +93,16 @@ fn pauses(instance: &Instance, ops: &[Op], relaxed: &bound::Relaxed, piece_bytes
             .collect();
         let timetable = best(instance, ops, &plan.idle, &away, piece_bytes);
         let over = excess(&timetable);
-        if std::env::var_os("OFF_DEBUG").is_some() {
-            let t: f64 = ops.iter().map(|op| op.micros).sum::<f64>() + plan.idle.iter().sum::<f64>();
-            eprintln!("piece {piece_bytes} round {round} period {t} over sum {over} max {:?} bound {} transfers {}", timetable.over.iter().max(), plan.micros, timetable.schedule.transfers.len());
-        }
         if over == 0 {
             if found.as_ref().is_none_or(|found| timetable.schedule.period < found.period) {
                 found = Some(timetable.schedule);
             }
             break;
         }
-        reserve.iter_mut().zip(&timetable.over).for_each(|(reserve, over)| *reserve += *over as f64);
+        // A little more each time, lest the last bytes take many rounds.
+        let more = |over: u64| over as f64 * (1.0 + 0.1 * round as f64) + 0.01 * piece_bytes as f64;
+        let over = timetable.over.iter().zip(&mut reserve).filter(|(over, _)| 0 < **over);
+        over.for_each(|(&over, reserve)| *reserve += more(over));
         plan = bound::relax(instance, ops, &reserve);
     }
     found

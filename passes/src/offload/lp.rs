@@ -32,7 +32,7 @@ pub(super) struct Var(pub(super) usize);
 /// Steps of the method; it needs some 20 to 50.
 const STEPS: usize = 80;
 /// Residuals and gap, relative, at which it ends.
-const CLOSE: f64 = 1e-9;
+const CLOSE: f64 = 1e-7;
 
 impl Program {
     /// Adds a variable with its cost and its upper bound.
@@ -63,15 +63,6 @@ impl Program {
         fixed + (0..self.cost.len()).map(slack).sum::<f64>()
     }
 
-    /// `A x`.
-    fn times(&self, x: &[f64]) -> Vec<f64> {
-        let mut sums = vec![0.0; self.rhs.len()];
-        for (column, &value) in self.columns.iter().zip(x) {
-            column.iter().for_each(|&(row, factor)| sums[row] += factor * value);
-        }
-        sums
-    }
-
     /// `Aᵀ y`, one variable's.
     fn across(&self, column: usize, rows: &[f64]) -> f64 {
         self.columns[column].iter().map(|&(row, factor)| factor * rows[row]).sum()
@@ -80,77 +71,62 @@ impl Program {
     /// Solves the program, or goes as near as rounding lets it.
     pub(super) fn solve(&self) -> Point {
         let n = self.cost.len();
-        let mut factor = Skyline::new(self);
-        let bounded: Vec<bool> = self.upper.iter().map(|upper| upper.is_finite()).collect();
-        let scale = |values: &[f64]| 1.0 + values.iter().fold(0.0f64, |most, value| most.max(value.abs()));
-        let (rhs_scale, cost_scale) = (scale(&self.rhs), scale(&self.cost));
-        // Begin inside the bounds, away from them.
+        let mut normal = Normal::new(self);
+        let bounded: Vec<usize> = (0..n).filter(|&i| self.upper[i].is_finite()).collect();
+        let (rhs_scale, cost_scale) = (1.0 + most(&self.rhs), 1.0 + most(&self.cost));
+        // Begin inside the bounds, away from them. `z` are the multipliers of x >= 0, `w` the room below the upper bound, `v`
+        // its multipliers; without a bound `v` is 0 and `w` never used.
         let mut x: Vec<f64> = self.upper.iter().map(|&upper| (0.5 * upper).min(1.0)).collect();
-        let mut w: Vec<f64> = (0..n).map(|i| if bounded[i] { self.upper[i] - x[i] } else { 1.0 }).collect();
         let mut z = vec![1.0; n];
-        let mut v: Vec<f64> = bounded.iter().map(|&bounded| if bounded { 1.0 } else { 0.0 }).collect();
+        let (mut w, mut v) = (vec![1.0; n], vec![0.0; n]);
+        for &i in &bounded {
+            (w[i], v[i]) = (self.upper[i] - x[i], 1.0);
+        }
         let mut y = vec![0.0; self.rhs.len()];
-        let pairs = (n + bounded.iter().filter(|&&bounded| bounded).count()) as f64;
+        let pairs = (n + bounded.len()) as f64;
         for _ in 0..STEPS {
-            let primal: Vec<f64> = self.times(&x).iter().zip(&self.rhs).map(|(a, b)| b - a).collect();
-            let dual: Vec<f64> = (0..n).map(|i| self.cost[i] - self.across(i, &y) - z[i] + v[i]).collect();
-            let product = |x: &[f64], w: &[f64], z: &[f64], v: &[f64]| -> f64 {
-                (0..n).map(|i| x[i] * z[i] + if bounded[i] { w[i] * v[i] } else { 0.0 }).sum::<f64>() / pairs
-            };
-            let mu = product(&x, &w, &z, &v);
-            let most = |values: &[f64]| values.iter().fold(0.0f64, |most, value| most.max(value.abs()));
-            let objective: f64 = self.cost.iter().zip(&x).map(|(c, x)| c * x).sum();
-            if most(&primal) <= CLOSE * rhs_scale && most(&dual) <= CLOSE * cost_scale && mu * pairs <= CLOSE * (1.0 + objective.abs())
-            {
+            let primal: Vec<f64> = normal.times(&x).iter().zip(&self.rhs).map(|(a, b)| b - a).collect();
+            let across = normal.across(&y);
+            let dual: Vec<f64> = (0..n).map(|i| self.cost[i] - across[i] - z[i] + v[i]).collect();
+            let mu = (dot(&x, &z) + dot(&w, &v)) / pairs;
+            let objective = dot(&self.cost, &x).abs();
+            let done = most(&primal) <= CLOSE * rhs_scale && most(&dual) <= CLOSE * cost_scale;
+            if done && mu * pairs <= CLOSE * (1.0 + objective) {
                 break;
             }
-            let d: Vec<f64> = (0..n).map(|i| 1.0 / (z[i] / x[i] + if bounded[i] { v[i] / w[i] } else { 0.0 })).collect();
-            factor.factor(self, &d);
-            // Directions for given targets of the products x z and w v, less their second-order terms.
-            let direction = |xz: &dyn Fn(usize) -> f64, wv: &dyn Fn(usize) -> f64| {
-                let h: Vec<f64> = (0..n)
-                    .map(|i| {
-                        dual[i] - (xz(i) - x[i] * z[i]) / x[i] + if bounded[i] { (wv(i) - w[i] * v[i]) / w[i] } else { 0.0 }
-                    })
-                    .collect();
-                let scaled: Vec<f64> = (0..n).map(|i| d[i] * h[i]).collect();
-                let right: Vec<f64> = self.times(&scaled).iter().zip(&primal).map(|(a, p)| a + p).collect();
-                let dy = factor.solve(&right);
-                let dx: Vec<f64> = (0..n).map(|i| d[i] * (self.across(i, &dy) - h[i])).collect();
-                let dz: Vec<f64> = (0..n).map(|i| (xz(i) - z[i] * x[i] - z[i] * dx[i]) / x[i]).collect();
-                let dv: Vec<f64> = (0..n)
-                    .map(|i| if bounded[i] { (wv(i) - v[i] * w[i] + v[i] * dx[i]) / w[i] } else { 0.0 })
-                    .collect();
+            let d: Vec<f64> = (0..n).map(|i| 1.0 / (z[i] / x[i] + v[i] / w[i])).collect();
+            normal.factor(&d);
+            // The step at which the products x z and w v change by these amounts, to first order.
+            let direction = |xz: &[f64], wv: &[f64]| {
+                let h: Vec<f64> = (0..n).map(|i| dual[i] - xz[i] / x[i] + wv[i] / w[i]).collect();
+                let scaled: Vec<f64> = d.iter().zip(&h).map(|(d, h)| d * h).collect();
+                let right: Vec<f64> = normal.times(&scaled).iter().zip(&primal).map(|(a, p)| a + p).collect();
+                let dy = normal.solve(right);
+                let dx: Vec<f64> = normal.across(&dy).iter().enumerate().map(|(i, a)| d[i] * (a - h[i])).collect();
+                let dz: Vec<f64> = (0..n).map(|i| (xz[i] - z[i] * dx[i]) / x[i]).collect();
+                let dv: Vec<f64> = (0..n).map(|i| (wv[i] + v[i] * dx[i]) / w[i]).collect();
                 (dx, dy, dz, dv)
             };
+            // How far to go in that direction, x and w, and z and v, before one of them is 0.
             let reach = |dx: &[f64], dz: &[f64], dv: &[f64]| {
-                let (mut primal, mut dual) = (1.0f64, 1.0f64);
-                for i in 0..n {
-                    if dx[i] < 0.0 {
-                        primal = primal.min(-x[i] / dx[i]);
-                    }
-                    if dz[i] < 0.0 {
-                        dual = dual.min(-z[i] / dz[i]);
-                    }
-                    if bounded[i] && 0.0 < dx[i] {
-                        primal = primal.min(w[i] / dx[i]);
-                    }
-                    if bounded[i] && dv[i] < 0.0 {
-                        dual = dual.min(-v[i] / dv[i]);
-                    }
-                }
-                (primal, dual)
+                let until = |value: &[f64], delta: &[f64]| {
+                    let ends = value.iter().zip(delta).filter(|(_, delta)| **delta < 0.0);
+                    ends.fold(1.0f64, |reach, (value, delta)| reach.min(-value / delta))
+                };
+                let room = bounded.iter().filter(|&&i| 0.0 < dx[i]).fold(1.0f64, |reach, &i| reach.min(w[i] / dx[i]));
+                let other = bounded.iter().filter(|&&i| dv[i] < 0.0).fold(1.0f64, |reach, &i| reach.min(-v[i] / dv[i]));
+                (until(&x, dx).min(room), until(&z, dz).min(other))
             };
-            let (dx, _, dz, dv) = direction(&|_| 0.0, &|_| 0.0);
+            let mut xz: Vec<f64> = x.iter().zip(&z).map(|(x, z)| -x * z).collect();
+            let mut wv: Vec<f64> = w.iter().zip(&v).map(|(w, v)| -w * v).collect();
+            let (dx, _, dz, dv) = direction(&xz, &wv);
             let (a, b) = reach(&dx, &dz, &dv);
-            let step = |values: &[f64], by: f64, delta: &[f64]| -> Vec<f64> {
-                values.iter().zip(delta).map(|(value, delta)| value + by * delta).collect()
-            };
-            let back: Vec<f64> = dx.iter().map(|dx| -dx).collect();
-            let after = product(&step(&x, a, &dx), &step(&w, a, &back), &step(&z, b, &dz), &step(&v, b, &dv));
-            let sigma = (after / mu).powi(3).min(1.0);
-            let (dx, dy, dz, dv) =
-                direction(&|i| sigma * mu - dx[i] * dz[i], &|i| sigma * mu + dx[i] * dv[i]);
+            let after: f64 = (0..n).map(|i| (x[i] + a * dx[i]) * (z[i] + b * dz[i])).sum::<f64>()
+                + bounded.iter().map(|&i| (w[i] - a * dx[i]) * (v[i] + b * dv[i])).sum::<f64>();
+            let target = (after / pairs / mu).powi(3).min(1.0) * mu;
+            (0..n).for_each(|i| xz[i] += target - dx[i] * dz[i]);
+            bounded.iter().for_each(|&i| wv[i] += target + dx[i] * dv[i]);
+            let (dx, dy, dz, dv) = direction(&xz, &wv);
             if !dx.iter().chain(&dy).all(|value| value.is_finite()) {
                 break;
             }
@@ -159,8 +135,10 @@ impl Program {
             for i in 0..n {
                 x[i] += a * dx[i];
                 z[i] += b * dz[i];
+            }
+            for &i in &bounded {
                 v[i] += b * dv[i];
-                w[i] = if bounded[i] { (w[i] - a * dx[i]).max(1e-300) } else { 1.0 };
+                w[i] = (w[i] - a * dx[i]).max(1e-300);
             }
             y.iter_mut().zip(&dy).for_each(|(y, dy)| *y += b * dy);
         }
@@ -168,8 +146,20 @@ impl Program {
     }
 }
 
-/// A symmetric matrix's lower half and then its Cholesky factor, row by row from each row's first entry to the diagonal.
-struct Skyline {
+fn most(values: &[f64]) -> f64 {
+    values.iter().fold(0.0f64, |most, value| most.max(value.abs()))
+}
+
+/// `A`, column by column, and `A D Aᵀ`: its lower half and then its Cholesky factor, row by row from each row's first entry to
+/// the diagonal.
+struct Normal {
+    /// Where each column begins in `entries`.
+    columns: Vec<usize>,
+    entries: Vec<(u32, f64)>,
+    /// For each column, for each pair of its entries: where their product goes, and the product.
+    products: Vec<(u32, f64)>,
+    /// Where each column begins in `products`.
+    pairs: Vec<usize>,
     /// Each row's first column.
     first: Vec<usize>,
     /// Where each row begins in `values`.
@@ -177,34 +167,53 @@ struct Skyline {
     values: Vec<f64>,
 }
 
-impl Skyline {
-    fn new(program: &Program) -> Skyline {
+impl Normal {
+    fn new(program: &Program) -> Normal {
         let n = program.rhs.len();
         let mut first: Vec<usize> = (0..n).collect();
         for column in &program.columns {
-            let least = column.iter().map(|&(row, _)| row).min();
-            column.iter().for_each(|&(row, _)| first[row] = first[row].min(least.unwrap_or(row)));
+            // A column lists its rows in ascending order.
+            let least = column.first().map_or(0, |&(row, _)| row);
+            column.iter().for_each(|&(row, _)| first[row] = first[row].min(least));
         }
-        let mut start = Vec::with_capacity(n + 1);
-        let mut end = 0;
-        for row in 0..n {
-            start.push(end);
-            end += row - first[row] + 1;
+        let mut start = vec![0];
+        (0..n).for_each(|row| start.push(start[row] + row - first[row] + 1));
+        let (mut columns, mut entries, mut pairs, mut products) = (vec![0], Vec::new(), vec![0], Vec::new());
+        for column in &program.columns {
+            for (i, &(row, a)) in column.iter().enumerate() {
+                entries.push((row as u32, a));
+                let at = |other: usize| (start[row] + other - first[row]) as u32;
+                products.extend(column[..=i].iter().map(|&(other, b)| (at(other), a * b)));
+            }
+            columns.push(entries.len());
+            pairs.push(products.len());
         }
-        start.push(end);
-        Skyline { first, start, values: vec![0.0; end] }
+        let values = vec![0.0; start[n]];
+        Normal { columns, entries, products, pairs, first, start, values }
+    }
+
+    /// `A x`.
+    fn times(&self, x: &[f64]) -> Vec<f64> {
+        let mut sums = vec![0.0; self.first.len()];
+        for (column, &value) in self.columns.windows(2).zip(x) {
+            self.entries[column[0]..column[1]].iter().for_each(|&(row, factor)| sums[row as usize] += factor * value);
+        }
+        sums
+    }
+
+    /// `Aᵀ y`.
+    fn across(&self, rows: &[f64]) -> Vec<f64> {
+        let column = |column: &[usize]| {
+            self.entries[column[0]..column[1]].iter().map(|&(row, factor)| factor * rows[row as usize]).sum()
+        };
+        self.columns.windows(2).map(column).collect()
     }
 
     /// `A D Aᵀ = L Lᵀ`. A row that hangs on others gets a pivot so large that its multiplier stays 0.
-    fn factor(&mut self, program: &Program, d: &[f64]) {
+    fn factor(&mut self, d: &[f64]) {
         self.values.fill(0.0);
-        for (column, &d) in program.columns.iter().zip(d) {
-            for (i, &(row, a)) in column.iter().enumerate() {
-                for &(other, b) in &column[..=i] {
-                    // A column lists its rows in ascending order.
-                    self.values[self.start[row] + other - self.first[row]] += a * d * b;
-                }
-            }
+        for (pairs, &d) in self.pairs.windows(2).zip(d) {
+            self.products[pairs[0]..pairs[1]].iter().for_each(|&(at, product)| self.values[at as usize] += d * product);
         }
         for row in 0..self.first.len() {
             let (done, rest) = self.values.split_at_mut(self.start[row]);
@@ -216,16 +225,15 @@ impl Skyline {
                 let left = &rest[from - first..at];
                 let other = &done[self.start[column] + from - self.first[column]..self.start[column + 1]];
                 let (pivot, other) = other.split_last().expect("a row should have a diagonal");
-                let value = (rest[at] - dot(left, other)) / pivot;
-                rest[at] = value;
+                rest[at] = (rest[at] - dot(left, other)) / pivot;
             }
             let pivot = diagonal - dot(&rest[..width], &rest[..width]);
             rest[width] = if pivot <= 1e-13 * diagonal.max(1e-20) { 1e64 } else { pivot.sqrt() };
         }
     }
 
-    fn solve(&self, right: &[f64]) -> Vec<f64> {
-        let mut x = right.to_vec();
+    /// `L Lᵀ x = right`.
+    fn solve(&self, mut x: Vec<f64>) -> Vec<f64> {
         for row in 0..x.len() {
             let line = &self.values[self.start[row]..self.start[row + 1]];
             let width = line.len() - 1;
@@ -233,8 +241,7 @@ impl Skyline {
         }
         for row in (0..x.len()).rev() {
             let line = &self.values[self.start[row]..self.start[row + 1]];
-            let width = line.len() - 1;
-            x[row] /= line[width];
+            x[row] /= line[line.len() - 1];
             let value = x[row];
             x[self.first[row]..row].iter_mut().zip(line).for_each(|(x, factor)| *x -= factor * value);
         }
