@@ -140,10 +140,12 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
     // that is taken off at once, and not flow by flow.
     let most = 3.0 * n_layers as f64 + 1.0;
     let bound = program.safe_bound(&point.rows, most) - MOVE * 3.0 * n_layers as f64;
+    // An inner point is never quite at 0.
+    let none = 1e-5 * compute / n_ops as f64;
     let at = |var: Option<Var>| var.map_or(0.0, |var| point.x[var.0] * unit);
     Relaxed {
         micros: compute + (bound * tick).max(0.0),
-        idle: idle.iter().map(|var| point.x[var.0].max(0.0) * tick).collect(),
+        idle: idle.iter().map(|var| point.x[var.0] * tick).map(|idle| if idle < none { 0.0 } else { idle }).collect(),
         away: (0..n_layers).map(|layer| [at(y0[layer]), at(y1[layer])]).collect(),
     }
 }

@@ -5,15 +5,16 @@
 //!    Pieces in flight hold their place from start to end, which the fluid plan knows nothing of: where the memory is
 //!    exceeded, the relaxed problem is solved again with a reserve there. Then pauses are shortened one by one, as long as all
 //!    fits: the timetable judges.
-//! 3. Pieces are halved while the step is further from the bound than [`CLOSE`].
+//! 3. Pieces are made smaller if the step is further from the bound than [`CLOSE`]; if it still is, the paper's algorithms may
+//!    know better. That happens on chains of a few layers, where a piece is much of the whole.
 
 use super::timetable::{Draft, Timetable, timetable};
-use super::{Instance, Op, Schedule, bound, lists, select};
+use super::{Algorithm, Instance, Op, Schedule, bound, lists, select, whole_layers};
 
 /// A step this near to the bound, relative, is good.
 const CLOSE: f64 = 0.005;
 /// Pieces for each largest layer, to begin with and at most.
-const PIECES: [u64; 3] = [8, 32, 128];
+const PIECES: [u64; 2] = [32, 128];
 /// Pieces are not smaller than this: below, what a transfer costs to start would count.
 const LEAST_PIECE: u64 = 1 << 20;
 /// Rounds of reserves.
@@ -47,13 +48,16 @@ fn excess(timetable: &Timetable) -> u64 {
 pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
     let largest = instance.layers.iter().map(|layer| layer.weight_bytes).max().unwrap_or(0);
     let pieces = |n: u64| (largest / n).max(LEAST_PIECE.min(largest)).max(1);
-    if let Some(schedule) = whole(instance, ops, pieces(PIECES[0])) {
+    if let Some(schedule) = whole(instance, ops, pieces(8)) {
         return (schedule, None);
     }
     let relaxed = bound::relax(instance, ops, &vec![0.0; ops.len()]);
     let mut schedule = lists::layer_to_layer(instance, ops);
+    // What was reserved for larger pieces is, in proportion, a good beginning for smaller ones.
+    let mut reserve = vec![0.0; ops.len()];
     for n in PIECES {
-        if let Some(found) = pauses(instance, ops, &relaxed, pieces(n)) {
+        reserve.iter_mut().for_each(|reserve| *reserve *= 0.25);
+        if let Some(found) = pauses(instance, ops, &relaxed, &mut reserve, pieces(n)) {
             if found.period < schedule.period {
                 schedule = found;
             }
@@ -62,15 +66,24 @@ pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
             break;
         }
     }
+    if relaxed.micros * (1.0 + CLOSE) < schedule.period {
+        for algorithm in [Algorithm::Greedy, Algorithm::GreedyStar, Algorithm::FirstHalf] {
+            if let Some(found) = whole_layers(instance, ops, algorithm) {
+                if found.period < schedule.period {
+                    schedule = found;
+                }
+            }
+        }
+    }
     (schedule, Some(relaxed.micros))
 }
 
 /// Whole layers without a pause.
 fn whole(instance: &Instance, ops: &[Op], piece_bytes: u64) -> Option<Schedule> {
     let idle = vec![0.0; ops.len()];
-    for windows in [2.0, 1.0, 4.0] {
+    for windows in [2.0, 1.0] {
         let mut reserve = vec![0.0; ops.len()];
-        for _ in 0..ROUNDS {
+        for _ in 0..3 {
             let Some(away) = select::windowed(instance, ops, &reserve, windows) else { break };
             let timetable = best(instance, ops, &idle, &away, piece_bytes);
             if excess(&timetable) == 0 {
@@ -83,27 +96,24 @@ fn whole(instance: &Instance, ops: &[Op], piece_bytes: u64) -> Option<Schedule> 
 }
 
 /// The relaxed plan in pieces.
-fn pauses(instance: &Instance, ops: &[Op], relaxed: &bound::Relaxed, piece_bytes: u64) -> Option<Schedule> {
-    let mut reserve = vec![0.0; ops.len()];
-    let mut plan = relaxed.clone();
-    let mut found: Option<Schedule> = None;
+fn pauses(instance: &Instance, ops: &[Op], relaxed: &bound::Relaxed, reserve: &mut [f64], piece_bytes: u64) -> Option<Schedule> {
+    let mut plan = match reserve.iter().all(|&reserve| reserve == 0.0) {
+        true => relaxed.clone(),
+        false => bound::relax(instance, ops, reserve),
+    };
     for round in 0..ROUNDS {
         let away: Vec<[u64; 2]> = (0..instance.layers.len())
             .map(|layer| plan.away[layer].map(|bytes| (bytes.max(0.0).round() as u64).min(instance.weight(layer))))
             .collect();
         let timetable = best(instance, ops, &plan.idle, &away, piece_bytes);
-        let over = excess(&timetable);
-        if over == 0 {
-            if found.as_ref().is_none_or(|found| timetable.schedule.period < found.period) {
-                found = Some(timetable.schedule);
-            }
-            break;
+        if excess(&timetable) == 0 {
+            return Some(timetable.schedule);
         }
         // A little more each time, lest the last bytes take many rounds.
         let more = |over: u64| over as f64 * (1.0 + 0.1 * round as f64) + 0.01 * piece_bytes as f64;
-        let over = timetable.over.iter().zip(&mut reserve).filter(|(over, _)| 0 < **over);
+        let over = timetable.over.iter().zip(reserve.iter_mut()).filter(|(over, _)| 0 < **over);
         over.for_each(|(&over, reserve)| *reserve += more(over));
-        plan = bound::relax(instance, ops, &reserve);
+        plan = bound::relax(instance, ops, reserve);
     }
-    found
+    None
 }

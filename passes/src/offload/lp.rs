@@ -32,7 +32,7 @@ pub(super) struct Var(pub(super) usize);
 /// Steps of the method; it needs some 20 to 50.
 const STEPS: usize = 80;
 /// Residuals and gap, relative, at which it ends.
-const CLOSE: f64 = 1e-7;
+const CLOSE: f64 = 1e-6;
 
 impl Program {
     /// Adds a variable with its cost and its upper bound.
@@ -94,24 +94,30 @@ impl Program {
             if done && mu * pairs <= CLOSE * (1.0 + objective) {
                 break;
             }
-            let d: Vec<f64> = (0..n).map(|i| 1.0 / (z[i] / x[i] + v[i] / w[i])).collect();
+            // Divisions are slow: once each.
+            let per_x: Vec<f64> = x.iter().map(|x| 1.0 / x).collect();
+            let mut d: Vec<f64> = z.iter().zip(&per_x).map(|(z, per_x)| z * per_x).collect();
+            bounded.iter().for_each(|&i| d[i] += v[i] / w[i]);
+            d.iter_mut().for_each(|d| *d = 1.0 / *d);
             normal.factor(&d);
             // The step at which the products x z and w v change by these amounts, to first order.
             let direction = |xz: &[f64], wv: &[f64]| {
-                let h: Vec<f64> = (0..n).map(|i| dual[i] - xz[i] / x[i] + wv[i] / w[i]).collect();
+                let mut h: Vec<f64> = (0..n).map(|i| dual[i] - xz[i] * per_x[i]).collect();
+                bounded.iter().for_each(|&i| h[i] += wv[i] / w[i]);
                 let scaled: Vec<f64> = d.iter().zip(&h).map(|(d, h)| d * h).collect();
                 let right: Vec<f64> = normal.times(&scaled).iter().zip(&primal).map(|(a, p)| a + p).collect();
                 let dy = normal.solve(right);
                 let dx: Vec<f64> = normal.across(&dy).iter().enumerate().map(|(i, a)| d[i] * (a - h[i])).collect();
-                let dz: Vec<f64> = (0..n).map(|i| (xz[i] - z[i] * dx[i]) / x[i]).collect();
-                let dv: Vec<f64> = (0..n).map(|i| (wv[i] + v[i] * dx[i]) / w[i]).collect();
+                let dz: Vec<f64> = (0..n).map(|i| (xz[i] - z[i] * dx[i]) * per_x[i]).collect();
+                let mut dv = vec![0.0; n];
+                bounded.iter().for_each(|&i| dv[i] = (wv[i] + v[i] * dx[i]) / w[i]);
                 (dx, dy, dz, dv)
             };
             // How far to go in that direction, x and w, and z and v, before one of them is 0.
             let reach = |dx: &[f64], dz: &[f64], dv: &[f64]| {
                 let until = |value: &[f64], delta: &[f64]| {
-                    let ends = value.iter().zip(delta).filter(|(_, delta)| **delta < 0.0);
-                    ends.fold(1.0f64, |reach, (value, delta)| reach.min(-value / delta))
+                    let ends = value.iter().zip(delta);
+                    ends.fold(1.0f64, |reach, (value, delta)| if value + reach * delta < 0.0 { -value / delta } else { reach })
                 };
                 let room = bounded.iter().filter(|&&i| 0.0 < dx[i]).fold(1.0f64, |reach, &i| reach.min(w[i] / dx[i]));
                 let other = bounded.iter().filter(|&&i| dv[i] < 0.0).fold(1.0f64, |reach, &i| reach.min(-v[i] / dv[i]));

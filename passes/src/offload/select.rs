@@ -18,21 +18,21 @@ fn covered(n_layers: usize, layer: usize, gap: usize) -> [(usize, usize); 2] {
     }
 }
 
-/// How far each operation exceeds the memory when all weights are on the device, bytes.
-fn excess(instance: &Instance, ops: &[Op]) -> Vec<f64> {
-    let (total, limit) = (instance.weight_bytes() as f64, instance.memory_bytes as f64);
+/// How far each operation exceeds the memory, less a reserve, when all weights are on the device, bytes.
+fn excess(instance: &Instance, ops: &[Op], reserve: f64) -> Vec<f64> {
+    let (total, limit) = (instance.weight_bytes() as f64, instance.memory_bytes as f64 - reserve);
     ops.iter().map(|op| total + op.held_bytes as f64 - limit).collect()
 }
 
-/// Algorithm 1. Without `discount`, the second gap costs as much as the first (Greedy*).
-pub(super) fn greedy(instance: &Instance, ops: &[Op], discount: bool) -> Option<Away> {
-    choose(instance, ops, excess(instance, ops), discount, 0.0)
+/// Algorithm 1, with `reserve` bytes left free. Without `discount`, the second gap costs as much as the first (Greedy*).
+pub(super) fn greedy(instance: &Instance, ops: &[Op], discount: bool, reserve: f64) -> Option<Away> {
+    choose(instance, ops, excess(instance, ops, reserve), discount, 0.0)
 }
 
 /// Algorithm 1 with a reserve for each operation, and only choices that cover at least `windows` times the time that the layer
 /// takes to move.
 pub(super) fn windowed(instance: &Instance, ops: &[Op], reserve: &[f64], windows: f64) -> Option<Away> {
-    let excess = excess(instance, ops).iter().zip(reserve).map(|(excess, reserve)| excess + reserve).collect();
+    let excess = excess(instance, ops, 0.0).iter().zip(reserve).map(|(excess, reserve)| excess + reserve).collect();
     choose(instance, ops, excess, true, windows)
 }
 
@@ -87,10 +87,10 @@ fn choose(instance: &Instance, ops: &[Op], mut excess: Vec<f64>, discount: bool,
     Some(away)
 }
 
-/// The first layers in both gaps, as few as fit the memory.
-pub(super) fn first(instance: &Instance, ops: &[Op]) -> Option<Away> {
+/// The first layers in both gaps, as few as fit the memory with `reserve` bytes left free.
+pub(super) fn first(instance: &Instance, ops: &[Op], reserve: f64) -> Option<Away> {
     let n_layers = instance.layers.len();
-    let mut excess = excess(instance, ops);
+    let mut excess = excess(instance, ops, reserve);
     let mut away = vec![[0u64; 2]; n_layers];
     for layer in 0..n_layers {
         if excess.iter().all(|&excess| excess <= 0.0) {
@@ -122,7 +122,7 @@ mod tests {
         // profits the first is taken: (0, 1). Then B_0 is left: (2, 0) covers it, and (1, 0) too: the lower layer.
         let instance = three();
         let ops = instance.ops();
-        assert_eq!(greedy(&instance, &ops, true), Some(vec![[0, 10], [10, 0], [0, 0]]));
+        assert_eq!(greedy(&instance, &ops, true, 0.0), Some(vec![[0, 10], [10, 0], [0, 0]]));
     }
 
     #[test]
@@ -130,6 +130,6 @@ mod tests {
         let instance = three();
         let ops = instance.ops();
         // Layer 0 helps B_2 and B_1, and B_0 has to do with layer 1.
-        assert_eq!(first(&instance, &ops), Some(vec![[10, 10], [10, 10], [0, 0]]));
+        assert_eq!(first(&instance, &ops, 0.0), Some(vec![[10, 10], [10, 10], [0, 0]]));
     }
 }

@@ -4,7 +4,7 @@
 //! carries one transfer at a time, no faster than its bandwidth; an operation finds all of its layer's bytes on the device; what
 //! is deleted has been uploaded since its layer's backward, and what is away comes back once; and at every moment the
 //! activations, the gradient, the weights and the places of arriving ones fit the memory. Times are compared to within a
-//! thousand-millionth of the period.
+//! thousand-millionth of the period, and transfers to within a byte.
 
 use super::{Instance, Schedule, Transfer, Way};
 
@@ -52,7 +52,7 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
             if !fits(*layer, bytes) || !(0.0 <= *start && *start <= period && start <= end) {
                 return Err(format!("{transfer:?} makes no sense"));
             }
-            let takes = (bytes.end - bytes.start) as f64 / instance.bytes_per_micro;
+            let takes = (bytes.end - bytes.start - 1) as f64 / instance.bytes_per_micro;
             if end - start < takes - close {
                 return Err(format!("{transfer:?} is faster than the link: {takes}"));
             }
