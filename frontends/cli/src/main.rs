@@ -11,6 +11,7 @@ mod failure;
 mod import;
 mod model;
 mod observe;
+mod offload;
 mod out;
 mod plan;
 mod size;
@@ -53,5 +54,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Train(args) => train::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Offload(args) => offload::run(&args),
     }
 }

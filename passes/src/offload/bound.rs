@@ -45,8 +45,11 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
     let total: f64 = instance.layers.iter().map(|layer| layer.weight_bytes as f64).sum();
     let compute: f64 = ops.iter().map(|op| op.micros).sum();
     let limit = instance.memory_bytes as f64;
-    let excess: Vec<f64> =
-        ops.iter().zip(reserve).map(|(op, reserve)| (total + op.held_bytes as f64 + reserve - limit).max(0.0)).collect();
+    let excess: Vec<f64> = ops
+        .iter()
+        .zip(reserve)
+        .map(|(op, reserve)| (total + op.held_bytes as f64 + reserve - limit).max(0.0))
+        .collect();
     if excess.iter().all(|&excess| excess <= 0.0) {
         return Relaxed { micros: compute, idle: vec![0.0; n_ops], away: vec![[0.0; 2]; n_layers] };
     }
@@ -73,10 +76,7 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
         late: Var,
     }
     let levels: Vec<Levels> = (0..n_ops)
-        .map(|_| Levels {
-            back: program.variable(0.0, no_limit),
-            late: program.variable(0.0, no_limit),
-        })
+        .map(|_| Levels { back: program.variable(0.0, no_limit), late: program.variable(0.0, no_limit) })
         .collect();
     fn push(terms: &mut Vec<(Var, f64)>, var: Option<Var>, factor: f64) {
         terms.extend(var.map(|var| (var, factor)));

@@ -223,12 +223,7 @@ mod tests {
 
     #[test]
     fn theorem_1() {
-        for numbers in [
-            [4u64, 4, 5, 4, 4, 5],
-            [4, 4, 4, 4, 4, 6],
-            [5, 5, 5, 5, 7, 7],
-            [6, 6, 6, 7, 7, 8],
-        ] {
+        for numbers in [[4u64, 4, 5, 4, 4, 5], [4, 4, 4, 4, 4, 6], [5, 5, 5, 5, 7, 7], [6, 6, 6, 7, 7, 8]] {
             let part = numbers.iter().sum::<u64>() / 2;
             let instance = three_partition(&numbers).unwrap();
             assert_eq!(instance.compute_micros(), 4.0);

@@ -85,6 +85,11 @@ fn whole(instance: &Instance, ops: &[Op], piece_bytes: u64) -> Option<Schedule> 
         let mut reserve = vec![0.0; ops.len()];
         for _ in 0..3 {
             let Some(away) = select::windowed(instance, ops, &reserve, windows) else { break };
+            // What comes back in a step must come back within it.
+            let moved: u64 = away.iter().flatten().sum();
+            if instance.compute_micros() < moved as f64 / instance.bytes_per_micro {
+                break;
+            }
             let timetable = best(instance, ops, &idle, &away, piece_bytes);
             if excess(&timetable) == 0 {
                 return Some(timetable.schedule);
@@ -96,7 +101,13 @@ fn whole(instance: &Instance, ops: &[Op], piece_bytes: u64) -> Option<Schedule> 
 }
 
 /// The relaxed plan in pieces.
-fn pauses(instance: &Instance, ops: &[Op], relaxed: &bound::Relaxed, reserve: &mut [f64], piece_bytes: u64) -> Option<Schedule> {
+fn pauses(
+    instance: &Instance,
+    ops: &[Op],
+    relaxed: &bound::Relaxed,
+    reserve: &mut [f64],
+    piece_bytes: u64,
+) -> Option<Schedule> {
     let mut plan = match reserve.iter().all(|&reserve| reserve == 0.0) {
         true => relaxed.clone(),
         false => bound::relax(instance, ops, reserve),

@@ -117,7 +117,10 @@ impl Program {
             let reach = |dx: &[f64], dz: &[f64], dv: &[f64]| {
                 let until = |value: &[f64], delta: &[f64]| {
                     let ends = value.iter().zip(delta);
-                    ends.fold(1.0f64, |reach, (value, delta)| if value + reach * delta < 0.0 { -value / delta } else { reach })
+                    ends.fold(
+                        1.0f64,
+                        |reach, (value, delta)| if value + reach * delta < 0.0 { -value / delta } else { reach },
+                    )
                 };
                 let room = bounded.iter().filter(|&&i| 0.0 < dx[i]).fold(1.0f64, |reach, &i| reach.min(w[i] / dx[i]));
                 let other = bounded.iter().filter(|&&i| dv[i] < 0.0).fold(1.0f64, |reach, &i| reach.min(-v[i] / dv[i]));

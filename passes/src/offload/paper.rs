@@ -67,8 +67,7 @@ impl Row {
         let block = if self.gpt2 { 12 * h * h + 13 * h } else { 4 * (h * h + h) + 2 * h * inner + inner + h + 4 * h };
         let activation_bytes = self.batch as u64 * 128 * h * 4;
         let micros = f64::from(self.compute) * 1e3 / n_blocks as f64;
-        let first =
-            Layer { weight_bytes: 4 * embedding, activation_bytes, forward_micros: 0.0, backward_micros: 0.0 };
+        let first = Layer { weight_bytes: 4 * embedding, activation_bytes, forward_micros: 0.0, backward_micros: 0.0 };
         let other = Layer {
             weight_bytes: 4 * block,
             activation_bytes,

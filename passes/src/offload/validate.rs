@@ -42,7 +42,9 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         let j = n_layers - 1 - layer;
         (schedule.starts[j], schedule.starts[j] + micros(j))
     };
-    let forward = |layer: usize| (schedule.starts[n_layers + layer], schedule.starts[n_layers + layer] + micros(n_layers + layer));
+    let forward = |layer: usize| {
+        (schedule.starts[n_layers + layer], schedule.starts[n_layers + layer] + micros(n_layers + layer))
+    };
     // The link: one transfer at a time each way.
     for way in [Way::ToDevice, Way::ToHost] {
         let mut busy: Vec<&Transfer> = schedule.transfers.iter().filter(|transfer| transfer.way == way).collect();
@@ -184,7 +186,10 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         changes.push((until - turns * period + close, 0, bytes));
     }
     let mut activations = vec![0u64];
-    instance.layers.iter().for_each(|layer| activations.push(activations[activations.len() - 1] + layer.activation_bytes));
+    instance
+        .layers
+        .iter()
+        .for_each(|layer| activations.push(activations[activations.len() - 1] + layer.activation_bytes));
     let mut held = i128::from(activations[n_layers]);
     level += held;
     for (j, &start) in schedule.starts.iter().enumerate() {
