@@ -3,20 +3,22 @@
 //! The paper has a variable for each layer and operation. Bytes of different layers are alike but for when they may leave
 //! and must be back, and gaps of one kind are nested in each other, so that here the amounts of all layers flow together:
 //! a few levels and flows for each operation, and for each layer how much of it is away in each gap. Dropped besides, as
-//! in the paper's relaxation: that transfers are of whole layers (Eqs 7, 8). Unlike the paper's, the memory is held to its
-//! limit at an operation's end as well as at its start. Anything that a schedule does is a point of this program, in
-//! pieces of any size; so its optimum is no more than any schedule's step time.
+//! in the paper's relaxation: that transfers are of whole layers (Eqs 7, 8). Dropped, too, are uploads of bytes that are away
+//! between forward and backward alone: each such byte is prefetched once, so the way up, which has fewer bytes than the way
+//! down, has the time for them; when, is for the timetable to find. Unlike the paper's, the memory is held to its limit at an
+//! operation's end as well as at its start. Anything that a schedule does is a point of this program, in pieces of any size;
+//! so its optimum is no more than any schedule's step time.
 //!
-//! With `t` a moment, `k` a layer, `y0` bytes away between backward and forward, `y1` between forward and backward, `e` those
-//! of `y1` that are not among `y0`: they need an upload of their own, early at best (Section 3's discount).
+//! With `t` a moment, `y0` a layer's bytes away between backward and forward, `y1` those between forward and backward:
 //!
 //! ```text
-//! b(t)  back already, not yet needed       b' = b + prefetched - needed             >= 0
-//! q(t)  of y0, not yet uploaded            q' = q + y0 of backwards done - uploaded >= 0
-//! r(t)  of e, not yet uploaded             r' = r + e of backwards done - uploaded  >= 0
-//! z(t)  of y1, late to leave               z >= r - (e of layers between their backward and their forward's end)
-//! away  = y0 and y1 of gaps around t - q - z - b  >=  what must be away for the operation at t to fit
+//! back(t)  back already, not yet needed     back' = back + prefetched - needed             >= 0
+//! late(t)  of y0, not yet uploaded          late' = late + y0 of backwards done - uploaded >= 0
+//! c0, c1   y0 and y1 of gaps around t; the same for a layer's forward and its backward, by nesting
+//! away     c0 + c1 - late - back  >=  what must be away for the operation at t to fit
 //! ```
+//!
+//! Flows are limited by an operation's time and by the idle time after it, which is what the program minimises.
 //!
 //! Rows go from the last layer to the first, a layer's backward and forward together: the chain folded in the middle. So
 //! those that meet are near each other, and the solver's time is linear in the layers.
@@ -66,7 +68,7 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
     // last layer's in the other gap.
     let y0: Vec<_> = (0..n_layers).map(|layer| moves(&mut program, layer, layer != 0)).collect();
     let y1: Vec<_> = (0..n_layers).map(|layer| moves(&mut program, layer, layer + 1 != n_layers)).collect();
-    // Away of other layers while a layer runs, by gap, and `e` of layers after it; those of the outermost are 0.
+    // Away of other layers while a layer runs, by gap; those of the outermost are 0.
     let mut level = |present: bool| present.then(|| program.variable(0.0, no_limit));
     let c0: Vec<_> = (0..n_layers).map(|layer| level(layer + 1 != n_layers)).collect();
     let c1: Vec<_> = (0..n_layers).map(|layer| level(layer != 0)).collect();

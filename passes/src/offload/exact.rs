@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 pub fn three_partition(numbers: &[u64]) -> Option<Instance> {
     let m = numbers.len() / 3;
     let sum: u64 = numbers.iter().sum();
-    if m == 0 || numbers.len() != 3 * m || sum % m as u64 != 0 {
+    if m == 0 || numbers.len() != 3 * m || !sum.is_multiple_of(m as u64) {
         return None;
     }
     let part = sum / m as u64;

@@ -58,9 +58,7 @@ pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
     for n in PIECES {
         reserve.iter_mut().for_each(|reserve| *reserve *= 0.25);
         if let Some(found) = pauses(instance, ops, &relaxed, &mut reserve, pieces(n)) {
-            if found.period < schedule.period {
-                schedule = found;
-            }
+            schedule = shorter(schedule, found);
         }
         if schedule.period <= relaxed.micros * (1.0 + CLOSE) || pieces(n) <= LEAST_PIECE {
             break;
@@ -69,13 +67,16 @@ pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
     if relaxed.micros * (1.0 + CLOSE) < schedule.period {
         for algorithm in [Algorithm::Greedy, Algorithm::GreedyStar, Algorithm::FirstHalf] {
             if let Some(found) = whole_layers(instance, ops, algorithm) {
-                if found.period < schedule.period {
-                    schedule = found;
-                }
+                schedule = shorter(schedule, found);
             }
         }
     }
     (schedule, Some(relaxed.micros))
+}
+
+/// The shorter of two; the first, if they are equal.
+fn shorter(first: Schedule, second: Schedule) -> Schedule {
+    if second.period < first.period { second } else { first }
 }
 
 /// Whole layers without a pause.

@@ -1,7 +1,7 @@
 //! Weight offloading as a problem by itself: which bytes of a chain's weights leave the device, when, and when they return.
 //!
 //! Source: O. Beaumont, L. Eyraud-Dubois, A. Shilova, X. Zhao, "Weight Offloading Strategies for Training Large DNN Models",
-//! 2022 (E1 and the like below are its equations). A step runs forwards `F_1 … F_L`, then backwards `B_L … B_1`; the update of
+//! 2022. A step runs forwards `F_1 … F_L`, then backwards `B_L … B_1`; the update of
 //! a layer is part of its backward, so that one layer's gradient lives at a time. The step repeats: transfers may cross from
 //! one into the next. Before: an [`Instance`]. After: a [`Solution`], whose schedule [`validate`](validate::validate) accepts.
 //!
@@ -216,7 +216,7 @@ struct Op {
     layer: usize,
     backward: bool,
     micros: f64,
-    /// What it needs beside all weights on the device: activations, and a backward its gradient (E1).
+    /// What it needs beside all weights on the device: activations, and a backward its gradient (Eq 1).
     held_bytes: u64,
     /// What stays until the next operation starts: activations.
     left_bytes: u64,

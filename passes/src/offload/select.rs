@@ -92,11 +92,11 @@ pub(super) fn first(instance: &Instance, ops: &[Op], reserve: f64) -> Option<Awa
     let n_layers = instance.layers.len();
     let mut excess = excess(instance, ops, reserve);
     let mut away = vec![[0u64; 2]; n_layers];
-    for layer in 0..n_layers {
+    for (layer, away) in away.iter_mut().enumerate() {
         if excess.iter().all(|&excess| excess <= 0.0) {
             break;
         }
-        away[layer] = [instance.weight(layer); 2];
+        *away = [instance.weight(layer); 2];
         for (a, b) in [0, 1].into_iter().flat_map(|gap| covered(n_layers, layer, gap)) {
             excess[a..b].iter_mut().for_each(|excess| *excess -= instance.weight(layer) as f64);
         }

@@ -122,7 +122,9 @@ fn the_validator_refuses_broken_schedules() {
         };
         for way in [Way::ToDevice, Way::ToHost] {
             let which = |schedule: &Schedule| schedule.transfers.iter().position(|t| t.way == way).unwrap();
-            refused("a transfer is missing", &|schedule| drop(schedule.transfers.remove(which(schedule))));
+            refused("a transfer is missing", &|schedule| {
+                schedule.transfers.remove(which(schedule));
+            });
             refused("a transfer is too fast", &|schedule| {
                 let k = which(schedule);
                 let transfer = &mut schedule.transfers[k];
@@ -153,7 +155,9 @@ fn the_validator_refuses_broken_schedules() {
             });
         }
         refused("operations overlap", &|schedule| schedule.starts[3] = schedule.starts[2]);
-        refused("operations are missing", &|schedule| drop(schedule.starts.pop()));
+        refused("operations are missing", &|schedule| {
+            schedule.starts.pop();
+        });
         refused("the step is too short", &|schedule| schedule.period *= 0.99);
         let tight = Instance { memory_bytes: instance.floor_bytes(), ..instance.clone() };
         assert!(validate(&tight, &good).is_err());

@@ -51,7 +51,7 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         busy.sort_by(|a, b| a.start.total_cmp(&b.start));
         for (k, transfer) in busy.iter().enumerate() {
             let Transfer { layer, bytes, start, end, .. } = transfer;
-            if !fits(*layer, bytes) || !(0.0 <= *start && *start <= period && start <= end) {
+            if !(fits(*layer, bytes) && 0.0 <= *start && *start <= period && start <= end) {
                 return Err(format!("{transfer:?} makes no sense"));
             }
             let takes = (bytes.end - bytes.start - 1) as f64 / instance.bytes_per_micro;
@@ -90,7 +90,8 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
     }
     for absence in &schedule.absences {
         let (layer, bytes) = (absence.layer, &absence.bytes);
-        if !fits(layer, bytes) || !(0.0 <= absence.from && absence.from <= absence.until && absence.until.is_finite()) {
+        let timely = 0.0 <= absence.from && absence.from <= absence.until && absence.until.is_finite();
+        if !(fits(layer, bytes) && timely) {
             return Err(format!("{absence:?} makes no sense"));
         }
         // Every byte comes back by one prefetch that begins as the absence ends; until its end they are of no use.
