@@ -7,6 +7,7 @@ pub mod devices;
 pub mod estimate;
 pub mod explain;
 pub mod graph;
+pub mod offload;
 pub mod pipeline;
 pub mod realise;
 pub mod remat;

@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use passes::decide::Planner;
 use passes::estimate;
 use passes::graph::optimizer::Optimizer;
+use passes::offload::Algorithm;
 use passes::pipeline::{self, Budget};
 use passes::schedule::order::Update;
 use std::path::PathBuf;
@@ -62,6 +63,8 @@ pub(crate) enum Command {
         lighterage estimate --params 70B --tensor-parallel 8 --pipeline 4 --data-parallel 2 --zero 1\n\n\
         docs/estimate.md has the formulas. `plan` is exact where there is a model.")]
     Estimate(EstimateArgs),
+    /// Weight offloading as a problem by itself: which bytes of a chain's weights leave the device, and when
+    Offload(OffloadArgs),
 }
 
 /// A model.
@@ -329,6 +332,50 @@ pub(crate) struct EstimateArgs {
     pub(crate) json: bool,
 }
 
+/// `offload`.
+#[derive(Args, Debug)]
+pub(crate) struct OffloadArgs {
+    /// What to do with a problem.
+    #[command(subcommand)]
+    pub(crate) command: OffloadCommand,
+}
+
+/// A subcommand of `offload`.
+#[derive(Subcommand, Debug)]
+pub(crate) enum OffloadCommand {
+    /// Schedule a step's transfers, check the schedule, and say how far from the lower bound it is
+    #[command(after_help = "Example:\n  lighterage offload solve gpt2.json --memory 9GiB\n\n\
+        INSTANCE.json has link_bytes_per_second, memory_bytes and layers; a layer has weight_bytes, activation_bytes,\n\
+        forward_micros, backward_micros and, if there are several like it, count.")]
+    Solve(OffloadSolveArgs),
+}
+
+/// `offload solve`.
+#[derive(Args, Debug)]
+pub(crate) struct OffloadSolveArgs {
+    /// The problem
+    #[arg(value_name = "INSTANCE.json")]
+    pub(crate) instance: PathBuf,
+    /// How to solve it; `bound` gives the lower bound alone
+    #[arg(long, value_name = "NAME", default_value = "greedy+", value_parser = offload_algorithm())]
+    pub(crate) algorithm: OffloadAlgorithm,
+    /// Memory of the device, instead of the file's
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) memory: Option<u64>,
+    /// Print one JSON object, with the whole schedule
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What `offload solve` is to find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OffloadAlgorithm {
+    /// A schedule.
+    Solve(Algorithm),
+    /// The lower bound alone.
+    Bound,
+}
+
 /// Names that a dump may be asked after.
 pub(crate) fn dumps() -> Vec<&'static str> {
     ["import"].into_iter().chain(pipeline::names()).chain(["all"]).collect()
@@ -348,6 +395,21 @@ fn optimizer() -> impl TypedValueParser<Value = Optimizer> {
 
 fn planner() -> impl TypedValueParser<Value = Planner> {
     named(&Planner::ALL, Planner::name)
+}
+
+fn offload_algorithm() -> impl TypedValueParser<Value = OffloadAlgorithm> {
+    const ALL: [OffloadAlgorithm; 6] = [
+        OffloadAlgorithm::Solve(Algorithm::ALL[0]),
+        OffloadAlgorithm::Solve(Algorithm::ALL[1]),
+        OffloadAlgorithm::Solve(Algorithm::ALL[2]),
+        OffloadAlgorithm::Solve(Algorithm::ALL[3]),
+        OffloadAlgorithm::Solve(Algorithm::ALL[4]),
+        OffloadAlgorithm::Bound,
+    ];
+    named(&ALL, |algorithm| match algorithm {
+        OffloadAlgorithm::Solve(algorithm) => algorithm.name(),
+        OffloadAlgorithm::Bound => "bound",
+    })
 }
 
 fn update() -> impl TypedValueParser<Value = Update> {

@@ -11,6 +11,8 @@ pub(crate) enum Failure {
     Input(String),
     /// No plan fits.
     NoFit(Box<Infeasible>),
+    /// No schedule of an offloading problem fits: why.
+    NoSchedule(String),
     /// The system refused: a disk is full, memory is short.
     System(String),
     /// Our bug.
@@ -25,7 +27,7 @@ impl Failure {
         match self {
             Failure::System(_) => 1,
             Failure::Input(_) => 2,
-            Failure::NoFit(_) => 3,
+            Failure::NoFit(_) | Failure::NoSchedule(_) => 3,
             Failure::Bug(_) => 101,
             Failure::Interrupted(_) => 130,
         }
@@ -35,7 +37,9 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Input(message) | Failure::System(message) => write!(f, "error: {message}"),
+            Failure::Input(message) | Failure::System(message) | Failure::NoSchedule(message) => {
+                write!(f, "error: {message}")
+            }
             Failure::NoFit(infeasible) => write!(f, "error: {}", no_fit(infeasible)),
             Failure::Bug(message) => {
                 write!(f, "internal error: {message}; this is a bug of lighterage, please report it")

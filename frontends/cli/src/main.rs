@@ -12,6 +12,7 @@ mod failure;
 mod import;
 mod model;
 mod observe;
+mod offload;
 mod out;
 mod plan;
 mod profile;
@@ -57,5 +58,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Profile(args) => profile::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Estimate(args) => estimate::run(&args),
+        Command::Offload(args) => offload::run(&args),
     }
 }

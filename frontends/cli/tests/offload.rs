@@ -1,0 +1,71 @@
+//! `lighterage offload`, from a file to a report.
+
+mod common;
+
+use common::{Folder, run};
+
+const INSTANCE: &str = r#"{
+  "link_bytes_per_second": 2097152000,
+  "memory_bytes": 9437184000,
+  "layers": [
+    {"weight_bytes": 630140928, "activation_bytes": 25165824, "forward_micros": 0, "backward_micros": 0},
+    {"weight_bytes": 453144576, "activation_bytes": 25165824, "forward_micros": 40236, "backward_micros": 120708, "count": 36}
+  ]
+}"#;
+
+#[test]
+fn an_instance_is_solved_by_every_algorithm() {
+    let folder = Folder::new("offload-solve");
+    let file = folder.write("gpt2.json", INSTANCE);
+    let bound =
+        run(&format!("offload solve {file} --algorithm bound --json")).expect(0).json()[0]["bound_micros"].as_f64();
+    for algorithm in ["greedy+", "greedy", "greedy*", "l2l", "first-half"] {
+        let json = run(&format!("offload solve {file} --algorithm {algorithm} --json")).expect(0).json();
+        let number = |name: &str| json[0][name].as_f64().unwrap();
+        assert_eq!(json[0]["algorithm"], algorithm);
+        assert!((number("bound_micros") - bound.unwrap()).abs() <= 1e-6 * bound.unwrap());
+        assert!(number("bound_micros") <= number("step_micros"));
+        assert!(number("peak_bytes") <= number("memory_bytes"));
+        assert_eq!(json[0]["layers"].as_array().unwrap().len(), 37);
+        assert_eq!(json[0]["operations"].as_array().unwrap().len(), 74);
+        if algorithm == "greedy+" {
+            assert!(number("gap_percent") < 1.0);
+        }
+    }
+    let text = run(&format!("offload solve {file}")).expect(0).out;
+    for words in ["37 layers, greedy+: checked", "lower bound", "layer 36"] {
+        assert!(text.contains(words), "{words:?} should be in:\n{text}");
+    }
+}
+
+#[test]
+fn with_memory_enough_nothing_moves() {
+    let folder = Folder::new("offload-keep");
+    let file = folder.write("gpt2.json", INSTANCE);
+    let json = run(&format!("offload solve {file} --memory 20GiB --json")).expect(0).json();
+    assert_eq!(json[0]["overhead_percent"], 0.0);
+    assert_eq!(json[0]["to_device_bytes"], 0);
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let folder = Folder::new("offload-errors");
+    let file = folder.write("gpt2.json", INSTANCE);
+    run(&format!("offload solve {file} --memory 1GiB")).expect(3).says(&["layer 36", "--memory 1837424640"]);
+    run(&format!("offload solve {file} --algorithm best")).expect(2).says(&["greedy+"]);
+    run("offload solve /nowhere.json").expect(2).says(&["/nowhere.json"]);
+    let layer = r#"{"weight_bytes": 1, "activation_bytes": 1, "forward_micros": 1, "backward_micros": 1}"#;
+    for (layers, link, words) in [
+        ("", "1", "there are no layers"),
+        (layer, "0", "bandwidth"),
+        (layer, "-1", "bandwidth"),
+        (&layer.replace("\"weight_bytes\": 1", "\"weight_bytes\": -1"), "1", "-1"),
+        (&layer.replace("\"forward_micros\": 1", "\"forward_micros\": -1"), "1", "time of its forward"),
+        (&layer.replace("weight_bytes", "weights"), "1", "unknown field `weights`"),
+        (&layer.replace('}', ", \"count\": 100000}"), "1", "100000 layers"),
+    ] {
+        let text = format!(r#"{{"link_bytes_per_second": {link}, "memory_bytes": 100, "layers": [{layers}]}}"#);
+        let file = folder.write("bad.json", text);
+        run(&format!("offload solve {file}")).expect(2).says(&["bad.json", words]);
+    }
+}
