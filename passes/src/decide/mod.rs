@@ -8,18 +8,19 @@ pub mod greedy;
 pub mod protrain;
 pub mod recompute;
 pub mod record;
+pub mod weights;
 
 use crate::cost::Cost;
 use crate::pipeline::{Budget, Error};
 use crate::realise;
 use crate::schedule::apply::DEVICE;
 use crate::schedule::order::users;
-use greedy::Taste;
 use ir::graph::Def;
 use ir::{Device, Graph, Node, Table, Value};
 use record::{Draft, Record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a planner sees.
 pub struct Problem<'a> {
@@ -150,16 +151,20 @@ impl<'a> Problem<'a> {
 
     /// Lets hosted parameters leave the device between forward and backward.
     pub fn stream_hosted(&self, decisions: &mut Decisions) {
-        let graph = self.graph;
         for (&state, &reason) in &decisions.hosted {
-            let value = graph.states[state].before;
-            let forward = |&at: &u32| graph.nodes[self.lines[at as usize]].phase == ir::Phase::Forward;
-            let uses = &self.uses[value];
-            let n_forward = uses.iter().take_while(|at| forward(at)).count();
-            if 0 < n_forward && n_forward < uses.len() {
-                decisions.cuts.insert(Gap { value, gap: n_forward as u32 - 1 }, (Means::Swap, reason));
+            let value = self.graph.states[state].before;
+            if let Some(gap) = self.between_phases(value) {
+                decisions.cuts.insert(Gap { value, gap }, (Means::Swap, reason));
             }
         }
+    }
+
+    /// The gap of a state between its last use in forward and the next, if there are both.
+    pub fn between_phases(&self, before: Value) -> Option<u32> {
+        let forward = |&at: &u32| self.graph.nodes[self.lines[at as usize]].phase == ir::Phase::Forward;
+        let uses = &self.uses[before];
+        let n_forward = uses.iter().take_while(|at| forward(at)).count();
+        (0 < n_forward && n_forward < uses.len()).then(|| n_forward as u32 - 1)
     }
 
     /// Parameters in copies that are long enough for the link's latency to be small beside them, and no longer: what
@@ -295,19 +300,22 @@ pub enum Planner {
     Auto,
     /// Nothing leaves the device.
     Keep,
-    /// See [`greedy`].
+    /// Whatever is cheapest by the byte, in steps or at once: see [`greedy`].
     Greedy,
+    /// Weights leave, activations stay: see [`weights`].
+    Offload,
 }
 
 impl Planner {
     /// Every planner.
-    pub const ALL: [Planner; 3] = [Planner::Auto, Planner::Keep, Planner::Greedy];
+    pub const ALL: [Planner; 4] = [Planner::Auto, Planner::Keep, Planner::Greedy, Planner::Offload];
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Planner::Auto => "auto",
             Planner::Keep => "keep",
             Planner::Greedy => "greedy",
+            Planner::Offload => "offload",
         }
     }
 }
@@ -333,21 +341,7 @@ pub struct Decided {
 pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
     let keep = record::judge(problem, &greedy::keep(problem));
     let keep_peak = keep.iter().map(|r| r.peak).min().ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
-    let drafts: Vec<Draft> = match planner {
-        Planner::Keep => vec![],
-        // Trajectories know nothing of each other, so that they may run side by side.
-        Planner::Auto | Planner::Greedy => std::thread::scope(|scope| {
-            let trajectories = greedy::TASTES.map(|taste| scope.spawn(move || greedy::trajectory(problem, taste)));
-            let solved = recompute::STARTS.map(|start| scope.spawn(move || recompute::drafts(problem, start)));
-            let jumps = greedy::HOSTED.map(|share| scope.spawn(move || greedy::jumps(problem, share, Taste::Cheaper)));
-            trajectories
-                .into_iter()
-                .chain(jumps)
-                .chain(solved)
-                .flat_map(|t| t.join().expect("a trajectory should end"))
-                .collect()
-        }),
-    };
+    let drafts = run_all(&proposals(problem, planner));
     let records = [keep, record::judge(problem, &drafts)].concat();
     let limit = match budget {
         Budget::Device => problem.device.device_bytes,
@@ -370,6 +364,50 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
         smallest: smallest.peak,
         curve: curve(&possible),
     })
+}
+
+/// A part of a planner's work. Parts know nothing of each other.
+type Proposal<'a> = Box<dyn Fn() -> Vec<Draft> + Sync + 'a>;
+
+/// What a planner has to do. `auto` does what all of them do, so that no other is better.
+fn proposals<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Proposal<'a>> {
+    let mut parts: Vec<Proposal<'a>> = vec![];
+    let wants = |who: Planner| planner == who || planner == Planner::Auto;
+    if wants(Planner::Auto) {
+        parts
+            .extend(recompute::STARTS.map(|start| Box::new(move || recompute::drafts(problem, start)) as Proposal<'_>));
+    }
+    if wants(Planner::Greedy) {
+        parts.extend(
+            greedy::HOSTED
+                .map(|share| Box::new(move || greedy::jumps(problem, share, greedy::Taste::Cheaper)) as Proposal<'_>),
+        );
+        parts.extend(greedy::TASTES.map(|taste| Box::new(move || greedy::trajectory(problem, taste)) as Proposal<'_>));
+    }
+    if wants(Planner::Offload) {
+        parts.push(Box::new(move || weights::drafts(problem)));
+    }
+    parts
+}
+
+/// Runs the parts on as many threads as there are processors; the drafts are in the order of the parts.
+fn run_all(parts: &[Proposal<'_>]) -> Vec<Draft> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = vec![];
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(part) = parts.get(at) else { return done };
+            done.push((at, part()));
+        }
+    };
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut done: Vec<(usize, Vec<Draft>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("a planner should end")).collect()
+    });
+    done.sort_by_key(|&(at, _)| at);
+    done.into_iter().flat_map(|(_, drafts)| drafts).collect()
 }
 
 /// The fastest record; of equally fast ones, that with the fewest decisions. A lower budget leaves fewer records, so it

@@ -7,7 +7,7 @@
 
 use super::greedy::{live, swaps};
 use super::record::{Draft, draft};
-use super::{Decisions, Problem, Reason};
+use super::{Decisions, Problem};
 use crate::alloc::lifetimes;
 use crate::realise;
 use crate::remat::{self, Effort};
@@ -103,7 +103,8 @@ impl Model {
                 }
             });
         }
-        // Bytes of buffers that the solver does not see.
+        // The value that each buffer holds, and the buffers whose bytes the solver sees.
+        let mut holds: Table<Buffer, Option<u32>> = Table::filled(schedule.buffers.len(), None);
         let mut seen: Table<Buffer, bool> = Table::filled(schedule.buffers.len(), false);
         let mut shared = vec![0u64; n];
         let mut runs = vec![None; n];
@@ -139,6 +140,7 @@ impl Model {
                             continue;
                         }
                         number[output] = Some(values.len() as u32);
+                        holds[loc.buffer] = number[output];
                         let bytes = schedule.buffers[loc.buffer].bytes;
                         values.push(remat::Value { bytes, maker: line as u32, kept: false });
                         if args.contains(loc) {
@@ -149,10 +151,7 @@ impl Model {
                 }
                 InstrKind::Copy { src, .. } => {
                     // A copy out reads what it sends.
-                    if on_device(src.buffer) && !home[src.buffer] {
-                        let held = values_in(&number, problem, schedule, src.buffer, line);
-                        nodes[line].reads.extend(held);
-                    }
+                    nodes[line].reads.extend(holds[src.buffer]);
                 }
             }
         }
@@ -182,22 +181,4 @@ impl Model {
             }
         }
     }
-}
-
-/// The solver's numbers of what a buffer held before a line.
-fn values_in(
-    number: &Table<Value, Option<u32>>,
-    problem: &Problem<'_>,
-    schedule: &Schedule,
-    buffer: Buffer,
-    line: usize,
-) -> Option<u32> {
-    let graph = problem.graph;
-    schedule.instrs.ids().take(line).rev().find_map(|instr| match &schedule.instrs[instr].kind {
-        InstrKind::Run { node, outs, .. } => {
-            let out = outs.iter().position(|loc| loc.buffer == buffer)?;
-            Some(number[graph.nodes[*node].outputs[out]])
-        }
-        InstrKind::Copy { dst, .. } => (dst.buffer == buffer).then_some(None),
-    })?
 }
