@@ -27,7 +27,8 @@ const ROWS: usize = 12;
 const MEMORY: u64 = 256 << 20;
 /// Medians whose sum is more than this many times that of the shortest times are told to be disturbed.
 const DISTURBED: f64 = 1.15;
-/// The shortest and the longest measurement of the machine, seconds: a step's time, between these.
+/// The shortest and the longest measurement of the machine, seconds: a quarter of a step's time, between these. There are
+/// a dozen.
 const SHORTEST: f64 = 0.03;
 const LONGEST: f64 = 0.5;
 
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     }
     let link =
         args.link.map(|bandwidth| (bandwidth, Duration::from_secs_f64(machine.device.link_micros.min(1e6) / 1e6)));
-    let seconds = (step / 1e6).clamp(SHORTEST, LONGEST);
+    let seconds = (step / 1e6 / 4.0).clamp(SHORTEST, LONGEST);
     let figures = runtime::profile::machine(&replay, link, seconds).map_err(failure)?;
     if let Some(bar) = &bar {
         bar.finish_and_clear();
