@@ -11,7 +11,7 @@ BUDGET ?= 50%
 example := examples/gpt2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint bench test-python venv export
+.PHONY: help setup build demo test lint bench accuracy test-python venv export
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 14
@@ -38,6 +38,9 @@ lint: ## formatting, clippy, documentation and crate dependencies, warnings as e
 
 bench: build ## compare step times with PyTorch's on this machine; needs `make venv`
 	$(PYTHON) benches/step_time.py
+
+accuracy: build ## compare predicted with measured peaks and step times; needs `make venv`
+	$(PYTHON) benches/accuracy.py
 
 test-python: ## test the exporter; skipped where torch is not installed
 	@if $(PYTHON) -c 'import mypy, pytest, ruff, torch' 2>/dev/null; then \

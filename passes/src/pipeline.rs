@@ -6,6 +6,7 @@
 
 use crate::alloc;
 use crate::cost::{Cost, Tabled};
+use crate::decide::bound::{self, Certificate};
 use crate::decide::{self, Decided, Decisions, Infeasible, Planner, Problem};
 use crate::graph::optimizer::Optimizer;
 use crate::graph::{canonical, optimizer};
@@ -192,6 +193,8 @@ pub struct Compiled {
     pub timeline: Timeline,
     /// The decisions behind it, and what else could be had.
     pub decided: Decided,
+    /// How fast a step could be at the budget.
+    pub certificate: Certificate,
     /// Peak of the device's pool, bytes.
     pub planned_peak: u64,
     /// The most bytes alive on the device at one line: no plan of this schedule needs fewer.
@@ -247,7 +250,9 @@ pub fn compile(
     let planned_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
     let lives = alloc::lifetimes(&program.schedule);
     let live_peak = alloc::live_peak(&program.schedule, &lives, pool);
-    Ok(Compiled { program, timeline, decided, planned_peak, live_peak })
+    let budget = decided.budget.unwrap_or(u64::MAX);
+    let certificate = bound::certificate(&problem, budget, timeline.micros);
+    Ok(Compiled { program, timeline, decided, certificate, planned_peak, live_peak })
 }
 
 struct Manager<'a, 'b> {

@@ -54,6 +54,9 @@ pub enum Content {
 pub struct Times {
     /// Each op's time, the median over rounds, µs; or why it could not be run.
     pub micros: Vec<Result<f64, String>>,
+    /// The sum of each op's shortest time, µs. If that is far below the sum of the medians, the machine was busy with
+    /// something else.
+    pub least: f64,
     /// The memory that it took, bytes.
     pub bytes: u64,
     /// What the largest op needs alone, bytes.
@@ -170,7 +173,8 @@ impl Replay {
             Err(why) => Err(why.clone()),
         };
         let micros = self.ops.iter().zip(&self.times).map(median).collect();
-        Times { micros, bytes: self.bytes, largest_op: self.largest_op }
+        let least = self.times.iter().filter_map(|times| times.iter().copied().min_by(f64::total_cmp)).sum();
+        Times { micros, least, bytes: self.bytes, largest_op: self.largest_op }
     }
 
     /// Makes an op's missing operands; false if there are none.

@@ -54,5 +54,6 @@ pub fn finish(problem: &Problem<'_>, decisions: Decisions, variant: usize) -> Re
     let timeline = simulate(graph, &program.schedule, problem.cost);
     let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[ir::table::Id::new(0)]);
     let decided = Decided { decisions, variant, budget: None, keep_peak: peak, smallest: peak, curve: vec![] };
-    Ok(Compiled { program, timeline, decided, planned_peak: peak, live_peak: peak })
+    let certificate = passes::decide::bound::certificate(problem, u64::MAX, timeline.micros);
+    Ok(Compiled { program, timeline, decided, certificate, planned_peak: peak, live_peak: peak })
 }

@@ -25,7 +25,10 @@ use std::time::{Duration, Instant};
 const ROWS: usize = 12;
 /// Without `--memory`: four times a large last-level cache, so that what a replay folds is cold in the step too.
 const MEMORY: u64 = 256 << 20;
-/// The shortest and the longest measurement of the machine, seconds: a step's time, between these.
+/// Medians whose sum is more than this many times that of the shortest times are told to be disturbed.
+const DISTURBED: f64 = 1.15;
+/// The shortest and the longest measurement of the machine, seconds: a quarter of a step's time, between these. There are
+/// a dozen.
 const SHORTEST: f64 = 0.03;
 const LONGEST: f64 = 0.5;
 
@@ -64,7 +67,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     }
     let link =
         args.link.map(|bandwidth| (bandwidth, Duration::from_secs_f64(machine.device.link_micros.min(1e6) / 1e6)));
-    let seconds = (step / 1e6).clamp(SHORTEST, LONGEST);
+    let seconds = (step / 1e6 / 4.0).clamp(SHORTEST, LONGEST);
     let figures = runtime::profile::machine(&replay, link, seconds).map_err(failure)?;
     if let Some(bar) = &bar {
         bar.finish_and_clear();
@@ -73,6 +76,12 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     let profile = measured.profile(&machine.device, start.elapsed().as_secs_f64());
     let text = profile.to_toml().map_err(Failure::Bug)?;
     save_atomically(&args.output, &[text.as_bytes()])?;
+    if DISTURBED * times.least < step {
+        let more = 100.0 * (step / times.least.max(1e-3) - 1.0);
+        out::note(&format!(
+            "note: ops took {more:.0}% more than at their fastest: the machine is busy, and predictions will be as if it stayed so"
+        ));
+    }
     if args.json {
         out!("{}", measured.json(&profile));
     } else {
@@ -232,6 +241,7 @@ impl Measured<'_> {
             "distinct_ops": profile.ops.len(),
             "refused": self.refused(),
             "step_ms": profile.step_micros / 1e3,
+            "step_least_ms": self.times.least / 1e3,
             "profiling_ms": profile.profiling_seconds * 1e3,
             "peak_bytes": profile.peak_bytes,
             "window_bytes": self.times.bytes,

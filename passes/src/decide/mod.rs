@@ -3,6 +3,7 @@
 
 pub mod blocks;
 pub mod blocks_search;
+pub mod bound;
 pub mod chunks;
 pub mod greedy;
 pub mod protrain;
