@@ -149,6 +149,7 @@ mod tests {
         let second = [Action::Wait { event: 0, previous: false }];
         let core = Arc::new(Core {
             programs: vec![first.map(instruction).into(), second.map(instruction).into()],
+            teams: Vec::new(),
             arenas: Vec::new(),
             lines: vec![artifact::Line { name: "h1".into(), why: "run".into() }],
             link: Link::new(None),
