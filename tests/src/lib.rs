@@ -4,4 +4,5 @@ pub mod chain;
 pub mod evaluate;
 pub mod forced;
 pub mod generate;
+pub mod linears;
 pub mod run;
