@@ -1,14 +1,16 @@
 //! AdamW on f32 beside what memory gives: the kernel, and the same streams with next to no arithmetic.
 //!
 //! `cargo bench -p runtime --bench adamw -- ELEMENTS THREADS ROUNDS` prints a line of JSON a round: milliseconds of the
-//! kernel and of the streams, turn by turn. Both read p, g, m, v and write p, m, v in place: 28 bytes an element.
+//! kernel and of the streams, turn by turn, by the clock and, where Linux tells, on a processor, per thread. Both read p, g, m, v and write p, m, v in place: 28 bytes an element.
 //! `benches/adamw.py` makes a table of it, with PyTorch beside.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
 use artifact::DType;
+use pulp::{Arch, Simd, WithSimd};
 use runtime::Team;
 use runtime::kernels::owned::{OwnedTensor, Run};
+use std::path::Path;
 use std::time::Instant;
 
 fn main() {
@@ -31,32 +33,68 @@ fn main() {
 
     for round in 0..=rounds {
         let mut marks = vec![];
-        run.run_on(Some(&team), || marks.push(Instant::now())).expect("the kernel should run");
-        let kernel = marks[1].duration_since(marks[0]);
+        run.run_on(Some(&team), || marks.push(now())).expect("the kernel should run");
         let start = Instant::now();
-        streams(threads, [&mut p, &mut m, &mut v], &g);
-        let streams = start.elapsed();
+        let streams_cpu = streams(threads, [&mut p, &mut m, &mut v], &g);
+        let (kernel, streams) = (marks[1].0 - marks[0].0, start.elapsed());
         // The first round touches pages and wakes the machine.
         if 0 < round {
             let [kernel, streams] = [kernel, streams].map(|time| time.as_secs_f64() * 1e3);
-            println!("{{\"kernel_ms\": {kernel:.4}, \"streams_ms\": {streams:.4}}}");
+            let cpu = [marks[1].1 - marks[0].1, streams_cpu].map(|time| time as f64 / 1e6 / threads as f64);
+            println!(
+                "{{\"kernel_ms\": {kernel:.4}, \"streams_ms\": {streams:.4}, \"kernel_cpu_ms\": {:.4}, \
+                 \"streams_cpu_ms\": {:.4}}}",
+                cpu[0], cpu[1]
+            );
         }
     }
 }
 
-/// Reads and writes what the kernel does, on as many threads, each a part of the elements.
-fn streams(threads: usize, [p, m, v]: [&mut Vec<f32>; 3], g: &[f32]) {
+/// The time, and the nanoseconds that this process's threads have been on a processor.
+fn now() -> (Instant, u64) {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    (Instant::now(), tasks.map(|task| on_cpu(&task.path().join("schedstat"))).sum())
+}
+
+/// Nanoseconds that a thread has been on a processor; 0 where the system does not tell.
+fn on_cpu(schedstat: &Path) -> u64 {
+    let text = std::fs::read_to_string(schedstat).unwrap_or_default();
+    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// Reads and writes what the kernel does, on as many threads, each a part of the elements. Returns the nanoseconds that they
+/// were on a processor.
+fn streams(threads: usize, [p, m, v]: [&mut Vec<f32>; 3], g: &[f32]) -> u64 {
     let part = g.len().div_ceil(threads).max(1);
     std::thread::scope(|scope| {
         let parts = p.chunks_mut(part).zip(m.chunks_mut(part)).zip(v.chunks_mut(part)).zip(g.chunks(part));
-        for (((p, m), v), g) in parts {
-            scope.spawn(move || {
-                for (((p, m), v), g) in p.iter_mut().zip(m).zip(v).zip(g) {
-                    *p += *g;
-                    *m += *g;
-                    *v += *g;
-                }
-            });
+        let run = |(((p, m), v), g): (((&mut [f32], &mut [f32]), &mut [f32]), &[f32])| {
+            Arch::new().dispatch(Sums { p, m, v, g });
+            on_cpu(Path::new("/proc/thread-self/schedstat"))
+        };
+        let threads: Vec<_> = parts.map(|part| scope.spawn(move || run(part))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a sum should not panic")).sum()
+    })
+}
+
+/// Next to no arithmetic, on the machine's widest vectors.
+struct Sums<'a> {
+    p: &'a mut [f32],
+    m: &'a mut [f32],
+    v: &'a mut [f32],
+    g: &'a [f32],
+}
+
+impl WithSimd for Sums<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let n = self.g.len();
+        let (p, m, v) = (&mut self.p[..n], &mut self.m[..n], &mut self.v[..n]);
+        for j in 0..n {
+            p[j] += self.g[j];
+            m[j] += self.g[j];
+            v[j] += self.g[j];
         }
-    });
+    }
 }

@@ -103,7 +103,7 @@ fn updates_in_backward_need_less() {
         assert!(inside.1 == after.1, "{optimizer:?}: the bits do not depend on where updates stand");
         assert_ne!(inside.1.states["0.weight"], start["0.weight"]);
         let share = inside.0 as f64 / after.0 as f64;
-    assert!(share <= most, "{optimizer:?}: {} in backward, {} after it: {share}", inside.0, after.0);
+        assert!(share <= most, "{optimizer:?}: {} in backward, {} after it: {share}", inside.0, after.0);
     }
 }
 
