@@ -88,7 +88,10 @@ pub(super) fn check_clip_scale(s: &Signature<'_>) -> Checked {
 
 // ---------------------------------------------------------------------------------------------------------- formulas
 
-/// An update of `N` numbers an element, the parameter first, by a gradient. All slices have one length.
+/// An update of `N` numbers an element, the parameter first, by a gradient. All slices have one length, that of a block:
+/// formulas go over it once for each number that they change. Tensors of equal size often lie at equal distances from a
+/// page's start, and a processor takes a number that it reads for one that it has just written at that distance in another
+/// page: going over the elements once, with all of their numbers, halves the speed.
 trait Formula<R, const N: usize>: Copy {
     fn apply(self, numbers: [&mut [R]; N], gradient: &[R]);
 }
@@ -131,14 +134,16 @@ impl<R: Real> AdamW<R> {
     }
     #[inline(always)]
     fn each(self, p: &mut [R], m: &mut [R], v: &mut [R], g: &[R], lerp: impl Fn(R, R) -> R) {
-        let n = g.len();
-        let (p, m, v) = (&mut p[..n], &mut m[..n], &mut v[..n]);
-        for j in 0..n {
-            let g = g[j] * self.scale;
-            m[j] = lerp(m[j], g);
-            v[j] = v[j] * self.beta2 + self.rest2 * g * g;
-            let denominator = sqrt(v[j]) / self.correction2 + self.eps;
-            p[j] = p[j] * self.keep + self.step_size * m[j] / denominator;
+        for (m, &g) in m.iter_mut().zip(g) {
+            *m = lerp(*m, g * self.scale);
+        }
+        for (v, &g) in v.iter_mut().zip(g) {
+            let g = g * self.scale;
+            *v = *v * self.beta2 + self.rest2 * g * g;
+        }
+        for ((p, &m), &v) in p.iter_mut().zip(&*m).zip(&*v) {
+            let denominator = sqrt(v) / self.correction2 + self.eps;
+            *p = *p * self.keep + self.step_size * m / denominator;
         }
     }
 }
@@ -181,11 +186,11 @@ struct Momentum<R> {
 impl<R: Real> Formula<R, 2> for Momentum<R> {
     #[inline(always)]
     fn apply(self, [p, b]: [&mut [R]; 2], g: &[R]) {
-        let n = g.len();
-        let (p, b) = (&mut p[..n], &mut b[..n]);
-        for j in 0..n {
-            b[j] = self.momentum * b[j] + (g[j] * self.scale + self.decay * p[j]);
-            p[j] = p[j] - self.lr * b[j];
+        for ((b, &g), &p) in b.iter_mut().zip(g).zip(&*p) {
+            *b = self.momentum * *b + (g * self.scale + self.decay * p);
+        }
+        for (p, &b) in p.iter_mut().zip(&*b) {
+            *p = *p - self.lr * b;
         }
     }
 }
@@ -252,9 +257,6 @@ impl<'a, T: Element> Changed<'a, T> {
     }
 }
 
-/// Elements that a formula is applied to at once where they lie: a few streams of them fit a second-level cache.
-const LONG: usize = 4096;
-
 /// A formula on tensors of the type that it computes in.
 struct Direct<'a, R, F, const N: usize> {
     news: [Changed<'a, R>; N],
@@ -266,7 +268,7 @@ impl<R: Real + Element, F: Formula<R, N>, const N: usize> WithSimd for Direct<'_
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, _: S) {
-        for (gradient, at) in self.gradient.chunks(LONG).zip((0..).step_by(LONG)) {
+        for (gradient, at) in self.gradient.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
             let news = self.news.each_mut().map(|new| new.block(at, gradient.len()));
             self.formula.apply(news, gradient);
         }
