@@ -68,11 +68,12 @@ fn streams(threads: usize, [p, m, v]: [&mut Vec<f32>; 3], g: &[f32]) -> u64 {
     let part = g.len().div_ceil(threads).max(1);
     std::thread::scope(|scope| {
         let parts = p.chunks_mut(part).zip(m.chunks_mut(part)).zip(v.chunks_mut(part)).zip(g.chunks(part));
-        let run = |(((p, m), v), g): (((&mut [f32], &mut [f32]), &mut [f32]), &[f32])| {
-            Arch::new().dispatch(Sums { p, m, v, g });
+        let sums = parts.map(|(((p, m), v), g)| Sums { p, m, v, g });
+        let run = |sums| {
+            Arch::new().dispatch::<Sums<'_>>(sums);
             on_cpu(Path::new("/proc/thread-self/schedstat"))
         };
-        let threads: Vec<_> = parts.map(|part| scope.spawn(move || run(part))).collect();
+        let threads: Vec<_> = sums.map(|sums| scope.spawn(move || run(sums))).collect();
         threads.into_iter().map(|thread| thread.join().expect("a sum should not panic")).sum()
     })
 }
