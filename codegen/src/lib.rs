@@ -161,6 +161,7 @@ fn summary(compiled: &Compiled, optimizer: Optimizer) -> Summary {
         predicted_ms: compiled.timeline.micros / 1e3,
         swapped_bytes: compiled.timeline.swapped_bytes,
         recomputed_ms: compiled.timeline.recomputed / 1e3,
+        micro_batches: 1,
         optimizer: (!options.is_empty())
             .then(|| (optimizer.name().into(), options.iter().map(|&(key, value)| (key.into(), value)).collect())),
     }

@@ -447,13 +447,21 @@ pub static ROWS: &[Row] = &[
     // dropout_bwd(dy, mask) -> dy * mask * scale
     Row::new("dropout_bwd", (2, 2), dropout_bwd).attrs(&[("scale", Float)]).inplace(&[(0, 0)]),
     Row::unary("rng_next"), // step + 1
-    // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts from 1.
-    // adamw(p, g, m, v, step, hyper) -> p', m', v'
-    Row::new("adamw", (6, 6), adamw).inplace(&[(0, 0), (2, 1), (3, 2)]).work(adamw_work),
-    // sgd(p, g, hyper: f64[3] = lr, momentum, weight decay) -> p'
-    Row::new("sgd", (3, 3), sgd).inplace(&[(0, 0)]),
-    // sgd_momentum(p, g, buf, hyper) -> p', buf'
-    Row::new("sgd_momentum", (4, 4), sgd_momentum).inplace(&[(0, 0), (2, 1)]),
+    // The norm over all gradients, for clipping: sum_squares(g) -> f64[]; clip_scale(sum, sum, ..) -> f32[], the factor
+    // min(1, max_norm / (sqrt of the sums + 1e-6)).
+    Row::new("sum_squares", (1, 1), sum_squares),
+    Row::new("clip_scale", (1, 4096), clip_scale).attrs(&[("max_norm", Float)]),
+    // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts from 1; scale: f32[] is what the
+    // gradient is multiplied by first.
+    // adamw(p, g, m, v, step, hyper[, scale]) -> p', m', v'
+    Row::new("adamw", (6, 7), adamw).inplace(&[(0, 0), (2, 1), (3, 2)]).work(adamw_work),
+    // The same on f32 numbers whose nearest bf16 is p and whose lower 16 bits are low; m and v are f32:
+    // adamw_split(p: bf16, g: bf16, low: i16, m, v, step, hyper[, scale]) -> p', low', m', v'
+    Row::new("adamw_split", (7, 8), adamw_split).inplace(&[(0, 0), (2, 1), (3, 2), (4, 3)]).work(adamw_work),
+    // sgd(p, g, hyper: f64[3] = lr, momentum, weight decay[, scale]) -> p'
+    Row::new("sgd", (3, 4), sgd).inplace(&[(0, 0)]),
+    // sgd_momentum(p, g, buf, hyper[, scale]) -> p', buf'
+    Row::new("sgd_momentum", (4, 5), sgd_momentum).inplace(&[(0, 0), (2, 1)]),
     // Anything else: planned and costed by its bytes, never run. `types` are the results': "f32[4,4] i64[4]".
     Row::new("extern", (0, 4096), external).attrs(&[("name", Str), ("types", Str)]).opaque(),
 ];
@@ -963,6 +971,14 @@ fn hyper(c: &Call<'_>, i: usize, n: u64) -> Result<(), String> {
     c.expect(i, DType::F64)?;
     c.expect_shape(i, &[n])
 }
+/// Checks the gradient's factor at operand `i`, if it is there.
+fn scale(c: &Call<'_>, i: usize) -> Result<(), String> {
+    if c.types.len() <= i {
+        return Ok(());
+    }
+    c.expect(i, DType::F32)?;
+    c.expect_shape(i, &[])
+}
 fn adamw(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_same(0, 1)?;
     c.expect_same(0, 2)?;
@@ -970,18 +986,45 @@ fn adamw(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect(4, DType::I64)?;
     c.expect_shape(4, &[])?;
     hyper(c, 5, 5)?;
+    scale(c, 6)?;
     Ok(vec![c.at(0).clone(), c.at(2).clone(), c.at(3).clone()])
+}
+fn adamw_split(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
+    for (i, dtype) in [DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32].into_iter().enumerate() {
+        c.expect(i, dtype)?;
+        c.expect_shape(i, c.shape(0))?;
+    }
+    c.expect(5, DType::I64)?;
+    c.expect_shape(5, &[])?;
+    hyper(c, 6, 5)?;
+    scale(c, 7)?;
+    Ok([0, 2, 3, 4].map(|i| c.at(i).clone()).to_vec())
 }
 fn sgd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_same(0, 1)?;
     hyper(c, 2, 3)?;
+    scale(c, 3)?;
     same(c)
 }
 fn sgd_momentum(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_same(0, 1)?;
     c.expect_same(0, 2)?;
     hyper(c, 3, 3)?;
+    scale(c, 4)?;
     Ok(vec![c.at(0).clone(), c.at(2).clone()])
+}
+fn sum_squares(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
+    ensure(c.at(0).dtype().is_float(), || "operand 0 should be of a floating-point type".into())?;
+    ty(DType::F64, &[])
+}
+fn clip_scale(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
+    for i in 0..c.types.len() {
+        c.expect(i, DType::F64)?;
+        c.expect_shape(i, &[])?;
+    }
+    let most = c.op.float("max_norm");
+    ensure(0.0 <= most, || format!("max_norm={most} should not be negative"))?;
+    ty(DType::F32, &[])
 }
 fn external(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.op.str("types").split_whitespace().map(parse_type).collect()

@@ -8,8 +8,8 @@ use crate::alloc;
 use crate::cost::{Cost, Tabled};
 use crate::decide::bound::{self, Certificate};
 use crate::decide::{self, Decided, Decisions, Infeasible, Planner, Problem};
-use crate::graph::optimizer::Optimizer;
-use crate::graph::{canonical, optimizer};
+use crate::graph::optimizer::{Attach, Master, Optimizer};
+use crate::graph::{canonical, microbatch, optimizer};
 use crate::realise;
 use crate::schedule::order::Update;
 use crate::schedule::{apply, inplace, order, prefetch, sync};
@@ -37,8 +37,14 @@ pub const GRAPH: &[Pass<Graph>] = &[
             Ok(())
         },
     },
-    // After canonical: it removes what nothing needs, and without an optimizer nothing needs a gradient's last touch.
-    Pass { name: "optimizer", run: |graph, c| optimizer::run(graph, c.options.optimizer).map_err(Error::Input) },
+    // After canonical, which would merge what two micro-batches compute alike and so keep it from one to the next.
+    Pass {
+        name: "microbatch",
+        run: |graph, c| microbatch::run(graph, c.options.micro_batches.unwrap_or(1)).map_err(Error::Input),
+    },
+    // After canonical: it removes what nothing needs, and without an optimizer nothing needs a gradient's last touch. After
+    // microbatch: one update a step.
+    Pass { name: "optimizer", run: |graph, c| optimizer::run(graph, c.options.attach()).map_err(Error::Input) },
     // Last: updates have a place only once they exist.
     Pass {
         name: "order",
@@ -111,6 +117,12 @@ pub enum Budget {
 pub struct Options {
     /// The optimizer to attach.
     pub optimizer: Optimizer,
+    /// What half-precision parameters are roundings of.
+    pub master: Master,
+    /// The most that the norm over all gradients may be.
+    pub clip_norm: Option<f64>,
+    /// Over how many batches gradients are accumulated for one update; one if absent.
+    pub micro_batches: Option<usize>,
     /// Where its updates stand.
     pub update: Update,
     /// The budget.
@@ -119,6 +131,13 @@ pub struct Options {
     pub host: Option<u64>,
     /// Who decides.
     pub planner: Planner,
+}
+
+impl Options {
+    /// What the optimizer pass attaches.
+    pub fn attach(&self) -> Attach {
+        Attach { optimizer: self.optimizer, master: self.master, clip_norm: self.clip_norm }
+    }
 }
 
 /// What passes may look at.

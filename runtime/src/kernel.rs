@@ -8,6 +8,7 @@
 
 use artifact::{Attr, DType};
 use std::cell::Cell;
+use std::ops::Range;
 
 /// Element types that a slice may have.
 pub trait Element: Copy + Send + Sync + 'static {
@@ -52,10 +53,12 @@ impl Tensor {
     }
 }
 
-/// One run of a kernel.
+/// One run of a kernel, or one part of a run.
 pub struct Call<'a> {
     /// The op's attributes.
     pub attrs: &'a [(String, Attr)],
+    /// The elements of the results that this part computes; `None`: all.
+    part: Option<Range<usize>>,
     ins: &'a [Tensor],
     outs: &'a [Tensor],
     scratch: Option<&'a Tensor>,
@@ -72,7 +75,27 @@ impl<'a> Call<'a> {
         scratch: Option<&'a Tensor>,
     ) -> Call<'a> {
         assert!(outs.len() < 63, "a kernel should have fewer than 63 results");
-        Call { attrs, ins, outs, scratch, taken: Cell::new(0) }
+        Call { attrs, part: None, ins, outs, scratch, taken: Cell::new(0) }
+    }
+    /// The same for the elements `part` alone of every tensor that has as many as result 0; other tensors are seen whole.
+    /// The kernel has to be one that may be split: all its results have one size, and it takes no scratch. The caller
+    /// answers for parts that run at the same time being disjoint. Panics if the part is not in the result.
+    pub(crate) fn part(self, part: Range<usize>) -> Call<'a> {
+        let whole = self.outs[0].numel();
+        let fits = part.start <= part.end && part.end <= whole && self.outs.iter().all(|y| y.numel() == whole);
+        assert!(fits && self.scratch.is_none(), "a part should be one of a kernel that may be split");
+        Call { part: Some(part), ..self }
+    }
+    /// How many elements of result 0 this run computes.
+    pub fn elements(&self) -> usize {
+        self.part.as_ref().map_or_else(|| self.outs[0].numel(), Range::len)
+    }
+    /// Where the elements of a tensor that this run sees begin, and how many they are.
+    fn seen(&self, t: &Tensor) -> (usize, usize) {
+        match &self.part {
+            Some(part) if t.numel() == self.outs[0].numel() => (part.start, part.len()),
+            _ => (0, t.numel()),
+        }
     }
     /// The number of operands.
     pub fn n_inputs(&self) -> usize {
@@ -108,10 +131,11 @@ impl<'a> Call<'a> {
         let x = &self.ins[i];
         assert!(self.inplace(i).is_none(), "operand {i} is in place; read it from the result");
         expect_type::<T>(x);
+        let (start, n) = self.seen(x);
         // SAFETY: `validate` proved that the range lies in its pool and is 64-byte aligned, that whatever writes it on
         // another stream is ordered before or after this call, and the assertion above that no result of this call
-        // overlaps it. Any bit pattern is a valid T.
-        unsafe { std::slice::from_raw_parts(x.data.cast::<T>(), x.bytes / size_of::<T>()) }
+        // overlaps it. `seen` is within its elements. Any bit pattern is a valid T.
+        unsafe { std::slice::from_raw_parts(x.data.cast::<T>().add(start), n) }
     }
     /// Result `j`'s elements, which hold the in-place operand's where there is one, and anything otherwise. Panics if
     /// its type is not `T`, or if it was taken before.
@@ -120,16 +144,19 @@ impl<'a> Call<'a> {
         let y = &self.outs[j];
         self.take(j);
         expect_type::<T>(y);
-        // SAFETY: as for `input`; `take` hands out each result once, and `validate` proved results disjoint.
-        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>(), y.bytes / size_of::<T>()) }
+        let (start, n) = self.seen(y);
+        // SAFETY: as for `input`; `take` hands out each result once, `validate` proved results disjoint, and parts that
+        // run at the same time are disjoint.
+        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), n) }
     }
     /// Operand `i`'s elements as bits of their width. Panics if that is not `T`'s, or if a result lies on it.
     pub fn input_bits<T: Bits>(&self, i: usize) -> &'a [T] {
         let x = &self.ins[i];
         assert!(self.inplace(i).is_none(), "operand {i} is in place; read it from the result");
         expect_width::<T>(x);
+        let (start, n) = self.seen(x);
         // SAFETY: as for `input`.
-        unsafe { std::slice::from_raw_parts(x.data.cast::<T>(), x.bytes / size_of::<T>()) }
+        unsafe { std::slice::from_raw_parts(x.data.cast::<T>().add(start), n) }
     }
     /// Result `j`'s elements as bits of their width. Panics if that is not `T`'s, or if it was taken before.
     #[allow(clippy::mut_from_ref, reason = "each result is handed out once, see `taken`")]
@@ -137,8 +164,9 @@ impl<'a> Call<'a> {
         let y = &self.outs[j];
         self.take(j);
         expect_width::<T>(y);
+        let (start, n) = self.seen(y);
         // SAFETY: as for `output`.
-        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>(), y.bytes / size_of::<T>()) }
+        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), n) }
     }
     /// The scratch as `T`s; empty if there is none. Panics if it was taken before.
     #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! From top to bottom: [`validate`](validate()) proves that an artifact may be run; `program` resolves it to what streams
-//! run; [`Machine`] runs that on threads (or shuffled, to test the plan); [`kernels`] compute.
+//! run; [`Machine`] runs that on threads (or shuffled, to test the plan); [`kernels`] compute, an optimizer's on a [`Team`].
 //! **Invariant:** no unsafe code but in `memory`, in [`kernel`] and in one call of the kernels' `product`, all of which lean
 //! on what `validate` proves.
 
@@ -26,11 +26,13 @@ mod memory;
 pub mod profile;
 mod program;
 mod sync;
+mod team;
 mod trace;
 mod validate;
 
 pub use error::Error;
 pub use init::StateInit;
 pub use machine::{Machine, Options, StepReport};
+pub use team::Team;
 pub use trace::Span;
 pub use validate::validate;

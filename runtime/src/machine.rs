@@ -19,6 +19,7 @@ use crate::link::{Link, Pace};
 use crate::memory::{self, Arena};
 use crate::program::{self, Instruction};
 use crate::sync::unpoisoned;
+use crate::team::{Team, caught};
 use crate::trace::{self, Ring, Span, Trace};
 use crate::{Error, validate};
 use artifact::{Artifact, Binding, Initial, Line, State, Summary};
@@ -27,7 +28,6 @@ use shuffle::Shuffle;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -47,7 +47,29 @@ pub struct Options {
     /// Runs on one thread, in an order drawn from this seed among those that events permit, and fills dead bytes with
     /// NaNs: a test of the plan.
     pub shuffle: Option<u64>,
+    /// How many threads share an optimizer's update on the stream `host`; `None`: as many as the system lends this process.
+    /// Results do not depend on it. A shuffled run has one thread for everything.
+    pub host_threads: Option<usize>,
+    /// The same for every other stream; `None`: one.
+    pub compute_threads: Option<usize>,
 }
+
+impl Options {
+    /// How many threads share an update on a stream.
+    fn threads(&self, stream: &str) -> usize {
+        let available = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        match stream {
+            _ if self.shuffle.is_some() => 1,
+            HOST => self.host_threads.unwrap_or_else(available),
+            _ => self.compute_threads.unwrap_or(1),
+        }
+    }
+}
+
+/// The stream of updates on host memory, where a schedule has one.
+const HOST: &str = "host";
+/// The most threads of a team.
+const MOST_THREADS: usize = 1024;
 
 /// What a step, or several launched together, took.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -96,6 +118,8 @@ pub(crate) struct Core {
     programs: Vec<Box<[Instruction]>>,
     /// In each stream's program, the position of the last instruction that the host waits for in `wait_io`.
     last_io: Vec<Option<usize>>,
+    /// Each stream's, if it has launches that threads can share.
+    teams: Vec<Option<Team>>,
     arenas: Vec<Arena>,
     lines: Vec<Line>,
     link: Link,
@@ -127,12 +151,8 @@ impl Core {
         let instruction = &self.programs[stream][at];
         let start = ring.is_some().then(Instant::now);
         // Kernels return errors. A panic is a bug in one; it must not leave the other streams waiting for this one.
-        let outcome = catch_unwind(AssertUnwindSafe(|| instruction.action.run(&self.link, || self.halted())));
-        let outcome = outcome.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            Err(format!("its kernel panicked: {text}"))
-        });
+        let team = self.teams.get(stream).and_then(Option::as_ref);
+        let outcome = caught(|| instruction.action.run(&self.link, team, || self.halted()));
         if let Err(why) = outcome {
             self.fail(&self.lines[instruction.line as usize].name, why);
             return Err(Stopped);
@@ -170,6 +190,12 @@ impl Machine {
         let survives = survivors(&artifact);
         let programs = program::resolve(&artifact, &arenas);
         let last_io = last_io(&artifact, &programs);
+        let mut teams = Vec::new();
+        for (stream, program) in artifact.streams.iter().zip(&programs) {
+            let threads = options.threads(stream).min(MOST_THREADS);
+            let shared = 1 < threads && program.iter().any(|instruction| instruction.action.is_split());
+            teams.push(shared.then(|| Team::new(threads)).transpose()?);
+        }
         let slots = |bindings: &[Binding]| -> Vec<Slot<Binding>> {
             let slot = |b: &Binding| (b.clone(), program::tensor(&arenas, &b.operand));
             bindings
@@ -209,6 +235,7 @@ impl Machine {
             trace: options.trace.then(|| Trace::new(&programs)),
             programs,
             last_io,
+            teams,
             arenas,
             lines: artifact.lines,
             link: Link::new(pace),

@@ -6,6 +6,7 @@ use crate::kernel::{Call, Tensor};
 use crate::kernels;
 use crate::link::{Link, Way};
 use crate::memory::{self, Arena};
+use crate::team::{Parts, Team};
 use artifact::{Artifact, Attr, CommandKind, Operand, Range};
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ pub(crate) struct Instruction {
 /// What an instruction does.
 pub(crate) enum Action {
     /// Runs a kernel.
-    Launch(Box<Launch>),
+    Launch(Arc<Launch>),
     /// Copies; over the link, if a way is given.
     Copy { src: Tensor, dst: Tensor, way: Option<Way> },
     /// Marks an event as reached.
@@ -47,14 +48,52 @@ pub(crate) struct Launch {
     scratch: Option<Tensor>,
 }
 
+/// Elements of a part: long enough that taking one costs nothing beside it, short enough that threads end together.
+const PART: usize = 1 << 16;
+
+impl Launch {
+    /// A launch of a checked kernel; the caller answers for the tensors, see [`Call::new`].
+    pub(crate) fn new(
+        kernel: &'static kernels::Kernel,
+        attrs: Arc<[(String, Attr)]>,
+        ins: Box<[Tensor]>,
+        outs: Box<[Tensor]>,
+        scratch: Option<Tensor>,
+    ) -> Launch {
+        Launch { kernel, attrs, ins, outs, scratch }
+    }
+    fn call(&self) -> Call<'_> {
+        Call::new(&self.attrs, &self.ins, &self.outs, self.scratch.as_ref())
+    }
+    /// Runs it: in parts on a team if there is one and the kernel can be split, else at once.
+    pub(crate) fn run(self: &Arc<Self>, team: Option<&Team>) -> Result<(), String> {
+        match team {
+            Some(team) if 1 < self.parts() => team.run(self.clone()),
+            _ => self.kernel.run(&self.call()),
+        }
+    }
+}
+
+impl Parts for Launch {
+    fn parts(&self) -> usize {
+        if self.kernel.split { self.outs[0].numel().div_ceil(PART) } else { 1 }
+    }
+    fn run(&self, part: usize) -> Result<(), String> {
+        let start = part * PART;
+        let end = (start + PART).min(self.outs[0].numel());
+        self.kernel.run(&self.call().part(start..end))
+    }
+}
+
 impl Action {
-    /// Runs a launch or a copy. Records and waits are the executor's.
-    pub(crate) fn run(&self, link: &Link, stopped: impl Fn() -> bool) -> Result<(), String> {
+    /// True for a launch that threads can share.
+    pub(crate) fn is_split(&self) -> bool {
+        matches!(self, Action::Launch(launch) if 1 < launch.parts())
+    }
+    /// Runs a launch, on a team if there is one, or a copy. Records and waits are the executor's.
+    pub(crate) fn run(&self, link: &Link, team: Option<&Team>, stopped: impl Fn() -> bool) -> Result<(), String> {
         match self {
-            Action::Launch(launch) => {
-                let Launch { kernel, attrs, ins, outs, scratch } = &**launch;
-                kernel.run(&Call::new(attrs, ins, outs, scratch.as_ref()))
-            }
+            Action::Launch(launch) => Launch::run(launch, team),
             Action::Copy { src, dst, way: Some(way) } => {
                 link.copy(*way, src, dst, stopped);
                 Ok(())
@@ -82,14 +121,13 @@ pub(crate) fn resolve(artifact: &Artifact, arenas: &[Arena]) -> Vec<Box<[Instruc
             CommandKind::Launch { kernel, ins, outs, scratch } => {
                 let op = &artifact.kernels[*kernel as usize].op;
                 let all = |operands: &[Operand]| operands.iter().map(|x| tensor(arenas, x)).collect();
-                Action::Launch(Box::new(Launch {
-                    kernel: kernels::find(op).expect("a validated launch should have a kernel"),
-                    attrs: attrs[*kernel as usize].clone(),
-                    ins: all(ins),
-                    outs: all(outs),
-                    scratch: scratch
-                        .map(|Range { place, bytes }| arenas[place.pool as usize].range(place.offset, bytes)),
-                }))
+                Action::Launch(Arc::new(Launch::new(
+                    kernels::find(op).expect("a validated launch should have a kernel"),
+                    attrs[*kernel as usize].clone(),
+                    all(ins),
+                    all(outs),
+                    scratch.map(|Range { place, bytes }| arenas[place.pool as usize].range(place.offset, bytes)),
+                )))
             }
             &CommandKind::Copy { src, dst, bytes } => Action::Copy {
                 src: arenas[src.pool as usize].range(src.offset, bytes),

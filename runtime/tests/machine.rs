@@ -290,3 +290,28 @@ fn a_pool_beyond_all_memory_is_an_error() {
         other => panic!("{other:?}"),
     }
 }
+
+/// Threads share an update on either stream, and give the bits that one gives.
+#[test]
+fn shared_updates_are_the_same() {
+    let bytes = |x: &mut dyn Iterator<Item = f32>| -> Vec<u8> { x.flat_map(|x| x.to_le_bytes()).collect() };
+    let g = bytes(&mut (0..PARAMETERS).map(|i| (i as f32 * 0.37).sin()));
+    let hyper: Vec<u8> = [1e-3f64, 0.0, 0.1].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let run = |stream, options| {
+        let mut machine = machine(updating(stream), options);
+        for _ in 0..3 {
+            machine.write_input("g", &g).unwrap();
+            machine.write_input("hyper", &hyper).unwrap();
+            machine.step().unwrap();
+        }
+        machine.read_state("w").unwrap()
+    };
+    let threads = |n| Options { host_threads: Some(n), compute_threads: Some(n), ..Options::default() };
+    let expected = run("compute", threads(1));
+    assert!(expected.iter().any(|&byte| byte != 0));
+    for stream in ["host", "compute"] {
+        for options in [Options::default(), threads(2), threads(5), shuffled(1)] {
+            assert!(run(stream, options) == expected, "{stream}, {options:?}");
+        }
+    }
+}

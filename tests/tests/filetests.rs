@@ -1,7 +1,7 @@
 //! Each pass by text: `tests/filetests/PASS/CASE.ir` is a graph or a program; beside it lies what the pass makes of it.
 //!
 //! The first line says what to run: `; test PASS device=NAME`, and what the user chose: `budget=BYTES`, `host=BYTES`,
-//! `optimizer=NAME`, `update=after`, `planner=NAME`, `variant=N`. The next says what is to be seen. A program goes through
+//! `optimizer=NAME`, `master=split`, `clip_norm=NORM`, `micro_batches=N`, `update=after`, `planner=NAME`, `variant=N`. The next says what is to be seen. A program goes through
 //! the one pass. A graph that is to be scheduled goes through all schedule passes up to the one, with the decisions that
 //! comments name: `; cut %h 0 swap` cuts the gap after the access number 0 of `%h` (its definition, if a line computes it),
 //! `; cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host, `; chunk %a %b` lets
@@ -13,7 +13,7 @@ use ir::text::{self, File};
 use ir::{Graph, Program, Schedule};
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason, decide};
-use passes::graph::optimizer::Optimizer;
+use passes::graph::optimizer::{Master, Optimizer};
 use passes::pipeline::{Budget, Context, GRAPH, Options, SCHEDULE};
 use passes::schedule::order::Update;
 use passes::{devices, sim};
@@ -55,6 +55,11 @@ impl Header<'_> {
             optimizer: given.remove("optimizer").map_or(Optimizer::None, |name| {
                 Optimizer::ALL.into_iter().find(|o| o.name() == name).expect("an optimizer's name")
             }),
+            master: given.remove("master").map_or(Master::None, |name| {
+                Master::ALL.into_iter().find(|m| m.name() == name).expect("a master's name")
+            }),
+            clip_norm: given.remove("clip_norm").map(|text| text.parse().expect("a number")),
+            micro_batches: given.remove("micro_batches").map(|text| bytes(text) as usize),
             update: given.remove("update").map_or(Update::Backward, |word| {
                 assert_eq!(word, "after");
                 Update::After

@@ -5,7 +5,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use passes::decide::Planner;
 use passes::estimate;
-use passes::graph::optimizer::Optimizer;
+use passes::graph::optimizer::{Master, Optimizer};
 use passes::offload::Algorithm;
 use passes::pipeline::{self, Budget};
 use passes::schedule::order::Update;
@@ -43,7 +43,8 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  lighterage train gpt2.pt2 --optimizer adamw --lr 1e-3 --budget 50% \
         --batches data.safetensors \\\n      --steps 60 --init normal:0.02 --seed 0 --save out.safetensors\n  \
         lighterage train step.lit --batches data.safetensors --steps 60\n\n\
-        DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K.")]
+        DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K. With --micro-batches N a step uses N \
+        batches, one after the other.")]
     Train(TrainArgs),
     /// Say why a tensor was kept, swapped or recomputed, and what else would cost
     #[command(after_help = "Example:\n  lighterage explain gpt2.pt2 --optimizer adamw --budget 60% %gelu_1")]
@@ -67,6 +68,9 @@ pub(crate) enum Command {
     Offload(OffloadArgs),
 }
 
+/// The most micro-batches of a step: each has lines of its own.
+const MOST_MICRO_BATCHES: u64 = 4096;
+
 /// A model.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArgs {
@@ -84,6 +88,16 @@ pub(crate) struct Compiling {
     /// The optimizer to attach [default: none]
     #[arg(long, value_parser = optimizer())]
     pub(crate) optimizer: Option<Optimizer>,
+    /// Masters of bf16 parameters, with adamw: split keeps an f32 as the parameter and 16 bits more, 12 bytes a parameter
+    /// with its moments [default: none]
+    #[arg(long, value_parser = master())]
+    pub(crate) master: Option<Master>,
+    /// Scale gradients down so that the norm over all of them is at most this, as torch.nn.utils.clip_grad_norm_ does
+    #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
+    pub(crate) clip_norm: Option<f64>,
+    /// Accumulate gradients over so many batches for one update: their mean [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_MICRO_BATCHES))]
+    pub(crate) micro_batches: Option<u64>,
     /// Where updates stand: in backward as soon as a gradient is complete, or after it [default: backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
@@ -185,6 +199,9 @@ pub(crate) struct TrainArgs {
     /// Run streams in a random order among those that the schedule permits, and fill dead bytes with NaN: a test
     #[arg(long, value_name = "SEED", help_heading = "Training")]
     pub(crate) shuffle: Option<u64>,
+    /// Threads that share an optimizer's update; results do not depend on it [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Training")]
+    pub(crate) threads: Option<u16>,
     /// Print one JSON object a step, and a summary
     #[arg(long)]
     pub(crate) json: bool,
@@ -391,6 +408,10 @@ pub(crate) fn update_name(update: Update) -> &'static str {
 
 fn optimizer() -> impl TypedValueParser<Value = Optimizer> {
     named(&Optimizer::ALL, Optimizer::name)
+}
+
+fn master() -> impl TypedValueParser<Value = Master> {
+    named(&Master::ALL, Master::name)
 }
 
 fn planner() -> impl TypedValueParser<Value = Planner> {

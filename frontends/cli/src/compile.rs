@@ -44,7 +44,9 @@ pub(crate) fn artifact(model: Model, compiling: &Compiling, dumps: Dumps) -> Res
     let machine = model::machine(compiling)?;
     let compiled = model::compile(&model.graph, compiling, &machine, dumps)?;
     let data = model.tensors.into_iter().map(|(path, (_, bytes))| (path, bytes)).collect();
-    codegen::emit(&compiled, &data, model::options(compiling).optimizer).map_err(Failure::Input)
+    let mut artifact = codegen::emit(&compiled, &data, model::options(compiling).optimizer).map_err(Failure::Input)?;
+    artifact.summary.micro_batches = compiling.micro_batches.unwrap_or(1);
+    Ok(artifact)
 }
 
 /// How many ops that cannot be run are named.

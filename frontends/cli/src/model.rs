@@ -207,6 +207,9 @@ pub(crate) fn device(name: &str) -> Result<Device, Failure> {
 pub(crate) fn options(compiling: &Compiling) -> Options {
     Options {
         optimizer: compiling.optimizer.unwrap_or_default(),
+        master: compiling.master.unwrap_or_default(),
+        clip_norm: compiling.clip_norm,
+        micro_batches: compiling.micro_batches.map(|n| n as usize),
         update: compiling.update.unwrap_or_default(),
         budget: compiling.budget.unwrap_or_default(),
         host: compiling.host,

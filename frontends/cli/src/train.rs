@@ -8,7 +8,7 @@ use crate::model::{self, Format};
 use crate::observe::Dumps;
 use crate::out::{self, out};
 use crate::size::{bytes, micros, short};
-use artifact::{Artifact, DType, Initial, Operand, StateKind};
+use artifact::{Artifact, Binding, DType, Initial, Operand, StateKind};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use passes::graph::optimizer::{HYPER, Optimizer};
@@ -37,12 +37,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let init = Init::parse(args.init.as_deref())?;
     let Source { mut artifact, tied, link_latency } = source(args)?;
     let hyper = hyper(&args.hyper, &artifact)?;
-    let inputs: Vec<(String, Operand)> = artifact
-        .inputs
-        .iter()
-        .filter(|input| hyper.is_none() || input.name != HYPER)
-        .map(|input| (input.name.clone(), input.operand.clone()))
-        .collect();
+    let fed: Vec<_> = artifact.inputs.iter().filter(|input| hyper.is_none() || input.name != HYPER).cloned().collect();
+    let micro_batches = artifact.summary.micro_batches.max(1);
+    let inputs = of_one_batch(&fed, micro_batches);
     let batches = Batches::read(&args.batches, &inputs)?;
     if let Init::Normal(_) = init {
         // Parameters that the file brings are drawn like the others.
@@ -51,12 +48,14 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
     }
     let loss = Loss::find(&artifact);
-    let items = Items::of(&inputs);
+    let items = Items::of(&inputs, micro_batches);
     let options = Options {
         link_bandwidth: args.compiling.link,
         link_latency,
         trace: args.trace.is_some(),
         shuffle: args.shuffle,
+        compute_threads: args.threads.map(usize::from),
+        host_threads: args.threads.map(usize::from),
     };
     let mut machine = Machine::new(artifact, options).map_err(failure)?;
     give_values(&mut machine, &init, args.seed, &tied)?;
@@ -74,8 +73,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         if STOP.load(Ordering::SeqCst) || (out::closed() && args.save.is_none() && args.trace.is_none()) {
             break;
         }
-        for (name, operand) in &inputs {
-            machine.write_input(name, batches.get(step, name, operand)?).map_err(failure)?;
+        for (i, input) in fed.iter().enumerate() {
+            // Micro-batch by micro-batch, the inputs of one batch.
+            let (micro, (name, operand)) = (i / inputs.len(), &inputs[i % inputs.len()]);
+            let bytes = batches.get(step * micro_batches + micro as u64, name, operand)?;
+            machine.write_input(&input.name, bytes).map_err(failure)?;
         }
         if let Some(hyper) = &hyper {
             machine.write_input(HYPER, hyper).map_err(failure)?;
@@ -112,6 +114,16 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         return Err(Failure::Interrupted(format!("interrupted after step {}{saved}", run.millis.len())));
     }
     Ok(())
+}
+
+/// The inputs of one batch by the names that they have in data; `fed` has those of every micro-batch, in order.
+fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
+    let name = |name: &str| match micro_batches {
+        1 => name.to_string(),
+        _ => name.strip_suffix(".0").unwrap_or(name).to_string(),
+    };
+    let first = &fed[..fed.len() / micro_batches as usize];
+    first.iter().map(|input| (name(&input.name), input.operand.clone())).collect()
 }
 
 fn failure(error: Error) -> Failure {
@@ -178,6 +190,9 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
     let other_update = compiling.update.map(update_name);
     let given = [
         ("--optimizer", compiling.optimizer.is_some_and(|optimizer| optimizer.name() != attached)),
+        ("--master", compiling.master.is_some()),
+        ("--clip-norm", compiling.clip_norm.is_some()),
+        ("--micro-batches", compiling.micro_batches.is_some()),
         ("--update", other_update.is_some()),
         ("--device", other_device),
         ("--budget", compiling.budget.is_some()),
@@ -381,7 +396,12 @@ struct Items {
 
 impl Items {
     /// Tokens if the first input is a matrix of integers, else samples.
-    fn of(inputs: &[(String, Operand)]) -> Items {
+    fn of(inputs: &[(String, Operand)], micro_batches: u64) -> Items {
+        let Items { count, word } = Items::of_one_batch(inputs);
+        Items { count: count * micro_batches, word }
+    }
+
+    fn of_one_batch(inputs: &[(String, Operand)]) -> Items {
         let Some((_, first)) = inputs.first() else { return Items { count: 1, word: "steps" } };
         let integer = matches!(first.dtype, DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64);
         match (integer, &first.shape[..]) {

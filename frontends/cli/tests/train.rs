@@ -275,3 +275,34 @@ fn a_reader_that_leaves_ends_a_run_that_leaves_nothing() {
     drop(child.stdout.take());
     assert!(child.wait().unwrap().success());
 }
+
+#[test]
+fn micro_batches_are_consecutive_batches() {
+    let still = "--lr 0 --weight-decay 0 --json";
+    let each = losses(&run(&train_kept(&format!("{still} --steps 4"))).expect(0).json());
+    let mean: Vec<f64> = each.chunks(2).map(|pair| f64::from((pair[0] as f32 + pair[1] as f32) / 2.0)).collect();
+    let lines = run(&train_kept(&format!("{still} --micro-batches 2 --steps 2"))).expect(0).json();
+    assert_eq!(losses(&lines), mean);
+    // From a file as from its model, with as many tokens a step.
+    let folder = Folder::new("micro");
+    let lit = folder.file("s.lit");
+    run(&format!("compile {} --optimizer adamw --planner keep --micro-batches 2 -o {lit}", model(GPT2))).expect(0);
+    let args = format!("train {lit} --batches {} {still} --steps 2", reference());
+    assert_eq!(losses(&run(&args).expect(0).json()), mean);
+    run(&format!("{args} --micro-batches 2")).expect(2).says(&["--micro-batches", "compiled already"]);
+    for n in ["0", "-1", "x", "5000"] {
+        run(&train_kept(&format!("--steps 1 --micro-batches={n}"))).expect(2).says(&["--micro-batches"]);
+    }
+}
+
+#[test]
+fn clipping_and_threads_are_heard() {
+    let all = |rest: &str| losses(&run(&train_kept(&format!("--steps 4 --json {rest}"))).expect(0).json());
+    let plain = all("--threads 1");
+    assert_eq!(plain, all("--threads 3"), "threads change nothing");
+    assert_eq!(plain, all("--clip-norm 1e30"), "a norm below the bound changes nothing");
+    assert_ne!(plain, all("--clip-norm 1e-9"));
+    run(&train_kept("--steps 1 --clip-norm 0")).expect(2).says(&["norm of 0", "positive"]);
+    run(&train_kept("--steps 1 --master split")).expect(2).says(&["bf16"]);
+    run(&train_kept("--steps 1 --threads 0")).expect(2).says(&["--threads"]);
+}

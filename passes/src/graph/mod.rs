@@ -1,4 +1,5 @@
 //! Passes over graphs.
 
 pub mod canonical;
+pub mod microbatch;
 pub mod optimizer;

@@ -3,8 +3,15 @@
 //! Before: `graph.gradients` names the gradient of each trained parameter. After: each parameter's new value is computed
 //! from its gradient; moments and the step count are states; the options (learning rate, …) are one small input, so that
 //! they may change from step to step. Without an optimizer the gradients become outputs `grad.PATH`.
+//!
+//! With a bound on the norm over all gradients, as `torch.nn.utils.clip_grad_norm_` has it, each gradient's squares are
+//! summed as soon as it is there, and every update takes the factor that follows from the sums. So updates stand after all
+//! gradients; a gradient may leave memory in between, or be computed again, as any value may.
+//!
+//! Bytes of a parameter with its states, gradient not counted, under AdamW: 12 in f32; 6 in bf16, whose moments are bf16
+//! then; 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that make it an f32 master, and two moments in f32.
 
-use ir::graph::Output;
+use ir::graph::{Output, State};
 use ir::op::{Attr, Op};
 use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
 
@@ -48,11 +55,61 @@ impl Optimizer {
     }
 }
 
+/// What a half-precision parameter is a rounding of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Master {
+    /// Of nothing: it is updated as it is, in its own type.
+    #[default]
+    None,
+    /// Of an f32 that is updated: a bf16 parameter is its upper half, and a state `low.PATH` its lower 16 bits. Nothing of
+    /// the f32 is lost, and nothing is stored twice. See the op `adamw_split`.
+    Split,
+}
+
+impl Master {
+    /// Every one.
+    pub const ALL: [Master; 2] = [Master::None, Master::Split];
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Master::None => "none",
+            Master::Split => "split",
+        }
+    }
+}
+
+/// What is attached.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Attach {
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// What half-precision parameters are roundings of.
+    pub master: Master,
+    /// The most that the norm over all gradients may be: larger ones are scaled down to it.
+    pub clip_norm: Option<f64>,
+}
+
+impl From<Optimizer> for Attach {
+    fn from(optimizer: Optimizer) -> Attach {
+        Attach { optimizer, ..Attach::default() }
+    }
+}
+
 /// The input that holds the options.
 pub const HYPER: &str = "optimizer.hyper";
 
-/// Attaches `optimizer`.
-pub fn run(graph: &mut Graph, optimizer: Optimizer) -> Result<(), String> {
+/// Attaches an optimizer. An error says what it does not go with.
+pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
+    let Attach { optimizer, master, clip_norm } = attach.into();
+    if let Some(norm) = clip_norm.filter(|norm| !(norm.is_finite() && 0.0 < *norm)) {
+        return Err(format!("gradients cannot be clipped to a norm of {norm}; it should be a positive number"));
+    }
+    if clip_norm.is_some() && optimizer == Optimizer::None {
+        return Err("gradients are clipped for an optimizer's updates, and there is none".into());
+    }
+    if master == Master::Split && optimizer != Optimizer::AdamW {
+        return Err(format!("masters are kept by adamw alone, not by {}", optimizer.name()));
+    }
     let gradients = std::mem::take(&mut graph.gradients);
     if optimizer == Optimizer::None {
         for (state, gradient) in gradients {
@@ -67,36 +124,44 @@ pub fn run(graph: &mut Graph, optimizer: Optimizer) -> Result<(), String> {
     if let Some((_, v)) = graph.values.iter().find(|(_, v)| v.name == HYPER) {
         return Err(format!("%{} is there already: the graph has an optimizer", v.name));
     }
+    let is_split = |graph: &Graph, state: usize| {
+        master == Master::Split && graph.values[graph.states[state].before].ty.dtype() == DType::BF16
+    };
+    if master == Master::Split && !gradients.iter().any(|&(state, _)| is_split(graph, state)) {
+        return Err("masters are kept for bf16 parameters, and the model has none".into());
+    }
     let n_options = optimizer.options().len() as u64;
     let hyper = graph.add_input(HYPER, TensorType::new(DType::F64, [n_options])?);
     let step = match optimizer {
         Optimizer::AdamW => Some(step_count(graph)?),
         _ => None,
     };
+    let scale = clip_norm.map(|norm| clip_scale(graph, &gradients, norm)).transpose()?;
     for (state, gradient) in gradients {
         let path = graph.states[state].path.clone();
         let parameter = graph.states[state].before;
         let name = graph.values[parameter].name.clone();
-        let module = path.rsplit_once('.').map_or("", |(module, _)| module).to_string();
+        let shape = graph.values[parameter].ty.shape().to_vec();
+        let module = module_of(&path);
         let mut inputs = vec![parameter, gradient];
         let mut changed = vec![state];
-        let moments: &[&str] = match optimizer {
-            Optimizer::None | Optimizer::Sgd => &[],
-            Optimizer::SgdMomentum => &["momentum_buffer"],
-            Optimizer::AdamW => &["exp_avg", "exp_avg_sq"],
+        let own = graph.values[parameter].ty.dtype();
+        let (op, moments): (&str, &[(&str, DType)]) = match optimizer {
+            Optimizer::None | Optimizer::Sgd => ("sgd", &[]),
+            Optimizer::SgdMomentum => ("sgd_momentum", &[("momentum_buffer", own)]),
+            Optimizer::AdamW if is_split(graph, state) => {
+                ("adamw_split", &[("low", DType::I16), ("exp_avg", DType::F32), ("exp_avg_sq", DType::F32)])
+            }
+            Optimizer::AdamW => ("adamw", &[("exp_avg", own), ("exp_avg_sq", own)]),
         };
-        for moment in moments {
-            let ty = graph.values[parameter].ty.clone();
+        for &(moment, dtype) in moments {
+            let ty = TensorType::new(dtype, shape.clone())?;
             changed.push(graph.states.len());
             inputs.push(graph.add_state(format!("{moment}.{name}"), format!("{moment}.{path}"), StateKind::Moment, ty));
         }
         inputs.extend(step);
         inputs.push(hyper);
-        let op = match optimizer {
-            Optimizer::None | Optimizer::Sgd => "sgd",
-            Optimizer::SgdMomentum => "sgd_momentum",
-            Optimizer::AdamW => "adamw",
-        };
+        inputs.extend(scale);
         let names: Vec<String> =
             changed.iter().map(|&s| format!("{}'", graph.values[graph.states[s].before].name)).collect();
         let after = graph
@@ -107,6 +172,24 @@ pub fn run(graph: &mut Graph, optimizer: Optimizer) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The module of a parameter.
+fn module_of(path: &str) -> String {
+    path.rsplit_once('.').map_or("", |(module, _)| module).to_string()
+}
+
+/// Adds the factor by which gradients are multiplied so that the norm over all of them is at most `norm`.
+fn clip_scale(graph: &mut Graph, gradients: &[(usize, Value)], norm: f64) -> Result<Value, String> {
+    let mut sums = vec![];
+    for &(state, gradient) in gradients {
+        let State { before, path, .. } = &graph.states[state];
+        let (name, module) = (format!("sum_squares.{}", graph.values[*before].name), module_of(path));
+        let op = Op::new("sum_squares", [])?;
+        sums.extend(graph.add_node(op, &[gradient], &[name], Phase::Optimizer, module)?);
+    }
+    let op = Op::new("clip_scale", [("max_norm", Attr::Float(norm))])?;
+    Ok(graph.add_node(op, &sums, &["clip_scale".into()], Phase::Optimizer, "")?[0])
 }
 
 /// Adds the count of steps, a state; returns its new value.

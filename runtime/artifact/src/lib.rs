@@ -255,6 +255,8 @@ pub struct Summary {
     pub swapped_bytes: u64,
     /// Simulated time of the reruns in one step.
     pub recomputed_ms: f64,
+    /// How many batches a step takes: if more than one, those of input `x` are the inputs `x.0`, `x.1`, …. 0 is 1.
+    pub micro_batches: u64,
     /// The optimizer's name and default options, for the train command: `adamw`, lr, beta1, …
     pub optimizer: Option<(String, Vec<(String, f64)>)>,
 }

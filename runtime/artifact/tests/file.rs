@@ -79,6 +79,7 @@ fn example() -> Artifact {
             predicted_ms: 1.5,
             swapped_bytes: 4,
             recomputed_ms: 0.25,
+            micro_batches: 3,
             optimizer: Some(("adamw".into(), vec![("lr".into(), 1e-3)])),
         },
         data: (0..100).collect(),
@@ -172,7 +173,7 @@ fn later_versions_are_told_as_such() {
         let error = read(&file).unwrap_err();
         assert_eq!(error, ReadError::Version { found: 7 });
         assert!(
-            error.to_string().contains("format version 7, this program reads version 1: it was written by a later")
+            error.to_string().contains("format version 7, this program reads version 2: it was written by a later")
         );
     }
 }

@@ -41,6 +41,9 @@ pub struct Kernel {
     pub inputs: (usize, usize),
     /// The (operand, result) pairs that may share their bytes, if their types are equal.
     pub inplace: &'static [(usize, usize)],
+    /// True if threads may share a run: results have one size, and an element of a result depends on the elements at its
+    /// index of operands of that size, and on other operands whole.
+    pub split: bool,
     check: fn(&Signature<'_>) -> Result<(), String>,
     scratch: fn(&Signature<'_>) -> u64,
     run: fn(&Call<'_>) -> Ran,
@@ -53,10 +56,13 @@ impl Kernel {
         check: fn(&Signature<'_>) -> Result<(), String>,
         run: fn(&Call<'_>) -> Ran,
     ) -> Kernel {
-        Kernel { name, inputs, inplace: &[], check, scratch: |_| 0, run }
+        Kernel { name, inputs, inplace: &[], split: false, check, scratch: |_| 0, run }
     }
     const fn inplace(self, inplace: &'static [(usize, usize)]) -> Kernel {
         Kernel { inplace, ..self }
+    }
+    const fn split(self) -> Kernel {
+        Kernel { split: true, ..self }
     }
     const fn scratch(self, scratch: fn(&Signature<'_>) -> u64) -> Kernel {
         Kernel { scratch, ..self }
@@ -198,7 +204,12 @@ pub static KERNELS: &[Kernel] = &[
     k("dropout", (2, 2), random::check_dropout, random::dropout).inplace(&[(0, 0)]),
     k("dropout_bwd", (2, 2), random::check_dropout_bwd, random::dropout_bwd).inplace(&[(0, 0)]),
     k("rng_next", (1, 1), random::check_rng_next, random::rng_next).inplace(&[(0, 0)]),
-    k("adamw", (6, 6), optim::check_adamw, optim::adamw).inplace(&[(0, 0), (2, 1), (3, 2)]),
-    k("sgd", (3, 3), optim::check_sgd, optim::sgd).inplace(&[(0, 0)]),
-    k("sgd_momentum", (4, 4), optim::check_sgd_momentum, optim::sgd_momentum).inplace(&[(0, 0), (2, 1)]),
+    k("sum_squares", (1, 1), optim::check_sum_squares, optim::sum_squares),
+    k("clip_scale", (1, 4096), optim::check_clip_scale, optim::clip_scale),
+    k("adamw", (6, 7), optim::check_adamw, optim::adamw).inplace(&[(0, 0), (2, 1), (3, 2)]).split(),
+    k("adamw_split", (7, 8), optim::check_adamw_split, optim::adamw_split)
+        .inplace(&[(0, 0), (2, 1), (3, 2), (4, 3)])
+        .split(),
+    k("sgd", (3, 4), optim::check_sgd, optim::sgd).inplace(&[(0, 0)]).split(),
+    k("sgd_momentum", (4, 5), optim::check_sgd_momentum, optim::sgd_momentum).inplace(&[(0, 0), (2, 1)]).split(),
 ];

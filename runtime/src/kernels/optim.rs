@@ -1,13 +1,20 @@
 //! Optimizers, with PyTorch's single-tensor formulas in PyTorch's order, rounded once an element. Coefficients are
-//! computed in f64, then rounded to the parameter's wide type.
+//! computed in f64, then rounded to the parameter's wide type. A last operand, if there is one, is an f32 that the gradient
+//! is multiplied by first.
+//!
+//! Each formula is a loop over slices that do not overlap, which is compiled for every set of vector instructions that the
+//! machine may have. None of them fuses a product with a sum, so that the bits are those of one number at a time. Elements
+//! do not know of each other: threads may share a run, see [`Call::part`].
 
 use super::Ran;
-use super::math::{Real, sqrt};
-use super::signature::{Checked, Signature, is_float};
-use super::strides::count;
-use super::wide::{BLOCK, blocks, sink, source, wide_float};
-use crate::kernel::Call;
+use super::math::{Float, Real, sqrt};
+use super::signature::{Checked, Signature, ensure, is_float};
+use super::wide::{BLOCK, Scalar, Sink, Wide, blocks, floats, sink, source, wide_float};
+use crate::kernel::{Call, Element};
 use artifact::DType;
+use half::bf16;
+use pulp::{Arch, Simd, WithSimd};
+use std::marker::PhantomData;
 
 // ------------------------------------------------------------------------------------------------------------ checks
 
@@ -15,21 +22,45 @@ fn check_hyper(s: &Signature<'_>, i: usize, n: u64) -> Checked {
     s.expect(i, DType::F64)?;
     s.expect_shape(i, &[n])
 }
+/// Operand `i`, if it is there, is the gradient's factor.
+fn check_scale(s: &Signature<'_>, i: usize) -> Checked {
+    if s.ins.len() <= i {
+        return Ok(());
+    }
+    s.expect(i, DType::F32)?;
+    s.expect_shape(i, &[])
+}
+fn check_step(s: &Signature<'_>, i: usize) -> Checked {
+    s.expect(i, DType::I64)?;
+    s.expect_shape(i, &[])
+}
 pub(super) fn check_adamw(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_float)?;
     for i in 1..4 {
         s.expect_same(0, i)?;
     }
-    s.expect(4, DType::I64)?;
-    s.expect_shape(4, &[])?;
+    check_step(s, 4)?;
     check_hyper(s, 5, 5)?;
+    check_scale(s, 6)?;
     let p = (s.dtype(0), s.shape(0));
     s.results(&[p, p, p])
+}
+pub(super) fn check_adamw_split(s: &Signature<'_>) -> Checked {
+    for (i, dtype) in [DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32].into_iter().enumerate() {
+        s.expect(i, dtype)?;
+        s.expect_shape(i, s.shape(0))?;
+    }
+    check_step(s, 5)?;
+    check_hyper(s, 6, 5)?;
+    check_scale(s, 7)?;
+    let of = |dtype| (dtype, s.shape(0));
+    s.results(&[of(DType::BF16), of(DType::I16), of(DType::F32), of(DType::F32)])
 }
 pub(super) fn check_sgd(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_float)?;
     s.expect_same(0, 1)?;
     check_hyper(s, 2, 3)?;
+    check_scale(s, 3)?;
     s.results(&[(s.dtype(0), s.shape(0))])
 }
 pub(super) fn check_sgd_momentum(s: &Signature<'_>) -> Checked {
@@ -37,84 +68,411 @@ pub(super) fn check_sgd_momentum(s: &Signature<'_>) -> Checked {
     s.expect_same(0, 1)?;
     s.expect_same(0, 2)?;
     check_hyper(s, 3, 3)?;
+    check_scale(s, 4)?;
     let p = (s.dtype(0), s.shape(0));
     s.results(&[p, p])
+}
+pub(super) fn check_sum_squares(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.results(&[(DType::F64, &[])])
+}
+pub(super) fn check_clip_scale(s: &Signature<'_>) -> Checked {
+    for i in 0..s.ins.len() {
+        s.expect(i, DType::F64)?;
+        s.expect_shape(i, &[])?;
+    }
+    let most = s.float("max_norm")?;
+    ensure(0.0 <= most, || format!("max_norm should not be negative, is {most}"))?;
+    s.results(&[(DType::F32, &[])])
+}
+
+// ---------------------------------------------------------------------------------------------------------- formulas
+
+/// An update of `N` numbers an element, the parameter first, by a gradient. All slices have one length, that of a block:
+/// formulas go over it once for each number that they change. Tensors of equal size often lie at equal distances from a
+/// page's start, and a processor takes a number that it reads for one that it has just written at that distance in another
+/// page: going over the elements once, with all of their numbers, halves the speed.
+trait Formula<R, const N: usize>: Copy {
+    fn apply(self, numbers: [&mut [R]; N], gradient: &[R]);
+}
+
+/// AdamW's coefficients (Loshchilov and Hutter 2019, algorithm 2).
+#[derive(Clone, Copy)]
+struct AdamW<R> {
+    keep: R,
+    weight: R,
+    rest: R,
+    /// PyTorch's lerp counts from the nearer end.
+    near: bool,
+    beta2: R,
+    rest2: R,
+    eps: R,
+    correction2: R,
+    step_size: R,
+    scale: R,
+}
+
+impl<R: Real> AdamW<R> {
+    /// `None` if there are not five options, which `check` refuses.
+    fn new(hyper: &[f64], step: i64, scale: R) -> Option<AdamW<R>> {
+        let &[lr, beta1, beta2, eps, decay] = hyper else { return None };
+        let step = step as f64;
+        let step_size = lr / (1.0 - beta1.powf(step));
+        let correction2 = (1.0 - beta2.powf(step)).sqrt();
+        Some(AdamW {
+            keep: R::of_f64(1.0 - lr * decay),
+            weight: R::of_f64(1.0 - beta1),
+            rest: R::of_f64(beta1),
+            near: 1.0 - beta1 < 0.5,
+            beta2: R::of_f64(beta2),
+            rest2: R::of_f64(1.0 - beta2),
+            eps: R::of_f64(eps),
+            correction2: R::of_f64(correction2),
+            step_size: R::of_f64(-step_size),
+            scale,
+        })
+    }
+    #[inline(always)]
+    fn each(self, p: &mut [R], m: &mut [R], v: &mut [R], g: &[R], lerp: impl Fn(R, R) -> R) {
+        for (m, &g) in m.iter_mut().zip(g) {
+            *m = lerp(*m, g * self.scale);
+        }
+        for (v, &g) in v.iter_mut().zip(g) {
+            let g = g * self.scale;
+            *v = *v * self.beta2 + self.rest2 * g * g;
+        }
+        for ((p, &m), &v) in p.iter_mut().zip(&*m).zip(&*v) {
+            let denominator = sqrt(v) / self.correction2 + self.eps;
+            *p = *p * self.keep + self.step_size * m / denominator;
+        }
+    }
+}
+
+impl<R: Real> Formula<R, 3> for AdamW<R> {
+    #[inline(always)]
+    fn apply(self, [p, m, v]: [&mut [R]; 3], g: &[R]) {
+        match self.near {
+            true => self.each(p, m, v, g, |m, g| m + self.weight * (g - m)),
+            false => self.each(p, m, v, g, |m, g| g - (g - m) * self.rest),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Sgd<R> {
+    lr: R,
+    decay: R,
+    scale: R,
+}
+
+impl<R: Real> Formula<R, 1> for Sgd<R> {
+    #[inline(always)]
+    fn apply(self, [p]: [&mut [R]; 1], g: &[R]) {
+        for (p, &g) in p.iter_mut().zip(g) {
+            *p = *p - self.lr * (g * self.scale + self.decay * *p);
+        }
+    }
+}
+
+/// With a buffer that starts at zero this is PyTorch's momentum with dampening 0.
+#[derive(Clone, Copy)]
+struct Momentum<R> {
+    lr: R,
+    momentum: R,
+    decay: R,
+    scale: R,
+}
+
+impl<R: Real> Formula<R, 2> for Momentum<R> {
+    #[inline(always)]
+    fn apply(self, [p, b]: [&mut [R]; 2], g: &[R]) {
+        for ((b, &g), &p) in b.iter_mut().zip(g).zip(&*p) {
+            *b = self.momentum * *b + (g * self.scale + self.decay * p);
+        }
+        for (p, &b) in p.iter_mut().zip(&*b) {
+            *p = *p - self.lr * b;
+        }
+    }
 }
 
 // ----------------------------------------------------------------------------------------------------------- kernels
 
 pub(super) fn adamw(call: &Call<'_>) -> Ran {
-    wide_float!(call.out_dtype(0), W => adamw_of::<W>(call));
+    wide_float!(call.out_dtype(0), W => {
+        let formula = AdamW::<W>::new(call.input(5), call.input(4)[0], scale(call, 6));
+        formula.into_iter().for_each(|formula| update(call, [0, 2, 3], formula));
+    });
     Ok(())
 }
-fn adamw_of<R: Real>(call: &Call<'_>) {
-    let &[lr, beta1, beta2, eps, decay] = call.input::<f64>(5) else { return };
-    let step = call.input::<i64>(4)[0] as f64;
-    let step_size = lr / (1.0 - beta1.powf(step));
-    let correction2 = (1.0 - beta2.powf(step)).sqrt();
-    let [p, g, m, v] = [0, 1, 2, 3].map(|i| source(call, i));
-    let [mut new_p, mut new_m, mut new_v] = [0, 1, 2].map(|j| sink(call, j));
-    let (keep, weight, step_size) = (R::of_f64(1.0 - lr * decay), R::of_f64(1.0 - beta1), R::of_f64(-step_size));
-    let (beta2, rest2, eps, correction2) =
-        (R::of_f64(beta2), R::of_f64(1.0 - beta2), R::of_f64(eps), R::of_f64(correction2));
-    // PyTorch's lerp counts from the nearer end.
-    let near = 1.0 - beta1 < 0.5;
-    let rest = R::of_f64(beta1);
-    let [mut ps, mut gs, mut ms, mut vs] = [[R::ZERO; BLOCK]; 4];
-    for (at, len) in blocks(count(call.out_shape(0))) {
-        p.load(&new_p, at, &mut ps[..len]);
-        g.load(&new_p, at, &mut gs[..len]);
-        m.load(&new_m, at, &mut ms[..len]);
-        v.load(&new_v, at, &mut vs[..len]);
-        for j in 0..len {
-            let (g, m) = (gs[j], ms[j]);
-            ms[j] = if near { m + weight * (g - m) } else { g - (g - m) * rest };
-            vs[j] = vs[j] * beta2 + rest2 * g * g;
-            let denominator = sqrt(vs[j]) / correction2 + eps;
-            ps[j] = ps[j] * keep + step_size * ms[j] / denominator;
-        }
-        new_p.store(at, &ps[..len]);
-        new_m.store(at, &ms[..len]);
-        new_v.store(at, &vs[..len]);
-    }
-}
-
 pub(super) fn sgd(call: &Call<'_>) -> Ran {
-    wide_float!(call.out_dtype(0), W => sgd_of::<W>(call));
+    wide_float!(call.out_dtype(0), W => {
+        let &[lr, _, decay] = call.input::<f64>(2) else { return Ok(()) };
+        let formula = Sgd { lr: W::of(lr), decay: W::of(decay), scale: scale(call, 3) };
+        update::<W, 1>(call, [0], formula);
+    });
     Ok(())
 }
-fn sgd_of<R: Real>(call: &Call<'_>) {
-    let &[lr, _, decay] = call.input::<f64>(2) else { return };
-    let (lr, decay) = (R::of_f64(lr), R::of_f64(decay));
-    let ([p, g], mut new_p) = ([0, 1].map(|i| source(call, i)), sink(call, 0));
-    let [mut ps, mut gs] = [[R::ZERO; BLOCK]; 2];
-    for (at, len) in blocks(count(call.out_shape(0))) {
-        p.load(&new_p, at, &mut ps[..len]);
-        g.load(&new_p, at, &mut gs[..len]);
-        (0..len).for_each(|j| ps[j] = ps[j] - lr * (gs[j] + decay * ps[j]));
-        new_p.store(at, &ps[..len]);
+pub(super) fn sgd_momentum(call: &Call<'_>) -> Ran {
+    wide_float!(call.out_dtype(0), W => {
+        let &[lr, momentum, decay] = call.input::<f64>(3) else { return Ok(()) };
+        let [lr, momentum, decay] = [lr, momentum, decay].map(W::of);
+        update::<W, 2>(call, [0, 2], Momentum { lr, momentum, decay, scale: scale(call, 4) });
+    });
+    Ok(())
+}
+
+/// The gradient's factor: operand `i`, if it is there.
+fn scale<R: Real>(call: &Call<'_>, i: usize) -> R {
+    if i < call.n_inputs() { R::of(call.input::<f32>(i)[0]) } else { R::ONE }
+}
+
+/// Runs a formula over operand 1, the gradient, and the operands `olds`, whose new values are the results in that order.
+fn update<R: Real + Scalar, const N: usize>(call: &Call<'_>, olds: [usize; N], formula: impl Formula<R, N>) {
+    if call.out_dtype(0) == R::DTYPE {
+        let news = std::array::from_fn(|k| Changed::new(call, olds[k], k));
+        Arch::new().dispatch(Direct { news, gradient: call.input(1), formula });
+    } else {
+        Arch::new().dispatch(Widened { call, olds, formula, wide: PhantomData });
     }
 }
 
-/// With a buffer that starts at zero this is PyTorch's momentum with dampening 0.
-pub(super) fn sgd_momentum(call: &Call<'_>) -> Ran {
-    wide_float!(call.out_dtype(0), W => sgd_momentum_of::<W>(call));
+/// A tensor that changes: the result, which holds the old elements already if it lies on the operand.
+struct Changed<'a, T> {
+    old: Option<&'a [T]>,
+    new: &'a mut [T],
+}
+
+impl<'a, T: Element> Changed<'a, T> {
+    fn new(call: &Call<'a>, i: usize, j: usize) -> Changed<'a, T> {
+        Changed { old: call.inplace(i).is_none().then(|| call.input(i)), new: call.output(j) }
+    }
+    /// The old elements from `at` on, to be replaced.
+    #[inline(always)]
+    fn block(&mut self, at: usize, len: usize) -> &mut [T] {
+        let new = &mut self.new[at..at + len];
+        if let Some(old) = self.old {
+            new.copy_from_slice(&old[at..at + len]);
+        }
+        new
+    }
+}
+
+/// A formula on tensors of the type that it computes in.
+struct Direct<'a, R, F, const N: usize> {
+    news: [Changed<'a, R>; N],
+    gradient: &'a [R],
+    formula: F,
+}
+
+impl<R: Real + Element, F: Formula<R, N>, const N: usize> WithSimd for Direct<'_, R, F, N> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) {
+        for (gradient, at) in self.gradient.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+            let news = self.news.each_mut().map(|new| new.block(at, gradient.len()));
+            self.formula.apply(news, gradient);
+        }
+    }
+}
+
+/// A formula on tensors of another type, by way of blocks.
+struct Widened<'a, 'b, R, F, const N: usize> {
+    call: &'a Call<'b>,
+    olds: [usize; N],
+    formula: F,
+    wide: PhantomData<R>,
+}
+
+impl<R: Real, F: Formula<R, N>, const N: usize> WithSimd for Widened<'_, '_, R, F, N> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let olds = self.olds.map(|i| source(self.call, i));
+        let gradient = source(self.call, 1);
+        let mut news: [Sink<'_>; N] = std::array::from_fn(|k| sink(self.call, k));
+        let (mut numbers, mut gs) = ([[R::ZERO; BLOCK]; N], [R::ZERO; BLOCK]);
+        for (at, len) in blocks(self.call.elements()) {
+            for k in 0..N {
+                olds[k].load(&news[k], at, &mut numbers[k][..len]);
+            }
+            gradient.load(&news[0], at, &mut gs[..len]);
+            self.formula.apply(numbers.each_mut().map(|numbers| &mut numbers[..len]), &gs[..len]);
+            for k in 0..N {
+                news[k].store(at, &numbers[k][..len]);
+            }
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------- masters in halves
+
+/// The two halves of an f32: the nearest bf16, of two equally near ones that with the larger magnitude, and the distance
+/// between the bit patterns. Every pair but those of a NaN is the pair of one f32. (With ties to even that cannot be: an even
+/// bf16 is the nearest of 65537 numbers, and 16 bits tell 65536 apart.) A NaN stays one, and loses its lower half.
+#[inline(always)]
+fn split(master: f32) -> (u16, u16) {
+    let bits = master.to_bits();
+    let nan = 0x7F80_0000 < bits & 0x7FFF_FFFF;
+    let bits = if nan { bits & 0xFFFF_0000 | 0x0040_0000 } else { bits };
+    ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16)
+}
+/// The f32 that two halves are of.
+#[inline(always)]
+fn join(high: u16, low: u16) -> f32 {
+    let below = u32::from(low >> 15);
+    f32::from_bits((u32::from(high).wrapping_sub(below) << 16) | u32::from(low))
+}
+
+pub(super) fn adamw_split(call: &Call<'_>) -> Ran {
+    let Some(formula) = AdamW::new(call.input(6), call.input(5)[0], scale(call, 7)) else { return Ok(()) };
+    Arch::new().dispatch(Halves {
+        high: Changed::new(call, 0, 0),
+        low: Changed::new(call, 2, 1),
+        m: Changed::new(call, 3, 2),
+        v: Changed::new(call, 4, 3),
+        gradient: call.input(1),
+        formula,
+    });
     Ok(())
 }
-fn sgd_momentum_of<R: Real>(call: &Call<'_>) {
-    let &[lr, momentum, decay] = call.input::<f64>(3) else { return };
-    let (lr, momentum, decay) = (R::of_f64(lr), R::of_f64(momentum), R::of_f64(decay));
-    let ([p, g, b], [mut new_p, mut new_b]) = ([0, 1, 2].map(|i| source(call, i)), [0, 1].map(|j| sink(call, j)));
-    let [mut ps, mut gs, mut bs] = [[R::ZERO; BLOCK]; 3];
-    for (at, len) in blocks(count(call.out_shape(0))) {
-        p.load(&new_p, at, &mut ps[..len]);
-        g.load(&new_p, at, &mut gs[..len]);
-        b.load(&new_b, at, &mut bs[..len]);
-        for j in 0..len {
-            bs[j] = momentum * bs[j] + (gs[j] + decay * ps[j]);
-            ps[j] = ps[j] - lr * bs[j];
+
+/// AdamW on masters in halves.
+struct Halves<'a> {
+    high: Changed<'a, bf16>,
+    low: Changed<'a, i16>,
+    m: Changed<'a, f32>,
+    v: Changed<'a, f32>,
+    gradient: &'a [bf16],
+    formula: AdamW<f32>,
+}
+
+impl WithSimd for Halves<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) {
+        let (mut masters, mut gs) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for (gradient, at) in self.gradient.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+            let n = gradient.len();
+            let (high, low) = (self.high.block(at, n), self.low.block(at, n));
+            let (masters, gs) = (&mut masters[..n], &mut gs[..n]);
+            for j in 0..n {
+                masters[j] = join(high[j].to_bits(), low[j] as u16);
+                gs[j] = join(gradient[j].to_bits(), 0);
+            }
+            self.formula.apply([masters, self.m.block(at, n), self.v.block(at, n)], gs);
+            for j in 0..n {
+                let (h, l) = split(masters[j]);
+                (high[j], low[j]) = (bf16::from_bits(h), l as i16);
+            }
         }
-        new_p.store(at, &ps[..len]);
-        new_b.store(at, &bs[..len]);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- norms
+
+/// The sum of the squares, in f64: 16 sums of every 16th element, added up at the end, on any machine.
+pub(super) fn sum_squares(call: &Call<'_>) -> Ran {
+    floats!(call.in_dtype(0), T => {
+        call.output::<f64>(0)[0] = Arch::new().dispatch(Squares::<'_, T>(call.input(0)));
+    });
+    Ok(())
+}
+
+struct Squares<'a, T>(&'a [T]);
+
+impl<T: Float> WithSimd for Squares<'_, T> {
+    type Output = f64;
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> f64 {
+        let mut sums = [0.0; LANES];
+        let mut room = [T::Wide::ZERO; BLOCK];
+        for x in self.0.chunks(BLOCK) {
+            let (whole, rest) = T::widened(x, &mut room).as_chunks::<LANES>();
+            for x in whole.iter().map(|x| &x[..]).chain([rest]) {
+                for (sum, x) in sums.iter_mut().zip(x) {
+                    *sum += x.to_f64() * x.to_f64();
+                }
+            }
+        }
+        sums.iter().sum()
+    }
+}
+
+/// Sums at a time. A divisor of [`BLOCK`].
+const LANES: usize = 16;
+
+/// `min(1, max_norm / (norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_` has it; a norm that is NaN gives NaN.
+pub(super) fn clip_scale(call: &Call<'_>) -> Ran {
+    let sum: f64 = (0..call.n_inputs()).map(|i| call.input::<f64>(i)[0]).sum();
+    let scale = call.float("max_norm") / (sum.sqrt() + 1e-6);
+    call.output::<f32>(0)[0] = if 1.0 < scale { 1.0 } else { scale as f32 };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every upper half with lower halves around where rounding changes its mind.
+    fn each(mut f: impl FnMut(u32)) {
+        let lows = [0, 1, 2, 0x3FFF, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xC000, 0xFFFE, 0xFFFF];
+        for high in 0..=0xFFFFu32 {
+            lows.iter().for_each(|low| f(high << 16 | low));
+        }
+        // All lower halves of a normal number, a subnormal, zero, the largest number, and of a negative one.
+        for high in [0x3F80, 0x3F81, 0x0001, 0x0000, 0x7F7F, 0xBFFF, 0xFF7F] {
+            (0..=0xFFFF).for_each(|low| f(high << 16 | low));
+        }
+    }
+
+    #[test]
+    fn halves_are_the_whole() {
+        each(|bits| {
+            let master = f32::from_bits(bits);
+            let (high, low) = split(master);
+            let back = join(high, low);
+            if master.is_nan() {
+                assert!(back.is_nan() && bf16::from_bits(high).is_nan(), "{bits:#x}");
+                assert!(back.is_sign_negative() == master.is_sign_negative(), "{bits:#x}");
+            } else {
+                assert_eq!(back.to_bits(), bits);
+            }
+        });
+    }
+
+    #[test]
+    fn pairs_are_numbers() {
+        each(|bits| {
+            let (high, low) = ((bits >> 16) as u16, bits as u16);
+            let master = join(high, low);
+            if !master.is_nan() {
+                assert_eq!(split(master), (high, low), "{bits:#x}");
+            }
+        });
+    }
+
+    #[test]
+    fn the_upper_half_is_the_nearest() {
+        each(|bits| {
+            let master = f32::from_bits(bits);
+            let high = bf16::from_bits(split(master).0);
+            let even = bf16::from_f32(master);
+            let tie = bits & 0xFFFF == 0x8000;
+            if master.is_nan() {
+                assert!(high.is_nan());
+            } else if tie {
+                let down = bf16::from_bits((bits >> 16) as u16);
+                assert!(high.to_bits() == down.to_bits() + 1, "{bits:#x} away from zero");
+            } else {
+                assert_eq!(high.to_bits(), even.to_bits(), "{bits:#x}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_bf16_is_its_own_master() {
+        for high in 0..=0xFFFF {
+            assert_eq!(join(high, 0).to_bits(), u32::from(high) << 16);
+        }
     }
 }

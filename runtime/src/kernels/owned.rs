@@ -1,8 +1,11 @@
 //! Kernels on tensors of one's own: for tests and for evaluating graphs op by op. Memory is allocated for each run.
 
 use super::{Kernel, Signature, find};
-use crate::kernel::{Call, Tensor};
+use crate::Team;
+use crate::kernel::Tensor;
+use crate::program::Launch;
 use artifact::{Attr, DType, Operand, Place};
+use std::sync::Arc;
 
 /// Bytes at an address that is a multiple of 64, as kernels expect them.
 #[derive(Clone, Copy, Debug)]
@@ -189,7 +192,11 @@ impl<'a> Run<'a> {
         self.run_between(|| {})
     }
     /// Runs it and calls `mark` right before and right after the kernel, for measuring it alone.
-    pub fn run_between(&mut self, mut mark: impl FnMut()) -> Result<(), String> {
+    pub fn run_between(&mut self, mark: impl FnMut()) -> Result<(), String> {
+        self.run_on(None, mark)
+    }
+    /// The same on a team's threads, if the kernel can be split.
+    pub fn run_on(&mut self, team: Option<&Team>, mut mark: impl FnMut()) -> Result<(), String> {
         let pointers: Vec<*mut u8> = self.results.iter_mut().map(|t| t.lines.as_mut_ptr().cast()).collect();
         let outs: Vec<Tensor> = self.results.iter().zip(&pointers).map(|(t, &data)| t.tensor(data)).collect();
         let on = |i: usize| self.pairs.iter().find(|pair| pair.0 == i).map(|pair| pointers[pair.1]);
@@ -197,11 +204,12 @@ impl<'a> Run<'a> {
             |(i, t): (usize, &&OwnedTensor)| t.tensor(on(i).unwrap_or_else(|| t.lines.as_ptr().cast_mut().cast()));
         let ins: Vec<Tensor> = self.inputs.iter().enumerate().map(place).collect();
         let data = self.scratch.lines.as_mut_ptr().cast();
-        let scratch = self.scratch.tensor(data);
-        // Results are tensors of their own, operands lie on them only in declared pairs: what `Call` asks for.
-        let call = Call::new(self.attrs, &ins, &outs, Some(&scratch));
+        let scratch = (0 < self.scratch.n_bytes()).then(|| self.scratch.tensor(data));
+        // Results are tensors of their own, operands lie on them only in declared pairs: what `Call` asks for. The launch
+        // is dropped here; a team's threads that still hold it do not look at its tensors any more.
+        let launch = Arc::new(Launch::new(self.kernel, self.attrs.into(), ins.into(), outs.into(), scratch));
         mark();
-        let ran = self.kernel.run(&call);
+        let ran = launch.run(team);
         mark();
         ran
     }

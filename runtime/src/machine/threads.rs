@@ -166,6 +166,7 @@ mod tests {
         let core = Arc::new(Core {
             programs: vec![first.map(instruction).into(), second.map(instruction).into()],
             last_io: vec![None; 2],
+            teams: Vec::new(),
             arenas: Vec::new(),
             lines: vec![artifact::Line { name: "h1".into(), why: "run".into() }],
             link: Link::new(None),

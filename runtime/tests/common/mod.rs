@@ -112,3 +112,20 @@ pub(crate) fn offloading() -> Artifact {
     p.state("w", StateKind::Param, at(HOST, 1), Initial::Data { start: 0, bytes: 64 });
     p.0
 }
+
+/// How many parameters [`updating`] has: more than one part of a kernel that threads share.
+pub(crate) const PARAMETERS: u64 = 200_000;
+
+/// A step that updates a parameter of [`PARAMETERS`] numbers by SGD on one stream, in the host's pool: inputs `g`, `hyper`.
+pub(crate) fn updating(stream: &str) -> Artifact {
+    let places = (4 * PARAMETERS).div_ceil(64);
+    let mut p = Plan::new(0, 2 * places + 1, &[stream]);
+    let large = |place| Operand { shape: vec![PARAMETERS], ..at(HOST, place) };
+    let (w, g) = (large(0), large(places));
+    let hyper = Operand { dtype: DType::F64, shape: vec![3], ..at(HOST, 2 * places) };
+    p.run(0, "w'", "sgd", &[w.clone(), g.clone(), hyper.clone()], std::slice::from_ref(&w));
+    p.input("g", g);
+    p.input("hyper", hyper);
+    p.state("w", StateKind::Param, w, Initial::Zeros);
+    p.0
+}

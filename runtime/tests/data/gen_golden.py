@@ -451,6 +451,35 @@ def optimizers():
                 new = optimizer.state[p]["momentum_buffer"].clone()
                 case("sgd_momentum", [before, g, buffer, hyper_parameters], [p.detach().clone(), new])
                 buffer = new
+    # Masters in halves: the nearest bf16, ties away from zero, and the lower 16 bits.
+    def halves(master):
+        bits = master.view(torch.int32)
+        return ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16), bits.to(torch.int16)
+
+    master = leaf(x(3, 5))
+    optimizer = torch.optim.AdamW([master], foreach=False, **hyper)
+    m, v = torch.zeros_like(master), torch.zeros_like(master)
+    for step in range(1, 4):
+        before, g, scale = halves(master.detach().clone()), x(3, 5, dtype="bf16"), torch.tensor(0.3)
+        master.grad = g.float() * scale
+        optimizer.step()
+        state = optimizer.state[master]
+        hyper_parameters = torch.tensor([1e-2, 0.9, 0.95, 1e-8, 0.1], dtype=torch.float64)
+        new = [*halves(master.detach().clone()), state["exp_avg"].clone(), state["exp_avg_sq"].clone()]
+        ins = [before[0], g, before[1], m, v, torch.tensor(step), hyper_parameters, scale]
+        case("adamw_split", ins, new)
+        m, v = new[2:]
+    # A norm over gradients, above and below the bound.
+    for dtype in ["f32", "f64", "bf16"]:
+        g = x(3, 5, dtype=dtype)
+        case("sum_squares", [g], (g.double() ** 2).sum())
+    gradients = [leaf(x(3, 5)), leaf(x(70))]
+    for bound in [1.5, 40.0]:
+        for g in gradients:
+            g.grad = g.detach().clone()
+        squares = [(g.grad.double() ** 2).sum() for g in gradients]
+        torch.nn.utils.clip_grad_norm_(gradients, bound)
+        case("clip_scale", squares, (gradients[0].grad / gradients[0].detach())[0, 0], max_norm=bound)
     for dtype in ["f32", "bf16"]:
         dy, mask = x(3, 5, dtype=dtype), x(3, 5, dtype="bool")
         case("dropout_bwd", [dy, mask], aten.native_dropout_backward(dy, mask, 1.25), scale=1.25)

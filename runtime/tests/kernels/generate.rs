@@ -582,13 +582,29 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             ins.push(rng.tensor(DType::I64, &[2]));
             outs = vec![(DType::I64, vec![2])];
         }
-        "adamw" => {
+        "sum_squares" => {
             let (t, s) = (rng.float(), rng.any_shape());
-            let step = 1 + rng.below(5) as i64;
-            ins = vec![rng.tensor(t, &s), rng.tensor(t, &s), rng.tensor(t, &s), rng.positive(t, &s)];
-            ins.push(OwnedTensor::from_i64s(DType::I64, &[], &[step]));
+            ins = vec![rng.tensor(t, &s)];
+            outs = vec![(DType::F64, vec![])];
+        }
+        "clip_scale" => {
+            attrs.push(("max_norm", Attr::Float(rng.pick(&[0.0, 0.5, 3.0]))));
+            ins = (0..1 + rng.below(4)).map(|_| rng.positive(DType::F64, &[])).collect();
+            outs = vec![(DType::F32, vec![])];
+        }
+        "adamw" | "adamw_split" => {
+            let s = rng.any_shape();
+            if op == "adamw" {
+                let t = rng.float();
+                ins = vec![rng.tensor(t, &s), rng.tensor(t, &s), rng.tensor(t, &s), rng.positive(t, &s)];
+                outs = vec![(t, s.clone()), (t, s.clone()), (t, s)];
+            } else {
+                ins = [DType::BF16, DType::BF16, DType::I16, DType::F32].map(|t| rng.tensor(t, &s)).into();
+                ins.push(rng.positive(DType::F32, &s));
+                outs = [DType::BF16, DType::I16, DType::F32, DType::F32].map(|t| (t, s.clone())).into();
+            }
+            ins.push(OwnedTensor::from_i64s(DType::I64, &[], &[1 + rng.below(5) as i64]));
             ins.push(OwnedTensor::from_f64s(DType::F64, &[5], &[0.01, rng.pick(&[0.9, 0.3]), 0.95, 1e-6, 0.1]));
-            outs = vec![(t, s.clone()), (t, s.clone()), (t, s)];
         }
         "sgd" | "sgd_momentum" => {
             let (t, s) = (rng.float(), rng.any_shape());
@@ -598,6 +614,9 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             outs = vec![(t, s); n - 1];
         }
         other => panic!("{other} needs a generator"),
+    }
+    if matches!(op, "adamw" | "adamw_split" | "sgd" | "sgd_momentum") && rng.flag() {
+        ins.push(OwnedTensor::from_f64s(DType::F32, &[], &[0.375]));
     }
     attrs.sort_by_key(|(key, _)| *key);
     Case { op, attrs: attrs.into_iter().map(|(k, a)| (k.to_string(), a)).collect(), ins, outs }

@@ -3,5 +3,6 @@
 mod generate;
 mod golden;
 mod hostile;
+mod optim;
 mod random;
 mod reference;

@@ -452,32 +452,60 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "arange" => vec![Nd::fill(y_shape, |c| number("start") + number("step") * c[0] as f64).data],
         "rand" | "randn" | "dropout" => return None,
         "rng_next" => vec![vec![ins[0].data[0], ins[0].data[1] + 1.0]],
+        "sum_squares" => vec![vec![ins[0].data.iter().map(|x| x * x).sum()]],
+        "clip_scale" => {
+            let norm = ins.iter().map(|sum| sum.data[0]).sum::<f64>().sqrt();
+            vec![vec![(number("max_norm") / (norm + 1e-6)).min(1.0)]]
+        }
         "adamw" => {
-            let [lr, beta1, beta2, eps, decay] = ins[5].data[..] else { panic!("five hyper-parameters") };
-            let step = ins[4].data[0];
+            let (step, scale) = (ins[4].data[0], scale(&ins, 6));
             let mut results = vec![vec![]; 3];
             for i in 0..ins[0].data.len() {
                 let [p, g, m, v] = [0, 1, 2, 3].map(|k| ins[k].data[i]);
-                let (m, v) = (beta1 * m + (1.0 - beta1) * g, beta2 * v + (1.0 - beta2) * g * g);
-                let (m_hat, v_hat) = (m / (1.0 - beta1.powf(step)), v / (1.0 - beta2.powf(step)));
-                let p = p - lr * decay * p - lr * m_hat / (v_hat.sqrt() + eps);
-                results.iter_mut().zip([p, m, v]).for_each(|(list, x)| list.push(x));
+                let new = adamw([p, g * scale, m, v], step, &ins[5].data);
+                results.iter_mut().zip(new).for_each(|(list, x)| list.push(x));
+            }
+            results
+        }
+        "adamw_split" => {
+            let (step, scale) = (ins[5].data[0], scale(&ins, 7));
+            let mut results = vec![vec![]; 4];
+            for i in 0..ins[0].data.len() {
+                let [high, g, low, m, v] = [0, 1, 2, 3, 4].map(|k| ins[k].data[i]);
+                let bits = (high as f32).to_bits().wrapping_add_signed(low as i32);
+                let [p, m, v] = adamw([f32::from_bits(bits).into(), g * scale, m, v], step, &ins[6].data);
+                // What the lower half is depends on each bit of p; see the tests of kernels/optim.rs.
+                results.iter_mut().zip([p, f64::NAN, m, v]).for_each(|(list, x)| list.push(x));
             }
             results
         }
         "sgd" => {
             let [lr, _, decay] = ins[2].data[..] else { panic!("three hyper-parameters") };
-            two_lists(&ins, |p, g, _| (p - lr * (g + decay * p), 0.0)).into_iter().take(1).collect()
+            let scale = scale(&ins, 3);
+            two_lists(&ins, |p, g, _| (p - lr * (g * scale + decay * p), 0.0)).into_iter().take(1).collect()
         }
         "sgd_momentum" => {
             let [lr, momentum, decay] = ins[3].data[..] else { panic!("three hyper-parameters") };
+            let scale = scale(&ins, 4);
             two_lists(&ins, |p, g, b| {
-                let b = momentum * b + g + decay * p;
+                let b = momentum * b + g * scale + decay * p;
                 (p - lr * b, b)
             })
         }
         other => panic!("{other} needs a reference"),
     })
+}
+
+/// The gradient's factor: operand `i`, if it is there.
+fn scale(ins: &[Nd], i: usize) -> f64 {
+    ins.get(i).map_or(1.0, |scale| scale.data[0])
+}
+/// An element's new parameter and moments.
+fn adamw([p, g, m, v]: [f64; 4], step: f64, hyper: &[f64]) -> [f64; 3] {
+    let &[lr, beta1, beta2, eps, decay] = hyper else { panic!("five hyper-parameters") };
+    let (m, v) = (beta1 * m + (1.0 - beta1) * g, beta2 * v + (1.0 - beta2) * g * g);
+    let (m_hat, v_hat) = (m / (1.0 - beta1.powf(step)), v / (1.0 - beta2.powf(step)));
+    [p - lr * decay * p - lr * m_hat / (v_hat.sqrt() + eps), m, v]
 }
 
 /// The slope of `f` at `x`, by a difference of fourth order.

@@ -1,0 +1,183 @@
+//! Makes one step of several batches: gradients are accumulated over micro-batches, and what needs memory with the batch's
+//! size needs it for one at a time.
+//!
+//! Before: forward and backward of one batch, and the gradients. After: the same nodes once for each of `n` micro-batches,
+//! one after the other, on inputs `NAME.0` to `NAME.n-1` of the same types. All read the same parameters; what a batch leaves
+//! of another state (the random generator's, running statistics) the next one finds. A gradient is the mean over the
+//! micro-batches', added up in their order in the gradient's own type: so, for losses that are means over equally many
+//! samples, it is that of the whole batch. The output `loss` is the mean of the losses; others become `NAME.0`, ….
+//!
+//! The optimizer comes after this pass: the last micro-batch's backward is the one in which gradients are complete.
+
+use ir::graph::Output;
+use ir::op::{Attr, Op};
+use ir::{Graph, Node, Phase, Table, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Makes a step of `n` micro-batches. An error if there is nothing to accumulate, or if an input would have a taken name.
+pub fn run(graph: &mut Graph, n: usize) -> Result<(), String> {
+    if n <= 1 {
+        return Ok(());
+    }
+    if graph.gradients.is_empty() {
+        return Err("micro-batches accumulate gradients, and the graph names none".into());
+    }
+    let mut many = Many::new(graph);
+    for k in 0..n {
+        many.batch(k, k + 1 == n)?;
+    }
+    *graph = many.finish(n)?;
+    Ok(())
+}
+
+struct Many<'a> {
+    one: &'a Graph,
+    graph: Graph,
+    /// Names that are taken.
+    names: BTreeSet<String>,
+    /// What each state is before the next micro-batch.
+    found: Vec<Value>,
+    /// The gradients that each node computes, by their position in `one.gradients`.
+    computed: BTreeMap<Node, Vec<usize>>,
+    /// The sum of each gradient so far, in the order of `one.gradients`; in the end the mean.
+    sums: Vec<Option<Value>>,
+    /// The losses' sum so far, by the position in `one.outputs`.
+    losses: Vec<Option<Value>>,
+}
+
+impl<'a> Many<'a> {
+    fn new(one: &'a Graph) -> Many<'a> {
+        let mut graph = Graph::new(one.name.clone());
+        let mut names = BTreeSet::new();
+        let mut found = vec![];
+        for state in &one.states {
+            let data = &one.values[state.before];
+            names.insert(data.name.clone());
+            found.push(graph.add_state(data.name.clone(), state.path.clone(), state.kind, data.ty.clone()));
+        }
+        let mut computed: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
+        for (i, &(_, gradient)) in one.gradients.iter().enumerate() {
+            if let Some(node) = one.def_node(gradient) {
+                computed.entry(node).or_default().push(i);
+            }
+        }
+        let (sums, losses) = (vec![None; one.gradients.len()], vec![None; one.outputs.len()]);
+        Many { one, graph, names, found, computed, sums, losses }
+    }
+
+    /// A name that is not taken.
+    fn name(&mut self, mut name: String) -> String {
+        while !self.names.insert(name.clone()) {
+            name.push('_');
+        }
+        name
+    }
+
+    fn node(&mut self, op: Op, inputs: &[Value], name: String, phase: Phase, module: &str) -> Result<Value, String> {
+        let name = self.name(name);
+        Ok(self.graph.add_node(op, inputs, &[name], phase, module)?[0])
+    }
+
+    /// Micro-batch `k`.
+    fn batch(&mut self, k: usize, is_last: bool) -> Result<(), String> {
+        let one = self.one;
+        // Where each value of the one batch is in this one.
+        let mut here: Table<Value, Option<Value>> = Table::filled(one.values.len(), None);
+        for (state, &found) in one.states.iter().zip(&self.found) {
+            here[state.before] = Some(found);
+        }
+        for &input in &one.inputs {
+            let name = format!("{}.{k}", one.values[input].name);
+            if !self.names.insert(name.clone()) {
+                return Err(format!("micro-batch {k} needs an input {name}, and the graph has a value of that name"));
+            }
+            here[input] = Some(self.graph.add_input(name, one.values[input].ty.clone()));
+        }
+        for (i, &(_, gradient)) in one.gradients.iter().enumerate() {
+            if one.def_node(gradient).is_none() {
+                self.accumulate(i, now(&here, gradient), k, is_last)?;
+            }
+        }
+        for &node in &one.order {
+            let data = &one.nodes[node];
+            let inputs: Vec<Value> = data.inputs.iter().map(|&v| now(&here, v)).collect();
+            let names: Vec<String> =
+                data.outputs.iter().map(|&v| self.name(format!("{}.{k}", one.values[v].name))).collect();
+            let outputs = self.graph.add_node(data.op.clone(), &inputs, &names, data.phase, data.module.clone())?;
+            for (&output, value) in data.outputs.iter().zip(outputs) {
+                here[output] = Some(value);
+            }
+            for i in self.computed.get(&node).cloned().unwrap_or_default() {
+                self.accumulate(i, now(&here, one.gradients[i].1), k, is_last)?;
+            }
+        }
+        self.found = one.states.iter().map(|state| now(&here, state.after)).collect();
+        for (i, output) in one.outputs.iter().enumerate() {
+            let value = now(&here, output.value);
+            if is_loss(one, output) {
+                let name = format!("{}.sum.{k}", one.values[output.value].name);
+                self.losses[i] = Some(match self.losses[i] {
+                    Some(sum) => self.node(Op::new("add", [])?, &[sum, value], name, Phase::Forward, "")?,
+                    None => value,
+                });
+            } else {
+                self.graph.outputs.push(Output { name: format!("{}.{k}", output.name), value });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds gradient number `i` of micro-batch `k` to its sum, which the last one divides.
+    fn accumulate(&mut self, i: usize, gradient: Value, k: usize, is_last: bool) -> Result<(), String> {
+        let one = self.one;
+        let state = &one.states[one.gradients[i].0];
+        let name = &one.values[state.before].name;
+        let module = state.path.rsplit_once('.').map_or("", |(module, _)| module);
+        let mut sum = match self.sums[i] {
+            Some(sum) => {
+                let name = format!("grad.{name}.sum.{k}");
+                self.node(Op::new("add", [])?, &[sum, gradient], name, Phase::Backward, module)?
+            }
+            None => gradient,
+        };
+        if is_last {
+            let name = format!("grad.{name}");
+            sum = self.node(divided_by(k + 1)?, &[sum], name, Phase::Backward, module)?;
+        }
+        self.sums[i] = Some(sum);
+        Ok(())
+    }
+
+    fn finish(mut self, n: usize) -> Result<Graph, String> {
+        let one = self.one;
+        for (i, output) in one.outputs.iter().enumerate() {
+            if let Some(sum) = self.losses[i] {
+                let name = format!("{}.mean", one.values[output.value].name);
+                let value = self.node(divided_by(n)?, &[sum], name, Phase::Forward, "")?;
+                self.graph.outputs.push(Output { name: output.name.clone(), value });
+            }
+        }
+        for (state, &found) in self.graph.states.iter_mut().zip(&self.found) {
+            state.after = found;
+        }
+        for (i, &(state, _)) in one.gradients.iter().enumerate() {
+            let mean = self.sums[i].expect("every gradient should be computed in every micro-batch");
+            self.graph.gradients.push((state, mean));
+        }
+        Ok(self.graph)
+    }
+}
+
+fn now(here: &Table<Value, Option<Value>>, value: Value) -> Value {
+    here[value].expect("a graph's order should be topological")
+}
+
+/// The output that is averaged: the loss, a number.
+fn is_loss(graph: &Graph, output: &Output) -> bool {
+    let ty = &graph.values[output.value].ty;
+    output.name == "loss" && ty.dtype().is_float() && ty.numel() == 1
+}
+
+fn divided_by(n: usize) -> Result<Op, String> {
+    Op::new("div_scalar", [("value", Attr::Float(n as f64))])
+}
