@@ -46,14 +46,14 @@ const STEP: f64 = 0.03;
 /// are, and far below it tensors are large beside the peak. 45 rounds reach a hundredth.
 const GROWTH: f64 = 1.05;
 const LARGEST_STEP: f64 = 0.25;
-/// For graphs of [`LARGE`] lines and more, where a round takes long and a share holds many tensors: 26 rounds.
+/// For graphs of [`LARGE`] lines and more: 26 rounds.
 const LARGE_STEP: f64 = 0.06;
 const LARGE_GROWTH: f64 = 1.08;
 const LARGE: usize = 2000;
-/// Each target of a ladder is the last one's times this.
-const LADDER: f64 = 0.9;
+/// Each target of a ladder is the last one's times this; the second is for large graphs.
+const LADDER: [f64; 2] = [0.9, 0.8];
 /// Rounds to reach a target of a ladder: reruns take bytes that only the lines show.
-const TRIES: usize = 4;
+const TRIES: usize = 3;
 /// A target that is missed by this factor is the last of its ladder.
 const MISSED: f64 = 1.5;
 /// Shares of the blocks whose states ladders begin with on the host.
@@ -82,8 +82,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
     let Ok(mut schedule) = realise::unnamed(problem, &decisions) else { return drafts };
     // Recomputes that made matters worse.
     let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
-    let large = LARGE <= problem.lines.len();
-    let (mut step, growth) = if large { (LARGE_STEP, LARGE_GROWTH) } else { (STEP, GROWTH) };
+    let (mut step, growth) = if large(problem) { (LARGE_STEP, LARGE_GROWTH) } else { (STEP, GROWTH) };
     let mut fruitless = 0;
     let mut lowest = live(&schedule).into_iter().max().unwrap_or(0);
     let mut timeline = draft(problem, &decisions, &schedule, &mut drafts);
@@ -146,7 +145,7 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
     let peak = start_live.iter().copied().max().unwrap_or(0) as f64;
     let mut target = peak;
     loop {
-        target *= LADDER;
+        target *= LADDER[usize::from(large(problem))];
         let mut decisions = base.clone();
         let mut schedule = None;
         let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
@@ -186,6 +185,11 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
             return drafts;
         }
     }
+}
+
+/// True where a round takes long, and a share of the bytes holds many tensors.
+pub(super) fn large(problem: &Problem<'_>) -> bool {
+    LARGE <= problem.lines.len()
 }
 
 /// Bytes alive on the device at each line.

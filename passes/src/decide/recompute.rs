@@ -5,7 +5,7 @@
 //! decisions as they are. Bytes that results take over from operands blur its view, so that budgets are corrected by what
 //! the lines really need.
 
-use super::greedy::{live, swaps};
+use super::greedy::{large, live, swaps};
 use super::record::{Draft, draft};
 use super::{Decisions, Problem};
 use crate::alloc::lifetimes;
@@ -19,8 +19,8 @@ use ir::{Id, Node, Phase, Pool, Table, Value};
 /// Shares of the blocks whose states live on the host, and of the link's spare time that swaps take.
 pub const STARTS: [(f64, f64); 9] =
     [(0.0, 0.0), (0.0, 0.5), (0.0, 0.9), (0.5, 0.0), (0.5, 0.5), (0.5, 0.9), (1.0, 0.0), (1.0, 0.5), (1.0, 0.9)];
-/// Each budget is the last one's times this.
-const LADDER: f64 = 0.88;
+/// Each budget is the last one's times this; the second is for large graphs.
+const LADDER: [f64; 2] = [0.9, 0.82];
 /// Steps of the solver for a budget.
 const STEPS: u64 = 30_000;
 /// Rounds in which a budget is corrected.
@@ -45,7 +45,7 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64)) -> Vec<Draft
     let mut excess = remat::evaluate(&model.problem, &[]).peak as f64 - start;
     let mut target = start;
     loop {
-        target *= LADDER;
+        target *= LADDER[usize::from(large(problem))];
         let mut found = None;
         for _ in 0..TRIES {
             let budget = (target + excess).max(0.0) as u64;
