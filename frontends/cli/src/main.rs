@@ -5,6 +5,7 @@
 mod args;
 mod check;
 mod compile;
+mod curve;
 mod data;
 mod explain;
 mod failure;
@@ -14,6 +15,7 @@ mod observe;
 mod out;
 mod plan;
 mod profile;
+mod report;
 mod size;
 mod train;
 
