@@ -163,6 +163,119 @@ fn replay(graph: &Graph, schedule: &Schedule, mut seen: impl FnMut(Option<Instr>
     }
 }
 
+// -------------------------------------------------------------------------------------------------- memory over time
+
+/// A time for which a buffer is taken, in the simulated step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Residence {
+    /// What lies there: the value's name, or the buffer's if it holds no value, or several.
+    pub name: String,
+    /// The value, if it is one.
+    pub value: Option<Value>,
+    /// What it is.
+    pub class: Class,
+    /// Where.
+    pub pool: Pool,
+    /// Bytes of the buffer.
+    pub bytes: u64,
+    /// From, µs.
+    pub from: f64,
+    /// Up to, µs; at most the time of a step.
+    pub to: f64,
+}
+
+/// Who lies where, when, in a step among others like it: what reaches into the next step appears at the start, as what
+/// is left of the step before. A buffer is taken from the start of the first line that touches it to the end of the last;
+/// what is there at entry or exit, always.
+pub fn residences(compiled: &Compiled) -> Vec<Residence> {
+    let program = &compiled.program;
+    let (graph, schedule, timeline) = (&program.graph, &program.schedule, &compiled.timeline);
+    // What each buffer comes to hold, with the line; places of one buffer that are in use beside each other.
+    let mut holds: Table<Buffer, Vec<(Option<Instr>, Value)>> = Table::filled(schedule.buffers.len(), vec![]);
+    let mut offsets: Table<Buffer, Vec<u64>> = Table::filled(schedule.buffers.len(), vec![]);
+    replay(graph, schedule, |instr, loc, value| {
+        let values = &mut holds[loc.buffer];
+        if values.last().is_none_or(|&(_, last)| last != value) {
+            values.push((instr, value));
+        }
+        if let Err(at) = offsets[loc.buffer].binary_search(&loc.offset) {
+            offsets[loc.buffer].insert(at, loc.offset);
+        }
+    });
+    let mut span = Table::filled(schedule.buffers.len(), (f64::INFINITY, f64::NEG_INFINITY));
+    for instr in schedule.instrs.ids() {
+        schedule.each_access(graph, instr, |access| {
+            let (from, to) = &mut span[access.loc.buffer];
+            *from = from.min(timeline.start[instr]);
+            *to = to.max(timeline.end[instr]);
+        });
+    }
+    for (_, loc) in schedule.entry.iter().chain(&schedule.exit) {
+        span[loc.buffer] = (0.0, f64::INFINITY);
+    }
+    let mut classes: Table<Value, Option<Class>> = Table::filled(graph.values.len(), None);
+    let mut residences = vec![];
+    for (buffer, data) in schedule.buffers.iter() {
+        let (from, to) = span[buffer];
+        let mut class_of = |value: Value| *classes[value].get_or_insert_with(|| class(graph, value));
+        let mut stay = |from: f64, to: f64, value: Option<Value>, class: Class, name: String| {
+            for (from, to) in folded(from, to, timeline.micros) {
+                let (pool, bytes) = (data.pool, data.bytes);
+                residences.push(Residence { name: name.clone(), value, class, pool, bytes, from, to });
+            }
+        };
+        match &holds[buffer][..] {
+            [] => stay(from, to, None, Class::Scratch, data.name.clone()),
+            [(_, first), ..] if 1 < offsets[buffer].len() => {
+                let name = format!("{}: {} tensors", data.name, offsets[buffer].len());
+                stay(from, to, None, class_of(*first), name);
+            }
+            // A state's new value takes the old one's place: that is one stay.
+            [(_, first), ..] if to == f64::INFINITY => {
+                stay(from, to, Some(*first), class_of(*first), graph.values[*first].name.clone());
+            }
+            values => {
+                for (k, &(instr, value)) in values.iter().enumerate() {
+                    let start = if k == 0 { from } else { instr.map_or(from, |instr| timeline.start[instr]) };
+                    let next = values.get(k + 1).and_then(|&(instr, _)| instr);
+                    let end = next.map_or(to, |instr| timeline.start[instr]);
+                    stay(start, end, Some(value), class_of(value), graph.values[value].name.clone());
+                }
+            }
+        }
+    }
+    residences
+}
+
+/// The parts of a step in which something that lasts from `from` to `to` is there, if it is so in every step.
+fn folded(from: f64, to: f64, step: f64) -> Vec<(f64, f64)> {
+    if step <= to - from {
+        return vec![(0.0, step)];
+    }
+    // Nothing lasts for a step, so it is cut once at most; `from` may lie steps behind the first start.
+    let steps = (from / step).floor();
+    let (from, to) = if step <= from { (from - steps * step, to - steps * step) } else { (from, to) };
+    let parts = if to <= step { vec![(from, to)] } else { vec![(from, step), (0.0, to - step)] };
+    parts.into_iter().filter(|(from, to)| from < to).collect()
+}
+
+/// The moment at which most bytes of a pool are taken, µs, and how many; the first of equally high ones.
+pub fn fullest(residences: &[Residence], pool: Pool) -> (f64, u64) {
+    let here = || residences.iter().filter(|r| r.pool == pool);
+    let starts = here().map(|r| (r.from, true, r.bytes));
+    let mut changes: Vec<(f64, bool, u64)> = starts.chain(here().map(|r| (r.to, false, r.bytes))).collect();
+    // What ends makes room for what starts at the same moment.
+    changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let (mut bytes, mut most) = (0, (0.0, 0));
+    for (at, starts, size) in changes {
+        bytes = if starts { bytes + size } else { bytes - size };
+        if most.1 < bytes {
+            most = (at, bytes);
+        }
+    }
+    most
+}
+
 // ------------------------------------------------------------------------------------------------------------- tally
 
 /// Decisions by kind.
@@ -199,11 +312,13 @@ pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
     let graph = problem.graph;
     let mut tally = Tally::default();
     let mut cut = Table::filled(graph.values.len(), false);
-    for (gap, (means, reason)) in &decisions.cuts {
+    for (gap, (means, _)) in &decisions.cuts {
         cut[gap.value] = true;
+        // Not the reason's bytes: those are of all that was decided together.
+        let bytes = graph.values[gap.value].ty.bytes();
         match means {
-            Means::Swap => tally.swap.add(reason.bytes),
-            Means::Recompute => tally.recompute.add(reason.bytes),
+            Means::Swap => tally.swap.add(bytes),
+            Means::Recompute => tally.recompute.add(bytes),
         }
     }
     for &state in decisions.hosted.keys() {
@@ -799,6 +914,16 @@ impl Explanation {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_reaches_into_the_next_step_is_left_of_the_one_before() {
+        assert_eq!(folded(1.0, 3.0, 10.0), [(1.0, 3.0)]);
+        assert_eq!(folded(8.0, 13.0, 10.0), [(8.0, 10.0), (0.0, 3.0)]);
+        assert_eq!(folded(12.0, 15.0, 10.0), [(2.0, 5.0)]);
+        assert_eq!(folded(2.0, 12.0, 10.0), [(0.0, 10.0)]);
+        assert_eq!(folded(0.0, f64::INFINITY, 10.0), [(0.0, 10.0)]);
+        assert!(folded(4.0, 4.0, 10.0).is_empty());
+    }
 
     #[test]
     fn names_that_are_near_are_found() {

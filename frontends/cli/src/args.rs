@@ -33,7 +33,8 @@ pub(crate) enum Command {
     #[command(after_help = "Example:\n  lighterage import gpt2.pt2 -o gpt2.ir")]
     Import(ImportArgs),
     /// Plan a step and say what it needs, what was decided, and what other budgets would cost
-    #[command(after_help = "Example:\n  lighterage plan gpt2.pt2 --optimizer adamw --device cpu --budget 60%\n\n\
+    #[command(after_help = "Example:\n  lighterage plan gpt2.pt2 --optimizer adamw --device cpu --budget 60%\n  \
+        lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --curve --report plan.html\n\n\
         With --dump-ir-after and without --dump-dir the dump goes to standard output and the report to standard error.")]
     Plan(PlanArgs),
     /// Compile a step to a .lit file, which holds all that running it takes
@@ -151,6 +152,15 @@ pub(crate) struct PlanArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print all that is known of other budgets, not a few rows
+    #[arg(long, help_heading = "Report")]
+    pub(crate) curve: bool,
+    /// Draw step time against budget
+    #[arg(long, value_name = "FILE.svg", help_heading = "Report")]
+    pub(crate) curve_svg: Option<PathBuf>,
+    /// Write a page for the browser: memory over time, streams, decisions and their reasons, other budgets
+    #[arg(long, value_name = "FILE.html", help_heading = "Report")]
+    pub(crate) report: Option<PathBuf>,
 }
 
 /// `compile`.

@@ -5,6 +5,7 @@
 mod args;
 mod check;
 mod compile;
+mod curve;
 mod data;
 mod estimate;
 mod explain;
@@ -16,6 +17,7 @@ mod offload;
 mod out;
 mod plan;
 mod profile;
+mod report;
 mod size;
 mod train;
 

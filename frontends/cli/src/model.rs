@@ -2,7 +2,7 @@
 
 use crate::args::Compiling;
 use crate::failure::Failure;
-use crate::observe::Observer;
+use crate::observe::{Observer, PassTime};
 use crate::out;
 use ir::text::File;
 use ir::{Device, Graph, TensorType};
@@ -224,15 +224,25 @@ pub(crate) fn compile(
     machine: &Machine,
     dumps: crate::observe::Dumps,
 ) -> Result<Compiled, Failure> {
+    compile_timed(graph, compiling, machine, dumps).map(|(compiled, _)| compiled)
+}
+
+/// The same, with the time of each pass.
+pub(crate) fn compile_timed(
+    graph: &Graph,
+    compiling: &Compiling,
+    machine: &Machine,
+    dumps: crate::observe::Dumps,
+) -> Result<(Compiled, Vec<PassTime>), Failure> {
     let mut observer = Observer::new(compiling, dumps, graph)?;
     let options = options(compiling);
     let compiled =
         pipeline::compile(graph.clone(), &options, &machine.device, &*machine.cost, &mut |report| observer.see(report));
-    observer.finish()?;
+    let times = observer.finish()?;
     if let (Some(profiled), Ok(compiled)) = (&machine.profiled, &compiled) {
         tell_guesses(profiled, &compiled.program.graph);
     }
-    compiled.map_err(|error| match error {
+    compiled.map(|compiled| (compiled, times)).map_err(|error| match error {
         pipeline::Error::Input(message) => Failure::Input(message),
         pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),
         pipeline::Error::Broken { pass, summary, text } => {

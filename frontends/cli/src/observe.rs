@@ -19,14 +19,18 @@ pub(crate) enum Dumps {
     Stderr,
 }
 
+/// A pass that has ended, its time, and whether it changed something.
+pub(crate) type PassTime = (&'static str, Duration, bool);
+
 /// What is done at each pass.
 pub(crate) struct Observer {
     /// The pass to dump after, or `all`; none dumps nothing.
     after: Option<String>,
     folder: Option<PathBuf>,
     dumps: Dumps,
-    /// Passes, with time and whether they changed something; none if nobody asked.
-    times: Option<Vec<(&'static str, Duration, bool)>>,
+    /// Passes that have ended, and whether a table of them was asked for.
+    times: Vec<PassTime>,
+    print_times: bool,
     spinner: Option<ProgressBar>,
     size: String,
     /// The first dump that could not be written.
@@ -47,7 +51,8 @@ impl Observer {
             after,
             folder,
             dumps,
-            times: compiling.time_passes.then(Vec::new),
+            times: vec![],
+            print_times: compiling.time_passes,
             spinner: out::spinner(format!("compiling {size}")),
             size,
             failure: None,
@@ -58,9 +63,7 @@ impl Observer {
 
     /// A pass has ended.
     pub(crate) fn see(&mut self, report: &Report<'_>) {
-        if let Some(times) = &mut self.times {
-            times.push((report.name, report.time, report.changed));
-        }
+        self.times.push((report.name, report.time, report.changed));
         self.dump(report.name, report.position + 1, report.changed, report.text);
         if let Some(spinner) = &self.spinner {
             let next = pipeline::names().get(report.position + 1).copied().unwrap_or("check");
@@ -90,12 +93,13 @@ impl Observer {
         }
     }
 
-    /// All passes have ended.
-    pub(crate) fn finish(self) -> Result<(), Failure> {
+    /// All passes have ended; returns their times.
+    pub(crate) fn finish(self) -> Result<Vec<PassTime>, Failure> {
         if let Some(spinner) = self.spinner {
             spinner.finish_and_clear();
         }
-        if let Some(times) = self.times {
+        let times = self.times;
+        if self.print_times {
             out::note("pass             ms  changed");
             for (name, time, changed) in &times {
                 let millis = time.as_secs_f64() * 1e3;
@@ -104,6 +108,6 @@ impl Observer {
             let total: Duration = times.iter().map(|(_, time, _)| time).sum();
             out::note(&format!("{:<10} {:>9.2}", "all", total.as_secs_f64() * 1e3));
         }
-        self.failure.map_or(Ok(()), Err)
+        self.failure.map_or(Ok(times), Err)
     }
 }

@@ -1,13 +1,15 @@
 //! `lighterage plan`: what a step needs, what was decided, what other budgets would cost.
 
 use crate::args::{PlanArgs, update_name};
+use crate::curve::{self, Point};
+use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
 use crate::model;
 use crate::observe::Dumps;
 use crate::size::{micros, short};
-use crate::{out, size};
+use crate::{out, report, size};
 use ir::{Id, Pool, Stream};
-use passes::decide::{Decided, Problem};
+use passes::decide::Problem;
 use passes::explain::{self, Count, Peak, Tally};
 use passes::pipeline::Compiled;
 use passes::schedule::apply::{D2H, H2D, HOST};
@@ -21,9 +23,12 @@ const ROWS: usize = 12;
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
+    for (option, path) in [("--report", &args.report), ("--curve-svg", &args.curve_svg)] {
+        path.iter().try_for_each(|path| check_writable(option, path))?;
+    }
     let model = model::read(&args.model.model, &args.model.dim)?;
     let machine = model::machine(&args.compiling)?;
-    let compiled = match model::compile(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
+    let (compiled, times) = match model::compile_timed(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
         Ok(compiled) => compiled,
         Err(failure) => {
             if let (true, Failure::NoFit(infeasible)) = (args.json, &failure) {
@@ -49,7 +54,23 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         unsupported: &model.unsupported,
         tally: explain::tally(&problem, &compiled.decided.decisions),
         peak: explain::peak(&compiled),
+        curve: curve::points(&compiled),
     };
+    if let Some(path) = &args.curve_svg {
+        save_atomically(path, &[curve::svg_file(&facts.curve, compiled.decided.budget).as_bytes()])?;
+    }
+    if let Some(path) = &args.report {
+        let source = report::Source {
+            compiled: &compiled,
+            problem: &problem,
+            options: model::options(&args.compiling),
+            tally: facts.tally,
+            curve: &facts.curve,
+            times: &times,
+            unsupported: &model.unsupported,
+        };
+        save_atomically(path, &[report::page(&source).as_bytes()])?;
+    }
     if args.json {
         out::line(&facts.json().to_string());
         return Ok(());
@@ -68,6 +89,7 @@ struct Facts<'a> {
     unsupported: &'a [torch::Unsupported],
     tally: Tally,
     peak: Peak,
+    curve: Vec<Point>,
 }
 
 impl Facts<'_> {
@@ -80,8 +102,6 @@ impl Facts<'_> {
         let options = model::options(&self.args.compiling);
         let count = |count: Count| json!({"count": count.count, "bytes": count.bytes});
         let millis = |micros: f64| micros / 1e3;
-        let curve: Vec<_> =
-            decided.curve.iter().map(|&(bytes, micros)| json!({"bytes": bytes, "ms": millis(micros)})).collect();
         let unsupported: Vec<_> =
             self.unsupported.iter().map(|op| json!({"op": op.target, "node": op.node, "why": op.why})).collect();
         let tensors = self.peak.tensors.iter().take(NAMED);
@@ -113,7 +133,7 @@ impl Facts<'_> {
                 "recompute": count(self.tally.recompute),
                 "hosted_states": count(self.tally.hosted),
             },
-            "curve": curve,
+            "curve": curve::json(&self.curve),
             "peak_line": self.peak.text,
             "peak_tensors": tensors,
             "unsupported": unsupported,
@@ -180,12 +200,15 @@ impl Facts<'_> {
             writeln!(out, "  {:<width$}  {:>10}", format!("{} more", rest.len()), short(bytes))?;
         }
 
-        writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
-        let fastest = decided.curve.first().map_or(1.0, |&(_, micros)| micros);
-        for (bytes, time) in curve_rows(decided, *planned_peak) {
-            let chosen = if bytes == *planned_peak { "  <" } else { "" };
-            let slower = 100.0 * (time / fastest - 1.0);
-            writeln!(out, "{:>12}  {}  {:>10}  +{slower:.1}%{chosen}", short(bytes), share(bytes), micros(time))?;
+        if self.args.curve {
+            write!(out, "\n{}", curve::table(&self.curve))?;
+        } else {
+            writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
+            for p in curve_rows(&self.curve) {
+                let chosen = if p.chosen.is_some() { "  <" } else { "" };
+                let (bytes, share, time, slower) = (short(p.bytes), share(p.bytes), micros(p.micros), 100.0 * p.slower);
+                writeln!(out, "{bytes:>12}  {share}  {time:>10}  +{slower:.1}%{chosen}")?;
+            }
         }
         if !self.unsupported.is_empty() {
             writeln!(out, "\nno kernel for {} calls: this step can be planned, not run", self.unsupported.len())?;
@@ -203,14 +226,13 @@ impl Facts<'_> {
 }
 
 /// Rows of the curve, evenly chosen; the first, the last and the one that was chosen are among them.
-fn curve_rows(decided: &Decided, planned_peak: u64) -> Vec<(u64, f64)> {
-    let curve = &decided.curve;
+fn curve_rows(curve: &[Point]) -> Vec<&Point> {
     if curve.len() <= ROWS {
-        return curve.clone();
+        return curve.iter().collect();
     }
     let even = (0..ROWS - 1).map(|row| row * (curve.len() - 1) / (ROWS - 2));
-    let mut rows: Vec<usize> = even.chain(curve.iter().position(|&(bytes, _)| bytes == planned_peak)).collect();
+    let mut rows: Vec<usize> = even.chain(curve.iter().position(|p| p.chosen.is_some())).collect();
     rows.sort_unstable();
     rows.dedup();
-    rows.into_iter().map(|row| curve[row]).collect()
+    rows.into_iter().map(|row| &curve[row]).collect()
 }

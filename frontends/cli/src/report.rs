@@ -1,0 +1,707 @@
+//! `lighterage plan --report`: one page for the browser that shows a whole plan. It needs nothing besides itself.
+//!
+//! What is short stands in the page as text: figures, who is there at the peak, other budgets, the passes' times. What is
+//! long is in it as JSON, columns side by side, for the script (`report/page.js`) to draw: lines, who lies where when,
+//! decisions. Names come from files that anyone may have written: [`escaped`] and [`embedded`] are the only ways into the
+//! page, and the script makes text of them, never markup.
+
+use crate::args::update_name;
+use crate::curve::{self, Chosen, Point};
+use crate::observe::PassTime;
+use crate::size::{self, short};
+use ir::graph::Def;
+use ir::schedule::{InstrKind, Why};
+use ir::{Graph, Id, Node, Phase, Pool, Stream, Table, Value};
+use passes::decide::{Means, Problem, Reason};
+use passes::explain::{self, Class, Residence, Tally};
+use passes::pipeline::{Compiled, Options};
+use passes::schedule::apply::{DEVICE, HOST};
+use serde_json::{Value as Json, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+/// What the page tells of.
+pub(crate) struct Source<'a> {
+    pub(crate) compiled: &'a Compiled,
+    pub(crate) problem: &'a Problem<'a>,
+    pub(crate) options: Options,
+    pub(crate) tally: Tally,
+    pub(crate) curve: &'a [Point],
+    pub(crate) times: &'a [PassTime],
+    pub(crate) unsupported: &'a [torch::Unsupported],
+}
+
+/// Tensors at the peak that stand in the page; the script shows all of any moment.
+const NAMED: usize = 30;
+/// A tensor with at least this share of the bytes that a decision frees was decided about alone; padding is the rest.
+const NEARLY_ALONE: f64 = 0.98;
+/// Calls without a kernel that are named.
+const CALLS: usize = 10;
+
+/// What tensors are, as the drawing colours them, from the bottom up. The script and the styles know them by position.
+const CLASSES: [&str; 8] = [
+    "parameters",
+    "optimizer states",
+    "other states",
+    "gradients",
+    "activations",
+    "updates",
+    "inputs and outputs",
+    "scratch",
+];
+
+/// What lines do, as the drawing colours them; see [`kind`].
+const KINDS: [&str; 11] = [
+    "forward",
+    "backward",
+    "optimizer",
+    "rerun",
+    "swap out",
+    "swap in",
+    "gather",
+    "offload",
+    "update",
+    "feed",
+    "fetch",
+];
+
+/// The page.
+pub(crate) fn page(source: &Source<'_>) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write(&mut out, source);
+    out
+}
+
+/// Text for a page or an attribute.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            // No page may hold these.
+            c if c.is_control() && !matches!(c, '\n' | '\t') => out.push('\u{FFFD}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// JSON for a `script` element: whatever a string holds, the element does not end in it.
+fn embedded(json: &Json) -> String {
+    json.to_string().replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
+}
+
+/// A time for people.
+fn duration(micros: f64) -> String {
+    size::micros(micros).replace(" us", " µs")
+}
+
+/// µs with two digits behind the point.
+fn rounded(micros: f64) -> f64 {
+    (micros * 100.0).round() / 100.0
+}
+
+fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
+    let Compiled { program, timeline, .. } = source.compiled;
+    let residences = explain::residences(source.compiled);
+    let grouped = Grouped::new(source, &residences);
+    let name = escaped(&program.graph.name);
+    writeln!(
+        out,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; script-src \
+         'unsafe-inline'\"/>\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta name=\"color-scheme\" content=\"light dark\"/>\n<title>{name}: plan</title>\n<style>\n{}{}</style>\n</head>\n\
+         <body>\n<main>",
+        include_str!("report/page.css"),
+        include_str!("report/curve.css")
+    )?;
+    head(out, source)?;
+    writeln!(
+        out,
+        "<noscript><p class=\"note\">The drawings of memory and streams, and the table of decisions, need JavaScript; it is \
+         in this file.</p></noscript>"
+    )?;
+    writeln!(
+        out,
+        "<section id=\"time\">\n<h2>One step in time</h2>\n<p class=\"lead\">A step of {}, simulated, among others like it. \
+         Drag to pan; Ctrl, Shift or ⌘ and the wheel zoom, as do the buttons; click a moment to see who is there.</p>\n\
+         <div class=\"tools\"><button type=\"button\" data-zoom=\"in\">+</button><button type=\"button\" \
+         data-zoom=\"out\">−</button><button type=\"button\" data-zoom=\"all\">whole step</button><span id=\"range\"></span></div>\n\
+         <h3>Device memory</h3>\n<div class=\"legend\" id=\"classes\"></div>\n\
+         <canvas id=\"memory\" class=\"figure\" tabindex=\"0\" aria-label=\"Device memory over time, by class\"></canvas>\n\
+         <h3>Streams</h3>\n<div class=\"legend\" id=\"kinds\"></div>\n\
+         <canvas id=\"streams\" class=\"figure\" tabindex=\"0\" aria-label=\"What each stream does when\"></canvas>\n\
+         <h3>Host memory</h3>\n<canvas id=\"host\" class=\"figure\" tabindex=\"0\" aria-label=\"Host memory over time, by \
+         class\"></canvas>\n<div id=\"tip\" hidden=\"hidden\"></div>\n</section>",
+        duration(timeline.micros)
+    )?;
+    peak(out, source, &residences, &grouped)?;
+    decisions(out, source)?;
+    budgets(out, source)?;
+    streams(out, source)?;
+    passes(out, source.times)?;
+    unsupported(out, source.unsupported)?;
+    writeln!(
+        out,
+        "<footer>lighterage {}. Times are predicted. Places and waits are proved: every read finds its value, every \
+         conflict is ordered.</footer>\n</main>",
+        env!("CARGO_PKG_VERSION")
+    )?;
+    let data = data(source, &residences, &grouped);
+    writeln!(out, "<script id=\"data\" type=\"application/json\">{}</script>", embedded(&data))?;
+    writeln!(out, "<script>\n{}</script>\n</body>\n</html>", include_str!("report/page.js"))
+}
+
+// -------------------------------------------------------------------------------------------------------- in words
+
+/// The title and the figures.
+fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
+    let Compiled { program, timeline, decided, planned_peak, live_peak, .. } = source.compiled;
+    let (graph, schedule, options) = (&program.graph, &program.schedule, &source.options);
+    let optimizer = match options.optimizer.name() {
+        "none" => "no optimizer".to_string(),
+        name => format!(
+            "{name}, updates {}",
+            match update_name(options.update) {
+                "backward" => "in backward",
+                _ => "after backward",
+            }
+        ),
+    };
+    writeln!(
+        out,
+        "<header>\n<h1>{}</h1>\n<p class=\"lead\">on <b>{}</b> · {} · planner {} · {} lines</p>",
+        escaped(&graph.name),
+        escaped(&schedule.device),
+        escaped(&optimizer),
+        escaped(options.planner.name()),
+        grouped_digits(schedule.instrs.len())
+    )?;
+    let host_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[Pool::new(HOST)]);
+    let host_limit = schedule.pools[Pool::new(HOST)].limit;
+    let of = |part: f64, whole: f64| if 0.0 < whole { format!("{:.1}%", 100.0 * part / whole) } else { "-".into() };
+    let fastest = source.curve.first().map_or(timeline.micros, |p| p.micros);
+    let of_keep = |bytes: u64| format!("{} of keeping everything", of(bytes as f64, decided.keep_peak as f64));
+    // The figures in their order: what, how much, a remark. A new figure is one line.
+    let mut figures: Vec<(&str, String, String)> = vec![
+        (
+            "predicted step",
+            duration(timeline.micros),
+            format!("{:+.1}% over the fastest plan", 100.0 * (timeline.micros / fastest.max(f64::MIN_POSITIVE) - 1.0)),
+        ),
+        ("planned peak", short(*planned_peak), of_keep(*planned_peak)),
+    ];
+    if let Some(budget) = decided.budget {
+        figures.push(("budget", short(budget), format!("{} used", of(*planned_peak as f64, budget as f64))));
+    }
+    figures.extend([
+        (
+            "most bytes alive",
+            short(*live_peak),
+            format!("{} between tensors", short(planned_peak.saturating_sub(*live_peak))),
+        ),
+        ("smallest feasible", short(decided.smallest), of_keep(decided.smallest)),
+        ("keep everything", short(decided.keep_peak), "nothing swapped or recomputed".into()),
+        ("host peak", short(host_peak), host_limit.map_or("no limit".into(), |limit| format!("of {}", short(limit)))),
+        (
+            "recomputing",
+            duration(timeline.recomputed),
+            format!("{} of the step", of(timeline.recomputed, timeline.micros)),
+        ),
+        ("swapped a step", short(timeline.swapped_bytes), "both ways over the link".into()),
+    ]);
+    writeln!(out, "<dl class=\"figures\">")?;
+    for (what, value, remark) in figures {
+        let (what, value, remark) = (escaped(what), escaped(&value), escaped(&remark));
+        writeln!(out, "<div><dt>{what}</dt><dd><b>{value}</b><span>{remark}</span></dd></div>")?;
+    }
+    writeln!(out, "</dl>\n</header>")
+}
+
+/// Who is there where most is.
+fn peak(out: &mut String, source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> std::fmt::Result {
+    let device = Pool::new(DEVICE);
+    let (at, bytes) = explain::fullest(residences, device);
+    let here = |(_, r): &(usize, &Residence)| r.pool == device && r.from <= at && at < r.to;
+    let mut there: Vec<(usize, &Residence)> = residences.iter().enumerate().filter(here).collect();
+    there.sort_by(|(_, a), (_, b)| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    let mut sums = [(0u64, 0usize); CLASSES.len()];
+    for (k, residence) in &there {
+        let (bytes, count) = &mut sums[grouped.class[*k]];
+        *bytes += residence.bytes;
+        *count += 1;
+    }
+    writeln!(
+        out,
+        "<section id=\"peak\">\n<h2>Who is there</h2>\n<p class=\"lead\" id=\"moment\">At the peak, {} into the step: {} in {} \
+         tensors. The pool is {}: places that no tensor could use make up the rest.</p>\n<div class=\"beside\">",
+        duration(at),
+        short(bytes),
+        there.len(),
+        short(source.compiled.planned_peak)
+    )?;
+    writeln!(
+        out,
+        "<table id=\"sums\"><thead><tr><th>class</th><th>tensors</th><th>bytes</th><th>share</th></tr></thead><tbody>"
+    )?;
+    for (k, (sum, count)) in sums.iter().enumerate().filter(|(_, (_, count))| 0 < *count) {
+        let share = 100.0 * *sum as f64 / bytes.max(1) as f64;
+        writeln!(
+            out,
+            "<tr><td><i class=\"key c{k}\"></i>{}</td><td class=\"n\">{count}</td><td class=\"n\">{}</td><td \
+             class=\"n\">{share:.1}%</td></tr>",
+            CLASSES[k],
+            short(*sum)
+        )?;
+    }
+    writeln!(
+        out,
+        "</tbody></table>\n<div class=\"scroll\"><table id=\"there\"><thead><tr><th>tensor</th><th>class</th>\
+         <th>bytes</th></tr></thead><tbody>"
+    )?;
+    for (k, residence) in there.iter().take(NAMED) {
+        let class = grouped.class[*k];
+        writeln!(
+            out,
+            "<tr><td><code>{}</code></td><td><i class=\"key c{class}\"></i>{}</td><td class=\"n\">{}</td></tr>",
+            escaped(&residence.name),
+            CLASSES[class],
+            short(residence.bytes)
+        )?;
+    }
+    if NAMED < there.len() {
+        let rest: u64 = there[NAMED..].iter().map(|(_, r)| r.bytes).sum();
+        let n = there.len() - NAMED;
+        writeln!(out, "<tr><td>{n} more</td><td></td><td class=\"n\">{}</td></tr>", short(rest))?;
+    }
+    writeln!(out, "</tbody></table></div>\n</div>\n</section>")
+}
+
+/// The counts of decisions, and the place of their table.
+fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
+    let Tally { kept, swap, recompute, hosted } = source.tally;
+    let decisions = &source.compiled.decided.decisions;
+    let words = [
+        (kept, "tensors are kept"),
+        (swap, "are swapped over a gap"),
+        (recompute, "are recomputed after one"),
+        (hosted, "states live on the host"),
+    ];
+    let words: Vec<String> = words
+        .iter()
+        .map(|(count, what)| format!("{} {what} ({})", grouped_digits(count.count as usize), short(count.bytes)))
+        .collect();
+    let mut lead = words.join(", ");
+    if !decisions.chunks.is_empty() {
+        lead += &format!("; hosted states come in {} chunks", decisions.chunks.len());
+    }
+    if !decisions.on_host.is_empty() {
+        lead += &format!("; {} updates run on the host", decisions.on_host.len());
+    }
+    writeln!(
+        out,
+        "<section id=\"decided\">\n<h2>Decisions</h2>\n<p class=\"lead\">{lead}.</p>\n<p class=\"hint\">The price is what a \
+         decision was reckoned to add to the step when it was made, by the means that was taken; the last simulation decides, \
+         not their sum. Memory was short from the line that is named, of the plan before. <code>lighterage explain MODEL VALUE</code> simulates what the alternatives would really come to.</p>\n\
+         <div class=\"tools\"><input id=\"filter\" type=\"search\" placeholder=\"filter by name, module or class\" \
+         aria-label=\"Filter decisions\"/><select id=\"means\" aria-label=\"Means\"><option value=\"\">every means</option>\
+         <option>swap</option><option>recompute</option><option>host</option></select><button type=\"button\" \
+         id=\"unfold\">unfold all</button><span id=\"shown\"></span></div>\n<div class=\"scroll tall\"><table \
+         id=\"decisions\"><thead></thead><tbody></tbody></table></div>\n</section>"
+    )
+}
+
+/// The curve.
+fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
+    let decided = &source.compiled.decided;
+    writeln!(
+        out,
+        "<section id=\"budgets\">\n<h2>Other budgets</h2>\n<p class=\"lead\">The plans that no other beats in both memory and \
+         time: from {} down to {}, below which nothing fits.</p>\n{}",
+        short(source.curve.first().map_or(decided.keep_peak, |p| p.bytes)),
+        short(decided.smallest),
+        curve::svg(source.curve, decided.budget)
+    )?;
+    writeln!(
+        out,
+        "<details><summary>All {} plans</summary>\n<div class=\"scroll\"><table><thead><tr><th>budget</th><th>of keep</th>\
+         <th>predicted step</th><th>overhead</th><th>1% less costs</th><th></th></tr></thead><tbody>",
+        source.curve.len()
+    )?;
+    for p in source.curve {
+        let chosen = match &p.chosen {
+            Some(Chosen { host_peak, dominant }) => {
+                format!("chosen: host peak {}, {}", short(*host_peak), escaped(dominant))
+            }
+            None => String::new(),
+        };
+        let class = if p.chosen.is_some() { " class=\"chosen\"" } else { "" };
+        writeln!(
+            out,
+            "<tr{class}><td class=\"n\">{}</td><td class=\"n\">{:.1}%</td><td class=\"n\">{}</td><td \
+             class=\"n\">{:+.1}%</td><td class=\"n\">{}</td><td>{chosen}</td></tr>",
+            short(p.bytes),
+            100.0 * p.of_keep,
+            duration(p.micros),
+            100.0 * p.slower,
+            p.micros_per_percent.map_or("-".into(), duration)
+        )?;
+    }
+    writeln!(out, "</tbody></table></div></details>\n</section>")
+}
+
+/// How busy each stream is, and with what.
+fn streams(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
+    let Compiled { program, timeline, .. } = source.compiled;
+    let schedule = &program.schedule;
+    writeln!(
+        out,
+        "<section id=\"busy\">\n<h2>What the time is spent on</h2>\n<div class=\"beside\">\n<table><thead><tr><th>stream</th>\
+         <th>busy</th><th>of the step</th><th></th></tr></thead><tbody>"
+    )?;
+    for (stream, data) in schedule.streams.iter() {
+        let share = (100.0 * timeline.busy[stream] / timeline.micros.max(f64::MIN_POSITIVE)).clamp(0.0, 100.0);
+        writeln!(
+            out,
+            "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{share:.1}%</td>{}</tr>",
+            escaped(&data.name),
+            duration(timeline.busy[stream]),
+            bar(share)
+        )?;
+    }
+    writeln!(
+        out,
+        "</tbody></table>\n<table><thead><tr><th>lines</th><th>count</th><th>time</th><th>bytes copied</th></tr></thead><tbody>"
+    )?;
+    let mut sums = [(0usize, 0f64, 0u64); KINDS.len()];
+    for (instr, data) in schedule.instrs.iter() {
+        let (count, time, bytes) = &mut sums[kind(&program.graph, data)];
+        *count += 1;
+        *time += timeline.end[instr] - timeline.start[instr];
+        if let InstrKind::Copy { bytes: copied, .. } = data.kind {
+            *bytes += copied;
+        }
+    }
+    for (k, (count, time, bytes)) in sums.into_iter().enumerate().filter(|(_, (count, ..))| 0 < *count) {
+        let bytes = if bytes == 0 { "-".into() } else { short(bytes) };
+        writeln!(
+            out,
+            "<tr><td><i class=\"key k{k}\"></i>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{bytes}</td></tr>",
+            KINDS[k],
+            grouped_digits(count),
+            duration(time)
+        )?;
+    }
+    writeln!(out, "</tbody></table>\n</div>\n</section>")
+}
+
+/// A cell with a bar.
+fn bar(percent: f64) -> String {
+    format!("<td class=\"bar\"><i style=\"width:{percent:.1}%\"></i></td>")
+}
+
+/// The passes' times.
+fn passes(out: &mut String, times: &[PassTime]) -> std::fmt::Result {
+    let total: f64 = times.iter().map(|(_, time, _)| time.as_secs_f64()).sum();
+    writeln!(
+        out,
+        "<section id=\"passes\">\n<h2>Compiling</h2>\n<p class=\"lead\">{} in all.</p>\n<table><thead><tr><th>pass</th><th>time\
+         </th><th>changed</th><th></th></tr></thead><tbody>",
+        duration(total * 1e6)
+    )?;
+    for (name, time, changed) in times {
+        writeln!(
+            out,
+            "<tr><td>{}</td><td class=\"n\">{}</td><td>{}</td>{}</tr>",
+            escaped(name),
+            duration(time.as_secs_f64() * 1e6),
+            if *changed { "yes" } else { "no" },
+            bar(100.0 * time.as_secs_f64() / total.max(f64::MIN_POSITIVE))
+        )?;
+    }
+    writeln!(out, "</tbody></table>\n</section>")
+}
+
+/// What can be planned, not run.
+fn unsupported(out: &mut String, calls: &[torch::Unsupported]) -> std::fmt::Result {
+    if calls.is_empty() {
+        return Ok(());
+    }
+    let n = calls.len();
+    writeln!(
+        out,
+        "<section id=\"unsupported\">\n<h2>No kernel</h2>\n<p class=\"lead\">{n} calls have no kernel: this step can be planned, \
+         not run.</p>\n<ul>"
+    )?;
+    for call in calls.iter().take(CALLS) {
+        let (target, node, why) = (escaped(&call.target), escaped(&call.node), escaped(&call.why));
+        writeln!(out, "<li><code>{target}</code> (node <code>{node}</code>): {why}</li>")?;
+    }
+    writeln!(out, "</ul>\n</section>")
+}
+
+/// `12,345`.
+fn grouped_digits(n: usize) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (k, digit) in digits.chars().enumerate() {
+        if k != 0 && (digits.len() - k).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+// ---------------------------------------------------------------------------------------------------- for the script
+
+/// The class of each residence, as the drawing has it.
+struct Grouped {
+    class: Vec<usize>,
+}
+
+impl Grouped {
+    fn new(source: &Source<'_>, residences: &[Residence]) -> Grouped {
+        let graph = source.problem.graph;
+        let mut is_output = Table::filled(graph.values.len(), false);
+        for output in &graph.outputs {
+            is_output[graph.root(output.value)] = true;
+        }
+        let class = |r: &Residence| match r.class {
+            Class::Param => 0,
+            Class::Moment => 1,
+            Class::Buffer | Class::Const | Class::Rng => 2,
+            Class::Input => 6,
+            Class::Scratch => 7,
+            _ if r.value.is_some_and(|value| is_output[graph.root(value)]) => 6,
+            Class::Gradient => 3,
+            Class::Activation => 4,
+            Class::Update => 5,
+        };
+        Grouped { class: residences.iter().map(class).collect() }
+    }
+}
+
+/// A line's position in [`KINDS`].
+fn kind(graph: &Graph, data: &ir::schedule::InstrData) -> usize {
+    let phase = match &data.kind {
+        InstrKind::Run { node, .. } => Some(graph.nodes[*node].phase),
+        InstrKind::Copy { .. } => None,
+    };
+    match (data.why, phase) {
+        (Why::Recompute, _) => 3,
+        (Why::SwapOut, _) => 4,
+        (Why::SwapIn, _) => 5,
+        (Why::Gather, _) => 6,
+        (Why::Offload, _) => 7,
+        (Why::Feed, _) => 9,
+        (Why::Fetch, _) => 10,
+        (_, Some(Phase::Forward)) => 0,
+        (_, Some(Phase::Backward)) => 1,
+        (_, Some(Phase::Optimizer)) => 2,
+        (Why::Model | Why::Update, None) => 8,
+    }
+}
+
+/// Strings that occur often, each once.
+#[derive(Default)]
+struct Words {
+    list: Vec<String>,
+    at: BTreeMap<String, usize>,
+}
+
+impl Words {
+    fn number(&mut self, word: &str) -> usize {
+        if let Some(&at) = self.at.get(word) {
+            return at;
+        }
+        self.list.push(word.to_string());
+        self.at.insert(word.to_string(), self.list.len() - 1);
+        self.list.len() - 1
+    }
+}
+
+/// Everything that the script draws.
+fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Json {
+    let Compiled { program, timeline, decided, planned_peak, .. } = source.compiled;
+    let (graph, schedule) = (&program.graph, &program.schedule);
+    let mut words = Words::default();
+    let (peak_at, peak_bytes) = explain::fullest(residences, Pool::new(DEVICE));
+
+    let column = |of: &dyn Fn(&Residence) -> Json| residences.iter().map(of).collect::<Vec<_>>();
+    let stays = json!({
+        "pool": column(&|r| json!(r.pool.index())),
+        "class": grouped.class,
+        "bytes": column(&|r| json!(r.bytes)),
+        "from": column(&|r| json!(rounded(r.from))),
+        "to": column(&|r| json!(rounded(r.to))),
+        "name": residences.iter().map(|r| words.number(&r.name)).collect::<Vec<_>>(),
+    });
+    let (mut names, mut ops, mut modules, mut bytes) = (vec![], vec![], vec![], vec![]);
+    for data in schedule.instrs.values() {
+        let (name, op, module, size) = match &data.kind {
+            InstrKind::Run { node, .. } => {
+                (graph.node_name(*node), graph.nodes[*node].op.name(), graph.nodes[*node].module.as_str(), 0)
+            }
+            InstrKind::Copy { src, bytes, .. } => (schedule.buffers[src.buffer].name.as_str(), "copy", "", *bytes),
+        };
+        names.push(words.number(name));
+        ops.push(words.number(op));
+        modules.push(words.number(module));
+        bytes.push(size);
+    }
+    let lines = json!({
+        "stream": schedule.instrs.values().map(|data| data.stream.index()).collect::<Vec<_>>(),
+        "kind": schedule.instrs.values().map(|data| kind(graph, data)).collect::<Vec<_>>(),
+        "start": timeline.start.values().map(|&t| rounded(t)).collect::<Vec<_>>(),
+        "end": timeline.end.values().map(|&t| rounded(t)).collect::<Vec<_>>(),
+        "name": names,
+        "op": ops,
+        "module": modules,
+        "bytes": bytes,
+    });
+    let decisions = rows(source, &mut words);
+    let pool = |pool: usize| {
+        let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[Pool::new(pool)]);
+        json!({"name": schedule.pools[Pool::new(pool)].name, "peak": peak, "limit": schedule.pools[Pool::new(pool)].limit})
+    };
+    json!({
+        "model": graph.name,
+        "device": schedule.device,
+        "step": rounded(timeline.micros),
+        "budget": decided.budget,
+        "planned_peak": planned_peak,
+        "peak": {"at": rounded(peak_at), "bytes": peak_bytes},
+        "pools": [pool(DEVICE), pool(HOST)],
+        "streams": schedule.streams.iter().map(|(stream, data): (Stream, _)| json!({
+            "name": data.name,
+            "busy": rounded(timeline.busy[stream]),
+        })).collect::<Vec<_>>(),
+        "classes": CLASSES,
+        "kinds": KINDS,
+        "lines": lines,
+        "stays": stays,
+        "decisions": decisions,
+        "curve": curve::json(source.curve),
+        "words": words.list,
+    })
+}
+
+/// Each decision, a row: value, class, module, block, bytes, means, where, price, and what was reckoned. What was decided
+/// together, as the states of a block are, has one reason: a row has its share of it, by bytes.
+fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
+    let (graph, decisions) = (source.problem.graph, &source.compiled.decided.decisions);
+    let params: BTreeSet<&str> = graph.states.iter().map(|state| state.path.as_str()).collect();
+    let module = |value: Value| match graph.values[value].def {
+        Def::Input(_) => "",
+        Def::State(state) => {
+            let path = graph.states[state].path.as_str();
+            // A moment belongs to its parameter's module: `exp_avg.` stands before that one's path.
+            let of = path.split_once('.').map(|(_, of)| of).filter(|of| params.contains(of));
+            of.unwrap_or(path).rsplit_once('.').map_or("", |(module, _)| module)
+        }
+        Def::Node(node, _) => graph.nodes[node].module.as_str(),
+    };
+    let mut row = |value: Value, means: &str, place: Vec<String>, reason: &Reason| {
+        let module = module(value);
+        let bytes = graph.values[value].ty.bytes();
+        let share = (bytes as f64 / reason.bytes.max(1) as f64).min(1.0);
+        let price = if means == "recompute" { reason.recompute } else { reason.swap };
+        let together = match price {
+            Some(price) if share < NEARLY_ALONE => {
+                Some(format!("one of {} taken together for {}", short(reason.bytes), duration(price)))
+            }
+            _ => None,
+        };
+        let reasoned = reason.swap.is_some() || reason.recompute.is_some();
+        let began = (!reasoned).then(|| "the search began with it".to_string());
+        let place: Vec<String> = place.into_iter().chain(together).chain(began).collect();
+        let shared = |price: Option<f64>| price.map(|price| rounded(price * share));
+        json!({
+            "name": words.number(&graph.values[value].name),
+            "class": explain::class(graph, value).name(),
+            "module": words.number(module),
+            "block": words.number(block(module)),
+            "bytes": bytes,
+            "means": means,
+            "where": place.join("; "),
+            "line": reasoned.then_some(reason.line),
+            "price": shared(price),
+            "swap": shared(reason.swap),
+            "recompute": shared(reason.recompute),
+        })
+    };
+    let mut chunk_of: BTreeMap<usize, usize> = BTreeMap::new();
+    for (number, chunk) in decisions.chunks.iter().enumerate() {
+        chunk_of.extend(chunk.iter().map(|&state| (state, number)));
+    }
+    let on_host = |node: Option<Node>| node.is_some_and(|node| decisions.on_host.contains(&node));
+    let mut rows = vec![];
+    for (&state, reason) in &decisions.hosted {
+        let data = &graph.states[state];
+        let chunk = chunk_of.get(&state).map(|chunk| format!("comes in chunk {chunk}"));
+        let update = on_host(graph.def_node(graph.root(data.after))).then(|| "updated on the host".to_string());
+        rows.push(row(data.before, "host", [chunk, update].into_iter().flatten().collect(), reason));
+    }
+    for (gap, (means, reason)) in &decisions.cuts {
+        let means = match means {
+            Means::Swap => "swap",
+            Means::Recompute => "recompute",
+        };
+        rows.push(row(gap.value, means, vec![format!("after access {}", gap.gap)], reason));
+    }
+    rows
+}
+
+/// The block of a module: its path up to its first number, `model.layers.3` of `model.layers.3.mlp.up`; else its first
+/// two parts.
+fn block(module: &str) -> &str {
+    let mut end = 0;
+    for (k, part) in module.split('.').enumerate() {
+        end += part.len();
+        if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) {
+            return &module[..end];
+        }
+        if k == 1 && !module[end..].bytes().any(|b| b.is_ascii_digit()) {
+            return &module[..end];
+        }
+        end += 1;
+    }
+    module
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_leave_their_place() {
+        assert_eq!(escaped("<a href=\"x\">&'\u{0}"), "&lt;a href=&quot;x&quot;&gt;&amp;&#39;\u{FFFD}");
+        let hostile = "</script><!--&\u{2028}";
+        let text = embedded(&json!(hostile));
+        assert!(!text.contains(['<', '>', '&']), "{text}");
+        assert_eq!(serde_json::from_str::<String>(&text).unwrap(), hostile);
+    }
+
+    #[test]
+    fn modules_are_grouped_by_block() {
+        assert_eq!(block("model.layers.3.mlp.up"), "model.layers.3");
+        assert_eq!(block("model.layers.3"), "model.layers.3");
+        assert_eq!(block("a.b.c.3.d"), "a.b.c.3");
+        assert_eq!(block("model.lm_head.inner"), "model.lm_head");
+        assert_eq!(block("fc1"), "fc1");
+        assert_eq!(block(""), "");
+    }
+
+    #[test]
+    fn long_numbers_are_grouped() {
+        let written = [0, 12, 123, 1234, 123456, 1234567].map(grouped_digits);
+        assert_eq!(written, ["0", "12", "123", "1,234", "123,456", "1,234,567"]);
+    }
+}
