@@ -399,5 +399,16 @@ pub fn decisions(problem: &Problem<'_>, choices: &[u8]) -> Decisions {
             decisions.cuts.insert(Gap { value, gap }, (means, reason));
         }
     }
+    // Reruns at random, of nodes that stand before.
+    for position in 1..problem.lines.len() as u32 {
+        if draw() % 6 == 0 {
+            let node = problem.lines[draw() as usize % position as usize];
+            let data = &graph.nodes[node];
+            if data.op.is_pure() && data.phase != ir::Phase::Optimizer {
+                decisions.reruns.entry(position).or_default().push(node);
+            }
+        }
+    }
+    decisions.ahead = u64::from(draw()) * 16;
     decisions
 }
