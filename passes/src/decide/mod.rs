@@ -5,6 +5,7 @@ pub mod blocks;
 pub mod blocks_search;
 pub mod chunks;
 pub mod greedy;
+pub mod layout;
 pub mod protrain;
 pub mod record;
 
@@ -260,17 +261,35 @@ pub enum Planner {
     Keep,
     /// See [`greedy`].
     Greedy,
+    /// See [`layout`].
+    Protrain,
 }
 
 impl Planner {
     /// Every planner.
-    pub const ALL: [Planner; 3] = [Planner::Auto, Planner::Keep, Planner::Greedy];
+    pub const ALL: [Planner; 4] = [Planner::Auto, Planner::Keep, Planner::Greedy, Planner::Protrain];
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Planner::Auto => "auto",
             Planner::Keep => "keep",
             Planner::Greedy => "greedy",
+            Planner::Protrain => "protrain",
+        }
+    }
+
+    /// What the planner proposes besides keeping everything.
+    fn drafts(self, problem: &Problem<'_>) -> Vec<Draft> {
+        match self {
+            Planner::Auto | Planner::Keep => vec![],
+            // Trajectories know nothing of each other, so that they may run side by side.
+            Planner::Greedy => std::thread::scope(|scope| {
+                let trajectories = greedy::TASTES.map(|taste| scope.spawn(move || greedy::trajectory(problem, taste)));
+                let jumps =
+                    greedy::HOSTED.map(|share| scope.spawn(move || greedy::jumps(problem, share, Taste::Cheaper)));
+                trajectories.into_iter().chain(jumps).flat_map(|t| t.join().expect("a trajectory should end")).collect()
+            }),
+            Planner::Protrain => layout::drafts(problem, layout::RUNGS),
         }
     }
 }
@@ -296,16 +315,12 @@ pub struct Decided {
 pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
     let keep = record::judge(problem, &greedy::keep(problem));
     let keep_peak = keep.iter().map(|r| r.peak).min().ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
-    let drafts: Vec<Draft> = match planner {
-        Planner::Keep => vec![],
-        // Trajectories know nothing of each other, so that they may run side by side.
-        Planner::Auto | Planner::Greedy => std::thread::scope(|scope| {
-            let trajectories = greedy::TASTES.map(|taste| scope.spawn(move || greedy::trajectory(problem, taste)));
-            let jumps = greedy::HOSTED.map(|share| scope.spawn(move || greedy::jumps(problem, share, Taste::Cheaper)));
-            trajectories.into_iter().chain(jumps).flat_map(|t| t.join().expect("a trajectory should end")).collect()
-        }),
-    };
-    let records = [keep, record::judge(problem, &drafts)].concat();
+    // Each planner's drafts are judged alone, so that `auto` has every record that any planner has: it is never worse.
+    let planners = if planner == Planner::Auto { &Planner::ALL[..] } else { &[planner] };
+    let mut records = keep;
+    for planner in planners {
+        records.extend(record::judge(problem, &planner.drafts(problem)));
+    }
     let limit = match budget {
         Budget::Device => problem.device.device_bytes,
         Budget::Bytes(bytes) => bytes,
