@@ -7,14 +7,21 @@ use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
 const BATCH: u64 = 64;
 const WIDTH: u64 = 64;
 
-struct Builder {
-    graph: Graph,
-    phase: Phase,
-    module: String,
+/// A graph as it grows.
+pub(crate) struct Builder {
+    pub(crate) graph: Graph,
+    pub(crate) phase: Phase,
+    pub(crate) module: String,
 }
 
 impl Builder {
-    fn nodes(&mut self, op: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value], n: usize) -> Vec<Value> {
+    pub(crate) fn nodes(
+        &mut self,
+        op: &str,
+        attrs: Vec<(&'static str, Attr)>,
+        inputs: &[Value],
+        n: usize,
+    ) -> Vec<Value> {
         let base = self.graph.values.len();
         let names: Vec<String> = (0..n).map(|i| format!("{op}_{}", base + i)).collect();
         let op = Op::new(op, attrs).expect("the chain should build ops right");
@@ -22,16 +29,16 @@ impl Builder {
             .add_node(op, inputs, &names, self.phase, self.module.clone())
             .expect("the chain should type ops right")
     }
-    fn node(&mut self, op: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value]) -> Value {
+    pub(crate) fn node(&mut self, op: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value]) -> Value {
         self.nodes(op, attrs, inputs, 1)[0]
     }
-    fn matmul(&mut self, a: Value, b: Value, ta: bool, tb: bool) -> Value {
+    pub(crate) fn matmul(&mut self, a: Value, b: Value, ta: bool, tb: bool) -> Value {
         self.node("matmul", vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))], &[a, b])
     }
-    fn sum(&mut self, x: Value, dims: &[i64]) -> Value {
+    pub(crate) fn sum(&mut self, x: Value, dims: &[i64]) -> Value {
         self.node("sum", vec![("dims", Attr::Ints(dims.to_vec())), ("keepdim", Attr::Bool(false))], &[x])
     }
-    fn parameter(&mut self, path: String, shape: &[u64]) -> (usize, Value) {
+    pub(crate) fn parameter(&mut self, path: String, shape: &[u64]) -> (usize, Value) {
         let ty = TensorType::new(DType::F32, shape).expect("a small type");
         let index = self.graph.states.len();
         (index, self.graph.add_state(path.clone(), path, StateKind::Param, ty))

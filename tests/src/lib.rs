@@ -4,6 +4,7 @@ pub mod chain;
 pub mod evaluate;
 pub mod forced;
 pub mod generate;
+pub mod gpt2;
 pub mod linears;
 pub mod papers;
 pub mod remat;

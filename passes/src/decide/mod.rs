@@ -6,6 +6,7 @@ pub mod blocks_search;
 pub mod bound;
 pub mod chunks;
 pub mod greedy;
+pub mod layout;
 pub mod protrain;
 pub mod recompute;
 pub mod record;
@@ -305,11 +306,13 @@ pub enum Planner {
     Greedy,
     /// Weights leave, activations stay: see [`weights`].
     Offload,
+    /// See [`layout`].
+    Protrain,
 }
 
 impl Planner {
     /// Every planner.
-    pub const ALL: [Planner; 4] = [Planner::Auto, Planner::Keep, Planner::Greedy, Planner::Offload];
+    pub const ALL: [Planner; 5] = [Planner::Auto, Planner::Keep, Planner::Greedy, Planner::Offload, Planner::Protrain];
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -317,6 +320,7 @@ impl Planner {
             Planner::Keep => "keep",
             Planner::Greedy => "greedy",
             Planner::Offload => "offload",
+            Planner::Protrain => "protrain",
         }
     }
 }
@@ -342,8 +346,7 @@ pub struct Decided {
 pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
     let keep = record::judge(problem, &greedy::keep(problem));
     let keep_peak = keep.iter().map(|r| r.peak).min().ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
-    let drafts = run_all(&proposals(problem, planner));
-    let records = [keep, record::judge(problem, &drafts)].concat();
+    let records = [keep, record::judge(problem, &run_all(&proposals(problem, planner)))].concat();
     let limit = match budget {
         Budget::Device => problem.device.device_bytes,
         Budget::Bytes(bytes) => bytes,
@@ -368,30 +371,36 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
 }
 
 /// A part of a planner's work. Parts know nothing of each other.
-type Proposal<'a> = Box<dyn Fn() -> Vec<Draft> + Sync + 'a>;
+type Proposal<'a> = (Planner, Box<dyn Fn() -> Vec<Draft> + Sync + 'a>);
 
 /// What a planner has to do. `auto` does what all of them do, so that no other is better.
 fn proposals<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Proposal<'a>> {
     let mut parts: Vec<Proposal<'a>> = vec![];
-    let wants = |who: Planner| planner == who || planner == Planner::Auto;
-    if wants(Planner::Auto) {
-        parts
-            .extend(recompute::STARTS.map(|start| Box::new(move || recompute::drafts(problem, start)) as Proposal<'_>));
-    }
-    if wants(Planner::Greedy) {
-        parts.extend(
-            greedy::HOSTED
-                .map(|share| Box::new(move || greedy::jumps(problem, share, greedy::Taste::Cheaper)) as Proposal<'_>),
-        );
-        parts.extend(greedy::TASTES.map(|taste| Box::new(move || greedy::trajectory(problem, taste)) as Proposal<'_>));
-    }
-    if wants(Planner::Offload) {
-        parts.push(Box::new(move || weights::drafts(problem)));
+    for who in Planner::ALL.into_iter().filter(|&who| planner == who || planner == Planner::Auto) {
+        match who {
+            Planner::Auto => {
+                for start in recompute::STARTS {
+                    parts.push((who, Box::new(move || recompute::drafts(problem, start))));
+                }
+            }
+            Planner::Keep => {}
+            Planner::Greedy => {
+                for share in greedy::HOSTED {
+                    parts.push((who, Box::new(move || greedy::jumps(problem, share, greedy::Taste::Cheaper))));
+                }
+                for taste in greedy::TASTES {
+                    parts.push((who, Box::new(move || greedy::trajectory(problem, taste))));
+                }
+            }
+            Planner::Offload => parts.push((who, Box::new(move || weights::drafts(problem)))),
+            Planner::Protrain => parts.push((who, Box::new(move || layout::drafts(problem, layout::RUNGS)))),
+        }
     }
     parts
 }
 
-/// Runs the parts on as many threads as there are processors; the drafts are in the order of the parts.
+/// Runs the parts on as many threads as there are processors. Of each planner's drafts those remain that no other of its
+/// own clearly beats: what one planner proposes never hides what another does.
 fn run_all(parts: &[Proposal<'_>]) -> Vec<Draft> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -399,16 +408,19 @@ fn run_all(parts: &[Proposal<'_>]) -> Vec<Draft> {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(part) = parts.get(at) else { return done };
-            done.push((at, part()));
+            done.push((at, part.0, part.1()));
         }
     };
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut done: Vec<(usize, Vec<Draft>)> = std::thread::scope(|scope| {
+    let mut done: Vec<(usize, Planner, Vec<Draft>)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
         threads.into_iter().flat_map(|thread| thread.join().expect("a planner should end")).collect()
     });
-    done.sort_by_key(|&(at, _)| at);
-    done.into_iter().flat_map(|(_, drafts)| drafts).collect()
+    done.sort_by_key(|&(at, ..)| at);
+    let of = |planner: Planner| -> Vec<Draft> {
+        done.iter().filter(|part| part.1 == planner).flat_map(|part| part.2.iter().cloned()).collect()
+    };
+    Planner::ALL.into_iter().flat_map(|planner| record::front(&of(planner))).collect()
 }
 
 /// The fastest record; of equally fast ones, that with the fewest decisions. A lower budget leaves fewer records, so it

@@ -67,10 +67,9 @@ pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, 
     timeline
 }
 
-/// Places and simulates the drafts that no other clearly beats, on as many threads as there are processors. The order of
-/// the records is that of the drafts.
+/// Places and simulates the drafts, on as many threads as there are processors. The order of the records is that of the
+/// drafts.
 pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
-    let drafts = front(drafts);
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = vec![];
@@ -90,7 +89,7 @@ pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
 }
 
 /// The drafts that no other clearly beats, fewest bytes first.
-fn front(drafts: &[Draft]) -> Vec<Draft> {
+pub fn front(drafts: &[Draft]) -> Vec<Draft> {
     let mut drafts = drafts.to_vec();
     drafts.sort_by(|a, b| a.live.cmp(&b.live).then(a.micros.total_cmp(&b.micros)));
     // The fastest among those of fewer bytes, as far as those are clearly fewer.

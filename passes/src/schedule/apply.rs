@@ -89,6 +89,8 @@ struct Lines<'a> {
     /// The chunk of each state that is in one, and the chunks' homes.
     chunk: BTreeMap<usize, usize>,
     chunk_home: Vec<Buffer>,
+    /// The last copy of each chunk, and the states whose old value it holds.
+    chunk_copy: Vec<Option<(Buffer, BTreeSet<usize>)>>,
     output: Vec<Option<Loc>>,
     /// How many buffers each name has had; absent if buffers get none.
     names: Option<BTreeMap<String, u32>>,
@@ -132,6 +134,7 @@ impl<'a> Lines<'a> {
             home: vec![],
             chunk: BTreeMap::new(),
             chunk_home: vec![],
+            chunk_copy: vec![None; decisions.chunks.len()],
             output: vec![None; graph.outputs.len()],
             names: None,
         }
@@ -420,7 +423,10 @@ impl<'a> Lines<'a> {
             let mut done: Vec<Value> = vec![];
             match step {
                 Bring::In(value) => {
-                    self.copy_in(value);
+                    // It may have come with its chunk.
+                    if self.on_device[value].is_none() {
+                        self.copy_in(value, position);
+                    }
                     brought.insert(value);
                 }
                 Bring::Rerun(node) => {
@@ -532,12 +538,16 @@ impl<'a> Lines<'a> {
         }
     }
 
-    fn copy_in(&mut self, value: Value) {
+    fn copy_in(&mut self, value: Value, position: Option<u32>) {
         let from = self.on_host[value].expect("a value to copy in should be on the host");
         if let Def::State(state) = self.problem.graph.values[value].def
             && let Some(&chunk) = self.chunk.get(&state)
         {
-            return self.gather(chunk, state);
+            match self.found_in_chunk(chunk, state, position) {
+                Some(loc) => self.on_device[value] = Some(loc),
+                None => self.gather(chunk, state),
+            }
+            return;
         }
         let to = self.buffer(value, DEVICE);
         let why = match self.problem.graph.values[value].def {
@@ -550,6 +560,22 @@ impl<'a> Lines<'a> {
         self.on_device[value] = Some(to);
     }
 
+    /// Where a state's old value lies in a copy of its chunk that stays on the device for others of the chunk.
+    fn found_in_chunk(&self, chunk: usize, state: usize, position: Option<u32>) -> Option<Loc> {
+        let (buffer, _) = self.chunk_copy[chunk].as_ref().filter(|(_, states)| states.contains(&state))?;
+        let read_on_device = |&at: &u32| {
+            position.is_none_or(|position| position <= at)
+                && !self.decisions.on_host.contains(&self.problem.lines[at as usize])
+        };
+        let stays = |&other: &usize| {
+            let value = self.problem.graph.states[other].before;
+            self.on_device[value].is_some_and(|loc| loc.buffer == *buffer)
+                && self.problem.uses[value].iter().any(read_on_device)
+        };
+        let others = self.decisions.chunks[chunk].iter().any(stays);
+        others.then_some(Loc { buffer: *buffer, offset: self.home[state].offset })
+    }
+
     /// Copies a chunk in, because one of its states is wanted. The others are then there too, but for those that have
     /// been updated meanwhile.
     fn gather(&mut self, chunk: usize, wanted: usize) {
@@ -558,7 +584,10 @@ impl<'a> Lines<'a> {
         let name = self.fresh(|| format!("c{chunk}"));
         let buffer = self.schedule.buffers.push(BufferData { name, pool: Pool::new(DEVICE), bytes });
         self.push(InstrKind::Copy { src: home.into(), dst: buffer.into(), bytes }, H2D, Why::Gather);
-        for &state in &self.decisions.chunks[chunk] {
+        let chunk_states = &self.decisions.chunks[chunk];
+        let old = chunk_states.iter().copied().filter(|state| !self.updated.contains(state)).collect();
+        self.chunk_copy[chunk] = Some((buffer, old));
+        for &state in chunk_states {
             let before = self.problem.graph.states[state].before;
             if state == wanted || (self.on_device[before].is_none() && !self.updated.contains(&state)) {
                 self.on_device[before] = Some(Loc { buffer, offset: self.home[state].offset });

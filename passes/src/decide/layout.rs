@@ -1,0 +1,246 @@
+//! ProTrain as a planner: what its [`Layout`]s mean as [`Decisions`], and its drafts.
+//!
+//! Before: a problem. After: drafts, one or a few for each of a ladder of capacities. The four numbers are searched on
+//! figures of blocks and chunks ([`protrain`]); what the plans really need and take is for the judge to say, so that a
+//! formula that is off by some percent moves a rung of the ladder and spoils nothing. No rung depends on the budget.
+//!
+//! A swapped block sends all that its forward leaves for its backward to the host, its input among it. A recomputed block
+//! keeps its input and computes the rest again, but for what cannot be: that stays. A chunk that is not persistent lives on
+//! the host with its optimizer states, comes in one copy for each pass, and is updated there; a cached one stays from
+//! forward to backward (ProTrain, sections 3.1 and 3.2).
+
+use super::blocks::{self, Block};
+use super::chunks::{self, Packing};
+use super::protrain::{self, Activation, Config, Instance, Layout};
+use super::record::{Draft, draft};
+use super::{Decisions, Gap, Means, Problem, Reason};
+use crate::realise;
+use ir::graph::Def;
+use ir::{Graph, Node, Phase, Table, Value};
+use std::collections::BTreeSet;
+
+/// Capacities that the planner tries, from what keeping everything needs to the least that anything needs.
+pub const RUNGS: usize = 24;
+
+/// A planner's view of a model: its blocks, their chunks, and the figures of both.
+pub struct Model {
+    blocks: Vec<Block>,
+    packing: Packing,
+    instance: Instance,
+}
+
+impl Model {
+    /// The model of a problem; `None` if it has no parameters.
+    pub fn new(problem: &Problem<'_>) -> Option<Model> {
+        let graph = problem.graph;
+        let blocks = blocks::find(graph);
+        let packing = chunks::grid_search(&chunks::sizes(graph, &blocks), chunks::RANGE)?;
+        let instance = protrain::instance(problem, &blocks, &packing, host_rate(problem))?;
+        Some(Model { blocks, packing, instance })
+    }
+
+    /// The configurations of a ladder of `rungs` capacities, roomiest first, each once.
+    pub fn ladder(&self, rungs: usize) -> Vec<Config> {
+        let n_chunks = self.instance.chunks.len();
+        let keep = protrain::memory(&self.instance, &Config { n_persist: n_chunks, ..Config::default() });
+        let least = self.least().min(keep).max(1);
+        let ratio = least as f64 / keep as f64;
+        let mut found = vec![];
+        let mut seen = BTreeSet::new();
+        for rung in 0..rungs {
+            let share = ratio.powf(rung as f64 / (rungs.max(2) - 1) as f64);
+            // The last rung is the least itself, however the power is rounded.
+            let capacity = ((keep as f64 * share).ceil() as u64).max(least);
+            let instance = Instance { capacity, ..self.instance.clone() };
+            if let Some((config, _)) = protrain::search(&instance).filter(|(config, _)| seen.insert(*config)) {
+                found.push(config);
+            }
+        }
+        found
+    }
+
+    /// The least memory that any configuration takes.
+    fn least(&self) -> u64 {
+        let n = self.instance.n_repeated();
+        let (n_buffer, _) = self.instance.buffers(0);
+        let swaps = 0..=self.instance.most_swaps().min(n);
+        let configs = swaps.flat_map(|n_swap| {
+            (0..=n - n_swap).map(move |n_recompute| Config { n_persist: 0, n_buffer, n_swap, n_recompute })
+        });
+        configs.map(|config| protrain::memory(&self.instance, &config)).min().unwrap_or(0)
+    }
+
+    /// What a configuration decides.
+    pub fn decisions(&self, problem: &Problem<'_>, config: &Config) -> Decisions {
+        decisions(problem, &self.blocks, &self.packing, &config.layout(&self.instance))
+    }
+}
+
+/// Drafts for a ladder of `rungs` capacities; none for a graph without parameters.
+pub fn drafts(problem: &Problem<'_>, rungs: usize) -> Vec<Draft> {
+    let mut drafts = vec![];
+    let Some(model) = Model::new(problem) else { return drafts };
+    for config in model.ladder(rungs) {
+        let decisions = model.decisions(problem, &config);
+        match realise::unnamed(problem, &decisions) {
+            Ok(schedule) => {
+                draft(problem, &decisions, &schedule, &mut drafts);
+            }
+            Err(error) => log::debug!("{config:?} is not legal: {error}"),
+        }
+    }
+    drafts
+}
+
+/// Bytes of states and gradients that the host updates in a µs, as [`protrain::instance`] counts them.
+fn host_rate(problem: &Problem<'_>) -> f64 {
+    let graph = problem.graph;
+    let (mut bytes, mut micros) = (0u64, 0.0);
+    for &node in problem.groups.iter().flat_map(|group| &group.updates) {
+        // Parameters and moments, which the update changes, and the gradients, which are as large as parameters.
+        let states = states_of(graph, node);
+        let of = |param: bool| {
+            let states = states.iter().filter(move |&&s| (graph.states[s].kind == ir::StateKind::Param) == param);
+            states.map(|&s| graph.values[graph.states[s].before].ty.bytes()).sum::<u64>()
+        };
+        bytes += 2 * of(true) + of(false);
+        micros += problem.cost.host(graph, node);
+    }
+    // Without updates, no rate matters.
+    if 0.0 < micros { bytes as f64 / micros } else { 1.0 }
+}
+
+/// The states that a node makes new values of.
+fn states_of(graph: &Graph, node: Node) -> Vec<usize> {
+    let outputs = &graph.nodes[node].outputs;
+    (0..graph.states.len()).filter(|&i| outputs.contains(&graph.root(graph.states[i].after))).collect()
+}
+
+/// What a layout of these blocks and chunks decides.
+pub fn decisions(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, layout: &Layout) -> Decisions {
+    let mut block_of: Table<Node, Option<usize>> = Table::filled(problem.graph.nodes.len(), None);
+    for (i, block) in blocks.iter().enumerate() {
+        for &node in block.forward.iter().chain(&block.backward) {
+            block_of[node] = Some(i);
+        }
+    }
+    let mut decisions = Decisions::default();
+    activations(problem, &block_of, layout, &mut decisions);
+    states(problem, &block_of, blocks, packing, layout, &mut decisions);
+    decisions
+}
+
+/// Cuts what swapped and recomputed blocks leave for their backward.
+fn activations(
+    problem: &Problem<'_>,
+    block_of: &Table<Node, Option<usize>>,
+    layout: &Layout,
+    decisions: &mut Decisions,
+) {
+    let graph = problem.graph;
+    let phase = |at: u32| graph.nodes[problem.lines[at as usize]].phase;
+    // Values that are there, or come back, when a backward wants to compute from them.
+    let mut at_hand: Table<Value, bool> = Table::filled(graph.values.len(), false);
+    // Values that the block that computes them can compute again.
+    let mut again: Table<Value, bool> = Table::filled(graph.values.len(), false);
+    let given = |root: Value| !matches!(graph.values[root].def, Def::Node(..));
+    for &node in problem.lines.iter().filter(|&&node| graph.nodes[node].phase == Phase::Forward) {
+        let data = &graph.nodes[node];
+        let Some(block) = block_of[node] else { continue };
+        let from = |root: Value| match graph.def_node(root) {
+            None => true,
+            Some(def) => {
+                let alone = graph.nodes[def].inputs.iter().all(|&input| given(graph.root(input)));
+                at_hand[root] || again[root] && (block_of[def] == Some(block) || alone)
+            }
+        };
+        let possible = data.op.is_pure() && data.inputs.iter().all(|&input| from(graph.root(input)));
+        for &value in &data.outputs {
+            again[value] = possible;
+            let accesses = problem.accesses(value);
+            // The gap between the last forward and the first backward.
+            let Some(gap) = accesses
+                .windows(2)
+                .position(|pair| phase(pair[0]) == Phase::Forward && phase(pair[1]) == Phase::Backward)
+            else {
+                continue;
+            };
+            let readers = problem.uses[value].iter().map(|&at| problem.lines[at as usize]);
+            let readers = readers.filter(|&reader| graph.nodes[reader].phase == Phase::Forward);
+            let others: BTreeSet<usize> =
+                readers.filter_map(|reader| block_of[reader]).filter(|&reader| reader != block).collect();
+            // Whose it is: an input belongs to the block that reads it; what several read stays.
+            let (owner, is_input) = match (others.len(), others.first()) {
+                (0, _) => (Some(block), false),
+                (1, Some(&reader)) => (Some(reader), true),
+                _ => (None, false),
+            };
+            let means = match owner.and_then(|owner| layout.activation[owner]) {
+                Some(Activation::Swap) => Some(Means::Swap),
+                Some(Activation::Recompute) if !is_input && possible => Some(Means::Recompute),
+                _ => None,
+            };
+            at_hand[value] = means != Some(Means::Recompute);
+            if let Some(means) = means.filter(|_| 0 < graph.values[value].ty.bytes()) {
+                let bytes = graph.values[value].ty.bytes();
+                let reason = Reason {
+                    bytes,
+                    swap: Some(2.0 * problem.cost.link(bytes)),
+                    recompute: possible.then(|| problem.cost.run(graph, node)),
+                    line: accesses[gap],
+                };
+                decisions.cuts.insert(Gap { value, gap: gap as u32 }, (means, reason));
+            }
+        }
+    }
+}
+
+/// Lets chunks that are not persistent live on the host.
+fn states(
+    problem: &Problem<'_>,
+    block_of: &Table<Node, Option<usize>>,
+    blocks: &[Block],
+    packing: &Packing,
+    layout: &Layout,
+    decisions: &mut Decisions,
+) {
+    let graph = problem.graph;
+    let of_state = |state: usize| {
+        let bytes = graph.values[graph.states[state].before].ty.bytes();
+        Reason { bytes, swap: Some(2.0 * problem.cost.link(bytes)), recompute: None, line: 0 }
+    };
+    for (c, chunk) in packing.chunks.iter().enumerate().filter(|(c, _)| !layout.persistent[*c]) {
+        let params: Vec<usize> = blocks[chunk.blocks.clone()].iter().flat_map(|b| &b.states).copied().collect();
+        for &state in &params {
+            decisions.hosted.insert(state, of_state(state));
+            let update = graph.def_node(graph.root(graph.states[state].after));
+            if let Some(update) = update.filter(|&node| graph.nodes[node].phase == Phase::Optimizer) {
+                decisions.on_host.insert(update);
+                let moments = states_of(graph, update).into_iter();
+                let moments = moments.filter(|&s| graph.states[s].kind == ir::StateKind::Moment);
+                decisions.hosted.extend(moments.map(|moment| (moment, of_state(moment))));
+            }
+            let value = graph.states[state].before;
+            // Away between passes and blocks; what is cached lies where it is until its backward. The last block's backward
+            // follows its forward: to it, both are one pass.
+            let stage = |at: u32| {
+                let node = problem.lines[at as usize];
+                let last = block_of[node] == Some(blocks.len() - 1);
+                match graph.nodes[node].phase {
+                    Phase::Backward if last => (Phase::Forward, block_of[node]),
+                    phase => (phase, block_of[node]),
+                }
+            };
+            for (gap, pair) in problem.uses[value].windows(2).enumerate() {
+                let (before, after) = (stage(pair[0]), stage(pair[1]));
+                let stays = layout.cached[c] && after.0 != Phase::Optimizer;
+                if before != after && !stays {
+                    decisions.cuts.insert(Gap { value, gap: gap as u32 }, (Means::Swap, of_state(state)));
+                }
+            }
+        }
+        if 1 < params.len() {
+            decisions.chunks.push(params);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Planners against each other, and ProTrain's layouts as plans: proved, run, and the same bits.
+
+use ir::schedule::{InstrKind, Why};
+use ir::{Graph, Phase, Schedule};
+use passes::cost::{Roofline, Tabled};
+use passes::decide::protrain::{Activation, Config, Layout, instance};
+use passes::decide::{Means, Planner, Problem, blocks, chunks, decide, layout};
+use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::graph::{canonical, optimizer};
+use passes::pipeline::{self, Budget, Error, Options};
+use passes::realise;
+use passes::schedule::order::{self, Update};
+use runtime::{Machine, StateInit};
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tests::gpt2::gpt2;
+use tests::{chain, forced};
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name)
+}
+
+fn read(name: &str) -> Graph {
+    torch::read(&folder(name), &BTreeMap::new()).unwrap().graph
+}
+
+fn prepared(mut graph: Graph) -> Graph {
+    canonical::run(&mut graph);
+    optimizer::run(&mut graph, Optimizer::AdamW).unwrap();
+    order::run(&mut graph, Update::Backward);
+    graph.compact()
+}
+
+fn with_problem<T>(graph: &Graph, device: &str, f: impl FnOnce(&Problem<'_>) -> T) -> T {
+    let device = passes::devices::named(device).unwrap();
+    let roofline = Roofline::new(&device);
+    let cost = Tabled::new(&roofline, graph);
+    f(&Problem::new(graph, &device, &cost))
+}
+
+/// A small GPT-2: three chunks' worth of blocks once chunks are as small as can be.
+fn small() -> Graph {
+    prepared(gpt2(6, 64, 4, 2, 32, 257))
+}
+
+/// At every budget that another planner fits, `auto` fits, and is not slower.
+#[test]
+fn auto_is_never_worse() {
+    let graphs = [
+        read("gpt2-tiny/joint_coarse.pt2"),
+        read("llama-tiny/joint_coarse.pt2"),
+        read("resnet-tiny/joint_coarse.pt2"),
+        gpt2(6, 64, 4, 2, 32, 257),
+    ];
+    for (graph, device) in graphs.into_iter().zip(["rtx3090", "gh200", "cpu", "a100-80g"]) {
+        let graph = prepared(graph);
+        with_problem(&graph, device, |problem| {
+            let of = |planner| decide(problem, planner, Budget::Bytes(u64::MAX)).unwrap();
+            let auto = of(Planner::Auto);
+            for planner in Planner::ALL {
+                let other = of(planner);
+                assert!(auto.smallest <= other.smallest, "{} {}", graph.name, planner.name());
+                for &(peak, micros) in &other.curve {
+                    let fits = auto.curve.iter().filter(|point| point.0 <= peak);
+                    let best = fits.map(|point| point.1).min_by(f64::total_cmp).unwrap_or(f64::INFINITY);
+                    assert!(best <= micros, "{} {} at {peak}: {micros}, auto {best}", graph.name, planner.name());
+                }
+            }
+        });
+    }
+}
+
+/// Every plan of the ladder is proved, and together they use all that a layout can say.
+#[test]
+fn layouts_are_legal_plans() {
+    let mut means = [0, 0];
+    let mut hosted = 0;
+    for (graph, device) in [
+        (prepared(read("gpt2-tiny/joint_core.pt2")), "rtx3090"),
+        (prepared(read("llama-tiny/joint_coarse.pt2")), "gh200"),
+        (prepared(read("moe-tiny/joint_core.pt2")), "cpu"),
+        (prepared(read("dropout-tiny/joint_coarse.pt2")), "a100-80g"),
+        (prepared(chain::chain(24)), "gh200"),
+        (small(), "rtx3090"),
+    ] {
+        with_problem(&graph, device, |problem| {
+            let model = layout::Model::new(problem).unwrap();
+            let ladder = model.ladder(layout::RUNGS);
+            assert!(1 < ladder.len(), "{}", graph.name);
+            for config in ladder {
+                let decisions = model.decisions(problem, &config);
+                for (used, _) in decisions.cuts.values() {
+                    means[usize::from(*used == Means::Swap)] += 1;
+                }
+                hosted += decisions.hosted.len();
+                for variant in 0..realise::VARIANTS {
+                    let proved = forced::finish(problem, decisions.clone(), variant);
+                    assert!(proved.is_ok(), "{config:?} {variant}: {}", proved.unwrap_err());
+                }
+            }
+        });
+    }
+    assert!(0 < means[0] && 0 < means[1] && 0 < hosted, "{means:?} {hosted}");
+}
+
+/// Lines of a kind, with their buffers' sizes.
+fn copies(schedule: &Schedule, why: Why) -> Vec<u64> {
+    let of = schedule.instrs.values().filter(|data| data.why == why);
+    of.filter_map(|data| if let InstrKind::Copy { bytes, .. } = data.kind { Some(bytes) } else { None }).collect()
+}
+
+/// The lines of a layout of the small model: all chunks on the host, each as large as a block.
+fn lines_of(activation: Option<Activation>, n_cached: usize) -> (Schedule, usize, Graph) {
+    let graph = small();
+    let (schedule, n) = with_problem(&graph, "a100-80g", |problem| {
+        let blocks = blocks::find(&graph);
+        let packing = chunks::grid_search(&chunks::sizes(&graph, &blocks), 0).unwrap();
+        let instance = instance(problem, &blocks, &packing, 1e4).unwrap();
+        let n = packing.chunks.len();
+        let of_block = |b: &blocks::Block| if b.repeated { activation.or(Some(Activation::Keep)) } else { None };
+        let layout = Layout {
+            activation: blocks.iter().map(of_block).collect(),
+            cached: (0..n).map(|c| n - n_cached <= c).collect(),
+            ..Config::default().layout(&instance)
+        };
+        assert_eq!(layout.persistent, vec![false; n]);
+        let decisions = layout::decisions(problem, &blocks, &packing, &layout);
+        (realise::lines(problem, &decisions).unwrap(), n)
+    });
+    (schedule, n, graph)
+}
+
+/// A block's chunk comes once for the forward and once for the backward, unless it is cached; running blocks again fetches
+/// none anew. The table of tokens comes for the start and for the head; the last norm, whose backward follows, once.
+#[test]
+fn each_chunk_comes_once_in_a_pass() {
+    let counts = |activation, cached| {
+        let (schedule, n, graph) = lines_of(activation, cached);
+        let on_host = schedule.instrs.values().filter(|data| match data.kind {
+            InstrKind::Run { node, .. } => {
+                graph.nodes[node].op.name() == "adamw" && schedule.streams[data.stream].name == "host"
+            }
+            InstrKind::Copy { .. } => false,
+        });
+        assert_eq!(on_host.count(), graph.states.iter().filter(|s| s.kind == ir::StateKind::Param).count());
+        (copies(&schedule, Why::Gather).len(), n)
+    };
+    let (all, n) = counts(None, 0);
+    assert!(4 < n, "{n} chunks");
+    for activation in [None, Some(Activation::Recompute), Some(Activation::Swap)] {
+        assert_eq!(counts(activation, 0).0, all, "{activation:?}");
+        assert_eq!(counts(activation, 3).0, all - 2, "{activation:?}");
+    }
+    assert_eq!(all, 2 * n - 1);
+}
+
+/// A swapped block sends each byte once out and once in; a recomputed one computes each line of its forward at most once
+/// again, sends nothing, and keeps its input.
+#[test]
+fn blocks_swap_and_run_again() {
+    let (kept, ..) = lines_of(None, 0);
+    assert_eq!(copies(&kept, Why::SwapOut).len(), 0);
+    let (swapped, ..) = lines_of(Some(Activation::Swap), 0);
+    let (out, back) = (copies(&swapped, Why::SwapOut), copies(&swapped, Why::SwapIn));
+    assert!(0 < out.len());
+    assert_eq!(out.iter().sum::<u64>(), back.iter().sum::<u64>());
+    let reruns = |schedule: &Schedule| {
+        let mut times: BTreeMap<ir::Node, usize> = BTreeMap::new();
+        for data in schedule.instrs.values().filter(|data| data.why == Why::Recompute) {
+            if let InstrKind::Run { node, .. } = data.kind {
+                *times.entry(node).or_default() += 1;
+            }
+        }
+        times
+    };
+    assert!(reruns(&swapped).is_empty());
+    let (recomputed, _, graph) = lines_of(Some(Activation::Recompute), 0);
+    assert_eq!(copies(&recomputed, Why::SwapOut).len(), 0);
+    let times = reruns(&recomputed);
+    assert!(times.values().all(|&n| n == 1), "{times:?}");
+    let in_blocks =
+        |node: ir::Node| graph.nodes[node].phase == Phase::Forward && graph.nodes[node].module.contains("h.");
+    assert!(times.keys().all(|&node| in_blocks(node)));
+    let products = times.keys().filter(|&&node| graph.nodes[node].op.name() == "addmm").count();
+    // Three of a block's four; the last product's result is read by no backward.
+    assert_eq!(products, 3 * 6);
+}
+
+/// The generator's blocks are those of the trace, op by op; only the trace computes a part of its mask in its first block.
+#[test]
+fn generated_blocks_are_those_of_a_trace() {
+    let mix = |mut graph: Graph| {
+        canonical::run(&mut graph);
+        let mut mix: BTreeMap<(&str, bool), usize> = BTreeMap::new();
+        for &node in &graph.order {
+            let data = &graph.nodes[node];
+            let in_block = ["h.0", "h.1"].iter().any(|block| data.module.contains(block));
+            if in_block && !data.op.is_alias() && !["full", "where"].contains(&data.op.name()) {
+                *mix.entry((data.op.name(), data.phase == Phase::Forward)).or_default() += 1;
+            }
+        }
+        mix
+    };
+    let (trace, generated) = (mix(read("gpt2-tiny/joint_coarse.pt2")), mix(gpt2(2, 64, 4, 2, 32, 257)));
+    assert!(10 < trace.len());
+    assert_eq!(trace, generated);
+}
+
+/// Losses and states after some steps on the CPU.
+fn train(name: &str, planner: Planner, budget: Budget) -> Result<(Vec<Vec<u8>>, Vec<Vec<u8>>, u64), Error> {
+    let model = torch::read(&folder(name).join("joint_core.pt2"), &BTreeMap::new()).unwrap();
+    let device = passes::devices::named("cpu").unwrap();
+    let options = Options { optimizer: Optimizer::AdamW, budget, planner, ..Options::default() };
+    let compiled = pipeline::compile(model.graph, &options, &device, &Roofline::new(&device), &mut |_| ())?;
+    let paths: Vec<&str> = compiled.program.graph.states.iter().map(|s| s.path.as_str()).collect();
+    let tensors = model.tensors.into_iter().filter(|(path, _)| paths.contains(&path.as_str()));
+    let data = tensors.map(|(path, tensor)| (path, tensor.data)).collect();
+    let artifact = codegen::emit(&compiled, &data, Optimizer::AdamW).unwrap();
+    let mut machine = Machine::new(artifact, runtime::Options::default()).unwrap();
+    machine.initialise(&StateInit { seed: 7, std: None }).unwrap();
+    let reference = std::fs::read(folder(name).join("ref.safetensors")).unwrap();
+    let reference = SafeTensors::deserialize(&reference).unwrap();
+    let mut losses = vec![];
+    for step in 0..4 {
+        let names: Vec<String> = machine.inputs().map(|input| input.name.clone()).collect();
+        for name in names {
+            let bytes = match name.as_str() {
+                HYPER => [1e-3f64, 0.9, 0.999, 1e-8, 0.01].iter().flat_map(|x| x.to_le_bytes()).collect(),
+                _ => reference.tensor(&format!("batch.{step}.{name}")).unwrap().data().to_vec(),
+            };
+            machine.write_input(&name, &bytes).unwrap();
+        }
+        machine.step().unwrap();
+        losses.push(machine.read_output("loss").unwrap());
+    }
+    let paths: Vec<String> = machine.states().map(|state| state.path.clone()).collect();
+    let states = paths.iter().map(|path| machine.read_state(path).unwrap()).collect();
+    assert_eq!(machine.measured_peak_bytes(), compiled.planned_peak);
+    Ok((losses, states, compiled.planned_peak))
+}
+
+/// ProTrain's plans give the same bits as keeping everything, at three budgets down to the smallest.
+#[test]
+fn protrain_changes_no_bit() {
+    for name in ["gpt2-tiny", "llama-tiny"] {
+        let (losses, states, keep) = train(name, Planner::Keep, Budget::Share(1.0)).unwrap();
+        assert_ne!(losses[0], losses[3]);
+        let Err(Error::Infeasible(infeasible)) = train(name, Planner::Protrain, Budget::Bytes(1)) else {
+            panic!("{name} should not fit one byte");
+        };
+        let smallest = infeasible.smallest;
+        assert!(smallest as f64 <= 0.9 * keep as f64, "{name}: {smallest} of {keep}");
+        for k in 0..3 {
+            let budget = smallest + (keep - smallest) * k / 3;
+            let (run, after, peak) = train(name, Planner::Protrain, Budget::Bytes(budget)).unwrap();
+            assert!(peak <= budget && peak < keep, "{name}: {peak} of {budget}");
+            assert_eq!(run, losses, "{name} at {budget}");
+            assert_eq!(after, states, "{name} at {budget}");
+        }
+    }
+}
