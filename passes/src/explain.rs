@@ -321,6 +321,10 @@ pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
             Means::Recompute => tally.recompute.add(bytes),
         }
     }
+    for gap in decisions.solved(problem).keys() {
+        cut[gap.value] = true;
+        tally.recompute.add(graph.values[gap.value].ty.bytes());
+    }
     for &state in decisions.hosted.keys() {
         tally.hosted.add(graph.values[graph.states[state].before].ty.bytes());
     }
@@ -346,6 +350,7 @@ pub fn decided(decisions: &Decisions, problem: &Problem<'_>, value: Value) -> St
             Means::Recompute => reruns += 1,
         }
     }
+    reruns += decisions.solved(problem).keys().filter(|gap| gap.value == value).count() as u32;
     let times = |n: u32, what: &str| match n {
         0 => None,
         1 => Some(what.to_string()),
@@ -727,6 +732,8 @@ impl Bench<'_> {
             if reason.is_some() {
                 decisions.hosted.remove(&state);
                 decisions.cuts.retain(|gap, _| gap.value != value);
+                decisions.chunks.iter_mut().for_each(|chunk| chunk.retain(|&other| other != state));
+                decisions.chunks.retain(|chunk| !chunk.is_empty());
             } else {
                 decisions.hosted.insert(state, new);
             }
@@ -747,9 +754,12 @@ impl Bench<'_> {
         let timeline = &self.compiled.timeline;
         let computed = graph.def_node(value).is_some();
         let accesses = self.problem.accesses(value);
+        let solved = decided.solved(self.problem);
         let mut gaps = vec![];
         for (number, pair) in accesses.windows(2).enumerate() {
-            let cut = decided.cuts.get(&Gap { value, gap: number as u32 }).copied();
+            let gap = Gap { value, gap: number as u32 };
+            let cut = decided.cuts.get(&gap).copied();
+            let cut = cut.or_else(|| solved.get(&gap).map(|&reason| (Means::Recompute, reason)));
             if cut.is_none() && pair[1] <= pair[0] + 1 {
                 continue;
             }
@@ -778,13 +788,22 @@ impl Bench<'_> {
             let gap = Gap { value, gap: gaps[k].gap };
             let reason = gaps[k].choice.reason.unwrap_or(self.unreasoned(value));
             let taken = gaps[k].choice.way;
+            // The lines between the accesses, before which a solver may have put reruns.
+            let between = accesses[gap.gap as usize] + 1..=accesses[gap.gap as usize + 1];
+            let spare = |decisions: &mut Decisions| {
+                for (_, nodes) in decisions.reruns.range_mut(between.clone()) {
+                    nodes.retain(|&node| !graph.nodes[node].outputs.contains(&value));
+                }
+            };
             for other in Way::ALL.into_iter().filter(|&way| way != taken) {
                 let outcome = match other {
                     Way::Recompute if !computed => Err("no node computes it".into()),
                     Way::Keep => self.outcome(|decisions| {
+                        spare(decisions);
                         decisions.cuts.remove(&gap);
                     }),
                     Way::Swap => self.outcome(|decisions| {
+                        spare(decisions);
                         decisions.cuts.insert(gap, (Means::Swap, reason));
                     }),
                     Way::Recompute => self.outcome(|decisions| {

@@ -98,7 +98,7 @@ impl Facts<'_> {
     }
 
     fn json(&self) -> serde_json::Value {
-        let Compiled { program, timeline, decided, planned_peak, live_peak, .. } = self.compiled;
+        let Compiled { program, timeline, decided, certificate, planned_peak, live_peak } = self.compiled;
         let options = model::options(&self.args.compiling);
         let count = |count: Count| json!({"count": count.count, "bytes": count.bytes});
         let millis = |micros: f64| micros / 1e3;
@@ -120,6 +120,13 @@ impl Facts<'_> {
             "smallest_feasible_bytes": decided.smallest,
             "host_peak_bytes": self.host_peak(),
             "predicted_ms": millis(timeline.micros),
+            "lower_bound_ms": millis(certificate.lower_bound),
+            "gap": certificate.gap,
+            "lower_bound_if": certificate
+                .changes
+                .iter()
+                .map(|&(change, micros)| (change.name().to_string(), json!(millis(micros))))
+                .collect::<serde_json::Map<_, _>>(),
             "swapped_bytes": timeline.swapped_bytes,
             "recomputed_ms": millis(timeline.recomputed),
             "link_busy_ms": {
@@ -149,7 +156,7 @@ impl Facts<'_> {
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
-        let Compiled { program, timeline, decided, planned_peak, live_peak, .. } = self.compiled;
+        let Compiled { program, timeline, decided, certificate, planned_peak, live_peak } = self.compiled;
         let options = model::options(&self.args.compiling);
         let (graph, schedule) = (&program.graph, &program.schedule);
         writeln!(
@@ -176,6 +183,19 @@ impl Facts<'_> {
         row("keep everything", decided.keep_peak)?;
         writeln!(out, "  {:<18} {:>10}", "host peak", short(self.host_peak()))?;
         writeln!(out, "  {:<18} {:>10}", "predicted step", micros(timeline.micros))?;
+        let (bound, gap) = (certificate.lower_bound, 100.0 * certificate.gap);
+        writeln!(
+            out,
+            "  {:<18} {:>10}  no plan at this budget is faster; gap {gap:.1}%",
+            "lower bound",
+            micros(bound)
+        )?;
+        let changes: Vec<String> = certificate
+            .changes
+            .iter()
+            .map(|&(change, bound)| format!("{} with {}", micros(bound), change.name()))
+            .collect();
+        writeln!(out, "  {:<18} {:>10}  {}", "", "it would be", changes.join(", "))?;
         let link = |stream: usize| micros(timeline.busy[Stream::new(stream)]);
         writeln!(out, "  {:<18} {:>10} in, {} out", "link at work", link(H2D), link(D2H))?;
         writeln!(out, "  {:<18} {:>10}", "recomputing", micros(timeline.recomputed))?;

@@ -162,7 +162,7 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
 
 /// The title and the figures.
 fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
-    let Compiled { program, timeline, decided, planned_peak, live_peak, .. } = source.compiled;
+    let Compiled { program, timeline, decided, planned_peak, certificate, live_peak } = source.compiled;
     let (graph, schedule, options) = (&program.graph, &program.schedule, &source.options);
     let optimizer = match options.optimizer.name() {
         "none" => "no optimizer".to_string(),
@@ -194,6 +194,11 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
             "predicted step",
             duration(timeline.micros),
             format!("{:+.1}% over the fastest plan", 100.0 * (timeline.micros / fastest.max(f64::MIN_POSITIVE) - 1.0)),
+        ),
+        (
+            "lower bound",
+            duration(certificate.lower_bound),
+            format!("no plan at this budget is faster; gap {:.1}%", 100.0 * certificate.gap),
         ),
         ("planned peak", short(*planned_peak), of_keep(*planned_peak)),
     ];
@@ -655,6 +660,9 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
             Means::Recompute => "recompute",
         };
         rows.push(row(gap.value, means, vec![format!("after access {}", gap.gap)], reason));
+    }
+    for (gap, reason) in &decisions.solved(source.problem) {
+        rows.push(row(gap.value, "recompute", vec![format!("after access {}", gap.gap)], reason));
     }
     rows
 }

@@ -143,9 +143,12 @@ impl<'a> Problem<'a> {
     pub fn hosted(&self, share: f64) -> Decisions {
         let mut decisions = Decisions::default();
         let n_hosted = (self.groups.len() as f64 * share).round() as usize;
-        let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
         for group in self.groups.iter().rev().take(n_hosted) {
-            decisions.hosted.extend(group.params.iter().chain(&group.moments).map(|&state| (state, reason)));
+            for &state in group.params.iter().chain(&group.moments) {
+                let bytes = self.graph.values[self.graph.states[state].before].ty.bytes();
+                let swap = Some(self.cost.link(bytes));
+                decisions.hosted.insert(state, Reason { bytes, swap, recompute: None, line: 0 });
+            }
             group.add_to(&mut decisions);
         }
         decisions
@@ -253,6 +256,25 @@ pub struct Decisions {
 }
 
 impl Decisions {
+    /// The gaps after which a value is computed again by one of [`Decisions::reruns`], with what that frees and costs. A
+    /// value that runs again after its last access, for another rerun, has that access's number for a gap.
+    pub fn solved(&self, problem: &Problem<'_>) -> BTreeMap<Gap, Reason> {
+        let graph = problem.graph;
+        let mut solved = BTreeMap::new();
+        for (&position, nodes) in &self.reruns {
+            for &node in nodes {
+                let recompute = Some(problem.cost.run(graph, node));
+                for &value in &graph.nodes[node].outputs {
+                    let before = problem.accesses(value).partition_point(|&at| at < position);
+                    let gap = Gap { value, gap: before.saturating_sub(1) as u32 };
+                    let bytes = graph.values[value].ty.bytes();
+                    solved.insert(gap, Reason { bytes, swap: None, recompute, line: position });
+                }
+            }
+        }
+        solved
+    }
+
     /// The decisions as text, for dumps.
     pub fn print(&self, graph: &Graph) -> String {
         let micros = |t: Option<f64>| t.map_or("impossible".into(), |t| format!("{t:.1} us"));
