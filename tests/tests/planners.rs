@@ -163,7 +163,7 @@ fn blocks_swap_and_run_again() {
     assert_eq!(copies(&kept, Why::SwapOut).len(), 0);
     let (swapped, ..) = lines_of(Some(Activation::Swap), 0);
     let (out, back) = (copies(&swapped, Why::SwapOut), copies(&swapped, Why::SwapIn));
-    assert!(0 < out.len());
+    assert!(!out.is_empty());
     assert_eq!(out.iter().sum::<u64>(), back.iter().sum::<u64>());
     let reruns = |schedule: &Schedule| {
         let mut times: BTreeMap<ir::Node, usize> = BTreeMap::new();
