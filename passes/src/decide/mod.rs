@@ -278,10 +278,11 @@ impl Planner {
         }
     }
 
-    /// What the planner proposes besides keeping everything.
+    /// What the planner proposes by itself, besides keeping everything.
     fn drafts(self, problem: &Problem<'_>) -> Vec<Draft> {
         match self {
-            Planner::Auto | Planner::Keep => vec![],
+            Planner::Auto => layout::parts(problem),
+            Planner::Keep => vec![],
             // Trajectories know nothing of each other, so that they may run side by side.
             Planner::Greedy => std::thread::scope(|scope| {
                 let trajectories = greedy::TASTES.map(|taste| scope.spawn(move || greedy::trajectory(problem, taste)));
