@@ -71,7 +71,8 @@ fn auto_is_never_worse() {
     }
 }
 
-/// Every plan of the ladder is proved, and together they use all that a layout can say.
+/// Every plan of the ladder is proved, and so are those that compute parts of blocks again; together they use all that a
+/// layout can say.
 #[test]
 fn layouts_are_legal_plans() {
     let mut means = [0, 0];
@@ -85,6 +86,12 @@ fn layouts_are_legal_plans() {
         (small(), "rtx3090"),
     ] {
         with_problem(&graph, device, |problem| {
+            let parts = layout::parts(problem);
+            assert!(1 < parts.len(), "{}", graph.name);
+            for draft in parts.iter().step_by(7) {
+                let proved = forced::finish(problem, (*draft.decisions).clone(), 0);
+                assert!(proved.is_ok(), "parts: {}", proved.unwrap_err());
+            }
             let model = layout::Model::new(problem).unwrap();
             let ladder = model.ladder(layout::RUNGS);
             assert!(1 < ladder.len(), "{}", graph.name);
@@ -163,7 +170,7 @@ fn blocks_swap_and_run_again() {
     assert_eq!(copies(&kept, Why::SwapOut).len(), 0);
     let (swapped, ..) = lines_of(Some(Activation::Swap), 0);
     let (out, back) = (copies(&swapped, Why::SwapOut), copies(&swapped, Why::SwapIn));
-    assert!(0 < out.len());
+    assert!(!out.is_empty());
     assert_eq!(out.iter().sum::<u64>(), back.iter().sum::<u64>());
     let reruns = |schedule: &Schedule| {
         let mut times: BTreeMap<ir::Node, usize> = BTreeMap::new();

@@ -202,9 +202,9 @@ fn reruns(schedule: &Schedule) -> usize {
 }
 
 /// Swaps what is dearest to compute again, over its gap between forward and backward, as long as the link has time: `share`
-/// of what the step leaves it.
-pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64) {
-    let Ok(schedule) = realise::unnamed(problem, decisions) else { return };
+/// of what the step leaves it. False if nothing does.
+pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64) -> bool {
+    let Ok(schedule) = realise::unnamed(problem, decisions) else { return false };
     let timeline = unlimited(problem.graph, &schedule, problem.cost);
     let banned = BTreeSet::new();
     let mut round = Round::new(problem, decisions, &schedule, &timeline, &banned, Taste::Swap);
@@ -236,6 +236,7 @@ pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64
         }
     }
     chosen.iter().for_each(|cut| cut.add_to(decisions, problem));
+    !chosen.is_empty()
 }
 
 /// Price per byte; ties go to more bytes, then to the value and gap that come first.
@@ -261,8 +262,8 @@ struct Cut {
     /// The gaps; `None` lets a state live on the host. One, or those of a block.
     gaps: Vec<(Value, Option<u32>)>,
     means: Means,
-    /// Lines over which the device's memory is freed, and how many bytes.
-    frees: Vec<(usize, usize, u64)>,
+    /// What it frees.
+    frees: Vec<Stretch>,
     /// All bytes, and those that a swap sends over the link.
     bytes: u64,
     sent: u64,
@@ -313,6 +314,9 @@ impl Cut {
         }
     }
 }
+
+/// Lines over which the device's memory is freed, and how many bytes.
+type Stretch = (usize, usize, u64);
 
 /// A value that lies in a buffer over lines `from..to`, touched at both ends only.
 struct Idle {
@@ -554,7 +558,7 @@ impl<'a> Round<'a> {
     /// The candidate of several idle stretches together; `copies` is what a swap of one byte takes.
     fn candidate(&self, members: Vec<(&Idle, u32)>, copies: f64) -> Option<Cut> {
         let gaps: Vec<(Value, Option<u32>)> = members.iter().map(|&(idle, gap)| (idle.value, Some(gap))).collect();
-        let frees: Vec<(usize, usize, u64)> =
+        let frees: Vec<Stretch> =
             members.iter().map(|(idle, _)| (idle.from + 1, idle.to, self.bytes(idle.buffer))).collect();
         let first = members.iter().map(|(idle, _)| idle.from).min()?;
         let to = members.iter().map(|(idle, _)| idle.to).min()?;
@@ -701,7 +705,8 @@ impl<'a> Round<'a> {
         }
         let mut cuts = vec![];
         // Entries are the states, in order, then the inputs.
-        let mut stays = vec![];
+        // Where each state that is at home lies, and when it is idle there.
+        let mut stays: Vec<Option<(Buffer, Vec<Stretch>)>> = vec![];
         for (i, (state, (_, loc))) in graph.states.iter().zip(&self.schedule.entry).enumerate() {
             if self.decisions.hosted.contains_key(&i) {
                 stays.push(None);
@@ -709,7 +714,7 @@ impl<'a> Round<'a> {
             }
             let bytes = self.bytes(loc.buffer);
             let stretches = &at_home[loc.buffer];
-            let frees: Vec<_> = stretches.iter().map(|&(from, to)| (from, to, bytes)).collect();
+            let frees: Vec<Stretch> = stretches.iter().map(|&(from, to)| (from, to, bytes)).collect();
             stays.push(Some((loc.buffer, frees.clone())));
             if stretches.iter().all(|&(from, to)| !above.any(from, to)) {
                 continue;
@@ -757,7 +762,7 @@ impl<'a> Round<'a> {
     fn host_candidate(
         &self,
         gaps: Vec<(Value, Option<u32>)>,
-        frees: Vec<(usize, usize, u64)>,
+        frees: Vec<Stretch>,
         (bytes, sent): (u64, u64),
         copies: f64,
         line: u32,

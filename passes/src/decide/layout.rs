@@ -14,6 +14,7 @@ use super::chunks::{self, Packing};
 use super::protrain::{self, Activation, Config, Instance, Layout};
 use super::record::{Draft, draft};
 use super::{Decisions, Gap, Means, Problem, Reason};
+use crate::cost::is_product;
 use crate::realise;
 use ir::graph::Def;
 use ir::{Graph, Node, Phase, Table, Value};
@@ -92,6 +93,34 @@ pub fn drafts(problem: &Problem<'_>, rungs: usize) -> Vec<Draft> {
     drafts
 }
 
+/// Shares of the chunks that stay on the device, and of the blocks that swap, in [`parts`].
+const SHARES: usize = 4;
+
+/// Drafts beside ProTrain's structure: every block computes again what takes no product (activations, norms), which is most
+/// of its bytes and little of its time; of the rest, blocks from the start swap and the others keep. Chunks as in
+/// ProTrain, for several shares of both.
+pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
+    let mut drafts = vec![];
+    let Some(Model { blocks, packing, instance }) = Model::new(problem) else { return drafts };
+    let (n_blocks, n_chunks) = (instance.n_repeated(), instance.chunks.len());
+    let shares = |n: usize| (0..=SHARES).map(move |k| n * k / SHARES).collect::<BTreeSet<usize>>();
+    for n_persist in shares(n_chunks) {
+        for n_swap in shares(n_blocks) {
+            let (n_buffer, _) = instance.buffers(n_persist);
+            let config = Config { n_persist, n_buffer, ..Config::default() };
+            let mut layout = config.layout(&instance);
+            for activation in layout.activation.iter_mut().flatten().take(n_swap) {
+                *activation = Activation::Swap;
+            }
+            let decisions = plan(problem, &blocks, &packing, &layout, true);
+            if let Ok(schedule) = realise::unnamed(problem, &decisions) {
+                draft(problem, &decisions, &schedule, &mut drafts);
+            }
+        }
+    }
+    drafts
+}
+
 /// Bytes of states and gradients that the host updates in a µs, as [`protrain::instance`] counts them.
 fn host_rate(problem: &Problem<'_>) -> f64 {
     let graph = problem.graph;
@@ -118,6 +147,11 @@ fn states_of(graph: &Graph, node: Node) -> Vec<usize> {
 
 /// What a layout of these blocks and chunks decides.
 pub fn decisions(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, layout: &Layout) -> Decisions {
+    plan(problem, blocks, packing, layout, false)
+}
+
+/// The same; with `parts`, repeated blocks compute again whatever takes no product, too.
+fn plan(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, layout: &Layout, parts: bool) -> Decisions {
     let mut block_of: Table<Node, Option<usize>> = Table::filled(problem.graph.nodes.len(), None);
     for (i, block) in blocks.iter().enumerate() {
         for &node in block.forward.iter().chain(&block.backward) {
@@ -125,7 +159,7 @@ pub fn decisions(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, lay
         }
     }
     let mut decisions = Decisions::default();
-    activations(problem, &block_of, layout, &mut decisions);
+    activations(problem, &block_of, layout, parts, &mut decisions);
     states(problem, &block_of, blocks, packing, layout, &mut decisions);
     decisions
 }
@@ -135,6 +169,7 @@ fn activations(
     problem: &Problem<'_>,
     block_of: &Table<Node, Option<usize>>,
     layout: &Layout,
+    parts: bool,
     decisions: &mut Decisions,
 ) {
     let graph = problem.graph;
@@ -154,7 +189,8 @@ fn activations(
                 at_hand[root] || again[root] && (block_of[def] == Some(block) || alone)
             }
         };
-        let possible = data.op.is_pure() && data.inputs.iter().all(|&input| from(graph.root(input)));
+        let cheap = !parts || !is_product(graph, node);
+        let possible = cheap && data.op.is_pure() && data.inputs.iter().all(|&input| from(graph.root(input)));
         for &value in &data.outputs {
             again[value] = possible;
             let accesses = problem.accesses(value);
@@ -176,6 +212,7 @@ fn activations(
                 _ => (None, false),
             };
             let means = match owner.and_then(|owner| layout.activation[owner]) {
+                Some(_) if parts && !is_input && possible => Some(Means::Recompute),
                 Some(Activation::Swap) => Some(Means::Swap),
                 Some(Activation::Recompute) if !is_input && possible => Some(Means::Recompute),
                 _ => None,

@@ -138,12 +138,16 @@ impl<'a> Problem<'a> {
         groups
     }
 
+    /// How many groups a share of them is.
+    fn n_hosted(&self, share: f64) -> usize {
+        (self.groups.len() as f64 * share).round() as usize
+    }
+
     /// Decisions that let the states of a share of the groups live on the host, those of the last blocks: their gradients
     /// come first, and their parameters are wanted last (ProTrain, section 3.1.1).
     pub fn hosted(&self, share: f64) -> Decisions {
         let mut decisions = Decisions::default();
-        let n_hosted = (self.groups.len() as f64 * share).round() as usize;
-        for group in self.groups.iter().rev().take(n_hosted) {
+        for group in self.groups.iter().rev().take(self.n_hosted(share)) {
             for &state in group.params.iter().chain(&group.moments) {
                 let bytes = self.graph.values[self.graph.states[state].before].ty.bytes();
                 let swap = Some(self.cost.link(bytes));
@@ -398,16 +402,20 @@ type Proposal<'a> = (Planner, Box<dyn Fn() -> Vec<Draft> + Sync + 'a>);
 /// What a planner has to do. `auto` does what all of them do, so that no other is better.
 fn proposals<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Proposal<'a>> {
     let mut parts: Vec<Proposal<'a>> = vec![];
+    // Shares of few blocks may come to the same.
+    let n_hosted = |share: f64| problem.n_hosted(share);
+    let distinct = |share: f64| 0 < n_hosted(share) && (share == 1.0 || n_hosted(share) < problem.groups.len());
     for who in Planner::ALL.into_iter().filter(|&who| planner == who || planner == Planner::Auto) {
         match who {
             Planner::Auto => {
-                for start in recompute::STARTS {
+                for start in recompute::STARTS.into_iter().filter(|start| start.0 == 0.0 || distinct(start.0)) {
                     parts.push((who, Box::new(move || recompute::drafts(problem, start))));
                 }
+                parts.push((who, Box::new(move || layout::parts(problem))));
             }
             Planner::Keep => {}
             Planner::Greedy => {
-                for share in greedy::HOSTED {
+                for share in greedy::HOSTED.into_iter().filter(|&share| share == 0.0 || distinct(share)) {
                     parts.push((who, Box::new(move || greedy::jumps(problem, share, greedy::Taste::Cheaper))));
                 }
                 for taste in greedy::TASTES {

@@ -31,8 +31,9 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64)) -> Vec<Draft
     let mut drafts = vec![];
     let mut base = problem.hosted(hosted);
     problem.stream_hosted(&mut base);
-    if 0.0 < swapped {
-        swaps(problem, &mut base, swapped);
+    // Where nothing is worth swapping, the start without swaps has it all.
+    if 0.0 < swapped && !swaps(problem, &mut base, swapped) {
+        return drafts;
     }
     let Ok(mut schedule) = apply::unnamed(problem, &base) else { return drafts };
     inplace::run(problem.graph, &mut schedule);

@@ -32,8 +32,8 @@ impl Default for Effort {
     }
 }
 
-/// Problems with no more possible reruns than this are enumerated: 65 536 sets.
-const ENUMERABLE: usize = 16;
+/// Problems with no more possible reruns than this are enumerated: 1024 sets.
+const ENUMERABLE: usize = 10;
 
 /// The fastest set of reruns found whose peak is within `budget` bytes; `None` if none was found.
 pub fn solve(problem: &Problem, budget: u64, effort: Effort) -> Option<Solution> {

@@ -1,0 +1,68 @@
+//! What is chosen, and what is said of it: the link decides between swapping and recomputing (ProTrain, section 5.3.1), and no
+//! plan is faster than the certificate of its budget allows.
+
+use ir::{Device, Graph};
+use passes::cost::Roofline;
+use passes::decide::Planner;
+use passes::devices;
+use passes::graph::optimizer::Optimizer;
+use passes::pipeline::{self, Budget, Compiled, Options};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+fn model(name: &str) -> Graph {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("data/models/{name}/joint_coarse.pt2"));
+    torch::read(&file, &BTreeMap::new()).unwrap().graph
+}
+
+fn compile(graph: &Graph, device: &Device, optimizer: Optimizer, planner: Planner, budget: Budget) -> Compiled {
+    let options = Options { optimizer, planner, budget, ..Options::default() };
+    pipeline::compile(graph.clone(), &options, device, &Roofline::new(device), &mut |_| ()).unwrap()
+}
+
+#[test]
+fn a_slow_link_recomputes_a_fast_one_swaps_and_spare_memory_does_neither() {
+    let test = devices::named("test").unwrap();
+    for name in ["gpt2-tiny", "llama-tiny"] {
+        let graph = model(name);
+        let moved = |link_bandwidth: f64, share: f64| {
+            let device = Device { link_bandwidth, link_micros: 0.0, ..test.clone() };
+            let compiled = compile(&graph, &device, Optimizer::None, Planner::Auto, Budget::Share(share));
+            (compiled.timeline.swapped_bytes, compiled.timeline.recomputed)
+        };
+        let (swapped, recomputed) = moved(1e5, 0.7);
+        assert!(
+            swapped == 0 && 0.0 < recomputed,
+            "{name}, slow link: {swapped} bytes swapped, {recomputed} us recomputed"
+        );
+        let (swapped, recomputed) = moved(1e11, 0.7);
+        assert!(
+            0 < swapped && recomputed == 0.0,
+            "{name}, fast link: {swapped} bytes swapped, {recomputed} us recomputed"
+        );
+        for link in [1e5, 1e11] {
+            assert_eq!(moved(link, 1.0), (0, 0.0), "{name}, spare memory");
+        }
+    }
+}
+
+/// At the budgets of a whole curve: no plan of any planner beats the bound, and the bound falls as the budget grows.
+#[test]
+fn certificates_hold() {
+    let device = devices::named("a100-80g").unwrap();
+    for name in ["gpt2-tiny", "moe-tiny"] {
+        let graph = model(name);
+        let curve = compile(&graph, &device, Optimizer::AdamW, Planner::Auto, Budget::Share(1.0)).decided.curve;
+        assert!(3 <= curve.len(), "{name}: {curve:?}");
+        let mut last = 0.0;
+        for (bytes, micros) in curve.iter().copied().step_by(1 + curve.len() / 5) {
+            let compiled = compile(&graph, &device, Optimizer::AdamW, Planner::Auto, Budget::Bytes(bytes));
+            let certificate = &compiled.certificate;
+            assert!(compiled.timeline.micros <= micros * (1.0 + 1e-9), "{name} at {bytes}");
+            assert!(certificate.lower_bound <= compiled.timeline.micros, "{name} at {bytes}: {certificate:?}");
+            assert!(0.0 <= certificate.gap && last <= certificate.lower_bound * (1.0 + 1e-6), "{name} at {bytes}");
+            assert!(certificate.changes.iter().all(|&(_, bound)| bound <= certificate.lower_bound));
+            last = certificate.lower_bound;
+        }
+    }
+}
