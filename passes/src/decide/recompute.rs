@@ -21,8 +21,9 @@ pub const STARTS: [(f64, f64); 9] =
     [(0.0, 0.0), (0.0, 0.5), (0.0, 0.9), (0.5, 0.0), (0.5, 0.5), (0.5, 0.9), (1.0, 0.0), (1.0, 0.5), (1.0, 0.9)];
 /// Each budget is the last one's times this; the second is for large graphs.
 const LADDER: [f64; 2] = [0.9, 0.82];
-/// Steps of the solver for a budget.
-const STEPS: u64 = 30_000;
+/// Steps of the solver for a budget, a line, and at most.
+const STEPS: u64 = 40;
+const MOST_STEPS: u64 = 30_000;
 /// Rounds in which a budget is corrected.
 const TRIES: usize = 2;
 
@@ -50,7 +51,8 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64)) -> Vec<Draft
         let mut found = None;
         for _ in 0..TRIES {
             let budget = (target + excess).max(0.0) as u64;
-            let effort = Effort { steps: STEPS, seed: 0 };
+            let steps = (STEPS * schedule.instrs.len() as u64).min(MOST_STEPS);
+            let effort = Effort { steps, seed: 0 };
             let Some(solution) = remat::solve(&model.problem, budget, effort) else { break };
             let mut decisions = base.clone();
             model.add_to(&solution, &mut decisions);

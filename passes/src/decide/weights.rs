@@ -12,12 +12,17 @@ use crate::realise;
 use ir::{Node, Phase};
 
 /// Each memory is the last one's times this.
-const LADDER: f64 = 0.93;
+const LADDER: f64 = 0.88;
+/// A chain of fewer layers has nothing to hide a transfer behind.
+const FEWEST: usize = 3;
 
 /// Drafts for a ladder of memories.
 pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
     let graph = problem.graph;
     let blocks = blocks::find(graph);
+    if blocks.len() < FEWEST {
+        return vec![];
+    }
     let bytes = |state: usize| graph.values[graph.states[state].before].ty.bytes();
     let micros = |nodes: &[Node]| -> f64 { nodes.iter().map(|&node| problem.cost.run(graph, node)).sum() };
     // What a block's forward leaves to be read in backward.
