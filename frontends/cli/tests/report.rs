@@ -305,7 +305,7 @@ fn balanced(text: &str) -> Vec<String> {
         }
         let name = tag.split([' ', '/']).next().unwrap().to_string();
         assert!(!name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric()), "{tag:?}");
-        assert!(tag.matches('"').count() % 2 == 0 && !tag.contains('<'), "{tag:?}");
+        assert!(tag.matches('"').count().is_multiple_of(2) && !tag.contains('<'), "{tag:?}");
         tags.push(name.clone());
         if tag.ends_with('/') {
             continue;
