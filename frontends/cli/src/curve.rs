@@ -168,7 +168,7 @@ impl Axis {
             let step = 1 + (last - first).max(0) as usize / 10;
             return (first..=last).step_by(step).map(|power| unit * f64::from(power).exp2()).collect();
         }
-        let rough = (high - low) / 7.0;
+        let rough = (high - low) / 9.0;
         let power = 10f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|&s| rough <= s).unwrap_or(rough);
         let (first, last) = ((low / step).ceil() as i64, (high / step).floor() as i64);

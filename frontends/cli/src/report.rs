@@ -245,11 +245,12 @@ fn peak(out: &mut String, source: &Source<'_>, residences: &[Residence], grouped
     writeln!(
         out,
         "<section id=\"peak\">\n<h2>Who is there</h2>\n<p class=\"lead\" id=\"moment\">At the peak, {} into the step: {} in {} \
-         tensors. The pool is {}: places that no tensor could use make up the rest.</p>\n<div class=\"beside\">",
+         tensors. The pool has {}{}.</p>\n<div class=\"beside\">",
         duration(at),
         short(bytes),
         there.len(),
-        short(source.compiled.planned_peak)
+        short(source.compiled.planned_peak),
+        if bytes < source.compiled.planned_peak { ": the rest lies in gaps between tensors" } else { "" }
     )?;
     writeln!(
         out,
@@ -335,7 +336,7 @@ fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     )?;
     writeln!(
         out,
-        "<details><summary>All {} plans</summary>\n<div class=\"scroll\"><table><thead><tr><th>budget</th><th>of keep</th>\
+        "<details><summary>Plans: {}</summary>\n<div class=\"scroll\"><table><thead><tr><th>budget</th><th>of keep</th>\
          <th>predicted step</th><th>overhead</th><th>1% less costs</th><th></th></tr></thead><tbody>",
         source.curve.len()
     )?;

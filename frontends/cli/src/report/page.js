@@ -553,10 +553,12 @@
     const made = [];
     for (const g of groups) {
       const isOpen = few || open.has(g.name);
+      const many = count(g.list.length) + (g.list.length === 1 ? " decision" : " decisions");
+      const what = element("td", "", g.what);
+      what.colSpan = 2;
       const head = element("tr", isOpen ? "group open" : "group",
-        element("td", "", g.name), element("td", "", count(g.list.length)), element("td", "", g.what),
-        element("td", "n", bytes(g.size)), element("td", "n", micros(g.cost)), element("td"), element("td"), element("td"),
-        element("td"));
+        element("td", "", g.name, " ", element("small", "", many)), what, element("td", "n", bytes(g.size)),
+        element("td", "n", micros(g.cost)), element("td"), element("td"), element("td"), element("td"));
       head.addEventListener("click", () => {
         if (!open.delete(g.name)) open.add(g.name);
         fill();
