@@ -372,7 +372,7 @@ pub struct Decided {
 pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
     let keep = record::judge(problem, &greedy::keep(problem));
     let keep_peak = keep.iter().map(|r| r.peak).min().ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
-    let records = [keep, record::judge(problem, &run_all(&proposals(problem, planner)))].concat();
+    let records = [keep, record::judge(problem, &run_all(problem, &proposals(problem, planner)))].concat();
     let limit = match budget {
         Budget::Device => problem.device.device_bytes,
         Budget::Bytes(bytes) => bytes,
@@ -431,7 +431,7 @@ fn proposals<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Proposal<'a>
 
 /// Runs the parts on as many threads as there are processors. Of each planner's drafts those remain that no other of its
 /// own clearly beats: what one planner proposes never hides what another does.
-fn run_all(parts: &[Proposal<'_>]) -> Vec<Draft> {
+fn run_all(problem: &Problem<'_>, parts: &[Proposal<'_>]) -> Vec<Draft> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = vec![];
@@ -448,9 +448,11 @@ fn run_all(parts: &[Proposal<'_>]) -> Vec<Draft> {
     });
     done.sort_by_key(|&(at, ..)| at);
     let of = |planner: Planner| -> Vec<Draft> {
-        done.iter().filter(|part| part.1 == planner).flat_map(|part| part.2.iter().cloned()).collect()
+        let drafts = done.iter().filter(|part| part.1 == planner).flat_map(|part| &part.2);
+        // One that the host has no room for should not hide one that it has.
+        drafts.filter(|draft| problem.host_limit.is_none_or(|limit| draft.host <= limit)).cloned().collect()
     };
-    Planner::ALL.into_iter().flat_map(|planner| record::front(&of(planner))).collect()
+    Planner::ALL.into_iter().flat_map(|planner| record::front(problem, of(planner))).collect()
 }
 
 /// The fastest record; of equally fast ones, that with the fewest decisions. A lower budget leaves fewer records, so it

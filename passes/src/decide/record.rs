@@ -5,7 +5,7 @@
 use super::{Decisions, Problem};
 use crate::alloc::{lifetimes, live_peak};
 use crate::realise::{self, Finished};
-use crate::schedule::apply::DEVICE;
+use crate::schedule::apply::{DEVICE, HOST};
 use crate::schedule::prefetch;
 use crate::sim::{Timeline, unlimited};
 use ir::{Id, Pool, Schedule};
@@ -19,6 +19,8 @@ pub struct Draft {
     pub decisions: Arc<Decisions>,
     /// The most bytes alive on the device at one line: no plan needs fewer.
     pub live: u64,
+    /// The same of the host.
+    pub host: u64,
     /// Time of a step that never waits for bytes, µs.
     pub micros: f64,
 }
@@ -42,17 +44,22 @@ pub struct Record {
 const AHEAD: [f64; 4] = [0.0, 0.05, 0.15, 0.4];
 /// The least share of a step that more room for copies should win.
 const WORTH: f64 = 0.001;
+/// Graphs of fewer lines have every draft judged.
+const SMALL: usize = 64;
 /// A draft is dropped if another is better by this share in both bytes and time. Gaps between tensors blur the bytes.
 const CLEARLY: f64 = 0.005;
 
 /// The drafts of decisions, with more and less room for copies to come early; returns the timeline of the first, which has
 /// none. `schedule` is what the decisions, without such room, make of the problem.
 pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, drafts: &mut Vec<Draft>) -> Timeline {
-    let live_of = |schedule: &Schedule| live_peak(schedule, &lifetimes(schedule), Pool::new(DEVICE));
-    let live = live_of(schedule);
+    let live_of = |schedule: &Schedule| {
+        let lives = lifetimes(schedule);
+        [DEVICE, HOST].map(|pool| live_peak(schedule, &lives, Pool::new(pool)))
+    };
+    let [live, host] = live_of(schedule);
     let timeline = unlimited(problem.graph, schedule, problem.cost);
     let mut fastest = timeline.micros;
-    drafts.push(Draft { decisions: Arc::new(decisions.clone()), live, micros: fastest });
+    drafts.push(Draft { decisions: Arc::new(decisions.clone()), live, host, micros: fastest });
     for share in &AHEAD[1..] {
         let ahead = (live as f64 * share) as u64;
         let mut early = schedule.clone();
@@ -61,7 +68,8 @@ pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, 
         if micros < fastest * (1.0 - WORTH) {
             fastest = micros;
             let decisions = Arc::new(Decisions { ahead, ..decisions.clone() });
-            drafts.push(Draft { decisions, live: live_of(&early), micros });
+            let [live, host] = live_of(&early);
+            drafts.push(Draft { decisions, live, host, micros });
         }
     }
     timeline
@@ -88,9 +96,11 @@ pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
     done.into_iter().flat_map(|(_, records)| records).collect()
 }
 
-/// The drafts that no other clearly beats, fewest bytes first.
-pub fn front(drafts: &[Draft]) -> Vec<Draft> {
-    let mut drafts = drafts.to_vec();
+/// The drafts that no other clearly beats, fewest bytes first; all of them where judging takes no time.
+pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
+    if problem.lines.len() < SMALL {
+        return drafts;
+    }
     drafts.sort_by(|a, b| a.live.cmp(&b.live).then(a.micros.total_cmp(&b.micros)));
     // The fastest among those of fewer bytes, as far as those are clearly fewer.
     let (mut behind, mut fastest) = (0, f64::INFINITY);

@@ -7,7 +7,7 @@
 use super::apply::{COMPUTE, DEVICE, H2D};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::cost::Cost;
-use ir::schedule::{InstrData, InstrKind, Schedule};
+use ir::schedule::{InstrData, InstrKind, Schedule, Why};
 use ir::{Graph, Id, Instr, Pool, Table};
 
 /// Reorders the lines; copies may take `ahead` bytes above the peak.
@@ -44,7 +44,8 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost, ahead: u64) 
     let mut link_free = f64::INFINITY;
     for (instr, data) in schedule.instrs.iter().rev() {
         let InstrKind::Copy { dst, bytes, .. } = data.kind else { continue };
-        if data.stream.index() != H2D {
+        // A state's new value goes home over the old one, which lines before may read.
+        if data.stream.index() != H2D || data.why == Why::Update {
             continue;
         }
         let line = instr.index();
