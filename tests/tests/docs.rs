@@ -1,8 +1,8 @@
 //! The samples in `docs/passes.md` are what the passes make of `docs/mlp.ir`. A sample names its pass, and its budget
 //! where the pass depends on one; its lines stand in the dump in this order, and `..` is what is left out.
 
+use ir::Device;
 use passes::cost::Roofline;
-use passes::devices;
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget, Options};
 use std::collections::BTreeMap;
@@ -10,11 +10,10 @@ use std::collections::BTreeMap;
 const DOC: &str = include_str!("../../docs/passes.md");
 const MODEL: &str = include_str!("../../docs/mlp.ir");
 
-/// What each pass makes of the model, by name; as `plan docs/mlp.ir --optimizer sgd --device test --link 100MB/s` dumps it.
+/// What each pass makes of the model, by name; as `plan docs/mlp.ir --optimizer sgd --device docs/mlp.toml` dumps it.
 fn dumps(percent: f64) -> BTreeMap<String, String> {
     let graph = ir::text::parse_graph(MODEL).unwrap();
-    let mut device = devices::named("test").unwrap();
-    device.link_bandwidth = 100e6;
+    let device = Device::from_toml(include_str!("../../docs/mlp.toml")).unwrap();
     let budget = Budget::Share(percent / 100.0);
     let options = Options { optimizer: Optimizer::Sgd, budget, ..Options::default() };
     let mut dumps = BTreeMap::from([("import".to_string(), ir::text::print_graph(&graph))]);
