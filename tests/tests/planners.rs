@@ -214,8 +214,11 @@ fn generated_blocks_are_those_of_a_trace() {
     assert_eq!(trace, generated);
 }
 
-/// Losses and states after some steps on the CPU.
-fn train(name: &str, planner: Planner, budget: Budget) -> Result<(Vec<Vec<u8>>, Vec<Vec<u8>>, u64), Error> {
+/// Losses, states after the last step, and the planned peak.
+type Trained = (Vec<Vec<u8>>, Vec<Vec<u8>>, u64);
+
+/// Some steps on the CPU.
+fn train(name: &str, planner: Planner, budget: Budget) -> Result<Trained, Error> {
     let model = torch::read(&folder(name).join("joint_core.pt2"), &BTreeMap::new()).unwrap();
     let device = passes::devices::named("cpu").unwrap();
     let options = Options { optimizer: Optimizer::AdamW, budget, planner, ..Options::default() };

@@ -315,6 +315,9 @@ impl Cut {
     }
 }
 
+/// What a buffer holds: at which offset which value, and since which line nobody has touched it. Chunks hold several.
+type Held = SmallVec<[(u64, Value, usize); 1]>;
+
 /// Lines over which the device's memory is freed, and how many bytes.
 type Stretch = (usize, usize, u64);
 
@@ -453,8 +456,7 @@ impl<'a> Round<'a> {
         let (graph, schedule) = (self.problem.graph, self.schedule);
         let n = schedule.instrs.len();
         // What each buffer holds at which offset, and since which line nobody has touched it.
-        let mut holds: Table<Buffer, SmallVec<[(u64, Value, usize); 1]>> =
-            Table::filled(schedule.buffers.len(), SmallVec::new());
+        let mut holds: Table<Buffer, Held> = Table::filled(schedule.buffers.len(), Held::new());
         let mut idle = vec![];
         for &(value, loc) in &schedule.entry {
             holds[loc.buffer].push((loc.offset, graph.root(value), 0));

@@ -56,7 +56,7 @@ const LATENCIES: f64 = 32.0;
 pub struct Group {
     /// Parameters, in the order in which the step first uses them; positions in the graph's states.
     pub params: Vec<usize>,
-    /// The same, as they come and go together; see [`Problem::chunks`].
+    /// The same, as they come and go together: each long enough for the link.
     pub chunks: Vec<Vec<usize>>,
     /// What else their updates change: moments.
     pub moments: Vec<usize>,

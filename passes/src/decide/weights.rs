@@ -1,6 +1,6 @@
 //! Weight offloading (paper: O. Beaumont et al., "Weight Offloading Strategies for Training Large DNN Models", 2022) as a
 //! planner of whole graphs: the model's blocks are the chain's layers, activations stay, and every update is the device's.
-//! [`offload`] says how much of each block's weights leaves in which gap; whole parameters are taken until it is reached.
+//! [`offload`](crate::offload) says how much of each block's weights leaves in which gap; whole parameters are taken until it is reached.
 //!
 //! A parameter that is to be away between forward and backward alone is away between steps too: a state either lives on
 //! the device, all the time, or on the host.
