@@ -188,7 +188,7 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
 }
 
 /// True where a round takes long, and a share of the bytes holds many tensors.
-pub(super) fn large(problem: &Problem<'_>) -> bool {
+pub(crate) fn large(problem: &Problem<'_>) -> bool {
     LARGE <= problem.lines.len()
 }
 

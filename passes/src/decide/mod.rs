@@ -418,7 +418,9 @@ fn proposals<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Proposal<'a>
                 for share in greedy::HOSTED.into_iter().filter(|&share| share == 0.0 || distinct(share)) {
                     parts.push((who, Box::new(move || greedy::jumps(problem, share, greedy::Taste::Cheaper))));
                 }
-                for taste in greedy::TASTES {
+                // Where rounds take long, those tastes that mix means.
+                let mixes = |taste: &greedy::Taste| matches!(taste, greedy::Taste::Cheaper | greedy::Taste::Block);
+                for taste in greedy::TASTES.into_iter().filter(|taste| !greedy::large(problem) || mixes(taste)) {
                     parts.push((who, Box::new(move || greedy::trajectory(problem, taste))));
                 }
             }
