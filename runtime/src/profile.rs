@@ -24,7 +24,7 @@ use artifact::{Artifact, Attr, DType, Kernel, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// An op of a step. Places are addresses in one pool, as a plan gave them; which pool is not looked at.
@@ -49,14 +49,21 @@ pub enum Content {
     Bytes(Vec<u8>),
 }
 
+/// An op's time, µs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Micros {
+    /// The middle one of all rounds.
+    pub median: f64,
+    /// In the round that was the fastest of all. If the sum is far below the medians', the machine was busy with
+    /// something else.
+    pub fastest: f64,
+}
+
 /// The times of a step's ops.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Times {
-    /// Each op's time, the median over rounds, µs; or why it could not be run.
-    pub micros: Vec<Result<f64, String>>,
-    /// The sum of each op's shortest time, µs. If that is far below the sum of the medians, the machine was busy with
-    /// something else.
-    pub least: f64,
+    /// Each op's time, or why it could not be run.
+    pub micros: Vec<Result<Micros, String>>,
     /// The memory that it took, bytes.
     pub bytes: u64,
     /// What the largest op needs alone, bytes.
@@ -168,13 +175,17 @@ impl Replay {
                 last = Instant::now();
             }
         }
-        let median = |(op, times): (&Result<Ready, String>, &Vec<f64>)| match op {
-            Ok(_) => median(times).ok_or_else(|| "it was not run".to_string()),
-            Err(why) => Err(why.clone()),
+        let ran = || self.ops.iter().zip(&self.times).filter(|(op, _)| op.is_ok()).map(|(_, times)| times);
+        let n_rounds = ran().map(Vec::len).min().unwrap_or(0);
+        let sum = |round: usize| ran().map(|times| times[round]).sum::<f64>();
+        let fastest = (0..n_rounds).min_by(|&a, &b| sum(a).total_cmp(&sum(b)));
+        let micros = |(op, times): (&Result<Ready, String>, &Vec<f64>)| match (op, fastest) {
+            (Ok(_), Some(fastest)) => Ok(Micros { median: median(times).unwrap_or(0.0), fastest: times[fastest] }),
+            (Ok(_), None) => Err("it was not run".to_string()),
+            (Err(why), _) => Err(why.clone()),
         };
-        let micros = self.ops.iter().zip(&self.times).map(median).collect();
-        let least = self.times.iter().filter_map(|times| times.iter().copied().min_by(f64::total_cmp)).sum();
-        Times { micros, least, bytes: self.bytes, largest_op: self.largest_op }
+        let micros = self.ops.iter().zip(&self.times).map(micros).collect();
+        Times { micros, bytes: self.bytes, largest_op: self.largest_op }
     }
 
     /// Makes an op's missing operands; false if there are none.
@@ -438,6 +449,10 @@ const AROUND: usize = 16 << 20;
 /// Elements of one update of the host's load.
 const UPDATE: u64 = 1 << 18;
 
+/// What two loads leave each other is the median of so many comparisons, each with the loads alone just before and after:
+/// whatever else the machine does changes slowly.
+const TURNS: usize = 5;
+
 /// Measures the machine, beside a replay that has run; each measurement takes about `seconds`.
 pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> Result<Figures, Error> {
     let pace = link.map(|(bandwidth, latency)| Pace { bandwidth, latency });
@@ -455,10 +470,15 @@ pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> 
     let (inwards, outwards) = (copies(&a, &b), copies(&c, &d));
     let medians: Vec<f64> = replay.times.iter().map(|times| median(times).unwrap_or(0.0)).collect();
 
-    // A load is a loop: it calls the function with 0, 1, … and adds up what each call says it has done.
-    let compute = |i: usize| match replay.ops.get(i % replay.ops.len().max(1)) {
-        Some(Ok(op)) if op.run().is_ok() => medians[i % medians.len()] * 1e-6,
-        _ => 0.0,
+    // A load is a loop: it calls the function with 0, 1, … and adds up what each call says it has done. The step goes on
+    // where the last measurement left it, so that all of it is measured.
+    let next_op = AtomicUsize::new(0);
+    let compute = |_: usize| {
+        let i = next_op.fetch_add(1, Ordering::Relaxed) % medians.len().max(1);
+        match replay.ops.get(i) {
+            Some(Ok(op)) if op.run().is_ok() => medians[i] * 1e-6,
+            _ => 0.0,
+        }
     };
     let copying = |link: &Link, way: Way, copies: &[(Tensor, Tensor)], i: usize| {
         let (src, dst) = &copies[i % n];
@@ -475,11 +495,17 @@ pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> 
     let mut keeps = [[1.0; 4]; 4];
     for (i, one) in loads.iter().enumerate() {
         for (j, other) in loads.iter().enumerate().skip(i + 1) {
-            let together = together(*one, *other, seconds);
             // More than alone is noise, and nothing at all would stop a simulation.
             let share = |rate: f64, alone: f64| if 0.0 < alone { (rate / alone).clamp(0.01, 1.0) } else { 1.0 };
-            keeps[i][j] = share(together.0, rates[i]);
-            keeps[j][i] = share(together.1, rates[j]);
+            let mut shares = [vec![], vec![]];
+            for _ in 0..TURNS {
+                let one_alone = alone(*one, seconds);
+                let both = together(*one, *other, seconds);
+                shares[0].push(share(both.0, one_alone));
+                shares[1].push(share(both.1, alone(*other, seconds)));
+            }
+            let [one, other] = shares.map(|shares| median(&shares).unwrap_or(1.0));
+            (keeps[i][j], keeps[j][i]) = (one, other);
         }
     }
     let small = (a.range(0, ALIGN), b.range(0, ALIGN));
@@ -634,7 +660,7 @@ mod tests {
             true
         });
         assert_eq!((n, times.bytes, times.largest_op), (8, 5120, 256 + 128 + 1024));
-        assert!(times.micros.iter().all(|micros| micros.as_ref().is_ok_and(|&micros| 0.0 <= micros)), "{times:?}");
+        assert!(times.micros.iter().all(|micros| micros.as_ref().is_ok_and(|m| 0.0 <= m.fastest && 0.0 <= m.median)), "{times:?}");
         // Tokens are drawn below the number of rows, and not all the same.
         let Ok(embedding) = &replay.ops[0] else { panic!("it should be ready") };
         let mut bytes = vec![0; 128];

@@ -109,7 +109,10 @@ fn paths_and_repetition_agree_on_chains() {
 /// Large traces are not in the repository; where there are some, `LIGHTERAGE_MODELS` names their folder.
 #[test]
 fn paths_and_repetition_agree_on_large_models() {
-    let Some(folder) = std::env::var_os("LIGHTERAGE_MODELS").map(PathBuf::from) else { return };
+    let Some(folder) = std::env::var_os("LIGHTERAGE_MODELS").map(PathBuf::from) else {
+        eprintln!("skipped: LIGHTERAGE_MODELS names no folder of large models");
+        return;
+    };
     for (name, blocks) in [("gpt2-10b_coarse_fused.pt2", 48), ("llama-34b_coarse_fused.pt2", 48)] {
         let path = folder.join(name);
         if path.exists() {

@@ -56,23 +56,34 @@ fn a_slow_link_recomputes_a_fast_one_swaps_and_spare_memory_does_neither() {
     }
 }
 
-/// At the budgets of a whole curve: no plan of any planner beats the bound, and the bound falls as the budget grows.
+/// At the budgets of a whole curve, with links and hosts slow and fast: no plan beats the bound, the bound falls as the
+/// budget grows, and it says more than that every node must run.
 #[test]
 fn certificates_hold() {
-    let device = devices::named("a100-80g").unwrap();
-    for name in ["gpt2-tiny", "llama-tiny"] {
+    let test = Device { launch_micros: 0.0, link_micros: 0.0, ..devices::named("test").unwrap() };
+    let mut tight = 0;
+    for (name, link_bandwidth, host_bandwidth) in
+        [("gpt2-tiny", 1e6, 1e10), ("gpt2-tiny", 1e8, 1e8), ("llama-tiny", 1e6, 1e10), ("llama-tiny", 1e9, 1e10)]
+    {
         let graph = model(name);
-        let curve = compile(&graph, &device, Optimizer::AdamW, Planner::Auto, Budget::Share(1.0)).decided.curve;
+        let device = Device { link_bandwidth, host_bandwidth, ..test.clone() };
+        let compiled = compile(&graph, &device, Optimizer::AdamW, Planner::Auto, Budget::Share(1.0));
+        let curve = compiled.decided.curve;
         assert!(3 <= curve.len(), "{name}: {curve:?}");
         let mut last = 0.0;
-        for (bytes, micros) in curve.iter().copied().step_by(1 + curve.len() / 5) {
+        for (bytes, _) in curve.iter().copied().step_by(1 + curve.len() / 5) {
             let compiled = compile(&graph, &device, Optimizer::AdamW, Planner::Auto, Budget::Bytes(bytes));
             let certificate = &compiled.certificate;
-            assert!(compiled.timeline.micros <= micros * (1.0 + 1e-9), "{name} at {bytes}");
-            assert!(certificate.lower_bound <= compiled.timeline.micros, "{name} at {bytes}: {certificate:?}");
-            assert!(0.0 <= certificate.gap && last <= certificate.lower_bound * (1.0 + 1e-6), "{name} at {bytes}");
-            assert!(certificate.changes.iter().all(|&(_, bound)| bound <= certificate.lower_bound));
-            last = certificate.lower_bound;
+            let (bound, micros) = (certificate.lower_bound, compiled.timeline.micros);
+            assert!(bound <= micros * (1.0 + 1e-9), "{name} at {bytes}: {micros} us beats {certificate:?}");
+            // The search for prices is not exact.
+            assert!(last <= 1.01 * bound, "{name} at {bytes}: {bound} us, {last} us for more");
+            for &(change, changed) in &certificate.changes {
+                assert!(changed <= bound * (1.0 + 1e-6), "{name} at {bytes}: {changed} us with {}", change.name());
+            }
+            tight += usize::from(compiled.certificate.changes[0].1 < 0.99 * bound);
+            last = bound;
         }
     }
+    assert!(3 <= tight, "memory should bind at some budgets, not at {tight}");
 }

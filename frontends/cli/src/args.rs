@@ -273,6 +273,9 @@ pub(crate) struct ProfileArgs {
     /// How often to run each op
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
+    /// Take the times of the fastest round and not medians over rounds: for a machine on which others run too
+    #[arg(long)]
+    pub(crate) fastest: bool,
     /// The most memory that ops may take: what does not fit is made anew where it is read. What the largest op needs is
     /// taken in any case [default: 256MiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]

@@ -16,7 +16,7 @@ use passes::cost::{Cost, Lane, Roofline};
 use passes::decide::Planner;
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::pipeline::{Budget, Compiled};
-use runtime::profile::{Content, Figures, Op, Replay, Times};
+use runtime::profile::{Content, Figures, Micros, Op, Replay, Times};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,12 +25,13 @@ use std::time::{Duration, Instant};
 const ROWS: usize = 12;
 /// Without `--memory`: four times a large last-level cache, so that what a replay folds is cold in the step too.
 const MEMORY: u64 = 256 << 20;
-/// Medians whose sum is more than this many times that of the shortest times are told to be disturbed.
+/// Medians whose sum is more than this many times the fastest round's are told to be disturbed.
 const DISTURBED: f64 = 1.15;
-/// The shortest and the longest measurement of the machine, seconds: a quarter of a step's time, between these. There are
-/// a dozen.
-const SHORTEST: f64 = 0.03;
-const LONGEST: f64 = 0.5;
+/// The shortest and the longest measurement of the machine, seconds: a part of a step's time, between these. There are
+/// about a hundred.
+const SHORTEST: f64 = 0.01;
+const LONGEST: f64 = 0.1;
+const PART: f64 = 12.0;
 
 /// Runs the command.
 pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
@@ -61,25 +62,27 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         }
         true
     });
-    let step = times.micros.iter().flatten().sum::<f64>();
+    let sum = |of: fn(&Micros) -> f64| times.micros.iter().flatten().map(of).sum::<f64>();
+    let (median, fastest) = (sum(|op| op.median), sum(|op| op.fastest));
+    let step = if args.fastest { fastest } else { median };
     if let Some(bar) = &bar {
         bar.set_message("the machine");
     }
     let link =
         args.link.map(|bandwidth| (bandwidth, Duration::from_secs_f64(machine.device.link_micros.min(1e6) / 1e6)));
-    let seconds = (step / 1e6 / 4.0).clamp(SHORTEST, LONGEST);
+    let seconds = (step / 1e6 / PART).clamp(SHORTEST, LONGEST);
     let figures = runtime::profile::machine(&replay, link, seconds).map_err(failure)?;
     if let Some(bar) = &bar {
         bar.finish_and_clear();
     }
-    let measured = Measured { args, compiled: &compiled, nodes: &nodes, times: &times, figures: &figures, step };
+    let measured = Measured { args, compiled: &compiled, nodes: &nodes, times: &times, figures: &figures, step, fastest };
     let profile = measured.profile(&machine.device, start.elapsed().as_secs_f64());
     let text = profile.to_toml().map_err(Failure::Bug)?;
     save_atomically(&args.output, &[text.as_bytes()])?;
-    if DISTURBED * times.least < step {
-        let more = 100.0 * (step / times.least.max(1e-3) - 1.0);
+    if DISTURBED * fastest < step {
+        let more = 100.0 * (step / fastest.max(1e-3) - 1.0);
         out::note(&format!(
-            "note: ops took {more:.0}% more than at their fastest: the machine is busy, and predictions will be as if it stayed so"
+            "note: ops took {more:.0}% more than in the fastest round: the machine is busy, and predictions will be as if it stayed so; --fastest predicts it undisturbed"
         ));
     }
     if args.json {
@@ -165,7 +168,9 @@ struct Measured<'a> {
     nodes: &'a [ir::Node],
     times: &'a Times,
     figures: &'a Figures,
+    /// The sum of the ops' times, those that are taken and those of the fastest round, µs.
     step: f64,
+    fastest: f64,
 }
 
 impl Measured<'_> {
@@ -176,7 +181,8 @@ impl Measured<'_> {
         // What was measured, and what the roofline says: of products, and of all else.
         let mut sums = [[0.0; 2]; 2];
         for (&node, micros) in self.nodes.iter().zip(&self.times.micros) {
-            let Ok(micros) = *micros else { continue };
+            let Ok(micros) = micros else { continue };
+            let micros = if self.args.fastest { micros.fastest } else { micros.median };
             let op = ops.entry(key(graph, node)).or_insert(OpFigures { micros: 0.0, host_micros: None, count: 0 });
             // The mean, so that the sum over the step's lines is the step's.
             op.count += 1;
@@ -241,7 +247,7 @@ impl Measured<'_> {
             "distinct_ops": profile.ops.len(),
             "refused": self.refused(),
             "step_ms": profile.step_micros / 1e3,
-            "step_least_ms": self.times.least / 1e3,
+            "step_fastest_ms": self.fastest / 1e3,
             "profiling_ms": profile.profiling_seconds * 1e3,
             "peak_bytes": profile.peak_bytes,
             "window_bytes": self.times.bytes,

@@ -155,11 +155,6 @@ impl Profile {
             false => Err(format!("{} ops; {MAX_OPS} at most", self.ops.len())),
         }
     }
-
-    /// Whether an op was measured.
-    pub fn has(&self, graph: &Graph, node: Node) -> bool {
-        graph.nodes[node].op.is_alias() || self.ops.contains_key(&key(graph, node))
-    }
 }
 
 /// The cost model of a profile.

@@ -1,19 +1,31 @@
 //! How fast a step could be at a budget, at best: a certificate beside every plan.
 //!
-//! Every line that is not an update runs once on the device: that is the compute bound. At one line, moreover, what lies in
-//! memory but is not accessed there must go until the rest fits. A value goes by waiting on the host, and then its bytes
-//! come in over the link, or by being computed again, and then its node runs once more at least. What a moment needs is a
-//! gradient's way out. The best mixture of whole and broken values, with the link and the processor at work side by
-//! side, takes no longer than any plan: it forgets all other lines, latencies, and what recomputing needs in turn.
+//! Every line that is not an update runs once on the device: that is the compute bound. At some lines, moreover, what lies
+//! in memory between two accesses must go until the rest fits. A value goes by waiting on the host, and then its bytes go
+//! over the link, or by being computed again, and then its node runs once more at least. The best mixture of whole and
+//! broken values, with both ways of the link and the processor at work side by side, takes no longer than any plan: it
+//! forgets the lines between, latencies, gaps between addresses, and what recomputing needs in turn.
 //!
-//! For a time `T` the bytes that can go are bounded by duality: for any prices `m, n >= 0` they are at most
-//! `m T + n (T - C) + sum max(0, bytes - min(m link, n run))`. The least such bound is found by search; any prices are
-//! valid, so the search's precision costs tightness and not truth. `T` is found by bisection, from below.
+//! What goes over the link at least: a value in for its next access, and once out if a node made it; for an update, which
+//! may be the host's, a gradient out and nothing in; of the moments that such an update changes nothing but that gradient.
+//!
+//! The mixture is a linear program, and any multipliers of it prove a bound (Lagrange): prices `λ >= 0` of a byte at each
+//! line, and weights `i + o + n = 1` of the link's two ways and the processor. No step at a budget is shorter than
+//!
+//! ```text
+//! n compute + Σ λ (bytes - budget)  -  Σ max( Σ max(0, bytes Λ - min(i in, n run)) - o out,  Σ max(0, bytes Λ - n run) )
+//!            lines                  values   gaps                                         gaps
+//! ```
+//!
+//! with `Λ` the sum of the prices of the lines within a gap, and 0 for values that stay. It is concave; a subgradient method (B. Polyak, 1969) climbs
+//! it. Where the method stops costs tightness and not truth.
 
 use super::Problem;
 use ir::graph::Def;
 use ir::schedule::buffer_bytes;
-use ir::{Phase, StateKind, Value};
+use ir::{Node, Phase, StateKind, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// What stands in the way of a faster step.
 #[derive(Clone, PartialEq, Debug)]
@@ -50,211 +62,351 @@ impl Change {
     }
 }
 
-/// A value that may be away from a line.
-#[derive(Clone, Copy)]
-struct Item {
-    bytes: f64,
-    /// Link time that its absence takes at least, and run time, µs.
-    link: f64,
-    run: f64,
-}
+/// Lines that are looked at: the fullest of each of so many stretches.
+const LINES: usize = 48;
+/// Steps of the subgradient method, and those without a better bound after which it aims lower.
+const STEPS: usize = 150;
+const PATIENCE: usize = 8;
 
-/// A line: bytes that must be there, and what may be away.
-struct Line {
-    needed: f64,
-    items: Vec<Item>,
-}
-
-/// Lines that are looked at: those with the most bytes.
-const LINES: usize = 3;
-/// Halvings of the time, and of each price's interval.
-const HALVINGS: usize = 40;
-const PRICES: usize = 24;
+/// Prices of a byte that the method may start from: what the link takes for it, and less.
+const SCALES: i32 = 12;
+const SCALE: f64 = 0.4;
+/// Weights of the link's ways and the processor that it may start from.
+const TIMES: [[f64; 3]; 6] =
+    [[0.0, 0.0, 1.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5], [0.3, 0.3, 0.4], [0.1, 0.0, 0.9], [0.0, 0.1, 0.9]];
 
 /// The certificate of a plan that takes `micros` µs in `budget` bytes.
 pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certificate {
     let facts = Facts::new(problem);
-    let budget = budget as f64;
-    let lower_bound = facts.bound(budget, 1.0, 1.0).min(micros);
+    let now = Terms { budget: budget as f64, link: 1.0, compute: 1.0 };
+    let here = facts.prices(now, micros);
+    let mut lower_bound = facts.bound(now, &here).0;
     let changes = Change::ALL.map(|change| {
-        let bound = match change {
-            Change::Budget => facts.bound(1.5 * budget, 1.0, 1.0),
-            Change::Link => facts.bound(budget, 2.0, 1.0),
-            Change::Compute => facts.bound(budget, 1.0, 2.0),
+        let terms = match change {
+            Change::Budget => Terms { budget: 1.5 * now.budget, ..now },
+            Change::Link => Terms { link: 2.0, ..now },
+            Change::Compute => Terms { compute: 2.0, ..now },
         };
-        (change, bound.min(lower_bound))
+        let prices = facts.climb(terms, micros, here.clone());
+        // The same prices prove no less of what is harder.
+        lower_bound = lower_bound.max(facts.bound(now, &prices).0);
+        (change, facts.bound(terms, &prices).0.max(facts.bound(terms, &here).0))
     });
     let gap = if 0.0 < lower_bound { micros / lower_bound - 1.0 } else { 0.0 };
     Certificate { lower_bound, gap, changes: changes.to_vec() }
 }
 
+/// A value that may be away between accesses. Times are in µs, without latencies.
+struct Item {
+    bytes: f64,
+    /// The lines that are looked at between two accesses, which may go over the step's end; and the time on the link's way
+    /// in that absence there takes, unless the value runs again.
+    gaps: Vec<(Range<usize>, f64)>,
+    /// The time on the way out that it takes, once for all gaps.
+    outward: f64,
+    /// What a run takes of the processor.
+    run: f64,
+}
+
+/// What a bound is asked for: bytes, and link and processor as times of what they are.
+#[derive(Clone, Copy)]
+struct Terms {
+    budget: f64,
+    link: f64,
+    compute: f64,
+}
+
+/// Multipliers.
+#[derive(Clone)]
+struct Prices {
+    /// Of a byte at each line, µs.
+    lines: Vec<f64>,
+    /// Of the link's ways in and out and of the processor; their sum is 1.
+    times: [f64; 3],
+}
+
 struct Facts {
     compute: f64,
-    lines: Vec<Line>,
+    items: Vec<Item>,
+    /// Bytes at each line that is looked at, with all that may be away.
+    bytes: Vec<f64>,
+    /// µs per byte on the link.
+    wire: f64,
 }
 
 impl Facts {
     fn new(problem: &Problem<'_>) -> Facts {
         let graph = problem.graph;
         let n = problem.lines.len();
-        let is_update = |at: usize| graph.nodes[problem.lines[at]].phase == Phase::Optimizer;
-        let compute = (0..n).filter(|&at| !is_update(at)).map(|at| problem.cost.run(graph, problem.lines[at])).sum();
-        // Where each root lies between accesses: all along for states, from its definition to its last use for others.
-        let roots: Vec<Value> = graph.values.ids().filter(|&v| graph.root(v) == v).collect();
-        let span = |value: Value| match graph.values[value].def {
-            Def::State(_) => (0, n),
-            Def::Input(_) => (n, 0),
-            Def::Node(..) => {
-                let accesses = problem.accesses(value);
-                match (accesses.first(), accesses.last()) {
-                    (Some(&first), Some(&last)) => (first as usize, last as usize + 1),
-                    _ => (n, 0),
+        let phase = |at: u32| graph.nodes[problem.lines[at as usize]].phase;
+        let on_device = |at: &usize| phase(*at as u32) != Phase::Optimizer;
+        let compute = (0..n).filter(on_device).map(|at| problem.cost.run(graph, problem.lines[at])).sum();
+        let mut all: Vec<(Value, Range<usize>)> = vec![];
+        for value in graph.values.ids().filter(|&v| graph.root(v) == v && 0 < graph.values[v].ty.bytes()) {
+            let accesses = problem.accesses(value);
+            let (Some(&first), Some(&last)) = (accesses.first(), accesses.last()) else { continue };
+            all.extend(accesses.windows(2).map(|pair| (value, pair[0] as usize + 1..pair[1] as usize)));
+            if matches!(graph.values[value].def, Def::State(_)) {
+                all.push((value, last as usize + 1..n + first as usize));
+            }
+        }
+        let sizes = |value: Value| buffer_bytes(graph.values[value].ty.bytes()) as f64;
+        let needed: Vec<f64> = (0..n).map(|at| needed(problem, at)).collect();
+        // The lines: bytes at the start, and how they change.
+        let mut change = vec![0.0; 2 * n + 1];
+        for (value, lines) in all.iter().filter(|(_, lines)| lines.start < lines.end) {
+            change[lines.start] += sizes(*value);
+            change[lines.end] -= sizes(*value);
+        }
+        let mut away = vec![0.0; n];
+        let mut sum = 0.0;
+        for (at, change) in change[..2 * n].iter().enumerate() {
+            sum += change;
+            away[at % n] += sum;
+        }
+        let bytes = |at: usize| needed[at] + away[at];
+        let stretch = n.div_ceil(LINES).max(1);
+        let looked_at: Vec<usize> = (0..n)
+            .step_by(stretch)
+            .filter_map(|from| (from..n.min(from + stretch)).max_by(|&a, &b| bytes(a).total_cmp(&bytes(b))))
+            .collect();
+        let index = |at: usize| looked_at.partition_point(|&line| line < at % n) + at / n * looked_at.len();
+        let gradients = gradients(problem);
+        let mut items: Vec<Item> = vec![];
+        let mut last = None;
+        for (value, lines) in all {
+            let within = index(lines.start)..index(lines.end);
+            if within.is_empty() {
+                continue;
+            }
+            if last != Some(value) {
+                let (outward, run) = times(problem, &gradients, value);
+                items.push(Item { bytes: sizes(value), gaps: vec![], outward, run });
+                last = Some(value);
+            }
+            // An update may be the host's.
+            let by_device = phase((lines.end % n) as u32) != Phase::Optimizer;
+            let inward = if by_device { wire(problem, value) } else { 0.0 };
+            items.last_mut().expect("an item was pushed").gaps.push((within, inward));
+        }
+        let large = 1u64 << 30;
+        let wire = (problem.cost.link(large) - problem.cost.link(0)) / large as f64;
+        Facts { compute, items, bytes: looked_at.into_iter().map(bytes).collect(), wire }
+    }
+
+    /// The bound that the prices prove, µs, and how it grows with each price.
+    fn bound(&self, terms: Terms, prices: &Prices) -> (f64, Prices) {
+        let [times_in, outward, compute] = prices.times;
+        let n = self.bytes.len();
+        let mut until = vec![0.0; 2 * n + 1];
+        for at in 0..2 * n {
+            until[at + 1] = until[at] + prices.lines[at % n];
+        }
+        let excess: Vec<f64> = self.bytes.iter().map(|bytes| bytes - terms.budget).collect();
+        let mut bound = compute * self.compute / terms.compute;
+        bound += excess.iter().zip(&prices.lines).map(|(excess, price)| excess * price).sum::<f64>();
+        let mut times = [0.0, 0.0, self.compute / terms.compute];
+        let mut change = vec![0.0; 2 * n + 1];
+        for item in &self.items {
+            let run = if item.run.is_finite() { compute * item.run / terms.compute } else { f64::INFINITY };
+            let out = outward * item.outward / terms.link;
+            // Each gap by the cheaper way or not at all; once the value is out, coming in costs the way in alone.
+            let gain = |(lines, inward): &(Range<usize>, f64), is_out: bool| {
+                let copied = if is_out { times_in * inward / terms.link } else { f64::INFINITY };
+                item.bytes * (until[lines.end] - until[lines.start]) - copied.min(run)
+            };
+            let all = |is_out| item.gaps.iter().map(|gap| gain(gap, is_out).max(0.0)).sum::<f64>();
+            let (with, without) = (all(true) - out, all(false));
+            if with.max(without) <= 0.0 {
+                continue;
+            }
+            bound -= with.max(without);
+            let is_out = without < with;
+            times[1] += if is_out { item.outward / terms.link } else { 0.0 };
+            for gap in item.gaps.iter().filter(|gap| 0.0 < gain(gap, is_out)) {
+                let (lines, inward) = gap;
+                change[lines.start] -= item.bytes;
+                change[lines.end] += item.bytes;
+                match is_out && times_in * inward / terms.link <= run {
+                    true => times[0] += inward / terms.link,
+                    false => times[2] += item.run / terms.compute,
                 }
             }
-        };
-        let mut change = vec![0i128; n + 1];
-        for &value in &roots {
-            let (from, to) = span(value);
-            if from < to {
-                change[from] += i128::from(graph.values[value].ty.bytes());
-                change[to] -= i128::from(graph.values[value].ty.bytes());
-            }
         }
-        let mut live = 0;
-        let mut order: Vec<(i128, usize)> = (0..n)
-            .map(|at| {
-                live += change[at];
-                (live, at)
-            })
-            .collect();
-        order.sort_by(|a, b| b.cmp(a));
-        // Neighbouring lines say the same: the fullest, then the fullest of those far from it.
-        let mut chosen: Vec<usize> = vec![];
-        for &(_, at) in &order {
-            if chosen.len() < LINES && chosen.iter().all(|&other| n / 8 < at.abs_diff(other)) {
-                chosen.push(at);
-            }
+        let mut lines = excess;
+        let mut away = 0.0;
+        for at in 0..2 * n {
+            away += change[at];
+            lines[at % n] += away;
         }
-        let lines = chosen.into_iter().map(|at| line(problem, &roots, &span, at)).collect();
-        Facts { compute, lines }
+        (bound, Prices { lines, times })
     }
 
-    /// No plan is faster, with a link and a processor so many times as fast.
-    fn bound(&self, budget: f64, link: f64, compute: f64) -> f64 {
-        let base = self.compute / compute;
-        self.lines.iter().map(|line| line.bound(budget, link, compute, base)).fold(base, f64::max)
+    /// Good prices, for what some plan does in `most` µs. The slopes break where a way to be away becomes the cheapest, so
+    /// the method starts from several weights of times.
+    fn prices(&self, terms: Terms, most: f64) -> Prices {
+        let mut best = Prices { lines: vec![0.0; self.bytes.len()], times: [0.0, 0.0, 1.0] };
+        let mut bound = self.bound(terms, &best).0;
+        for times in TIMES {
+            let prices = self.climb(terms, most, self.start(terms, times));
+            let proved = self.bound(terms, &prices).0;
+            if bound < proved {
+                (bound, best) = (proved, prices);
+            }
+        }
+        best
+    }
+
+    /// With some weights of times, the best of a few prices of a byte, at the fullest line or at all that are too full.
+    fn start(&self, terms: Terms, times: [f64; 3]) -> Prices {
+        let fullest = self.bytes.iter().copied().fold(0.0, f64::max);
+        let uniform = |(scale, at_all): (i32, bool)| {
+            let priced = |&bytes: &f64| terms.budget < bytes && (at_all || bytes == fullest);
+            let n = self.bytes.iter().filter(|bytes| priced(bytes)).count();
+            let price = self.wire / terms.link * SCALE.powi(scale) / n.max(1) as f64;
+            Prices { lines: self.bytes.iter().map(|bytes| if priced(bytes) { price } else { 0.0 }).collect(), times }
+        };
+        let all = (0..SCALES).flat_map(|scale| [(scale, false), (scale, true)]).map(uniform);
+        let best = all.map(|prices| (self.bound(terms, &prices).0, prices)).max_by(|a, b| a.0.total_cmp(&b.0));
+        best.expect("there should be scales").1
+    }
+
+    /// Better prices.
+    fn climb(&self, terms: Terms, most: f64, mut prices: Prices) -> Prices {
+        let mut best = (self.bound(terms, &prices).0, prices.clone());
+        // A byte's price is counted in this, so that all directions are in µs.
+        let unit = prices.lines.iter().copied().fold(0.0, f64::max);
+        let mut hope = most - best.0;
+        let mut fruitless = 0;
+        for _ in 0..STEPS {
+            let (bound, slope) = self.bound(terms, &prices);
+            fruitless += 1;
+            if best.0 < bound {
+                if best.0 * (1.0 + 1e-4) < bound {
+                    fruitless = 0;
+                }
+                best = (bound, prices.clone());
+            }
+            if PATIENCE < fruitless {
+                (hope, fruitless) = (0.5 * hope, 0);
+                prices = best.1.clone();
+                continue;
+            }
+            let up = |(price, slope): (&f64, &f64)| if *price <= 0.0 { slope.max(0.0) } else { *slope };
+            let lines: Vec<f64> = prices.lines.iter().zip(&slope.lines).map(up).collect();
+            // Along the simplex only differences of the times count.
+            let mean = slope.times.iter().sum::<f64>() / 3.0;
+            let square = lines.iter().map(|s| (s * unit).powi(2)).sum::<f64>()
+                + slope.times.iter().map(|s| (s - mean).powi(2)).sum::<f64>();
+            if square <= 0.0 || hope <= 1e-6 * best.0 {
+                break;
+            }
+            let step = (best.0 + hope - bound) / square;
+            for (price, slope) in prices.lines.iter_mut().zip(lines) {
+                *price = (*price + step * slope * unit * unit).max(0.0);
+            }
+            for (price, slope) in prices.times.iter_mut().zip(slope.times) {
+                *price += step * (slope - mean);
+            }
+            prices.times = simplex(prices.times);
+        }
+        best.1
     }
 }
 
-fn line(problem: &Problem<'_>, roots: &[Value], span: &dyn Fn(Value) -> (usize, usize), at: usize) -> Line {
+/// The nearest point whose parts are not negative and sum to 1.
+fn simplex(point: [f64; 3]) -> [f64; 3] {
+    let mut sorted = point;
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let mut sum = 0.0;
+    let mut shift = 0.0;
+    for (k, part) in sorted.iter().enumerate() {
+        sum += part;
+        let candidate = (sum - 1.0) / (k + 1) as f64;
+        if candidate < *part {
+            shift = candidate;
+        }
+    }
+    point.map(|part| (part - shift).max(0.0))
+}
+
+/// Bytes that a line needs for itself. An update may be the host's: it needs none.
+fn needed(problem: &Problem<'_>, at: usize) -> f64 {
     let graph = problem.graph;
-    let data = &graph.nodes[problem.lines[at]];
+    let node = problem.lines[at];
+    let data = &graph.nodes[node];
+    if data.phase == Phase::Optimizer {
+        return 0.0;
+    }
+    let mut accessed: BTreeSet<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
     // A result in an operand's place needs no bytes of its own.
-    let in_place = |value: Value| {
-        let j = data.outputs.iter().position(|&v| v == value);
-        j.is_some_and(|j| data.op.inplace().iter().any(|&(_, k)| k == j))
-    };
-    let mut needed = 0.0;
-    let mut items = vec![];
-    for &value in roots {
-        let (from, to) = span(value);
-        let bytes = graph.values[value].ty.bytes();
-        if !(from <= at && at < to) || bytes == 0 {
-            continue;
-        }
-        let size = buffer_bytes(bytes) as f64;
-        let accessed =
-            data.inputs.iter().any(|&v| graph.root(v) == value) || data.outputs.iter().any(|&v| graph.root(v) == value);
-        if accessed {
-            // An update may run on the host.
-            if data.phase != Phase::Optimizer && !in_place(value) {
-                needed += size;
-            }
-            continue;
-        }
-        let latency = problem.cost.link(0);
-        let link = problem.cost.link(bytes) - latency;
-        items.push(match graph.values[value].def {
-            Def::State(state) if graph.states[state].kind == StateKind::Moment => {
-                // Two moments at most share a gradient's way out.
-                Item { bytes: size, link: 0.5 * link, run: f64::INFINITY }
-            }
-            Def::State(state) => {
-                let used = !problem.uses[graph.states[state].before].is_empty();
-                Item { bytes: size, link: if used { link } else { 0.0 }, run: f64::INFINITY }
-            }
-            Def::Input(_) => continue,
-            Def::Node(node, _) => {
-                let pure = graph.nodes[node].op.is_pure();
-                let run = problem.cost.run(graph, node) / graph.nodes[node].outputs.len() as f64;
-                // An update's gradient goes out, and need not come back.
-                Item { bytes: size, link, run: if pure { run } else { f64::INFINITY } }
-            }
-        });
-    }
-    needed += problem.scratch[problem.lines[at]] as f64;
-    Line { needed, items }
+    let in_place = |j: usize| data.op.inplace().iter().any(|&(_, k)| k == j);
+    accessed.extend(data.outputs.iter().enumerate().filter(|&(j, _)| !in_place(j)).map(|(_, &v)| graph.root(v)));
+    let bytes = accessed.into_iter().map(|value| graph.values[value].ty.bytes()).filter(|&bytes| 0 < bytes);
+    bytes.map(|bytes| buffer_bytes(bytes) as f64).sum::<f64>() + problem.scratch[node] as f64
 }
 
-impl Line {
-    fn bound(&self, budget: f64, link: f64, compute: f64, base: f64) -> f64 {
-        let excess = self.needed + self.items.iter().map(|item| item.bytes).sum::<f64>() - budget;
-        if excess <= 0.0 || self.freed(base, base, link, compute, excess) {
-            return base;
+/// What a value's absence takes of the link's way out, once, or else of the processor each time, µs.
+fn times(problem: &Problem<'_>, gradients: &Gradients, value: Value) -> (f64, f64) {
+    let graph = problem.graph;
+    let link = wire(problem, value);
+    match graph.values[value].def {
+        Def::State(state) if graph.states[state].kind == StateKind::Moment => {
+            (gradients.moment.get(&state).map_or(0.0, |&gradient| link.min(gradient)), f64::INFINITY)
         }
-        // Every finite way out takes no longer than all of it.
-        let all: f64 = self.items.iter().map(|item| item.link / link).sum();
-        let (mut low, mut high) = (base, base + all);
-        if !self.freed(high, base, link, compute, excess) {
-            return high;
+        Def::State(_) | Def::Input(_) => (0.0, f64::INFINITY),
+        Def::Node(node, _) => {
+            let data = &graph.nodes[node];
+            let share = problem.cost.run(graph, node) / data.outputs.len() as f64;
+            let run = if data.op.is_pure() { share } else { f64::INFINITY };
+            let outward = gradients.own.get(&value).copied().unwrap_or(link);
+            (if data.phase == Phase::Optimizer { 0.0 } else { outward }, run)
         }
-        for _ in 0..HALVINGS {
-            let mid = 0.5 * (low + high);
-            if self.freed(mid, base, link, compute, excess) {
-                high = mid;
-            } else {
-                low = mid;
-            }
-        }
-        low
-    }
-
-    /// False only if no mixture frees `excess` bytes within `micros` µs.
-    fn freed(&self, micros: f64, base: f64, link: f64, compute: f64, excess: f64) -> bool {
-        let best = |item: &Item, m: f64, n: f64| {
-            let run = if item.run.is_finite() { n * item.run / compute } else { f64::INFINITY };
-            (item.bytes - (m * item.link / link).min(run)).max(0.0)
-        };
-        let value = |m: f64, n: f64| {
-            m * micros + n * (micros - base) + self.items.iter().map(|item| best(item, m, n)).sum::<f64>()
-        };
-        // Convex in both prices: nested searches by thirds, each price between nothing and one that nothing is worth.
-        let most = |time: fn(&Item) -> f64| {
-            let rates = self.items.iter().filter(|item| 0.0 < time(item) && time(item).is_finite());
-            rates.map(|item| item.bytes / time(item)).fold(0.0, f64::max)
-        };
-        let (most_m, most_n) = (link * most(|item| item.link), compute * most(|item| item.run));
-        let inner = |m: f64| thirds(most_n, excess, &|n| value(m, n));
-        excess <= thirds(most_m, excess, &inner)
     }
 }
 
-/// The least of a convex function on `0..=most`, or some value below `enough`, whichever is met first.
-fn thirds(most: f64, enough: f64, function: &dyn Fn(f64) -> f64) -> f64 {
-    let (mut low, mut high) = (0.0, most);
-    let mut least = function(low).min(function(high));
-    for _ in 0..PRICES {
-        if least < enough {
-            break;
-        }
-        let (a, b) = (low + (high - low) / 3.0, high - (high - low) / 3.0);
-        let (at_a, at_b) = (function(a), function(b));
-        least = least.min(at_a).min(at_b);
-        if at_a < at_b {
-            high = b;
-        } else {
-            low = a;
+/// What has to go out if updates are to be the host's.
+struct Gradients {
+    /// The µs of a value's way out that its own absence may count, for values that updates read.
+    own: BTreeMap<Value, f64>,
+    /// The same for the absence of a moment, by its place among the states.
+    moment: BTreeMap<usize, f64>,
+}
+
+/// One way out of a gradient lets itself and all moments of its update be away: each counts an equal part of it.
+fn gradients(problem: &Problem<'_>) -> Gradients {
+    let graph = problem.graph;
+    let optimizer = |value: Value| graph.def_node(value).filter(|&node| graph.nodes[node].phase == Phase::Optimizer);
+    let mut readers: BTreeMap<Value, BTreeSet<usize>> = BTreeMap::new();
+    for (i, state) in graph.states.iter().enumerate() {
+        let Some(update) = optimizer(graph.root(state.after)) else { continue };
+        // What other nodes of the optimizer make of a gradient may be made on the host too.
+        let mut stack = vec![update];
+        let mut seen: BTreeSet<Node> = stack.iter().copied().collect();
+        while let Some(node) = stack.pop() {
+            for value in graph.nodes[node].inputs.iter().map(|&v| graph.root(v)) {
+                match optimizer(value) {
+                    Some(node) if seen.insert(node) => stack.push(node),
+                    Some(_) => {}
+                    None if graph.def_node(value).is_some() => {
+                        let moments = readers.entry(value).or_default();
+                        moments.extend((state.kind == StateKind::Moment).then_some(i));
+                    }
+                    None => {}
+                }
+            }
         }
     }
-    least
+    let mut gradients = Gradients { own: BTreeMap::new(), moment: BTreeMap::new() };
+    for (value, moments) in readers {
+        let part = wire(problem, value) / (1 + moments.len()) as f64;
+        gradients.own.insert(value, part);
+        moments.into_iter().for_each(|moment| *gradients.moment.entry(moment).or_default() += part);
+    }
+    gradients
+}
+
+/// A value's time on the link without latency, µs.
+fn wire(problem: &Problem<'_>, value: Value) -> f64 {
+    problem.cost.link(problem.graph.values[value].ty.bytes()) - problem.cost.link(0)
 }

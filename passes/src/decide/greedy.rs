@@ -11,7 +11,7 @@
 //! records: the fastest that fits. Hence a lower budget never plans a higher peak, and the smallest record is the
 //! smallest feasible budget.
 
-use super::record::{Draft, draft};
+use super::record::{Draft, draft, propose};
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::realise;
@@ -68,10 +68,7 @@ const LONGEST_CASCADE: usize = 64;
 /// The drafts of keeping everything on the device.
 pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
-    let decisions = Decisions::default();
-    if let Ok(schedule) = realise::unnamed(problem, &decisions) {
-        draft(problem, &decisions, &schedule, &mut drafts);
-    }
+    propose(problem, &Decisions::default(), &mut drafts);
     drafts
 }
 
@@ -99,7 +96,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
         for cut in &chosen {
             cut.add_to(&mut next, problem);
         }
-        let built = realise::unnamed(problem, &next).ok().filter(|s| reruns(s) <= MOST_RERUNS * problem.lines.len());
+        let built = build(problem, &next);
         let new_peak = built.as_ref().and_then(|s| self::live(s).into_iter().max());
         log::debug!(
             "{taste:?}: {} cuts chosen at {} lines, live peak {peak} -> {new_peak:?}",
@@ -122,9 +119,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
             _ => {
                 // The reruns' own needs ate what they freed, or one is impossible: not these again.
                 fruitless += 1;
-                for cut in chosen.iter().filter(|c| c.means == Means::Recompute) {
-                    banned.extend(cut.gaps.iter().map(|&(value, gap)| (value, gap.unwrap_or(u32::MAX))));
-                }
+                banned.extend(recomputed(&chosen));
             }
         }
         if PATIENCE < fruitless {
@@ -162,8 +157,7 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
             };
             let mut next = decisions.clone();
             chosen.iter().for_each(|cut| cut.add_to(&mut next, problem));
-            let built =
-                realise::unnamed(problem, &next).ok().filter(|s| reruns(s) <= MOST_RERUNS * problem.lines.len());
+            let built = build(problem, &next);
             let reached = built.as_ref().and_then(|s| live(s).into_iter().max());
             match (built, reached) {
                 (Some(built), Some(reached)) if reached < lowest && !chosen.is_empty() => {
@@ -173,9 +167,7 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
                     }
                 }
                 _ => {
-                    for cut in chosen.iter().filter(|c| c.means == Means::Recompute) {
-                        banned.extend(cut.gaps.iter().map(|&(value, gap)| (value, gap.unwrap_or(u32::MAX))));
-                    }
+                    banned.extend(recomputed(&chosen));
                 }
             }
         }
@@ -197,8 +189,17 @@ pub(super) fn live(schedule: &Schedule) -> Vec<u64> {
     live_bytes(schedule, &lifetimes(schedule), Pool::new(DEVICE))
 }
 
-fn reruns(schedule: &Schedule) -> usize {
-    schedule.instrs.values().filter(|data| data.why == Why::Recompute).count()
+/// The lines of decisions, unless they are mostly reruns.
+fn build(problem: &Problem<'_>, decisions: &Decisions) -> Option<Schedule> {
+    let schedule = realise::unnamed(problem, decisions).ok()?;
+    let reruns = schedule.instrs.values().filter(|data| data.why == Why::Recompute).count();
+    (reruns <= MOST_RERUNS * problem.lines.len()).then_some(schedule)
+}
+
+/// The gaps that cuts compute over.
+fn recomputed(cuts: &[Cut]) -> impl Iterator<Item = (Value, u32)> {
+    let again = cuts.iter().filter(|cut| cut.means == Means::Recompute);
+    again.flat_map(|cut| cut.gaps.iter().map(|&(value, gap)| (value, gap.unwrap_or(u32::MAX))))
 }
 
 /// Swaps what is dearest to compute again, over its gap between forward and backward, as long as the link has time: `share`
@@ -630,18 +631,16 @@ impl<'a> Round<'a> {
     /// too: with that, the block can run again.
     fn block_candidates(&self, idle: &[Idle], above: &Above) -> Vec<Cut> {
         let graph = self.problem.graph;
-        let mut members: BTreeMap<&str, Vec<(&Idle, u32)>> = BTreeMap::new();
+        let mut members: BTreeMap<usize, Vec<(&Idle, u32)>> = BTreeMap::new();
         for idle in idle {
             let (Some(gap), Some(def)) = (self.cuttable(idle), graph.def_node(idle.value)) else { continue };
-            let (Some(block), Phase::Forward) = (block_of(&graph.nodes[def].module), graph.nodes[def].phase) else {
-                continue;
-            };
+            let (Some(block), Phase::Forward) = (self.problem.block_of[def], graph.nodes[def].phase) else { continue };
             let wanted_by = self.schedule.instrs.get(ir::Instr::new(idle.to)).map(|data| &data.kind);
             let for_backward =
                 matches!(wanted_by, Some(InstrKind::Run { node, .. }) if graph.nodes[*node].phase == Phase::Backward);
             let at_border = self.problem.uses[idle.value].iter().any(|&at| {
-                let user = &graph.nodes[self.problem.lines[at as usize]];
-                user.phase == Phase::Forward && block_of(&user.module) != Some(block)
+                let user = self.problem.lines[at as usize];
+                graph.nodes[user].phase == Phase::Forward && self.problem.block_of[user] != Some(block)
             });
             if for_backward && !at_border {
                 members.entry(block).or_default().push((idle, gap));
@@ -779,19 +778,6 @@ impl<'a> Round<'a> {
     }
 }
 
-/// The block that a module lies in: its path up to the first number, `h.0` of `h.0.mlp.fc`.
-pub(crate) fn block_of(module: &str) -> Option<&str> {
-    let mut end = 0;
-    for part in module.split('.') {
-        end += part.len();
-        if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) {
-            return Some(&module[..end]);
-        }
-        end += 1;
-    }
-    None
-}
-
 /// Which lines are above the target.
 struct Above(Vec<u32>);
 
@@ -861,18 +847,5 @@ impl MaxTree {
         let left = self.max_at(2 * node, lo, mid, from, to);
         let right = self.max_at(2 * node + 1, mid, hi, from, to);
         left.max(right).map(|max| max + self.add[node])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::block_of;
-
-    #[test]
-    fn blocks_end_at_the_first_number() {
-        assert_eq!(block_of("model.h.10.mlp.fc.2"), Some("model.h.10"));
-        assert_eq!(block_of("0"), Some("0"));
-        assert_eq!(block_of("model.ln1"), None);
-        assert_eq!(block_of(""), None);
     }
 }

@@ -9,13 +9,12 @@
 //! the host with its optimizer states, comes in one copy for each pass, and is updated there; a cached one stays from
 //! forward to backward (ProTrain, sections 3.1 and 3.2).
 
-use super::blocks::{self, Block};
+use super::blocks::Block;
 use super::chunks::{self, Packing};
 use super::protrain::{self, Activation, Config, Instance, Layout};
-use super::record::{Draft, draft};
+use super::record::{Draft, propose};
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::cost::is_product;
-use crate::realise;
 use ir::graph::Def;
 use ir::{Graph, Node, Phase, Table, Value};
 use std::collections::BTreeSet;
@@ -23,9 +22,8 @@ use std::collections::BTreeSet;
 /// Capacities that the planner tries, from what keeping everything needs to the least that anything needs.
 pub const RUNGS: usize = 24;
 
-/// A planner's view of a model: its blocks, their chunks, and the figures of both.
+/// A planner's view of a model: its chunks, and the figures of blocks and chunks.
 pub struct Model {
-    blocks: Vec<Block>,
     packing: Packing,
     instance: Instance,
 }
@@ -33,11 +31,9 @@ pub struct Model {
 impl Model {
     /// The model of a problem; `None` if it has no parameters.
     pub fn new(problem: &Problem<'_>) -> Option<Model> {
-        let graph = problem.graph;
-        let blocks = blocks::find(graph);
-        let packing = chunks::grid_search(&chunks::sizes(graph, &blocks), chunks::RANGE)?;
-        let instance = protrain::instance(problem, &blocks, &packing, host_rate(problem))?;
-        Some(Model { blocks, packing, instance })
+        let packing = chunks::grid_search(&chunks::sizes(problem.graph, &problem.blocks), chunks::RANGE)?;
+        let instance = protrain::instance(problem, &problem.blocks, &packing, host_rate(problem))?;
+        Some(Model { packing, instance })
     }
 
     /// The configurations of a ladder of `rungs` capacities, roomiest first, each once.
@@ -73,7 +69,7 @@ impl Model {
 
     /// What a configuration decides.
     pub fn decisions(&self, problem: &Problem<'_>, config: &Config) -> Decisions {
-        decisions(problem, &self.blocks, &self.packing, &config.layout(&self.instance))
+        decisions(problem, &problem.blocks, &self.packing, &config.layout(&self.instance))
     }
 }
 
@@ -82,13 +78,7 @@ pub fn drafts(problem: &Problem<'_>, rungs: usize) -> Vec<Draft> {
     let mut drafts = vec![];
     let Some(model) = Model::new(problem) else { return drafts };
     for config in model.ladder(rungs) {
-        let decisions = model.decisions(problem, &config);
-        match realise::unnamed(problem, &decisions) {
-            Ok(schedule) => {
-                draft(problem, &decisions, &schedule, &mut drafts);
-            }
-            Err(error) => log::debug!("{config:?} is not legal: {error}"),
-        }
+        propose(problem, &model.decisions(problem, &config), &mut drafts);
     }
     drafts
 }
@@ -101,7 +91,7 @@ const SHARES: usize = 4;
 /// ProTrain, for several shares of both.
 pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
-    let Some(Model { blocks, packing, instance }) = Model::new(problem) else { return drafts };
+    let Some(Model { packing, instance }) = Model::new(problem) else { return drafts };
     let (n_blocks, n_chunks) = (instance.n_repeated(), instance.chunks.len());
     let shares = |n: usize| (0..=SHARES).map(move |k| n * k / SHARES).collect::<BTreeSet<usize>>();
     for n_persist in shares(n_chunks) {
@@ -112,10 +102,8 @@ pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
             for activation in layout.activation.iter_mut().flatten().take(n_swap) {
                 *activation = Activation::Swap;
             }
-            let decisions = plan(problem, &blocks, &packing, &layout, true);
-            if let Ok(schedule) = realise::unnamed(problem, &decisions) {
-                draft(problem, &decisions, &schedule, &mut drafts);
-            }
+            let decisions = plan(problem, &problem.blocks, &packing, &layout, true);
+            propose(problem, &decisions, &mut drafts);
         }
     }
     drafts
@@ -242,10 +230,7 @@ fn states(
     decisions: &mut Decisions,
 ) {
     let graph = problem.graph;
-    let of_state = |state: usize| {
-        let bytes = graph.values[graph.states[state].before].ty.bytes();
-        Reason { bytes, swap: Some(2.0 * problem.cost.link(bytes)), recompute: None, line: 0 }
-    };
+    let of_state = |state: usize| problem.hosted_reason(state);
     for (c, chunk) in packing.chunks.iter().enumerate().filter(|(c, _)| !layout.persistent[*c]) {
         let params: Vec<usize> = blocks[chunk.blocks.clone()].iter().flat_map(|b| &b.states).copied().collect();
         for &state in &params {

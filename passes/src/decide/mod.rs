@@ -13,16 +13,17 @@ pub mod record;
 pub mod weights;
 
 use crate::cost::Cost;
+use blocks::Block;
 use crate::pipeline::{Budget, Error};
 use crate::realise;
 use crate::schedule::apply::DEVICE;
 use crate::schedule::order::users;
 use ir::graph::Def;
 use ir::{Device, Graph, Node, Table, Value};
+use rayon::prelude::*;
 use record::{Draft, Record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a planner sees.
 pub struct Problem<'a> {
@@ -40,6 +41,10 @@ pub struct Problem<'a> {
     pub uses: Table<Value, Vec<u32>>,
     /// Roots that the step must leave: states' new values and outputs.
     pub leaves: Table<Value, bool>,
+    /// The parts of the model.
+    pub blocks: Vec<Block>,
+    /// The repeated block that each node is in.
+    pub block_of: Table<Node, Option<usize>>,
     /// States that may live on the host and be updated there, together.
     pub groups: Vec<Group>,
     /// Bytes that each node's kernel may use while it runs.
@@ -92,9 +97,15 @@ impl<'a> Problem<'a> {
             data.op.work(&inputs, &outputs).scratch
         };
         let scratch = graph.nodes.values().map(scratch).collect();
-        let groups = vec![];
-        let mut problem =
-            Problem { graph, device, cost, lines, position, uses, leaves, groups, scratch, host_limit: None };
+        let blocks = blocks::find(graph);
+        let mut block_of = Table::filled(graph.nodes.len(), None);
+        for (i, block) in blocks.iter().enumerate().filter(|(_, block)| block.repeated) {
+            block.forward.iter().chain(&block.backward).for_each(|&node| block_of[node] = Some(i));
+        }
+        let (groups, host_limit) = (vec![], None);
+        let mut problem = Problem {
+            graph, device, cost, lines, position, uses, leaves, blocks, block_of, groups, scratch, host_limit,
+        };
         problem.groups = problem.groups();
         problem
     }
@@ -108,8 +119,8 @@ impl<'a> Problem<'a> {
                 by_node.entry(node).or_default().push(i);
             }
         }
-        let mut groups: BTreeMap<(u32, &str), Group> = BTreeMap::new();
-        let mut firsts: BTreeMap<&str, u32> = BTreeMap::new();
+        let mut groups: BTreeMap<(u32, Option<usize>), Group> = BTreeMap::new();
+        let mut firsts: BTreeMap<usize, u32> = BTreeMap::new();
         let mut updates: Vec<(u32, Node, Vec<usize>)> = vec![];
         for (node, states) in by_node {
             let is_param = |&i: &usize| graph.states[i].kind == ir::StateKind::Param;
@@ -120,13 +131,9 @@ impl<'a> Problem<'a> {
         }
         updates.sort_unstable();
         for (first, node, states) in updates {
-            let user = &graph.nodes[self.lines[first as usize]];
-            let block = greedy::block_of(&user.module);
-            let key = match block {
-                Some(block) => (*firsts.entry(block).or_insert(first), block),
-                None => (first, ""),
-            };
-            let group = groups.entry(key).or_default();
+            let block = self.block_of[self.lines[first as usize]];
+            let first = block.map_or(first, |block| *firsts.entry(block).or_insert(first));
+            let group = groups.entry((first, block)).or_default();
             group.updates.push(node);
             for state in states {
                 let param = graph.states[state].kind == ir::StateKind::Param;
@@ -149,13 +156,17 @@ impl<'a> Problem<'a> {
         let mut decisions = Decisions::default();
         for group in self.groups.iter().rev().take(self.n_hosted(share)) {
             for &state in group.params.iter().chain(&group.moments) {
-                let bytes = self.graph.values[self.graph.states[state].before].ty.bytes();
-                let swap = Some(self.cost.link(bytes));
-                decisions.hosted.insert(state, Reason { bytes, swap, recompute: None, line: 0 });
+                decisions.hosted.insert(state, self.hosted_reason(state));
             }
             group.add_to(&mut decisions);
         }
         decisions
+    }
+
+    /// Why a state lives on the host where that was not weighed against anything.
+    fn hosted_reason(&self, state: usize) -> Reason {
+        let bytes = self.graph.values[self.graph.states[state].before].ty.bytes();
+        Reason { bytes, swap: Some(self.cost.link(bytes)), recompute: None, line: 0 }
     }
 
     /// Lets hosted parameters leave the device between forward and backward.
@@ -434,23 +445,9 @@ fn proposals<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Proposal<'a>
 /// Runs the parts on as many threads as there are processors. Of each planner's drafts those remain that no other of its
 /// own clearly beats: what one planner proposes never hides what another does.
 fn run_all(problem: &Problem<'_>, parts: &[Proposal<'_>]) -> Vec<Draft> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = vec![];
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(part) = parts.get(at) else { return done };
-            done.push((at, part.0, part.1()));
-        }
-    };
-    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut done: Vec<(usize, Planner, Vec<Draft>)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("a planner should end")).collect()
-    });
-    done.sort_by_key(|&(at, ..)| at);
+    let done: Vec<(Planner, Vec<Draft>)> = parts.par_iter().with_max_len(1).map(|(planner, part)| (*planner, part())).collect();
     let of = |planner: Planner| -> Vec<Draft> {
-        let drafts = done.iter().filter(|part| part.1 == planner).flat_map(|part| &part.2);
+        let drafts = done.iter().filter(|part| part.0 == planner).flat_map(|part| &part.1);
         // One that the host has no room for should not hide one that it has.
         drafts.filter(|draft| problem.host_limit.is_none_or(|limit| draft.host <= limit)).cloned().collect()
     };

@@ -1,6 +1,6 @@
 //! What decisions come to. A planner answers with drafts: decisions, and what they would come to on a machine where
-//! tensors lie without gaps and no copy waits for bytes, which is quickly found. [`judge`] places and simulates those that
-//! no other draft clearly beats, and these records are what a budget chooses from.
+//! tensors lie without gaps and no copy waits for bytes, which is quickly found. [`front`] drops those that another draft
+//! clearly beats; [`judge`] places and simulates the rest, and these records are what a budget chooses from.
 
 use super::{Decisions, Problem};
 use crate::alloc::{lifetimes, live_peak};
@@ -9,8 +9,8 @@ use crate::schedule::apply::{DEVICE, HOST};
 use crate::schedule::prefetch;
 use crate::sim::{Timeline, unlimited};
 use ir::{Id, Pool, Schedule};
+use rayon::prelude::*;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A proposal.
 #[derive(Clone, Debug)]
@@ -75,25 +75,18 @@ pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, 
     timeline
 }
 
+/// The drafts of decisions that can be acted on; none of others.
+pub fn propose(problem: &Problem<'_>, decisions: &Decisions, drafts: &mut Vec<Draft>) {
+    match realise::unnamed(problem, decisions) {
+        Ok(schedule) => drop(draft(problem, decisions, &schedule, drafts)),
+        Err(error) => log::debug!("not legal: {error}"),
+    }
+}
+
 /// Places and simulates the drafts, on as many threads as there are processors. The order of the records is that of the
 /// drafts.
 pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut done = vec![];
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(draft) = drafts.get(at) else { return done };
-            done.push((at, records(problem, draft)));
-        }
-    };
-    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut done: Vec<(usize, Vec<Record>)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..n_threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("judging should end")).collect()
-    });
-    done.sort_by_key(|&(at, _)| at);
-    done.into_iter().flat_map(|(_, records)| records).collect()
+    drafts.par_iter().with_max_len(1).flat_map_iter(|draft| records(problem, draft)).collect()
 }
 
 /// The drafts that no other clearly beats, fewest bytes first; all of them where judging takes no time.

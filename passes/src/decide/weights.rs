@@ -5,10 +5,9 @@
 //! A parameter that is to be away between forward and backward alone is away between steps too: a state either lives on
 //! the device, all the time, or on the host.
 
-use super::record::{Draft, draft};
-use super::{Decisions, Gap, Means, Problem, Reason, blocks};
+use super::record::{Draft, propose};
+use super::{Decisions, Gap, Means, Problem};
 use crate::offload::{Algorithm, Instance, Layer, solve};
-use crate::realise;
 use ir::{Node, Phase};
 
 /// Each memory is the last one's times this.
@@ -19,7 +18,7 @@ const FEWEST: usize = 3;
 /// Drafts for a ladder of memories.
 pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
     let graph = problem.graph;
-    let blocks = blocks::find(graph);
+    let blocks = &problem.blocks;
     if blocks.len() < FEWEST {
         return vec![];
     }
@@ -62,12 +61,7 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
             let (mut out, mut inside) = (0, 0);
             for &state in &block.states {
                 let value = graph.states[state].before;
-                let reason = Reason {
-                    bytes: bytes(state),
-                    swap: Some(problem.cost.link(bytes(state))),
-                    recompute: None,
-                    line: 0,
-                };
+                let reason = problem.hosted_reason(state);
                 if out < outside.max(within) {
                     out += bytes(state);
                     decisions.hosted.insert(state, reason);
@@ -80,8 +74,6 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
                 }
             }
         }
-        if let Ok(schedule) = realise::unnamed(problem, &decisions) {
-            draft(problem, &decisions, &schedule, &mut drafts);
-        }
+        propose(problem, &decisions, &mut drafts);
     }
 }

@@ -12,8 +12,7 @@
 //!
 //! A set says more than cuts of gaps can: that a value whose last reader among the lines is gone is held for a rerun, or that a
 //! rerun stands earlier than the next read. To act on it as it is, run the reruns listed before each line, let readers take the
-//! latest copy, and end each buffer at its last read; nothing else is to be decided. [`Solution::cuts`] and [`lazily`] say
-//! what becomes of it where gaps are all that can be cut.
+//! latest copy, and end each buffer at its last read; nothing else is to be decided.
 //!
 //! `fixed` may also say what else is asked of a line. If a block is to hold at most `h` bytes from its forward to its backward
 //! and need at most `b` bytes at once, a line between the two that fixes `b - h` bytes makes both one budget, `b`.
@@ -168,78 +167,6 @@ impl Solution {
         let Evaluation { peak, micros } = evaluate(problem, &reruns);
         Solution { reruns, peak, micros }
     }
-
-    /// The gaps between two accesses by the problem's own lines in which the value's maker runs again: by value and number
-    /// of the access before the gap, the maker's being number 0. These are the recomputes among
-    /// [`Decisions::cuts`](crate::decide::Decisions::cuts); [`lazily`] says what becomes of them.
-    pub fn cuts(&self, problem: &Problem) -> Vec<(u32, u32)> {
-        let accesses = all_accesses(problem);
-        let mut cuts = vec![];
-        for rerun in &self.reruns {
-            for &value in problem.results(rerun.node) {
-                let accesses = &accesses[value as usize];
-                let before = accesses.partition_point(|&line| line < rerun.line);
-                if before < accesses.len() {
-                    cuts.push((value, before as u32 - 1));
-                }
-            }
-        }
-        cuts.sort_unstable();
-        cuts.dedup();
-        cuts
-    }
-}
-
-/// The reruns that [`apply`](crate::schedule::apply) inserts for recomputes of gaps, given as [`Solution::cuts`] gives them.
-///
-/// They need not be the solution's. Apply forgets a value at the last access by a line, so that a rerun after it computes
-/// the value again where the solution holds it for that rerun; and it does not forget a value that a rerun brought in the middle
-/// of a gap, where the solution may compute it twice. `None` if a node would have to run again that may not.
-pub fn lazily(problem: &Problem, cuts: &[(u32, u32)]) -> Option<Vec<Rerun>> {
-    let cuts: std::collections::BTreeSet<(u32, u32)> = cuts.iter().copied().collect();
-    let accesses: Vec<Vec<u32>> = all_accesses(problem);
-    let mut there = vec![false; problem.values.len()];
-    let mut reruns = vec![];
-    for line in 0..problem.nodes.len() as u32 {
-        let wanted = &problem.nodes[line as usize].reads;
-        let mut stack: Vec<u32> = wanted.iter().filter(|&&v| !there[v as usize]).copied().collect();
-        let mut nodes = std::collections::BTreeSet::new();
-        while let Some(value) = stack.pop() {
-            let node = problem.values[value as usize].maker;
-            if !nodes.insert(node) {
-                continue;
-            }
-            if !problem.may_rerun(Rerun { line, node }) {
-                return None;
-            }
-            stack.extend(problem.nodes[node as usize].reads.iter().filter(|&&v| !there[v as usize]));
-        }
-        for &node in &nodes {
-            reruns.push(Rerun { line, node });
-            for &value in &problem.results[node as usize] {
-                let is_read_later = accesses[value as usize].last().is_some_and(|&last| line < last);
-                there[value as usize] |= is_read_later || problem.values[value as usize].kept;
-            }
-        }
-        for &value in problem.results[line as usize].iter().chain(wanted) {
-            let accesses = &accesses[value as usize];
-            let number = accesses.partition_point(|&at| at < line) as u32;
-            let is_last = accesses.last().is_none_or(|&last| last <= line);
-            there[value as usize] = !(is_last || cuts.contains(&(value, number)));
-        }
-    }
-    Some(reruns)
-}
-
-/// The lines that access each value, in order: its maker's, then its readers'.
-fn all_accesses(problem: &Problem) -> Vec<Vec<u32>> {
-    let mut accesses: Vec<Vec<u32>> = problem.values.iter().map(|value| vec![value.maker]).collect();
-    for (line, node) in problem.nodes.iter().enumerate() {
-        for &read in &node.reads {
-            accesses[read as usize].push(line as u32);
-        }
-    }
-    accesses
 }
 
 /// The meaning of a set of reruns: the lines run one by one, each value's latest copy found and its last read noted.

@@ -101,22 +101,6 @@ proptest! {
             prop_assert!(pair[1].peak < pair[0].peak && pair[0].micros < pair[1].micros);
         }
     }
-
-    /// The cuts of any set name gaps that exist, and the reruns that they stand for are allowed.
-    #[test]
-    fn lazy_reruns_are_allowed(problem in problems(8..40), share in 0.3f64..1.0) {
-        let budget = (evaluate(&problem, &[]).peak as f64 * share) as u64;
-        let Some(solution) = solve(&problem, budget, Effort { steps: 3000, seed: 0 }) else { return Ok(()) };
-        let cuts = solution.cuts(&problem);
-        let accesses = all_accesses(&problem);
-        for &(value, gap) in &cuts {
-            prop_assert!((gap as usize) + 1 < accesses[value as usize].len());
-        }
-        if let Some(reruns) = lazily(&problem, &cuts) {
-            prop_assert!(reruns.iter().all(|&rerun| problem.may_rerun(rerun)));
-            prop_assert_eq!(reruns.is_empty(), cuts.is_empty());
-        }
-    }
 }
 
 /// The time of the fastest of all sets that fit.
@@ -168,7 +152,6 @@ fn a_chain_drops_every_second() {
     let solution = solve(&problem, 110, Effort::default()).expect("eleven values should do");
     assert!(solution.peak <= 110);
     assert_eq!(solution.micros, 32.0 + 6.0);
-    assert_eq!(lazily(&problem, &solution.cuts(&problem)), Some(solution.reruns));
 }
 
 /// A rerun makes all of a node's results: both of a pair are dropped and come back for the time of one run.
