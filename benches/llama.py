@@ -1,6 +1,6 @@
 """Write a small LLaMA's loss and gradients, without weights, for benches/accuracy.py; it trains on examples/gpt2's batches.
 
-usage: llama.py --out llama.pt2 [--level coarse] [--attention fused]
+usage: llama.py --out llama.pt2
 """
 
 from __future__ import annotations
@@ -124,15 +124,13 @@ def main() -> None:
     """Read the arguments and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--level", choices=["core", "coarse"], default="coarse")
-    parser.add_argument("--attention", choices=["math", "fused"], default="fused")
     args = parser.parse_args()
     config = Config()
     with weightless() as mode:
         model = Llama(config)
     with mode:
         ids, labels = (torch.empty(config.batch, config.sequence, dtype=torch.long) for _ in range(2))
-    step = export_joint(model, (ids, labels), level=args.level, attention=args.attention)
+    step = export_joint(model, (ids, labels), level="coarse", attention="fused")
     save(step, args.out, weights=False, name="llama")
 
 

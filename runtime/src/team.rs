@@ -35,7 +35,7 @@ struct Shared {
     state: Mutex<State>,
     /// There is work, or the end.
     begin: Condvar,
-    /// The last part is done.
+    /// The last part is done, or a thread has started.
     end: Condvar,
 }
 
@@ -48,6 +48,8 @@ struct State {
     done: usize,
     /// The failure of the first part, by number, that failed.
     failure: Option<(usize, String)>,
+    /// Threads that run: the system allocates on their behalf until they do.
+    started: usize,
     over: bool,
 }
 
@@ -60,6 +62,11 @@ impl Team {
             let handle = Builder::new().name(format!("team {i}")).spawn(move || shared.serve());
             team.handles.push(handle.map_err(|e| Error::Resources(format!("no thread for a team: {e}")))?);
         }
+        let mut state = unpoisoned(&team.shared.state);
+        while state.started < team.handles.len() {
+            state = team.shared.end.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
         Ok(team)
     }
 
@@ -99,6 +106,8 @@ impl Shared {
     /// A thread of the team.
     fn serve(&self) {
         let mut state = unpoisoned(&self.state);
+        state.started += 1;
+        self.end.notify_one();
         while !state.over {
             state = self.take_parts(state);
             if !state.over {

@@ -6,6 +6,7 @@ pub mod forced;
 pub mod generate;
 pub mod gpt2;
 pub mod linears;
+pub mod megatron;
 pub mod papers;
 pub mod remat;
 pub mod run;

@@ -96,8 +96,7 @@ trait Formula<R, const N: usize>: Copy {
     fn apply(self, numbers: [&mut [R]; N], gradient: &[R]);
 }
 
-/// AdamW's coefficients (Loshchilov and Hutter 2019, algorithm 2). The root of the second moment's correction is a factor of
-/// `eps` and of the step's size, so that no element is divided by it.
+/// AdamW's coefficients (Loshchilov and Hutter 2019, algorithm 2).
 #[derive(Clone, Copy)]
 struct AdamW<R> {
     keep: R,
@@ -108,6 +107,7 @@ struct AdamW<R> {
     beta2: R,
     rest2: R,
     eps: R,
+    correction2: R,
     step_size: R,
     scale: R,
 }
@@ -126,8 +126,9 @@ impl<R: Real> AdamW<R> {
             near: 1.0 - beta1 < 0.5,
             beta2: R::of_f64(beta2),
             rest2: R::of_f64(1.0 - beta2),
-            eps: R::of_f64(eps * correction2),
-            step_size: R::of_f64(-step_size * correction2),
+            eps: R::of_f64(eps),
+            correction2: R::of_f64(correction2),
+            step_size: R::of_f64(-step_size),
             scale,
         })
     }
@@ -141,7 +142,8 @@ impl<R: Real> AdamW<R> {
             *v = *v * self.beta2 + self.rest2 * g * g;
         }
         for ((p, &m), &v) in p.iter_mut().zip(&*m).zip(&*v) {
-            *p = *p * self.keep + self.step_size * m / (sqrt(v) + self.eps);
+            let denominator = sqrt(v) / self.correction2 + self.eps;
+            *p = *p * self.keep + self.step_size * m / denominator;
         }
     }
 }

@@ -1,0 +1,392 @@
+//! Traces of what a rank of a Megatron-like pipeline allocates in a training step, for comparing address planners: the
+//! configurations of STAlloc's section 9 (1F1B and virtual pipelines, recomputation, ZeRO, offloading, mixtures of experts).
+//!
+//! Sizes are those of a transformer's tensors in bf16 with main gradients and optimizer states in f32; attention keeps no
+//! scores (flash). Every request and release has a tick of its own, so that the trace's order is the program's.
+
+use passes::alloc::trace::{Block, Origin, Span, Trace};
+
+/// A rank's work.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Layers of the whole model, and their width.
+    pub layers: usize,
+    /// Width of the residual stream, elements.
+    pub width: u64,
+    /// Width between the two products of a feed-forward part, elements.
+    pub hidden: u64,
+    /// Entries of the vocabulary.
+    pub vocabulary: u64,
+    /// Tokens of a sequence, and sequences of a micro-batch.
+    pub sequence: u64,
+    /// Sequences of a micro-batch.
+    pub batch: u64,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Pipeline stages, and which of them this rank is.
+    pub stages: usize,
+    /// From 0.
+    pub rank: usize,
+    /// Parts of the model that each rank has: 1 is 1F1B.
+    pub virtual_stages: usize,
+    /// Layers keep their input and run again in the backward.
+    pub recompute: bool,
+    /// Ranks over which gradients' and optimizer's states are divided: 1 is none (ZeRO).
+    pub zero: u64,
+    /// What a forward leaves goes to the host and comes back for its backward.
+    pub offload: bool,
+    /// Experts of each feed-forward part; 0: none. A token goes to `top`.
+    pub experts: usize,
+    /// Experts that a token goes to.
+    pub top: u64,
+    /// Of the routing.
+    pub seed: u64,
+}
+
+impl Setup {
+    /// GPT-2 of 345 million parameters on 8 devices, 4 stages.
+    pub fn gpt2() -> Setup {
+        Setup { layers: 24, width: 1024, hidden: 4096, batch: 32, ..Setup::llama2() }.with_sequence(1024)
+    }
+    /// Llama2-7B on 8 devices, 4 stages.
+    pub fn llama2() -> Setup {
+        Setup {
+            layers: 32,
+            width: 4096,
+            hidden: 11008,
+            vocabulary: 32000,
+            sequence: 4096,
+            batch: 4,
+            micro_batches: 16,
+            stages: 4,
+            rank: 0,
+            virtual_stages: 1,
+            recompute: false,
+            zero: 1,
+            offload: false,
+            experts: 0,
+            top: 0,
+            seed: 0,
+        }
+    }
+    /// Qwen1.5-MoE-A2.7B on 8 devices, 4 stages.
+    pub fn qwen_moe() -> Setup {
+        Setup { layers: 24, width: 2048, hidden: 1408, batch: 8, experts: 60, top: 4, ..Setup::llama2() }
+            .with_sequence(2048)
+    }
+    fn with_sequence(self, sequence: u64) -> Setup {
+        Setup { sequence, ..self }
+    }
+
+    /// The trace of one step.
+    pub fn trace(&self) -> Trace {
+        let mut writer =
+            Writer { setup: self, clock: 0, trace: Trace::default(), phase: 0, module: 0, draws: self.seed };
+        writer.trace.phases.push(Span::default());
+        writer.trace.modules.push(Span::default());
+        writer.step();
+        writer.trace
+    }
+}
+
+/// Bytes of an element of bf16, of f32.
+const HALF: u64 = 2;
+const FULL: u64 = 4;
+
+struct Writer<'a> {
+    setup: &'a Setup,
+    clock: u64,
+    trace: Trace,
+    phase: u32,
+    module: u32,
+    draws: u64,
+}
+
+/// A block that is alive.
+type Live = usize;
+
+/// What a layer's forward leaves for its backward, latest last.
+struct Saved {
+    input: Live,
+    kept: Vec<Live>,
+}
+
+impl Writer<'_> {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn get(&mut self, bytes: u64, dynamic: bool) -> Live {
+        let start = self.tick();
+        let origin = Origin { phases: (self.phase, 0), modules: (self.module, 0), stream: 0, dynamic };
+        let id = self.trace.blocks.len().to_string();
+        self.trace.blocks.push(Block { id, start, end: u64::MAX, bytes: bytes.max(1), origin, ..Block::default() });
+        self.trace.blocks.len() - 1
+    }
+
+    fn free(&mut self, block: Live) {
+        let end = self.tick();
+        let (phase, module) = (self.phase, self.module);
+        let block = &mut self.trace.blocks[block];
+        block.end = end;
+        block.origin.phases.1 = phase;
+        block.origin.modules.1 = module;
+    }
+
+    fn bytes(&self, block: Live) -> u64 {
+        self.trace.blocks[block].bytes
+    }
+
+    fn begin_phase(&mut self, name: String) {
+        let start = self.tick();
+        self.trace.phases.push(Span { name, start, end: u64::MAX });
+        self.phase = self.trace.phases.len() as u32 - 1;
+    }
+    fn end_phase(&mut self) {
+        self.trace.phases[self.phase as usize].end = self.tick();
+        self.phase = 0;
+    }
+    fn begin_module(&mut self, name: String) {
+        let start = self.tick();
+        self.trace.modules.push(Span { name, start, end: u64::MAX });
+        self.module = self.trace.modules.len() as u32 - 1;
+    }
+    fn end_module(&mut self) {
+        self.trace.modules[self.module as usize].end = self.tick();
+        self.module = 0;
+    }
+
+    fn step(&mut self) {
+        let Setup { layers, width, hidden, vocabulary, micro_batches, stages, rank, virtual_stages, zero, .. } =
+            *self.setup;
+        let own = layers / stages;
+        // Weights in bf16, gradients in f32, and three f32 of the optimizer's, all there for the whole step.
+        let mut sizes = vec![];
+        for _ in 0..own {
+            let n_experts = self.setup.experts.max(1) as u64;
+            sizes.extend([width, width, 3 * width * width, width * width, width]);
+            sizes.extend([2 * hidden * width * n_experts, hidden * width * n_experts]);
+        }
+        if rank == 0 || rank + 1 == stages {
+            sizes.push(vocabulary * width);
+        }
+        let mut persistent = vec![];
+        for &n in &sizes {
+            persistent.push(self.get(n * HALF, false));
+            persistent.push(self.get(n * FULL / zero, false));
+        }
+        for &n in &sizes {
+            for _ in 0..3 {
+                persistent.push(self.get(n * FULL / zero, false));
+            }
+        }
+        let total = micro_batches * virtual_stages;
+        let warm_up = match virtual_stages {
+            1 => stages - rank - 1,
+            _ => 2 * (stages - rank - 1) + (virtual_stages - 1) * stages,
+        };
+        let mut waiting = std::collections::VecDeque::new();
+        let (mut forwards, mut backwards) = (0, 0);
+        while backwards < total {
+            if forwards < total && forwards < warm_up + backwards + 1 {
+                waiting.push_back(self.forward(forwards, own / virtual_stages));
+                forwards += 1;
+            } else {
+                let saved = waiting.pop_front().expect("a backward should have a forward");
+                self.backward(backwards, saved);
+                backwards += 1;
+            }
+        }
+        self.begin_phase("optimizer".into());
+        for &n in &sizes {
+            // The update's temporaries, and with ZeRO the part that is gathered.
+            let [a, b] = [FULL, FULL].map(|bytes| self.get(n * bytes / zero, false));
+            let gathered = (1 < zero).then(|| self.get(n * HALF, false));
+            gathered.into_iter().for_each(|block| self.free(block));
+            self.free(a);
+            self.free(b);
+        }
+        self.end_phase();
+        persistent.into_iter().for_each(|block| self.free(block));
+    }
+
+    /// Bytes of the residual stream.
+    fn stream(&self) -> u64 {
+        self.setup.sequence * self.setup.batch * self.setup.width * HALF
+    }
+
+    fn forward(&mut self, number: usize, layers: usize) -> (Vec<Saved>, Live) {
+        self.begin_phase(format!("fwd.{number}"));
+        let mut x = self.get(self.stream(), false);
+        let mut saved = vec![];
+        for layer in 0..layers {
+            let (kept, y) = self.layer(layer);
+            let mut kept = kept;
+            if self.setup.recompute || self.setup.offload {
+                // Copies to the host are done by the time that the next layer is.
+                kept.drain(..).rev().for_each(|block| self.free(block));
+            }
+            saved.push(Saved { input: x, kept });
+            x = y;
+        }
+        self.end_phase();
+        (saved, x)
+    }
+
+    fn backward(&mut self, number: usize, (saved, output): (Vec<Saved>, Live)) {
+        self.begin_phase(format!("bwd.{number}"));
+        let mut gradient = self.get(self.stream(), false);
+        self.free(output);
+        for (layer, Saved { input, mut kept }) in saved.into_iter().enumerate().rev() {
+            if self.setup.recompute || self.setup.offload {
+                let (again, y) = self.layer(layer);
+                self.free(y);
+                kept = again;
+            }
+            self.begin_module(format!("layers.{layer}.backward"));
+            let next = self.get(self.stream(), false);
+            while let Some(block) = kept.pop() {
+                let dynamic = self.trace.blocks[block].origin.dynamic;
+                let of_block = self.get(self.bytes(block), dynamic);
+                let of_weight = self.get(self.setup.width * 1024, false);
+                self.free(block);
+                self.free(of_weight);
+                self.free(of_block);
+            }
+            self.free(gradient);
+            self.free(input);
+            gradient = next;
+            self.end_module();
+        }
+        self.free(gradient);
+        self.end_phase();
+    }
+
+    /// A layer's forward: what it keeps, and its result.
+    fn layer(&mut self, layer: usize) -> (Vec<Live>, Live) {
+        self.begin_module(format!("layers.{layer}"));
+        let (stream, tokens) = (self.stream(), self.setup.sequence * self.setup.batch);
+        let heads = self.setup.width / 128;
+        let mut kept = vec![];
+        let normed = self.get(stream, false);
+        kept.extend([tokens * FULL, tokens * FULL].map(|bytes| self.get(bytes, false)));
+        let qkv = self.get(3 * stream, false);
+        self.free(normed);
+        let parts = [stream; 3].map(|bytes| self.get(bytes, false));
+        self.free(qkv);
+        kept.extend([stream, tokens * heads * FULL].map(|bytes| self.get(bytes, false)));
+        let workspace = self.get(tokens * heads * 64, false);
+        self.free(workspace);
+        kept.extend(parts);
+        let projected = self.get(stream, false);
+        let residual = self.get(stream, false);
+        self.free(projected);
+        let normed = self.get(stream, false);
+        let statistics = self.get(tokens * FULL, false);
+        kept.extend([residual, normed, statistics]);
+        let out = if self.setup.experts == 0 {
+            self.feed_forward(tokens, &mut kept)
+        } else {
+            self.mixture(tokens, layer, &mut kept)
+        };
+        let y = self.get(stream, false);
+        self.free(out);
+        self.end_module();
+        (kept, y)
+    }
+
+    fn feed_forward(&mut self, tokens: u64, kept: &mut Vec<Live>) -> Live {
+        let hidden = tokens * self.setup.hidden * HALF;
+        kept.extend([2 * hidden, hidden].map(|bytes| self.get(bytes, false)));
+        self.get(self.stream(), false)
+    }
+
+    fn mixture(&mut self, tokens: u64, layer: usize, kept: &mut Vec<Live>) -> Live {
+        let Setup { experts, top, width, hidden, .. } = *self.setup;
+        let scores = [tokens * experts as u64 * FULL; 2].map(|bytes| self.get(bytes, false));
+        self.free(scores[0]);
+        let permuted = self.get(self.stream() * top, false);
+        kept.extend([scores[1], permuted]);
+        self.end_module();
+        self.begin_module(format!("layers.{layer}.experts"));
+        let mut results = vec![];
+        let mut sum = 0;
+        for _ in 0..experts {
+            let n = self.routed(tokens * top / experts as u64);
+            sum += n;
+            let [inner, product] = [2 * n * hidden * HALF, n * hidden * HALF].map(|bytes| self.get(bytes, true));
+            kept.extend([inner, product]);
+            results.push(self.get(n * width * HALF, true));
+        }
+        let joined = self.get(sum * width * HALF, true);
+        results.into_iter().for_each(|block| self.free(block));
+        self.end_module();
+        self.begin_module(format!("layers.{layer}.combine"));
+        let out = self.get(self.stream(), false);
+        self.free(joined);
+        out
+    }
+
+    /// Tokens that an expert gets: between half and one and a half of the mean.
+    fn routed(&mut self, mean: u64) -> u64 {
+        // SplitMix64.
+        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.draws;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mean / 2 + (z ^ (z >> 31)) % (mean + 1)).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn live_peak(trace: &Trace) -> u64 {
+        let mut events: Vec<(u64, i128)> = vec![];
+        for block in &trace.blocks {
+            events.push((block.start, i128::from(block.bytes)));
+            events.push((block.end, -i128::from(block.bytes)));
+        }
+        events.sort_unstable();
+        let mut live = 0;
+        events
+            .iter()
+            .map(|&(_, change)| {
+                live += change;
+                live as u64
+            })
+            .max()
+            .unwrap_or(0)
+    }
+
+    #[test]
+    fn every_block_is_freed_and_every_tick_is_used_once() {
+        for setup in [
+            Setup { micro_batches: 6, ..Setup::gpt2() },
+            Setup { micro_batches: 6, virtual_stages: 2, recompute: true, ..Setup::gpt2() },
+            Setup { micro_batches: 4, zero: 2, offload: true, ..Setup::qwen_moe() },
+        ] {
+            let trace = setup.trace();
+            let mut ticks: Vec<u64> = trace.blocks.iter().flat_map(|block| [block.start, block.end]).collect();
+            ticks.extend(trace.phases.iter().chain(&trace.modules).skip(1).flat_map(|span| [span.start, span.end]));
+            ticks.retain(|&tick| tick != 0);
+            let n = ticks.len();
+            ticks.sort_unstable();
+            ticks.dedup();
+            assert_eq!(ticks.len(), n);
+            assert!(trace.blocks.iter().all(|block| block.start < block.end && block.end < u64::MAX));
+        }
+    }
+
+    /// Recomputation and ZeRO take less memory, virtual stages more.
+    #[test]
+    fn optimizations_do_what_they_are_for() {
+        let base = Setup { micro_batches: 8, ..Setup::gpt2() };
+        let peak = |setup: Setup| live_peak(&setup.trace());
+        assert!(peak(Setup { recompute: true, ..base.clone() }) < peak(base.clone()));
+        assert!(peak(Setup { zero: 2, ..base.clone() }) < peak(base.clone()));
+        assert!(peak(base.clone()) < peak(Setup { virtual_stages: 2, ..base.clone() }));
+    }
+}
