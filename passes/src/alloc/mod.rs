@@ -5,7 +5,10 @@
 //! the lowest address that is free over a lifetime: a segment tree over time holds, at each node, the address ranges in
 //! use, and each set is short because neighbouring ranges are one.
 
+pub mod caching;
+pub mod check;
 mod place;
+pub mod stats;
 pub mod trace;
 mod tree;
 
