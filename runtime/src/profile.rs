@@ -660,7 +660,10 @@ mod tests {
             true
         });
         assert_eq!((n, times.bytes, times.largest_op), (8, 5120, 256 + 128 + 1024));
-        assert!(times.micros.iter().all(|micros| micros.as_ref().is_ok_and(|m| 0.0 <= m.fastest && 0.0 <= m.median)), "{times:?}");
+        assert!(
+            times.micros.iter().all(|micros| micros.as_ref().is_ok_and(|m| 0.0 <= m.fastest && 0.0 <= m.median)),
+            "{times:?}"
+        );
         // Tokens are drawn below the number of rows, and not all the same.
         let Ok(embedding) = &replay.ops[0] else { panic!("it should be ready") };
         let mut bytes = vec![0; 128];

@@ -75,7 +75,8 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     if let Some(bar) = &bar {
         bar.finish_and_clear();
     }
-    let measured = Measured { args, compiled: &compiled, nodes: &nodes, times: &times, figures: &figures, step, fastest };
+    let measured =
+        Measured { args, compiled: &compiled, nodes: &nodes, times: &times, figures: &figures, step, fastest };
     let profile = measured.profile(&machine.device, start.elapsed().as_secs_f64());
     let text = profile.to_toml().map_err(Failure::Bug)?;
     save_atomically(&args.output, &[text.as_bytes()])?;
