@@ -168,13 +168,14 @@ enum Happens {
     Alloc(usize),
 }
 
-/// Writes pools, so that reading them again gives the same blocks, in order of their start.
+/// Writes pools, so that reading them again gives the same blocks, in order of their start. Blanks in names, which other
+/// formats allow, become `_`.
 pub fn write(pools: &[Pool]) -> String {
     let mut out = format!("{MAGIC} {VERSION}\n");
     for pool in pools {
-        if 1 < pools.len() || pool.name != POOL {
+        if pool.name != POOL || 1 < pools.len() {
             // Writing to a String cannot fail.
-            let _ = writeln!(out, "pool {}", pool.name);
+            let _ = writeln!(out, "pool {}", joined(&pool.name));
         }
         write_pool(&mut out, &pool.trace);
     }
@@ -210,11 +211,15 @@ fn write_pool(out: &mut String, trace: &Trace) {
         }
         _ => false,
     };
-    let events =
-        happens.iter().filter(|(_, what)| matches!(what, Happens::Alloc(_) | Happens::Free(_)) && !stays(what));
-    let ticks: Vec<u64> = events.map(|&(tick, _)| tick).collect();
-    let timed = end != ticks.len() as u64 || !ticks.iter().enumerate().all(|(i, &tick)| i as u64 == tick);
-    if !timed {
+    let consecutive = |stay: bool| {
+        let is_event = |what: &Happens| matches!(what, Happens::Alloc(_) | Happens::Free(_)) && !(stay && stays(what));
+        let events = happens.iter().filter(|(_, what)| is_event(what)).map(|&(tick, _)| tick);
+        let (n, last) = (events.clone().count() as u64, happens.last().map_or(0, |&(tick, _)| tick));
+        events.eq(0..n) && last <= n && (!stay || n == end)
+    };
+    let (goes, stay) = (consecutive(false), consecutive(true));
+    let timed = !goes && !stay;
+    if !goes && stay {
         happens.retain(|(_, what)| !stays(what));
     }
     let mut now = None;
@@ -230,40 +235,42 @@ fn write_pool(out: &mut String, trace: &Trace) {
         let _ = match what {
             Happens::Leave(i) => {
                 modules.retain(|&module| module != i);
-                writeln!(out, "leave {}", trace.modules[i].name)
+                writeln!(out, "leave {}", joined(&trace.modules[i].name))
             }
             Happens::PhaseEnds(_) => {
                 phase = 0;
                 writeln!(out, "phase -")
             }
             Happens::Phase(i) => {
-                let span = &trace.phases[i];
+                let (span, name) = (&trace.phases[i], joined(&trace.phases[i].name));
                 phase = i as u32;
                 if span.start == span.end && !next_begins(i) {
                     phase = 0;
-                    writeln!(out, "phase {}\nphase -", span.name)
+                    writeln!(out, "phase {name}\nphase -")
                 } else {
-                    writeln!(out, "phase {}", span.name)
+                    writeln!(out, "phase {name}")
                 }
             }
             Happens::Enter(i) => {
-                let span = &trace.modules[i];
+                let (span, name) = (&trace.modules[i], joined(&trace.modules[i].name));
                 if span.start < span.end {
                     modules.push(i);
-                    writeln!(out, "enter {}", span.name)
+                    writeln!(out, "enter {name}")
                 } else {
-                    writeln!(out, "enter {0}\nleave {0}", span.name)
+                    writeln!(out, "enter {name}\nleave {name}")
                 }
             }
             Happens::Free(i) => {
                 let block = &trace.blocks[i];
                 let (phases, runs) = (block.origin.phases, block.origin.modules);
-                writeln!(out, "free {}{}{}", block.id, said("phase", phases.1, phase), said("module", runs.1, module))
+                let id = joined(&block.id);
+                writeln!(out, "free {id}{}{}", said("phase", phases.1, phase), said("module", runs.1, module))
             }
             Happens::Alloc(i) => {
                 let block = &trace.blocks[i];
                 let origin = block.origin;
-                let mut line = format!("alloc {} {}{}", block.id, block.bytes, said("stream", origin.stream, 0));
+                let mut line =
+                    format!("alloc {} {}{}", joined(&block.id), block.bytes, said("stream", origin.stream, 0));
                 if 0 < block.alignment {
                     let _ = write!(line, " align={}", block.alignment);
                 }
@@ -281,4 +288,9 @@ fn write_pool(out: &mut String, trace: &Trace) {
             }
         };
     }
+}
+
+/// A name as one word.
+fn joined(name: &str) -> String {
+    name.split_whitespace().collect::<Vec<_>>().join("_")
 }

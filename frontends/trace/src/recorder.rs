@@ -92,6 +92,8 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
 
     /// A block was there before everything.
     pub(crate) fn was_there(&mut self, key: K, id: String, asked: Asked) -> Result<(), String> {
+        // The first event may be its end.
+        self.clock = self.clock.max(1);
         self.add(key, id, asked, 0).map(|_| ())
     }
 

@@ -61,6 +61,9 @@ impl Log {
         }
         if let Some((module, what)) = text.split_once(" Layer :") {
             let module = module.split_once("->").map_or(module, |(name, _)| name).trim();
+            if module.is_empty() {
+                return Err("the layer has no name".into());
+            }
             let (kind, edge) = what.trim().split_once('-').ok_or("a layer's line ends with F-start, F-end or such")?;
             // A backward of a module is another run than its forward.
             let name = if kind == "F" { module.to_string() } else { format!("{module}:{kind}") };
