@@ -21,6 +21,8 @@ pub(crate) struct Recorder<K> {
     modules: Vec<u32>,
 }
 
+const TIME_OVER: &str = "time is over: no block lives beyond tick 2^64 - 1";
+
 /// What an event says beyond the block.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Asked {
@@ -56,9 +58,9 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
 
     fn tick(&mut self) -> Result<u64, String> {
         let now = self.clock;
-        // The end of what is never let go is one more.
-        let next = now.checked_add(1).ok_or("time is over: ticks end at 2^64")?;
-        self.clock = if self.timed { now } else { next };
+        if !self.timed {
+            self.clock = now.checked_add(1).ok_or(TIME_OVER)?;
+        }
         Ok(now)
     }
 
@@ -86,6 +88,9 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
             return Err(format!("block {} is still there, from tick {}", id, self.pool.trace.blocks[at].start));
         }
         let start = self.tick()?;
+        if start == u64::MAX {
+            return Err(TIME_OVER.into());
+        }
         let at = self.add(key, id, asked, start)?;
         Ok(&mut self.pool.trace.blocks[at])
     }
