@@ -1,7 +1,8 @@
 #!/bin/sh
 # Sees that dependencies between the workspace's crates point as docs/architecture.md says, and nowhere else:
 #
-#   ir <- passes <- codegen <- cli      ir <- torch <- cli      passes <- trace <- cli      artifact <- codegen, runtime      runtime <- cli, tests
+#   ir <- passes <- codegen <- cli      ir <- torch <- cli      passes <- trace <- cli
+#   artifact <- codegen, runtime        runtime <- cli, tests
 #
 # Dependencies of builds and of tests count too, and those behind every feature.
 set -eu

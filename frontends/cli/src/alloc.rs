@@ -1,6 +1,8 @@
 //! `lighterage alloc`: addresses for the blocks of a trace, whoever asked for them.
 
-use crate::args::{AllocArgs, AllocCheckArgs, AllocCommand, AllocPlanArgs, AllocStatsArgs, TraceArgs};
+use crate::args::{
+    AllocArgs, AllocCheckArgs, AllocCommand, AllocConvertArgs, AllocPlanArgs, AllocStatsArgs, TraceArgs,
+};
 use crate::failure::Failure;
 use crate::model::read_text;
 use crate::size::{bytes, short};
@@ -13,7 +15,7 @@ use serde_json::{Value as Json, json};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use trace::{Pool, table};
+use trace::{Pool, events, table};
 
 /// Runs the command.
 pub(crate) fn run(args: &AllocArgs) -> Result<(), Failure> {
@@ -21,6 +23,7 @@ pub(crate) fn run(args: &AllocArgs) -> Result<(), Failure> {
         AllocCommand::Plan(args) => plan(args),
         AllocCommand::Check(args) => check_plan(args),
         AllocCommand::Stats(args) => describe(args),
+        AllocCommand::Convert(args) => convert(args),
     }
 }
 
@@ -244,6 +247,17 @@ fn describe(args: &AllocStatsArgs) -> Result<(), Failure> {
         out::text(&stats_report(pool, &stats, &holding));
     }
     Ok(())
+}
+
+fn convert(args: &AllocConvertArgs) -> Result<(), Failure> {
+    let text = events::write(&read(&args.trace)?);
+    match &args.output {
+        Some(path) => write(path, &text),
+        None => {
+            out::text(&text);
+            Ok(())
+        }
+    }
 }
 
 /// Memory efficiency: what is needed of what is held (STAlloc, Eq 1).

@@ -423,6 +423,9 @@ pub(crate) enum AllocCommand {
     /// Say what a trace is like, and what a caching allocator would hold for it
     #[command(after_help = "Example:\n  lighterage alloc stats snapshot.pickle")]
     Stats(AllocStatsArgs),
+    /// Write a trace of any format as events: one line for each request
+    #[command(after_help = "Example:\n  lighterage alloc convert snapshot.pickle -o snapshot.trace")]
+    Convert(AllocConvertArgs),
 }
 
 /// A trace.
@@ -492,6 +495,16 @@ pub(crate) struct AllocStatsArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `alloc convert`.
+#[derive(Args, Debug)]
+pub(crate) struct AllocConvertArgs {
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
+    /// Write to a file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 /// What `offload solve` is to find.

@@ -55,14 +55,14 @@ fn a_false_plan_is_refused() {
         run(&format!("alloc check {trace} {plan} {more}"))
     };
     check("a,0,0,4,100\nb,100,2,6,100\nc,0,5,8,100\n", "--capacity 200").expect(0);
-    let run = check("a,0,0,4,100\nb,99,2,6,100\nc,0,5,8,100\n", "").expect(2).says(&["refused, 2 faults"]);
+    let run = check("a,0,0,4,100\nb,99,2,6,100\nc,0,5,8,100\n", "").expect(2).says(&["refused, 1 fault"]);
     assert!(
         run.out.contains("block a (100 bytes at 0) and block b (100 bytes at 99) overlap from tick 2 on"),
         "{}",
         run.out
     );
     let json = check("a,0,0,4,100\nb,99,2,6,100\nc,0,5,8,100\n", "--json").expect(2).json();
-    assert_eq!((&json[0]["valid"], &json[0]["faults"]), (&false.into(), &2.into()));
+    assert_eq!((&json[0]["valid"], &json[0]["faults"]), (&false.into(), &1.into()));
     let run = check("a,0,0,4,100\nb,100,2,6,100\nc,0,5,8,100\n", "--capacity 199 --align 8").expect(2);
     assert!(run.out.contains("not a multiple of 8") && run.out.contains("ends beyond 199"), "{}", run.out);
     check("a,0,0,4,100\nb,100,2,6,100\n", "").expect(2).says(&["plan.csv", "does not place block c"]);
@@ -102,6 +102,21 @@ fn a_trace_is_described() {
     for words in ["live peak", "persistent", "PyTorch's", "expandable"] {
         assert!(text.contains(words), "{words:?} should be in:\n{text}");
     }
+}
+
+#[test]
+fn any_trace_becomes_events() {
+    let folder = Folder::new("alloc-convert");
+    let table = folder.write("a.csv", "id,lower,upper,size,alignment,gaps\na,0,4,100,8,1-2\nb,2,6,100,1,\n");
+    let trace = folder.file("a.trace");
+    run(&format!("alloc convert {table} -o {trace}")).expect(0);
+    let text = run(&format!("alloc convert {trace}")).expect(0).out;
+    assert_eq!(text, std::fs::read_to_string(&trace).unwrap());
+    assert!(text.contains("alloc a 100 align=8 gaps=1-2"), "{text}");
+    // What is planned for one is right for the other.
+    let plan = folder.file("plan.csv");
+    run(&format!("alloc plan {trace} -o {plan}")).expect(0);
+    run(&format!("alloc check {table} {plan}")).expect(0);
 }
 
 #[test]
