@@ -452,7 +452,7 @@ pub(crate) struct AllocPlanArgs {
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = parse_align)]
     pub(crate) align: u64,
     /// How long to look for a better plan
-    #[arg(long, value_name = "NAME", default_value = "normal", value_parser = named(&Effort::ALL, Effort::name))]
+    #[arg(long, value_name = "NAME", default_value = "normal", value_parser = effort())]
     pub(crate) effort: Effort,
     /// Threads that look [default: as many as the machine has cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -553,6 +553,14 @@ fn offload_algorithm() -> impl TypedValueParser<Value = OffloadAlgorithm> {
     named(&ALL, |algorithm| match algorithm {
         OffloadAlgorithm::Solve(algorithm) => algorithm.name(),
         OffloadAlgorithm::Bound => "bound",
+    })
+}
+
+fn effort() -> impl TypedValueParser<Value = Effort> {
+    named(&[Effort::Fast, Effort::Normal, Effort::Max], |effort| match effort {
+        Effort::Fast => "fast",
+        Effort::Normal => "normal",
+        Effort::Max => "max",
     })
 }
 

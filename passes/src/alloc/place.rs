@@ -16,20 +16,6 @@ pub enum Effort {
     Max,
 }
 
-impl Effort {
-    /// All of them.
-    pub const ALL: [Effort; 3] = [Effort::Fast, Effort::Normal, Effort::Max];
-
-    /// Its word on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Effort::Fast => "fast",
-            Effort::Normal => "normal",
-            Effort::Max => "max",
-        }
-    }
-}
-
 /// What a planner is asked for.
 #[derive(Clone, Debug)]
 pub struct Options {

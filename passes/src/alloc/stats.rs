@@ -159,7 +159,7 @@ pub fn stats(trace: &Trace) -> Stats {
     }
     let alive = |block: &Block| {
         let within = |&(start, end): &(u64, u64)| start <= peak_tick && peak_tick < end;
-        within(&(block.start, block.end)) && !block.gaps.iter().any(|gap| within(gap))
+        within(&(block.start, block.end)) && !block.gaps.iter().any(within)
     };
     let share = |chosen: &dyn Fn(usize) -> bool| {
         let mut share = Share::default();
