@@ -1,7 +1,8 @@
 #!/bin/sh
 # Sees that dependencies between the workspace's crates point as docs/architecture.md says, and nowhere else:
 #
-#   ir <- passes <- codegen <- cli      ir <- torch <- cli      artifact <- codegen, runtime      runtime <- cli, tests
+#   ir <- passes <- codegen <- cli      ir <- torch <- cli      passes <- trace <- cli
+#   artifact <- codegen, runtime        runtime <- cli, tests
 #
 # Dependencies of builds and of tests count too, and those behind every feature.
 set -eu
@@ -13,9 +14,10 @@ allowed() {
     case $1 in
     ir | artifact) echo ;;
     passes | torch) echo ir ;;
+    trace) echo passes ;;
     codegen) echo ir passes artifact ;;
     runtime) echo artifact ;;
-    lighterage | tests) echo ir passes codegen torch artifact runtime ;;
+    lighterage | tests) echo ir passes codegen torch trace artifact runtime ;;
     *) return 1 ;;
     esac
 }

@@ -3,6 +3,7 @@
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use passes::alloc::Effort;
 use passes::decide::Planner;
 use passes::estimate;
 use passes::graph::optimizer::{Master, Optimizer};
@@ -10,6 +11,7 @@ use passes::offload::Algorithm;
 use passes::pipeline::{self, Budget};
 use passes::schedule::order::Update;
 use std::path::PathBuf;
+use trace::Format;
 
 /// Compiles a training step so that it fits the memory it is given.
 ///
@@ -67,6 +69,8 @@ pub(crate) enum Command {
     Estimate(EstimateArgs),
     /// Weight offloading as a problem by itself: which bytes of a chain's weights leave the device, and when
     Offload(OffloadArgs),
+    /// Addresses for blocks of memory as a problem by itself: plan a trace of any program
+    Alloc(AllocArgs),
 }
 
 /// The most micro-batches of a step: each has lines of its own.
@@ -397,6 +401,112 @@ pub(crate) struct OffloadSolveArgs {
     pub(crate) json: bool,
 }
 
+/// `alloc`.
+#[derive(Args, Debug)]
+pub(crate) struct AllocArgs {
+    /// What to do with a trace.
+    #[command(subcommand)]
+    pub(crate) command: AllocCommand,
+}
+
+/// A subcommand of `alloc`.
+#[derive(Subcommand, Debug)]
+pub(crate) enum AllocCommand {
+    /// Give every block of a trace an address, check that none meet, and say how far from the lower bound the peak is
+    #[command(after_help = "Examples:\n  lighterage alloc plan snapshot.pickle -o plan.csv --svg plan.svg\n  \
+        lighterage alloc plan A.1048576.csv --capacity 1048576 --align 1 --effort max\n\n\
+        docs/alloc.md describes the formats.")]
+    Plan(AllocPlanArgs),
+    /// Check a plan: overlaps, bounds, alignment, every block placed once
+    #[command(after_help = "Example:\n  lighterage alloc check snapshot.pickle plan.csv")]
+    Check(AllocCheckArgs),
+    /// Say what a trace is like, and what a caching allocator would hold for it
+    #[command(after_help = "Example:\n  lighterage alloc stats snapshot.pickle")]
+    Stats(AllocStatsArgs),
+    /// Write a trace of any format as events: one line for each request
+    #[command(after_help = "Example:\n  lighterage alloc convert snapshot.pickle -o snapshot.trace")]
+    Convert(AllocConvertArgs),
+}
+
+/// A trace.
+#[derive(Args, Debug)]
+pub(crate) struct TraceArgs {
+    /// What a program asked for: a table as minimalloc's, a PyTorch memory snapshot, lines of START END SIZE, a log of STAlloc,
+    /// or events as docs/alloc.md describes them
+    #[arg(value_name = "TRACE")]
+    pub(crate) trace: PathBuf,
+    /// How the trace is written [default: told from its content]
+    #[arg(long, value_name = "NAME", value_parser = named(&Format::ALL, Format::name))]
+    pub(crate) format: Option<Format>,
+}
+
+/// `alloc plan`.
+#[derive(Args, Debug)]
+pub(crate) struct AllocPlanArgs {
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
+    /// What each pool holds; the first plan that fits is taken
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) capacity: Option<u64>,
+    /// Addresses are multiples of this, a power of two
+    #[arg(long, value_name = "BYTES", default_value = "512", value_parser = parse_align)]
+    pub(crate) align: u64,
+    /// How long to look for a better plan
+    #[arg(long, value_name = "NAME", default_value = "normal", value_parser = effort())]
+    pub(crate) effort: Effort,
+    /// Threads that look [default: as many as the machine has cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Write the plan: the trace's blocks as a table with offsets
+    #[arg(short, long, value_name = "PLAN.csv")]
+    pub(crate) output: Option<PathBuf>,
+    /// Draw the plan: time across, addresses up
+    #[arg(long, value_name = "PLAN.svg")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `alloc check`.
+#[derive(Args, Debug)]
+pub(crate) struct AllocCheckArgs {
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
+    /// The plan
+    #[arg(value_name = "PLAN.csv")]
+    pub(crate) plan: PathBuf,
+    /// What each pool holds [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) capacity: Option<u64>,
+    /// What addresses are to be multiples of, beside what the trace says
+    #[arg(long, value_name = "BYTES", default_value = "1", value_parser = parse_align)]
+    pub(crate) align: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `alloc stats`.
+#[derive(Args, Debug)]
+pub(crate) struct AllocStatsArgs {
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `alloc convert`.
+#[derive(Args, Debug)]
+pub(crate) struct AllocConvertArgs {
+    #[command(flatten)]
+    pub(crate) trace: TraceArgs,
+    /// Write to a file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
 /// What `offload solve` is to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OffloadAlgorithm {
@@ -446,6 +556,14 @@ fn offload_algorithm() -> impl TypedValueParser<Value = OffloadAlgorithm> {
     })
 }
 
+fn effort() -> impl TypedValueParser<Value = Effort> {
+    named(&[Effort::Fast, Effort::Normal, Effort::Max], |effort| match effort {
+        Effort::Fast => "fast",
+        Effort::Normal => "normal",
+        Effort::Max => "max",
+    })
+}
+
 fn update() -> impl TypedValueParser<Value = Update> {
     named(&[Update::Backward, Update::After], update_name)
 }
@@ -460,6 +578,16 @@ fn named<T: Copy + Send + Sync + 'static>(
         let known = all.iter().copied().find(|&value| name(value) == text);
         known.expect("a name that the parser lets pass should be one of those it was given")
     })
+}
+
+/// The largest alignment: with any number of blocks, sums stay within 64 bits.
+const MOST_ALIGN: u64 = 1 << 30;
+
+fn parse_align(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        align if align.is_power_of_two() && align <= MOST_ALIGN => Ok(align),
+        align => Err(format!("{align} is not a power of two up to {MOST_ALIGN}")),
+    }
 }
 
 fn parse_betas(text: &str) -> Result<(f64, f64), String> {

@@ -11,7 +11,7 @@ pub(crate) enum Failure {
     Input(String),
     /// No plan fits.
     NoFit(Box<Infeasible>),
-    /// No schedule of an offloading problem fits: why.
+    /// No schedule of an offloading problem, or no plan of addresses, fits: why.
     NoSchedule(String),
     /// The system refused: a disk is full, memory is short.
     System(String),

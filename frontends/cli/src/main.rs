@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 101 our bug; 130 Ctrl-C.
 
+mod alloc;
 mod args;
 mod check;
 mod compile;
@@ -15,6 +16,7 @@ mod model;
 mod observe;
 mod offload;
 mod out;
+mod picture;
 mod plan;
 mod profile;
 mod report;
@@ -61,5 +63,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Check(args) => check::run(&args),
         Command::Estimate(args) => estimate::run(&args),
         Command::Offload(args) => offload::run(&args),
+        Command::Alloc(args) => alloc::run(&args),
     }
 }

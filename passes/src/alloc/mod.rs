@@ -5,12 +5,17 @@
 //! the lowest address that is free over a lifetime: a segment tree over time holds, at each node, the address ranges in
 //! use, and each set is short because neighbouring ranges are one.
 
+pub mod caching;
+pub mod check;
+mod place;
 pub mod stalloc;
+pub mod stats;
 pub mod trace;
 mod tree;
 
 use ir::schedule::{Buffer, InstrKind, Loc, Pool, Schedule};
 use ir::{Id, Plan, Table};
+pub use place::{Effort, Error, Options, Placement, lower_bound, place};
 use tree::Tree;
 
 /// When a buffer holds something: lines `start..end` of the schedule.

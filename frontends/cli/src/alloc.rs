@@ -1,0 +1,345 @@
+//! `lighterage alloc`: addresses for the blocks of a trace, whoever asked for them.
+
+use crate::args::{
+    AllocArgs, AllocCheckArgs, AllocCommand, AllocConvertArgs, AllocPlanArgs, AllocStatsArgs, TraceArgs,
+};
+use crate::failure::Failure;
+use crate::model::read_text;
+use crate::size::{bytes, short};
+use crate::{out, picture};
+use passes::alloc::caching::{self, Held, Segments};
+use passes::alloc::check::{Fault, Told, check};
+use passes::alloc::stats::{Class, Share, Stats, stats};
+use passes::alloc::{Options, Placement, place};
+use serde_json::{Value as Json, json};
+use std::fmt::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use trace::{Pool, events, table};
+
+/// Runs the command.
+pub(crate) fn run(args: &AllocArgs) -> Result<(), Failure> {
+    match &args.command {
+        AllocCommand::Plan(args) => plan(args),
+        AllocCommand::Check(args) => check_plan(args),
+        AllocCommand::Stats(args) => describe(args),
+        AllocCommand::Convert(args) => convert(args),
+    }
+}
+
+fn read(args: &TraceArgs) -> Result<Vec<Pool>, Failure> {
+    let spinner = out::spinner(format!("reading {}", args.trace.display()));
+    let pools = trace::read(&args.trace, args.format).map_err(|e| Failure::Input(e.to_string()));
+    drop(spinner);
+    pools
+}
+
+fn write(path: &Path, content: &str) -> Result<(), Failure> {
+    std::fs::write(path, content).map_err(|e| Failure::System(format!("{}: {e}", path.display())))
+}
+
+/// By how much `peak` is above the lower bound: 0.01 is 1 %.
+fn gap(peak: u64, lower_bound: u64) -> f64 {
+    if peak <= lower_bound { 0.0 } else { peak as f64 / lower_bound.max(1) as f64 - 1.0 }
+}
+
+/// A pool's plan, and the time that it took.
+struct Planned<'a> {
+    pool: &'a Pool,
+    placement: Placement,
+    time: Duration,
+}
+
+fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
+    let pools = read(&args.trace)?;
+    let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()), usize::from);
+    let options = Options { effort: args.effort, capacity: args.capacity, align: args.align, threads };
+    let mut planned = vec![];
+    for pool in &pools {
+        let n_blocks = pool.trace.blocks.len();
+        let spinner = out::spinner(format!("placing {n_blocks} blocks of {}", pool.name));
+        let start = Instant::now();
+        let mut see = |found: &str, peak: u64| {
+            if let Some(spinner) = &spinner {
+                spinner.set_message(format!("placing {n_blocks} blocks of {}: {}, {found}", pool.name, short(peak)));
+            }
+        };
+        let placement = place(&pool.trace, &options, &mut see);
+        let time = start.elapsed();
+        if let Some(spinner) = spinner {
+            spinner.finish_and_clear();
+        }
+        let path = args.trace.trace.display();
+        let placement = placement.map_err(|error| Failure::Input(format!("{path}: pool {}: {error}", pool.name)))?;
+        // Whoever made the plan, it is checked by one who did not.
+        match check(&pool.trace, &placement.offsets, args.align, None) {
+            Ok(peak) if peak <= placement.peak => {}
+            Ok(peak) => {
+                return Err(Failure::Bug(format!("the plan's peak is {peak} and was said to be {}", placement.peak)));
+            }
+            Err(faults) => return Err(wrong_plan(&faults, pool, &placement.offsets, &path.to_string())),
+        }
+        planned.push(Planned { pool, placement, time });
+    }
+    match args.json {
+        true => out::line(&plan_json(&planned, args.capacity).to_string()),
+        false => out::text(&plan_report(&planned, args.capacity)),
+    }
+    let over = planned.iter().find(|planned| args.capacity.is_some_and(|capacity| capacity < planned.placement.peak));
+    if let (Some(Planned { pool, placement, .. }), Some(capacity)) = (over, args.capacity) {
+        let why = match capacity < placement.lower_bound {
+            true => format!("{} are alive at once, so that no plan fits", bytes(placement.lower_bound)),
+            false => format!("the best plan found takes {}; --effort max looks longer", bytes(placement.peak)),
+        };
+        return Err(Failure::NoSchedule(format!("{} does not fit {}: {why}", pool.name, bytes(capacity))));
+    }
+    let offsets = || planned.iter().map(|planned| &planned.placement.offsets[..]);
+    if let Some(path) = &args.output {
+        write(path, &table::write_plan(&pools, &offsets().map(<[u64]>::to_vec).collect::<Vec<_>>()))?;
+    }
+    if let Some(path) = &args.svg {
+        write(path, &picture::draw(&pools, &offsets().collect::<Vec<_>>()))?;
+    }
+    Ok(())
+}
+
+/// Addresses that the trace itself fixes may be wrong; others are our bug.
+fn wrong_plan(faults: &[Fault], pool: &Pool, offsets: &[u64], path: &str) -> Failure {
+    let fixed = |block: usize| pool.trace.blocks[block].offset.is_some();
+    let given = |fault: &&Fault| match **fault {
+        Fault::Overlap { below, above, .. } => fixed(below) && fixed(above),
+        Fault::Misaligned { block, .. } | Fault::Outside { block, .. } => fixed(block),
+        Fault::Count { .. } | Fault::Moved { .. } => false,
+    };
+    let told = |fault: &Fault| Told(fault, &pool.trace, offsets).to_string();
+    match (faults.iter().find(given), faults.first()) {
+        (Some(fault), _) => {
+            Failure::Input(format!("{path}: pool {}: {}, as the trace fixes it", pool.name, told(fault)))
+        }
+        (None, Some(fault)) => Failure::Bug(format!("a wrong plan: {}", told(fault))),
+        (None, None) => Failure::Bug("a plan was refused without a reason".into()),
+    }
+}
+
+fn plan_json(planned: &[Planned<'_>], capacity: Option<u64>) -> Json {
+    let row = |peak: u64, bound: u64, optimal: bool, n_blocks: usize, time: Duration| {
+        json!({
+            "peak_bytes": peak,
+            "lower_bound_bytes": bound,
+            "gap": gap(peak, bound),
+            "optimal": optimal,
+            "buffers": n_blocks,
+            "ms": time.as_secs_f64() * 1e3,
+        })
+    };
+    let pools: Vec<Json> = planned
+        .iter()
+        .map(|Planned { pool, placement, time }| {
+            let Placement { peak, lower_bound, optimal, method, .. } = placement;
+            let mut json = row(*peak, *lower_bound, *optimal, pool.trace.blocks.len(), *time);
+            json["pool"] = json!(pool.name);
+            json["method"] = json!(method);
+            if let Some(capacity) = capacity {
+                json["fits"] = json!(*peak <= capacity);
+            }
+            json
+        })
+        .collect();
+    let sum = |number: fn(&Placement) -> u64| planned.iter().map(|planned| number(&planned.placement)).sum();
+    let mut json = row(
+        sum(|placement| placement.peak),
+        sum(|placement| placement.lower_bound),
+        planned.iter().all(|planned| planned.placement.optimal),
+        planned.iter().map(|planned| planned.pool.trace.blocks.len()).sum(),
+        planned.iter().map(|planned| planned.time).sum(),
+    );
+    if let Some(capacity) = capacity {
+        json["capacity_bytes"] = json!(capacity);
+        json["fits"] = json!(planned.iter().all(|planned| planned.placement.peak <= capacity));
+    }
+    json["pools"] = json!(pools);
+    json
+}
+
+fn plan_report(planned: &[Planned<'_>], capacity: Option<u64>) -> String {
+    let mut out = String::new();
+    for Planned { pool, placement, time } in planned {
+        let Placement { peak, lower_bound, optimal, method, .. } = placement;
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{}: {} blocks, checked", pool.name, pool.trace.blocks.len());
+        let _ = writeln!(out, "  peak         {}", bytes(*peak));
+        let over = match optimal {
+            true => "the peak is the least there is".into(),
+            false => format!("the peak is {:.2}% above it", 100.0 * gap(*peak, *lower_bound)),
+        };
+        let _ = writeln!(out, "  lower bound  {}; {over}", bytes(*lower_bound));
+        if let Some(capacity) = capacity {
+            let _ = writeln!(out, "  capacity     {}", bytes(capacity));
+        }
+        let _ = writeln!(out, "  found by     {method}, in {:.2} s", time.as_secs_f64());
+    }
+    out
+}
+
+/// Faults that are told one by one.
+const TOLD: usize = 20;
+
+fn check_plan(args: &AllocCheckArgs) -> Result<(), Failure> {
+    let pools = read(&args.trace)?;
+    let path = args.plan.display();
+    let offsets =
+        table::read_plan(&read_text(&args.plan)?, &pools).map_err(|e| Failure::Input(format!("{path}: {e}")))?;
+    let mut rows = vec![];
+    let mut told: Vec<String> = vec![];
+    let mut n_faults = 0;
+    for (pool, offsets) in pools.iter().zip(&offsets) {
+        let (peak, faults) = match check(&pool.trace, offsets, args.align, args.capacity) {
+            Ok(peak) => (Some(peak), vec![]),
+            Err(faults) => (None, faults),
+        };
+        n_faults += faults.len();
+        told.extend(
+            faults.iter().take(TOLD).map(|fault| format!("{}: {}", pool.name, Told(fault, &pool.trace, offsets))),
+        );
+        rows.push((pool, peak));
+    }
+    let valid = n_faults == 0;
+    if args.json {
+        let pool = |(pool, peak): &(&Pool, Option<u64>)| json!({"pool": pool.name, "buffers": pool.trace.blocks.len(), "valid": peak.is_some(), "peak_bytes": peak});
+        let pools: Vec<Json> = rows.iter().map(pool).collect();
+        out::line(&json!({"valid": valid, "pools": pools, "faults": n_faults, "first_faults": told}).to_string());
+    } else {
+        for (pool, peak) in rows.iter().filter_map(|(pool, peak)| peak.map(|peak| (pool, peak))) {
+            out::line(&format!("{}: {} blocks, none meet; peak {}", pool.name, pool.trace.blocks.len(), bytes(peak)));
+        }
+        told.iter().for_each(|line| out::line(line));
+    }
+    match n_faults {
+        0 => Ok(()),
+        1 => Err(Failure::Input(format!("{path}: refused, 1 fault"))),
+        n => Err(Failure::Input(format!("{path}: refused, {n} faults"))),
+    }
+}
+
+/// What an allocator would hold, and did.
+struct Holding {
+    cached: Held,
+    expandable: Held,
+    replayed: Option<caching::Agreement>,
+}
+
+fn describe(args: &AllocStatsArgs) -> Result<(), Failure> {
+    let pools = read(&args.trace)?;
+    let described = pools.iter().map(|pool| {
+        let holding = Holding {
+            cached: caching::simulate(&pool.trace, Segments::Fixed),
+            expandable: caching::simulate(&pool.trace, Segments::Expandable),
+            replayed: pool.history.as_ref().and_then(caching::replay),
+        };
+        (pool, stats(&pool.trace), holding)
+    });
+    if args.json {
+        let pools: Vec<Json> = described.map(|(pool, stats, holding)| stats_json(pool, &stats, &holding)).collect();
+        out::line(&json!({"pools": pools}).to_string());
+        return Ok(());
+    }
+    for (pool, stats, holding) in described {
+        out::text(&stats_report(pool, &stats, &holding));
+    }
+    Ok(())
+}
+
+fn convert(args: &AllocConvertArgs) -> Result<(), Failure> {
+    let text = events::write(&read(&args.trace)?);
+    match &args.output {
+        Some(path) => write(path, &text),
+        None => {
+            out::text(&text);
+            Ok(())
+        }
+    }
+}
+
+/// Memory efficiency: what is needed of what is held (STAlloc, Eq 1).
+fn efficiency(stats: &Stats, held: u64) -> f64 {
+    if held == 0 { 1.0 } else { stats.live_peak_bytes as f64 / held as f64 }
+}
+
+fn stats_json(pool: &Pool, stats: &Stats, holding: &Holding) -> Json {
+    let share = |share: &Share| json!({"blocks": share.blocks, "bytes": share.bytes, "peak_bytes": share.peak_bytes});
+    let held = |held: &Held| {
+        json!({
+            "reserved_bytes": held.reserved_bytes,
+            "segments": held.segments,
+            "efficiency": efficiency(stats, held.reserved_bytes),
+        })
+    };
+    let sizes: Vec<Json> = stats.frequent.iter().map(|(bytes, n)| json!({"bytes": bytes, "blocks": n})).collect();
+    let classes: serde_json::Map<String, Json> =
+        Class::ALL.iter().zip(&stats.classes).map(|(class, of)| (class.name().into(), share(of))).collect();
+    json!({
+        "pool": pool.name,
+        "buffers": stats.blocks,
+        "buffers_above_512_bytes": stats.above_512,
+        "sizes_above_512_bytes": stats.sizes_above_512,
+        "frequent_sizes": sizes,
+        "live_peak_bytes": stats.live_peak_bytes,
+        "peak_tick": stats.peak_tick,
+        "ticks": stats.ticks,
+        "classes": classes,
+        "classes_by": if stats.by_phases { "phases" } else { "lifetimes" },
+        "dynamic": share(&stats.dynamic),
+        "phases": stats.phases,
+        "modules": stats.modules,
+        "streams": stats.streams,
+        "caching": held(&holding.cached),
+        "expandable": held(&holding.expandable),
+        "recorded_reserved_bytes": pool.reserved_bytes,
+        "replay": holding.replayed.map(|agreement| json!({"requests": agreement.requests, "same_address": agreement.same})),
+    })
+}
+
+fn stats_report(pool: &Pool, stats: &Stats, holding: &Holding) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_stats(&mut out, pool, stats, holding);
+    out
+}
+
+fn write_stats(out: &mut String, pool: &Pool, stats: &Stats, holding: &Holding) -> std::fmt::Result {
+    writeln!(out, "{}: {} blocks in {} ticks\n", pool.name, stats.blocks, stats.ticks)?;
+    writeln!(out, "  live peak   {} at tick {}", bytes(stats.live_peak_bytes), stats.peak_tick)?;
+    writeln!(out, "  sizes       {} above 512 bytes, of {} blocks", stats.sizes_above_512, stats.above_512)?;
+    for (size, n) in &stats.frequent {
+        writeln!(out, "              {n:>8} of {}", bytes(*size))?;
+    }
+    let by = if stats.by_phases { "phases" } else { "how long they live: the trace has no phases" };
+    writeln!(out, "\n  classes, by {by}\n                blocks   bytes in all   at the peak")?;
+    let dynamic = (0 < stats.dynamic.blocks).then_some(("dynamic", &stats.dynamic));
+    for (name, share) in Class::ALL.iter().map(|class| class.name()).zip(&stats.classes).chain(dynamic) {
+        let (all, peak) = (short(share.bytes), short(share.peak_bytes));
+        writeln!(out, "    {name:<10}  {:>6}   {all:>12}   {peak:>11}", share.blocks)?;
+    }
+    writeln!(out, "\n  phases      {}", stats.phases)?;
+    writeln!(out, "  modules     {}", stats.modules)?;
+    writeln!(out, "  streams     {}", stats.streams)?;
+    writeln!(out, "\n  what an allocator would hold")?;
+    for (name, held) in [("PyTorch's", &holding.cached), ("expandable", &holding.expandable)] {
+        let percent = 100.0 * efficiency(stats, held.reserved_bytes);
+        writeln!(
+            out,
+            "    {name:<10}  {:>10}  in {} segments, {percent:.1}% of it needed",
+            short(held.reserved_bytes),
+            held.segments
+        )?;
+    }
+    if let Some(reserved) = pool.reserved_bytes {
+        let percent = 100.0 * efficiency(stats, reserved);
+        writeln!(out, "    recorded    {:>10}  at the end, {percent:.1}% of it needed", short(reserved))?;
+    }
+    if let Some(agreement) = holding.replayed {
+        let caching::Agreement { requests, same } = agreement;
+        writeln!(out, "    replayed    {same} of {requests} requests land where they did, by PyTorch's rules")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! `lighterage alloc`, from a trace to a plan, a check and a picture.
+
+mod common;
+
+use common::{Folder, run};
+
+/// Four weights, and six layers' activations that come and go like a stack's.
+fn training() -> String {
+    let mut text = "lighterage-trace 1\n".to_string();
+    (0..4).for_each(|i| text += &format!("alloc w{i} 1048576\n"));
+    text += "phase fwd.0\n";
+    (0..6).for_each(|i| text += &format!("alloc a{i} 300000\nalloc t{i} 70000\nfree t{i}\n"));
+    text += "phase bwd.0\n";
+    (0..6).rev().for_each(|i| text += &format!("alloc g{i} 300000 stream=7\nfree a{i}\nfree g{i}\n"));
+    text + "phase -\n"
+}
+
+#[test]
+fn a_trace_is_planned_checked_and_drawn() {
+    let folder = Folder::new("alloc-plan");
+    let trace = folder.write("a.trace", training());
+    let (plan, svg) = (folder.file("plan.csv"), folder.file("plan.svg"));
+    let json = run(&format!("alloc plan {trace} --json -o {plan} --svg {svg}")).expect(0).json();
+    // 1048576 is a multiple of 512; 300000 becomes 300032.
+    assert_eq!(json[0]["lower_bound_bytes"], 4 * 1048576 + 7 * 300032);
+    assert_eq!(json[0]["buffers"], 22);
+    let pool = &json[0]["pools"][0];
+    for key in ["peak_bytes", "lower_bound_bytes", "gap", "optimal", "buffers"] {
+        assert_eq!(json[0][key], pool[key], "{key}");
+    }
+    assert!(pool["ms"].is_number());
+    assert_eq!(pool["optimal"], pool["peak_bytes"] == pool["lower_bound_bytes"]);
+    let checked = run(&format!("alloc check {trace} {plan} --align 512 --json")).expect(0).json();
+    assert_eq!(checked[0]["valid"], true);
+    assert!(checked[0]["pools"][0]["peak_bytes"].as_u64() <= pool["peak_bytes"].as_u64());
+    let picture = std::fs::read_to_string(svg).unwrap();
+    for words in ["<svg ", "22 blocks", "persistent", "peak ", "w0: 1.00 MiB", "</svg>"] {
+        assert!(picture.contains(words), "{words:?} should be in the picture");
+    }
+    let text = run(&format!("alloc plan {trace}")).expect(0).out;
+    for words in ["memory: 22 blocks, checked", "lower bound", "found by"] {
+        assert!(text.contains(words), "{words:?} should be in:\n{text}");
+    }
+    // The plan is a trace of its own: blocks that have to be where they are.
+    let again = run(&format!("alloc plan {plan} --json")).expect(0).json();
+    assert_eq!(again[0]["peak_bytes"], json[0]["peak_bytes"]);
+}
+
+#[test]
+fn a_false_plan_is_refused() {
+    let folder = Folder::new("alloc-check");
+    let trace = folder.write("a.csv", "id,lower,upper,size\na,0,4,100\nb,2,6,100\nc,5,8,100\n");
+    let check = |rows: &str, more: &str| {
+        let plan = folder.write("plan.csv", format!("id,offset,lower,upper,size\n{rows}"));
+        run(&format!("alloc check {trace} {plan} {more}"))
+    };
+    check("a,0,0,4,100\nb,100,2,6,100\nc,0,5,8,100\n", "--capacity 200").expect(0);
+    let run = check("a,0,0,4,100\nb,99,2,6,100\nc,0,5,8,100\n", "").expect(2).says(&["refused, 1 fault"]);
+    assert!(
+        run.out.contains("block a (100 bytes at 0) and block b (100 bytes at 99) overlap from tick 2 on"),
+        "{}",
+        run.out
+    );
+    let json = check("a,0,0,4,100\nb,99,2,6,100\nc,0,5,8,100\n", "--json").expect(2).json();
+    assert_eq!((&json[0]["valid"], &json[0]["faults"]), (&false.into(), &1.into()));
+    let run = check("a,0,0,4,100\nb,100,2,6,100\nc,0,5,8,100\n", "--capacity 199 --align 8").expect(2);
+    assert!(run.out.contains("not a multiple of 8") && run.out.contains("ends beyond 199"), "{}", run.out);
+    check("a,0,0,4,100\nb,100,2,6,100\n", "").expect(2).says(&["plan.csv", "does not place block c"]);
+    check("a,0,0,4,100\na,0,0,4,100\n", "").expect(2).says(&["plan.csv", "line 3", "placed twice"]);
+    check("a,0,0,4,90\n", "").expect(2).says(&["plan.csv", "line 2", "size is 90 in the plan and 100"]);
+}
+
+#[test]
+fn a_pool_that_is_too_small_is_said() {
+    let folder = Folder::new("alloc-capacity");
+    let trace = folder.write("a.trace", training());
+    let plan = folder.file("plan.csv");
+    run(&format!("alloc plan {trace} --capacity 6000KiB -o {plan}")).expect(3).says(&["alive at once", "no plan fits"]);
+    assert_eq!(folder.names(), ["a.trace"]);
+    let json = run(&format!("alloc plan {trace} --capacity 1GiB --json")).expect(0).json();
+    assert_eq!((&json[0]["fits"], &json[0]["capacity_bytes"]), (&true.into(), &(1u64 << 30).into()));
+    run(&format!("alloc plan {trace} --align 48")).expect(2).says(&["power of two"]);
+    run(&format!("alloc plan {trace} --align 0")).expect(2).says(&["power of two"]);
+    run(&format!("alloc plan {trace} --effort most")).expect(2).says(&["fast", "normal", "max"]);
+}
+
+#[test]
+fn a_trace_is_described() {
+    let folder = Folder::new("alloc-stats");
+    let trace = folder.write("a.trace", training());
+    let json = run(&format!("alloc stats {trace} --json")).expect(0).json();
+    let pool = &json[0]["pools"][0];
+    assert_eq!(pool["live_peak_bytes"], 4 * 1048576 + 7 * 300000);
+    for (class, n) in [("persistent", 4), ("scoped", 6), ("transient", 12)] {
+        assert_eq!(pool["classes"][class]["blocks"], n, "{class}");
+    }
+    assert_eq!((&pool["phases"], &pool["streams"], &pool["sizes_above_512_bytes"]), (&2.into(), &2.into(), &3.into()));
+    // Two small segments of the weights, which are just small; one of the rest; one of the other stream.
+    assert_eq!(pool["caching"]["reserved_bytes"].as_u64().unwrap() % (2 << 20), 0);
+    assert!(pool["live_peak_bytes"].as_u64() <= pool["caching"]["reserved_bytes"].as_u64());
+    let text = run(&format!("alloc stats {trace}")).expect(0).out;
+    for words in ["live peak", "persistent", "PyTorch's", "expandable"] {
+        assert!(text.contains(words), "{words:?} should be in:\n{text}");
+    }
+}
+
+#[test]
+fn any_trace_becomes_events() {
+    let folder = Folder::new("alloc-convert");
+    let table = folder.write("a.csv", "id,lower,upper,size,alignment,gaps\na,0,4,100,8,1-2\nb,2,6,100,1,\n");
+    let trace = folder.file("a.trace");
+    run(&format!("alloc convert {table} -o {trace}")).expect(0);
+    let text = run(&format!("alloc convert {trace}")).expect(0).out;
+    assert_eq!(text, std::fs::read_to_string(&trace).unwrap());
+    assert!(text.contains("alloc a 100 align=8 gaps=1-2"), "{text}");
+    // What is planned for one is right for the other.
+    let plan = folder.file("plan.csv");
+    run(&format!("alloc plan {trace} -o {plan}")).expect(0);
+    run(&format!("alloc check {table} {plan}")).expect(0);
+}
+
+#[test]
+fn a_snapshot_is_planned() {
+    let folder = Folder::new("alloc-snapshot");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/data/training.pickle");
+    let (snapshot, plan) = (path.display(), folder.file("plan.csv"));
+    let json = run(&format!("alloc plan {snapshot} --json -o {plan}")).expect(0).json();
+    assert_eq!(json[0]["pools"][0]["pool"], "cuda:0");
+    assert!(json[0]["gap"].as_f64().unwrap() <= 0.001);
+    run(&format!("alloc check {snapshot} {plan}")).expect(0);
+    let json = run(&format!("alloc stats {snapshot} --json")).expect(0).json();
+    let replay = &json[0]["pools"][0]["replay"];
+    assert_eq!((&replay["requests"], &replay["same_address"]), (&1721.into(), &1721.into()));
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let folder = Folder::new("alloc-errors");
+    let file = folder.write("bad.csv", "id,lower,upper,size\n0,4,4,1\n");
+    for command in ["plan", "stats"] {
+        run(&format!("alloc {command} {file}")).expect(2).says(&["bad.csv", "line 2", "ends at 4"]);
+        run(&format!("alloc {command} /nowhere.csv")).expect(2).says(&["/nowhere.csv"]);
+    }
+    let fixed = folder.write("fixed.csv", "id,lower,upper,size,offset\na,0,4,8,0\nb,2,6,8,512\nc,3,5,600,512\n");
+    run(&format!("alloc plan {fixed}")).expect(2).says(&["fixed.csv", "b", "c"]);
+    run(&format!("alloc stats {file} --format json")).expect(2).says(&["events", "snapshot"]);
+    run(&format!("alloc stats {file} --format lines")).expect(2).says(&["bad.csv", "line 1"]);
+    run("alloc plan").expect(2).says(&["TRACE"]);
+    run("alloc").expect(2);
+}

@@ -1,0 +1,296 @@
+//! Our own format: a line for each thing that happens, in order of time.
+//!
+//! ```text
+//! lighterage-trace 1
+//! # a comment
+//! alloc w 4096 align=512 at=0        asks for block w, 4096 bytes, at a multiple of 512, at 0
+//! phase fwd.0                        the forward of micro-batch 0 begins; `phase -` ends it
+//! enter layers.0.mlp                 a module begins; modules nest
+//! alloc 17 65536 stream=7 dyn        for stream 7; its size is known only now
+//! free 17
+//! leave layers.0.mlp
+//! pool cuda:1                        what follows is asked of another pool
+//! ```
+//!
+//! Each `alloc` and `free` takes a tick, from 0 on. Once a line `tick N` has been read, ticks pass by such lines alone. A
+//! block that is not freed lives to the end of its pool. An id is one word without a comma, and names one block of a pool.
+//! `gaps=3-5/8-9` are ticks at which nobody needs a block. `phase=2` and `module=5` with an `alloc` or `free` name the second
+//! phase of the pool and the fifth run of a module, in place of those that run; 0 is none.
+
+use crate::recorder::{Asked, Recorder};
+use crate::{Error, POOL, Pool, table};
+use passes::alloc::trace::Trace;
+use std::fmt::Write;
+
+/// The first word of a file.
+pub const MAGIC: &str = "lighterage-trace";
+const VERSION: &str = "1";
+
+/// Reads a trace.
+pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
+    let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line.trim()));
+    let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let (line, head) = lines.next().unwrap_or((1, ""));
+    match head.split_ascii_whitespace().collect::<Vec<_>>()[..] {
+        [MAGIC, VERSION] => {}
+        [MAGIC, other] => return Err(Error::line(line, format!("version {other:?}: only {VERSION} is known"))),
+        _ => return Err(Error::line(line, format!("the file does not begin with \"{MAGIC} {VERSION}\""))),
+    }
+    let mut pools: Vec<(String, Recorder<String>)> = vec![(POOL.into(), Recorder::new(POOL))];
+    let mut at = 0;
+    for (line, text) in lines {
+        let done = match text.strip_prefix("pool ").map(str::trim) {
+            Some(name) => word(name, "the pool's name").map(|name| {
+                at = pools.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+                    pools.push((name.into(), Recorder::new(name)));
+                    pools.len() - 1
+                });
+            }),
+            None => event(text, &mut pools[at].1),
+        };
+        done.map_err(|message| Error::line(line, message))?;
+    }
+    let mut read = vec![];
+    for (_, recorder) in pools {
+        let pool = recorder.finish();
+        let Trace { blocks, phases, modules } = &pool.trace;
+        for block in blocks {
+            let error = |message: String| Error::new(format!("block {} of the pool {}", block.id, pool.name), message);
+            table::within(block).map_err(error)?;
+            let (phase, module) = (block.origin.phases, block.origin.modules);
+            for (what, given, known) in
+                [("phase", phase.0.max(phase.1), phases.len()), ("module", module.0.max(module.1), modules.len())]
+            {
+                if known <= given as usize {
+                    return Err(error(format!("{what} {given} is none of the {} that the pool has", known - 1)));
+                }
+            }
+        }
+        if !blocks.is_empty() {
+            read.push(pool);
+        }
+    }
+    Ok(read)
+}
+
+/// One word that can stand in a table.
+fn word<'a>(word: &'a str, what: &str) -> Result<&'a str, String> {
+    match word {
+        "" => Err(format!("{what} is missing")),
+        word if word.contains([',', ' ', '\t']) => {
+            Err(format!("{what} is {word:?}: it must be one word without commas"))
+        }
+        word => Ok(word),
+    }
+}
+
+fn number<T: std::str::FromStr>(what: &str, text: &str) -> Result<T, String> {
+    text.parse()
+        .map_err(|_| format!("{what} is {text:?}: it must be a whole number that is not negative, nor too large"))
+}
+
+fn event(text: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
+    let (verb, rest) = text.split_once([' ', '\t']).unwrap_or((text, ""));
+    let rest = rest.trim();
+    match verb {
+        "alloc" => alloc(rest, recorder),
+        "free" => {
+            let mut words = rest.split_ascii_whitespace();
+            let id = word(words.next().unwrap_or(""), "the id")?;
+            let Some(block) = recorder.free(&id.to_string())? else {
+                return Err(format!("there is no block {id} to free"));
+            };
+            for given in words {
+                match given.split_once('=') {
+                    Some(("phase", phase)) => block.origin.phases.1 = number("the phase", phase)?,
+                    Some(("module", module)) => block.origin.modules.1 = number("the module", module)?,
+                    _ => return Err(format!("{given:?} is not known with free: phase=N, module=N are")),
+                }
+            }
+            Ok(())
+        }
+        "phase" if rest == "-" => {
+            recorder.phase(None);
+            Ok(())
+        }
+        "phase" => word(rest, "the phase's name").map(|name| recorder.phase(Some(name.into()))),
+        "enter" => word(rest, "the module's name").map(|name| recorder.enter(name.into())),
+        "leave" => {
+            let name = word(rest, "the module's name")?;
+            if recorder.leave(name) { Ok(()) } else { Err(format!("no module {name} runs")) }
+        }
+        "tick" => recorder.at(number("the tick", rest)?),
+        _ => Err(format!("{verb:?} is not known: alloc, free, phase, enter, leave, tick and pool are")),
+    }
+}
+
+fn alloc(rest: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
+    let mut words = rest.split_ascii_whitespace();
+    let id = word(words.next().unwrap_or(""), "the id")?;
+    let mut asked = Asked { bytes: number("the size", words.next().unwrap_or(""))?, ..Asked::default() };
+    let (mut phase, mut module, mut gaps) = (None, None, vec![]);
+    for given in words {
+        match given.split_once('=') {
+            None if given == "dyn" => asked.dynamic = true,
+            Some(("stream", stream)) => asked.stream = number("the stream", stream)?,
+            Some(("align", alignment)) => asked.alignment = number("the alignment", alignment)?,
+            Some(("at", offset)) => asked.offset = Some(number("the address", offset)?),
+            Some(("phase", text)) => phase = Some(number("the phase", text)?),
+            Some(("module", text)) => module = Some(number("the module", text)?),
+            Some(("gaps", text)) => {
+                for gap in text.split('/') {
+                    let (start, end) =
+                        gap.split_once('-').ok_or_else(|| format!("the gap {gap:?} is not START-END"))?;
+                    gaps.push((number("the gap's start", start)?, number("the gap's end", end)?));
+                }
+            }
+            _ => {
+                let known = "stream=N, align=BYTES, at=BYTES, gaps=A-B/C-D, phase=N, module=N and dyn are";
+                return Err(format!("{given:?} is not known with alloc: {known}"));
+            }
+        }
+    }
+    let block = recorder.alloc(id.into(), id.into(), asked)?;
+    block.gaps = gaps;
+    block.origin.phases.0 = phase.unwrap_or(block.origin.phases.0);
+    block.origin.modules.0 = module.unwrap_or(block.origin.modules.0);
+    Ok(())
+}
+
+/// What happens at a tick, in the order in which it is written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Happens {
+    Leave(usize),
+    PhaseEnds(usize),
+    Phase(usize),
+    Enter(usize),
+    Free(usize),
+    Alloc(usize),
+}
+
+/// Writes pools, so that reading them again gives the same blocks, in order of their start. Blanks in names, which other
+/// formats allow, become `_`.
+pub fn write(pools: &[Pool]) -> String {
+    let mut out = format!("{MAGIC} {VERSION}\n");
+    for pool in pools {
+        if pool.name != POOL || 1 < pools.len() {
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "pool {}", joined(&pool.name));
+        }
+        write_pool(&mut out, &pool.trace);
+    }
+    out
+}
+
+fn write_pool(out: &mut String, trace: &Trace) {
+    let mut happens: Vec<(u64, Happens)> = vec![];
+    // A phase ends when the next one begins.
+    let next_begins = |i: usize| trace.phases.get(i + 1).is_some_and(|next| next.start == trace.phases[i].end);
+    for (i, span) in trace.phases.iter().enumerate().skip(1) {
+        happens.push((span.start, Happens::Phase(i)));
+        if span.start < span.end && !next_begins(i) {
+            happens.push((span.end, Happens::PhaseEnds(i)));
+        }
+    }
+    for (i, span) in trace.modules.iter().enumerate().skip(1) {
+        happens.push((span.start, Happens::Enter(i)));
+        if span.start < span.end {
+            happens.push((span.end, Happens::Leave(i)));
+        }
+    }
+    for (i, block) in trace.blocks.iter().enumerate() {
+        happens.extend([(block.start, Happens::Alloc(i)), (block.end, Happens::Free(i))]);
+    }
+    happens.sort_unstable();
+    // What stays to the end is not freed. Where each other event has a tick of its own, ticks need not be said.
+    let end = trace.blocks.iter().map(|block| block.end).max().unwrap_or(0);
+    let stays = |what: &Happens| match what {
+        Happens::Free(i) => {
+            let origin = trace.blocks[*i].origin;
+            trace.blocks[*i].end == end && origin.phases.1 == 0 && origin.modules.1 == 0
+        }
+        _ => false,
+    };
+    let consecutive = |stay: bool| {
+        let is_event = |what: &Happens| matches!(what, Happens::Alloc(_) | Happens::Free(_)) && !(stay && stays(what));
+        let events = happens.iter().filter(|(_, what)| is_event(what)).map(|&(tick, _)| tick);
+        let (n, last) = (events.clone().count() as u64, happens.last().map_or(0, |&(tick, _)| tick));
+        events.eq(0..n) && last <= n && (!stay || n == end)
+    };
+    let (goes, stay) = (consecutive(false), consecutive(true));
+    let timed = !goes && !stay;
+    if !goes && stay {
+        happens.retain(|(_, what)| !stays(what));
+    }
+    let mut now = None;
+    let (mut phase, mut modules): (u32, Vec<usize>) = (0, vec![]);
+    for (tick, what) in happens {
+        if timed && now != Some(tick) {
+            let _ = writeln!(out, "tick {tick}");
+            now = Some(tick);
+        }
+        let module = modules.last().map_or(0, |&module| module as u32);
+        let said =
+            |what: &str, given: u32, runs: u32| if given == runs { String::new() } else { format!(" {what}={given}") };
+        let _ = match what {
+            Happens::Leave(i) => {
+                modules.retain(|&module| module != i);
+                writeln!(out, "leave {}", joined(&trace.modules[i].name))
+            }
+            Happens::PhaseEnds(_) => {
+                phase = 0;
+                writeln!(out, "phase -")
+            }
+            Happens::Phase(i) => {
+                let (span, name) = (&trace.phases[i], joined(&trace.phases[i].name));
+                phase = i as u32;
+                if span.start == span.end && !next_begins(i) {
+                    phase = 0;
+                    writeln!(out, "phase {name}\nphase -")
+                } else {
+                    writeln!(out, "phase {name}")
+                }
+            }
+            Happens::Enter(i) => {
+                let (span, name) = (&trace.modules[i], joined(&trace.modules[i].name));
+                if span.start < span.end {
+                    modules.push(i);
+                    writeln!(out, "enter {name}")
+                } else {
+                    writeln!(out, "enter {name}\nleave {name}")
+                }
+            }
+            Happens::Free(i) => {
+                let block = &trace.blocks[i];
+                let (phases, runs) = (block.origin.phases, block.origin.modules);
+                let id = joined(&block.id);
+                writeln!(out, "free {id}{}{}", said("phase", phases.1, phase), said("module", runs.1, module))
+            }
+            Happens::Alloc(i) => {
+                let block = &trace.blocks[i];
+                let origin = block.origin;
+                let mut line =
+                    format!("alloc {} {}{}", joined(&block.id), block.bytes, said("stream", origin.stream, 0));
+                if 0 < block.alignment {
+                    let _ = write!(line, " align={}", block.alignment);
+                }
+                if let Some(offset) = block.offset {
+                    let _ = write!(line, " at={offset}");
+                }
+                if !block.gaps.is_empty() {
+                    let gaps: Vec<String> = block.gaps.iter().map(|(start, end)| format!("{start}-{end}")).collect();
+                    let _ = write!(line, " gaps={}", gaps.join("/"));
+                }
+                line += if origin.dynamic { " dyn" } else { "" };
+                line += &said("phase", origin.phases.0, phase);
+                line += &said("module", origin.modules.0, module);
+                writeln!(out, "{line}")
+            }
+        };
+    }
+}
+
+/// A name as one word.
+fn joined(name: &str) -> String {
+    name.split_whitespace().collect::<Vec<_>>().join("_")
+}

@@ -1,0 +1,183 @@
+//! Traces of memory: which blocks a program asked for, and when it let them go. One reader for each format, and a writer of
+//! our own format and of plans.
+//!
+//! Files may come from anywhere: a reader gives blocks or an error that says where the file is wrong. It does not panic,
+//! runs nothing, and takes memory in proportion to the file's size. What comes out holds: a block ends after it starts, its
+//! gaps are within, ascending and apart, alignments are powers of two, ids of a pool differ, and sizes and alignments of
+//! a pool add up to less than 2^62 bytes.
+//!
+//! [`events`] has our own format, [`table`] minimalloc's and that of plans, [`snapshot`] PyTorch's; docs/alloc.md describes
+//! them all.
+
+mod error;
+pub mod events;
+pub mod pickle;
+mod recorder;
+pub mod snapshot;
+mod stalloc;
+pub mod table;
+
+pub use error::Error;
+
+use passes::alloc::caching::History;
+use passes::alloc::trace::Trace;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Memory from which addresses are given: a device of a snapshot, or all there is.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// What was asked of it.
+    pub trace: Trace,
+    /// Bytes that the allocator at work held at the end, if the file says so.
+    pub reserved_bytes: Option<u64>,
+    /// What that allocator did, if the file says so.
+    pub history: Option<History>,
+}
+
+/// How a trace is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// Our own: lines of events.
+    Events,
+    /// A table with a header, as minimalloc's.
+    Csv,
+    /// Lines of start, end and size.
+    Lines,
+    /// A memory snapshot of PyTorch.
+    Snapshot,
+    /// The log of STAlloc's profiler.
+    Stalloc,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Format; 5] = [Format::Events, Format::Csv, Format::Lines, Format::Snapshot, Format::Stalloc];
+
+    /// Its word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Events => "events",
+            Format::Csv => "csv",
+            Format::Lines => "lines",
+            Format::Snapshot => "snapshot",
+            Format::Stalloc => "stalloc",
+        }
+    }
+}
+
+/// The name of the only pool of a file that names none.
+pub const POOL: &str = "memory";
+
+/// Reads a file. Without a format it is told from the content.
+pub fn read(path: &Path, format: Option<Format>) -> Result<Vec<Pool>, Error> {
+    let name = path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|e| Error::new("", e.to_string()).of(&name))?;
+    read_bytes(&bytes, format).map_err(|error| error.of(&name))
+}
+
+/// Reads a file's content.
+pub fn read_bytes(bytes: &[u8], format: Option<Format>) -> Result<Vec<Pool>, Error> {
+    let format = match format {
+        Some(format) => format,
+        None => sniff(bytes)?,
+    };
+    let pools = match format {
+        Format::Snapshot => snapshot::read(bytes)?,
+        Format::Events => events::read(text(bytes)?)?,
+        Format::Csv => table::read(text(bytes)?)?,
+        Format::Lines => table::read_lines(text(bytes)?)?,
+        Format::Stalloc => stalloc::read(text(bytes)?)?,
+    };
+    if pools.iter().all(|pool| pool.trace.blocks.is_empty()) {
+        return Err(Error::new("", "there is no block in it"));
+    }
+    Ok(pools)
+}
+
+fn text(bytes: &[u8]) -> Result<&str, Error> {
+    let text = std::str::from_utf8(bytes).map_err(|e| {
+        let line = 1 + bytes[..e.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
+        Error::line(line, "not text (UTF-8)")
+    })?;
+    // Some editors put a mark before everything.
+    Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
+}
+
+/// The format that the content has.
+fn sniff(bytes: &[u8]) -> Result<Format, Error> {
+    let help = format!("a trace is one of {}; --format says which", Format::ALL.map(Format::name).join(", "));
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Err(Error::new("", "the file is empty").help(help));
+    }
+    if bytes.starts_with(&[0x80]) {
+        return Ok(Format::Snapshot);
+    }
+    if bytes.starts_with(b"PK") || bytes.starts_with(&[0x1f, 0x8b]) {
+        return Err(Error::new("", "a compressed file").help("unpack it first"));
+    }
+    let text = text(bytes).map_err(|error| error.help(help.clone()))?;
+    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or("");
+    let words: Vec<&str> = first.split_ascii_whitespace().collect();
+    let is_number = |word: &&str| word.parse::<i128>().is_ok();
+    match words.as_slice() {
+        [word, ..] if *word == events::MAGIC => Ok(Format::Events),
+        ["Iteration", "Index", ..] | ["micro-batch", ..] => Ok(Format::Stalloc),
+        ["0" | "1", address, _, _] if address.starts_with("0x") => Ok(Format::Stalloc),
+        [_, "Layer", ":", ..] => Ok(Format::Stalloc),
+        [_, _, _] if words.iter().all(is_number) => Ok(Format::Lines),
+        _ if table::is_header(first) => Ok(Format::Csv),
+        _ => {
+            let start: String = first.chars().take(40).collect();
+            Err(Error::new("", format!("no known format: it begins with {start:?}")).help(help))
+        }
+    }
+}
+
+/// Sizes and alignments of a pool add up to less than this.
+const MOST_BYTES: u64 = 1 << 62;
+
+/// Looks at each block as it is read, so that whoever has the trace need not.
+#[derive(Default)]
+struct Gate {
+    ids: BTreeSet<String>,
+    bytes: u64,
+}
+
+impl Gate {
+    /// Sees that a block's size does not take the pool's sum beyond what can be planned.
+    fn size(&mut self, bytes: u64, alignment: u64) -> Result<(), String> {
+        if 1 < alignment && !alignment.is_power_of_two() {
+            return Err(format!("the alignment {alignment} is not a power of two"));
+        }
+        let sum = self.bytes.checked_add(bytes).and_then(|sum| sum.checked_add(alignment));
+        match sum.filter(|&sum| sum < MOST_BYTES) {
+            Some(sum) => {
+                self.bytes = sum;
+                Ok(())
+            }
+            None => Err(format!("with its {bytes} bytes the sizes add up to 2^62 bytes or more")),
+        }
+    }
+
+    /// Sees that no other block has this id.
+    fn id(&mut self, id: &str) -> Result<(), String> {
+        if self.ids.insert(id.to_string()) { Ok(()) } else { Err(format!("there are two blocks with the id {id}")) }
+    }
+
+    /// Sees that a fixed address leaves room for the block.
+    fn offset(&self, offset: u64, bytes: u64) -> Result<(), String> {
+        match offset.checked_add(bytes).filter(|&end| end < MOST_BYTES) {
+            Some(_) => Ok(()),
+            None => Err(format!("the offset {offset} is too large")),
+        }
+    }
+}
+
+/// A trace of no blocks in which nothing is known of phases and modules.
+fn empty() -> Trace {
+    let unknown = || vec![passes::alloc::trace::Span::default()];
+    Trace { blocks: vec![], phases: unknown(), modules: unknown() }
+}

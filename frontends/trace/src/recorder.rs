@@ -1,0 +1,174 @@
+//! Events in order of time become blocks.
+//!
+//! Each event that asks for a block or lets one go has a tick of its own, so that lives that meet in the file do not
+//! overlap in the trace; unless ticks are given. What is there before the first event lives from tick 0, what nobody lets
+//! go to the last.
+
+use crate::{Gate, Pool, empty};
+use passes::alloc::trace::{Block, Origin, Span};
+use std::collections::HashMap;
+
+/// Makes a pool of events. `K` is what names a block while it lives: an id, or an address.
+pub(crate) struct Recorder<K> {
+    pool: Pool,
+    gate: Gate,
+    open: HashMap<K, usize>,
+    clock: u64,
+    /// Ticks are given, and events take none.
+    timed: bool,
+    phase: u32,
+    /// Modules that run, the innermost last.
+    modules: Vec<u32>,
+}
+
+const TIME_OVER: &str = "time is over: no block lives beyond tick 2^64 - 1";
+
+/// What an event says beyond the block.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Asked {
+    pub(crate) bytes: u64,
+    pub(crate) alignment: u64,
+    pub(crate) offset: Option<u64>,
+    pub(crate) stream: u32,
+    pub(crate) dynamic: bool,
+}
+
+impl<K: std::hash::Hash + Eq> Recorder<K> {
+    pub(crate) fn new(name: &str) -> Recorder<K> {
+        let pool = Pool { name: name.into(), trace: empty(), ..Pool::default() };
+        Recorder {
+            pool,
+            gate: Gate::default(),
+            open: HashMap::new(),
+            clock: 0,
+            timed: false,
+            phase: 0,
+            modules: vec![],
+        }
+    }
+
+    /// It is tick `tick`, until another is given.
+    pub(crate) fn at(&mut self, tick: u64) -> Result<(), String> {
+        if tick < self.clock {
+            return Err(format!("tick {tick} is past: it is {} already", self.clock));
+        }
+        (self.clock, self.timed) = (tick, true);
+        Ok(())
+    }
+
+    fn tick(&mut self) -> Result<u64, String> {
+        let now = self.clock;
+        if !self.timed {
+            self.clock = now.checked_add(1).ok_or(TIME_OVER)?;
+        }
+        Ok(now)
+    }
+
+    fn module(&self) -> u32 {
+        self.modules.last().copied().unwrap_or(0)
+    }
+
+    /// Adds a block that begins at `start`; returns its position.
+    fn add(&mut self, key: K, id: String, asked: Asked, start: u64) -> Result<usize, String> {
+        let Asked { bytes, alignment, offset, stream, dynamic } = asked;
+        self.gate.id(&id)?;
+        self.gate.size(bytes, alignment)?;
+        offset.map_or(Ok(()), |offset| self.gate.offset(offset, bytes))?;
+        let origin = Origin { phases: (self.phase, 0), modules: (self.module(), 0), stream, dynamic };
+        let at = self.pool.trace.blocks.len();
+        self.open.insert(key, at);
+        let block = Block { id, start, end: start, bytes, alignment, offset, gaps: vec![], origin };
+        self.pool.trace.blocks.push(block);
+        Ok(at)
+    }
+
+    /// A block is asked for.
+    pub(crate) fn alloc(&mut self, key: K, id: String, asked: Asked) -> Result<&mut Block, String> {
+        if let Some(&at) = self.open.get(&key) {
+            return Err(format!("block {} is still there, from tick {}", id, self.pool.trace.blocks[at].start));
+        }
+        let start = self.tick()?;
+        if start == u64::MAX {
+            return Err(TIME_OVER.into());
+        }
+        let at = self.add(key, id, asked, start)?;
+        Ok(&mut self.pool.trace.blocks[at])
+    }
+
+    /// A block was there before everything.
+    pub(crate) fn was_there(&mut self, key: K, id: String, asked: Asked) -> Result<(), String> {
+        // The first event may be its end.
+        self.clock = self.clock.max(1);
+        self.add(key, id, asked, 0).map(|_| ())
+    }
+
+    /// A block goes. None if there is none of that key.
+    pub(crate) fn free(&mut self, key: &K) -> Result<Option<&mut Block>, String> {
+        let Some(at) = self.open.remove(key) else { return Ok(None) };
+        let end = self.tick()?;
+        if end == self.pool.trace.blocks[at].start {
+            return Err(format!("the block goes at tick {end}, at which it came"));
+        }
+        let (phase, module) = (self.phase, self.module());
+        let block = &mut self.pool.trace.blocks[at];
+        block.end = end;
+        (block.origin.phases.1, block.origin.modules.1) = (phase, module);
+        Ok(Some(block))
+    }
+
+    /// A phase begins, and the one before it ends; without a name none does.
+    pub(crate) fn phase(&mut self, name: Option<String>) {
+        let now = self.clock;
+        if self.phase != 0 {
+            self.pool.trace.phases[self.phase as usize].end = now;
+        }
+        self.phase = match name {
+            Some(name) => {
+                self.pool.trace.phases.push(Span { name, start: now, end: now });
+                self.pool.trace.phases.len() as u32 - 1
+            }
+            None => 0,
+        };
+    }
+
+    /// A module begins within those that run.
+    pub(crate) fn enter(&mut self, name: String) {
+        let now = self.clock;
+        self.pool.trace.modules.push(Span { name, start: now, end: now });
+        self.modules.push(self.pool.trace.modules.len() as u32 - 1);
+    }
+
+    /// The innermost running module of that name ends. False if none runs.
+    pub(crate) fn leave(&mut self, name: &str) -> bool {
+        let modules = &mut self.pool.trace.modules;
+        match self.modules.iter().rposition(|&module| modules[module as usize].name == name) {
+            Some(at) => {
+                let module = self.modules.remove(at);
+                modules[module as usize].end = self.clock;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Names of the modules that run, the innermost last.
+    pub(crate) fn running(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.modules.iter().map(|&module| &*self.pool.trace.modules[module as usize].name)
+    }
+
+    /// The pool; what still lives does so to the end.
+    pub(crate) fn finish(mut self) -> Pool {
+        // Nothing happens at the last tick there is.
+        let end = if self.timed { self.clock.saturating_add(1) } else { self.clock.max(1) };
+        self.clock = end;
+        let still: Vec<usize> = self.open.values().copied().collect();
+        for at in still {
+            self.pool.trace.blocks[at].end = end;
+        }
+        self.phase(None);
+        for module in std::mem::take(&mut self.modules) {
+            self.pool.trace.modules[module as usize].end = end;
+        }
+        self.pool
+    }
+}

@@ -1,0 +1,195 @@
+//! Is a plan of addresses right? Sees a trace and offsets, and nothing of whoever chose them.
+//!
+//! Time is swept once. At each moment the blocks that are needed stand in order of their addresses, so a block that comes
+//! has to be compared with its two neighbours alone. Blocks are taken with the bytes that were asked for: what a planner
+//! adds to round them up is its own affair.
+
+use super::trace::Trace;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What is wrong with a plan. Blocks are positions in the trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// There is not one address for each block.
+    Count {
+        /// Blocks of the trace.
+        blocks: usize,
+        /// Addresses of the plan.
+        offsets: usize,
+    },
+    /// Two blocks have a byte in common while both are needed.
+    Overlap {
+        /// The one that was there.
+        below: usize,
+        /// The one that came.
+        above: usize,
+        /// When it came.
+        tick: u64,
+    },
+    /// An address is no multiple of what it has to be.
+    Misaligned {
+        /// The block.
+        block: usize,
+        /// What it has to be a multiple of.
+        alignment: u64,
+    },
+    /// The trace says where the block has to be, and it is elsewhere.
+    Moved {
+        /// The block.
+        block: usize,
+        /// Where it has to be.
+        to: u64,
+    },
+    /// A block ends beyond the pool, or beyond the last address that a number can hold.
+    Outside {
+        /// The block.
+        block: usize,
+        /// Bytes of the pool.
+        capacity: u64,
+    },
+}
+
+/// How a fault reads, with the names of its blocks.
+pub struct Told<'a>(pub &'a Fault, pub &'a Trace, pub &'a [u64]);
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Told(fault, trace, offsets) = *self;
+        let place = |block: usize| {
+            let (id, bytes, offset) = (&trace.blocks[block].id, trace.blocks[block].bytes, offsets[block]);
+            format!("block {id} ({bytes} bytes at {offset})")
+        };
+        match *fault {
+            Fault::Count { blocks, offsets } => write!(f, "{blocks} blocks and {offsets} addresses"),
+            Fault::Overlap { below, above, tick } => {
+                write!(f, "{} and {} overlap from tick {tick} on", place(below), place(above))
+            }
+            Fault::Misaligned { block, alignment } => write!(f, "{}: not a multiple of {alignment}", place(block)),
+            Fault::Moved { block, to } => write!(f, "{}: the trace fixes it at {to}", place(block)),
+            Fault::Outside { block, capacity } => write!(f, "{}: ends beyond {capacity}", place(block)),
+        }
+    }
+}
+
+/// Checks that every block has an address, a multiple of its alignment and of `align`, within `capacity`, where the trace
+/// fixes it if it does, and that no two blocks meet. Returns the highest address in use, bytes; or what is wrong. A block
+/// that meets another is left out from there on: it is one fault, however many it meets.
+pub fn check(trace: &Trace, offsets: &[u64], align: u64, capacity: Option<u64>) -> Result<u64, Vec<Fault>> {
+    let blocks = &trace.blocks;
+    if blocks.len() != offsets.len() {
+        return Err(vec![Fault::Count { blocks: blocks.len(), offsets: offsets.len() }]);
+    }
+    let mut faults = vec![];
+    let mut peak = 0;
+    let capacity = capacity.unwrap_or(u64::MAX);
+    // Comings and goings: a block that ends at a tick makes room for one that begins there, so goings are first.
+    let mut events: Vec<(u64, bool, usize)> = vec![];
+    for (i, (block, &offset)) in blocks.iter().zip(offsets).enumerate() {
+        for alignment in [block.alignment, align] {
+            if 1 < alignment && !offset.is_multiple_of(alignment) {
+                faults.push(Fault::Misaligned { block: i, alignment });
+            }
+        }
+        if let Some(to) = block.offset.filter(|&to| to != offset) {
+            faults.push(Fault::Moved { block: i, to });
+        }
+        match offset.checked_add(block.bytes).filter(|&end| end <= capacity) {
+            Some(end) => peak = peak.max(end),
+            None => {
+                faults.push(Fault::Outside { block: i, capacity });
+                continue;
+            }
+        }
+        if block.bytes == 0 {
+            continue;
+        }
+        // The times in which it is needed: between its gaps.
+        let mut start = block.start;
+        for (until, next) in block.gaps.iter().copied().chain([(block.end, block.end)]) {
+            if start < until {
+                events.extend([(start, true, i), (until, false, i)]);
+            }
+            start = start.max(next);
+        }
+    }
+    events.sort_unstable();
+    let mut here: BTreeMap<u64, usize> = BTreeMap::new();
+    for (tick, comes, i) in events {
+        let (lo, hi) = (offsets[i], offsets[i] + blocks[i].bytes);
+        if !comes {
+            // One that met another was not put in.
+            if here.get(&lo) == Some(&i) {
+                here.remove(&lo);
+            }
+            continue;
+        }
+        // Invariant: those in `here` are apart, so only the last one that begins below `hi` can be in the way.
+        match here.range(..hi).next_back() {
+            Some((&at, &j)) if lo < at + blocks[j].bytes => {
+                faults.push(Fault::Overlap { below: j, above: i, tick });
+            }
+            _ => {
+                here.insert(lo, i);
+            }
+        }
+    }
+    if faults.is_empty() { Ok(peak) } else { Err(faults) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::trace::Block;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn block(start: u64, end: u64, bytes: u64) -> Block {
+        Block { id: format!("{start}-{end}"), start, end, bytes, ..Block::default() }
+    }
+
+    fn trace(blocks: Vec<Block>) -> Trace {
+        Trace { blocks, ..Trace::default() }
+    }
+
+    #[test]
+    fn each_fault_is_found() {
+        let two = trace(vec![block(0, 4, 8), block(2, 6, 8)]);
+        assert_eq!(check(&two, &[0, 8], 8, Some(16)), Ok(16));
+        assert_eq!(check(&two, &[0], 1, None), Err(vec![Fault::Count { blocks: 2, offsets: 1 }]));
+        assert_eq!(check(&two, &[0, 4], 1, None), Err(vec![Fault::Overlap { below: 0, above: 1, tick: 2 }]));
+        assert_eq!(check(&two, &[0, 8], 16, None), Err(vec![Fault::Misaligned { block: 1, alignment: 16 }]));
+        assert_eq!(check(&two, &[0, 8], 1, Some(15)), Err(vec![Fault::Outside { block: 1, capacity: 15 }]));
+        let end = u64::MAX;
+        assert_eq!(check(&two, &[0, end], 1, None), Err(vec![Fault::Outside { block: 1, capacity: end }]));
+        let mut fixed = two.clone();
+        fixed.blocks[0].offset = Some(16);
+        assert_eq!(check(&fixed, &[0, 8], 1, None), Err(vec![Fault::Moved { block: 0, to: 16 }]));
+        let mut aligned = two;
+        aligned.blocks[1].alignment = 16;
+        assert_eq!(check(&aligned, &[0, 8], 1, None), Err(vec![Fault::Misaligned { block: 1, alignment: 16 }]));
+    }
+
+    #[test]
+    fn bytes_are_free_in_gaps_and_after_the_end() {
+        let mut blocks = vec![block(0, 9, 8), block(3, 5, 8), block(9, 12, 8)];
+        blocks[0].gaps = vec![(3, 5)];
+        assert_eq!(check(&trace(blocks.clone()), &[0, 0, 0], 1, None), Ok(8));
+        blocks[1].end = 6;
+        let found = check(&trace(blocks), &[0, 0, 0], 1, None);
+        assert_eq!(found, Err(vec![Fault::Overlap { below: 1, above: 0, tick: 5 }]));
+    }
+
+    proptest! {
+        /// The sweep finds an overlap where comparing all pairs does.
+        #[test]
+        fn agrees_with_all_pairs(items in prop::collection::vec((0u64..20, 1u64..8, 0u64..6, 0u64..20), 0..12)) {
+            let trace = trace(items.iter().map(|&(start, span, bytes, _)| block(start, start + span, bytes)).collect());
+            let offsets: Vec<u64> = items.iter().map(|item| item.3).collect();
+            let meet = |&(s, span, bytes, lo): &(u64, u64, u64, u64), &(t, spun, size, at): &(u64, u64, u64, u64)| {
+                s < t + spun && t < s + span && 0 < bytes && 0 < size && lo < at + size && at < lo + bytes
+            };
+            let overlaps = (0..items.len()).any(|i| (0..i).any(|j| meet(&items[i], &items[j])));
+            prop_assert_eq!(check(&trace, &offsets, 1, None).is_err(), overlaps);
+        }
+    }
+}
