@@ -15,7 +15,6 @@ allowed() {
     passes | torch) echo ir ;;
     codegen) echo ir passes artifact ;;
     runtime) echo artifact ;;
-    lighterage_alloc) echo ;;
     lighterage | tests) echo ir passes codegen torch artifact runtime lighterage_alloc ;;
     *) return 1 ;;
     esac

@@ -128,6 +128,8 @@ struct Planned {
     strangers: Spans<Stranger>,
     residue: Spans<Vec<User>>,
     streams: Streams,
+    /// The plan has requests of several streams.
+    several: bool,
 }
 
 /// A block in the pool that is not alive as planned.
@@ -167,7 +169,8 @@ impl Allocator {
         let sequence = Sequence::new(&plan, crosses, |offset| cells.add(offset));
         let (strangers, residue, streams) = (Spans::new(), Spans::new(), Streams::new());
         let stats = Stats { pool_bytes: bytes, native: 1, ..Stats::default() };
-        let planned = Planned { plan, base, sequence, cells, strangers, residue, streams };
+        let several = 1 < users.len();
+        let planned = Planned { plan, base, sequence, cells, strangers, residue, streams, several };
         Ok(Allocator { planned: Some(planned), stats, ..Allocator::caching(pool) })
     }
 
@@ -334,11 +337,15 @@ impl Planned {
 
     /// Has `stream` wait for those who may still use `lo..hi`.
     fn claim(&mut self, lo: u64, hi: u64, stream: u64, pool: &mut dyn Pool, stats: &mut Stats) {
+        // Parts of one block, and blocks of one stream, are waited for once.
+        let mut behind: Vec<(u64, Option<Event>)> = vec![];
         for User { stream: other, event } in self.residue.cut(lo, hi).into_iter().flatten() {
-            if other != stream {
-                let waited = match event.as_deref() {
-                    Some(&event) if pool.done(event) => Ok(()),
-                    Some(&event) => pool.wait(stream, event).map(|()| stats.waits += 1),
+            let key = (other, event.as_deref().copied());
+            if other != stream && !behind.contains(&key) {
+                behind.push(key);
+                let waited = match key.1 {
+                    Some(event) if pool.done(event) => Ok(()),
+                    Some(event) => pool.wait(stream, event).map(|()| stats.waits += 1),
                     None => pool.record(other).and_then(|event| {
                         let waited = pool.wait(stream, event);
                         pool.forget(event);
@@ -374,14 +381,13 @@ impl Planned {
             (lo + item.bytes, item.stream, item.crosses)
         } else if let Some(Stranger::Dynamic { stream }) = self.strangers.get(lo).copied() {
             let (hi, _) = self.strangers.remove(lo).expect("the block was just seen");
-            (hi, self.streams.number(stream), true)
+            (hi, self.streams.number(stream), self.several)
         } else {
             return false;
         };
-        let several = crosses && 1 < self.streams.len();
-        if several || !events.is_empty() {
+        if crosses || !events.is_empty() {
             let mut users: Vec<User> = vec![];
-            if several {
+            if crosses {
                 users.push(User { stream: self.streams.handle(stream), event: None });
             }
             users.extend(events.into_iter().map(|(stream, event)| User { stream, event: Some(Arc::new(event)) }));
@@ -480,10 +486,6 @@ impl Streams {
 
     fn handle(&self, number: u32) -> u64 {
         self.handles[number as usize]
-    }
-
-    fn len(&self) -> usize {
-        self.handles.len()
     }
 }
 

@@ -155,8 +155,11 @@ impl Plan {
             }
             words.finish()?;
         }
-        if !ended || plan.requests.len() < n {
-            return Err(cut_off(&format!("request {} of {n}, or `end`", plan.requests.len())));
+        if plan.requests.len() < n {
+            return Err(cut_off(&format!("request {} of {n}", plan.requests.len())));
+        }
+        if !ended {
+            return Err(cut_off("`end`"));
         }
         plan.check()?;
         Ok(plan)

@@ -3,7 +3,7 @@
 //! Requests are compared with the plan in order, by bytes and stream. After the plan's last request comes the first one of the
 //! step: that is how a new iteration is found. What does not compare is searched for, in this order:
 //!
-//! 1. among the last [`WINDOW`] requests that were skipped: threads may have swapped them;
+//! 1. among those of the last [`WINDOW`] requests that were skipped: threads may have swapped them;
 //! 2. among the next [`WINDOW`] requests, across the step's end: those in between are skipped;
 //! 3. if [`ANCHOR`] requests in a row were found nowhere, and stand in the plan in just this order at a single place: there.
 //!    So a run that leaves the step, for an evaluation or for a skipped update, finds back into it.
@@ -12,7 +12,7 @@
 //! but the request that comes after a run of them, if bytes and stream are its own, ends the run.
 
 use crate::plan::{Place, Plan};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// How far requests may be out of order.
 pub const WINDOW: usize = 32;
@@ -102,7 +102,9 @@ pub(crate) struct Sequence {
     /// `expired[expiry[i]..expiry[i + 1]]` are to be free when `i` is asked for.
     expiry: Vec<u32>,
     expired: Vec<u32>,
-    skipped: Vec<u32>,
+    /// Those passed over that may still come, and how many had been passed by then.
+    skipped: VecDeque<(u32, u64)>,
+    passed: u64,
     /// Requests found nowhere since the last one that was found, and the latest of them.
     strays: u32,
     trail: Vec<(u64, u32)>,
@@ -165,7 +167,8 @@ impl Sequence {
             next: 0,
             expiry,
             expired,
-            skipped: vec![],
+            skipped: VecDeque::new(),
+            passed: 0,
             strays: 0,
             trail: vec![],
             anchors,
@@ -182,7 +185,7 @@ impl Sequence {
     /// What has differed until now; what was skipped and may still come counts as missing.
     pub(crate) fn mismatches(&self) -> Mismatches {
         let mut mismatches = self.mismatches;
-        self.skipped.iter().for_each(|&i| give_up(self.state[i as usize], &mut mismatches));
+        self.skipped.iter().for_each(|&(i, _)| give_up(self.state[i as usize], &mut mismatches));
         mismatches
     }
 
@@ -204,11 +207,14 @@ impl Sequence {
             let ends_run = self.items[expected.after as usize].is(bytes, stream);
             return Found::At(if ends_run { expected.after } else { self.next });
         }
-        let may_come = |&i: &u32| {
-            let state = self.state[i as usize];
-            (state == State::Skipped || state == State::Replaced) && self.items[i as usize].is(bytes, stream)
-        };
-        if let Some(&i) = self.skipped.iter().find(|i| may_come(i)) {
+        while let Some(&(i, passed)) = self.skipped.front()
+            && passed + (WINDOW as u64) < self.passed
+        {
+            self.skipped.pop_front();
+            give_up(self.state[i as usize], &mut self.mismatches);
+            self.state[i as usize] = State::Idle;
+        }
+        if let Some(&(i, _)) = self.skipped.iter().find(|(i, _)| self.items[*i as usize].is(bytes, stream)) {
             return Found::Skipped(i);
         }
         let mut at = self.next;
@@ -258,7 +264,7 @@ impl Sequence {
     pub(crate) fn reorder(&mut self, i: u32) {
         self.mismatches.reordered += 1;
         self.state[i as usize] = State::Idle;
-        self.skipped.retain(|&skipped| skipped != i);
+        self.skipped.retain(|(skipped, _)| *skipped != i);
     }
 
     /// Goes on to request `i` and past it. Calls `late` for each block that should be free by now and is not.
@@ -275,6 +281,7 @@ impl Sequence {
 
     fn pass(&mut self, i: u32) {
         self.next = self.following(i);
+        self.passed += 1;
         self.steps += u64::from(self.next <= i);
     }
 
@@ -295,13 +302,14 @@ impl Sequence {
                 give_up(state, &mut self.mismatches);
                 continue;
             }
-            if self.skipped.len() == WINDOW {
-                let first = self.skipped.remove(0) as usize;
-                give_up(self.state[first], &mut self.mismatches);
-                self.state[first] = State::Idle;
+            if self.skipped.len() == WINDOW
+                && let Some((first, _)) = self.skipped.pop_front()
+            {
+                give_up(self.state[first as usize], &mut self.mismatches);
+                self.state[first as usize] = State::Idle;
             }
             self.state[k] = state;
-            self.skipped.push(i);
+            self.skipped.push_back((i, self.passed));
         }
     }
 
@@ -320,7 +328,7 @@ impl Sequence {
                 State::Skipped | State::Replaced => {
                     give_up(state, &mut self.mismatches);
                     self.state[old as usize] = State::Idle;
-                    self.skipped.retain(|&skipped| skipped != old);
+                    self.skipped.retain(|(skipped, _)| *skipped != old);
                 }
             }
         }
