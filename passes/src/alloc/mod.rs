@@ -5,6 +5,8 @@
 //! the lowest address that is free over a lifetime: a segment tree over time holds, at each node, the address ranges in
 //! use, and each set is short because neighbouring ranges are one.
 
+pub mod dynamic;
+pub mod serve;
 pub mod trace;
 mod tree;
 
