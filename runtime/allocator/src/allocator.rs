@@ -158,9 +158,13 @@ impl Allocator {
     /// What the device said if it has not enough.
     pub fn planned(mut pool: Box<dyn Pool>, plan: Plan) -> Result<Allocator, String> {
         let bytes = plan.bytes();
-        // Places are aligned within the pool: its own start may be less so.
-        let reserved = pool.allocate(bytes + plan.align()).map_err(|error| format!("the plan's pool: {error}"))?;
-        let base = reserved.next_multiple_of(plan.align());
+        let refused = |error| format!("the plan's pool of {bytes} bytes: {error}");
+        let mut base = pool.allocate(bytes.max(1)).map_err(refused)?;
+        if !base.is_multiple_of(plan.align()) {
+            // Places are aligned within the pool, and devices align less than some plans.
+            pool.free(base);
+            base = pool.allocate(bytes + plan.align()).map_err(refused)?.next_multiple_of(plan.align());
+        }
         let users = users(&plan);
         let crosses = |lo, hi, stream| {
             users.iter().any(|(other, spans)| *other != stream && spans.first_meeting(lo, hi).is_some())
