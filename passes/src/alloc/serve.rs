@@ -2,9 +2,9 @@
 //!
 //! Before: a trace of one pool. After [`step`]: time is counted in requests, block `i` is request `i`, and a block of the step
 //! that lives on into the next one has a gap where it is not there. Such a trace is placed like any other; [`write()`] makes
-//! the file of it that `runtime/allocator` serves (its module `plan` has the format).
+//! the file of it that `runtime/allocator` serves (its module `plan` has the format). [`plan`] does all of it.
 
-use super::dynamic::{Group, groups};
+use super::dynamic::{Group, groups, statics};
 use super::trace::{Block, Span, Trace};
 use std::fmt::Write;
 
@@ -17,12 +17,25 @@ pub struct Step {
     pub first: usize,
 }
 
-/// Finds the step that the end of a trace repeats, by bytes and streams alone. A trace without such an end is one step.
+/// The plan file of a recorded trace. `place` gives offsets, multiples of `align`, for the blocks that are not dynamic.
 ///
-/// The period is the one of the longest end that has any, and of several such the shortest. Requests of the step are those of
-/// its first time; when their blocks go is taken from the last time but one, of which all that comes after is known.
+/// # Errors
+/// Those of `place`.
+pub fn plan<E>(trace: &Trace, align: u64, place: impl FnOnce(&Trace) -> Result<Vec<u64>, E>) -> Result<String, E> {
+    let step = step(trace);
+    let (fixed, which) = statics(&step.trace);
+    let mut offsets = vec![0; step.trace.blocks.len()];
+    which.into_iter().zip(place(&fixed)?).for_each(|(i, offset)| offsets[i] = offset);
+    Ok(write(&step, &offsets, align))
+}
+
+/// Finds the step that the end of a trace repeats, by bytes, streams and how long blocks live. A trace without such an end, or
+/// of which it is less than half, is one step, and what stays to its end goes there.
+///
+/// Requests of the step are those of its first time; when their blocks go is taken from the last time but one, of which all
+/// that comes after is known. Blocks of no bytes are left out: nobody serves them.
 pub fn step(trace: &Trace) -> Step {
-    let mut order: Vec<usize> = (0..trace.blocks.len()).collect();
+    let mut order: Vec<usize> = (0..trace.blocks.len()).filter(|&i| 0 < trace.blocks[i].bytes).collect();
     order.sort_by_key(|&i| trace.blocks[i].start);
     let starts: Vec<u64> = order.iter().map(|&i| trace.blocks[i].start).collect();
     let requests_before = |tick: u64| starts.partition_point(|start| *start < tick);
@@ -33,20 +46,40 @@ pub fn step(trace: &Trace) -> Step {
         let block = &trace.blocks[order[i]];
         (if block.origin.dynamic { 0 } else { block.bytes }, block.origin.stream, block.origin.dynamic)
     };
-    let (period, first) =
-        period((0..n).rev().map(key).collect()).map_or((n, 0), |(period, repeats)| (period, n - repeats));
+    let gone = |i: usize| {
+        let end = trace.blocks[order[i]].end;
+        (end < over).then(|| requests_before(end))
+    };
+    // Forward and backward may ask alike, and keep differently. Blocks of the last time may live beyond the trace.
+    let alike = |i: usize, period: usize| match (gone(i), gone(i + period)) {
+        (Some(first), Some(second)) => first + period == second,
+        (Some(first), None) => n <= first + period,
+        (None, second) => second.is_none(),
+    };
+    let n_unlike = |period: usize| (n - 2 * period..n - period).filter(|&i| !alike(i, period)).count();
+    let periods = periods(&(0..n).rev().map(key).collect::<Vec<_>>());
+    let with = |most: fn(usize) -> usize| periods.iter().copied().find(|&(period, _)| n_unlike(period) <= most(period));
+    // A few blocks may go when the program's collector of garbage wants.
+    let found = with(|_| 0).or_else(|| with(|period| period / 16));
+    let (period, first) = found.map_or((n, 0), |(period, repeats)| {
+        // What comes before the first step may happen to ask as a step ends; it lives otherwise.
+        let early = n - repeats..(n - repeats + period).min(n - 2 * period);
+        let unlike = early.clone().rev().find(|&i| !alike(i, period));
+        (period, unlike.map_or(early.start, |i| i + 1))
+    });
     // The last time but one, or the only one.
-    let window = if first + period < n { n - 2 * period } else { first };
+    let window = first + n.saturating_sub(first + 2 * period) / period.max(1) * period;
     let end = first + period;
     // Requests between the first time and the window stand for none of the plan.
     let number = |i: usize| if i <= first { i } else { first + i.saturating_sub(window).min(period) };
-    let block = |i: usize, number: usize, block: &Block| {
-        let gone = (block.end < over).then(|| requests_before(block.end));
+    let block = |i: usize, number: usize| {
         let (mut from, mut to, mut gaps) = (number, end, vec![]);
-        match gone {
+        match gone(i) {
             // A prologue's block may go in the first step; if it stays longer, it stays.
             Some(gone) if i < first => to = gone.min(end),
             Some(gone) if gone <= i - number + end => to = gone - (i - number),
+            // Nothing is known of a next time.
+            None if found.is_none() => {}
             gone => {
                 let next = gone.map_or(number, |gone| (gone - (i - number) - period).min(number));
                 if first <= i {
@@ -55,10 +88,10 @@ pub fn step(trace: &Trace) -> Step {
                 }
             }
         }
-        Block { start: from as u64, end: to as u64, gaps, ..block.clone() }
+        Block { start: from as u64, end: to as u64, gaps, ..trace.blocks[order[i]].clone() }
     };
     let requests = (0..first).chain(window..window + period).zip(0..);
-    let blocks = requests.map(|(i, number)| block(i, number, &trace.blocks[order[i]])).collect();
+    let blocks = requests.map(|(i, number)| block(i, number)).collect();
     let span = |span: &Span| {
         let at = |tick| number(requests_before(tick)) as u64;
         Span { name: span.name.clone(), start: at(span.start), end: at(span.end) }
@@ -67,8 +100,9 @@ pub fn step(trace: &Trace) -> Step {
     Step { trace: Trace { blocks, phases, modules }, first }
 }
 
-/// The period of the beginning of a list, and how long that beginning is: at least twice as long.
-fn period<T: PartialEq>(list: Vec<T>) -> Option<(usize, usize)> {
+/// The periods of the beginning of a list, shortest first, and how long each repeats: twice at least, over half of the list,
+/// and hardly less than any other.
+fn periods<T: PartialEq>(list: &[T]) -> Vec<(usize, usize)> {
     // How much of the list's beginning stands again at each position: the Z function (Gusfield, 1.4).
     let n = list.len();
     let mut again = vec![0; n];
@@ -83,12 +117,11 @@ fn period<T: PartialEq>(list: Vec<T>) -> Option<(usize, usize)> {
             (lo, hi) = (i, i + length);
         }
     }
-    let repeats = |period: usize| Some(again[period] + period).filter(|_| period <= again[period]);
-    let longest = (1..n).filter_map(repeats).max()?;
-    // Several periods may begin a little earlier than one, by what happens to stand there.
-    (1..n).find_map(|period| {
-        repeats(period).filter(|length| longest - longest / 16 <= *length).map(|length| (period, length))
-    })
+    let repeats = |period: usize| Some((period, again[period] + period)).filter(|_| period <= again[period]);
+    let longest = (1..n).filter_map(repeats).map(|(_, length)| length).max().unwrap_or(0);
+    // One may go a little further than another by what happens to stand before the first step.
+    let enough = (longest - longest / 16).max(n.div_ceil(2));
+    (1..n).filter_map(repeats).filter(|(_, length)| enough <= *length).collect()
 }
 
 /// The plan file. `offsets` has a number for each block of the step's trace; those of dynamic ones are not looked at. `align`
@@ -199,6 +232,42 @@ mod tests {
         assert_eq!((step.first, step.trace.blocks.len()), (0, 5));
     }
 
+    /// Forward and backward ask for the same, and free differently: the step is both.
+    #[test]
+    fn lives_belong_to_the_period() {
+        let mut blocks = vec![];
+        for at in [0, 10, 20] {
+            blocks.extend([
+                block(at, at + 9, 5),
+                block(at + 1, at + 8, 6),
+                block(at + 4, at + 5, 5),
+                block(at + 6, at + 7, 6),
+            ]);
+        }
+        let step = step(&Trace { blocks, ..Trace::default() });
+        assert_eq!((step.first, step.trace.blocks.len()), (0, 4));
+    }
+
+    /// A weight as large as the last block of a step is none; and a trace may end within a step.
+    #[test]
+    fn a_prologue_may_look_like_a_step() {
+        let mut blocks = vec![block(0, 100, 9), block(1, 100, 4)];
+        for at in [10, 20, 30, 40] {
+            blocks.extend([block(at, at + 3, 8), block(at + 1, at + 2, 9), block(at + 4, at + 5, 4)]);
+        }
+        blocks.pop();
+        let Step { trace, first } = step(&Trace { blocks, ..Trace::default() });
+        let times: Vec<_> = trace.blocks.iter().map(|block| (block.bytes, block.start, block.end)).collect();
+        assert_eq!((first, times), (2, vec![(9, 0, 5), (4, 1, 5), (8, 2, 4), (9, 3, 4), (4, 4, 5)]));
+    }
+
+    /// What the end repeats is no step if most of the trace is something else.
+    #[test]
+    fn a_short_end_is_no_step() {
+        let blocks = (0..40).map(|i| block(2 * i, 2 * i + 1, if i < 30 { 100 + i } else { 7 })).collect();
+        assert_eq!(step(&Trace { blocks, ..Trace::default() }).trace.blocks.len(), 40);
+    }
+
     /// Without a period the whole is the step.
     #[test]
     fn what_does_not_repeat_is_one_step() {
@@ -206,6 +275,6 @@ mod tests {
         let step = step(&trace);
         assert_eq!((step.first, step.trace.blocks.len()), (0, 3));
         assert_eq!(step.trace.blocks[0].end, 2);
-        assert!(write(&step, &[0, 512, 1024], 512).contains("\ns 5 0 0 2\ns 6 0 512 4\n"));
+        assert!(write(&step, &[0, 512, 1024], 512).contains("\ns 5 0 0 2\ns 6 0 512 3\n"));
     }
 }
