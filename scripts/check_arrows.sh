@@ -12,12 +12,12 @@ here=$(pwd -P)
 # What a crate may depend on. A crate that is not here is an error.
 allowed() {
     case $1 in
-    ir | artifact) echo ;;
+    ir | artifact | lighterage_alloc) echo ;;
     passes | torch) echo ir ;;
     trace) echo passes ;;
     codegen) echo ir passes artifact ;;
     runtime) echo artifact ;;
-    lighterage | tests) echo ir passes codegen torch trace artifact runtime ;;
+    lighterage | tests) echo ir passes codegen torch trace artifact runtime lighterage_alloc ;;
     *) return 1 ;;
     esac
 }

@@ -7,7 +7,9 @@
 
 pub mod caching;
 pub mod check;
+pub mod dynamic;
 mod place;
+pub mod serve;
 pub mod stalloc;
 pub mod stats;
 pub mod trace;

@@ -1,0 +1,543 @@
+//! The allocator: planned places for planned requests, the plan's idle bytes for dynamic ones, a cache for the rest.
+//!
+//! **What must hold:** no two blocks that are alive share a byte, whatever is asked for, freed, or forgotten. The plan is
+//! proved when it is read: blocks that are alive as planned are disjoint. So a planned place is free unless a block lies there
+//! that is not alive as planned: one that should have been freed, or a dynamic one. Those are few, and are kept in `strangers`;
+//! a planned request looks there and nowhere else, which is why it takes constant time. If its place is taken it gets another
+//! one from the cache, and that is counted.
+//!
+//! **Streams:** a block belongs to the stream that asked for it. Its bytes may go to another stream only behind an event: where
+//! blocks of several streams share bytes in the plan, and where `record_stream` was called, the last users of freed bytes are
+//! kept in `residue`, and the next owner's stream is made to wait for them. The host never waits.
+//!
+//! Source: STAlloc (EuroSys 2026), sections 6 and 8. The paper routes requests with hooks on modules; here the plan's own
+//! sequence says which requests are dynamic (see [`sequence`](crate::sequence)).
+
+use crate::caching::Cache;
+use crate::plan::{Mark, Place, Plan};
+use crate::pool::{Event, Pool};
+use crate::sequence::{Found, Mismatches, NONE, Sequence, State};
+use crate::spans::Spans;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// What has been asked for and what came of it. Every request is one of `planned`, `dynamic` and `fallback`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Requests for more than 0 bytes.
+    pub requests: u64,
+    /// Served at their planned place.
+    pub planned: u64,
+    /// Served from the plan's idle bytes.
+    pub dynamic: u64,
+    /// Served by the cache, and how many bytes.
+    pub fallback: u64,
+    /// The same in bytes.
+    pub fallback_bytes: u64,
+    /// Of those, planned requests whose place was still taken.
+    pub occupied: u64,
+    /// Of those, dynamic requests that found no room, and their bytes.
+    pub dynamic_fallback: u64,
+    /// The same in bytes.
+    pub dynamic_fallback_bytes: u64,
+    /// How the requests differ from the plan's.
+    pub mismatches: Mismatches,
+    /// The first difference, in words.
+    pub first_mismatch: Option<String>,
+    /// Blocks freed.
+    pub frees: u64,
+    /// Addresses freed that nobody had asked for, or that were freed before.
+    pub unknown_frees: u64,
+    /// How often the plan's end was passed.
+    pub steps: u64,
+    /// How often a stream had to wait for another one before it got freed bytes.
+    pub waits: u64,
+    /// Bytes of the plan's pool.
+    pub pool_bytes: u64,
+    /// Bytes that the cache has from the device, now and at most.
+    pub cache_bytes: u64,
+    /// The same at most.
+    pub peak_cache_bytes: u64,
+    /// Bytes in use in the cache, now and at most.
+    pub cache_live_bytes: u64,
+    /// The same at most.
+    pub peak_cache_live_bytes: u64,
+    /// How often the device was asked for memory.
+    pub native: u64,
+}
+
+impl fmt::Display for Stats {
+    /// One object of JSON.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Mismatches { reordered, extra, missing, resized, other_stream, dynamic_missing } = self.mismatches;
+        let numbers = [
+            ("requests", self.requests),
+            ("planned", self.planned),
+            ("dynamic", self.dynamic),
+            ("fallback", self.fallback),
+            ("fallback_bytes", self.fallback_bytes),
+            ("occupied", self.occupied),
+            ("dynamic_fallback", self.dynamic_fallback),
+            ("dynamic_fallback_bytes", self.dynamic_fallback_bytes),
+            ("reordered", reordered),
+            ("extra", extra),
+            ("missing", missing),
+            ("resized", resized),
+            ("other_stream", other_stream),
+            ("dynamic_missing", dynamic_missing),
+            ("frees", self.frees),
+            ("unknown_frees", self.unknown_frees),
+            ("steps", self.steps),
+            ("waits", self.waits),
+            ("pool_bytes", self.pool_bytes),
+            ("cache_bytes", self.cache_bytes),
+            ("peak_cache_bytes", self.peak_cache_bytes),
+            ("cache_live_bytes", self.cache_live_bytes),
+            ("peak_cache_live_bytes", self.peak_cache_live_bytes),
+            ("native", self.native),
+        ];
+        f.write_str("{")?;
+        numbers.iter().try_for_each(|(name, number)| write!(f, "\"{name}\": {number}, "))?;
+        match &self.first_mismatch {
+            // Names come from a file: what JSON wants escaped is left out.
+            Some(text) => {
+                write!(f, "\"first_mismatch\": \"{}\"}}", text.replace(['"', '\\'], "'").replace(char::is_control, " "))
+            }
+            None => f.write_str("\"first_mismatch\": null}"),
+        }
+    }
+}
+
+/// Serves requests. Callers take turns: the C interface has a lock for each device.
+pub struct Allocator {
+    pool: Box<dyn Pool>,
+    planned: Option<Planned>,
+    cache: Cache,
+    /// Streams that use a block besides its own, by address.
+    recorded: HashMap<u64, Vec<u64>>,
+    stats: Stats,
+}
+
+/// A plan at work.
+struct Planned {
+    plan: Plan,
+    base: u64,
+    sequence: Sequence,
+    cells: Cells,
+    strangers: Spans<Stranger>,
+    residue: Spans<Vec<User>>,
+    streams: Streams,
+    /// The plan has requests of several streams.
+    several: bool,
+}
+
+/// A block in the pool that is not alive as planned.
+#[derive(Clone, Copy)]
+enum Stranger {
+    Late,
+    Dynamic { stream: u64 },
+}
+
+/// A stream that may still use freed bytes. Without an event, it is whatever the stream has been asked to do.
+#[derive(Clone)]
+struct User {
+    stream: u64,
+    event: Option<Arc<Event>>,
+}
+
+impl Allocator {
+    /// An allocator without a plan: a cache.
+    pub fn caching(pool: Box<dyn Pool>) -> Allocator {
+        Allocator { pool, planned: None, cache: Cache::new(), recorded: HashMap::new(), stats: Stats::default() }
+    }
+
+    /// Takes the plan's bytes from the device.
+    ///
+    /// # Errors
+    /// What the device said if it has not enough.
+    pub fn planned(mut pool: Box<dyn Pool>, plan: Plan) -> Result<Allocator, String> {
+        let bytes = plan.bytes();
+        let refused = |error| format!("the plan's pool of {bytes} bytes: {error}");
+        let mut base = pool.allocate(bytes.max(1)).map_err(refused)?;
+        if !base.is_multiple_of(plan.align()) {
+            // Places are aligned within the pool, and devices align less than some plans.
+            pool.free(base);
+            base = pool.allocate(bytes + plan.align()).map_err(refused)?.next_multiple_of(plan.align());
+        }
+        let users = users(&plan);
+        let crosses = |lo, hi, stream| {
+            users.iter().any(|(other, spans)| *other != stream && spans.first_meeting(lo, hi).is_some())
+        };
+        let mut cells = Cells::new(plan.requests().len());
+        let sequence = Sequence::new(&plan, crosses, |offset| cells.add(offset));
+        let (strangers, residue, streams) = (Spans::new(), Spans::new(), Streams::new());
+        let stats = Stats { pool_bytes: bytes, native: 1, ..Stats::default() };
+        let several = 1 < users.len();
+        let planned = Planned { plan, base, sequence, cells, strangers, residue, streams, several };
+        Ok(Allocator { planned: Some(planned), stats, ..Allocator::caching(pool) })
+    }
+
+    /// The address of `bytes` bytes for `stream`; 0 if none are asked for.
+    ///
+    /// # Errors
+    /// The device has no more memory.
+    pub fn malloc(&mut self, bytes: u64, stream: u64) -> Result<u64, String> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        self.stats.requests += 1;
+        if let Some(planned) = &mut self.planned
+            && let Some(address) = planned.serve(bytes, stream, self.pool.as_mut(), &mut self.stats)
+        {
+            return Ok(address);
+        }
+        self.stats.fallback += 1;
+        self.stats.fallback_bytes += bytes;
+        let address = self.cache.malloc(bytes, stream, self.pool.as_mut());
+        if address.is_err() {
+            // It got nothing, so it is no request that was served.
+            self.stats.requests -= 1;
+            self.stats.fallback -= 1;
+            self.stats.fallback_bytes -= bytes;
+        }
+        address
+    }
+
+    /// Frees what `malloc` gave; any thread may. False, and counted, if that is no address in use.
+    pub fn free(&mut self, address: u64) -> bool {
+        if address == 0 {
+            return true;
+        }
+        let others = if self.recorded.is_empty() { vec![] } else { self.recorded.remove(&address).unwrap_or_default() };
+        let mut events = vec![];
+        for stream in others {
+            match self.pool.record(stream) {
+                Ok(event) => events.push((stream, event)),
+                // Then nobody uses it any more.
+                Err(_) => self.pool.synchronize(),
+            }
+        }
+        let known = match &mut self.planned {
+            Some(planned) if planned.covers(address) => planned.free(address, events),
+            _ => self.cache.free(address, events.into_iter().map(|(_, event)| event).collect()),
+        };
+        self.stats.frees += u64::from(known);
+        self.stats.unknown_frees += u64::from(!known);
+        known
+    }
+
+    /// Says that `stream` uses a block of another stream: after it is freed, its bytes are given out only behind what that
+    /// stream has been asked to do by then.
+    pub fn record_stream(&mut self, address: u64, stream: u64) {
+        let owner = match &self.planned {
+            Some(planned) if planned.covers(address) => planned.owner(address),
+            _ => self.cache.stream(address),
+        };
+        if owner.is_some_and(|owner| owner != stream) {
+            let streams = self.recorded.entry(address).or_default();
+            if !streams.contains(&stream) {
+                streams.push(stream);
+            }
+        }
+    }
+
+    /// Gives back what the cache holds for nobody. The plan's pool stays.
+    pub fn trim(&mut self) {
+        self.cache.trim(self.pool.as_mut());
+    }
+
+    /// What has happened until now.
+    pub fn stats(&self) -> Stats {
+        let planned = self.planned.as_ref();
+        Stats {
+            mismatches: planned.map(|planned| planned.sequence.mismatches()).unwrap_or_default(),
+            steps: planned.map_or(0, |planned| planned.sequence.steps),
+            cache_bytes: self.cache.reserved,
+            peak_cache_bytes: self.cache.peak_reserved,
+            cache_live_bytes: self.cache.live,
+            peak_cache_live_bytes: self.cache.peak_live,
+            native: self.stats.native + self.cache.native,
+            ..self.stats.clone()
+        }
+    }
+}
+
+impl Planned {
+    /// A place in the pool, if the plan has one and it is free.
+    #[inline]
+    fn serve(&mut self, bytes: u64, stream: u64, pool: &mut dyn Pool, stats: &mut Stats) -> Option<u64> {
+        let number = self.streams.number(stream);
+        let expected = self.sequence.next();
+        let found = self.sequence.find(bytes, number);
+        if found != Found::At(expected) && stats.first_mismatch.is_none() {
+            stats.first_mismatch = self.describe(expected, found, bytes, number);
+        }
+        let strangers = &mut self.strangers;
+        let late =
+            |_, item: &crate::sequence::Item| strangers.insert(item.place, item.place + item.bytes, Stranger::Late);
+        let i = match found {
+            Found::At(i) => {
+                self.sequence.advance(i, late);
+                i
+            }
+            Found::Skipped(i) => {
+                self.sequence.reorder(i);
+                i
+            }
+            Found::OtherStream(i) => {
+                self.sequence.other_stream(i, late);
+                return None;
+            }
+            Found::Nowhere => {
+                self.sequence.stray();
+                return None;
+            }
+        };
+        let item = self.sequence.items[i as usize];
+        if item.is_dynamic() {
+            return self.dynamic(item.place as usize, bytes, stream, pool, stats);
+        }
+        let (lo, hi) = (item.place, item.place + bytes);
+        if !self.strangers.is_empty() && self.strangers.first_meeting(lo, hi).is_some() {
+            stats.occupied += 1;
+            return None;
+        }
+        if !self.residue.is_empty() {
+            self.claim(lo, hi, stream, pool, stats);
+        }
+        self.sequence.state[i as usize] = State::Alive;
+        self.cells.set(item.cell, i);
+        stats.planned += 1;
+        Some(self.base + lo)
+    }
+
+    /// Best fit among the bytes that the plan leaves idle and no stranger has: A_c = A_a ∩ A_i (Eq 7).
+    fn dynamic(
+        &mut self,
+        group: usize,
+        bytes: u64,
+        stream: u64,
+        pool: &mut dyn Pool,
+        stats: &mut Stats,
+    ) -> Option<u64> {
+        let align = self.plan.align();
+        let idle = self.plan.spaces()[group].iter();
+        let candidates = idle.flat_map(|&(lo, hi)| self.strangers.holes(lo, hi)).filter_map(|(lo, hi)| {
+            let lo = lo.next_multiple_of(align);
+            // No sum here: a request may be for 2^63 bytes.
+            (lo <= hi && bytes <= hi - lo).then(|| (hi - lo, lo))
+        });
+        let Some((_, lo)) = candidates.min() else {
+            stats.dynamic_fallback += 1;
+            stats.dynamic_fallback_bytes += bytes;
+            return None;
+        };
+        self.claim(lo, lo + bytes, stream, pool, stats);
+        self.strangers.insert(lo, lo + bytes, Stranger::Dynamic { stream });
+        stats.dynamic += 1;
+        Some(self.base + lo)
+    }
+
+    /// Has `stream` wait for those who may still use `lo..hi`.
+    fn claim(&mut self, lo: u64, hi: u64, stream: u64, pool: &mut dyn Pool, stats: &mut Stats) {
+        // Parts of one block, and blocks of one stream, are waited for once.
+        let mut behind: Vec<(u64, Option<Event>)> = vec![];
+        for User { stream: other, event } in self.residue.cut(lo, hi).into_iter().flatten() {
+            let key = (other, event.as_deref().copied());
+            if other != stream && !behind.contains(&key) {
+                behind.push(key);
+                let waited = match key.1 {
+                    Some(event) if pool.done(event) => Ok(()),
+                    Some(event) => pool.wait(stream, event).map(|()| stats.waits += 1),
+                    None => pool.record(other).and_then(|event| {
+                        let waited = pool.wait(stream, event);
+                        pool.forget(event);
+                        stats.waits += 1;
+                        waited
+                    }),
+                };
+                if waited.is_err() {
+                    pool.synchronize();
+                }
+            }
+            // Another part of the same block may lie on.
+            if let Some(event) = event.and_then(Arc::into_inner) {
+                pool.forget(event);
+            }
+        }
+    }
+
+    fn covers(&self, address: u64) -> bool {
+        address.wrapping_sub(self.base) < self.plan.bytes()
+    }
+
+    /// Frees a block of the pool. `events` are those of other streams that have used it.
+    #[inline]
+    fn free(&mut self, address: u64, events: Vec<(u64, Event)>) -> bool {
+        let lo = address - self.base;
+        let (hi, stream, crosses) = if let Some(i) = self.cells.take(lo) {
+            let item = self.sequence.items[i as usize];
+            if self.sequence.state[i as usize] == State::Late {
+                self.strangers.remove(lo);
+            }
+            self.sequence.state[i as usize] = State::Idle;
+            (lo + item.bytes, item.stream, item.crosses)
+        } else if let Some(Stranger::Dynamic { stream }) = self.strangers.get(lo).copied() {
+            let (hi, _) = self.strangers.remove(lo).expect("the block was just seen");
+            (hi, self.streams.number(stream), self.several)
+        } else {
+            return false;
+        };
+        if crosses || !events.is_empty() {
+            let mut users: Vec<User> = vec![];
+            if crosses {
+                users.push(User { stream: self.streams.handle(stream), event: None });
+            }
+            users.extend(events.into_iter().map(|(stream, event)| User { stream, event: Some(Arc::new(event)) }));
+            self.residue.insert(lo, hi, users);
+        }
+        true
+    }
+
+    fn owner(&self, address: u64) -> Option<u64> {
+        let lo = address - self.base;
+        match self.cells.get(lo) {
+            Some(i) => Some(self.streams.handle(self.sequence.items[i as usize].stream)),
+            None => match self.strangers.get(lo)? {
+                Stranger::Dynamic { stream } => Some(*stream),
+                Stranger::Late => None,
+            },
+        }
+    }
+
+    #[cold]
+    fn describe(&self, expected: u32, found: Found, bytes: u64, stream: u32) -> Option<String> {
+        let request = self.plan.requests()[expected as usize];
+        // Fewer dynamic requests than planned are no surprise.
+        let Place::Static { bytes: planned, .. } = request.place else { return None };
+        let phase = self.plan.name(Mark::Phase, expected).map(|name| format!(", phase {name}")).unwrap_or_default();
+        let module = self.plan.name(Mark::Module, expected).map(|name| format!(", module {name}")).unwrap_or_default();
+        let came = match found {
+            Found::At(i) => format!("request {i} came"),
+            Found::Skipped(i) => format!("request {i} came late"),
+            Found::OtherStream(_) | Found::Nowhere => format!("{bytes} bytes on stream {stream} were asked for"),
+        };
+        let steps = self.sequence.steps;
+        let expected = format!("request {expected}{phase}{module}: {planned} bytes on stream {}", request.stream);
+        Some(format!("step {steps}, {expected} were planned, and {came}"))
+    }
+}
+
+/// For each stream of a plan the bytes that its requests may get.
+fn users(plan: &Plan) -> Vec<(u32, Spans<()>)> {
+    let mut ranges: std::collections::BTreeMap<u32, Vec<(u64, u64)>> = std::collections::BTreeMap::new();
+    for request in plan.requests() {
+        let ranges = ranges.entry(request.stream).or_default();
+        match request.place {
+            Place::Static { bytes, offset, .. } => ranges.push((offset, offset + bytes)),
+            Place::Dynamic { group } => ranges.extend(&plan.spaces()[group as usize]),
+        }
+        // Whole spaces, again and again: keep them short.
+        if ranges.len() == 1 << 16 {
+            unite(ranges);
+        }
+    }
+    let spans = |mut ranges: Vec<(u64, u64)>| {
+        unite(&mut ranges);
+        let mut spans = Spans::new();
+        ranges.into_iter().for_each(|(lo, hi)| spans.insert(lo, hi, ()));
+        spans
+    };
+    ranges.into_iter().map(|(stream, ranges)| (stream, spans(ranges))).collect()
+}
+
+fn unite(ranges: &mut Vec<(u64, u64)>) {
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, last| {
+        let meets = next.0 <= last.1;
+        if meets {
+            last.1 = last.1.max(next.1);
+        }
+        meets
+    });
+}
+
+/// The device's streams in the order in which they first asked for memory, as a recorded trace numbers them; the default
+/// stream is the first.
+struct Streams {
+    handles: Vec<u64>,
+    /// Where the latest was found.
+    latest: u32,
+}
+
+impl Streams {
+    fn new() -> Streams {
+        Streams { handles: vec![0], latest: 0 }
+    }
+
+    #[inline]
+    fn number(&mut self, handle: u64) -> u32 {
+        if self.handles[self.latest as usize] != handle {
+            let found = self.handles.iter().position(|known| *known == handle);
+            self.latest = found.unwrap_or(self.handles.len()) as u32;
+            if found.is_none() {
+                self.handles.push(handle);
+            }
+        }
+        self.latest
+    }
+
+    fn handle(&self, number: u32) -> u64 {
+        self.handles[number as usize]
+    }
+}
+
+/// Which request's block begins at an offset: an open-addressed table of the plan's offsets, filled once.
+struct Cells {
+    /// Offset and request; an empty cell has no offset.
+    cells: Vec<(u64, u32)>,
+    shift: u32,
+}
+
+const EMPTY: u64 = u64::MAX;
+
+impl Cells {
+    fn new(n: usize) -> Cells {
+        let len = (2 * n).next_power_of_two().max(2);
+        Cells { cells: vec![(EMPTY, NONE); len], shift: 64 - len.ilog2() }
+    }
+
+    /// The cell of an offset, or the empty one where it would be.
+    #[inline]
+    fn find(&self, offset: u64) -> usize {
+        // Fibonacci hashing (Knuth, volume 3, 6.4): offsets are multiples of powers of two.
+        let mut at = (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize;
+        while self.cells[at].0 != offset && self.cells[at].0 != EMPTY {
+            at = (at + 1) & (self.cells.len() - 1);
+        }
+        at
+    }
+
+    fn add(&mut self, offset: u64) -> u32 {
+        let at = self.find(offset);
+        self.cells[at].0 = offset;
+        at as u32
+    }
+
+    #[inline]
+    fn set(&mut self, cell: u32, request: u32) {
+        self.cells[cell as usize].1 = request;
+    }
+
+    fn get(&self, offset: u64) -> Option<u32> {
+        Some(self.cells[self.find(offset)].1).filter(|request| *request != NONE)
+    }
+
+    #[inline]
+    fn take(&mut self, offset: u64) -> Option<u32> {
+        let at = self.find(offset);
+        let request = std::mem::replace(&mut self.cells[at].1, NONE);
+        (request != NONE).then_some(request)
+    }
+}

@@ -1,0 +1,21 @@
+//! Serves an address plan to a training framework.
+//!
+//! [`Plan`] is the file that the compiler writes; [`Allocator`] serves it; [`Recorder`] makes the trace that a plan is made
+//! from. `abi` is what PyTorch calls. `docs/allocator.md` tells how to use it.
+
+pub mod abi;
+mod allocator;
+mod caching;
+mod cuda;
+pub mod plan;
+pub mod pool;
+mod profile;
+pub mod sequence;
+mod spans;
+
+pub use allocator::{Allocator, Stats};
+pub use cuda::Cuda;
+pub use plan::Plan;
+pub use pool::{Host, Pool};
+pub use profile::Recorder;
+pub use sequence::Mismatches;

@@ -1,0 +1,354 @@
+//! Which request of the plan a request is: the sequence's own period, found without help from the training code.
+//!
+//! Requests are compared with the plan in order, by bytes and stream. After the plan's last request comes the first one of the
+//! step: that is how a new iteration is found. What does not compare is searched for, in this order:
+//!
+//! 1. among those of the last [`WINDOW`] requests that were skipped: threads may have swapped them;
+//! 2. among the next [`WINDOW`] requests, across the step's end: those in between are skipped;
+//! 3. if [`ANCHOR`] requests in a row were found nowhere, and stand in the plan in just this order at a single place: there.
+//!    So a run that leaves the step, for an evaluation or for a skipped update, finds back into it.
+//!
+//! Anything else is an extra request, and the plan stays where it is. A dynamic request of the plan takes any number of bytes;
+//! but the request that comes after a run of them, if bytes and stream are its own, ends the run.
+
+use crate::plan::{Place, Plan};
+use std::collections::{HashMap, VecDeque};
+
+/// How far requests may be out of order.
+pub const WINDOW: usize = 32;
+/// How many requests in a row tell a place in the plan.
+pub const ANCHOR: usize = 8;
+
+/// No request.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// A request of the plan, in the form that serving it wants: half a cache line.
+#[derive(Clone, Copy)]
+pub(crate) struct Item {
+    /// Static: bytes.
+    pub(crate) bytes: u64,
+    /// Static: offset; dynamic: group.
+    pub(crate) place: u64,
+    pub(crate) stream: u32,
+    /// Static: which cell of the table of offsets is its own.
+    pub(crate) cell: u32,
+    /// Dynamic: the next static one.
+    after: u32,
+    /// Some request of another stream may get bytes of this place.
+    pub(crate) crosses: bool,
+}
+
+impl Item {
+    pub(crate) fn is_dynamic(&self) -> bool {
+        self.after != NONE
+    }
+
+    fn is(&self, bytes: u64, stream: u32) -> bool {
+        self.bytes == bytes && self.stream == stream && !self.is_dynamic()
+    }
+}
+
+/// What a static request of the plan is at present.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It has no block.
+    Idle,
+    /// Its block is alive, as planned.
+    Alive,
+    /// Its block is alive though it should have been freed.
+    Late,
+    /// Passed over; may still come.
+    Skipped,
+    /// Passed over, and a request that is nowhere in the plan came instead.
+    Replaced,
+}
+
+/// Where a request was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    /// The one that was expected, or one ahead of it.
+    At(u32),
+    /// One that was skipped before.
+    Skipped(u32),
+    /// The one that was expected, but on another stream.
+    OtherStream(u32),
+    /// Nowhere.
+    Nowhere,
+}
+
+/// How the requests that came differ from the plan's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Mismatches {
+    /// Came out of order.
+    pub reordered: u64,
+    /// Came, and the plan has none such.
+    pub extra: u64,
+    /// Stand in the plan, and did not come.
+    pub missing: u64,
+    /// One came instead of another, with other bytes.
+    pub resized: u64,
+    /// Came on another stream.
+    pub other_stream: u64,
+    /// Dynamic ones that did not come.
+    pub dynamic_missing: u64,
+}
+
+pub(crate) struct Sequence {
+    pub(crate) items: Vec<Item>,
+    pub(crate) state: Vec<State>,
+    step: u32,
+    /// The request that is expected.
+    next: u32,
+    /// `expired[expiry[i]..expiry[i + 1]]` are to be free when `i` is asked for.
+    expiry: Vec<u32>,
+    expired: Vec<u32>,
+    /// Those passed over that may still come, and how many had been passed by then.
+    skipped: VecDeque<(u32, u64)>,
+    passed: u64,
+    /// Requests found nowhere since the last one that was found, and the latest of them.
+    strays: u32,
+    trail: Vec<(u64, u32)>,
+    /// The last request of each run of `ANCHOR`, by the run's hash; `NONE` if it stands in several places.
+    anchors: HashMap<u64, u32>,
+    mismatches: Mismatches,
+    /// How often the end was passed.
+    pub(crate) steps: u64,
+}
+
+impl Sequence {
+    /// `crosses` says of a static place and a stream whether other streams may get bytes of it.
+    pub(crate) fn new(
+        plan: &Plan,
+        crosses: impl Fn(u64, u64, u32) -> bool,
+        mut cell: impl FnMut(u64) -> u32,
+    ) -> Sequence {
+        let (n, step) = (plan.requests().len(), plan.step() as usize);
+        let mut items: Vec<Item> = vec![];
+        let mut ends = vec![];
+        for (i, request) in plan.requests().iter().enumerate() {
+            let stream = request.stream;
+            items.push(match request.place {
+                Place::Static { bytes, offset, end } => {
+                    if let Some(end) = end.map(|end| end as usize) {
+                        ends.push((if end < n { end } else { end - n + step }, i as u32));
+                    }
+                    let crosses = crosses(offset, offset + bytes, stream);
+                    Item { bytes, place: offset, stream, cell: cell(offset), after: NONE, crosses }
+                }
+                Place::Dynamic { group } => {
+                    Item { bytes: 0, place: group.into(), stream, cell: 0, after: 0, crosses: true }
+                }
+            });
+        }
+        // Backwards over the step twice, so that a run at its end knows what stands at its beginning.
+        let mut after = step as u32;
+        for i in (step..n).rev().chain((0..n).rev()) {
+            match items[i].is_dynamic() {
+                true => items[i].after = after,
+                false => after = i as u32,
+            }
+        }
+        let mut expiry = vec![0; n + 1];
+        ends.iter().for_each(|(end, _)| expiry[end + 1] += 1);
+        (0..n).for_each(|i| expiry[i + 1] += expiry[i]);
+        ends.sort_unstable();
+        let expired = ends.into_iter().map(|(_, i)| i).collect();
+        let mut anchors = HashMap::new();
+        for (last, run) in (ANCHOR - 1..).zip(items.windows(ANCHOR)) {
+            if run.iter().all(|item| !item.is_dynamic()) {
+                let hash = hash(run.iter().map(|item| (item.bytes, item.stream)));
+                anchors.entry(hash).and_modify(|at| *at = NONE).or_insert(last as u32);
+            }
+        }
+        Sequence {
+            state: vec![State::Idle; n],
+            items,
+            step: step as u32,
+            next: 0,
+            expiry,
+            expired,
+            skipped: VecDeque::new(),
+            passed: 0,
+            strays: 0,
+            trail: vec![],
+            anchors,
+            mismatches: Mismatches::default(),
+            steps: 0,
+        }
+    }
+
+    /// The request that is expected.
+    pub(crate) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// What has differed until now; what was skipped and may still come counts as missing.
+    pub(crate) fn mismatches(&self) -> Mismatches {
+        let mut mismatches = self.mismatches;
+        self.skipped.iter().for_each(|&(i, _)| give_up(self.state[i as usize], &mut mismatches));
+        mismatches
+    }
+
+    fn following(&self, i: u32) -> u32 {
+        if i as usize + 1 < self.items.len() { i + 1 } else { self.step }
+    }
+
+    /// Which request of the plan this is. Moves nothing.
+    #[inline]
+    pub(crate) fn find(&mut self, bytes: u64, stream: u32) -> Found {
+        let item = &self.items[self.next as usize];
+        if item.is(bytes, stream) { Found::At(self.next) } else { self.search(bytes, stream) }
+    }
+
+    fn search(&mut self, bytes: u64, stream: u32) -> Found {
+        let expected = self.items[self.next as usize];
+        if expected.is_dynamic() && expected.stream == stream {
+            // A step of dynamic requests alone has no static one; its `after` is dynamic, too.
+            let ends_run = self.items[expected.after as usize].is(bytes, stream);
+            return Found::At(if ends_run { expected.after } else { self.next });
+        }
+        while let Some(&(i, passed)) = self.skipped.front()
+            && passed + (WINDOW as u64) < self.passed
+        {
+            self.skipped.pop_front();
+            give_up(self.state[i as usize], &mut self.mismatches);
+            self.state[i as usize] = State::Idle;
+        }
+        if let Some(&(i, _)) = self.skipped.iter().find(|(i, _)| self.items[*i as usize].is(bytes, stream)) {
+            return Found::Skipped(i);
+        }
+        let mut at = self.next;
+        for _ in 0..WINDOW.min(self.items.len() - 1) {
+            let item = &self.items[at as usize];
+            at = if item.is_dynamic() { item.after } else { self.following(at) };
+            if self.items[at as usize].is(bytes, stream) {
+                return Found::At(at);
+            }
+        }
+        if !expected.is_dynamic() && expected.bytes == bytes {
+            return Found::OtherStream(self.next);
+        }
+        self.anchor(bytes, stream).map_or(Found::Nowhere, Found::At)
+    }
+
+    /// Where the latest requests stand in the plan, if in one place only.
+    fn anchor(&mut self, bytes: u64, stream: u32) -> Option<u32> {
+        if self.trail.len() == ANCHOR {
+            self.trail.remove(0);
+        }
+        self.trail.push((bytes, stream));
+        if self.trail.len() < ANCHOR {
+            return None;
+        }
+        let last = *self.anchors.get(&hash(self.trail.iter().copied())).filter(|last| **last != NONE)?;
+        let run = &self.items[last as usize + 1 - ANCHOR..=last as usize];
+        let same = run.iter().zip(&self.trail).all(|(item, &(bytes, stream))| item.is(bytes, stream));
+        // What stands before the step does not come again.
+        let ahead = self.step <= last || self.next <= last;
+        (same && ahead).then_some(last)
+    }
+
+    /// A request that was found nowhere.
+    pub(crate) fn stray(&mut self) {
+        self.mismatches.extra += 1;
+        self.strays += 1;
+    }
+
+    /// Request `i` came, though on another stream: it has no block.
+    pub(crate) fn other_stream(&mut self, i: u32, late: impl FnMut(u32, &Item)) {
+        self.mismatches.other_stream += 1;
+        self.advance(i, late);
+    }
+
+    /// A request that was skipped came after all. Its block would not be late yet: then it would not be known any more.
+    pub(crate) fn reorder(&mut self, i: u32) {
+        self.mismatches.reordered += 1;
+        self.state[i as usize] = State::Idle;
+        self.skipped.retain(|(skipped, _)| *skipped != i);
+    }
+
+    /// Goes on to request `i` and past it. Calls `late` for each block that should be free by now and is not.
+    #[inline]
+    pub(crate) fn advance(&mut self, i: u32, mut late: impl FnMut(u32, &Item)) {
+        if self.next != i {
+            self.skip(i, &mut late);
+        }
+        self.expire(i, &mut late);
+        self.strays = 0;
+        self.trail.clear();
+        self.pass(i);
+    }
+
+    fn pass(&mut self, i: u32) {
+        self.next = self.following(i);
+        self.passed += 1;
+        self.steps += u64::from(self.next <= i);
+    }
+
+    fn skip(&mut self, to: u32, late: &mut impl FnMut(u32, &Item)) {
+        while self.next != to {
+            let i = self.next;
+            self.expire(i, late);
+            self.pass(i);
+            let k = i as usize;
+            if self.items[k].is_dynamic() {
+                self.mismatches.dynamic_missing += 1;
+                continue;
+            }
+            let state = if 0 < self.strays { State::Replaced } else { State::Skipped };
+            self.strays = self.strays.saturating_sub(1);
+            // The block of an earlier round may still be alive.
+            if self.state[k] != State::Idle {
+                give_up(state, &mut self.mismatches);
+                continue;
+            }
+            if self.skipped.len() == WINDOW
+                && let Some((first, _)) = self.skipped.pop_front()
+            {
+                give_up(self.state[first as usize], &mut self.mismatches);
+                self.state[first as usize] = State::Idle;
+            }
+            self.state[k] = state;
+            self.skipped.push_back((i, self.passed));
+        }
+    }
+
+    #[inline]
+    fn expire(&mut self, i: u32, late: &mut impl FnMut(u32, &Item)) {
+        let (first, last) = (self.expiry[i as usize] as usize, self.expiry[i as usize + 1] as usize);
+        for k in first..last {
+            let old = self.expired[k];
+            let state = self.state[old as usize];
+            match state {
+                State::Idle | State::Late => {}
+                State::Alive => {
+                    self.state[old as usize] = State::Late;
+                    late(old, &self.items[old as usize]);
+                }
+                State::Skipped | State::Replaced => {
+                    give_up(state, &mut self.mismatches);
+                    self.state[old as usize] = State::Idle;
+                    self.skipped.retain(|(skipped, _)| *skipped != old);
+                }
+            }
+        }
+    }
+}
+
+/// A request that was skipped does not come any more.
+fn give_up(state: State, mismatches: &mut Mismatches) {
+    match state {
+        State::Skipped => mismatches.missing += 1,
+        State::Replaced => {
+            mismatches.resized += 1;
+            mismatches.extra -= 1;
+        }
+        State::Idle | State::Alive | State::Late => {}
+    }
+}
+
+/// FNV-1a over whole words.
+fn hash(run: impl Iterator<Item = (u64, u32)>) -> u64 {
+    let words = run.flat_map(|(bytes, stream)| [bytes, stream.into()]);
+    words.fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
+}
