@@ -1,7 +1,7 @@
 //! `lighterage alloc`: addresses for the blocks of a trace, whoever asked for them.
 
 use crate::args::{
-    AllocArgs, AllocCheckArgs, AllocCommand, AllocConvertArgs, AllocPlanArgs, AllocStatsArgs, TraceArgs,
+    AddressPlanner, AllocArgs, AllocCheckArgs, AllocCommand, AllocConvertArgs, AllocPlanArgs, AllocStatsArgs, TraceArgs,
 };
 use crate::failure::Failure;
 use crate::model::read_text;
@@ -10,7 +10,7 @@ use crate::{out, picture};
 use passes::alloc::caching::{self, Held, Segments};
 use passes::alloc::check::{Fault, Told, check};
 use passes::alloc::stats::{Class, Share, Stats, stats};
-use passes::alloc::{Options, Placement, place};
+use passes::alloc::{Options, Placement, place, stalloc};
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -64,7 +64,10 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
                 spinner.set_message(format!("placing {n_blocks} blocks of {}: {}, {found}", pool.name, short(peak)));
             }
         };
-        let placement = place(&pool.trace, &options, &mut see);
+        let placement = match args.planner {
+            AddressPlanner::Ours => place(&pool.trace, &options, &mut see).map_err(|error| error.to_string()),
+            AddressPlanner::Stalloc => stalloc::place(&pool.trace, args.align),
+        };
         let time = start.elapsed();
         if let Some(spinner) = spinner {
             spinner.finish_and_clear();

@@ -440,6 +440,23 @@ pub(crate) struct TraceArgs {
     pub(crate) format: Option<Format>,
 }
 
+/// Who gives addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum AddressPlanner {
+    Ours,
+    Stalloc,
+}
+
+impl AddressPlanner {
+    const ALL: [AddressPlanner; 2] = [AddressPlanner::Ours, AddressPlanner::Stalloc];
+    fn name(self) -> &'static str {
+        match self {
+            AddressPlanner::Ours => "ours",
+            AddressPlanner::Stalloc => "stalloc",
+        }
+    }
+}
+
 /// `alloc plan`.
 #[derive(Args, Debug)]
 pub(crate) struct AllocPlanArgs {
@@ -454,6 +471,9 @@ pub(crate) struct AllocPlanArgs {
     /// How long to look for a better plan
     #[arg(long, value_name = "NAME", default_value = "normal", value_parser = effort())]
     pub(crate) effort: Effort,
+    /// Who plans: stalloc is the planner of the paper of that name, to compare with
+    #[arg(long, value_name = "NAME", default_value = "ours", value_parser = named(&AddressPlanner::ALL, AddressPlanner::name))]
+    pub(crate) planner: AddressPlanner,
     /// Threads that look [default: as many as the machine has cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,

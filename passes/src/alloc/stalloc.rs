@@ -11,6 +11,7 @@
 //! one; a group is packed with the latest end at the bottom, as fusion wants it; adjacent groups are fused in the order of
 //! their start, each with what has been fused before; within a layer the lowest address that is free is taken.
 
+use super::Placement;
 use super::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -22,9 +23,23 @@ struct Local {
     blocks: Vec<(usize, u64)>,
 }
 
-/// Addresses of a trace's blocks, in its order. Sizes are rounded up to multiples of `align`. Fixed offsets and gaps are
-/// not part of the paper's problem and are not looked at; alignments beyond `align` are not either.
-pub fn plan(trace: &Trace, align: u64) -> Vec<u64> {
+/// The paper's plan of a trace. Its blocks may be anywhere, as multiples of `align`: an error says which may not. Gaps are no
+/// part of the paper's problem and are not used.
+pub fn place(trace: &Trace, align: u64) -> Result<Placement, String> {
+    for block in &trace.blocks {
+        if block.offset.is_some() || align.max(1) < block.alignment {
+            let what = if block.offset.is_some() { "address is given" } else { "alignment is its own" };
+            return Err(format!("STAlloc's planner knows no blocks like {}: its {what}", block.id));
+        }
+    }
+    let offsets = plan(trace, align);
+    let ends = trace.blocks.iter().zip(&offsets).map(|(block, at)| at + block.bytes.next_multiple_of(align.max(1)));
+    let (peak, lower_bound) = (ends.max().unwrap_or(0), super::lower_bound(trace, align));
+    Ok(Placement { offsets, peak, lower_bound, optimal: peak == lower_bound, method: "stalloc".into() })
+}
+
+/// Addresses of a trace's blocks, in its order. Sizes are rounded up to multiples of `align`.
+fn plan(trace: &Trace, align: u64) -> Vec<u64> {
     let problem = Problem { trace, align: align.max(1) };
     let mut offsets = vec![0; trace.blocks.len()];
     let locals = problem.fused(problem.groups());
