@@ -1,8 +1,8 @@
 //! What a planned request costs, by the library and by the C interface with its lock.
 //!
 //! `cargo bench -p lighterage_alloc --bench request -- REQUESTS STEPS` plays a step of that many requests that often: 64 are
-//! made, then 64 blocks of before are freed, and so on. Prints a line of JSON for each interface: nanoseconds a request and a
-//! free, the median over groups of 64 by the clock. The first step is not counted.
+//! made, then 64 blocks of before are freed, and so on. Prints a line of JSON for reading and proving the plan, and one for
+//! each interface: nanoseconds a request and a free, the median over groups of 64 by the clock. The first step is not counted.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
@@ -24,7 +24,10 @@ fn main() {
         play("c", &sizes, steps, malloc, free);
         return;
     }
+    let start = Instant::now();
     let plan = Plan::read(&text).expect("the plan should be right");
+    let read_ms = start.elapsed().as_secs_f64() * 1e3;
+    println!("{{\"plan_requests\": {n}, \"plan_bytes\": {}, \"read_ms\": {read_ms:.1}}}", text.len());
     let allocator = Allocator::planned(Box::<Host>::default(), plan).expect("the host should have the memory");
     let allocator = std::cell::RefCell::new(allocator);
     let malloc = |bytes| allocator.borrow_mut().malloc(bytes, 0).expect("the place should be free");

@@ -31,8 +31,10 @@ fn directory(name: &str) -> PathBuf {
     directory
 }
 
+type Settings<'a> = &'a [(&'a str, &'a Path)];
+
 /// Runs a test of this file again, as the child that it is then.
-fn again(test: &str, settings: &[(&str, &Path)]) -> Output {
+fn again(test: &str, settings: Settings<'_>) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env("LIGHTERAGE_ALLOC_POOL", "host").env("CHILD", "1");
     for (name, value) in settings {
@@ -127,7 +129,7 @@ fn a_trace_is_recorded() {
 fn what_is_wrong_is_told() {
     if is_child() {
         let address = malloc(100, 0, 0);
-        println!("{}", if address == 0 { "nothing" } else { "served" });
+        eprintln!("{}", if address == 0 { "nothing" } else { "served" });
         free(address, 0);
         return;
     }
@@ -135,7 +137,7 @@ fn what_is_wrong_is_told() {
     let plan = directory.join("plan");
     std::fs::write(&plan, "lighterage-plan 1\npool -1 512\n").unwrap();
     let path = Path::new;
-    let cases: [(&[(&str, &Path)], &str, &str); 7] = [
+    let cases: [(Settings<'_>, &str, &str); 7] = [
         (&[("PLAN", &plan)], "served", "plan: line 2: `-1` is not the pool's bytes"),
         (&[("PLAN", path("/nowhere"))], "served", "/nowhere: No such file"),
         (&[("MODE", path("plan"))], "nothing", "LIGHTERAGE_ALLOC_PLAN should name the plan"),
@@ -146,7 +148,7 @@ fn what_is_wrong_is_told() {
     ];
     for (settings, result, message) in cases {
         let output = again("what_is_wrong_is_told", settings);
-        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-        assert!(out.contains(result) && err.contains("lighterage_alloc: ") && err.contains(message), "{out}{err}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains(result) && told.contains("lighterage_alloc: ") && told.contains(message), "{told}");
     }
 }
