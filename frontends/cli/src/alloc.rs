@@ -337,8 +337,12 @@ fn write_stats(out: &mut String, pool: &Pool, stats: &Stats, holding: &Holding) 
         )?;
     }
     if let Some(reserved) = pool.reserved_bytes {
-        let percent = 100.0 * efficiency(stats, reserved);
-        writeln!(out, "    recorded    {:>10}  at the end, {percent:.1}% of it needed", short(reserved))?;
+        // What went back to the system before the end may have been needed.
+        let needed = match stats.live_peak_bytes <= reserved {
+            true => format!(", {:.1}% of it needed", 100.0 * efficiency(stats, reserved)),
+            false => String::new(),
+        };
+        writeln!(out, "    recorded    {:>10}  at the end{needed}", short(reserved))?;
     }
     if let Some(agreement) = holding.replayed {
         let caching::Agreement { requests, same } = agreement;

@@ -26,6 +26,9 @@ use std::fmt::Write;
 pub const MAGIC: &str = "lighterage-trace";
 const VERSION: &str = "1";
 
+/// More pools than this are a mistake.
+const MOST_POOLS: usize = 1024;
+
 /// Reads a trace.
 pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
     let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line.trim()));
@@ -40,11 +43,15 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
     let mut at = 0;
     for (line, text) in lines {
         let done = match text.strip_prefix("pool ").map(str::trim) {
-            Some(name) => word(name, "the pool's name").map(|name| {
-                at = pools.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
-                    pools.push((name.into(), Recorder::new(name)));
-                    pools.len() - 1
-                });
+            Some(name) => word(name, "the pool's name").and_then(|name| {
+                let known = pools.iter().position(|(known, _)| known == name);
+                at = known.unwrap_or(pools.len());
+                match known {
+                    None if MOST_POOLS <= pools.len() => return Err(format!("more than {MOST_POOLS} pools")),
+                    None => pools.push((name.into(), Recorder::new(name))),
+                    Some(_) => {}
+                }
+                Ok(())
             }),
             None => event(text, &mut pools[at].1),
         };
@@ -114,7 +121,7 @@ fn event(text: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
             Ok(())
         }
         "phase" => word(rest, "the phase's name").map(|name| recorder.phase(Some(name.into()))),
-        "enter" => word(rest, "the module's name").map(|name| recorder.enter(name.into())),
+        "enter" => word(rest, "the module's name").and_then(|name| recorder.enter(name.into())),
         "leave" => {
             let name = word(rest, "the module's name")?;
             if recorder.leave(name) { Ok(()) } else { Err(format!("no module {name} runs")) }

@@ -68,19 +68,24 @@ impl<'a> Pickle<'a> {
         &self.values[id as usize]
     }
 
-    /// The text that a value is.
+    /// The text that a value is, if it is not longer than 64 KiB.
     pub fn text(&self, id: Id) -> Option<&'a str> {
         match self.value(id) {
-            // Seen to be UTF-8 when it was read, but for lone surrogates.
-            Value::Text(range) => std::str::from_utf8(&self.bytes[range.clone()]).ok(),
+            Value::Text(range) if range.len() <= MOST_TEXT => std::str::from_utf8(&self.bytes[range.clone()]).ok(),
             _ => None,
         }
     }
 
-    /// The value of a dictionary's key.
+    /// The value of a dictionary's key. Larger dictionaries than of 1024 entries have none.
     pub fn get(&self, dict: Id, key: &str) -> Option<Id> {
+        let is_key = |id: Id| match self.value(id) {
+            Value::Text(range) => self.bytes[range.clone()] == *key.as_bytes(),
+            _ => false,
+        };
         match self.value(dict) {
-            Value::Dict(entries) => entries.iter().rev().find(|&&(k, _)| self.text(k) == Some(key)).map(|&(_, v)| v),
+            Value::Dict(entries) if entries.len() <= MOST_ENTRIES => {
+                entries.iter().rev().find(|&&(key, _)| is_key(key)).map(|&(_, value)| value)
+            }
             _ => None,
         }
     }
@@ -93,6 +98,10 @@ impl<'a> Pickle<'a> {
         }
     }
 }
+
+/// A text and a dictionary that are looked at again and again, because a pickle shares them, must not be large.
+const MOST_TEXT: usize = 1 << 16;
+const MOST_ENTRIES: usize = 1 << 10;
 
 /// Opcodes that are not data: what they are called.
 const FORBIDDEN: [(u8, &str); 15] = [

@@ -21,6 +21,9 @@ pub(crate) struct Recorder<K> {
     modules: Vec<u32>,
 }
 
+/// More modules within each other than this are a mistake.
+const MOST_NESTED: usize = 256;
+
 const TIME_OVER: &str = "time is over: no block lives beyond tick 2^64 - 1";
 
 /// What an event says beyond the block.
@@ -85,7 +88,8 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
     /// A block is asked for.
     pub(crate) fn alloc(&mut self, key: K, id: String, asked: Asked) -> Result<&mut Block, String> {
         if let Some(&at) = self.open.get(&key) {
-            return Err(format!("block {} is still there, from tick {}", id, self.pool.trace.blocks[at].start));
+            let there = &self.pool.trace.blocks[at];
+            return Err(format!("block {} is still there, from tick {}", there.id, there.start));
         }
         let start = self.tick()?;
         if start == u64::MAX {
@@ -132,10 +136,14 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
     }
 
     /// A module begins within those that run.
-    pub(crate) fn enter(&mut self, name: String) {
+    pub(crate) fn enter(&mut self, name: String) -> Result<(), String> {
+        if MOST_NESTED <= self.modules.len() {
+            return Err(format!("more than {MOST_NESTED} modules run within each other"));
+        }
         let now = self.clock;
         self.pool.trace.modules.push(Span { name, start: now, end: now });
         self.modules.push(self.pool.trace.modules.len() as u32 - 1);
+        Ok(())
     }
 
     /// The innermost running module of that name ends. False if none runs.

@@ -28,8 +28,24 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Pool>, Error> {
         let device = device.ok_or_else(|| segment.error(format!("there are no more than {MOST_DEVICES} devices")))?;
         segments.entry(device).or_default().push(segment);
     }
+    // What a pickle shares could be visited more often than it has bytes; a snapshot shares no events and no blocks.
+    let repeats = |n: usize| match n <= pickle.len() {
+        true => Ok(()),
+        false => Err(Error::new("the pickle", "it repeats itself: a snapshot has each event and each block once")),
+    };
+    let mut n_blocks = 0;
+    for segment in segments.values().flatten() {
+        n_blocks += segment.get("blocks")?.items()?.len();
+        repeats(n_blocks)?;
+    }
+    if MOST_DEVICES < traces.len() {
+        return Err(Error::new("device_traces", format!("there are no more than {MOST_DEVICES} devices")));
+    }
+    let mut n_events = 0;
     let mut events = vec![];
     for (device, trace) in traces.iter().enumerate() {
+        n_events += trace.items()?.len();
+        repeats(n_events)?;
         events.push(trace.items()?.enumerate().map(move |(i, id)| Item {
             reader,
             id,
@@ -264,7 +280,7 @@ fn device_pool(name: &str, reader: &Reader<'_>, segments: &[Item<'_>], events: &
         plain &= !is_true("is_expandable");
         // Graphs' pools are apart from others.
         let pool = reader.pickle.get(item.id, "segment_pool_id").and_then(|id| reader.pickle.items(id)).unwrap_or(&[]);
-        plain &= pool.iter().all(|&id| *reader.pickle.value(id) == Value::Int(0));
+        plain &= pool.iter().take(2).all(|&id| *reader.pickle.value(id) == Value::Int(0));
         let stream = stream(item.number("stream")?);
         let small = item.text("segment_type")? == "small";
         let mut used = vec![];

@@ -68,10 +68,7 @@ impl Log {
             // A backward of a module is another run than its forward.
             let name = if kind == "F" { module.to_string() } else { format!("{module}:{kind}") };
             return match edge {
-                "start" => {
-                    self.recorder.enter(name);
-                    Ok(())
-                }
+                "start" => self.recorder.enter(name),
                 "end" if self.recorder.leave(&name) => Ok(()),
                 "end" => Err(format!("the module {name} ends and has not begun")),
                 _ => Err(format!("{edge:?} is neither start nor end")),
@@ -89,7 +86,8 @@ impl Log {
         let bytes: u64 = bytes.parse().map_err(|_| format!("the size is {bytes:?}: not a whole number"))?;
         match status {
             "1" => {
-                let next = self.streams.values().max().map_or(0, |last| last + 1);
+                // Two names are the first stream's.
+                let next = self.streams.len() as u32 - 1;
                 let stream = *self.streams.entry(stream.into()).or_insert(next);
                 let dynamic = self.is_dynamic();
                 let id = self.blocks.to_string();

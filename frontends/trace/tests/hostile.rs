@@ -169,6 +169,35 @@ fn snapshots_say_what_is_wrong() {
     refused(&snapshot(vec![full(), full(), full()], vec![vec![event("alloc", 8, 8)]]), &["segments[2]", "2^64"]);
 }
 
+#[test]
+fn what_is_shared_is_not_visited_without_end() {
+    // 2^16 times the same list of 2^16 times the same event: half a gigabyte of events in a file of some hundred kilobytes.
+    let many = |times: usize| [&b"("[..], &b"h\0".repeat(times), b"e"].concat();
+    let list = |times: usize| Py::Raw([&b"]"[..], &many(times)].concat());
+    let memo = |value: Py| Py::Raw([&pickle(&value)[2..pickle(&value).len() - 1], b"\x94"].concat());
+    let root = |first: Py, traces: Py, segments: Py| {
+        pickle(&Py::Dict(vec![("first", first), ("segments", segments), ("device_traces", traces)]))
+    };
+    let events = || Py::List(vec![event("alloc", 8, 8), event("alloc", 16, 8)]);
+    refused(&root(memo(events()), list(1 << 16), Py::List(vec![])), &["device_traces", "1024 devices"]);
+    refused(&root(memo(events()), list(1000), Py::List(vec![])), &["repeats itself"]);
+    let blocks = segment(0, 0, 64, &[(0, 8), (8, 8), (16, 8)]);
+    refused(&root(memo(blocks), Py::List(vec![events()]), list(1 << 16)), &["repeats itself"]);
+    // One event of 10^5 entries; one whose text is a megabyte.
+    let keys = (0..100_000).map(|_| ("action", text("alloc"))).collect();
+    refused(&snapshot(vec![], vec![vec![Py::Dict(keys)]]), &["event 0 of device 0", "missing"]);
+    let long = Py::Dict(vec![("action", Py::Str("a".repeat(1 << 20)))]);
+    refused(&snapshot(vec![], vec![vec![long]]), &["event 0 of device 0: action"]);
+}
+
+#[test]
+fn texts_cannot_nest_without_end() {
+    let nested = format!("lighterage-trace 1\n{}", "enter m\n".repeat(100_000));
+    refused(nested.as_bytes(), &["line 258", "256 modules"]);
+    let pools: String = (0..100_000).map(|i| format!("pool p{i}\n")).collect();
+    refused(format!("lighterage-trace 1\n{pools}").as_bytes(), &["line 1025", "1024 pools"]);
+}
+
 /// One file of each format.
 fn files() -> Vec<Vec<u8>> {
     let events = vec![
