@@ -10,7 +10,8 @@ use crate::{out, picture};
 use passes::alloc::caching::{self, Held, Segments};
 use passes::alloc::check::{Fault, Told, check};
 use passes::alloc::stats::{Class, Share, Stats, stats};
-use passes::alloc::{Options, Placement, place, stalloc};
+use passes::alloc::trace::Trace;
+use passes::alloc::{Options, Placement, place, serve, stalloc};
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 use std::path::Path;
@@ -99,6 +100,14 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
     let offsets = || planned.iter().map(|planned| &planned.placement.offsets[..]);
     if let Some(path) = &args.output {
         write(path, &table::write_plan(&pools, &offsets().map(<[u64]>::to_vec).collect::<Vec<_>>()))?;
+    }
+    if let Some(path) = &args.serve {
+        let [pool] = &pools[..] else {
+            return Err(Failure::Input(format!("--serve: the trace has {} pools; a plan file is of one", pools.len())));
+        };
+        // Addresses of the step alone: it follows itself.
+        let fixed = |step: &Trace| place(step, &options, &mut |_, _| ()).map(|placement| placement.offsets);
+        write(path, &serve::plan(&pool.trace, args.align, fixed).map_err(|error| Failure::Input(error.to_string()))?)?;
     }
     if let Some(path) = &args.svg {
         write(path, &picture::draw(&pools, &offsets().collect::<Vec<_>>()))?;

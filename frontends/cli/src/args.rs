@@ -480,6 +480,9 @@ pub(crate) struct AllocPlanArgs {
     /// Write the plan: the trace's blocks as a table with offsets
     #[arg(short, long, value_name = "PLAN.csv")]
     pub(crate) output: Option<PathBuf>,
+    /// Write a plan file for the run-time allocator, which serves the step that the trace repeats; of one pool
+    #[arg(long, value_name = "STEP.plan", conflicts_with = "planner")]
+    pub(crate) serve: Option<PathBuf>,
     /// Draw the plan: time across, addresses up
     #[arg(long, value_name = "PLAN.svg")]
     pub(crate) svg: Option<PathBuf>,

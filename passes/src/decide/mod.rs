@@ -13,11 +13,11 @@ pub mod record;
 pub mod weights;
 
 use crate::cost::Cost;
-use blocks::Block;
 use crate::pipeline::{Budget, Error};
 use crate::realise;
 use crate::schedule::apply::DEVICE;
 use crate::schedule::order::users;
+use blocks::Block;
 use ir::graph::Def;
 use ir::{Device, Graph, Node, Table, Value};
 use rayon::prelude::*;
@@ -104,7 +104,18 @@ impl<'a> Problem<'a> {
         }
         let (groups, host_limit) = (vec![], None);
         let mut problem = Problem {
-            graph, device, cost, lines, position, uses, leaves, blocks, block_of, groups, scratch, host_limit,
+            graph,
+            device,
+            cost,
+            lines,
+            position,
+            uses,
+            leaves,
+            blocks,
+            block_of,
+            groups,
+            scratch,
+            host_limit,
         };
         problem.groups = problem.groups();
         problem
@@ -445,7 +456,8 @@ fn proposals<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Proposal<'a>
 /// Runs the parts on as many threads as there are processors. Of each planner's drafts those remain that no other of its
 /// own clearly beats: what one planner proposes never hides what another does.
 fn run_all(problem: &Problem<'_>, parts: &[Proposal<'_>]) -> Vec<Draft> {
-    let done: Vec<(Planner, Vec<Draft>)> = parts.par_iter().with_max_len(1).map(|(planner, part)| (*planner, part())).collect();
+    let done: Vec<(Planner, Vec<Draft>)> =
+        parts.par_iter().with_max_len(1).map(|(planner, part)| (*planner, part())).collect();
     let of = |planner: Planner| -> Vec<Draft> {
         let drafts = done.iter().filter(|part| part.0 == planner).flat_map(|part| &part.1);
         // One that the host has no room for should not hide one that it has.
