@@ -5,11 +5,17 @@
 //! the lowest address that is free over a lifetime: a segment tree over time holds, at each node, the address ranges in
 //! use, and each set is short because neighbouring ranges are one.
 
+mod exact;
+mod order;
+mod place;
+mod problem;
+mod repair;
 pub mod trace;
 mod tree;
 
 use ir::schedule::{Buffer, InstrKind, Loc, Pool, Schedule};
 use ir::{Id, Plan, Table};
+pub use place::{Effort, Error, Options, Placement, lab, lower_bound, place};
 use tree::Tree;
 
 /// When a buffer holds something: lines `start..end` of the schedule.
@@ -147,7 +153,7 @@ fn first_fit(items: &[Item], n: u32, limit: u64) -> Option<(u64, Vec<u64>)> {
     let mut peak = 0;
     let mut places = Vec::with_capacity(items.len());
     for item in items {
-        let place = tree.lowest(item.life.start, item.life.end, item.bytes);
+        let place = tree.lowest((item.life.start, item.life.end), item.bytes, 1, 0);
         peak = peak.max(place + item.bytes);
         if limit <= peak {
             return None;
