@@ -30,6 +30,7 @@ pub(super) enum Outcome {
 const OPEN: u64 = u64::MAX;
 
 /// Blocks, which of them meet, and the state of a search.
+#[derive(Clone)]
 pub(super) struct Search {
     bytes: Vec<u64>,
     align: Vec<u64>,
@@ -43,8 +44,10 @@ pub(super) struct Search {
     capacity: u64,
     /// Where a block is, or [`OPEN`].
     at: Vec<u64>,
-    /// The least offset of a block that is open.
+    /// The top of the highest block placed under an open one: it would lie there if it came next.
     low: Vec<u64>,
+    /// The least offset that an open block can still have: more than `low` once its turn at `low` has passed.
+    lift: Vec<u64>,
     /// The least of these, of a section; and its open bytes.
     floor: Vec<u64>,
     open: Vec<u64>,
@@ -63,12 +66,15 @@ pub(super) struct Search {
     pub(super) steps: u64,
 }
 
+#[derive(Clone)]
 enum Undo {
     Low(u32, u64),
+    Lift(u32, u64),
     Floor(u32, u64),
 }
 
 /// Lists of numbers, end to end.
+#[derive(Clone)]
 struct Lists {
     start: Vec<u32>,
     all: Vec<u32>,
@@ -116,6 +122,7 @@ impl Search {
             capacity: 0,
             at: vec![OPEN; n as usize],
             low: vec![0; n as usize],
+            lift: vec![0; n as usize],
             floor: vec![0; sections],
             open: vec![0; sections],
             across: vec![0; sections],
@@ -144,6 +151,7 @@ impl Search {
         for (low, align) in self.low.iter_mut().zip(&self.align) {
             *low = base.next_multiple_of(*align);
         }
+        self.lift.copy_from_slice(&self.low);
         self.floor.fill(base);
         self.open.fill(0);
         self.across.fill(0);
@@ -172,13 +180,15 @@ impl Search {
 
     /// Places open blocks of a part: those of `lists[part]`, which live in `sections`, each at `next` or after it.
     fn search(&mut self, part: Range<usize>, sections: Range<u32>, next: (u64, u32)) -> Outcome {
-        if self.steps == 0 {
-            return Outcome::Spent;
+        if !self.lift(part.clone(), next) {
+            return Outcome::None;
         }
-        self.steps -= 1;
         // No block may lie where another could still slide under it.
         let heights = self.lists[part.clone()].iter().map(|&i| self.low[i as usize] + self.bytes[i as usize]);
         let height = heights.min().unwrap_or(0);
+        // And what a section still has to take has to fit above it: whatever comes next, the rest is not lower.
+        let open = self.open[sections.start as usize..sections.end as usize].iter().max();
+        let height = height.min((self.capacity - open.copied().unwrap_or(0)).saturating_add(1));
         let first = self.candidates.len();
         for &i in &self.lists[part.clone()] {
             let key = (self.low[i as usize], self.rank[i as usize]);
@@ -191,6 +201,11 @@ impl Search {
         let mut outcome = Outcome::None;
         for k in first..last {
             let (low, rank, block) = self.candidates[k];
+            if self.steps == 0 {
+                outcome = Outcome::Spent;
+                break;
+            }
+            self.steps -= 1;
             let mark = (self.placed.len(), self.trail.len());
             if self.put(block, low, sections.clone()) {
                 let rest = self.lists.len();
@@ -276,13 +291,7 @@ impl Search {
             if self.at[other as usize] == OPEN && was < top {
                 self.trail.push(Undo::Low(other, was));
                 self.low[other as usize] = top.next_multiple_of(self.align[other as usize]);
-                for k in self.sections.range(other) {
-                    let s = self.sections.all[k];
-                    if !self.is_dirty[s as usize] {
-                        self.is_dirty[s as usize] = true;
-                        self.dirty.push(s);
-                    }
-                }
+                self.raise(other, self.low[other as usize]);
             }
         }
         let mut fits = true;
@@ -292,15 +301,58 @@ impl Search {
                 break;
             }
         }
+        self.settle(low, fits)
+    }
+
+    /// Raises the least offset of an open block.
+    fn raise(&mut self, i: u32, lift: u64) {
+        let was = self.lift[i as usize];
+        if lift <= was {
+            return;
+        }
+        self.trail.push(Undo::Lift(i, was));
+        self.lift[i as usize] = lift;
+        for k in self.sections.range(i) {
+            let s = self.sections.all[k];
+            if was <= self.floor[s as usize] && !self.is_dirty[s as usize] {
+                self.is_dirty[s as usize] = true;
+                self.dirty.push(s);
+            }
+        }
+    }
+
+    /// Looks at the sections in which something was raised; false if one has no room.
+    fn settle(&mut self, least: u64, mut fits: bool) -> bool {
         for k in 0..self.dirty.len() {
             let s = self.dirty[k];
             self.is_dirty[s as usize] = false;
             if fits && 0 < self.open[s as usize] {
-                fits = self.has_room(s, low);
+                fits = self.has_room(s, least);
             }
         }
         self.dirty.clear();
         fits
+    }
+
+    /// A block whose turn has passed has to wait until another one is under it, and so lies on top of one that is open.
+    fn lift(&mut self, part: Range<usize>, next: (u64, u32)) -> bool {
+        for j in part {
+            let i = self.lists[j];
+            if next <= (self.low[i as usize], self.rank[i as usize]) {
+                continue;
+            }
+            let mut least = u64::MAX;
+            for &other in &self.meets.all[self.meets.range(i)] {
+                if self.at[other as usize] == OPEN {
+                    least = least.min(self.lift[other as usize].max(next.0) + self.bytes[other as usize]);
+                }
+            }
+            if self.capacity - self.bytes[i as usize] < least {
+                return self.settle(next.0, false);
+            }
+            self.raise(i, least.next_multiple_of(self.align[i as usize]));
+        }
+        self.settle(next.0, true)
     }
 
     /// Whether the open blocks of a section have room, none of them below `least`.
@@ -308,7 +360,7 @@ impl Search {
         self.sorted.clear();
         for &i in &self.members.all[self.members.range(section)] {
             if self.at[i as usize] == OPEN {
-                self.sorted.push((self.low[i as usize].max(least), self.bytes[i as usize]));
+                self.sorted.push((self.lift[i as usize].max(least), self.bytes[i as usize]));
             }
         }
         self.sorted.sort_unstable();
@@ -329,6 +381,7 @@ impl Search {
         for change in self.trail.drain(trail..).rev() {
             match change {
                 Undo::Low(i, low) => self.low[i as usize] = low,
+                Undo::Lift(i, lift) => self.lift[i as usize] = lift,
                 Undo::Floor(s, floor) => self.floor[s as usize] = floor,
             }
         }

@@ -1,12 +1,13 @@
-//! Places of a trace's blocks: several orders of first fit, then repair, then search, until the plan is as good as the effort
-//! allows or as good as it can be.
+//! Places of a trace's blocks: first fit in several orders, then repair, then search, until the plan is as good as the effort
+//! allows or as good as it can be. Efforts are counted in steps, not in seconds: the same trace has the same plan.
 
 use super::exact::{Outcome, Search};
-use super::order::{ORDERS, Order, RANKS};
+use super::order::{self, Order};
 use super::problem::{FREE, Problem};
 use super::repair::Repair;
 use super::trace::Trace;
 use super::tree::Tree;
+use rayon::prelude::*;
 
 pub use super::problem::Error;
 
@@ -31,7 +32,7 @@ pub struct Options {
     pub capacity: Option<u64>,
     /// All addresses and sizes are multiples of this, a power of two; bytes.
     pub align: u64,
-    /// How many threads may search.
+    /// How many threads may search. The plan does not depend on it.
     pub threads: usize,
 }
 
@@ -56,135 +57,278 @@ pub struct Placement {
     pub method: String,
 }
 
+/// How much of each method an effort has.
+struct Limits {
+    /// Items that first fit may place, all orders together.
+    placed: u64,
+    /// Items that repair may look at.
+    looked: u64,
+    /// Blocks that the exact search may place.
+    steps: u64,
+}
+
+impl Effort {
+    fn limits(self) -> Limits {
+        match self {
+            Effort::Fast => Limits { placed: 0, looked: 0, steps: 0 },
+            Effort::Normal => Limits { placed: 1_500_000, looked: 3_000_000, steps: 150_000 },
+            Effort::Max => Limits { placed: 6_000_000, looked: 60_000_000, steps: 6_000_000 },
+        }
+    }
+}
+
+/// The exact search knows of each block all that meet it, so it is for no more than these.
+const SEARCHED: usize = 1500;
+/// The tightest hole is found by looking at all: worth it up to so many items.
+const SNUG: usize = 50_000;
+
 /// The most bytes alive at once: no plan's peak is less. 0 for a trace that [`place`] refuses.
 pub fn lower_bound(trace: &Trace, align: u64) -> u64 {
     Problem::new(trace, align).map_or(0, |problem| problem.bound())
 }
 
 /// Finds a place for every block. `progress` hears what is being tried, and the least peak so far.
-pub fn place(
-    trace: &Trace,
-    options: &Options,
-    progress: &mut dyn FnMut(&str, u64),
-) -> Result<Placement, Error> {
-    let problem = Problem::new(trace, options.align)?;
+///
+/// # Errors
+/// If a block's life, gaps, size, alignment or fixed offset are not right, or if blocks with fixed offsets collide.
+pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u64)) -> Result<Placement, Error> {
+    let mut problem = Problem::new(trace, options.align)?;
     let lower_bound = problem.bound();
-    let _ = (Search::new, Outcome::Found, Repair::new, FREE, options.threads);
-    let mut tree = Tree::new(problem.sections().max(1));
-    let mut best = vec![];
-    let mut peak = u64::MAX;
-    let mut method = String::new();
-    let verbose = std::env::var("LAB").is_ok();
-    let clock = std::time::Instant::now();
-    let mut each = |name: String, offsets: Option<(u64, Vec<u64>)>| {
-        if let Some((p, o)) = offsets {
-            if verbose { eprintln!("  {name} {:.3}% {:.2}s", 100.0 * (p as f64 / lower_bound as f64 - 1.0), clock.elapsed().as_secs_f64()); }
-            if p < peak { peak = p; best = o; method = name.clone(); progress(&name, p); }
-        }
+    problem.fixed_apart(trace)?;
+    let (stacked, base) = problem.stack_whole();
+    let target = options.capacity.map_or(lower_bound, |capacity| capacity.max(lower_bound));
+    let mut planner = Planner {
+        fullest: order::fullest(&problem),
+        tree: Tree::new(problem.sections().max(1)),
+        problem: &problem,
+        base,
+        target,
+        bound: lower_bound,
+        at: vec![],
+        peak: u64::MAX,
+        method: "",
+        proven: lower_bound,
+        progress,
     };
-    for (name, order) in ORDERS {
-        let order = sorted(&problem, *order);
-        for snug in [false, true] {
-            let result = first_fit(&problem, &order, 0, &mut tree, if snug { Some(lower_bound) } else { None }, u64::MAX);
-            each(format!("{name}{}", if snug { "/bf" } else { "" }), result);
+    planner.plan(options);
+    let mut offsets: Vec<u64> = trace.blocks.iter().map(|block| block.offset.unwrap_or(0)).collect();
+    for (block, at) in stacked {
+        offsets[block as usize] = at;
+    }
+    for (item, &at) in problem.items.iter().zip(&planner.at) {
+        offsets[item.block as usize] = at;
+    }
+    let (peak, method) = (planner.peak, planner.method.to_string());
+    Ok(Placement { offsets, peak, lower_bound: planner.proven, optimal: peak == planner.proven, method })
+}
+
+struct Planner<'a> {
+    problem: &'a Problem,
+    fullest: Vec<u64>,
+    tree: Tree,
+    /// Nothing lies below.
+    base: u64,
+    /// A peak that is good enough.
+    target: u64,
+    /// The most bytes alive at once.
+    bound: u64,
+    /// The best plan, its peak, and what found it.
+    at: Vec<u64>,
+    peak: u64,
+    method: &'static str,
+    /// It is proven that no plan's peak is less.
+    proven: u64,
+    progress: &'a mut dyn FnMut(&str, u64),
+}
+
+impl Planner<'_> {
+    fn plan(&mut self, options: &Options) {
+        let limits = options.effort.limits();
+        let n = self.problem.items.len() as u64;
+        if options.effort == Effort::Fast {
+            self.first_fit(&order::ONE, false);
+            return;
         }
-    }
-    let mut offsets = vec![0; trace.blocks.len()];
-    for (item, &at) in problem.items.iter().zip(&best) { offsets[item.block as usize] = at; }
-    Ok(Placement { offsets, peak, lower_bound, optimal: peak == lower_bound, method })
-}
-
-pub(super) fn sorted(problem: &Problem, order: Order) -> Vec<u32> {
-    let mut keyed: Vec<(std::cmp::Reverse<[u64; 2]>, u32)> =
-        problem.items.iter().enumerate().map(|(i, item)| (std::cmp::Reverse(order(problem, item)), i as u32)).collect();
-    keyed.sort_unstable();
-    keyed.into_iter().map(|(_, i)| i).collect()
-}
-
-/// Each item in turn at the lowest address that is free over its life, or in the snuggest hole below `snug`. None once a
-/// peak is not below `limit`.
-pub(super) fn first_fit(problem: &Problem, order: &[u32], base: u64, tree: &mut Tree, snug: Option<u64>, limit: u64) -> Option<(u64, Vec<u64>)> {
-    tree.clear();
-    let mut at = vec![0; problem.items.len()];
-    let mut peak = base;
-    for &i in order {
-        let item = &problem.items[i as usize];
-        let span = (item.start, item.end);
-        let place = match snug {
-            None => tree.lowest(span, item.bytes, item.align, base),
-            Some(top) => tree.snuggest(span, item.bytes, item.align, base, top),
-        };
-        peak = peak.max(place + item.bytes);
-        if limit <= peak { return None; }
-        tree.insert(item.start, item.end, place, place + item.bytes);
-        at[i as usize] = place;
-    }
-    Some((peak, at))
-}
-
-/// The lab's door.
-pub fn lab(trace: &Trace, what: &str, arg: f64, arg2: f64) {
-    let problem = Problem::new(trace, 1).unwrap();
-    let bound = problem.bound();
-    let gap = |p: u64| 100.0 * (p as f64 / bound as f64 - 1.0);
-    let clock = std::time::Instant::now();
-    let mut tree = Tree::new(problem.sections().max(1));
-    match what {
-        "info" => println!("items {} sections {} bound {bound}", problem.items.len(), problem.sections()),
-        "exact" => {
-            let mut search = Search::new(&problem, &problem.items);
-            let cap = (bound as f64 * (1.0 + arg2 / 100.0)) as u64;
-            let mut steps = 2 * problem.items.len() as u64;
-            let mut total = 0;
-            'all: loop {
-                for (name, order) in RANKS {
-                    let order = sorted(&problem, *order);
-                    let mut rank = vec![0; order.len()];
-                    for (r, &i) in order.iter().enumerate() { rank[i as usize] = r as u32; }
-                    search.steps = steps;
-                    let o = search.run(rank, 0, cap);
-                    total += steps - search.steps;
-                    if o != Outcome::Spent || total as f64 > arg {
-                        println!("exact {o:?} {name} steps {steps} total {total} {:.2}s {:.0}/s", clock.elapsed().as_secs_f64(), total as f64 / clock.elapsed().as_secs_f64());
-                        break 'all;
-                    }
-                }
-                steps *= 2;
+        let mut placed = 0;
+        let mut found: Vec<(u64, usize)> = vec![];
+        for (i, order) in order::PLACING.iter().enumerate() {
+            found.push((self.first_fit(order, false), i));
+            placed += n;
+            if self.peak <= self.target || limits.placed < placed {
+                break;
             }
         }
-        "repair" => {
-            let mut best: Option<(u64, Vec<u64>)> = None;
-            for (_, order) in ORDERS {
-                let order = sorted(&problem, *order);
-                if let Some(b) = first_fit(&problem, &order, 0, &mut tree, None, best.as_ref().map_or(u64::MAX, |b| b.0)) { best = Some(b); }
-            }
-            let (mut peak, mut at) = best.unwrap();
-            println!("start {:.3}% {:.2}s", gap(peak), clock.elapsed().as_secs_f64());
-            let mut repair = Repair::new(&problem, 0);
-            println!("prepared {:.2}s", clock.elapsed().as_secs_f64());
-            let mut low = bound;
-            let mut limit = arg2 as u64;
-            while clock.elapsed().as_secs_f64() < arg && bound < peak {
-                low = low.min(peak - 1); let cap = low + (peak - low) / 2;
-                let found = repair.run(&at, cap, limit);
-                match found {
-                    Some(f) => {
-                        let mut order: Vec<u32> = (0..f.len() as u32).collect();
-                        order.sort_by_key(|&i| f[i as usize]);
-                        let (p, a) = first_fit(&problem, &order, 0, &mut tree, None, u64::MAX).unwrap();
-                        at = a; peak = p;
-                        println!("cap {:.3}% -> {:.3}% work {} {:.2}s", gap(cap), gap(peak), repair.work, clock.elapsed().as_secs_f64());
-                    }
-                    None => {
-                        println!("cap {:.3}% failed work {} {:.2}s", gap(cap), repair.work, clock.elapsed().as_secs_f64());
-                        low = cap;
-                        low = low.min(peak - 1);
-                        if (peak - low) * 2000 < bound { low = bound; limit *= 4; }
-                    }
+        found.sort_unstable();
+        if n as usize <= SNUG {
+            for &(_, i) in found.iter().take(4) {
+                if self.target < self.peak && placed < limits.placed {
+                    self.first_fit(&order::PLACING[i], true);
+                    placed += n;
                 }
             }
-            println!("end {:.3}%", gap(peak));
         }
-        _ => {}
+        if self.peak <= self.target {
+            return;
+        }
+        self.repair(limits.looked);
+        if self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE) {
+            self.search(limits.steps, options.threads);
+        }
     }
+
+    /// Keeps a plan if it is better.
+    fn offer(&mut self, peak: u64, at: Vec<u64>, method: &'static str) {
+        if peak < self.peak {
+            (self.at, self.peak, self.method) = (at, peak, method);
+            (self.progress)(method, peak);
+        }
+    }
+
+    /// Each item in turn at the lowest address that is free over its life, or in the snuggest hole. Returns the peak; the most
+    /// there is for what cannot be better than the best plan so far.
+    fn first_fit(&mut self, order: &Order, snug: bool) -> u64 {
+        let order = order.sorted(self.problem, &self.fullest);
+        let name = if snug { "best fit" } else { "first fit" };
+        self.fit(&order, snug, name)
+    }
+
+    fn fit(&mut self, order: &[u32], snug: bool, method: &'static str) -> u64 {
+        let problem = self.problem;
+        self.tree.clear();
+        let mut at = vec![0; problem.items.len()];
+        let mut peak = self.base;
+        let fixed = |&&i: &&u32| problem.items[i as usize].fixed != FREE;
+        for &i in order.iter().filter(fixed).chain(order.iter().filter(|i| !fixed(i))) {
+            let item = &problem.items[i as usize];
+            let place = if item.fixed == FREE { self.hole(i, snug) } else { item.fixed };
+            peak = peak.max(place + item.bytes);
+            if self.peak <= peak {
+                return u64::MAX;
+            }
+            for (start, end) in problem.spans(item).iter() {
+                self.tree.insert(start, end, place, place + item.bytes);
+            }
+            at[i as usize] = place;
+        }
+        self.offer(peak, at, method);
+        peak
+    }
+
+    /// Where an item fits.
+    fn hole(&mut self, i: u32, snug: bool) -> u64 {
+        let item = &self.problem.items[i as usize];
+        let spans = self.problem.spans(item);
+        if item.spans.0 == item.spans.1 && snug {
+            return self.tree.snuggest((item.start, item.end), item.bytes, item.align, self.base, self.bound);
+        }
+        let mut at = self.base;
+        loop {
+            let before = at;
+            for span in spans.iter() {
+                at = self.tree.lowest(span, item.bytes, item.align, at);
+            }
+            if at == before || item.spans.0 == item.spans.1 {
+                return at;
+            }
+        }
+    }
+
+    /// Repairs the best plan for lower and lower capacities.
+    fn repair(&mut self, limit: u64) {
+        if limit == 0 {
+            return;
+        }
+        let mut repair = Repair::new(self.problem, self.base);
+        let mut low = self.target;
+        let mut share = limit / 8;
+        while self.target < self.peak && repair.work < limit {
+            let capacity = low + (self.peak - low) / 2;
+            let before = repair.work;
+            if let Some(at) = repair.run(&self.at, capacity, share.min(limit - repair.work)) {
+                // Everything slides down as far as it can: what was moved left holes.
+                let mut order: Vec<u32> = (0..at.len() as u32).collect();
+                order.sort_by_key(|&i| at[i as usize]);
+                self.fit(&order, false, "repair");
+                if self.peak <= low {
+                    low = self.target;
+                }
+            } else {
+                if repair.work == before {
+                    return; // A block that cannot be moved lies too high.
+                }
+                low = capacity;
+                // Once the two are as close as to make no difference, the rest of the work goes into one more step down.
+                if self.peak - low <= 1 + self.bound / 2000 {
+                    low = self.target;
+                    share = (2 * share).min(limit);
+                }
+            }
+        }
+    }
+
+    /// Searches for a plan that is good enough, then for any better one.
+    fn search(&mut self, steps: u64, threads: usize) {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+        let Ok(pool) = pool else { return };
+        let search = Search::new(self.problem, &self.problem.items);
+        let mut low = self.target;
+        let mut left = steps;
+        while self.target < self.peak && 0 < left {
+            let share = if low == self.target { left / 2 } else { left / 4 };
+            let capacity = if low == self.target { low } else { low + (self.peak - low) / 2 };
+            (self.progress)("search", self.peak);
+            let (outcome, at, used) = {
+                let (problem, fullest, base) = (self.problem, &self.fullest, self.base);
+                pool.install(|| try_ranks(problem, fullest, &search, (base, capacity), share))
+            };
+            left = left.saturating_sub(used.max(1000));
+            match outcome {
+                Outcome::Found => {
+                    let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
+                    let peak = ends.max().unwrap_or(0).max(self.base);
+                    self.offer(peak, at, "search");
+                }
+                Outcome::None => {
+                    self.proven = self.proven.max(capacity + 1);
+                    low = capacity + 1;
+                    self.target = self.target.max(low);
+                }
+                Outcome::Spent => low = capacity + 1,
+            }
+            if self.peak <= low {
+                break;
+            }
+        }
+    }
+}
+
+/// Tries every rank with few steps, then with more and more.
+fn try_ranks(
+    problem: &Problem,
+    fullest: &[u64],
+    search: &Search,
+    (base, capacity): (u64, u64),
+    steps: u64,
+) -> (Outcome, Vec<u64>, u64) {
+    let mut used = 0;
+    let mut each = 2 * problem.items.len() as u64;
+    let mut round = 0;
+    while used < steps {
+        let tried: Vec<(Outcome, Vec<u64>, u64)> = order::ranks(problem, fullest, round)
+            .into_par_iter()
+            .map(|rank| {
+                let mut search = search.clone();
+                search.steps = each;
+                let outcome = search.run(rank, base, capacity);
+                (outcome, search.offsets().to_vec(), each - search.steps)
+            })
+            .collect();
+        used += tried.iter().map(|(_, _, used)| used).sum::<u64>();
+        if let Some((outcome, at, _)) = tried.into_iter().find(|(outcome, ..)| *outcome != Outcome::Spent) {
+            return (outcome, at, used);
+        }
+        round += 1;
+        each *= 2;
+    }
+    (Outcome::Spent, vec![], used)
 }

@@ -6,6 +6,7 @@
 //! section). Traces of training steps have a third to a half as many sections as events.
 
 use super::trace::Trace;
+use super::tree::Tree;
 use std::fmt;
 
 /// Why a trace has no plan.
@@ -31,6 +32,8 @@ pub(super) struct Item {
     /// Sections from the first to one past the last.
     pub(super) start: u32,
     pub(super) end: u32,
+    /// How long it lives in the trace's units.
+    pub(super) ticks: u64,
     /// Where its spans are in [`Problem::spans`], if it has gaps; else empty, and `start..end` is the only one.
     pub(super) spans: (u32, u32),
     /// Position in the trace.
@@ -109,7 +112,8 @@ impl Problem {
             if (first as usize) < spans.len() {
                 let fixed = block.offset.unwrap_or(FREE);
                 let spans = (first, spans.len() as u32);
-                items.push(Item { start: 0, end: 0, spans, block: i as u32, bytes, align: own, fixed });
+                let ticks = block.end - block.start;
+                items.push(Item { start: 0, end: 0, ticks, spans, block: i as u32, bytes, align: own, fixed });
             }
         }
         let live = sections(&items, &mut spans);
@@ -146,6 +150,58 @@ impl Problem {
             && b.start < a.end
             && (a.spans.0 == a.spans.1 && b.spans.0 == b.spans.1
                 || self.spans(a).iter().any(|x| self.spans(b).iter().any(|y| x.0 < y.1 && y.0 < x.1)))
+    }
+
+    /// Refuses a trace in which two blocks have places that meet.
+    pub(super) fn fixed_apart(&self, trace: &Trace) -> Result<(), Error> {
+        let mut tree = Tree::new(self.sections().max(1));
+        let fixed = || self.items.iter().filter(|item| item.fixed != FREE);
+        for item in fixed() {
+            for span in self.spans(item).iter() {
+                if tree.lowest(span, item.bytes, 1, item.fixed) != item.fixed {
+                    let meets = |other: &&Item| {
+                        other.block != item.block
+                            && self.meet(item, other)
+                            && other.fixed < item.fixed + item.bytes
+                            && item.fixed < other.fixed + other.bytes
+                    };
+                    let other = fixed().find(meets).expect("what is in the way should be a block");
+                    let name = |item: &Item| &trace.blocks[item.block as usize].id;
+                    return Err(Error {
+                        block: item.block as usize,
+                        message: format!(
+                            "block {}: its {} bytes at {} meet those of block {} at {}; both offsets are fixed",
+                            name(item), item.bytes, item.fixed, name(other), other.fixed
+                        ),
+                    });
+                }
+            }
+            for (start, end) in self.spans(item).iter() {
+                tree.insert(start, end, item.fixed, item.fixed + item.bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes out the items that live from the first section to the last, if none has a fixed place, and stacks them: they conflict
+    /// with everything, so nothing is lost. Returns their offsets, and where the rest begins.
+    pub(super) fn stack_whole(&mut self) -> (Vec<(u32, u64)>, u64) {
+        if self.items.iter().any(|item| item.fixed != FREE) {
+            return (vec![], 0);
+        }
+        let sections = self.sections();
+        let whole = |item: &Item| item.start == 0 && item.end == sections && item.spans.0 == item.spans.1;
+        let mut stacked: Vec<Item> = self.items.extract_if(.., |item| whole(item)).collect();
+        // By falling alignment, so that few bytes are lost between them.
+        stacked.sort_by_key(|item| std::cmp::Reverse(item.align));
+        let mut base = 0u64;
+        let places = stacked.iter().map(|item| {
+            let at = base.next_multiple_of(item.align);
+            base = at + item.bytes;
+            self.live.iter_mut().for_each(|live| *live -= item.bytes);
+            (item.block, at)
+        });
+        (places.collect(), base)
     }
 
     /// No plan's peak is less: the most bytes alive in a section, or the end of a block that has its place already.

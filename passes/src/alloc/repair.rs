@@ -3,6 +3,7 @@
 //! block is in the way it becomes dearer to move, so that the search leaves the same corner alone for a while (ejection pools:
 //! Nagata and Bräysy, 2009, for vehicle routes; priorities that grow with trouble: Joslin and Clements' squeaky wheels).
 
+use super::order::next;
 use super::problem::{FREE, Item, Problem};
 
 /// Not placed.
@@ -202,12 +203,4 @@ impl<'a> Repair<'a> {
         self.ends = ends;
         best.filter(|&(cost, _)| cost < 1 << 60).map(|(_, at)| at)
     }
-}
-
-/// A number like no other (xorshift).
-fn next(random: &mut u64) -> u64 {
-    *random ^= *random << 13;
-    *random ^= *random >> 7;
-    *random ^= *random << 17;
-    *random
 }
