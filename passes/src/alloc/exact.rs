@@ -48,6 +48,8 @@ pub(super) struct Search {
     low: Vec<u64>,
     /// The least offset that an open block can still have: more than `low` once its turn at `low` has passed.
     lift: Vec<u64>,
+    /// Which open block that is to come under it was last found to allow that offset.
+    support: Vec<u32>,
     /// The least of these, of a section; and its open bytes.
     floor: Vec<u64>,
     open: Vec<u64>,
@@ -123,6 +125,7 @@ impl Search {
             at: vec![OPEN; n as usize],
             low: vec![0; n as usize],
             lift: vec![0; n as usize],
+            support: vec![0; n as usize],
             floor: vec![0; sections],
             open: vec![0; sections],
             across: vec![0; sections],
@@ -148,6 +151,8 @@ impl Search {
         self.rank = rank;
         self.capacity = capacity;
         self.at.fill(OPEN);
+        // Itself: none.
+        self.support = (0..n).collect();
         for (low, align) in self.low.iter_mut().zip(&self.align) {
             *low = base.next_multiple_of(*align);
         }
@@ -341,10 +346,16 @@ impl Search {
             if next <= (self.low[i as usize], self.rank[i as usize]) {
                 continue;
             }
+            let top = |other: u32| self.lift[other as usize].max(next.0) + self.bytes[other as usize];
+            let support = self.support[i as usize];
+            if support != i && self.at[support as usize] == OPEN && top(support) <= self.lift[i as usize] {
+                continue;
+            }
             let mut least = u64::MAX;
             for &other in &self.meets.all[self.meets.range(i)] {
-                if self.at[other as usize] == OPEN {
-                    least = least.min(self.lift[other as usize].max(next.0) + self.bytes[other as usize]);
+                if self.at[other as usize] == OPEN && top(other) < least {
+                    least = top(other);
+                    self.support[i as usize] = other;
                 }
             }
             if self.capacity - self.bytes[i as usize] < least {
@@ -357,18 +368,26 @@ impl Search {
 
     /// Whether the open blocks of a section have room, none of them below `least`.
     fn has_room(&mut self, section: u32, least: u64) -> bool {
-        self.sorted.clear();
-        for &i in &self.members.all[self.members.range(section)] {
-            if self.at[i as usize] == OPEN {
-                self.sorted.push((self.lift[i as usize].max(least), self.bytes[i as usize]));
-            }
+        let open = |i: &&u32| self.at[**i as usize] == OPEN;
+        let members = &self.members.all[self.members.range(section)];
+        let (mut floor, mut top) = (u64::MAX, 0);
+        for &i in members.iter().filter(open) {
+            floor = floor.min(self.lift[i as usize].max(least));
+            top = top.max(self.lift[i as usize].max(least));
         }
-        self.sorted.sort_unstable();
-        let floor = self.sorted.first().map_or(0, |&(low, _)| low);
-        if self.floor[section as usize] < floor {
-            self.trail.push(Undo::Floor(section, self.floor[section as usize]));
+        let (was, bytes) = (self.floor[section as usize], self.open[section as usize]);
+        if was < floor {
+            self.trail.push(Undo::Floor(section, was));
             self.floor[section as usize] = floor;
         }
+        // Most often all would fit above the highest, or not even above the lowest: that is quick to see.
+        if top + bytes <= self.capacity || self.capacity < floor + bytes {
+            return top + bytes <= self.capacity;
+        }
+        self.sorted.clear();
+        let lows = members.iter().filter(open).map(|&i| (self.lift[i as usize].max(least), self.bytes[i as usize]));
+        self.sorted.extend(lows);
+        self.sorted.sort_unstable();
         let mut above = 0;
         self.sorted.iter().rev().all(|&(low, bytes)| {
             above += bytes;

@@ -13,11 +13,13 @@ pub(super) struct Order {
 
 /// For first fit, in the order in which they are tried.
 pub(super) const PLACING: &[Order] = &[
+    Order { name: "end", key: |i, _| [u64::from(i.end), i.bytes, 0] },
     Order { name: "fullest, life", key: |i, fullest| [fullest, i.sections(), i.bytes] },
     Order { name: "area", key: |i, _| [area(i), i.bytes, 0] },
     Order { name: "life, size", key: |i, _| [i.sections(), i.bytes, 0] },
     Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] },
-    Order { name: "fullest, size", key: |i, fullest| [fullest, i.bytes, i.sections()] },
+    Order { name: "fullest, size", key: |i, fullest| [fullest, i.bytes, 0] },
+    Order { name: "fullest, size, life", key: |i, fullest| [fullest, i.bytes, i.sections()] },
     Order { name: "life x size^1/2", key: |i, _| [leaning(i.sections(), i.bytes, 1), i.bytes, 0] },
     Order { name: "life x size^1/4", key: |i, _| [leaning(i.sections(), i.bytes, 2), i.bytes, 0] },
     Order { name: "size x life^1/2", key: |i, _| [leaning(i.bytes, i.sections(), 1), i.bytes, 0] },
@@ -25,12 +27,10 @@ pub(super) const PLACING: &[Order] = &[
     Order { name: "log life, size", key: |i, _| [u64::from(i.sections().ilog2()), i.bytes, i.sections()] },
     Order { name: "log size, life", key: |i, _| [u64::from(i.bytes.ilog2()), i.sections(), i.bytes] },
     Order { name: "start", key: |i, _| [u64::MAX - u64::from(i.start), i.bytes, 0] },
-    Order { name: "end", key: |i, _| [u64::from(i.end), i.bytes, 0] },
 ];
 
 /// For one pass: of the others, none does worse by much where another does well.
-pub(super) const ONE: Order =
-    Order { name: "log size, life", key: |i, _| [u64::from(i.bytes.ilog2()), i.sections(), i.bytes] };
+pub(super) const ONE: Order = Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] };
 
 /// For the exact search: which blocks come first among those that could be next.
 pub(super) const RANKS: &[Order] = &[
@@ -47,11 +47,12 @@ pub(super) const RANKS: &[Order] = &[
 pub(super) fn ranks(problem: &Problem, fullest: &[u64], round: u32) -> Vec<Vec<u32>> {
     let mut random = 0x9E37_79B9_7F4A_7C15 ^ u64::from(round);
     let mut ranks = vec![];
-    for disorder in 0..if round == 0 { 1 } else { 2 } {
+    for disorder in [false, true].into_iter().take(if round == 0 { 1 } else { 2 }) {
         for order in RANKS {
             let sorted = order.sorted(problem, fullest);
-            let mut keyed: Vec<(u64, u32)> = (0u64..).zip(sorted).map(|(place, i)| (place * 64 * 16, i)).collect();
-            for (place, _) in keyed.iter_mut().filter(|_| disorder == 1) {
+            let mut keyed: Vec<(u64, u32)> = (0u64..).zip(sorted).map(|(place, i)| (place * 1024, i)).collect();
+            for (place, _) in keyed.iter_mut().filter(|_| disorder) {
+                // An eighth up or down.
                 *place = *place / 64 * (56 + next(&mut random) % 16);
             }
             keyed.sort_unstable();

@@ -84,7 +84,10 @@ impl Problem {
             let rounded = block.bytes.checked_next_multiple_of(align);
             let room = rounded.and_then(|bytes| bytes.checked_add(own)?.checked_add(block.offset.unwrap_or(0)));
             let (Some(bytes), Some(total)) = (rounded, room.and_then(|room| room.checked_add(sum))) else {
-                return Err(error(format!("with its {} bytes, addresses are more than 64 bits can count", block.bytes)));
+                return Err(error(format!(
+                    "with its {} bytes, addresses are more than 64 bits can count",
+                    block.bytes
+                )));
             };
             sum = total;
             if let Some(offset) = block.offset
@@ -171,7 +174,11 @@ impl Problem {
                         block: item.block as usize,
                         message: format!(
                             "block {}: its {} bytes at {} meet those of block {} at {}; both offsets are fixed",
-                            name(item), item.bytes, item.fixed, name(other), other.fixed
+                            name(item),
+                            item.bytes,
+                            item.fixed,
+                            name(other),
+                            other.fixed
                         ),
                     });
                 }
