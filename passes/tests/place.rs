@@ -106,6 +106,9 @@ fn best(blocks: &[Block], placed: &mut Vec<(usize, u64)>, mut limit: u64) -> u64
 }
 
 proptest! {
+    // A case may search for a while.
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
     #[test]
     fn blocks_do_not_meet(trace in blocks(40), align in 0u32..5) {
         for effort in [Effort::Fast, Effort::Normal] {
@@ -176,7 +179,7 @@ fn a_plan_that_fits_is_enough() {
     // Three that cannot lie without a hole in every order; with room to spare, the first plan does.
     let trace = trace([block(0, 2, 3), block(1, 3, 4), block(2, 4, 5), block(3, 5, 2)]);
     let placement = planned(&trace, Options { capacity: Some(100), ..Options::default() });
-    assert!(placement.peak <= 100 && placement.method == "first fit");
+    assert!(placement.peak <= 100 && placement.method.starts_with("first fit"));
 }
 
 #[test]

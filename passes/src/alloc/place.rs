@@ -106,7 +106,7 @@ pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u6
         bound: lower_bound,
         at: vec![],
         peak: u64::MAX,
-        method: "",
+        method: String::new(),
         proven: lower_bound,
         progress,
     };
@@ -118,7 +118,7 @@ pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u6
     for (item, &at) in problem.items.iter().zip(&planner.at) {
         offsets[item.block as usize] = at;
     }
-    let (peak, method) = (planner.peak, planner.method.to_string());
+    let (peak, method) = (planner.peak, planner.method);
     Ok(Placement { offsets, peak, lower_bound: planner.proven, optimal: peak == planner.proven, method })
 }
 
@@ -135,7 +135,7 @@ struct Planner<'a> {
     /// The best plan, its peak, and what found it.
     at: Vec<u64>,
     peak: u64,
-    method: &'static str,
+    method: String,
     /// It is proven that no plan's peak is less.
     proven: u64,
     progress: &'a mut dyn FnMut(&str, u64),
@@ -177,9 +177,9 @@ impl Planner<'_> {
     }
 
     /// Keeps a plan if it is better.
-    fn offer(&mut self, peak: u64, at: Vec<u64>, method: &'static str) {
+    fn offer(&mut self, peak: u64, at: Vec<u64>, method: &str) {
         if peak < self.peak {
-            (self.at, self.peak, self.method) = (at, peak, method);
+            (self.at, self.peak, self.method) = (at, peak, method.into());
             (self.progress)(method, peak);
         }
     }
@@ -187,12 +187,12 @@ impl Planner<'_> {
     /// Each item in turn at the lowest address that is free over its life, or in the snuggest hole. Returns the peak; the most
     /// there is for what cannot be better than the best plan so far.
     fn first_fit(&mut self, order: &Order, snug: bool) -> u64 {
+        let method = format!("{} by {}", if snug { "best fit" } else { "first fit" }, order.name);
         let order = order.sorted(self.problem, &self.fullest);
-        let name = if snug { "best fit" } else { "first fit" };
-        self.fit(&order, snug, name)
+        self.fit(&order, snug, &method)
     }
 
-    fn fit(&mut self, order: &[u32], snug: bool, method: &'static str) -> u64 {
+    fn fit(&mut self, order: &[u32], snug: bool, method: &str) -> u64 {
         let problem = self.problem;
         self.tree.clear();
         let mut at = vec![0; problem.items.len()];
