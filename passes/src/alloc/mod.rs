@@ -8,7 +8,11 @@
 pub mod caching;
 pub mod check;
 pub mod dynamic;
+mod exact;
+mod order;
 mod place;
+mod problem;
+mod repair;
 pub mod serve;
 pub mod stalloc;
 pub mod stats;
@@ -155,7 +159,7 @@ fn first_fit(items: &[Item], n: u32, limit: u64) -> Option<(u64, Vec<u64>)> {
     let mut peak = 0;
     let mut places = Vec::with_capacity(items.len());
     for item in items {
-        let place = tree.lowest(item.life.start, item.life.end, item.bytes);
+        let place = tree.lowest((item.life.start, item.life.end), item.bytes, 1, 0);
         peak = peak.max(place + item.bytes);
         if limit <= peak {
             return None;

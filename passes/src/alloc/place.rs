@@ -1,107 +1,334 @@
-//! Places the blocks of a trace. To be replaced by the planner: one first fit, largest blocks first.
+//! Places of a trace's blocks: first fit in several orders, then repair, then search, until the plan is as good as the effort
+//! allows or as good as it can be. Efforts are counted in steps, not in seconds: the same trace has the same plan.
 
+use super::exact::{Outcome, Search};
+use super::order::{self, Order};
+use super::problem::{FREE, Problem};
+use super::repair::Repair;
 use super::trace::Trace;
 use super::tree::Tree;
-use std::fmt;
+use rayon::prelude::*;
 
-/// How long to look for a better plan.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub use super::problem::Error;
+
+/// How long a planner tries.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Effort {
-    /// One pass.
+    /// One pass of first fit.
     Fast,
-    /// About a second for some hundred blocks.
+    /// About a second for some hundred blocks, three for twenty thousand.
     #[default]
     Normal,
-    /// As long as it pays.
+    /// As long as it pays, up to about half a minute.
     Max,
 }
 
-/// What a planner is asked for.
-#[derive(Clone, Debug)]
+/// What is asked of a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// How long to look.
+    /// How long to try.
     pub effort: Effort,
-    /// Bytes of the pool; a plan that fits is good enough.
+    /// A plan whose peak is not above this is good enough, bytes.
     pub capacity: Option<u64>,
-    /// Every address and size is a multiple of this.
+    /// All addresses and sizes are multiples of this, a power of two; bytes.
     pub align: u64,
-    /// Threads that may search.
+    /// How many threads may search. The plan does not depend on it.
     pub threads: usize,
 }
 
-/// Addresses.
-#[derive(Clone, Debug)]
+impl Default for Options {
+    fn default() -> Options {
+        Options { effort: Effort::default(), capacity: None, align: 1, threads: 1 }
+    }
+}
+
+/// Where blocks lie.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
-    /// One for each block of the trace.
+    /// One for each block of the trace, bytes.
     pub offsets: Vec<u64>,
-    /// The highest address in use, bytes.
+    /// Where the highest block ends, bytes.
     pub peak: u64,
-    /// No plan has a lower peak than this, bytes.
+    /// No plan's peak is less, bytes.
     pub lower_bound: u64,
-    /// The peak is proved to be the lowest.
+    /// True if it is proven that no plan's peak is less than this one's.
     pub optimal: bool,
     /// What found it.
     pub method: String,
 }
 
-/// Why there is no plan.
-#[derive(Clone, Debug)]
-pub struct Error(String);
+/// How much of each method an effort has.
+struct Limits {
+    /// Items that first fit may place, all orders together.
+    placed: u64,
+    /// Items that repair may look at.
+    looked: u64,
+    /// Blocks that the exact search may place.
+    steps: u64,
+}
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+impl Effort {
+    fn limits(self) -> Limits {
+        match self {
+            Effort::Fast => Limits { placed: 0, looked: 0, steps: 0 },
+            Effort::Normal => Limits { placed: 1_500_000, looked: 3_000_000, steps: 150_000 },
+            Effort::Max => Limits { placed: 6_000_000, looked: 60_000_000, steps: 6_000_000 },
+        }
     }
 }
 
-impl std::error::Error for Error {}
+/// The exact search knows of each block all that meet it, so it is for no more than these.
+const SEARCHED: usize = 1500;
+/// The tightest hole is found by looking at all: worth it up to so many items.
+const SNUG: usize = 50_000;
 
-/// Places all blocks. `progress` hears of each better plan: what found it, and its peak.
-pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u64)) -> Result<Placement, Error> {
-    let mut times: Vec<u64> = trace.blocks.iter().flat_map(|block| [block.start, block.end]).collect();
-    times.sort_unstable();
-    times.dedup();
-    let tick = |time: u64| times.partition_point(|&t| t < time) as u32;
-    let mut tree = Tree::new(times.len().max(1) as u32);
-    let mut offsets = vec![0; trace.blocks.len()];
-    let mut order: Vec<usize> = (0..trace.blocks.len()).collect();
-    let bytes = |block: usize| trace.blocks[block].bytes.next_multiple_of(options.align);
-    order.sort_by_key(|&i| (std::cmp::Reverse((trace.blocks[i].offset.is_some(), bytes(i))), i));
-    let mut peak = 0;
-    for i in order {
-        let block = &trace.blocks[i];
-        let (start, end) = (tick(block.start), tick(block.end));
-        let place = match block.offset {
-            Some(offset) => offset,
-            None => {
-                let alignment = block.alignment.max(options.align);
-                // Room to move up to the next multiple.
-                let room = bytes(i) + alignment - options.align.max(1);
-                tree.lowest(start, end, room).next_multiple_of(alignment)
-            }
-        };
-        tree.insert(start, end, place, place + bytes(i));
-        offsets[i] = place;
-        peak = peak.max(place + bytes(i));
-    }
-    progress("first fit", peak);
-    let lower_bound = lower_bound(trace, options.align);
-    Ok(Placement { offsets, peak, lower_bound, optimal: peak == lower_bound, method: "first fit".into() })
-}
-
-/// The most bytes that are alive at a time, each block rounded up to a multiple of `align`.
+/// The most bytes alive at once: no plan's peak is less. 0 for a trace that [`place`] refuses.
 pub fn lower_bound(trace: &Trace, align: u64) -> u64 {
-    let mut change: Vec<(u64, i128)> = vec![];
-    for block in &trace.blocks {
-        let bytes = i128::from(block.bytes.next_multiple_of(align));
-        change.extend([(block.start, bytes), (block.end, -bytes)]);
-        change.extend(block.gaps.iter().flat_map(|gap| [(gap.0, -bytes), (gap.1, bytes)]));
+    Problem::new(trace, align).map_or(0, |problem| problem.bound())
+}
+
+/// Finds a place for every block. `progress` hears what is being tried, and the least peak so far.
+///
+/// # Errors
+/// If a block's life, gaps, size, alignment or fixed offset are not right, or if blocks with fixed offsets collide.
+pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u64)) -> Result<Placement, Error> {
+    let mut problem = Problem::new(trace, options.align)?;
+    let lower_bound = problem.bound();
+    problem.fixed_apart(trace)?;
+    let (stacked, base) = problem.stack_whole();
+    let target = options.capacity.map_or(lower_bound, |capacity| capacity.max(lower_bound));
+    let mut planner = Planner {
+        fullest: order::fullest(&problem),
+        tree: Tree::new(problem.sections().max(1)),
+        problem: &problem,
+        base,
+        target,
+        bound: lower_bound,
+        at: vec![],
+        peak: u64::MAX,
+        method: String::new(),
+        proven: lower_bound,
+        progress,
+    };
+    planner.plan(options);
+    let mut offsets: Vec<u64> = trace.blocks.iter().map(|block| block.offset.unwrap_or(0)).collect();
+    for (block, at) in stacked {
+        offsets[block as usize] = at;
     }
-    change.sort_unstable();
-    let mut live = 0;
-    let peak = change.into_iter().map(|(_, bytes)| {
-        live += bytes;
-        live
-    });
-    peak.max().unwrap_or(0) as u64
+    for (item, &at) in problem.items.iter().zip(&planner.at) {
+        offsets[item.block as usize] = at;
+    }
+    let (peak, method) = (planner.peak, planner.method);
+    Ok(Placement { offsets, peak, lower_bound: planner.proven, optimal: peak == planner.proven, method })
+}
+
+struct Planner<'a> {
+    problem: &'a Problem,
+    fullest: Vec<u64>,
+    tree: Tree,
+    /// Nothing lies below.
+    base: u64,
+    /// A peak that is good enough.
+    target: u64,
+    /// The most bytes alive at once.
+    bound: u64,
+    /// The best plan, its peak, and what found it.
+    at: Vec<u64>,
+    peak: u64,
+    method: String,
+    /// It is proven that no plan's peak is less.
+    proven: u64,
+    progress: &'a mut dyn FnMut(&str, u64),
+}
+
+impl Planner<'_> {
+    fn plan(&mut self, options: &Options) {
+        let limits = options.effort.limits();
+        let n = self.problem.items.len() as u64;
+        if options.effort == Effort::Fast {
+            self.first_fit(&order::ONE, false);
+            return;
+        }
+        let mut placed = 0;
+        let mut found: Vec<(u64, usize)> = vec![];
+        for (i, order) in order::PLACING.iter().enumerate() {
+            found.push((self.first_fit(order, false), i));
+            placed += n;
+            if self.peak <= self.target || limits.placed < placed {
+                break;
+            }
+        }
+        found.sort_unstable();
+        if n as usize <= SNUG {
+            for &(_, i) in found.iter().take(4) {
+                if self.target < self.peak && placed < limits.placed {
+                    self.first_fit(&order::PLACING[i], true);
+                    placed += n;
+                }
+            }
+        }
+        if self.peak <= self.target {
+            return;
+        }
+        self.repair(limits.looked);
+        if self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE) {
+            self.search(limits.steps, options.threads);
+        }
+    }
+
+    /// Keeps a plan if it is better.
+    fn offer(&mut self, peak: u64, at: Vec<u64>, method: &str) {
+        if peak < self.peak {
+            (self.at, self.peak, self.method) = (at, peak, method.into());
+            (self.progress)(method, peak);
+        }
+    }
+
+    /// Each item in turn at the lowest address that is free over its life, or in the snuggest hole. Returns the peak; the most
+    /// there is for what cannot be better than the best plan so far.
+    fn first_fit(&mut self, order: &Order, snug: bool) -> u64 {
+        let method = format!("{} by {}", if snug { "best fit" } else { "first fit" }, order.name);
+        let order = order.sorted(self.problem, &self.fullest);
+        self.fit(&order, snug, &method)
+    }
+
+    fn fit(&mut self, order: &[u32], snug: bool, method: &str) -> u64 {
+        let problem = self.problem;
+        self.tree.clear();
+        let mut at = vec![0; problem.items.len()];
+        let mut peak = self.base;
+        let fixed = |&&i: &&u32| problem.items[i as usize].fixed != FREE;
+        for &i in order.iter().filter(fixed).chain(order.iter().filter(|i| !fixed(i))) {
+            let item = &problem.items[i as usize];
+            let place = if item.fixed == FREE { self.hole(i, snug) } else { item.fixed };
+            peak = peak.max(place + item.bytes);
+            if self.peak <= peak {
+                return u64::MAX;
+            }
+            for (start, end) in problem.spans(item).iter() {
+                self.tree.insert(start, end, place, place + item.bytes);
+            }
+            at[i as usize] = place;
+        }
+        self.offer(peak, at, method);
+        peak
+    }
+
+    /// Where an item fits.
+    fn hole(&mut self, i: u32, snug: bool) -> u64 {
+        let item = &self.problem.items[i as usize];
+        let spans = self.problem.spans(item);
+        if item.spans.0 == item.spans.1 && snug {
+            return self.tree.snuggest((item.start, item.end), item.bytes, item.align, self.base, self.bound);
+        }
+        let mut at = self.base;
+        loop {
+            let before = at;
+            for span in spans.iter() {
+                at = self.tree.lowest(span, item.bytes, item.align, at);
+            }
+            if at == before || item.spans.0 == item.spans.1 {
+                return at;
+            }
+        }
+    }
+
+    /// Repairs the best plan for lower and lower capacities.
+    fn repair(&mut self, limit: u64) {
+        if limit == 0 {
+            return;
+        }
+        let mut repair = Repair::new(self.problem, self.base);
+        let mut low = self.target;
+        let mut share = limit / 8;
+        while self.target < self.peak && repair.work < limit {
+            let capacity = low + (self.peak - low) / 2;
+            let before = repair.work;
+            if let Some(at) = repair.run(&self.at, capacity, share.min(limit - repair.work)) {
+                // Everything slides down as far as it can: what was moved left holes.
+                let mut order: Vec<u32> = (0..at.len() as u32).collect();
+                order.sort_by_key(|&i| at[i as usize]);
+                self.fit(&order, false, "repair");
+                if self.peak <= low {
+                    low = self.target;
+                }
+            } else {
+                if repair.work == before {
+                    return; // A block that cannot be moved lies too high.
+                }
+                low = capacity;
+                // Once the two are as close as to make no difference, the rest of the work goes into one more step down.
+                if self.peak - low <= 1 + self.bound / 2000 {
+                    low = self.target;
+                    share = (2 * share).min(limit);
+                }
+            }
+        }
+    }
+
+    /// Searches for a plan that is good enough, then for any better one.
+    fn search(&mut self, steps: u64, threads: usize) {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+        let Ok(pool) = pool else { return };
+        let search = Search::new(self.problem, &self.problem.items);
+        let mut low = self.target;
+        let mut left = steps;
+        while self.target < self.peak && 0 < left {
+            let share = if low == self.target { left / 2 } else { left / 4 };
+            let capacity = if low == self.target { low } else { low + (self.peak - low) / 2 };
+            (self.progress)("search", self.peak);
+            let (outcome, at, used) = {
+                let (problem, fullest, base) = (self.problem, &self.fullest, self.base);
+                pool.install(|| try_ranks(problem, fullest, &search, (base, capacity), share))
+            };
+            left = left.saturating_sub(used.max(1000));
+            match outcome {
+                Outcome::Found => {
+                    let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
+                    let peak = ends.max().unwrap_or(0).max(self.base);
+                    self.offer(peak, at, "search");
+                }
+                Outcome::None => {
+                    self.proven = self.proven.max(capacity + 1);
+                    low = capacity + 1;
+                    self.target = self.target.max(low);
+                }
+                Outcome::Spent => low = capacity + 1,
+            }
+            if self.peak <= low {
+                break;
+            }
+        }
+    }
+}
+
+/// Tries every rank with few steps, then with more and more.
+fn try_ranks(
+    problem: &Problem,
+    fullest: &[u64],
+    search: &Search,
+    (base, capacity): (u64, u64),
+    steps: u64,
+) -> (Outcome, Vec<u64>, u64) {
+    let mut used = 0;
+    let mut each = 2 * problem.items.len() as u64;
+    let mut round = 0;
+    while used < steps {
+        let tried: Vec<(Outcome, Vec<u64>, u64)> = order::ranks(problem, fullest, round)
+            .into_par_iter()
+            .map(|rank| {
+                let mut search = search.clone();
+                search.steps = each;
+                let outcome = search.run(rank, base, capacity);
+                (outcome, search.offsets().to_vec(), each - search.steps)
+            })
+            .collect();
+        used += tried.iter().map(|(_, _, used)| used).sum::<u64>();
+        if let Some((outcome, at, _)) = tried.into_iter().find(|(outcome, ..)| *outcome != Outcome::Spent) {
+            return (outcome, at, used);
+        }
+        round += 1;
+        each *= 2;
+    }
+    (Outcome::Spent, vec![], used)
 }

@@ -27,94 +27,97 @@ impl Ranges {
 
 pub(super) struct Tree {
     leaves: usize,
-    here: Vec<Ranges>,
-    below: Vec<Ranges>,
-    /// The nodes that make up the span at hand, and their ancestors: kept to spare allocations.
-    nodes: Vec<usize>,
-    ancestors: Vec<usize>,
-    /// For each set of the query at hand: the node, whether it is `here` or `below`, and how many ranges are passed.
-    sets: Vec<(usize, bool, usize)>,
+    /// For node `i` its `here` at `2 * i` and its `below` after it.
+    sets: Vec<Ranges>,
+    /// Positions in `sets` that the span at hand is about: kept to spare allocations.
+    query: Vec<usize>,
+    /// For each set of the query at hand, how many ranges are passed.
+    passed: Vec<usize>,
+    /// Ranges in use over the query at hand.
+    used: Vec<(u64, u64)>,
 }
 
 impl Tree {
     /// A tree over times `0..n`.
     pub(super) fn new(n: u32) -> Tree {
         let leaves = (n as usize).next_power_of_two();
-        let ranges = || vec![Ranges::default(); 2 * leaves];
-        Tree { leaves, here: ranges(), below: ranges(), nodes: vec![], ancestors: vec![], sets: vec![] }
+        let sets = vec![Ranges::default(); 4 * leaves];
+        Tree { leaves, sets, query: vec![], passed: vec![], used: vec![] }
     }
 
-    /// Finds the nodes that make up `start..end`, and their ancestors, each once.
-    fn find(&mut self, start: u32, end: u32) {
-        let (mut lo, mut hi) = (start as usize + self.leaves, end as usize + self.leaves);
-        self.nodes.clear();
-        self.ancestors.clear();
-        // The ancestors are those of the two ends: every other node's parent is above one of them.
-        let (mut left, mut right) = (lo / 2, (hi - 1) / 2);
+    /// Forgets all addresses.
+    pub(super) fn clear(&mut self) {
+        self.sets.iter_mut().for_each(|ranges| ranges.0.clear());
+    }
+
+    /// Calls `node` with the nodes that make up `start..end`, and `above` with their ancestors, each once.
+    fn visit(&self, start: u32, end: u32, mut node: impl FnMut(usize), mut above: impl FnMut(usize)) {
+        let (first, last) = (start as usize + self.leaves, end as usize + self.leaves);
+        let (mut lo, mut hi) = (first, last);
         while lo < hi {
             if lo & 1 == 1 {
-                self.nodes.push(lo);
+                node(lo);
                 lo += 1;
             }
             if hi & 1 == 1 {
                 hi -= 1;
-                self.nodes.push(hi);
+                node(hi);
             }
             lo /= 2;
             hi /= 2;
         }
-        while 0 < left {
-            self.ancestors.push(left);
-            if right != left {
-                self.ancestors.push(right);
+        // A node over an end of the span is an ancestor exactly if it reaches out of the span at that end.
+        for up in 1..=self.leaves.ilog2() {
+            let (left, right) = (first >> up, (last - 1) >> up);
+            let reaches = (left << up != first, ((right + 1) << up) != last);
+            if reaches.0 || reaches.1 && left == right {
+                above(left);
             }
-            left /= 2;
-            right /= 2;
+            if reaches.1 && left != right {
+                above(right);
+            }
         }
-        // A node of the span may lie above an end; it is no ancestor of the others, and neither is what lies below it.
-        let nodes = &self.nodes;
-        self.ancestors.retain(|&ancestor| {
-            let inside = |node: usize| {
-                let up = ancestor.ilog2().checked_sub(node.ilog2());
-                up.is_some_and(|up| ancestor >> up == node)
-            };
-            !nodes.iter().any(|&node| inside(node))
-        });
     }
 
     /// Marks addresses `lo..hi` as in use over `start..end`.
     pub(super) fn insert(&mut self, start: u32, end: u32, lo: u64, hi: u64) {
-        self.find(start, end);
-        for &node in &self.nodes {
-            self.here[node].insert(lo, hi);
-            self.below[node].insert(lo, hi);
+        let mut sets = std::mem::take(&mut self.query);
+        sets.clear();
+        self.visit(start, end, |node| sets.extend([2 * node, 2 * node + 1]), |_| ());
+        self.visit(start, end, |_| (), |node| sets.push(2 * node + 1));
+        for &set in &sets {
+            self.sets[set].insert(lo, hi);
         }
-        for &node in &self.ancestors {
-            self.below[node].insert(lo, hi);
-        }
+        self.query = sets;
     }
 
-    /// The lowest address from which `bytes` bytes are free over all of `start..end`.
-    pub(super) fn lowest(&mut self, start: u32, end: u32, bytes: u64) -> u64 {
+    /// Finds the sets whose ranges are in use at some time of `start..end`.
+    fn find(&mut self, start: u32, end: u32) {
+        let mut query = std::mem::take(&mut self.query);
+        query.clear();
+        self.visit(start, end, |node| query.push(2 * node + 1), |_| ());
+        self.visit(start, end, |_| (), |node| query.push(2 * node));
+        query.retain(|&set| !self.sets[set].0.is_empty());
+        self.query = query;
+    }
+
+    /// The lowest multiple of `align` from `from` on at which `bytes` bytes are free over all of `start..end`.
+    pub(super) fn lowest(&mut self, (start, end): (u32, u32), bytes: u64, align: u64, from: u64) -> u64 {
         self.find(start, end);
-        let below = self.nodes.iter().map(|&node| (node, false, 0));
-        let here = self.ancestors.iter().map(|&node| (node, true, 0));
-        self.sets.clear();
-        self.sets.extend(below.chain(here));
-        let ranges = |node: usize, is_here: bool| if is_here { &self.here[node].0 } else { &self.below[node].0 };
-        self.sets.retain(|&(node, is_here, _)| !ranges(node, is_here).is_empty());
+        self.passed.clear();
+        self.passed.resize(self.query.len(), 0);
         // Climb: while some set has a range in the way, go past the highest such range.
-        let mut at = 0;
+        let mut at = from.next_multiple_of(align);
         loop {
             let mut next = at;
-            for (node, is_here, passed) in &mut self.sets {
-                let set = ranges(*node, *is_here);
-                *passed += set[*passed..].partition_point(|range| range.1 <= next);
+            for (&set, passed) in self.query.iter().zip(&mut self.passed) {
+                let ranges = &self.sets[set].0;
+                *passed += ranges[*passed..].partition_point(|range| range.1 <= next);
                 // Ranges of one set do not touch, yet the gap between two may be too small.
-                while let Some(&(lo, hi)) = set.get(*passed)
+                while let Some(&(lo, hi)) = ranges.get(*passed)
                     && lo < next + bytes
                 {
-                    next = next.max(hi);
+                    next = next.max(hi).next_multiple_of(align);
                     *passed += 1;
                 }
             }
@@ -123,6 +126,27 @@ impl Tree {
             }
             at = next;
         }
+    }
+
+    /// The same in the smallest hole that is large enough; what is free below `top` counts as one. If there is none, above
+    /// all that is in use.
+    pub(super) fn snuggest(&mut self, (start, end): (u32, u32), bytes: u64, align: u64, from: u64, top: u64) -> u64 {
+        self.find(start, end);
+        self.used.clear();
+        for &set in &self.query {
+            self.used.extend_from_slice(&self.sets[set].0);
+        }
+        self.used.sort_unstable();
+        let mut best: Option<(u64, u64)> = None;
+        let mut free = from;
+        for &(lo, hi) in self.used.iter().chain([&(top, top)]) {
+            let at = free.next_multiple_of(align);
+            if at + bytes <= lo && best.is_none_or(|(hole, _)| lo - free < hole) {
+                best = Some((lo - free, at));
+            }
+            free = free.max(hi);
+        }
+        best.map_or(free.next_multiple_of(align), |(_, at)| at)
     }
 }
 
@@ -141,7 +165,7 @@ mod tests {
                 let end = start + span;
                 let free = |at: u64| placed.iter().all(|&(s, e, lo, hi)| end <= s || e <= start || at + bytes <= lo || hi <= at);
                 let expected = (0..).find(|&at| free(at)).unwrap();
-                let at = tree.lowest(start, end, bytes);
+                let at = tree.lowest((start, end), bytes, 1, 0);
                 prop_assert_eq!(at, expected);
                 tree.insert(start, end, at, at + bytes);
                 placed.push((start, end, at, at + bytes));

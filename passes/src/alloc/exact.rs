@@ -1,0 +1,419 @@
+//! Whether blocks fit a capacity, by search: the method of MiniMalloc (Moffitt, ASPLOS 2023), with more inference.
+//!
+//! If there is a plan at all, there is one in which no block can slide down. Such a plan is found by placing blocks in the order
+//! of their offsets, each directly on the highest block placed under it; ties go by rank. So the search places, at each step, one of
+//! the blocks that may come next in that order, and gives up a branch when
+//!
+//! * a section has no room for what still has to be placed in it: blocks come in the order of their lowest possible
+//!   offsets, and every set of blocks that cannot start below some offset has to fit above it;
+//! * a block could still slide into what the next one leaves empty (dominance).
+//!
+//! Where no block that is yet to be placed lives across a time, what is before and after are searched by themselves, so that
+//! one does not try again what the other cannot have. A search is limited by count and is repeated with other ranks: blocks
+//! that go well first are different from one problem to the next.
+
+use super::problem::{Item, Problem};
+use std::ops::Range;
+
+/// What a search came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// There is a plan: see [`Search::offsets`].
+    Found,
+    /// There is none.
+    None,
+    /// The steps did not suffice to tell.
+    Spent,
+}
+
+/// Not placed.
+const OPEN: u64 = u64::MAX;
+
+/// Blocks, which of them meet, and the state of a search.
+#[derive(Clone)]
+pub(super) struct Search {
+    bytes: Vec<u64>,
+    align: Vec<u64>,
+    /// Those that meet a block.
+    meets: Lists,
+    /// Sections of a block, and blocks of a section.
+    sections: Lists,
+    members: Lists,
+    /// A block's place in the order that settles ties.
+    rank: Vec<u32>,
+    capacity: u64,
+    /// Where a block is, or [`OPEN`].
+    at: Vec<u64>,
+    /// The top of the highest block placed under an open one: it would lie there if it came next.
+    low: Vec<u64>,
+    /// The least offset that an open block can still have: more than `low` once its turn at `low` has passed.
+    lift: Vec<u64>,
+    /// Which open block that is to come under it was last found to allow that offset.
+    support: Vec<u32>,
+    /// The least of these, of a section; and its open bytes.
+    floor: Vec<u64>,
+    open: Vec<u64>,
+    /// Open blocks that live in a section and the one after.
+    across: Vec<u32>,
+    /// Blocks that are placed, and what else to undo.
+    placed: Vec<u32>,
+    trail: Vec<Undo>,
+    /// Open blocks of the parts that are being searched, one after the other.
+    lists: Vec<u32>,
+    candidates: Vec<(u64, u32, u32)>,
+    dirty: Vec<u32>,
+    is_dirty: Vec<bool>,
+    sorted: Vec<(u64, u64)>,
+    /// How many steps are left.
+    pub(super) steps: u64,
+}
+
+#[derive(Clone)]
+enum Undo {
+    Low(u32, u64),
+    Lift(u32, u64),
+    Floor(u32, u64),
+}
+
+/// Lists of numbers, end to end.
+#[derive(Clone)]
+struct Lists {
+    start: Vec<u32>,
+    all: Vec<u32>,
+}
+
+impl Lists {
+    fn new(lists: impl Iterator<Item = Vec<u32>>) -> Lists {
+        let mut made = Lists { start: vec![0], all: vec![] };
+        for list in lists {
+            made.all.extend(list);
+            made.start.push(made.all.len() as u32);
+        }
+        made
+    }
+    fn range(&self, i: u32) -> Range<usize> {
+        self.start[i as usize] as usize..self.start[i as usize + 1] as usize
+    }
+}
+
+impl Search {
+    /// A search over some items of a problem.
+    pub(super) fn new(problem: &Problem, items: &[Item]) -> Search {
+        let n = items.len() as u32;
+        let first = items.iter().map(|item| item.start).min().unwrap_or(0);
+        let end = items.iter().map(|item| item.end).max().unwrap_or(0);
+        let sections = (end - first) as usize;
+        let of_item = |i: u32| {
+            problem.spans(&items[i as usize]).iter().flat_map(|(s, e)| s - first..e - first).collect::<Vec<u32>>()
+        };
+        let mut members = vec![vec![]; sections];
+        for i in 0..n {
+            of_item(i).into_iter().for_each(|s| members[s as usize].push(i));
+        }
+        let meets = |i: u32| {
+            let meet = |j: &u32| *j != i && problem.meet(&items[i as usize], &items[*j as usize]);
+            (0..n).filter(meet).collect::<Vec<u32>>()
+        };
+        Search {
+            bytes: items.iter().map(|item| item.bytes).collect(),
+            align: items.iter().map(|item| item.align).collect(),
+            meets: Lists::new((0..n).map(meets)),
+            sections: Lists::new((0..n).map(of_item)),
+            members: Lists::new(members.into_iter()),
+            rank: vec![0; n as usize],
+            capacity: 0,
+            at: vec![OPEN; n as usize],
+            low: vec![0; n as usize],
+            lift: vec![0; n as usize],
+            support: vec![0; n as usize],
+            floor: vec![0; sections],
+            open: vec![0; sections],
+            across: vec![0; sections],
+            placed: vec![],
+            trail: vec![],
+            lists: vec![],
+            candidates: vec![],
+            dirty: vec![],
+            is_dirty: vec![false; sections],
+            sorted: vec![],
+            steps: 0,
+        }
+    }
+
+    /// Offsets of the plan that was found.
+    pub(super) fn offsets(&self) -> &[u64] {
+        &self.at
+    }
+
+    /// Searches for a plan between `base` and `capacity`; of blocks that could come next, those of a lower rank come first.
+    pub(super) fn run(&mut self, rank: Vec<u32>, base: u64, capacity: u64) -> Outcome {
+        let n = self.bytes.len() as u32;
+        self.rank = rank;
+        self.capacity = capacity;
+        self.at.fill(OPEN);
+        // Itself: none.
+        self.support = (0..n).collect();
+        for (low, align) in self.low.iter_mut().zip(&self.align) {
+            *low = base.next_multiple_of(*align);
+        }
+        self.lift.copy_from_slice(&self.low);
+        self.floor.fill(base);
+        self.open.fill(0);
+        self.across.fill(0);
+        for i in 0..n {
+            let mut last = None;
+            for &s in &self.sections.all[self.sections.range(i)] {
+                self.open[s as usize] += self.bytes[i as usize];
+                // A gap joins its two sides all the same: the block has one offset.
+                for between in last.unwrap_or(s)..s {
+                    self.across[between as usize] += 1;
+                }
+                last = Some(s);
+            }
+        }
+        if self.open.iter().any(|&open| capacity < base.saturating_add(open)) {
+            return Outcome::None;
+        }
+        self.placed.clear();
+        self.trail.clear();
+        self.lists.clear();
+        self.candidates.clear();
+        self.lists.extend(0..n);
+        let sections = 0..self.floor.len() as u32;
+        self.parts(0..n as usize, sections, (base, 0))
+    }
+
+    /// Places open blocks of a part: those of `lists[part]`, which live in `sections`, each at `next` or after it.
+    fn search(&mut self, part: Range<usize>, sections: Range<u32>, next: (u64, u32)) -> Outcome {
+        if !self.lift(part.clone(), next) {
+            return Outcome::None;
+        }
+        // No block may lie where another could still slide under it.
+        let heights = self.lists[part.clone()].iter().map(|&i| self.low[i as usize] + self.bytes[i as usize]);
+        let height = heights.min().unwrap_or(0);
+        // And what a section still has to take has to fit above it: whatever comes next, the rest is not lower.
+        let open = self.open[sections.start as usize..sections.end as usize].iter().max();
+        let height = height.min((self.capacity - open.copied().unwrap_or(0)).saturating_add(1));
+        let first = self.candidates.len();
+        for &i in &self.lists[part.clone()] {
+            let key = (self.low[i as usize], self.rank[i as usize]);
+            if next <= key && key.0 < height {
+                self.candidates.push((key.0, key.1, i));
+            }
+        }
+        let last = self.candidates.len();
+        self.candidates[first..].sort_unstable();
+        let mut outcome = Outcome::None;
+        for k in first..last {
+            let (low, rank, block) = self.candidates[k];
+            if self.steps == 0 {
+                outcome = Outcome::Spent;
+                break;
+            }
+            self.steps -= 1;
+            let mark = (self.placed.len(), self.trail.len());
+            if self.put(block, low, sections.clone()) {
+                let rest = self.lists.len();
+                for j in part.clone() {
+                    let other = self.lists[j];
+                    if other != block {
+                        self.lists.push(other);
+                    }
+                }
+                outcome = self.parts(rest..self.lists.len(), sections.clone(), (low, rank));
+                self.lists.truncate(rest);
+            }
+            if outcome != Outcome::None {
+                break;
+            }
+            self.undo(mark);
+        }
+        self.candidates.truncate(first);
+        outcome
+    }
+
+    /// Searches each of the parts that nothing joins any more.
+    fn parts(&mut self, part: Range<usize>, sections: Range<u32>, next: (u64, u32)) -> Outcome {
+        if part.is_empty() {
+            return Outcome::Found;
+        }
+        let mut start = sections.start;
+        let mut begun = self.lists.len();
+        let mut outcome = Outcome::Found;
+        for s in sections.clone() {
+            if self.across[s as usize] != 0 && s + 1 < sections.end {
+                continue;
+            }
+            if self.open[s as usize] == 0 && start == s {
+                start = s + 1;
+                continue;
+            }
+            if start == sections.start && s + 1 == sections.end {
+                return self.search(part, sections, next);
+            }
+            for j in part.clone() {
+                let i = self.lists[j];
+                let first = self.sections.all[self.sections.start[i as usize] as usize];
+                if start <= first && first <= s {
+                    self.lists.push(i);
+                }
+            }
+            let own = begun..self.lists.len();
+            if !own.is_empty() {
+                outcome = self.search(own, start..s + 1, next);
+            }
+            self.lists.truncate(begun);
+            begun = self.lists.len();
+            start = s + 1;
+            if outcome != Outcome::Found {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// Places a block. False if what is left then has no room.
+    fn put(&mut self, block: u32, low: u64, part: Range<u32>) -> bool {
+        let bytes = self.bytes[block as usize];
+        let top = low + bytes;
+        self.at[block as usize] = low;
+        self.placed.push(block);
+        let sections = self.sections.range(block);
+        let mut last = None;
+        for k in sections.clone() {
+            let s = self.sections.all[k];
+            self.open[s as usize] -= bytes;
+            for between in last.unwrap_or(s)..s {
+                self.across[between as usize] -= 1;
+            }
+            last = Some(s);
+            self.is_dirty[s as usize] = true;
+            self.dirty.push(s);
+        }
+        for k in self.meets.range(block) {
+            let other = self.meets.all[k];
+            let was = self.low[other as usize];
+            if self.at[other as usize] == OPEN && was < top {
+                self.trail.push(Undo::Low(other, was));
+                self.low[other as usize] = top.next_multiple_of(self.align[other as usize]);
+                self.raise(other, self.low[other as usize]);
+            }
+        }
+        let mut fits = true;
+        for s in part {
+            if self.capacity < self.floor[s as usize].max(low) + self.open[s as usize] && 0 < self.open[s as usize] {
+                fits = false;
+                break;
+            }
+        }
+        self.settle(low, fits)
+    }
+
+    /// Raises the least offset of an open block.
+    fn raise(&mut self, i: u32, lift: u64) {
+        let was = self.lift[i as usize];
+        if lift <= was {
+            return;
+        }
+        self.trail.push(Undo::Lift(i, was));
+        self.lift[i as usize] = lift;
+        for k in self.sections.range(i) {
+            let s = self.sections.all[k];
+            if was <= self.floor[s as usize] && !self.is_dirty[s as usize] {
+                self.is_dirty[s as usize] = true;
+                self.dirty.push(s);
+            }
+        }
+    }
+
+    /// Looks at the sections in which something was raised; false if one has no room.
+    fn settle(&mut self, least: u64, mut fits: bool) -> bool {
+        for k in 0..self.dirty.len() {
+            let s = self.dirty[k];
+            self.is_dirty[s as usize] = false;
+            if fits && 0 < self.open[s as usize] {
+                fits = self.has_room(s, least);
+            }
+        }
+        self.dirty.clear();
+        fits
+    }
+
+    /// A block whose turn has passed has to wait until another one is under it, and so lies on top of one that is open.
+    fn lift(&mut self, part: Range<usize>, next: (u64, u32)) -> bool {
+        for j in part {
+            let i = self.lists[j];
+            if next <= (self.low[i as usize], self.rank[i as usize]) {
+                continue;
+            }
+            let top = |other: u32| self.lift[other as usize].max(next.0) + self.bytes[other as usize];
+            let support = self.support[i as usize];
+            if support != i && self.at[support as usize] == OPEN && top(support) <= self.lift[i as usize] {
+                continue;
+            }
+            let mut least = u64::MAX;
+            for &other in &self.meets.all[self.meets.range(i)] {
+                if self.at[other as usize] == OPEN && top(other) < least {
+                    least = top(other);
+                    self.support[i as usize] = other;
+                }
+            }
+            if self.capacity - self.bytes[i as usize] < least {
+                return self.settle(next.0, false);
+            }
+            self.raise(i, least.next_multiple_of(self.align[i as usize]));
+        }
+        self.settle(next.0, true)
+    }
+
+    /// Whether the open blocks of a section have room, none of them below `least`.
+    fn has_room(&mut self, section: u32, least: u64) -> bool {
+        let open = |i: &&u32| self.at[**i as usize] == OPEN;
+        let members = &self.members.all[self.members.range(section)];
+        let (mut floor, mut top) = (u64::MAX, 0);
+        for &i in members.iter().filter(open) {
+            floor = floor.min(self.lift[i as usize].max(least));
+            top = top.max(self.lift[i as usize].max(least));
+        }
+        let (was, bytes) = (self.floor[section as usize], self.open[section as usize]);
+        if was < floor {
+            self.trail.push(Undo::Floor(section, was));
+            self.floor[section as usize] = floor;
+        }
+        // Most often all would fit above the highest, or not even above the lowest: that is quick to see.
+        if top + bytes <= self.capacity || self.capacity < floor + bytes {
+            return top + bytes <= self.capacity;
+        }
+        self.sorted.clear();
+        let lows = members.iter().filter(open).map(|&i| (self.lift[i as usize].max(least), self.bytes[i as usize]));
+        self.sorted.extend(lows);
+        self.sorted.sort_unstable();
+        let mut above = 0;
+        self.sorted.iter().rev().all(|&(low, bytes)| {
+            above += bytes;
+            low + above <= self.capacity
+        })
+    }
+
+    /// Takes away again what was placed, and found out, since a mark.
+    fn undo(&mut self, (placed, trail): (usize, usize)) {
+        for change in self.trail.drain(trail..).rev() {
+            match change {
+                Undo::Low(i, low) => self.low[i as usize] = low,
+                Undo::Lift(i, lift) => self.lift[i as usize] = lift,
+                Undo::Floor(s, floor) => self.floor[s as usize] = floor,
+            }
+        }
+        for block in self.placed.drain(placed..) {
+            self.at[block as usize] = OPEN;
+            let mut last = None;
+            for &s in &self.sections.all[self.sections.range(block)] {
+                self.open[s as usize] += self.bytes[block as usize];
+                for between in last.unwrap_or(s)..s {
+                    self.across[between as usize] += 1;
+                }
+                last = Some(s);
+            }
+        }
+    }
+}
