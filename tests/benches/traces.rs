@@ -1,0 +1,134 @@
+//! Allocators on traces of training steps, as tables in Markdown: `cargo bench -p tests --bench traces [-- figure8 | figure9 |
+//! figure10 | table2]`.
+//!
+//! The efficiency of each: the most bytes alive over the bytes that it holds (STAlloc, section 2.2, Eq 1). The traces are
+//! generated (`tests::megatron`), the figures' and tables' numbers are the paper's. `caching` and `expandable` are PyTorch's
+//! allocators as simulators; `stalloc` is the paper's planner; `lighterage` is ours at normal effort. The sizes of dynamic
+//! requests are known to all of them here.
+
+use passes::alloc::caching::{self, Segments};
+use passes::alloc::trace::Trace;
+use passes::alloc::{Effort, Options, lower_bound, place};
+use passes::alloc::{check, stalloc};
+use std::io::Write;
+use std::time::Instant;
+use tests::megatron::Setup;
+
+/// Of sizes and addresses, as PyTorch asks for memory.
+const ALIGN: u64 = 512;
+
+fn say(text: &str) {
+    writeln!(std::io::stdout(), "{text}").expect("stdout should be open");
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let only = |name: &str| args.is_empty() || args.iter().any(|arg| arg == name);
+    if only("figure8") {
+        say("\nFigure 8: recomputation (R), virtual pipeline (V), ZeRO (Z), offloading (O)\n");
+        table(
+            &[("GPT-2", Setup::gpt2()), ("Llama2-7B", Setup::llama2()), ("Qwen1.5-MoE", Setup::qwen_moe())]
+                .map(|(name, setup)| {
+                    ["", "R", "V", "VR", "ZR", "ZOR"]
+                        .map(|letters| (format!("{name} {letters}"), with(&setup, letters)))
+                })
+                .concat(),
+        );
+    }
+    if only("figure9") {
+        say("\nFigure 9: stages of the pipeline, with recomputation or a virtual pipeline\n");
+        let scaled = |stages: usize| Setup { stages, layers: 8 * stages, micro_batches: 4 * stages, ..Setup::llama2() };
+        let rows = [2, 4, 8].map(|stages| {
+            ["R", "V"].map(|letters| (format!("{stages} stages {letters}"), with(&scaled(stages), letters)))
+        });
+        table(&rows.concat());
+    }
+    if only("figure10") {
+        say("\nFigure 10: Llama2-7B with recomputation, sequences of a micro-batch\n");
+        let rows =
+            [1, 2, 4, 8, 16, 32, 64].map(|batch| (format!("{batch}"), with(&Setup { batch, ..Setup::llama2() }, "R")));
+        table(&rows);
+    }
+    if only("table2") {
+        say("\nTable 2: time of planning. The paper's requests and seconds are those of its own traces.\n");
+        say("| model | requests | stalloc s | lighterage fast s | lighterage normal s | the paper's requests | s |");
+        say("|---|---|---|---|---|---|---|");
+        for (name, setup, requests, seconds) in [
+            ("GPT-2 N", with(&Setup { micro_batches: 32, ..Setup::gpt2() }, ""), 12_785, 24.4),
+            ("GPT-2 R", with(&Setup { micro_batches: 32, ..Setup::gpt2() }, "R"), 16_569, 21.9),
+            ("Llama2 N", with(&Setup { micro_batches: 128, ..Setup::llama2() }, ""), 66_529, 105.0),
+            ("Llama2 R", with(&Setup { micro_batches: 128, ..Setup::llama2() }, "R"), 86_721, 136.0),
+            ("MoE N", with(&Setup { micro_batches: 48, ..Setup::qwen_moe() }, ""), 196_759, 374.0),
+            ("MoE R", with(&Setup { micro_batches: 48, ..Setup::qwen_moe() }, "R"), 281_669, 145.0),
+        ] {
+            let trace = setup.trace();
+            let [theirs, fast, normal] = [
+                timed(|| drop(theirs_of(&trace))),
+                timed(|| drop(ours(&trace, Effort::Fast))),
+                timed(|| drop(ours(&trace, Effort::Normal))),
+            ];
+            let n = trace.blocks.len();
+            say(&format!("| {name} | {n} | {theirs:.2} | {fast:.2} | {normal:.2} | {requests} | {seconds} |"));
+        }
+    }
+}
+
+/// A setup with the optimizations that letters stand for.
+fn with(setup: &Setup, letters: &str) -> Setup {
+    let has = |letter| letters.contains(letter);
+    Setup {
+        recompute: has('R'),
+        virtual_stages: if has('V') { 2 } else { 1 },
+        zero: if has('Z') { 2 } else { 1 },
+        offload: has('O'),
+        ..setup.clone()
+    }
+}
+
+fn timed(what: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    what();
+    start.elapsed().as_secs_f64()
+}
+
+/// Bytes that our plan holds.
+fn ours(trace: &Trace, effort: Effort) -> u64 {
+    let options = Options { effort, align: ALIGN, ..Options::default() };
+    let placement = place(trace, &options, &mut |_, _| ()).expect("a generated trace should have a plan");
+    checked(trace, &placement.offsets)
+}
+
+/// Addresses of the paper's planner.
+fn theirs_of(trace: &Trace) -> Vec<u64> {
+    stalloc::place(trace, ALIGN).expect("a generated trace should have a plan").offsets
+}
+
+/// The peak of a plan that is proved to be one.
+fn checked(trace: &Trace, offsets: &[u64]) -> u64 {
+    check::check(trace, offsets, ALIGN, None).unwrap_or_else(|faults| panic!("{} faults", faults.len()))
+}
+
+fn table(rows: &[(String, Setup)]) {
+    say("| trace | requests | live GiB | caching | expandable | stalloc | lighterage | s | stalloc s |");
+    say("|---|---|---|---|---|---|---|---|---|");
+    for (name, setup) in rows {
+        let trace = setup.trace();
+        let live = lower_bound(&trace, ALIGN);
+        let [fixed, expandable] =
+            [Segments::Fixed, Segments::Expandable].map(|rule| caching::simulate(&trace, rule).reserved_bytes);
+        let mut theirs = 0;
+        let their_seconds = timed(|| theirs = checked(&trace, &theirs_of(&trace)));
+        let mut mine = 0;
+        let seconds = timed(|| mine = ours(&trace, Effort::Normal));
+        let share = |held: u64| format!("{:.1} %", 100.0 * live as f64 / held as f64);
+        say(&format!(
+            "| {name} | {} | {:.1} | {} | {} | {} | {} | {seconds:.2} | {their_seconds:.2} |",
+            trace.blocks.len(),
+            live as f64 / (1u64 << 30) as f64,
+            share(fixed),
+            share(expandable),
+            share(theirs),
+            share(mine),
+        ));
+    }
+}
