@@ -64,8 +64,8 @@ fn main() {
             let trace = setup.trace();
             let [theirs, fast, normal] = [
                 timed(|| drop(theirs_of(&trace))),
-                timed(|| drop(ours(&trace, Effort::Fast))),
-                timed(|| drop(ours(&trace, Effort::Normal))),
+                timed(|| _ = ours(&trace, Effort::Fast)),
+                timed(|| _ = ours(&trace, Effort::Normal)),
             ];
             let n = trace.blocks.len();
             say(&format!("| {name} | {n} | {theirs:.2} | {fast:.2} | {normal:.2} | {requests} | {seconds} |"));

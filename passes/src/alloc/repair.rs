@@ -158,7 +158,7 @@ impl<'a> Repair<'a> {
                 ties = 1;
             } else if best.is_some_and(|(least, _)| cost == least) {
                 ties += 1;
-                if next(random) % ties == 0 {
+                if next(random).is_multiple_of(ties) {
                     best = Some((cost, at));
                 }
             }
