@@ -3,6 +3,7 @@
 use crate::args::{
     AddressPlanner, AllocArgs, AllocCheckArgs, AllocCommand, AllocConvertArgs, AllocPlanArgs, AllocStatsArgs, TraceArgs,
 };
+use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
 use crate::model::read_text;
 use crate::size::{bytes, short};
@@ -14,7 +15,6 @@ use passes::alloc::trace::Trace;
 use passes::alloc::{Options, Placement, place, serve, stalloc};
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
-use std::path::Path;
 use std::time::{Duration, Instant};
 use trace::{Pool, events, table};
 
@@ -35,10 +35,6 @@ fn read(args: &TraceArgs) -> Result<Vec<Pool>, Failure> {
     pools
 }
 
-fn write(path: &Path, content: &str) -> Result<(), Failure> {
-    std::fs::write(path, content).map_err(|e| Failure::System(format!("{}: {e}", path.display())))
-}
-
 /// By how much `peak` is above the lower bound: 0.01 is 1 %.
 fn gap(peak: u64, lower_bound: u64) -> f64 {
     if peak <= lower_bound { 0.0 } else { peak as f64 / lower_bound.max(1) as f64 - 1.0 }
@@ -52,6 +48,9 @@ struct Planned<'a> {
 }
 
 fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
+    for (option, path) in [("--output", &args.output), ("--serve", &args.serve), ("--svg", &args.svg)] {
+        path.iter().try_for_each(|path| check_writable(option, path))?;
+    }
     let pools = read(&args.trace)?;
     let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()), usize::from);
     let options = Options { effort: args.effort, capacity: args.capacity, align: args.align, threads };
@@ -99,7 +98,10 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
     }
     let offsets = || planned.iter().map(|planned| &planned.placement.offsets[..]);
     if let Some(path) = &args.output {
-        write(path, &table::write_plan(&pools, &offsets().map(<[u64]>::to_vec).collect::<Vec<_>>()))?;
+        save_atomically(
+            path,
+            &[table::write_plan(&pools, &offsets().map(<[u64]>::to_vec).collect::<Vec<_>>()).as_bytes()],
+        )?;
     }
     if let Some(path) = &args.serve {
         let [pool] = &pools[..] else {
@@ -107,10 +109,15 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
         };
         // Addresses of the step alone: it follows itself.
         let fixed = |step: &Trace| place(step, &options, &mut |_, _| ()).map(|placement| placement.offsets);
-        write(path, &serve::plan(&pool.trace, args.align, fixed).map_err(|error| Failure::Input(error.to_string()))?)?;
+        save_atomically(
+            path,
+            &[serve::plan(&pool.trace, args.align, fixed)
+                .map_err(|error| Failure::Input(error.to_string()))?
+                .as_bytes()],
+        )?;
     }
     if let Some(path) = &args.svg {
-        write(path, &picture::draw(&pools, &offsets().collect::<Vec<_>>()))?;
+        save_atomically(path, &[picture::draw(&pools, &offsets().collect::<Vec<_>>()).as_bytes()])?;
     }
     Ok(())
 }
@@ -264,7 +271,7 @@ fn describe(args: &AllocStatsArgs) -> Result<(), Failure> {
 fn convert(args: &AllocConvertArgs) -> Result<(), Failure> {
     let text = events::write(&read(&args.trace)?);
     match &args.output {
-        Some(path) => write(path, &text),
+        Some(path) => save_atomically(path, &[text.as_bytes()]),
         None => {
             out::text(&text);
             Ok(())

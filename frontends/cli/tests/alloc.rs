@@ -46,6 +46,34 @@ fn a_trace_is_planned_checked_and_drawn() {
     assert_eq!(again[0]["peak_bytes"], json[0]["peak_bytes"]);
 }
 
+/// STAlloc's planner makes plans that pass the same check, and says which blocks it does not know.
+#[test]
+fn planners_can_be_compared() {
+    let folder = Folder::new("alloc-planners");
+    let trace = folder.write("a.trace", training());
+    let plan = folder.file("plan.csv");
+    let json = run(&format!("alloc plan {trace} --planner stalloc --json -o {plan}")).expect(0).json();
+    assert_eq!(json[0]["pools"][0]["method"], "stalloc");
+    run(&format!("alloc check {trace} {plan} --align 512")).expect(0);
+    run(&format!("alloc plan {plan} --planner stalloc")).expect(2).says(&["address is given"]);
+}
+
+/// A recorded run of equal steps becomes a plan of one step.
+#[test]
+fn a_step_is_found_for_the_run_time_allocator() {
+    let folder = Folder::new("alloc-serve");
+    let steps =
+        (0..8).map(|i| format!("alloc a{i} 65536\nalloc b{i} 1000\nfree b{i}\nfree a{i}\n")).collect::<String>();
+    let trace = folder.write("run.trace", format!("lighterage-trace 1\nalloc w 4096\n{steps}"));
+    let plan = folder.file("run.plan");
+    run(&format!("alloc plan {trace} --serve {plan}")).expect(0);
+    let text = std::fs::read_to_string(plan).unwrap();
+    // The weight comes once; then the step's two requests.
+    assert!(text.contains("\nrequests 3 1\n"), "{text}");
+    let two = folder.write("two.trace", "lighterage-trace 1\npool a\nalloc x 64\npool b\nalloc y 64\n");
+    run(&format!("alloc plan {two} --serve {}", folder.file("no.plan"))).expect(2).says(&["2 pools"]);
+}
+
 #[test]
 fn a_false_plan_is_refused() {
     let folder = Folder::new("alloc-check");

@@ -16,10 +16,10 @@ pub use super::problem::Error;
 pub enum Effort {
     /// One pass of first fit.
     Fast,
-    /// About a second for some hundred blocks, three for twenty thousand.
+    /// Every order, then some repair and search: a second or a few.
     #[default]
     Normal,
-    /// As long as it pays, up to about half a minute.
+    /// Far more repair and search.
     Max,
 }
 

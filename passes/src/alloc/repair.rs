@@ -163,44 +163,49 @@ impl<'a> Repair<'a> {
                 }
             }
         };
-        // On top of one, or at the bottom: `at` rises, and so do the items that begin below its end and those that end before it.
-        let (mut begun, mut over) = ((0, 0u128), 0u128);
-        let mut ended = 0;
+        // On top of one, or at the bottom.
+        let mut in_way = InWay::default();
         for k in 0..=ends.len() {
             let at = if k == 0 { self.base } else { ends[k - 1].0 }.next_multiple_of(item.align);
             if capacity < at + item.bytes {
                 break;
             }
-            while ended < ends.len() && ends[ended].0 <= at {
-                over += u128::from(ends[ended].1);
-                ended += 1;
-            }
-            while begun.0 < self.near.len() && self.near[begun.0].0 < at + item.bytes {
-                begun.1 += u128::from(self.cost(self.near[begun.0].2));
-                begun.0 += 1;
-            }
-            consider(begun.1 - over, at, &mut self.random);
+            consider(in_way.cost(self, &ends, at, item.bytes), at, &mut self.random);
         }
         // Directly under one, or at the top.
-        let (mut begun, mut over) = ((0, 0u128), 0u128);
-        let mut ended = 0;
+        let mut in_way = InWay::default();
         for k in 0..=self.near.len() {
             let hi = self.near.get(k).map_or(capacity, |&(lo, _, _)| lo);
             let Some(at) = hi.checked_sub(item.bytes).map(|at| at & !(item.align - 1)) else { continue };
             if at < self.base {
                 continue;
             }
-            while ended < ends.len() && ends[ended].0 <= at {
-                over += u128::from(ends[ended].1);
-                ended += 1;
-            }
-            while begun.0 < self.near.len() && self.near[begun.0].0 < at + item.bytes {
-                begun.1 += u128::from(self.cost(self.near[begun.0].2));
-                begun.0 += 1;
-            }
-            consider(begun.1 - over, at, &mut self.random);
+            consider(in_way.cost(self, &ends, at, item.bytes), at, &mut self.random);
         }
         self.ends = ends;
         best.filter(|&(cost, _)| cost < 1 << 60).map(|(_, at)| at)
+    }
+}
+
+/// What costs the items that are in the way at addresses that rise: how many begin below a place's end and how many end before
+/// it, and what these cost.
+#[derive(Default)]
+struct InWay {
+    begun: (usize, u128),
+    ended: (usize, u128),
+}
+
+impl InWay {
+    /// What is in the way of `bytes` bytes at `at`, which is not below the last one.
+    fn cost(&mut self, repair: &Repair<'_>, ends: &[(u64, u64)], at: u64, bytes: u64) -> u128 {
+        while self.ended.0 < ends.len() && ends[self.ended.0].0 <= at {
+            self.ended.1 += u128::from(ends[self.ended.0].1);
+            self.ended.0 += 1;
+        }
+        while self.begun.0 < repair.near.len() && repair.near[self.begun.0].0 < at + bytes {
+            self.begun.1 += u128::from(repair.cost(repair.near[self.begun.0].2));
+            self.begun.0 += 1;
+        }
+        self.begun.1 - self.ended.1
     }
 }

@@ -267,6 +267,7 @@ impl Layer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::alloc::check::check;
     use crate::alloc::trace::{Block, Origin};
     use proptest::prelude::*;
 
@@ -280,17 +281,6 @@ mod tests {
 
     fn peak(trace: &Trace, offsets: &[u64]) -> u64 {
         trace.blocks.iter().zip(offsets).map(|(block, at)| at + block.bytes).max().unwrap_or(0)
-    }
-
-    fn meet(trace: &Trace, offsets: &[u64]) -> bool {
-        let n = trace.blocks.len();
-        (0..n).any(|i| {
-            (0..i).any(|j| {
-                let (a, b) = (&trace.blocks[i], &trace.blocks[j]);
-                let in_time = a.start < b.end && b.start < a.end;
-                in_time && offsets[i] < offsets[j] + b.bytes && offsets[j] < offsets[i] + a.bytes
-            })
-        })
     }
 
     /// As on the left of figure 7: the first group's blocks go one after the other in the phase in which the second's come, so
@@ -334,7 +324,7 @@ mod tests {
             };
             let trace = trace(raw.iter().map(of).collect());
             let offsets = plan(&trace, 1);
-            prop_assert!(!meet(&trace, &offsets), "{offsets:?}");
+            prop_assert!(check(&trace, &offsets, 1, None).is_ok(), "{offsets:?}");
         }
 
         /// Layers of one size are as few as can be.
