@@ -15,7 +15,7 @@ use crate::schedule::order::Update;
 use crate::schedule::{apply, inplace, order, prefetch, sync};
 use crate::sim::{self, Timeline, simulate};
 use ir::finding::Finding;
-use ir::{Device, Graph, Program, Schedule, text};
+use ir::{Device, Graph, Pool, Program, Schedule, Table, text};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -218,6 +218,8 @@ pub struct Compiled {
     pub planned_peak: u64,
     /// The most bytes alive on the device at one line: no plan of this schedule needs fewer.
     pub live_peak: u64,
+    /// Of each pool, the most bytes alive at once, a copy's until it is over: no places of these buffers have a lower peak.
+    pub bounds: Table<Pool, u64>,
 }
 
 /// Runs the pipeline.
@@ -269,9 +271,11 @@ pub fn compile(
     let planned_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
     let lives = alloc::lifetimes(&program.schedule);
     let live_peak = alloc::live_peak(&program.schedule, &lives, pool);
+    let lives = realise::lives(&program.graph, &program.schedule, &tabled, decided.variant);
+    let bounds = program.schedule.pools.ids().map(|pool| alloc::live_peak(&program.schedule, &lives, pool)).collect();
     let budget = decided.budget.unwrap_or(u64::MAX);
     let certificate = bound::certificate(&problem, budget, timeline.micros);
-    Ok(Compiled { program, timeline, decided, certificate, planned_peak, live_peak })
+    Ok(Compiled { program, timeline, decided, certificate, planned_peak, live_peak, bounds })
 }
 
 struct Manager<'a, 'b> {

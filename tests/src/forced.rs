@@ -55,5 +55,6 @@ pub fn finish(problem: &Problem<'_>, decisions: Decisions, variant: usize) -> Re
     let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[ir::table::Id::new(0)]);
     let decided = Decided { decisions, variant, budget: None, keep_peak: peak, smallest: peak, curve: vec![] };
     let certificate = passes::decide::bound::certificate(problem, u64::MAX, timeline.micros);
-    Ok(Compiled { program, timeline, decided, certificate, planned_peak: peak, live_peak: peak })
+    let bounds = program.schedule.pools.ids().map(|pool| alloc::live_peak(&program.schedule, &lives, pool)).collect();
+    Ok(Compiled { program, timeline, decided, certificate, planned_peak: peak, live_peak: peak, bounds })
 }

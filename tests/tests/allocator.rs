@@ -1,5 +1,5 @@
-//! Places: buffers that live together do not meet, the peak is between the bound and the sum, and for few buffers it is
-//! most often the best there is.
+//! Places: buffers that live together do not meet, the peak is between the bound and the sum, and for few buffers it is the
+//! best there is.
 
 use ir::schedule::{BufferData, InstrData, InstrKind, PoolData, Stream, Why};
 use ir::{Buffer, Id, Plan, Pool, Schedule, Table};
@@ -86,15 +86,13 @@ proptest! {
     }
 }
 
-/// First fit in five orders is a rule of thumb: it finds the best peak of nearly every random set of up to seven buffers
-/// (of these 500, of all), and is never far off.
+/// Of up to seven buffers, the peak is the best there is.
 #[test]
 fn small_sets_are_placed_as_well_as_can_be() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::{Config, TestRng, TestRunner};
     let rng = TestRng::deterministic_rng(Default::default());
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
-    let (mut worse, mut most) = (0, 1.0f64);
     const SETS: usize = 500;
     for _ in 0..SETS {
         let buffers = buffers(7).new_tree(&mut runner).unwrap().current();
@@ -102,10 +100,6 @@ fn small_sets_are_placed_as_well_as_can_be() {
         let found = plan.peak[Pool::new(0)] / 64;
         let sum = buffers.iter().map(|&(lines, _)| lines).sum::<u64>();
         let best = best(&buffers, &mut vec![], sum + 1);
-        assert!(best <= found, "{found} cannot be better than {best}: {buffers:?}");
-        worse += usize::from(best < found);
-        most = most.max(found as f64 / best as f64);
+        assert_eq!(found, best, "{buffers:?}");
     }
-    assert!(worse * 100 <= SETS, "{worse} of {SETS} are not the best");
-    assert!(most <= 1.25, "one is {most} times the best");
 }

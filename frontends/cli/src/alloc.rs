@@ -12,7 +12,7 @@ use passes::alloc::caching::{self, Held, Segments};
 use passes::alloc::check::{Fault, Told, check};
 use passes::alloc::stats::{Class, Share, Stats, stats};
 use passes::alloc::trace::Trace;
-use passes::alloc::{Options, Placement, place, serve, stalloc};
+use passes::alloc::{Options, Placement, gap, place, serve, stalloc};
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -33,11 +33,6 @@ fn read(args: &TraceArgs) -> Result<Vec<Pool>, Failure> {
     let pools = trace::read(&args.trace, args.format).map_err(|e| Failure::Input(e.to_string()));
     drop(spinner);
     pools
-}
-
-/// By how much `peak` is above the lower bound: 0.01 is 1 %.
-fn gap(peak: u64, lower_bound: u64) -> f64 {
-    if peak <= lower_bound { 0.0 } else { peak as f64 / lower_bound.max(1) as f64 - 1.0 }
 }
 
 /// A pool's plan, and the time that it took.

@@ -8,7 +8,8 @@ use crate::model;
 use crate::observe::Dumps;
 use crate::size::{micros, short};
 use crate::{out, report, size};
-use ir::{Id, Pool, Stream};
+use ir::{Id, Pool, Program, Stream};
+use passes::alloc::gap;
 use passes::decide::Problem;
 use passes::explain::{self, Count, Peak, Tally};
 use passes::pipeline::Compiled;
@@ -97,8 +98,15 @@ impl Facts<'_> {
         self.compiled.program.plan.as_ref().map_or(0, |plan| plan.peak[Pool::new(HOST)])
     }
 
+    /// Of each pool: its name, its peak, and the least that its buffers need.
+    fn pools(&self) -> Vec<(&str, u64, u64)> {
+        let Program { schedule, plan, .. } = &self.compiled.program;
+        let peak = |pool| plan.as_ref().map_or(0, |plan| plan.peak[pool]);
+        schedule.pools.iter().map(|(pool, data)| (data.name.as_str(), peak(pool), self.compiled.bounds[pool])).collect()
+    }
+
     fn json(&self) -> serde_json::Value {
-        let Compiled { program, timeline, decided, certificate, planned_peak, live_peak } = self.compiled;
+        let Compiled { program, timeline, decided, certificate, planned_peak, live_peak, .. } = self.compiled;
         let options = model::options(&self.args.compiling);
         let count = |count: Count| json!({"count": count.count, "bytes": count.bytes});
         let millis = |micros: f64| micros / 1e3;
@@ -119,6 +127,13 @@ impl Facts<'_> {
             "lower_bound_bytes": live_peak,
             "smallest_feasible_bytes": decided.smallest,
             "host_peak_bytes": self.host_peak(),
+            "addresses": self
+                .pools()
+                .into_iter()
+                .map(|(pool, peak, bound)| json!({
+                    "pool": pool, "peak_bytes": peak, "lower_bound_bytes": bound, "gap": gap(peak, bound)
+                }))
+                .collect::<Vec<_>>(),
             "predicted_ms": millis(timeline.micros),
             "lower_bound_ms": millis(certificate.lower_bound),
             "gap": certificate.gap,
@@ -156,7 +171,7 @@ impl Facts<'_> {
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
-        let Compiled { program, timeline, decided, certificate, planned_peak, live_peak } = self.compiled;
+        let Compiled { program, timeline, decided, certificate, planned_peak, live_peak, .. } = self.compiled;
         let options = model::options(&self.args.compiling);
         let (graph, schedule) = (&program.graph, &program.schedule);
         writeln!(
@@ -182,6 +197,10 @@ impl Facts<'_> {
         row("smallest feasible", decided.smallest)?;
         row("keep everything", decided.keep_peak)?;
         writeln!(out, "  {:<18} {:>10}", "host peak", short(self.host_peak()))?;
+        let gaps =
+            self.pools().into_iter().map(|(pool, peak, bound)| format!("{pool} {:.2}%", 100.0 * gap(peak, bound)));
+        let gaps = gaps.collect::<Vec<_>>().join(", ");
+        writeln!(out, "  {:<18} {gaps} above the least that their buffers need", "addresses")?;
         writeln!(out, "  {:<18} {:>10}", "predicted step", micros(timeline.micros))?;
         let (bound, gap) = (certificate.lower_bound, 100.0 * certificate.gap);
         writeln!(

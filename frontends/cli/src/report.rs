@@ -162,7 +162,7 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
 
 /// The title and the figures.
 fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
-    let Compiled { program, timeline, decided, planned_peak, certificate, live_peak } = source.compiled;
+    let Compiled { program, timeline, decided, planned_peak, certificate, live_peak, .. } = source.compiled;
     let (graph, schedule, options) = (&program.graph, &program.schedule, &source.options);
     let optimizer = match options.optimizer.name() {
         "none" => "no optimizer".to_string(),

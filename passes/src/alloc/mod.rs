@@ -1,9 +1,6 @@
 //! Gives every buffer its place: `Lifetime`s to a [`Plan`].
 //!
-//! Buffers that live for the whole step are stacked at the bottom: they conflict with everything, so nothing is lost.
-//! The others are placed by first fit in several orders, and the plan with the lowest peak is taken. First fit asks for
-//! the lowest address that is free over a lifetime: a segment tree over time holds, at each node, the address ranges in
-//! use, and each set is short because neighbouring ranges are one.
+//! A schedule's buffers are one kind of [`trace`], those of other programs are others; [`place`] plans them all alike.
 
 pub mod caching;
 pub mod check;
@@ -22,7 +19,7 @@ mod tree;
 use ir::schedule::{Buffer, InstrKind, Loc, Pool, Schedule};
 use ir::{Id, Plan, Table};
 pub use place::{Effort, Error, Options, Placement, lower_bound, place};
-use tree::Tree;
+use trace::{Block, Trace};
 
 /// When a buffer holds something: lines `start..end` of the schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,88 +81,32 @@ pub fn live_peak(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Poo
     live_bytes(schedule, lives, pool).into_iter().max().unwrap_or(0)
 }
 
-/// The order in which first fit takes buffers: sorted by key, largest first, ties by id.
-type Order = fn(&Item) -> (u64, u64);
-
-struct Item {
-    buffer: Buffer,
-    life: Lifetime,
-    bytes: u64,
+/// By how much a peak is above its lower bound: 0.01 is 1 %.
+pub fn gap(peak: u64, lower_bound: u64) -> f64 {
+    if peak <= lower_bound { 0.0 } else { peak as f64 / lower_bound.max(1) as f64 - 1.0 }
 }
 
-impl Item {
-    fn span(&self) -> u64 {
-        u64::from(self.life.end - self.life.start)
-    }
-}
-
-/// Several orders, because each one loses somewhere: big ones first leaves gaps for the small; long ones first keeps the
-/// bottom quiet; area is between; by start is what a stack-like step wants.
-const ORDERS: &[Order] = &[
-    |item| (item.bytes, item.span()),
-    |item| (item.span(), item.bytes),
-    |item| (item.bytes.saturating_mul(item.span()), item.bytes),
-    |item| (u64::MAX - u64::from(item.life.start), item.bytes),
-    |item| (u64::from(item.life.end), item.bytes),
-];
-
-/// An order that comes within this fraction of the lower bound is good enough: the planner places thousands of schedules.
-const NEAR: u64 = 1024;
+/// A plan whose peak comes within this fraction of the lower bound is good enough: the planner places thousands of schedules.
+const NEAR: u64 = 200;
 
 /// A plan in which buffers that live at the same time do not meet.
 pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
-    let n = schedule.instrs.len().max(1) as u32;
     let mut offset = Table::filled(schedule.buffers.len(), 0u64);
     for pool in schedule.pools.ids() {
-        let mut bottom = 0;
-        let mut items = vec![];
-        for (buffer, data) in schedule.buffers.iter().filter(|(_, data)| data.pool == pool) {
-            let life = lives[buffer];
-            if life.start == 0 && life.end == n {
-                offset[buffer] = bottom;
-                bottom += data.bytes;
-            } else {
-                items.push(Item { buffer, life, bytes: data.bytes });
-            }
-        }
-        let bound = live_peak(schedule, lives, pool) - bottom;
-        let mut best: Option<(u64, Vec<u64>)> = None;
-        // The device's peak is what the budget limits; the host's is only a limit among others.
-        let orders = if pool == Pool::new(0) { ORDERS } else { &ORDERS[..1] };
-        for order in orders {
-            items.sort_by_key(|item| (std::cmp::Reverse(order(item)), item.buffer));
-            let limit = best.as_ref().map_or(u64::MAX, |(peak, _)| *peak);
-            let Some((peak, places)) = first_fit(&items, n, limit) else { continue };
-            let mut by_buffer: Vec<(Buffer, u64)> = items.iter().map(|item| item.buffer).zip(places).collect();
-            by_buffer.sort_unstable();
-            best = Some((peak, by_buffer.into_iter().map(|(_, place)| place).collect()));
-            if peak <= bound + bound / NEAR {
-                break;
-            }
-        }
-        if let Some((_, places)) = best {
-            items.sort_by_key(|item| item.buffer);
-            for (item, place) in items.iter().zip(places) {
-                offset[item.buffer] = bottom + place;
-            }
+        let buffers: Vec<Buffer> =
+            schedule.buffers.iter().filter(|(_, data)| data.pool == pool).map(|(b, _)| b).collect();
+        let block = |&buffer: &Buffer| {
+            let Lifetime { start, end } = lives[buffer];
+            let bytes = schedule.buffers[buffer].bytes;
+            Block { start: start.into(), end: end.into(), bytes, ..Block::default() }
+        };
+        let trace = Trace { blocks: buffers.iter().map(block).collect(), ..Trace::default() };
+        let bound = live_peak(schedule, lives, pool);
+        let options = Options { capacity: Some(bound + bound / NEAR), ..Options::default() };
+        let placed = place(&trace, &options, &mut |_, _| ()).expect("a schedule's buffers should be right");
+        for (buffer, at) in buffers.into_iter().zip(placed.offsets) {
+            offset[buffer] = at;
         }
     }
     Plan::new(schedule, offset)
-}
-
-/// Lowest free address for each item in turn; `None` once the peak is not below `limit`.
-fn first_fit(items: &[Item], n: u32, limit: u64) -> Option<(u64, Vec<u64>)> {
-    let mut tree = Tree::new(n);
-    let mut peak = 0;
-    let mut places = Vec::with_capacity(items.len());
-    for item in items {
-        let place = tree.lowest((item.life.start, item.life.end), item.bytes, 1, 0);
-        peak = peak.max(place + item.bytes);
-        if limit <= peak {
-            return None;
-        }
-        tree.insert(item.life.start, item.life.end, place, place + item.bytes);
-        places.push(place);
-    }
-    Some((peak, places))
 }

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::program::Action;
 use crate::sync::Bell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
@@ -19,6 +19,8 @@ pub(crate) struct Threads {
 struct Shared {
     core: Arc<Core>,
     bell: Bell,
+    /// How many threads have started.
+    started: AtomicUsize,
     /// The last step that may start.
     launched: AtomicU64,
     /// The last step that each stream has finished; `u64::MAX` once its thread is gone.
@@ -35,6 +37,7 @@ impl Threads {
         let shared = Arc::new(Shared {
             core: core.clone(),
             bell: Bell::default(),
+            started: AtomicUsize::new(0),
             launched: AtomicU64::new(0),
             done: zeros(streams.len()),
             io: zeros(streams.len()),
@@ -49,6 +52,9 @@ impl Threads {
             let handle = builder.spawn(move || shared.serve(stream));
             threads.handles.push(handle.map_err(|e| Error::Resources(format!("no thread for stream {name}: {e}")))?);
         }
+        // What a thread sets up for itself is no part of a step.
+        let shared = &threads.shared;
+        shared.bell.wait(|| shared.started.load(Ordering::SeqCst) == streams.len());
         Ok(threads)
     }
 
@@ -88,6 +94,8 @@ impl Shared {
     /// A stream's thread.
     fn serve(&self, stream: usize) {
         let _gone = Gone { shared: self, stream };
+        self.started.fetch_add(1, Ordering::SeqCst);
+        self.bell.ring();
         for step in 1.. {
             let launched = || step <= self.launched.load(Ordering::SeqCst);
             self.bell.wait(|| launched() || self.core.halted());
