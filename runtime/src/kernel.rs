@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code, reason = "pool memory is shared by streams; see the module's text")]
 
+use crate::kernels::Split;
 use artifact::{Attr, DType};
 use std::cell::Cell;
 use std::ops::Range;
@@ -59,6 +60,8 @@ pub struct Call<'a> {
     pub attrs: &'a [(String, Attr)],
     /// The elements of the results that this part computes; `None`: all.
     part: Option<Range<usize>>,
+    /// Whether operands as large as a result are seen whole by a part.
+    whole: bool,
     ins: &'a [Tensor],
     outs: &'a [Tensor],
     scratch: Option<&'a Tensor>,
@@ -75,27 +78,36 @@ impl<'a> Call<'a> {
         scratch: Option<&'a Tensor>,
     ) -> Call<'a> {
         assert!(outs.len() < 63, "a kernel should have fewer than 63 results");
-        Call { attrs, part: None, ins, outs, scratch, taken: Cell::new(0) }
+        Call { attrs, part: None, whole: false, ins, outs, scratch, taken: Cell::new(0) }
     }
-    /// The same for the elements `part` alone of every tensor that has as many as result 0; other tensors are seen whole.
-    /// The kernel has to be one that may be split: all its results have one size, and it takes no scratch. The caller
-    /// answers for parts that run at the same time being disjoint. Panics if the part is not in the result.
-    pub(crate) fn part(self, part: Range<usize>) -> Call<'a> {
+    /// The same for the elements `part` of the results alone, and of operands as `split` says. All results have one size, and
+    /// there is no scratch. The caller answers for parts that run at the same time being disjoint. Panics if the part is not in
+    /// the result.
+    pub(crate) fn part(self, split: Split, part: Range<usize>) -> Call<'a> {
         let whole = self.outs[0].numel();
         let fits = part.start <= part.end && part.end <= whole && self.outs.iter().all(|y| y.numel() == whole);
-        assert!(fits && self.scratch.is_none(), "a part should be one of a kernel that may be split");
-        Call { part: Some(part), ..self }
+        let fits = fits && self.scratch.is_none() && split != Split::No;
+        assert!(fits, "a part should be one of a kernel that may be split");
+        Call { part: Some(part), whole: split == Split::Rows, ..self }
+    }
+    /// Which elements of the results this run computes.
+    pub fn part_of_result(&self) -> Range<usize> {
+        self.part.clone().unwrap_or(0..self.outs[0].numel())
     }
     /// How many elements of result 0 this run computes.
     pub fn elements(&self) -> usize {
-        self.part.as_ref().map_or_else(|| self.outs[0].numel(), Range::len)
+        self.part_of_result().len()
     }
-    /// Where the elements of a tensor that this run sees begin, and how many they are.
-    fn seen(&self, t: &Tensor) -> (usize, usize) {
+    /// Where the elements of an operand that this run sees begin, and how many they are.
+    fn seen(&self, x: &Tensor) -> (usize, usize) {
         match &self.part {
-            Some(part) if t.numel() == self.outs[0].numel() => (part.start, part.len()),
-            _ => (0, t.numel()),
+            Some(part) if !self.whole && x.numel() == self.outs[0].numel() => (part.start, part.len()),
+            _ => (0, x.numel()),
         }
+    }
+    /// Where the elements of a result that this run computes begin, and how many they are.
+    fn computed(&self, y: &Tensor) -> (usize, usize) {
+        self.part.as_ref().map_or((0, y.numel()), |part| (part.start, part.len()))
     }
     /// The number of operands.
     pub fn n_inputs(&self) -> usize {
@@ -144,7 +156,7 @@ impl<'a> Call<'a> {
         let y = &self.outs[j];
         self.take(j);
         expect_type::<T>(y);
-        let (start, n) = self.seen(y);
+        let (start, n) = self.computed(y);
         // SAFETY: as for `input`; `take` hands out each result once, `validate` proved results disjoint, and parts that
         // run at the same time are disjoint.
         unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), n) }
@@ -164,7 +176,7 @@ impl<'a> Call<'a> {
         let y = &self.outs[j];
         self.take(j);
         expect_width::<T>(y);
-        let (start, n) = self.seen(y);
+        let (start, n) = self.computed(y);
         // SAFETY: as for `output`.
         unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), n) }
     }

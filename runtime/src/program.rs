@@ -3,7 +3,7 @@
 
 use crate::access::accesses;
 use crate::kernel::{Call, Tensor};
-use crate::kernels;
+use crate::kernels::{self, Split};
 use crate::link::{Link, Way};
 use crate::memory::{self, Arena};
 use crate::team::{Parts, Team};
@@ -50,6 +50,8 @@ pub(crate) struct Launch {
 
 /// Elements of a part: long enough that taking one costs nothing beside it, short enough that threads end together.
 const PART: usize = 1 << 16;
+/// The fewest rows of a part: a product's right factor is packed for each.
+const ROWS: usize = 128;
 
 impl Launch {
     /// A launch of a checked kernel; the caller answers for the tensors, see [`Call::new`].
@@ -61,6 +63,13 @@ impl Launch {
         scratch: Option<Tensor>,
     ) -> Launch {
         Launch { kernel, attrs, ins, outs, scratch }
+    }
+    /// How many elements of the results a part computes.
+    fn part_elements(&self) -> usize {
+        match (self.kernel.split, self.outs[0].shape.last()) {
+            (Split::Rows, Some(&row)) if 0 < row => row * ROWS.max(PART / row),
+            _ => PART,
+        }
     }
     fn call(&self) -> Call<'_> {
         Call::new(&self.attrs, &self.ins, &self.outs, self.scratch.as_ref())
@@ -76,12 +85,16 @@ impl Launch {
 
 impl Parts for Launch {
     fn parts(&self) -> usize {
-        if self.kernel.split { self.outs[0].numel().div_ceil(PART) } else { 1 }
+        match self.kernel.split {
+            Split::No => 1,
+            _ if self.scratch.is_some() => 1,
+            _ => self.outs[0].numel().div_ceil(self.part_elements()),
+        }
     }
     fn run(&self, part: usize) -> Result<(), String> {
-        let start = part * PART;
-        let end = (start + PART).min(self.outs[0].numel());
-        self.kernel.run(&self.call().part(start..end))
+        let start = part * self.part_elements();
+        let end = (start + self.part_elements()).min(self.outs[0].numel());
+        self.kernel.run(&self.call().part(self.kernel.split, start..end))
     }
 }
 

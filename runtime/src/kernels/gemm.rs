@@ -1,13 +1,12 @@
 //! Products of matrices, each by [`super::product`]. Half-precision factors are widened into scratch, one matrix of the
 //! batch at a time; integers are plain loops.
 //!
-//! One thread computes a whole product. When rows are split among threads, they are to be split at places that depend on
-//! the shape alone, so that the bits do not depend on the number of threads.
+//! Threads may share a product: each computes some rows, whose bits do not depend on the others.
 
 use super::Ran;
 use super::elementwise::is_number;
 use super::math::Float;
-use super::product::product;
+use super::product::product_rows;
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_half};
 use super::strides::Broadcast;
 use super::wide::{Scalar, Source, Wide, blocks, sink, source};
@@ -54,9 +53,8 @@ pub(super) fn scratch(s: &Signature<'_>) -> u64 {
 
 // ----------------------------------------------------------------------------------------------------------- kernels
 
-/// The sizes of a product: every matrix of the batch is `m` by `k` times `k` by `n`.
+/// The sizes of a product: every one of the batch is `m` by `k` times `k` by `n`.
 struct Sizes {
-    batch: usize,
     m: usize,
     k: usize,
     n: usize,
@@ -77,8 +75,7 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
     let rank = shape.len();
     let (ta, tb) = (call.bool("ta"), call.bool("tb"));
     let k = if ta { shape[rank - 2] } else { shape[rank - 1] };
-    let batch = if rank == 3 { shape[0] } else { 1 };
-    let sizes = Sizes { batch, m: y[rank - 2], k, n: y[rank - 1], ta, tb };
+    let sizes = Sizes { m: y[rank - 2], k, n: y[rank - 1], ta, tb };
     match call.out_dtype(0) {
         DType::F32 => float::<f32>(call, a, &sizes),
         DType::F64 => float::<f64>(call, a, &sizes),
@@ -100,16 +97,20 @@ fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
     let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
     let (x_room, rest) = call.scratch::<T::Wide>().split_at_mut(T::room(xs));
     let (w_room, y_room) = rest.split_at_mut(T::room(ws));
-    for b in 0..s.batch {
+    let part = call.part_of_result();
+    for b in part.start / ys.max(1)..part.end.div_ceil(ys.max(1)) {
         let (x, w) = (T::widened(&x[b * xs..][..xs], x_room), T::widened(&w[b * ws..][..ws], w_room));
-        T::rounded(&mut y[b * ys..][..ys], y_room, |y| {
+        // The part's elements of this matrix.
+        let (from, to) = (part.start.max(b * ys), part.end.min((b + 1) * ys));
+        let rows = (from - b * ys) / s.n..(to - b * ys) / s.n;
+        T::rounded(&mut y[from - part.start..to - part.start], y_room, |y| {
             if let Some((c, order)) = &addend {
-                order.runs(b * ys, ys, |range, from, follow| match follow {
+                order.runs(from, to - from, |range, from, follow| match follow {
                     true => T::Wide::load(&c[from..from + range.len()], &mut y[range]),
                     false => y[range].fill(T::Wide::of(c[from])),
                 });
             }
-            product((s.m, s.k, s.n), (s.ta, s.tb), x, w, y, a == 1);
+            product_rows((s.m, s.k, s.n), rows, (s.ta, s.tb), x, w, y, a == 1);
         });
     }
 }
@@ -119,23 +120,23 @@ fn integer<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
     let c: Option<(Source<'_>, Broadcast)> =
         (a == 1).then(|| (source(call, 0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
     let (x_strides, w_strides) = (if s.ta { (1, s.m) } else { (s.k, 1) }, if s.tb { (1, s.k) } else { (s.n, 1) });
-    for b in 0..s.batch {
+    let part = call.part_of_result();
+    for row in part.start / s.n.max(1)..part.end / s.n.max(1) {
+        let (b, i) = (row / s.m, row % s.m);
         let (x, w) = (&x[b * s.m * s.k..], &w[b * s.k * s.n..]);
-        for i in 0..s.m {
-            for (j, len) in blocks(s.n) {
-                let at = (b * s.m + i) * s.n + j;
-                let mut sums = [0i64; super::wide::BLOCK];
-                if let Some((c, order)) = &c {
-                    c.load_broadcast(order, &y, at, &mut sums[..len]);
-                }
-                for k in 0..s.k {
-                    let factor = x[i * x_strides.0 + k * x_strides.1].i64();
-                    for (l, sum) in sums[..len].iter_mut().enumerate() {
-                        *sum = sum.wrapping_add(factor.wrapping_mul(w[k * w_strides.0 + (j + l) * w_strides.1].i64()));
-                    }
-                }
-                y.store(at, &sums[..len]);
+        for (j, len) in blocks(s.n) {
+            let at = row * s.n + j;
+            let mut sums = [0i64; super::wide::BLOCK];
+            if let Some((c, order)) = &c {
+                c.load_broadcast(order, &y, at, &mut sums[..len]);
             }
+            for k in 0..s.k {
+                let factor = x[i * x_strides.0 + k * x_strides.1].i64();
+                for (l, sum) in sums[..len].iter_mut().enumerate() {
+                    *sum = sum.wrapping_add(factor.wrapping_mul(w[k * w_strides.0 + (j + l) * w_strides.1].i64()));
+                }
+            }
+            y.store(at - part.start, &sums[..len]);
         }
     }
 }

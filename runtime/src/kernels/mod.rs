@@ -41,12 +41,23 @@ pub struct Kernel {
     pub inputs: (usize, usize),
     /// The (operand, result) pairs that may share their bytes, if their types are equal.
     pub inplace: &'static [(usize, usize)],
-    /// True if threads may share a run: results have one size, and an element of a result depends on the elements at its
-    /// index of operands of that size, and on other operands whole.
-    pub split: bool,
+    /// How threads may share a run.
+    pub split: Split,
     check: fn(&Signature<'_>) -> Result<(), String>,
     scratch: fn(&Signature<'_>) -> u64,
     run: fn(&Call<'_>) -> Ran,
+}
+
+/// How threads may share a run of a kernel that takes no scratch. Its results have one size; a part computes a range of their
+/// elements. The bits do not depend on where parts begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Split {
+    /// They may not.
+    No,
+    /// A part sees its own elements of operands that have as many as a result, and other operands whole.
+    Elements,
+    /// A part is whole rows, along the last dimension, and sees operands whole.
+    Rows,
 }
 
 impl Kernel {
@@ -56,13 +67,13 @@ impl Kernel {
         check: fn(&Signature<'_>) -> Result<(), String>,
         run: fn(&Call<'_>) -> Ran,
     ) -> Kernel {
-        Kernel { name, inputs, inplace: &[], split: false, check, scratch: |_| 0, run }
+        Kernel { name, inputs, inplace: &[], split: Split::No, check, scratch: |_| 0, run }
     }
     const fn inplace(self, inplace: &'static [(usize, usize)]) -> Kernel {
         Kernel { inplace, ..self }
     }
-    const fn split(self) -> Kernel {
-        Kernel { split: true, ..self }
+    const fn split(self, split: Split) -> Kernel {
+        Kernel { split, ..self }
     }
     const fn scratch(self, scratch: fn(&Signature<'_>) -> u64) -> Kernel {
         Kernel { scratch, ..self }
@@ -172,8 +183,8 @@ pub static KERNELS: &[Kernel] = &[
     k("layer_norm_bwd", (4, 5), norm::check_layer_norm_bwd, norm::layer_norm_bwd).inplace(&[(0, 0)]),
     k("batch_norm", (5, 5), norm::check_batch_norm, norm::batch_norm).inplace(&[(3, 3), (4, 4)]),
     k("batch_norm_bwd", (5, 5), norm::check_batch_norm_bwd, norm::batch_norm_bwd),
-    k("matmul", (2, 2), gemm::check_matmul, gemm::matmul).scratch(gemm::scratch),
-    k("addmm", (3, 3), gemm::check_addmm, gemm::addmm).scratch(gemm::scratch),
+    k("matmul", (2, 2), gemm::check_matmul, gemm::matmul).scratch(gemm::scratch).split(Split::Rows),
+    k("addmm", (3, 3), gemm::check_addmm, gemm::addmm).scratch(gemm::scratch).split(Split::Rows),
     k("convolution", (2, 3), conv::check_convolution, conv::convolution),
     k("convolution_bwd", (3, 3), conv::check_convolution_bwd, conv::convolution_bwd),
     k("max_pool2d", (1, 1), conv::check_max_pool2d, conv::max_pool2d),
@@ -206,10 +217,12 @@ pub static KERNELS: &[Kernel] = &[
     k("rng_next", (1, 1), random::check_rng_next, random::rng_next).inplace(&[(0, 0)]),
     k("sum_squares", (1, 1), optim::check_sum_squares, optim::sum_squares),
     k("clip_scale", (1, 4096), optim::check_clip_scale, optim::clip_scale),
-    k("adamw", (6, 7), optim::check_adamw, optim::adamw).inplace(&[(0, 0), (2, 1), (3, 2)]).split(),
+    k("adamw", (6, 7), optim::check_adamw, optim::adamw).inplace(&[(0, 0), (2, 1), (3, 2)]).split(Split::Elements),
     k("adamw_split", (7, 8), optim::check_adamw_split, optim::adamw_split)
         .inplace(&[(0, 0), (2, 1), (3, 2), (4, 3)])
-        .split(),
-    k("sgd", (3, 4), optim::check_sgd, optim::sgd).inplace(&[(0, 0)]).split(),
-    k("sgd_momentum", (4, 5), optim::check_sgd_momentum, optim::sgd_momentum).inplace(&[(0, 0), (2, 1)]).split(),
+        .split(Split::Elements),
+    k("sgd", (3, 4), optim::check_sgd, optim::sgd).inplace(&[(0, 0)]).split(Split::Elements),
+    k("sgd_momentum", (4, 5), optim::check_sgd_momentum, optim::sgd_momentum)
+        .inplace(&[(0, 0), (2, 1)])
+        .split(Split::Elements),
 ];

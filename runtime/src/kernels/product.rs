@@ -12,6 +12,7 @@
 
 use super::wide::Wide;
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// `(columns, rows, depth, y, w, x, y's row stride, y's column stride, w's row stride, x's column stride, x's row stride,
 /// factor of y, factor of the product, 0: y is overwritten or 1: added to, …)`. The crates have columns for rows: `y` is
@@ -122,13 +123,26 @@ tiled!(f64, gemm_f64, fma 4, neon 2);
 /// One product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so: y = x w, or y += x w.
 pub(super) fn product<R: Tiled>(
     (m, k, n): (usize, usize, usize),
+    transposed: (bool, bool),
+    x: &[R],
+    w: &[R],
+    y: &mut [R],
+    add: bool,
+) {
+    product_rows((m, k, n), 0..m, transposed, x, w, y, add);
+}
+
+/// Some rows of a product: `y` holds them alone. Their bits do not depend on which others are computed with them.
+pub(super) fn product_rows<R: Tiled>(
+    (m, k, n): (usize, usize, usize),
+    rows: Range<usize>,
     (ta, tb): (bool, bool),
     x: &[R],
     w: &[R],
     y: &mut [R],
     add: bool,
 ) {
-    if m == 0 || n == 0 {
+    if rows.is_empty() || n == 0 {
         return;
     }
     if k == 0 {
@@ -137,17 +151,19 @@ pub(super) fn product<R: Tiled>(
         }
         return;
     }
-    assert!(x.len() == m * k && w.len() == k * n && y.len() == m * n, "slices should be whole matrices");
+    let (first, end) = (rows.start, rows.end);
+    let whole = x.len() == m * k && w.len() == k * n && end <= m && y.len() == (end - first) * n;
+    assert!(whole, "slices should be whole matrices, and the rows some of them");
     let tile = R::tile();
     let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
     let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
     // Rows of x that do not lie in lines are packed if they are read often enough.
     let pack_x = ta && 2 * tile.columns < n;
-    let most_rows = if pack_x { ROWS / tile.rows * tile.rows } else { m };
+    let most_rows = if pack_x { ROWS / tile.rows * tile.rows } else { end - first };
     R::with_room(|room| {
         let (w_room, x_room) = room.split_at_mut(DEPTH * COLUMNS);
-        for top in (0..m).step_by(most_rows) {
-            let rows = most_rows.min(m - top);
+        for top in (first..end).step_by(most_rows) {
+            let rows = most_rows.min(end - top);
             for shallow in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - shallow);
                 let x = &x[top * x_row + shallow * x_column..];
@@ -176,9 +192,9 @@ pub(super) fn product<R: Tiled>(
                                 false => (&w[j..], w_row),
                             };
                             let kernel = tile.kernels[(width.div_ceil(tile.lanes) - 1) * tile.rows + height - 1];
-                            let y = &mut y[(top + i) * n + left + j..];
+                            let y = &mut y[(top - first + i) * n + left + j..];
                             // SAFETY: the kernel writes `height` rows of `width` numbers, `n` apart, of y: a part of the
-                            // matrix, for i + height <= rows <= m - top and j + width <= columns <= n - left. It reads
+                            // matrix, for i + height <= rows <= end - top and j + width <= columns <= n - left. It reads
                             // `depth` rows of w and columns of x. Where they lie in the factors, they are parts of
                             // those in the same way, for shallow + depth <= k; whole vectors of w are read, which the
                             // width then is a multiple of. Where they are packed, a panel of w has `tile.columns`

@@ -6,3 +6,4 @@ mod hostile;
 mod optim;
 mod random;
 mod reference;
+mod shared;

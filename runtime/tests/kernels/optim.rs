@@ -4,6 +4,7 @@ use crate::generate::Rng;
 use artifact::DType;
 use half::bf16;
 use runtime::Team;
+use runtime::kernels::Split;
 use runtime::kernels::owned::{OwnedTensor, Run, run_op};
 
 /// More than two parts, and not a multiple of anything.
@@ -78,7 +79,7 @@ fn adamw_is_one_number_at_a_time() {
 #[test]
 fn threads_change_no_bit() {
     let teams = [2, 3, 7].map(|threads| Team::new(threads).unwrap());
-    for kernel in runtime::kernels::KERNELS.iter().filter(|kernel| kernel.split) {
+    for kernel in runtime::kernels::KERNELS.iter().filter(|kernel| kernel.split == Split::Elements) {
         for dtype in [DType::F32, DType::BF16, DType::F64] {
             let halves = kernel.name == "adamw_split";
             if halves && dtype != DType::BF16 {
