@@ -12,7 +12,7 @@ use passes::alloc::caching::{self, Held, Segments};
 use passes::alloc::check::{Fault, Told, check};
 use passes::alloc::stats::{Class, Share, Stats, stats};
 use passes::alloc::trace::Trace;
-use passes::alloc::{Options, Placement, place, serve, stalloc};
+use passes::alloc::{Method, Options, Placement, place, serve, stalloc};
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -53,7 +53,8 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
     }
     let pools = read(&args.trace)?;
     let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()), usize::from);
-    let options = Options { effort: args.effort, capacity: args.capacity, align: args.align, threads };
+    let without = Method::ALL.map(|method| args.without.contains(&method).then_some(method));
+    let options = Options { effort: args.effort, capacity: args.capacity, align: args.align, threads, without };
     let mut planned = vec![];
     for pool in &pools {
         let n_blocks = pool.trace.blocks.len();

@@ -58,6 +58,26 @@ fn planners_can_be_compared() {
     run(&format!("alloc plan {plan} --planner stalloc")).expect(2).says(&["address is given"]);
 }
 
+/// Each method can be left out; what is left is one pass of first fit.
+#[test]
+fn methods_can_be_left_out() {
+    let folder = Folder::new("alloc-without");
+    let mut table = "id,lower,upper,size\n".to_string();
+    for i in 0..60 {
+        table += &format!("b{i},{},{},{}\n", i * 7 % 40, i * 7 % 40 + 1 + i * 5 % 13, 1 + i * 37 % 90);
+    }
+    let trace = folder.write("a.csv", table);
+    let plan = |options: &str| run(&format!("alloc plan {trace} --align 1 --json {options}")).expect(0).json();
+    let all = plan("");
+    let none = plan("--without orders,best-fit,repair,search");
+    assert_eq!(none[0]["pools"][0]["method"], "first fit by end");
+    assert!(all[0]["peak_bytes"].as_u64() < none[0]["peak_bytes"].as_u64(), "{all:?} {none:?}");
+    for method in ["orders", "best-fit", "repair", "search"] {
+        assert!(plan(&format!("--without {method}"))[0]["peak_bytes"].as_u64() <= none[0]["peak_bytes"].as_u64());
+    }
+    run(&format!("alloc plan {trace} --without luck")).expect(2).says(&["luck", "best-fit"]);
+}
+
 /// A recorded run of equal steps becomes a plan of one step.
 #[test]
 fn a_step_is_found_for_the_run_time_allocator() {

@@ -21,7 +21,7 @@ mod tree;
 
 use ir::schedule::{Buffer, InstrKind, Loc, Pool, Schedule};
 use ir::{Id, Plan, Table};
-pub use place::{Effort, Error, Options, Placement, lower_bound, place};
+pub use place::{Effort, Error, Method, Options, Placement, lower_bound, place};
 use tree::Tree;
 
 /// When a buffer holds something: lines `start..end` of the schedule.
