@@ -480,6 +480,9 @@ pub(crate) struct AllocPlanArgs {
     /// Methods to do without, to see what each is good for
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = named(&Method::ALL, Method::name))]
     pub(crate) without: Vec<Method>,
+    /// Let streams have each other's bytes without a wait; whoever uses the plan makes them wait, as the run-time allocator does
+    #[arg(long)]
+    pub(crate) share_streams: bool,
     /// Write the plan: the trace's blocks as a table with offsets
     #[arg(short, long, value_name = "PLAN.csv")]
     pub(crate) output: Option<PathBuf>,
@@ -505,6 +508,9 @@ pub(crate) struct AllocCheckArgs {
     /// What each pool holds [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) capacity: Option<u64>,
+    /// Streams may have each other's bytes without a wait
+    #[arg(long)]
+    pub(crate) share_streams: bool,
     /// What addresses are to be multiples of, beside what the trace says
     #[arg(long, value_name = "BYTES", default_value = "1", value_parser = parse_align)]
     pub(crate) align: u64,

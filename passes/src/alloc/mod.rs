@@ -12,6 +12,7 @@ mod exact;
 mod order;
 mod place;
 mod problem;
+mod reduce;
 mod repair;
 pub mod serve;
 pub mod stalloc;
@@ -21,7 +22,8 @@ mod tree;
 
 use ir::schedule::{Buffer, InstrKind, Loc, Pool, Schedule};
 use ir::{Id, Plan, Table};
-pub use place::{Effort, Error, Method, Options, Placement, lower_bound, place};
+pub use place::{Effort, Error, Method, Options, Placement};
+pub use reduce::{lower_bound, place, roots};
 use tree::Tree;
 
 /// When a buffer holds something: lines `start..end` of the schedule.

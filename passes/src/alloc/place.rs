@@ -119,7 +119,7 @@ const SEARCHED: usize = 1500;
 const SNUG: usize = 50_000;
 
 /// The most bytes alive at once: no plan's peak is less. 0 for a trace that [`place`] refuses.
-pub fn lower_bound(trace: &Trace, align: u64) -> u64 {
+pub(super) fn lower_bound(trace: &Trace, align: u64) -> u64 {
     Problem::new(trace, align).map_or(0, |problem| problem.bound())
 }
 
@@ -127,7 +127,7 @@ pub fn lower_bound(trace: &Trace, align: u64) -> u64 {
 ///
 /// # Errors
 /// If a block's life, gaps, size, alignment or fixed offset are not right, or if blocks with fixed offsets collide.
-pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u64)) -> Result<Placement, Error> {
+pub(super) fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u64)) -> Result<Placement, Error> {
     let mut problem = Problem::new(trace, options.align)?;
     let lower_bound = problem.bound();
     problem.fixed_apart(trace)?;
