@@ -289,9 +289,8 @@ pub(super) fn until_waited(trace: &Trace) -> Trace {
             if stream == on {
                 continue;
             }
-            for other in 0..number.len() {
-                knows[on][other] = knows[on][other].min(knows[stream][other]);
-            }
+            let news = knows[stream].clone();
+            knows[on].iter_mut().zip(news).for_each(|(known, new)| *known = new.min(*known));
             knows[on][stream] = wait.tick;
         }
         let own = trace.blocks[i].origin.stream;
