@@ -192,9 +192,11 @@ def idealloc(binary: str, trace: Trace, limit: float, folder: Path) -> str:
     trace.write(table)
     start, user, best, taken, why, lives = time.perf_counter(), 0.0, None, (0.0, 0.0), "", 1
     while (left := limit - (time.perf_counter() - start)) > 0.1:
-        here = run([binary, "-i", str(table), "in-ex-csv", "-l", str(lives)], left)
+        here = run([binary, "-i", str(table), "ex-csv", "-l", str(lives)], left)
         user += here.user
-        told = re.search(r"Makespan:\s*(\d+) bytes", here.out)
+        told = re.search(r"Makespan:\s*(\d+) bytes\s+LOAD:\s*(\d+) bytes", here.out)
+        if told is not None and int(told[2]) != trace.bound:
+            return "another problem"  # Streams, say.
         if here.code != 0 or told is None:
             why = failed(here)
             print(f"{trace.path.name}: idealloc, {lives} lives: {why}", file=sys.stderr)
