@@ -41,10 +41,11 @@ pub fn lower_bound(trace: &Trace, align: u64) -> u64 {
 }
 
 fn bound(trace: &Trace, align: u64) -> u64 {
-    if !trace.waits.is_empty() {
+    let streams = by_stream(trace);
+    if streams.len() < 2 || !trace.waits.is_empty() {
         return place::lower_bound(trace, align);
     }
-    by_stream(trace).values().map(|which| place::lower_bound(&part(trace, which), align)).sum()
+    streams.values().map(|which| place::lower_bound(&part(trace, which), align)).fold(0, u64::saturating_add)
 }
 
 /// Plans a trace by a planner that knows times only.
@@ -84,8 +85,7 @@ impl Merged<'_> {
         }
         let blocks = first.iter().zip(members).map(|(&i, members)| union(&trace.blocks[i], &members)).collect();
         let of = roots.iter().map(|root| place[root]).collect();
-        let whole =
-            Trace { blocks, phases: trace.phases.clone(), modules: trace.modules.clone(), waits: trace.waits.clone() };
+        let whole = Trace { blocks, waits: trace.waits.clone(), ..Trace::default() };
         Ok(Merged { trace: Cow::Owned(whole), of, first })
     }
 }
@@ -195,10 +195,10 @@ fn by_stream(trace: &Trace) -> BTreeMap<u32, Vec<usize>> {
     streams
 }
 
-/// Some blocks of a trace.
+/// Some blocks of a trace, which is all that planners look at.
 fn part(trace: &Trace, which: &[usize]) -> Trace {
     let blocks = which.iter().map(|&i| trace.blocks[i].clone()).collect();
-    Trace { blocks, phases: trace.phases.clone(), modules: trace.modules.clone(), waits: vec![] }
+    Trace { blocks, ..Trace::default() }
 }
 
 fn over_streams(trace: &Trace, align: u64, capacity: Option<u64>, plan: &mut Plan<'_>) -> Result<Placement, Error> {
@@ -303,5 +303,5 @@ pub(super) fn until_waited(trace: &Trace) -> Trace {
         let needed: Vec<(u64, u64)> = spans(block).map(|(from, to)| (from, until[&(to, own)])).collect();
         during(block, &needed)
     });
-    Trace { blocks: blocks.collect(), ..trace.clone() }.one_stream()
+    Trace { blocks: blocks.collect(), ..Trace::default() }.one_stream()
 }
