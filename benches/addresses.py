@@ -3,20 +3,23 @@
 usage: addresses.py TRACE... [--align 512] [--threads 2] [--limit 60] [--rounds 3] [--minimalloc PATH] [--idealloc PATH]
        addresses.py TRACE... --ablation [--effort normal]
 
-Prints a table in Markdown: for each trace and planner the gap in % (0 is proved to be the best there is), the seconds of
-the whole program, reading and writing included, and in brackets those of its processors (user); of --rounds runs the
-fastest, and one alone where it takes long. Every plan is checked by `lighterage alloc check`; idealloc prints none, so its
-peak is what it says. A trace whose name ends in .BYTES.csv, as minimalloc's, has that capacity: there `max` and minimalloc
-look for a plan that fits. For other traces minimalloc, which wants a capacity, gets the bound and half of it more, then
-less and less until --limit is over; the time is up to its best plan. idealloc is run once as it is and then with more and
-more lives, likewise. Traces of several pools, with gaps, alignments or fixed addresses are not for the peers. --ablation
-shows what each of lighterage's methods is good for: the same plans without it. Progress goes to stderr.
+Prints a table in Markdown: for each trace and planner the gap in % (0 is proved to be the best there is), the seconds
+of the whole program, reading and writing included, and in brackets those of its processors (user); of --rounds runs the
+fastest, and one alone where it takes long. Every plan is checked by `lighterage alloc check`; idealloc prints none, so
+its peak is what it says, for as many bytes alive.
 
-example:
-  ./make build
-  python3 benches/addresses.py A.1048576.csv snapshot.pickle --minimalloc build/minimalloc --idealloc target/release/idealloc
+A trace whose name ends in .BYTES.csv, as minimalloc's, has that capacity: there `max` and minimalloc look for a plan that
+fits. For other traces minimalloc, which wants a capacity, gets the bound and half of it more, then less and less until
+--limit is over; the time is up to its best plan. idealloc is run once as it is and then with more and more lives,
+likewise. Traces of several pools, with gaps or alignments are not for the peers.
 
-peers:
+--ablation shows what each of lighterage's methods is good for: the same plans without it. Progress goes to stderr. Build
+lighterage first (./make build); for example:
+
+  python3 benches/addresses.py A.1048576.csv snapshot.pickle --minimalloc PATH/minimalloc --idealloc PATH/idealloc
+
+and the peers by
+
   git clone --recursive https://github.com/google/minimalloc && cd minimalloc &&
     cmake -B build -DCMAKE_BUILD_TYPE=Release && cmake --build build --target minimalloc
   git clone https://github.com/cappadokes/idealloc && cd idealloc && cargo build --release -p coreba --bin idealloc
