@@ -8,13 +8,13 @@ of the whole program, reading and writing included, and in brackets those of its
 fastest, and one alone where it takes long. Every plan is checked by `lighterage alloc check`; idealloc prints none, so
 its peak is what it says, for as many bytes alive.
 
-A trace whose name ends in .BYTES.csv, as minimalloc's, has that capacity: there `max` and minimalloc look for a plan that
-fits. For other traces minimalloc, which wants a capacity, gets the bound and half of it more, then less and less until
---limit is over; the time is up to its best plan. idealloc is run once as it is and then with more and more lives,
-likewise. Traces of several pools, with gaps or alignments are not for the peers.
+A trace whose name ends in .BYTES.csv, as minimalloc's, has that capacity: there `max` and minimalloc look for a plan
+that fits. For other traces minimalloc, which wants a capacity, gets the bound and half of it more, then less and less
+until --limit is over; the time is up to its best plan. idealloc is run once as it is and then with more and more lives,
+likewise. Traces of several pools, with gaps, alignments or blocks in others' bytes are not for the peers.
 
---ablation shows what each of lighterage's methods is good for: the same plans without it. Progress goes to stderr. Build
-lighterage first (./make build); for example:
+--ablation shows what each of lighterage's methods is good for: the same plans without it. Progress goes to stderr.
+Build lighterage first (./make build); for example:
 
   python3 benches/addresses.py A.1048576.csv snapshot.pickle --minimalloc PATH/minimalloc --idealloc PATH/idealloc
 
@@ -103,7 +103,7 @@ class Trace:
         """Why a peer cannot have it."""
         if not self.rows:
             return "no blocks"
-        odd = {"pool", "alignment", "gaps"} & self.rows[0].keys()
+        odd = {"pool", "alignment", "gaps", "in"} & self.rows[0].keys()
         return f"has {', '.join(sorted(odd))}" if odd else None
 
     def write(self, path: Path) -> None:
@@ -114,10 +114,10 @@ class Trace:
                 file.write(f"{i},{row['lower']},{row['upper']},{size}\n")
 
     def check(self, plan: Path) -> int:
-        """The peak of a plan, after it was checked; with sizes as they are planned."""
+        """The peak of a plan, after it was checked; with sizes as they are planned. A wrong one is a ValueError."""
         checked = run([LIGHTERAGE, "alloc", "check", str(self.path), str(plan), "--align", str(self.align), "--json"])
         if checked.code != 0:
-            raise SystemExit(f"{self.path}: a plan is wrong: {checked.out}")
+            raise ValueError(f"{self.path}: a plan is wrong: {checked.out}")
         with plan.open() as file:
             offsets = [int(row["offset"]) for row in csv.DictReader(file)]
         return max((at + size for at, size in zip(offsets, self.sizes(), strict=True)), default=0)
@@ -185,7 +185,12 @@ def minimalloc(binary: str, trace: Trace, limit: float, folder: Path) -> str:
             file.write("id,lower,upper,size,offset\n")
             for i, row in enumerate(trace.rows):
                 file.write(f"{row['id']},{row['lower']},{row['upper']},{row['size']},{offsets[i]}\n")
-        best, taken = trace.check(whole), (time.perf_counter() - start, user)
+        taken = (time.perf_counter() - start, user)
+        try:
+            best = trace.check(whole)
+        except ValueError as wrong:
+            print(wrong, file=sys.stderr)
+            return "refused"
     return f"{why} / {time.perf_counter() - start:.1f}" if best is None else trace.cell(best, *taken, asked=True)
 
 
