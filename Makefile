@@ -28,6 +28,12 @@ demo: build ## train a small GPT-2 on the CPU in half its memory; STEPS=60 BUDGE
 
 test: setup ## run every test of the workspace
 	$(CARGO) test --workspace --locked
+	$(CARGO) build --locked -p lighterage_alloc
+	@if command -v $(PYTHON) >/dev/null; then \
+		$(PYTHON) runtime/allocator/tests/abi.py target/debug/liblighterage_alloc.so; \
+	else \
+		echo 'test: abi.py skipped, there is no $(PYTHON)'; \
+	fi
 
 lint: ## formatting, clippy, documentation and crate dependencies, warnings as errors
 	@sh scripts/setup.sh lint

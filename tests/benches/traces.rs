@@ -3,7 +3,7 @@
 //!
 //! The efficiency of each: the most bytes alive over the bytes that it holds (STAlloc, section 2.2, Eq 1). The traces are
 //! generated (`tests::megatron`), the figures' and tables' numbers are the paper's. `caching` and `expandable` are PyTorch's
-//! allocators as simulators; `stalloc` is the paper's planner; `lighterage` is ours at normal effort. The sizes of dynamic
+//! allocators as simulators, `gmlake` that of GMLake with its default limit of 512 MiB and with 64; `stalloc` is the paper's planner; `lighterage` is ours at normal effort. The sizes of dynamic
 //! requests are known to all of them here.
 
 use passes::alloc::caching::{self, Segments};
@@ -109,24 +109,30 @@ fn checked(trace: &Trace, offsets: &[u64]) -> u64 {
 }
 
 fn table(rows: &[(String, Setup)]) {
-    say("| trace | requests | live GiB | caching | expandable | stalloc | lighterage | s | stalloc s |");
-    say("|---|---|---|---|---|---|---|---|---|");
+    say(
+        "| trace | requests | live GiB | caching | expandable | gmlake | gmlake 64 | stalloc | lighterage | s | stalloc s |",
+    );
+    say("|---|---|---|---|---|---|---|---|---|---|---|");
     for (name, setup) in rows {
         let trace = setup.trace();
         let live = lower_bound(&trace, ALIGN);
-        let [fixed, expandable] =
-            [Segments::Fixed, Segments::Expandable].map(|rule| caching::simulate(&trace, rule).reserved_bytes);
+        let stitched = |mib: u64| Segments::Stitched(mib << 20);
+        let [fixed, expandable, gmlake, gmlake_64] =
+            [Segments::Fixed, Segments::Expandable, stitched(512), stitched(64)]
+                .map(|rule| caching::simulate(&trace, rule).reserved_bytes);
         let mut theirs = 0;
         let their_seconds = timed(|| theirs = checked(&trace, &theirs_of(&trace)));
         let mut mine = 0;
         let seconds = timed(|| mine = ours(&trace, Effort::Normal));
         let share = |held: u64| format!("{:.1} %", 100.0 * live as f64 / held as f64);
         say(&format!(
-            "| {name} | {} | {:.1} | {} | {} | {} | {} | {seconds:.2} | {their_seconds:.2} |",
+            "| {name} | {} | {:.1} | {} | {} | {} | {} | {} | {} | {seconds:.2} | {their_seconds:.2} |",
             trace.blocks.len(),
             live as f64 / (1u64 << 30) as f64,
             share(fixed),
             share(expandable),
+            share(gmlake),
+            share(gmlake_64),
             share(theirs),
             share(mine),
         ));

@@ -33,7 +33,8 @@ pub struct Setup {
     pub recompute: bool,
     /// Ranks over which gradients' and optimizer's states are divided: 1 is none (ZeRO).
     pub zero: u64,
-    /// What a forward leaves goes to the host and comes back for its backward.
+    /// What a forward leaves goes to the host and comes back for its backward; the optimizer's states stay there, and updates are
+    /// done there (ZeRO-Offload).
     pub offload: bool,
     /// Experts of each feed-forward part; 0: none. A token goes to `top`.
     pub experts: usize,
@@ -105,10 +106,17 @@ struct Writer<'a> {
 /// A block that is alive.
 type Live = usize;
 
-/// What a layer's forward leaves for its backward, latest last.
+/// What a layer's forward leaves for its backward: its input, and what it keeps, latest last.
 struct Saved {
-    input: Live,
-    kept: Vec<Live>,
+    input: Tensor,
+    kept: Vec<Tensor>,
+}
+
+/// A tensor that is on the device, or on the host.
+#[derive(Clone, Copy)]
+enum Tensor {
+    Here(Live),
+    Away { bytes: u64, dynamic: bool },
 }
 
 impl Writer<'_> {
@@ -176,7 +184,7 @@ impl Writer<'_> {
             persistent.push(self.get(n * HALF, false));
             persistent.push(self.get(n * FULL / zero, false));
         }
-        for &n in &sizes {
+        for &n in sizes.iter().filter(|_| !self.setup.offload) {
             for _ in 0..3 {
                 persistent.push(self.get(n * FULL / zero, false));
             }
@@ -199,14 +207,26 @@ impl Writer<'_> {
             }
         }
         self.begin_phase("optimizer".into());
+        // What is on its way to the host while the next one is got ready.
+        let mut leaving: Option<Live> = None;
         for &n in &sizes {
-            // The update's temporaries, and with ZeRO the part that is gathered.
-            let [a, b] = [FULL, FULL].map(|bytes| self.get(n * bytes / zero, false));
+            // The update's temporaries; on the host, the gradient that goes there and the weight that comes back.
+            let (a, b) = match self.setup.offload {
+                false => (self.get(n * FULL / zero, false), self.get(n * FULL / zero, false)),
+                true => {
+                    let gradient = self.get(n * FULL / zero, false);
+                    (self.get(n * HALF / zero, false), leaving.replace(gradient).unwrap_or(gradient))
+                }
+            };
+            // With ZeRO the weight is gathered.
             let gathered = (1 < zero).then(|| self.get(n * HALF, false));
             gathered.into_iter().for_each(|block| self.free(block));
             self.free(a);
-            self.free(b);
+            if leaving != Some(b) {
+                self.free(b);
+            }
         }
+        leaving.into_iter().for_each(|block| self.free(block));
         self.end_phase();
         persistent.into_iter().for_each(|block| self.free(block));
     }
@@ -220,32 +240,56 @@ impl Writer<'_> {
         self.begin_phase(format!("fwd.{number}"));
         let mut x = self.get(self.stream(), false);
         let mut saved = vec![];
+        // What goes to the host while the next layer runs.
+        let mut leaving: Vec<Live> = vec![];
         for layer in 0..layers {
-            let (kept, y) = self.layer(layer);
-            let mut kept = kept;
-            if self.setup.recompute || self.setup.offload {
-                // Copies to the host are done by the time that the next layer is.
+            let (mut kept, y) = self.layer(layer);
+            if self.setup.recompute {
                 kept.drain(..).rev().for_each(|block| self.free(block));
             }
-            saved.push(Saved { input: x, kept });
+            if self.setup.offload {
+                leaving.drain(..).for_each(|block| self.free(block));
+                leaving.extend(std::iter::once(x).chain(kept.iter().copied()));
+            }
+            saved.push(Saved { input: self.left(x), kept: kept.into_iter().map(|block| self.left(block)).collect() });
             x = y;
         }
+        leaving.into_iter().for_each(|block| self.free(block));
         self.end_phase();
         (saved, x)
     }
 
-    fn backward(&mut self, number: usize, (saved, output): (Vec<Saved>, Live)) {
+    /// What a forward leaves of a block.
+    fn left(&self, block: Live) -> Tensor {
+        let dynamic = self.trace.blocks[block].origin.dynamic;
+        if self.setup.offload { Tensor::Away { bytes: self.bytes(block), dynamic } } else { Tensor::Here(block) }
+    }
+
+    /// Brings to the device what a layer's forward has left.
+    fn fetch(&mut self, Saved { input, kept }: Saved) -> (Live, Vec<Live>) {
+        let mut here = |tensor| match tensor {
+            Tensor::Here(block) => block,
+            Tensor::Away { bytes, dynamic } => self.get(bytes, dynamic),
+        };
+        (here(input), kept.into_iter().map(here).collect())
+    }
+
+    fn backward(&mut self, number: usize, (mut saved, output): (Vec<Saved>, Live)) {
         self.begin_phase(format!("bwd.{number}"));
         let mut gradient = self.get(self.stream(), false);
         self.free(output);
-        for (layer, Saved { input, mut kept }) in saved.into_iter().enumerate().rev() {
-            if self.setup.recompute || self.setup.offload {
+        let mut next = saved.pop().map(|last| self.fetch(last));
+        while let Some((input, mut kept)) = next {
+            let layer = saved.len();
+            // The layer below comes while this one runs.
+            next = saved.pop().map(|below| self.fetch(below));
+            if self.setup.recompute {
                 let (again, y) = self.layer(layer);
                 self.free(y);
                 kept = again;
             }
             self.begin_module(format!("layers.{layer}.backward"));
-            let next = self.get(self.stream(), false);
+            let of_input = self.get(self.stream(), false);
             while let Some(block) = kept.pop() {
                 let dynamic = self.trace.blocks[block].origin.dynamic;
                 let of_block = self.get(self.bytes(block), dynamic);
@@ -256,7 +300,7 @@ impl Writer<'_> {
             }
             self.free(gradient);
             self.free(input);
-            gradient = next;
+            gradient = of_input;
             self.end_module();
         }
         self.free(gradient);
@@ -350,6 +394,7 @@ mod tests {
             Setup { micro_batches: 6, ..Setup::gpt2() },
             Setup { micro_batches: 6, virtual_stages: 2, recompute: true, ..Setup::gpt2() },
             Setup { micro_batches: 4, zero: 2, offload: true, ..Setup::qwen_moe() },
+            Setup { micro_batches: 4, zero: 2, offload: true, recompute: true, ..Setup::gpt2() },
         ] {
             let trace = setup.trace();
             let mut ticks: Vec<u64> = trace.blocks.iter().flat_map(|block| [block.start, block.end]).collect();
@@ -363,13 +408,17 @@ mod tests {
         }
     }
 
-    /// Recomputation and ZeRO take less memory, virtual stages more.
+    /// Recomputation, ZeRO and offloading take less memory, virtual stages more.
     #[test]
     fn optimizations_do_what_they_are_for() {
         let base = Setup { micro_batches: 8, ..Setup::gpt2() };
         let peak = |setup: Setup| lower_bound(&setup.trace(), 1);
         assert!(peak(Setup { recompute: true, ..base.clone() }) < peak(base.clone()));
         assert!(peak(Setup { zero: 2, ..base.clone() }) < peak(base.clone()));
+        for recompute in [false, true] {
+            let kept = Setup { recompute, zero: 2, ..base.clone() };
+            assert!(peak(Setup { offload: true, ..kept.clone() }) < peak(kept));
+        }
         assert!(peak(base.clone()) < peak(Setup { virtual_stages: 2, ..base.clone() }));
     }
 }

@@ -5,8 +5,8 @@ mod arena;
 
 use arena::Arena;
 use lighterage_alloc::{Allocator, Plan};
-use passes::alloc::serve;
 use passes::alloc::trace::{Block, Origin, Span, Trace};
+use passes::alloc::{Options, place, serve};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -199,6 +199,40 @@ proptest! {
         // What is skipped at the very end has not been passed yet.
         prop_assert!(strays.dynamic_missing <= missing, "{}", stats);
     }
+}
+
+/// A plan in which streams keep apart needs no waits; one in which they share bytes is smaller, and they wait.
+#[test]
+fn streams_that_keep_apart_do_not_wait() {
+    let layers = (0..6).map(|i| (2 + i % 3, 24 + i, vec![])).collect();
+    let model = Model { layers, recomputed: false, carried: vec![] };
+    let served = |share: bool| {
+        let placed = |step: &Trace| {
+            let step = if share { step.one_stream() } else { step.clone() };
+            let options = Options { align: 512, ..Options::default() };
+            place(&step, &options, &mut |_, _| ()).map(|placement| placement.offsets)
+        };
+        let text = serve::plan(&trace(&model.run(3, |_, bytes| bytes)), 512, placed).unwrap();
+        let plan = Plan::read(&text).unwrap();
+        let bytes = plan.bytes();
+        let mut allocator = Allocator::planned(Arena::new(1 << 26).pool(), plan).unwrap();
+        let mut live = BTreeMap::new();
+        for event in model.run(4, |_, bytes| bytes) {
+            match event {
+                Event::Alloc { id, bytes, stream, .. } => {
+                    live.insert(id, allocator.malloc(bytes, u64::from(stream) * 64).unwrap());
+                }
+                Event::Free(id) => assert!(allocator.free(live.remove(&id).unwrap())),
+                Event::Enter | Event::Leave => {}
+            }
+        }
+        let stats = allocator.stats();
+        assert_eq!((stats.planned, stats.fallback), (stats.requests, 0), "{stats}");
+        (bytes, stats.waits)
+    };
+    let (apart, shared) = (served(false), served(true));
+    assert_eq!(apart.1, 0);
+    assert!(0 < shared.1 && shared.0 < apart.0, "{apart:?} {shared:?}");
 }
 
 /// With the idle bytes of the plan, experts need less from the cache than without (Table 3 of the paper).

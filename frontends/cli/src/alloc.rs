@@ -12,7 +12,7 @@ use passes::alloc::caching::{self, Held, Segments};
 use passes::alloc::check::{Fault, Told, check};
 use passes::alloc::stats::{Class, Share, Stats, stats};
 use passes::alloc::trace::Trace;
-use passes::alloc::{Options, Placement, gap, place, serve, stalloc};
+use passes::alloc::{Method, Options, Placement, gap, place, serve, stalloc};
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -35,6 +35,13 @@ fn read(args: &TraceArgs) -> Result<Vec<Pool>, Failure> {
     pools
 }
 
+/// Lets streams have each other's bytes, if that is asked.
+fn share_streams(share: bool, pools: &mut [Pool]) {
+    if share {
+        pools.iter_mut().for_each(|pool| pool.trace = pool.trace.one_stream());
+    }
+}
+
 /// A pool's plan, and the time that it took.
 struct Planned<'a> {
     pool: &'a Pool,
@@ -46,9 +53,12 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
     for (option, path) in [("--output", &args.output), ("--serve", &args.serve), ("--svg", &args.svg)] {
         path.iter().try_for_each(|path| check_writable(option, path))?;
     }
-    let pools = read(&args.trace)?;
+    let mut pools = read(&args.trace)?;
+    let recorded: Vec<Trace> = pools.iter().map(|pool| pool.trace.clone()).filter(|_| args.serve.is_some()).collect();
+    share_streams(args.share_streams, &mut pools);
     let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()), usize::from);
-    let options = Options { effort: args.effort, capacity: args.capacity, align: args.align, threads };
+    let without = Method::ALL.map(|method| args.without.contains(&method).then_some(method));
+    let options = Options { effort: args.effort, capacity: args.capacity, align: args.align, threads, without };
     let mut planned = vec![];
     for pool in &pools {
         let n_blocks = pool.trace.blocks.len();
@@ -60,7 +70,7 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
             }
         };
         let placement = match args.planner {
-            AddressPlanner::Ours => place(&pool.trace, &options, &mut see).map_err(|error| error.to_string()),
+            AddressPlanner::Ours => place(&pool.trace, &options, &mut see),
             AddressPlanner::Stalloc => stalloc::place(&pool.trace, args.align),
         };
         let time = start.elapsed();
@@ -99,17 +109,16 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
         )?;
     }
     if let Some(path) = &args.serve {
-        let [pool] = &pools[..] else {
+        let [_] = &pools[..] else {
             return Err(Failure::Input(format!("--serve: the trace has {} pools; a plan file is of one", pools.len())));
         };
         // Addresses of the step alone: it follows itself.
-        let fixed = |step: &Trace| place(step, &options, &mut |_, _| ()).map(|placement| placement.offsets);
-        save_atomically(
-            path,
-            &[serve::plan(&pool.trace, args.align, fixed)
-                .map_err(|error| Failure::Input(error.to_string()))?
-                .as_bytes()],
-        )?;
+        let fixed = |step: &Trace| match args.share_streams {
+            true => place(&step.one_stream(), &options, &mut |_, _| ()).map(|placement| placement.offsets),
+            false => place(step, &options, &mut |_, _| ()).map(|placement| placement.offsets),
+        };
+        let plan = serve::plan(&recorded[0], args.align, fixed).map_err(|error| Failure::Input(error.to_string()))?;
+        save_atomically(path, &[plan.as_bytes()])?;
     }
     if let Some(path) = &args.svg {
         save_atomically(path, &[picture::draw(&pools, &offsets().collect::<Vec<_>>()).as_bytes()])?;
@@ -121,9 +130,11 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
 fn wrong_plan(faults: &[Fault], pool: &Pool, offsets: &[u64], path: &str) -> Failure {
     let fixed = |block: usize| pool.trace.blocks[block].offset.is_some();
     let given = |fault: &&Fault| match **fault {
-        Fault::Overlap { below, above, .. } => fixed(below) && fixed(above),
+        Fault::Overlap { below: a, above: b, .. } | Fault::Unordered { before: a, after: b, .. } => {
+            fixed(a) && fixed(b)
+        }
         Fault::Misaligned { block, .. } | Fault::Outside { block, .. } => fixed(block),
-        Fault::Count { .. } | Fault::Moved { .. } => false,
+        Fault::Count { .. } | Fault::Moved { .. } | Fault::Apart { .. } => false,
     };
     let told = |fault: &Fault| Told(fault, &pool.trace, offsets).to_string();
     match (faults.iter().find(given), faults.first()) {
@@ -199,7 +210,8 @@ fn plan_report(planned: &[Planned<'_>], capacity: Option<u64>) -> String {
 const TOLD: usize = 20;
 
 fn check_plan(args: &AllocCheckArgs) -> Result<(), Failure> {
-    let pools = read(&args.trace)?;
+    let mut pools = read(&args.trace)?;
+    share_streams(args.share_streams, &mut pools);
     let path = args.plan.display();
     let offsets =
         table::read_plan(&read_text(&args.plan)?, &pools).map_err(|e| Failure::Input(format!("{path}: {e}")))?;

@@ -3,7 +3,7 @@
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use passes::alloc::Effort;
+use passes::alloc::{Effort, Method};
 use passes::decide::Planner;
 use passes::estimate;
 use passes::graph::optimizer::{Master, Optimizer};
@@ -477,6 +477,12 @@ pub(crate) struct AllocPlanArgs {
     /// Threads that look [default: as many as the machine has cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    /// Methods to do without, to see what each is good for
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = named(&Method::ALL, Method::name))]
+    pub(crate) without: Vec<Method>,
+    /// Let streams have each other's bytes without a wait; whoever uses the plan makes them wait, as the run-time allocator does
+    #[arg(long)]
+    pub(crate) share_streams: bool,
     /// Write the plan: the trace's blocks as a table with offsets
     #[arg(short, long, value_name = "PLAN.csv")]
     pub(crate) output: Option<PathBuf>,
@@ -502,6 +508,9 @@ pub(crate) struct AllocCheckArgs {
     /// What each pool holds [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) capacity: Option<u64>,
+    /// Streams may have each other's bytes without a wait
+    #[arg(long)]
+    pub(crate) share_streams: bool,
     /// What addresses are to be multiples of, beside what the trace says
     #[arg(long, value_name = "BYTES", default_value = "1", value_parser = parse_align)]
     pub(crate) align: u64,

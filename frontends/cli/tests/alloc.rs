@@ -11,7 +11,7 @@ fn training() -> String {
     text += "phase fwd.0\n";
     (0..6).for_each(|i| text += &format!("alloc a{i} 300000\nalloc t{i} 70000\nfree t{i}\n"));
     text += "phase bwd.0\n";
-    (0..6).rev().for_each(|i| text += &format!("alloc g{i} 300000 stream=7\nfree a{i}\nfree g{i}\n"));
+    (0..6).rev().for_each(|i| text += &format!("alloc g{i} 300000\nfree a{i}\nfree g{i}\n"));
     text + "phase -\n"
 }
 
@@ -56,6 +56,58 @@ fn planners_can_be_compared() {
     assert_eq!(json[0]["pools"][0]["method"], "stalloc");
     run(&format!("alloc check {trace} {plan} --align 512")).expect(0);
     run(&format!("alloc plan {plan} --planner stalloc")).expect(2).says(&["address is given"]);
+}
+
+/// Each method can be left out; what is left is one pass of first fit.
+#[test]
+fn methods_can_be_left_out() {
+    let folder = Folder::new("alloc-without");
+    let mut table = "id,lower,upper,size\n".to_string();
+    for i in 0..60 {
+        table += &format!("b{i},{},{},{}\n", i * 7 % 40, i * 7 % 40 + 1 + i * 5 % 13, 1 + i * 37 % 90);
+    }
+    let trace = folder.write("a.csv", table);
+    let plan = |options: &str| run(&format!("alloc plan {trace} --align 1 --json {options}")).expect(0).json();
+    let all = plan("");
+    let none = plan("--without orders,best-fit,repair,search");
+    assert_eq!(none[0]["pools"][0]["method"], "first fit by end");
+    assert!(all[0]["peak_bytes"].as_u64() < none[0]["peak_bytes"].as_u64(), "{all:?} {none:?}");
+    for method in ["orders", "best-fit", "repair", "search"] {
+        assert!(plan(&format!("--without {method}"))[0]["peak_bytes"].as_u64() <= none[0]["peak_bytes"].as_u64());
+    }
+    run(&format!("alloc plan {trace} --without luck")).expect(2).says(&["luck", "best-fit"]);
+}
+
+/// Bytes go from one stream to another behind a wait, or where that is asked; blocks lie in the bytes of others.
+#[test]
+fn streams_and_operations_in_place() {
+    let folder = Folder::new("alloc-streams");
+    let text = |wait: &str| {
+        format!("lighterage-trace 1\nalloc a 4096\nalloc b 4096 in=a\nfree a\nfree b\n{wait}alloc c 4096 stream=1\n")
+    };
+    let (trace, waits) = (folder.write("a.trace", text("")), folder.write("b.trace", text("wait 1 0\n")));
+    let plan = folder.file("plan.csv");
+    let peak = |options: &str| run(&format!("alloc plan {options} --json")).expect(0).json()[0]["peak_bytes"].as_u64();
+    assert_eq!(peak(&format!("{trace} -o {plan}")), Some(8192));
+    run(&format!("alloc check {trace} {plan}")).expect(0);
+    assert_eq!(peak(&waits), Some(4096));
+    assert_eq!(peak(&format!("{trace} --planner stalloc")), Some(8192));
+    assert_eq!(peak(&format!("{trace} --share-streams -o {plan}")), Some(4096));
+    run(&format!("alloc check {trace} {plan} --share-streams")).expect(0);
+    let told = "block c (4096 bytes at 0) gets bytes of block b (4096 bytes at 0) at tick 4, and stream 1 has not waited for 0";
+    let refused = run(&format!("alloc check {trace} {plan}")).expect(2);
+    assert!(refused.out.contains(told), "{}", refused.out);
+    let moved =
+        folder.write("moved.csv", "id,lower,upper,size,offset\na,0,2,4096,0\nb,1,3,4096,4096\nc,4,5,4096,8192\n");
+    let refused = run(&format!("alloc check {trace} {moved}")).expect(2);
+    assert!(refused.out.contains("is not where block a (4096 bytes at 0) is"), "{}", refused.out);
+    // Served to a program, the allocator makes streams wait where they share.
+    let served = |options: &str| {
+        run(&format!("alloc plan {trace} --serve {plan} {options}")).expect(0);
+        std::fs::read_to_string(&plan).unwrap().lines().nth(1).unwrap().to_string()
+    };
+    assert_eq!((served(""), served("--share-streams")), ("pool 12288 512".into(), "pool 8192 512".into()));
+    assert_eq!(run(&format!("alloc convert {trace}")).expect(0).out, text("") + "free c\n");
 }
 
 /// A recorded run of equal steps becomes a plan of one step.
@@ -115,7 +167,8 @@ fn a_pool_that_is_too_small_is_said() {
 #[test]
 fn a_trace_is_described() {
     let folder = Folder::new("alloc-stats");
-    let trace = folder.write("a.trace", training());
+    // Gradients are another stream's.
+    let trace = folder.write("a.trace", training().replace(" 300000\nfree a", " 300000 stream=7\nfree a"));
     let json = run(&format!("alloc stats {trace} --json")).expect(0).json();
     let pool = &json[0]["pools"][0];
     assert_eq!(pool["live_peak_bytes"], 4 * 1048576 + 7 * 300000);

@@ -9,16 +9,18 @@
 //! alloc 17 65536 stream=7 dyn        for stream 7; its size is known only now
 //! free 17
 //! leave layers.0.mlp
+//! alloc 18 65536 in=17               made in the bytes of block 17, as by an operation in place
+//! wait 0 7                           stream 0 waits for all that stream 7 has been asked to do
 //! pool cuda:1                        what follows is asked of another pool
 //! ```
 //!
-//! Each `alloc` and `free` takes a tick, from 0 on. Once a line `tick N` has been read, ticks pass by such lines alone. A
+//! Each `alloc`, `free` and `wait` takes a tick, from 0 on. Once a line `tick N` has been read, ticks pass by such lines alone. A
 //! block that is not freed lives to the end of its pool. An id is one word without a comma, and names one block of a pool.
 //! `gaps=3-5/8-9` are ticks at which nobody needs a block. `phase=2` and `module=5` with an `alloc` or `free` name the second
 //! phase of the pool and the fifth run of a module, in place of those that run; 0 is none.
 
 use crate::recorder::{Asked, Recorder};
-use crate::{Error, POOL, Pool, table};
+use crate::{Error, POOL, Pool, shared, table};
 use passes::alloc::trace::Trace;
 use std::fmt::Write;
 
@@ -60,7 +62,8 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
     let mut read = vec![];
     for (_, recorder) in pools {
         let pool = recorder.finish();
-        let Trace { blocks, phases, modules } = &pool.trace;
+        let Trace { blocks, phases, modules, .. } = &pool.trace;
+        shared(&pool)?;
         for block in blocks {
             let error = |message: String| Error::new(format!("block {} of the pool {}", block.id, pool.name), message);
             table::within(block).map_err(error)?;
@@ -126,8 +129,15 @@ fn event(text: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
             let name = word(rest, "the module's name")?;
             if recorder.leave(name) { Ok(()) } else { Err(format!("no module {name} runs")) }
         }
+        "wait" => {
+            let words: Vec<&str> = rest.split_ascii_whitespace().collect();
+            let [stream, on] = words[..] else {
+                return Err("wait has two streams: the one that waits, and the one that is waited for".into());
+            };
+            recorder.wait(number("the stream", stream)?, number("the stream", on)?)
+        }
         "tick" => recorder.at(number("the tick", rest)?),
-        _ => Err(format!("{verb:?} is not known: alloc, free, phase, enter, leave, tick and pool are")),
+        _ => Err(format!("{verb:?} is not known: alloc, free, wait, phase, enter, leave, tick and pool are")),
     }
 }
 
@@ -142,6 +152,7 @@ fn alloc(rest: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
             Some(("stream", stream)) => asked.stream = number("the stream", stream)?,
             Some(("align", alignment)) => asked.alignment = number("the alignment", alignment)?,
             Some(("at", offset)) => asked.offset = Some(number("the address", offset)?),
+            Some(("in", other)) => asked.within = Some(recorder.find(other)?),
             Some(("phase", text)) => phase = Some(number("the phase", text)?),
             Some(("module", text)) => module = Some(number("the module", text)?),
             Some(("gaps", text)) => {
@@ -152,7 +163,7 @@ fn alloc(rest: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
                 }
             }
             _ => {
-                let known = "stream=N, align=BYTES, at=BYTES, gaps=A-B/C-D, phase=N, module=N and dyn are";
+                let known = "stream=N, align=BYTES, at=BYTES, in=ID, gaps=A-B/C-D, phase=N, module=N and dyn are";
                 return Err(format!("{given:?} is not known with alloc: {known}"));
             }
         }
@@ -172,7 +183,9 @@ enum Happens {
     Phase(usize),
     Enter(usize),
     Free(usize),
-    Alloc(usize),
+    Wait(usize),
+    /// The last of the block and those in whose bytes it is, how many these are, and the block: they come before it.
+    Alloc(usize, usize, usize),
 }
 
 /// Writes pools, so that reading them again gives the same blocks, in order of their start. Blanks in names, which other
@@ -206,8 +219,11 @@ fn write_pool(out: &mut String, trace: &Trace) {
         }
     }
     for (i, block) in trace.blocks.iter().enumerate() {
-        happens.extend([(block.start, Happens::Alloc(i)), (block.end, Happens::Free(i))]);
+        let shared = std::iter::successors(Some(i), |&i| trace.blocks[i].within).take(trace.blocks.len());
+        let (depth, last) = shared.fold((0, i), |(depth, last), other| (depth + 1, other.max(last)));
+        happens.extend([(block.start, Happens::Alloc(last, depth, i)), (block.end, Happens::Free(i))]);
     }
+    happens.extend(trace.waits.iter().enumerate().map(|(i, wait)| (wait.tick, Happens::Wait(i))));
     happens.sort_unstable();
     // What stays to the end is not freed. Where each other event has a tick of its own, ticks need not be said.
     let end = trace.blocks.iter().map(|block| block.end).max().unwrap_or(0);
@@ -219,7 +235,9 @@ fn write_pool(out: &mut String, trace: &Trace) {
         _ => false,
     };
     let consecutive = |stay: bool| {
-        let is_event = |what: &Happens| matches!(what, Happens::Alloc(_) | Happens::Free(_)) && !(stay && stays(what));
+        let is_event = |what: &Happens| {
+            matches!(what, Happens::Alloc(..) | Happens::Free(_) | Happens::Wait(_)) && !(stay && stays(what))
+        };
         let events = happens.iter().filter(|(_, what)| is_event(what)).map(|&(tick, _)| tick);
         let (n, last) = (events.clone().count() as u64, happens.last().map_or(0, |&(tick, _)| tick));
         events.eq(0..n) && last <= n && (!stay || n == end)
@@ -273,7 +291,11 @@ fn write_pool(out: &mut String, trace: &Trace) {
                 let id = joined(&block.id);
                 writeln!(out, "free {id}{}{}", said("phase", phases.1, phase), said("module", runs.1, module))
             }
-            Happens::Alloc(i) => {
+            Happens::Wait(i) => {
+                let wait = trace.waits[i];
+                writeln!(out, "wait {} {}", wait.stream, wait.on)
+            }
+            Happens::Alloc(.., i) => {
                 let block = &trace.blocks[i];
                 let origin = block.origin;
                 let mut line =
@@ -283,6 +305,9 @@ fn write_pool(out: &mut String, trace: &Trace) {
                 }
                 if let Some(offset) = block.offset {
                     let _ = write!(line, " at={offset}");
+                }
+                if let Some(other) = block.within {
+                    let _ = write!(line, " in={}", joined(&trace.blocks[other].id));
                 }
                 if !block.gaps.is_empty() {
                     let gaps: Vec<String> = block.gaps.iter().map(|(start, end)| format!("{start}-{end}")).collect();

@@ -3,8 +3,8 @@
 //!
 //! Files may come from anywhere: a reader gives blocks or an error that says where the file is wrong. It does not panic,
 //! runs nothing, and takes memory in proportion to the file's size. What comes out holds: a block ends after it starts, its
-//! gaps are within, ascending and apart, alignments are powers of two, ids of a pool differ, and sizes and alignments of
-//! a pool add up to less than 2^62 bytes.
+//! gaps are within, ascending and apart, alignments are powers of two, ids of a pool differ, sizes and alignments of
+//! a pool add up to less than 2^62 bytes, and who shares another's bytes can.
 //!
 //! [`events`] has our own format, [`table`] minimalloc's and that of plans, [`snapshot`] PyTorch's; docs/alloc.md describes
 //! them all.
@@ -21,7 +21,7 @@ pub use error::Error;
 
 use passes::alloc::caching::History;
 use passes::alloc::trace::Trace;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Memory from which addresses are given: a device of a snapshot, or all there is.
@@ -136,13 +136,21 @@ fn sniff(bytes: &[u8]) -> Result<Format, Error> {
     }
 }
 
+/// Sees that blocks that are to lie in the bytes of others can.
+fn shared(pool: &Pool) -> Result<(), Error> {
+    passes::alloc::roots(&pool.trace.blocks)
+        .map(|_| ())
+        .map_err(|e| Error::new(format!("pool {}", pool.name), e.message))
+}
+
 /// Sizes and alignments of a pool add up to less than this.
 const MOST_BYTES: u64 = 1 << 62;
 
 /// Looks at each block as it is read, so that whoever has the trace need not.
 #[derive(Default)]
 struct Gate {
-    ids: BTreeSet<String>,
+    /// Blocks in order.
+    ids: BTreeMap<String, usize>,
     bytes: u64,
 }
 
@@ -164,7 +172,15 @@ impl Gate {
 
     /// Sees that no other block has this id.
     fn id(&mut self, id: &str) -> Result<(), String> {
-        if self.ids.insert(id.to_string()) { Ok(()) } else { Err(format!("there are two blocks with the id {id}")) }
+        match self.ids.insert(id.to_string(), self.ids.len()) {
+            None => Ok(()),
+            Some(_) => Err(format!("there are two blocks with the id {id}")),
+        }
+    }
+
+    /// The position of the block with this id.
+    fn find(&self, id: &str) -> Result<usize, String> {
+        self.ids.get(id).copied().ok_or_else(|| format!("there is no block {id} whose bytes it could share"))
     }
 
     /// Sees that a fixed address leaves room for the block.
@@ -179,5 +195,5 @@ impl Gate {
 /// A trace of no blocks in which nothing is known of phases and modules.
 fn empty() -> Trace {
     let unknown = || vec![passes::alloc::trace::Span::default()];
-    Trace { blocks: vec![], phases: unknown(), modules: unknown() }
+    Trace { phases: unknown(), modules: unknown(), ..Trace::default() }
 }

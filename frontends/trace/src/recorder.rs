@@ -5,7 +5,7 @@
 //! go to the last.
 
 use crate::{Gate, Pool, empty};
-use passes::alloc::trace::{Block, Origin, Span};
+use passes::alloc::trace::{Block, Origin, Span, Wait};
 use std::collections::HashMap;
 
 /// Makes a pool of events. `K` is what names a block while it lives: an id, or an address.
@@ -34,6 +34,7 @@ pub(crate) struct Asked {
     pub(crate) offset: Option<u64>,
     pub(crate) stream: u32,
     pub(crate) dynamic: bool,
+    pub(crate) within: Option<usize>,
 }
 
 impl<K: std::hash::Hash + Eq> Recorder<K> {
@@ -73,14 +74,14 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
 
     /// Adds a block that begins at `start`; returns its position.
     fn add(&mut self, key: K, id: String, asked: Asked, start: u64) -> Result<usize, String> {
-        let Asked { bytes, alignment, offset, stream, dynamic } = asked;
+        let Asked { bytes, alignment, offset, stream, dynamic, within } = asked;
         self.gate.id(&id)?;
         self.gate.size(bytes, alignment)?;
         offset.map_or(Ok(()), |offset| self.gate.offset(offset, bytes))?;
         let origin = Origin { phases: (self.phase, 0), modules: (self.module(), 0), stream, dynamic };
         let at = self.pool.trace.blocks.len();
         self.open.insert(key, at);
-        let block = Block { id, start, end: start, bytes, alignment, offset, gaps: vec![], origin };
+        let block = Block { id, start, end: start, bytes, alignment, offset, within, gaps: vec![], origin };
         self.pool.trace.blocks.push(block);
         Ok(at)
     }
@@ -118,6 +119,18 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
         block.end = end;
         (block.origin.phases.1, block.origin.modules.1) = (phase, module);
         Ok(Some(block))
+    }
+
+    /// The position of a block, there or gone.
+    pub(crate) fn find(&self, id: &str) -> Result<usize, String> {
+        self.gate.find(id)
+    }
+
+    /// A stream waits for all that another has been asked to do.
+    pub(crate) fn wait(&mut self, stream: u32, on: u32) -> Result<(), String> {
+        let tick = self.tick()?;
+        self.pool.trace.waits.push(Wait { tick, stream, on });
+        Ok(())
     }
 
     /// A phase begins, and the one before it ends; without a name none does.

@@ -1,14 +1,15 @@
 //! Blocks as rows: minimalloc's tables, plain lines, and plans.
 //!
 //! A table has a header that names its columns, in any order: `id`, `lower`, `upper`, `size`, and perhaps `alignment`,
-//! `offset` (the block has to be there), `gaps` (`3-5 8-9`: nobody needs the block then), `hint` (not used) and `pool`.
+//! `offset` (the block has to be there), `gaps` (`3-5 8-9`: nobody needs the block then), `hint` (not used), `pool`, and `in` (the
+//! id of a block in whose bytes it is).
 //! minimalloc's other names are known: `begin` and `start` for `lower`, `buffer` and `buffer_id` for `id`, `end` for
 //! `upper`, with ends that belong to the life. A gap in which a part of the block is needed (`3-5@0:16`) is no gap here: a
 //! plan that keeps all of it is right too.
 //!
 //! A plan is such a table with all offsets.
 
-use crate::{Error, Gate, POOL, Pool, empty};
+use crate::{Error, Gate, POOL, Pool, empty, shared};
 use passes::alloc::trace::Block;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -25,9 +26,10 @@ enum Column {
     Gaps,
     Hint,
     Pool,
+    In,
 }
 
-const COLUMNS: [(&str, Column); 14] = [
+const COLUMNS: [(&str, Column); 15] = [
     ("id", Column::Id),
     ("buffer", Column::Id),
     ("buffer_id", Column::Id),
@@ -42,6 +44,7 @@ const COLUMNS: [(&str, Column); 14] = [
     ("gaps", Column::Gaps),
     ("hint", Column::Hint),
     ("pool", Column::Pool),
+    ("in", Column::In),
 ];
 
 fn column(name: &str) -> Option<Column> {
@@ -58,6 +61,8 @@ pub(crate) fn is_header(line: &str) -> bool {
 struct Row<'a> {
     line: usize,
     pool: &'a str,
+    /// The id of the block in whose bytes it is; empty if it has its own.
+    within: &'a str,
     block: Block,
 }
 
@@ -95,7 +100,7 @@ fn row<'a>(line: usize, text: &'a str, columns: &[Column], last: u64) -> Result<
         return Err(format!("{} fields, and the header has {}", fields.len(), columns.len()));
     }
     let mut block = Block::default();
-    let mut pool = POOL;
+    let (mut pool, mut within_id) = (POOL, "");
     for (column, field) in columns.iter().zip(fields) {
         match column {
             Column::Id if field.is_empty() => return Err("the id is empty".into()),
@@ -114,10 +119,11 @@ fn row<'a>(line: usize, text: &'a str, columns: &[Column], last: u64) -> Result<
             Column::Hint => {}
             Column::Pool if field.is_empty() => {}
             Column::Pool => pool = field,
+            Column::In => within_id = field,
         }
     }
     within(&block)?;
-    Ok(Row { line, pool, block })
+    Ok(Row { line, pool, within: within_id, block })
 }
 
 /// A number that is not negative.
@@ -173,7 +179,8 @@ pub(crate) fn within(block: &Block) -> Result<(), String> {
 pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
     let mut pools: Vec<(Pool, Gate)> = vec![];
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
-    for Row { line, pool, block } in rows(text)? {
+    let mut shares: Vec<(usize, usize, usize, &str)> = vec![];
+    for Row { line, pool, within, block } in rows(text)? {
         let at = *names.entry(pool).or_insert_with(|| {
             pools.push((Pool { name: pool.into(), trace: empty(), ..Pool::default() }, Gate::default()));
             pools.len() - 1
@@ -182,9 +189,19 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
         let gated = gate.id(&block.id).and_then(|()| gate.size(block.bytes, block.alignment));
         let gated = gated.and_then(|()| block.offset.map_or(Ok(()), |offset| gate.offset(offset, block.bytes)));
         gated.map_err(|message| Error::line(line, message))?;
+        if !within.is_empty() {
+            shares.push((line, at, pool.trace.blocks.len(), within));
+        }
         pool.trace.blocks.push(block);
     }
-    Ok(pools.into_iter().map(|(pool, _)| pool).collect())
+    // The other one may stand below.
+    for (line, at, block, within) in shares {
+        let (pool, gate) = &mut pools[at];
+        pool.trace.blocks[block].within = Some(gate.find(within).map_err(|message| Error::line(line, message))?);
+    }
+    let pools: Vec<Pool> = pools.into_iter().map(|(pool, _)| pool).collect();
+    pools.iter().try_for_each(shared)?;
+    Ok(pools)
 }
 
 /// Reads lines of start, end and size. Blocks are numbered from 0.
@@ -226,6 +243,8 @@ pub fn write_plan(pools: &[Pool], offsets: &[Vec<u64>]) -> String {
     out += if 1 < pools.len() { "pool,id,lower,upper,size" } else { "id,lower,upper,size" };
     out += if aligned { ",alignment" } else { "" };
     out += if gapped { ",gaps" } else { "" };
+    let shared = blocks().any(|block| block.within.is_some());
+    out += if shared { ",in" } else { "" };
     out += ",offset\n";
     for (pool, offsets) in pools.iter().zip(offsets) {
         for (block, offset) in pool.trace.blocks.iter().zip(offsets) {
@@ -242,6 +261,10 @@ pub fn write_plan(pools: &[Pool], offsets: &[Vec<u64>]) -> String {
                 let gaps: Vec<String> = block.gaps.iter().map(|(start, end)| format!("{start}-{end}")).collect();
                 let _ = write!(out, ",{}", gaps.join(" "));
             }
+            if shared {
+                let other = block.within.map_or("", |other| &pool.trace.blocks[other].id);
+                let _ = write!(out, ",{other}");
+            }
             let _ = writeln!(out, ",{offset}");
         }
     }
@@ -255,7 +278,7 @@ pub fn read_plan(text: &str, pools: &[Pool]) -> Result<Vec<Vec<u64>>, Error> {
         blocks.extend(pool.trace.blocks.iter().enumerate().map(|(b, block)| ((&*pool.name, &*block.id), (p, b))));
     }
     let mut offsets: Vec<Vec<Option<u64>>> = pools.iter().map(|pool| vec![None; pool.trace.blocks.len()]).collect();
-    for Row { line, pool, block } in rows(text)? {
+    for Row { line, pool, block, .. } in rows(text)? {
         // A plan of one pool need not name it.
         let pool = if pools.len() == 1 && pool == POOL { &*pools[0].name } else { pool };
         let error = |message: String| Error::line(line, message);

@@ -6,7 +6,7 @@ use common::{event, segment, snapshot};
 use passes::alloc::caching::{self, Agreement, Segments};
 use passes::alloc::check::check;
 use passes::alloc::stats::stats;
-use passes::alloc::trace::{Block, Origin, Span, Trace};
+use passes::alloc::trace::{Block, Origin, Span, Trace, Wait};
 use proptest::prelude::*;
 use trace::{Format, Pool, events, read_bytes, table};
 
@@ -48,7 +48,7 @@ fn events_have_phases_and_modules() {
          alloc t 8\nleave up\nleave mlp\nphase bwd.0\nfree t\nfree a\nphase -\npool cuda:1\nalloc w 1\n",
     );
     assert_eq!(pools.iter().map(|pool| &*pool.name).collect::<Vec<_>>(), ["memory", "cuda:1"]);
-    let Trace { blocks, phases, modules } = &pools[0].trace;
+    let Trace { blocks, phases, modules, .. } = &pools[0].trace;
     let span = |name: &str, start, end| Span { name: name.into(), start, end };
     assert_eq!(phases[1..], [span("fwd.0", 1, 3), span("bwd.0", 3, 5)]);
     assert_eq!(modules[1..], [span("mlp", 1, 3), span("up", 2, 3)]);
@@ -63,6 +63,26 @@ fn events_have_phases_and_modules() {
 fn ticks_may_be_given() {
     let text = "lighterage-trace 1\ntick 5\nalloc a 8 gaps=6-7\nalloc b 8\ntick 9\nfree a\n";
     assert_eq!(lives(text), [(5, 9, 8), (5, 10, 8)]);
+}
+
+#[test]
+fn blocks_may_share_bytes_and_streams_wait() {
+    let text = "lighterage-trace 1\nalloc a 8 stream=1\nalloc b 8 stream=1 in=a\nfree a\nwait 0 1\nfree b\nalloc c 9\nfree c\n";
+    let pools = read(text);
+    let Trace { blocks, waits, .. } = &pools[0].trace;
+    assert_eq!(blocks.iter().map(|block| block.within).collect::<Vec<_>>(), [None, Some(0), None]);
+    assert_eq!(waits[..], [Wait { tick: 3, stream: 0, on: 1 }]);
+    assert_eq!(lives(text), [(0, 2, 8), (1, 4, 8), (5, 6, 9)]);
+    assert_eq!(events::write(&pools), text);
+    // In a table the other one may stand below; a plan says it, too.
+    let pools = read("id,lower,upper,size,in\nb,2,9,4,a\na,0,2,8,\n");
+    assert_eq!(pools[0].trace.blocks[0].within, Some(1));
+    let plan = table::write_plan(&pools, &[vec![0, 0]]);
+    assert_eq!(plan, "id,lower,upper,size,in,offset\nb,2,9,4,a,0\na,0,2,8,,0\n");
+    assert_eq!(read(&plan)[0].trace.blocks[0].within, Some(1));
+    let mut sorted = read(&events::write(&pools))[0].trace.blocks.clone();
+    sorted.reverse();
+    assert_eq!((sorted[0].within, &*sorted[0].id, &*sorted[1].id), (Some(0), "b", "a"));
 }
 
 #[test]
@@ -172,7 +192,7 @@ fn plans_are_written_and_read() {
 
 /// Text of our own format: a walk over what may happen.
 fn any_events() -> impl Strategy<Value = String> {
-    let line = (0u8..10, 0usize..6, 1u64..100);
+    let line = (0u8..11, 0usize..6, 1u64..100);
     (prop::collection::vec(line, 1..60), any::<bool>()).prop_map(|(lines, timed)| {
         let mut out = "lighterage-trace 1\n".to_string();
         let (mut next, mut live, mut running, mut clock) = (0, vec![], vec![], 0);
@@ -184,14 +204,19 @@ fn any_events() -> impl Strategy<Value = String> {
             match what {
                 0..=3 => {
                     let more = ["", " dyn", " stream=3", " align=64 at=128", " phase=0", ""][pick];
-                    out += &format!("alloc {next} {bytes}{more}\n");
-                    live.push((next, clock));
+                    // A block that is as large and as plain may be the place of another.
+                    let plain = |&&(.., size): &&(i32, u64, u64)| bytes <= size;
+                    let shared = live.iter().find(plain).filter(|_| pick == 5);
+                    let shared = shared.map_or(String::new(), |(other, ..)| format!(" in={other}"));
+                    out += &format!("alloc {next} {bytes}{more}{shared}\n");
+                    live.push((next, clock, if pick == 0 || pick == 5 { bytes } else { 0 }));
                     next += 1;
                 }
-                4..=6 if live.get(pick).is_some_and(|&(_, since)| !timed || since < clock) => {
+                4..=6 if live.get(pick).is_some_and(|&(_, since, _)| !timed || since < clock) => {
                     out += &format!("free {}\n", live.remove(pick).0);
                 }
                 7 => out += &format!("phase {}\n", ["fwd.0", "bwd.0", "-", "fwd.1", "opt", "-"][pick]),
+                10 => out += &format!("wait {} {}\n", pick, bytes % 4),
                 8 => {
                     running.push(pick % 3);
                     out += &format!("enter m{}\n", pick % 3);
@@ -230,7 +255,7 @@ proptest! {
             ..Block::default()
         });
         let none = || vec![Span::default()];
-        let mut trace = Trace { blocks: blocks.collect(), phases: none(), modules: none() };
+        let mut trace = Trace { blocks: blocks.collect(), phases: none(), modules: none(), ..Trace::default() };
         let pool = Pool { name: "memory".into(), trace: trace.clone(), ..Pool::default() };
         trace.blocks.sort_by_key(|block| block.start);
         prop_assert_eq!(&read(&events::write(&[pool]))[0].trace, &trace);

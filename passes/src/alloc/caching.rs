@@ -10,6 +10,11 @@
 //! With *expandable segments* each stream has one growing segment for each kind, which takes memory in steps of 2 MiB and
 //! 20 MiB, and remainders of 512 bytes and more are split off large blocks too.
 //!
+//! *GMLake* (C. Guo et al., ASPLOS 2024; `GMLake/src/CUDACachingAllocator.cpp` of github.com/antgroup/glake) gives pages of 2 MiB
+//! several addresses: a large request for which no free block is large enough is stitched of the largest ones, if it is as
+//! large as a limit; large sizes are rounded up to pages. What was stitched once may serve requests of down to a tenth of its
+//! size as soon as all of it is free.
+//!
 //! [`replay`] follows a recorded history beside the rules and counts requests that land where they did in truth.
 
 use super::trace::Trace;
@@ -25,6 +30,10 @@ const SMALL_SEGMENT: u64 = 2 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
 /// Requests from here on get a segment of their own size.
 const OWN_SEGMENT: u64 = 10 << 20;
+/// A page that can be stitched.
+const PAGE: u64 = 2 << 20;
+/// A stitched block serves no request of less than this part of it: GMLake's `reuseLimit`.
+const REUSE: u64 = 10;
 /// Segments of requests' own size are rounded up to a multiple of this.
 const ROUND_LARGE: u64 = 2 << 20;
 
@@ -35,6 +44,8 @@ pub enum Segments {
     Fixed,
     /// In one growing segment for each stream and kind.
     Expandable,
+    /// Each by itself, and free blocks are stitched for requests from so many bytes on: GMLake's `fragLimit`, 512 MiB if unset.
+    Stitched(u64),
 }
 
 /// What an allocator held.
@@ -137,6 +148,8 @@ struct Allocator {
     free: BTreeSet<(Kind, u64, u64)>,
     /// Kinds of segments, by their first byte.
     segments: BTreeMap<u64, Kind>,
+    /// What was stitched, by size: addresses and sizes of the parts.
+    stitched: BTreeMap<(u64, usize), Vec<(u64, u64)>>,
     held: Held,
 }
 
@@ -147,6 +160,7 @@ impl Allocator {
             blocks: BTreeMap::new(),
             free: BTreeSet::new(),
             segments: BTreeMap::new(),
+            stitched: BTreeMap::new(),
             held: Held::default(),
         }
     }
@@ -165,7 +179,7 @@ impl Allocator {
         let mut fitting =
             self.free.range((kind, bytes, 0)..=(kind, u64::MAX, u64::MAX)).map(|&(_, _, address)| address);
         let first = fitting.next()?;
-        if self.rule == Segments::Fixed {
+        if self.rule != Segments::Expandable {
             return Some(first);
         }
         // The block at the end can grow, so it counts as the largest.
@@ -179,7 +193,7 @@ impl Allocator {
     /// Takes memory from the system for a request of so many bytes, rounded. Returns the free block that holds it.
     fn reserve(&mut self, bytes: u64, kind: Kind) -> u64 {
         let small = kind.1;
-        if self.rule == Segments::Fixed {
+        if self.rule != Segments::Expandable {
             let size = match bytes {
                 _ if small => SMALL_SEGMENT,
                 bytes if bytes < OWN_SEGMENT => LARGE_SEGMENT,
@@ -216,7 +230,12 @@ impl Allocator {
         let kind = self.segments[&block.segment];
         self.free.remove(&(kind, block.bytes, address));
         let rest = block.bytes - bytes;
-        let splits = if kind.1 || self.rule == Segments::Expandable { ROUND <= rest } else { SMALL < rest };
+        let splits = match self.rule {
+            _ if kind.1 => ROUND <= rest,
+            Segments::Fixed => SMALL < rest,
+            Segments::Expandable => ROUND <= rest,
+            Segments::Stitched(_) => PAGE <= rest,
+        };
         let taken = if splits { bytes } else { block.bytes };
         self.blocks.insert(address, Block { bytes: taken, used: true, ..block });
         if splits {
@@ -246,11 +265,69 @@ impl Allocator {
         lo
     }
 
-    /// Serves a request of so many bytes, rounded.
-    fn alloc(&mut self, bytes: u64, kind: Kind) -> u64 {
-        let address = self.find(bytes, kind).unwrap_or_else(|| self.reserve(bytes, kind));
+    /// Serves a request of so many bytes, rounded. Returns where it is: at one address, or at those of its parts.
+    fn alloc(&mut self, bytes: u64, kind: Kind) -> Vec<u64> {
+        if let Some(address) = self.find(bytes, kind) {
+            self.take(address, bytes);
+            return vec![address];
+        }
+        if let Some(parts) = self.stitch(bytes, kind) {
+            parts.iter().for_each(|&(address, bytes)| self.carve(address, bytes));
+            return parts.into_iter().map(|(address, _)| address).collect();
+        }
+        let address = self.reserve(bytes, kind);
         self.take(address, bytes);
-        address
+        vec![address]
+    }
+
+    /// Free parts that make up so many bytes where no free block has them: of what was stitched before, else of the largest.
+    fn stitch(&mut self, bytes: u64, kind: Kind) -> Option<Vec<(u64, u64)>> {
+        let Segments::Stitched(limit) = self.rule else { return None };
+        if kind.1 {
+            return None;
+        }
+        let fitting = (bytes, 0)..=(bytes.saturating_mul(REUSE), usize::MAX);
+        let free = |&&(address, bytes): &&(u64, u64)| {
+            let there = self.blocks.range(..=address).next_back();
+            there.is_some_and(|(&at, block)| !block.used && address + bytes <= at + block.bytes)
+        };
+        let known =
+            self.stitched.range(fitting).map(|(_, parts)| parts).find(|parts| parts.iter().all(|part| free(&part)));
+        let largest = || {
+            let all = self.free.range((kind, 0, 0)..=(kind, u64::MAX, u64::MAX));
+            all.rev().map(|&(_, bytes, address)| (address, bytes)).collect()
+        };
+        let parts: Vec<(u64, u64)> = match known {
+            Some(parts) => parts.clone(),
+            None if bytes < limit => return None,
+            None => largest(),
+        };
+        let mut missing = bytes;
+        let mut taken = vec![];
+        for (address, size) in parts {
+            let part = size.min(missing);
+            missing -= part;
+            taken.push((address, part));
+            if missing == 0 {
+                self.stitched.insert((bytes, self.stitched.len()), taken.clone());
+                return Some(taken);
+            }
+        }
+        None
+    }
+
+    /// Takes bytes within a free block.
+    fn carve(&mut self, address: u64, bytes: u64) {
+        let (&at, &block) = self.blocks.range(..=address).next_back().expect("a part should be of a block");
+        if at < address {
+            let kind = self.segments[&block.segment];
+            self.free.remove(&(kind, block.bytes, at));
+            for (lo, hi) in [(at, address), (address, at + block.bytes)] {
+                self.blocks.insert(lo, Block { bytes: hi - lo, ..block });
+                self.free.insert((kind, hi - lo, lo));
+            }
+        }
+        self.take(address, bytes);
     }
 }
 
@@ -263,7 +340,7 @@ fn rounded(bytes: u64) -> u64 {
 pub fn simulate(trace: &Trace, rule: Segments) -> Held {
     let mut held = Held::default();
     let mut kinds: BTreeMap<Kind, Allocator> = BTreeMap::new();
-    let mut places = vec![0; trace.blocks.len()];
+    let mut places = vec![vec![]; trace.blocks.len()];
     let comings = trace.blocks.iter().enumerate().map(|(i, block)| (block.start, true, i));
     let goings = trace.blocks.iter().enumerate().map(|(i, block)| (block.end, false, i));
     let mut events: Vec<(u64, bool, usize)> =
@@ -272,12 +349,16 @@ pub fn simulate(trace: &Trace, rule: Segments) -> Held {
     for (_, comes, i) in events {
         let bytes = rounded(trace.blocks[i].bytes);
         let kind = (trace.blocks[i].origin.stream, bytes <= SMALL);
+        let pages = matches!(rule, Segments::Stitched(_)) && !kind.1;
+        let bytes = if pages { bytes.next_multiple_of(PAGE) } else { bytes };
         // Kinds share nothing: an allocator for each.
         let allocator = kinds.entry(kind).or_insert_with(|| Allocator::new(rule));
         match comes {
             true => places[i] = allocator.alloc(bytes, kind),
             false => {
-                allocator.release(places[i]);
+                for address in std::mem::take(&mut places[i]) {
+                    allocator.release(address);
+                }
             }
         }
     }
@@ -481,6 +562,18 @@ mod tests {
         assert_eq!(reserved(&[(0, 1, 30 * MIB), (1, 2, 45 * MIB)], Segments::Expandable), 60 * MIB);
     }
 
+    /// 10 MiB between two of 12 stay; then 24 come, as the two are free.
+    #[test]
+    fn free_blocks_are_stitched() {
+        let items = [(0, 9, 12 * MIB), (1, 20, 10 * MIB), (2, 9, 12 * MIB), (10, 20, 24 * MIB)];
+        assert_eq!(reserved(&items, Segments::Fixed), 58 * MIB);
+        assert_eq!(reserved(&items, Segments::Stitched(24 * MIB)), 34 * MIB);
+        assert_eq!(reserved(&items, Segments::Stitched(25 * MIB)), 58 * MIB);
+        // Once stitched, it serves what is below the limit, and a page of it is left for others.
+        let again = [&items[..3], &[(10, 11, 24 * MIB), (12, 20, 21 * MIB), (13, 20, MIB + 1)]].concat();
+        assert_eq!(reserved(&again, Segments::Stitched(24 * MIB)), 34 * MIB);
+    }
+
     #[test]
     fn a_history_is_followed_back_and_forth() {
         // One segment of 20 MiB: a block of 4 MiB was there, went, and its place was taken by one of 2 MiB.
@@ -516,7 +609,7 @@ mod tests {
             };
             let trace = Trace { blocks: items.iter().map(block).collect(), ..Trace::default() };
             let live = super::super::lower_bound(&trace, ROUND);
-            for rule in [Segments::Fixed, Segments::Expandable] {
+            for rule in [Segments::Fixed, Segments::Expandable, Segments::Stitched(0), Segments::Stitched(30 << 20)] {
                 let held = simulate(&trace, rule);
                 prop_assert!(live <= held.reserved_bytes);
             }

@@ -2,7 +2,9 @@
 //!
 //! Time is swept once. At each moment the blocks that are needed stand in order of their addresses, so a block that comes
 //! has to be compared with its two neighbours alone. Blocks are taken with the bytes that were asked for: what a planner
-//! adds to round them up is its own affair.
+//! adds to round them up is its own affair. Where there are several streams, it is swept once more: each range of bytes knows
+//! who had it last, each stream by its waits how much it knows of every other one (a vector clock), and whoever gets bytes has
+//! to know that the last one is done with them.
 
 use super::trace::Trace;
 use std::collections::BTreeMap;
@@ -26,6 +28,22 @@ pub enum Fault {
         above: usize,
         /// When it came.
         tick: u64,
+    },
+    /// A stream gets bytes that another has used, and has not waited for it since.
+    Unordered {
+        /// The block that had them last.
+        before: usize,
+        /// The one that gets them.
+        after: usize,
+        /// When.
+        tick: u64,
+    },
+    /// A block is to be made in the bytes of another, and lies elsewhere.
+    Apart {
+        /// The block.
+        block: usize,
+        /// The other.
+        from: usize,
     },
     /// An address is no multiple of what it has to be.
     Misaligned {
@@ -65,6 +83,18 @@ impl fmt::Display for Told<'_> {
             Fault::Overlap { below, above, tick } => {
                 write!(f, "{} and {} overlap from tick {tick} on", place(below), place(above))
             }
+            Fault::Unordered { before, after, tick } => {
+                let stream = |block: usize| trace.blocks[block].origin.stream;
+                let (first, second) = (stream(before), stream(after));
+                let (before, after) = (place(before), place(after));
+                write!(
+                    f,
+                    "{after} gets bytes of {before} at tick {tick}, and stream {second} has not waited for {first}"
+                )
+            }
+            Fault::Apart { block, from } => {
+                write!(f, "{} is not where {} is, whose bytes it shares", place(block), place(from))
+            }
             Fault::Misaligned { block, alignment } => write!(f, "{}: not a multiple of {alignment}", place(block)),
             Fault::Moved { block, to } => write!(f, "{}: the trace fixes it at {to}", place(block)),
             Fault::Outside { block, capacity } => write!(f, "{}: ends beyond {capacity}", place(block)),
@@ -73,7 +103,8 @@ impl fmt::Display for Told<'_> {
 }
 
 /// Checks that every block has an address, a multiple of its alignment and of `align`, within `capacity`, where the trace
-/// fixes it if it does, and that no two blocks meet. Returns the highest address in use, bytes; or what is wrong. A block
+/// fixes it if it does or with the block in whose bytes it is made, that no two blocks meet, and that what one stream has used
+/// another uses only after it has waited. Returns the highest address in use, bytes; or what is wrong. A block
 /// that meets another is left out from there on: it is one fault, however many it meets.
 pub fn check(trace: &Trace, offsets: &[u64], align: u64, capacity: Option<u64>) -> Result<u64, Vec<Fault>> {
     let blocks = &trace.blocks;
@@ -90,6 +121,9 @@ pub fn check(trace: &Trace, offsets: &[u64], align: u64, capacity: Option<u64>) 
             if 1 < alignment && !offset.is_multiple_of(alignment) {
                 faults.push(Fault::Misaligned { block: i, alignment });
             }
+        }
+        if let Some(from) = block.within.filter(|&from| offsets.get(from) != Some(&offset)) {
+            faults.push(Fault::Apart { block: i, from: from.min(blocks.len() - 1) });
         }
         if let Some(to) = block.offset.filter(|&to| to != offset) {
             faults.push(Fault::Moved { block: i, to });
@@ -114,27 +148,105 @@ pub fn check(trace: &Trace, offsets: &[u64], align: u64, capacity: Option<u64>) 
         }
     }
     events.sort_unstable();
-    let mut here: BTreeMap<u64, usize> = BTreeMap::new();
-    for (tick, comes, i) in events {
+    let shares = shares(trace);
+    // Who is where: blocks that share their bytes lie at one address.
+    let mut here: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for &(tick, comes, i) in &events {
         let (lo, hi) = (offsets[i], offsets[i] + blocks[i].bytes);
         if !comes {
             // One that met another was not put in.
-            if here.get(&lo) == Some(&i) {
-                here.remove(&lo);
+            if let Some(there) = here.get_mut(&lo) {
+                there.retain(|&j| j != i);
+                if there.is_empty() {
+                    here.remove(&lo);
+                }
             }
             continue;
         }
-        // Invariant: those in `here` are apart, so only the last one that begins below `hi` can be in the way.
-        match here.range(..hi).next_back() {
-            Some((&at, &j)) if lo < at + blocks[j].bytes => {
-                faults.push(Fault::Overlap { below: j, above: i, tick });
-            }
-            _ => {
-                here.insert(lo, i);
-            }
+        // Invariant: addresses in `here` are apart, so only those at the last one below `hi` can be in the way.
+        let last = here.range(..hi).next_back().map(|(_, there)| there);
+        let meets = |&&j: &&usize| lo < offsets[j] + blocks[j].bytes && !(shares[i] == shares[j] && offsets[j] == lo);
+        match last.and_then(|there| there.iter().find(meets)) {
+            Some(&j) => faults.push(Fault::Overlap { below: j, above: i, tick }),
+            None => here.entry(lo).or_default().push(i),
         }
     }
+    unordered(trace, offsets, &events, &shares, &mut faults);
     if faults.is_empty() { Ok(peak) } else { Err(faults) }
+}
+
+/// For each block the first of those that share its bytes; of blocks that lie in themselves any.
+fn shares(trace: &Trace) -> Vec<usize> {
+    let mut first: Vec<Option<usize>> = vec![None; trace.blocks.len()];
+    for i in 0..first.len() {
+        let (mut path, mut at) = (vec![], i);
+        while first[at].is_none() && path.len() <= first.len() {
+            path.push(at);
+            at = trace.blocks[at].within.filter(|&other| other < first.len()).unwrap_or(at);
+            if path.last() == Some(&at) {
+                break;
+            }
+        }
+        let found = first[at].unwrap_or(at);
+        path.into_iter().for_each(|at| first[at] = Some(found));
+    }
+    first.into_iter().enumerate().map(|(i, found)| found.unwrap_or(i)).collect()
+}
+
+/// Finds who gets bytes that another stream may still use. Events are comings and goings in order; what happens at the tick of
+/// a wait may be on either side of it.
+fn unordered(trace: &Trace, offsets: &[u64], events: &[(u64, bool, usize)], shares: &[usize], faults: &mut Vec<Fault>) {
+    let stream = |i: usize| trace.blocks[i].origin.stream;
+    if events.iter().all(|&(_, _, i)| stream(i) == stream(events[0].2)) {
+        return;
+    }
+    let mut waits = trace.waits.clone();
+    waits.sort_by_key(|wait| wait.tick);
+    let mut waits = waits.into_iter().peekable();
+    // What a stream knows of others: everything before these ticks.
+    let mut knows: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
+    // Ranges of bytes by their start: the end, who had it last, and when it went if it has.
+    let mut last: BTreeMap<u64, (u64, usize, u64)> = BTreeMap::new();
+    // When those that share bytes were done with them last.
+    let mut gone: Vec<u64> = vec![0; trace.blocks.len()];
+    for &(tick, comes, i) in events {
+        if !comes {
+            gone[shares[i]] = tick;
+            continue;
+        }
+        while let Some(wait) = waits.next_if(|wait| wait.tick < tick) {
+            let mut news = knows.get(&wait.on).cloned().unwrap_or_default();
+            news.insert(wait.on, wait.tick);
+            let own = knows.entry(wait.stream).or_default();
+            for (other, until) in news {
+                let known = own.entry(other).or_default();
+                *known = until.max(*known);
+            }
+        }
+        let (lo, hi) = (offsets[i], offsets[i] + trace.blocks[i].bytes);
+        let from = last.range(..lo).next_back().filter(|(_, (end, ..))| lo < *end).map_or(lo, |(&at, _)| at);
+        let touched: Vec<u64> = last.range(from..hi).map(|(&at, _)| at).collect();
+        let mut told = None;
+        for at in touched {
+            let (end, j, came) = last.remove(&at).expect("a range that was found should be there");
+            let known = || knows.get(&stream(i)).and_then(|own| own.get(&stream(j))).copied().unwrap_or(0);
+            let done = gone[shares[j]];
+            // Who is still there is another fault.
+            if stream(i) != stream(j) && came < done && known() <= done {
+                told = told.or(Some(j));
+            }
+            if at < lo {
+                last.insert(at, (lo, j, came));
+            }
+            if hi < end {
+                last.insert(hi, (end, j, came));
+            }
+        }
+        if let Some(before) = told {
+            faults.push(Fault::Unordered { before, after: i, tick });
+        }
+        last.insert(lo, (hi, i, tick));
+    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ pub struct Group {
 pub fn statics(trace: &Trace) -> (Trace, Vec<usize>) {
     let which: Vec<usize> = (0..trace.blocks.len()).filter(|&i| !trace.blocks[i].origin.dynamic).collect();
     let blocks = which.iter().map(|&i| trace.blocks[i].clone()).collect();
-    (Trace { blocks, phases: trace.phases.clone(), modules: trace.modules.clone() }, which)
+    (Trace { blocks, phases: trace.phases.clone(), modules: trace.modules.clone(), waits: vec![] }, which)
 }
 
 /// The groups in the order of their first blocks, with their space. `offsets` has a number for each block; those of dynamic
@@ -167,7 +167,8 @@ mod tests {
             block(4, 1, 9, true, (1, 1)),
         ];
         let module = |start, end| Span { name: "moe".into(), start, end };
-        let trace = Trace { blocks, phases: vec![], modules: vec![Span::default(), module(2, 5), module(6, 8)] };
+        let trace =
+            Trace { blocks, phases: vec![], modules: vec![Span::default(), module(2, 5), module(6, 8)], waits: vec![] };
         let groups = groups(&trace, &[50, 0, 200, 0, 0]);
         assert_eq!(groups.len(), 2);
         assert_eq!((groups[0].modules, groups[0].span, &groups[0].blocks[..]), ((1, 2), (2, 8), &[1, 3][..]));
@@ -193,7 +194,7 @@ mod tests {
                 blocks.push(block);
                 offsets.push(offset);
             }
-            let trace = Trace { blocks, phases: vec![], modules: modules.to_vec() };
+            let trace = Trace { blocks, phases: vec![], modules: modules.to_vec(), waits: vec![] };
             let groups = groups(&trace, &offsets);
             prop_assert_eq!(groups.iter().map(|group| group.blocks.len()).sum::<usize>(), dynamic.len());
             let both = || trace.blocks.iter().zip(&offsets).filter(|(block, _)| !block.origin.dynamic);

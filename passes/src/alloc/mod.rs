@@ -9,6 +9,7 @@ mod exact;
 mod order;
 mod place;
 mod problem;
+mod reduce;
 mod repair;
 pub mod serve;
 pub mod stalloc;
@@ -18,7 +19,8 @@ mod tree;
 
 use ir::schedule::{Buffer, InstrKind, Loc, Pool, Schedule};
 use ir::{Id, Plan, Table};
-pub use place::{Effort, Error, Options, Placement, lower_bound, place};
+pub use place::{Effort, Error, Method, Options, Placement};
+pub use reduce::{lower_bound, place, roots};
 use trace::{Block, Trace};
 
 /// When a buffer holds something: lines `start..end` of the schedule.

@@ -23,6 +23,34 @@ pub enum Effort {
     Max,
 }
 
+/// A way to a better plan, beside one pass of first fit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Method {
+    /// First fit in other orders than the first.
+    Orders,
+    /// The snuggest hole instead of the lowest.
+    BestFit,
+    /// Blocks that lie too high are moved, and what is in their way after them.
+    Repair,
+    /// Exact search.
+    Search,
+}
+
+impl Method {
+    /// All of them.
+    pub const ALL: [Method; 4] = [Method::Orders, Method::BestFit, Method::Repair, Method::Search];
+
+    /// Its word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Orders => "orders",
+            Method::BestFit => "best-fit",
+            Method::Repair => "repair",
+            Method::Search => "search",
+        }
+    }
+}
+
 /// What is asked of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -34,11 +62,19 @@ pub struct Options {
     pub align: u64,
     /// How many threads may search. The plan does not depend on it.
     pub threads: usize,
+    /// Methods to do without, to see what each is good for.
+    pub without: [Option<Method>; Method::ALL.len()],
+}
+
+impl Options {
+    fn has(&self, method: Method) -> bool {
+        !self.without.contains(&Some(method))
+    }
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { effort: Effort::default(), capacity: None, align: 1, threads: 1 }
+        Options { effort: Effort::default(), capacity: None, align: 1, threads: 1, without: [None; _] }
     }
 }
 
@@ -83,7 +119,7 @@ const SEARCHED: usize = 1500;
 const SNUG: usize = 50_000;
 
 /// The most bytes alive at once: no plan's peak is less. 0 for a trace that [`place`] refuses.
-pub fn lower_bound(trace: &Trace, align: u64) -> u64 {
+pub(super) fn lower_bound(trace: &Trace, align: u64) -> u64 {
     Problem::new(trace, align).map_or(0, |problem| problem.bound())
 }
 
@@ -91,7 +127,7 @@ pub fn lower_bound(trace: &Trace, align: u64) -> u64 {
 ///
 /// # Errors
 /// If a block's life, gaps, size, alignment or fixed offset are not right, or if blocks with fixed offsets collide.
-pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u64)) -> Result<Placement, Error> {
+pub(super) fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u64)) -> Result<Placement, Error> {
     let mut problem = Problem::new(trace, options.align)?;
     let lower_bound = problem.bound();
     problem.fixed_apart(trace)?;
@@ -151,7 +187,8 @@ impl Planner<'_> {
         }
         let mut placed = 0;
         let mut found: Vec<(u64, usize)> = vec![];
-        for (i, order) in order::PLACING.iter().enumerate() {
+        let n_orders = if options.has(Method::Orders) { order::PLACING.len() } else { 1 };
+        for (i, order) in order::PLACING[..n_orders].iter().enumerate() {
             found.push((self.first_fit(order, false), i));
             placed += n;
             if self.peak <= self.target || limits.placed < placed {
@@ -159,7 +196,7 @@ impl Planner<'_> {
             }
         }
         found.sort_unstable();
-        if n as usize <= SNUG {
+        if n as usize <= SNUG && options.has(Method::BestFit) {
             for &(_, i) in found.iter().take(4) {
                 if self.target < self.peak && placed < limits.placed {
                     self.first_fit(&order::PLACING[i], true);
@@ -170,8 +207,11 @@ impl Planner<'_> {
         if self.peak <= self.target {
             return;
         }
-        self.repair(limits.looked);
-        if self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE) {
+        if options.has(Method::Repair) {
+            self.repair(limits.looked);
+        }
+        let may_search = options.has(Method::Search) && self.problem.items.len() <= SEARCHED;
+        if may_search && self.problem.items.iter().all(|item| item.fixed == FREE) {
             self.search(limits.steps, options.threads);
         }
     }

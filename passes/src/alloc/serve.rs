@@ -5,6 +5,7 @@
 //! the file of it that `runtime/allocator` serves (its module `plan` has the format). [`plan`] does all of it.
 
 use super::dynamic::{Group, groups, statics};
+use super::reduce::until_waited;
 use super::trace::{Block, Span, Trace};
 use std::fmt::Write;
 
@@ -17,16 +18,38 @@ pub struct Step {
     pub first: usize,
 }
 
-/// The plan file of a recorded trace. `place` gives offsets, multiples of `align`, for the blocks that are not dynamic.
+/// The plan file of a recorded trace. `place` gives offsets, multiples of `align`, for the blocks that are not dynamic. Where
+/// streams wait for each other, it is asked once more for all of them as one stream, whose blocks live until they were waited
+/// for, and the smaller pool is taken.
 ///
 /// # Errors
 /// Those of `place`.
-pub fn plan<E>(trace: &Trace, align: u64, place: impl FnOnce(&Trace) -> Result<Vec<u64>, E>) -> Result<String, E> {
-    let step = step(trace);
-    let (fixed, which) = statics(&step.trace);
-    let mut offsets = vec![0; step.trace.blocks.len()];
-    which.into_iter().zip(place(&fixed)?).for_each(|(i, offset)| offsets[i] = offset);
-    Ok(write(&step, &offsets, align))
+pub fn plan<E>(trace: &Trace, align: u64, place: impl Fn(&Trace) -> Result<Vec<u64>, E>) -> Result<String, E> {
+    let placed = |step: Step, one_stream: bool| {
+        let (mut fixed, which) = statics(&step.trace);
+        if one_stream {
+            fixed = fixed.one_stream();
+        }
+        let mut offsets = vec![0; step.trace.blocks.len()];
+        which.into_iter().zip(place(&fixed)?).for_each(|(i, offset)| offsets[i] = offset);
+        let ends = fixed_blocks(&step, &offsets).map(|(block, offset)| offset + block.bytes);
+        Ok((ends.max().unwrap_or(0), write(&step, &offsets, align)))
+    };
+    let (pool, text) = placed(step(trace), false)?;
+    if trace.waits.is_empty() {
+        return Ok(text);
+    }
+    let mut waited = trace.clone();
+    for (block, until) in waited.blocks.iter_mut().zip(until_waited(trace).blocks) {
+        (block.start, block.end, block.gaps) = (until.start, until.end, until.gaps);
+    }
+    let (other, waited) = placed(step(&waited), true)?;
+    Ok(if other < pool { waited } else { text })
+}
+
+/// The blocks that have a place in the plan, with their offsets.
+fn fixed_blocks<'a>(step: &'a Step, offsets: &'a [u64]) -> impl Iterator<Item = (&'a Block, u64)> {
+    step.trace.blocks.iter().zip(offsets.iter().copied()).filter(|(block, _)| !block.origin.dynamic)
 }
 
 /// Finds the step that the end of a trace repeats, by bytes, streams and how long blocks live. A trace without such an end, or
@@ -88,7 +111,7 @@ pub fn step(trace: &Trace) -> Step {
                 }
             }
         }
-        Block { start: from as u64, end: to as u64, gaps, ..trace.blocks[order[i]].clone() }
+        Block { start: from as u64, end: to as u64, gaps, within: None, ..trace.blocks[order[i]].clone() }
     };
     let requests = (0..first).chain(window..window + period).zip(0..);
     let blocks = requests.map(|(i, number)| block(i, number)).collect();
@@ -97,7 +120,7 @@ pub fn step(trace: &Trace) -> Step {
         Span { name: span.name.clone(), start: at(span.start), end: at(span.end) }
     };
     let (phases, modules) = (trace.phases.iter().map(span).collect(), trace.modules.iter().map(span).collect());
-    Step { trace: Trace { blocks, phases, modules }, first }
+    Step { trace: Trace { blocks, phases, modules, waits: vec![] }, first }
 }
 
 /// The periods of the beginning of a list, shortest first, and how long each repeats: twice at least, over half of the list,
@@ -129,8 +152,7 @@ fn periods<T: PartialEq>(list: &[T]) -> Vec<(usize, usize)> {
 pub fn write(step: &Step, offsets: &[u64], align: u64) -> String {
     let Step { trace, first } = step;
     let (n, groups) = (trace.blocks.len(), groups(trace, offsets));
-    let fixed = || trace.blocks.iter().zip(offsets).filter(|(block, _)| !block.origin.dynamic);
-    let pool = fixed().map(|(block, offset)| offset + block.bytes).max().unwrap_or(0);
+    let pool = fixed_blocks(step, offsets).map(|(block, offset)| offset + block.bytes).max().unwrap_or(0);
     let mut out = format!("lighterage-plan 1\npool {pool} {}\nrequests {n} {first}\n", align.max(1));
     let mut group_of = vec![0; n];
     for (g, Group { blocks, space, .. }) in groups.iter().enumerate() {

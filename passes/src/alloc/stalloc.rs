@@ -11,8 +11,9 @@
 //! one; a group is packed with the latest end at the bottom, as fusion wants it; adjacent groups are fused in the order of
 //! their start, each with what has been fused before; within a layer the lowest address that is free is taken.
 
-use super::Placement;
+use super::reduce::reduced;
 use super::trace::Trace;
+use super::{Error, Placement};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -24,12 +25,17 @@ struct Local {
 }
 
 /// The paper's plan of a trace. Its blocks may be anywhere, as multiples of `align`: an error says which may not. Gaps are no
-/// part of the paper's problem and are not used.
-pub fn place(trace: &Trace, align: u64) -> Result<Placement, String> {
-    for block in &trace.blocks {
+/// part of the paper's problem and are not used; nor are streams, each of which has a region.
+pub fn place(trace: &Trace, align: u64) -> Result<Placement, Error> {
+    reduced(trace, align, None, &mut |trace, _| place_times(trace, align))
+}
+
+fn place_times(trace: &Trace, align: u64) -> Result<Placement, Error> {
+    for (i, block) in trace.blocks.iter().enumerate() {
         if block.offset.is_some() || align.max(1) < block.alignment {
             let what = if block.offset.is_some() { "address is given" } else { "alignment is its own" };
-            return Err(format!("STAlloc's planner knows no blocks like {}: its {what}", block.id));
+            let message = format!("STAlloc's planner knows no blocks like {}: its {what}", block.id);
+            return Err(Error { block: i, message });
         }
     }
     let offsets = plan(trace, align);

@@ -215,7 +215,7 @@ mod tests {
         ];
         let span = |name: &str, start, end| Span { name: name.into(), start, end };
         let phases = vec![Span::default(), span("fwd.0", 1, 5), span("bwd.0", 5, 9)];
-        let trace = Trace { blocks, phases, modules: vec![] };
+        let trace = Trace { blocks, phases, ..Trace::default() };
         let stats = stats(&trace);
         assert!(stats.by_phases);
         assert_eq!(stats.classes.map(|share| share.blocks), [1, 1, 2]);

@@ -16,6 +16,9 @@ pub struct Block {
     pub alignment: u64,
     /// Where it has to be, if that is given.
     pub offset: Option<u64>,
+    /// The position of a block in whose bytes it is made: it lies where that one lies. That one lives until this one begins, or
+    /// longer, and is no smaller.
+    pub within: Option<usize>,
     /// Times within `start..end`, ascending and apart, in which nobody needs its bytes: others may lie there.
     pub gaps: Vec<(u64, u64)>,
     /// What is known of who asked for it.
@@ -35,6 +38,18 @@ pub struct Origin {
     pub dynamic: bool,
 }
 
+/// A stream waits for all that another has been asked to do. What that one freed before this tick, the waiting one may have
+/// after it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Wait {
+    /// When.
+    pub tick: u64,
+    /// Who waits.
+    pub stream: u32,
+    /// For whom.
+    pub on: u32,
+}
+
 /// Blocks of one pool.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Trace {
@@ -44,6 +59,18 @@ pub struct Trace {
     pub phases: Vec<Span>,
     /// The same of modules. A module that runs several times stands here as often.
     pub modules: Vec<Span>,
+    /// Waits of streams for each other, in order of time.
+    pub waits: Vec<Wait>,
+}
+
+impl Trace {
+    /// The trace as if one stream had asked for everything.
+    pub fn one_stream(&self) -> Trace {
+        let mut trace = self.clone();
+        trace.blocks.iter_mut().for_each(|block| block.origin.stream = 0);
+        trace.waits.clear();
+        trace
+    }
 }
 
 /// A part of the step's time.
