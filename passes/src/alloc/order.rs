@@ -42,28 +42,36 @@ pub(super) const RANKS: &[Order] = &[
     Order { name: "fullest, sections", key: |i, fullest| [fullest, i.sections(), i.bytes] },
 ];
 
-/// Ranks of a round of the exact search: those of [`RANKS`], and from the second round on each of them once more with some
-/// disorder, since searches that fail do so by what came first.
-pub(super) fn ranks(problem: &Problem, fullest: &[u64], round: u32) -> Vec<Vec<u32>> {
-    let mut random = 0x9E37_79B9_7F4A_7C15 ^ u64::from(round);
-    let mut ranks = vec![];
-    for disorder in [false, true].into_iter().take(if round == 0 { 1 } else { 2 }) {
-        for order in RANKS {
-            let sorted = order.sorted(problem, fullest);
-            let mut keyed: Vec<(u64, u32)> = (0u64..).zip(sorted).map(|(place, i)| (place * 1024, i)).collect();
-            for (place, _) in keyed.iter_mut().filter(|_| disorder) {
-                // An eighth up or down.
-                *place = *place / 64 * (56 + next(&mut random) % 16);
-            }
-            keyed.sort_unstable();
-            let mut rank = vec![0; keyed.len()];
-            for (place, (_, i)) in (0..).zip(keyed) {
-                rank[i as usize] = place;
-            }
-            ranks.push(rank);
-        }
+/// How the exact search ranks blocks: by an order, with some disorder if there is a seed.
+#[derive(Clone, Copy)]
+pub(super) struct Rank {
+    pub(super) order: &'static Order,
+    seed: u64,
+    /// In 4096ths.
+    most: u32,
+}
+
+impl Default for Rank {
+    fn default() -> Rank {
+        Rank { order: &RANKS[0], seed: 0, most: 1 }
     }
-    ranks
+}
+
+impl Rank {
+    /// Where to put a block that is the `place`th in order: up to an eighth off.
+    pub(super) fn disordered(&self, place: u32, i: u32) -> u32 {
+        let mut random = self.seed.wrapping_add(u64::from(i)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        next(&mut random);
+        let off = (next(&mut random) >> 16) as u32 % self.most;
+        place * (4096 - self.most / 2 + off)
+    }
+}
+
+/// Ranks of a round of the exact search: those of [`RANKS`], from the second round on with some disorder, since searches that
+/// fail do so by what came first.
+pub(super) fn ranks(round: u64) -> Vec<Rank> {
+    let most = if round == 0 { 1 } else { [64, 256, 1024][round as usize % 3] };
+    RANKS.iter().map(|order| Rank { order, seed: round << 32, most }).collect()
 }
 
 /// The next of a row of numbers without order (xorshift).
@@ -103,6 +111,11 @@ pub(super) fn fullest(problem: &Problem) -> Vec<u64> {
 }
 
 impl Order {
+    /// What comes first is larger.
+    pub(super) fn key(&self, item: &Item, fullest: u64) -> [u64; 3] {
+        (self.key)(item, fullest)
+    }
+
     /// The items in this order.
     pub(super) fn sorted(&self, problem: &Problem, fullest: &[u64]) -> Vec<u32> {
         let keyed = problem.items.iter().zip(fullest).enumerate();

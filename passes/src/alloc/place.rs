@@ -63,16 +63,16 @@ struct Limits {
     placed: u64,
     /// Items that repair may look at.
     looked: u64,
-    /// Blocks that the exact search may place.
-    steps: u64,
+    /// Blocks and sections that the exact search may look at.
+    searched: u64,
 }
 
 impl Effort {
     fn limits(self) -> Limits {
         match self {
-            Effort::Fast => Limits { placed: 0, looked: 0, steps: 0 },
-            Effort::Normal => Limits { placed: 1_500_000, looked: 3_000_000, steps: 150_000 },
-            Effort::Max => Limits { placed: 6_000_000, looked: 60_000_000, steps: 6_000_000 },
+            Effort::Fast => Limits { placed: 0, looked: 0, searched: 0 },
+            Effort::Normal => Limits { placed: 1_500_000, looked: 12_000_000, searched: 60_000_000 },
+            Effort::Max => Limits { placed: 6_000_000, looked: 200_000_000, searched: 2_000_000_000 },
         }
     }
 }
@@ -167,12 +167,17 @@ impl Planner<'_> {
                 }
             }
         }
-        if self.peak <= self.target {
-            return;
-        }
-        self.repair(limits.looked);
-        if self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE) {
-            self.search(limits.steps, options.threads);
+        // By turns, each with more and more work: most traces need little of one of the two.
+        let mut repair = (0 < limits.looked).then(|| Repair::new(self.problem, self.base));
+        let searched = self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE);
+        let mut search = searched.then(|| Searches::new(self.problem, options.threads)).flatten();
+        for part in [32, 16, 8, 4, 2] {
+            if let Some(repair) = &mut repair && self.target < self.peak {
+                self.repair(repair, limits.looked / part);
+            }
+            if let Some(search) = &mut search && self.target < self.peak {
+                self.search(search, limits.searched / part);
+            }
         }
     }
 
@@ -234,17 +239,13 @@ impl Planner<'_> {
     }
 
     /// Repairs the best plan for lower and lower capacities.
-    fn repair(&mut self, limit: u64) {
-        if limit == 0 {
-            return;
-        }
-        let mut repair = Repair::new(self.problem, self.base);
+    fn repair(&mut self, repair: &mut Repair<'_>, work: u64) {
+        let limit = repair.work + work;
         let mut low = self.target;
-        let mut share = limit / 8;
-        while self.target < self.peak && repair.work < limit {
+        while low < self.peak && repair.work < limit {
             let capacity = low + (self.peak - low) / 2;
             let before = repair.work;
-            if let Some(at) = repair.run(&self.at, capacity, share.min(limit - repair.work)) {
+            if let Some(at) = repair.run(&self.at, capacity, (work / 4).min(limit - repair.work)) {
                 // Everything slides down as far as it can: what was moved left holes.
                 let mut order: Vec<u32> = (0..at.len() as u32).collect();
                 order.sort_by_key(|&i| at[i as usize]);
@@ -257,31 +258,24 @@ impl Planner<'_> {
                     return; // A block that cannot be moved lies too high.
                 }
                 low = capacity;
-                // Once the two are as close as to make no difference, the rest of the work goes into one more step down.
+                // Once the two are as close as to make no difference, what is left of the work goes into one more step down.
                 if self.peak - low <= 1 + self.bound / 2000 {
                     low = self.target;
-                    share = (2 * share).min(limit);
                 }
             }
         }
     }
 
-    /// Searches for a plan that is good enough, then for any better one.
-    fn search(&mut self, steps: u64, threads: usize) {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
-        let Ok(pool) = pool else { return };
-        let search = Search::new(self.problem, &self.problem.items);
+    /// Searches for a plan that is good enough; then for one half as far from it as the best, and so on.
+    fn search(&mut self, searches: &mut Searches<'_>, work: u64) {
         let mut low = self.target;
-        let mut left = steps;
-        while self.target < self.peak && 0 < left {
-            let share = if low == self.target { left / 2 } else { left / 4 };
-            let capacity = if low == self.target { low } else { low + (self.peak - low) / 2 };
+        let mut capacity = low;
+        let mut left = work;
+        while low < self.peak && 0 < left {
             (self.progress)("search", self.peak);
-            let (outcome, at, used) = {
-                let (problem, fullest, base) = (self.problem, &self.fullest, self.base);
-                pool.install(|| try_ranks(problem, fullest, &search, (base, capacity), share))
-            };
-            left = left.saturating_sub(used.max(1000));
+            let (outcome, at, used) = searches.run((self.base, capacity), left / 2);
+            left = left.saturating_sub(used.max(work / 32));
+            if std::env::var("V").is_ok() { eprintln!("   DBG {capacity} {} {outcome:?} {:.1}M", 100.0*(capacity as f64/self.bound as f64 -1.0), used as f64/1e6); }
             match outcome {
                 Outcome::Found => {
                     let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
@@ -295,40 +289,43 @@ impl Planner<'_> {
                 }
                 Outcome::Spent => low = capacity + 1,
             }
-            if self.peak <= low {
-                break;
-            }
+            capacity = low + self.peak.saturating_sub(low) / 2;
         }
     }
 }
 
-/// Tries every rank with few steps, then with more and more.
-fn try_ranks(
-    problem: &Problem,
-    fullest: &[u64],
-    search: &Search,
-    (base, capacity): (u64, u64),
-    steps: u64,
-) -> (Outcome, Vec<u64>, u64) {
-    let mut used = 0;
-    let mut each = 2 * problem.items.len() as u64;
-    let mut round = 0;
-    while used < steps {
-        let tried: Vec<(Outcome, Vec<u64>, u64)> = order::ranks(problem, fullest, round)
-            .into_par_iter()
-            .map(|rank| {
-                let mut search = search.clone();
-                search.steps = each;
-                let outcome = search.run(rank, base, capacity);
-                (outcome, search.offsets().to_vec(), each - search.steps)
-            })
-            .collect();
-        used += tried.iter().map(|(_, _, used)| used).sum::<u64>();
-        if let Some((outcome, at, _)) = tried.into_iter().find(|(outcome, ..)| *outcome != Outcome::Spent) {
-            return (outcome, at, used);
-        }
-        round += 1;
-        each *= 2;
+/// Searches with each of several ranks, that learn from their failures.
+struct Searches<'a> {
+    chains: Vec<Search<'a>>,
+    round: u64,
+    pool: rayon::ThreadPool,
+}
+
+impl<'a> Searches<'a> {
+    /// None if there are no threads to be had.
+    fn new(problem: &'a Problem, threads: usize) -> Option<Searches<'a>> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build().ok()?;
+        Some(Searches { chains: vec![Search::new(problem); order::RANKS.len()], round: 0, pool })
     }
-    (Outcome::Spent, vec![], used)
+
+    /// Searches with every rank, with little work each, then with more and more, up to about so much in all.
+    fn run(&mut self, (base, capacity): (u64, u64), work: u64) -> (Outcome, Vec<u64>, u64) {
+        let mut used = 0;
+        let mut each = 200 * self.chains[0].len() as u64;
+        while used < work {
+            let ranked = self.chains.par_iter_mut().zip(order::ranks(self.round));
+            let tries = ranked.map(|(search, rank)| {
+                search.left = each;
+                (search.run(rank, base, capacity), each - search.left)
+            });
+            let outcomes: Vec<(Outcome, u64)> = self.pool.install(|| tries.collect());
+            used += outcomes.iter().map(|(_, used)| used).sum::<u64>();
+            self.round += 1;
+            if let Some(k) = outcomes.iter().position(|(outcome, _)| *outcome != Outcome::Spent) {
+                return (outcomes[k].0, self.chains[k].offsets().to_vec(), used);
+            }
+            each += each / 2;
+        }
+        (Outcome::Spent, vec![], used)
+    }
 }
