@@ -170,7 +170,7 @@ impl<'a> Search<'a> {
         let n = self.bytes.len() as u32;
         self.ranked = rank;
         for (weight, &failed) in self.weight.iter_mut().zip(&self.failed) {
-            *weight = (1.0 + f64::from(failed)).powf(LEARNED);
+            *weight = if rank.learned { (1.0 + f64::from(failed)).powf(LEARNED) } else { 1.0 };
         }
         self.capacity = capacity;
         self.at.fill(OPEN);

@@ -47,13 +47,15 @@ pub(super) const RANKS: &[Order] = &[
 pub(super) struct Rank {
     pub(super) order: &'static Order,
     seed: u64,
+    /// Whether sections that failed often weigh more.
+    pub(super) learned: bool,
     /// In 4096ths.
     most: u32,
 }
 
 impl Default for Rank {
     fn default() -> Rank {
-        Rank { order: &RANKS[0], seed: 0, most: 1 }
+        Rank { order: &RANKS[0], seed: 0, learned: false, most: 1 }
     }
 }
 
@@ -70,8 +72,8 @@ impl Rank {
 /// Ranks of a round of the exact search: those of [`RANKS`], from the second round on with some disorder, since searches that
 /// fail do so by what came first.
 pub(super) fn ranks(round: u64) -> Vec<Rank> {
-    let most = if round == 0 { 1 } else { [64, 256, 1024][round as usize % 3] };
-    RANKS.iter().map(|order| Rank { order, seed: round << 32, most }).collect()
+    let most = [1, 64, 256, 1024][round as usize % 4];
+    RANKS.iter().map(|order| Rank { order, seed: round << 32, learned: most != 1, most }).collect()
 }
 
 /// The next of a row of numbers without order (xorshift).

@@ -71,7 +71,7 @@ impl Effort {
     fn limits(self) -> Limits {
         match self {
             Effort::Fast => Limits { placed: 0, looked: 0, searched: 0 },
-            Effort::Normal => Limits { placed: 1_500_000, looked: 12_000_000, searched: 60_000_000 },
+            Effort::Normal => Limits { placed: 1_500_000, looked: 10_000_000, searched: 50_000_000 },
             Effort::Max => Limits { placed: 6_000_000, looked: 200_000_000, searched: 2_000_000_000 },
         }
     }
@@ -171,7 +171,7 @@ impl Planner<'_> {
         let mut repair = (0 < limits.looked).then(|| Repair::new(self.problem, self.base));
         let searched = self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE);
         let mut search = searched.then(|| Searches::new(self.problem, options.threads)).flatten();
-        for part in [32, 16, 8, 4, 2] {
+        for part in [16, 8, 4, 2] {
             if let Some(repair) = &mut repair && self.target < self.peak {
                 self.repair(repair, limits.looked / part);
             }
@@ -298,6 +298,8 @@ impl Planner<'_> {
 struct Searches<'a> {
     chains: Vec<Search<'a>>,
     round: u64,
+    /// How much work a rank had last at a capacity.
+    last: (u64, u64),
     pool: rayon::ThreadPool,
 }
 
@@ -305,14 +307,18 @@ impl<'a> Searches<'a> {
     /// None if there are no threads to be had.
     fn new(problem: &'a Problem, threads: usize) -> Option<Searches<'a>> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build().ok()?;
-        Some(Searches { chains: vec![Search::new(problem); order::RANKS.len()], round: 0, pool })
+        Some(Searches { chains: vec![Search::new(problem); order::RANKS.len()], round: 0, last: (0, 0), pool })
     }
 
     /// Searches with every rank, with little work each, then with more and more, up to about so much in all.
     fn run(&mut self, (base, capacity): (u64, u64), work: u64) -> (Outcome, Vec<u64>, u64) {
         let mut used = 0;
         let mut each = 200 * self.chains[0].len() as u64;
+        if self.last.0 == capacity {
+            each = each.max(self.last.1);
+        }
         while used < work {
+            each = each.min((work - used) / self.chains.len() as u64 + 1000);
             let ranked = self.chains.par_iter_mut().zip(order::ranks(self.round));
             let tries = ranked.map(|(search, rank)| {
                 search.left = each;
@@ -325,6 +331,9 @@ impl<'a> Searches<'a> {
                 return (outcomes[k].0, self.chains[k].offsets().to_vec(), used);
             }
             each += each / 2;
+        }
+        if self.last.0 == 0 || self.last.0 == capacity {
+            self.last = (capacity, each);
         }
         (Outcome::Spent, vec![], used)
     }
