@@ -11,26 +11,24 @@ pub(super) struct Order {
     key: fn(item: &Item, fullest: u64) -> [u64; 3],
 }
 
-/// For first fit, in the order in which they are tried.
+/// For first fit, in the order in which they are tried: one that takes little time, one that none of the others is much better than
+/// where it does badly, and so on.
 pub(super) const PLACING: &[Order] = &[
     Order { name: "end", key: |i, _| [u64::from(i.end), i.bytes, 0] },
-    Order { name: "fullest, life", key: |i, fullest| [fullest, i.sections(), i.bytes] },
-    Order { name: "area", key: |i, _| [area(i), i.bytes, 0] },
-    Order { name: "life, size", key: |i, _| [i.sections(), i.bytes, 0] },
     Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] },
+    Order { name: "area", key: |i, _| [area(i), i.bytes, 0] },
+    Order { name: "fullest, life", key: |i, fullest| [fullest, i.sections(), i.bytes] },
     Order { name: "fullest, size", key: |i, fullest| [fullest, i.bytes, 0] },
+    Order { name: "size x life^1/2", key: |i, _| [leaning(i.bytes, i.sections(), 1), i.bytes, 0] },
+    Order { name: "life, size", key: |i, _| [i.sections(), i.bytes, 0] },
     Order { name: "fullest, size, life", key: |i, fullest| [fullest, i.bytes, i.sections()] },
     Order { name: "life x size^1/2", key: |i, _| [leaning(i.sections(), i.bytes, 1), i.bytes, 0] },
     Order { name: "life x size^1/4", key: |i, _| [leaning(i.sections(), i.bytes, 2), i.bytes, 0] },
-    Order { name: "size x life^1/2", key: |i, _| [leaning(i.bytes, i.sections(), 1), i.bytes, 0] },
     Order { name: "size x life^1/4", key: |i, _| [leaning(i.bytes, i.sections(), 2), i.bytes, 0] },
     Order { name: "log life, size", key: |i, _| [u64::from(i.sections().ilog2()), i.bytes, i.sections()] },
     Order { name: "log size, life", key: |i, _| [u64::from(i.bytes.ilog2()), i.sections(), i.bytes] },
     Order { name: "start", key: |i, _| [u64::MAX - u64::from(i.start), i.bytes, 0] },
 ];
-
-/// For one pass: of the others, none does worse by much where another does well.
-pub(super) const ONE: Order = Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] };
 
 /// For the exact search: which blocks come first among those that could be next.
 pub(super) const RANKS: &[Order] = &[
@@ -113,6 +111,11 @@ pub(super) fn fullest(problem: &Problem) -> Vec<u64> {
 }
 
 impl Order {
+    /// Whether it takes what ends last first.
+    pub(super) fn is_backward(&self) -> bool {
+        self.name == PLACING[0].name
+    }
+
     /// What comes first is larger.
     pub(super) fn key(&self, item: &Item, fullest: u64) -> [u64; 3] {
         (self.key)(item, fullest)

@@ -5,6 +5,7 @@ use super::exact::{Outcome, Search};
 use super::order::{self, Order};
 use super::problem::{FREE, Problem};
 use super::repair::Repair;
+use super::sweep;
 use super::trace::Trace;
 use super::tree::Tree;
 use rayon::prelude::*;
@@ -59,8 +60,10 @@ pub struct Placement {
 
 /// How much of each method an effort has.
 struct Limits {
-    /// Items that first fit may place, all orders together.
+    /// Items that first fit may place, all orders together; two are tried in any case.
     placed: u64,
+    /// A gap below this part of the lower bound is good enough for first fit.
+    near: u64,
     /// Items that repair may look at.
     looked: u64,
     /// Blocks and sections that the exact search may look at.
@@ -70,9 +73,9 @@ struct Limits {
 impl Effort {
     fn limits(self) -> Limits {
         match self {
-            Effort::Fast => Limits { placed: 0, looked: 0, searched: 0 },
-            Effort::Normal => Limits { placed: 1_500_000, looked: 10_000_000, searched: 50_000_000 },
-            Effort::Max => Limits { placed: 6_000_000, looked: 200_000_000, searched: 2_000_000_000 },
+            Effort::Fast => Limits { placed: 2000, near: 4096, looked: 0, searched: 0 },
+            Effort::Normal => Limits { placed: 1_500_000, near: 1 << 20, looked: 10_000_000, searched: 50_000_000 },
+            Effort::Max => Limits { placed: 6_000_000, near: 1 << 20, looked: 200_000_000, searched: 2_000_000_000 },
         }
     }
 }
@@ -145,18 +148,22 @@ impl Planner<'_> {
     fn plan(&mut self, options: &Options) {
         let limits = options.effort.limits();
         let n = self.problem.items.len() as u64;
-        if options.effort == Effort::Fast {
-            self.first_fit(&order::ONE, false);
+        if std::env::var("ORD").is_ok() {
+            for order in order::PLACING { let t = std::time::Instant::now(); self.peak = u64::MAX; let p = self.first_fit(order, false);
+              eprintln!("    {:24} {:.4}% {:.3}", order.name, 100.0 * (p as f64 / self.bound as f64 - 1.0), t.elapsed().as_secs_f64()); }
             return;
         }
-        let mut placed = 0;
         let mut found: Vec<(u64, usize)> = vec![];
+        let mut placed = 0;
         for (i, order) in order::PLACING.iter().enumerate() {
             found.push((self.first_fit(order, false), i));
             placed += n;
-            if self.peak <= self.target || limits.placed < placed {
+            if self.peak <= self.target + self.target / limits.near || limits.placed < placed && 0 < i {
                 break;
             }
+        }
+        if options.effort == Effort::Fast {
+            return;
         }
         found.sort_unstable();
         if n as usize <= SNUG {
@@ -193,8 +200,15 @@ impl Planner<'_> {
     /// there is for what cannot be better than the best plan so far.
     fn first_fit(&mut self, order: &Order, snug: bool) -> u64 {
         let method = format!("{} by {}", if snug { "best fit" } else { "first fit" }, order.name);
-        let order = order.sorted(self.problem, &self.fullest);
-        self.fit(&order, snug, &method)
+        let sorted = order.sorted(self.problem, &self.fullest);
+        if order.is_backward() && !snug && sweep::is_plain(self.problem) {
+            let at = sweep::backward(self.problem, &sorted, self.base);
+            let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
+            let peak = ends.max().unwrap_or(0).max(self.base);
+            self.offer(peak, at, &method);
+            return peak;
+        }
+        self.fit(&sorted, snug, &method)
     }
 
     fn fit(&mut self, order: &[u32], snug: bool, method: &str) -> u64 {
