@@ -11,13 +11,12 @@ pub(super) struct Order {
     key: fn(item: &Item, fullest: u64) -> [u64; 3],
 }
 
-/// For first fit, in the order in which they are tried: one that takes little time, one that none of the others is much better than
-/// where it does badly, and so on.
+/// For first fit, in the order in which they are tried. Of the first, no other is much better where it does badly; the last two
+/// are what a sweep does quicker, where it can.
 pub(super) const PLACING: &[Order] = &[
-    Order { name: "end", key: |i, _| [u64::from(i.end), i.bytes, 0] },
     Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] },
-    Order { name: "area", key: |i, _| [area(i), i.bytes, 0] },
     Order { name: "fullest, life", key: |i, fullest| [fullest, i.sections(), i.bytes] },
+    Order { name: "area", key: |i, _| [area(i), i.bytes, 0] },
     Order { name: "fullest, size", key: |i, fullest| [fullest, i.bytes, 0] },
     Order { name: "size x life^1/2", key: |i, _| [leaning(i.bytes, i.sections(), 1), i.bytes, 0] },
     Order { name: "life, size", key: |i, _| [i.sections(), i.bytes, 0] },
@@ -27,6 +26,7 @@ pub(super) const PLACING: &[Order] = &[
     Order { name: "size x life^1/4", key: |i, _| [leaning(i.bytes, i.sections(), 2), i.bytes, 0] },
     Order { name: "log life, size", key: |i, _| [u64::from(i.sections().ilog2()), i.bytes, i.sections()] },
     Order { name: "log size, life", key: |i, _| [u64::from(i.bytes.ilog2()), i.sections(), i.bytes] },
+    Order { name: "end", key: |i, _| [u64::from(i.end), i.bytes, 0] },
     Order { name: "start", key: |i, _| [u64::MAX - u64::from(i.start), i.bytes, 0] },
 ];
 
@@ -111,11 +111,6 @@ pub(super) fn fullest(problem: &Problem) -> Vec<u64> {
 }
 
 impl Order {
-    /// Whether it takes what ends last first.
-    pub(super) fn is_backward(&self) -> bool {
-        self.name == PLACING[0].name
-    }
-
     /// What comes first is larger.
     pub(super) fn key(&self, item: &Item, fullest: u64) -> [u64; 3] {
         (self.key)(item, fullest)

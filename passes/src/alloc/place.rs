@@ -5,7 +5,7 @@ use super::exact::{Outcome, Search};
 use super::order::{self, Order};
 use super::problem::{FREE, Problem};
 use super::repair::Repair;
-use super::sweep;
+use super::sweep::Sweep;
 use super::trace::Trace;
 use super::tree::Tree;
 use rayon::prelude::*;
@@ -60,8 +60,10 @@ pub struct Placement {
 
 /// How much of each method an effort has.
 struct Limits {
-    /// Items that first fit may place, all orders together; two are tried in any case.
-    placed: u64,
+    /// How many sweeps there are.
+    sweeps: usize,
+    /// Ranges of addresses that first fit may pass, all orders together; one is tried in any case.
+    climbed: u64,
     /// A gap below this part of the lower bound is good enough for first fit.
     near: u64,
     /// Items that repair may look at.
@@ -73,13 +75,20 @@ struct Limits {
 impl Effort {
     fn limits(self) -> Limits {
         match self {
-            Effort::Fast => Limits { placed: 2000, near: 4096, looked: 0, searched: 0 },
-            Effort::Normal => Limits { placed: 1_500_000, near: 1 << 20, looked: 10_000_000, searched: 50_000_000 },
-            Effort::Max => Limits { placed: 6_000_000, near: 1 << 20, looked: 200_000_000, searched: 2_000_000_000 },
+            Effort::Fast => Limits { sweeps: 1, climbed: 150_000, near: 4096, looked: 0, searched: 0 },
+            Effort::Normal => Limits { sweeps: 4, climbed: 60_000_000, near: 1 << 20, looked: 10_000_000, searched: 50_000_000 },
+            Effort::Max => Limits { sweeps: 4, climbed: 400_000_000, near: 1 << 40, looked: 200_000_000, searched: 2_000_000_000 },
         }
     }
 }
 
+/// In the order in which they are tried.
+const SWEEPS: [Sweep; 4] = [
+    Sweep { backward: true, snug: false },
+    Sweep { backward: true, snug: true },
+    Sweep { backward: false, snug: false },
+    Sweep { backward: false, snug: true },
+];
 /// The exact search knows of each block all that meet it, so it is for no more than these.
 const SEARCHED: usize = 1500;
 /// The tightest hole is found by looking at all: worth it up to so many items.
@@ -147,53 +156,65 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn plan(&mut self, options: &Options) {
         let limits = options.effort.limits();
-        let n = self.problem.items.len() as u64;
-        if std::env::var("ORD").is_ok() {
-            for order in order::PLACING { let t = std::time::Instant::now(); self.peak = u64::MAX; let p = self.first_fit(order, false);
-              eprintln!("    {:24} {:.4}% {:.3}", order.name, 100.0 * (p as f64 / self.bound as f64 - 1.0), t.elapsed().as_secs_f64()); }
-            return;
-        }
-        let mut found: Vec<(u64, usize)> = vec![];
-        let mut placed = 0;
-        for (i, order) in order::PLACING.iter().enumerate() {
-            found.push((self.first_fit(order, false), i));
-            placed += n;
-            if self.peak <= self.target + self.target / limits.near || limits.placed < placed && 0 < i {
+        let near = self.target + self.target / limits.near;
+        let plain = Sweep::can(self.problem);
+        for sweep in SWEEPS.iter().take(if plain { limits.sweeps } else { 0 }) {
+            let at = sweep.place(self.problem, self.base);
+            self.offer(at, &sweep.name());
+            if self.peak <= near {
                 break;
             }
         }
-        if options.effort == Effort::Fast {
+        let orders = &order::PLACING[..order::PLACING.len() - if plain { 2 } else { 0 }];
+        let mut found: Vec<(u64, usize)> = vec![];
+        for (i, order) in orders.iter().enumerate() {
+            if self.peak <= near || limits.climbed < self.tree.work && 0 < i {
+                break;
+            }
+            found.push((self.first_fit(order, false), i));
+        }
+        if options.effort == Effort::Fast || self.peak <= near {
             return;
         }
         found.sort_unstable();
-        if n as usize <= SNUG {
+        if self.problem.items.len() <= SNUG {
             for &(_, i) in found.iter().take(4) {
-                if self.target < self.peak && placed < limits.placed {
-                    self.first_fit(&order::PLACING[i], true);
-                    placed += n;
+                if self.target < self.peak && self.tree.work < limits.climbed {
+                    self.first_fit(&orders[i], true);
                 }
             }
         }
-        // By turns, each with more and more work: most traces need little of one of the two.
-        let mut repair = (0 < limits.looked).then(|| Repair::new(self.problem, self.base));
-        let searched = self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE);
+        // By turns, each with more work than the last: most traces need little of one of the two.
+        let mut repair = Repair::new(self.problem, self.base);
+        let searched = plain && self.problem.items.len() <= SEARCHED;
         let mut search = searched.then(|| Searches::new(self.problem, options.threads)).flatten();
+        let mut vain = 0;
         for part in [16, 8, 4, 2] {
-            if let Some(repair) = &mut repair && self.target < self.peak {
-                self.repair(repair, limits.looked / part);
+            let before = self.peak;
+            if self.target < self.peak {
+                self.repair(&mut repair, limits.looked / part);
             }
-            if let Some(search) = &mut search && self.target < self.peak {
-                self.search(search, limits.searched / part);
+            match &mut search {
+                Some(search) if self.target < self.peak => self.search(search, limits.searched / part),
+                Some(_) => {}
+                // What repair does not gain soon, it seldom gains.
+                None => vain = if self.peak < before { 0 } else { vain + 1 },
+            }
+            if vain == 2 {
+                break;
             }
         }
     }
 
-    /// Keeps a plan if it is better.
-    fn offer(&mut self, peak: u64, at: Vec<u64>, method: &str) {
+    /// Keeps a plan if it is better. Returns its peak.
+    fn offer(&mut self, at: Vec<u64>, method: &str) -> u64 {
+        let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
+        let peak = ends.max().unwrap_or(0).max(self.base);
         if peak < self.peak {
             (self.at, self.peak, self.method) = (at, peak, method.into());
             (self.progress)(method, peak);
         }
+        peak
     }
 
     /// Each item in turn at the lowest address that is free over its life, or in the snuggest hole. Returns the peak; the most
@@ -201,13 +222,6 @@ impl Planner<'_> {
     fn first_fit(&mut self, order: &Order, snug: bool) -> u64 {
         let method = format!("{} by {}", if snug { "best fit" } else { "first fit" }, order.name);
         let sorted = order.sorted(self.problem, &self.fullest);
-        if order.is_backward() && !snug && sweep::is_plain(self.problem) {
-            let at = sweep::backward(self.problem, &sorted, self.base);
-            let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
-            let peak = ends.max().unwrap_or(0).max(self.base);
-            self.offer(peak, at, &method);
-            return peak;
-        }
         self.fit(&sorted, snug, &method)
     }
 
@@ -229,8 +243,7 @@ impl Planner<'_> {
             }
             at[i as usize] = place;
         }
-        self.offer(peak, at, method);
-        peak
+        self.offer(at, method)
     }
 
     /// Where an item fits.
@@ -289,12 +302,9 @@ impl Planner<'_> {
             (self.progress)("search", self.peak);
             let (outcome, at, used) = searches.run((self.base, capacity), left / 2);
             left = left.saturating_sub(used.max(work / 32));
-            if std::env::var("V").is_ok() { eprintln!("   DBG {capacity} {} {outcome:?} {:.1}M", 100.0*(capacity as f64/self.bound as f64 -1.0), used as f64/1e6); }
             match outcome {
                 Outcome::Found => {
-                    let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
-                    let peak = ends.max().unwrap_or(0).max(self.base);
-                    self.offer(peak, at, "search");
+                    self.offer(at, "search");
                 }
                 Outcome::None => {
                     self.proven = self.proven.max(capacity + 1);

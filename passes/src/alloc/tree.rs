@@ -41,6 +41,8 @@ pub(super) struct Tree {
     passed: Vec<usize>,
     /// Ranges in use over the query at hand.
     used: Vec<(u64, u64)>,
+    /// How many sets and ranges were looked at.
+    pub(super) work: u64,
 }
 
 impl Tree {
@@ -48,7 +50,7 @@ impl Tree {
     pub(super) fn new(n: u32) -> Tree {
         let leaves = (n as usize).next_power_of_two();
         let sets = vec![Ranges::default(); 4 * leaves];
-        Tree { leaves, sets, query: vec![], passed: vec![], used: vec![] }
+        Tree { leaves, sets, query: vec![], passed: vec![], used: vec![], work: 0 }
     }
 
     /// Forgets all addresses.
@@ -103,7 +105,10 @@ impl Tree {
         nodes.clear();
         self.nodes(start, end, |node| nodes.push(node));
         for &node in &nodes {
-            self.sets[2 * node].insert(lo, hi);
+            // A leaf is above nothing.
+            if node < self.leaves {
+                self.sets[2 * node].insert(lo, hi);
+            }
             self.sets[2 * node + 1].insert(lo, hi);
         }
         self.query = nodes;
@@ -143,6 +148,7 @@ impl Tree {
             for (&set, passed) in self.query.iter().zip(&mut self.passed) {
                 // Most often there are none or one or two to pass. Ranges of one set do not touch, yet the gap between two may be
                 // too small.
+                let before = *passed;
                 for &(lo, hi) in &self.sets[set].0[*passed..] {
                     if next + bytes <= lo {
                         break;
@@ -152,6 +158,7 @@ impl Tree {
                     }
                     *passed += 1;
                 }
+                self.work += 1 + (*passed - before) as u64;
             }
             if next == at {
                 return at;
@@ -169,6 +176,7 @@ impl Tree {
             self.used.extend_from_slice(&self.sets[set].0);
         }
         self.used.sort_unstable();
+        self.work += 8 * self.used.len() as u64;
         let mut best: Option<(u64, u64)> = None;
         let mut free = from;
         for &(lo, hi) in self.used.iter().chain([&(top, top)]) {
