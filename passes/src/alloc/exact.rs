@@ -33,9 +33,8 @@ const LEARNED: f64 = 0.1;
 /// Not placed.
 const OPEN: u64 = u64::MAX;
 
-/// Blocks, which of them meet, and the state of a search.
-#[derive(Clone)]
-pub(super) struct Search<'a> {
+/// Blocks, and which of them meet.
+pub(super) struct Blocks<'a> {
     items: &'a [Item],
     bytes: Vec<u64>,
     align: Vec<u64>,
@@ -44,6 +43,11 @@ pub(super) struct Search<'a> {
     /// Sections of a block, and blocks of a section.
     sections: Lists,
     members: Lists,
+}
+
+/// The state of a search.
+pub(super) struct Search<'a> {
+    blocks: &'a Blocks<'a>,
     /// A block's place in the order that settles ties.
     rank: Vec<u32>,
     ranked: Rank,
@@ -80,7 +84,6 @@ pub(super) struct Search<'a> {
     pub(super) left: u64,
 }
 
-#[derive(Clone)]
 enum Undo {
     Low(u32, u64),
     Lift(u32, u64),
@@ -88,7 +91,6 @@ enum Undo {
 }
 
 /// Lists of numbers, end to end.
-#[derive(Clone)]
 struct Lists {
     start: Vec<u32>,
     all: Vec<u32>,
@@ -108,14 +110,13 @@ impl Lists {
     }
 }
 
-impl<'a> Search<'a> {
-    /// A search over the items of a problem.
-    pub(super) fn new(problem: &'a Problem) -> Search<'a> {
+impl<'a> Blocks<'a> {
+    /// The items of a problem.
+    pub(super) fn new(problem: &'a Problem) -> Blocks<'a> {
         let items = &problem.items;
         let n = items.len() as u32;
-        let sections = problem.sections() as usize;
         let of_item = |i: u32| problem.spans(&items[i as usize]).iter().flat_map(|(s, e)| s..e).collect::<Vec<u32>>();
-        let mut members = vec![vec![]; sections];
+        let mut members = vec![vec![]; problem.sections() as usize];
         for i in 0..n {
             of_item(i).into_iter().for_each(|s| members[s as usize].push(i));
         }
@@ -123,20 +124,30 @@ impl<'a> Search<'a> {
             let meet = |j: &u32| *j != i && problem.meet(&items[i as usize], &items[*j as usize]);
             (0..n).filter(meet).collect::<Vec<u32>>()
         };
-        Search {
+        Blocks {
             items,
             bytes: items.iter().map(|item| item.bytes).collect(),
             align: items.iter().map(|item| item.align).collect(),
             meets: Lists::new((0..n).map(meets)),
             sections: Lists::new((0..n).map(of_item)),
             members: Lists::new(members.into_iter()),
-            rank: vec![0; n as usize],
+        }
+    }
+}
+
+impl<'a> Search<'a> {
+    /// A search that has learned nothing.
+    pub(super) fn new(blocks: &'a Blocks<'a>) -> Search<'a> {
+        let (n, sections) = (blocks.items.len(), blocks.members.start.len() - 1);
+        Search {
+            blocks,
+            rank: vec![0; n],
             ranked: Rank::default(),
             capacity: 0,
-            at: vec![OPEN; n as usize],
-            low: vec![0; n as usize],
-            lift: vec![0; n as usize],
-            support: vec![0; n as usize],
+            at: vec![OPEN; n],
+            low: vec![0; n],
+            lift: vec![0; n],
+            support: vec![0; n],
             floor: vec![0; sections],
             open: vec![0; sections],
             across: vec![0; sections],
@@ -157,7 +168,7 @@ impl<'a> Search<'a> {
 
     /// How many blocks there are.
     pub(super) fn len(&self) -> usize {
-        self.items.len()
+        self.blocks.items.len()
     }
 
     /// Offsets of the plan that was found.
@@ -167,7 +178,7 @@ impl<'a> Search<'a> {
 
     /// Searches for a plan between `base` and `capacity`.
     pub(super) fn run(&mut self, rank: Rank, base: u64, capacity: u64) -> Outcome {
-        let n = self.bytes.len() as u32;
+        let n = self.blocks.bytes.len() as u32;
         self.ranked = rank;
         for (weight, &failed) in self.weight.iter_mut().zip(&self.failed) {
             *weight = if rank.learned { (1.0 + f64::from(failed)).powf(LEARNED) } else { 1.0 };
@@ -176,7 +187,7 @@ impl<'a> Search<'a> {
         self.at.fill(OPEN);
         // Itself: none.
         self.support = (0..n).collect();
-        for (low, align) in self.low.iter_mut().zip(&self.align) {
+        for (low, align) in self.low.iter_mut().zip(&self.blocks.align) {
             *low = base.next_multiple_of(*align);
         }
         self.lift.copy_from_slice(&self.low);
@@ -185,8 +196,8 @@ impl<'a> Search<'a> {
         self.across.fill(0);
         for i in 0..n {
             let mut last = None;
-            for &s in &self.sections.all[self.sections.range(i)] {
-                self.open[s as usize] += self.bytes[i as usize];
+            for &s in &self.blocks.sections.all[self.blocks.sections.range(i)] {
+                self.open[s as usize] += self.blocks.bytes[i as usize];
                 // A gap joins its two sides all the same: the block has one offset.
                 for between in last.unwrap_or(s)..s {
                     self.across[between as usize] += 1;
@@ -212,11 +223,11 @@ impl<'a> Search<'a> {
         let mut keys = std::mem::take(&mut self.keys);
         keys.clear();
         for &i in &self.lists[part] {
-            let sections = &self.sections.all[self.sections.range(i)];
+            let sections = &self.blocks.sections.all[self.blocks.sections.range(i)];
             self.left = self.left.saturating_sub(4 + sections.len() as u64);
             let tight = |&s: &u32| (self.open[s as usize] as f64 * self.weight[s as usize]) as u64;
             let fullest = sections.iter().map(tight).max().unwrap_or(0);
-            keys.push((Reverse(self.ranked.order.key(&self.items[i as usize], fullest)), i));
+            keys.push((Reverse(self.ranked.order.key(&self.blocks.items[i as usize], fullest)), i));
         }
         keys.sort_unstable();
         for (place, (_, i)) in (0..).zip(&keys) {
@@ -228,7 +239,7 @@ impl<'a> Search<'a> {
     /// Places open blocks of a part: those of `lists[part]`, which live in `sections`, each at `next` or after it.
     fn search(&mut self, part: Range<usize>, sections: Range<u32>, next: (u64, u32)) -> Outcome {
         // No block may lie where another could still slide under it.
-        let heights = self.lists[part.clone()].iter().map(|&i| self.low[i as usize] + self.bytes[i as usize]);
+        let heights = self.lists[part.clone()].iter().map(|&i| self.low[i as usize] + self.blocks.bytes[i as usize]);
         let height = heights.min().unwrap_or(0);
         // And what a section still has to take has to fit above it: whatever comes next, the rest is not lower.
         let open = self.open[sections.start as usize..sections.end as usize].iter().max();
@@ -295,7 +306,7 @@ impl<'a> Search<'a> {
             }
             for j in part.clone() {
                 let i = self.lists[j];
-                let first = self.sections.all[self.sections.start[i as usize] as usize];
+                let first = self.blocks.sections.all[self.blocks.sections.start[i as usize] as usize];
                 if start <= first && first <= s {
                     self.lists.push(i);
                 }
@@ -323,16 +334,16 @@ impl<'a> Search<'a> {
 
     /// Places a block. False if what is left then has no room.
     fn put(&mut self, block: u32, low: u64, part: Range<u32>) -> bool {
-        let bytes = self.bytes[block as usize];
+        let bytes = self.blocks.bytes[block as usize];
         let top = low + bytes;
         self.at[block as usize] = low;
         self.placed.push(block);
-        let sections = self.sections.range(block);
-        let cost = 16 + sections.len() + self.meets.range(block).len() + part.len();
+        let sections = self.blocks.sections.range(block);
+        let cost = 16 + sections.len() + self.blocks.meets.range(block).len() + part.len();
         self.left = self.left.saturating_sub(cost as u64);
         let mut last = None;
         for k in sections.clone() {
-            let s = self.sections.all[k];
+            let s = self.blocks.sections.all[k];
             self.open[s as usize] -= bytes;
             for between in last.unwrap_or(s)..s {
                 self.across[between as usize] -= 1;
@@ -341,12 +352,12 @@ impl<'a> Search<'a> {
             self.is_dirty[s as usize] = true;
             self.dirty.push(s);
         }
-        for k in self.meets.range(block) {
-            let other = self.meets.all[k];
+        for k in self.blocks.meets.range(block) {
+            let other = self.blocks.meets.all[k];
             let was = self.low[other as usize];
             if self.at[other as usize] == OPEN && was < top {
                 self.trail.push(Undo::Low(other, was));
-                self.low[other as usize] = top.next_multiple_of(self.align[other as usize]);
+                self.low[other as usize] = top.next_multiple_of(self.blocks.align[other as usize]);
                 self.raise(other, self.low[other as usize]);
             }
         }
@@ -369,8 +380,8 @@ impl<'a> Search<'a> {
         }
         self.trail.push(Undo::Lift(i, was));
         self.lift[i as usize] = lift;
-        for k in self.sections.range(i) {
-            let s = self.sections.all[k];
+        for k in self.blocks.sections.range(i) {
+            let s = self.blocks.sections.all[k];
             if was <= self.floor[s as usize] && !self.is_dirty[s as usize] {
                 self.is_dirty[s as usize] = true;
                 self.dirty.push(s);
@@ -400,23 +411,23 @@ impl<'a> Search<'a> {
             if next <= (low, self.rank[i as usize]) && self.lift[i as usize] == low {
                 continue;
             }
-            let top = |other: u32| self.lift[other as usize].max(next.0) + self.bytes[other as usize];
+            let top = |other: u32| self.lift[other as usize].max(next.0) + self.blocks.bytes[other as usize];
             let support = self.support[i as usize];
             if support != i && self.at[support as usize] == OPEN && top(support) <= self.lift[i as usize] {
                 continue;
             }
             let mut least = u64::MAX;
-            self.left = self.left.saturating_sub(self.meets.range(i).len() as u64);
-            for &other in &self.meets.all[self.meets.range(i)] {
+            self.left = self.left.saturating_sub(self.blocks.meets.range(i).len() as u64);
+            for &other in &self.blocks.meets.all[self.blocks.meets.range(i)] {
                 if self.at[other as usize] == OPEN && top(other) < least {
                     least = top(other);
                     self.support[i as usize] = other;
                 }
             }
-            if self.capacity - self.bytes[i as usize] < least {
+            if self.capacity - self.blocks.bytes[i as usize] < least {
                 return self.settle(next.0, false);
             }
-            self.raise(i, least.next_multiple_of(self.align[i as usize]));
+            self.raise(i, least.next_multiple_of(self.blocks.align[i as usize]));
         }
         self.settle(next.0, true)
     }
@@ -424,7 +435,7 @@ impl<'a> Search<'a> {
     /// Whether the open blocks of a section have room, none of them below `least`.
     fn has_room(&mut self, section: u32, least: u64) -> bool {
         let open = |i: &&u32| self.at[**i as usize] == OPEN;
-        let members = &self.members.all[self.members.range(section)];
+        let members = &self.blocks.members.all[self.blocks.members.range(section)];
         self.left = self.left.saturating_sub(members.len() as u64);
         let (mut floor, mut top) = (u64::MAX, 0);
         for &i in members.iter().filter(open) {
@@ -441,7 +452,8 @@ impl<'a> Search<'a> {
             return top + bytes <= self.capacity;
         }
         self.sorted.clear();
-        let lows = members.iter().filter(open).map(|&i| (self.lift[i as usize].max(least), self.bytes[i as usize]));
+        let lows =
+            members.iter().filter(open).map(|&i| (self.lift[i as usize].max(least), self.blocks.bytes[i as usize]));
         self.sorted.extend(lows);
         self.sorted.sort_unstable();
         let mut above = 0;
@@ -463,8 +475,8 @@ impl<'a> Search<'a> {
         for block in self.placed.drain(placed..) {
             self.at[block as usize] = OPEN;
             let mut last = None;
-            for &s in &self.sections.all[self.sections.range(block)] {
-                self.open[s as usize] += self.bytes[block as usize];
+            for &s in &self.blocks.sections.all[self.blocks.sections.range(block)] {
+                self.open[s as usize] += self.blocks.bytes[block as usize];
                 for between in last.unwrap_or(s)..s {
                     self.across[between as usize] += 1;
                 }

@@ -1,23 +1,25 @@
-//! Places of a trace's blocks: first fit in several orders, then repair, then search, until the plan is as good as the effort
-//! allows or as good as it can be. Efforts are counted in steps, not in seconds: the same trace has the same plan.
+//! Places of a trace's blocks: sweeps through time, then first fit in several orders, then repair and search by turns, until the
+//! plan is as good as the effort allows or as good as it can be. Efforts are counted in what is looked at, not in seconds:
+//! the same trace has the same plan.
 
-use super::exact::{Outcome, Search};
-use super::order::{self, Order};
+use super::exact::{Blocks, Outcome, Search};
+use super::order::{self, Order, Rank};
 use super::problem::{FREE, Problem};
 use super::repair::Repair;
 use super::sweep::Sweep;
 use super::trace::Trace;
 use super::tree::Tree;
 use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use super::problem::Error;
 
 /// How long a planner tries.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Effort {
-    /// One pass of first fit.
+    /// A sweep; if that is not near the bound, first fit in one order, or a few if there are few blocks.
     Fast,
-    /// Every order, then some repair and search: a second or a few.
+    /// Sweeps and orders, then some repair and search: a second or a few.
     #[default]
     Normal,
     /// Far more repair and search.
@@ -76,8 +78,12 @@ impl Effort {
     fn limits(self) -> Limits {
         match self {
             Effort::Fast => Limits { sweeps: 1, climbed: 150_000, near: 4096, looked: 0, searched: 0 },
-            Effort::Normal => Limits { sweeps: 4, climbed: 60_000_000, near: 1 << 20, looked: 10_000_000, searched: 50_000_000 },
-            Effort::Max => Limits { sweeps: 4, climbed: 400_000_000, near: 1 << 40, looked: 200_000_000, searched: 2_000_000_000 },
+            Effort::Normal => {
+                Limits { sweeps: 4, climbed: 60_000_000, near: 1 << 20, looked: 10_000_000, searched: 50_000_000 }
+            }
+            Effort::Max => {
+                Limits { sweeps: 4, climbed: 400_000_000, near: 1 << 40, looked: 200_000_000, searched: 2_000_000_000 }
+            }
         }
     }
 }
@@ -110,8 +116,8 @@ pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u6
     let (stacked, base) = problem.stack_whole();
     let target = options.capacity.map_or(lower_bound, |capacity| capacity.max(lower_bound));
     let mut planner = Planner {
-        fullest: order::fullest(&problem),
-        tree: Tree::new(problem.sections().max(1)),
+        fullest: vec![],
+        tree: Tree::new(1),
         problem: &problem,
         base,
         target,
@@ -136,6 +142,7 @@ pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u6
 
 struct Planner<'a> {
     problem: &'a Problem,
+    /// What first fit in an order needs, and a sweep does not.
     fullest: Vec<u64>,
     tree: Tree,
     /// Nothing lies below.
@@ -156,15 +163,20 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn plan(&mut self, options: &Options) {
         let limits = options.effort.limits();
-        let near = self.target + self.target / limits.near;
+        let near = match options.capacity {
+            Some(_) => self.target,
+            None => self.bound.saturating_add(self.bound / limits.near),
+        };
         let plain = Sweep::can(self.problem);
         for sweep in SWEEPS.iter().take(if plain { limits.sweeps } else { 0 }) {
             let at = sweep.place(self.problem, self.base);
             self.offer(at, &sweep.name());
             if self.peak <= near {
-                break;
+                return;
             }
         }
+        self.fullest = order::fullest(self.problem);
+        self.tree = Tree::new(self.problem.sections().max(1));
         let orders = &order::PLACING[..order::PLACING.len() - if plain { 2 } else { 0 }];
         let mut found: Vec<(u64, usize)> = vec![];
         for (i, order) in orders.iter().enumerate() {
@@ -186,8 +198,9 @@ impl Planner<'_> {
         }
         // By turns, each with more work than the last: most traces need little of one of the two.
         let mut repair = Repair::new(self.problem, self.base);
-        let searched = plain && self.problem.items.len() <= SEARCHED;
-        let mut search = searched.then(|| Searches::new(self.problem, options.threads)).flatten();
+        let searched = self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE);
+        let blocks = searched.then(|| Blocks::new(self.problem));
+        let mut search = blocks.as_ref().map(|blocks| Searches::new(blocks, options.threads));
         let mut vain = 0;
         for part in [16, 8, 4, 2] {
             let before = self.peak;
@@ -320,42 +333,47 @@ impl Planner<'_> {
 
 /// Searches with each of several ranks, that learn from their failures.
 struct Searches<'a> {
-    chains: Vec<Search<'a>>,
+    searches: Vec<Search<'a>>,
     round: u64,
-    /// How much work a rank had last at a capacity.
+    /// A capacity, and how much work a rank had there at last.
     last: (u64, u64),
-    pool: rayon::ThreadPool,
+    /// None if there is but one thread.
+    pool: Option<ThreadPool>,
 }
 
 impl<'a> Searches<'a> {
-    /// None if there are no threads to be had.
-    fn new(problem: &'a Problem, threads: usize) -> Option<Searches<'a>> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build().ok()?;
-        Some(Searches { chains: vec![Search::new(problem); order::RANKS.len()], round: 0, last: (0, 0), pool })
+    fn new(blocks: &'a Blocks<'a>, threads: usize) -> Searches<'a> {
+        let pool = (1 < threads).then(|| ThreadPoolBuilder::new().num_threads(threads).build().ok()).flatten();
+        Searches { searches: order::RANKS.iter().map(|_| Search::new(blocks)).collect(), round: 0, last: (0, 0), pool }
     }
 
-    /// Searches with every rank, with little work each, then with more and more, up to about so much in all.
+    /// Searches with every rank, with little work each, then with more and more, up to so much in all. Returns what came of it, a
+    /// plan if there is one, and the work.
     fn run(&mut self, (base, capacity): (u64, u64), work: u64) -> (Outcome, Vec<u64>, u64) {
         let mut used = 0;
-        let mut each = 200 * self.chains[0].len() as u64;
+        let mut each = 200 * self.searches[0].len() as u64;
         if self.last.0 == capacity {
             each = each.max(self.last.1);
         }
         while used < work {
-            each = each.min((work - used) / self.chains.len() as u64 + 1000);
-            let ranked = self.chains.par_iter_mut().zip(order::ranks(self.round));
-            let tries = ranked.map(|(search, rank)| {
+            each = each.min((work - used) / self.searches.len() as u64 + 1000);
+            let ranks = order::ranks(self.round);
+            let run = |(search, rank): (&mut Search<'_>, Rank)| {
                 search.left = each;
                 (search.run(rank, base, capacity), each - search.left)
-            });
-            let outcomes: Vec<(Outcome, u64)> = self.pool.install(|| tries.collect());
+            };
+            let outcomes: Vec<(Outcome, u64)> = match &self.pool {
+                Some(pool) => pool.install(|| self.searches.par_iter_mut().zip(ranks).map(run).collect()),
+                None => self.searches.iter_mut().zip(ranks).map(run).collect(),
+            };
             used += outcomes.iter().map(|(_, used)| used).sum::<u64>();
             self.round += 1;
             if let Some(k) = outcomes.iter().position(|(outcome, _)| *outcome != Outcome::Spent) {
-                return (outcomes[k].0, self.chains[k].offsets().to_vec(), used);
+                return (outcomes[k].0, self.searches[k].offsets().to_vec(), used);
             }
             each += each / 2;
         }
+        // What is good enough is tried again; the rest of the capacities changes.
         if self.last.0 == 0 || self.last.0 == capacity {
             self.last = (capacity, each);
         }
