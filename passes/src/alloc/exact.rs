@@ -485,3 +485,65 @@ impl<'a> Search<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::order::ranks;
+    use crate::alloc::trace::{Block, Trace};
+    use proptest::prelude::*;
+
+    /// The best peak there is: some best plan is found by first fit in the order of its offsets, so all orders are tried.
+    fn best(problem: &Problem, placed: &mut Vec<(usize, u64)>, mut least: u64) -> u64 {
+        let items = &problem.items;
+        if placed.len() == items.len() {
+            return placed.iter().map(|&(i, at)| at + items[i].bytes).max().unwrap_or(0).min(least);
+        }
+        let bottom = placed.last().map_or(0, |last| last.1);
+        for i in (0..items.len()).filter(|&i| placed.iter().all(|&(j, _)| j != i)).collect::<Vec<_>>() {
+            let under = placed.iter().filter(|&&(j, _)| problem.meet(&items[i], &items[j]));
+            let at = under.map(|&(j, at)| at + items[j].bytes).max().unwrap_or(0).next_multiple_of(items[i].align);
+            if bottom <= at && at + items[i].bytes < least {
+                placed.push((i, at));
+                least = best(problem, placed, least);
+                placed.pop();
+            }
+        }
+        least
+    }
+
+    proptest! {
+        /// Whatever the rank, and whatever was learned: there is a plan of the best peak, and none of a lower one. Few sections
+        /// and short lives, so that there are parts that nothing joins.
+        #[test]
+        fn finds_what_there_is_and_nothing_else(
+            raw in prop::collection::vec((0u64..10, 1u64..5, 1u64..9, 0u32..2, 0u64..5), 1..=7),
+        ) {
+            let blocks = raw.iter().map(|&(start, span, bytes, align, gap)| {
+                let gaps = if 0 < gap && gap + 1 < span { vec![(start + gap, start + gap + 1)] } else { vec![] };
+                Block { start, end: start + span, bytes, alignment: 1 << align, gaps, ..Block::default() }
+            });
+            let trace = Trace { blocks: blocks.collect(), ..Trace::default() };
+            let problem = Problem::new(&trace, 1).unwrap();
+            let peak = best(&problem, &mut vec![], u64::MAX);
+            let blocks = Blocks::new(&problem);
+            for k in 0..ranks(0).len() {
+                let mut search = Search::new(&blocks);
+                for round in 0..4 {
+                    search.left = u64::MAX;
+                    prop_assert_eq!(search.run(ranks(round)[k], 0, peak - 1), Outcome::None);
+                    prop_assert_eq!(search.run(ranks(round)[k], 0, peak), Outcome::Found);
+                    let items = || problem.items.iter().zip(search.offsets());
+                    prop_assert_eq!(items().map(|(item, at)| at + item.bytes).max(), Some(peak));
+                    for (a, &lo) in items() {
+                        prop_assert!(lo.is_multiple_of(a.align));
+                        let apart = |(b, &at): (&Item, &u64)| {
+                            a.block == b.block || !problem.meet(a, b) || at + b.bytes <= lo || lo + a.bytes <= at
+                        };
+                        prop_assert!(items().all(apart));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -93,3 +93,44 @@ impl Sweep {
         at
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::trace::{Block, Trace};
+    use crate::alloc::tree::Tree;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// What is placed meets nothing, and first fit is first fit by the tree in the same order.
+        #[test]
+        fn sweeps_place_as_the_tree_does(
+            raw in prop::collection::vec((0u64..40, 1u64..20, 1u64..9, 0u32..3), 1..60),
+            base in 0u64..5,
+        ) {
+            let blocks = raw.iter().map(|&(start, span, bytes, align)| {
+                Block { start, end: start + span, bytes, alignment: 1 << align, ..Block::default() }
+            });
+            let trace = Trace { blocks: blocks.collect(), ..Trace::default() };
+            let problem = Problem::new(&trace, 1).unwrap();
+            for (backward, snug) in [(false, false), (false, true), (true, false), (true, true)] {
+                let at = Sweep { backward, snug }.place(&problem, base);
+                let mut order: Vec<usize> = (0..at.len()).collect();
+                let comes = |i: usize| {
+                    let item = &problem.items[i];
+                    if backward { u32::MAX - item.end } else { item.start }
+                };
+                order.sort_by_key(|&i| (comes(i), Reverse(problem.items[i].bytes)));
+                let mut tree = Tree::new(problem.sections());
+                for i in order {
+                    let item = &problem.items[i];
+                    let span = (item.start, item.end);
+                    prop_assert!(at[i].is_multiple_of(item.align) && base <= at[i]);
+                    prop_assert_eq!(tree.lowest(span, item.bytes, 1, at[i]), at[i], "it meets another");
+                    prop_assert!(snug || tree.lowest(span, item.bytes, item.align, base) == at[i]);
+                    tree.insert(item.start, item.end, at[i], at[i] + item.bytes);
+                }
+            }
+        }
+    }
+}
