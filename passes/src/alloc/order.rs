@@ -1,6 +1,6 @@
 //! Orders in which first fit takes items, largest key first. Each one loses somewhere: big ones first leaves gaps that only
 //! small ones fill; long ones first keeps the bottom quiet; area is between; what lives at the fullest time first leaves
-//! the compromises to emptier times; by start is what a stack-like step wants.
+//! the compromises to emptier times; by time is what a stack-like step wants.
 
 use super::problem::{Item, Problem};
 use std::cmp::Reverse;
@@ -11,13 +11,17 @@ pub(super) struct Order {
     key: fn(item: &Item, fullest: u64) -> [u64; 3],
 }
 
-/// For first fit, in the order in which they are tried. Of the first, no other is much better where it does badly; the last two
-/// are what a sweep does quicker, where it can.
+/// For first fit, in the order in which they are tried. In the first three, blocks of about one size come in the order of time,
+/// which loses nothing if all are of one size (the left-edge algorithm: Hashimoto and Stevens, 1971) and looks at one part
+/// of the tree after another. The last two are what a sweep does quicker, where it can.
 pub(super) const PLACING: &[Order] = &[
-    Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] },
+    Order { name: "size, end", key: |i, _| [i.bytes, u64::from(i.end), 0] },
+    Order { name: "log size, end", key: |i, _| [u64::from(i.bytes.ilog2()), u64::from(i.end), i.bytes] },
+    Order { name: "size, start", key: |i, _| [i.bytes, u64::MAX - u64::from(i.start), 0] },
     Order { name: "fullest, life", key: |i, fullest| [fullest, i.sections(), i.bytes] },
     Order { name: "area", key: |i, _| [area(i), i.bytes, 0] },
     Order { name: "fullest, size", key: |i, fullest| [fullest, i.bytes, 0] },
+    Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] },
     Order { name: "size x life^1/2", key: |i, _| [leaning(i.bytes, i.sections(), 1), i.bytes, 0] },
     Order { name: "life, size", key: |i, _| [i.sections(), i.bytes, 0] },
     Order { name: "fullest, size, life", key: |i, fullest| [fullest, i.bytes, i.sections()] },
