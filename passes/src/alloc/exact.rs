@@ -9,8 +9,12 @@
 //! * a block could still slide into what the next one leaves empty (dominance).
 //!
 //! Where no block that is yet to be placed lives across a time, what is before and after are searched by themselves, so that
-//! one does not try again what the other cannot have. A search is limited by count and is repeated with other ranks: blocks
-//! that go well first are different from one problem to the next.
+//! one does not try again what the other cannot have. Each part is ranked anew, by what is open in it: what was fullest in the
+//! whole may be easy in a part. (A block whose turn had passed by the old rank stays lifted, so nothing is tried twice.)
+//!
+//! A search is limited by what it looks at, and is repeated with other ranks: blocks that go well first are different from one
+//! problem to the next. Searches learn: a section that often had no room weighs more in the ranks of the next (weighted
+//! degrees: Boussemart et al., 2004), so that what is hard comes first.
 
 use super::order::Rank;
 use super::problem::{Item, Problem};

@@ -44,14 +44,14 @@ pub(super) const RANKS: &[Order] = &[
     Order { name: "fullest, sections", key: |i, fullest| [fullest, i.sections(), i.bytes] },
 ];
 
-/// How the exact search ranks blocks: by an order, with some disorder if there is a seed.
+/// How the exact search ranks blocks: by an order, with some disorder.
 #[derive(Clone, Copy)]
 pub(super) struct Rank {
     pub(super) order: &'static Order,
     seed: u64,
     /// Whether sections that failed often weigh more.
     pub(super) learned: bool,
-    /// In 4096ths.
+    /// From how many 4096ths of its place a block's own is drawn.
     most: u32,
 }
 
@@ -71,8 +71,8 @@ impl Rank {
     }
 }
 
-/// Ranks of a round of the exact search: those of [`RANKS`], from the second round on with some disorder, since searches that
-/// fail do so by what came first.
+/// Ranks of a round of the exact search: those of [`RANKS`], three rounds of four with some disorder and what was learned, since
+/// searches that fail do so by what came first.
 pub(super) fn ranks(round: u64) -> Vec<Rank> {
     let most = [1, 64, 256, 1024][round as usize % 4];
     RANKS.iter().map(|order| Rank { order, seed: round << 32, learned: most != 1, most }).collect()
