@@ -16,6 +16,7 @@ mod repair;
 pub mod serve;
 pub mod stalloc;
 pub mod stats;
+mod sweep;
 pub mod trace;
 mod tree;
 

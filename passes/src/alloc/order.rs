@@ -1,6 +1,6 @@
 //! Orders in which first fit takes items, largest key first. Each one loses somewhere: big ones first leaves gaps that only
 //! small ones fill; long ones first keeps the bottom quiet; area is between; what lives at the fullest time first leaves
-//! the compromises to emptier times; by start is what a stack-like step wants.
+//! the compromises to emptier times; by time is what a stack-like step wants.
 
 use super::problem::{Item, Problem};
 use std::cmp::Reverse;
@@ -11,26 +11,28 @@ pub(super) struct Order {
     key: fn(item: &Item, fullest: u64) -> [u64; 3],
 }
 
-/// For first fit, in the order in which they are tried.
+/// For first fit, in the order in which they are tried. In the first three, blocks of about one size come in the order of time,
+/// which loses nothing if all are of one size (the left-edge algorithm: Hashimoto and Stevens, 1971) and looks at one part
+/// of the tree after another. The last two are what a sweep does quicker, where it can.
 pub(super) const PLACING: &[Order] = &[
-    Order { name: "end", key: |i, _| [u64::from(i.end), i.bytes, 0] },
+    Order { name: "size, end", key: |i, _| [i.bytes, u64::from(i.end), 0] },
+    Order { name: "log size, end", key: |i, _| [u64::from(i.bytes.ilog2()), u64::from(i.end), i.bytes] },
+    Order { name: "size, start", key: |i, _| [i.bytes, u64::MAX - u64::from(i.start), 0] },
     Order { name: "fullest, life", key: |i, fullest| [fullest, i.sections(), i.bytes] },
     Order { name: "area", key: |i, _| [area(i), i.bytes, 0] },
-    Order { name: "life, size", key: |i, _| [i.sections(), i.bytes, 0] },
-    Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] },
     Order { name: "fullest, size", key: |i, fullest| [fullest, i.bytes, 0] },
+    Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] },
+    Order { name: "size x life^1/2", key: |i, _| [leaning(i.bytes, i.sections(), 1), i.bytes, 0] },
+    Order { name: "life, size", key: |i, _| [i.sections(), i.bytes, 0] },
     Order { name: "fullest, size, life", key: |i, fullest| [fullest, i.bytes, i.sections()] },
     Order { name: "life x size^1/2", key: |i, _| [leaning(i.sections(), i.bytes, 1), i.bytes, 0] },
     Order { name: "life x size^1/4", key: |i, _| [leaning(i.sections(), i.bytes, 2), i.bytes, 0] },
-    Order { name: "size x life^1/2", key: |i, _| [leaning(i.bytes, i.sections(), 1), i.bytes, 0] },
     Order { name: "size x life^1/4", key: |i, _| [leaning(i.bytes, i.sections(), 2), i.bytes, 0] },
     Order { name: "log life, size", key: |i, _| [u64::from(i.sections().ilog2()), i.bytes, i.sections()] },
     Order { name: "log size, life", key: |i, _| [u64::from(i.bytes.ilog2()), i.sections(), i.bytes] },
+    Order { name: "end", key: |i, _| [u64::from(i.end), i.bytes, 0] },
     Order { name: "start", key: |i, _| [u64::MAX - u64::from(i.start), i.bytes, 0] },
 ];
-
-/// For one pass: of the others, none does worse by much where another does well.
-pub(super) const ONE: Order = Order { name: "size, life", key: |i, _| [i.bytes, i.sections(), 0] };
 
 /// For the exact search: which blocks come first among those that could be next.
 pub(super) const RANKS: &[Order] = &[
@@ -42,28 +44,38 @@ pub(super) const RANKS: &[Order] = &[
     Order { name: "fullest, sections", key: |i, fullest| [fullest, i.sections(), i.bytes] },
 ];
 
-/// Ranks of a round of the exact search: those of [`RANKS`], and from the second round on each of them once more with some
-/// disorder, since searches that fail do so by what came first.
-pub(super) fn ranks(problem: &Problem, fullest: &[u64], round: u32) -> Vec<Vec<u32>> {
-    let mut random = 0x9E37_79B9_7F4A_7C15 ^ u64::from(round);
-    let mut ranks = vec![];
-    for disorder in [false, true].into_iter().take(if round == 0 { 1 } else { 2 }) {
-        for order in RANKS {
-            let sorted = order.sorted(problem, fullest);
-            let mut keyed: Vec<(u64, u32)> = (0u64..).zip(sorted).map(|(place, i)| (place * 1024, i)).collect();
-            for (place, _) in keyed.iter_mut().filter(|_| disorder) {
-                // An eighth up or down.
-                *place = *place / 64 * (56 + next(&mut random) % 16);
-            }
-            keyed.sort_unstable();
-            let mut rank = vec![0; keyed.len()];
-            for (place, (_, i)) in (0..).zip(keyed) {
-                rank[i as usize] = place;
-            }
-            ranks.push(rank);
-        }
+/// How the exact search ranks blocks: by an order, with some disorder.
+#[derive(Clone, Copy)]
+pub(super) struct Rank {
+    pub(super) order: &'static Order,
+    seed: u64,
+    /// Whether sections that failed often weigh more.
+    pub(super) learned: bool,
+    /// From how many 4096ths of its place a block's own is drawn.
+    most: u32,
+}
+
+impl Default for Rank {
+    fn default() -> Rank {
+        Rank { order: &RANKS[0], seed: 0, learned: false, most: 1 }
     }
-    ranks
+}
+
+impl Rank {
+    /// Where to put a block that is the `place`th in order: up to an eighth off.
+    pub(super) fn disordered(&self, place: u32, i: u32) -> u32 {
+        let mut random = self.seed.wrapping_add(u64::from(i)).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        next(&mut random);
+        let off = (next(&mut random) >> 16) as u32 % self.most;
+        place * (4096 - self.most / 2 + off)
+    }
+}
+
+/// Ranks of a round of the exact search: those of [`RANKS`], three rounds of four with some disorder and what was learned, since
+/// searches that fail do so by what came first.
+pub(super) fn ranks(round: u64) -> Vec<Rank> {
+    let most = [1, 64, 256, 1024][round as usize % 4];
+    RANKS.iter().map(|order| Rank { order, seed: round << 32, learned: most != 1, most }).collect()
 }
 
 /// The next of a row of numbers without order (xorshift).
@@ -103,6 +115,11 @@ pub(super) fn fullest(problem: &Problem) -> Vec<u64> {
 }
 
 impl Order {
+    /// What comes first is larger.
+    pub(super) fn key(&self, item: &Item, fullest: u64) -> [u64; 3] {
+        (self.key)(item, fullest)
+    }
+
     /// The items in this order.
     pub(super) fn sorted(&self, problem: &Problem, fullest: &[u64]) -> Vec<u32> {
         let keyed = problem.items.iter().zip(fullest).enumerate();

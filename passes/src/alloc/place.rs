@@ -1,22 +1,25 @@
-//! Places of a trace's blocks: first fit in several orders, then repair, then search, until the plan is as good as the effort
-//! allows or as good as it can be. Efforts are counted in steps, not in seconds: the same trace has the same plan.
+//! Places of a trace's blocks: sweeps through time, then first fit in several orders, then repair and search by turns, until the
+//! plan is as good as the effort allows or as good as it can be. Efforts are counted in what is looked at, not in seconds:
+//! the same trace has the same plan.
 
-use super::exact::{Outcome, Search};
-use super::order::{self, Order};
+use super::exact::{Blocks, Outcome, Search};
+use super::order::{self, Order, Rank};
 use super::problem::{FREE, Problem};
 use super::repair::Repair;
+use super::sweep::Sweep;
 use super::trace::Trace;
 use super::tree::Tree;
 use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use super::problem::Error;
 
 /// How long a planner tries.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Effort {
-    /// One pass of first fit.
+    /// A sweep; if that is not near the bound, first fit in one order, or a few if there are few blocks.
     Fast,
-    /// Every order, then some repair and search: a second or a few.
+    /// Sweeps and orders, then some repair and search: a second or a few.
     #[default]
     Normal,
     /// Far more repair and search.
@@ -59,24 +62,39 @@ pub struct Placement {
 
 /// How much of each method an effort has.
 struct Limits {
-    /// Items that first fit may place, all orders together.
-    placed: u64,
+    /// How many sweeps there are.
+    sweeps: usize,
+    /// Ranges of addresses that first fit may pass, all orders together; one is tried in any case.
+    climbed: u64,
+    /// A gap below this part of the lower bound is good enough for first fit.
+    near: u64,
     /// Items that repair may look at.
     looked: u64,
-    /// Blocks that the exact search may place.
-    steps: u64,
+    /// Blocks and sections that the exact search may look at.
+    searched: u64,
 }
 
 impl Effort {
     fn limits(self) -> Limits {
         match self {
-            Effort::Fast => Limits { placed: 0, looked: 0, steps: 0 },
-            Effort::Normal => Limits { placed: 1_500_000, looked: 3_000_000, steps: 150_000 },
-            Effort::Max => Limits { placed: 6_000_000, looked: 60_000_000, steps: 6_000_000 },
+            Effort::Fast => Limits { sweeps: 1, climbed: 150_000, near: 4096, looked: 0, searched: 0 },
+            Effort::Normal => {
+                Limits { sweeps: 4, climbed: 60_000_000, near: 1 << 20, looked: 10_000_000, searched: 50_000_000 }
+            }
+            Effort::Max => {
+                Limits { sweeps: 4, climbed: 400_000_000, near: 1 << 40, looked: 200_000_000, searched: 2_000_000_000 }
+            }
         }
     }
 }
 
+/// In the order in which they are tried.
+const SWEEPS: [Sweep; 4] = [
+    Sweep { backward: true, snug: false },
+    Sweep { backward: true, snug: true },
+    Sweep { backward: false, snug: false },
+    Sweep { backward: false, snug: true },
+];
 /// The exact search knows of each block all that meet it, so it is for no more than these.
 const SEARCHED: usize = 1500;
 /// The tightest hole is found by looking at all: worth it up to so many items.
@@ -98,8 +116,8 @@ pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u6
     let (stacked, base) = problem.stack_whole();
     let target = options.capacity.map_or(lower_bound, |capacity| capacity.max(lower_bound));
     let mut planner = Planner {
-        fullest: order::fullest(&problem),
-        tree: Tree::new(problem.sections().max(1)),
+        fullest: vec![],
+        tree: Tree::new(1),
         problem: &problem,
         base,
         target,
@@ -124,6 +142,7 @@ pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u6
 
 struct Planner<'a> {
     problem: &'a Problem,
+    /// What first fit in an order needs, and a sweep does not.
     fullest: Vec<u64>,
     tree: Tree,
     /// Nothing lies below.
@@ -144,52 +163,79 @@ struct Planner<'a> {
 impl Planner<'_> {
     fn plan(&mut self, options: &Options) {
         let limits = options.effort.limits();
-        let n = self.problem.items.len() as u64;
-        if options.effort == Effort::Fast {
-            self.first_fit(&order::ONE, false);
-            return;
-        }
-        let mut placed = 0;
-        let mut found: Vec<(u64, usize)> = vec![];
-        for (i, order) in order::PLACING.iter().enumerate() {
-            found.push((self.first_fit(order, false), i));
-            placed += n;
-            if self.peak <= self.target || limits.placed < placed {
-                break;
+        let near = match options.capacity {
+            Some(_) => self.target,
+            None => self.bound.saturating_add(self.bound / limits.near),
+        };
+        let plain = Sweep::can(self.problem);
+        for sweep in SWEEPS.iter().take(if plain { limits.sweeps } else { 0 }) {
+            let at = sweep.place(self.problem, self.base);
+            self.offer(at, &sweep.name());
+            if self.peak <= near {
+                return;
             }
         }
+        self.fullest = order::fullest(self.problem);
+        self.tree = Tree::new(self.problem.sections().max(1));
+        let orders = &order::PLACING[..order::PLACING.len() - if plain { 2 } else { 0 }];
+        let mut found: Vec<(u64, usize)> = vec![];
+        for (i, order) in orders.iter().enumerate() {
+            if self.peak <= near || limits.climbed < self.tree.work && 0 < i {
+                break;
+            }
+            found.push((self.first_fit(order, false), i));
+        }
+        if options.effort == Effort::Fast || self.peak <= near {
+            return;
+        }
         found.sort_unstable();
-        if n as usize <= SNUG {
+        if self.problem.items.len() <= SNUG {
             for &(_, i) in found.iter().take(4) {
-                if self.target < self.peak && placed < limits.placed {
-                    self.first_fit(&order::PLACING[i], true);
-                    placed += n;
+                if self.target < self.peak && self.tree.work < limits.climbed {
+                    self.first_fit(&orders[i], true);
                 }
             }
         }
-        if self.peak <= self.target {
-            return;
-        }
-        self.repair(limits.looked);
-        if self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE) {
-            self.search(limits.steps, options.threads);
+        // By turns, each with more work than the last: most traces need little of one of the two.
+        let mut repair = Repair::new(self.problem, self.base);
+        let searched = self.problem.items.len() <= SEARCHED && self.problem.items.iter().all(|item| item.fixed == FREE);
+        let blocks = searched.then(|| Blocks::new(self.problem));
+        let mut search = blocks.as_ref().map(|blocks| Searches::new(blocks, options.threads));
+        let mut vain = 0;
+        for part in [16, 8, 4, 2] {
+            let before = self.peak;
+            if self.target < self.peak {
+                self.repair(&mut repair, limits.looked / part);
+            }
+            match &mut search {
+                Some(search) if self.target < self.peak => self.search(search, limits.searched / part),
+                Some(_) => {}
+                // What repair does not gain soon, it seldom gains.
+                None => vain = if self.peak < before { 0 } else { vain + 1 },
+            }
+            if vain == 2 {
+                break;
+            }
         }
     }
 
-    /// Keeps a plan if it is better.
-    fn offer(&mut self, peak: u64, at: Vec<u64>, method: &str) {
+    /// Keeps a plan if it is better. Returns its peak.
+    fn offer(&mut self, at: Vec<u64>, method: &str) -> u64 {
+        let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
+        let peak = ends.max().unwrap_or(0).max(self.base);
         if peak < self.peak {
             (self.at, self.peak, self.method) = (at, peak, method.into());
             (self.progress)(method, peak);
         }
+        peak
     }
 
     /// Each item in turn at the lowest address that is free over its life, or in the snuggest hole. Returns the peak; the most
     /// there is for what cannot be better than the best plan so far.
     fn first_fit(&mut self, order: &Order, snug: bool) -> u64 {
         let method = format!("{} by {}", if snug { "best fit" } else { "first fit" }, order.name);
-        let order = order.sorted(self.problem, &self.fullest);
-        self.fit(&order, snug, &method)
+        let sorted = order.sorted(self.problem, &self.fullest);
+        self.fit(&sorted, snug, &method)
     }
 
     fn fit(&mut self, order: &[u32], snug: bool, method: &str) -> u64 {
@@ -210,8 +256,7 @@ impl Planner<'_> {
             }
             at[i as usize] = place;
         }
-        self.offer(peak, at, method);
-        peak
+        self.offer(at, method)
     }
 
     /// Where an item fits.
@@ -234,17 +279,17 @@ impl Planner<'_> {
     }
 
     /// Repairs the best plan for lower and lower capacities.
-    fn repair(&mut self, limit: u64) {
-        if limit == 0 {
-            return;
-        }
-        let mut repair = Repair::new(self.problem, self.base);
+    fn repair(&mut self, repair: &mut Repair<'_>, work: u64) {
+        let limit = repair.work + work;
         let mut low = self.target;
-        let mut share = limit / 8;
-        while self.target < self.peak && repair.work < limit {
+        while low < self.peak && repair.work < limit {
             let capacity = low + (self.peak - low) / 2;
             let before = repair.work;
-            if let Some(at) = repair.run(&self.at, capacity, share.min(limit - repair.work)) {
+            let found = repair.run(&self.at, capacity, (work / 4).min(limit - repair.work));
+            if repair.work == before {
+                return; // What lies too high cannot be moved, or is not ours to move: it lies under all others.
+            }
+            if let Some(at) = found {
                 // Everything slides down as far as it can: what was moved left holes.
                 let mut order: Vec<u32> = (0..at.len() as u32).collect();
                 order.sort_by_key(|&i| at[i as usize]);
@@ -253,40 +298,27 @@ impl Planner<'_> {
                     low = self.target;
                 }
             } else {
-                if repair.work == before {
-                    return; // A block that cannot be moved lies too high.
-                }
                 low = capacity;
-                // Once the two are as close as to make no difference, the rest of the work goes into one more step down.
+                // Once the two are as close as to make no difference, what is left of the work goes into one more step down.
                 if self.peak - low <= 1 + self.bound / 2000 {
                     low = self.target;
-                    share = (2 * share).min(limit);
                 }
             }
         }
     }
 
-    /// Searches for a plan that is good enough, then for any better one.
-    fn search(&mut self, steps: u64, threads: usize) {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
-        let Ok(pool) = pool else { return };
-        let search = Search::new(self.problem, &self.problem.items);
+    /// Searches for a plan that is good enough; then for one half as far from it as the best, and so on.
+    fn search(&mut self, searches: &mut Searches<'_>, work: u64) {
         let mut low = self.target;
-        let mut left = steps;
-        while self.target < self.peak && 0 < left {
-            let share = if low == self.target { left / 2 } else { left / 4 };
-            let capacity = if low == self.target { low } else { low + (self.peak - low) / 2 };
+        let mut capacity = low;
+        let mut left = work;
+        while low < self.peak && 0 < left {
             (self.progress)("search", self.peak);
-            let (outcome, at, used) = {
-                let (problem, fullest, base) = (self.problem, &self.fullest, self.base);
-                pool.install(|| try_ranks(problem, fullest, &search, (base, capacity), share))
-            };
-            left = left.saturating_sub(used.max(1000));
+            let (outcome, at, used) = searches.run((self.base, capacity), left / 2);
+            left = left.saturating_sub(used.max(work / 32));
             match outcome {
                 Outcome::Found => {
-                    let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
-                    let peak = ends.max().unwrap_or(0).max(self.base);
-                    self.offer(peak, at, "search");
+                    self.offer(at, "search");
                 }
                 Outcome::None => {
                     self.proven = self.proven.max(capacity + 1);
@@ -295,40 +327,57 @@ impl Planner<'_> {
                 }
                 Outcome::Spent => low = capacity + 1,
             }
-            if self.peak <= low {
-                break;
-            }
+            capacity = low + self.peak.saturating_sub(low) / 2;
         }
     }
 }
 
-/// Tries every rank with few steps, then with more and more.
-fn try_ranks(
-    problem: &Problem,
-    fullest: &[u64],
-    search: &Search,
-    (base, capacity): (u64, u64),
-    steps: u64,
-) -> (Outcome, Vec<u64>, u64) {
-    let mut used = 0;
-    let mut each = 2 * problem.items.len() as u64;
-    let mut round = 0;
-    while used < steps {
-        let tried: Vec<(Outcome, Vec<u64>, u64)> = order::ranks(problem, fullest, round)
-            .into_par_iter()
-            .map(|rank| {
-                let mut search = search.clone();
-                search.steps = each;
-                let outcome = search.run(rank, base, capacity);
-                (outcome, search.offsets().to_vec(), each - search.steps)
-            })
-            .collect();
-        used += tried.iter().map(|(_, _, used)| used).sum::<u64>();
-        if let Some((outcome, at, _)) = tried.into_iter().find(|(outcome, ..)| *outcome != Outcome::Spent) {
-            return (outcome, at, used);
-        }
-        round += 1;
-        each *= 2;
+/// Searches with each of several ranks, that learn from their failures.
+struct Searches<'a> {
+    searches: Vec<Search<'a>>,
+    round: u64,
+    /// A capacity, and how much work a rank had there at last.
+    last: (u64, u64),
+    /// None if there is but one thread.
+    pool: Option<ThreadPool>,
+}
+
+impl<'a> Searches<'a> {
+    fn new(blocks: &'a Blocks<'a>, threads: usize) -> Searches<'a> {
+        let pool = (1 < threads).then(|| ThreadPoolBuilder::new().num_threads(threads).build().ok()).flatten();
+        Searches { searches: order::RANKS.iter().map(|_| Search::new(blocks)).collect(), round: 0, last: (0, 0), pool }
     }
-    (Outcome::Spent, vec![], used)
+
+    /// Searches with every rank, with little work each, then with more and more, up to so much in all. Returns what came of it, a
+    /// plan if there is one, and the work.
+    fn run(&mut self, (base, capacity): (u64, u64), work: u64) -> (Outcome, Vec<u64>, u64) {
+        let mut used = 0;
+        let mut each = 200 * self.searches[0].len() as u64;
+        if self.last.0 == capacity {
+            each = each.max(self.last.1);
+        }
+        while used < work {
+            each = each.min((work - used) / self.searches.len() as u64 + 1000);
+            let ranks = order::ranks(self.round);
+            let run = |(search, rank): (&mut Search<'_>, Rank)| {
+                search.left = each;
+                (search.run(rank, base, capacity), each - search.left)
+            };
+            let outcomes: Vec<(Outcome, u64)> = match &self.pool {
+                Some(pool) => pool.install(|| self.searches.par_iter_mut().zip(ranks).map(run).collect()),
+                None => self.searches.iter_mut().zip(ranks).map(run).collect(),
+            };
+            used += outcomes.iter().map(|(_, used)| used).sum::<u64>();
+            self.round += 1;
+            if let Some(k) = outcomes.iter().position(|(outcome, _)| *outcome != Outcome::Spent) {
+                return (outcomes[k].0, self.searches[k].offsets().to_vec(), used);
+            }
+            each += each / 2;
+        }
+        // What is good enough is tried again; the rest of the capacities changes.
+        if self.last.0 == 0 || self.last.0 == capacity {
+            self.last = (capacity, each);
+        }
+        (Outcome::Spent, vec![], used)
+    }
 }

@@ -9,19 +9,25 @@
 struct Ranges(Vec<(u64, u64)>);
 
 impl Ranges {
-    fn insert(&mut self, mut lo: u64, mut hi: u64) {
+    /// Adds a range. False if all of it was there.
+    fn insert(&mut self, mut lo: u64, mut hi: u64) -> bool {
         let first = self.0.partition_point(|range| range.1 < lo);
-        let mut last = first;
-        while last < self.0.len() && self.0[last].0 <= hi {
-            lo = lo.min(self.0[last].0);
-            hi = hi.max(self.0[last].1);
-            last += 1;
+        match self.0.get_mut(first) {
+            Some(range) if range.0 <= lo && hi <= range.1 => return false,
+            Some(range) if range.0 <= hi => {
+                lo = lo.min(range.0);
+                hi = hi.max(range.1);
+                let rest = &self.0[first + 1..];
+                let joined = rest.iter().take_while(|range| range.0 <= hi).count();
+                if 0 < joined {
+                    hi = hi.max(rest[joined - 1].1);
+                    self.0.drain(first + 1..=first + joined);
+                }
+                self.0[first] = (lo, hi);
+            }
+            _ => self.0.insert(first, (lo, hi)),
         }
-        if last == first + 1 {
-            self.0[first] = (lo, hi);
-        } else {
-            self.0.splice(first..last, [(lo, hi)]);
-        }
+        true
     }
 }
 
@@ -35,6 +41,8 @@ pub(super) struct Tree {
     passed: Vec<usize>,
     /// Ranges in use over the query at hand.
     used: Vec<(u64, u64)>,
+    /// How many sets and ranges were looked at.
+    pub(super) work: u64,
 }
 
 impl Tree {
@@ -42,7 +50,7 @@ impl Tree {
     pub(super) fn new(n: u32) -> Tree {
         let leaves = (n as usize).next_power_of_two();
         let sets = vec![Ranges::default(); 4 * leaves];
-        Tree { leaves, sets, query: vec![], passed: vec![], used: vec![] }
+        Tree { leaves, sets, query: vec![], passed: vec![], used: vec![], work: 0 }
     }
 
     /// Forgets all addresses.
@@ -50,10 +58,9 @@ impl Tree {
         self.sets.iter_mut().for_each(|ranges| ranges.0.clear());
     }
 
-    /// Calls `node` with the nodes that make up `start..end`, and `above` with their ancestors, each once.
-    fn visit(&self, start: u32, end: u32, mut node: impl FnMut(usize), mut above: impl FnMut(usize)) {
-        let (first, last) = (start as usize + self.leaves, end as usize + self.leaves);
-        let (mut lo, mut hi) = (first, last);
+    /// Calls `node` with the nodes that make up `start..end`.
+    fn nodes(&self, start: u32, end: u32, mut node: impl FnMut(usize)) {
+        let (mut lo, mut hi) = (start as usize + self.leaves, end as usize + self.leaves);
         while lo < hi {
             if lo & 1 == 1 {
                 node(lo);
@@ -66,38 +73,65 @@ impl Tree {
             lo /= 2;
             hi /= 2;
         }
+    }
+
+    /// Calls `above` with the ancestors of the nodes that make up `start..end`, each once, from below; it says whether its own
+    /// ancestors are wanted.
+    fn ancestors(&self, start: u32, end: u32, mut above: impl FnMut(usize) -> bool) {
+        let (first, last) = (start as usize + self.leaves, end as usize + self.leaves);
+        let mut wanted = (true, true);
         // A node over an end of the span is an ancestor exactly if it reaches out of the span at that end.
         for up in 1..=self.leaves.ilog2() {
             let (left, right) = (first >> up, (last - 1) >> up);
             let reaches = (left << up != first, ((right + 1) << up) != last);
-            if reaches.0 || reaches.1 && left == right {
-                above(left);
+            if left == right {
+                if !(wanted.0 && wanted.1) || (reaches.0 || reaches.1) && !above(left) {
+                    return;
+                }
+                continue;
             }
-            if reaches.1 && left != right {
-                above(right);
+            if reaches.0 && wanted.0 {
+                wanted.0 = above(left);
+            }
+            if reaches.1 && wanted.1 {
+                wanted.1 = above(right);
             }
         }
     }
 
     /// Marks addresses `lo..hi` as in use over `start..end`.
     pub(super) fn insert(&mut self, start: u32, end: u32, lo: u64, hi: u64) {
-        let mut sets = std::mem::take(&mut self.query);
-        sets.clear();
-        self.visit(start, end, |node| sets.extend([2 * node, 2 * node + 1]), |_| ());
-        self.visit(start, end, |_| (), |node| sets.push(2 * node + 1));
-        for &set in &sets {
-            self.sets[set].insert(lo, hi);
+        let mut nodes = std::mem::take(&mut self.query);
+        nodes.clear();
+        self.nodes(start, end, |node| nodes.push(node));
+        for &node in &nodes {
+            // A leaf is above nothing.
+            if node < self.leaves {
+                self.sets[2 * node].insert(lo, hi);
+            }
+            self.sets[2 * node + 1].insert(lo, hi);
         }
-        self.query = sets;
+        self.query = nodes;
+        // What holds it already is below nodes that hold it too.
+        let mut sets = std::mem::take(&mut self.sets);
+        self.ancestors(start, end, |node| sets[2 * node + 1].insert(lo, hi));
+        self.sets = sets;
     }
 
     /// Finds the sets whose ranges are in use at some time of `start..end`.
     fn find(&mut self, start: u32, end: u32) {
         let mut query = std::mem::take(&mut self.query);
         query.clear();
-        self.visit(start, end, |node| query.push(2 * node + 1), |_| ());
-        self.visit(start, end, |_| (), |node| query.push(2 * node));
-        query.retain(|&set| !self.sets[set].0.is_empty());
+        let mut add = |set: usize| {
+            if !self.sets[set].0.is_empty() {
+                query.push(set);
+            }
+        };
+        self.nodes(start, end, |node| add(2 * node + 1));
+        self.ancestors(start, end, |node| {
+            add(2 * node);
+            true
+        });
         self.query = query;
     }
 
@@ -107,19 +141,24 @@ impl Tree {
         self.passed.clear();
         self.passed.resize(self.query.len(), 0);
         // Climb: while some set has a range in the way, go past the highest such range.
-        let mut at = from.next_multiple_of(align);
+        let up = |address: u64| (address + (align - 1)) & !(align - 1);
+        let mut at = up(from);
         loop {
             let mut next = at;
             for (&set, passed) in self.query.iter().zip(&mut self.passed) {
-                let ranges = &self.sets[set].0;
-                *passed += ranges[*passed..].partition_point(|range| range.1 <= next);
-                // Ranges of one set do not touch, yet the gap between two may be too small.
-                while let Some(&(lo, hi)) = ranges.get(*passed)
-                    && lo < next + bytes
-                {
-                    next = next.max(hi).next_multiple_of(align);
+                // Most often there are none or one or two to pass. Ranges of one set do not touch, yet the gap between two may be
+                // too small.
+                let before = *passed;
+                for &(lo, hi) in &self.sets[set].0[*passed..] {
+                    if next + bytes <= lo {
+                        break;
+                    }
+                    if next < hi {
+                        next = up(hi);
+                    }
                     *passed += 1;
                 }
+                self.work += 1 + (*passed - before) as u64;
             }
             if next == at {
                 return at;
@@ -137,6 +176,7 @@ impl Tree {
             self.used.extend_from_slice(&self.sets[set].0);
         }
         self.used.sort_unstable();
+        self.work += 8 * self.used.len() as u64;
         let mut best: Option<(u64, u64)> = None;
         let mut free = from;
         for &(lo, hi) in self.used.iter().chain([&(top, top)]) {
