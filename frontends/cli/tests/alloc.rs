@@ -70,7 +70,7 @@ fn methods_can_be_left_out() {
     let plan = |options: &str| run(&format!("alloc plan {trace} --align 1 --json {options}")).expect(0).json();
     let all = plan("");
     let none = plan("--without sweeps,orders,best-fit,repair,search");
-    assert_eq!(none[0]["pools"][0]["method"], "first fit by end");
+    assert_eq!(none[0]["pools"][0]["method"], "first fit by size, end");
     assert!(all[0]["peak_bytes"].as_u64() < none[0]["peak_bytes"].as_u64(), "{all:?} {none:?}");
     for method in ["sweeps", "orders", "best-fit", "repair", "search"] {
         assert!(plan(&format!("--without {method}"))[0]["peak_bytes"].as_u64() <= none[0]["peak_bytes"].as_u64());

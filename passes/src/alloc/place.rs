@@ -332,7 +332,11 @@ impl Planner<'_> {
         while low < self.peak && repair.work < limit {
             let capacity = low + (self.peak - low) / 2;
             let before = repair.work;
-            if let Some(at) = repair.run(&self.at, capacity, (work / 4).min(limit - repair.work)) {
+            let found = repair.run(&self.at, capacity, (work / 4).min(limit - repair.work));
+            if repair.work == before {
+                return; // What lies too high cannot be moved, or is not ours to move: it lies under all others.
+            }
+            if let Some(at) = found {
                 // Everything slides down as far as it can: what was moved left holes.
                 let mut order: Vec<u32> = (0..at.len() as u32).collect();
                 order.sort_by_key(|&i| at[i as usize]);
@@ -341,9 +345,6 @@ impl Planner<'_> {
                     low = self.target;
                 }
             } else {
-                if repair.work == before {
-                    return; // A block that cannot be moved lies too high.
-                }
                 low = capacity;
                 // Once the two are as close as to make no difference, what is left of the work goes into one more step down.
                 if self.peak - low <= 1 + self.bound / 2000 {

@@ -191,24 +191,25 @@ impl Problem {
     }
 
     /// Takes out the items that live from the first section to the last, if none has a fixed place, and stacks them: they conflict
-    /// with everything, so nothing is lost. Returns their offsets, and where the rest begins.
+    /// with everything, so nothing is lost. Those whose size is no multiple of all alignments stay: what lies on them would
+    /// not be aligned. Returns their offsets, and where the rest begins.
     pub(super) fn stack_whole(&mut self) -> (Vec<(u32, u64)>, u64) {
         if self.items.iter().any(|item| item.fixed != FREE) {
             return (vec![], 0);
         }
         let sections = self.sections();
+        let align = self.items.iter().map(|item| item.align).max().unwrap_or(1);
         let whole = |item: &Item| item.start == 0 && item.end == sections && item.spans.0 == item.spans.1;
-        let mut stacked: Vec<Item> = self.items.extract_if(.., |item| whole(item)).collect();
-        // By falling alignment, so that few bytes are lost between them.
-        stacked.sort_by_key(|item| std::cmp::Reverse(item.align));
+        let stacked = self.items.extract_if(.., |item| whole(item) && item.bytes.is_multiple_of(align));
         let mut base = 0u64;
-        let places = stacked.iter().map(|item| {
-            let at = base.next_multiple_of(item.align);
-            base = at + item.bytes;
-            self.live.iter_mut().for_each(|live| *live -= item.bytes);
+        let places = stacked.map(|item| {
+            let at = base;
+            base += item.bytes;
             (item.block, at)
         });
-        (places.collect(), base)
+        let places = places.collect();
+        self.live.iter_mut().for_each(|live| *live -= base);
+        (places, base)
     }
 
     /// No plan's peak is less: the most bytes alive in a section, or the end of a block that has its place already.
