@@ -589,8 +589,9 @@ fn offload_algorithm() -> impl TypedValueParser<Value = OffloadAlgorithm> {
 }
 
 fn effort() -> impl TypedValueParser<Value = Effort> {
-    named(&[Effort::Fast, Effort::Normal, Effort::Max], |effort| match effort {
+    named(&[Effort::Fast, Effort::Brief, Effort::Normal, Effort::Max], |effort| match effort {
         Effort::Fast => "fast",
+        Effort::Brief => "brief",
         Effort::Normal => "normal",
         Effort::Max => "max",
     })

@@ -89,7 +89,7 @@ pub fn gap(peak: u64, lower_bound: u64) -> f64 {
     if peak <= lower_bound { 0.0 } else { peak as f64 / lower_bound.max(1) as f64 - 1.0 }
 }
 
-/// A plan whose peak comes within this fraction of the lower bound is good enough: the planner places thousands of schedules.
+/// A plan whose peak comes within this fraction of the lower bound is good enough.
 const NEAR: u64 = 200;
 
 /// A plan in which buffers that live at the same time do not meet.
@@ -105,7 +105,7 @@ pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
         };
         let trace = Trace { blocks: buffers.iter().map(block).collect(), ..Trace::default() };
         let bound = live_peak(schedule, lives, pool);
-        let options = Options { capacity: Some(bound + bound / NEAR), ..Options::default() };
+        let options = Options { effort: Effort::Brief, capacity: Some(bound + bound / NEAR), ..Options::default() };
         let placed = place(&trace, &options, &mut |_, _| ()).expect("a schedule's buffers should be right");
         for (buffer, at) in buffers.into_iter().zip(placed.offsets) {
             offset[buffer] = at;

@@ -19,6 +19,9 @@ pub use super::problem::Error;
 pub enum Effort {
     /// A sweep; if that is not near the bound, first fit in one order, or a few if there are few blocks.
     Fast,
+    /// Sweeps and orders, and repair and search as there are blocks: what the compiler spends on each of the schedules that it
+    /// compares.
+    Brief,
     /// Sweeps and orders, then some repair and search: a second or a few.
     #[default]
     Normal,
@@ -114,11 +117,15 @@ struct Limits {
 }
 
 impl Effort {
-    fn limits(self) -> Limits {
+    /// For so many items.
+    fn limits(self, n: u64) -> Limits {
         match self {
             Effort::Fast => Limits { sweeps: 1, climbed: 150_000, near: 4096, looked: 0, searched: 0 },
+            Effort::Brief => {
+                Limits { sweeps: 4, climbed: 2_000_000, near: 1 << 20, looked: 2_000 * n, searched: 2_000 * n }
+            }
             Effort::Normal => {
-                Limits { sweeps: 4, climbed: 60_000_000, near: 1 << 20, looked: 10_000_000, searched: 50_000_000 }
+                Limits { sweeps: 4, climbed: 60_000_000, near: 1 << 20, looked: 8_000_000, searched: 45_000_000 }
             }
             Effort::Max => {
                 Limits { sweeps: 4, climbed: 400_000_000, near: 1 << 40, looked: 200_000_000, searched: 2_000_000_000 }
@@ -201,7 +208,7 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     fn plan(&mut self, options: &Options) {
-        let limits = options.effort.limits();
+        let limits = options.effort.limits(self.problem.items.len() as u64);
         let near = match options.capacity {
             Some(_) => self.target,
             None => self.bound.saturating_add(self.bound / limits.near),
@@ -247,21 +254,14 @@ impl Planner<'_> {
         let searched = options.has(Method::Search) && self.problem.items.len() <= SEARCHED && free;
         let blocks = searched.then(|| Blocks::new(self.problem));
         let mut search = blocks.as_ref().map(|blocks| Searches::new(blocks, options.threads));
-        let mut vain = 0;
         for part in [16, 8, 4, 2] {
-            let before = self.peak;
             match &mut repair {
                 Some(repair) if self.target < self.peak => self.repair(repair, limits.looked / part),
                 _ => {}
             }
             match &mut search {
                 Some(search) if self.target < self.peak => self.search(search, limits.searched / part),
-                Some(_) => {}
-                // What repair does not gain soon, it seldom gains.
-                None => vain = if self.peak < before { 0 } else { vain + 1 },
-            }
-            if vain == 2 {
-                break;
+                _ => {}
             }
         }
     }
