@@ -61,7 +61,6 @@ class Run:
     code: int
     wall: float
     user: float
-    rss: int
 
 
 def run(command: list[str], limit: float | None = None) -> Run:
@@ -82,7 +81,7 @@ def run(command: list[str], limit: float | None = None) -> Run:
         timer.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
-        return Run(out.read(), process.returncode, wall, usage.ru_utime, usage.ru_maxrss)
+        return Run(out.read(), process.returncode, wall, usage.ru_utime)
 
 
 @dataclasses.dataclass
@@ -94,6 +93,10 @@ class Trace:
     capacity: int | None
     bound: int = 0
     rows: list[dict[str, str]] = dataclasses.field(default_factory=list)
+
+    def name(self) -> str:
+        """The file's name without its capacity and ending."""
+        return re.sub(r"(\.\d+)?\.[^.]*$", "", self.path.name)
 
     def sizes(self) -> list[int]:
         """The blocks' sizes as they are planned."""
@@ -258,17 +261,16 @@ def main() -> None:
         folder = Path(directory)
 
         def compared(trace: Trace) -> list[str]:
-            cells, rss = [], 0
+            cells = []
             for effort in EFFORTS:
                 asked = effort == "max" and trace.capacity is not None
                 options = ["--capacity", str(trace.capacity)] if asked else []
                 peak, here = plan(trace, ["--effort", effort, *threads, *options], args.rounds, folder)
                 cells.append(trace.cell(peak, here.wall, here.user, asked))
-                rss = rss or here.rss
             for binary, peer in peers.values():
                 why = trace.for_peers()
                 cells.append(why or peer(binary, trace, args.limit, folder))
-            return [trace.path.name.split(".")[0], str(len(trace.rows)), *cells, f"{rss / 1024:.0f}"]
+            return [trace.name(), str(len(trace.rows)), *cells]
 
         def without(trace: Trace) -> list[str]:
             cells = []
@@ -276,13 +278,13 @@ def main() -> None:
                 options = ["--without", method] if method else []
                 peak, here = plan(trace, ["--effort", args.effort, *threads, *options], args.rounds, folder)
                 cells.append(trace.cell(peak, here.wall, here.user))
-            return [trace.path.name.split(".")[0], str(len(trace.rows)), *cells]
+            return [trace.name(), str(len(trace.rows)), *cells]
 
         print(f"{machine()}; gap % / seconds (user)\n")
         if args.ablation:
             table(["trace", "blocks", args.effort, *(f"no {method}" for method in METHODS)], traces, without)
         else:
-            table(["trace", "blocks", *EFFORTS, *peers, "fast, MiB"], traces, compared)
+            table(["trace", "blocks", *EFFORTS, *peers], traces, compared)
 
 
 if __name__ == "__main__":
