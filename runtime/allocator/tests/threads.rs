@@ -1,4 +1,4 @@
-//! Eight threads, a million requests, and much that no plan foresaw.
+//! Eight threads, eight million requests, and much that no plan foresaw.
 
 mod arena;
 
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const THREADS: usize = 8;
 /// A multiple of the number of sizes, so that neighbours differ across the end, too.
 const REQUESTS: usize = 89 * 113;
-const STEPS: usize = 100;
+const STEPS: usize = 800;
 
 /// A block of a step: it lives from its own request until before request `end`.
 struct Planned {
