@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn threads_change_nothing(trace in blocks(14)) {
+    fn threads_change_nothing(trace in blocks(30)) {
         let one = planned(&trace, Options::default());
         prop_assert_eq!(one, planned(&trace, Options { threads: 3, ..Options::default() }));
     }

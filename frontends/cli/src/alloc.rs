@@ -59,6 +59,10 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
     let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()), usize::from);
     let without = Method::ALL.map(|method| args.without.contains(&method).then_some(method));
     let options = Options { effort: args.effort, capacity: args.capacity, align: args.align, threads, without };
+    let planner = |trace: &Trace, see: &mut dyn FnMut(&str, u64)| match args.planner {
+        AddressPlanner::Ours => place(trace, &options, see),
+        AddressPlanner::Stalloc => stalloc::place(trace, args.align),
+    };
     let mut planned = vec![];
     for pool in &pools {
         let n_blocks = pool.trace.blocks.len();
@@ -69,10 +73,7 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
                 spinner.set_message(format!("placing {n_blocks} blocks of {}: {}, {found}", pool.name, short(peak)));
             }
         };
-        let placement = match args.planner {
-            AddressPlanner::Ours => place(&pool.trace, &options, &mut see),
-            AddressPlanner::Stalloc => stalloc::place(&pool.trace, args.align),
-        };
+        let placement = planner(&pool.trace, &mut see);
         let time = start.elapsed();
         if let Some(spinner) = spinner {
             spinner.finish_and_clear();
@@ -113,9 +114,9 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
             return Err(Failure::Input(format!("--serve: the trace has {} pools; a plan file is of one", pools.len())));
         };
         // Addresses of the step alone: it follows itself.
-        let fixed = |step: &Trace| match args.share_streams {
-            true => place(&step.one_stream(), &options, &mut |_, _| ()).map(|placement| placement.offsets),
-            false => place(step, &options, &mut |_, _| ()).map(|placement| placement.offsets),
+        let fixed = |step: &Trace| {
+            let shared = args.share_streams.then(|| step.one_stream());
+            planner(shared.as_ref().unwrap_or(step), &mut |_, _| ()).map(|placement| placement.offsets)
         };
         let plan = serve::plan(&recorded[0], args.align, fixed).map_err(|error| Failure::Input(error.to_string()))?;
         save_atomically(path, &[plan.as_bytes()])?;

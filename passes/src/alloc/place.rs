@@ -122,7 +122,11 @@ impl Effort {
         match self {
             Effort::Fast => Limits { sweeps: 1, climbed: 150_000, near: 4096, looked: 0, searched: 0 },
             Effort::Brief => {
-                Limits { sweeps: 4, climbed: 2_000_000, near: 1 << 20, looked: 2_000 * n, searched: 2_000 * n }
+                let normal = Effort::Normal.limits(n);
+                // What most schedules need that orders leave above the bound, and no more than is spent on one alone.
+                let each = |most: u64| most.min(2_000 * n);
+                let (looked, searched) = (each(normal.looked), each(normal.searched));
+                Limits { climbed: 2_000_000, looked, searched, ..normal }
             }
             Effort::Normal => {
                 Limits { sweeps: 4, climbed: 60_000_000, near: 1 << 20, looked: 8_000_000, searched: 45_000_000 }
