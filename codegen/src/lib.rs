@@ -186,6 +186,7 @@ pub fn attr(attr: &ir::Attr) -> artifact::Attr {
         ir::Attr::Ints(v) => artifact::Attr::Ints(v.clone()),
         ir::Attr::Type(d) => artifact::Attr::Type(dtype(*d)),
         ir::Attr::Str(s) => artifact::Attr::Str(s.clone()),
+        ir::Attr::Body(_) => artifact::Attr::Str(text::print_attr(attr)),
     }
 }
 

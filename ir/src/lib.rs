@@ -1,6 +1,7 @@
 //! The language of Lighterage: [`Graph`] (what is computed), [`Schedule`] (in which order), [`Plan`] (at which address)
 //! and [`Device`] (on what). No passes, no IO but text.
 
+pub mod body;
 pub mod check;
 pub mod device;
 pub mod finding;
@@ -13,6 +14,7 @@ pub mod text;
 pub mod types;
 pub mod verify;
 
+pub use body::Body;
 pub use device::Device;
 pub use finding::{Finding, Place};
 pub use graph::{Graph, Node, Phase, StateKind, Value};

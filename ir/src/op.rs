@@ -5,10 +5,11 @@
 //! All values are row-major and contiguous. Attributes are complete (no defaults) and normalised by whoever builds the
 //! op: dimensions are counted from the front, sizes are resolved.
 
+use crate::body::Body;
 use crate::types::{DType, TensorType};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 /// An attribute's value.
 #[derive(Clone, PartialEq, Debug)]
@@ -25,6 +26,8 @@ pub enum Attr {
     Type(DType),
     /// `name="aten.foo"`
     Str(String),
+    /// `body={%2 = add %0, %1 | %3 = relu %2 | %3}`
+    Body(Arc<Body>),
 }
 
 /// An attribute's kind.
@@ -39,6 +42,7 @@ pub enum Kind {
     Ints,
     Type,
     Str,
+    Body,
 }
 
 /// Attributes in the order of their names.
@@ -51,6 +55,17 @@ pub enum Purity {
     Pure,
     /// Unknown: never run again, never removed.
     Opaque,
+}
+
+/// Which elements of its operands a result's element is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Those at its own place, broadcast.
+    Element,
+    /// Those of its own row, along the last dimensions, or, in sums, of its own column.
+    Row,
+    /// Any: the op is a kernel by itself.
+    Whole,
 }
 
 /// Arithmetic and scratch of one run.
@@ -82,6 +97,8 @@ pub struct Row {
     /// (operand, result) pairs that may share their bytes, if their types are equal: the kernel reads each element of
     /// the operand before it writes that of the result, and no other element after.
     pub inplace: &'static [(usize, usize)],
+    /// What its results are made of.
+    pub access: Access,
     /// Arithmetic and scratch.
     pub work: WorkOf,
 }
@@ -118,6 +135,7 @@ impl Op {
                     | (Kind::Ints, Attr::Ints(_))
                     | (Kind::Type, Attr::Type(_))
                     | (Kind::Str, Attr::Str(_))
+                    | (Kind::Body, Attr::Body(_))
             );
             if !fits {
                 return Err(format!("{name}: attribute {key} should be of kind {kind:?}, not {attr:?}"));
@@ -169,8 +187,15 @@ impl Op {
         self.row.name == "extern"
     }
     /// The (operand, result) pairs that may share their bytes.
-    pub fn inplace(&self) -> &'static [(usize, usize)] {
-        self.row.inplace
+    pub fn inplace(&self) -> &[(usize, usize)] {
+        self.body().map_or(self.row.inplace, |body| body.inplace())
+    }
+    /// What a kernel of several ops computes.
+    pub fn body(&self) -> Option<&Arc<Body>> {
+        match self.attrs.get("body") {
+            Some(Attr::Body(body)) => Some(body),
+            _ => None,
+        }
     }
     /// An Int attribute. Panics if the row has none of that name.
     pub fn int(&self, key: &str) -> i64 {
@@ -245,7 +270,11 @@ pub fn row(name: &str) -> Option<&'static Row> {
 
 impl Row {
     const fn new(name: &'static str, inputs: (usize, usize), infer: Infer) -> Row {
-        Row { name, inputs, attrs: &[], infer, purity: Purity::Pure, inplace: &[], work: elementwise_work }
+        let access = Access::Whole;
+        Row { name, inputs, attrs: &[], infer, purity: Purity::Pure, inplace: &[], access, work: elementwise_work }
+    }
+    const fn access(self, access: Access) -> Row {
+        Row { access, ..self }
     }
     const fn attrs(self, attrs: &'static [(&'static str, Kind)]) -> Row {
         Row { attrs, ..self }
@@ -260,31 +289,32 @@ impl Row {
         Row { purity: Purity::Opaque, ..self }
     }
     const fn unary(name: &'static str) -> Row {
-        Row::new(name, (1, 1), same).inplace(&[(0, 0)])
+        Row::new(name, (1, 1), same).inplace(&[(0, 0)]).access(Element)
     }
     const fn scalar(name: &'static str) -> Row {
         Row::unary(name).attrs(&[("value", Kind::Number)])
     }
     const fn compare_scalar(name: &'static str) -> Row {
-        Row::new(name, (1, 1), predicate).attrs(&[("value", Kind::Number)])
+        Row::new(name, (1, 1), predicate).attrs(&[("value", Kind::Number)]).access(Element)
     }
     const fn binary(name: &'static str) -> Row {
-        Row::new(name, (2, 2), broadcast).inplace(&[(0, 0), (1, 0)])
+        Row::new(name, (2, 2), broadcast).inplace(&[(0, 0), (1, 0)]).access(Element)
     }
     const fn compare(name: &'static str) -> Row {
-        Row::new(name, (2, 2), broadcast_predicate)
+        Row::new(name, (2, 2), broadcast_predicate).access(Element)
     }
     const fn reduce(name: &'static str) -> Row {
-        Row::new(name, (1, 1), reduce).attrs(&[("dims", Kind::Ints), ("keepdim", Kind::Bool)])
+        Row::new(name, (1, 1), reduce).attrs(&[("dims", Kind::Ints), ("keepdim", Kind::Bool)]).access(Access::Row)
     }
     const fn along(name: &'static str) -> Row {
-        Row::new(name, (1, 1), same_along).attrs(&[("dim", Kind::Int)]).inplace(&[(0, 0)])
+        Row::new(name, (1, 1), same_along).attrs(&[("dim", Kind::Int)]).inplace(&[(0, 0)]).access(Access::Row)
     }
     const fn random(name: &'static str) -> Row {
         Row::new(name, (1, 1), random).attrs(&[("dtype", Kind::Type), ("shape", Kind::Ints), ("stream", Kind::Int)])
     }
 }
 
+use Access::Element;
 use Kind::{Bool, Float, Int, Ints, Number, Str, Type};
 
 /// The table.
@@ -307,8 +337,8 @@ pub static ROWS: &[Row] = &[
     Row::unary("silu"),
     Row::unary("gelu").attrs(&[("tanh", Bool)]), // tanh=true is the tanh approximation.
     Row::unary("bitwise_not"),
-    Row::new("logical_not", (1, 1), predicate),
-    Row::new("cast", (1, 1), cast).attrs(&[("dtype", Type)]),
+    Row::new("logical_not", (1, 1), predicate).access(Element),
+    Row::new("cast", (1, 1), cast).attrs(&[("dtype", Type)]).access(Element),
     Row::unary("clamp").attrs(&[("max", Number), ("min", Number)]),
     // One operand and a number. rsub: value - x. pow: x^value.
     Row::scalar("add_scalar"),
@@ -341,32 +371,41 @@ pub static ROWS: &[Row] = &[
     Row::compare("ge"),
     Row::compare("logical_and"),
     Row::compare("logical_or"),
-    Row::new("where", (3, 3), select).inplace(&[(1, 0), (2, 0)]), // where(condition: bool, x, y)
+    Row::new("where", (3, 3), select).inplace(&[(1, 0), (2, 0)]).access(Element), // where(condition: bool, x, y)
     // Derivatives of elementwise functions; no broadcast. (dy, y) for tanh and sigmoid, (dy, x) for the others.
-    Row::new("tanh_bwd", (2, 2), same2).inplace(&[(0, 0), (1, 0)]),
-    Row::new("sigmoid_bwd", (2, 2), same2).inplace(&[(0, 0), (1, 0)]),
-    Row::new("silu_bwd", (2, 2), same2).inplace(&[(0, 0), (1, 0)]),
-    Row::new("gelu_bwd", (2, 2), same2).attrs(&[("tanh", Bool)]).inplace(&[(0, 0), (1, 0)]),
+    Row::new("tanh_bwd", (2, 2), same2).inplace(&[(0, 0), (1, 0)]).access(Element),
+    Row::new("sigmoid_bwd", (2, 2), same2).inplace(&[(0, 0), (1, 0)]).access(Element),
+    Row::new("silu_bwd", (2, 2), same2).inplace(&[(0, 0), (1, 0)]).access(Element),
+    Row::new("gelu_bwd", (2, 2), same2).attrs(&[("tanh", Bool)]).inplace(&[(0, 0), (1, 0)]).access(Element),
     // dx = x > value ? dy : 0
-    Row::new("threshold_bwd", (2, 2), same2).attrs(&[("value", Number)]).inplace(&[(0, 0), (1, 0)]),
+    Row::new("threshold_bwd", (2, 2), same2).attrs(&[("value", Number)]).inplace(&[(0, 0), (1, 0)]).access(Element),
     // Reductions over `dims` (sorted, distinct, never empty: all dimensions are listed).
     Row::reduce("sum"),
     Row::reduce("mean"),
     Row::reduce("amax"),
     Row::reduce("amin"),
-    Row::new("any", (1, 1), reduce_bool).attrs(&[("dims", Ints), ("keepdim", Bool)]),
+    Row::new("any", (1, 1), reduce_bool).attrs(&[("dims", Ints), ("keepdim", Bool)]).access(Access::Row),
     Row::new("cumsum", (1, 1), same_along).attrs(&[("dim", Int)]),
     // topk(x) -> values, indices: i64, sorted
     Row::new("topk", (1, 1), topk).attrs(&[("dim", Int), ("k", Int), ("largest", Bool)]),
     // Softmax along `dim`; the derivatives take (dy, y).
     Row::along("softmax"),
     Row::along("log_softmax"),
-    Row::new("softmax_bwd", (2, 2), same2_along).attrs(&[("dim", Int)]).inplace(&[(0, 0), (1, 0)]),
-    Row::new("log_softmax_bwd", (2, 2), same2_along).attrs(&[("dim", Int)]).inplace(&[(0, 0), (1, 0)]),
+    Row::new("softmax_bwd", (2, 2), same2_along).attrs(&[("dim", Int)]).inplace(&[(0, 0), (1, 0)]).access(Access::Row),
+    Row::new("log_softmax_bwd", (2, 2), same2_along)
+        .attrs(&[("dim", Int)])
+        .inplace(&[(0, 0), (1, 0)])
+        .access(Access::Row),
     // Normalisation over the last `dims` dimensions: layer_norm(x[, w[, b]]) -> y, mean, rstd (shape: leading
     // dimensions, then ones). layer_norm_bwd(dy, x, mean, rstd[, w]) -> dx[, dw[, db]] where `mask` is 1.
-    Row::new("layer_norm", (1, 3), layer_norm).attrs(&[("dims", Int), ("eps", Float)]).inplace(&[(0, 0)]),
-    Row::new("layer_norm_bwd", (4, 5), layer_norm_bwd).attrs(&[("dims", Int), ("mask", Ints)]).inplace(&[(0, 0)]),
+    Row::new("layer_norm", (1, 3), layer_norm)
+        .attrs(&[("dims", Int), ("eps", Float)])
+        .inplace(&[(0, 0)])
+        .access(Access::Row),
+    Row::new("layer_norm_bwd", (4, 5), layer_norm_bwd)
+        .attrs(&[("dims", Int), ("mask", Ints)])
+        .inplace(&[(0, 0)])
+        .access(Access::Row),
     // Over all dimensions but 1, in training: batch_norm(x, w, b, running_mean, running_var) -> y, mean, rstd,
     // running_mean', running_var'. batch_norm_bwd(dy, x, w, mean, rstd) -> dx, dw, db.
     Row::new("batch_norm", (5, 5), batch_norm).attrs(&[("eps", Float), ("momentum", Float)]).inplace(&[(3, 3), (4, 4)]),
@@ -422,7 +461,7 @@ pub static ROWS: &[Row] = &[
     // Shapes. reshape shares its operand's bytes; the others copy.
     Row::new("reshape", (1, 1), reshape).attrs(&[("shape", Ints)]).work(no_work),
     Row::new("permute", (1, 1), permute).attrs(&[("dims", Ints)]).work(no_work),
-    Row::new("expand", (1, 1), expand).attrs(&[("shape", Ints)]).work(no_work),
+    Row::new("expand", (1, 1), expand).attrs(&[("shape", Ints)]).access(Element).work(no_work),
     Row::new("flip", (1, 1), same).attrs(&[("dims", Ints)]).work(no_work),
     Row::new("slice", (1, 1), slice).attrs(&[("dim", Int), ("end", Int), ("start", Int), ("step", Int)]).work(no_work),
     // slice_scatter(x, source): x with x[.., start:end:step, ..] replaced.
@@ -434,7 +473,10 @@ pub static ROWS: &[Row] = &[
     // pad: [before, after] for each dimension, outermost first; negative cuts.
     Row::new("pad", (1, 1), pad).attrs(&[("pad", Ints), ("value", Number)]).work(no_work),
     // Sources. arange: start + step * i.
-    Row::new("full", (0, 0), source).attrs(&[("dtype", Type), ("shape", Ints), ("value", Number)]).work(no_work),
+    Row::new("full", (0, 0), source)
+        .attrs(&[("dtype", Type), ("shape", Ints), ("value", Number)])
+        .access(Element)
+        .work(no_work),
     Row::new("arange", (0, 0), source)
         .attrs(&[("dtype", Type), ("shape", Ints), ("start", Number), ("step", Number)])
         .work(no_work),
@@ -462,6 +504,10 @@ pub static ROWS: &[Row] = &[
     Row::new("sgd", (3, 4), sgd).inplace(&[(0, 0)]),
     // sgd_momentum(p, g, buf, hyper[, scale]) -> p', buf'
     Row::new("sgd_momentum", (4, 5), sgd_momentum).inplace(&[(0, 0), (2, 1)]),
+    // Several ops as one kernel, which a backend generates: see body.rs.
+    Row::new("fused", (0, 4096), |c| fused(c).infer(c.types))
+        .attrs(&[("body", Kind::Body)])
+        .work(|c, _| fused(c).work(c.types)),
     // Anything else: planned and costed by its bytes, never run. `types` are the results': "f32[4,4] i64[4]".
     Row::new("extern", (0, 4096), external).attrs(&[("name", Str), ("types", Str)]).opaque(),
 ];
@@ -545,6 +591,9 @@ pub fn broadcast_shapes(a: &[u64], b: &[u64]) -> Result<Vec<u64>, String> {
         .collect()
 }
 
+fn fused<'a>(c: &Call<'a>) -> &'a Body {
+    c.op.body().expect("a fused op should have a body")
+}
 fn same(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     Ok(vec![c.at(0).clone()])
 }

@@ -68,6 +68,7 @@ fn ops() -> String {
             Kind::Ints => "ints",
             Kind::Type => "type",
             Kind::Str => "string",
+            Kind::Body => "body",
         };
         let attrs: Vec<String> = row.attrs.iter().map(|&(key, k)| format!("`{key}`: {}", kind(k))).collect();
         let inplace: Vec<String> =

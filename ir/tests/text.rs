@@ -1,12 +1,13 @@
 //! The text form: what is printed parses back to an equal value, and no text makes the parser panic.
 
+use ir::body::Step;
 use ir::graph::{Def, Graph, Output, Phase, StateKind};
-use ir::op::{Kind, ROWS};
+use ir::op::{Access, Kind, ROWS, Row};
 use ir::schedule::{
     Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why,
 };
 use ir::text::{self, File};
-use ir::{Attr, DType, Id, Node, Op, Place, Plan, Program, Table, TensorType, Value, verify};
+use ir::{Attr, Body, DType, Id, Node, Op, Place, Plan, Program, Table, TensorType, Value, verify};
 use proptest::prelude::*;
 
 /// A program with a line of each kind; it is the example of `docs/ir.md`.
@@ -467,6 +468,34 @@ fn integer(choices: &mut Choices<'_>) -> i64 {
 }
 
 /// Any op, with any attributes, and operands of any types.
+/// Ops over whatever came before.
+fn any_body(choices: &mut Choices<'_>, operands: usize) -> Body {
+    let rows: Vec<&Row> = ROWS.iter().filter(|row| row.access != Access::Whole).collect();
+    let full = [("dtype", Attr::Type(DType::F32)), ("shape", Attr::Ints(vec![2, 3])), ("value", Attr::Float(0.5))];
+    let mut steps: Vec<Step> = vec![];
+    let mut values = operands;
+    for _ in 0..1 + choices.below(4) {
+        let row = rows[choices.below(rows.len())];
+        if values == 0 || !row.attrs.iter().all(|&(key, _)| key == "value" || key == "tanh") {
+            continue;
+        }
+        let attr = |&(key, kind): &(&'static str, Kind)| match kind {
+            Kind::Bool => (key, Attr::Bool(choices.coin())),
+            _ => (key, Attr::Float(choices.float())),
+        };
+        let op = Op::new(row.name, row.attrs.iter().map(attr).collect::<Vec<_>>()).unwrap();
+        let inputs = (0..row.inputs.0).map(|_| choices.below(values)).collect();
+        let outputs = 1 + choices.below(2);
+        steps.push(Step { op, inputs, outputs });
+        values += outputs;
+    }
+    if steps.is_empty() {
+        steps.push(Step { op: Op::new("full", full).unwrap(), inputs: vec![], outputs: 1 });
+        values += 1;
+    }
+    Body::new(operands, steps, vec![values - 1]).unwrap()
+}
+
 fn any_call(choices: &mut Choices<'_>) -> (Op, Vec<TensorType>) {
     let row = &ROWS[choices.below(ROWS.len())];
     let (least, most) = row.inputs;
@@ -489,6 +518,7 @@ fn any_call(choices: &mut Choices<'_>) -> (Op, Vec<TensorType>) {
         Kind::Ints => Attr::Ints((0..choices.below(7)).map(|_| integer(choices)).collect()),
         Kind::Type => Attr::Type(DType::ALL[choices.below(12)]),
         Kind::Str => Attr::Str("f32[4] i64[]".into()),
+        Kind::Body => Attr::Body(any_body(choices, n_operands).into()),
     };
     let attrs: Vec<(&'static str, Attr)> = row.attrs.iter().map(|&(key, kind)| (key, attr(choices, kind))).collect();
     (Op::new(row.name, attrs).unwrap(), types)

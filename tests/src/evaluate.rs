@@ -2,7 +2,7 @@
 //! schedule, no plan, no streams; only the kernels are those of the runtime.
 
 use codegen::{attr, dtype};
-use ir::{Graph, Table, TensorType, Value};
+use ir::{Graph, Op, Table, TensorType, Value};
 use runtime::kernels::owned::{OwnedTensor, run_op};
 use std::collections::BTreeMap;
 
@@ -22,17 +22,8 @@ pub fn step(graph: &Graph, states: &mut Tensors, inputs: &Tensors) -> Result<Ten
     for &node in &graph.order {
         let data = &graph.nodes[node];
         let operands: Vec<&OwnedTensor> = data.inputs.iter().map(|&v| computed(&tensors, v)).collect();
-        let results = if data.op.is_alias() {
-            vec![operands[0].reshape(&shape(&graph.values[data.outputs[0]].ty))]
-        } else {
-            let attrs: Vec<_> = data.op.attrs().iter().map(|(&key, value)| (key.to_string(), attr(value))).collect();
-            let ins: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-            let outs: Vec<TensorType> = data.outputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
-            let scratch = data.op.work(&ins, &outs).scratch;
-            let outs: Vec<_> = outs.iter().map(|ty| (dtype(ty.dtype()), shape(ty))).collect();
-            let results = run_op(data.op.name(), &attrs, &operands, &outs, scratch);
-            results.map_err(|e| format!("node {}: {e}", graph.node_name(node)))?
-        };
+        let ins: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
+        let results = run(&data.op, &ins, &operands).map_err(|e| format!("node {}: {e}", graph.node_name(node)))?;
         for (&output, result) in data.outputs.iter().zip(results) {
             tensors[output] = Some(result);
         }
@@ -41,6 +32,29 @@ pub fn step(graph: &Graph, states: &mut Tensors, inputs: &Tensors) -> Result<Ten
         states.insert(state.path.clone(), computed(&tensors, state.after).bytes());
     }
     Ok(graph.outputs.iter().map(|o| (o.name.clone(), computed(&tensors, o.value).bytes())).collect())
+}
+
+/// One op, on tensors of these types; a fused one's ops in turn.
+pub fn run(op: &Op, types: &[&TensorType], operands: &[&OwnedTensor]) -> Result<Vec<OwnedTensor>, String> {
+    let outs = op.infer(types)?;
+    if let Some(body) = op.body() {
+        let all = body.types(types)?;
+        let mut values: Vec<OwnedTensor> = operands.iter().map(|&x| x.clone()).collect();
+        for step in body.steps() {
+            let ins: Vec<&TensorType> = step.inputs.iter().map(|&v| &all[v]).collect();
+            let operands: Vec<&OwnedTensor> = step.inputs.iter().map(|&v| &values[v]).collect();
+            let results = run(&step.op, &ins, &operands)?;
+            values.extend(results);
+        }
+        return Ok(body.results().iter().map(|&v| values[v].clone()).collect());
+    }
+    if op.is_alias() {
+        return Ok(vec![operands[0].reshape(&shape(&outs[0]))]);
+    }
+    let attrs: Vec<_> = op.attrs().iter().map(|(&key, value)| (key.to_string(), attr(value))).collect();
+    let scratch = op.work(types, &outs).scratch;
+    let outs: Vec<_> = outs.iter().map(|ty| (dtype(ty.dtype()), shape(ty))).collect();
+    run_op(op.name(), &attrs, operands, &outs, scratch)
 }
 
 fn given(graph: &Graph, value: Value, tensors: &Tensors, name: &str) -> OwnedTensor {

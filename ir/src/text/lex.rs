@@ -10,7 +10,7 @@ pub(super) enum Token<'a> {
     Word(&'a str),
     /// A quoted name, its escapes resolved.
     Quoted(String),
-    /// One of `% { } [ ] : = , @ + ^`.
+    /// One of `% { } [ ] : = , @ + ^ |`.
     Sign(char),
     /// `->`
     Arrow,
@@ -113,7 +113,7 @@ impl<'a> Lexer<'a> {
         (self.end, self.token) = match byte {
             b'-' if bytes.get(at + 1) == Some(&b'>') => (at + 2, Token::Arrow),
             b'"' => self.quoted(at)?,
-            b'%' | b'{' | b'}' | b'[' | b']' | b':' | b'=' | b',' | b'@' | b'+' | b'^' => {
+            b'%' | b'{' | b'}' | b'[' | b']' | b':' | b'=' | b',' | b'@' | b'+' | b'^' | b'|' => {
                 (at + 1, Token::Sign(char::from(byte)))
             }
             _ if is_word(byte) => {

@@ -18,7 +18,7 @@ pub use compact::Moved;
 use crate::finding::Finding;
 use crate::graph::Graph;
 use crate::schedule::{Instr, Schedule};
-use crate::{Op, Program};
+use crate::{Attr, Op, Program};
 use std::fmt;
 
 /// What a file holds.
@@ -94,6 +94,11 @@ pub fn print_instr(graph: &Graph, schedule: &Schedule, instr: Instr) -> String {
 /// An op's name and attributes as they stand in a node's line.
 pub fn print_op(op: &Op) -> String {
     print::op_alone(op)
+}
+
+/// An attribute's value as it stands in a node's line.
+pub fn print_attr(attr: &Attr) -> String {
+    print::attr_text(attr)
 }
 
 /// Reads a graph; nothing but comments may follow it.

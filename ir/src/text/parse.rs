@@ -6,6 +6,7 @@
 use super::lex::{Lexer, Token, shortened};
 use super::print::runs;
 use super::{File, ParseError};
+use crate::body::Step;
 use crate::graph::{Def, Graph, Output, Phase, StateKind, Value};
 use crate::op::Op;
 use crate::schedule::{
@@ -13,8 +14,9 @@ use crate::schedule::{
 };
 use crate::table::{Id, Table};
 use crate::types::{DType, TensorType};
-use crate::{Attr, Node, Plan, Program};
+use crate::{Attr, Body, Node, Plan, Program};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 type Result<T> = std::result::Result<T, ParseError>;
 
@@ -188,9 +190,10 @@ impl<'a> Parser<'a> {
         let shape = self.bracketed(|parser| parser.number("a size"))?;
         TensorType::new(dtype, shape).or_else(|e| self.error_at(position, e))
     }
-    fn attr(&mut self) -> Result<Attr> {
+    /// An attribute of an op; of a node's, with so many operands, it may be a body.
+    fn attr(&mut self, operands: Option<usize>) -> Result<Attr> {
         let position = self.lexer.position();
-        let what = "a number, a list like [0,1], a type, true, false or a quoted text";
+        let what = "a number, a list like [0,1], a type, true, false, a quoted text or a body in braces";
         let word = match &mut self.lexer.token {
             Token::Quoted(text) => {
                 let text = std::mem::take(text);
@@ -209,12 +212,66 @@ impl<'a> Parser<'a> {
                 };
                 return Ok(Attr::Ints(self.bracketed(item)?));
             }
+            Token::Sign('{') if operands.is_some() => {
+                let body = self.body(operands.unwrap_or(0))?;
+                return Ok(Attr::Body(Arc::new(body)));
+            }
             _ => self.bare(what)?,
         };
         match attr_word(word) {
             Some(attr) => Ok(attr),
             None => self.error_at(position, format!("expected {what}, found {}", shortened(word))),
         }
+    }
+    /// Attributes, up to the sign that follows them.
+    fn attrs(&mut self, operands: Option<usize>, end: char, then: &str) -> Result<BTreeMap<String, Attr>> {
+        let mut attrs: BTreeMap<String, Attr> = BTreeMap::new();
+        while !self.at_sign(end) {
+            let key = self.name(&format!("an attribute like key=value, or `{end}` and {then}"))?;
+            self.sign('=')?;
+            let attr = self.attr(operands)?;
+            if attrs.insert(key.text.clone(), attr).is_some() {
+                return self.error_at(key.position, format!("the attribute {} stands twice", shortened(&key.text)));
+            }
+        }
+        Ok(attrs)
+    }
+    /// What a kernel over so many operands computes: `{%2 = add %0, %1 | %3 = relu %2 | %3}`. Bodies do not nest, so there
+    /// is one level of recursion.
+    fn body(&mut self, operands: usize) -> Result<Body> {
+        let start = self.lexer.position();
+        self.sign('{')?;
+        let (mut steps, mut next) = (vec![], operands);
+        loop {
+            let (position, numbers) = (self.lexer.position(), self.numbers()?);
+            if !self.take_sign('=')? {
+                self.sign('}')?;
+                return Body::new(operands, steps, numbers).or_else(|e| self.error_at(start, e));
+            }
+            if numbers.iter().copied().ne(next..next + numbers.len()) {
+                return self.error_at(position, format!("expected %{next}: results are numbered in order"));
+            }
+            next += numbers.len();
+            let name = self.name("an op's name")?;
+            if name.text == "fused" {
+                return self.error_at(name.position, "fused may not be part of a kernel");
+            }
+            let inputs = if self.at_sign('%') { self.numbers()? } else { vec![] };
+            let attrs = self.attrs(None, '|', "the next op or the results")?;
+            let op = Op::from_text(&name.text, attrs).or_else(|e| self.error_at(name.position, e))?;
+            steps.push(Step { op, inputs, outputs: numbers.len() });
+            self.sign('|')?;
+        }
+    }
+    /// Values of a body: `%0, %3`
+    fn numbers(&mut self) -> Result<Vec<usize>> {
+        self.list(|parser| {
+            parser.sign('%')?;
+            let position = parser.lexer.position();
+            let number = parser.number("a value's number")?;
+            let small = u32::try_from(number).ok().map(|n| n as usize);
+            small.map_or_else(|| parser.error_at(position, "a body has fewer values"), Ok)
+        })
     }
 }
 
@@ -385,15 +442,7 @@ impl Parser<'_> {
             true => self.list(|parser| parser.value(values))?,
             false => vec![],
         };
-        let mut attrs: BTreeMap<String, Attr> = BTreeMap::new();
-        while !self.at_sign(':') {
-            let key = self.name("an attribute like key=value, or `:` and the types")?;
-            self.sign('=')?;
-            let attr = self.attr()?;
-            if attrs.insert(key.text.clone(), attr).is_some() {
-                return self.error_at(key.position, format!("the attribute {} stands twice", shortened(&key.text)));
-            }
-        }
+        let attrs = self.attrs(Some(operands.len()), ':', "the types")?;
         self.sign(':')?;
         let types_position = self.lexer.position();
         let types = self.list(|parser| Ok((parser.lexer.position(), parser.tensor_type()?)))?;

@@ -6,7 +6,7 @@ use crate::graph::{Graph, Node, Value};
 use crate::plan::Plan;
 use crate::schedule::{Instr, InstrData, InstrKind, Loc, Pool, Schedule, Stream, Why};
 use crate::table::Id;
-use crate::{Attr, Op, Program};
+use crate::{Attr, Body, Op, Program};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
@@ -35,11 +35,7 @@ pub(super) fn instr_alone(graph: &Graph, schedule: &Schedule, instr: Instr) -> S
 }
 
 pub(super) fn op_alone(op: &Op) -> String {
-    let mut text = name(op.name());
-    for (key, attr) in op.attrs() {
-        text.push_str(&format!(" {key}={}", attr_text(attr)));
-    }
-    text
+    call_text(op, "")
 }
 
 // ------------------------------------------------------------------------------------------------------------ lines
@@ -150,15 +146,9 @@ fn node_line(graph: &Graph, node: Node) -> String {
     };
     let module = if data.module.is_empty() { "-".to_string() } else { name(&data.module) };
     let names = |values: &[Value]| joined(values.iter().map(|&v| value_name(graph, v)));
-    let mut line = format!("  {} {module:<10} {} = {}", data.phase.name(), names(&data.outputs), name(data.op.name()));
-    if !data.inputs.is_empty() {
-        line.push_str(&format!(" {}", names(&data.inputs)));
-    }
-    for (key, attr) in data.op.attrs() {
-        line.push_str(&format!(" {key}={}", attr_text(attr)));
-    }
-    line.push_str(&format!(" : {}", joined(data.outputs.iter().map(|&v| value_type(graph, v)))));
-    line
+    let call = call_text(&data.op, &names(&data.inputs));
+    let types = joined(data.outputs.iter().map(|&v| value_type(graph, v)));
+    format!("  {} {module:<10} {} = {call} : {types}", data.phase.name(), names(&data.outputs))
 }
 
 fn value_name(graph: &Graph, value: Value) -> String {
@@ -172,7 +162,7 @@ fn value_type(graph: &Graph, value: Value) -> String {
     graph.values.get(value).map_or("?".to_string(), |data| data.ty.to_string())
 }
 
-fn attr_text(attr: &Attr) -> String {
+pub(super) fn attr_text(attr: &Attr) -> String {
     match attr {
         Attr::Int(i) => i.to_string(),
         Attr::Float(x) => float(*x),
@@ -183,7 +173,34 @@ fn attr_text(attr: &Attr) -> String {
         }
         Attr::Type(dtype) => dtype.to_string(),
         Attr::Str(text) => quoted(text),
+        Attr::Body(body) => body_text(body),
     }
+}
+
+/// `{%2 = add %0, %1 | %3 = relu %2 | %3}`
+fn body_text(body: &Body) -> String {
+    let numbers = |list: &[usize]| joined(list.iter().map(|v| format!("%{v}")));
+    let mut next = body.operands();
+    let mut parts = vec![];
+    for step in body.steps() {
+        let results: Vec<usize> = (next..next + step.outputs).collect();
+        next += step.outputs;
+        parts.push(format!("{} = {}", numbers(&results), call_text(&step.op, &numbers(&step.inputs))));
+    }
+    parts.push(numbers(body.results()));
+    format!("{{{}}}", parts.join(" | "))
+}
+
+/// `gelu %h tanh=true`
+fn call_text(op: &Op, operands: &str) -> String {
+    let mut text = name(op.name());
+    if !operands.is_empty() {
+        text.push_str(&format!(" {operands}"));
+    }
+    for (key, attr) in op.attrs() {
+        text.push_str(&format!(" {key}={}", attr_text(attr)));
+    }
+    text
 }
 
 /// The shortest text that reads back to the same bits and not as an integer.

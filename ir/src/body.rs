@@ -1,0 +1,118 @@
+//! What one kernel computes: ops in a line over the kernel's operands, whose intermediate values have no bytes of their own.
+//! A [`Body`] is the attribute of the op `fused`.
+//!
+//! Values are numbered: the operands, then every step's results in order. A step uses values of lower numbers alone.
+
+use crate::op::{Access, Op, Work};
+use crate::types::TensorType;
+
+/// A line of ops. Invariant: each step uses values before it, and its op may stand in a body.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Body {
+    operands: usize,
+    steps: Vec<Step>,
+    results: Vec<usize>,
+    inplace: Vec<(usize, usize)>,
+}
+
+/// One op of a body.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Step {
+    /// The op.
+    pub op: Op,
+    /// Numbers of its operands.
+    pub inputs: Vec<usize>,
+    /// How many results it has.
+    pub outputs: usize,
+}
+
+/// The most results of a kernel.
+pub const MOST_RESULTS: usize = 62;
+
+impl Body {
+    /// A body over so many operands. An error says which step is none: one that uses what comes later, an op that may
+    /// not be part of a kernel, a result that no step computes or that stands twice.
+    pub fn new(operands: usize, steps: Vec<Step>, results: Vec<usize>) -> Result<Body, String> {
+        if MOST_RESULTS < results.len() {
+            return Err(format!("a body may have {MOST_RESULTS} results, not {}", results.len()));
+        }
+        let mut values = operands;
+        for (i, step) in steps.iter().enumerate() {
+            let (name, row) = (step.op.name(), step.op.row());
+            if row.access == Access::Whole && !step.op.is_alias() {
+                return Err(format!("step {i}: {name} may not be part of a kernel"));
+            }
+            if let Some(&later) = step.inputs.iter().find(|&&v| values <= v) {
+                return Err(format!("step {i}: {name} uses %{later}, and {values} values come before it"));
+            }
+            if step.outputs == 0 {
+                return Err(format!("step {i}: {name} should have a result"));
+            }
+            values += step.outputs;
+        }
+        for (i, &v) in results.iter().enumerate() {
+            if !(operands..values).contains(&v) {
+                return Err(format!("%{v} is no step's result"));
+            }
+            if results[..i].contains(&v) {
+                return Err(format!("%{v} stands twice among the results"));
+            }
+        }
+        if results.is_empty() {
+            return Err("a body should have a result".into());
+        }
+        let pairs = (0..results.len()).flat_map(|j| (0..operands).map(move |i| (i, j)));
+        Ok(Body { operands, inplace: pairs.collect(), steps, results })
+    }
+    /// How many operands it has.
+    pub fn operands(&self) -> usize {
+        self.operands
+    }
+    /// The steps, in order.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+    /// Numbers of the values that leave the kernel.
+    pub fn results(&self) -> &[usize] {
+        &self.results
+    }
+    /// The (operand, result) pairs that may share their bytes, if their types are equal: a result is written where all
+    /// operands were read.
+    pub fn inplace(&self) -> &[(usize, usize)] {
+        &self.inplace
+    }
+    /// Types of all values, by number, from those of the operands; the error says which step does not fit.
+    pub fn types(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        if operands.len() != self.operands {
+            return Err(format!("the body has {} operands, not {}", self.operands, operands.len()));
+        }
+        let mut types: Vec<TensorType> = operands.iter().map(|&ty| ty.clone()).collect();
+        for (i, step) in self.steps.iter().enumerate() {
+            let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
+            let results = step.op.infer(&inputs).map_err(|e| format!("step {i}: {e}"))?;
+            if results.len() != step.outputs {
+                let (name, n) = (step.op.name(), results.len());
+                return Err(format!("step {i}: {name} has {n} results, not {}", step.outputs));
+            }
+            types.extend(results);
+        }
+        Ok(types)
+    }
+    /// Types of the results.
+    pub fn infer(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let types = self.types(operands)?;
+        Ok(self.results.iter().map(|&v| types[v].clone()).collect())
+    }
+    /// Arithmetic of all steps, and the kernel's scratch. The types should fit.
+    pub fn work(&self, operands: &[&TensorType]) -> Work {
+        let Ok(types) = self.types(operands) else { return Work::default() };
+        let mut flops = 0.0;
+        let mut at = self.operands;
+        for step in &self.steps {
+            let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
+            flops += step.op.work(&inputs, &types[at..at + step.outputs]).flops;
+            at += step.outputs;
+        }
+        Work { flops, matrix: false, scratch: 0 }
+    }
+}
