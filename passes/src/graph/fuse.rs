@@ -216,9 +216,12 @@ impl<'a> Groups<'a> {
         for &(copy, reader) in copies {
             self.merge(&[copy, reader]);
         }
-        for &node in &self.graph.order {
-            if may_join(self.graph, node) {
-                self.join_readers(node);
+        // Readers may become one group only after others have.
+        let mut merged = true;
+        while merged {
+            merged = false;
+            for &node in &self.graph.order {
+                merged |= may_join(self.graph, node) && self.join_readers(node);
             }
         }
         for &node in &self.graph.order {
@@ -236,29 +239,27 @@ impl<'a> Groups<'a> {
     }
 
     /// Rule 2: the node and whoever reads its results.
-    fn join_readers(&mut self, node: Node) {
-        let data = &self.graph.nodes[node];
-        let operands = data.inputs.iter().chain(&data.outputs).map(|&v| numel(self.graph, v)).max().unwrap_or(0);
-        let wide = |v: Value| operands < numel(self.graph, v) * SMALL;
-        let all: Option<Vec<Node>> =
-            data.outputs.iter().filter(|&&v| wide(v)).flat_map(|&v| self.readers[v].iter().copied()).collect();
-        if let Some(mut nodes) = all {
-            nodes.push(node);
-            self.merge(&nodes);
-        }
-        // A small value may be read elsewhere as well: each reader by itself.
-        let small: Vec<Node> = data
-            .outputs
-            .iter()
-            .flat_map(|&v| self.readers[v].iter().copied().flatten().map(move |r| (v, r)))
-            .filter(|&(v, reader)| numel(self.graph, v) * SMALL <= self.widest(reader))
-            .map(|(_, reader)| reader)
-            .collect();
-        for reader in small {
-            if !data.outputs.iter().any(|&v| wide(v)) || self.group[reader] == self.group[node] {
-                self.merge(&[node, reader]);
+    fn join_readers(&mut self, node: Node) -> bool {
+        let mut nodes = vec![node];
+        let mut small = vec![];
+        for &value in &self.graph.nodes[node].outputs {
+            let readers = || self.readers[value].iter().copied().flatten().filter(|&r| may_join(self.graph, r));
+            let around = readers().chain(self.members[self.group[node]].iter().copied());
+            let widest = around.map(|node| self.widest(node)).max().unwrap_or(0);
+            if numel(self.graph, value) * SMALL <= widest {
+                small.extend(readers());
+            } else if self.readers[value].contains(&None) {
+                nodes.clear();
+                break;
+            } else {
+                nodes.extend(self.readers[value].iter().flatten());
             }
         }
+        let mut merged = self.merge(&nodes);
+        for reader in small {
+            merged |= self.merge(&[node, reader]);
+        }
+        merged
     }
 
     /// Elements of the widest operand or result.
@@ -267,11 +268,22 @@ impl<'a> Groups<'a> {
         data.inputs.iter().chain(&data.outputs).map(|&v| numel(self.graph, v)).max().unwrap_or(0)
     }
 
-    /// Rule 3: a sum, with whoever computes its operand, or reads it.
+    /// Rule 3: the group of a sum, if it computes nothing wide, with whoever computes one of its wide operands, or reads it.
     fn join_neighbour(&mut self, node: Node) {
-        let root = self.graph.root(self.graph.nodes[node].inputs[0]);
-        let readers = self.readers[root].clone().into_iter().flatten();
-        for other in self.graph.def_node(root).into_iter().chain(readers) {
+        let members = self.members[self.group[node]].clone();
+        let widest = members.iter().map(|&member| self.widest(member)).max().unwrap_or(0);
+        let is_wide = |&value: &Value| widest < numel(self.graph, value) * SMALL;
+        let inside = |node: &Node| members.contains(node);
+        let leaves = |v: &&Value| self.readers[**v].iter().any(|reader| reader.is_none_or(|r| !inside(&r)));
+        if members.iter().flat_map(|&m| &self.graph.nodes[m].outputs).filter(leaves).any(is_wide) {
+            return;
+        }
+        let roots = members.iter().flat_map(|&m| &self.graph.nodes[m].inputs).map(|&v| self.graph.root(v));
+        let wide: BTreeSet<Value> = roots.filter(is_wide).collect();
+        let makers = wide.iter().filter_map(|&root| self.graph.def_node(root));
+        let readers = wide.iter().flat_map(|&root| self.readers[root].iter().copied().flatten());
+        let others: Vec<Node> = makers.chain(readers).filter(|node| !inside(node)).collect();
+        for other in others {
             if self.merge(&[node, other]) {
                 return;
             }
