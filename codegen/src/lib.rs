@@ -110,7 +110,7 @@ impl Emitter<'_> {
         let index = *self.kernels.entry(text::print_op(op)).or_insert(next);
         if index == next {
             let attrs = op.attrs().iter().map(|(&key, value)| (key.to_string(), attr(value))).collect();
-            self.artifact.kernels.push(Kernel { op: op.name().into(), attrs });
+            self.artifact.kernels.push(Kernel { op: op.name().into(), attrs, code: None });
         }
         index
     }

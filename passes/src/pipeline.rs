@@ -9,7 +9,7 @@ use crate::cost::{Cost, Tabled};
 use crate::decide::bound::{self, Certificate};
 use crate::decide::{self, Decided, Decisions, Infeasible, Planner, Problem};
 use crate::graph::optimizer::{Attach, Master, Optimizer};
-use crate::graph::{canonical, microbatch, optimizer};
+use crate::graph::{canonical, fuse, microbatch, optimizer};
 use crate::realise;
 use crate::schedule::order::Update;
 use crate::schedule::{apply, inplace, order, prefetch, sync};
@@ -45,6 +45,16 @@ pub const GRAPH: &[Pass<Graph>] = &[
     // After canonical: it removes what nothing needs, and without an optimizer nothing needs a gradient's last touch. After
     // microbatch: one update a step.
     Pass { name: "optimizer", run: |graph, c| optimizer::run(graph, c.options.attach()).map_err(Error::Input) },
+    // After optimizer, so that all there is to group exists; before order, which places what is left.
+    Pass {
+        name: "fuse",
+        run: |graph, c| {
+            if c.options.fuse {
+                fuse::run(graph);
+            }
+            Ok(())
+        },
+    },
     // Last: updates have a place only once they exist.
     Pass {
         name: "order",
@@ -125,6 +135,8 @@ pub struct Options {
     pub micro_batches: Option<usize>,
     /// Where its updates stand.
     pub update: Update,
+    /// Whether ops are grouped into kernels that are generated.
+    pub fuse: bool,
     /// The budget.
     pub budget: Budget,
     /// Bytes that the host's pool may hold; the device file's figure if absent.

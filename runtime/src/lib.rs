@@ -12,10 +12,11 @@
 //!
 //! From top to bottom: [`validate`](validate()) proves that an artifact may be run; `program` resolves it to what streams
 //! run; [`Machine`] runs that on threads (or shuffled, to test the plan); [`kernels`] compute, an optimizer's on a [`Team`].
-//! **Invariant:** no unsafe code but in `memory`, in [`kernel`] and in one call of the kernels' `product`, all of which lean
-//! on what `validate` proves.
+//! **Invariant:** no unsafe code but in `memory`, in [`kernel`], in one call of the kernels' `product` and in `code`, which
+//! loads and calls generated kernels; all of it leans on what `validate` proves.
 
 mod access;
+mod code;
 mod error;
 mod init;
 pub mod kernel;

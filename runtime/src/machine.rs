@@ -13,6 +13,7 @@ mod shuffle;
 mod threads;
 
 use crate::access::{Access, accesses};
+use crate::code::{self, Loaded};
 use crate::init::{self, StateInit};
 use crate::kernel::Tensor;
 use crate::link::{Link, Pace};
@@ -181,6 +182,8 @@ impl Machine {
     pub fn new(mut artifact: Artifact, options: Options) -> Result<Machine, Error> {
         validate::validate(&artifact)?;
         let pace = pace(&options)?;
+        let objects = Loaded::all(&artifact)?;
+        code::check(&artifact, &objects)?;
         let mut arenas = Vec::new();
         for pool in &artifact.pools {
             let arena = Arena::new(pool.bytes);
@@ -188,7 +191,7 @@ impl Machine {
             arenas.push(arena.ok_or_else(lacking)?);
         }
         let survives = survivors(&artifact);
-        let programs = program::resolve(&artifact, &arenas);
+        let programs = program::resolve(&artifact, &objects, &arenas);
         let last_io = last_io(&artifact, &programs);
         let mut teams = Vec::new();
         for (stream, program) in artifact.streams.iter().zip(&programs) {

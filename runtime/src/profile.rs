@@ -604,7 +604,7 @@ impl Update {
         };
         let large = |i: u64| operand(i * tensor, DType::F32, &[UPDATE]);
         let op = Op {
-            kernel: Kernel { op: "adamw".into(), attrs: vec![] },
+            kernel: Kernel { op: "adamw".into(), attrs: vec![], code: None },
             ins: (0..4)
                 .map(large)
                 .chain([operand(4 * tensor, DType::I64, &[]), operand(4 * tensor + ALIGN, DType::F64, &[5])])
@@ -640,7 +640,7 @@ mod tests {
     }
     fn op(name: &str, attrs: &[(&str, Attr)], ins: Vec<Operand>, outs: Vec<Operand>) -> Op {
         let attrs = attrs.iter().map(|(key, attr)| (key.to_string(), attr.clone())).collect();
-        Op { kernel: Kernel { op: name.into(), attrs }, ins, outs, scratch: None }
+        Op { kernel: Kernel { op: name.into(), attrs, code: None }, ins, outs, scratch: None }
     }
     /// An embedding of 16 tokens from a table of 4 rows, then its square, in place.
     fn step() -> Vec<Op> {

@@ -2,6 +2,7 @@
 //! address. It is made once, when an artifact is loaded, so that a step looks nothing up and allocates nothing.
 
 use crate::access::accesses;
+use crate::code::{CodeLaunch, Loaded};
 use crate::kernel::{Call, Tensor};
 use crate::kernels::{self, Split};
 use crate::link::{Link, Way};
@@ -28,6 +29,8 @@ pub(crate) struct Instruction {
 pub(crate) enum Action {
     /// Runs a kernel.
     Launch(Arc<Launch>),
+    /// Runs a generated kernel.
+    Code(CodeLaunch),
     /// Copies; over the link, if a way is given.
     Copy { src: Tensor, dst: Tensor, way: Option<Way> },
     /// Marks an event as reached.
@@ -101,12 +104,17 @@ impl Parts for Launch {
 impl Action {
     /// True for a launch that threads can share.
     pub(crate) fn is_split(&self) -> bool {
-        matches!(self, Action::Launch(launch) if 1 < launch.parts())
+        match self {
+            Action::Launch(launch) => 1 < launch.parts(),
+            Action::Code(launch) => launch.is_split(),
+            _ => false,
+        }
     }
     /// Runs a launch, on a team if there is one, or a copy. Records and waits are the executor's.
     pub(crate) fn run(&self, link: &Link, team: Option<&Team>, stopped: impl Fn() -> bool) -> Result<(), String> {
         match self {
             Action::Launch(launch) => Launch::run(launch, team),
+            Action::Code(launch) => launch.run(team),
             Action::Copy { src, dst, way: Some(way) } => {
                 link.copy(*way, src, dst, stopped);
                 Ok(())
@@ -122,8 +130,8 @@ impl Action {
     }
 }
 
-/// Each stream's instructions. The artifact is validated, and the arenas are its pools.
-pub(crate) fn resolve(artifact: &Artifact, arenas: &[Arena]) -> Vec<Box<[Instruction]>> {
+/// Each stream's instructions. The artifact is validated, its objects are loaded, and the arenas are its pools.
+pub(crate) fn resolve(artifact: &Artifact, objects: &[Arc<Loaded>], arenas: &[Arena]) -> Vec<Box<[Instruction]>> {
     let attrs: Vec<Arc<[_]>> = artifact.kernels.iter().map(|kernel| kernel.attrs.clone().into()).collect();
     let mut programs: Vec<Vec<Instruction>> = artifact.streams.iter().map(|_| Vec::new()).collect();
     for (i, command) in artifact.commands.iter().enumerate() {
@@ -132,15 +140,23 @@ pub(crate) fn resolve(artifact: &Artifact, arenas: &[Arena]) -> Vec<Box<[Instruc
         let bytes = touched.iter().map(|access| access.end - access.start).sum();
         let action = match &command.kind {
             CommandKind::Launch { kernel, ins, outs, scratch } => {
-                let op = &artifact.kernels[*kernel as usize].op;
-                let all = |operands: &[Operand]| operands.iter().map(|x| tensor(arenas, x)).collect();
-                Action::Launch(Arc::new(Launch::new(
-                    kernels::find(op).expect("a validated launch should have a kernel"),
-                    attrs[*kernel as usize].clone(),
-                    all(ins),
-                    all(outs),
-                    scratch.map(|Range { place, bytes }| arenas[place.pool as usize].range(place.offset, bytes)),
-                )))
+                let artifact::Kernel { op, code, .. } = &artifact.kernels[*kernel as usize];
+                let all = |operands: &[Operand]| operands.iter().map(|x| tensor(arenas, x)).collect::<Box<[_]>>();
+                let scratch =
+                    scratch.map(|Range { place, bytes }| arenas[place.pool as usize].range(place.offset, bytes));
+                match code {
+                    Some(code) => {
+                        let tensors: Vec<Tensor> = all(ins).into_iter().chain(all(outs)).chain(scratch).collect();
+                        Action::Code(CodeLaunch::new(code, &objects[code.object as usize], &tensors))
+                    }
+                    None => Action::Launch(Arc::new(Launch::new(
+                        kernels::find(op).expect("a validated launch should have a kernel"),
+                        attrs[*kernel as usize].clone(),
+                        all(ins),
+                        all(outs),
+                        scratch,
+                    ))),
+                }
             }
             &CommandKind::Copy { src, dst, bytes } => Action::Copy {
                 src: arenas[src.pool as usize].range(src.offset, bytes),

@@ -20,7 +20,9 @@ mod races;
 use crate::Error;
 use crate::access::Access;
 use crate::kernels::{self, Signature};
-use artifact::{Artifact, Attr, Command, CommandKind, DType, Initial, Kernel, Operand, Place, Range, StateKind};
+use artifact::{
+    Artifact, Attr, Code, Command, CommandKind, DType, Initial, Kernel, Operand, Place, Range, StateKind, Type,
+};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -150,6 +152,9 @@ pub(crate) fn launch(
 ) -> Result<(), Error> {
     let op = &*kernel.op;
     let at = |e: String| Error::Invalid(format!("line {line}: {e}"));
+    if let Some(code) = &kernel.code {
+        return launch_code(artifact, code, ins, outs, scratch).map_err(at);
+    }
     let Some(found) = kernels::find(op) else {
         let name = kernel.attrs.iter().find_map(|(key, attr)| match attr {
             Attr::Str(name) if key == "name" => Some(&**name),
@@ -158,39 +163,78 @@ pub(crate) fn launch(
         let called = name.map_or_else(|| op.to_string(), |name| format!("{op} {name}"));
         return Err(Error::Unsupported(format!("{called} (line {line}): there is no kernel for it")));
     };
-    if MAX_RESULTS < outs.len() {
-        return Err(at(format!("{} results; {MAX_RESULTS} at most", outs.len())));
-    }
-    for operand in ins.iter().chain(outs) {
-        tensor(artifact, operand).map_err(at)?;
-    }
-    if let Some(Range { place, bytes }) = scratch {
-        self::place(artifact, place, bytes).map_err(at)?;
-    }
+    places(artifact, ins, outs, scratch).map_err(at)?;
     // Whatever shapes and attributes a file invents: a check that meets one it did not think of must not end the process.
     let signature = Signature { attrs: &kernel.attrs, ins, outs, scratch: scratch.map_or(0, |range| range.bytes) };
     let checked = catch_unwind(AssertUnwindSafe(|| found.check(&signature)));
     checked.unwrap_or_else(|_| Err("its check panicked".into())).map_err(at)?;
 
+    disjoint(ins, outs, scratch, |pair| found.inplace.contains(&pair)).map_err(at)
+}
+
+/// Whether a generated kernel may be launched on these places.
+fn launch_code(
+    artifact: &Artifact,
+    code: &Code,
+    ins: &[Operand],
+    outs: &[Operand],
+    scratch: Option<Range>,
+) -> Result<(), String> {
+    places(artifact, ins, outs, scratch)?;
+    let same = |operands: &[Operand], types: &[Type]| {
+        let same = |(x, ty): (&Operand, &Type)| x.dtype == ty.dtype && x.shape == ty.shape;
+        operands.len() == types.len() && operands.iter().zip(types).all(same)
+    };
+    if !same(ins, &code.ins) || !same(outs, &code.outs) {
+        return Err("its kernel was made for other types".into());
+    }
+    let has = scratch.map_or(0, |range| range.bytes);
+    if has < code.scratch {
+        return Err(format!("its kernel needs {} bytes of scratch, has {has}", code.scratch));
+    }
+    if artifact.objects.len() <= code.object as usize {
+        return Err(format!("object {} of {}", code.object, artifact.objects.len()));
+    }
+    disjoint(ins, outs, scratch, |(i, j)| code.inplace.contains(&(i as u32, j as u32)))
+}
+
+/// Whether operands, results and scratch lie in their pools.
+fn places(artifact: &Artifact, ins: &[Operand], outs: &[Operand], scratch: Option<Range>) -> Result<(), String> {
+    if MAX_RESULTS < outs.len() {
+        return Err(format!("{} results; {MAX_RESULTS} at most", outs.len()));
+    }
+    for operand in ins.iter().chain(outs) {
+        tensor(artifact, operand)?;
+    }
+    scratch.map_or(Ok(()), |Range { place, bytes }| self::place(artifact, place, bytes))
+}
+
+/// Whether results and scratch share no bytes with each other, and with operands only where the kernel allows it.
+fn disjoint(
+    ins: &[Operand],
+    outs: &[Operand],
+    scratch: Option<Range>,
+    inplace: impl Fn((usize, usize)) -> bool,
+) -> Result<(), String> {
     let scratch = scratch.and_then(|Range { place, bytes }| Access::new(place, bytes, true));
     let mut written: Vec<Access> = scratch.into_iter().collect();
     for (j, y) in outs.iter().enumerate() {
         let Some(write) = Access::of(y, true) else { continue };
         if written.iter().any(|other| other.overlaps(&write)) {
-            return Err(at(format!("result {j} overlaps another result or the scratch")));
+            return Err(format!("result {j} overlaps another result or the scratch"));
         }
         written.push(write);
         for (i, x) in ins.iter().enumerate() {
             let overlaps = Access::of(x, false).is_some_and(|read| read.overlaps(&write));
-            if overlaps && !(x == y && found.inplace.contains(&(i, j))) {
-                return Err(at(format!("result {j} overlaps operand {i}, and they are no in-place pair")));
+            if overlaps && !(x == y && inplace((i, j))) {
+                return Err(format!("result {j} overlaps operand {i}, and they are no in-place pair"));
             }
         }
     }
     let reads = ins.iter().filter_map(|x| Access::of(x, false));
     match scratch {
         Some(scratch) if reads.into_iter().any(|read| read.overlaps(&scratch)) => {
-            Err(at("the scratch overlaps an operand".into()))
+            Err("the scratch overlaps an operand".into())
         }
         _ => Ok(()),
     }

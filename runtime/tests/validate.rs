@@ -143,7 +143,8 @@ fn a_summary_that_lies_is_refused() {
 #[test]
 fn ops_without_a_kernel_are_unsupported() {
     let named = with(|a| {
-        a.kernels[0] = Kernel { op: "extern".into(), attrs: vec![("name".into(), Attr::Str("aten.foo".into()))] };
+        a.kernels[0] =
+            Kernel { op: "extern".into(), attrs: vec![("name".into(), Attr::Str("aten.foo".into()))], code: None };
     });
     assert_eq!(
         validate(&named).unwrap_err(),

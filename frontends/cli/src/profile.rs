@@ -122,7 +122,7 @@ fn ops(compiled: &Compiled) -> (Vec<Op>, Vec<ir::Node>) {
         let attrs = op.op.attrs().iter().map(|(&key, attr)| (key.to_string(), codegen::attr(attr))).collect();
         nodes.push(*node);
         ops.push(Op {
-            kernel: artifact::Kernel { op: op.op.name().into(), attrs },
+            kernel: artifact::Kernel { op: op.op.name().into(), attrs, code: None },
             ins: op.inputs.iter().zip(args).map(operand).collect(),
             outs: op.outputs.iter().zip(outs).map(operand).collect(),
             scratch: scratch.map(|loc| artifact::Range {

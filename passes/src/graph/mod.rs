@@ -1,5 +1,6 @@
 //! Passes over graphs.
 
 pub mod canonical;
+pub mod fuse;
 pub mod microbatch;
 pub mod optimizer;

@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The version that [`write()`] writes and [`read()`] understands.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 
 const MAGIC: [u8; 8] = *b"\x89LIT\r\n\x1a\n";
 const HEADER: usize = 64;

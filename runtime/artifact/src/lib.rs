@@ -21,6 +21,8 @@ pub struct Artifact {
     pub events: u32,
     /// What a launch may run.
     pub kernels: Vec<Kernel>,
+    /// Machine code of generated kernels.
+    pub objects: Vec<Object>,
     /// The schedule's lines, for traces and messages.
     pub lines: Vec<Line>,
     /// What runs, in the schedule's order. Run top to bottom on one stream it means the same.
@@ -47,13 +49,61 @@ pub struct Pool {
     pub bytes: u64,
 }
 
-/// A kernel: an op's name and attributes.
+/// A kernel: an op's name and attributes, and, if it is generated, its machine code.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Kernel {
     /// The op.
     pub op: String,
     /// Its attributes, sorted by name.
     pub attrs: Vec<(String, Attr)>,
+    /// Its code; without, the runtime's own kernel runs.
+    pub code: Option<Code>,
+}
+
+/// Machine code of a kernel, for operands and results of these types alone.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Code {
+    /// An index into `objects`.
+    pub object: u32,
+    /// Functions that run one after the other.
+    pub phases: Vec<Phase>,
+    /// Types of the operands.
+    pub ins: Vec<Type>,
+    /// Types of the results.
+    pub outs: Vec<Type>,
+    /// The (operand, result) pairs that may share their bytes.
+    pub inplace: Vec<(u32, u32)>,
+    /// Bytes of scratch that it needs.
+    pub scratch: u64,
+}
+
+/// A function of a kernel. Its parts may run at the same time, in any order; the next phase starts when all have run. In C:
+/// `void symbol(void *const *tensors, uint64_t first, uint64_t end)`, which runs the parts `first..end`; `tensors` are the
+/// operands, the results, and the scratch if there is any.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Phase {
+    /// The function's name in the object.
+    pub symbol: String,
+    /// How many parts it has.
+    pub parts: u64,
+}
+
+/// A tensor's type.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Type {
+    /// Its element type.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: Vec<u64>,
+}
+
+/// Machine code: a relocatable ELF object that refers to nothing outside itself.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Object {
+    /// The processors that can run it: `x86-64-v3`, `x86-64-v4`, `aarch64`.
+    pub cpu: String,
+    /// The object file.
+    pub bytes: Vec<u8>,
 }
 
 /// An attribute's value.

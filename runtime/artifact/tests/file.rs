@@ -51,7 +51,7 @@ fn example() -> Artifact {
         pools: vec![Pool { name: "device".into(), bytes: 1 << 40 }],
         streams: vec!["compute".into(), "h2d".into()],
         events: 1,
-        kernels: vec![Kernel { op: "add".into(), attrs: attrs.map(|(k, v)| (k.to_string(), v)).into() }],
+        kernels: vec![Kernel { op: "add".into(), attrs: attrs.map(|(k, v)| (k.to_string(), v)).into(), code: None }],
         lines: vec![Line { name: "h1".into(), why: "run".into() }],
         commands: vec![
             kind(CommandKind::Launch {
@@ -173,7 +173,7 @@ fn later_versions_are_told_as_such() {
         let error = read(&file).unwrap_err();
         assert_eq!(error, ReadError::Version { found: 7 });
         assert!(
-            error.to_string().contains("format version 7, this program reads version 2: it was written by a later")
+            error.to_string().contains("format version 7, this program reads version 3: it was written by a later")
         );
     }
 }

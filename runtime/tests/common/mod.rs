@@ -45,7 +45,7 @@ impl Plan {
     }
     pub(crate) fn kernel(&mut self, op: &str, attrs: &[(&str, Attr)]) -> u32 {
         let attrs = attrs.iter().map(|(k, v)| (k.to_string(), v.clone())).collect();
-        self.0.kernels.push(Kernel { op: op.into(), attrs });
+        self.0.kernels.push(Kernel { op: op.into(), attrs, code: None });
         self.0.kernels.len() as u32 - 1
     }
     pub(crate) fn run(&mut self, stream: u32, name: &str, op: &str, ins: &[Operand], outs: &[Operand]) {

@@ -3,8 +3,11 @@
 //!
 //! Values are numbered: the operands, then every step's results in order. A step uses values of lower numbers alone.
 
+mod space;
+
 use crate::op::{Access, Op, Work};
 use crate::types::TensorType;
+pub use space::{Lies, PARTS, Read, Space};
 
 /// A line of ops. Invariant: each step uses values before it, and its op may stand in a body.
 #[derive(Clone, PartialEq, Debug)]
@@ -98,9 +101,10 @@ impl Body {
         }
         Ok(types)
     }
-    /// Types of the results.
+    /// Types of the results; an error too if no kernel goes over such values row by row.
     pub fn infer(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let types = self.types(operands)?;
+        self.space(&types)?;
         Ok(self.results.iter().map(|&v| types[v].clone()).collect())
     }
     /// Arithmetic of all steps, and the kernel's scratch. The types should fit.
@@ -113,6 +117,8 @@ impl Body {
             flops += step.op.work(&inputs, &types[at..at + step.outputs]).flops;
             at += step.outputs;
         }
-        Work { flops, matrix: false, scratch: 0 }
+        let scratch =
+            self.space(&types).map_or(0, |space| space.scratch(types[self.operands..].iter().map(|t| t.dtype())));
+        Work { flops, matrix: false, scratch }
     }
 }

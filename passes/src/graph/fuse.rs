@@ -1,0 +1,497 @@
+//! Groups ops into kernels: chains of elementwise ops, broadcasts, reductions and normalisations become one `fused` node, so
+//! that what lies between them needs no bytes and no trip through memory.
+//!
+//! Before: a graph in canonical form, updates included. After: the same outputs, states and gradients; groups are `fused` nodes
+//! whose bodies have a [`Space`](ir::body::Space), so that whoever generates kernels can make each in one pass over rows.
+//!
+//! What is grouped:
+//! 1. What is cheap is computed where it is read. A constant or a broadcast, or an elementwise op that the backward reads and
+//!    whose operands are there anyway, is copied to each reader. Copies become steps of bodies; they are never values of the
+//!    graph that is left, so that merging equal nodes stays right.
+//! 2. A value and all its readers. A value that something else reads as well, a product or the backward, stays: it exists
+//!    anyway, and a node that needs little to run again is what recomputation likes best (a layer norm must not want the sum
+//!    before it computed again). Small values, one a row, may be read elsewhere too.
+//! 3. Sums over rows, with the kernel that computes what they sum, or else with one that reads it: they add a few numbers to it
+//!    and save a reading of the operand.
+//!
+//! Groups are of one phase, must not need each other in a circle, and do not reach over more than [`REACH`] nodes, since they
+//! keep their operands alive until they run.
+
+use ir::body::{Body, MOST_RESULTS, Step};
+use ir::graph::{Def, NodeData, ValueData};
+use ir::op::Access;
+use ir::{Attr, DType, Graph, Node, Op, Phase, Table, TensorType, Value};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
+
+/// The most places in the graph's order from a group's first node to its last.
+const REACH: usize = 64;
+/// The most operands of a group.
+const OPERANDS: usize = 24;
+/// A value is small beside another that has so many times its elements.
+const SMALL: u64 = 8;
+
+/// Rewrites the graph.
+pub fn run(graph: &mut Graph) {
+    *graph = graph.compact();
+    let copies = copy(graph);
+    let mut groups = Groups::alone(graph);
+    groups.find(&copies);
+    *graph = groups.rewrite().compact();
+}
+
+fn may_join(graph: &Graph, node: Node) -> bool {
+    let data = &graph.nodes[node];
+    let computable = |v: &Value| !matches!(graph.values[*v].ty.dtype(), DType::F8E4M3 | DType::F8E5M2);
+    let fits = data.op.row().access != Access::Whole && data.op.is_pure();
+    fits && data.inputs.iter().chain(&data.outputs).all(computable)
+}
+
+fn numel(graph: &Graph, value: Value) -> u64 {
+    graph.values[value].ty.numel()
+}
+
+/// Who reads each value or an alias of it, aliases left out; by root. `None` stands for the step's end.
+type Readers = Table<Value, Vec<Option<Node>>>;
+
+fn readers(graph: &Graph) -> Readers {
+    let mut readers = Table::filled(graph.values.len(), vec![]);
+    for &node in &graph.order {
+        let data = &graph.nodes[node];
+        if !data.op.is_alias() {
+            let roots: BTreeSet<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
+            roots.into_iter().for_each(|root: Value| readers[root].push(Some(node)));
+        }
+    }
+    for value in leaves(graph) {
+        readers[graph.root(value)].push(None);
+    }
+    readers
+}
+
+/// What the step leaves.
+fn leaves(graph: &Graph) -> impl Iterator<Item = Value> + '_ {
+    let outputs = graph.outputs.iter().map(|o| o.value).chain(graph.states.iter().map(|s| s.after));
+    outputs.chain(graph.gradients.iter().map(|&(_, value)| value))
+}
+
+/// Drops nodes that compute what nobody reads.
+fn drop_unread(graph: &mut Graph) {
+    let mut read: BTreeSet<Value> = leaves(graph).collect();
+    let mut kept = vec![];
+    for &node in graph.order.iter().rev() {
+        let data = &graph.nodes[node];
+        if !data.op.is_pure() || data.outputs.iter().any(|v| read.contains(v)) {
+            read.extend(&data.inputs);
+            kept.push(node);
+        }
+    }
+    kept.reverse();
+    graph.order = kept;
+}
+
+// ------------------------------------------------------------------------------------------------------------ copies
+
+/// Rule 1. Returns each copy with its reader: they are to be one group.
+fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
+    let mut readers = readers(graph);
+    let mut pairs = vec![];
+    // What stands before a reader now.
+    let mut before: BTreeMap<Node, Vec<Node>> = BTreeMap::new();
+    for node in graph.order.clone() {
+        for reader in copied_to(graph, &readers, node) {
+            let value = graph.nodes[node].outputs[0];
+            let made = add_copy(graph, node, reader);
+            readers[value].retain(|&other| other != Some(reader));
+            for &new in &made {
+                graph.nodes[new].outputs.iter().for_each(|_| {
+                    readers.push(vec![Some(reader)]);
+                });
+            }
+            for root in graph.nodes[node].inputs.iter().map(|&v| graph.root(v)).collect::<BTreeSet<_>>() {
+                readers[root].push(Some(made[0]));
+            }
+            pairs.push((made[0], reader));
+            before.entry(reader).or_default().extend(made);
+        }
+    }
+    let order = std::mem::take(&mut graph.order);
+    graph.order =
+        order.into_iter().flat_map(|node| before.remove(&node).unwrap_or_default().into_iter().chain([node])).collect();
+    drop_unread(graph);
+    pairs
+}
+
+/// The readers that are to have a copy of this node each; none if it is not cheap, or would be left beside its copies.
+fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
+    let data = &graph.nodes[node];
+    let &[value] = &data.outputs[..] else { return vec![] };
+    if !may_join(graph, node) || data.op.row().access != Access::Element || data.op.is_alias() {
+        return vec![];
+    }
+    let Some(all) = readers[value].iter().copied().collect::<Option<Vec<Node>>>() else { return vec![] };
+    let is_small = |&operand: &Value| numel(graph, operand) * SMALL <= numel(graph, value);
+    let wide: Vec<Value> = data.inputs.iter().filter(|v| !is_small(v)).map(|&v| graph.root(v)).collect();
+    let backward = |&reader: &Node| graph.nodes[reader].phase == Phase::Backward;
+    // An operand that is there at a reader in the backward, whether or not it is read from a copy.
+    let kept = |&root: &Value| {
+        let later = |reader: &Option<Node>| reader.is_none_or(|reader| backward(&reader));
+        graph.def_node(root).is_none() || readers[root].iter().any(later)
+    };
+    let to: Vec<Node> = match wide.is_empty() {
+        true => all,
+        false if data.phase == Phase::Forward && wide.iter().all(kept) => all.into_iter().filter(backward).collect(),
+        false => vec![],
+    };
+    let fits = |&reader: &Node| {
+        let read: BTreeSet<Value> = graph.nodes[reader].inputs.iter().map(|&v| graph.root(v)).collect();
+        let new = wide.iter().filter(|root| !read.contains(root)).count();
+        may_join(graph, reader) && new <= 1 && kernel(graph, readers, &[node, reader]).is_some()
+    };
+    if to.iter().all(fits) { to } else { vec![] }
+}
+
+/// Adds a copy of a node for a reader, and of the aliases through which it reads it. They are in no order yet.
+fn add_copy(graph: &mut Graph, node: Node, reader: Node) -> Vec<Node> {
+    let value = graph.nodes[node].outputs[0];
+    let (phase, module) = (graph.nodes[reader].phase, graph.nodes[reader].module.clone());
+    let name = format!("{}.{}", graph.values[value].name, graph.node_name(reader));
+    let add = |graph: &mut Graph, op: Op, inputs: Vec<Value>, like: Value, name: String| {
+        let node = graph.nodes.push(NodeData { op, inputs, outputs: vec![], phase, module: module.clone() });
+        let ty = graph.values[like].ty.clone();
+        let value = graph.values.push(ValueData { name, ty, def: Def::Node(node, 0) });
+        graph.nodes[node].outputs.push(value);
+        (node, value)
+    };
+    let (op, inputs) = (graph.nodes[node].op.clone(), graph.nodes[node].inputs.clone());
+    let (made, copy) = add(graph, op, inputs, value, name.clone());
+    let mut all = vec![made];
+    for i in 0..graph.nodes[reader].inputs.len() {
+        let input = graph.nodes[reader].inputs[i];
+        if graph.root(input) != value {
+            continue;
+        }
+        graph.nodes[reader].inputs[i] = copy;
+        if input != value {
+            let shape = graph.values[input].ty.shape().iter().map(|&size| size as i64).collect();
+            let op = Op::new("reshape", [("shape", Attr::Ints(shape))]).expect("reshape should have a shape");
+            let (alias, reshaped) = add(graph, op, vec![copy], input, format!("{name}.{i}"));
+            graph.nodes[reader].inputs[i] = reshaped;
+            all.push(alias);
+        }
+    }
+    all
+}
+
+// ------------------------------------------------------------------------------------------------------------ groups
+
+/// A partition of a graph's nodes. Aliases are alone: a group that needs one has a step for it.
+struct Groups<'a> {
+    graph: &'a Graph,
+    /// Where each node stands in the graph's order.
+    position: Table<Node, usize>,
+    readers: Readers,
+    /// Each node's group.
+    group: Table<Node, usize>,
+    /// Nodes of each group, in the graph's order; empty once merged into another.
+    members: Vec<Vec<Node>>,
+}
+
+impl<'a> Groups<'a> {
+    /// Each node is a group by itself.
+    fn alone(graph: &'a Graph) -> Groups<'a> {
+        let mut position = Table::filled(graph.nodes.len(), usize::MAX);
+        let mut members = vec![vec![]; graph.nodes.len()];
+        for (i, &node) in graph.order.iter().enumerate() {
+            position[node] = i;
+            members[ir::Id::index(node)].push(node);
+        }
+        let group = graph.nodes.ids().map(ir::Id::index).collect();
+        Groups { graph, position, readers: readers(graph), group, members }
+    }
+
+    /// Rules 2 and 3. Each copy is grouped with its reader first.
+    fn find(&mut self, copies: &[(Node, Node)]) {
+        for &(copy, reader) in copies {
+            self.merge(&[copy, reader]);
+        }
+        // Readers may become one group only after others have.
+        let mut merged = true;
+        while merged {
+            merged = false;
+            for &node in &self.graph.order {
+                merged |= may_join(self.graph, node) && self.join_readers(node);
+            }
+        }
+        for &node in &self.graph.order {
+            if self.is_sum(node) {
+                self.join_neighbour(node);
+            }
+        }
+    }
+
+    /// True for a sum over rows, alone in its group or not.
+    fn is_sum(&self, node: Node) -> bool {
+        let data = &self.graph.nodes[node];
+        let small = || numel(self.graph, data.outputs[0]) * SMALL <= numel(self.graph, data.inputs[0]);
+        data.op.name() == "sum" && may_join(self.graph, node) && data.op.ints("dims").first() == Some(&0) && small()
+    }
+
+    /// Rule 2: the node and whoever reads its results.
+    fn join_readers(&mut self, node: Node) -> bool {
+        let mut nodes = vec![node];
+        let mut small = vec![];
+        for &value in &self.graph.nodes[node].outputs {
+            let readers = || self.readers[value].iter().copied().flatten().filter(|&r| may_join(self.graph, r));
+            let around = readers().chain(self.members[self.group[node]].iter().copied());
+            let widest = around.map(|node| self.widest(node)).max().unwrap_or(0);
+            if numel(self.graph, value) * SMALL <= widest {
+                small.extend(readers());
+            } else if self.readers[value].contains(&None) {
+                nodes.clear();
+                break;
+            } else {
+                nodes.extend(self.readers[value].iter().flatten());
+            }
+        }
+        let mut merged = self.merge(&nodes);
+        for reader in small {
+            merged |= self.merge(&[node, reader]);
+        }
+        merged
+    }
+
+    /// Elements of the widest operand or result.
+    fn widest(&self, node: Node) -> u64 {
+        let data = &self.graph.nodes[node];
+        data.inputs.iter().chain(&data.outputs).map(|&v| numel(self.graph, v)).max().unwrap_or(0)
+    }
+
+    /// Rule 3: the group of a sum, if it computes nothing wide, with whoever computes one of its wide operands, or reads it.
+    fn join_neighbour(&mut self, node: Node) {
+        let members = self.members[self.group[node]].clone();
+        let widest = members.iter().map(|&member| self.widest(member)).max().unwrap_or(0);
+        let is_wide = |&value: &Value| widest < numel(self.graph, value) * SMALL;
+        let inside = |node: &Node| members.contains(node);
+        let leaves = |v: &&Value| self.readers[**v].iter().any(|reader| reader.is_none_or(|r| !inside(&r)));
+        if members.iter().flat_map(|&m| &self.graph.nodes[m].outputs).filter(leaves).any(is_wide) {
+            return;
+        }
+        let roots = members.iter().flat_map(|&m| &self.graph.nodes[m].inputs).map(|&v| self.graph.root(v));
+        let wide: BTreeSet<Value> = roots.filter(is_wide).collect();
+        let makers = wide.iter().filter_map(|&root| self.graph.def_node(root));
+        let readers = wide.iter().flat_map(|&root| self.readers[root].iter().copied().flatten());
+        let others: Vec<Node> = makers.chain(readers).filter(|node| !inside(node)).collect();
+        for other in others {
+            if self.merge(&[node, other]) {
+                return;
+            }
+        }
+    }
+
+    /// Makes one group of the groups of these nodes, if that may be.
+    fn merge(&mut self, nodes: &[Node]) -> bool {
+        let groups: BTreeSet<usize> = nodes.iter().map(|&node| self.group[node]).collect();
+        let Some(&first) = groups.first().filter(|_| 1 < groups.len()) else { return false };
+        let mut members: Vec<Node> = groups.iter().flat_map(|&g| self.members[g].iter().copied()).collect();
+        members.sort_unstable_by_key(|&node| self.position[node]);
+        let phase = self.graph.nodes[members[0]].phase;
+        let alike = |&node: &Node| may_join(self.graph, node) && self.graph.nodes[node].phase == phase;
+        if !members.iter().all(alike) || self.circular(&groups, &members) {
+            return false;
+        }
+        if kernel(self.graph, &self.readers, &members).is_none() {
+            return false;
+        }
+        for &group in groups.iter().skip(1) {
+            self.members[group].clear();
+        }
+        members.iter().for_each(|&node| self.group[node] = first);
+        self.members[first] = members;
+        true
+    }
+
+    /// True if a group of these members would need what needs it, or reach too far.
+    fn circular(&self, groups: &BTreeSet<usize>, members: &[Node]) -> bool {
+        let place = |node: &Node| self.position[*node];
+        let (start, end) = (members.first().map_or(0, place), members.last().map_or(0, place));
+        if REACH < end - start {
+            return true;
+        }
+        // Whoever needs the members, as far as a group can reach back from.
+        let mut seen: BTreeSet<usize> = groups.clone();
+        let mut stack: Vec<(Node, bool)> = members.iter().map(|&node| (node, false)).collect();
+        while let Some((node, outside)) = stack.pop() {
+            for reader in self.graph.nodes[node].outputs.iter().flat_map(|&v| self.readers[v].iter().copied().flatten())
+            {
+                let group = self.group[reader];
+                if groups.contains(&group) {
+                    if outside {
+                        return true;
+                    }
+                } else if self.members[group].first().is_some_and(|m| place(m) <= end + 2 * REACH) && seen.insert(group)
+                {
+                    stack.extend(self.members[group].iter().map(|&member| (member, true)));
+                }
+            }
+        }
+        false
+    }
+
+    /// The graph with a node for each group.
+    fn rewrite(&self) -> Graph {
+        let graph = self.graph;
+        let mut new = graph.clone();
+        new.order.clear();
+        let mut units: BTreeMap<usize, Unit> = BTreeMap::new();
+        for (g, members) in self.members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
+            // Where its last wide node stood: whoever reads what that computes comes after.
+            let last = members.iter().rev().find(|&&m| !self.is_sum(m)).or(members.last()).copied();
+            let node = last.expect("a group should have members");
+            let kernel = self.worth_it(members).then(|| kernel(graph, &self.readers, members)).flatten();
+            units.insert(g, Unit { node, kernel, place: self.position[node] });
+        }
+        // In order of their places, each after those that it needs.
+        let mut missing: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut needed_by: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for &g in units.keys() {
+            let mut needs: BTreeSet<usize> = BTreeSet::new();
+            for &value in self.members[g].iter().flat_map(|&member| &graph.nodes[member].inputs) {
+                let root = graph.def_node(graph.root(value)).map(|node| self.group[node]);
+                if root != Some(g) {
+                    needs.extend(root);
+                    needs.extend(graph.def_node(value).map(|node| self.group[node]));
+                }
+            }
+            missing.insert(g, needs.len());
+            needs.into_iter().for_each(|other| needed_by.entry(other).or_default().push(g));
+        }
+        let free = missing.iter().filter(|&(_, &n)| n == 0).map(|(&g, _)| Reverse((units[&g].place, g)));
+        let mut ready: BinaryHeap<Reverse<(usize, usize)>> = free.collect();
+        while let Some(Reverse((_, g))) = ready.pop() {
+            let unit = &units[&g];
+            let node = match &unit.kernel {
+                Some(kernel) => kernel.add_to(&mut new, unit.node),
+                None => unit.node,
+            };
+            new.order.push(node);
+            for &other in needed_by.get(&g).map_or(&[][..], |list| list) {
+                let n = missing.get_mut(&other).expect("each group should have its needs");
+                *n -= 1;
+                if *n == 0 {
+                    ready.push(Reverse((units[&other].place, other)));
+                }
+            }
+        }
+        assert_eq!(new.order.len(), units.len(), "groups should not need each other in a circle");
+        drop_unread(&mut new);
+        new
+    }
+
+    /// True if a group is another kernel than its only node's own: of several ops, or with sums over rows, which the op's own
+    /// kernel has no scratch for.
+    fn worth_it(&self, members: &[Node]) -> bool {
+        let sums = |&node: &Node| self.is_sum(node) || self.graph.nodes[node].op.name() == "layer_norm_bwd";
+        1 < members.len() || members.iter().any(|node| sums(node) && may_join(self.graph, *node))
+    }
+}
+
+/// A group that becomes one node or stays what it is.
+struct Unit {
+    /// The node that stands for it.
+    node: Node,
+    kernel: Option<Kernel>,
+    place: usize,
+}
+
+// ----------------------------------------------------------------------------------------------------------- kernels
+
+struct Kernel {
+    operands: Vec<Value>,
+    body: Body,
+    results: Vec<Value>,
+}
+
+/// The kernel of these nodes: its operands, its body, the values that leave it. `None` if no kernel computes them.
+fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> {
+    let inside: BTreeSet<Node> = members.iter().copied().collect();
+    let mut operands: Vec<Value> = vec![];
+    // The kernel's number of a value; the value by which a root is known.
+    let mut number: BTreeMap<Value, usize> = BTreeMap::new();
+    let mut by_root: BTreeMap<Value, Value> = BTreeMap::new();
+    for &value in members.iter().flat_map(|&node| &graph.nodes[node].inputs) {
+        let root = graph.root(value);
+        if graph.def_node(root).is_none_or(|node| !inside.contains(&node)) && !by_root.contains_key(&root) {
+            number.insert(value, operands.len());
+            by_root.insert(root, value);
+            operands.push(value);
+        }
+    }
+    if OPERANDS < operands.len() {
+        return None;
+    }
+    let mut steps: Vec<Step> = vec![];
+    let mut first: Vec<usize> = vec![];
+    let mut next = operands.len();
+    let mut push = |op: Op, inputs: Vec<usize>, outputs: usize| {
+        // Copies may compute the same as another step.
+        if let Some(i) = steps.iter().position(|step| step.op == op && step.inputs == inputs) {
+            return first[i];
+        }
+        steps.push(Step { op, inputs, outputs });
+        first.push(next);
+        next += outputs;
+        next - outputs
+    };
+    let mut results: Vec<(Value, usize)> = vec![];
+    for &node in members {
+        let data = &graph.nodes[node];
+        let mut inputs = vec![];
+        for &value in &data.inputs {
+            if !number.contains_key(&value) {
+                // An alias of what the kernel has in another shape.
+                let shape = graph.values[value].ty.shape().iter().map(|&size| size as i64).collect();
+                let op = Op::new("reshape", [("shape", Attr::Ints(shape))]).ok()?;
+                let from = number[by_root.get(&graph.root(value))?];
+                number.insert(value, push(op, vec![from], 1));
+            }
+            inputs.push(number[&value]);
+        }
+        let start = push(data.op.clone(), inputs, data.outputs.len());
+        for (&value, at) in data.outputs.iter().zip(start..) {
+            number.insert(value, at);
+            by_root.insert(value, value);
+            let leaves = readers[value].iter().any(|reader| reader.is_none_or(|reader| !inside.contains(&reader)));
+            if leaves && results.iter().any(|&(_, other)| other == at) {
+                return None;
+            }
+            if leaves {
+                results.push((value, at));
+            }
+        }
+    }
+    if results.is_empty() || MOST_RESULTS < results.len() {
+        return None;
+    }
+    let (results, numbers) = results.into_iter().unzip();
+    let body = Body::new(operands.len(), steps, numbers).ok()?;
+    let types: Vec<&TensorType> = operands.iter().map(|&value| &graph.values[value].ty).collect();
+    body.infer(&types).ok()?;
+    Some(Kernel { operands, body, results })
+}
+
+impl Kernel {
+    /// Adds the kernel's node, which takes over its results; phase and module are those of another.
+    fn add_to(&self, graph: &mut Graph, like: Node) -> Node {
+        let op = Op::new("fused", [("body", Attr::Body(Arc::new(self.body.clone())))]);
+        let op = op.expect("a kernel should have a fused op's attributes");
+        let (phase, module) = (graph.nodes[like].phase, graph.nodes[like].module.clone());
+        let (inputs, outputs) = (self.operands.clone(), self.results.clone());
+        let node = graph.nodes.push(NodeData { op, inputs, outputs, phase, module });
+        for (j, &value) in self.results.iter().enumerate() {
+            graph.values[value].def = Def::Node(node, j);
+        }
+        node
+    }
+}

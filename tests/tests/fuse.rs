@@ -1,0 +1,100 @@
+//! Groups of ops mean what the ops meant: the same bits, evaluated op by op, on random graphs and on real models.
+
+use codegen::Data;
+use ir::{Graph, TensorType};
+use passes::graph::optimizer::{self, Attach, HYPER, Optimizer};
+use passes::graph::{canonical, fuse};
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tests::evaluate::{Tensors, step};
+use tests::{generate, run};
+
+/// The graph before and after the pass; both are right.
+fn fused(graph: &Graph) -> Graph {
+    let mut fused = graph.clone();
+    fuse::run(&mut fused);
+    assert_eq!(ir::verify::graph(&fused), vec![], "{fused}");
+    let text = ir::text::print_graph(&fused);
+    assert_eq!(ir::text::parse_graph(&text).as_ref(), Ok(&fused), "{text}");
+    let again = {
+        let mut again = graph.clone();
+        fuse::run(&mut again);
+        again
+    };
+    assert!(again == fused, "the same graph should be grouped in the same way");
+    fused
+}
+
+/// How many kernels a graph runs.
+fn kernels(graph: &Graph) -> usize {
+    graph.order.iter().filter(|&&node| !graph.nodes[node].op.is_alias()).count()
+}
+
+/// Bytes of all that kernels compute.
+fn bytes(graph: &Graph) -> u64 {
+    let results = graph.order.iter().map(|&node| &graph.nodes[node]).filter(|data| !data.op.is_alias());
+    results.flat_map(|data| &data.outputs).map(|&v| graph.values[v].ty.bytes()).sum()
+}
+
+proptest! {
+    #![proptest_config(generate::config(300))]
+    #[test]
+    fn random_graphs_keep_their_bits(recipe in generate::recipes(60), seed: u64) {
+        let mut graph = generate::graph(&recipe);
+        canonical::run(&mut graph);
+        let fused = fused(&graph);
+        prop_assert!(kernels(&fused) <= kernels(&graph));
+        let start: Data = generate::states(&graph, seed);
+        let feeds: Vec<_> = (0..2).map(|step| generate::feed(&graph, seed, step)).collect();
+        let expected = run::plain(&graph, &start, &feeds);
+        prop_assert!(run::plain(&fused, &start, &feeds) == expected, "{}\n{}", graph, fused);
+    }
+}
+
+fn model(name: &str, level: &str) -> (Graph, Tensors, Tensors) {
+    let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
+    let read = |level: &str| torch::read(&folder.join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
+    let mut graph = read(level).graph;
+    canonical::run(&mut graph);
+    let attach = Attach { optimizer: Optimizer::AdamW, ..Attach::default() };
+    optimizer::run(&mut graph, attach).unwrap();
+    let files = ["ref.safetensors", "batches.safetensors"].map(|f| folder.join(f));
+    let file = std::fs::read(files.iter().find(|f| f.exists()).unwrap()).unwrap();
+    let batches = SafeTensors::deserialize(&file).unwrap();
+    let given = |name: &str| match name {
+        HYPER => [1e-3f64, 0.9, 0.999, 1e-8, 0.01].iter().flat_map(|x| x.to_le_bytes()).collect(),
+        _ => batches.tensor(&format!("batch.0.{name}")).unwrap().data().to_vec(),
+    };
+    let names = graph.inputs.iter().map(|&v| graph.values[v].name.clone());
+    let inputs = names.map(|name| (name.clone(), given(&name))).collect();
+    let weights = read("core").tensors;
+    let zeros = |ty: &TensorType| vec![0; ty.bytes() as usize];
+    let state = |path: &str, ty: &TensorType| weights.get(path).map_or_else(|| zeros(ty), |t| t.data.clone());
+    let states = graph.states.iter().map(|s| (s.path.clone(), state(&s.path, &graph.values[s.before].ty)));
+    let states = states.collect();
+    (graph, states, inputs)
+}
+
+#[test]
+fn models_keep_their_bits() {
+    for name in ["bert-tiny", "gpt2-tiny", "llama-tiny", "resnet-tiny", "moe-tiny", "dropout-tiny"] {
+        for level in ["core", "coarse"].into_iter().filter(|&level| (name, level) != ("moe-tiny", "coarse")) {
+            let (graph, states, inputs) = model(name, level);
+            let fused = fused(&graph);
+            println!(
+                "{name} {level}: {} kernels, {} fused; {} bytes, {} fused",
+                kernels(&graph),
+                kernels(&fused),
+                bytes(&graph),
+                bytes(&fused)
+            );
+            let (mut plain, mut grouped) = (states.clone(), states);
+            let outputs = step(&graph, &mut plain, &inputs).unwrap();
+            assert!(step(&fused, &mut grouped, &inputs).unwrap() == outputs, "{name} {level}");
+            assert!(plain == grouped, "{name} {level}");
+            assert!(kernels(&fused) < kernels(&graph) && bytes(&fused) < bytes(&graph), "{name} {level}");
+        }
+    }
+}
