@@ -30,7 +30,7 @@ mod math;
 mod space;
 mod target;
 
-pub use generator::{Generator, GeneratorError, Stage};
+pub use generator::{Generator, GeneratorError, Stage, find, run_all};
 pub use target::Target;
 
 use ir::body::{Body, Step};
