@@ -406,6 +406,9 @@ impl<'a> Lowering<'a> {
             Along::Nothing => element,
             Along::Rows => self.dag.fold(fold, element),
             Along::Columns => {
+                // Small integers wrap in the end, so they may as well on the way.
+                let narrow = self.dag.kind(element) == Kind::I64 && dtype.bytes() < 8;
+                let element = if narrow { self.dag.convert("arith.trunci", element, Kind::I32) } else { element };
                 let divisor = (op.name() == "mean").then_some(n);
                 return Ok(Known::Columns { of: element, divisor });
             }

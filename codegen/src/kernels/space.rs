@@ -19,9 +19,6 @@ pub(super) struct Space {
     pub(super) sizes: Vec<u64>,
     /// For each value of the body: over which axes it varies.
     varies: Vec<Axes>,
-    /// True if some op combines elements of a row, or of a column.
-    pub(super) folds_rows: bool,
-    pub(super) folds_columns: bool,
 }
 
 /// What an op does along a row or a column.
@@ -60,12 +57,10 @@ impl Space {
         let varies = varies.ok_or("a value is repeated along the others in a way that rows and columns do not show")?;
 
         // Where the columns begin, if an op says so.
-        let (mut cut, mut folds_rows, mut folds_columns) = (None, false, false);
+        let mut cut = None;
         let mut at = operands;
         for step in steps {
             if let Some((along, first)) = finder.fold(step, at)? {
-                folds_rows |= along == Along::Rows;
-                folds_columns |= along == Along::Columns;
                 if along != Along::Nothing {
                     if cut.is_some_and(|cut| cut != first) {
                         return Err("ops combine elements of different rows".into());
@@ -97,7 +92,7 @@ impl Space {
             .map(|v| groups.iter().enumerate().fold(0, |set, (g, group)| set | Axes::from(v & group.1 != 0) << g))
             .collect();
         let sizes = groups.iter().map(|g| g.0).collect();
-        Ok(Space { sizes, varies, folds_rows, folds_columns })
+        Ok(Space { sizes, varies })
     }
 
     /// How many columns.

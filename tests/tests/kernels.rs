@@ -1,0 +1,286 @@
+//! Generated kernels against the plain ones: the same numbers, within the units in the last place that a test says, on
+//! shapes and numbers of every kind; the same bits wherever parts are cut, and in place.
+
+use codegen::kernels::{self, Target};
+use ir::op::{Attr, Op};
+use ir::{DType, TensorType};
+use proptest::prelude::*;
+use runtime::kernels::owned::OwnedTensor;
+use tests::code::{compile, plain};
+use tests::generate::config;
+
+fn host() -> Target {
+    Target::host().expect("these tests run where kernels do")
+}
+
+fn ty(dtype: DType, shape: &[u64]) -> TensorType {
+    TensorType::new(dtype, shape).unwrap()
+}
+fn shape_of(ty: &TensorType) -> Vec<usize> {
+    ty.shape().iter().map(|&d| d as usize).collect()
+}
+
+/// Numbers of a sequence that a seed decides, splitmix64's.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+    /// In -1..1.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+}
+
+/// Which numbers a tensor has.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Numbers {
+    /// Around zero.
+    Plain,
+    /// Now and then NaN, an infinity, a zero, a subnormal or a very large number.
+    Wild,
+}
+
+fn tensor(ty: &TensorType, numbers: Numbers, random: &mut Random) -> OwnedTensor {
+    let wild = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1e-40, -1e-41, 3e38, -3e38, 88.8, -103.5, 1e-8];
+    let n = ty.numel() as usize;
+    let dtype = codegen::dtype(ty.dtype());
+    if !ty.dtype().is_float() {
+        let bool = ty.dtype() == DType::Bool;
+        let ints = (0..n).map(|_| match (random.next() % 8, bool) {
+            (r, true) => (r & 1) as i64,
+            (0, _) if numbers == Numbers::Wild => random.next() as i64,
+            _ => random.next() as i64 % 8,
+        });
+        return OwnedTensor::from_i64s(dtype, &shape_of(ty), &ints.collect::<Vec<_>>());
+    }
+    let floats = (0..n).map(|_| match random.next() % 16 {
+        0 | 1 if numbers == Numbers::Wild => wild[(random.next() % wild.len() as u64) as usize],
+        2 => random.unit() * 40.0,
+        _ => random.unit() * 3.0,
+    });
+    OwnedTensor::from_f64s(dtype, &shape_of(ty), &floats.collect::<Vec<_>>())
+}
+
+/// How far results may be apart.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Close {
+    /// In units in the last place of the expected number's type.
+    Ulps(f64),
+    /// In units in the last place of the largest finite number of the tensor.
+    OfLargest(f64),
+}
+
+fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON,
+        DType::F32 => f32::EPSILON.into(),
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        _ => 0.0,
+    }
+}
+fn smallest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::MIN_POSITIVE,
+        DType::F16 => 2f64.powi(-14),
+        _ => f32::MIN_POSITIVE.into(),
+    }
+}
+
+fn assert_close(ours: &OwnedTensor, plain: &OwnedTensor, ty: &TensorType, close: Close, what: &str) {
+    if !ty.dtype().is_float() {
+        assert_eq!(ours.to_i64s(), plain.to_i64s(), "{what}");
+        return;
+    }
+    let (a, b) = (ours.to_f64s(), plain.to_f64s());
+    let largest = b.iter().filter(|x| x.is_finite()).fold(0f64, |m, x| m.max(x.abs()));
+    for (i, (&a, &b)) in a.iter().zip(&b).enumerate() {
+        if a == b || (a.is_nan() && b.is_nan()) {
+            continue;
+        }
+        let unit = |x: f64| epsilon(ty.dtype()) * x.abs().max(smallest(ty.dtype()));
+        let bound = match close {
+            Close::Ulps(n) => n * unit(b),
+            Close::OfLargest(n) => n * unit(largest),
+        };
+        // Rounding may be what makes the largest number an infinity.
+        let infinite = a.is_infinite() != b.is_infinite() && a.is_nan() == b.is_nan() && a.abs().min(b.abs()) > 3.4e38;
+        assert!((a - b).abs() <= bound || infinite, "{what}, element {i}: generated {a:e}, plain {b:e} of {ty}");
+    }
+}
+
+/// Runs an op both ways and compares; generated code is also cut, run again, and run in place.
+fn check_with(op: &Op, types: &[TensorType], ins: &[OwnedTensor], close: Close, cuts: &[u16]) {
+    let refs: Vec<&TensorType> = types.iter().collect();
+    let outs = op.infer(&refs).unwrap();
+    let generated = kernels::generate_op(op, types, &host()).unwrap_or_else(|e| panic!("{e}: {types:?}"));
+    let kernel = compile(generated, &host());
+    let expected = plain(op, &ins.iter().collect::<Vec<_>>(), &outs).unwrap();
+    let got = kernel.run(ins, &outs, &[], &[]);
+    let what = format!("{op:?} of {types:?}");
+    for ((got, expected), ty) in got.iter().zip(&expected).zip(&outs) {
+        assert_close(got, expected, ty, close, &what);
+    }
+    let bits = |tensors: &[OwnedTensor]| tensors.iter().map(OwnedTensor::bytes).collect::<Vec<_>>();
+    assert_eq!(bits(&kernel.run(ins, &outs, &[], cuts)), bits(&got), "{what}: cut");
+    for &pair in &kernel.generated.inplace {
+        assert_eq!(bits(&kernel.run(ins, &outs, &[pair], cuts)), bits(&got), "{what}: {pair:?} in place");
+    }
+}
+fn check(op: &Op, types: &[TensorType], numbers: Numbers, close: Close, seed: u64) {
+    let mut random = Random(seed);
+    let ins: Vec<OwnedTensor> = types.iter().map(|ty| tensor(ty, numbers, &mut random)).collect();
+    let cuts: Vec<u16> = (0..3).map(|_| random.next() as u16).collect();
+    check_with(op, types, &ins, close, &cuts);
+}
+
+fn op(name: &str, attrs: &[(&'static str, Attr)]) -> Op {
+    Op::new(name, attrs.iter().cloned()).unwrap()
+}
+
+const FLOATS: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
+const ANY: [DType; 10] = [
+    DType::F32,
+    DType::BF16,
+    DType::F16,
+    DType::F64,
+    DType::Bool,
+    DType::U8,
+    DType::I8,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+];
+
+fn sizes() -> impl Strategy<Value = Vec<u64>> {
+    let size = prop_oneof![Just(1u64), Just(2), Just(3), Just(4), Just(7), Just(16), Just(17), Just(48), Just(100)];
+    prop_oneof![4 => prop::collection::vec(size, 1..4), 1 => (1u64..40_000).prop_map(|n| vec![n])]
+}
+
+/// A shape that broadcasts to another: some dimensions are 1, some of the first are left out.
+fn narrowed(shape: &[u64], bits: u64) -> Vec<u64> {
+    let skip = (bits % 4) as usize;
+    let skip = if skip <= shape.len() && bits & 4 != 0 { skip } else { 0 };
+    shape[skip..].iter().enumerate().map(|(i, &d)| if bits >> (3 + i) & 1 == 1 { 1 } else { d }).collect()
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    #[test]
+    fn functions_of_one_operand(shape in sizes(), which in 0usize..16, dtype in 0usize..4, seed in any::<u64>()) {
+        let exact = ["neg", "abs", "sign", "sqrt", "rsqrt", "reciprocal", "relu"];
+        let near = ["exp", "log", "tanh", "sigmoid", "erf", "silu"];
+        let dtype = FLOATS[dtype];
+        let types = [ty(dtype, &shape)];
+        if let Some(name) = exact.get(which) {
+            check(&op(name, &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+        } else if dtype != DType::F64 {
+            let half = dtype != DType::F32;
+            let ulps = Close::Ulps(if half { 1.0 } else { 6.0 });
+            match near.get(which - exact.len()) {
+                Some(name) => check(&op(name, &[]), &types, Numbers::Wild, ulps, seed),
+                None => {
+                    let tanh = Attr::Bool(which & 1 == 0);
+                    // 1 + tanh loses digits where tanh is near -1: errors are of the size of x there.
+                    let close = Close::OfLargest(if half { 1.0 } else { 4.0 });
+                    check(&op("gelu", &[("tanh", tanh)]), &types, Numbers::Plain, close, seed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn functions_of_integers(shape in sizes(), which in 0usize..4, dtype in 5usize..10, seed in any::<u64>()) {
+        let name = ["neg", "abs", "sign", "relu"][which];
+        check(&op(name, &[]), &[ty(ANY[dtype], &shape)], Numbers::Wild, Close::Ulps(0.0), seed);
+    }
+
+    #[test]
+    fn two_operands(
+        shape in sizes(), which in 0usize..14, dtype in 0usize..10, bits in any::<u64>(), seed in any::<u64>(),
+    ) {
+        let names = [
+            "add", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "sub", "div",
+        ];
+        let dtype = ANY[dtype];
+        let fits = match names[which] {
+            "sub" => dtype != DType::Bool,
+            "div" => dtype.is_float(),
+            _ => true,
+        };
+        if fits {
+            let (a, b) = (ty(dtype, &shape), ty(dtype, &narrowed(&shape, bits)));
+            let types = if bits >> 60 & 1 == 1 { [b, a] } else { [a, b] };
+            check(&op(names[which], &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+        }
+    }
+
+    #[test]
+    fn an_operand_and_a_number(shape in sizes(), which in 0usize..13, dtype in 0usize..4, seed in any::<u64>()) {
+        let names = [
+            "add_scalar", "mul_scalar", "rsub_scalar", "eq_scalar", "ne_scalar", "lt_scalar", "le_scalar", "gt_scalar",
+            "ge_scalar", "div_scalar", "pow_scalar", "clamp", "threshold_bwd",
+        ];
+        let types = [ty(FLOATS[dtype], &shape)];
+        let value = [1.5, -2.0, 0.5, 2.0, 3.0, -1.0][(seed % 6) as usize];
+        match names[which] {
+            "clamp" => {
+                let bounds = [("max", Attr::Float(2.0)), ("min", Attr::Int(-1))];
+                check(&op("clamp", &bounds), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+            }
+            "threshold_bwd" => {
+                let types = [types[0].clone(), types[0].clone()];
+                let op = op("threshold_bwd", &[("value", Attr::Float(0.5))]);
+                check(&op, &types, Numbers::Wild, Close::Ulps(0.0), seed);
+            }
+            "pow_scalar" if value == 1.5 => {}
+            name => check(&op(name, &[("value", Attr::Float(value))]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
+        }
+    }
+
+    #[test]
+    fn bits_and_choices(shape in sizes(), which in 0usize..6, dtype in 4usize..10, bits in any::<u64>(), seed in any::<u64>()) {
+        let dtype = ANY[dtype];
+        let (a, b) = (ty(dtype, &shape), ty(dtype, &narrowed(&shape, bits)));
+        let close = Close::Ulps(0.0);
+        match which {
+            0 => check(&op("bitwise_not", &[]), &[a], Numbers::Wild, close, seed),
+            1 => check(&op("bitwise_and", &[]), &[a, b], Numbers::Wild, close, seed),
+            2 => check(&op("bitwise_or", &[]), &[b, a], Numbers::Wild, close, seed),
+            3 => check(&op("bitwise_xor", &[]), &[a, b], Numbers::Wild, close, seed),
+            4 => check(&op("logical_not", &[]), &[a], Numbers::Wild, close, seed),
+            _ => {
+                let dtype = ANY[(seed % 10) as usize];
+                let (c, x) = (ty(DType::Bool, &narrowed(&shape, bits >> 8)), ty(dtype, &shape));
+                check(&op("where", &[]), &[c, x, ty(dtype, &narrowed(&shape, bits))], Numbers::Wild, close, seed);
+            }
+        }
+    }
+
+    #[test]
+    fn casts(shape in sizes(), from in 0usize..10, to in 0usize..10, seed in any::<u64>()) {
+        let op = op("cast", &[("dtype", Attr::Type(ANY[to]))]);
+        check(&op, &[ty(ANY[from], &shape)], Numbers::Wild, Close::Ulps(0.0), seed);
+    }
+
+    #[test]
+    fn derivatives(shape in sizes(), which in 0usize..5, dtype in 0usize..3, seed in any::<u64>()) {
+        let x = ty(FLOATS[dtype], &shape);
+        let types = [x.clone(), x];
+        let half = dtype != 0;
+        let close = Close::OfLargest(if half { 1.0 } else { 4.0 });
+        match which {
+            0 => check(&op("tanh_bwd", &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
+            1 => check(&op("sigmoid_bwd", &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
+            2 => check(&op("silu_bwd", &[]), &types, Numbers::Plain, close, seed),
+            n => check(&op("gelu_bwd", &[("tanh", Attr::Bool(n == 3))]), &types, Numbers::Plain, close, seed),
+        }
+    }
+}
