@@ -161,6 +161,10 @@ impl<'a> Lowering<'a> {
             "sgd" => self.sgd(step)?,
             "sgd_momentum" => self.sgd_momentum(step)?,
             "dropout" => self.dropout(step)?,
+            "full" => {
+                let x = self.number(&step.op, "value", wide(self.dtype(at)));
+                vec![Known::Node(self.narrow(x, self.dtype(at)))]
+            }
             "where" => {
                 // Chosen, not computed: the elements stay what they are in memory.
                 let [c, x, y] = [self.node(step.inputs[0])?, self.node(step.inputs[1])?, self.node(step.inputs[2])?];
@@ -361,6 +365,7 @@ impl<'a> Lowering<'a> {
         let square = self.dag.mul(x, x);
         let value = op.float("value");
         Ok(match value {
+            1.0 => x,
             2.0 => square,
             3.0 => self.dag.mul(square, x),
             0.5 => self.dag.sqrt(x),
