@@ -49,7 +49,7 @@ pub const GRAPH: &[Pass<Graph>] = &[
     Pass {
         name: "fuse",
         run: |graph, c| {
-            if c.options.fuse {
+            if c.options.kernels == Kernels::Generated {
                 fuse::run(graph);
             }
             Ok(())
@@ -122,6 +122,28 @@ pub enum Budget {
     Share(f64),
 }
 
+/// What computes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Kernels {
+    /// Each op's own kernel, in the runtime.
+    #[default]
+    Plain,
+    /// Ops are grouped, and groups are kernels that are generated; the runtime has the others.
+    Generated,
+}
+
+impl Kernels {
+    /// Every choice.
+    pub const ALL: [Kernels; 2] = [Kernels::Plain, Kernels::Generated];
+    /// Its name in options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernels::Plain => "plain",
+            Kernels::Generated => "generated",
+        }
+    }
+}
+
 /// What the user chose.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Options {
@@ -135,8 +157,8 @@ pub struct Options {
     pub micro_batches: Option<usize>,
     /// Where its updates stand.
     pub update: Update,
-    /// Whether ops are grouped into kernels that are generated.
-    pub fuse: bool,
+    /// What computes.
+    pub kernels: Kernels,
     /// The budget.
     pub budget: Budget,
     /// Bytes that the host's pool may hold; the device file's figure if absent.
@@ -222,6 +244,8 @@ pub struct Compiled {
     pub program: Program,
     /// When each line runs.
     pub timeline: Timeline,
+    /// What computes its nodes.
+    pub kernels: Kernels,
     /// The decisions behind it, and what else could be had.
     pub decided: Decided,
     /// How fast a step could be at the budget.
@@ -287,7 +311,8 @@ pub fn compile(
     let bounds = program.schedule.pools.ids().map(|pool| alloc::live_peak(&program.schedule, &lives, pool)).collect();
     let budget = decided.budget.unwrap_or(u64::MAX);
     let certificate = bound::certificate(&problem, budget, timeline.micros);
-    Ok(Compiled { program, timeline, decided, certificate, planned_peak, live_peak, bounds })
+    let kernels = options.kernels;
+    Ok(Compiled { program, kernels, timeline, decided, certificate, planned_peak, live_peak, bounds })
 }
 
 struct Manager<'a, 'b> {

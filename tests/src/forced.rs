@@ -5,7 +5,7 @@ use passes::alloc;
 use passes::cost::Roofline;
 use passes::decide::{Decided, Decisions, Gap, Means, Problem, Reason};
 use passes::graph::optimizer::Optimizer;
-use passes::pipeline::Compiled;
+use passes::pipeline::{Compiled, Kernels};
 use passes::schedule::{order, sync};
 use passes::sim::simulate;
 use passes::{graph, realise};
@@ -56,5 +56,14 @@ pub fn finish(problem: &Problem<'_>, decisions: Decisions, variant: usize) -> Re
     let decided = Decided { decisions, variant, budget: None, keep_peak: peak, smallest: peak, curve: vec![] };
     let certificate = passes::decide::bound::certificate(problem, u64::MAX, timeline.micros);
     let bounds = program.schedule.pools.ids().map(|pool| alloc::live_peak(&program.schedule, &lives, pool)).collect();
-    Ok(Compiled { program, timeline, decided, certificate, planned_peak: peak, live_peak: peak, bounds })
+    Ok(Compiled {
+        program,
+        kernels: Kernels::Plain,
+        timeline,
+        decided,
+        certificate,
+        planned_peak: peak,
+        live_peak: peak,
+        bounds,
+    })
 }

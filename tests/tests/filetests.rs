@@ -14,7 +14,7 @@ use ir::{Graph, Program, Schedule};
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason, decide};
 use passes::graph::optimizer::{Master, Optimizer};
-use passes::pipeline::{Budget, Context, GRAPH, Options, SCHEDULE};
+use passes::pipeline::{Budget, Context, GRAPH, Kernels, Options, SCHEDULE};
 use passes::schedule::order::Update;
 use passes::{devices, sim};
 use std::collections::BTreeMap;
@@ -69,6 +69,7 @@ impl Header<'_> {
             planner: given.remove("planner").map_or(Planner::Auto, |name| {
                 Planner::ALL.into_iter().find(|p| p.name() == name).expect("a planner's name")
             }),
+            kernels: if pass == "fuse" { Kernels::Generated } else { Kernels::Plain },
         };
         let variant = given.remove("variant").map_or(0, |text| bytes(text) as usize);
         assert!(given.is_empty(), "{given:?} means nothing");

@@ -362,7 +362,8 @@ impl<'a> Emitter<'a> {
                  {{passthrough = [\"nounwind\", [\"prefer-vector-width\", \"512\"]]}} {{\n"
             );
             for i in 0..n {
-                let at = self.def_at(0, &format!("llvm.getelementptr %args[{i}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr"));
+                let at =
+                    self.def_at(0, &format!("llvm.getelementptr %args[{i}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr"));
                 self.line_at(0, &format!("%a{i} = llvm.load {at} : !llvm.ptr -> !llvm.ptr"));
             }
         }
@@ -762,8 +763,7 @@ impl<'a> Emitter<'a> {
             width = half;
             if width == 1 {
                 let ty = format!("vector<1x{}>", kind.name());
-                let [a, b] =
-                    halves.map(|h| self.def(&format!("vector.extract {h}[0] : {} from {ty}", kind.name())));
+                let [a, b] = halves.map(|h| self.def(&format!("vector.extract {h}[0] : {} from {ty}", kind.name())));
                 return self.combine_two(fold, kind, 1, &a, &b);
             }
             x = self.combine_two(fold, kind, width, &halves[0], &halves[1]);
@@ -895,7 +895,8 @@ impl<'a> Emitter<'a> {
             let starts: Vec<String> = folds.iter().map(|&(fold, kind)| self.start(fold, kind, 1)).collect();
             let types: Vec<String> = folds.iter().map(|f| type_of(f.1, 1)).collect();
             let (from, step) = self.shared_loop(&from, 1, 1);
-            let sums = self.fold_loop(&from, &to, &step, &starts, &types, |e, j, sums| e.body(pass, j, 1, &folds, sums));
+            let sums =
+                self.fold_loop(&from, &to, &step, &starts, &types, |e, j, sums| e.body(pass, j, 1, &folds, sums));
             for (f, &(fold, kind)) in folds.iter().enumerate() {
                 totals[f] = Some(match &totals[f] {
                     Some(total) => self.combine_two(fold, kind, 1, &total.clone(), &sums[f]),
@@ -1095,7 +1096,10 @@ impl<'a> Emitter<'a> {
         for (id, n) in stack {
             let (size, ty) = (self.index(self.plan.space.columns()), self.pointer_type());
             let kind = self.plan.dag.kind(id).name();
-            self.line_at(0, &format!("%buffer{n} = llvm.alloca {size} x {kind} {{alignment = 64 : i64}} : (i64) -> {ty}"));
+            self.line_at(
+                0,
+                &format!("%buffer{n} = llvm.alloca {size} x {kind} {{alignment = 64 : i64}} : (i64) -> {ty}"),
+            );
         }
     }
     /// Opens the loop over parts: those that the caller asks for, or a block's.
@@ -1116,9 +1120,7 @@ impl<'a> Emitter<'a> {
     fn zero(&mut self, j: usize, kind: Kind) {
         let columns = Columns::all(self.plan.space.columns(), self.lanes);
         let align = self.sum_align(kind);
-        for (width, from, to) in
-            [(self.lanes, 0, columns.whole), (1, columns.whole, self.plan.space.columns())]
-        {
+        for (width, from, to) in [(self.lanes, 0, columns.whole), (1, columns.whole, self.plan.space.columns())] {
             if from == to {
                 continue;
             }
@@ -1214,14 +1216,13 @@ impl<'a> Emitter<'a> {
                 self.fold_loop(&from, &to, &step, &[], &[], |e, at, _| {
                     let (zero, parts, one) = (e.index(0), e.index(sum_parts), e.index(1));
                     let start = e.constant(0, kind, width);
-                    let total =
-                        e.fold_loop(&zero, &parts, &one, &[start], &[type_of(kind, width)], |e, p, before| {
-                            let stride = e.index(columns);
-                            let row = e.def(&format!("arith.muli {p}, {stride} : i64"));
-                            let place = e.def(&format!("arith.addi {row}, {at} : i64"));
-                            let x = e.load(&base, &place, kind, width, align);
-                            vec![e.combine_two(Fold::Sum, kind, width, &before[0], &x)]
-                        });
+                    let total = e.fold_loop(&zero, &parts, &one, &[start], &[type_of(kind, width)], |e, p, before| {
+                        let stride = e.index(columns);
+                        let row = e.def(&format!("arith.muli {p}, {stride} : i64"));
+                        let place = e.def(&format!("arith.addi {row}, {at} : i64"));
+                        let x = e.load(&base, &place, kind, width, align);
+                        vec![e.combine_two(Fold::Sum, kind, width, &before[0], &x)]
+                    });
                     let x = e.finish_sum(j, &total[0], divisor, kind, width);
                     let result = format!("%a{}", plan.operands.len() + j);
                     let align = (e.lanes * memory.bytes()).min(if plan.gpu { 16 } else { 64 });

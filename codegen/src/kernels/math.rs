@@ -44,10 +44,8 @@ impl Dag {
         let (high, low) = (self.f(-0.693_359_375), self.f(2.121_944_4e-4));
         let r = self.fma(n, high, x);
         let r = self.fma(n, low, r);
-        let p = self.polynomial(
-            r,
-            &[1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5],
-        );
+        let p =
+            self.polynomial(r, &[1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
         let (squared, one) = (self.mul(r, r), self.f(1.0));
         let y = self.fma(p, squared, r);
         let y = self.add(y, one);

@@ -8,7 +8,7 @@ use passes::decide::Planner;
 use passes::estimate;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::offload::Algorithm;
-use passes::pipeline::{self, Budget};
+use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
 use std::path::PathBuf;
 use trace::Format;
@@ -119,6 +119,9 @@ pub(crate) struct Compiling {
     /// Who decides [default: auto]
     #[arg(long, value_parser = planner())]
     pub(crate) planner: Option<Planner>,
+    /// What computes: each op's own kernel, or kernels of several ops that are generated [default: plain]
+    #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
+    pub(crate) kernels: Option<Kernels>,
     /// Bandwidth of the link between device and host, each way: 2GB/s; with `train`, copies take that long
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,

@@ -45,13 +45,27 @@ fn example() -> Artifact {
         ("f", Attr::Str("é".into())),
     ];
     let kind = |kind| Command { stream: 1, line: 0, kind };
+    let ty = Type { dtype: DType::F32, shape: vec![2, 3] };
+    let code = Code {
+        object: 0,
+        phases: vec![Phase { symbol: "k0".into(), parts: 2 }],
+        ins: vec![ty.clone(), ty.clone()],
+        outs: vec![ty],
+        inplace: vec![(0, 0)],
+        scratch: 7,
+    };
     Artifact {
         name: "mlp".into(),
         device: "h200".into(),
         pools: vec![Pool { name: "device".into(), bytes: 1 << 40 }],
         streams: vec!["compute".into(), "h2d".into()],
         events: 1,
-        kernels: vec![Kernel { op: "add".into(), attrs: attrs.map(|(k, v)| (k.to_string(), v)).into(), code: None }],
+        kernels: vec![Kernel {
+            op: "add".into(),
+            attrs: attrs.map(|(k, v)| (k.to_string(), v)).into(),
+            code: Some(code),
+        }],
+        objects: vec![Object { cpu: "x86-64-v3".into(), bytes: vec![1, 2, 3] }],
         lines: vec![Line { name: "h1".into(), why: "run".into() }],
         commands: vec![
             kind(CommandKind::Launch {
