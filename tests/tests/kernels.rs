@@ -40,8 +40,10 @@ impl Random {
 /// Which numbers a tensor has.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Numbers {
-    /// Around zero.
+    /// Around zero, some farther away.
     Plain,
+    /// Within -3..3.
+    Small,
     /// Now and then NaN, an infinity, a zero, a subnormal or a very large number.
     Wild,
 }
@@ -61,7 +63,7 @@ fn tensor(ty: &TensorType, numbers: Numbers, random: &mut Random) -> OwnedTensor
     }
     let floats = (0..n).map(|_| match random.next() % 16 {
         0 | 1 if numbers == Numbers::Wild => wild[(random.next() % wild.len() as u64) as usize],
-        2 => random.unit() * 40.0,
+        2 if numbers != Numbers::Small => random.unit() * 40.0,
         _ => random.unit() * 3.0,
     });
     OwnedTensor::from_f64s(dtype, &shape_of(ty), &floats.collect::<Vec<_>>())
@@ -74,6 +76,8 @@ enum Close {
     Ulps(f64),
     /// In units in the last place of the largest finite number of the tensor.
     OfLargest(f64),
+    /// So much, whatever the numbers, and the rounding to the type.
+    Absolute(f64),
 }
 
 fn epsilon(dtype: DType) -> f64 {
@@ -108,6 +112,7 @@ fn assert_close(ours: &OwnedTensor, plain: &OwnedTensor, ty: &TensorType, close:
         let bound = match close {
             Close::Ulps(n) => n * unit(b),
             Close::OfLargest(n) => n * unit(largest),
+            Close::Absolute(most) => most + unit(b),
         };
         // Rounding may be what makes the largest number an infinity.
         let infinite = a.is_infinite() != b.is_infinite() && a.is_nan() == b.is_nan() && a.abs().min(b.abs()) > 3.4e38;
@@ -280,7 +285,155 @@ proptest! {
             0 => check(&op("tanh_bwd", &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
             1 => check(&op("sigmoid_bwd", &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
             2 => check(&op("silu_bwd", &[]), &types, Numbers::Plain, close, seed),
-            n => check(&op("gelu_bwd", &[("tanh", Attr::Bool(n == 3))]), &types, Numbers::Plain, close, seed),
+            n => check(&op("gelu_bwd", &[("tanh", Attr::Bool(n == 3))]), &types, Numbers::Small, close, seed),
         }
     }
+
+    #[test]
+    fn reductions(
+        shape in prop::collection::vec(1u64..20, 0..3), columns in columns(), which in 0usize..5, dtype in 0usize..4,
+        dims in 1usize..3, keep in any::<bool>(), seed in any::<u64>(),
+    ) {
+        let shape = [shape, vec![columns]].concat();
+        let first = shape.len().saturating_sub(dims) as i64;
+        let dims: Vec<i64> = (first..shape.len() as i64).collect();
+        let n: u64 = shape[first as usize..].iter().product();
+        let attrs = [("dims", Attr::Ints(dims)), ("keepdim", Attr::Bool(keep))];
+        let dtype = FLOATS[dtype];
+        let x = [ty(dtype, &shape)];
+        match which {
+            0 | 1 => {
+                // Sums in f32, of numbers of about 4.
+                let bound = if dtype == DType::F64 { 1e-10 } else { 4.0 * n as f64 * 1e-7 };
+                let bound = if which == 0 { bound } else { bound / n as f64 };
+                check(&op(["sum", "mean"][which], &attrs), &x, Numbers::Plain, Close::Absolute(bound), seed);
+            }
+            n => check(&op(["amax", "amin", "any"][n - 2], &attrs), &x, Numbers::Wild, Close::Ulps(0.0), seed),
+        }
+    }
+
+    #[test]
+    fn reductions_of_integers(shape in prop::collection::vec(1u64..20, 1..4), which in 0usize..4, dtype in 5usize..10, seed in any::<u64>()) {
+        let last = shape.len() as i64 - 1;
+        let attrs = [("dims", Attr::Ints(vec![last])), ("keepdim", Attr::Bool(true))];
+        let op = op(["sum", "amax", "amin", "any"][which], &attrs);
+        check(&op, &[ty(ANY[dtype], &shape)], Numbers::Wild, Close::Ulps(0.0), seed);
+    }
+
+    #[test]
+    fn sums_over_rows(
+        rows in 2u64..700, shape in prop::collection::vec(1u64..50, 1..3), dtype in 0usize..10, keep in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let dtype = ANY[dtype];
+        if dtype != DType::Bool && shape != [1] {
+            let x = ty(dtype, &[&[rows][..], &shape].concat());
+            let op = op("sum", &[("dims", Attr::Ints(vec![0])), ("keepdim", Attr::Bool(keep))]);
+            let bound = if dtype == DType::F64 { 1e-10 } else { 4.0 * rows as f64 * 1e-7 };
+            check(&op, &[x], Numbers::Plain, Close::Absolute(bound), seed);
+        }
+    }
+
+    #[test]
+    fn softmaxes(rows in 1u64..40, columns in columns(), which in 0usize..4, dtype in 0usize..3, seed in any::<u64>()) {
+        if 1 < columns {
+            let half = dtype != 0;
+            let x = ty(FLOATS[dtype], &[rows, columns]);
+            let along = |name| op(name, &[("dim", Attr::Int(1))]);
+            let close = Close::OfLargest(if half { 1.0 } else { 16.0 });
+            match which {
+                0 => check(&along("softmax"), &[x], Numbers::Wild, close, seed),
+                1 => check(&along("log_softmax"), &[x], Numbers::Wild, close, seed),
+                n => {
+                    let name = ["softmax_bwd", "log_softmax_bwd"][n - 2];
+                    let bound = 100.0 * columns as f64 * 1e-6;
+                    check(&along(name), &[x.clone(), x], Numbers::Small, Close::Absolute(bound), seed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn layer_norms(
+        lead in prop::collection::vec(1u64..12, 0..3), norm in prop::collection::vec(2u64..40, 1..3), operands in 1usize..4,
+        dtype in 0usize..4, seed in any::<u64>(),
+    ) {
+        let dtype = FLOATS[dtype];
+        let (x, w) = (ty(dtype, &[&lead[..], &norm].concat()), ty(dtype, &norm));
+        let op = op("layer_norm", &[("dims", Attr::Int(norm.len() as i64)), ("eps", Attr::Float(1e-3))]);
+        let close = Close::OfLargest(if dtype.bytes() == 2 { 2.0 } else { 64.0 });
+        check(&op, &[x, w.clone(), w][..operands], Numbers::Small, close, seed);
+    }
+
+    #[test]
+    fn layer_norms_backwards(
+        rows in 1u64..300, norm in prop::collection::vec(2u64..30, 1..3), weighted in any::<bool>(), mask in 1i64..8,
+        dtype in 0usize..4, seed in any::<u64>(),
+    ) {
+        let dtype = FLOATS[dtype];
+        let x = ty(dtype, &[&[rows][..], &norm].concat());
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let statistics = ty(wide, &[&[rows][..], &vec![1; norm.len()]].concat());
+        let mask = Attr::Ints(vec![mask & 1, mask >> 1 & 1, mask >> 2 & 1]);
+        let op = op("layer_norm_bwd", &[("dims", Attr::Int(norm.len() as i64)), ("mask", mask)]);
+        let mut types = vec![x.clone(), x, statistics.clone(), statistics];
+        if weighted {
+            types.push(ty(dtype, &norm));
+        }
+        // Products of five numbers of about 3, sums of up to 900 of them.
+        let bound = if dtype == DType::F64 { 1e-9 } else { 2e-2 };
+        let close = if dtype.bytes() == 2 { Close::OfLargest(2.0) } else { Close::Absolute(bound) };
+        check(&op, &types, Numbers::Small, close, seed);
+    }
+
+    #[test]
+    fn optimizers(n in 1u64..40_000, which in 0usize..4, dtype in 0usize..4, scaled in any::<bool>(), step in 1i64..5000, seed in any::<u64>()) {
+        let mut random = Random(seed);
+        let split = which == 3;
+        let dtype = if split { DType::BF16 } else { FLOATS[dtype] };
+        let p = ty(dtype, &[n]);
+        let name = ["adamw", "sgd", "sgd_momentum", "adamw_split"][which];
+        let mut types = match which {
+            0 => vec![p.clone(), p.clone(), p.clone(), p],
+            1 => vec![p.clone(), p],
+            2 => vec![p.clone(), p.clone(), p],
+            _ => vec![p.clone(), p, ty(DType::I16, &[n]), ty(DType::F32, &[n]), ty(DType::F32, &[n])],
+        };
+        let mut ins: Vec<OwnedTensor> = types.iter().map(|ty| tensor(ty, Numbers::Plain, &mut random)).collect();
+        if which == 0 || split {
+            // Second moments are not negative.
+            let v = types.len() - 1;
+            let squares: Vec<f64> = ins[v].to_f64s().iter().map(|x| x * x).collect();
+            ins[v] = OwnedTensor::from_f64s(codegen::dtype(types[v].dtype()), &[n as usize], &squares);
+            types.push(ty(DType::I64, &[]));
+            ins.push(OwnedTensor::from_i64s(artifact::DType::I64, &[], &[step]));
+        }
+        let beta1 = if seed & 1 == 0 { 0.9 } else { 0.3 };
+        let hyper = if which == 1 || which == 2 { vec![1e-3, 0.9, 0.01] } else { vec![1e-3, beta1, 0.999, 1e-8, 0.01] };
+        types.push(ty(DType::F64, &[hyper.len() as u64]));
+        ins.push(OwnedTensor::from_f64s(artifact::DType::F64, &[hyper.len()], &hyper));
+        if scaled {
+            types.push(ty(DType::F32, &[]));
+            ins.push(OwnedTensor::from_f64s(artifact::DType::F32, &[], &[0.25]));
+        }
+        // A power's last bit may differ, and so a coefficient's; halves of a number do not show how near they are.
+        let close = if dtype == DType::F64 { Close::Ulps(64.0) } else { Close::Ulps(0.0) };
+        check_with(&op(name, &[]), &types, &ins, close, &[9000, 40000]);
+    }
+
+    #[test]
+    fn dropouts(shape in sizes(), dtype in 0usize..4, p in 0usize..4, seed in any::<u64>()) {
+        let mut random = Random(seed);
+        let types = [ty(FLOATS[dtype], &shape), ty(DType::I64, &[2])];
+        let rng = OwnedTensor::from_i64s(artifact::DType::I64, &[2], &[random.next() as i64, random.next() as i64]);
+        let x = tensor(&types[0], Numbers::Wild, &mut random);
+        let dropout = op("dropout", &[("p", Attr::Float([0.0, 0.1, 0.5, 1.0][p])), ("stream", Attr::Int(3))]);
+        check_with(&dropout, &types, &[x, rng], Close::Ulps(0.0), &[30000]);
+        let types = [types[0].clone(), ty(DType::Bool, &shape)];
+        check(&op("dropout_bwd", &[("scale", Attr::Float(1.25))]), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+    }
+}
+
+fn columns() -> impl Strategy<Value = u64> {
+    prop_oneof![3 => 1u64..70, 1 => Just(384u64), 1 => Just(1000u64), 1 => Just(9001u64)]
 }

@@ -476,6 +476,7 @@ impl<'a> Emitter<'a> {
             Kind::I64 => (bits as i64).to_string(),
         };
         match width {
+            1 if kind == Kind::I1 => self.def_at(0, &format!("arith.constant {value}")),
             1 => self.def_at(0, &format!("arith.constant {value} : {}", kind.name())),
             _ => self.def_at(0, &format!("arith.constant dense<{value}> : {}", type_of(kind, width))),
         }
