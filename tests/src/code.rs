@@ -30,7 +30,13 @@ pub fn compile(generated: Generated, target: &Target) -> Kernel {
 impl Kernel {
     /// Runs the kernel on operands, into results of the given types that hold rubbish before, or lie on operands. `cuts` are
     /// where the calls of a phase are cut, in 2^16ths of its parts.
-    pub fn run(&self, ins: &[OwnedTensor], outs: &[TensorType], pairs: &[(usize, usize)], cuts: &[u16]) -> Vec<OwnedTensor> {
+    pub fn run(
+        &self,
+        ins: &[OwnedTensor],
+        outs: &[TensorType],
+        pairs: &[(usize, usize)],
+        cuts: &[u16],
+    ) -> Vec<OwnedTensor> {
         let shape = |ty: &TensorType| ty.shape().iter().map(|&d| d as usize).collect::<Vec<usize>>();
         let rubbish = |dtype, shape: &[usize]| {
             let mut tensor = OwnedTensor::zeros(dtype, shape);
@@ -70,10 +76,8 @@ impl Kernel {
 pub fn plain(op: &Op, ins: &[&OwnedTensor], outs: &[TensorType]) -> Result<Vec<OwnedTensor>, String> {
     let attrs: Vec<(String, artifact::Attr)> =
         op.attrs().iter().map(|(&key, value)| (key.to_string(), codegen::attr(value))).collect();
-    let types: Vec<(artifact::DType, Vec<usize>)> = outs
-        .iter()
-        .map(|ty| (codegen::dtype(ty.dtype()), ty.shape().iter().map(|&d| d as usize).collect()))
-        .collect();
+    let types: Vec<(artifact::DType, Vec<usize>)> =
+        outs.iter().map(|ty| (codegen::dtype(ty.dtype()), ty.shape().iter().map(|&d| d as usize).collect())).collect();
     let mut run = Run::new(op.name(), &attrs, ins, &types, 1 << 20, &[])?;
     run.run()?;
     Ok(run.results)
