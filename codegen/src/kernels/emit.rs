@@ -7,7 +7,7 @@
 
 use super::dag::{Dag, Fold, Id, Kind, Prim};
 use super::lower::{Known, storage};
-use super::space::Space;
+use super::space::{Axes, Space};
 use ir::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -166,7 +166,7 @@ fn kept_passes(plan: &Plan<'_>) -> (Vec<Pass>, BTreeMap<Id, Buffer>) {
 fn free_result(plan: &Plan<'_>, passes: &[Pass], p: usize, kind: Kind, taken: &BTreeSet<usize>) -> Option<usize> {
     let later = |i: usize| {
         passes[p + 1..].iter().any(|q| {
-            let reads = |&id: &Id| !q.kept.contains(&id) && plan.dag.nodes[id].prim == Prim::Load(i);
+            let reads = |&id: &Id| !q.kept.contains(&id) && matches!(plan.dag.nodes[id].prim, Prim::Load(of, _) if of == i);
             q.needs.iter().any(reads)
         })
     };
@@ -400,9 +400,9 @@ impl<'a> Emitter<'a> {
 
     // ------------------------------------------------------------------------------------------------------- memory
 
-    /// Where the row's elements of an operand or result are: its pointer, and how it is aligned. `value` is the body's.
-    fn row_pointer(&mut self, argument: usize, value: usize, kind: Kind) -> (String, u64) {
-        let strides = self.plan.space.strides(value);
+    /// Where the row's elements of an operand or result are: its pointer, and how it is aligned.
+    fn row_pointer(&mut self, argument: usize, axes: Axes, kind: Kind) -> (String, u64) {
+        let strides = self.plan.space.strides(axes);
         let most = if self.plan.gpu { 16 } else { 64 };
         let bytes = strides.iter().fold(self.lanes, |all, &s| gcd(all, s)) * kind.bytes();
         let align = (1 << bytes.trailing_zeros()).min(most);
@@ -410,7 +410,7 @@ impl<'a> Emitter<'a> {
         if strides.iter().all(|&s| s == 0) {
             return (base, align);
         }
-        let key = format!("row {argument}");
+        let key = format!("row {argument} {axes}");
         if let Some(name) = self.pointers.get(&key) {
             return (name.clone(), align);
         }
@@ -496,8 +496,8 @@ impl<'a> Emitter<'a> {
         let ty = self.pointer_type();
         let name = match &node.prim {
             &Prim::Const(bits) => self.constant(bits, node.kind, 1),
-            &Prim::Load(i) => {
-                let (pointer, _) = self.row_pointer(i, i, node.kind);
+            &Prim::Load(i, axes) => {
+                let (pointer, _) = self.row_pointer(i, axes, node.kind);
                 let (align, kind) = (node.kind.bytes(), node.kind.name());
                 self.def_at(scope, &format!("llvm.load {pointer} {{alignment = {align} : i64}} : {ty} -> {kind}"))
             }
@@ -582,8 +582,8 @@ impl<'a> Emitter<'a> {
                 self.load(&pointer, at, node.kind, width, align)
             } else {
                 match &node.prim {
-                    &Prim::Load(i) => {
-                        let (pointer, align) = self.row_pointer(i, i, node.kind);
+                    &Prim::Load(i, axes) => {
+                        let (pointer, align) = self.row_pointer(i, axes, node.kind);
                         self.load(&pointer, at, node.kind, width, align)
                     }
                     &Prim::Random(stream) => {
@@ -613,7 +613,7 @@ impl<'a> Emitter<'a> {
             Buffer::Stack(n) => (format!("%buffer{n}"), (self.lanes * kind.bytes()).min(64)),
             Buffer::Result(j) => {
                 let out = &self.plan.results[j];
-                self.row_pointer(self.plan.operands.len() + j, out.value, kind)
+                self.row_pointer(self.plan.operands.len() + j, self.plan.space.axes(out.value), kind)
             }
         }
     }
@@ -983,7 +983,8 @@ impl<'a> Emitter<'a> {
     }
     fn store_result(&mut self, j: usize, id: Id, x: &str, at: &str, width: u64) {
         let (kind, memory) = (self.plan.dag.kind(id), self.memory(j));
-        let (pointer, align) = self.row_pointer(self.plan.operands.len() + j, self.plan.results[j].value, memory);
+        let axes = self.plan.space.axes(self.plan.results[j].value);
+        let (pointer, align) = self.row_pointer(self.plan.operands.len() + j, axes, memory);
         let x = match kind {
             Kind::I1 => self.def(&format!("arith.extui {x} : {} to {}", type_of(kind, width), type_of(memory, width))),
             _ => x.to_string(),
@@ -1173,7 +1174,7 @@ impl<'a> Emitter<'a> {
             // Pointers belong to the row, not to the branch.
             for &(j, _) in &singles {
                 let memory = self.memory(j);
-                self.row_pointer(plan.operands.len() + j, plan.results[j].value, memory);
+                self.row_pointer(plan.operands.len() + j, plan.space.axes(plan.results[j].value), memory);
             }
             self.open(&format!("scf.if {condition} {{"));
         }
@@ -1249,7 +1250,7 @@ impl<'a> Emitter<'a> {
         match dtype {
             ir::DType::BF16 => {
                 let mut dag = Dag::new(self.plan.gpu);
-                let load = dag.load(0, Kind::F32, super::dag::Span { rows: false, columns: true });
+                let load = dag.load(0, 0, Kind::F32, super::dag::Span { rows: false, columns: true });
                 let rounded = dag.to_bf16(load);
                 self.apart(&dag, load, &x, rounded, width)
             }
@@ -1321,10 +1322,10 @@ fn instruction_text(dag: &Dag, id: Id, args: &[String], width: u64) -> String {
 
 /// 16 bytes of the narrowest that is read or written for each element.
 fn gpu_lanes(plan: &Plan<'_>) -> u64 {
-    let operands = (0..plan.operands.len()).filter(|&i| plan.space.span(i).columns);
+    let loads = plan.dag.nodes.iter().filter(|node| node.span.columns && matches!(node.prim, Prim::Load(..)));
     let results = plan.results.iter().filter(|out| plan.space.span(out.value).columns);
-    let dtypes = operands.map(|i| plan.operands[i].dtype()).chain(results.map(|out| out.ty.dtype()));
-    let narrowest = dtypes.map(|d| d.bytes()).filter(|&b| 1 < b).min().unwrap_or(4);
+    let bytes = loads.map(|node| node.kind.bytes()).chain(results.map(|out| out.ty.dtype().bytes()));
+    let narrowest = bytes.filter(|&b| 1 < b).min().unwrap_or(4);
     (16 / narrowest).clamp(2, 8)
 }
 /// As many threads as a row keeps busy.

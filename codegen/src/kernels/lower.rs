@@ -42,31 +42,41 @@ pub(super) struct Lowering<'a> {
     pub(super) dag: Dag,
     pub(super) space: &'a Space,
     types: &'a [TensorType],
-    pub(super) known: Vec<Known>,
+    known: Vec<Option<Known>>,
 }
 
 type Lowered<T> = Result<T, String>;
 
 impl<'a> Lowering<'a> {
-    /// Starts with the operands.
-    pub(super) fn new(gpu: bool, space: &'a Space, types: &'a [TensorType], operands: usize) -> Lowered<Lowering<'a>> {
+    /// Starts with the ways in which operands are read: (value, operand).
+    pub(super) fn new(
+        gpu: bool,
+        space: &'a Space,
+        types: &'a [TensorType],
+        reads: &[(usize, usize)],
+    ) -> Lowered<Lowering<'a>> {
         let mut dag = Dag::new(gpu);
-        let mut known = vec![];
-        for (i, ty) in types[..operands].iter().enumerate() {
-            let dtype = ty.dtype();
+        let mut known = vec![None; types.len()];
+        for &(v, operand) in reads {
+            let dtype = types[v].dtype();
             let kind = storage(dtype).ok_or_else(|| format!("there are no kernels for {dtype}"))?;
-            let mut id = dag.load(i, kind, space.span(i));
+            let mut id = dag.load(operand, space.axes(v), kind, space.span(v));
             if dtype == DType::Bool {
                 let zero = dag.int(0, Kind::I8);
                 id = dag.differs(id, zero);
             }
-            known.push(Known::Node(id));
+            known[v] = Some(Known::Node(id));
         }
         Ok(Lowering { dag, space, types, known })
     }
 
+    /// What is known of a value that a step before has computed.
+    pub(super) fn known(&self, v: usize) -> Known {
+        self.known[v].expect("values should be computed before they are used")
+    }
+
     fn node(&self, v: usize) -> Lowered<Id> {
-        match self.known[v] {
+        match self.known(v) {
             Known::Node(id) => Ok(id),
             Known::Columns { .. } => Err("it uses sums over rows, which are known at the kernel's end alone".into()),
         }
@@ -149,13 +159,21 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Appends a step's results.
+    /// Computes a step's results, of which `at` is the first.
     pub(super) fn step(&mut self, step: &Step, at: usize) -> Lowered<()> {
         let results: Vec<Known> = match step.op.name() {
             "layer_norm" => self.layer_norm(step)?,
             "layer_norm_bwd" => self.layer_norm_bwd(step)?,
             "sum" | "mean" | "amax" | "amin" | "any" => vec![self.reduction(step, at)?],
-            "reshape" | "expand" => vec![self.known[step.inputs[0]]],
+            "reshape" | "expand" => vec![self.known(step.inputs[0])],
+            "full" => {
+                let dtype = self.dtype(at);
+                let value = match dtype {
+                    DType::Bool => self.dag.bit(step.op.float("value") != 0.0),
+                    _ => self.number(&step.op, "value", wide(dtype)),
+                };
+                vec![Known::Node(self.narrow(value, dtype))]
+            }
             "adamw" => self.adamw(step)?,
             "adamw_split" => self.adamw_split(step)?,
             "sgd" => self.sgd(step)?,
@@ -171,7 +189,9 @@ impl<'a> Lowering<'a> {
                 vec![Known::Node(self.narrow(x, self.dtype(at)))]
             }
         };
-        self.known.extend(results);
+        for (known, result) in self.known[at..].iter_mut().zip(results) {
+            *known = Some(result);
+        }
         Ok(())
     }
 
