@@ -378,20 +378,24 @@ impl<'a> Lowering<'a> {
             return Ok(y);
         }
         let one = self.one(kind);
-        let square = self.dag.mul(x, x);
         let value = op.float("value");
-        Ok(match value {
-            2.0 => square,
-            3.0 => self.dag.mul(square, x),
-            0.5 => self.dag.sqrt(x),
-            -0.5 => {
-                let root = self.dag.sqrt(x);
-                self.dag.div(one, root)
+        if value.abs() == 0.5 {
+            let root = self.dag.sqrt(x);
+            return Ok(if value < 0.0 { self.dag.div(one, root) } else { root });
+        }
+        if value.fract() != 0.0 || 64.0 < value.abs() {
+            return Err(format!("there is no vector function for the power {value}"));
+        }
+        // By squares, from the highest bit: x^3 is x^2 x.
+        let exponent = value.abs() as u32;
+        let mut y = one;
+        for bit in (0..32 - exponent.leading_zeros()).rev() {
+            y = if y == one { x } else { self.dag.mul(y, y) };
+            if exponent >> bit & 1 == 1 && y != x {
+                y = self.dag.mul(y, x);
             }
-            -1.0 => self.dag.div(one, x),
-            -2.0 => self.dag.div(one, square),
-            _ => return Err(format!("there is no vector function for the power {value}")),
-        })
+        }
+        Ok(if value < 0.0 { self.dag.div(one, y) } else { y })
     }
 
     // --------------------------------------------------------------------------------------------------------- rows
