@@ -1,7 +1,7 @@
 //! Generated kernels against the plain ones: the same numbers, within the units in the last place that a test says, on
 //! shapes and numbers of every kind; the same bits wherever parts are cut, and in place.
 
-use codegen::kernels::{self, Target};
+use codegen::kernels::{self, Cache, Generator, Stage, Target, compile_kernels};
 use ir::op::{Attr, Op};
 use ir::{DType, TensorType};
 use passes::graph::optimizer::{Attach, Optimizer};
@@ -213,6 +213,70 @@ fn groups_of_models_have_kernels() {
             println!("{name} {level}: {} groups", kernels.len());
         }
     }
+}
+
+fn gelus(n: u64) -> Vec<kernels::Generated> {
+    let gelu = op("gelu", &[("tanh", Attr::Bool(true))]);
+    (1..=n).map(|i| kernels::generate_op(&gelu, &[ty(DType::F32, &[i, 5])], &host()).unwrap()).collect()
+}
+
+#[test]
+fn compiled_kernels_are_kept() {
+    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cache{}", std::process::id()));
+    let cache = Cache::at(&folder);
+    let kernels = gelus(9);
+    let kernels: Vec<_> = kernels.iter().collect();
+    let fresh = compile_kernels(&kernels, &host(), &Cache::off()).unwrap();
+    assert_eq!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
+    let files = || -> Vec<_> {
+        let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files
+    };
+    assert_eq!(files().len(), 9);
+    // Broken, cut off, empty: each is compiled and kept again.
+    let whole: Vec<Vec<u8>> = files().iter().map(|file| std::fs::read(file).unwrap()).collect();
+    let mut broken = whole[0].clone();
+    broken[100] ^= 1;
+    std::fs::write(&files()[0], &broken).unwrap();
+    std::fs::write(&files()[1], &whole[1][..200]).unwrap();
+    std::fs::write(&files()[2], []).unwrap();
+    assert_eq!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
+    assert_eq!(files().iter().map(|file| std::fs::read(file).unwrap()).collect::<Vec<_>>(), whole);
+    // What is there is taken as it is: a kernel under another's name comes out.
+    std::fs::write(&files()[0], &whole[1]).unwrap();
+    assert_ne!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
+    std::fs::remove_dir_all(&folder).unwrap();
+    // No folder can be made where a file is: that is no error.
+    std::fs::write(&folder, "").unwrap();
+    assert_eq!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
+    std::fs::remove_file(&folder).unwrap();
+}
+
+#[test]
+fn errors_of_the_generator_are_errors() {
+    let program = kernels::find().unwrap();
+    let mut generator = Generator::start(&program).unwrap();
+    let refused =
+        generator.run("k1", "module { llvm.func @f() { foo } }", &host(), Stage::Object).unwrap_err().to_string();
+    assert!(refused.contains("k1") && refused.contains("refused"), "{refused}");
+    // It goes on after that.
+    let kernel = &gelus(1)[0];
+    assert!(generator.run(&kernel.name, &kernel.mlir, &host(), Stage::Object).is_ok());
+    // LLVM has no instruction for this on a GPU, and ends the process.
+    let fatal = "module { llvm.func @f(%p: !llvm.ptr<1>) attributes {nvvm.kernel} {
+        %x = llvm.load %p : !llvm.ptr<1> -> f32
+        %y = math.tanh %x : f32
+        llvm.store %y, %p : f32, !llvm.ptr<1>
+        llvm.return
+    } }";
+    let stopped = generator.run("k2", fatal, &Target::SM_90, Stage::Asm).unwrap_err().to_string();
+    assert!(
+        stopped.starts_with("the kernel generator stopped: LLVM ERROR") && stopped.contains("kernel k2"),
+        "{stopped}"
+    );
+    let missing = Generator::start(std::path::Path::new("/nowhere/lighterage-mlir")).err().unwrap().to_string();
+    assert!(missing.contains("/nowhere/lighterage-mlir does not start"), "{missing}");
 }
 
 proptest! {

@@ -199,7 +199,7 @@ impl<'a> Lowering<'a> {
     fn element(&mut self, step: &Step, result: DType) -> Lowered<Id> {
         let (op, name) = (&step.op, step.op.name());
         let args = step.inputs.iter().map(|&v| self.wide(v)).collect::<Lowered<Vec<Id>>>()?;
-        let x = args[0];
+        let &x = args.first().ok_or("there is no vector code for it")?;
         let kind = self.dag.kind(x);
         let real = kind.is_float();
         let f32_only = || format!("there is no vector function for {result}");

@@ -22,6 +22,7 @@
 //! their element types. Exponentials, `tanh` and `erf` use fused multiply-adds and differ by a few units in the last place;
 //! sums over rows and columns of f32 and half-precision numbers are taken in f32, 16 at a time and by halves at the end.
 
+mod cache;
 mod dag;
 mod emit;
 mod generator;
@@ -30,6 +31,7 @@ mod math;
 mod space;
 mod target;
 
+pub use cache::{Cache, compile_kernels};
 pub use generator::{Generator, GeneratorError, Stage, find, run_all};
 pub use target::Target;
 
