@@ -28,6 +28,23 @@ pub fn compile(generated: Generated, target: &Target) -> Kernel {
 }
 
 impl Kernel {
+    /// The kernel with its operands and results, to be run as often as one likes by one thread.
+    pub fn bind<'a>(&'a self, ins: &'a [OwnedTensor], outs: &[TensorType]) -> impl FnMut() + use<'a> {
+        let shape = |ty: &TensorType| ty.shape().iter().map(|&d| d as usize).collect::<Vec<usize>>();
+        let zeros = |ty: &TensorType| OwnedTensor::zeros(codegen::dtype(ty.dtype()), &shape(ty));
+        let mut results: Vec<OwnedTensor> = outs.iter().map(zeros).collect();
+        let mut scratch = OwnedTensor::zeros(artifact::DType::U8, &[self.generated.scratch_bytes as usize]);
+        move || {
+            let mut pointers: Vec<*mut u8> = ins.iter().map(|t| t.as_ptr().cast_mut()).collect();
+            pointers.extend(results.iter_mut().map(OwnedTensor::as_mut_ptr));
+            pointers.push(scratch.as_mut_ptr());
+            for phase in &self.generated.phases {
+                let function = self.loaded.function(&phase.symbol).expect("a kernel should have its functions");
+                // SAFETY: the pointers are those of distinct tensors of the kernel's types, the parts the phase's.
+                unsafe { function(pointers.as_ptr(), 0, phase.parts) };
+            }
+        }
+    }
     /// Runs the kernel on operands, into results of the given types that hold rubbish before, or lie on operands. `cuts` are
     /// where the calls of a phase are cut, in 2^16ths of its parts.
     pub fn run(
@@ -72,13 +89,25 @@ impl Kernel {
     }
 }
 
-/// What an op's plain kernel makes of tensors.
-pub fn plain(op: &Op, ins: &[&OwnedTensor], outs: &[TensorType]) -> Result<Vec<OwnedTensor>, String> {
-    let attrs: Vec<(String, artifact::Attr)> =
-        op.attrs().iter().map(|(&key, value)| (key.to_string(), codegen::attr(value))).collect();
+/// An op's attributes in the artifact's types.
+pub fn attrs(op: &Op) -> Vec<(String, artifact::Attr)> {
+    op.attrs().iter().map(|(&key, value)| (key.to_string(), codegen::attr(value))).collect()
+}
+/// A run of an op's plain kernel.
+pub fn bind_plain<'a>(
+    op: &Op,
+    attrs: &'a [(String, artifact::Attr)],
+    ins: &[&'a OwnedTensor],
+    outs: &[TensorType],
+) -> Result<Run<'a>, String> {
     let types: Vec<(artifact::DType, Vec<usize>)> =
         outs.iter().map(|ty| (codegen::dtype(ty.dtype()), ty.shape().iter().map(|&d| d as usize).collect())).collect();
-    let mut run = Run::new(op.name(), &attrs, ins, &types, 1 << 20, &[])?;
+    Run::new(op.name(), attrs, ins, &types, 1 << 20, &[])
+}
+/// What an op's plain kernel makes of tensors.
+pub fn plain(op: &Op, ins: &[&OwnedTensor], outs: &[TensorType]) -> Result<Vec<OwnedTensor>, String> {
+    let attrs = attrs(op);
+    let mut run = bind_plain(op, &attrs, ins, outs)?;
     run.run()?;
     Ok(run.results)
 }
