@@ -194,7 +194,9 @@ impl Machine {
         for (stream, program) in artifact.streams.iter().zip(&programs) {
             let threads = options.threads(stream).min(MOST_THREADS);
             let shared = 1 < threads && program.iter().any(|instruction| instruction.action.is_split());
-            teams.push(shared.then(|| Team::new(threads)).transpose()?);
+            let launches: Vec<_> = program.iter().filter_map(|instruction| instruction.action.launch()).collect();
+            let prepare = move || launches.iter().for_each(|launch| launch.prepare());
+            teams.push(shared.then(|| Team::prepared(threads, prepare)).transpose()?);
         }
         let slots = |bindings: &[Binding]| -> Vec<Slot<Binding>> {
             let slot = |b: &Binding| (b.clone(), program::tensor(&arenas, &b.operand));

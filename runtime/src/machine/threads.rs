@@ -94,6 +94,7 @@ impl Shared {
     /// A stream's thread.
     fn serve(&self, stream: usize) {
         let _gone = Gone { shared: self, stream };
+        self.core.programs[stream].iter().filter_map(|i| i.action.launch()).for_each(|launch| launch.prepare());
         self.started.fetch_add(1, Ordering::SeqCst);
         self.bell.ring();
         for step in 1.. {
