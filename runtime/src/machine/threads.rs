@@ -175,7 +175,7 @@ mod tests {
         let core = Arc::new(Core {
             programs: vec![first.map(instruction).into(), second.map(instruction).into()],
             last_io: vec![None; 2],
-            teams: Vec::new(),
+            team: None,
             arenas: Vec::new(),
             lines: vec![artifact::Line { name: "h1".into(), why: "run".into() }],
             link: Link::new(None),
