@@ -182,7 +182,8 @@ impl Machine {
         let programs = program::resolve(&artifact, &arenas);
         let last_io = last_io(&artifact, &programs);
         let threads = options.team();
-        let launches: Vec<_> = programs.iter().flatten().filter_map(|instruction| instruction.action.launch()).collect();
+        let launches: Vec<_> =
+            programs.iter().flatten().filter_map(|instruction| instruction.action.launch()).collect();
         let team = match 1 < threads && programs.iter().flatten().any(|instruction| instruction.action.is_split()) {
             true => {
                 let prepare = move || launches.iter().for_each(|launch| launch.prepare());

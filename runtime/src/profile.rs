@@ -146,7 +146,16 @@ impl Replay {
         }
         let times = vec![vec![]; ops.len()];
         let team = Team::new(Options::default().team())?;
-        Ok(Replay { ops: ready, draws: Draws::default(), times, bytes, largest_op, others: vec![], team, _window: window })
+        Ok(Replay {
+            ops: ready,
+            draws: Draws::default(),
+            times,
+            bytes,
+            largest_op,
+            others: vec![],
+            team,
+            _window: window,
+        })
     }
 
     /// Runs `rounds` rounds after one that only warms up, and tells `progress` after each op; it says whether to go on.

@@ -5,7 +5,7 @@
 
 use super::elementwise::is_number;
 use super::math::Float;
-use super::product::{Tiled, product_part};
+use super::product::{Start, Tiled, product_part};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
 use super::strides::{Broadcast, count};
 use super::wide::{Scalar, Source, Wide, blocks, sink, source};
@@ -144,8 +144,8 @@ fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
     let (x, w) = (call.input::<T>(a), call.input::<T>(a + 1));
     let addend = (a == 1).then(|| (call.input::<T>(0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
     // Writes what is added to elements of the result from `at` on.
-    let start = |addend: &(&[T], Broadcast), at: usize, y: &mut [T::Wide]| {
-        let (c, order) = addend;
+    let write = |at: usize, y: &mut [T::Wide]| {
+        let Some((c, order)) = &addend else { return };
         order.runs(at, y.len(), |range, from, follow| match follow {
             true => T::Wide::load(&c[from..from + range.len()], &mut y[range]),
             false => y[range].fill(T::Wide::of(c[from])),
@@ -154,12 +154,11 @@ fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
     if by_columns(call, s) {
         let columns = call.part(s.n);
         // Of a type that is its own wide type: there is no room to round from.
-        let mut y = call.output_columns::<T::Wide>(0, s.n);
-        if let Some(addend) = &addend {
-            (0..s.m).for_each(|i| start(addend, i * s.n + columns.start, y.row(i)));
-        }
+        let y = call.output_columns::<T::Wide>(0, s.n);
+        let from = |i: usize, j: usize, y: &mut [T::Wide]| write(i * s.n + j, y);
+        let start = if a == 1 { Start::From(&from) } else { Start::Zero };
         let (x, w) = (T::widened(x, &mut []), T::widened(w, &mut []));
-        return product_part((s.m, s.k, s.n), (0..s.m, columns), (s.ta, s.tb), x, w, y, a == 1);
+        return product_part((s.m, s.k, s.n), (0..s.m, columns), (s.ta, s.tb), x, w, y, start);
     }
     let y = call.output::<T>(0);
     let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
@@ -178,11 +177,10 @@ fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
         let (from, to) = (part.start.max(b * ys), part.end.min((b + 1) * ys));
         let rows = (from - b * ys) / s.n..(to - b * ys) / s.n;
         T::rounded(&mut y[from - part.start..to - part.start], y_room, |y| {
-            if let Some(addend) = &addend {
-                start(addend, from, y);
-            }
+            let from = |i: usize, j: usize, y: &mut [T::Wide]| write(b * ys + i * s.n + j, y);
+            let start = if a == 1 { Start::From(&from) } else { Start::Zero };
             let y = Window::new(y, rows.len(), s.n);
-            product_part((s.m, s.k, s.n), (rows, 0..s.n), (s.ta, s.tb), x, w, y, a == 1);
+            product_part((s.m, s.k, s.n), (rows, 0..s.n), (s.ta, s.tb), x, w, y, start);
         });
     }
 }

@@ -139,8 +139,18 @@ fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
 tiled!(f32, gemm_f32, fma 8, neon 4);
 tiled!(f64, gemm_f64, fma 4, neon 2);
 
-/// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so: y = x w,
-/// or y += x w. `y` is them alone. Their bits do not depend on which others are computed with them.
+/// What a product is added to.
+#[derive(Clone, Copy)]
+pub(super) enum Start<'a, R> {
+    /// Nothing.
+    Zero,
+    /// What the function writes, which is given a row, a column and the numbers from there on: they are added to while they are
+    /// in the first cache.
+    From(&'a dyn Fn(usize, usize, &mut [R])),
+}
+
+/// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so.
+/// `y` is them alone. Their bits do not depend on which others are computed with them.
 pub(super) fn product_part<R: Tiled>(
     (m, k, n): (usize, usize, usize),
     (rows, columns): (Range<usize>, Range<usize>),
@@ -148,15 +158,16 @@ pub(super) fn product_part<R: Tiled>(
     x: &[R],
     w: &[R],
     mut y: Window<'_, R>,
-    add: bool,
+    start: Start<'_, R>,
 ) {
     if rows.is_empty() || columns.is_empty() {
         return;
     }
     if k == 0 {
-        if !add {
-            (0..y.rows()).for_each(|i| y.row(i).fill(R::ZERO));
-        }
+        (0..y.rows()).for_each(|i| match start {
+            Start::Zero => y.row(i).fill(R::ZERO),
+            Start::From(f) => f(rows.start + i, columns.start, y.row(i)),
+        });
         return;
     }
     let whole = x.len() == m * k && w.len() == k * n && rows.end <= m && columns.end <= n;
@@ -182,7 +193,6 @@ pub(super) fn product_part<R: Tiled>(
                     true => Left { x: &*x_room, row: 1, column: tile.rows, panel: tile.rows * depth },
                     false => Left { x, row: x_row, column: x_column, panel: tile.rows * x_row },
                 };
-                let add = add || 0 < shallow;
                 for left in columns.clone().step_by(COLUMNS) {
                     let width = COLUMNS.min(columns.end - left);
                     let w = &w[shallow * w_row + left * w_column..];
@@ -196,12 +206,27 @@ pub(super) fn product_part<R: Tiled>(
                         false => Right { w, row: w_row, panel: tile.columns },
                     };
                     let (i, j) = (top - rows.start, left - columns.start);
-                    tiles(&tile, depth, x, w, R::ONE, &mut y.part(i..i + height, j..j + width), add);
+                    let y = &mut y.part(i..i + height, j..j + width);
+                    match start {
+                        Start::From(f) if shallow == 0 => {
+                            for low in (0..height).step_by(STARTED * tile.rows) {
+                                let high = height.min(low + STARTED * tile.rows);
+                                let y = &mut y.part(low..high, 0..width);
+                                (low..high).for_each(|l| f(top + l, left, y.row(l - low)));
+                                let x = Left { x: &x.x[low / tile.rows * x.panel..], ..x };
+                                tiles(&tile, depth, x, w, R::ONE, y, true);
+                            }
+                        }
+                        _ => tiles(&tile, depth, x, w, R::ONE, y, 0 < shallow),
+                    }
                 }
             }
         }
     });
 }
+
+/// Tiles of rows that [`Start::From`] writes before a product is added to them.
+const STARTED: usize = 4;
 
 /// A left factor: number `l` of row `i` of panel `p`, of a tile's rows, lies at `p * panel + i * row + l * column`.
 #[derive(Clone, Copy)]
@@ -337,19 +362,24 @@ fn pack<R: Tiled, const WIDE: usize>(
     from: &[R],
 ) {
     if stride == 1 {
-        // Some panels at a time: what they read is a few whole lines, which are far apart from one `l` to the next.
+        // Some numbers of some panels at a time: what they read is whole lines, which stay in the first cache from one panel to
+        // the next, and what they write is lines that follow each other.
         for (panels, first) in room.chunks_mut(PANELS * WIDE * depth).zip((0..n).step_by(PANELS * WIDE)) {
-            let width = (PANELS * WIDE).min(n - first);
-            for l in 0..depth {
-                let from = &from[first + l * step..][..width];
-                let mut panels = panels[l * WIDE..].chunks_mut(WIDE * depth);
-                let (whole, rest) = from.as_chunks::<WIDE>();
-                for (from, panel) in whole.iter().zip(panels.by_ref()) {
-                    panel[..WIDE].copy_from_slice(from);
-                }
-                if let (Some(panel), false) = (panels.next(), rest.is_empty()) {
-                    panel[..rest.len()].copy_from_slice(rest);
-                    panel[rest.len()..WIDE].fill(R::ZERO);
+            for shallow in (0..depth).step_by(SHORT) {
+                let deep = depth.min(shallow + SHORT);
+                for (panel, at) in panels.chunks_mut(WIDE * depth).zip((first..n).step_by(WIDE)) {
+                    let (panel, _) = panel.as_chunks_mut::<WIDE>();
+                    let width = WIDE.min(n - at);
+                    for (row, l) in panel[shallow..deep].iter_mut().zip(shallow..) {
+                        let from = &from[at + l * step..];
+                        match from.first_chunk() {
+                            Some(whole) if width == WIDE => *row = *whole,
+                            _ => {
+                                row[..width].copy_from_slice(&from[..width]);
+                                row[width..].fill(R::ZERO);
+                            }
+                        }
+                    }
                 }
             }
         }
@@ -371,8 +401,9 @@ fn pack<R: Tiled, const WIDE: usize>(
     }
 }
 
-/// Panels that are packed together.
+/// Panels that are packed together, and how many numbers of each at a time.
 const PANELS: usize = 8;
+const SHORT: usize = 8;
 /// Numbers of a vector that are packed together: a cache line or two.
 const SQUARE: usize = 16;
 
@@ -401,9 +432,11 @@ mod tests {
                         let sum = products.sum::<f64>() + if add { start[i * n + j].to_f64() } else { 0.0 };
                         expected[i * n + j] = R::of_f64(sum);
                     }
-                    let mut y = start.clone();
+                    let mut y = vec![R::ONE; m * n];
+                    let from = |i: usize, j: usize, y: &mut [R]| y.copy_from_slice(&start[i * n + j..][..y.len()]);
+                    let start = if add { Start::From(&from) } else { Start::Zero };
                     let window = Window::new(&mut y, m, n);
-                    product_part((m, k, n), (0..m, 0..n), (ta, tb), &x, &w, window, add);
+                    product_part((m, k, n), (0..m, 0..n), (ta, tb), &x, &w, window, start);
                     assert!(y == expected, "{m} x {k} x {n}, ta {ta}, tb {tb}, add {add}");
                 }
             }
