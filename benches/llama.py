@@ -1,4 +1,5 @@
-"""Write a small LLaMA's loss and gradients, without weights, for benches/accuracy.py; it trains on examples/gpt2's batches.
+"""Write a small LLaMA's loss and gradients, without weights, for benches/accuracy.py and, larger, for
+benches/step_time.py; it trains on examples/gpt2's batches.
 
 usage: llama.py --out llama.pt2
 """

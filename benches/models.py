@@ -6,7 +6,6 @@ usage: models.py --out FOLDER    writes gpt2.pt2, llama.pt2 and batches.safetens
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Protocol
@@ -72,7 +71,7 @@ def export(name: str, out: Path) -> None:
 
 
 def prepare(out: Path, names: tuple[str, ...] = ("gpt2", "llama")) -> None:
-    """Write all files of the bench that are not there yet: NAME.pt2, NAME.safetensors (weights), batches.safetensors."""
+    """Write the files of the bench that are not there: NAME.pt2, NAME.safetensors (weights), batches.safetensors."""
     out.mkdir(parents=True, exist_ok=True)
     for name in names:
         if not (out / f"{name}.pt2").exists():

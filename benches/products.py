@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-
 from step_time import machine
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +91,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=cases())
     args = parser.parse_args()
     print(f"{machine()}; fastest of {args.rounds} x {args.repeats} runs, PyTorch {torch.__version__}\n")
-    print("| threads | case | lighterage ms (GFLOP/s) | PyTorch ms (GFLOP/s) | lighterage / PyTorch |\n|---|---|---|---|---|")
+    print("| threads | case | lighterage ms (GFLOP/s) | PyTorch ms (GFLOP/s) | ratio |\n|---|---|---|---|---|")
     for threads in args.threads:
         torch.set_num_threads(threads)
         for case in args.cases:

@@ -4,14 +4,15 @@ usage: step_time.py [--models gpt2 llama] [--threads 2] [--rounds 3] [--steps 6]
 
 Models, weights and batches are those of benches/models.py, written into target/bench. Per model:
 
-1. Memory: each way runs once with a library that counts what is allocated (benches/heap.c), in steps after the first two. For
-   `inductor, budget` the largest of --budgets is taken whose peak is at most that of lighterage at 50 %, or the least there is.
+1. Memory: each way runs once with a library that counts what is allocated (benches/heap.c), in steps after the first
+   two. For `inductor, budget` the largest of --budgets is taken whose peak is at most lighterage's at 50 %, or the least
+   there is.
 2. Losses: those of the first steps must agree with eager PyTorch's, from the same weights on the same batches.
-3. Time: the ways take turns, round by round, so that a slow spell of the machine meets all of them. A figure is the fastest
-   step, without the first two of each turn: other programs can only make a step slower.
+3. Time: the ways take turns, round by round, so that a slow spell of the machine meets all of them. A figure is the
+   fastest step, without the first two of each turn: other programs can only make a step slower.
 
-Lighterage's 50 % are of what it keeps beside parameters, moments and inputs; it gets no host memory to swap to. PyTorch's
-allocator is tuned by GLIBC_TUNABLES: large pages and no return of memory to the system. Prints tables in Markdown.
+Lighterage's 50 % are of what it keeps beside parameters, moments and inputs; it gets no host memory to swap to.
+PyTorch's allocator is tuned by GLIBC_TUNABLES: large pages and no return of memory to the system. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -93,8 +94,7 @@ def half_budget(model: str) -> int:
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(plan)}\nfailed with {result.returncode}:\n{result.stderr}")
     report = json.loads(result.stdout)
-    weights = sum(file.stat().st_size for file in [FILES / f"{model}.safetensors"])
-    states = 3 * weights  # parameters and two moments
+    states = 3 * (FILES / f"{model}.safetensors").stat().st_size  # parameters and two moments
     return states + (int(report["keep_peak_bytes"]) - states) // 2
 
 
@@ -102,7 +102,9 @@ def lighterage(model: str, budget: str, name: str, threads: int) -> Way:
     """Compile the model for a budget, to a file, and train that."""
     lit = FILES / f"{model}-{name.replace(' ', '').replace('%', '')}.lit"
     compiled = [str(LIGHTERAGE), "compile", str(FILES / f"{model}.pt2"), "--optimizer", "adamw", "--host", HOST]
-    result = subprocess.run([*compiled, "--budget", budget, "-o", str(lit)], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [*compiled, "--budget", budget, "-o", str(lit)], capture_output=True, text=True, check=False
+    )
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(compiled)} --budget {budget}\nfailed with {result.returncode}:\n{result.stderr}")
     batches = ["--batches", str(FILES / "batches.safetensors"), "--json"]

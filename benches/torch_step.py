@@ -1,9 +1,9 @@
-"""Train a model of benches/models.py in PyTorch. Prints a line of JSON a step: loss, ms; and a last one: the most bytes.
+"""Train a model of benches/models.py in PyTorch. Prints a line of JSON a step, loss and ms, and one of the most bytes.
 
-usage: torch_step.py gpt2|llama --files FOLDER --threads 2 --steps 8 [--way eager|checkpoint|inductor] [--activations 0.5]
+usage: torch_step.py gpt2|llama --files FOLDER [--threads 2] [--steps 8] [--way eager] [--activations 1.0]
 
-A step is the loss, its gradients and PyTorch's fused AdamW. With heap.so preloaded the last line has the most bytes that were
-allocated during a step after the first two (`heap_bytes`); `rss_bytes` is the most memory that the process ever had.
+A step is the loss, its gradients and PyTorch's fused AdamW. With heap.so preloaded the last line has the most bytes
+that were allocated during a step after the first two (`heap_bytes`); `rss_bytes` is the most that the process ever had.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--way", choices=["eager", "checkpoint", "inductor"], default="eager")
-    parser.add_argument("--activations", type=float, default=1.0, help="torch._functorch.config.activation_memory_budget")
+    parser.add_argument(
+        "--activations", type=float, default=1.0, help="torch._functorch.config.activation_memory_budget"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = models.build(args.model)

@@ -8,7 +8,7 @@
 //! what the loops of the crate `gemm` reach; attention's small products 57 to 91, 0.97 to 1.03. A product of one row spends
 //! its time on packing: 1x768x768 with the right factor transposed has 5 GFLOP/s, and could have 29.
 
-#![allow(unsafe_code, reason = "micro-kernels take pointers; the one call is in `tiles`")]
+#![allow(unsafe_code, reason = "micro-kernels take pointers: the one call is in `tiles`, and a hint beside it")]
 
 use super::wide::Wide;
 use crate::kernel::Window;
@@ -322,6 +322,8 @@ pub(super) fn tiles<R: Tiled>(
             let width = tile.columns.min(columns - j);
             let w_panel = &w.w[j / tile.columns * w.panel..];
             let kernel = tile.kernels[(width.div_ceil(tile.lanes) - 1) * tile.rows + height - 1];
+            // The kernel touches y when it is done with the factors.
+            (0..height).for_each(|l| fetch(start.wrapping_add((i + l) * stride + j)));
             // SAFETY: the kernel writes `height` rows of `width` numbers, `stride` apart, of y: a part of the window, for
             // i + height <= rows and j + width <= columns. It reads `depth` rows of w, whole vectors of them, and `depth`
             // columns of x: the assertion above says that the last numbers of the last panels are there, and those of the
@@ -351,6 +353,17 @@ pub(super) fn tiles<R: Tiled>(
             }
         }
     }
+}
+
+/// Asks for the cache line at an address, to be written soon.
+fn fetch<R>(at: *const R) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which no address makes go wrong.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast())
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE` vectors: number `l` of vector
