@@ -36,6 +36,7 @@ pub use generator::{Generator, GeneratorError, Stage, find, run_all};
 pub use target::Target;
 
 use ir::body::{Body, Step};
+use ir::op::Access;
 use ir::{Op, TensorType};
 use std::fmt;
 
@@ -82,6 +83,9 @@ impl fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
+/// Ops that are no steps of bodies and have kernels by themselves.
+const WHOLE: [&str; 6] = ["reshape", "adamw", "adamw_split", "sgd", "sgd_momentum", "dropout"];
+
 /// The kernel of a body over operands of the given types.
 pub fn generate(body: &Body, operands: &[TensorType], target: &Target) -> Result<Generated, Unsupported> {
     kernel(body.steps(), body.results(), operands, target)
@@ -112,6 +116,9 @@ fn kernel(
     let mut types = operands.to_vec();
     for step in steps {
         let unsupported = |why| Unsupported { op: step.op.name().into(), why };
+        if step.op.row().access == Access::Whole && !WHOLE.contains(&step.op.name()) {
+            return Err(unsupported("there is no vector code for it".into()));
+        }
         let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
         let outputs = step.op.infer(&inputs).map_err(unsupported)?;
         if space::tables(std::slice::from_ref(step)).iter().any(|&v| operands.len() <= v) {
