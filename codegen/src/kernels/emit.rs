@@ -328,7 +328,9 @@ impl<'a> Emitter<'a> {
         self.line(&header);
         let scope = self.scopes.len() - 1;
         self.scopes[scope].push_str(&inner);
-        self.line("}");
+        // ptxas unrolls loops until registers run out.
+        let is_loop = self.plan.gpu && header.contains("scf.for");
+        self.line(if is_loop { "} {llvm.loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}" } else { "}" });
     }
     /// A number that is known now, i64.
     fn index(&mut self, i: u64) -> String {
@@ -347,7 +349,8 @@ impl<'a> Emitter<'a> {
             let pointers: Vec<String> =
                 (0..n).map(|i| format!("%a{i}: !llvm.ptr<1> {{llvm.align = 64 : i64}}")).collect();
             self.signature = format!(
-                "  llvm.func @{symbol}({}) attributes {{nvvm.kernel, nvvm.maxntid = array<i32: {}, 1, 1>}} {{\n",
+                "  llvm.func @{symbol}({}) attributes {{nvvm.kernel, nvvm.minctasm = 1 : i32, \
+                 nvvm.maxntid = array<i32: {}, 1, 1>}} {{\n",
                 pointers.join(", "),
                 self.threads
             );
@@ -853,7 +856,8 @@ impl<'a> Emitter<'a> {
                 let flat: Vec<String> = accumulators.iter().flatten().cloned().collect();
                 let all: Vec<String> = (0..unroll).flat_map(|_| types.clone()).collect();
                 let (from, step) = self.shared_loop(&from, block, lanes);
-                let sums = self.fold_loop(&from, &to, &step, &flat, &all, |e, j, sums| {
+                let once = self.plan.gpu && columns.range.is_none() && main == lanes * self.threads;
+                let body = |e: &mut Self, j: &str, sums: &[String]| {
                     let mut next = vec![];
                     for u in 0..unroll {
                         let at = match u {
@@ -867,7 +871,11 @@ impl<'a> Emitter<'a> {
                         next.extend(e.body(pass, &at, lanes, &folds, before));
                     }
                     next
-                });
+                };
+                let sums = match once {
+                    true => body(self, &from, &flat),
+                    false => self.fold_loop(&from, &to, &step, &flat, &all, body),
+                };
                 accumulators = sums.chunks(folds.len().max(1)).map(<[String]>::to_vec).collect();
                 accumulators.resize(unroll as usize, vec![]);
             }
