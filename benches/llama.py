@@ -1,4 +1,5 @@
-"""Write a small LLaMA's loss and gradients, without weights, for benches/accuracy.py; it trains on examples/gpt2's batches.
+"""Write a small LLaMA's loss and gradients, without weights, for benches/accuracy.py and, larger, for
+benches/step_time.py; it trains on examples/gpt2's batches.
 
 usage: llama.py --out llama.pt2
 """
@@ -21,7 +22,7 @@ from joint import export_joint, save, weightless  # noqa: E402 (the exporter is 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """4.49 million parameters."""
+    """4.49 million parameters as it stands."""
 
     vocabulary: int = 256
     layers: int = 6
@@ -72,8 +73,9 @@ class Attention(nn.Module):
         k = self.k(x).view(batch, sequence, config.kv_heads, head).transpose(1, 2)
         v = self.v(x).view(batch, sequence, config.kv_heads, head).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        repeats = config.heads // config.kv_heads
-        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        if config.kv_heads < config.heads:
+            repeats = config.heads // config.kv_heads
+            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(out.transpose(1, 2).reshape(batch, sequence, width))
 

@@ -1,9 +1,18 @@
-"""Time a training step of the example: lighterage beside eager PyTorch, in one run on one machine.
+"""Time a training step on the CPU: lighterage beside PyTorch, eager and compiled, in one run on one machine.
 
-usage: step_time.py [--threads 1 2] [--budgets 100% 50%] [--steps 20] [--rounds 3] [--compile]
+usage: step_time.py [--models gpt2 llama] [--threads 2] [--rounds 3] [--steps 6] [--budgets 0.8 0.6 0.4 0.2] [--quick]
 
-The programs take turns, round by round, so that a slow spell of the machine meets all of them. A figure is the median
-over the rounds' steps without the first ones of each round. Prints a table in Markdown; progress goes to stderr.
+Models, weights and batches are those of benches/models.py, written into target/bench. Per model:
+
+1. Memory: each way runs once with a library that counts what is allocated (benches/heap.c), in steps after the first
+   two. For `inductor, budget` the largest of --budgets is taken whose peak is at most lighterage's at 50 %, or the least
+   there is.
+2. Losses: those of the first steps must agree with eager PyTorch's, from the same weights on the same batches.
+3. Time: the ways take turns, round by round, so that a slow spell of the machine meets all of them. A figure is the
+   fastest step, without the first two of each turn: other programs can only make a step slower.
+
+Lighterage's 50 % are of what it keeps beside parameters, moments and inputs; it gets no host memory to swap to.
+PyTorch's allocator is tuned by GLIBC_TUNABLES: large pages and no return of memory to the system. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -12,41 +21,55 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples/gpt2"
-WARM_UP = 3  # steps that are not counted: pages are touched, caches fill, torch.compile compiles
+FILES = ROOT / "target/bench"
+LIGHTERAGE = ROOT / "target/release/lighterage"
+WARM_UP = 2  # steps that are not counted: pages are touched, caches fill, torch.compile compiles
+TUNED = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
+HOST = "1MiB"  # batches lie there
+AGREE = 2e-3  # relative difference of losses
 
 
-def lighterage(budget: str, steps: int) -> list[str]:
-    """The command that trains the example with lighterage, whose kernels run on one thread, and prints JSON lines."""
-    files = [str(EXAMPLE / "gpt2.pt2"), "--batches", str(EXAMPLE / "batches.safetensors")]
-    optimizer = ["--optimizer", "adamw", "--lr", "1e-3", "--init", "normal:0.02", "--seed", "0"]
-    run = ["--device", "cpu", "--budget", budget, "--steps", str(steps), "--json"]
-    return [str(ROOT / "target/release/lighterage"), "train", *files, *optimizer, *run]
+@dataclass
+class Way:
+    """A program that trains and prints its steps."""
 
+    name: str
+    command: list[str]
+    light: list[str] = field(default_factory=list)  # the same without a file of weights in memory, if it has one
+    environment: dict[str, str] = field(default_factory=dict)
+    heap_bytes: int = 0
+    rss_bytes: int = 0
+    losses: list[float] = field(default_factory=list)
+    best_ms: float = float("inf")
 
-def eager(flags: Sequence[str], threads: int, steps: int) -> list[str]:
-    """The command that trains the example with PyTorch and prints a line of JSON a step."""
-    return [sys.executable, str(EXAMPLE / "eager.py"), "--threads", str(threads), "--steps", str(steps), *flags]
+    def run(self, command: list[str], environment: dict[str, str]) -> tuple[list[dict[str, float]], str]:
+        """Run it: the lines that it printed, and what it printed as errors."""
+        merged = os.environ | self.environment | environment
+        result = subprocess.run(command, env=merged, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise SystemExit(f"{' '.join(command)}\nfailed with {result.returncode}:\n{result.stderr}")
+        return [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")], result.stderr
 
+    def weigh(self, heap: Path) -> None:
+        """Measure the most bytes."""
+        environment = {"LD_PRELOAD": str(heap), "HEAP_REPORT": "1"}
+        lines, errors = self.run([*(self.light or self.command), "--steps", "5"], environment)
+        reported = [int(line.split()[1]) for line in errors.splitlines() if line.startswith("heap_peak")]
+        self.heap_bytes = int(lines[-1].get("heap_bytes", max(reported, default=0)))
+        self.rss_bytes = int(lines[-1].get("rss_bytes", 0))
 
-def millis(command: Sequence[str], threads: int) -> list[float]:
-    """The times of the counted steps."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}\nfailed with {result.returncode}:\n{result.stderr}")
-    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    times = [line["ms"] for line in lines if "ms" in line]
-    if len(times) <= WARM_UP:
-        raise SystemExit(f"{' '.join(command)}\nprinted {len(times)} step times; more than {WARM_UP} are needed")
-    return times[WARM_UP:]
+    def time(self, steps: int) -> None:
+        """Run some steps and keep the fastest."""
+        lines, _ = self.run([*self.command, "--steps", str(steps)], {})
+        timed = [line for line in lines if "ms" in line and "loss" in line]
+        self.losses = [line["loss"] for line in timed]
+        self.best_ms = min([self.best_ms, *(line["ms"] for line in timed[WARM_UP:])])
 
 
 def machine() -> str:
@@ -59,30 +82,100 @@ def machine() -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def half_budget(model: str) -> int:
+    """The bytes of a budget that holds what a step finds and leaves, and half of what it keeps besides."""
+    plan = [str(LIGHTERAGE), "plan", str(FILES / f"{model}.pt2"), "--optimizer", "adamw", "--host", HOST, "--json"]
+    result = subprocess.run([*plan, "--budget", "100%"], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise SystemExit(f"{' '.join(plan)}\nfailed with {result.returncode}:\n{result.stderr}")
+    report = json.loads(result.stdout)
+    states = 3 * (FILES / f"{model}.safetensors").stat().st_size  # parameters and two moments
+    return states + (int(report["keep_peak_bytes"]) - states) // 2
+
+
+def lighterage(model: str, budget: str, name: str, threads: int) -> Way:
+    """Compile the model for a budget, to a file, and train that."""
+    lit = FILES / f"{model}-{name.replace(' ', '').replace('%', '')}.lit"
+    compiled = [str(LIGHTERAGE), "compile", str(FILES / f"{model}.pt2"), "--optimizer", "adamw", "--host", HOST]
+    result = subprocess.run(
+        [*compiled, "--budget", budget, "-o", str(lit)], capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        raise SystemExit(f"{' '.join(compiled)} --budget {budget}\nfailed with {result.returncode}:\n{result.stderr}")
+    batches = ["--batches", str(FILES / "batches.safetensors"), "--json"]
+    train = [str(LIGHTERAGE), "train", str(lit), *batches, "--lr", "1e-3", "--threads", str(threads), "--init"]
+    return Way(f"lighterage {name}", [*train, str(FILES / f"{model}.safetensors")], [*train, "normal:0.02"])
+
+
+def peer(model: str, threads: int, way: str, activations: float = 1.0) -> Way:
+    """PyTorch's way to train it."""
+    script = [sys.executable, str(ROOT / "benches/torch_step.py"), model, "--files", str(FILES)]
+    command = [*script, "--threads", str(threads), "--way", way, "--activations", str(activations)]
+    environment = {"OMP_NUM_THREADS": str(threads), "GLIBC_TUNABLES": TUNED}
+    name = way if activations == 1.0 else f"inductor, budget {activations:g}"
+    return Way(name, command, environment=environment)
+
+
+def compare(model: str, threads: int, args: argparse.Namespace, heap: Path) -> None:
+    """Measure one model with so many threads and print its table."""
+    half = half_budget(model)
+    ways = [lighterage(model, "100%", "100%", threads), lighterage(model, str(half), "50%", threads)]
+    ways += [peer(model, threads, way) for way in ["eager", "checkpoint", "inductor"]]
+    for way in ways:
+        say(f"{model}, {threads} threads: memory of {way.name}")
+        way.weigh(heap)
+    for activations in [] if args.quick else args.budgets:
+        way = peer(model, threads, "inductor", activations)
+        say(f"{model}, {threads} threads: memory of {way.name}")
+        way.weigh(heap)
+        if way.heap_bytes <= ways[1].heap_bytes or activations == args.budgets[-1]:
+            ways.append(way)
+            break
+    for turn in range(args.rounds):
+        for way in ways:
+            say(f"{model}, {threads} threads, round {turn + 1} of {args.rounds}: {way.name}")
+            way.time(args.steps)
+    eager = next(way for way in ways if way.name == "eager")
+    for way in ways:
+        for step, (ours, theirs) in enumerate(zip(way.losses, eager.losses, strict=True)):
+            if abs(ours - theirs) > AGREE * abs(theirs):
+                raise SystemExit(f"{model}: {way.name} has the loss {ours} in step {step}, eager PyTorch {theirs}")
+    inductor = next(way for way in ways if way.name == "inductor")
+    print(f"\n{model}, {threads} threads\n")
+    print("| | ms a step | / inductor | / eager | heap MB | / inductor | RSS MB |\n|---|---|---|---|---|---|---|")
+    for way in ways:
+        ratios = [way.best_ms / inductor.best_ms, way.best_ms / eager.best_ms]
+        heap_ratio = way.heap_bytes / inductor.heap_bytes
+        rss = f"{way.rss_bytes / 1e6:.0f}" if way.rss_bytes else ""
+        cells = [way.name, f"{way.best_ms:.0f}", *(f"{ratio:.2f}" for ratio in ratios)]
+        print("| " + " | ".join([*cells, f"{way.heap_bytes / 1e6:.0f}", f"{heap_ratio:.2f}", rss]) + " |", flush=True)
+
+
 def main() -> None:
-    """Read the arguments, measure, print the table."""
+    """Read the arguments, measure, print the tables."""
+    import models
+    import torch
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--budgets", nargs="+", default=["100%", "50%"])
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--models", nargs="+", choices=["gpt2", "llama"], default=["gpt2", "llama"])
+    parser.add_argument("--threads", type=int, nargs="+", default=[2])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--compile", action="store_true", help="measure torch.compile too; needs a C++ compiler")
+    parser.add_argument("--steps", type=int, default=6, help="of a turn")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[0.8, 0.6, 0.4, 0.2], help="to try, falling")
+    parser.add_argument("--quick", action="store_true", help="without inductor's activation_memory_budget")
     args = parser.parse_args()
-    ways = {"eager": [], "eager, checkpoint": ["--checkpoint"]} | ({"compiled": ["--compile"]} if args.compile else {})
-    print(f"{machine()}; median of {args.rounds} x {args.steps - WARM_UP} steps, ms; in brackets: times eager\n")
-    print("| threads | " + " | ".join([*(f"lighterage {budget}" for budget in args.budgets), *ways]) + " |")
-    print("|---" * (1 + len(args.budgets) + len(ways)) + "|")
-    for threads in args.threads:
-        commands = {f"lighterage {budget}": lighterage(budget, args.steps) for budget in args.budgets}
-        commands |= {name: eager(flags, threads, args.steps) for name, flags in ways.items()}
-        times: dict[str, list[float]] = {name: [] for name in commands}
-        for turn in range(args.rounds):
-            for name, command in commands.items():
-                print(f"round {turn + 1} of {args.rounds}, {threads} threads: {name}", file=sys.stderr)
-                times[name] += millis(command, threads)
-        medians = {name: statistics.median(measured) for name, measured in times.items()}
-        cells = [f"{median:.1f} ({median / medians['eager']:.2f})" for median in medians.values()]
-        print(f"| {threads} | " + " | ".join(cells) + " |")
+    models.prepare(FILES)
+    heap = FILES / "heap.so"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(heap), str(ROOT / "benches/heap.c")], check=True)
+    print(f"{machine()}; fastest of {args.rounds} x {args.steps - WARM_UP} steps; PyTorch {torch.__version__}")
+    for model in args.models:
+        for threads in args.threads:
+            compare(model, threads, args, heap)
 
 
 if __name__ == "__main__":

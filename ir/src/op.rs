@@ -405,7 +405,8 @@ pub static ROWS: &[Row] = &[
     Row::new("layer_norm_bwd", (4, 5), layer_norm_bwd)
         .attrs(&[("dims", Int), ("mask", Ints)])
         .inplace(&[(0, 0)])
-        .access(Access::Row),
+        .access(Access::Row)
+        .work(layer_norm_bwd_work),
     // Over all dimensions but 1, in training: batch_norm(x, w, b, running_mean, running_var) -> y, mean, rstd,
     // running_mean', running_var'. batch_norm_bwd(dy, x, w, mean, rstd) -> dx, dw, db.
     Row::new("batch_norm", (5, 5), batch_norm).attrs(&[("eps", Float), ("momentum", Float)]).inplace(&[(3, 3), (4, 4)]),
@@ -1125,31 +1126,24 @@ fn convolution_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
     let products = if backward { c.op.ints("mask")[..2].iter().sum::<i64>() as f64 } else { 1.0 };
     Work { flops: 2.0 * products * y.numel() as f64 * taps as f64, matrix: true, scratch: 0 }
 }
-/// Bytes of one number of the type that kernels compute in.
-fn wide_bytes(dtype: DType) -> u64 {
-    if dtype == DType::F64 { 8 } else { 4 }
-}
-/// How many queries attention computes together.
-const QUERIES: u64 = 32;
-/// The scores of a block of queries; in half precision, room for a head's keys and values and a block's queries and
-/// results.
+/// A tile of keys and a block of queries at a time, in a workspace of the thread that computes it.
 fn sdpa_work(c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(0), c.shape(2));
     let pairs = q[0] as f64 * q[1] as f64 * q[2] as f64 * v[2] as f64;
-    let (dtype, block) = (c.at(0).dtype(), q[2].min(QUERIES));
-    let room = if is_half(dtype) { (block + v[2]) * (q[3] + v[3]) } else { 0 };
-    let scratch = wide_bytes(dtype) * (block * v[2] + room);
-    Work { flops: 2.0 * pairs * (q[3] + v[3]) as f64, matrix: true, scratch }
+    Work { flops: 2.0 * pairs * (q[3] + v[3]) as f64, matrix: true, scratch: 0 }
 }
-/// Two blocks of scores, probabilities and their gradients; in half precision, room for a head's keys, values and their
-/// gradients, and for a block's queries, results and their gradients.
 fn sdpa_bwd_work(c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(1), c.shape(3));
     let pairs = q[0] as f64 * q[1] as f64 * q[2] as f64 * v[2] as f64;
-    let (dtype, block) = (c.at(1).dtype(), q[2].min(QUERIES));
-    let room = if is_half(dtype) { 2 * (block + v[2]) * (q[3] + v[3]) } else { 0 };
-    let scratch = wide_bytes(dtype) * (2 * block * v[2] + room);
-    Work { flops: 2.0 * pairs * (3 * q[3] + 2 * v[3]) as f64, matrix: true, scratch }
+    Work { flops: 2.0 * pairs * (3 * q[3] + 2 * v[3]) as f64, matrix: true, scratch: 0 }
+}
+/// The sums over rows of the gradients of weight and bias, f64, of at most 32 chunks of rows.
+fn layer_norm_bwd_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    let (lead, norm) = c.shape(1).split_at(c.shape(1).len() - c.op.int("dims") as usize);
+    let (rows, n): (u64, u64) = (lead.iter().product(), norm.iter().product());
+    let chunks = rows.div_ceil(rows.div_ceil(32).max(64));
+    let scratch = if c.op.ints("mask")[1..] == [0, 0] { 0 } else { 16 * n * chunks };
+    Work { scratch, ..elementwise_work(c, outputs) }
 }
 
 #[cfg(test)]

@@ -227,8 +227,8 @@ unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}
 
-/// Into how many pieces a phase is cut for a team: enough that threads end together. A piece is whole parts.
-const PIECES: u64 = 16;
+/// Into how many pieces a phase is cut for each thread of a team. A piece is whole parts.
+const PIECES: u64 = 4;
 /// Fewer bytes than this are done by one thread before another has woken.
 const SMALL: usize = 1 << 16;
 
@@ -252,7 +252,11 @@ impl CodeLaunch {
     pub(crate) fn run(&self, team: Option<&Team>) -> Result<(), String> {
         for phase in &self.phases {
             match team {
-                Some(team) if self.is_split() && 1 < phase.parts => team.run(phase.clone())?,
+                Some(team) if self.is_split() && 1 < phase.parts => {
+                    // A few pieces a thread, so that threads end together.
+                    let pieces = phase.parts.min(PIECES * team.threads() as u64);
+                    team.run(phase.clone(), pieces as usize)?;
+                }
                 _ => phase.call(0, phase.parts),
             }
         }
@@ -270,12 +274,8 @@ impl Phase {
 }
 
 impl Parts for Phase {
-    fn parts(&self) -> usize {
-        self.parts.min(PIECES) as usize
-    }
-    fn run(&self, piece: usize) -> Result<(), String> {
-        let (pieces, piece) = (self.parts.min(PIECES), piece as u64);
-        let at = |piece: u64| (u128::from(self.parts) * u128::from(piece) / u128::from(pieces)) as u64;
+    fn run(&self, piece: usize, pieces: usize) -> Result<(), String> {
+        let at = |piece: usize| (u128::from(self.parts) * piece as u128 / pieces as u128) as u64;
         self.call(at(piece), at(piece + 1));
         Ok(())
     }

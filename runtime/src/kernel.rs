@@ -6,9 +6,9 @@
 
 #![allow(unsafe_code, reason = "pool memory is shared by streams; see the module's text")]
 
-use crate::kernels::Split;
 use artifact::{Attr, DType};
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Element types that a slice may have.
@@ -54,14 +54,12 @@ impl Tensor {
     }
 }
 
-/// One run of a kernel, or one part of a run.
+/// One run of a kernel, or one part of a run: some of the units that the kernel's [`crate::kernels::Cut`] has.
 pub struct Call<'a> {
     /// The op's attributes.
     pub attrs: &'a [(String, Attr)],
-    /// The elements of the results that this part computes; `None`: all.
-    part: Option<Range<usize>>,
-    /// Whether operands as large as a result are seen whole by a part.
-    whole: bool,
+    /// How many units the kernel has, and those that this part computes; `None`: all.
+    part: Option<(usize, Range<usize>)>,
     ins: &'a [Tensor],
     outs: &'a [Tensor],
     scratch: Option<&'a Tensor>,
@@ -78,36 +76,37 @@ impl<'a> Call<'a> {
         scratch: Option<&'a Tensor>,
     ) -> Call<'a> {
         assert!(outs.len() < 63, "a kernel should have fewer than 63 results");
-        Call { attrs, part: None, whole: false, ins, outs, scratch, taken: Cell::new(0) }
+        Call { attrs, part: None, ins, outs, scratch, taken: Cell::new(0) }
     }
-    /// The same for the elements `part` of the results alone, and of operands as `split` says. All results have one size, and
-    /// there is no scratch. The caller answers for parts that run at the same time being disjoint. Panics if the part is not in
-    /// the result.
-    pub(crate) fn part(self, split: Split, part: Range<usize>) -> Call<'a> {
-        let whole = self.outs[0].numel();
-        let fits = part.start <= part.end && part.end <= whole && self.outs.iter().all(|y| y.numel() == whole);
-        let fits = fits && self.scratch.is_none() && split != Split::No;
-        assert!(fits, "a part should be one of a kernel that may be split");
-        Call { part: Some(part), whole: split == Split::Rows, ..self }
+    /// The same for some of the kernel's `units` alone. The caller answers for parts that run at the same time being disjoint.
+    pub(crate) fn only(self, units: usize, part: Range<usize>) -> Call<'a> {
+        assert!(part.start <= part.end && part.end <= units, "a part should be some of the units");
+        Call { part: Some((units, part)), ..self }
     }
-    /// Which elements of the results this run computes.
-    pub fn part_of_result(&self) -> Range<usize> {
-        self.part.clone().unwrap_or(0..self.outs[0].numel())
+    /// The same call, from which nothing has been taken.
+    pub(crate) fn again(&self) -> Call<'a> {
+        Call { part: self.part.clone(), taken: Cell::new(0), ..*self }
     }
-    /// How many elements of result 0 this run computes.
-    pub fn elements(&self) -> usize {
-        self.part_of_result().len()
-    }
-    /// Where the elements of an operand that this run sees begin, and how many they are.
-    fn seen(&self, x: &Tensor) -> (usize, usize) {
+    /// Which of the kernel's `units` this run computes. Panics if the kernel's cut has another number of them.
+    pub fn part(&self, units: usize) -> Range<usize> {
         match &self.part {
-            Some(part) if !self.whole && x.numel() == self.outs[0].numel() => (part.start, part.len()),
-            _ => (0, x.numel()),
+            None => 0..units,
+            Some((all, part)) => {
+                assert!(*all == units, "a kernel should have the units of its cut: {all}, not {units}");
+                part.clone()
+            }
         }
     }
-    /// Where the elements of a result that this run computes begin, and how many they are.
-    fn computed(&self, y: &Tensor) -> (usize, usize) {
-        self.part.as_ref().map_or((0, y.numel()), |part| (part.start, part.len()))
+    /// The elements of result 0 that this run computes, where units are its elements.
+    pub fn elements(&self) -> Range<usize> {
+        self.share(&self.outs[0])
+    }
+    /// Where this part's elements of a tensor that has as many for each unit begin, and how many they are.
+    fn share(&self, t: &Tensor) -> Range<usize> {
+        let Some((units, part)) = &self.part else { return 0..t.numel() };
+        let share = t.numel() / units;
+        assert!(share * units == t.numel(), "units should share a tensor equally");
+        part.start * share..part.end * share
     }
     /// The number of operands.
     pub fn n_inputs(&self) -> usize {
@@ -143,32 +142,68 @@ impl<'a> Call<'a> {
         let x = &self.ins[i];
         assert!(self.inplace(i).is_none(), "operand {i} is in place; read it from the result");
         expect_type::<T>(x);
-        let (start, n) = self.seen(x);
         // SAFETY: `validate` proved that the range lies in its pool and is 64-byte aligned, that whatever writes it on
         // another stream is ordered before or after this call, and the assertion above that no result of this call
-        // overlaps it. `seen` is within its elements. Any bit pattern is a valid T.
-        unsafe { std::slice::from_raw_parts(x.data.cast::<T>().add(start), n) }
+        // overlaps it. Any bit pattern is a valid T.
+        unsafe { std::slice::from_raw_parts(x.data.cast::<T>(), x.numel()) }
     }
-    /// Result `j`'s elements, which hold the in-place operand's where there is one, and anything otherwise. Panics if
-    /// its type is not `T`, or if it was taken before.
+    /// This part's elements of operand `i`, of which every unit has as many. Panics as [`Call::input`] does.
+    pub fn input_part<T: Element>(&self, i: usize) -> &'a [T] {
+        &self.input(i)[self.share(&self.ins[i])]
+    }
+    /// This part's elements of result `j`, of which every unit has as many; they hold the in-place operand's where there is
+    /// one, and anything otherwise. Panics if its type is not `T`, or if it was taken before.
     #[allow(clippy::mut_from_ref, reason = "each result is handed out once, see `taken`")]
     pub fn output<T: Element>(&self, j: usize) -> &'a mut [T] {
         let y = &self.outs[j];
         self.take(j);
         expect_type::<T>(y);
-        let (start, n) = self.computed(y);
+        let Range { start, end } = self.share(y);
         // SAFETY: as for `input`; `take` hands out each result once, `validate` proved results disjoint, and parts that
         // run at the same time are disjoint.
-        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), n) }
+        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), end - start) }
+    }
+    /// Where in result `j` the elements of [`Call::output`] begin.
+    pub fn output_start(&self, j: usize) -> usize {
+        self.share(&self.outs[j]).start
+    }
+    /// Result `j` as rows of `columns` elements, of which this part has some columns: those that `part` answers for
+    /// as many units. Panics as [`Call::output`] does, and if the rows are not whole.
+    pub fn output_columns<T: Element>(&self, j: usize, columns: usize) -> Window<'a, T> {
+        let y = &self.outs[j];
+        self.take(j);
+        expect_type::<T>(y);
+        let part = self.part(columns);
+        let rows = y.numel().checked_div(columns).unwrap_or(0);
+        assert!(rows * columns == y.numel(), "rows should be whole");
+        // SAFETY: as for `output`. The first row's part begins within the tensor or at its end.
+        let data = unsafe { y.data.cast::<T>().add(part.start.min(y.numel())) };
+        Window { data, rows, columns: part.len(), stride: columns, of: PhantomData }
+    }
+    /// Some units' elements of result `j`, where `of` are the units that share it, equally; and which of those, counted from
+    /// the first, this part has. Panics as [`Call::output`] does.
+    #[allow(clippy::mut_from_ref, reason = "each result is handed out once, see `taken`")]
+    pub fn output_of<T: Element>(&self, j: usize, of: Range<usize>) -> (Range<usize>, &'a mut [T]) {
+        let y = &self.outs[j];
+        self.take(j);
+        expect_type::<T>(y);
+        let part = self.part.as_ref().map_or(of.clone(), |(_, part)| part.clone());
+        let (start, end) = (part.start.clamp(of.start, of.end), part.end.clamp(of.start, of.end));
+        let share = y.numel().checked_div(of.len()).unwrap_or(0);
+        assert!(share * of.len() == y.numel(), "units should share a result equally");
+        let units = start - of.start..end - of.start;
+        // SAFETY: as for `output`.
+        let elements =
+            unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(units.start * share), units.len() * share) };
+        (units, elements)
     }
     /// Operand `i`'s elements as bits of their width. Panics if that is not `T`'s, or if a result lies on it.
     pub fn input_bits<T: Bits>(&self, i: usize) -> &'a [T] {
         let x = &self.ins[i];
         assert!(self.inplace(i).is_none(), "operand {i} is in place; read it from the result");
         expect_width::<T>(x);
-        let (start, n) = self.seen(x);
         // SAFETY: as for `input`.
-        unsafe { std::slice::from_raw_parts(x.data.cast::<T>().add(start), n) }
+        unsafe { std::slice::from_raw_parts(x.data.cast::<T>(), x.numel()) }
     }
     /// Result `j`'s elements as bits of their width. Panics if that is not `T`'s, or if it was taken before.
     #[allow(clippy::mut_from_ref, reason = "each result is handed out once, see `taken`")]
@@ -176,17 +211,39 @@ impl<'a> Call<'a> {
         let y = &self.outs[j];
         self.take(j);
         expect_width::<T>(y);
-        let (start, n) = self.computed(y);
+        let Range { start, end } = self.share(y);
         // SAFETY: as for `output`.
-        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), n) }
+        unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), end - start) }
     }
-    /// The scratch as `T`s; empty if there is none. Panics if it was taken before.
+    /// The scratch as `T`s; empty if there is none. Panics if it was taken before, and in a part.
     #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]
     pub fn scratch<T: Element>(&self) -> &'a mut [T] {
+        assert!(self.part.is_none(), "a part should take its part of the scratch");
+        self.scratch_from(0..usize::MAX)
+    }
+    /// This part's pieces of the scratch: one of `piece` `T`s for every `per_piece` of `units`, the last for what is left. Panics if the part does
+    /// not begin and end between pieces, and as [`Call::scratch`] does.
+    #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]
+    pub fn scratch_part<T: Element>(&self, units: usize, per_piece: usize, piece: usize) -> &'a mut [T] {
+        let part = self.part(units);
+        let between = part.start.is_multiple_of(per_piece) && (part.end == units || part.end.is_multiple_of(per_piece));
+        assert!(between, "parts should begin and end between pieces of the scratch");
+        self.scratch_from(part.start / per_piece * piece..part.end.div_ceil(per_piece) * piece)
+    }
+    /// The scratch, to be read by parts that do not write it.
+    pub fn scratch_read<T: Element>(&self) -> &'a [T] {
+        self.scratch_from(0..usize::MAX)
+    }
+    #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]
+    fn scratch_from<T: Element>(&self, range: Range<usize>) -> &'a mut [T] {
         let Some(s) = self.scratch else { return &mut [] };
         self.take(63);
-        // SAFETY: as for `output`; scratch is validated like a result.
-        unsafe { std::slice::from_raw_parts_mut(s.data.cast::<T>(), s.bytes / size_of::<T>()) }
+        let n = s.bytes / size_of::<T>();
+        let end = if range.end == usize::MAX { n } else { range.end };
+        assert!(range.start <= end && end <= n, "a part of the scratch should lie in it");
+        // SAFETY: as for `output`; scratch is validated like a result. Parts' pieces are disjoint as the parts are, and a
+        // kernel's parts either have pieces or all of them read.
+        unsafe { std::slice::from_raw_parts_mut(s.data.cast::<T>().add(range.start), end - range.start) }
     }
     fn take(&self, bit: usize) {
         let taken = self.taken.get();
@@ -225,6 +282,56 @@ impl<'a> Call<'a> {
             Attr::Ints(v) => v,
             other => panic!("{key} should be Ints, is {other:?}"),
         }
+    }
+}
+
+/// Some columns of a matrix whose rows lie `stride` elements apart.
+pub struct Window<'a, T> {
+    data: *mut T,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+    of: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T> Window<'a, T> {
+    /// All columns of a matrix. Panics if the rows are not whole.
+    pub fn new(all: &'a mut [T], rows: usize, columns: usize) -> Window<'a, T> {
+        assert!(all.len() == rows * columns, "rows should be whole");
+        Window { data: all.as_mut_ptr(), rows, columns, stride: columns, of: PhantomData }
+    }
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+    /// How many columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+    /// How far apart rows lie.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+    /// Some rows, alone.
+    pub fn rows_of(&mut self, rows: Range<usize>) -> Window<'_, T> {
+        self.part(rows, 0..self.columns)
+    }
+    /// A part of the rows and columns.
+    pub fn part(&mut self, rows: Range<usize>, columns: Range<usize>) -> Window<'_, T> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "a window's part should have some of its rows");
+        assert!(columns.start <= columns.end && columns.end <= self.columns, "and some of its columns");
+        let data = self.data.wrapping_add(rows.start * self.stride + columns.start);
+        Window { data, rows: rows.len(), columns: columns.len(), stride: self.stride, of: PhantomData }
+    }
+    /// Row `i`'s elements. Panics if there is no such row.
+    pub fn row(&mut self, i: usize) -> &mut [T] {
+        assert!(i < self.rows, "a window should have row {i}");
+        // SAFETY: who made the window answers for its rows and columns being there and no one else's.
+        unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.stride), self.columns) }
+    }
+    /// The first element.
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut T {
+        self.data
     }
 }
 

@@ -48,27 +48,19 @@ pub struct Options {
     /// Runs on one thread, in an order drawn from this seed among those that events permit, and fills dead bytes with
     /// NaNs: a test of the plan.
     pub shuffle: Option<u64>,
-    /// How many threads share an optimizer's update on the stream `host`; `None`: as many as the system lends this process.
+    /// How many threads share a kernel's run, whatever stream it is on; `None`: as many as the system lends this process.
     /// Results do not depend on it. A shuffled run has one thread for everything.
-    pub host_threads: Option<usize>,
-    /// The same for every other stream; `None`: one.
-    pub compute_threads: Option<usize>,
+    pub threads: Option<usize>,
 }
 
 impl Options {
-    /// How many threads share an update on a stream.
-    fn threads(&self, stream: &str) -> usize {
+    /// How many threads share a kernel's run.
+    pub(crate) fn team(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        match stream {
-            _ if self.shuffle.is_some() => 1,
-            HOST => self.host_threads.unwrap_or_else(available),
-            _ => self.compute_threads.unwrap_or(1),
-        }
+        if self.shuffle.is_some() { 1 } else { self.threads.unwrap_or_else(available).min(MOST_THREADS) }
     }
 }
 
-/// The stream of updates on host memory, where a schedule has one.
-const HOST: &str = "host";
 /// The most threads of a team.
 const MOST_THREADS: usize = 1024;
 
@@ -119,8 +111,8 @@ pub(crate) struct Core {
     programs: Vec<Box<[Instruction]>>,
     /// In each stream's program, the position of the last instruction that the host waits for in `wait_io`.
     last_io: Vec<Option<usize>>,
-    /// Each stream's, if it has launches that threads can share.
-    teams: Vec<Option<Team>>,
+    /// Threads that share kernels' runs, one run at a time: streams with teams of their own would only take turns on the cores.
+    team: Option<Team>,
     arenas: Vec<Arena>,
     lines: Vec<Line>,
     link: Link,
@@ -152,8 +144,7 @@ impl Core {
         let instruction = &self.programs[stream][at];
         let start = ring.is_some().then(Instant::now);
         // Kernels return errors. A panic is a bug in one; it must not leave the other streams waiting for this one.
-        let team = self.teams.get(stream).and_then(Option::as_ref);
-        let outcome = caught(|| instruction.action.run(&self.link, team, || self.halted()));
+        let outcome = caught(|| instruction.action.run(&self.link, self.team.as_ref(), || self.halted()));
         if let Err(why) = outcome {
             self.fail(&self.lines[instruction.line as usize].name, why);
             return Err(Stopped);
@@ -193,12 +184,16 @@ impl Machine {
         let survives = survivors(&artifact);
         let programs = program::resolve(&artifact, &objects, &arenas);
         let last_io = last_io(&artifact, &programs);
-        let mut teams = Vec::new();
-        for (stream, program) in artifact.streams.iter().zip(&programs) {
-            let threads = options.threads(stream).min(MOST_THREADS);
-            let shared = 1 < threads && program.iter().any(|instruction| instruction.action.is_split());
-            teams.push(shared.then(|| Team::new(threads)).transpose()?);
-        }
+        let threads = options.team();
+        let launches: Vec<_> =
+            programs.iter().flatten().filter_map(|instruction| instruction.action.launch()).collect();
+        let team = match 1 < threads && programs.iter().flatten().any(|instruction| instruction.action.is_split()) {
+            true => {
+                let prepare = move || launches.iter().for_each(|launch| launch.prepare());
+                Some(Team::prepared(threads, prepare)?)
+            }
+            false => None,
+        };
         let slots = |bindings: &[Binding]| -> Vec<Slot<Binding>> {
             let slot = |b: &Binding| (b.clone(), program::tensor(&arenas, &b.operand));
             bindings
@@ -238,7 +233,7 @@ impl Machine {
             trace: options.trace.then(|| Trace::new(&programs)),
             programs,
             last_io,
-            teams,
+            team,
             arenas,
             lines: artifact.lines,
             link: Link::new(pace),

@@ -13,18 +13,19 @@
 //! progress alone.
 
 use crate::init::{mix, normal};
-use crate::kernel::{Call, Tensor};
-use crate::kernels::{self, Kernel as Code};
+use crate::kernel::Tensor;
+use crate::kernels;
 use crate::link::{Link, Pace, Way};
 use crate::memory::{self, Arena};
+use crate::program::Launch;
 use crate::sync::Bell;
+use crate::team::{Team, caught};
 use crate::validate::{self, ALIGN};
-use crate::{Error, kernel};
+use crate::{Error, Options, kernel};
 use artifact::{Artifact, Attr, DType, Kernel, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// An op of a step. Places are addresses in one pool, as a plan gave them; which pool is not looked at.
@@ -79,17 +80,16 @@ pub struct Replay {
     largest_op: u64,
     /// Read to drive everything else out of the cache; made when it is first wanted.
     others: Vec<u64>,
+    /// As many threads as a machine has by itself.
+    team: Team,
     // Dropped last: ops lie in it.
     _window: Arena,
 }
 
 /// An op that can be run.
 struct Ready {
-    code: &'static Code,
-    attrs: Vec<(String, Attr)>,
+    launch: Arc<Launch>,
     ins: Vec<Tensor>,
-    outs: Vec<Tensor>,
-    scratch: Option<Tensor>,
     /// The operands to make anew before it, in the first round and in later ones.
     missing: [Vec<usize>; 2],
     /// How, for each operand.
@@ -134,12 +134,9 @@ impl Replay {
                             Some(content) => Fill::Given(content.clone()),
                             None => Fill::Drawn(bounds.get(&(x.place.offset, x.dtype)).copied().unwrap_or(2)),
                         };
-                        ready.push(prepare(&folded, &window).map(|(code, ins, outs, scratch)| Ready {
-                            code,
-                            attrs: op.kernel.attrs.clone(),
+                        ready.push(prepare(&folded, &window).map(|(launch, ins)| Ready {
+                            launch,
                             ins,
-                            outs,
-                            scratch,
                             missing: [missing, vec![]],
                             fills: op.ins.iter().map(fill).collect(),
                         }));
@@ -148,7 +145,17 @@ impl Replay {
             }
         }
         let times = vec![vec![]; ops.len()];
-        Ok(Replay { ops: ready, draws: Draws::default(), times, bytes, largest_op, others: vec![], _window: window })
+        let team = Team::new(Options::default().team())?;
+        Ok(Replay {
+            ops: ready,
+            draws: Draws::default(),
+            times,
+            bytes,
+            largest_op,
+            others: vec![],
+            team,
+            _window: window,
+        })
     }
 
     /// Runs `rounds` rounds after one that only warms up, and tells `progress` after each op; it says whether to go on.
@@ -160,7 +167,7 @@ impl Replay {
                     last = Instant::now();
                 }
                 let outcome = match &self.ops[at] {
-                    Ok(op) => op.run(),
+                    Ok(op) => op.run(&self.team),
                     Err(_) => Ok(()),
                 };
                 let now = Instant::now();
@@ -205,11 +212,9 @@ impl Replay {
 }
 
 impl Ready {
-    fn run(&self) -> Result<(), String> {
-        let call = Call::new(&self.attrs, &self.ins, &self.outs, self.scratch.as_ref());
-        // As on a machine: a bug in a kernel is that op's failure.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.code.run(&call)));
-        outcome.unwrap_or_else(|_| Err("its kernel panicked".into()))
+    /// Runs it as a machine does, whose streams share one team: a bug in a kernel is that op's failure.
+    fn run(&self, team: &Team) -> Result<(), String> {
+        caught(|| self.launch.run(Some(team)))
     }
 }
 
@@ -294,7 +299,7 @@ impl Holds {
     }
 }
 
-type Prepared = (&'static Code, Vec<Tensor>, Vec<Tensor>, Option<Tensor>);
+type Prepared = (Arc<Launch>, Vec<Tensor>);
 
 /// Resolves an op to the window's memory, once it is proved that it may run there.
 fn prepare(op: &Op, window: &Arena) -> Result<Prepared, String> {
@@ -310,7 +315,10 @@ fn prepare(op: &Op, window: &Arena) -> Result<Prepared, String> {
         window.tensor(x.place.offset, bytes, x.dtype, &x.shape)
     };
     let scratch = op.scratch.map(|range| window.range(range.place.offset, range.bytes));
-    Ok((code, op.ins.iter().map(tensor).collect(), op.outs.iter().map(tensor).collect(), scratch))
+    let (ins, outs): (Vec<Tensor>, Box<[Tensor]>) =
+        (op.ins.iter().map(tensor).collect(), op.outs.iter().map(tensor).collect());
+    let launch = Launch::new(code, op.kernel.attrs.clone().into(), ins.clone().into(), outs, scratch);
+    Ok((Arc::new(launch), ins))
 }
 
 /// For the place and type of each operand that some op takes for indices: what all of them are below.
@@ -476,7 +484,7 @@ pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> 
     let compute = |_: usize| {
         let i = next_op.fetch_add(1, Ordering::Relaxed) % medians.len().max(1);
         match replay.ops.get(i) {
-            Some(Ok(op)) if op.run().is_ok() => medians[i] * 1e-6,
+            Some(Ok(op)) if op.run(&replay.team).is_ok() => medians[i] * 1e-6,
             _ => 0.0,
         }
     };
@@ -487,7 +495,7 @@ pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> 
     };
     let to_device = |i: usize| copying(&paced, Way::ToDevice, &inwards, i);
     let to_host = |i: usize| copying(&paced, Way::FromDevice, &outwards, i);
-    let updating = |_: usize| update.run();
+    let updating = |_: usize| update.run(&replay.team);
     let loads: [&(dyn Fn(usize) -> f64 + Sync); 4] = [&compute, &to_device, &to_host, &updating];
 
     let copy_bandwidth = alone(&|i| copying(&free, Way::ToDevice, &inwards, i), seconds);
@@ -613,18 +621,18 @@ impl Update {
             scratch: None,
         };
         let arena = Arena::new(4 * tensor + 2 * ALIGN).ok_or("no memory to measure updates in")?;
-        let (code, ins, outs, scratch) = prepare(&op, &arena)?;
+        let (launch, ins) = prepare(&op, &arena)?;
         memory::write(&ins[4], &1i64.to_le_bytes());
         let hyper = [1e-3f64, 0.9, 0.999, 1e-8, 1e-2];
         memory::write(&ins[5], &hyper.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
         let mut draws = Draws::default();
         draws.fill(&ins[0], &Fill::Drawn(2));
         draws.fill(&ins[1], &Fill::Drawn(2));
-        let ready = Ready { code, attrs: vec![], ins, outs, scratch, missing: [vec![], vec![]], fills: vec![] };
+        let ready = Ready { launch, ins, missing: [vec![], vec![]], fills: vec![] };
         Ok(Update { op: ready, touched: 7 * tensor, arena })
     }
-    fn run(&self) -> f64 {
-        if self.op.run().is_ok() { self.touched as f64 } else { 0.0 }
+    fn run(&self, team: &Team) -> f64 {
+        if self.op.run(team).is_ok() { self.touched as f64 } else { 0.0 }
     }
     fn bytes(&self) -> u64 {
         self.arena.bytes()

@@ -4,7 +4,7 @@
 use crate::access::accesses;
 use crate::code::{CodeLaunch, Loaded};
 use crate::kernel::{Call, Tensor};
-use crate::kernels::{self, Split};
+use crate::kernels::{self, Cut};
 use crate::link::{Link, Way};
 use crate::memory::{self, Arena};
 use crate::team::{Parts, Team};
@@ -49,12 +49,8 @@ pub(crate) struct Launch {
     ins: Box<[Tensor]>,
     outs: Box<[Tensor]>,
     scratch: Option<Tensor>,
+    cut: Cut,
 }
-
-/// Elements of a part: long enough that taking one costs nothing beside it, short enough that threads end together.
-const PART: usize = 1 << 16;
-/// The fewest rows of a part: a product's right factor is packed for each.
-const ROWS: usize = 128;
 
 impl Launch {
     /// A launch of a checked kernel; the caller answers for the tensors, see [`Call::new`].
@@ -65,39 +61,60 @@ impl Launch {
         outs: Box<[Tensor]>,
         scratch: Option<Tensor>,
     ) -> Launch {
-        Launch { kernel, attrs, ins, outs, scratch }
-    }
-    /// How many elements of the results a part computes.
-    fn part_elements(&self) -> usize {
-        match (self.kernel.split, self.outs[0].shape.last()) {
-            (Split::Rows, Some(&row)) if 0 < row => row * ROWS.max(PART / row),
-            _ => PART,
-        }
+        let cut = kernel.cut(&Call::new(&attrs, &ins, &outs, scratch.as_ref()));
+        Launch { kernel, attrs, ins, outs, scratch, cut }
     }
     fn call(&self) -> Call<'_> {
         Call::new(&self.attrs, &self.ins, &self.outs, self.scratch.as_ref())
     }
-    /// Runs it: in parts on a team if there is one and the kernel can be split, else at once.
+    /// Makes the workspace that this thread needs for it.
+    pub(crate) fn prepare(&self) {
+        // A kernel that cannot be prepared says so when it runs.
+        let _ = self.kernel.prepare(&self.call());
+    }
+    /// Runs it: in parts on a team if there is one and the kernel can be cut, else at once.
     pub(crate) fn run(self: &Arc<Self>, team: Option<&Team>) -> Result<(), String> {
+        let parts = team.map_or(1, |team| self.cut.parts(team.threads()));
         match team {
-            Some(team) if 1 < self.parts() => team.run(self.clone()),
+            Some(team) if 1 < parts => {
+                self.kernel.begin(&self.call())?;
+                team.run(self.clone(), parts)?;
+                self.kernel.end(&self.call())
+            }
             _ => self.kernel.run(&self.call()),
         }
     }
 }
 
-impl Parts for Launch {
-    fn parts(&self) -> usize {
-        match self.kernel.split {
-            Split::No => 1,
-            _ if self.scratch.is_some() => 1,
-            _ => self.outs[0].numel().div_ceil(self.part_elements()),
+impl Launch {
+    /// Runs it in parts of `lengths` aligned units, in turn, the last one first. How many parts there were.
+    pub(crate) fn run_in_parts(&self, lengths: &[usize]) -> Result<usize, String> {
+        let (units, align) = (self.cut.units, self.cut.align);
+        let mut starts = vec![0];
+        for length in lengths.iter().cycle() {
+            let next = starts[starts.len() - 1] + length.max(&1) * align;
+            if units <= next {
+                break;
+            }
+            starts.push(next);
         }
+        if starts.len() == 1 {
+            return self.kernel.run(&self.call()).map(|()| 1);
+        }
+        self.kernel.begin(&self.call())?;
+        let mut end = units;
+        for &start in starts.iter().rev() {
+            self.kernel.run_part(&self.call().only(units, start..end))?;
+            end = start;
+        }
+        self.kernel.end(&self.call())?;
+        Ok(starts.len())
     }
-    fn run(&self, part: usize) -> Result<(), String> {
-        let start = part * self.part_elements();
-        let end = (start + self.part_elements()).min(self.outs[0].numel());
-        self.kernel.run(&self.call().part(self.kernel.split, start..end))
+}
+
+impl Parts for Launch {
+    fn run(&self, part: usize, parts: usize) -> Result<(), String> {
+        self.kernel.run_part(&self.call().only(self.cut.units, self.cut.part(part, parts)))
     }
 }
 
@@ -105,9 +122,16 @@ impl Action {
     /// True for a launch that threads can share.
     pub(crate) fn is_split(&self) -> bool {
         match self {
-            Action::Launch(launch) => 1 < launch.parts(),
+            Action::Launch(launch) => 1 < launch.cut.parts(2),
             Action::Code(launch) => launch.is_split(),
             _ => false,
+        }
+    }
+    /// The launch that it is.
+    pub(crate) fn launch(&self) -> Option<Arc<Launch>> {
+        match self {
+            Action::Launch(launch) => Some(launch.clone()),
+            _ => None,
         }
     }
     /// Runs a launch, on a team if there is one, or a copy. Records and waits are the executor's.

@@ -34,7 +34,7 @@ fn small_steps() {
 fn shared_updates() {
     let g: Vec<u8> = (0..PARAMETERS).flat_map(|i| (i as f32).to_le_bytes()).collect();
     let hyper: Vec<u8> = [1e-3f64, 0.0, 0.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-    let options = Options { host_threads: Some(3), ..Options::default() };
+    let options = Options { threads: Some(3), ..Options::default() };
     let mut machine = Machine::new(updating("host"), options).unwrap();
     let mut step = || {
         machine.write_input("g", &g).unwrap();

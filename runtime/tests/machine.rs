@@ -306,7 +306,7 @@ fn shared_updates_are_the_same() {
         }
         machine.read_state("w").unwrap()
     };
-    let threads = |n| Options { host_threads: Some(n), compute_threads: Some(n), ..Options::default() };
+    let threads = |n| Options { threads: Some(n), ..Options::default() };
     let expected = run("compute", threads(1));
     assert!(expected.iter().any(|&byte| byte != 0));
     for stream in ["host", "compute"] {

@@ -9,7 +9,7 @@ use ir::Device;
 use passes::alloc::gap;
 use passes::cost::Roofline;
 use passes::graph::optimizer::{HYPER, Optimizer};
-use passes::pipeline::{self, Budget, Compiled, Error, Options};
+use passes::pipeline::{self, Budget, Compiled, Error, Kernels, Options};
 use runtime::{Machine, StateInit};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 
 const STEPS: usize = 20;
 
-/// A fixture at one level.
+/// A fixture at one level, computed by kernels of one kind.
 struct Fixture {
+    kernels: Kernels,
     model: torch::Model,
     data: Data,
     reference: Vec<u8>,
@@ -30,7 +31,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 impl Fixture {
-    fn read(name: &str, level: &str) -> Fixture {
+    fn read(name: &str, level: &str, kernels: Kernels) -> Fixture {
         let read =
             |level: &str| torch::read(&folder(name).join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
         let model = read(level);
@@ -43,6 +44,7 @@ impl Fixture {
             ["ref.safetensors", "batches.safetensors"].map(|f| folder(name).join(f)).into_iter().find(|f| f.exists());
         let meta = std::fs::read(folder(name).join("meta.json")).unwrap();
         Fixture {
+            kernels,
             model,
             data,
             reference: std::fs::read(file.unwrap()).unwrap(),
@@ -52,7 +54,7 @@ impl Fixture {
 
     fn compile(&self, optimizer: Optimizer, budget: Budget) -> Result<(Compiled, Artifact), Error> {
         let device = cpu();
-        let options = Options { optimizer, budget, ..Options::default() };
+        let options = Options { optimizer, budget, kernels: self.kernels, ..Options::default() };
         let graph = self.model.graph.clone();
         let compiled = pipeline::compile(graph, &options, &device, &Roofline::new(&device), &mut |_| ())?;
         let paths: Vec<&str> = compiled.program.graph.states.iter().map(|s| s.path.as_str()).collect();
@@ -133,8 +135,8 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// Loss, gradients, buffers and 20 losses are PyTorch's.
-fn equals_pytorch(name: &str, level: &str) {
-    let fixture = Fixture::read(name, level);
+fn equals_pytorch(name: &str, level: &str, kernels: Kernels) {
+    let fixture = Fixture::read(name, level, kernels);
     let noise = fixture.list("noise_parameters");
     let (_, artifact) = fixture.compile(Optimizer::None, Budget::Device).unwrap();
     let mut machine = Machine::new(artifact, runtime::Options::default()).unwrap();
@@ -175,8 +177,8 @@ fn equals_pytorch(name: &str, level: &str) {
 
 /// At every budget: measured = planned <= budget, next to nothing lost between tensors, and the same bits; a lower budget
 /// never plans a higher peak.
-fn same_at_every_budget(name: &str, level: &str, smallest_share: f64) {
-    let fixture = Fixture::read(name, level);
+fn same_at_every_budget(name: &str, level: &str, kernels: Kernels, smallest_share: f64) {
+    let fixture = Fixture::read(name, level, kernels);
     let (roomy, artifact) = fixture.compile(Optimizer::AdamW, Budget::Share(1.0)).unwrap();
     let expected = fixture.train(&artifact, STEPS, None);
     let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest);
@@ -208,40 +210,50 @@ fn same_at_every_budget(name: &str, level: &str, smallest_share: f64) {
 }
 
 macro_rules! fixtures {
-    ($($test:ident: $name:literal $level:literal $share:literal;)*) => {$(
+    ($($test:ident: $name:literal $level:literal $share:literal $generated:literal;)*) => {$(
         mod $test {
+            use super::Kernels;
             #[test]
             fn equals_pytorch() {
-                super::equals_pytorch($name, $level);
+                super::equals_pytorch($name, $level, Kernels::Plain);
             }
             #[test]
             fn same_at_every_budget() {
-                super::same_at_every_budget($name, $level, $share);
+                super::same_at_every_budget($name, $level, Kernels::Plain, $share);
+            }
+            #[test]
+            fn generated_equals_pytorch() {
+                super::equals_pytorch($name, $level, Kernels::Generated);
+            }
+            #[test]
+            fn generated_same_at_every_budget() {
+                super::same_at_every_budget($name, $level, Kernels::Generated, $generated);
             }
         }
     )*};
 }
 
-// The share is the smallest budget over what `keep` needs, at most.
+// The share is the smallest budget over what `keep` needs, at most; then the same of generated kernels.
 fixtures! {
-    gpt2_core: "gpt2-tiny" "core" 0.65;
-    gpt2_coarse: "gpt2-tiny" "coarse" 0.65;
-    llama_core: "llama-tiny" "core" 0.65;
-    llama_coarse: "llama-tiny" "coarse" 0.65;
-    bert_core: "bert-tiny" "core" 0.65;
-    bert_coarse: "bert-tiny" "coarse" 0.65;
-    resnet_core: "resnet-tiny" "core" 0.65;
-    resnet_coarse: "resnet-tiny" "coarse" 0.65;
-    moe_core: "moe-tiny" "core" 0.65;
+    gpt2_core: "gpt2-tiny" "core" 0.65 0.7;
+    gpt2_coarse: "gpt2-tiny" "coarse" 0.65 0.7;
+    llama_core: "llama-tiny" "core" 0.65 0.7;
+    llama_coarse: "llama-tiny" "coarse" 0.65 0.7;
+    bert_core: "bert-tiny" "core" 0.65 0.7;
+    bert_coarse: "bert-tiny" "coarse" 0.65 0.7;
+    resnet_core: "resnet-tiny" "core" 0.65 0.7;
+    resnet_coarse: "resnet-tiny" "coarse" 0.65 0.7;
+    moe_core: "moe-tiny" "core" 0.65 0.7;
 }
 
 /// Dropout draws the same bits when its block runs again: losses do not depend on what is recomputed.
 #[test]
 fn dropout_is_reproduced_by_recompute() {
     for level in ["core", "coarse"] {
-        same_at_every_budget("dropout-tiny", level, 0.65);
+        same_at_every_budget("dropout-tiny", level, Kernels::Plain, 0.65);
+        same_at_every_budget("dropout-tiny", level, Kernels::Generated, 0.7);
         // Forced: every forward value whose node is pure is computed again.
-        let fixture = Fixture::read("dropout-tiny", level);
+        let fixture = Fixture::read("dropout-tiny", level, Kernels::Plain);
         let kept = fixture.compile(Optimizer::AdamW, Budget::Share(1.0)).unwrap().1;
         let recomputed = tests::forced::recompute_all(&fixture.model.graph, Optimizer::AdamW, &cpu());
         let reruns = recomputed.program.schedule.instrs.values().filter(|i| i.why == ir::schedule::Why::Recompute);

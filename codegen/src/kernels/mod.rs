@@ -96,6 +96,11 @@ pub fn generate_op(op: &Op, operands: &[TensorType], target: &Target) -> Result<
     if let Some(body) = op.body() {
         return generate(body, operands, target);
     }
+    // Optimizers and dropout have operands that every part reads whole; they are never part of a body.
+    let tables = matches!(op.name(), "adamw" | "adamw_split" | "sgd" | "sgd_momentum" | "dropout");
+    if op.row().access == Access::Whole && !tables {
+        return Err(Unsupported { op: op.name().into(), why: "it is a kernel of the runtime".into() });
+    }
     let types: Vec<&TensorType> = operands.iter().collect();
     let outputs = op.infer(&types).map_err(|why| Unsupported { op: op.name().into(), why })?.len();
     let n = operands.len();

@@ -216,7 +216,7 @@ pub(crate) struct TrainArgs {
     /// Run streams in a random order among those that the schedule permits, and fill dead bytes with NaN: a test
     #[arg(long, value_name = "SEED", help_heading = "Training")]
     pub(crate) shuffle: Option<u64>,
-    /// Threads that share a product or an update; results do not depend on it [default: 1]
+    /// Threads that share a kernel's run; results do not depend on it [default: as many as the machine has cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Training")]
     pub(crate) threads: Option<u16>,
     /// Print one JSON object a step, and a summary

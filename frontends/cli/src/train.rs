@@ -54,8 +54,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         link_latency,
         trace: args.trace.is_some(),
         shuffle: args.shuffle,
-        compute_threads: args.threads.map(usize::from),
-        host_threads: args.threads.map(usize::from),
+        threads: args.threads.map(usize::from),
     };
     let mut machine = Machine::new(artifact, options).map_err(failure)?;
     give_values(&mut machine, &init, args.seed, &tied)?;

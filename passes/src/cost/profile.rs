@@ -25,7 +25,7 @@ pub struct Profile {
     pub machine: String,
     /// Its processor.
     pub cpu: String,
-    /// Its cores.
+    /// Its cores, all of which shared each op's run.
     pub cores: u32,
     /// The model whose ops were measured.
     pub model: String,

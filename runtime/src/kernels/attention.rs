@@ -1,14 +1,16 @@
-//! Attention, a block of a head's queries at a time: their scores lie in scratch, and the products are those of
-//! [`super::product`]. A query that may look at nothing gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
+//! Attention, a tile of keys and a block of a head's queries at a time, with the micro-kernels of [`super::product`]: scores
+//! exist for a block and a tile alone, in a workspace of the thread. What `causal` forbids is computed only where a block
+//! meets the diagonal. A query that may look at nothing gives zeros, a logsumexp of 0 and no gradient, as in PyTorch.
 
-use super::Ran;
 use super::math::{self, Float, Real};
-use super::product::product;
-use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
+use super::product::{Left, Right, Tiled, tiles};
+use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float};
 use super::strides::Broadcast;
 use super::wide::{Scalar, Wide, floats};
-use crate::kernel::Call;
+use super::{Cut, Ran};
+use crate::kernel::{Call, Window};
 use artifact::DType;
+use pulp::{Arch, Simd, WithSimd};
 
 // ------------------------------------------------------------------------------------------------------------ checks
 
@@ -49,30 +51,6 @@ pub(super) fn check_sdpa_bwd(s: &Signature<'_>) -> Checked {
     s.expect(5, DType::F32)?;
     s.results(&[1, 2, 3].map(|i| (s.dtype(i), s.shape(i))))
 }
-/// How many queries are computed together: the products are then large enough for [`super::product`], and a block's scores
-/// small beside the keys.
-const QUERIES: u64 = 32;
-
-/// The scores of a block of queries; in half precision, room for a head's keys and values and a block's queries and
-/// results.
-pub(super) fn sdpa_scratch(s: &Signature<'_>) -> u64 {
-    let (q, k, v) = (s.shape(0), s.shape(1), s.shape(2));
-    let block = q[2].min(QUERIES);
-    let room = if is_half(s.dtype(0)) { (block + k[2]) * (k[3] + v[3]) } else { 0 };
-    wide_bytes(s.dtype(0)) * (block * k[2] + room)
-}
-/// Two blocks of scores, probabilities and their gradients; in half precision, room for a head's keys, values and their
-/// gradients, and for a block's queries, results and their gradients.
-pub(super) fn sdpa_bwd_scratch(s: &Signature<'_>) -> u64 {
-    let (q, k, v) = (s.shape(1), s.shape(2), s.shape(3));
-    let block = q[2].min(QUERIES);
-    let room = if is_half(s.dtype(1)) { 2 * (block + k[2]) * (k[3] + v[3]) } else { 0 };
-    wide_bytes(s.dtype(1)) * (2 * block * k[2] + room)
-}
-fn wide_bytes(dtype: DType) -> u64 {
-    if dtype == DType::F64 { 8 } else { 4 }
-}
-
 // ----------------------------------------------------------------------------------------------------------- kernels
 
 /// Sizes as in the compiler's table: q[B,H,S,D], k[B,G,T,D], v[B,G,T,E].
@@ -93,6 +71,10 @@ impl Sizes {
     /// The head of k and v that head `head` of q looks at, both counted over the batch.
     fn key_head(&self, head: usize) -> usize {
         head / self.heads * self.groups + head % self.heads / (self.heads / self.groups)
+    }
+    /// How many heads of q look at one of k and v.
+    fn group(&self) -> usize {
+        self.heads.checked_div(self.groups).unwrap_or(0)
     }
     /// How many keys query `i` may look at.
     fn reach(&self, causal: bool, i: usize) -> usize {
@@ -145,71 +127,222 @@ fn take<'a, W>(from: &mut &'a mut [W], n: usize) -> &'a mut [W] {
     taken
 }
 
-/// Scales a block of scores whose first query is `row`, counted over the batch and the heads, and masks them.
-fn mask_scores<T: Scalar, W: Real>(
-    s: &Sizes,
-    mask: &Mask<'_, T>,
-    causal: bool,
-    scale: W,
-    row: usize,
-    scores: &mut [W],
-) {
-    for (i, scores) in scores.chunks_mut(s.keys).enumerate() {
-        scores.iter_mut().for_each(|score| *score = *score * scale);
-        mask.apply((row + i) * s.keys, scores);
-        scores[s.reach(causal, (row + i) % s.queries)..].fill(W::LOWEST);
+/// How many queries' scores are computed together: few enough that they and the probabilities stay in the second cache, and
+/// that few of the scores that `causal` forbids are computed.
+const QUERIES: usize = 64;
+/// How many queries are done with a tile of keys before the next tile: it is packed for all of them.
+const ROWS: usize = 512;
+/// How many keys are in a tile.
+const KEYS: usize = 512;
+
+/// The rooms of a run in a thread's workspace, numbers each.
+struct Rooms<const N: usize>([usize; N]);
+
+impl<const N: usize> Rooms<N> {
+    /// Lends them. Each begins at a cache line.
+    fn lend<W: Real>(self, f: impl FnOnce([&mut [W]; N])) {
+        let whole = |n: usize| n.next_multiple_of(16);
+        let all = self.0.iter().map(|&n| whole(n)).sum();
+        W::with_space(all, |mut space| f(self.0.map(|n| &mut take(&mut space, whole(n))[..n])));
     }
 }
 
+/// By heads of all the batch.
+pub(super) fn cut(call: &Call<'_>) -> Cut {
+    let s = Sizes::new(call.in_shape(0), call.in_shape(2));
+    Cut::of(s.batch * s.heads, s.queries * s.keys * (s.width + s.values) / 16)
+}
+fn rooms<T: Float>(s: &Sizes) -> Rooms<9> {
+    let tile = T::Wide::tile();
+    let (rows, keys, queries) = (ROWS.min(s.queries), KEYS.min(s.keys), QUERIES.min(s.queries));
+    let v_room = if tile.reads(s.values) { 0 } else { Right::room(&tile, keys, s.values) };
+    Rooms([
+        queries * keys,
+        Right::room(&tile, s.width, keys),
+        v_room,
+        rows,
+        rows,
+        T::room(keys * s.width),
+        T::room(keys * s.values),
+        T::room(queries * s.width),
+        T::room(rows * s.values),
+    ])
+}
+pub(super) fn prepare(call: &Call<'_>) -> Ran {
+    let s = Sizes::new(call.in_shape(0), call.in_shape(2));
+    floats!(call.out_dtype(0), T => rooms::<T>(&s).lend::<<T as Float>::Wide>(|_| {}));
+    Ok(())
+}
 pub(super) fn sdpa(call: &Call<'_>) -> Ran {
     floats!(call.out_dtype(0), T => sdpa_of::<T>(call));
     Ok(())
 }
+/// A tile of keys at a time (Dao et al., "FlashAttention", 2022): probabilities are relative to the largest score so far, and
+/// results are scaled down when that grows.
 fn sdpa_of<T: Float>(call: &Call<'_>) {
     let s = Sizes::new(call.in_shape(0), call.in_shape(2));
-    let (q, k, v) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
+    let (all_q, all_k, all_v) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
     let mask = Mask::<T>::new(call, 3, &s);
     let (out, logsumexp) = (call.output::<T>(0), call.output::<f32>(1));
     let (causal, scale) = (call.bool("causal"), T::Wide::of_f64(call.float("scale")));
-    let (d, e, keys, most) = (s.width, s.values, s.keys, s.queries.min(QUERIES as usize));
-    let mut scratch = call.scratch::<T::Wide>();
-    let scores = take(&mut scratch, most * keys);
-    let [k_room, v_room, q_room, out_room] =
-        [keys * d, keys * e, most * d, most * e].map(|n| take(&mut scratch, T::room(n)));
-    for head in 0..s.batch * s.heads {
-        let kv = s.key_head(head);
-        let k = T::widened(&k[kv * keys * d..][..keys * d], k_room);
-        let v = T::widened(&v[kv * keys * e..][..keys * e], v_room);
-        for at in (0..s.queries).step_by(most.max(1)) {
-            let (n, row) = (most.min(s.queries - at), head * s.queries + at);
-            let (q, p) = (T::widened(&q[row * d..][..n * d], q_room), &mut scores[..n * keys]);
-            product((n, d, keys), (false, true), q, k, p, false);
-            if keys == 0 {
-                logsumexp[row..][..n].fill(0.0);
-            } else {
-                mask_scores(&s, &mask, causal, scale, row, p);
-                p.chunks_mut(keys).zip(&mut logsumexp[row..]).for_each(|(p, sum)| *sum = softmax(p) as f32);
-            }
-            T::rounded(&mut out[row * e..][..n * e], out_room, |out| {
-                product((n, keys, e), (false, false), p, v, out, false);
+    let (d, e, tile) = (s.width, s.values, T::Wide::tile());
+    let heads = call.part(s.batch * s.heads);
+    rooms::<T>(&s).lend::<T::Wide>(|[scores, k_packed, v_packed, maxima, sums, k_room, v_room, q_room, out_room]| {
+        for (head, top) in heads.clone().flat_map(|head| (0..s.queries).step_by(ROWS).map(move |top| (head, top))) {
+            let (kv, rows) = (s.key_head(head), ROWS.min(s.queries - top));
+            let (maxima, sums) = (&mut maxima[..rows], &mut sums[..rows]);
+            maxima.fill(T::Wide::LOWEST);
+            sums.fill(T::Wide::ZERO);
+            // The first of the rows, counted over the batch and the heads, and among those of this part.
+            let first = head * s.queries + top;
+            let own = first - heads.start * s.queries;
+            T::rounded(&mut out[own * e..][..rows * e], out_room, |out| {
+                if s.keys == 0 {
+                    out.fill(T::Wide::ZERO);
+                }
+                for left in (0..s.keys).step_by(KEYS).take_while(|&left| !causal || left < top + rows) {
+                    let n_keys = KEYS.min(s.keys - left);
+                    let at = kv * s.keys + left;
+                    let k = T::widened(&all_k[at * d..][..n_keys * d], k_room);
+                    let k = Right::packed(&tile, k_packed, (n_keys, d), (d, 1), k);
+                    let v = T::widened(&all_v[at * e..][..n_keys * e], v_room);
+                    let v = Right::rows(&tile, v_packed, v, (n_keys, e));
+                    for low in (0..rows).step_by(QUERIES) {
+                        let n = QUERIES.min(rows - low);
+                        let reach = if causal { n_keys.min((top + low + n).saturating_sub(left)) } else { n_keys };
+                        let out = &mut out[low * e..][..n * e];
+                        if reach == 0 {
+                            continue;
+                        }
+                        let q = T::widened(&all_q[(first + low) * d..][..n * d], q_room);
+                        let p = &mut scores[..n * reach];
+                        let (q, mut window) = (Left::rows(&tile, q, d), Window::new(p, n, reach));
+                        tiles(&tile, d, q, k, scale, &mut window, false);
+                        Arch::new().dispatch(Exponentials {
+                            sizes: &s,
+                            mask: &mask,
+                            row: first + low,
+                            left,
+                            causal,
+                            scores: p,
+                            maxima: &mut maxima[low..][..n],
+                            sums: &mut sums[low..][..n],
+                            out,
+                        });
+                        let p = Left::rows(&tile, p, reach);
+                        tiles(&tile, reach, p, v, T::Wide::ONE, &mut Window::new(out, n, e), 0 < left);
+                    }
+                }
+                for i in 0..rows {
+                    let none = maxima[i] == T::Wide::LOWEST;
+                    let inverse = if none { T::Wide::ZERO } else { T::Wide::ONE / sums[i] };
+                    out[i * e..][..e].iter_mut().for_each(|out| *out = *out * inverse);
+                    logsumexp[own + i] = if none { 0.0 } else { (maxima[i].to_f64() + sums[i].to_f64().ln()) as f32 };
+                }
             });
+        }
+    });
+}
+
+/// Sums side by side: enough for vector registers, and the order of additions is fixed.
+const LANES: usize = 16;
+
+/// Makes scores of a block of queries and a tile of keys exponentials below the largest score so far, and scales what there is
+/// of sums and results to that.
+struct Exponentials<'a, 'b, T, W> {
+    sizes: &'a Sizes,
+    mask: &'a Mask<'b, T>,
+    /// The first query, counted over the batch and the heads.
+    row: usize,
+    /// The first key.
+    left: usize,
+    causal: bool,
+    scores: &'a mut [W],
+    maxima: &'a mut [W],
+    sums: &'a mut [W],
+    out: &'a mut [W],
+}
+
+impl<T: Scalar, W: Real> WithSimd for Exponentials<'_, '_, T, W> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Exponentials { sizes: s, mask, row, left, causal, scores, maxima, sums, out } = self;
+        let (n, e) = (maxima.len(), s.values);
+        let reach = scores.len() / n;
+        for i in 0..n {
+            let scores = &mut scores[i * reach..][..reach];
+            let seen = s.reach(causal, (row + i) % s.queries).saturating_sub(left).min(reach);
+            let (scores, beyond) = scores.split_at_mut(seen);
+            beyond.fill(W::ZERO);
+            mask.apply((row + i) * s.keys + left, scores);
+            let max = folded(scores, W::LOWEST, |max, score| max.larger(score)).larger(maxima[i]);
+            if max == W::LOWEST {
+                scores.fill(W::ZERO);
+                continue;
+            }
+            scores.iter_mut().for_each(|score| *score = math::exp(*score - max));
+            let sum = folded(scores, W::ZERO, |sum, score| sum + score);
+            if 0 < left {
+                let factor = math::exp(maxima[i] - max);
+                sums[i] = sums[i] * factor + sum;
+                out[i * e..][..e].iter_mut().for_each(|out| *out = *out * factor);
+            } else {
+                sums[i] = sum;
+            }
+            maxima[i] = max;
         }
     }
 }
-/// Makes a row of scores probabilities; the logarithm of the sum of their exponentials.
-fn softmax<W: Real>(scores: &mut [W]) -> f64 {
-    let max = scores.iter().fold(W::LOWEST, |max, &score| max.larger(score));
-    if max == W::LOWEST {
-        scores.fill(W::ZERO);
-        return 0.0;
+
+/// Combines numbers, [`LANES`] at a time.
+#[inline(always)]
+fn folded<W: Real>(numbers: &[W], start: W, combine: impl Fn(W, W) -> W) -> W {
+    let mut lanes = [start; LANES];
+    let (whole, rest) = numbers.as_chunks::<LANES>();
+    for numbers in whole {
+        (0..LANES).for_each(|i| lanes[i] = combine(lanes[i], numbers[i]));
     }
-    scores.iter_mut().for_each(|score| *score = math::exp(*score - max));
-    let sum = super::norm::total(scores, Wide::to_f64);
-    let inverse = W::of_f64(1.0 / sum);
-    scores.iter_mut().for_each(|score| *score = *score * inverse);
-    max.to_f64() + sum.ln()
+    lanes.iter_mut().zip(rest).for_each(|(lane, &number)| *lane = combine(*lane, number));
+    lanes.into_iter().fold(start, combine)
 }
 
+/// By heads of keys of all the batch.
+pub(super) fn cut_bwd(call: &Call<'_>) -> Cut {
+    let s = Sizes::new(call.in_shape(1), call.in_shape(3));
+    Cut::of(s.batch * s.groups, s.group() * s.queries * s.keys * (s.width + s.values) / 8)
+}
+/// Gradients of queries in half precision are rounded once: all keys at a time.
+fn tile_keys<T: Float>(s: &Sizes) -> usize {
+    if T::room(1) == 0 { KEYS.min(s.keys) } else { s.keys }
+}
+fn rooms_bwd<T: Float>(s: &Sizes) -> Rooms<15> {
+    let tile = T::Wide::tile();
+    let (d, e, keys, queries) = (s.width, s.values, tile_keys::<T>(s), QUERIES.min(s.queries));
+    let packed = |depth, columns| if tile.reads(columns) { 0 } else { Right::room(&tile, depth, columns) };
+    Rooms([
+        queries * keys,
+        queries * keys,
+        Right::room(&tile, d, keys),
+        Right::room(&tile, e, keys),
+        packed(keys, d),
+        packed(queries, d),
+        packed(queries, e),
+        T::room(keys * d),
+        T::room(keys * e),
+        T::room(s.keys * d),
+        T::room(s.keys * e),
+        T::room(queries * d),
+        T::room(queries * d),
+        T::room(queries * e),
+        T::room(queries * e),
+    ])
+}
+pub(super) fn prepare_bwd(call: &Call<'_>) -> Ran {
+    let s = Sizes::new(call.in_shape(1), call.in_shape(3));
+    floats!(call.in_dtype(1), T => rooms_bwd::<T>(&s).lend::<<T as Float>::Wide>(|_| {}));
+    Ok(())
+}
 pub(super) fn sdpa_bwd(call: &Call<'_>) -> Ran {
     floats!(call.in_dtype(1), T => sdpa_bwd_of::<T>(call));
     Ok(())
@@ -217,58 +350,121 @@ pub(super) fn sdpa_bwd(call: &Call<'_>) -> Ran {
 /// With p = exp(scores - logsumexp): dv = pᵀ dout, dp = dout vᵀ, ds = p (dp - Σ dout out) scale, dq = ds k, dk = dsᵀ q.
 fn sdpa_bwd_of<T: Float>(call: &Call<'_>) {
     let s = Sizes::new(call.in_shape(1), call.in_shape(3));
-    let [dout, q, k, v, out] = std::array::from_fn(|i| call.input::<T>(i));
+    let [all_dout, all_q, all_k, all_v, all_out] = std::array::from_fn(|i| call.input::<T>(i));
     let logsumexp = call.input::<f32>(5);
     let mask = Mask::<T>::new(call, 6, &s);
-    let [dq, dk, dv] = std::array::from_fn(|j| call.output::<T>(j));
+    let [all_dq, all_dk, all_dv] = std::array::from_fn(|j| call.output::<T>(j));
     let (causal, scale) = (call.bool("causal"), T::Wide::of_f64(call.float("scale")));
-    let (d, e, keys, most) = (s.width, s.values, s.keys, s.queries.min(QUERIES as usize));
-    let mut scratch = call.scratch::<T::Wide>();
-    let [all_p, all_dp] = [most * keys; 2].map(|n| take(&mut scratch, n));
-    let [k_room, v_room, dk_room, dv_room, q_room, dq_room, out_room, dout_room] =
-        [keys * d, keys * e, keys * d, keys * e, most * d, most * d, most * e, most * e]
-            .map(|n| take(&mut scratch, T::room(n)));
-    let group = s.heads.checked_div(s.groups).unwrap_or(0);
-    for kv in 0..s.batch * s.groups {
-        let (ks, vs) = (kv * keys * d..(kv + 1) * keys * d, kv * keys * e..(kv + 1) * keys * e);
-        let (k, v) = (T::widened(&k[ks.clone()], k_room), T::widened(&v[vs.clone()], v_room));
-        // Sums over all queries of all heads of the group.
-        T::rounded(&mut dk[ks], dk_room, |dk| {
-            T::rounded(&mut dv[vs], dv_room, |dv| {
-                dk.fill(T::Wide::ZERO);
-                dv.fill(T::Wide::ZERO);
-                for head in kv * group..(kv + 1) * group {
-                    for at in (0..s.queries).step_by(most.max(1)) {
-                        let (n, row) = (most.min(s.queries - at), head * s.queries + at);
-                        let q = T::widened(&q[row * d..][..n * d], q_room);
-                        let out = T::widened(&out[row * e..][..n * e], out_room);
-                        let dout = T::widened(&dout[row * e..][..n * e], dout_room);
-                        let (p, dp) = (&mut all_p[..n * keys], &mut all_dp[..n * keys]);
-                        product((n, d, keys), (false, true), q, k, p, false);
-                        product((n, e, keys), (false, true), dout, v, dp, false);
-                        if keys != 0 {
-                            mask_scores(&s, &mask, causal, scale, row, p);
-                        }
-                        for i in 0..n {
-                            let shift = T::Wide::of(logsumexp[row + i]);
-                            let delta = dot(&dout[i * e..][..e], &out[i * e..][..e]);
-                            let (p, dp) = (&mut p[i * keys..][..keys], &mut dp[i * keys..][..keys]);
-                            for (p, dp) in p.iter_mut().zip(dp) {
-                                *p = math::exp(*p - shift);
-                                *dp = *p * (*dp - delta) * scale;
+    let (d, e, tile, most) = (s.width, s.values, T::Wide::tile(), tile_keys::<T>(&s).max(1));
+    let (one, group, part) = (T::Wide::ONE, s.group(), call.part(s.batch * s.groups));
+    rooms_bwd::<T>(&s).lend::<T::Wide>(|rooms| {
+        let [all_p, all_dp, k_packed, v_packed, k_rows, q_rows, dout_rows, rooms @ ..] = rooms;
+        let [k_room, v_room, dk_room, dv_room, q_room, dq_room, out_room, dout_room] = rooms;
+        if s.keys == 0 {
+            all_dq.fill(T::cast_f64(0.0));
+        }
+        for kv in part.clone() {
+            let own = kv - part.start;
+            // Sums over all queries of all heads of the group.
+            T::rounded(&mut all_dk[own * s.keys * d..][..s.keys * d], dk_room, |dk| {
+                T::rounded(&mut all_dv[own * s.keys * e..][..s.keys * e], dv_room, |dv| {
+                    dk.fill(T::Wide::ZERO);
+                    dv.fill(T::Wide::ZERO);
+                    for left in (0..s.keys).step_by(most) {
+                        let n_keys = most.min(s.keys - left);
+                        let k = T::widened(&all_k[(kv * s.keys + left) * d..][..n_keys * d], k_room);
+                        let v = T::widened(&all_v[(kv * s.keys + left) * e..][..n_keys * e], v_room);
+                        let k_columns = Right::packed(&tile, k_packed, (n_keys, d), (d, 1), k);
+                        let v_columns = Right::packed(&tile, v_packed, (n_keys, e), (e, 1), v);
+                        let k = Right::rows(&tile, k_rows, k, (n_keys, d));
+                        for head in kv * group..(kv + 1) * group {
+                            for low in (0..s.queries).step_by(QUERIES) {
+                                let (n, row) = (QUERIES.min(s.queries - low), head * s.queries + low);
+                                let reach = if causal { n_keys.min((low + n).saturating_sub(left)) } else { n_keys };
+                                let own = row - part.start * group * s.queries;
+                                let dq = &mut all_dq[own * d..][..n * d];
+                                if reach == 0 {
+                                    continue;
+                                }
+                                let q = T::widened(&all_q[row * d..][..n * d], q_room);
+                                let out = T::widened(&all_out[row * e..][..n * e], out_room);
+                                let dout = T::widened(&all_dout[row * e..][..n * e], dout_room);
+                                let (p, dp) = (&mut all_p[..n * reach], &mut all_dp[..n * reach]);
+                                let x = Left::rows(&tile, q, d);
+                                tiles(&tile, d, x, k_columns, scale, &mut Window::new(p, n, reach), false);
+                                let x = Left::rows(&tile, dout, e);
+                                tiles(&tile, e, x, v_columns, one, &mut Window::new(dp, n, reach), false);
+                                let logsumexp = &logsumexp[row..][..n];
+                                let (sizes, mask) = (&s, &mask);
+                                let gradients =
+                                    Gradients { sizes, mask, row, left, causal, scale, p, dp, logsumexp, out, dout };
+                                Arch::new().dispatch(gradients);
+                                let keys = left..left + reach;
+                                let dout = Right::rows(&tile, dout_rows, dout, (n, e));
+                                let dv = &mut Window::new(&mut dv[keys.start * e..keys.end * e], reach, e);
+                                tiles(&tile, n, Left::transposed(&tile, p, reach), dout, one, dv, true);
+                                let q = Right::rows(&tile, q_rows, q, (n, d));
+                                let dk = &mut Window::new(&mut dk[keys.start * d..keys.end * d], reach, d);
+                                tiles(&tile, n, Left::transposed(&tile, dp, reach), q, one, dk, true);
+                                T::rounded(dq, dq_room, |dq| {
+                                    let dq = &mut Window::new(dq, n, d);
+                                    tiles(&tile, reach, Left::rows(&tile, dp, reach), k, one, dq, 0 < left);
+                                });
                             }
                         }
-                        product((keys, n, e), (true, false), p, dout, dv, true);
-                        product((keys, n, d), (true, false), dp, q, dk, true);
-                        T::rounded(&mut dq[row * d..][..n * d], dq_room, |dq| {
-                            product((n, keys, d), (false, false), dp, k, dq, false);
-                        });
                     }
-                }
+                });
             });
-        });
+        }
+    });
+}
+
+/// Makes scores probabilities, and gradients of probabilities gradients of scores before their scaling.
+struct Gradients<'a, 'b, T, W> {
+    sizes: &'a Sizes,
+    mask: &'a Mask<'b, T>,
+    /// The first query, counted over the batch and the heads.
+    row: usize,
+    /// The first key.
+    left: usize,
+    causal: bool,
+    scale: W,
+    p: &'a mut [W],
+    dp: &'a mut [W],
+    logsumexp: &'a [f32],
+    out: &'a [W],
+    dout: &'a [W],
+}
+
+impl<T: Scalar, W: Real + Scalar> WithSimd for Gradients<'_, '_, T, W> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Gradients { sizes: s, mask, row, left, causal, scale, p, dp, logsumexp, out, dout } = self;
+        let (n, e) = (logsumexp.len(), s.values);
+        let reach = p.len() / n;
+        for i in 0..n {
+            let seen = s.reach(causal, (row + i) % s.queries).saturating_sub(left).min(reach);
+            let (p, beyond) = p[i * reach..][..reach].split_at_mut(seen);
+            beyond.fill(W::ZERO);
+            let (dp, beyond) = dp[i * reach..][..reach].split_at_mut(seen);
+            beyond.fill(W::ZERO);
+            mask.apply((row + i) * s.keys + left, p);
+            let (shift, delta) = (W::of(logsumexp[i]), dot(&dout[i * e..][..e], &out[i * e..][..e]));
+            for (p, dp) in p.iter_mut().zip(dp) {
+                *p = math::exp(*p - shift);
+                *dp = *p * (*dp - delta) * scale;
+            }
+        }
     }
 }
+#[inline(always)]
 fn dot<W: Real>(a: &[W], b: &[W]) -> W {
-    W::of_f64(a.iter().zip(b).map(|(&a, &b)| (a * b).to_f64()).sum())
+    let mut lanes = [W::ZERO; LANES];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for (a, b) in a.iter().zip(b) {
+        (0..LANES).for_each(|i| lanes[i] = lanes[i] + a[i] * b[i]);
+    }
+    lanes.iter_mut().zip(a_rest).zip(b_rest).for_each(|((lane, &a), &b)| *lane = *lane + a * b);
+    W::of_f64(lanes.into_iter().map(Wide::to_f64).sum())
 }

@@ -1,14 +1,15 @@
 //! Convolution and pooling, by direct loops: the innermost runs along a row of the image, whose elements follow each
 //! other. One spatial dimension is treated as two, the first of size 1.
 
-use super::Ran;
 use super::elementwise::is_number;
 use super::math::{Float, Real};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::strides::count;
-use super::wide::{BLOCK, Scalar, Wide, blocks, every_number, floats, sink, source, wide_float};
+use super::wide::{BLOCK, Scalar, Wide, blocks, blocks_of, every_number, floats, sink, source, wide_float};
+use super::{Cut, Ran};
 use crate::kernel::Call;
 use artifact::DType;
+use std::ops::Range;
 
 // ------------------------------------------------------------------------------------------------------------ checks
 
@@ -166,6 +167,11 @@ impl Sizes {
 /// The type that products of an element type are summed in.
 type W<T> = <T as Float>::Wide;
 
+/// By the channels of all images.
+pub(super) fn cut(call: &Call<'_>) -> Cut {
+    let (y, w) = (call.out_shape(0), call.in_shape(1));
+    Cut::of(y[0] * y[1], count(&y[2..]) * count(&w[1..]))
+}
 pub(super) fn convolution(call: &Call<'_>) -> Ran {
     floats!(call.out_dtype(0), T => convolve::<T, W<T>>(call));
     Ok(())
@@ -174,7 +180,10 @@ fn convolve<T: Scalar, W: Real>(call: &Call<'_>) {
     let s = Sizes::new(call, call.in_shape(0), call.in_shape(1), call.out_shape(0));
     let (x, w, y) = (call.input::<T>(0), call.input::<T>(1), call.output::<T>(0));
     let bias = (call.n_inputs() == 3).then(|| call.input::<T>(2));
-    for (b, g, o, oy) in points([s.batch, s.groups, s.outputs, s.y.output]) {
+    let start = call.output_start(0);
+    let channels = call.part(s.batch * s.groups * s.outputs);
+    for (channel, oy) in channels.flat_map(|channel| (0..s.y.output).map(move |oy| (channel, oy))) {
+        let (b, g, o) = (channel / s.outputs / s.groups, channel / s.outputs % s.groups, channel % s.outputs);
         for (lo, len) in blocks(s.x.output) {
             let mut sums = [bias.map_or(W::ZERO, |bias| W::of(bias[g * s.outputs + o])); BLOCK];
             for c in 0..s.inputs {
@@ -194,7 +203,7 @@ fn convolve<T: Scalar, W: Real>(call: &Call<'_>) {
                     }
                 }
             }
-            W::store(&sums[..len], &mut y[s.output_row(b, g, o, oy) + lo..][..len]);
+            W::store(&sums[..len], &mut y[s.output_row(b, g, o, oy) + lo - start..][..len]);
         }
     }
 }
@@ -211,27 +220,43 @@ fn points(sizes: [usize; 4]) -> impl Iterator<Item = (usize, usize, usize, usize
     (0..a * b * c * d).map(move |i| (i / d / c / b, i / d / c % b, i / d % c, i % d))
 }
 
+/// Which units compute dx, by the channels of all images, dw and db, by channels of the result: one after the other.
+fn units_bwd(call: &Call<'_>) -> [Range<usize>; 3] {
+    let (x, dy) = (call.in_shape(1), call.in_shape(0));
+    let (dx, dw) = (x[0] * x[1], dy[1]);
+    [0..dx, dx..dx + dw, dx + dw..dx + 2 * dw]
+}
+pub(super) fn cut_bwd(call: &Call<'_>) -> Cut {
+    let (dy, w) = (call.in_shape(0), call.in_shape(2));
+    Cut { per_thread: 16, ..Cut::of(units_bwd(call)[2].end, count(&dy[2..]) * count(&w[2..]) * w[0]) }
+}
 pub(super) fn convolution_bwd(call: &Call<'_>) -> Ran {
     let mask = call.ints("mask");
     let result = |i: usize| (mask[i] == 1).then(|| mask[..i].iter().sum::<i64>() as usize);
     floats!(call.in_dtype(0), T => {
         let s = Sizes::new(call, call.in_shape(1), call.in_shape(2), call.in_shape(0));
         let (dy, x, w) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
+        let units = units_bwd(call);
         if let Some(j) = result(0) {
-            convolve_dx::<T, W<T>>(&s, dy, w, call.output(j));
+            let (channels, dx) = call.output_of(j, units[0].clone());
+            convolve_dx::<T, W<T>>(&s, dy, w, channels, dx);
         }
         if let Some(j) = result(1) {
-            convolve_dw::<T, W<T>>(&s, dy, x, call.output(j));
+            let (channels, dw) = call.output_of(j, units[1].clone());
+            convolve_dw::<T, W<T>>(&s, dy, x, channels, dw);
         }
         if let Some(j) = result(2) {
-            convolve_db(&s, dy, call.output::<T>(j));
+            let (channels, db) = call.output_of::<T>(j, units[2].clone());
+            convolve_db(&s, dy, channels, db);
         }
     });
     Ok(())
 }
 /// Each row of dx gathers what the outputs that read it got.
-fn convolve_dx<T: Scalar, W: Real>(s: &Sizes, dy: &[T], w: &[T], dx: &mut [T]) {
-    for (b, g, c, iy) in points([s.batch, s.groups, s.inputs, s.y.input]) {
+fn convolve_dx<T: Scalar, W: Real>(s: &Sizes, dy: &[T], w: &[T], channels: Range<usize>, dx: &mut [T]) {
+    let start = channels.start * s.y.input * s.x.input;
+    for (channel, iy) in channels.flat_map(|channel| (0..s.y.input).map(move |iy| (channel, iy))) {
+        let (b, g, c) = (channel / s.inputs / s.groups, channel / s.inputs % s.groups, channel % s.inputs);
         for (lo, len) in blocks(s.x.input) {
             let mut sums = [W::ZERO; BLOCK];
             for o in 0..s.outputs {
@@ -252,7 +277,7 @@ fn convolve_dx<T: Scalar, W: Real>(s: &Sizes, dy: &[T], w: &[T], dx: &mut [T]) {
                     }
                 }
             }
-            W::store(&sums[..len], &mut dx[s.input_row(b, g, c, iy) + lo..][..len]);
+            W::store(&sums[..len], &mut dx[s.input_row(b, g, c, iy) + lo - start..][..len]);
         }
     }
 }
@@ -264,8 +289,10 @@ fn scatter_scaled<T: Scalar, W: Real>(to: &mut [W], factor: W, from: &[T], strid
     }
 }
 /// Each weight is a sum over the batch and the outputs: rows in the wide type, rows together in f64.
-fn convolve_dw<T: Scalar, W: Real>(s: &Sizes, dy: &[T], x: &[T], dw: &mut [T]) {
-    for (g, o, c, ky) in points([s.groups, s.outputs, s.inputs, s.y.taps]) {
+fn convolve_dw<T: Scalar, W: Real>(s: &Sizes, dy: &[T], x: &[T], channels: Range<usize>, dw: &mut [T]) {
+    let start = channels.start * s.inputs * s.y.taps * s.x.taps;
+    for (channel, _, c, ky) in points([channels.len(), 1, s.inputs, s.y.taps]) {
+        let (g, o) = ((channels.start + channel) / s.outputs, (channels.start + channel) % s.outputs);
         for kx in 0..s.x.taps {
             let (rows, columns) = (s.y.outputs(ky, 0, s.y.output), s.x.outputs(kx, 0, s.x.output));
             let mut sum = 0.0;
@@ -278,7 +305,7 @@ fn convolve_dw<T: Scalar, W: Real>(s: &Sizes, dy: &[T], x: &[T], dw: &mut [T]) {
                     }
                 }
             }
-            dw[s.weight_row(g, o, c, ky) + kx] = T::cast_f64(sum);
+            dw[s.weight_row(g, o, c, ky) + kx - start] = T::cast_f64(sum);
         }
     }
 }
@@ -299,9 +326,9 @@ fn dot<T: Scalar, W: Real>(a: &[T], b: &[T], stride: usize) -> W {
     }
     lanes.into_iter().fold(W::ZERO, |sum, lane| sum + lane)
 }
-fn convolve_db<T: Scalar>(s: &Sizes, dy: &[T], db: &mut [T]) {
+fn convolve_db<T: Scalar>(s: &Sizes, dy: &[T], channels: Range<usize>, db: &mut [T]) {
     let plane = s.y.output * s.x.output;
-    for (c, db) in db.iter_mut().enumerate() {
+    for (c, db) in channels.zip(db) {
         let (g, o) = (c / s.outputs, c % s.outputs);
         let sum: f64 = (0..s.batch).map(|b| super::norm::total(&dy[s.output_row(b, g, o, 0)..][..plane], T::f64)).sum();
         *db = T::cast_f64(sum);
@@ -310,6 +337,11 @@ fn convolve_db<T: Scalar>(s: &Sizes, dy: &[T], db: &mut [T]) {
 
 // ----------------------------------------------------------------------------------------------------------- pooling
 
+/// By the channels of all images.
+pub(super) fn cut_planes(call: &Call<'_>) -> Cut {
+    let (x, y) = (call.in_shape(0), call.out_shape(0));
+    Cut::of(y[0] * y[1], count(&x[2..]).max(count(&y[2..])))
+}
 pub(super) fn max_pool2d(call: &Call<'_>) -> Ran {
     every_number!(call.out_dtype(0), T, W => {
         max_pool2d_of::<T, W>(call);
@@ -331,8 +363,9 @@ fn max_pool2d_of<T: Scalar, W: Wide>(call: &Call<'_>) {
     };
     let (rows, columns) = (axis(0), axis(1));
     let (x, y, indices) = (call.input::<T>(0), call.output::<T>(0), call.output::<i64>(1));
-    for (i, (b, c, oy, ox)) in points([ys[0], ys[1], rows.output, columns.output]).enumerate() {
-        let plane = &x[(b * xs[1] + c) * rows.input * columns.input..][..rows.input * columns.input];
+    let planes = call.part(ys[0] * ys[1]);
+    for (i, (c, _, oy, ox)) in points([planes.len(), 1, rows.output, columns.output]).enumerate() {
+        let plane = &x[(planes.start + c) * rows.input * columns.input..][..rows.input * columns.input];
         let (mut best, mut index) = (W::LOWEST, None);
         for iy in inside(&rows, oy) {
             for ix in inside(&columns, ox) {
@@ -363,10 +396,12 @@ pub(super) fn max_pool2d_bwd(call: &Call<'_>) -> Ran {
 fn max_pool2d_bwd_of<R: Real>(call: &Call<'_>) -> Ran {
     let (windows, plane) = (count(&call.in_shape(0)[2..]), count(&call.out_shape(0)[2..]));
     let (dy, index, mut dx) = (source(call, 0), call.input::<i64>(1), sink(call, 0));
-    for (block, len) in blocks(count(call.out_shape(0))) {
+    for (block, len) in blocks_of(call.elements()) {
         dx.store(block, &[R::ZERO; BLOCK][..len]);
     }
-    for (i, &index) in index.iter().enumerate() {
+    let planes = call.part(call.out_shape(0)[0] * call.out_shape(0)[1]);
+    for i in planes.start * windows..planes.end * windows {
+        let index = index[i];
         let at = i / windows * plane + super::index::in_range(index, plane)?;
         let mut sum = [R::ZERO];
         dx.load(at, &mut sum);

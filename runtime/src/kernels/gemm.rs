@@ -1,16 +1,16 @@
 //! Products of matrices, each by [`super::product`]. Half-precision factors are widened into scratch, one matrix of the
 //! batch at a time; integers are plain loops.
 //!
-//! Threads may share a product: each computes some rows, whose bits do not depend on the others.
+//! Threads may share a product: each computes some rows or columns, whose bits do not depend on the others.
 
-use super::Ran;
 use super::elementwise::is_number;
 use super::math::Float;
-use super::product::product_rows;
-use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_half};
-use super::strides::Broadcast;
+use super::product::{Start, Tiled, product_part};
+use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
+use super::strides::{Broadcast, count};
 use super::wide::{Scalar, Source, Wide, blocks, sink, source};
-use crate::kernel::Call;
+use super::{Cut, ELEMENTS, Ran};
+use crate::kernel::{Call, Window};
 use artifact::DType;
 
 // ------------------------------------------------------------------------------------------------------------ checks
@@ -62,6 +62,16 @@ struct Sizes {
     tb: bool,
 }
 
+impl Sizes {
+    fn new(call: &Call<'_>) -> Sizes {
+        let (shape, y) = (call.in_shape(call.n_inputs() - 2), call.out_shape(0));
+        let rank = shape.len();
+        let (ta, tb) = (call.bool("ta"), call.bool("tb"));
+        let k = if ta { shape[rank - 2] } else { shape[rank - 1] };
+        Sizes { m: y[rank - 2], k, n: y[rank - 1], ta, tb }
+    }
+}
+
 pub(super) fn matmul(call: &Call<'_>) -> Ran {
     run(call, 0)
 }
@@ -71,11 +81,7 @@ pub(super) fn addmm(call: &Call<'_>) -> Ran {
 
 /// The product of operands `a` and `a + 1`, plus operand 0 if `a` is 1.
 fn run(call: &Call<'_>, a: usize) -> Ran {
-    let (shape, y) = (call.in_shape(a), call.out_shape(0));
-    let rank = shape.len();
-    let (ta, tb) = (call.bool("ta"), call.bool("tb"));
-    let k = if ta { shape[rank - 2] } else { shape[rank - 1] };
-    let sizes = Sizes { m: y[rank - 2], k, n: y[rank - 1], ta, tb };
+    let sizes = Sizes::new(call);
     match call.out_dtype(0) {
         DType::F32 => float::<f32>(call, a, &sizes),
         DType::F64 => float::<f64>(call, a, &sizes),
@@ -91,26 +97,90 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
     Ok(())
 }
 
+/// Whether threads share a product by columns, and not by rows of all the batch. Each part packs what it reads of the right
+/// factor, and of a transposed left one: the larger of the two should not be packed by all.
+fn by_columns(call: &Call<'_>, s: &Sizes) -> bool {
+    let one = count(call.out_shape(0)) == s.m * s.n && is_float(call.out_dtype(0)) && !is_half(call.out_dtype(0));
+    one && 2 * LEAST_COLUMNS <= s.n && if s.ta { s.m <= s.n } else { s.k <= DEEP }
+}
+/// A left factor with longer rows than this is better read by one thread than by all: it does not stay in a cache.
+const DEEP: usize = 4096;
+/// The fewest columns of a part, and the fewest rows: fewer, and packing costs too much beside them.
+const LEAST_COLUMNS: usize = 192;
+const LEAST_ROWS: usize = 96;
+
+pub(super) fn cut(call: &Call<'_>) -> Cut {
+    let s = Sizes::new(call);
+    // Work of some ten microseconds, at least.
+    let least = |other: usize| (ELEMENTS * 32).div_ceil((s.k * other).max(1));
+    if is_half(call.out_dtype(0)) {
+        // The scratch holds the factors of one matrix at a time.
+        Cut::NO
+    } else if by_columns(call, &s) {
+        Cut { units: s.n, align: 1, grain: LEAST_COLUMNS.max(least(s.m).next_multiple_of(16)), per_thread: 4 }
+    } else {
+        let batches = count(call.out_shape(0)).checked_div(s.m * s.n).unwrap_or(0);
+        // Several matrices of a few rows each are cut between them.
+        let (grain, per_thread) = if s.m < 2 * LEAST_ROWS { (s.m.max(1), 4) } else { (LEAST_ROWS, 1) };
+        Cut {
+            units: (batches * s.m).max(1),
+            align: 1,
+            grain: grain.max(least(s.n).next_multiple_of(grain)),
+            per_thread,
+        }
+    }
+}
+
+pub(super) fn prepare(call: &Call<'_>) -> Ran {
+    match call.out_dtype(0) {
+        DType::F64 => f64::with_room(|_| {}),
+        dtype if is_float(dtype) => f32::with_room(|_| {}),
+        _ => {}
+    }
+    Ok(())
+}
+
 fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
-    let (x, w, y) = (call.input::<T>(a), call.input::<T>(a + 1), call.output::<T>(0));
+    let (x, w) = (call.input::<T>(a), call.input::<T>(a + 1));
     let addend = (a == 1).then(|| (call.input::<T>(0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
+    // Writes what is added to elements of the result from `at` on.
+    let write = |at: usize, y: &mut [T::Wide]| {
+        let Some((c, order)) = &addend else { return };
+        order.runs(at, y.len(), |range, from, follow| match follow {
+            true => T::Wide::load(&c[from..from + range.len()], &mut y[range]),
+            false => y[range].fill(T::Wide::of(c[from])),
+        });
+    };
+    if by_columns(call, s) {
+        let columns = call.part(s.n);
+        // Of a type that is its own wide type: there is no room to round from.
+        let y = call.output_columns::<T::Wide>(0, s.n);
+        let from = |i: usize, j: usize, y: &mut [T::Wide]| write(i * s.n + j, y);
+        let start = if a == 1 { Start::From(&from) } else { Start::Zero };
+        let (x, w) = (T::widened(x, &mut []), T::widened(w, &mut []));
+        return product_part((s.m, s.k, s.n), (0..s.m, columns), (s.ta, s.tb), x, w, y, start);
+    }
+    let y = call.output::<T>(0);
     let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
-    let (x_room, rest) = call.scratch::<T::Wide>().split_at_mut(T::room(xs));
-    let (w_room, y_room) = rest.split_at_mut(T::room(ws));
-    let part = call.part_of_result();
+    let (mut x_room, mut w_room, mut y_room): (&mut [T::Wide], &mut [T::Wide], &mut [T::Wide]) =
+        (&mut [], &mut [], &mut []);
+    if 0 < T::room(1) {
+        let rest;
+        (x_room, rest) = call.scratch::<T::Wide>().split_at_mut(T::room(xs));
+        (w_room, y_room) = rest.split_at_mut(T::room(ws));
+    }
+    let rows = call.part(count(call.out_shape(0)).checked_div(s.n).unwrap_or(0));
+    let part = rows.start * s.n..rows.end * s.n;
     for b in part.start / ys.max(1)..part.end.div_ceil(ys.max(1)) {
         let (x, w) = (T::widened(&x[b * xs..][..xs], x_room), T::widened(&w[b * ws..][..ws], w_room));
         // The part's elements of this matrix.
         let (from, to) = (part.start.max(b * ys), part.end.min((b + 1) * ys));
         let rows = (from - b * ys) / s.n..(to - b * ys) / s.n;
         T::rounded(&mut y[from - part.start..to - part.start], y_room, |y| {
-            if let Some((c, order)) = &addend {
-                order.runs(from, to - from, |range, from, follow| match follow {
-                    true => T::Wide::load(&c[from..from + range.len()], &mut y[range]),
-                    false => y[range].fill(T::Wide::of(c[from])),
-                });
-            }
-            product_rows((s.m, s.k, s.n), rows, (s.ta, s.tb), x, w, y, a == 1);
+            let from = |i: usize, j: usize, y: &mut [T::Wide]| write(b * ys + i * s.n + j, y);
+            let start = if a == 1 { Start::From(&from) } else { Start::Zero };
+            let y = Window::new(y, rows.len(), s.n);
+            product_part((s.m, s.k, s.n), (rows, 0..s.n), (s.ta, s.tb), x, w, y, start);
         });
     }
 }
@@ -120,8 +190,8 @@ fn integer<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
     let c: Option<(Source<'_>, Broadcast)> =
         (a == 1).then(|| (source(call, 0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
     let (x_strides, w_strides) = (if s.ta { (1, s.m) } else { (s.k, 1) }, if s.tb { (1, s.k) } else { (s.n, 1) });
-    let part = call.part_of_result();
-    for row in part.start / s.n.max(1)..part.end / s.n.max(1) {
+    let rows = call.part(count(call.out_shape(0)).checked_div(s.n).unwrap_or(0));
+    for row in rows {
         let (b, i) = (row / s.m, row % s.m);
         let (x, w) = (&x[b * s.m * s.k..], &w[b * s.k * s.n..]);
         for (j, len) in blocks(s.n) {
@@ -136,7 +206,7 @@ fn integer<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
                     *sum = sum.wrapping_add(factor.wrapping_mul(w[k * w_strides.0 + (j + l) * w_strides.1].i64()));
                 }
             }
-            y.store(at - part.start, &sums[..len]);
+            y.store(at, &sums[..len]);
         }
     }
 }

@@ -1,14 +1,15 @@
 //! Reading and writing at indices that are data. An index out of range is the data's fault: it is reported, and what the
 //! result then holds is unspecified.
 
-use super::Ran;
 use super::elementwise::{is_any, is_number};
 use super::shape::{constant, copied};
 use super::signature::{Checked, MAX_RANK, Signature, broadcast_shapes, ensure, is_float};
 use super::strides::{Broadcast, Nest, contiguous, count};
-use super::wide::{BLOCK, Wide, bits, blocks, every_number, sink, source};
+use super::wide::{BLOCK, Wide, bits, blocks, blocks_of, every_number, sink, source};
+use super::{Cut, Ran};
 use crate::kernel::Call;
 use artifact::DType;
+use std::ops::Range;
 
 // ------------------------------------------------------------------------------------------------------------ checks
 
@@ -122,23 +123,29 @@ pub(super) fn in_range(index: i64, n: usize) -> Result<usize, String> {
 
 // ------------------------------------------------------------------------------------------------------------ tables
 
+pub(super) fn cut_embedding(call: &Call<'_>) -> Cut {
+    Cut::of(count(call.in_shape(1)), call.in_shape(0)[1])
+}
 pub(super) fn embedding(call: &Call<'_>) -> Ran {
     let &[rows, width] = call.in_shape(0) else { return Err("operand 0 should have rank 2".into()) };
     let (index, n) = (Indices::new(call, 1), count(call.in_shape(1)));
     bits!(call.out_dtype(0), B => {
         let (w, y): (&[B], &mut [B]) = (call.input_bits(0), call.output_bits(0));
-        for i in 0..n {
+        let part = call.part(n);
+        for i in part.clone() {
             let row = in_range(index.at(i), rows)?;
-            y[i * width..][..width].copy_from_slice(&w[row * width..][..width]);
+            y[(i - part.start) * width..][..width].copy_from_slice(&w[row * width..][..width]);
         }
     });
     Ok(())
 }
 
-/// Each row's indices are chained first, so that a row is summed in f64 and written once, in the order of its indices.
-pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
-    const END: i32 = -1;
-    let &[rows, width] = call.out_shape(0) else { return Err("result 0 should have rank 2".into()) };
+/// The end of a chain of indices.
+const END: i32 = -1;
+
+/// Each row's indices are chained, so that a row is summed in f64 and written once, in the order of its indices.
+pub(super) fn embedding_bwd_chains(call: &Call<'_>) -> Ran {
+    let rows = call.out_shape(0)[0];
     let (index, n, padding) = (Indices::new(call, 1), count(call.in_shape(1)), call.int("padding"));
     let (heads, nexts) = call.scratch::<i32>().split_at_mut(rows);
     heads.fill(END);
@@ -149,12 +156,21 @@ pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
             heads[row] = i as i32;
         }
     }
+    Ok(())
+}
+pub(super) fn cut_embedding_bwd(call: &Call<'_>) -> Cut {
+    Cut::of(call.out_shape(0)[0], call.out_shape(0)[1])
+}
+/// Sums along the chains that [`embedding_bwd_chains`] made.
+pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
+    let &[rows, width] = call.out_shape(0) else { return Err("result 0 should have rank 2".into()) };
+    let (heads, nexts) = call.scratch_read::<i32>().split_at(rows);
     let (dy, mut dw) = (source(call, 0), sink(call, 0));
     let mut xs = [0.0; BLOCK];
-    for (row, &head) in heads.iter().enumerate() {
+    for row in call.part(rows) {
         for (block, len) in blocks(width) {
             let mut sums = [0.0; BLOCK];
-            let mut next = head;
+            let mut next = heads[row];
             while next != END {
                 dy.load(&dw, next as usize * width + block, &mut xs[..len]);
                 (0..len).for_each(|j| sums[j] += xs[j]);
@@ -231,16 +247,21 @@ fn points_shape(call: &Call<'_>, first: usize) -> ([usize; MAX_RANK], usize) {
     (shape, rank)
 }
 
-/// Calls `f` with the row of operand 0 and the number of the point for each point of the broadcast indices, which are
-/// the operands from `first` on. A row is what the indexed leading dimensions leave: its length is the result.
-fn points(call: &Call<'_>, first: usize, mut f: impl FnMut(usize, usize)) -> Ran {
+/// Calls `f` with the row of operand 0 and the number of the point for each point in `part` of the broadcast indices, which
+/// are the operands from `first` on. A row is what the indexed leading dimensions leave: its length is the result.
+fn points(
+    call: &Call<'_>,
+    first: usize,
+    part: impl FnOnce(usize) -> Range<usize>,
+    mut f: impl FnMut(usize, usize),
+) -> Ran {
     let (x, n) = (call.in_shape(0), call.n_inputs() - first);
     let (shape, rank) = points_shape(call, first);
     let shape = &shape[..rank];
     let indices: [Option<(Indices<'_>, Broadcast)>; MAX_INDICES] = std::array::from_fn(|k| {
         (k < n).then(|| (Indices::new(call, first + k), Broadcast::new(call.in_shape(first + k), shape)))
     });
-    for (at, len) in blocks(count(shape)) {
+    for (at, len) in blocks_of(part(count(shape))) {
         let mut rows = [0usize; BLOCK];
         for (k, (index, order)) in indices.iter().flatten().enumerate() {
             let mut ran = Ok(());
@@ -261,11 +282,18 @@ fn points(call: &Call<'_>, first: usize, mut f: impl FnMut(usize, usize)) -> Ran
     }
     Ok(())
 }
+pub(super) fn cut_index(call: &Call<'_>) -> Cut {
+    let (shape, rank) = points_shape(call, 1);
+    Cut::of(count(&shape[..rank]), count(&call.in_shape(0)[call.n_inputs() - 1..]))
+}
 pub(super) fn index(call: &Call<'_>) -> Ran {
     let width = count(&call.in_shape(0)[call.n_inputs() - 1..]);
     bits!(call.out_dtype(0), B => {
         let (x, y): (&[B], &mut [B]) = (call.input_bits(0), call.output_bits(0));
-        points(call, 1, |row, i| y[i * width..][..width].copy_from_slice(&x[row * width..][..width]))
+        let start = call.output_start(0);
+        points(call, 1, |n| call.part(n), |row, i| {
+            y[i * width - start..][..width].copy_from_slice(&x[row * width..][..width]);
+        })
     })
 }
 pub(super) fn index_put(call: &Call<'_>) -> Ran {
@@ -292,12 +320,17 @@ fn put<T: Copy>(call: &Call<'_>, y: &mut [T], values: &[T], f: impl Fn(&mut T, T
     let (mut shape, lead) = points_shape(call, first);
     shape[lead..lead + rest.len()].copy_from_slice(rest);
     let order = Broadcast::new(call.in_shape(1), &shape[..lead + rest.len()]);
-    points(call, first, |row, i| {
-        let y = &mut y[row * width..][..width];
-        order.runs(i * width, width, |range, from, follow| {
-            for (j, y) in y[range].iter_mut().enumerate() {
-                f(y, values[if follow { from + j } else { from }]);
-            }
-        });
-    })
+    points(
+        call,
+        first,
+        |n| 0..n,
+        |row, i| {
+            let y = &mut y[row * width..][..width];
+            order.runs(i * width, width, |range, from, follow| {
+                for (j, y) in y[range].iter_mut().enumerate() {
+                    f(y, values[if follow { from + j } else { from }]);
+                }
+            });
+        },
+    )
 }

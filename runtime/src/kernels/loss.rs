@@ -1,9 +1,9 @@
 //! The negative log likelihood loss and its derivative.
 
-use super::Ran;
 use super::index::{Indices, in_range};
 use super::signature::{Checked, Signature, ensure, is_float};
-use super::wide::{BLOCK, blocks, sink, source};
+use super::wide::{BLOCK, blocks_of, sink, source};
+use super::{Cut, Ran};
 use crate::kernel::Call;
 
 const NONE: i64 = 0;
@@ -69,6 +69,9 @@ pub(super) fn nll_loss(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
+pub(super) fn cut_bwd(call: &Call<'_>) -> Cut {
+    Cut::of(call.out_shape(0)[0], call.out_shape(0)[1])
+}
 /// dlogp[i, target[i]] = -dloss, divided by the weight for a mean; 0 elsewhere.
 pub(super) fn nll_loss_bwd(call: &Call<'_>) -> Ran {
     let &[rows, classes] = call.out_shape(0) else { return Err("result 0 should have rank 2".into()) };
@@ -76,10 +79,10 @@ pub(super) fn nll_loss_bwd(call: &Call<'_>) -> Ran {
     let (dloss, targets, weight) = (source(call, 0), Indices::new(call, 1), source(call, 2));
     let mut dx = sink(call, 0);
     let weight = if reduction == MEAN { weight.one::<f64>(&dx, 0) } else { 1.0 };
-    for (block, len) in blocks(rows * classes) {
+    for (block, len) in blocks_of(call.elements()) {
         dx.store(block, &[0f32; BLOCK][..len]);
     }
-    for row in 0..rows {
+    for row in call.part(rows) {
         let target = targets.at(row);
         if target != ignore {
             let at = row * classes + in_range(target, classes)?;

@@ -73,6 +73,7 @@ half_float!(bf16, f16);
 macro_rules! real {
     ($ty:ident, $exp:path, $tanh:path, $erf:path) => {
         impl Real for $ty {
+            #[inline(always)]
             fn exp_of(self) -> $ty {
                 $exp(self)
             }
@@ -103,6 +104,7 @@ macro_rules! real {
 real!(f32, exp32, tanh32, erf32);
 real!(f64, f64::exp, f64::tanh, libm::erf);
 
+#[inline(always)]
 pub(super) fn exp<R: Real>(x: R) -> R {
     x.exp_of()
 }
@@ -144,6 +146,7 @@ pub(super) fn gelu_tanh_bwd<R: Real>(dy: R, x: R) -> R {
 }
 
 /// `x` within `lo..=hi`; NaN stays.
+#[inline(always)]
 fn within(x: f32, lo: f32, hi: f32) -> f32 {
     let x = if x < lo { lo } else { x };
     if hi < x { hi } else { x }
@@ -156,6 +159,7 @@ fn saturated(y: f32, x: f32, from: f32) -> f32 {
 }
 
 /// e^x after Cephes' `expf`: x = n ln 2 + r, a polynomial in r, and n added to the exponent.
+#[inline(always)]
 fn exp32(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
     const MAGIC: f32 = 12_582_912.0;

@@ -1,10 +1,10 @@
 //! Softmax along a dimension, layer norm, batch norm, and their derivatives. Statistics are taken in f64.
 
-use super::Ran;
 use super::math::{self, Real};
 use super::signature::{Checked, Signature, ensure, is_float, statistics_dtype};
 use super::strides::{around, count};
 use super::wide::{BLOCK, Sink, Source, blocks, sink, source, wide_float};
+use super::{Cut, Ran};
 use crate::kernel::Call;
 
 /// Sums side by side: enough for vector registers, and the order of additions is fixed.
@@ -93,10 +93,14 @@ struct Lines {
 /// A number for each line.
 type PerLine = [f64; BLOCK];
 
-/// Calls `f` with all the lines of a tensor.
+pub(super) fn cut_lines(call: &Call<'_>) -> Cut {
+    let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
+    Cut::of(outer, n * inner)
+}
+/// Calls `f` with all the lines of a part of a tensor.
 fn lines(call: &Call<'_>, mut f: impl FnMut(Lines)) {
     let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
-    for o in 0..outer {
+    for o in call.part(outer) {
         match inner {
             1 => f(Lines { at: o * n, n, stride: 1, lines: 1 }),
             _ => blocks(inner).for_each(|(j, lines)| f(Lines { at: o * n * inner + j, n, stride: inner, lines })),
@@ -249,6 +253,10 @@ fn rows(shape: &[usize], dims: i64) -> (usize, usize) {
     (count(lead), count(norm))
 }
 
+pub(super) fn cut_rows(call: &Call<'_>) -> Cut {
+    let (rows, n) = rows(call.in_shape(0), call.int("dims"));
+    Cut::of(rows, n)
+}
 pub(super) fn layer_norm(call: &Call<'_>) -> Ran {
     wide_float!(call.out_dtype(0), W => layer_norm_of::<W>(call));
     Ok(())
@@ -261,7 +269,7 @@ fn layer_norm_of<R: Real>(call: &Call<'_>) {
     let b = (2 < call.n_inputs()).then(|| source(call, 2));
     let (mut y, mut means, mut rstds) = (sink(call, 0), sink(call, 1), sink(call, 2));
     let (mut xs, mut ws, mut bs) = ([R::ZERO; BLOCK], [R::ONE; BLOCK], [R::ZERO; BLOCK]);
-    for row in 0..rows {
+    for row in call.part(rows) {
         let l = Lines { at: row * n, n, stride: 1, lines: 1 };
         let mut mean = fold(l, &x, &y, &NOTHING, 0.0, |[x]: [R; 1], _| x, plus);
         mean[0] /= n as f64;
@@ -285,82 +293,114 @@ fn layer_norm_of<R: Real>(call: &Call<'_>) {
     }
 }
 
-/// Where the results of a mask are: result 0, 1, 2 of all three, or nowhere.
-fn masked<'a>(call: &Call<'a>) -> [Option<Sink<'a>>; 3] {
+/// Where the results of a mask are: the number of each of three, or none.
+fn places(call: &Call<'_>) -> [Option<usize>; 3] {
     let mask = call.ints("mask");
-    let mut j = 0;
-    std::array::from_fn(|i| {
-        (mask[i] == 1).then(|| {
-            j += 1;
-            sink(call, j - 1)
-        })
-    })
+    std::array::from_fn(|i| (mask[i] == 1).then(|| mask[..i].iter().sum::<i64>() as usize))
+}
+fn masked<'a>(call: &Call<'a>) -> [Option<Sink<'a>>; 3] {
+    places(call).map(|place| place.map(|j| sink(call, j)))
 }
 
+/// Rows whose sums of a column are taken together: at most 32 such chunks, and not so small that they cost.
+fn chunk(rows: u64) -> u64 {
+    rows.div_ceil(32).max(64)
+}
+/// Each chunk's sums of the columns of dw and db, f64.
+pub(super) fn layer_norm_bwd_scratch(s: &Signature<'_>) -> u64 {
+    let (lead, norm) = s.shape(1).split_at(s.rank(1) - s.int("dims").unwrap_or(0) as usize);
+    let (rows, n): (u64, u64) = (lead.iter().product(), norm.iter().product());
+    if s.ints("mask").is_ok_and(|mask| mask[1..] == [0, 0]) { 0 } else { 16 * n * rows.div_ceil(chunk(rows)) }
+}
+pub(super) fn cut_rows_bwd(call: &Call<'_>) -> Cut {
+    let (rows, n) = rows(call.in_shape(1), call.int("dims"));
+    Cut { align: chunk(rows as u64) as usize, ..Cut::of(rows, n) }
+}
 pub(super) fn layer_norm_bwd(call: &Call<'_>) -> Ran {
     wide_float!(call.in_dtype(1), W => layer_norm_bwd_of::<W>(call));
     Ok(())
 }
-/// With x̂ = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - x̂ mean(g x̂)), dw = Σ dy x̂, db = Σ dy.
+/// With x̂ = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - x̂ mean(g x̂)), dw = Σ dy x̂, db = Σ dy. The sums over rows are
+/// those of chunks here, which [`layer_norm_bwd_sums`] adds up.
 fn layer_norm_bwd_of<R: Real>(call: &Call<'_>) {
     let (rows, n) = rows(call.in_shape(1), call.int("dims"));
+    let chunk = chunk(rows as u64) as usize;
     let (dy, x, means, rstds) = (source(call, 0), source(call, 1), source(call, 2), source(call, 3));
     let w = (4 < call.n_inputs()).then(|| source(call, 4));
-    let results = &mut masked(call);
+    let [dx, dw, db] = places(call);
+    let mut dx = dx.map(|j| sink(call, j));
+    let sums = if dw.or(db).is_some() { call.scratch_part::<f64>(rows, chunk, 2 * n) } else { &mut [] };
+    sums.fill(0.0);
+    // A single row of dy may lie on dw, which is written at the end; here, no result is.
+    let none = &if dx.is_none() && call.inplace(0).is_some() { sink(call, 0) } else { Sink::none() };
     let (mut dys, mut xs, mut ws) = ([R::ZERO; BLOCK], [R::ZERO; BLOCK], [R::ONE; BLOCK]);
-    // Parameters first: they read every row of dy, which dx may overwrite. A block of columns at a time, so that sums
-    // over rows need no memory but the stack.
-    if results[1].is_some() || results[2].is_some() {
+    let part = call.part(rows);
+    for row in part.clone() {
+        let on = dx.as_ref().unwrap_or(none);
+        let (mean, rstd): (R, R) = (means.one(on, row), rstds.one(on, row));
+        let (mut lanes_g, mut lanes_gx) = ([0.0; LANES], [0.0; LANES]);
         for (block, len) in blocks(n) {
-            let (mut dw, mut db) = ([0.0; BLOCK], [0.0; BLOCK]);
-            for row in 0..rows {
-                let on = first(results);
-                dy.load(on, row * n + block, &mut dys[..len]);
-                x.load(on, row * n + block, &mut xs[..len]);
-                let (mean, rstd): (R, R) = (means.one(on, row), rstds.one(on, row));
+            let on = dx.as_ref().unwrap_or(none);
+            dy.load(on, row * n + block, &mut dys[..len]);
+            x.load(on, row * n + block, &mut xs[..len]);
+            (0..len).for_each(|j| xs[j] = (xs[j] - mean) * rstd);
+            if !sums.is_empty() {
+                let (dw, db) = sums[(row - part.start) / chunk * 2 * n..][..2 * n].split_at_mut(n);
+                let (dw, db) = (&mut dw[block..][..len], &mut db[block..][..len]);
                 for j in 0..len {
-                    dw[j] += (dys[j] * ((xs[j] - mean) * rstd)).to_f64();
+                    dw[j] += (dys[j] * xs[j]).to_f64();
                     db[j] += dys[j].to_f64();
                 }
             }
-            for (result, sums) in results[1..].iter_mut().zip([dw, db]) {
-                if let Some(result) = result {
-                    result.store(block, &sums[..len]);
+            if dx.is_none() {
+                continue;
+            }
+            if let Some(w) = &w {
+                w.load(on, block, &mut ws[..len]);
+            }
+            for j in (0..len).step_by(LANES) {
+                for i in 0..LANES.min(len - j) {
+                    let g = dys[j + i] * ws[j + i];
+                    lanes_g[i] += g.to_f64();
+                    lanes_gx[i] += (g * xs[j + i]).to_f64();
                 }
             }
         }
-    }
-    let Some(dx) = &mut results[0] else { return };
-    for row in 0..rows {
-        let (mean, rstd): (R, R) = (means.one(dx, row), rstds.one(dx, row));
-        let (mut lanes_g, mut lanes_gx) = ([0.0; LANES], [0.0; LANES]);
-        for pass in 0..2 {
-            let total = |lanes: &[f64; LANES]| R::of_f64(lanes.iter().sum::<f64>() / n as f64);
-            let (mean_g, mean_gx) = (total(&lanes_g), total(&lanes_gx));
-            for (block, len) in blocks(n) {
-                dy.load(dx, row * n + block, &mut dys[..len]);
-                x.load(dx, row * n + block, &mut xs[..len]);
-                if let Some(w) = &w {
-                    w.load(dx, block, &mut ws[..len]);
-                }
-                if pass == 0 {
-                    for j in (0..len).step_by(LANES) {
-                        for i in 0..LANES.min(len - j) {
-                            let g = dys[j + i] * ws[j + i];
-                            lanes_g[i] += g.to_f64();
-                            lanes_gx[i] += (g * ((xs[j + i] - mean) * rstd)).to_f64();
-                        }
-                    }
-                    continue;
-                }
-                for j in 0..len {
-                    let normal = (xs[j] - mean) * rstd;
-                    xs[j] = rstd * (dys[j] * ws[j] - mean_g - normal * mean_gx);
-                }
-                dx.store(row * n + block, &xs[..len]);
+        let Some(dx) = &mut dx else { continue };
+        let total = |lanes: &[f64; LANES]| R::of_f64(lanes.iter().sum::<f64>() / n as f64);
+        let (mean_g, mean_gx) = (total(&lanes_g), total(&lanes_gx));
+        for (block, len) in blocks(n) {
+            dy.load(dx, row * n + block, &mut dys[..len]);
+            x.load(dx, row * n + block, &mut xs[..len]);
+            if let Some(w) = &w {
+                w.load(dx, block, &mut ws[..len]);
             }
+            for j in 0..len {
+                let normal = (xs[j] - mean) * rstd;
+                xs[j] = rstd * (dys[j] * ws[j] - mean_g - normal * mean_gx);
+            }
+            dx.store(row * n + block, &xs[..len]);
         }
     }
+}
+/// Adds up the chunks' sums, in their order.
+pub(super) fn layer_norm_bwd_sums(call: &Call<'_>) -> Ran {
+    let (rows, n) = rows(call.in_shape(1), call.int("dims"));
+    let [_, dw, db] = places(call);
+    let sums: &[f64] = if dw.or(db).is_some() { call.scratch() } else { &[] };
+    let chunks = rows.div_ceil(chunk(rows as u64) as usize);
+    for (which, j) in [dw, db].into_iter().enumerate() {
+        let Some(mut result) = j.map(|j| sink(call, j)) else { continue };
+        for (block, len) in blocks(n) {
+            let mut total = [0.0; BLOCK];
+            for chunk in 0..chunks {
+                let sums = &sums[(2 * chunk + which) * n + block..][..len];
+                total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+            }
+            result.store(block, &total[..len]);
+        }
+    }
+    Ok(())
 }
 /// The first result there is: the one on which an in-place operand lies.
 fn first<'a, 'b>(results: &'a [Option<Sink<'b>>; 3]) -> &'a Sink<'b> {

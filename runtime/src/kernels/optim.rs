@@ -4,12 +4,12 @@
 //!
 //! Each formula is a loop over slices that do not overlap, which is compiled for every set of vector instructions that the
 //! machine may have. None of them fuses a product with a sum, so that the bits are those of one number at a time. Elements
-//! do not know of each other: threads may share a run, see [`Call::part`].
+//! do not know of each other: threads may share a run, see [`super::Cut`].
 
 use super::Ran;
 use super::math::{Float, Real, sqrt};
 use super::signature::{Checked, Signature, ensure, is_float};
-use super::wide::{BLOCK, Scalar, Sink, Wide, blocks, floats, sink, source, wide_float};
+use super::wide::{BLOCK, Scalar, Sink, Wide, blocks_of, floats, sink, source, wide_float};
 use crate::kernel::{Call, Element};
 use artifact::DType;
 use half::bf16;
@@ -230,7 +230,7 @@ fn scale<R: Real>(call: &Call<'_>, i: usize) -> R {
 fn update<R: Real + Scalar, const N: usize>(call: &Call<'_>, olds: [usize; N], formula: impl Formula<R, N>) {
     if call.out_dtype(0) == R::DTYPE {
         let news = std::array::from_fn(|k| Changed::new(call, olds[k], k));
-        Arch::new().dispatch(Direct { news, gradient: call.input(1), formula });
+        Arch::new().dispatch(Direct { news, gradient: call.input_part(1), formula });
     } else {
         Arch::new().dispatch(Widened { call, olds, formula, wide: PhantomData });
     }
@@ -244,7 +244,7 @@ struct Changed<'a, T> {
 
 impl<'a, T: Element> Changed<'a, T> {
     fn new(call: &Call<'a>, i: usize, j: usize) -> Changed<'a, T> {
-        Changed { old: call.inplace(i).is_none().then(|| call.input(i)), new: call.output(j) }
+        Changed { old: call.inplace(i).is_none().then(|| call.input_part(i)), new: call.output(j) }
     }
     /// The old elements from `at` on, to be replaced.
     #[inline(always)]
@@ -291,7 +291,7 @@ impl<R: Real, F: Formula<R, N>, const N: usize> WithSimd for Widened<'_, '_, R, 
         let gradient = source(self.call, 1);
         let mut news: [Sink<'_>; N] = std::array::from_fn(|k| sink(self.call, k));
         let (mut numbers, mut gs) = ([[R::ZERO; BLOCK]; N], [R::ZERO; BLOCK]);
-        for (at, len) in blocks(self.call.elements()) {
+        for (at, len) in blocks_of(self.call.elements()) {
             for k in 0..N {
                 olds[k].load(&news[k], at, &mut numbers[k][..len]);
             }
@@ -330,7 +330,7 @@ pub(super) fn adamw_split(call: &Call<'_>) -> Ran {
         low: Changed::new(call, 2, 1),
         m: Changed::new(call, 3, 2),
         v: Changed::new(call, 4, 3),
-        gradient: call.input(1),
+        gradient: call.input_part(1),
         formula,
     });
     Ok(())

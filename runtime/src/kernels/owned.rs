@@ -209,6 +209,18 @@ impl<'a> Run<'a> {
     }
     /// The same on a team's threads, if the kernel can be split.
     pub fn run_on(&mut self, team: Option<&Team>, mut mark: impl FnMut()) -> Result<(), String> {
+        let launch = self.launch();
+        mark();
+        let ran = launch.run(team);
+        mark();
+        ran
+    }
+    /// The same in parts on this thread, the last part first: of `lengths` units in turn, or so many times as many as parts'
+    /// beginnings must be multiples of. How many parts there were.
+    pub fn run_in_parts(&mut self, lengths: &[usize]) -> Result<usize, String> {
+        self.launch().run_in_parts(lengths)
+    }
+    fn launch(&mut self) -> Arc<Launch> {
         let pointers: Vec<*mut u8> = self.results.iter_mut().map(|t| t.lines.as_mut_ptr().cast()).collect();
         let outs: Vec<Tensor> = self.results.iter().zip(&pointers).map(|(t, &data)| t.tensor(data)).collect();
         let on = |i: usize| self.pairs.iter().find(|pair| pair.0 == i).map(|pair| pointers[pair.1]);
@@ -218,11 +230,7 @@ impl<'a> Run<'a> {
         let data = self.scratch.lines.as_mut_ptr().cast();
         let scratch = (0 < self.scratch.n_bytes()).then(|| self.scratch.tensor(data));
         // Results are tensors of their own, operands lie on them only in declared pairs: what `Call` asks for. The launch
-        // is dropped here; a team's threads that still hold it do not look at its tensors any more.
-        let launch = Arc::new(Launch::new(self.kernel, self.attrs.into(), ins.into(), outs.into(), scratch));
-        mark();
-        let ran = launch.run(team);
-        mark();
-        ran
+        // is dropped by who asks for it; a team's threads that still hold it do not look at its tensors any more.
+        Arc::new(Launch::new(self.kernel, self.attrs.into(), ins.into(), outs.into(), scratch))
     }
 }

@@ -8,9 +8,10 @@
 //! what the loops of the crate `gemm` reach; attention's small products 57 to 91, 0.97 to 1.03. A product of one row spends
 //! its time on packing: 1x768x768 with the right factor transposed has 5 GFLOP/s, and could have 29.
 
-#![allow(unsafe_code, reason = "micro-kernels take pointers; the one call is in `product`")]
+#![allow(unsafe_code, reason = "micro-kernels take pointers: the one call is in `tiles`, and a hint beside it")]
 
 use super::wide::Wide;
+use crate::kernel::Window;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -53,6 +54,13 @@ pub(super) struct Tile<R: 'static> {
     pack_columns: Pack<R>,
 }
 
+impl<R> Tile<R> {
+    /// Whether so many columns of a right factor may be read where they lie: they are whole vectors.
+    pub(super) fn reads(&self, columns: usize) -> bool {
+        columns.is_multiple_of(self.lanes)
+    }
+}
+
 /// See [`pack`].
 type Pack<R> = fn(&mut [R], (usize, usize), (usize, usize), &[R]);
 
@@ -62,6 +70,8 @@ pub(super) trait Tiled: Wide {
     fn tile() -> Tile<Self>;
     /// Lends this thread's workspace: [`ROOM`] numbers.
     fn with_room(f: impl FnOnce(&mut [Self]));
+    /// Lends another of this thread's workspaces, which grows to `n` numbers if it has fewer.
+    fn with_space(n: usize, f: impl FnOnce(&mut [Self]));
 }
 
 /// How deep a packed block is: then a tile's rows of `x` stay in the first cache.
@@ -106,129 +116,254 @@ macro_rules! tiled {
                 thread_local! {
                     static MEMORY: RefCell<Vec<$ty>> = const { RefCell::new(Vec::new()) };
                 }
-                MEMORY.with_borrow_mut(|memory| {
-                    if memory.is_empty() {
-                        memory.resize(ROOM + LINE_BYTES / size_of::<$ty>(), 0.0);
-                    }
-                    let skip = memory.as_ptr().align_offset(LINE_BYTES);
-                    f(&mut memory[skip..][..ROOM]);
-                });
+                MEMORY.with_borrow_mut(|memory| f(lines(memory, ROOM)));
+            }
+            fn with_space(n: usize, f: impl FnOnce(&mut [$ty])) {
+                thread_local! {
+                    static MEMORY: RefCell<Vec<$ty>> = const { RefCell::new(Vec::new()) };
+                }
+                MEMORY.with_borrow_mut(|memory| f(lines(memory, n)));
             }
         }
     };
 }
+/// The first `n` numbers from a cache line on.
+fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
+    let enough = n + LINE_BYTES / size_of::<R>();
+    if memory.len() < enough {
+        memory.resize(enough, R::ZERO);
+    }
+    let skip = memory.as_ptr().align_offset(LINE_BYTES);
+    &mut memory[skip..][..n]
+}
 tiled!(f32, gemm_f32, fma 8, neon 4);
 tiled!(f64, gemm_f64, fma 4, neon 2);
 
-/// One product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so: y = x w, or y += x w.
-pub(super) fn product<R: Tiled>(
-    (m, k, n): (usize, usize, usize),
-    transposed: (bool, bool),
-    x: &[R],
-    w: &[R],
-    y: &mut [R],
-    add: bool,
-) {
-    product_rows((m, k, n), 0..m, transposed, x, w, y, add);
+/// What a product is added to.
+#[derive(Clone, Copy)]
+pub(super) enum Start<'a, R> {
+    /// Nothing.
+    Zero,
+    /// What the function writes, which is given a row, a column and the numbers from there on: they are added to while they are
+    /// in the first cache.
+    From(&'a dyn Fn(usize, usize, &mut [R])),
 }
 
-/// Some rows of a product: `y` holds them alone. Their bits do not depend on which others are computed with them.
-pub(super) fn product_rows<R: Tiled>(
+/// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so.
+/// `y` is them alone. Their bits do not depend on which others are computed with them.
+pub(super) fn product_part<R: Tiled>(
     (m, k, n): (usize, usize, usize),
-    rows: Range<usize>,
+    (rows, columns): (Range<usize>, Range<usize>),
     (ta, tb): (bool, bool),
     x: &[R],
     w: &[R],
-    y: &mut [R],
-    add: bool,
+    mut y: Window<'_, R>,
+    start: Start<'_, R>,
 ) {
-    if rows.is_empty() || n == 0 {
+    if rows.is_empty() || columns.is_empty() {
         return;
     }
     if k == 0 {
-        if !add {
-            y.fill(R::ZERO);
-        }
+        (0..y.rows()).for_each(|i| match start {
+            Start::Zero => y.row(i).fill(R::ZERO),
+            Start::From(f) => f(rows.start + i, columns.start, y.row(i)),
+        });
         return;
     }
-    let (first, end) = (rows.start, rows.end);
-    let whole = x.len() == m * k && w.len() == k * n && end <= m && y.len() == (end - first) * n;
-    assert!(whole, "slices should be whole matrices, and the rows some of them");
+    let whole = x.len() == m * k && w.len() == k * n && rows.end <= m && columns.end <= n;
+    let whole = whole && (y.rows(), y.columns()) == (rows.len(), columns.len());
+    assert!(whole, "slices should be whole matrices, and the result some of their product");
     let tile = R::tile();
     let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
     let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
     // Rows of x that do not lie in lines are packed if they are read often enough.
-    let pack_x = ta && 2 * tile.columns < n;
-    let most_rows = if pack_x { ROWS / tile.rows * tile.rows } else { end - first };
+    let pack_x = ta && 2 * tile.columns < columns.len();
+    let most_rows = if pack_x { ROWS / tile.rows * tile.rows } else { rows.len() };
     R::with_room(|room| {
         let (w_room, x_room) = room.split_at_mut(DEPTH * COLUMNS);
-        for top in (first..end).step_by(most_rows) {
-            let rows = most_rows.min(end - top);
+        for top in rows.clone().step_by(most_rows) {
+            let height = most_rows.min(rows.end - top);
             for shallow in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - shallow);
                 let x = &x[top * x_row + shallow * x_column..];
                 if pack_x {
-                    (tile.pack_rows)(x_room, (rows, x_row), (depth, x_column), x);
+                    (tile.pack_rows)(x_room, (height, x_row), (depth, x_column), x);
                 }
-                let add = u8::from(add || 0 < shallow);
-                for left in (0..n).step_by(COLUMNS) {
-                    let columns = COLUMNS.min(n - left);
+                let x = match pack_x {
+                    true => Left { x: &*x_room, row: 1, column: tile.rows, panel: tile.rows * depth },
+                    false => Left { x, row: x_row, column: x_column, panel: tile.rows * x_row },
+                };
+                for left in columns.clone().step_by(COLUMNS) {
+                    let width = COLUMNS.min(columns.end - left);
                     let w = &w[shallow * w_row + left * w_column..];
                     // A few rows read w where it lies, if whole vectors of it are there.
-                    let pack_w = tb || !columns.is_multiple_of(tile.lanes) || 8 * tile.rows < rows;
-                    if pack_w {
-                        (tile.pack_columns)(w_room, (columns, w_column), (depth, w_row), w);
-                    }
-                    for i in (0..rows).step_by(tile.rows) {
-                        let height = tile.rows.min(rows - i);
-                        let (x, x_row, x_column) = match pack_x {
-                            true => (&x_room[i * depth..], 1, tile.rows),
-                            false => (&x[i * x_row..], x_row, x_column),
-                        };
-                        for j in (0..columns).step_by(tile.columns) {
-                            let width = tile.columns.min(columns - j);
-                            let (w, w_row) = match pack_w {
-                                true => (&w_room[j * depth..], tile.columns),
-                                false => (&w[j..], w_row),
-                            };
-                            let kernel = tile.kernels[(width.div_ceil(tile.lanes) - 1) * tile.rows + height - 1];
-                            let y = &mut y[(top - first + i) * n + left + j..];
-                            // SAFETY: the kernel writes `height` rows of `width` numbers, `n` apart, of y: a part of the
-                            // matrix, for i + height <= rows <= end - top and j + width <= columns <= n - left. It reads
-                            // `depth` rows of w and columns of x. Where they lie in the factors, they are parts of
-                            // those in the same way, for shallow + depth <= k; whole vectors of w are read, which the
-                            // width then is a multiple of. Where they are packed, a panel of w has `tile.columns`
-                            // numbers a row, one of x `tile.rows`, and `pack` has filled them all. The assertion above
-                            // says that the slices are whole; y is a mutable slice and overlaps neither. The machine
-                            // has the kernel's instructions: `tile` asked.
-                            unsafe {
-                                kernel(
-                                    width,
-                                    height,
-                                    depth,
-                                    y.as_mut_ptr(),
-                                    w.as_ptr(),
-                                    x.as_ptr(),
-                                    n as isize,
-                                    1,
-                                    w_row as isize,
-                                    x_column as isize,
-                                    x_row as isize,
-                                    R::ONE,
-                                    R::ONE,
-                                    add,
-                                    false,
-                                    false,
-                                    false,
-                                    std::ptr::null(),
-                                );
+                    let pack_w = tb || !width.is_multiple_of(tile.lanes) || 8 * tile.rows < height;
+                    let w = match pack_w {
+                        true => {
+                            (tile.pack_columns)(w_room, (width, w_column), (depth, w_row), w);
+                            Right { w: &*w_room, row: tile.columns, panel: tile.columns * depth }
+                        }
+                        false => Right { w, row: w_row, panel: tile.columns },
+                    };
+                    let (i, j) = (top - rows.start, left - columns.start);
+                    let y = &mut y.part(i..i + height, j..j + width);
+                    match start {
+                        Start::From(f) if shallow == 0 => {
+                            for low in (0..height).step_by(STARTED * tile.rows) {
+                                let high = height.min(low + STARTED * tile.rows);
+                                let y = &mut y.part(low..high, 0..width);
+                                (low..high).for_each(|l| f(top + l, left, y.row(l - low)));
+                                let x = Left { x: &x.x[low / tile.rows * x.panel..], ..x };
+                                tiles(&tile, depth, x, w, R::ONE, y, true);
                             }
                         }
+                        _ => tiles(&tile, depth, x, w, R::ONE, y, 0 < shallow),
                     }
                 }
             }
         }
     });
+}
+
+/// Tiles of rows that [`Start::From`] writes before a product is added to them.
+const STARTED: usize = 4;
+
+/// A left factor: number `l` of row `i` of panel `p`, of a tile's rows, lies at `p * panel + i * row + l * column`.
+#[derive(Clone, Copy)]
+pub(super) struct Left<'a, R> {
+    pub(super) x: &'a [R],
+    pub(super) row: usize,
+    pub(super) column: usize,
+    pub(super) panel: usize,
+}
+
+impl<'a, R: Tiled> Left<'a, R> {
+    /// Rows `stride` apart.
+    pub(super) fn rows(tile: &Tile<R>, x: &'a [R], stride: usize) -> Left<'a, R> {
+        Left { x, row: stride, column: 1, panel: tile.rows * stride }
+    }
+    /// The transposed of rows `stride` apart.
+    pub(super) fn transposed(tile: &Tile<R>, x: &'a [R], stride: usize) -> Left<'a, R> {
+        Left { x, row: 1, column: stride, panel: tile.rows }
+    }
+}
+
+/// A right factor: column `j` of row `l` of panel `p`, of a tile's columns, lies at `p * panel + l * row + j`. Whole vectors are
+/// read.
+#[derive(Clone, Copy)]
+pub(super) struct Right<'a, R> {
+    pub(super) w: &'a [R],
+    pub(super) row: usize,
+    pub(super) panel: usize,
+}
+
+impl<'a, R: Tiled> Right<'a, R> {
+    /// How much room packed columns need.
+    pub(super) fn room(tile: &Tile<R>, depth: usize, columns: usize) -> usize {
+        columns.next_multiple_of(tile.columns) * depth
+    }
+    /// `depth` rows of `columns` numbers, where they lie if that may be, or packed.
+    pub(super) fn rows(
+        tile: &Tile<R>,
+        room: &'a mut [R],
+        w: &'a [R],
+        (depth, columns): (usize, usize),
+    ) -> Right<'a, R> {
+        match tile.reads(columns) {
+            true => Right { w, row: columns, panel: tile.columns },
+            false => Right::packed(tile, room, (columns, 1), (depth, columns), w),
+        }
+    }
+    /// Columns `stride` apart of `depth` numbers, `step` apart, packed. One of `stride` and `step` is 1.
+    pub(super) fn packed(
+        tile: &Tile<R>,
+        room: &'a mut [R],
+        (columns, stride): (usize, usize),
+        (depth, step): (usize, usize),
+        from: &[R],
+    ) -> Right<'a, R> {
+        (tile.pack_columns)(room, (columns, stride), (depth, step), from);
+        Right { w: room, row: tile.columns, panel: tile.columns * depth }
+    }
+}
+
+/// `y = scale x w`, or `y += scale x w`: a tile at a time, where the factors lie.
+pub(super) fn tiles<R: Tiled>(
+    tile: &Tile<R>,
+    depth: usize,
+    x: Left<'_, R>,
+    w: Right<'_, R>,
+    scale: R,
+    y: &mut Window<'_, R>,
+    add: bool,
+) {
+    let (rows, columns, stride) = (y.rows(), y.columns(), y.stride());
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    if depth == 0 {
+        if !add {
+            (0..rows).for_each(|i| y.row(i).fill(R::ZERO));
+        }
+        return;
+    }
+    let (last_x, last_w) = ((rows - 1) / tile.rows, (columns - 1) / tile.columns);
+    let (high, wide) = ((rows - 1) % tile.rows, ((columns - 1) % tile.columns + 1).next_multiple_of(tile.lanes));
+    let x_end = (last_x * x.panel + high * x.row).max(last_x.saturating_sub(1) * x.panel + (tile.rows - 1) * x.row);
+    let x_end = if last_x == 0 { high * x.row } else { x_end } + (depth - 1) * x.column;
+    let w_end = (last_w * w.panel + wide).max(if last_w == 0 { 0 } else { (last_w - 1) * w.panel + tile.columns });
+    let w_end = w_end + (depth - 1) * w.row;
+    assert!(x_end < x.x.len() && w_end <= w.w.len(), "factors should have what their product reads");
+    let start = y.as_mut_ptr();
+    for i in (0..rows).step_by(tile.rows) {
+        let height = tile.rows.min(rows - i);
+        let x = Left { x: &x.x[i / tile.rows * x.panel..], ..x };
+        for j in (0..columns).step_by(tile.columns) {
+            let width = tile.columns.min(columns - j);
+            let w_panel = &w.w[j / tile.columns * w.panel..];
+            let kernel = tile.kernels[(width.div_ceil(tile.lanes) - 1) * tile.rows + height - 1];
+            // The kernel touches y when it is done with the factors.
+            (0..height).for_each(|l| fetch(start.wrapping_add((i + l) * stride + j)));
+            // SAFETY: the kernel writes `height` rows of `width` numbers, `stride` apart, of y: a part of the window, for
+            // i + height <= rows and j + width <= columns. It reads `depth` rows of w, whole vectors of them, and `depth`
+            // columns of x: the assertion above says that the last numbers of the last panels are there, and those of the
+            // panels before it lie before. y is a mutable window and overlaps neither. The machine has the kernel's
+            // instructions: `tile` asked.
+            unsafe {
+                kernel(
+                    width,
+                    height,
+                    depth,
+                    start.add(i * stride + j),
+                    w_panel.as_ptr(),
+                    x.x.as_ptr(),
+                    stride as isize,
+                    1,
+                    w.row as isize,
+                    x.column as isize,
+                    x.row as isize,
+                    R::ONE,
+                    scale,
+                    u8::from(add),
+                    false,
+                    false,
+                    false,
+                    std::ptr::null(),
+                );
+            }
+        }
+    }
+}
+
+/// Asks for the cache line at an address, to be written soon.
+fn fetch<R>(at: *const R) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which no address makes go wrong.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast())
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE` vectors: number `l` of vector
@@ -239,22 +374,33 @@ fn pack<R: Tiled, const WIDE: usize>(
     (depth, step): (usize, usize),
     from: &[R],
 ) {
-    for (panel, at) in room.chunks_exact_mut(WIDE * depth).zip((0..n).step_by(WIDE)) {
-        let (panel, _) = panel.as_chunks_mut::<WIDE>();
-        let width = WIDE.min(n - at);
-        if stride == 1 {
-            for (l, row) in panel.iter_mut().enumerate() {
-                let from = &from[at + l * step..];
-                match from.first_chunk() {
-                    Some(whole) if width == WIDE => *row = *whole,
-                    _ => {
-                        row[..width].copy_from_slice(&from[..width]);
-                        row[width..].fill(R::ZERO);
+    if stride == 1 {
+        // Some numbers of some panels at a time: what they read is whole lines, which stay in the first cache from one panel to
+        // the next, and what they write is lines that follow each other.
+        for (panels, first) in room.chunks_mut(PANELS * WIDE * depth).zip((0..n).step_by(PANELS * WIDE)) {
+            for shallow in (0..depth).step_by(SHORT) {
+                let deep = depth.min(shallow + SHORT);
+                for (panel, at) in panels.chunks_mut(WIDE * depth).zip((first..n).step_by(WIDE)) {
+                    let (panel, _) = panel.as_chunks_mut::<WIDE>();
+                    let width = WIDE.min(n - at);
+                    for (row, l) in panel[shallow..deep].iter_mut().zip(shallow..) {
+                        let from = &from[at + l * step..];
+                        match from.first_chunk() {
+                            Some(whole) if width == WIDE => *row = *whole,
+                            _ => {
+                                row[..width].copy_from_slice(&from[..width]);
+                                row[width..].fill(R::ZERO);
+                            }
+                        }
                     }
                 }
             }
-            continue;
         }
+        return;
+    }
+    for (panel, at) in room.chunks_exact_mut(WIDE * depth).zip((0..n).step_by(WIDE)) {
+        let (panel, _) = panel.as_chunks_mut::<WIDE>();
+        let width = WIDE.min(n - at);
         assert!(step == 1, "vectors or numbers should be next to each other");
         // A few numbers of each vector at a time, or the panel would pass through the cache once for each vector.
         for (block, rows) in panel.chunks_mut(SQUARE).enumerate() {
@@ -268,6 +414,9 @@ fn pack<R: Tiled, const WIDE: usize>(
     }
 }
 
+/// Panels that are packed together, and how many numbers of each at a time.
+const PANELS: usize = 8;
+const SHORT: usize = 8;
 /// Numbers of a vector that are packed together: a cache line or two.
 const SQUARE: usize = 16;
 
@@ -296,8 +445,11 @@ mod tests {
                         let sum = products.sum::<f64>() + if add { start[i * n + j].to_f64() } else { 0.0 };
                         expected[i * n + j] = R::of_f64(sum);
                     }
-                    let mut y = start.clone();
-                    product((m, k, n), (ta, tb), &x, &w, &mut y, add);
+                    let mut y = vec![R::ONE; m * n];
+                    let from = |i: usize, j: usize, y: &mut [R]| y.copy_from_slice(&start[i * n + j..][..y.len()]);
+                    let start = if add { Start::From(&from) } else { Start::Zero };
+                    let window = Window::new(&mut y, m, n);
+                    product_part((m, k, n), (0..m, 0..n), (ta, tb), &x, &w, window, start);
                     assert!(y == expected, "{m} x {k} x {n}, ta {ta}, tb {tb}, add {add}");
                 }
             }

@@ -6,8 +6,7 @@
 use super::Ran;
 use super::math::Real;
 use super::signature::{Checked, Signature, ensure, is_float};
-use super::strides::count;
-use super::wide::{BLOCK, Wide, blocks, sink, source, wide_float};
+use super::wide::{BLOCK, Wide, blocks_of, sink, source, wide_float};
 use crate::kernel::Call;
 use artifact::DType;
 
@@ -102,7 +101,7 @@ fn normal(u: f64, v: f64) -> [f64; 2] {
 fn fill<const PER: usize>(call: &Call<'_>, numbers: impl Fn([u32; 4]) -> [f64; PER]) {
     let (words, mut y) = (Words::new(call, 0), sink(call, 0));
     let mut ys = [0.0; BLOCK];
-    for (at, len) in blocks(count(call.out_shape(0))) {
+    for (at, len) in blocks_of(call.elements()) {
         for (i, part) in ys[..len].chunks_mut(PER).enumerate() {
             let numbers = numbers(words.block(at / PER + i));
             part.copy_from_slice(&numbers[..part.len()]);
@@ -147,7 +146,7 @@ fn dropout_of<R: Real>(call: &Call<'_>) {
     // A word below this many 2^32ths drops its element.
     let threshold = (p * 4_294_967_296.0) as u64;
     let (mut xs, mut kept) = ([R::ZERO; BLOCK], [R::ZERO; BLOCK]);
-    for (at, len) in blocks(count(call.out_shape(0))) {
+    for (at, len) in blocks_of(call.elements()) {
         x.load(&y, at, &mut xs[..len]);
         for (i, part) in kept[..len].chunks_mut(4).enumerate() {
             for (kept, word) in part.iter_mut().zip(words.block(at / 4 + i)) {

@@ -1,12 +1,13 @@
 //! Reductions over dimensions, running sums, and the largest of a line.
 
-use super::Ran;
 use super::elementwise::{is_any, is_number};
 use super::signature::{Checked, Signature, ensure, is_float, is_integer};
 use super::strides::{Nest, around, contiguous, count};
 use super::wide::{BLOCK, Scalar, Sink, Source, Wide, blocks, sink, source, wide, wide_float};
+use super::{Cut, Ran};
 use crate::kernel::{Call, Element};
 use artifact::DType;
+use std::ops::Range;
 
 // ------------------------------------------------------------------------------------------------------------ checks
 
@@ -105,39 +106,46 @@ fn reduce<W: Wide, A: Copy>(
         let nest = if dims.contains(&(d as i64)) { &mut reduced } else { &mut kept };
         nest.push(size, [strides[d]]);
     }
-    let mut out = 0;
+    let part = call.part(count(call.out_shape(0)));
     if kept.inner_strides() == [1] && 1 < kept.points() {
         // The innermost dimension is kept: rows are combined with rows.
         let (width, _) = kept.pop();
-        kept.each([0], |[row]| {
-            for (block, len) in blocks(width) {
-                let mut sums = [fold.start; BLOCK];
-                let mut xs = [W::ZERO; BLOCK];
-                reduced.each([row + block as isize], |[at]| {
-                    x.load(&y, at as usize, &mut xs[..len]);
-                    (0..len).for_each(|j| sums[j] = (fold.combine)(sums[j], (fold.lift)(xs[j])));
-                });
-                (0..len).for_each(|j| xs[j] = finish(sums[j]));
-                y.store(out, &xs[..len]);
-                out += len;
-            }
-        });
+        let mut out = part.start;
+        while out < part.end {
+            let (row, column) = (out / width, out % width);
+            let len = BLOCK.min(width - column).min(part.end - out);
+            let [at] = kept.point(row);
+            let mut sums = [fold.start; BLOCK];
+            let mut xs = [W::ZERO; BLOCK];
+            reduced.each([at + column as isize], |[at]| {
+                x.load(&y, at as usize, &mut xs[..len]);
+                (0..len).for_each(|j| sums[j] = (fold.combine)(sums[j], (fold.lift)(xs[j])));
+            });
+            (0..len).for_each(|j| xs[j] = finish(sums[j]));
+            y.store(out, &xs[..len]);
+            out += len;
+        }
         return Ok(());
     }
     // The innermost dimension is reduced, or there is but one element in a line.
     let (n, _) = if reduced.inner_strides() == [1] { reduced.pop() } else { (1, [0]) };
-    kept.each([0], |[start]| {
+    for out in part {
         let mut lanes = [fold.start; LANES];
-        reduced.each([start], |[at]| fold.line(&x, &y, at as usize, n, &mut lanes));
+        reduced.each(kept.point(out), |[at]| fold.line(&x, &y, at as usize, n, &mut lanes));
         let mut width = LANES;
         while 1 < width {
             width /= 2;
             (0..width).for_each(|i| lanes[i] = (fold.combine)(lanes[i], lanes[i + width]));
         }
         y.store(out, &[finish(lanes[0])]);
-        out += 1;
-    });
+    }
     Ok(())
+}
+/// By elements of the result, as many together as fill a few cache lines of rows that are combined with rows.
+pub(super) fn cut(call: &Call<'_>) -> Cut {
+    let (from, to) = (count(call.in_shape(0)), count(call.out_shape(0)));
+    let cut = Cut::of(to, from / to.max(1));
+    Cut { grain: if 64 <= to { cut.grain.max(64) } else { cut.grain }, ..cut }
 }
 
 pub(super) fn sum(call: &Call<'_>) -> Ran {
@@ -164,11 +172,17 @@ pub(super) fn any(call: &Call<'_>) -> Ran {
 
 // ------------------------------------------------------------------------------------------------------------- lines
 
+/// By lines, those of the outer dimensions.
+pub(super) fn cut_lines(call: &Call<'_>) -> Cut {
+    let (outer, n, inner) = around(call.in_shape(0), call.int("dim") as usize);
+    Cut::of(outer, n * inner)
+}
 pub(super) fn cumsum(call: &Call<'_>) -> Ran {
     let (outer, n, inner) = around(call.in_shape(0), call.int("dim") as usize);
+    let outer = call.part(outer);
     let (x, mut y) = (source(call, 0), sink(call, 0));
     if is_integer(call.in_dtype(0)) {
-        running(&x, &mut y, (outer, n, inner), 0i64, |x: i64| x, i64::wrapping_add, |sum| sum);
+        running(&x, &mut y, (outer.clone(), n, inner), 0i64, |x: i64| x, i64::wrapping_add, |sum| sum);
     } else {
         wide_float!(call.in_dtype(0), W => {
             running(&x, &mut y, (outer, n, inner), 0.0, |x: W| x.to_f64(), |a, b| a + b, W::of_f64);
@@ -180,14 +194,14 @@ pub(super) fn cumsum(call: &Call<'_>) -> Ran {
 fn running<W: Wide, A: Copy>(
     x: &Source<'_>,
     y: &mut Sink<'_>,
-    (outer, n, inner): (usize, usize, usize),
+    (outer, n, inner): (Range<usize>, usize, usize),
     start: A,
     lift: impl Fn(W) -> A,
     add: impl Fn(A, A) -> A,
     finish: impl Fn(A) -> W,
 ) {
     let mut xs = [W::ZERO; BLOCK];
-    for o in 0..outer {
+    for o in outer {
         if inner == 1 {
             let mut sum = start;
             for (block, len) in blocks(n) {
@@ -248,9 +262,10 @@ fn topk_of<T: Scalar>(call: &Call<'_>, before: impl Fn(T, T) -> bool) {
     if count(call.out_shape(0)) == 0 {
         return;
     }
-    for o in 0..outer {
+    let part = call.part(outer);
+    for o in part.clone() {
         for line in 0..inner {
-            let place = |i: usize| (o * k + i) * inner + line;
+            let place = |i: usize| ((o - part.start) * k + i) * inner + line;
             for i in 0..n {
                 let new = x[(o * n + i) * inner + line];
                 let filled = i.min(k);

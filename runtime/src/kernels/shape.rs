@@ -1,10 +1,10 @@
 //! Kernels that move elements without looking at them, and sources.
 
-use super::Ran;
 use super::elementwise::{is_any, number};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure};
-use super::strides::{Nest, around, contiguous};
-use super::wide::{BLOCK, Wide, bits, blocks, sink};
+use super::strides::{Nest, around, contiguous, count};
+use super::wide::{BLOCK, Wide, bits, blocks_of, sink};
+use super::{Cut, Ran};
 use crate::kernel::{Bits, Call};
 use artifact::DType;
 
@@ -113,12 +113,29 @@ fn copy<B: Bits>(mut nest: Nest<2>, start: [isize; 2], x: &[B], y: &mut [B]) {
     });
 }
 
+/// The outermost dimension of result 0 that is not of size 1: what its copies are cut along.
+fn outermost(call: &Call<'_>) -> Option<usize> {
+    call.out_shape(0).iter().position(|&size| size != 1)
+}
+pub(super) fn cut(call: &Call<'_>) -> Cut {
+    let shape = call.out_shape(0);
+    outermost(call).map_or(Cut::NO, |d| Cut::of(shape[d], count(&shape[d + 1..])))
+}
 /// Writes result 0 from operand 0: `stride(d)` is how far apart in the operand the result's elements along `d` are.
 fn gather(call: &Call<'_>, start: isize, stride: impl Fn(usize) -> isize) -> Ran {
     let shape = call.out_shape(0);
     let own = contiguous(shape);
     let mut nest = Nest::<2>::new();
-    shape.iter().enumerate().for_each(|(d, &size)| nest.push(size, [stride(d), own[d]]));
+    let mut start = start;
+    for (d, &size) in shape.iter().enumerate() {
+        if Some(d) == outermost(call) {
+            let part = call.part(size);
+            start += part.start as isize * stride(d);
+            nest.push(part.len(), [stride(d), own[d]]);
+        } else {
+            nest.push(size, [stride(d), own[d]]);
+        }
+    }
     bits!(call.out_dtype(0), B => copy::<B>(nest, [start, 0], call.input_bits(0), call.output_bits(0)));
     Ok(())
 }
@@ -170,18 +187,29 @@ pub(super) fn copied<'a, B: Bits>(call: &Call<'a>) -> &'a mut [B] {
     }
     y
 }
+pub(super) fn cut_cat(call: &Call<'_>) -> Cut {
+    let (outer, total, inner) = around(call.out_shape(0), call.int("dim") as usize);
+    Cut::of(outer * total, inner)
+}
 pub(super) fn cat(call: &Call<'_>) -> Ran {
     let dim = call.int("dim") as usize;
     let (outer, total, inner) = around(call.out_shape(0), dim);
+    let part = call.part(outer * total);
     bits!(call.out_dtype(0), B => {
         let y: &mut [B] = call.output_bits(0);
         let mut at = 0;
         for i in 0..call.n_inputs() {
-            let (x, row): (&[B], usize) = (call.input_bits(i), call.in_shape(i)[dim] * inner);
-            for o in 0..outer {
-                y[o * total * inner + at..][..row].copy_from_slice(&x[o * row..][..row]);
+            let (x, rows): (&[B], usize) = (call.input_bits(i), call.in_shape(i)[dim]);
+            for o in part.start / total.max(1)..part.end.div_ceil(total.max(1)) {
+                // The operand's rows of this turn, and those of them that the part has.
+                let first = o * total + at;
+                let (from, to) = (first.max(part.start), (first + rows).min(part.end));
+                if from < to {
+                    let x = &x[(o * rows + from - first) * inner..][..(to - from) * inner];
+                    y[(from - part.start) * inner..][..x.len()].copy_from_slice(x);
+                }
             }
-            at += row;
+            at += rows;
         }
     });
     Ok(())
@@ -227,7 +255,7 @@ pub(super) fn arange(call: &Call<'_>) -> Ran {
     fn fill<W: Wide>(call: &Call<'_>, at: impl Fn(usize) -> W) {
         let mut y = sink(call, 0);
         let mut ys = [W::ZERO; BLOCK];
-        for (block, len) in blocks(call.out_shape(0)[0]) {
+        for (block, len) in blocks_of(call.elements()) {
             (0..len).for_each(|j| ys[j] = at(block + j));
             y.store(block, &ys[..len]);
         }

@@ -36,6 +36,16 @@ impl<const N: usize> Nest<N> {
     pub(super) fn points(&self) -> usize {
         self.sizes[..self.rank].iter().product()
     }
+    /// The offsets of point `i`.
+    pub(super) fn point(&self, mut i: usize) -> [isize; N] {
+        let mut offsets = [0; N];
+        for d in (0..self.rank).rev() {
+            let at = (i % self.sizes[d]) as isize;
+            i /= self.sizes[d];
+            (0..N).for_each(|k| offsets[k] += at * self.strides[d][k]);
+        }
+        offsets
+    }
     /// Takes the innermost dimension off: its size and strides. A nest of one point gives size 1.
     pub(super) fn pop(&mut self) -> (usize, [isize; N]) {
         match self.rank.checked_sub(1) {

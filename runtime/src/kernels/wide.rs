@@ -8,6 +8,7 @@ use crate::kernel::{Call, Element};
 use artifact::DType;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// Elements in a block: a few blocks of 8 bytes an element fit a first-level cache of 32 kB.
 pub(super) const BLOCK: usize = 256;
@@ -315,8 +316,13 @@ macro_rules! views {
             Bool(&'a [u8]),
             $($name(&'a [$ty]),)*
         }
-        /// A result, to be written in blocks.
-        pub(super) enum Sink<'a> {
+        /// A part of a result, to be written in blocks at their places in the result.
+        pub(super) struct Sink<'a> {
+            /// Where the part begins.
+            start: usize,
+            part: Part<'a>,
+        }
+        enum Part<'a> {
             Bool(&'a mut [u8]),
             $($name(&'a mut [$ty]),)*
         }
@@ -333,11 +339,12 @@ macro_rules! views {
         }
         /// Result `j`.
         pub(super) fn sink<'a>(call: &Call<'a>, j: usize) -> Sink<'a> {
-            match call.out_dtype(j) {
-                DType::Bool => Sink::Bool(call.output(j)),
-                $(<$ty as Element>::DTYPE => Sink::$name(call.output(j)),)*
+            let part = match call.out_dtype(j) {
+                DType::Bool => Part::Bool(call.output(j)),
+                $(<$ty as Element>::DTYPE => Part::$name(call.output(j)),)*
                 other => panic!("{other:?} should have been refused when the artifact was loaded"),
-            }
+            };
+            Sink { start: call.output_start(j), part }
         }
         impl Source<'_> {
             /// Reads the elements from `at` on. `y` is the result on which an in-place operand lies.
@@ -353,21 +360,23 @@ macro_rules! views {
         impl Sink<'_> {
             /// Reads the elements from `at` on.
             pub(super) fn load<W: Wide>(&self, at: usize, to: &mut [W]) {
-                match self {
-                    Sink::Bool(x) => load_bools(&x[at..at + to.len()], to),
-                    $(Sink::$name(x) => W::load(&x[at..at + to.len()], to),)*
+                let at = at - self.start;
+                match &self.part {
+                    Part::Bool(x) => load_bools(&x[at..at + to.len()], to),
+                    $(Part::$name(x) => W::load(&x[at..at + to.len()], to),)*
                 }
             }
             /// Writes the elements from `at` on.
             #[inline]
             pub(super) fn store<W: Wide>(&mut self, at: usize, from: &[W]) {
-                match self {
-                    Sink::Bool(y) => {
+                let at = at - self.start;
+                match &mut self.part {
+                    Part::Bool(y) => {
                         for (y, &from) in y[at..at + from.len()].iter_mut().zip(from) {
                             *y = u8::from(from != W::ZERO);
                         }
                     }
-                    $(Sink::$name(y) => W::store(from, &mut y[at..at + from.len()]),)*
+                    $(Part::$name(y) => W::store(from, &mut y[at..at + from.len()]),)*
                 }
             }
         }
@@ -378,6 +387,13 @@ views!(U8: u8, I8: i8, I16: i16, I32: i32, I64: i64, F16: f16, BF16: bf16, F32: 
 fn load_bools<W: Wide>(x: &[u8], to: &mut [W]) {
     for (to, &x) in to.iter_mut().zip(x) {
         *to = W::flag(x != 0);
+    }
+}
+
+impl Sink<'_> {
+    /// No result: where nothing lies in place.
+    pub(super) fn none() -> Sink<'static> {
+        Sink { start: 0, part: Part::Bool(&mut []) }
     }
 }
 
@@ -411,6 +427,12 @@ pub(super) fn blocks(n: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..n).step_by(BLOCK).map(move |at| (at, BLOCK.min(n - at)))
 }
 
+/// The blocks of a range.
+pub(super) fn blocks_of(range: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+    let end = range.end;
+    range.step_by(BLOCK).map(move |at| (at, BLOCK.min(end - at)))
+}
+
 /// Writes `f` of the operands' elements, broadcast to the result's shape, to result 0.
 pub(super) fn map<W: Wide, const N: usize>(call: &Call<'_>, f: impl Fn([W; N]) -> W) -> super::Ran {
     let shape = call.out_shape(0);
@@ -419,7 +441,7 @@ pub(super) fn map<W: Wide, const N: usize>(call: &Call<'_>, f: impl Fn([W; N]) -
     let mut y = sink(call, 0);
     let mut xs = [[W::ZERO; BLOCK]; N];
     let mut ys = [W::ZERO; BLOCK];
-    for (at, len) in blocks(super::strides::count(shape)) {
+    for (at, len) in blocks_of(call.elements()) {
         for i in 0..N {
             sources[i].load_broadcast(&orders[i], &y, at, &mut xs[i][..len]);
         }

@@ -94,6 +94,7 @@ impl Shared {
     /// A stream's thread.
     fn serve(&self, stream: usize) {
         let _gone = Gone { shared: self, stream };
+        self.core.programs[stream].iter().filter_map(|i| i.action.launch()).for_each(|launch| launch.prepare());
         self.started.fetch_add(1, Ordering::SeqCst);
         self.bell.ring();
         for step in 1.. {
@@ -174,7 +175,7 @@ mod tests {
         let core = Arc::new(Core {
             programs: vec![first.map(instruction).into(), second.map(instruction).into()],
             last_io: vec![None; 2],
-            teams: Vec::new(),
+            team: None,
             arenas: Vec::new(),
             lines: vec![artifact::Line { name: "h1".into(), why: "run".into() }],
             link: Link::new(None),

@@ -1,0 +1,107 @@
+"""Time products and attention on the CPU beside PyTorch's (MKL, and its fused attention), turn by turn in one run.
+
+usage: products.py [--threads 1 2] [--rounds 5] [--repeats 15]
+
+A figure is the fastest run. Shapes are those of both models of benches/models.py. Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from step_time import machine
+
+ROOT = Path(__file__).parents[1]
+GPT2 = [(384, 1152), (384, 384), (384, 1536), (1536, 384), (384, 8192)]
+LLAMA = [(384, 1024), (1024, 384)]
+ROWS = 2048
+
+
+def cases() -> list[str]:
+    """Each layer's forward (nt), gradient of its input (nn) and of its weight (tn), batched products, attention."""
+    layers = [
+        case
+        for inner, outer in GPT2 + LLAMA
+        for case in (f"1x{ROWS}x{inner}x{outer}:nt", f"1x{ROWS}x{outer}x{inner}:nn", f"1x{outer}x{ROWS}x{inner}:tn")
+    ]
+    batched = ["48x256x64x256:nt", "48x256x256x64:nn", "48x256x256x64:tn"]
+    return [*layers, *batched, "8x6x256x64:fwd", "8x6x256x64:bwd", "1x8x1024x64:fwd", "1x8x1024x64:bwd"]
+
+
+def work(case: str) -> float:
+    """Floating-point operations, of attention those of the causal half."""
+    a, b, c, d = map(int, case.split(":")[0].split("x"))
+    if case.endswith("fwd"):
+        return 2.0 * a * b * c * c * d
+    return 5.0 * a * b * c * c * d if case.endswith("bwd") else 2.0 * a * b * c * d
+
+
+def peer(case: str) -> Callable[[], object]:
+    """What PyTorch runs."""
+    sizes, what = case.split(":")
+    a, b, c, d = map(int, sizes.split("x"))
+    if what in ("fwd", "bwd"):
+        q, k, v, dout = (torch.randn(a, b, c, d) for _ in range(4))
+        forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        if what == "fwd":
+            return lambda: forward(q, k, v, is_causal=True)
+        out, logsumexp = forward(q, k, v, is_causal=True)
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return lambda: backward(dout, q, k, v, out, logsumexp, 0.0, True)
+    x = torch.randn(a, c, b).transpose(1, 2) if what[0] == "t" else torch.randn(a, b, c)
+    w = torch.randn(a, d, c).transpose(1, 2) if what[1] == "t" else torch.randn(a, c, d)
+    y = torch.empty(a, b, d)
+    if a == 1:
+        x, w, y = x[0], w[0], y[0]
+        return lambda: torch.mm(x, w, out=y)
+    return lambda: torch.bmm(x, w, out=y)
+
+
+def best(run: Callable[[], object], repeats: int) -> float:
+    """The fastest of several runs, ms."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e3)
+    return min(times)
+
+
+def ours(case: str, threads: int, repeats: int) -> float:
+    """The fastest run of our kernel, ms."""
+    bench = ["cargo", "bench", "-q", "-p", "runtime", "--bench", "products", "--", str(threads), str(repeats), case]
+    result = subprocess.run(bench, cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise SystemExit(f"{' '.join(bench)}\nfailed with {result.returncode}:\n{result.stderr}")
+    return float(json.loads(result.stdout)["ms"])
+
+
+def main() -> None:
+    """Read the arguments, measure, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--cases", nargs="+", default=cases())
+    args = parser.parse_args()
+    print(f"{machine()}; fastest of {args.rounds} x {args.repeats} runs, PyTorch {torch.__version__}\n")
+    print("| threads | case | lighterage ms (GFLOP/s) | PyTorch ms (GFLOP/s) | ratio |\n|---|---|---|---|---|")
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        for case in args.cases:
+            run, pairs = peer(case), []
+            for _ in range(args.rounds):
+                pairs.append((ours(case, threads, args.repeats), best(run, args.repeats)))
+            kernel, torchs = (min(times) for times in zip(*pairs, strict=True))
+            cells = [f"{ms:.2f} ({work(case) / ms / 1e6:.0f})" for ms in (kernel, torchs)]
+            print(f"| {threads} | {case} | " + " | ".join(cells) + f" | {kernel / torchs:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

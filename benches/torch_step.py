@@ -1,0 +1,83 @@
+"""Train a model of benches/models.py in PyTorch. Prints a line of JSON a step, loss and ms, and one of the most bytes.
+
+usage: torch_step.py gpt2|llama --files FOLDER [--threads 2] [--steps 8] [--way eager] [--activations 1.0]
+
+A step is the loss, its gradients and PyTorch's fused AdamW. With heap.so preloaded the last line has the most bytes
+that were allocated during a step after the first two (`heap_bytes`); `rss_bytes` is the most that the process ever had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import resource
+import time
+from pathlib import Path
+
+import models
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+WARM_UP = 2
+
+
+class Recomputed(nn.Module):
+    """A block that keeps its input only and runs again in the backward."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        """x: [batch, sequence, width]."""
+        return checkpoint(self.block, x, *others, use_reentrant=False)
+
+
+def main() -> None:
+    """Read the arguments and train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=["gpt2", "llama"])
+    parser.add_argument("--files", type=Path, required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--way", choices=["eager", "checkpoint", "inductor"], default="eager")
+    parser.add_argument(
+        "--activations", type=float, default=1.0, help="torch._functorch.config.activation_memory_budget"
+    )
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = models.build(args.model)
+    model.load_state_dict(load_file(args.files / f"{args.model}.safetensors"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
+    if args.way == "checkpoint":
+        model.blocks = nn.ModuleList(Recomputed(block) for block in model.blocks)
+    step = model
+    if args.way == "inductor":
+        torch._functorch.config.activation_memory_budget = args.activations
+        step = torch.compile(model)
+    batches = load_file(args.files / "batches.safetensors")
+    heap = ctypes.CDLL(None)
+    counted = hasattr(heap, "heap_peak")
+    for i in range(args.steps):
+        ids, labels = (batches[f"batch.{i % models.N_BATCHES}.{name}"] for name in ("input_ids", "labels"))
+        if counted and i == WARM_UP:
+            heap.heap_reset()
+        start = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        loss = step(ids, labels)
+        loss.backward()
+        optimizer.step()
+        millis = (time.perf_counter() - start) * 1e3
+        print(json.dumps({"loss": loss.item(), "ms": round(millis, 2)}), flush=True)
+    most = {"rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if counted:
+        heap.heap_peak.restype = ctypes.c_long
+        most["heap_bytes"] = heap.heap_peak()
+    print(json.dumps(most))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+//! Products and attention: milliseconds of each, for `benches/products.py`, which has PyTorch beside.
+//!
+//! `cargo bench -p runtime --bench products -- THREADS ROUNDS CASE…` prints a line of JSON a case: the fastest of so many
+//! rounds, by the clock and, on a processor, of the thread that asks. A case is `BxMxKxN:ORDER`, with the order `nn`, `nt` or `tn` of the factors, or `BxHxSxD:fwd` and `:bwd`, causal
+//! attention.
+
+#![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
+
+use artifact::{Attr, DType};
+use runtime::Team;
+use runtime::kernels::owned::{OwnedTensor, Run};
+use std::time::Instant;
+
+fn main() {
+    // Cargo passes `--bench` along.
+    let given: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let number = |i: usize, default| given.get(i).and_then(|arg| arg.parse().ok()).unwrap_or(default);
+    let (threads, rounds): (usize, usize) = (number(0, 1), number(1, 20));
+    let team = Team::new(threads).expect("threads should start");
+    for case in &given[2.min(given.len())..] {
+        let (sizes, what) = case.split_once(':').expect("a case should have sizes and an order");
+        let sizes: Vec<usize> = sizes.split('x').map(|n| n.parse().expect("sizes should be numbers")).collect();
+        let &[a, b, c, d] = &sizes[..] else { panic!("a case should have four sizes") };
+        let random = |shape: &[usize], seed: usize| {
+            let numbers: Vec<u8> = (0..shape.iter().product::<usize>())
+                .flat_map(|i| ((((i * 2654435761 + seed * 97) >> 7) % 2000) as f32 * 1e-3 - 1.0).to_le_bytes())
+                .collect();
+            OwnedTensor::from_bytes(DType::F32, shape, &numbers)
+        };
+        let best = |op: &str, attrs: &[(String, Attr)], ins: &[&OwnedTensor], outs: &[(DType, Vec<usize>)]| {
+            let mut run = Run::new(op, attrs, ins, outs, 1 << 26, &[]).expect("the kernel should take it");
+            let mut best = (f64::INFINITY, f64::INFINITY);
+            for _ in 0..rounds {
+                let mut marks = vec![];
+                run.run_on(Some(&team), || marks.push((Instant::now(), on_cpu()))).expect("the kernel should run");
+                let [start, end] = &marks[..] else { panic!("a run should be marked twice") };
+                best.0 = best.0.min((end.0 - start.0).as_secs_f64() * 1e3);
+                best.1 = best.1.min((end.1 - start.1) as f64 / 1e6);
+            }
+            (best, run.results)
+        };
+        let attr = |key: &str, value| (key.to_string(), value);
+        let ms = match what {
+            "fwd" | "bwd" => {
+                let attrs = [attr("causal", Attr::Bool(true)), attr("scale", Attr::Float((d as f64).powf(-0.5)))];
+                let [q, k, v, dout] = [1, 2, 3, 4].map(|seed| random(&[a, b, c, d], seed));
+                let outs = [(DType::F32, vec![a, b, c, d]), (DType::F32, vec![a, b, c])];
+                let (forward, results) = best("sdpa", &attrs, &[&q, &k, &v], &outs);
+                if what == "fwd" {
+                    forward
+                } else {
+                    let outs = vec![(DType::F32, vec![a, b, c, d]); 3];
+                    best("sdpa_bwd", &attrs, &[&dout, &q, &k, &v, &results[0], &results[1]], &outs).0
+                }
+            }
+            order => {
+                let (ta, tb) = (order.starts_with('t'), order.ends_with('t'));
+                let shape = |rows, columns| if a == 1 { vec![rows, columns] } else { vec![a, rows, columns] };
+                let x = random(&if ta { shape(c, b) } else { shape(b, c) }, 1);
+                let w = random(&if tb { shape(d, c) } else { shape(c, d) }, 2);
+                let attrs = [attr("ta", Attr::Bool(ta)), attr("tb", Attr::Bool(tb))];
+                best("matmul", &attrs, &[&x, &w], &[(DType::F32, shape(b, d))]).0
+            }
+        };
+        println!("{{\"case\": \"{case}\", \"ms\": {:.4}, \"cpu_ms\": {:.4}}}", ms.0, ms.1);
+    }
+}
+
+/// Nanoseconds that this thread has been on a processor; 0 where the system does not tell.
+fn on_cpu() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+}
