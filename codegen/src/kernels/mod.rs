@@ -96,11 +96,6 @@ pub fn generate_op(op: &Op, operands: &[TensorType], target: &Target) -> Result<
     if let Some(body) = op.body() {
         return generate(body, operands, target);
     }
-    // Optimizers and dropout have operands that every part reads whole; they are never part of a body.
-    let tables = matches!(op.name(), "adamw" | "adamw_split" | "sgd" | "sgd_momentum" | "dropout");
-    if op.row().access == Access::Whole && !tables {
-        return Err(Unsupported { op: op.name().into(), why: "it is a kernel of the runtime".into() });
-    }
     let types: Vec<&TensorType> = operands.iter().collect();
     let outputs = op.infer(&types).map_err(|why| Unsupported { op: op.name().into(), why })?.len();
     let n = operands.len();
@@ -118,6 +113,7 @@ fn kernel(
         let op = if steps.len() == 1 { steps[0].op.name() } else { "fused" };
         Unsupported { op: op.into(), why }
     };
+    let (steps, results) = &needed(steps, results, operands.len());
     let mut types = operands.to_vec();
     for step in steps {
         let unsupported = |why| Unsupported { op: step.op.name().into(), why };
@@ -190,6 +186,32 @@ fn kernel(
     let phase = |f: emit::Function| Phase { symbol: f.symbol, parts: f.parts, threads: f.threads };
     let phases = text.functions.into_iter().map(phase).collect();
     Ok(Generated { name, phases, scratch_bytes: text.scratch_bytes, inplace, mlir: text.mlir })
+}
+
+/// The steps that results need, and the results' numbers among these.
+fn needed(steps: &[Step], results: &[usize], operands: usize) -> (Vec<Step>, Vec<usize>) {
+    let values = operands + steps.iter().map(|step| step.outputs).sum::<usize>();
+    let mut wanted = vec![false; values];
+    results.iter().for_each(|&v| wanted[v] = true);
+    let mut at = values;
+    for step in steps.iter().rev() {
+        at -= step.outputs;
+        if wanted[at..at + step.outputs].contains(&true) {
+            wanted[at..at + step.outputs].fill(true);
+            step.inputs.iter().for_each(|&v| wanted[v] = true);
+        }
+    }
+    let mut number: Vec<usize> = (0..values).collect();
+    let (mut kept, mut at, mut next) = (vec![], operands, operands);
+    for step in steps {
+        if wanted[at] {
+            (0..step.outputs).for_each(|i| number[at + i] = next + i);
+            next += step.outputs;
+            kept.push(Step { inputs: step.inputs.iter().map(|&v| number[v]).collect(), ..step.clone() });
+        }
+        at += step.outputs;
+    }
+    (kept, results.iter().map(|&v| number[v]).collect())
 }
 
 /// A short name for a text: FNV-1a's hash.
