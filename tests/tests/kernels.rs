@@ -224,8 +224,14 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
     let row = [lead, &[1]].concat();
     let last = lead.len() as i64;
     let repeated: Vec<u64> = full.iter().enumerate().map(|(i, &d)| if i == 0 { 1 } else { d }).collect();
-    let operands =
-        [ty(dtype, &full), ty(dtype, &full), ty(dtype, &row), ty(dtype, &[columns]), ty(dtype, &repeated), ty(dtype, &[])];
+    let operands = [
+        ty(dtype, &full),
+        ty(dtype, &full),
+        ty(dtype, &row),
+        ty(dtype, &[columns]),
+        ty(dtype, &repeated),
+        ty(dtype, &[]),
+    ];
     let mut types = operands.to_vec();
     let mut steps: Vec<Step> = vec![];
     // Values that later steps may read, and those that may leave the kernel.

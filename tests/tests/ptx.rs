@@ -29,7 +29,8 @@ fn ptx(kernels: &[Generated], target: &Target) -> String {
         inside.expect("a kernel should be a module").to_string()
     };
     let module = format!("module {{\n{}}}\n", kernels.iter().map(body).collect::<String>());
-    let mut generator = Generator::start(&kernels::find().expect("the generator should be there")).expect("it should start");
+    let mut generator =
+        Generator::start(&kernels::find().expect("the generator should be there")).expect("it should start");
     let ptx = generator.run("all", &module, target, Stage::Asm).unwrap_or_else(|e| panic!("{target}: {e}"));
     String::from_utf8(ptx).expect("PTX should be text")
 }
@@ -39,7 +40,8 @@ fn assemble(ptxas: &Path, ptx: &str, target: &Target) -> Vec<u32> {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.{}.ptx", target.cpu, std::process::id()));
     std::fs::write(&file, ptx).unwrap();
     let cubin = file.with_extension("cubin");
-    let out = Command::new(ptxas).arg(format!("-arch={}", target.cpu)).arg("-v").arg(&file).arg("-o").arg(&cubin).output();
+    let out =
+        Command::new(ptxas).arg(format!("-arch={}", target.cpu)).arg("-v").arg(&file).arg("-o").arg(&cubin).output();
     let out = out.expect("ptxas should run");
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert!(out.status.success(), "{} of {target}:\n{said}", file.display());
@@ -131,7 +133,12 @@ fn memory_is_accessed_by_16_bytes() {
                     "layer_norm" | "layer_norm_bwd" => 2,
                     _ => 0,
                 };
-                assert!(few <= most && few < accesses.len(), "{} of {dtype} for {target}:\n{}", op.name(), accesses.join("\n"));
+                assert!(
+                    few <= most && few < accesses.len(),
+                    "{} of {dtype} for {target}:\n{}",
+                    op.name(),
+                    accesses.join("\n")
+                );
             }
         }
     }

@@ -330,7 +330,11 @@ impl<'a> Emitter<'a> {
         self.scopes[scope].push_str(&inner);
         // ptxas unrolls loops until registers run out.
         let is_loop = self.plan.gpu && header.contains("scf.for");
-        self.line(if is_loop { "} {llvm.loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}" } else { "}" });
+        self.line(if is_loop {
+            "} {llvm.loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
+        } else {
+            "}"
+        });
     }
     /// A number that is known now, i64.
     fn index(&mut self, i: u64) -> String {
@@ -713,11 +717,11 @@ impl<'a> Emitter<'a> {
     fn start(&mut self, fold: Fold, kind: Kind, width: u64) -> String {
         let bits = match (fold, kind) {
             (Fold::Sum | Fold::Any, _) => 0,
-            (Fold::Max, Kind::F32) => f32::NEG_INFINITY.to_bits().into(),
+            (Fold::Max | Fold::MaxNumber, Kind::F32) => f32::NEG_INFINITY.to_bits().into(),
             (Fold::Min, Kind::F32) => f32::INFINITY.to_bits().into(),
-            (Fold::Max, Kind::F64) => f64::NEG_INFINITY.to_bits(),
+            (Fold::Max | Fold::MaxNumber, Kind::F64) => f64::NEG_INFINITY.to_bits(),
             (Fold::Min, Kind::F64) => f64::INFINITY.to_bits(),
-            (Fold::Max, _) => i64::MIN as u64,
+            (Fold::Max | Fold::MaxNumber, _) => i64::MIN as u64,
             (Fold::Min, _) => i64::MAX as u64,
         };
         self.constant(bits, kind, width)
@@ -725,13 +729,14 @@ impl<'a> Emitter<'a> {
     fn combine_two(&mut self, fold: Fold, kind: Kind, width: u64, a: &str, b: &str) -> String {
         let ty = type_of(kind, width);
         let mask = type_of(Kind::I1, width);
-        let (real, most) = (kind.is_float(), fold == Fold::Max);
+        let (real, most) = (kind.is_float(), fold != Fold::Min);
         match fold {
             Fold::Sum if real => self.def(&format!("arith.addf {a}, {b} : {ty}")),
             Fold::Sum => self.def(&format!("arith.addi {a}, {b} : {ty}")),
             Fold::Any => self.def(&format!("arith.ori {a}, {b} : {ty}")),
-            Fold::Max | Fold::Min => {
+            Fold::Max | Fold::MaxNumber | Fold::Min => {
                 let wins = match real {
+                    true if fold == Fold::MaxNumber => self.def(&format!("arith.cmpf ogt, {a}, {b} : {ty}")),
                     true => {
                         let name = if most { "ogt" } else { "olt" };
                         let wins = self.def(&format!("arith.cmpf {name}, {a}, {b} : {ty}"));

@@ -235,7 +235,9 @@ impl Finder<'_> {
         let types = self.types;
         let Some(v) = self.varies.iter().position(Option::is_none) else { return Ok(false) };
         let full = |w: &usize| self.varies[*w] == Some(self.all);
-        let fits = |w: &usize| ir::op::broadcast_shapes(types[v].shape(), types[*w].shape()).as_deref() == Ok(types[*w].shape());
+        let fits = |w: &usize| {
+            ir::op::broadcast_shapes(types[v].shape(), types[*w].shape()).as_deref() == Ok(types[*w].shape())
+        };
         match (0..types.len()).filter(full).find(fits) {
             Some(w) => self.broadcast(v, types[w].shape()),
             None => Ok(false),
