@@ -2,6 +2,7 @@
 //! shapes and numbers of every kind; the same bits wherever parts are cut, and in place.
 
 use codegen::kernels::{self, Cache, Generator, Stage, Target, compile_kernels};
+use ir::body::{Body, Step};
 use ir::op::{Attr, Op};
 use ir::{DType, TensorType};
 use passes::graph::optimizer::{Attach, Optimizer};
@@ -212,6 +213,115 @@ fn groups_of_models_have_kernels() {
             let kernels = assert_groups_have_kernels(&mut graph);
             println!("{name} {level}: {} groups", kernels.len());
         }
+    }
+}
+
+/// Groups of ops, whose numbers are small integers and whose ops are exact on them, so that a group and its ops one by one agree
+/// bit for bit. `choices` are an op and two operands each.
+fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64) {
+    let full = [lead, &[columns]].concat();
+    let dtype = DType::F32;
+    let row = [lead, &[1]].concat();
+    let last = lead.len() as i64;
+    let repeated: Vec<u64> = full.iter().enumerate().map(|(i, &d)| if i == 0 { 1 } else { d }).collect();
+    let operands = [
+        ty(dtype, &full),
+        ty(dtype, &full),
+        ty(dtype, &row),
+        ty(dtype, &[columns]),
+        ty(dtype, &repeated),
+        ty(dtype, &[]),
+    ];
+    let mut types = operands.to_vec();
+    let mut steps: Vec<Step> = vec![];
+    // Values that later steps may read, and those that may leave the kernel.
+    let mut open: Vec<usize> = (0..types.len()).collect();
+    let mut results = vec![];
+    let mut push = |types: &mut Vec<TensorType>, op: Op, inputs: Vec<usize>| {
+        let refs: Vec<&TensorType> = inputs.iter().map(|&v| &types[v]).collect();
+        let outs = op.infer(&refs).unwrap();
+        steps.push(Step { op, inputs, outputs: outs.len() });
+        types.extend(outs);
+        types.len() - 1
+    };
+    let small = || op("clamp", &[("max", Attr::Float(8.0)), ("min", Attr::Float(-8.0))]);
+    for &(which, a, b) in choices {
+        let (a, b) = (open[a as usize % open.len()], open[b as usize % open.len()]);
+        let whole = types[a].shape() == full;
+        let rows = |name| op(name, &[("dims", Attr::Ints(vec![last])), ("keepdim", Attr::Bool(true))]);
+        // A row's number and a column's would make another whole value: that is a kernel's space, if there is a whole value.
+        let fits = whole || types[b].shape() == full || types[a].shape() == types[b].shape();
+        let value = match which % 10 {
+            0 if fits => push(&mut types, op("add", &[]), vec![a, b]),
+            1 if fits => push(&mut types, op("mul", &[]), vec![a, b]),
+            2 if fits => push(&mut types, op("maximum", &[]), vec![b, a]),
+            3 if fits => {
+                let less = push(&mut types, op("lt", &[]), vec![a, b]);
+                push(&mut types, op("where", &[]), vec![less, b, a])
+            }
+            4 if whole => push(&mut types, rows("sum"), vec![a]),
+            5 if whole => push(&mut types, rows("amax"), vec![a]),
+            6 if whole => {
+                let dims = Attr::Ints((0..last).collect());
+                let sum = op("sum", &[("dims", dims), ("keepdim", Attr::Bool(false))]);
+                results.push(push(&mut types, sum, vec![a]));
+                continue;
+            }
+            7 => {
+                let narrow = push(&mut types, op("cast", &[("dtype", Attr::Type(DType::BF16))]), vec![a]);
+                let twice = push(&mut types, op("add", &[]), vec![narrow, narrow]);
+                push(&mut types, op("cast", &[("dtype", Attr::Type(dtype))]), vec![twice])
+            }
+            8 if whole && seed & 1 == 1 => {
+                let flat = Attr::Ints(vec![lead.iter().product::<u64>() as i64, columns as i64]);
+                let flat = push(&mut types, op("reshape", &[("shape", flat)]), vec![a]);
+                let flat = push(&mut types, op("relu", &[]), vec![flat]);
+                let shape = Attr::Ints(full.iter().map(|&d| d as i64).collect());
+                push(&mut types, op("reshape", &[("shape", shape)]), vec![flat])
+            }
+            _ => push(&mut types, op("neg", &[]), vec![a]),
+        };
+        let value = push(&mut types, small(), vec![value]);
+        open.push(value);
+        if types[value].shape() == full || types[value].shape() == row {
+            results.push(value);
+        }
+    }
+    // All of them leave, or the last three.
+    let keep = if seed & 2 == 0 { results.len() } else { 3 };
+    let results: Vec<usize> = results.into_iter().rev().take(keep).collect();
+    if !results.iter().any(|&v| types[v].shape() == full) || 1 == columns {
+        return;
+    }
+    let mut random = Random(seed);
+    let mut ints = |ty: &TensorType| {
+        let numbers: Vec<f64> = (0..ty.numel()).map(|_| (random.next() % 9) as f64 - 4.0).collect();
+        OwnedTensor::from_f64s(codegen::dtype(ty.dtype()), &shape_of(ty), &numbers)
+    };
+    let ins: Vec<OwnedTensor> = operands.iter().map(&mut ints).collect();
+    let body = Body::new(operands.len(), steps.clone(), results.clone()).unwrap();
+    let outs: Vec<TensorType> = results.iter().map(|&v| types[v].clone()).collect();
+    let mut values = ins.clone();
+    for step in &steps {
+        let inputs: Vec<&OwnedTensor> = step.inputs.iter().map(|&v| &values[v]).collect();
+        let out = &types[values.len()..values.len() + 1];
+        let value = match step.op.is_alias() {
+            true => inputs[0].reshape(&shape_of(&out[0])),
+            false => plain(&step.op, &inputs, out).unwrap().remove(0),
+        };
+        values.push(value);
+    }
+    let generated = kernels::generate(&body, &operands, &host()).unwrap_or_else(|e| panic!("{e}: {body:?}"));
+    let kernel = compile(generated, &host());
+    let check = |pairs: &[(usize, usize)], cuts: &[u16]| {
+        for ((got, &v), ty) in kernel.run(&ins, &outs, pairs, cuts).iter().zip(&results).zip(&outs) {
+            assert_close(got, &values[v], ty, Close::Ulps(0.0), &format!("{pairs:?} {cuts:?} {body:?}"));
+        }
+    };
+    check(&[], &[]);
+    check(&[], &[seed as u16, (seed >> 16) as u16]);
+    for pair in &kernel.generated.inplace {
+        check(&[*pair], &[seed as u16]);
     }
 }
 
@@ -531,6 +641,14 @@ proptest! {
         // A power's last bit may differ, and so a coefficient's; halves of a number do not show how near they are.
         let close = if dtype == DType::F64 { Close::OfLargest(64.0) } else { Close::Ulps(0.0) };
         check_with(&op(name, &[]), &types, &ins, close, &[9000, 40000]);
+    }
+
+    #[test]
+    fn groups(
+        lead in prop::collection::vec(2u64..9, 1..3), columns in 2u64..80, seed in any::<u64>(),
+        choices in prop::collection::vec((any::<u8>(), any::<u16>(), any::<u16>()), 1..14),
+    ) {
+        check_body(&lead, columns, &choices, seed);
     }
 
     #[test]

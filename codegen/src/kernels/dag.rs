@@ -64,7 +64,10 @@ impl Span {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Fold {
     Sum,
+    /// The largest; NaN if one is.
     Max,
+    /// The largest, of numbers; anything if one is NaN.
+    MaxNumber,
     Min,
     Any,
 }

@@ -328,7 +328,13 @@ impl<'a> Emitter<'a> {
         self.line(&header);
         let scope = self.scopes.len() - 1;
         self.scopes[scope].push_str(&inner);
-        self.line("}");
+        // ptxas unrolls loops until registers run out.
+        let is_loop = self.plan.gpu && header.contains("scf.for");
+        self.line(if is_loop {
+            "} {llvm.loop_annotation = #llvm.loop_annotation<unroll = <disable = true>>}"
+        } else {
+            "}"
+        });
     }
     /// A number that is known now, i64.
     fn index(&mut self, i: u64) -> String {
@@ -347,7 +353,8 @@ impl<'a> Emitter<'a> {
             let pointers: Vec<String> =
                 (0..n).map(|i| format!("%a{i}: !llvm.ptr<1> {{llvm.align = 64 : i64}}")).collect();
             self.signature = format!(
-                "  llvm.func @{symbol}({}) attributes {{nvvm.kernel, nvvm.maxntid = array<i32: {}, 1, 1>}} {{\n",
+                "  llvm.func @{symbol}({}) attributes {{nvvm.kernel, nvvm.minctasm = 1 : i32, \
+                 nvvm.maxntid = array<i32: {}, 1, 1>}} {{\n",
                 pointers.join(", "),
                 self.threads
             );
@@ -710,11 +717,11 @@ impl<'a> Emitter<'a> {
     fn start(&mut self, fold: Fold, kind: Kind, width: u64) -> String {
         let bits = match (fold, kind) {
             (Fold::Sum | Fold::Any, _) => 0,
-            (Fold::Max, Kind::F32) => f32::NEG_INFINITY.to_bits().into(),
+            (Fold::Max | Fold::MaxNumber, Kind::F32) => f32::NEG_INFINITY.to_bits().into(),
             (Fold::Min, Kind::F32) => f32::INFINITY.to_bits().into(),
-            (Fold::Max, Kind::F64) => f64::NEG_INFINITY.to_bits(),
+            (Fold::Max | Fold::MaxNumber, Kind::F64) => f64::NEG_INFINITY.to_bits(),
             (Fold::Min, Kind::F64) => f64::INFINITY.to_bits(),
-            (Fold::Max, _) => i64::MIN as u64,
+            (Fold::Max | Fold::MaxNumber, _) => i64::MIN as u64,
             (Fold::Min, _) => i64::MAX as u64,
         };
         self.constant(bits, kind, width)
@@ -722,13 +729,14 @@ impl<'a> Emitter<'a> {
     fn combine_two(&mut self, fold: Fold, kind: Kind, width: u64, a: &str, b: &str) -> String {
         let ty = type_of(kind, width);
         let mask = type_of(Kind::I1, width);
-        let (real, most) = (kind.is_float(), fold == Fold::Max);
+        let (real, most) = (kind.is_float(), fold != Fold::Min);
         match fold {
             Fold::Sum if real => self.def(&format!("arith.addf {a}, {b} : {ty}")),
             Fold::Sum => self.def(&format!("arith.addi {a}, {b} : {ty}")),
             Fold::Any => self.def(&format!("arith.ori {a}, {b} : {ty}")),
-            Fold::Max | Fold::Min => {
+            Fold::Max | Fold::MaxNumber | Fold::Min => {
                 let wins = match real {
+                    true if fold == Fold::MaxNumber => self.def(&format!("arith.cmpf ogt, {a}, {b} : {ty}")),
                     true => {
                         let name = if most { "ogt" } else { "olt" };
                         let wins = self.def(&format!("arith.cmpf {name}, {a}, {b} : {ty}"));
@@ -853,7 +861,8 @@ impl<'a> Emitter<'a> {
                 let flat: Vec<String> = accumulators.iter().flatten().cloned().collect();
                 let all: Vec<String> = (0..unroll).flat_map(|_| types.clone()).collect();
                 let (from, step) = self.shared_loop(&from, block, lanes);
-                let sums = self.fold_loop(&from, &to, &step, &flat, &all, |e, j, sums| {
+                let once = self.plan.gpu && columns.range.is_none() && main == lanes * self.threads;
+                let body = |e: &mut Self, j: &str, sums: &[String]| {
                     let mut next = vec![];
                     for u in 0..unroll {
                         let at = match u {
@@ -867,7 +876,11 @@ impl<'a> Emitter<'a> {
                         next.extend(e.body(pass, &at, lanes, &folds, before));
                     }
                     next
-                });
+                };
+                let sums = match once {
+                    true => body(self, &from, &flat),
+                    false => self.fold_loop(&from, &to, &step, &flat, &all, body),
+                };
                 accumulators = sums.chunks(folds.len().max(1)).map(<[String]>::to_vec).collect();
                 accumulators.resize(unroll as usize, vec![]);
             }

@@ -402,7 +402,8 @@ impl<'a> Lowering<'a> {
 
     /// A row below its largest element, the exponentials of that, and their sum.
     fn exponentials(&mut self, x: Id) -> (Id, (Id, Id)) {
-        let max = self.dag.fold(Fold::Max, x);
+        // Where a number is NaN the sum will be.
+        let max = self.dag.fold(Fold::MaxNumber, x);
         let below = self.dag.sub(x, max);
         let e = self.dag.exp(below);
         (below, (e, self.dag.fold(Fold::Sum, e)))

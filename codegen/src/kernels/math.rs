@@ -16,14 +16,22 @@ impl Dag {
     fn f(&mut self, x: f64) -> Id {
         self.float(x, F32)
     }
-    /// A polynomial by Horner's rule, highest power first.
+    /// A polynomial, highest power first, by Estrin's scheme: pairs, then pairs of pairs, so that few operations wait for
+    /// each other.
     fn polynomial(&mut self, x: Id, coefficients: &[f64]) -> Id {
-        let mut p = self.f(coefficients[0]);
-        for &c in &coefficients[1..] {
-            let c = self.f(c);
-            p = self.fma(p, x, c);
+        let mut terms: Vec<Id> = coefficients.iter().rev().map(|&c| self.f(c)).collect();
+        let mut power = x;
+        loop {
+            let pair = |pair: &[Id]| match *pair {
+                [low, high] => self.fma(high, power, low),
+                _ => pair[0],
+            };
+            terms = terms.chunks(2).map(pair).collect();
+            if terms.len() == 1 {
+                return terms[0];
+            }
+            power = self.mul(power, power);
         }
-        p
     }
 
     /// e^x
@@ -146,7 +154,7 @@ impl Dag {
             6.372_619_3e-4,
             4.893_524_6e-3,
         ];
-        self.ratio(x, 7.998_811_7, &p, &[1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3])
+        self.ratio(x, 8.000_488, &p, &[1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3])
     }
     /// erf as a ratio of polynomials (Eigen's): odd of degree 13 over even of degree 8.
     pub(super) fn erf(&mut self, x: Id) -> Id {
@@ -160,7 +168,7 @@ impl Dag {
             -1.609_603_3e-2,
         ];
         let q = [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2];
-        self.ratio(x, 3.832_510_2, &p, &q)
+        self.ratio(x, 3.832_522_9, &p, &q)
     }
 
     pub(super) fn sigmoid(&mut self, x: Id) -> Id {

@@ -83,6 +83,9 @@ impl fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
+/// Ops that are no steps of bodies and have kernels by themselves.
+const WHOLE: [&str; 6] = ["reshape", "adamw", "adamw_split", "sgd", "sgd_momentum", "dropout"];
+
 /// The kernel of a body over operands of the given types.
 pub fn generate(body: &Body, operands: &[TensorType], target: &Target) -> Result<Generated, Unsupported> {
     kernel(body.steps(), body.results(), operands, target)
@@ -92,11 +95,6 @@ pub fn generate(body: &Body, operands: &[TensorType], target: &Target) -> Result
 pub fn generate_op(op: &Op, operands: &[TensorType], target: &Target) -> Result<Generated, Unsupported> {
     if let Some(body) = op.body() {
         return generate(body, operands, target);
-    }
-    // Optimizers and dropout have operands that every part reads whole; they are never part of a body.
-    let tables = matches!(op.name(), "adamw" | "adamw_split" | "sgd" | "sgd_momentum" | "dropout");
-    if op.row().access == Access::Whole && !tables {
-        return Err(Unsupported { op: op.name().into(), why: "it is a kernel of the runtime".into() });
     }
     let types: Vec<&TensorType> = operands.iter().collect();
     let outputs = op.infer(&types).map_err(|why| Unsupported { op: op.name().into(), why })?.len();
@@ -115,9 +113,13 @@ fn kernel(
         let op = if steps.len() == 1 { steps[0].op.name() } else { "fused" };
         Unsupported { op: op.into(), why }
     };
+    let (steps, results) = &needed(steps, results, operands.len());
     let mut types = operands.to_vec();
     for step in steps {
         let unsupported = |why| Unsupported { op: step.op.name().into(), why };
+        if step.op.row().access == Access::Whole && !WHOLE.contains(&step.op.name()) {
+            return Err(unsupported("there is no vector code for it".into()));
+        }
         let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
         let outputs = step.op.infer(&inputs).map_err(unsupported)?;
         if space::tables(std::slice::from_ref(step)).iter().any(|&v| operands.len() <= v) {
@@ -184,6 +186,32 @@ fn kernel(
     let phase = |f: emit::Function| Phase { symbol: f.symbol, parts: f.parts, threads: f.threads };
     let phases = text.functions.into_iter().map(phase).collect();
     Ok(Generated { name, phases, scratch_bytes: text.scratch_bytes, inplace, mlir: text.mlir })
+}
+
+/// The steps that results need, and the results' numbers among these.
+fn needed(steps: &[Step], results: &[usize], operands: usize) -> (Vec<Step>, Vec<usize>) {
+    let values = operands + steps.iter().map(|step| step.outputs).sum::<usize>();
+    let mut wanted = vec![false; values];
+    results.iter().for_each(|&v| wanted[v] = true);
+    let mut at = values;
+    for step in steps.iter().rev() {
+        at -= step.outputs;
+        if wanted[at..at + step.outputs].contains(&true) {
+            wanted[at..at + step.outputs].fill(true);
+            step.inputs.iter().for_each(|&v| wanted[v] = true);
+        }
+    }
+    let mut number: Vec<usize> = (0..values).collect();
+    let (mut kept, mut at, mut next) = (vec![], operands, operands);
+    for step in steps {
+        if wanted[at] {
+            (0..step.outputs).for_each(|i| number[at + i] = next + i);
+            next += step.outputs;
+            kept.push(Step { inputs: step.inputs.iter().map(|&v| number[v]).collect(), ..step.clone() });
+        }
+        at += step.outputs;
+    }
+    (kept, results.iter().map(|&v| number[v]).collect())
 }
 
 /// A short name for a text: FNV-1a's hash.

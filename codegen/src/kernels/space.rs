@@ -52,8 +52,13 @@ impl Space {
                 finder.varies[v] = Some(0);
             }
         }
-        // Each round settles a value, or is the last.
-        while finder.round(steps, operands)? {}
+        // Each round settles a value, or is the last. What takes part in nothing wide varies as it would there.
+        loop {
+            while finder.round(steps, operands)? {}
+            if !finder.guess()? {
+                break;
+            }
+        }
         let varies: Option<Vec<Axes>> = finder.varies.iter().copied().collect();
         let varies = varies.ok_or("a value is repeated along the others in a way that rows and columns do not show")?;
 
@@ -224,6 +229,19 @@ impl Finder<'_> {
         let missing = to.len() - shape.len();
         let axes = shape.iter().enumerate().filter(|&(_, &d)| d != 1).fold(0, |set, (i, _)| set | dims[missing + i]);
         self.settle(v, axes)
+    }
+    /// Settles a value that is not, as if it were broadcast to one of the widest; true if there was one.
+    fn guess(&mut self) -> Result<bool, String> {
+        let types = self.types;
+        let Some(v) = self.varies.iter().position(Option::is_none) else { return Ok(false) };
+        let full = |w: &usize| self.varies[*w] == Some(self.all);
+        let fits = |w: &usize| {
+            ir::op::broadcast_shapes(types[v].shape(), types[*w].shape()).as_deref() == Ok(types[*w].shape())
+        };
+        match (0..types.len()).filter(full).find(fits) {
+            Some(w) => self.broadcast(v, types[w].shape()),
+            None => Ok(false),
+        }
     }
     /// Goes through the steps; true if a value was settled.
     fn round(&mut self, steps: &[Step], operands: usize) -> Result<bool, String> {
