@@ -3,6 +3,8 @@
 //! Line `i` of the schedule is one group of commands: its waits, itself, and, if another stream waits for it, a record of
 //! its event. Nothing is decided here.
 
+pub mod kernels;
+
 use artifact::{Artifact, Binding, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range, State, Summary};
 use ir::schedule::{InstrKind, Loc};
 use ir::{Id, Instr, Program, StateKind, Table, Value, text};

@@ -1,0 +1,246 @@
+//! What a kernel computes, as a graph of instructions: a node is one instruction of the dialects `arith` and `math`, a load,
+//! or a sum over a row. Equal nodes are one, and a node's operands come before it.
+
+use std::collections::HashMap;
+
+/// A node's number.
+pub(super) type Id = usize;
+
+/// The type of a number that instructions compute with. Integers have no sign; bf16 is an I16 until it is widened.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Kind {
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    F16,
+    F32,
+    F64,
+}
+
+impl Kind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::I1 => "i1",
+            Kind::I8 => "i8",
+            Kind::I16 => "i16",
+            Kind::I32 => "i32",
+            Kind::I64 => "i64",
+            Kind::F16 => "f16",
+            Kind::F32 => "f32",
+            Kind::F64 => "f64",
+        }
+    }
+    /// Bytes in memory.
+    pub(super) fn bytes(self) -> u64 {
+        match self {
+            Kind::I1 | Kind::I8 => 1,
+            Kind::I16 | Kind::F16 => 2,
+            Kind::I32 | Kind::F32 => 4,
+            Kind::I64 | Kind::F64 => 8,
+        }
+    }
+    pub(super) fn is_float(self) -> bool {
+        matches!(self, Kind::F16 | Kind::F32 | Kind::F64)
+    }
+}
+
+/// Over what a value varies: rows, columns.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct Span {
+    pub(super) rows: bool,
+    pub(super) columns: bool,
+}
+
+impl Span {
+    pub(super) fn and(self, other: Span) -> Span {
+        Span { rows: self.rows || other.rows, columns: self.columns || other.columns }
+    }
+}
+
+/// How the elements of a row are combined.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Fold {
+    Sum,
+    Max,
+    Min,
+    Any,
+}
+
+/// An instruction.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Prim {
+    /// The element of an operand.
+    Load(usize),
+    /// One element, whatever the row and column, of an operand.
+    LoadAt(usize, u64),
+    /// A number by its bits.
+    Const(u64),
+    /// Operands and result of one type: `arith.addf`.
+    Same(&'static str),
+    /// Two operands of one type to a bit: `arith.cmpf olt`.
+    Compare(&'static str),
+    /// A bit and two values.
+    Select,
+    /// One type to another: `arith.extf`.
+    Convert(&'static str),
+    /// The elements of a row as one number.
+    Fold(Fold),
+    /// A power: an F64 and an I64, the exponent. One number, not a vector.
+    Power,
+    /// Random words: the element's number selects one; operands are the seed and the step, I64 both.
+    Random(u32),
+}
+
+/// A node.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Node {
+    pub(super) prim: Prim,
+    pub(super) args: Vec<Id>,
+    pub(super) kind: Kind,
+    pub(super) span: Span,
+    /// How many passes over the row must come before this can be known.
+    pub(super) stage: usize,
+}
+
+/// The graph.
+#[derive(Default)]
+pub(super) struct Dag {
+    pub(super) nodes: Vec<Node>,
+    index: HashMap<Node, Id>,
+    /// True for results of expensive functions, which are kept from pass to pass and not computed again.
+    pub(super) dear: Vec<bool>,
+    /// True if functions may be those that GPUs have.
+    pub(super) gpu: bool,
+}
+
+impl Dag {
+    pub(super) fn new(gpu: bool) -> Dag {
+        Dag { gpu, ..Dag::default() }
+    }
+    pub(super) fn kind(&self, id: Id) -> Kind {
+        self.nodes[id].kind
+    }
+    fn node(&mut self, node: Node) -> Id {
+        if let Some(&id) = self.index.get(&node) {
+            return id;
+        }
+        let id = self.nodes.len();
+        self.index.insert(node.clone(), id);
+        self.nodes.push(node);
+        self.dear.push(false);
+        id
+    }
+    fn op(&mut self, prim: Prim, args: &[Id], kind: Kind) -> Id {
+        let span = args.iter().fold(Span::default(), |span, &a| span.and(self.nodes[a].span));
+        let stage = args.iter().map(|&a| self.nodes[a].stage).max().unwrap_or(0);
+        self.node(Node { prim, args: args.to_vec(), kind, span, stage })
+    }
+
+    pub(super) fn load(&mut self, operand: usize, kind: Kind, span: Span) -> Id {
+        self.node(Node { prim: Prim::Load(operand), args: vec![], kind, span, stage: 0 })
+    }
+    pub(super) fn load_at(&mut self, operand: usize, at: u64, kind: Kind) -> Id {
+        self.node(Node { prim: Prim::LoadAt(operand, at), args: vec![], kind, span: Span::default(), stage: 0 })
+    }
+    pub(super) fn bits(&mut self, bits: u64, kind: Kind) -> Id {
+        self.node(Node { prim: Prim::Const(bits), args: vec![], kind, span: Span::default(), stage: 0 })
+    }
+    /// A number, rounded to a floating-point kind.
+    pub(super) fn float(&mut self, x: f64, kind: Kind) -> Id {
+        match kind {
+            Kind::F32 => self.bits((x as f32).to_bits().into(), kind),
+            _ => self.bits(x.to_bits(), Kind::F64),
+        }
+    }
+    pub(super) fn int(&mut self, x: i64, kind: Kind) -> Id {
+        let mask = if kind == Kind::I64 { u64::MAX } else { (1 << (8 * kind.bytes())) - 1 };
+        self.bits(x as u64 & mask, kind)
+    }
+    pub(super) fn bit(&mut self, x: bool) -> Id {
+        self.bits(x.into(), Kind::I1)
+    }
+    /// An instruction on one type.
+    pub(super) fn same(&mut self, name: &'static str, args: &[Id]) -> Id {
+        self.op(Prim::Same(name), args, self.kind(args[0]))
+    }
+    pub(super) fn compare(&mut self, name: &'static str, a: Id, b: Id) -> Id {
+        self.op(Prim::Compare(name), &[a, b], Kind::I1)
+    }
+    pub(super) fn select(&mut self, c: Id, x: Id, y: Id) -> Id {
+        if x == y { x } else { self.op(Prim::Select, &[c, x, y], self.kind(x)) }
+    }
+    pub(super) fn convert(&mut self, name: &'static str, x: Id, to: Kind) -> Id {
+        if self.kind(x) == to { x } else { self.op(Prim::Convert(name), &[x], to) }
+    }
+    pub(super) fn fold(&mut self, fold: Fold, x: Id) -> Id {
+        let node = &self.nodes[x];
+        let (kind, stage) = (node.kind, node.stage + 1);
+        let span = Span { rows: true, columns: false };
+        self.node(Node { prim: Prim::Fold(fold), args: vec![x], kind, span, stage })
+    }
+    pub(super) fn power(&mut self, x: Id, exponent: Id) -> Id {
+        self.op(Prim::Power, &[x, exponent], Kind::F64)
+    }
+    pub(super) fn random(&mut self, seed: Id, step: Id, stream: u32) -> Id {
+        let span = Span { rows: true, columns: true };
+        self.node(Node { prim: Prim::Random(stream), args: vec![seed, step], kind: Kind::I32, span, stage: 0 })
+    }
+    /// Says that a value should be kept rather than computed again.
+    pub(super) fn keep(&mut self, id: Id) -> Id {
+        self.dear[id] = !self.gpu;
+        id
+    }
+
+    pub(super) fn add(&mut self, a: Id, b: Id) -> Id {
+        self.same(if self.kind(a).is_float() { "arith.addf" } else { "arith.addi" }, &[a, b])
+    }
+    pub(super) fn sub(&mut self, a: Id, b: Id) -> Id {
+        self.same(if self.kind(a).is_float() { "arith.subf" } else { "arith.subi" }, &[a, b])
+    }
+    pub(super) fn mul(&mut self, a: Id, b: Id) -> Id {
+        self.same(if self.kind(a).is_float() { "arith.mulf" } else { "arith.muli" }, &[a, b])
+    }
+    pub(super) fn div(&mut self, a: Id, b: Id) -> Id {
+        self.same("arith.divf", &[a, b])
+    }
+    /// `a * b + c`, rounded once.
+    pub(super) fn fma(&mut self, a: Id, b: Id, c: Id) -> Id {
+        self.same("math.fma", &[a, b, c])
+    }
+    pub(super) fn sqrt(&mut self, x: Id) -> Id {
+        self.same("math.sqrt", &[x])
+    }
+    /// `a < b`; false if one is NaN.
+    pub(super) fn less(&mut self, a: Id, b: Id) -> Id {
+        self.compare(if self.kind(a).is_float() { "arith.cmpf olt" } else { "arith.cmpi slt" }, a, b)
+    }
+    /// `a <= b`; false if one is NaN.
+    pub(super) fn at_most(&mut self, a: Id, b: Id) -> Id {
+        self.compare(if self.kind(a).is_float() { "arith.cmpf ole" } else { "arith.cmpi sle" }, a, b)
+    }
+    pub(super) fn equal(&mut self, a: Id, b: Id) -> Id {
+        self.compare(if self.kind(a).is_float() { "arith.cmpf oeq" } else { "arith.cmpi eq" }, a, b)
+    }
+    pub(super) fn differs(&mut self, a: Id, b: Id) -> Id {
+        self.compare(if self.kind(a).is_float() { "arith.cmpf une" } else { "arith.cmpi ne" }, a, b)
+    }
+    /// The larger (`most`) or the smaller; NaN if one is.
+    pub(super) fn extreme(&mut self, most: bool, a: Id, b: Id) -> Id {
+        let wins = if most { self.less(b, a) } else { self.less(a, b) };
+        if !self.kind(a).is_float() {
+            return self.select(wins, a, b);
+        }
+        let nan = self.differs(a, a);
+        let wins = self.same("arith.ori", &[wins, nan]);
+        self.select(wins, a, b)
+    }
+    /// `x` within `lo..=hi`; NaN stays.
+    pub(super) fn within(&mut self, x: Id, lo: Id, hi: Id) -> Id {
+        let below = self.less(x, lo);
+        let x = self.select(below, lo, x);
+        let above = self.less(hi, x);
+        self.select(above, hi, x)
+    }
+}

@@ -1,0 +1,624 @@
+//! A body's ops as instructions. Each formula is that of the op's plain kernel in `runtime::kernels`, in the same order, and
+//! intermediate values are rounded to their element types, so that a kernel of several ops computes what those ops compute
+//! one by one.
+
+use super::Step;
+use super::dag::{Dag, Fold, Id, Kind};
+use super::space::{Along, Space};
+use ir::{Attr, DType, Op, TensorType};
+
+/// What is known of a body's value.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Known {
+    /// An instruction's result, of the element type's kind.
+    Node(Id),
+    /// The sums over the rows of a value, divided by a number.
+    Columns { of: Id, divisor: Option<u64> },
+}
+
+/// The kind of an element type in memory; none if there are no kernels for it. A bool in a register is a bit.
+pub(super) fn storage(dtype: DType) -> Option<Kind> {
+    Some(match dtype {
+        DType::Bool | DType::U8 | DType::I8 => Kind::I8,
+        DType::I16 | DType::BF16 => Kind::I16,
+        DType::I32 => Kind::I32,
+        DType::I64 => Kind::I64,
+        DType::F16 => Kind::F16,
+        DType::F32 => Kind::F32,
+        DType::F64 => Kind::F64,
+        DType::F8E4M3 | DType::F8E5M2 => return None,
+    })
+}
+/// The kind that kernels compute an element type in.
+pub(super) fn wide(dtype: DType) -> Kind {
+    match dtype {
+        DType::F64 => Kind::F64,
+        DType::F32 | DType::BF16 | DType::F16 => Kind::F32,
+        _ => Kind::I64,
+    }
+}
+
+pub(super) struct Lowering<'a> {
+    pub(super) dag: Dag,
+    pub(super) space: &'a Space,
+    types: &'a [TensorType],
+    pub(super) known: Vec<Known>,
+}
+
+type Lowered<T> = Result<T, String>;
+
+impl<'a> Lowering<'a> {
+    /// Starts with the operands.
+    pub(super) fn new(gpu: bool, space: &'a Space, types: &'a [TensorType], operands: usize) -> Lowered<Lowering<'a>> {
+        let mut dag = Dag::new(gpu);
+        let mut known = vec![];
+        for (i, ty) in types[..operands].iter().enumerate() {
+            let dtype = ty.dtype();
+            let kind = storage(dtype).ok_or_else(|| format!("there are no kernels for {dtype}"))?;
+            let mut id = dag.load(i, kind, space.span(i));
+            if dtype == DType::Bool {
+                let zero = dag.int(0, Kind::I8);
+                id = dag.differs(id, zero);
+            }
+            known.push(Known::Node(id));
+        }
+        Ok(Lowering { dag, space, types, known })
+    }
+
+    fn node(&self, v: usize) -> Lowered<Id> {
+        match self.known[v] {
+            Known::Node(id) => Ok(id),
+            Known::Columns { .. } => Err("it uses sums over rows, which are known at the kernel's end alone".into()),
+        }
+    }
+    fn dtype(&self, v: usize) -> DType {
+        self.types[v].dtype()
+    }
+    /// A value in the type that it is computed in.
+    fn wide(&mut self, v: usize) -> Lowered<Id> {
+        let (id, dtype) = (self.node(v)?, self.dtype(v));
+        let d = &mut self.dag;
+        Ok(match dtype {
+            DType::Bool | DType::U8 => d.convert("arith.extui", id, Kind::I64),
+            DType::I8 | DType::I16 | DType::I32 => d.convert("arith.extsi", id, Kind::I64),
+            DType::F16 => d.convert("arith.extf", id, Kind::F32),
+            DType::BF16 => d.of_bf16(id),
+            _ => id,
+        })
+    }
+    /// A computed number rounded to an element type; integers wrap.
+    fn narrow(&mut self, x: Id, dtype: DType) -> Id {
+        let d = &mut self.dag;
+        match dtype {
+            DType::Bool if d.kind(x) == Kind::I1 => x,
+            DType::Bool => self.truth(x),
+            DType::U8 | DType::I8 => d.convert("arith.trunci", x, Kind::I8),
+            DType::I16 => d.convert("arith.trunci", x, Kind::I16),
+            DType::I32 => d.convert("arith.trunci", x, Kind::I32),
+            DType::F16 => d.convert("arith.truncf", x, Kind::F16),
+            DType::BF16 => d.to_bf16(x),
+            _ => x,
+        }
+    }
+    fn zero(&mut self, kind: Kind) -> Id {
+        if kind.is_float() { self.dag.float(0.0, kind) } else { self.dag.int(0, kind) }
+    }
+    fn one(&mut self, kind: Kind) -> Id {
+        if kind.is_float() { self.dag.float(1.0, kind) } else { self.dag.int(1, kind) }
+    }
+    /// A bit: true if the number is not zero.
+    fn truth(&mut self, x: Id) -> Id {
+        let zero = self.zero(self.dag.kind(x));
+        self.dag.differs(x, zero)
+    }
+    /// A bit as a number.
+    fn flag(&mut self, bit: Id, kind: Kind) -> Id {
+        let (zero, one) = (self.zero(kind), self.one(kind));
+        self.dag.select(bit, one, zero)
+    }
+    /// A number attribute in a wide type; what does not fit an integer becomes the nearest.
+    fn number(&mut self, op: &Op, key: &str, kind: Kind) -> Id {
+        match (op.attrs().get(key), kind) {
+            (Some(&Attr::Int(i)), Kind::I64) => self.dag.int(i, kind),
+            (Some(&Attr::Int(i)), Kind::F32) => self.dag.float((i as f32).into(), kind),
+            (_, Kind::I64) => self.dag.int(op.float(key) as i64, kind),
+            _ => self.dag.float(op.float(key), kind),
+        }
+    }
+    /// A wide number in another wide type, as Rust's `as` has it.
+    fn to_wide(&mut self, x: Id, to: Kind) -> Id {
+        let d = &mut self.dag;
+        match (d.kind(x), to) {
+            (from, _) if from == to => x,
+            (Kind::F32, Kind::F64) => d.convert("arith.extf", x, to),
+            (Kind::F64, Kind::F32) => d.convert("arith.truncf", x, to),
+            (Kind::I64, _) => d.convert("arith.sitofp", x, to),
+            (from, _) => {
+                // NaN becomes 0, what is too large or small the largest or smallest.
+                let (lo, hi) = (d.float(-(2f64.powi(63)), from), d.float(2f64.powi(63), from));
+                let zero = d.float(0.0, from);
+                let (low, high) = (d.less(x, lo), d.at_most(hi, x));
+                let (nan, out) = (d.differs(x, x), d.same("arith.ori", &[low, high]));
+                let out = d.same("arith.ori", &[nan, out]);
+                let inside = d.select(out, zero, x);
+                let y = d.convert("arith.fptosi", inside, Kind::I64);
+                let (least, most) = (d.int(i64::MIN, Kind::I64), d.int(i64::MAX, Kind::I64));
+                let y = d.select(low, least, y);
+                d.select(high, most, y)
+            }
+        }
+    }
+
+    /// Appends a step's results.
+    pub(super) fn step(&mut self, step: &Step, at: usize) -> Lowered<()> {
+        let results: Vec<Known> = match step.op.name() {
+            "layer_norm" => self.layer_norm(step)?,
+            "layer_norm_bwd" => self.layer_norm_bwd(step)?,
+            "sum" | "mean" | "amax" | "amin" | "any" => vec![self.reduction(step, at)?],
+            "reshape" | "expand" => vec![self.known[step.inputs[0]]],
+            "adamw" => self.adamw(step)?,
+            "adamw_split" => self.adamw_split(step)?,
+            "sgd" => self.sgd(step)?,
+            "sgd_momentum" => self.sgd_momentum(step)?,
+            "dropout" => self.dropout(step)?,
+            "where" => {
+                // Chosen, not computed: the elements stay what they are in memory.
+                let [c, x, y] = [self.node(step.inputs[0])?, self.node(step.inputs[1])?, self.node(step.inputs[2])?];
+                vec![Known::Node(self.dag.select(c, x, y))]
+            }
+            _ => {
+                let x = self.element(step, self.dtype(at))?;
+                vec![Known::Node(self.narrow(x, self.dtype(at)))]
+            }
+        };
+        self.known.extend(results);
+        Ok(())
+    }
+
+    /// An op that gives one value and combines no elements but, perhaps, those of a row.
+    fn element(&mut self, step: &Step, result: DType) -> Lowered<Id> {
+        let (op, name) = (&step.op, step.op.name());
+        let args = step.inputs.iter().map(|&v| self.wide(v)).collect::<Lowered<Vec<Id>>>()?;
+        let x = args[0];
+        let kind = self.dag.kind(x);
+        let real = kind.is_float();
+        let f32_only = || format!("there is no vector function for {result}");
+        let y = args.get(1).copied().unwrap_or(x);
+        Ok(match name {
+            "neg" if real => self.dag.same("arith.negf", &[x]),
+            "neg" => {
+                let minus = self.dag.int(-1, kind);
+                self.dag.mul(x, minus)
+            }
+            "abs" if real => self.dag.same("math.absf", &[x]),
+            "abs" => {
+                let zero = self.zero(kind);
+                let (below, minus) = (self.dag.less(x, zero), self.dag.sub(zero, x));
+                self.dag.select(below, minus, x)
+            }
+            "sign" => {
+                let zero = self.zero(kind);
+                let (above, below) = (self.dag.less(zero, x), self.dag.less(x, zero));
+                let (a, b) = (self.flag(above, kind), self.flag(below, kind));
+                self.dag.sub(a, b)
+            }
+            "relu" => {
+                let zero = self.zero(kind);
+                let below = self.dag.less(x, zero);
+                self.dag.select(below, zero, x)
+            }
+            "sqrt" => self.dag.sqrt(x),
+            "rsqrt" => {
+                let (one, root) = (self.one(kind), self.dag.sqrt(x));
+                self.dag.div(one, root)
+            }
+            "reciprocal" => {
+                let one = self.one(kind);
+                self.dag.div(one, x)
+            }
+            "exp" | "log" | "tanh" | "erf" | "sigmoid" | "silu" | "gelu" | "silu_bwd" | "gelu_bwd" | "softmax"
+            | "log_softmax" | "log_softmax_bwd"
+                if kind != Kind::F32 =>
+            {
+                return Err(f32_only());
+            }
+            "exp" => self.dag.exp(x),
+            "log" => self.dag.log(x),
+            "tanh" => self.dag.tanh(x),
+            "erf" => self.dag.erf(x),
+            "sigmoid" => self.dag.sigmoid(x),
+            "silu" => self.dag.silu(x),
+            "gelu" if op.bool("tanh") => self.dag.gelu_tanh(x),
+            "gelu" => self.dag.gelu(x),
+            "silu_bwd" => self.dag.silu_bwd(x, y),
+            "gelu_bwd" if op.bool("tanh") => self.dag.gelu_tanh_bwd(x, y),
+            "gelu_bwd" => self.dag.gelu_bwd(x, y),
+            "tanh_bwd" => {
+                let (one, square) = (self.one(kind), self.dag.mul(y, y));
+                let slope = self.dag.sub(one, square);
+                self.dag.mul(x, slope)
+            }
+            "sigmoid_bwd" => {
+                let one = self.one(kind);
+                let rest = self.dag.sub(one, y);
+                let dy = self.dag.mul(x, rest);
+                self.dag.mul(dy, y)
+            }
+            "threshold_bwd" => {
+                let (value, zero) = (self.number(op, "value", kind), self.zero(kind));
+                let below = self.dag.at_most(y, value);
+                self.dag.select(below, zero, x)
+            }
+            "bitwise_not" if self.dtype(step.inputs[0]) == DType::Bool => {
+                let one = self.one(kind);
+                self.dag.sub(one, x)
+            }
+            "bitwise_not" => {
+                let ones = self.dag.int(-1, kind);
+                self.dag.same("arith.xori", &[x, ones])
+            }
+            "logical_not" => {
+                let zero = self.zero(kind);
+                self.dag.equal(x, zero)
+            }
+            "cast" if result == DType::Bool => self.truth(x),
+            "cast" => self.to_wide(x, wide(result)),
+            "clamp" => {
+                let (lo, hi) = (self.number(op, "min", kind), self.number(op, "max", kind));
+                match real {
+                    true => self.dag.within(x, lo, hi),
+                    false => {
+                        let x = self.dag.extreme(true, x, lo);
+                        self.dag.extreme(false, x, hi)
+                    }
+                }
+            }
+            "add_scalar" | "mul_scalar" | "div_scalar" | "rsub_scalar" => {
+                let v = self.number(op, "value", kind);
+                match name {
+                    "add_scalar" => self.dag.add(x, v),
+                    "mul_scalar" => self.dag.mul(x, v),
+                    "div_scalar" => self.dag.div(x, v),
+                    _ => self.dag.sub(v, x),
+                }
+            }
+            "pow_scalar" => self.power(op, x)?,
+            "eq_scalar" | "ne_scalar" | "lt_scalar" | "le_scalar" | "gt_scalar" | "ge_scalar" => {
+                let v = self.number(op, "value", kind);
+                self.compare(&name[..2], x, v)
+            }
+            "eq" | "ne" | "lt" | "le" | "gt" | "ge" => self.compare(name, x, y),
+            "add" => self.dag.add(x, y),
+            "sub" => self.dag.sub(x, y),
+            "mul" => self.dag.mul(x, y),
+            "div" => self.dag.div(x, y),
+            "maximum" => self.dag.extreme(true, x, y),
+            "minimum" => self.dag.extreme(false, x, y),
+            "bitwise_and" => self.dag.same("arith.andi", &[x, y]),
+            "bitwise_or" => self.dag.same("arith.ori", &[x, y]),
+            "bitwise_xor" => self.dag.same("arith.xori", &[x, y]),
+            "logical_and" | "logical_or" => {
+                let (a, b) = (self.truth(x), self.truth(y));
+                self.dag.same(if name == "logical_and" { "arith.andi" } else { "arith.ori" }, &[a, b])
+            }
+            "dropout_bwd" => {
+                let bit = self.truth(y);
+                let (mask, scale) = (self.flag(bit, kind), self.dag.float(op.float("scale"), kind));
+                let dy = self.dag.mul(x, mask);
+                self.dag.mul(dy, scale)
+            }
+            "softmax" => {
+                let (e, sum) = self.exponentials(x).1;
+                let one = self.one(kind);
+                let share = self.dag.div(one, sum);
+                self.dag.mul(e, share)
+            }
+            "log_softmax" => {
+                let (below, (_, sum)) = self.exponentials(x);
+                let log = self.dag.log(sum);
+                self.dag.sub(below, log)
+            }
+            "softmax_bwd" => {
+                let product = self.dag.mul(x, y);
+                let sum = self.dag.fold(Fold::Sum, product);
+                let rest = self.dag.sub(x, sum);
+                self.dag.mul(rest, y)
+            }
+            "log_softmax_bwd" => {
+                let (sum, e) = (self.dag.fold(Fold::Sum, x), self.dag.exp(y));
+                let share = self.dag.mul(e, sum);
+                self.dag.sub(x, share)
+            }
+            _ => return Err("there is no vector code for it".into()),
+        })
+    }
+    fn compare(&mut self, name: &str, a: Id, b: Id) -> Id {
+        match name {
+            "eq" => self.dag.equal(a, b),
+            "ne" => self.dag.differs(a, b),
+            "lt" => self.dag.less(a, b),
+            "le" => self.dag.at_most(a, b),
+            "gt" => self.dag.less(b, a),
+            _ => self.dag.at_most(b, a),
+        }
+    }
+    fn power(&mut self, op: &Op, x: Id) -> Lowered<Id> {
+        let kind = self.dag.kind(x);
+        if !kind.is_float() {
+            let (mut exponent, mut base, mut y) = (op.int("value"), x, self.one(kind));
+            while 0 < exponent {
+                if exponent & 1 == 1 {
+                    y = self.dag.mul(y, base);
+                }
+                exponent >>= 1;
+                if 0 < exponent {
+                    base = self.dag.mul(base, base);
+                }
+            }
+            return Ok(y);
+        }
+        let one = self.one(kind);
+        let square = self.dag.mul(x, x);
+        let value = op.float("value");
+        Ok(match value {
+            2.0 => square,
+            3.0 => self.dag.mul(square, x),
+            0.5 => self.dag.sqrt(x),
+            -0.5 => {
+                let root = self.dag.sqrt(x);
+                self.dag.div(one, root)
+            }
+            -1.0 => self.dag.div(one, x),
+            -2.0 => self.dag.div(one, square),
+            _ => return Err(format!("there is no vector function for the power {value}")),
+        })
+    }
+
+    // --------------------------------------------------------------------------------------------------------- rows
+
+    /// A row below its largest element, the exponentials of that, and their sum.
+    fn exponentials(&mut self, x: Id) -> (Id, (Id, Id)) {
+        let max = self.dag.fold(Fold::Max, x);
+        let below = self.dag.sub(x, max);
+        let e = self.dag.exp(below);
+        (below, (e, self.dag.fold(Fold::Sum, e)))
+    }
+    /// The mean of a row of `n`.
+    fn mean(&mut self, x: Id, n: u64) -> Id {
+        let sum = self.dag.fold(Fold::Sum, x);
+        let n = self.dag.float(n as f64, self.dag.kind(x));
+        self.dag.div(sum, n)
+    }
+    fn reduction(&mut self, step: &Step, at: usize) -> Lowered<Known> {
+        let (op, x) = (&step.op, step.inputs[0]);
+        let along = self.space.along(step, x, at);
+        let n: u64 = op.ints("dims").iter().map(|&d| self.types[x].shape()[d as usize]).product();
+        let dtype = self.dtype(at);
+        let wide = self.wide(x)?;
+        let fold = match op.name() {
+            "sum" | "mean" => Fold::Sum,
+            "amax" => Fold::Max,
+            "amin" => Fold::Min,
+            _ => Fold::Any,
+        };
+        let element = if fold == Fold::Any { self.truth(wide) } else { wide };
+        let sum = match along {
+            Along::Nothing => element,
+            Along::Rows => self.dag.fold(fold, element),
+            Along::Columns => {
+                let divisor = (op.name() == "mean").then_some(n);
+                return Ok(Known::Columns { of: element, divisor });
+            }
+        };
+        let y = match op.name() {
+            "mean" => {
+                let n = self.dag.float(n as f64, self.dag.kind(sum));
+                self.dag.div(sum, n)
+            }
+            _ => sum,
+        };
+        Ok(Known::Node(self.narrow(y, dtype)))
+    }
+    fn layer_norm(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+        let v = step.inputs[0];
+        let (dtype, x) = (self.dtype(v), self.wide(v)?);
+        let shape = self.types[v].shape();
+        let n: u64 = shape[shape.len() - step.op.int("dims") as usize..].iter().product();
+        let kind = self.dag.kind(x);
+        let mean = self.mean(x, n);
+        let below = self.dag.sub(x, mean);
+        let square = self.dag.mul(below, below);
+        let variance = self.mean(square, n);
+        let (eps, one) = (self.dag.float(step.op.float("eps"), kind), self.one(kind));
+        let variance = self.dag.add(variance, eps);
+        let root = self.dag.sqrt(variance);
+        let rstd = self.dag.div(one, root);
+        let mut y = self.dag.mul(below, rstd);
+        if let Some(&w) = step.inputs.get(1) {
+            let w = self.wide(w)?;
+            y = self.dag.mul(y, w);
+        }
+        if let Some(&b) = step.inputs.get(2) {
+            let b = self.wide(b)?;
+            y = self.dag.add(y, b);
+        }
+        Ok([self.narrow(y, dtype), mean, rstd].map(Known::Node).to_vec())
+    }
+    fn layer_norm_bwd(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+        let v = step.inputs[1];
+        let dtype = self.dtype(v);
+        let [dy, x, mean, rstd] =
+            [self.wide(step.inputs[0])?, self.wide(v)?, self.wide(step.inputs[2])?, self.wide(step.inputs[3])?];
+        let shape = self.types[v].shape();
+        let n: u64 = shape[shape.len() - step.op.int("dims") as usize..].iter().product();
+        let below = self.dag.sub(x, mean);
+        let normal = self.dag.mul(below, rstd);
+        let mask = step.op.ints("mask");
+        let mut results = vec![];
+        if mask[0] == 1 {
+            let mut g = dy;
+            if let Some(&w) = step.inputs.get(4) {
+                let w = self.wide(w)?;
+                g = self.dag.mul(dy, w);
+            }
+            let mean_g = self.mean(g, n);
+            let product = self.dag.mul(g, normal);
+            let mean_gx = self.mean(product, n);
+            let share = self.dag.mul(normal, mean_gx);
+            let rest = self.dag.sub(g, mean_g);
+            let rest = self.dag.sub(rest, share);
+            let dx = self.dag.mul(rstd, rest);
+            results.push(Known::Node(self.narrow(dx, dtype)));
+        }
+        if mask[1] == 1 {
+            let product = self.dag.mul(dy, normal);
+            results.push(Known::Columns { of: product, divisor: None });
+        }
+        if mask[2] == 1 {
+            results.push(Known::Columns { of: dy, divisor: None });
+        }
+        Ok(results)
+    }
+
+    // --------------------------------------------------------------------------------------------------- optimizers
+
+    /// Element `at` of an operand of options.
+    fn option(&mut self, v: usize, at: u64) -> Id {
+        self.dag.load_at(v, at, Kind::F64)
+    }
+    /// A coefficient, computed in f64, in the type that the update is computed in.
+    fn coefficient(&mut self, x: Id, kind: Kind) -> Id {
+        self.to_wide(x, kind)
+    }
+    /// The gradient, scaled if operand `i` is there to scale it.
+    fn gradient(&mut self, step: &Step, g: Id, i: usize) -> Id {
+        let Some(&scale) = step.inputs.get(i) else { return g };
+        let scale = self.dag.load_at(scale, 0, Kind::F32);
+        let scale = self.to_wide(scale, self.dag.kind(g));
+        self.dag.mul(g, scale)
+    }
+    /// AdamW of wide numbers: p', m', v'.
+    fn adamw_of(&mut self, step: &Step, [p, g, m, v]: [Id; 4], at: usize) -> [Id; 3] {
+        let kind = self.dag.kind(p);
+        let g = self.gradient(step, g, at + 2);
+        let hyper = step.inputs[at + 1];
+        let count = self.dag.load_at(step.inputs[at], 0, Kind::I64);
+        let [lr, beta1, beta2, eps, decay] = [0, 1, 2, 3, 4].map(|i| self.option(hyper, i));
+        let d = &mut self.dag;
+        let (one, half) = (d.float(1.0, Kind::F64), d.float(0.5, Kind::F64));
+        let (power1, power2) = (d.power(beta1, count), d.power(beta2, count));
+        let (rest1, rest2) = (d.sub(one, beta1), d.sub(one, beta2));
+        let corrected = d.sub(one, power1);
+        let step_size = d.div(lr, corrected);
+        let step_size = d.same("arith.negf", &[step_size]);
+        let corrected = d.sub(one, power2);
+        let correction2 = d.sqrt(corrected);
+        let decayed = d.mul(lr, decay);
+        let keep = d.sub(one, decayed);
+        let near = d.less(rest1, half);
+        let wide = [keep, rest1, beta1, beta2, rest2, eps, correction2, step_size];
+        let [keep, weight, rest, beta2, rest2, eps, correction2, step_size] = wide.map(|x| self.coefficient(x, kind));
+        let d = &mut self.dag;
+        // PyTorch's lerp counts from the nearer end.
+        let far = d.sub(g, m);
+        let (from_m, from_g) = (d.mul(weight, far), d.mul(far, rest));
+        let (from_m, from_g) = (d.add(m, from_m), d.sub(g, from_g));
+        let m = d.select(near, from_m, from_g);
+        let square = d.mul(rest2, g);
+        let square = d.mul(square, g);
+        let v = d.mul(v, beta2);
+        let v = d.add(v, square);
+        let root = d.sqrt(v);
+        let below = d.div(root, correction2);
+        let below = d.add(below, eps);
+        let change = d.mul(step_size, m);
+        let change = d.div(change, below);
+        let p = d.mul(p, keep);
+        [d.add(p, change), m, v]
+    }
+    fn adamw(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+        let dtype = self.dtype(step.inputs[0]);
+        let [p, g, m, v] = [0, 1, 2, 3].map(|i| self.wide(step.inputs[i]));
+        let new = self.adamw_of(step, [p?, g?, m?, v?], 4);
+        Ok(new.map(|x| Known::Node(self.narrow(x, dtype))).to_vec())
+    }
+    /// On numbers in two halves: see `runtime::kernels::optim`.
+    fn adamw_split(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+        let [high, low] = [self.node(step.inputs[0])?, self.node(step.inputs[2])?];
+        let [g, m, v] = [self.wide(step.inputs[1])?, self.wide(step.inputs[3])?, self.wide(step.inputs[4])?];
+        let d = &mut self.dag;
+        let (high, low) = (d.convert("arith.extui", high, Kind::I32), d.convert("arith.extui", low, Kind::I32));
+        let (fifteen, sixteen) = (d.int(15, Kind::I32), d.int(16, Kind::I32));
+        let below = d.same("arith.shrui", &[low, fifteen]);
+        let high = d.sub(high, below);
+        let high = d.same("arith.shli", &[high, sixteen]);
+        let master = d.same("arith.ori", &[high, low]);
+        let master = d.convert("arith.bitcast", master, Kind::F32);
+        let [p, m, v] = self.adamw_of(step, [master, g, m, v], 5);
+        let d = &mut self.dag;
+        let bits = d.convert("arith.bitcast", p, Kind::I32);
+        let (upper, quiet, half) =
+            (d.int(0xFFFF_0000, Kind::I32), d.int(0x0040_0000, Kind::I32), d.int(0x8000, Kind::I32));
+        let nan = d.same("arith.andi", &[bits, upper]);
+        let nan = d.same("arith.ori", &[nan, quiet]);
+        let is_nan = d.differs(p, p);
+        let bits = d.select(is_nan, nan, bits);
+        let rounded = d.add(bits, half);
+        let rounded = d.same("arith.shrui", &[rounded, sixteen]);
+        let (high, low) = (d.convert("arith.trunci", rounded, Kind::I16), d.convert("arith.trunci", bits, Kind::I16));
+        Ok([high, low, m, v].map(Known::Node).to_vec())
+    }
+    fn sgd(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+        let (dtype, hyper) = (self.dtype(step.inputs[0]), step.inputs[2]);
+        let [p, g] = [self.wide(step.inputs[0])?, self.wide(step.inputs[1])?];
+        let kind = self.dag.kind(p);
+        let [lr, decay] = [0, 2].map(|i| self.option(hyper, i)).map(|x| self.coefficient(x, kind));
+        let g = self.gradient(step, g, 3);
+        let decayed = self.dag.mul(decay, p);
+        let g = self.dag.add(g, decayed);
+        let change = self.dag.mul(lr, g);
+        let p = self.dag.sub(p, change);
+        Ok(vec![Known::Node(self.narrow(p, dtype))])
+    }
+    fn sgd_momentum(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+        let (dtype, hyper) = (self.dtype(step.inputs[0]), step.inputs[3]);
+        let [p, g, b] = [self.wide(step.inputs[0])?, self.wide(step.inputs[1])?, self.wide(step.inputs[2])?];
+        let kind = self.dag.kind(p);
+        let [lr, momentum, decay] = [0, 1, 2].map(|i| self.option(hyper, i)).map(|x| self.coefficient(x, kind));
+        let g = self.gradient(step, g, 4);
+        let decayed = self.dag.mul(decay, p);
+        let g = self.dag.add(g, decayed);
+        let b = self.dag.mul(momentum, b);
+        let b = self.dag.add(b, g);
+        let change = self.dag.mul(lr, b);
+        let p = self.dag.sub(p, change);
+        Ok([p, b].map(|x| Known::Node(self.narrow(x, dtype))).to_vec())
+    }
+
+    // ------------------------------------------------------------------------------------------------ random numbers
+
+    fn dropout(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+        let (v, rng) = (step.inputs[0], step.inputs[1]);
+        let (dtype, x) = (self.dtype(v), self.wide(v)?);
+        if self.types[v].numel() != self.space.rows() * self.space.columns() {
+            return Err("its elements are not numbered as the kernel's".into());
+        }
+        let kind = self.dag.kind(x);
+        let p = step.op.float("p");
+        let (seed, count) = (self.dag.load_at(rng, 0, Kind::I64), self.dag.load_at(rng, 1, Kind::I64));
+        // A word below this many 2^32ths drops its element.
+        let kept = match u32::try_from((p * 4_294_967_296.0) as u64) {
+            Ok(threshold) => {
+                let word = self.dag.random(seed, count, step.op.int("stream") as u32);
+                let threshold = self.dag.int(threshold.into(), Kind::I32);
+                self.dag.compare("arith.cmpi ule", threshold, word)
+            }
+            Err(_) => self.dag.bit(false),
+        };
+        let scale = if p == 1.0 { 0.0 } else { 1.0 / (1.0 - p) };
+        let (flag, scale) = (self.flag(kept, kind), self.dag.float(scale, kind));
+        let y = self.dag.mul(x, flag);
+        let y = self.dag.mul(y, scale);
+        Ok(vec![Known::Node(self.narrow(y, dtype)), Known::Node(kept)])
+    }
+}
