@@ -19,14 +19,15 @@ help: ## list the targets
 setup: ## install what a build needs and this machine lacks
 	@sh scripts/setup.sh
 
-build: setup ## build the lighterage command
-	$(CARGO) build --release --locked -p lighterage
+build: setup ## build the lighterage command and its kernel generator
+	$(CARGO) build --release --locked -p lighterage -p lighterage-mlir
 
 demo: build ## train a small GPT-2 on the CPU in half its memory; STEPS=60 BUDGET=50%
 	target/release/lighterage train $(example)/gpt2.pt2 --optimizer adamw --lr 1e-3 --device cpu --budget $(BUDGET) \
 		--batches $(example)/batches.safetensors --steps $(STEPS) --init normal:0.02 --seed 0
 
 test: setup ## run every test of the workspace
+	$(CARGO) build --locked -p lighterage-mlir
 	$(CARGO) test --workspace --locked
 	$(CARGO) build --locked -p lighterage_alloc
 	@if command -v $(PYTHON) >/dev/null; then \

@@ -4,6 +4,8 @@
 #   ir <- passes <- codegen <- cli      ir <- torch <- cli      passes <- trace <- cli
 #   artifact <- codegen, runtime        runtime <- cli, tests
 #
+# lighterage-mlir, the kernel generator, depends on none of them and is a program of its own: what links it links LLVM.
+#
 # Dependencies of builds and of tests count too, and those behind every feature.
 set -eu
 cd "$(dirname "$0")/.."
@@ -12,7 +14,7 @@ here=$(pwd -P)
 # What a crate may depend on. A crate that is not here is an error.
 allowed() {
     case $1 in
-    ir | artifact | lighterage_alloc) echo ;;
+    ir | artifact | lighterage_alloc | lighterage-mlir) echo ;;
     passes | torch) echo ir ;;
     trace) echo passes ;;
     codegen) echo ir passes artifact ;;

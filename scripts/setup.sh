@@ -1,7 +1,7 @@
 #!/bin/sh
 # Sees that the tools of a build are there, installs those that are missing, and is silent when none is.
 #
-#   setup.sh         make, a C compiler (Rust links with it), cargo
+#   setup.sh         make, a C compiler (Rust links with it), cargo, LLVM and MLIR 22 (the kernel generator links them)
 #   setup.sh lint    rustfmt and clippy too
 #
 # Installs on Debian and its kin, as root or through sudo. Rust itself comes from rustup, and is not installed here.
@@ -25,10 +25,19 @@ links() {
     return $status
 }
 
+# What the kernel generator is built with; .cargo/config.toml names the folder.
+llvm=/usr/lib/llvm-22
+mlir() {
+    [ -e $llvm/lib/libMLIRIR.a ] && [ -e $llvm/lib/libLLVMCore.a ] && [ -x $llvm/bin/mlir-tblgen ] &&
+        [ -e $llvm/lib/libPolly.a ] && [ -e $llvm/lib/libclang.so ] && have c++ &&
+        [ -e /usr/include/zstd.h ] && [ -e /usr/include/zlib.h ] && [ -d /usr/include/libxml2 ]
+}
+
 packages() {
     wanted=
     have make || wanted="$wanted make"
     links || wanted="$wanted gcc libc6-dev"
+    mlir || wanted="$wanted g++ libmlir-22-dev mlir-22-tools llvm-22-dev libpolly-22-dev libclang-22-dev libzstd-dev zlib1g-dev libxml2-dev"
     echo "$wanted"
 }
 

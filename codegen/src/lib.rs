@@ -5,11 +5,14 @@
 
 pub mod kernels;
 
-use artifact::{Artifact, Binding, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range, State, Summary};
+use artifact::{
+    Artifact, Binding, Code, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range, State, Summary,
+};
 use ir::schedule::{InstrKind, Loc};
-use ir::{Id, Instr, Program, StateKind, Table, Value, text};
+use ir::{Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
+use kernels::{Generated, Stage, Target};
 use passes::graph::optimizer::Optimizer;
-use passes::pipeline::Compiled;
+use passes::pipeline::{Compiled, Kernels};
 use std::collections::BTreeMap;
 
 /// Bytes that states start from, by path; row-major, as long as the state's type.
@@ -20,7 +23,14 @@ pub type Data = BTreeMap<String, Vec<u8>>;
 pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Artifact, String> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
-    let mut emitter = Emitter { program, kernels: BTreeMap::new(), artifact: Artifact::default() };
+    let target = match compiled.kernels {
+        Kernels::Plain => None,
+        Kernels::Generated => {
+            Some(Target::host().ok_or("no kernels are generated for this processor; --kernels plain has its own")?)
+        }
+    };
+    let mut emitter =
+        Emitter { program, target, kernels: BTreeMap::new(), generated: vec![], artifact: Artifact::default() };
     let plan = program.plan.as_ref().ok_or("the program has no plan")?;
 
     // A line has an event if a line of another stream waits for it.
@@ -44,6 +54,8 @@ pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Ar
         emitter.artifact.commands.extend(commands);
         emitter.artifact.lines.push(Line { name: emitter.line_name(instr), why: line.why.name().into() });
     }
+
+    emitter.compile()?;
 
     let mut artifact = emitter.artifact.clone();
     artifact.name.clone_from(&graph.name);
@@ -70,8 +82,12 @@ pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Ar
 
 struct Emitter<'a> {
     program: &'a Program,
+    /// For whom kernels are generated, if they are.
+    target: Option<Target>,
     /// Kernels by their text: equal ones are one.
     kernels: BTreeMap<String, u32>,
+    /// Kernels that are to be compiled, each with an index into the artifact's.
+    generated: Vec<(usize, Generated)>,
     artifact: Artifact,
 }
 
@@ -84,14 +100,14 @@ impl Emitter<'_> {
                 if data.op.is_extern() {
                     return Err(format!("Unsupported: {} (node {})", data.op.str("name"), graph.node_name(*node)));
                 }
-                let kernel = self.kernel(&data.op);
-                let operands = |values: &[Value], locs: &[Loc]| {
-                    values.iter().zip(locs).map(|(&v, &loc)| self.operand(v, loc)).collect()
-                };
+                let kernel = self.kernel(*node, *scratch)?;
                 let scratch = scratch.map(|loc| Range {
                     place: self.place(loc),
                     bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
                 });
+                let operands = |values: &[Value], locs: &[Loc]| -> Vec<Operand> {
+                    values.iter().zip(locs).map(|(&v, &loc)| self.operand(v, loc)).collect()
+                };
                 Ok(CommandKind::Launch {
                     kernel,
                     ins: operands(&data.inputs, args),
@@ -105,14 +121,70 @@ impl Emitter<'_> {
         }
     }
 
-    fn kernel(&mut self, op: &ir::Op) -> u32 {
-        let next = self.artifact.kernels.len() as u32;
-        let index = *self.kernels.entry(text::print_op(op)).or_insert(next);
-        if index == next {
-            let attrs = op.attrs().iter().map(|(&key, value)| (key.to_string(), attr(value))).collect();
-            self.artifact.kernels.push(Kernel { op: op.name().into(), attrs, code: None });
+    /// The kernel of a node: a generated one if there may be, else the runtime's.
+    fn kernel(&mut self, node: Node, scratch: Option<Loc>) -> Result<u32, String> {
+        let graph = &self.program.graph;
+        let data = &graph.nodes[node];
+        let types = |values: &[Value]| values.iter().map(|&v| graph.values[v].ty.clone()).collect::<Vec<_>>();
+        let (ins, outs) = (types(&data.inputs), types(&data.outputs));
+        let scratch = scratch.map_or(0, |loc| self.program.schedule.buffers[loc.buffer].bytes - loc.offset);
+        let mut key = text::print_op(&data.op);
+        let mut generated = None;
+        if let Some(target) = &self.target {
+            generated = match kernels::generate_op(&data.op, &ins, target) {
+                Ok(kernel) if kernel.scratch_bytes <= scratch => Some(kernel),
+                Ok(kernel) if data.op.body().is_some() => {
+                    let (has, needs) = (scratch, kernel.scratch_bytes);
+                    return Err(format!(
+                        "node {}: its kernel needs {needs} bytes of scratch, not {has}",
+                        graph.node_name(node)
+                    ));
+                }
+                Err(e) if data.op.body().is_some() => return Err(format!("node {}: {e}", graph.node_name(node))),
+                _ => None,
+            };
+            if generated.is_some() {
+                ins.iter().for_each(|ty| key.push_str(&format!(" {ty}")));
+            }
+        } else if data.op.body().is_some() {
+            return Err(format!("node {} is several ops; they want generated kernels", graph.node_name(node)));
         }
-        index
+        let next = self.artifact.kernels.len() as u32;
+        let index = *self.kernels.entry(key).or_insert(next);
+        if index < next {
+            return Ok(index);
+        }
+        let attrs = match &generated {
+            // What it computes is in its code.
+            Some(_) => vec![],
+            None => data.op.attrs().iter().map(|(&key, value)| (key.to_string(), attr(value))).collect(),
+        };
+        let code = generated.map(|kernel| {
+            let ty = |ty: &TensorType| artifact::Type { dtype: dtype(ty.dtype()), shape: ty.shape().to_vec() };
+            let phase = |phase: &kernels::Phase| artifact::Phase { symbol: phase.symbol.clone(), parts: phase.parts };
+            let code = Code {
+                object: self.generated.len() as u32,
+                phases: kernel.phases.iter().map(phase).collect(),
+                ins: ins.iter().map(ty).collect(),
+                outs: outs.iter().map(ty).collect(),
+                inplace: kernel.inplace.iter().map(|&(i, j)| (i as u32, j as u32)).collect(),
+                scratch: kernel.scratch_bytes,
+            };
+            self.generated.push((next as usize, kernel));
+            code
+        });
+        self.artifact.kernels.push(Kernel { op: data.op.name().into(), attrs, code });
+        Ok(index)
+    }
+
+    /// Has the generated kernels compiled: an object each.
+    fn compile(&mut self) -> Result<(), String> {
+        let Some(target) = &self.target else { return Ok(()) };
+        let kernels: Vec<&Generated> = self.generated.iter().map(|(_, kernel)| kernel).collect();
+        let objects = kernels::run_all(&kernels, target, Stage::Object).map_err(|e| e.to_string())?;
+        let object = |bytes| artifact::Object { cpu: target.cpu.into(), bytes };
+        self.artifact.objects = objects.into_iter().map(object).collect();
+        Ok(())
     }
 
     fn place(&self, loc: Loc) -> Place {

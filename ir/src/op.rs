@@ -330,8 +330,8 @@ pub static ROWS: &[Row] = &[
     Row::unary("reciprocal"),
     Row::unary("tanh"),
     Row::unary("sigmoid"),
-    Row::unary("sin"),
-    Row::unary("cos"),
+    Row::unary("sin").access(Access::Whole),
+    Row::unary("cos").access(Access::Whole),
     Row::unary("erf"),
     Row::unary("relu"),
     Row::unary("silu"),
@@ -357,7 +357,7 @@ pub static ROWS: &[Row] = &[
     Row::binary("sub"),
     Row::binary("mul"),
     Row::binary("div"),
-    Row::binary("pow"),
+    Row::binary("pow").access(Access::Whole),
     Row::binary("maximum"),
     Row::binary("minimum"),
     Row::binary("bitwise_and"),
@@ -487,7 +487,7 @@ pub static ROWS: &[Row] = &[
     // dropout(x, rng) -> y = x * mask / (1 - p), mask: bool
     Row::new("dropout", (2, 2), dropout).attrs(&[("p", Float), ("stream", Int)]).inplace(&[(0, 0)]),
     // dropout_bwd(dy, mask) -> dy * mask * scale
-    Row::new("dropout_bwd", (2, 2), dropout_bwd).attrs(&[("scale", Float)]).inplace(&[(0, 0)]),
+    Row::new("dropout_bwd", (2, 2), dropout_bwd).attrs(&[("scale", Float)]).inplace(&[(0, 0)]).access(Element),
     Row::unary("rng_next"), // step + 1
     // The norm over all gradients, for clipping: sum_squares(g) -> f64[]; clip_scale(sum, sum, ..) -> f32[], the factor
     // min(1, max_norm / (sqrt of the sums + 1e-6)).

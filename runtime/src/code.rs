@@ -20,11 +20,11 @@ use object::{RelocationTarget, SectionKind, elf};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A function of a kernel: see [`artifact::Phase`].
-type Function = unsafe extern "C" fn(tensors: *const *mut u8, first: u64, end: u64);
+/// A function of a kernel: see [`artifact::Phase`]. Its code lives as long as the [`Loaded`] that it is from.
+pub type Function = unsafe extern "C" fn(tensors: *const *mut u8, first: u64, end: u64);
 
 /// An object in memory.
-pub(crate) struct Loaded {
+pub struct Loaded {
     memory: Option<Mmap>,
     /// Offsets of the functions.
     functions: BTreeMap<String, usize>,
@@ -51,7 +51,8 @@ impl Loaded {
         artifact.objects.iter().enumerate().map(load).collect()
     }
 
-    fn new(bytes: &[u8]) -> Result<Loaded, String> {
+    /// Loads an object; an error says what is wrong with it.
+    pub fn new(bytes: &[u8]) -> Result<Loaded, String> {
         let file = ElfFile64::<LittleEndian>::parse(bytes).map_err(|e| format!("is no ELF object: {e}"))?;
         let here = if cfg!(target_arch = "aarch64") { Architecture::Aarch64 } else { Architecture::X86_64 };
         if file.architecture() != here {
@@ -123,7 +124,8 @@ impl Loaded {
         Ok(Loaded { memory: Some(memory), functions })
     }
 
-    fn function(&self, symbol: &str) -> Option<Function> {
+    /// A function by its name.
+    pub fn function(&self, symbol: &str) -> Option<Function> {
         let &offset = self.functions.get(symbol)?;
         let start = self.memory.as_ref()?.as_ptr();
         // SAFETY: the address is within a text section of the object, which stays in memory as long as `self`. That a

@@ -31,6 +31,7 @@ mod team;
 mod trace;
 mod validate;
 
+pub use code::{Function, Loaded};
 pub use error::Error;
 pub use init::StateInit;
 pub use machine::{Machine, Options, StepReport};

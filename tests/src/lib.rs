@@ -1,6 +1,7 @@
 //! What the tests share: generators of graphs and decisions, a plain evaluator, and ways to run what was compiled.
 
 pub mod chain;
+pub mod code;
 pub mod evaluate;
 pub mod forced;
 pub mod generate;

@@ -1,6 +1,7 @@
 //! Groups of ops mean what the ops meant: the same bits, evaluated op by op, on random graphs and on real models.
 
 use codegen::Data;
+use codegen::kernels::{Target, generate_op};
 use ir::{Graph, TensorType};
 use passes::graph::optimizer::{self, Attach, HYPER, Optimizer};
 use passes::graph::{canonical, fuse};
@@ -24,6 +25,23 @@ fn fused(graph: &Graph) -> Graph {
         again
     };
     assert!(again == fused, "the same graph should be grouped in the same way");
+    for &node in &fused.order {
+        let data = &fused.nodes[node];
+        if data.op.body().is_none() {
+            continue;
+        }
+        let ins: Vec<TensorType> = data.inputs.iter().map(|&v| fused.values[v].ty.clone()).collect();
+        let outs: Vec<TensorType> = data.outputs.iter().map(|&v| fused.values[v].ty.clone()).collect();
+        let scratch = data.op.work(&ins.iter().collect::<Vec<_>>(), &outs).scratch;
+        for target in Target::ALL {
+            let kernel = generate_op(&data.op, &ins, &target);
+            let kernel = kernel.unwrap_or_else(|e| panic!("{e}\n{}", fused.node_name(node)));
+            assert!(kernel.scratch_bytes <= scratch, "{} needs more scratch\n{fused}", fused.node_name(node));
+            for &(i, j) in data.op.inplace().iter().filter(|&&(i, j)| ins[i] == outs[j]) {
+                assert!(kernel.inplace.contains(&(i, j)), "{}: {i} -> {j}\n{fused}", fused.node_name(node));
+            }
+        }
+    }
     fused
 }
 

@@ -1,6 +1,7 @@
 //! What a kernel computes, as a graph of instructions: a node is one instruction of the dialects `arith` and `math`, a load,
 //! or a sum over a row. Equal nodes are one, and a node's operands come before it.
 
+use super::space::Axes;
 use std::collections::HashMap;
 
 /// A node's number.
@@ -71,8 +72,8 @@ pub(super) enum Fold {
 /// An instruction.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Prim {
-    /// The element of an operand.
-    Load(usize),
+    /// The element of an operand that varies over these axes.
+    Load(usize, Axes),
     /// One element, whatever the row and column, of an operand.
     LoadAt(usize, u64),
     /// A number by its bits.
@@ -138,8 +139,8 @@ impl Dag {
         self.node(Node { prim, args: args.to_vec(), kind, span, stage })
     }
 
-    pub(super) fn load(&mut self, operand: usize, kind: Kind, span: Span) -> Id {
-        self.node(Node { prim: Prim::Load(operand), args: vec![], kind, span, stage: 0 })
+    pub(super) fn load(&mut self, operand: usize, axes: Axes, kind: Kind, span: Span) -> Id {
+        self.node(Node { prim: Prim::Load(operand, axes), args: vec![], kind, span, stage: 0 })
     }
     pub(super) fn load_at(&mut self, operand: usize, at: u64, kind: Kind) -> Id {
         self.node(Node { prim: Prim::LoadAt(operand, at), args: vec![], kind, span: Span::default(), stage: 0 })

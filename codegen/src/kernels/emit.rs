@@ -7,7 +7,7 @@
 
 use super::dag::{Dag, Fold, Id, Kind, Prim};
 use super::lower::{Known, storage};
-use super::space::Space;
+use super::space::{Axes, Space};
 use ir::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -166,7 +166,8 @@ fn kept_passes(plan: &Plan<'_>) -> (Vec<Pass>, BTreeMap<Id, Buffer>) {
 fn free_result(plan: &Plan<'_>, passes: &[Pass], p: usize, kind: Kind, taken: &BTreeSet<usize>) -> Option<usize> {
     let later = |i: usize| {
         passes[p + 1..].iter().any(|q| {
-            let reads = |&id: &Id| !q.kept.contains(&id) && plan.dag.nodes[id].prim == Prim::Load(i);
+            let reads =
+                |&id: &Id| !q.kept.contains(&id) && matches!(plan.dag.nodes[id].prim, Prim::Load(of, _) if of == i);
             q.needs.iter().any(reads)
         })
     };
@@ -362,7 +363,8 @@ impl<'a> Emitter<'a> {
                  {{passthrough = [\"nounwind\", [\"prefer-vector-width\", \"512\"]]}} {{\n"
             );
             for i in 0..n {
-                let at = self.def_at(0, &format!("llvm.getelementptr %args[{i}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr"));
+                let at =
+                    self.def_at(0, &format!("llvm.getelementptr %args[{i}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr"));
                 self.line_at(0, &format!("%a{i} = llvm.load {at} : !llvm.ptr -> !llvm.ptr"));
             }
         }
@@ -399,9 +401,9 @@ impl<'a> Emitter<'a> {
 
     // ------------------------------------------------------------------------------------------------------- memory
 
-    /// Where the row's elements of an operand or result are: its pointer, and how it is aligned. `value` is the body's.
-    fn row_pointer(&mut self, argument: usize, value: usize, kind: Kind) -> (String, u64) {
-        let strides = self.plan.space.strides(value);
+    /// Where the row's elements of an operand or result are: its pointer, and how it is aligned.
+    fn row_pointer(&mut self, argument: usize, axes: Axes, kind: Kind) -> (String, u64) {
+        let strides = self.plan.space.strides(axes);
         let most = if self.plan.gpu { 16 } else { 64 };
         let bytes = strides.iter().fold(self.lanes, |all, &s| gcd(all, s)) * kind.bytes();
         let align = (1 << bytes.trailing_zeros()).min(most);
@@ -409,7 +411,7 @@ impl<'a> Emitter<'a> {
         if strides.iter().all(|&s| s == 0) {
             return (base, align);
         }
-        let key = format!("row {argument}");
+        let key = format!("row {argument} {axes}");
         if let Some(name) = self.pointers.get(&key) {
             return (name.clone(), align);
         }
@@ -475,6 +477,7 @@ impl<'a> Emitter<'a> {
             Kind::I64 => (bits as i64).to_string(),
         };
         match width {
+            1 if kind == Kind::I1 => self.def_at(0, &format!("arith.constant {value}")),
             1 => self.def_at(0, &format!("arith.constant {value} : {}", kind.name())),
             _ => self.def_at(0, &format!("arith.constant dense<{value}> : {}", type_of(kind, width))),
         }
@@ -494,8 +497,8 @@ impl<'a> Emitter<'a> {
         let ty = self.pointer_type();
         let name = match &node.prim {
             &Prim::Const(bits) => self.constant(bits, node.kind, 1),
-            &Prim::Load(i) => {
-                let (pointer, _) = self.row_pointer(i, i, node.kind);
+            &Prim::Load(i, axes) => {
+                let (pointer, _) = self.row_pointer(i, axes, node.kind);
                 let (align, kind) = (node.kind.bytes(), node.kind.name());
                 self.def_at(scope, &format!("llvm.load {pointer} {{alignment = {align} : i64}} : {ty} -> {kind}"))
             }
@@ -580,8 +583,8 @@ impl<'a> Emitter<'a> {
                 self.load(&pointer, at, node.kind, width, align)
             } else {
                 match &node.prim {
-                    &Prim::Load(i) => {
-                        let (pointer, align) = self.row_pointer(i, i, node.kind);
+                    &Prim::Load(i, axes) => {
+                        let (pointer, align) = self.row_pointer(i, axes, node.kind);
                         self.load(&pointer, at, node.kind, width, align)
                     }
                     &Prim::Random(stream) => {
@@ -611,7 +614,7 @@ impl<'a> Emitter<'a> {
             Buffer::Stack(n) => (format!("%buffer{n}"), (self.lanes * kind.bytes()).min(64)),
             Buffer::Result(j) => {
                 let out = &self.plan.results[j];
-                self.row_pointer(self.plan.operands.len() + j, out.value, kind)
+                self.row_pointer(self.plan.operands.len() + j, self.plan.space.axes(out.value), kind)
             }
         }
     }
@@ -634,47 +637,49 @@ impl<'a> Emitter<'a> {
         let lanes = self.def_at(0, &format!("arith.constant dense<[{}]> : {wide}", numbers(if whole { 4 } else { 1 })));
         let first = self.def(&format!("vector.broadcast {first} : i64 to {wide}"));
         let element = self.def(&format!("arith.addi {first}, {lanes} : {wide}"));
-        let wide_constant = |emitter: &mut Self, i: u64| emitter.constant_vector(i, Kind::I64, n);
+        // A vector even if it has but one element.
+        let wide_constant =
+            |emitter: &mut Self, i: u64| emitter.def_at(0, &format!("arith.constant dense<{i}> : {wide}"));
         let (two, half) = (wide_constant(self, 2), wide_constant(self, 32));
         let block = self.def(&format!("arith.shrui {element}, {two} : {wide}"));
-        let low = self.def(&format!("arith.trunci {block} : {wide} to {word}"));
+        // Words are kept in twice their bits, so that products have room.
+        let mask = wide_constant(self, 0xFFFF_FFFF);
+        let low = self.def(&format!("arith.andi {block}, {mask} : {wide}"));
         let high = self.def(&format!("arith.shrui {block}, {half} : {wide}"));
-        let high = self.def(&format!("arith.trunci {high} : {wide} to {word}"));
         // Seed and step are scalars.
-        let shift = self.index(32);
-        let key0 = self.def_at(0, &format!("arith.trunci {seed} : i64 to i32"));
+        let (shift, all) = (self.index(32), self.index(0xFFFF_FFFF));
+        let key0 = self.def_at(0, &format!("arith.andi {seed}, {all} : i64"));
         let key1 = self.def_at(0, &format!("arith.shrui {seed}, {shift} : i64"));
-        let key1 = self.def_at(0, &format!("arith.trunci {key1} : i64 to i32"));
-        let step = self.def_at(0, &format!("arith.trunci {step} : i64 to i32"));
-        let step = self.def_at(0, &format!("vector.broadcast {step} : i32 to {word}"));
-        let stream = self.constant_vector(stream.into(), Kind::I32, n);
+        let step = self.def_at(0, &format!("arith.andi {step}, {all} : i64"));
+        let step = self.def_at(0, &format!("vector.broadcast {step} : i64 to {wide}"));
+        let stream = wide_constant(self, stream.into());
         let mut counter = [low, high, stream, step];
         let mut key = [key0, key1];
         let factors = [wide_constant(self, 0xD251_1F53), wide_constant(self, 0xCD9E_8D57)];
         for round in 0..10 {
             if round != 0 {
-                for (key, add) in key.iter_mut().zip([0x9E37_79B9u32, 0xBB67_AE85]) {
-                    let add = self.constant(add.into(), Kind::I32, 1);
-                    *key = self.def_at(0, &format!("arith.addi {key}, {add} : i32"));
+                for (key, add) in key.iter_mut().zip([0x9E37_79B9u64, 0xBB67_AE85]) {
+                    let add = self.index(add);
+                    *key = self.def_at(0, &format!("arith.addi {key}, {add} : i64"));
+                    *key = self.def_at(0, &format!("arith.andi {key}, {all} : i64"));
                 }
             }
-            let keys = [0, 1].map(|i| self.def_at(0, &format!("vector.broadcast {} : i32 to {word}", key[i])));
+            let keys = [0, 1].map(|i| self.def_at(0, &format!("vector.broadcast {} : i64 to {wide}", key[i])));
             let mut products = vec![];
             for (i, factor) in [0, 2].into_iter().zip(&factors) {
-                let x = self.def(&format!("arith.extui {} : {word} to {wide}", counter[i]));
-                let product = self.def(&format!("arith.muli {x}, {factor} : {wide}"));
-                let low = self.def(&format!("arith.trunci {product} : {wide} to {word}"));
-                let high = self.def(&format!("arith.shrui {product}, {half} : {wide}"));
-                products.push((low, self.def(&format!("arith.trunci {high} : {wide} to {word}"))));
+                let product = self.def(&format!("arith.muli {}, {factor} : {wide}", counter[i]));
+                let low = self.def(&format!("arith.andi {product}, {mask} : {wide}"));
+                products.push((low, self.def(&format!("arith.shrui {product}, {half} : {wide}"))));
             }
             let mut mix = |high: &str, word_of: &str, key: &str| {
-                let x = self.def(&format!("arith.xori {high}, {word_of} : {word}"));
-                self.def(&format!("arith.xori {x}, {key} : {word}"))
+                let x = self.def(&format!("arith.xori {high}, {word_of} : {wide}"));
+                self.def(&format!("arith.xori {x}, {key} : {wide}"))
             };
             let c0 = mix(&products[1].1, &counter[1], &keys[0]);
             let c2 = mix(&products[0].1, &counter[3], &keys[1]);
             counter = [c0, products[1].0.clone(), c2, products[0].0.clone()];
         }
+        let counter = counter.map(|words| self.def(&format!("arith.trunci {words} : {wide} to {word}")));
         if whole {
             // Words of a block follow each other: 0 2 and 1 3 are interleaved, then these two.
             let zip = |emitter: &mut Self, a: &str, b: &str, n: u64| {
@@ -698,11 +703,6 @@ impl<'a> Emitter<'a> {
             1 => self.def(&format!("vector.extract {chosen}[0] : i32 from {word}")),
             _ => chosen,
         }
-    }
-    /// A vector of one constant, even if it has but one element.
-    fn constant_vector(&mut self, bits: u64, kind: Kind, n: u64) -> String {
-        let value = if kind == Kind::I32 { (bits as u32 as i32).to_string() } else { (bits as i64).to_string() };
-        self.def_at(0, &format!("arith.constant dense<{value}> : vector<{n}x{}>", kind.name()))
     }
 
     // -------------------------------------------------------------------------------------------------------- folds
@@ -761,8 +761,7 @@ impl<'a> Emitter<'a> {
             width = half;
             if width == 1 {
                 let ty = format!("vector<1x{}>", kind.name());
-                let [a, b] =
-                    halves.map(|h| self.def(&format!("vector.extract {h}[0] : {} from {ty}", kind.name())));
+                let [a, b] = halves.map(|h| self.def(&format!("vector.extract {h}[0] : {} from {ty}", kind.name())));
                 return self.combine_two(fold, kind, 1, &a, &b);
             }
             x = self.combine_two(fold, kind, width, &halves[0], &halves[1]);
@@ -894,7 +893,8 @@ impl<'a> Emitter<'a> {
             let starts: Vec<String> = folds.iter().map(|&(fold, kind)| self.start(fold, kind, 1)).collect();
             let types: Vec<String> = folds.iter().map(|f| type_of(f.1, 1)).collect();
             let (from, step) = self.shared_loop(&from, 1, 1);
-            let sums = self.fold_loop(&from, &to, &step, &starts, &types, |e, j, sums| e.body(pass, j, 1, &folds, sums));
+            let sums =
+                self.fold_loop(&from, &to, &step, &starts, &types, |e, j, sums| e.body(pass, j, 1, &folds, sums));
             for (f, &(fold, kind)) in folds.iter().enumerate() {
                 totals[f] = Some(match &totals[f] {
                     Some(total) => self.combine_two(fold, kind, 1, &total.clone(), &sums[f]),
@@ -981,7 +981,8 @@ impl<'a> Emitter<'a> {
     }
     fn store_result(&mut self, j: usize, id: Id, x: &str, at: &str, width: u64) {
         let (kind, memory) = (self.plan.dag.kind(id), self.memory(j));
-        let (pointer, align) = self.row_pointer(self.plan.operands.len() + j, self.plan.results[j].value, memory);
+        let axes = self.plan.space.axes(self.plan.results[j].value);
+        let (pointer, align) = self.row_pointer(self.plan.operands.len() + j, axes, memory);
         let x = match kind {
             Kind::I1 => self.def(&format!("arith.extui {x} : {} to {}", type_of(kind, width), type_of(memory, width))),
             _ => x.to_string(),
@@ -1094,7 +1095,10 @@ impl<'a> Emitter<'a> {
         for (id, n) in stack {
             let (size, ty) = (self.index(self.plan.space.columns()), self.pointer_type());
             let kind = self.plan.dag.kind(id).name();
-            self.line_at(0, &format!("%buffer{n} = llvm.alloca {size} x {kind} {{alignment = 64 : i64}} : (i64) -> {ty}"));
+            self.line_at(
+                0,
+                &format!("%buffer{n} = llvm.alloca {size} x {kind} {{alignment = 64 : i64}} : (i64) -> {ty}"),
+            );
         }
     }
     /// Opens the loop over parts: those that the caller asks for, or a block's.
@@ -1115,9 +1119,7 @@ impl<'a> Emitter<'a> {
     fn zero(&mut self, j: usize, kind: Kind) {
         let columns = Columns::all(self.plan.space.columns(), self.lanes);
         let align = self.sum_align(kind);
-        for (width, from, to) in
-            [(self.lanes, 0, columns.whole), (1, columns.whole, self.plan.space.columns())]
-        {
+        for (width, from, to) in [(self.lanes, 0, columns.whole), (1, columns.whole, self.plan.space.columns())] {
             if from == to {
                 continue;
             }
@@ -1170,7 +1172,7 @@ impl<'a> Emitter<'a> {
             // Pointers belong to the row, not to the branch.
             for &(j, _) in &singles {
                 let memory = self.memory(j);
-                self.row_pointer(plan.operands.len() + j, plan.results[j].value, memory);
+                self.row_pointer(plan.operands.len() + j, plan.space.axes(plan.results[j].value), memory);
             }
             self.open(&format!("scf.if {condition} {{"));
         }
@@ -1213,14 +1215,13 @@ impl<'a> Emitter<'a> {
                 self.fold_loop(&from, &to, &step, &[], &[], |e, at, _| {
                     let (zero, parts, one) = (e.index(0), e.index(sum_parts), e.index(1));
                     let start = e.constant(0, kind, width);
-                    let total =
-                        e.fold_loop(&zero, &parts, &one, &[start], &[type_of(kind, width)], |e, p, before| {
-                            let stride = e.index(columns);
-                            let row = e.def(&format!("arith.muli {p}, {stride} : i64"));
-                            let place = e.def(&format!("arith.addi {row}, {at} : i64"));
-                            let x = e.load(&base, &place, kind, width, align);
-                            vec![e.combine_two(Fold::Sum, kind, width, &before[0], &x)]
-                        });
+                    let total = e.fold_loop(&zero, &parts, &one, &[start], &[type_of(kind, width)], |e, p, before| {
+                        let stride = e.index(columns);
+                        let row = e.def(&format!("arith.muli {p}, {stride} : i64"));
+                        let place = e.def(&format!("arith.addi {row}, {at} : i64"));
+                        let x = e.load(&base, &place, kind, width, align);
+                        vec![e.combine_two(Fold::Sum, kind, width, &before[0], &x)]
+                    });
                     let x = e.finish_sum(j, &total[0], divisor, kind, width);
                     let result = format!("%a{}", plan.operands.len() + j);
                     let align = (e.lanes * memory.bytes()).min(if plan.gpu { 16 } else { 64 });
@@ -1247,7 +1248,7 @@ impl<'a> Emitter<'a> {
         match dtype {
             ir::DType::BF16 => {
                 let mut dag = Dag::new(self.plan.gpu);
-                let load = dag.load(0, Kind::F32, super::dag::Span { rows: false, columns: true });
+                let load = dag.load(0, 0, Kind::F32, super::dag::Span { rows: false, columns: true });
                 let rounded = dag.to_bf16(load);
                 self.apart(&dag, load, &x, rounded, width)
             }
@@ -1319,10 +1320,10 @@ fn instruction_text(dag: &Dag, id: Id, args: &[String], width: u64) -> String {
 
 /// 16 bytes of the narrowest that is read or written for each element.
 fn gpu_lanes(plan: &Plan<'_>) -> u64 {
-    let operands = (0..plan.operands.len()).filter(|&i| plan.space.span(i).columns);
+    let loads = plan.dag.nodes.iter().filter(|node| node.span.columns && matches!(node.prim, Prim::Load(..)));
     let results = plan.results.iter().filter(|out| plan.space.span(out.value).columns);
-    let dtypes = operands.map(|i| plan.operands[i].dtype()).chain(results.map(|out| out.ty.dtype()));
-    let narrowest = dtypes.map(|d| d.bytes()).filter(|&b| 1 < b).min().unwrap_or(4);
+    let bytes = loads.map(|node| node.kind.bytes()).chain(results.map(|out| out.ty.dtype().bytes()));
+    let narrowest = bytes.filter(|&b| 1 < b).min().unwrap_or(4);
     (16 / narrowest).clamp(2, 8)
 }
 /// As many threads as a row keeps busy.

@@ -47,7 +47,9 @@ impl fmt::Display for GeneratorError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             GeneratorError::Missing(why) => f.write_str(why),
-            GeneratorError::Stopped(said, kernel) => write!(f, "the kernel generator stopped: {said} (kernel {kernel})"),
+            GeneratorError::Stopped(said, kernel) => {
+                write!(f, "the kernel generator stopped: {said} (kernel {kernel})")
+            }
             GeneratorError::Refused(why) => write!(f, "the kernel generator refused a kernel: {why}"),
         }
     }
@@ -96,7 +98,8 @@ impl Generator {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(missing)?;
-        let (Some(to), Some(from), Some(errors)) = (child.stdin.take(), child.stdout.take(), child.stderr.take()) else {
+        let (Some(to), Some(from), Some(errors)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
             return Err(missing(io::Error::other("it has no pipes")));
         };
         let said = Arc::new(Mutex::new(String::new()));
@@ -156,11 +159,7 @@ impl Drop for Generator {
 }
 
 /// What each of some kernels becomes, by as many generators as there are cores. The answers are in the kernels' order.
-pub fn run_all(
-    kernels: &[&Generated],
-    target: &Target,
-    stage: Stage,
-) -> Result<Vec<Vec<u8>>, GeneratorError> {
+pub fn run_all(kernels: &[&Generated], target: &Target, stage: Stage) -> Result<Vec<Vec<u8>>, GeneratorError> {
     if kernels.is_empty() {
         return Ok(vec![]);
     }
@@ -178,6 +177,7 @@ pub fn run_all(
         let joined = workers.into_iter().map(|worker| worker.join());
         joined.map(|share| share.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
-    let mut shares = shares.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().map(Vec::into_iter).collect::<Vec<_>>();
+    let mut shares =
+        shares.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().map(Vec::into_iter).collect::<Vec<_>>();
     Ok((0..kernels.len()).map(|i| shares[i % n].next().unwrap_or_default()).collect())
 }

@@ -42,31 +42,41 @@ pub(super) struct Lowering<'a> {
     pub(super) dag: Dag,
     pub(super) space: &'a Space,
     types: &'a [TensorType],
-    pub(super) known: Vec<Known>,
+    known: Vec<Option<Known>>,
 }
 
 type Lowered<T> = Result<T, String>;
 
 impl<'a> Lowering<'a> {
-    /// Starts with the operands.
-    pub(super) fn new(gpu: bool, space: &'a Space, types: &'a [TensorType], operands: usize) -> Lowered<Lowering<'a>> {
+    /// Starts with the ways in which operands are read: (value, operand).
+    pub(super) fn new(
+        gpu: bool,
+        space: &'a Space,
+        types: &'a [TensorType],
+        reads: &[(usize, usize)],
+    ) -> Lowered<Lowering<'a>> {
         let mut dag = Dag::new(gpu);
-        let mut known = vec![];
-        for (i, ty) in types[..operands].iter().enumerate() {
-            let dtype = ty.dtype();
+        let mut known = vec![None; types.len()];
+        for &(v, operand) in reads {
+            let dtype = types[v].dtype();
             let kind = storage(dtype).ok_or_else(|| format!("there are no kernels for {dtype}"))?;
-            let mut id = dag.load(i, kind, space.span(i));
+            let mut id = dag.load(operand, space.axes(v), kind, space.span(v));
             if dtype == DType::Bool {
                 let zero = dag.int(0, Kind::I8);
                 id = dag.differs(id, zero);
             }
-            known.push(Known::Node(id));
+            known[v] = Some(Known::Node(id));
         }
         Ok(Lowering { dag, space, types, known })
     }
 
+    /// What is known of a value that a step before has computed.
+    pub(super) fn known(&self, v: usize) -> Known {
+        self.known[v].expect("values should be computed before they are used")
+    }
+
     fn node(&self, v: usize) -> Lowered<Id> {
-        match self.known[v] {
+        match self.known(v) {
             Known::Node(id) => Ok(id),
             Known::Columns { .. } => Err("it uses sums over rows, which are known at the kernel's end alone".into()),
         }
@@ -149,13 +159,21 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Appends a step's results.
+    /// Computes a step's results, of which `at` is the first.
     pub(super) fn step(&mut self, step: &Step, at: usize) -> Lowered<()> {
         let results: Vec<Known> = match step.op.name() {
             "layer_norm" => self.layer_norm(step)?,
             "layer_norm_bwd" => self.layer_norm_bwd(step)?,
             "sum" | "mean" | "amax" | "amin" | "any" => vec![self.reduction(step, at)?],
-            "reshape" | "expand" => vec![self.known[step.inputs[0]]],
+            "reshape" | "expand" => vec![self.known(step.inputs[0])],
+            "full" => {
+                let dtype = self.dtype(at);
+                let value = match dtype {
+                    DType::Bool => self.dag.bit(step.op.float("value") != 0.0),
+                    _ => self.number(&step.op, "value", wide(dtype)),
+                };
+                vec![Known::Node(self.narrow(value, dtype))]
+            }
             "adamw" => self.adamw(step)?,
             "adamw_split" => self.adamw_split(step)?,
             "sgd" => self.sgd(step)?,
@@ -171,7 +189,9 @@ impl<'a> Lowering<'a> {
                 vec![Known::Node(self.narrow(x, self.dtype(at)))]
             }
         };
-        self.known.extend(results);
+        for (known, result) in self.known[at..].iter_mut().zip(results) {
+            *known = Some(result);
+        }
         Ok(())
     }
 
@@ -179,7 +199,7 @@ impl<'a> Lowering<'a> {
     fn element(&mut self, step: &Step, result: DType) -> Lowered<Id> {
         let (op, name) = (&step.op, step.op.name());
         let args = step.inputs.iter().map(|&v| self.wide(v)).collect::<Lowered<Vec<Id>>>()?;
-        let x = args[0];
+        let &x = args.first().ok_or("there is no vector code for it")?;
         let kind = self.dag.kind(x);
         let real = kind.is_float();
         let f32_only = || format!("there is no vector function for {result}");
@@ -358,20 +378,24 @@ impl<'a> Lowering<'a> {
             return Ok(y);
         }
         let one = self.one(kind);
-        let square = self.dag.mul(x, x);
         let value = op.float("value");
-        Ok(match value {
-            2.0 => square,
-            3.0 => self.dag.mul(square, x),
-            0.5 => self.dag.sqrt(x),
-            -0.5 => {
-                let root = self.dag.sqrt(x);
-                self.dag.div(one, root)
+        if value.abs() == 0.5 {
+            let root = self.dag.sqrt(x);
+            return Ok(if value < 0.0 { self.dag.div(one, root) } else { root });
+        }
+        if value.fract() != 0.0 || 64.0 < value.abs() {
+            return Err(format!("there is no vector function for the power {value}"));
+        }
+        // By squares, from the highest bit: x^3 is x^2 x.
+        let exponent = value.abs() as u32;
+        let mut y = one;
+        for bit in (0..32 - exponent.leading_zeros()).rev() {
+            y = if y == one { x } else { self.dag.mul(y, y) };
+            if exponent >> bit & 1 == 1 && y != x {
+                y = self.dag.mul(y, x);
             }
-            -1.0 => self.dag.div(one, x),
-            -2.0 => self.dag.div(one, square),
-            _ => return Err(format!("there is no vector function for the power {value}")),
-        })
+        }
+        Ok(if value < 0.0 { self.dag.div(one, y) } else { y })
     }
 
     // --------------------------------------------------------------------------------------------------------- rows
@@ -406,6 +430,9 @@ impl<'a> Lowering<'a> {
             Along::Nothing => element,
             Along::Rows => self.dag.fold(fold, element),
             Along::Columns => {
+                // Small integers wrap in the end, so they may as well on the way.
+                let narrow = self.dag.kind(element) == Kind::I64 && dtype.bytes() < 8;
+                let element = if narrow { self.dag.convert("arith.trunci", element, Kind::I32) } else { element };
                 let divisor = (op.name() == "mean").then_some(n);
                 return Ok(Known::Columns { of: element, divisor });
             }

@@ -44,10 +44,8 @@ impl Dag {
         let (high, low) = (self.f(-0.693_359_375), self.f(2.121_944_4e-4));
         let r = self.fma(n, high, x);
         let r = self.fma(n, low, r);
-        let p = self.polynomial(
-            r,
-            &[1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5],
-        );
+        let p =
+            self.polynomial(r, &[1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
         let (squared, one) = (self.mul(r, r), self.f(1.0));
         let y = self.fma(p, squared, r);
         let y = self.add(y, one);
@@ -127,22 +125,14 @@ impl Dag {
         self.keep(y)
     }
 
-    /// `y`, but 1 or -1 where `x` is so large that these are the nearest numbers.
-    fn saturated(&mut self, y: Id, x: Id, from: f64) -> Id {
-        let (one, minus, hi, lo) = (self.f(1.0), self.f(-1.0), self.f(from), self.f(-from));
-        let above = self.at_most(hi, x);
-        let y = self.select(above, one, y);
-        let below = self.at_most(x, lo);
-        self.select(below, minus, y)
-    }
-    fn ratio(&mut self, given: Id, bound: f64, from: f64, p: &[f64], q: &[f64]) -> Id {
+    /// A ratio of an odd polynomial and an even one within bounds, at which it is exactly 1 and -1.
+    fn ratio(&mut self, x: Id, bound: f64, p: &[f64], q: &[f64]) -> Id {
         let (lo, hi) = (self.f(-bound), self.f(bound));
-        let x = self.within(given, lo, hi);
+        let x = self.within(x, lo, hi);
         let x2 = self.mul(x, x);
         let (p, q) = (self.polynomial(x2, p), self.polynomial(x2, q));
         let top = self.mul(x, p);
         let y = self.div(top, q);
-        let y = self.saturated(y, given, from);
         self.keep(y)
     }
     /// tanh as a ratio of polynomials (Eigen's): odd of degree 13 over even of degree 6.
@@ -156,7 +146,7 @@ impl Dag {
             6.372_619_3e-4,
             4.893_524_6e-3,
         ];
-        self.ratio(x, 7.905_311, 9.02, &p, &[1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3])
+        self.ratio(x, 7.998_811_7, &p, &[1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3])
     }
     /// erf as a ratio of polynomials (Eigen's): odd of degree 13 over even of degree 8.
     pub(super) fn erf(&mut self, x: Id) -> Id {
@@ -170,7 +160,7 @@ impl Dag {
             -1.609_603_3e-2,
         ];
         let q = [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2];
-        self.ratio(x, 4.0, 3.832_507, &p, &q)
+        self.ratio(x, 3.832_510_2, &p, &q)
     }
 
     pub(super) fn sigmoid(&mut self, x: Id) -> Id {

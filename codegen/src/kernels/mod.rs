@@ -22,6 +22,7 @@
 //! their element types. Exponentials, `tanh` and `erf` use fused multiply-adds and differ by a few units in the last place;
 //! sums over rows and columns of f32 and half-precision numbers are taken in f32, 16 at a time and by halves at the end.
 
+mod cache;
 mod dag;
 mod emit;
 mod generator;
@@ -30,7 +31,8 @@ mod math;
 mod space;
 mod target;
 
-pub use generator::{Generator, GeneratorError, Stage};
+pub use cache::{Cache, compile_kernels};
+pub use generator::{Generator, GeneratorError, Stage, find, run_all};
 pub use target::Target;
 
 use ir::body::{Body, Step};
@@ -124,14 +126,25 @@ fn kernel(
         }
         return Err(whole("it makes something of no elements".into()));
     }
+    // An operand may be read in several ways, along rows here and along columns there: each reading is a value of its own.
+    let tables = space::tables(steps);
+    let (mut reads, mut steps) = (vec![], steps.to_vec());
+    for step in &mut steps {
+        for v in step.inputs.iter_mut().filter(|v| **v < operands.len() && !tables.contains(v)) {
+            reads.push((types.len(), *v));
+            types.push(operands[*v].clone());
+            *v = types.len() - 1;
+        }
+    }
+    let steps = &steps[..];
     let space = space::Space::new(steps, &types, operands.len()).map_err(whole)?;
-    let mut lowering = lower::Lowering::new(target.is_gpu(), &space, &types, operands.len()).map_err(whole)?;
+    let mut lowering = lower::Lowering::new(target.is_gpu(), &space, &types, &reads).map_err(whole)?;
     let mut at = operands.len();
     for step in steps {
         lowering.step(step, at).map_err(|why| Unsupported { op: step.op.name().into(), why })?;
         at += step.outputs;
     }
-    let out = |&v: &usize| emit::Out { value: v, ty: types[v].clone(), known: lowering.known[v] };
+    let out = |&v: &usize| emit::Out { value: v, ty: types[v].clone(), known: lowering.known(v) };
     let outs: Vec<emit::Out> = results.iter().map(out).collect();
     for out in &outs {
         let sum = matches!(out.known, lower::Known::Columns { .. });
@@ -142,11 +155,11 @@ fn kernel(
             return Err(whole(format!("there are no kernels for {}", out.ty.dtype())));
         }
     }
-    let tables = space::tables(steps);
     let mut inplace = vec![];
     for (i, ty) in operands.iter().enumerate() {
         for (j, out) in outs.iter().enumerate() {
-            if *ty == out.ty && !tables.contains(&i) && space.alike(i, out.value) {
+            let unlike = |&(v, operand): &(usize, usize)| operand == i && space.axes(v) != space.axes(out.value);
+            if *ty == out.ty && !tables.contains(&i) && !reads.iter().any(unlike) {
                 inplace.push((i, j));
             }
         }

@@ -10,7 +10,7 @@ use super::dag::Span;
 use ir::TensorType;
 
 /// A set of axes, a bit each.
-type Axes = u64;
+pub(super) type Axes = u64;
 
 /// Rows and columns.
 #[derive(Debug)]
@@ -19,9 +19,6 @@ pub(super) struct Space {
     pub(super) sizes: Vec<u64>,
     /// For each value of the body: over which axes it varies.
     varies: Vec<Axes>,
-    /// True if some op combines elements of a row, or of a column.
-    pub(super) folds_rows: bool,
-    pub(super) folds_columns: bool,
 }
 
 /// What an op does along a row or a column.
@@ -46,7 +43,8 @@ impl Space {
         let all: Axes = (1 << axes.len()) - 1;
         let mut finder = Finder { axes: &axes, all, types, varies: vec![None; types.len()] };
         for (v, ty) in types.iter().enumerate() {
-            if tables.contains(&v) {
+            if v < operands || tables.contains(&v) {
+                // Operands are read as values of their own.
                 finder.varies[v] = Some(0);
             } else if ty.numel() == full {
                 finder.varies[v] = Some(all);
@@ -60,12 +58,10 @@ impl Space {
         let varies = varies.ok_or("a value is repeated along the others in a way that rows and columns do not show")?;
 
         // Where the columns begin, if an op says so.
-        let (mut cut, mut folds_rows, mut folds_columns) = (None, false, false);
+        let mut cut = None;
         let mut at = operands;
         for step in steps {
             if let Some((along, first)) = finder.fold(step, at)? {
-                folds_rows |= along == Along::Rows;
-                folds_columns |= along == Along::Columns;
                 if along != Along::Nothing {
                     if cut.is_some_and(|cut| cut != first) {
                         return Err("ops combine elements of different rows".into());
@@ -97,7 +93,7 @@ impl Space {
             .map(|v| groups.iter().enumerate().fold(0, |set, (g, group)| set | Axes::from(v & group.1 != 0) << g))
             .collect();
         let sizes = groups.iter().map(|g| g.0).collect();
-        Ok(Space { sizes, varies, folds_rows, folds_columns })
+        Ok(Space { sizes, varies })
     }
 
     /// How many columns.
@@ -119,16 +115,17 @@ impl Space {
         let rows: Axes = (1 << last) - 1;
         self.varies[v] & rows == rows
     }
-    /// True if two values vary over the same axes.
-    pub(super) fn alike(&self, v: usize, w: usize) -> bool {
-        self.varies[v] == self.varies[w]
+    /// Over which axes value `v` varies.
+    pub(super) fn axes(&self, v: usize) -> Axes {
+        self.varies[v]
     }
-    /// Value `v`'s strides along the axes of the rows, in elements; 0 where it is repeated.
-    pub(super) fn strides(&self, v: usize) -> Vec<u64> {
-        let mut stride = if self.span(v).columns { self.columns() } else { 1 };
+    /// The strides of what varies over these axes along those of the rows, in elements; 0 where it is repeated.
+    pub(super) fn strides(&self, axes: Axes) -> Vec<u64> {
+        let last = self.sizes.len() - 1;
+        let mut stride = if axes >> last & 1 == 1 { self.columns() } else { 1 };
         let mut strides = vec![0; self.sizes.len() - 1];
         for i in (0..strides.len()).rev() {
-            if self.varies[v] >> i & 1 == 1 {
+            if axes >> i & 1 == 1 {
                 strides[i] = stride;
                 stride *= self.sizes[i];
             }

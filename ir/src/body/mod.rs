@@ -39,7 +39,7 @@ impl Body {
         if MOST_RESULTS < results.len() {
             return Err(format!("a body may have {MOST_RESULTS} results, not {}", results.len()));
         }
-        let mut values = operands;
+        let (mut values, mut summed) = (operands, vec![]);
         for (i, step) in steps.iter().enumerate() {
             let (name, row) = (step.op.name(), step.op.row());
             if row.access == Access::Whole && !step.op.is_alias() {
@@ -51,6 +51,12 @@ impl Body {
             if step.outputs == 0 {
                 return Err(format!("step {i}: {name} should have a result"));
             }
+            let first = match name {
+                "sum" if step.op.ints("dims").first() == Some(&0) => 0,
+                "layer_norm_bwd" => step.op.ints("mask").first().map_or(0, |&dx| dx as usize),
+                _ => step.outputs,
+            };
+            summed.extend(values + first..values + step.outputs);
             values += step.outputs;
         }
         for (i, &v) in results.iter().enumerate() {
@@ -64,8 +70,10 @@ impl Body {
         if results.is_empty() {
             return Err("a body should have a result".into());
         }
-        let pairs = (0..results.len()).flat_map(|j| (0..operands).map(move |i| (i, j)));
-        Ok(Body { operands, inplace: pairs.collect(), steps, results })
+        // A sum over rows is written at the end, by another part of the kernel than what reads operands of its size.
+        let elementwise = (0..results.len()).filter(|&j| !summed.contains(&results[j]));
+        let inplace = elementwise.flat_map(|j| (0..operands).map(move |i| (i, j))).collect();
+        Ok(Body { operands, inplace, steps, results })
     }
     /// How many operands it has.
     pub fn operands(&self) -> usize {
@@ -79,8 +87,8 @@ impl Body {
     pub fn results(&self) -> &[usize] {
         &self.results
     }
-    /// The (operand, result) pairs that may share their bytes, if their types are equal: a result is written where all
-    /// operands were read.
+    /// The (operand, result) pairs that may share their bytes, if their types are equal: an element of a result is written
+    /// after the operands' elements at its place were read.
     pub fn inplace(&self) -> &[(usize, usize)] {
         &self.inplace
     }

@@ -117,6 +117,12 @@ impl Body {
             space.lies.extend(lies);
             space.reads.push(reads);
         }
+        for &v in &self.results {
+            let lies = space.lies[v - self.operands];
+            if !lies.rows && !lies.summed && 1 < space.rows {
+                return Err(format!("the result %{v} is the same in every row"));
+            }
+        }
         Ok(space)
     }
 }

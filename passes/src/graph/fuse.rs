@@ -32,6 +32,25 @@ const OPERANDS: usize = 24;
 /// A value is small beside another that has so many times its elements.
 const SMALL: u64 = 8;
 
+/// Ops that want a function beside arithmetic.
+const FUNCTIONS: [&str; 13] = [
+    "exp",
+    "log",
+    "tanh",
+    "erf",
+    "sigmoid",
+    "silu",
+    "gelu",
+    "silu_bwd",
+    "gelu_bwd",
+    "softmax",
+    "softmax_bwd",
+    "log_softmax",
+    "log_softmax_bwd",
+];
+/// Powers that are products, quotients and roots.
+const POWERS: [f64; 7] = [1.0, 2.0, 3.0, 0.5, -0.5, -1.0, -2.0];
+
 /// Rewrites the graph.
 pub fn run(graph: &mut Graph) {
     *graph = graph.compact();
@@ -41,11 +60,21 @@ pub fn run(graph: &mut Graph) {
     *graph = groups.rewrite().compact();
 }
 
+/// True if the op may be a step of a kernel that is generated: there are vector functions for f32 only, and for few powers.
 fn may_join(graph: &Graph, node: Node) -> bool {
     let data = &graph.nodes[node];
-    let computable = |v: &Value| !matches!(graph.values[*v].ty.dtype(), DType::F8E4M3 | DType::F8E5M2);
+    let is_function = FUNCTIONS.contains(&data.op.name());
+    let computable = |v: &Value| match graph.values[*v].ty.dtype() {
+        DType::F8E4M3 | DType::F8E5M2 => false,
+        DType::F64 => !is_function,
+        _ => true,
+    };
+    let power = || match graph.values[data.outputs[0]].ty.dtype() {
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => POWERS.contains(&data.op.float("value")),
+        _ => true,
+    };
     let fits = data.op.row().access != Access::Whole && data.op.is_pure();
-    fits && data.inputs.iter().chain(&data.outputs).all(computable)
+    fits && data.inputs.iter().chain(&data.outputs).all(computable) && (data.op.name() != "pow_scalar" || power())
 }
 
 fn numel(graph: &Graph, value: Value) -> u64 {
@@ -417,14 +446,17 @@ struct Kernel {
 fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> {
     let inside: BTreeSet<Node> = members.iter().copied().collect();
     let mut operands: Vec<Value> = vec![];
-    // The kernel's number of a value; the value by which a root is known.
+    // The kernel's number of a value; the value by which a root with rows of some length is known. A vector may be a row here
+    // and a column there, so aliases with other rows are operands of their own.
     let mut number: BTreeMap<Value, usize> = BTreeMap::new();
-    let mut by_root: BTreeMap<Value, Value> = BTreeMap::new();
+    let row = |value: Value| graph.values[value].ty.shape().last().copied();
+    let mut by_root: BTreeMap<(Value, Option<u64>), Value> = BTreeMap::new();
     for &value in members.iter().flat_map(|&node| &graph.nodes[node].inputs) {
         let root = graph.root(value);
-        if graph.def_node(root).is_none_or(|node| !inside.contains(&node)) && !by_root.contains_key(&root) {
+        let key = (root, row(value));
+        if graph.def_node(root).is_none_or(|node| !inside.contains(&node)) && !by_root.contains_key(&key) {
             number.insert(value, operands.len());
-            by_root.insert(root, value);
+            by_root.insert(key, value);
             operands.push(value);
         }
     }
@@ -453,7 +485,8 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
                 // An alias of what the kernel has in another shape.
                 let shape = graph.values[value].ty.shape().iter().map(|&size| size as i64).collect();
                 let op = Op::new("reshape", [("shape", Attr::Ints(shape))]).ok()?;
-                let from = number[by_root.get(&graph.root(value))?];
+                let root = graph.root(value);
+                let from = number[by_root.get(&(root, row(value))).unwrap_or(&root)];
                 number.insert(value, push(op, vec![from], 1));
             }
             inputs.push(number[&value]);
@@ -461,7 +494,6 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
         let start = push(data.op.clone(), inputs, data.outputs.len());
         for (&value, at) in data.outputs.iter().zip(start..) {
             number.insert(value, at);
-            by_root.insert(value, value);
             let leaves = readers[value].iter().any(|reader| reader.is_none_or(|reader| !inside.contains(&reader)));
             if leaves && results.iter().any(|&(_, other)| other == at) {
                 return None;

@@ -70,6 +70,18 @@ impl OwnedTensor {
     pub fn reshape(&self, shape: &[usize]) -> OwnedTensor {
         OwnedTensor::from_bytes(self.dtype, shape, &self.bytes())
     }
+    /// Sets every byte.
+    pub fn fill(&mut self, byte: u8) {
+        self.lines.fill(Line([byte; 64]));
+    }
+    /// Where the bytes are: a multiple of 64.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.lines.as_ptr().cast()
+    }
+    /// The same, to write to.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.lines.as_mut_ptr().cast()
+    }
     fn n_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bytes() as usize
     }

@@ -1,0 +1,113 @@
+//! Generated kernels on tensors of one's own.
+#![allow(unsafe_code, reason = "generated kernels are foreign functions")]
+
+use codegen::kernels::{Generated, Generator, Stage, Target};
+use ir::{Op, TensorType};
+use runtime::Loaded;
+use runtime::kernels::owned::{OwnedTensor, Run};
+use std::sync::{Mutex, PoisonError};
+
+/// A kernel in memory.
+pub struct Kernel {
+    /// What it was made from.
+    pub generated: Generated,
+    loaded: Loaded,
+}
+
+/// Compiles a kernel by a generator that all tests of a program share.
+pub fn compile(generated: Generated, target: &Target) -> Kernel {
+    static GENERATOR: Mutex<Option<Generator>> = Mutex::new(None);
+    let mut guard = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let generator = guard.get_or_insert_with(|| {
+        let program = codegen::kernels::find().expect("the generator should have been built");
+        Generator::start(&program).expect("the generator should start")
+    });
+    let object = generator.run(&generated.name, &generated.mlir, target, Stage::Object);
+    let object = object.unwrap_or_else(|e| panic!("{e}\n{}", generated.mlir));
+    Kernel { generated, loaded: Loaded::new(&object).expect("objects should load") }
+}
+
+impl Kernel {
+    /// The kernel with its operands and results, to be run as often as one likes by one thread.
+    pub fn bind<'a>(&'a self, ins: &'a [OwnedTensor], outs: &[TensorType]) -> impl FnMut() + use<'a> {
+        let shape = |ty: &TensorType| ty.shape().iter().map(|&d| d as usize).collect::<Vec<usize>>();
+        let zeros = |ty: &TensorType| OwnedTensor::zeros(codegen::dtype(ty.dtype()), &shape(ty));
+        let mut results: Vec<OwnedTensor> = outs.iter().map(zeros).collect();
+        let mut scratch = OwnedTensor::zeros(artifact::DType::U8, &[self.generated.scratch_bytes as usize]);
+        move || {
+            let mut pointers: Vec<*mut u8> = ins.iter().map(|t| t.as_ptr().cast_mut()).collect();
+            pointers.extend(results.iter_mut().map(OwnedTensor::as_mut_ptr));
+            pointers.push(scratch.as_mut_ptr());
+            for phase in &self.generated.phases {
+                let function = self.loaded.function(&phase.symbol).expect("a kernel should have its functions");
+                // SAFETY: the pointers are those of distinct tensors of the kernel's types, the parts the phase's.
+                unsafe { function(pointers.as_ptr(), 0, phase.parts) };
+            }
+        }
+    }
+    /// Runs the kernel on operands, into results of the given types that hold rubbish before, or lie on operands. `cuts` are
+    /// where the calls of a phase are cut, in 2^16ths of its parts.
+    pub fn run(
+        &self,
+        ins: &[OwnedTensor],
+        outs: &[TensorType],
+        pairs: &[(usize, usize)],
+        cuts: &[u16],
+    ) -> Vec<OwnedTensor> {
+        let shape = |ty: &TensorType| ty.shape().iter().map(|&d| d as usize).collect::<Vec<usize>>();
+        let rubbish = |dtype, shape: &[usize]| {
+            let mut tensor = OwnedTensor::zeros(dtype, shape);
+            tensor.fill(0xA5);
+            tensor
+        };
+        let mut results: Vec<OwnedTensor> =
+            outs.iter().map(|ty| rubbish(codegen::dtype(ty.dtype()), &shape(ty))).collect();
+        for &(i, j) in pairs {
+            results[j] = ins[i].clone();
+        }
+        let mut scratch = rubbish(artifact::DType::U8, &[self.generated.scratch_bytes as usize]);
+        let result_pointers: Vec<*mut u8> = results.iter_mut().map(OwnedTensor::as_mut_ptr).collect();
+        let mut pointers: Vec<*mut u8> = ins.iter().map(|t| t.as_ptr().cast_mut()).collect();
+        for &(i, j) in pairs {
+            pointers[i] = result_pointers[j];
+        }
+        pointers.extend(result_pointers);
+        pointers.push(scratch.as_mut_ptr());
+        for phase in &self.generated.phases {
+            let function = self.loaded.function(&phase.symbol).expect("a kernel should have its functions");
+            let mut at: Vec<u64> = cuts.iter().map(|&c| phase.parts * u64::from(c) >> 16).collect();
+            at.extend([0, phase.parts]);
+            at.sort_unstable();
+            // Backwards: parts do not wait for each other.
+            for pair in at.windows(2).rev() {
+                // SAFETY: the pointers are those of tensors of the kernel's types, distinct but for in-place pairs that the
+                // kernel allows, and the parts are the phase's.
+                unsafe { function(pointers.as_ptr(), pair[0], pair[1]) };
+            }
+        }
+        results
+    }
+}
+
+/// An op's attributes in the artifact's types.
+pub fn attrs(op: &Op) -> Vec<(String, artifact::Attr)> {
+    op.attrs().iter().map(|(&key, value)| (key.to_string(), codegen::attr(value))).collect()
+}
+/// A run of an op's plain kernel.
+pub fn bind_plain<'a>(
+    op: &Op,
+    attrs: &'a [(String, artifact::Attr)],
+    ins: &[&'a OwnedTensor],
+    outs: &[TensorType],
+) -> Result<Run<'a>, String> {
+    let types: Vec<(artifact::DType, Vec<usize>)> =
+        outs.iter().map(|ty| (codegen::dtype(ty.dtype()), ty.shape().iter().map(|&d| d as usize).collect())).collect();
+    Run::new(op.name(), attrs, ins, &types, 1 << 20, &[])
+}
+/// What an op's plain kernel makes of tensors.
+pub fn plain(op: &Op, ins: &[&OwnedTensor], outs: &[TensorType]) -> Result<Vec<OwnedTensor>, String> {
+    let attrs = attrs(op);
+    let mut run = bind_plain(op, &attrs, ins, outs)?;
+    run.run()?;
+    Ok(run.results)
+}

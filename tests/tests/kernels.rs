@@ -1,0 +1,551 @@
+//! Generated kernels against the plain ones: the same numbers, within the units in the last place that a test says, on
+//! shapes and numbers of every kind; the same bits wherever parts are cut, and in place.
+
+use codegen::kernels::{self, Cache, Generator, Stage, Target, compile_kernels};
+use ir::op::{Attr, Op};
+use ir::{DType, TensorType};
+use passes::graph::optimizer::{Attach, Optimizer};
+use proptest::prelude::*;
+use runtime::kernels::owned::OwnedTensor;
+use tests::code::{compile, plain};
+use tests::generate::config;
+
+fn host() -> Target {
+    Target::host().expect("these tests run where kernels do")
+}
+
+fn ty(dtype: DType, shape: &[u64]) -> TensorType {
+    TensorType::new(dtype, shape).unwrap()
+}
+fn shape_of(ty: &TensorType) -> Vec<usize> {
+    ty.shape().iter().map(|&d| d as usize).collect()
+}
+
+/// Numbers of a sequence that a seed decides, splitmix64's.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+    /// In -1..1.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+}
+
+/// Which numbers a tensor has.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Numbers {
+    /// Around zero, some farther away.
+    Plain,
+    /// Within -3..3.
+    Small,
+    /// Now and then NaN, an infinity, a zero, a subnormal or a very large number.
+    Wild,
+}
+
+fn tensor(ty: &TensorType, numbers: Numbers, random: &mut Random) -> OwnedTensor {
+    let wild = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1e-40, -1e-41, 3e38, -3e38, 88.8, -103.5, 1e-8];
+    let n = ty.numel() as usize;
+    let dtype = codegen::dtype(ty.dtype());
+    if !ty.dtype().is_float() {
+        let bool = ty.dtype() == DType::Bool;
+        let ints = (0..n).map(|_| match (random.next() % 8, bool) {
+            (r, true) => (r & 1) as i64,
+            (0, _) if numbers == Numbers::Wild => random.next() as i64,
+            _ => random.next() as i64 % 8,
+        });
+        return OwnedTensor::from_i64s(dtype, &shape_of(ty), &ints.collect::<Vec<_>>());
+    }
+    let floats = (0..n).map(|_| match random.next() % 16 {
+        0 | 1 if numbers == Numbers::Wild => wild[(random.next() % wild.len() as u64) as usize],
+        2 if numbers != Numbers::Small => random.unit() * 40.0,
+        _ => random.unit() * 3.0,
+    });
+    OwnedTensor::from_f64s(dtype, &shape_of(ty), &floats.collect::<Vec<_>>())
+}
+
+/// How far results may be apart.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Close {
+    /// In units in the last place of the expected number's type.
+    Ulps(f64),
+    /// In units in the last place of the largest finite number of the tensor.
+    OfLargest(f64),
+    /// So much, whatever the numbers, and the rounding to the type.
+    Absolute(f64),
+}
+
+fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON,
+        DType::F32 => f32::EPSILON.into(),
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        _ => 0.0,
+    }
+}
+fn smallest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::MIN_POSITIVE,
+        DType::F16 => 2f64.powi(-14),
+        _ => f32::MIN_POSITIVE.into(),
+    }
+}
+
+fn assert_close(ours: &OwnedTensor, plain: &OwnedTensor, ty: &TensorType, close: Close, what: &str) {
+    if !ty.dtype().is_float() {
+        assert_eq!(ours.to_i64s(), plain.to_i64s(), "{what}");
+        return;
+    }
+    let (a, b) = (ours.to_f64s(), plain.to_f64s());
+    let largest = b.iter().filter(|x| x.is_finite()).fold(0f64, |m, x| m.max(x.abs()));
+    for (i, (&a, &b)) in a.iter().zip(&b).enumerate() {
+        if a == b || (a.is_nan() && b.is_nan()) {
+            continue;
+        }
+        let unit = |x: f64| epsilon(ty.dtype()) * x.abs().max(smallest(ty.dtype()));
+        let bound = match close {
+            Close::Ulps(n) => n * unit(b),
+            Close::OfLargest(n) => n * unit(largest),
+            Close::Absolute(most) => most + unit(b),
+        };
+        // Rounding may be what makes the largest number an infinity.
+        let infinite = a.is_infinite() != b.is_infinite() && a.is_nan() == b.is_nan() && a.abs().min(b.abs()) > 3.4e38;
+        assert!((a - b).abs() <= bound || infinite, "{what}, element {i}: generated {a:e}, plain {b:e} of {ty}");
+    }
+}
+
+/// Runs an op both ways and compares; generated code is also cut, run again, and run in place.
+fn check_with(op: &Op, types: &[TensorType], ins: &[OwnedTensor], close: Close, cuts: &[u16]) {
+    let refs: Vec<&TensorType> = types.iter().collect();
+    let outs = op.infer(&refs).unwrap();
+    let generated = kernels::generate_op(op, types, &host()).unwrap_or_else(|e| panic!("{e}: {types:?}"));
+    let kernel = compile(generated, &host());
+    let expected = plain(op, &ins.iter().collect::<Vec<_>>(), &outs).unwrap();
+    let got = kernel.run(ins, &outs, &[], &[]);
+    let what = format!("{op:?} of {types:?}");
+    for ((got, expected), ty) in got.iter().zip(&expected).zip(&outs) {
+        assert_close(got, expected, ty, close, &what);
+    }
+    let bits = |tensors: &[OwnedTensor]| tensors.iter().map(OwnedTensor::bytes).collect::<Vec<_>>();
+    assert_eq!(bits(&kernel.run(ins, &outs, &[], cuts)), bits(&got), "{what}: cut");
+    for &pair in &kernel.generated.inplace {
+        assert_eq!(bits(&kernel.run(ins, &outs, &[pair], cuts)), bits(&got), "{what}: {pair:?} in place");
+    }
+}
+fn check(op: &Op, types: &[TensorType], numbers: Numbers, close: Close, seed: u64) {
+    let mut random = Random(seed);
+    let ins: Vec<OwnedTensor> = types.iter().map(|ty| tensor(ty, numbers, &mut random)).collect();
+    let cuts: Vec<u16> = (0..3).map(|_| random.next() as u16).collect();
+    check_with(op, types, &ins, close, &cuts);
+}
+
+fn op(name: &str, attrs: &[(&'static str, Attr)]) -> Op {
+    Op::new(name, attrs.iter().cloned()).unwrap()
+}
+
+const FLOATS: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
+const ANY: [DType; 10] = [
+    DType::F32,
+    DType::BF16,
+    DType::F16,
+    DType::F64,
+    DType::Bool,
+    DType::U8,
+    DType::I8,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+];
+
+fn sizes() -> impl Strategy<Value = Vec<u64>> {
+    let size = prop_oneof![Just(1u64), Just(2), Just(3), Just(4), Just(7), Just(16), Just(17), Just(48), Just(100)];
+    prop_oneof![4 => prop::collection::vec(size, 1..4), 1 => (1u64..40_000).prop_map(|n| vec![n])]
+}
+
+/// A shape that broadcasts to another: some dimensions are 1, some of the first are left out.
+fn narrowed(shape: &[u64], bits: u64) -> Vec<u64> {
+    let skip = (bits % 4) as usize;
+    let skip = if skip <= shape.len() && bits & 4 != 0 { skip } else { 0 };
+    shape[skip..].iter().enumerate().map(|(i, &d)| if bits >> (3 + i) & 1 == 1 { 1 } else { d }).collect()
+}
+
+/// Every group that the pass `fuse` makes of a graph has a kernel on every target.
+fn assert_groups_have_kernels(graph: &mut ir::Graph) -> Vec<kernels::Generated> {
+    passes::graph::fuse::run(graph);
+    let mut all = vec![];
+    for &node in &graph.order {
+        let data = &graph.nodes[node];
+        if data.op.body().is_some() {
+            let types: Vec<TensorType> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+            for target in Target::ALL {
+                let kernel = kernels::generate_op(&data.op, &types, &target);
+                let kernel = kernel.unwrap_or_else(|e| panic!("{e}: {types:?}\n{}", ir::text::print_op(&data.op)));
+                let refs: Vec<&TensorType> = types.iter().collect();
+                let outs = data.op.infer(&refs).unwrap();
+                assert!(kernel.scratch_bytes <= data.op.work(&refs, &outs).scratch, "{}", ir::text::print_op(&data.op));
+                if target == Target::AVX2 {
+                    all.push(kernel);
+                }
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn groups_of_models_have_kernels() {
+    for name in ["bert-tiny", "gpt2-tiny", "llama-tiny", "resnet-tiny", "moe-tiny", "dropout-tiny"] {
+        for level in ["core", "coarse"].into_iter().filter(|&level| (name, level) != ("moe-tiny", "coarse")) {
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
+            let model = torch::read(&folder.join(format!("joint_{level}.pt2")), &Default::default()).unwrap();
+            let mut graph = model.graph;
+            passes::graph::canonical::run(&mut graph);
+            let attach = Attach { optimizer: Optimizer::AdamW, ..Attach::default() };
+            passes::graph::optimizer::run(&mut graph, attach).unwrap();
+            let kernels = assert_groups_have_kernels(&mut graph);
+            println!("{name} {level}: {} groups", kernels.len());
+        }
+    }
+}
+
+fn gelus(n: u64) -> Vec<kernels::Generated> {
+    let gelu = op("gelu", &[("tanh", Attr::Bool(true))]);
+    (1..=n).map(|i| kernels::generate_op(&gelu, &[ty(DType::F32, &[i, 5])], &host()).unwrap()).collect()
+}
+
+#[test]
+fn compiled_kernels_are_kept() {
+    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cache{}", std::process::id()));
+    let cache = Cache::at(&folder);
+    let kernels = gelus(9);
+    let kernels: Vec<_> = kernels.iter().collect();
+    let fresh = compile_kernels(&kernels, &host(), &Cache::off()).unwrap();
+    assert_eq!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
+    let files = || -> Vec<_> {
+        let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files
+    };
+    assert_eq!(files().len(), 9);
+    // Broken, cut off, empty: each is compiled and kept again.
+    let whole: Vec<Vec<u8>> = files().iter().map(|file| std::fs::read(file).unwrap()).collect();
+    let mut broken = whole[0].clone();
+    broken[100] ^= 1;
+    std::fs::write(&files()[0], &broken).unwrap();
+    std::fs::write(&files()[1], &whole[1][..200]).unwrap();
+    std::fs::write(&files()[2], []).unwrap();
+    assert_eq!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
+    assert_eq!(files().iter().map(|file| std::fs::read(file).unwrap()).collect::<Vec<_>>(), whole);
+    // What is there is taken as it is: a kernel under another's name comes out.
+    std::fs::write(&files()[0], &whole[1]).unwrap();
+    assert_ne!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
+    std::fs::remove_dir_all(&folder).unwrap();
+    // No folder can be made where a file is: that is no error.
+    std::fs::write(&folder, "").unwrap();
+    assert_eq!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
+    std::fs::remove_file(&folder).unwrap();
+}
+
+#[test]
+fn errors_of_the_generator_are_errors() {
+    let program = kernels::find().unwrap();
+    let mut generator = Generator::start(&program).unwrap();
+    let refused =
+        generator.run("k1", "module { llvm.func @f() { foo } }", &host(), Stage::Object).unwrap_err().to_string();
+    assert!(refused.contains("k1") && refused.contains("refused"), "{refused}");
+    // It goes on after that.
+    let kernel = &gelus(1)[0];
+    assert!(generator.run(&kernel.name, &kernel.mlir, &host(), Stage::Object).is_ok());
+    // LLVM has no instruction for this on a GPU, and ends the process.
+    let fatal = "module { llvm.func @f(%p: !llvm.ptr<1>) attributes {nvvm.kernel} {
+        %x = llvm.load %p : !llvm.ptr<1> -> f32
+        %y = math.tanh %x : f32
+        llvm.store %y, %p : f32, !llvm.ptr<1>
+        llvm.return
+    } }";
+    let stopped = generator.run("k2", fatal, &Target::SM_90, Stage::Asm).unwrap_err().to_string();
+    assert!(
+        stopped.starts_with("the kernel generator stopped: LLVM ERROR") && stopped.contains("kernel k2"),
+        "{stopped}"
+    );
+    let missing = Generator::start(std::path::Path::new("/nowhere/lighterage-mlir")).err().unwrap().to_string();
+    assert!(missing.contains("/nowhere/lighterage-mlir does not start"), "{missing}");
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    #[test]
+    fn groups_have_kernels(recipe in tests::generate::recipes(60)) {
+        let mut graph = tests::generate::graph(&recipe);
+        passes::graph::canonical::run(&mut graph);
+        assert_groups_have_kernels(&mut graph);
+    }
+
+    #[test]
+    fn functions_of_one_operand(shape in sizes(), which in 0usize..16, dtype in 0usize..4, seed in any::<u64>()) {
+        let exact = ["neg", "abs", "sign", "sqrt", "rsqrt", "reciprocal", "relu"];
+        let near = ["exp", "log", "tanh", "sigmoid", "erf", "silu"];
+        let dtype = FLOATS[dtype];
+        let types = [ty(dtype, &shape)];
+        if let Some(name) = exact.get(which) {
+            check(&op(name, &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+        } else if dtype != DType::F64 {
+            let half = dtype != DType::F32;
+            let ulps = Close::Ulps(if half { 1.0 } else { 6.0 });
+            match near.get(which - exact.len()) {
+                Some(name) => check(&op(name, &[]), &types, Numbers::Wild, ulps, seed),
+                None => {
+                    let tanh = Attr::Bool(which & 1 == 0);
+                    // 1 + tanh loses digits where tanh is near -1: errors are of the size of x there.
+                    let close = Close::OfLargest(if half { 1.0 } else { 4.0 });
+                    check(&op("gelu", &[("tanh", tanh)]), &types, Numbers::Plain, close, seed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn functions_of_integers(shape in sizes(), which in 0usize..4, dtype in 5usize..10, seed in any::<u64>()) {
+        let name = ["neg", "abs", "sign", "relu"][which];
+        check(&op(name, &[]), &[ty(ANY[dtype], &shape)], Numbers::Wild, Close::Ulps(0.0), seed);
+    }
+
+    #[test]
+    fn two_operands(
+        shape in sizes(), which in 0usize..14, dtype in 0usize..10, bits in any::<u64>(), seed in any::<u64>(),
+    ) {
+        let names = [
+            "add", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "sub", "div",
+        ];
+        let dtype = ANY[dtype];
+        let fits = match names[which] {
+            "sub" => dtype != DType::Bool,
+            "div" => dtype.is_float(),
+            _ => true,
+        };
+        if fits {
+            let (a, b) = (ty(dtype, &shape), ty(dtype, &narrowed(&shape, bits)));
+            let types = if bits >> 60 & 1 == 1 { [b, a] } else { [a, b] };
+            check(&op(names[which], &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+        }
+    }
+
+    #[test]
+    fn an_operand_and_a_number(shape in sizes(), which in 0usize..13, dtype in 0usize..4, seed in any::<u64>()) {
+        let names = [
+            "add_scalar", "mul_scalar", "rsub_scalar", "eq_scalar", "ne_scalar", "lt_scalar", "le_scalar", "gt_scalar",
+            "ge_scalar", "div_scalar", "pow_scalar", "clamp", "threshold_bwd",
+        ];
+        let types = [ty(FLOATS[dtype], &shape)];
+        let value = [1.5, -2.0, 0.5, 2.0, 3.0, -1.0][(seed % 6) as usize];
+        match names[which] {
+            "clamp" => {
+                let bounds = [("max", Attr::Float(2.0)), ("min", Attr::Int(-1))];
+                check(&op("clamp", &bounds), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+            }
+            "threshold_bwd" => {
+                let types = [types[0].clone(), types[0].clone()];
+                let op = op("threshold_bwd", &[("value", Attr::Float(0.5))]);
+                check(&op, &types, Numbers::Wild, Close::Ulps(0.0), seed);
+            }
+            "pow_scalar" if value == 1.5 => {}
+            name => check(&op(name, &[("value", Attr::Float(value))]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
+        }
+    }
+
+    #[test]
+    fn bits_and_choices(shape in sizes(), which in 0usize..6, dtype in 4usize..10, bits in any::<u64>(), seed in any::<u64>()) {
+        let dtype = ANY[dtype];
+        let (a, b) = (ty(dtype, &shape), ty(dtype, &narrowed(&shape, bits)));
+        let close = Close::Ulps(0.0);
+        match which {
+            0 => check(&op("bitwise_not", &[]), &[a], Numbers::Wild, close, seed),
+            1 => check(&op("bitwise_and", &[]), &[a, b], Numbers::Wild, close, seed),
+            2 => check(&op("bitwise_or", &[]), &[b, a], Numbers::Wild, close, seed),
+            3 => check(&op("bitwise_xor", &[]), &[a, b], Numbers::Wild, close, seed),
+            4 => check(&op("logical_not", &[]), &[a], Numbers::Wild, close, seed),
+            _ => {
+                let dtype = ANY[(seed % 10) as usize];
+                let (c, x) = (ty(DType::Bool, &narrowed(&shape, bits >> 8)), ty(dtype, &shape));
+                check(&op("where", &[]), &[c, x, ty(dtype, &narrowed(&shape, bits))], Numbers::Wild, close, seed);
+            }
+        }
+    }
+
+    #[test]
+    fn casts(shape in sizes(), from in 0usize..10, to in 0usize..10, seed in any::<u64>()) {
+        let op = op("cast", &[("dtype", Attr::Type(ANY[to]))]);
+        check(&op, &[ty(ANY[from], &shape)], Numbers::Wild, Close::Ulps(0.0), seed);
+    }
+
+    #[test]
+    fn derivatives(shape in sizes(), which in 0usize..5, dtype in 0usize..3, seed in any::<u64>()) {
+        let x = ty(FLOATS[dtype], &shape);
+        let types = [x.clone(), x];
+        let half = dtype != 0;
+        let close = Close::OfLargest(if half { 1.0 } else { 16.0 });
+        match which {
+            0 => check(&op("tanh_bwd", &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
+            1 => check(&op("sigmoid_bwd", &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
+            2 => check(&op("silu_bwd", &[]), &types, Numbers::Plain, close, seed),
+            // What is left of 1 - tanh^2 is multiplied by squares of x.
+            n => check(&op("gelu_bwd", &[("tanh", Attr::Bool(n == 3))]), &types, Numbers::Small, close, seed),
+        }
+    }
+
+    #[test]
+    fn reductions(
+        shape in prop::collection::vec(1u64..20, 0..3), columns in columns(), which in 0usize..5, dtype in 0usize..4,
+        dims in 1usize..3, keep in any::<bool>(), seed in any::<u64>(),
+    ) {
+        let shape = [shape, vec![columns]].concat();
+        let first = shape.len().saturating_sub(dims) as i64;
+        let dims: Vec<i64> = (first..shape.len() as i64).collect();
+        let n: u64 = shape[first as usize..].iter().product();
+        let attrs = [("dims", Attr::Ints(dims)), ("keepdim", Attr::Bool(keep))];
+        let dtype = FLOATS[dtype];
+        let x = [ty(dtype, &shape)];
+        match which {
+            0 | 1 => {
+                // Sums in f32, of numbers of about 4.
+                let bound = if dtype == DType::F64 { 1e-10 } else { 4.0 * n as f64 * 1e-7 };
+                let bound = if which == 0 { bound } else { bound / n as f64 };
+                check(&op(["sum", "mean"][which], &attrs), &x, Numbers::Plain, Close::Absolute(bound), seed);
+            }
+            n => check(&op(["amax", "amin", "any"][n - 2], &attrs), &x, Numbers::Wild, Close::Ulps(0.0), seed),
+        }
+    }
+
+    #[test]
+    fn reductions_of_integers(shape in prop::collection::vec(1u64..20, 1..4), which in 0usize..4, dtype in 5usize..10, seed in any::<u64>()) {
+        let last = shape.len() as i64 - 1;
+        let attrs = [("dims", Attr::Ints(vec![last])), ("keepdim", Attr::Bool(true))];
+        let op = op(["sum", "amax", "amin", "any"][which], &attrs);
+        check(&op, &[ty(ANY[dtype], &shape)], Numbers::Wild, Close::Ulps(0.0), seed);
+    }
+
+    #[test]
+    fn sums_over_rows(
+        rows in 2u64..700, shape in prop::collection::vec(1u64..50, 1..3), dtype in 0usize..10, keep in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let dtype = ANY[dtype];
+        if dtype != DType::Bool && shape != [1] {
+            let x = ty(dtype, &[&[rows][..], &shape].concat());
+            let op = op("sum", &[("dims", Attr::Ints(vec![0])), ("keepdim", Attr::Bool(keep))]);
+            let bound = if dtype == DType::F64 { 1e-10 } else { 4.0 * rows as f64 * 1e-7 };
+            check(&op, &[x], Numbers::Plain, Close::Absolute(bound), seed);
+        }
+    }
+
+    #[test]
+    fn softmaxes(rows in 1u64..40, columns in columns(), which in 0usize..4, dtype in 0usize..3, seed in any::<u64>()) {
+        if 1 < columns {
+            let half = dtype != 0;
+            let x = ty(FLOATS[dtype], &[rows, columns]);
+            let along = |name| op(name, &[("dim", Attr::Int(1))]);
+            let close = Close::OfLargest(if half { 1.0 } else { 16.0 });
+            match which {
+                0 => check(&along("softmax"), &[x], Numbers::Wild, close, seed),
+                1 => check(&along("log_softmax"), &[x], Numbers::Wild, close, seed),
+                n => {
+                    let name = ["softmax_bwd", "log_softmax_bwd"][n - 2];
+                    let bound = 100.0 * columns as f64 * 1e-6;
+                    check(&along(name), &[x.clone(), x], Numbers::Small, Close::Absolute(bound), seed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn layer_norms(
+        lead in prop::collection::vec(1u64..12, 0..3), norm in prop::collection::vec(2u64..40, 1..3), operands in 1usize..4,
+        dtype in 0usize..4, seed in any::<u64>(),
+    ) {
+        let dtype = FLOATS[dtype];
+        let (x, w) = (ty(dtype, &[&lead[..], &norm].concat()), ty(dtype, &norm));
+        let op = op("layer_norm", &[("dims", Attr::Int(norm.len() as i64)), ("eps", Attr::Float(1e-3))]);
+        let close = Close::OfLargest(if dtype.bytes() == 2 { 2.0 } else { 64.0 });
+        check(&op, &[x, w.clone(), w][..operands], Numbers::Small, close, seed);
+    }
+
+    #[test]
+    fn layer_norms_backwards(
+        rows in 1u64..300, norm in prop::collection::vec(2u64..30, 1..3), weighted in any::<bool>(), mask in 1i64..8,
+        dtype in 0usize..4, seed in any::<u64>(),
+    ) {
+        let dtype = FLOATS[dtype];
+        let x = ty(dtype, &[&[rows][..], &norm].concat());
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let statistics = ty(wide, &[&[rows][..], &vec![1; norm.len()]].concat());
+        let mask = Attr::Ints(vec![mask & 1, mask >> 1 & 1, mask >> 2 & 1]);
+        let op = op("layer_norm_bwd", &[("dims", Attr::Int(norm.len() as i64)), ("mask", mask)]);
+        let mut types = vec![x.clone(), x, statistics.clone(), statistics];
+        if weighted {
+            types.push(ty(dtype, &norm));
+        }
+        // Products of five numbers of about 3, sums of up to 900 of them.
+        let bound = if dtype == DType::F64 { 1e-9 } else { 2e-2 };
+        let close = if dtype.bytes() == 2 { Close::OfLargest(2.0) } else { Close::Absolute(bound) };
+        check(&op, &types, Numbers::Small, close, seed);
+    }
+
+    #[test]
+    fn optimizers(n in 1u64..40_000, which in 0usize..4, dtype in 0usize..4, scaled in any::<bool>(), step in 1i64..5000, seed in any::<u64>()) {
+        let mut random = Random(seed);
+        let split = which == 3;
+        let dtype = if split { DType::BF16 } else { FLOATS[dtype] };
+        let p = ty(dtype, &[n]);
+        let name = ["adamw", "sgd", "sgd_momentum", "adamw_split"][which];
+        let mut types = match which {
+            0 => vec![p.clone(), p.clone(), p.clone(), p],
+            1 => vec![p.clone(), p],
+            2 => vec![p.clone(), p.clone(), p],
+            _ => vec![p.clone(), p, ty(DType::I16, &[n]), ty(DType::F32, &[n]), ty(DType::F32, &[n])],
+        };
+        let mut ins: Vec<OwnedTensor> = types.iter().map(|ty| tensor(ty, Numbers::Plain, &mut random)).collect();
+        if which == 0 || split {
+            // Second moments are not negative.
+            let v = types.len() - 1;
+            let squares: Vec<f64> = ins[v].to_f64s().iter().map(|x| x * x).collect();
+            ins[v] = OwnedTensor::from_f64s(codegen::dtype(types[v].dtype()), &[n as usize], &squares);
+            types.push(ty(DType::I64, &[]));
+            ins.push(OwnedTensor::from_i64s(artifact::DType::I64, &[], &[step]));
+        }
+        let beta1 = if seed & 1 == 0 { 0.9 } else { 0.3 };
+        let hyper = if which == 1 || which == 2 { vec![1e-3, 0.9, 0.01] } else { vec![1e-3, beta1, 0.999, 1e-8, 0.01] };
+        types.push(ty(DType::F64, &[hyper.len() as u64]));
+        ins.push(OwnedTensor::from_f64s(artifact::DType::F64, &[hyper.len()], &hyper));
+        if scaled {
+            types.push(ty(DType::F32, &[]));
+            ins.push(OwnedTensor::from_f64s(artifact::DType::F32, &[], &[0.25]));
+        }
+        // A power's last bit may differ, and so a coefficient's; halves of a number do not show how near they are.
+        let close = if dtype == DType::F64 { Close::OfLargest(64.0) } else { Close::Ulps(0.0) };
+        check_with(&op(name, &[]), &types, &ins, close, &[9000, 40000]);
+    }
+
+    #[test]
+    fn dropouts(shape in sizes(), dtype in 0usize..4, p in 0usize..4, seed in any::<u64>()) {
+        let mut random = Random(seed);
+        let types = [ty(FLOATS[dtype], &shape), ty(DType::I64, &[2])];
+        let rng = OwnedTensor::from_i64s(artifact::DType::I64, &[2], &[random.next() as i64, random.next() as i64]);
+        let x = tensor(&types[0], Numbers::Wild, &mut random);
+        let dropout = op("dropout", &[("p", Attr::Float([0.0, 0.1, 0.5, 1.0][p])), ("stream", Attr::Int(3))]);
+        check_with(&dropout, &types, &[x, rng], Close::Ulps(0.0), &[30000]);
+        let types = [types[0].clone(), ty(DType::Bool, &shape)];
+        check(&op("dropout_bwd", &[("scale", Attr::Float(1.25))]), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+    }
+}
+
+fn columns() -> impl Strategy<Value = u64> {
+    prop_oneof![3 => 1u64..70, 1 => Just(384u64), 1 => Just(1000u64), 1 => Just(9001u64)]
+}
