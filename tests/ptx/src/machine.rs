@@ -211,7 +211,9 @@ impl Block<'_> {
     /// A generic address's space and its address there.
     fn place(space: Space, at: u64) -> (Space, u64) {
         match space {
-            Space::Generic if SHARED_WINDOW <= at && at < SHARED_WINDOW + (1 << 32) => (Space::Shared, at - SHARED_WINDOW),
+            Space::Generic if SHARED_WINDOW <= at && at < SHARED_WINDOW + (1 << 32) => {
+                (Space::Shared, at - SHARED_WINDOW)
+            }
             Space::Generic if LOCAL_WINDOW <= at && at < LOCAL_WINDOW + (1 << 32) => (Space::Local, at - LOCAL_WINDOW),
             Space::Generic => (Space::Global, at),
             space => (space, at),
@@ -228,7 +230,10 @@ impl Block<'_> {
         let i = self.memory.tensors.partition_point(|(begin, _)| *begin <= at).checked_sub(1);
         let inside = |i: usize| {
             let (begin, bytes) = &self.memory.tensors[i];
-            (at - begin).checked_add(n as u64).filter(|&end| end <= bytes.len() as u64).map(|_| (i, (at - begin) as usize))
+            (at - begin)
+                .checked_add(n as u64)
+                .filter(|&end| end <= bytes.len() as u64)
+                .map(|_| (i, (at - begin) as usize))
         };
         i.and_then(inside).ok_or_else(|| match i {
             Some(i) => {
@@ -406,8 +411,10 @@ impl Block<'_> {
             Op::St(space, ty) => {
                 let at = self.address(t, &args[0])?;
                 let size = ty.bits() as usize / 8;
-                let bytes: Vec<u8> =
-                    parts(&args[1]).iter().flat_map(|part| self.get(t, part).to_le_bytes().into_iter().take(size)).collect();
+                let bytes: Vec<u8> = parts(&args[1])
+                    .iter()
+                    .flat_map(|part| self.get(t, part).to_le_bytes().into_iter().take(size))
+                    .collect();
                 self.store(t, space, at, &bytes)?;
             }
             Op::Binary(op, ty, flags) => {
@@ -520,7 +527,14 @@ impl Block<'_> {
                 let value = if left { (u128::from(both) << n >> 32) as u64 } else { both >> n };
                 self.set(t, &args[0], low(32, value))?;
             }
-            Op::Bra(_) | Op::Ret | Op::Bar | Op::WarpBar | Op::Shfl(_) | Op::Vote(_) | Op::Mma(_) | Op::LdMatrix { .. } => {
+            Op::Bra(_)
+            | Op::Ret
+            | Op::Bar
+            | Op::WarpBar
+            | Op::Shfl(_)
+            | Op::Vote(_)
+            | Op::Mma(_)
+            | Op::LdMatrix { .. } => {
                 unreachable!("handled by the caller")
             }
         }
@@ -557,7 +571,13 @@ impl Block<'_> {
             Atom::Or => a | b,
             Atom::Xor => a ^ b,
             Atom::Exch => b,
-            Atom::Cas => if a == b { c } else { a },
+            Atom::Cas => {
+                if a == b {
+                    c
+                } else {
+                    a
+                }
+            }
         };
         bytes.copy_from_slice(&new.to_le_bytes()[..n]);
         self.set(t, to, old)
@@ -574,7 +594,9 @@ impl Block<'_> {
             let group: Vec<usize> = lanes.clone().filter(here).collect();
             let instr = &kernel.instrs[pc];
             let mask = match instr.op {
-                Op::WarpBar | Op::Shfl(_) | Op::Vote(_) => instr.args.last().map_or(u64::MAX, |arg| self.get(first, arg)),
+                Op::WarpBar | Op::Shfl(_) | Op::Vote(_) => {
+                    instr.args.last().map_or(u64::MAX, |arg| self.get(first, arg))
+                }
                 _ => u64::MAX,
             };
             let wanted = |t: &usize| mask >> (t - lanes.start) & 1 == 1 && self.threads[*t].state != State::Done;
@@ -709,9 +731,8 @@ impl Block<'_> {
             self.stats.bank_conflicts += banks.iter().max().map_or(0, |most| most - 1);
             for lane in 0..32 {
                 let (g, p) = (lane / 4, lane % 4);
-                let [first, second] = [0, 1].map(|i| {
-                    u64::from(if transposed { matrix[2 * p + i][g] } else { matrix[g][2 * p + i] })
-                });
+                let [first, second] =
+                    [0, 1].map(|i| u64::from(if transposed { matrix[2 * p + i][g] } else { matrix[g][2 * p + i] }));
                 self.set(start + lane, to, second << 16 | first)?;
             }
         }
@@ -745,9 +766,7 @@ fn binary(op: Binary, ty: Ty, flags: Flags, a: u64, b: u64) -> Done<u64> {
             Binary::Sub => a - b,
             Binary::Mul => a * b,
             Binary::Div => a / b,
-            Binary::Min | Binary::Max => {
-                extreme(f64::from(a), f64::from(b), op == Binary::Max, flags.nan) as f32
-            }
+            Binary::Min | Binary::Max => extreme(f64::from(a), f64::from(b), op == Binary::Max, flags.nan) as f32,
             Binary::CopySign => b.copysign(a),
             _ => return unknown(),
         };

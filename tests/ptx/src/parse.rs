@@ -184,9 +184,18 @@ pub(super) enum Op {
     Fma(Ty, Flags),
     Setp(Compare, Option<Binary>, Ty, Flags),
     Selp(Ty),
-    Cvt { to: Ty, from: Ty, round: Option<Round>, flags: Flags, saturate: bool },
+    Cvt {
+        to: Ty,
+        from: Ty,
+        round: Option<Round>,
+        flags: Flags,
+        saturate: bool,
+    },
     /// Two floats to a pair of halves.
-    CvtPair { to: Ty, relu: bool },
+    CvtPair {
+        to: Ty,
+        relu: bool,
+    },
     ToGeneric(Space),
     FromGeneric(Space),
     Bra(usize),
@@ -197,8 +206,13 @@ pub(super) enum Op {
     Vote(Vote),
     /// m16n8k16 of halves, added in f32.
     Mma(Ty),
-    LdMatrix { n: usize, transposed: bool },
-    CpAsync { bytes: usize },
+    LdMatrix {
+        n: usize,
+        transposed: bool,
+    },
+    CpAsync {
+        bytes: usize,
+    },
     Commit,
     /// All but so many of the latest groups are there.
     Wait(usize),
@@ -401,7 +415,8 @@ impl Reader {
             let trimmed = rest.trim_start();
             line += rest[..rest.len() - trimmed.len()].matches('\n').count();
             rest = trimmed;
-            let first = rest.chars().next().ok_or_else(|| error("the text ends in a kernel", format!("line {line}")))?;
+            let first =
+                rest.chars().next().ok_or_else(|| error("the text ends in a kernel", format!("line {line}")))?;
             if first == '{' || first == '}' {
                 depth = if first == '{' { depth + 1 } else { depth - 1 };
                 if depth == 0 {
@@ -430,7 +445,7 @@ impl Reader {
     }
 
     fn statement(&mut self, text: &str, line: usize) -> Result<(), String> {
-        if text.starts_with(".reg ") || text.starts_with(".pragma") || text.starts_with(".loc") {
+        if text.starts_with(".reg ") || text.starts_with(".pragma") || text.starts_with(".loc ") {
             return Ok(());
         }
         if text.starts_with('.') {
@@ -608,8 +623,24 @@ impl Mods<'_> {
 
 /// What does not change what an access computes.
 const ACCESS: [&str; 18] = [
-    "volatile", "relaxed", "weak", "acquire", "release", "acq_rel", "gpu", "sys", "cta", "nc", "ca", "cg", "cs", "L1::no_allocate",
-    "L1::evict_last", "L1::evict_first", "L2::128B", "L2::256B",
+    "volatile",
+    "relaxed",
+    "weak",
+    "acquire",
+    "release",
+    "acq_rel",
+    "gpu",
+    "sys",
+    "cta",
+    "nc",
+    "ca",
+    "cg",
+    "cs",
+    "L1::no_allocate",
+    "L1::evict_last",
+    "L1::evict_first",
+    "L2::128B",
+    "L2::256B",
 ];
 
 fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
