@@ -63,8 +63,8 @@ fn integers() {
             assert_eq!(one("add.s32", &[a, b]), a.wrapping_add(b));
             assert_eq!(one("sub.s32", &[a, b]), a.wrapping_sub(b));
             assert_eq!(one("mul.lo.s32", &[a, b]), a.wrapping_mul(b));
-            assert_eq!(one("mul.hi.u32", &[a, b]), (u64::from(a) * u64::from(b) >> 32) as u32);
-            assert_eq!(one("mul.hi.s32", &[a, b]), (i64::from(x) * i64::from(y) >> 32) as u32);
+            assert_eq!(one("mul.hi.u32", &[a, b]), ((u64::from(a) * u64::from(b)) >> 32) as u32);
+            assert_eq!(one("mul.hi.s32", &[a, b]), ((i64::from(x) * i64::from(y)) >> 32) as u32);
             assert_eq!(one("min.s32", &[a, b]) as i32, x.min(y));
             assert_eq!(one("max.u32", &[a, b]), a.max(b));
             assert_eq!(one("and.b32", &[a, b]), a & b);

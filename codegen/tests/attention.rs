@@ -1,0 +1,216 @@
+//! Attention's kernels for GPUs: run by an interpreter and compared with plain loops in f64; assembled by ptxas where its
+//! wheel can be had.
+
+use codegen::attention::{Argument, Kernel, Kind, Sizes, kernel};
+use codegen::kernels::{Generator, Target, find};
+use ptx::{Launch, Memory, Param, Stats};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+/// A kernel's PTX, by a generator that the tests share.
+fn ptx_of(kernel: &Kernel, target: &Target) -> String {
+    static GENERATOR: Mutex<Option<Generator>> = Mutex::new(None);
+    let mut guard = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let generator = guard.get_or_insert_with(|| {
+        let program = find().expect("lighterage-mlir should have been built: cargo build -p lighterage-mlir");
+        Generator::start(&program).expect("the generator should start")
+    });
+    kernel.ptx(generator, target).unwrap_or_else(|e| panic!("{e}\n{}", kernel.mlir))
+}
+
+/// What is computed: the sizes, of heads too.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    sizes: Sizes,
+    head_size: u32,
+    causal: bool,
+}
+
+impl Case {
+    fn new(heads: u32, group: u32, queries: u32, keys: u32, head_size: u32, causal: bool) -> Case {
+        Case { sizes: Sizes { heads, group, queries, keys, scale: 0.125 }, head_size, causal }
+    }
+    fn d(&self) -> usize {
+        self.head_size as usize
+    }
+    fn rows(&self) -> [usize; 3] {
+        let s = self.sizes;
+        [s.heads, s.queries, s.keys].map(|n| n as usize)
+    }
+}
+
+/// Numbers of bf16 between -2 and 2, the same for the same seed.
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        half::bf16::from_f32((state >> 8) as f32 / 4_194_304.0 - 2.0).to_f32()
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Operands of the backward; those of the forward among them.
+struct Tensors {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    dout: Vec<f32>,
+}
+
+impl Tensors {
+    fn new(case: &Case) -> Tensors {
+        let ([heads, queries, keys], d) = (case.rows(), case.d());
+        let (n_q, n_k) = (heads * queries * d, heads / case.sizes.group as usize * keys * d);
+        Tensors { q: numbers(n_q, 1), k: numbers(n_k, 2), v: numbers(n_k, 3), dout: numbers(n_q, 4) }
+    }
+}
+
+/// Results, and how far a kernel's may be off: what rounding probabilities, gradients of scores and results to bf16 makes
+/// (each to half a unit of 8 bits), by the sum of the absolute values of what is added up.
+struct Expected {
+    out: Vec<(f64, f64)>,
+    lse: Vec<(f64, f64)>,
+    delta: Vec<(f64, f64)>,
+    dq: Vec<(f64, f64)>,
+    dk: Vec<(f64, f64)>,
+    dv: Vec<(f64, f64)>,
+    /// The result as the backward takes it, rounded to bf16.
+    rounded: Vec<f32>,
+}
+
+/// Twice half a unit in the last of bf16's 8 bits, and what f32 and approximate exponentials lose beside.
+const UNIT: f64 = 1.03 / 256.0;
+/// What sums in f32 lose.
+const SUM: f64 = 1e-5;
+
+/// Attention by its definition, in f64.
+fn expected(case: &Case, t: &Tensors) -> Expected {
+    let ([heads, queries, keys], d) = (case.rows(), case.d());
+    let scale = f64::from(case.sizes.scale);
+    let row = |x: &[f32], i: usize| x[i * d..][..d].iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let zeros = |n: usize| vec![(0.0, 0.0); n];
+    let mut e = Expected {
+        out: zeros(t.q.len()),
+        lse: zeros(heads * queries),
+        delta: zeros(heads * queries),
+        dq: zeros(t.q.len()),
+        dk: zeros(t.k.len()),
+        dv: zeros(t.k.len()),
+        rounded: vec![],
+    };
+    let add = |to: &mut [(f64, f64)], factor: f64, x: &[f64]| {
+        for (to, x) in to.iter_mut().zip(x) {
+            *to = (to.0 + factor * x, to.1 + (factor * x).abs());
+        }
+    };
+    for head in 0..heads {
+        let kv = head / case.sizes.group as usize * keys;
+        for i in 0..queries {
+            let at = head * queries + i;
+            let (q, dout) = (row(&t.q, at), row(&t.dout, at));
+            let reach = if case.causal { keys.min(i + 1) } else { keys };
+            let scores: Vec<f64> = (0..reach).map(|j| scale * dot(&q, &row(&t.k, kv + j))).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            e.lse[at] = (if reach == 0 { 0.0 } else { max + sum.ln() }, 1e-5 * (1.0 + max.abs()));
+            let p: Vec<f64> = scores.iter().map(|s| (s - max).exp() / sum).collect();
+            for (j, &p) in p.iter().enumerate() {
+                add(&mut e.out[at * d..][..d], p, &row(&t.v, kv + j));
+            }
+            let out = &e.out[at * d..][..d];
+            let rounded: Vec<f32> = out.iter().map(|x| half::bf16::from_f64(x.0).to_f32()).collect();
+            let delta: f64 = rounded.iter().zip(&dout).map(|(&out, dout)| f64::from(out) * dout).sum();
+            e.delta[at] = (delta, SUM * (1.0 + delta.abs()));
+            e.rounded.extend(rounded);
+            for (j, &p) in p.iter().enumerate() {
+                let (k, v) = (row(&t.k, kv + j), row(&t.v, kv + j));
+                let ds = scale * p * (dot(&dout, &v) - delta);
+                add(&mut e.dq[at * d..][..d], ds, &k);
+                add(&mut e.dk[(kv + j) * d..][..d], ds, &q);
+                add(&mut e.dv[(kv + j) * d..][..d], p, &dout);
+            }
+        }
+    }
+    for tensor in [&mut e.out, &mut e.dq, &mut e.dk, &mut e.dv] {
+        tensor.iter_mut().for_each(|(_, bound)| *bound = UNIT * *bound + SUM);
+    }
+    e
+}
+
+fn compare(what: &str, case: &Case, found: &[f32], expected: &[(f64, f64)]) {
+    assert_eq!(found.len(), expected.len());
+    for (i, (&found, &(expected, bound))) in found.iter().zip(expected).enumerate() {
+        let off = (f64::from(found) - expected).abs();
+        assert!(off <= bound, "{what}[{i}] of {case:?}: {found}, not {expected}: off by {off:.2e}, at most {bound:.2e}");
+    }
+}
+
+/// Runs a kernel over a case's grid by the interpreter.
+fn run(kind: Kind, case: &Case, tensors: &[u64], memory: &mut Memory) -> Stats {
+    let kernel = kernel(kind, case.head_size, case.causal).unwrap();
+    let text = ptx_of(&kernel, &Target::SM_80);
+    let blocks = kernel.blocks(&case.sizes);
+    if blocks == 0 {
+        return Stats::default();
+    }
+    let launch = Launch { shared_bytes: kernel.shared_bytes, ..Launch::new(blocks, kernel.threads) };
+    let mut params: Vec<Param> = tensors.iter().map(|&at| Param::U64(at)).collect();
+    params.extend(case.sizes.arguments().map(|argument| match argument {
+        Argument::U32(n) => Param::U32(n),
+        Argument::F32(x) => Param::F32(x),
+    }));
+    let stats = ptx::run(&text, &kernel.symbol, &launch, &params, memory);
+    stats.unwrap_or_else(|e| panic!("{} of {case:?}: {e}", kernel.symbol))
+}
+
+fn forward(case: Case) -> Stats {
+    let t = Tensors::new(&case);
+    let e = expected(&case, &t);
+    let mut memory = Memory::new();
+    let [q, k, v] = [&t.q, &t.k, &t.v].map(|x| memory.add_bf16(x));
+    let (out, lse) = (memory.room(2 * t.q.len()), memory.room(4 * e.lse.len()));
+    let stats = run(Kind::Forward, &case, &[q, k, v, out, lse], &mut memory);
+    compare("out", &case, &memory.bf16(out), &e.out);
+    compare("lse", &case, &memory.f32(lse), &e.lse);
+    stats
+}
+
+fn backward(case: Case) -> [Stats; 3] {
+    let t = Tensors::new(&case);
+    let e = expected(&case, &t);
+    let mut memory = Memory::new();
+    let [q, k, v, dout, out] = [&t.q, &t.k, &t.v, &t.dout, &e.rounded].map(|x| memory.add_bf16(x));
+    let lse = memory.add_f32(&e.lse.iter().map(|x| x.0 as f32).collect::<Vec<_>>());
+    let delta = memory.room(4 * e.delta.len());
+    let [dq, dk, dv] = [&t.q, &t.k, &t.v].map(|x| memory.room(2 * x.len()));
+    let first = run(Kind::Delta, &case, &[dout, out, delta], &mut memory);
+    compare("delta", &case, &memory.f32(delta), &e.delta);
+    let queries = run(Kind::Queries, &case, &[dout, q, k, v, lse, delta, dq], &mut memory);
+    compare("dq", &case, &memory.bf16(dq), &e.dq);
+    let keys = run(Kind::Keys, &case, &[dout, q, k, v, lse, delta, dk, dv], &mut memory);
+    compare("dk", &case, &memory.bf16(dk), &e.dk);
+    compare("dv", &case, &memory.bf16(dv), &e.dv);
+    [first, queries, keys]
+}
+
+#[test]
+fn forward_of_one_tile() {
+    let stats = forward(Case::new(1, 1, 64, 64, 64, false));
+    // Rows of q, k and v are read once, 16 bytes at a time, and so is the result written.
+    assert_eq!((stats.wide_loads, stats.narrow_loads), (3 * 64 * 8, 0));
+    assert_eq!((stats.wide_stores, stats.narrow_stores), (64 * 8, 64));
+    assert_eq!(stats.bank_conflicts, 0);
+    // 64 × 64 × 64 twice, of 16 × 8 × 16.
+    assert_eq!(stats.mmas, 2 * 64 * 64 * 64 / (16 * 8 * 16));
+}
+
+#[test]
+fn forward_at_every_length() {
+    for n in [1, 17, 100, 130] {
+        for causal in [false, true] {
+            forward(Case::new(2, 1, n, n, 64, causal));
+        }
+    }
+}
