@@ -25,11 +25,12 @@ struct Case {
     sizes: Sizes,
     head_size: u32,
     causal: bool,
+    target: &'static Target,
 }
 
 impl Case {
     fn new(heads: u32, group: u32, queries: u32, keys: u32, head_size: u32, causal: bool) -> Case {
-        Case { sizes: Sizes { heads, group, queries, keys, scale: 0.125 }, head_size, causal }
+        Case { sizes: Sizes { heads, group, queries, keys, scale: 0.125 }, head_size, causal, target: &Target::SM_80 }
     }
     fn d(&self) -> usize {
         self.head_size as usize
@@ -143,19 +144,22 @@ fn compare(what: &str, case: &Case, found: &[f32], expected: &[(f64, f64)]) {
     assert_eq!(found.len(), expected.len());
     for (i, (&found, &(expected, bound))) in found.iter().zip(expected).enumerate() {
         let off = (f64::from(found) - expected).abs();
-        assert!(off <= bound, "{what}[{i}] of {case:?}: {found}, not {expected}: off by {off:.2e}, at most {bound:.2e}");
+        assert!(
+            off <= bound,
+            "{what}[{i}] of {case:?}: {found}, not {expected}: off by {off:.2e}, at most {bound:.2e}"
+        );
     }
 }
 
 /// Runs a kernel over a case's grid by the interpreter.
 fn run(kind: Kind, case: &Case, tensors: &[u64], memory: &mut Memory) -> Stats {
     let kernel = kernel(kind, case.head_size, case.causal).unwrap();
-    let text = ptx_of(&kernel, &Target::SM_80);
+    let text = ptx_of(&kernel, case.target);
     let blocks = kernel.blocks(&case.sizes);
     if blocks == 0 {
         return Stats::default();
     }
-    let launch = Launch { shared_bytes: kernel.shared_bytes, ..Launch::new(blocks, kernel.threads) };
+    let launch = Launch { shared_bytes: kernel.shared_bytes, ..Launch::new(blocks as u32, kernel.threads) };
     let mut params: Vec<Param> = tensors.iter().map(|&at| Param::U64(at)).collect();
     params.extend(case.sizes.arguments().map(|argument| match argument {
         Argument::U32(n) => Param::U32(n),
@@ -233,13 +237,11 @@ fn forward_of_groups_and_unequal_lengths() {
 
 #[test]
 fn any_scale() {
-    for scale in [-0.3, 0.0, 1e-3, 4.0] {
-        for causal in [false, true] {
-            let mut case = Case::new(1, 1, 70, 70, 64, causal);
-            case.sizes.scale = scale;
-            forward(case);
-            backward(case);
-        }
+    for (scale, causal) in [(-0.3, true), (0.0, true), (0.0, false), (4.0, false)] {
+        let mut case = Case::new(1, 1, 20, 70, 64, causal);
+        case.sizes.scale = scale;
+        forward(case);
+        backward(case);
     }
 }
 
@@ -316,13 +318,15 @@ fn kernels() -> Vec<Kernel> {
     all
 }
 
-/// One text for every GPU: it says the same but for its first lines.
+/// One text of MLIR for every GPU; LLVM makes of it what each has.
 #[test]
-fn every_gpu_runs_the_same_instructions() {
-    let body = |text: &str| text.split_once(".visible").expect("a kernel should be visible").1.to_string();
-    for kernel in kernels() {
-        let [a, b, c] = [Target::SM_80, Target::SM_90, Target::SM_100].map(|target| body(&ptx_of(&kernel, &target)));
-        assert!(a == b && b == c, "{}", kernel.symbol);
+fn on_every_gpu() {
+    for target in [&Target::SM_90, &Target::SM_100] {
+        for case in [Case::new(2, 2, 70, 70, 64, true), Case::new(1, 1, 33, 70, 128, true)] {
+            let case = Case { target, ..case };
+            forward(case);
+            backward(case);
+        }
     }
 }
 
@@ -358,7 +362,8 @@ fn ptxas_takes_every_kernel_without_spills() {
         for target in [Target::SM_80, Target::SM_90, Target::SM_100] {
             let file = folder.join(format!("{}_{}.ptx", kernel.symbol, target.cpu));
             std::fs::write(&file, ptx_of(&kernel, &target)).unwrap();
-            let output = Command::new(&ptxas).args(["-v", "-arch", target.cpu, "-o", "/dev/null"]).arg(&file).output().unwrap();
+            let output =
+                Command::new(&ptxas).args(["-v", "-arch", target.cpu, "-o", "/dev/null"]).arg(&file).output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success(), "{} for {}: {said}", kernel.symbol, target.cpu);
             assert!(said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), "{said}");

@@ -163,7 +163,8 @@ impl Emitter {
         let names: Vec<V> = first.iter().map(|_| self.fresh()).collect();
         let types: Vec<&str> = first.iter().map(|&(_, ty)| ty).collect();
         let types = types.join(", ");
-        let pairs: Vec<String> = names.iter().zip(first).map(|(name, (value, _))| format!("{name} = {value}")).collect();
+        let pairs: Vec<String> =
+            names.iter().zip(first).map(|(name, (value, _))| format!("{name} = {value}")).collect();
         self.line(format_args!(
             "{name}:{} = scf.for {at} = {zero} to {n} step {one} iter_args({}) -> ({types}) : i32 {{",
             first.len(),
@@ -275,7 +276,14 @@ impl Emitter {
         Fragments { addresses: addresses.collect() }
     }
     /// The four 8 × 8 matrices of 16 rows from `row` on and 16 numbers of them; `offset` (64 bits) is added to the tile.
-    pub(super) fn load(&mut self, of: &Fragments, offset: Option<&str>, row: u32, step: u32, transposed: bool) -> [V; 4] {
+    pub(super) fn load(
+        &mut self,
+        of: &Fragments,
+        offset: Option<&str>,
+        row: u32,
+        step: u32,
+        transposed: bool,
+    ) -> [V; 4] {
         let mut at = of.addresses[step as usize].clone();
         if let Some(offset) = offset {
             at = self.behind(&at, offset, 3);
@@ -360,7 +368,16 @@ impl Emitter {
     }
     /// Writes a warp's 16 rows of a result to rows of a matrix, 16 bytes at a time, by way of a tile's rows that only this
     /// warp reads. `first` is the matrix's row of the tile's first, `count` how many rows the matrix has.
-    pub(super) fn write(&mut self, c: &[[V; 4]], tile: &str, warp: &str, lane: &str, matrix: &str, first: &str, count: &str) {
+    pub(super) fn write(
+        &mut self,
+        c: &[[V; 4]],
+        tile: &str,
+        warp: &str,
+        lane: &str,
+        matrix: &str,
+        first: &str,
+        count: &str,
+    ) {
         let start = self.i32c("muli", warp, 16);
         let (group, place) = (self.i32c("divui", lane, 4), self.i32c("remui", lane, 4));
         let byte = self.i32c("shli", &place, 2);
@@ -397,7 +414,9 @@ impl Emitter {
                     e.def(format_args!("llvm.load {from} {{alignment = 16 : i64}} : !llvm.ptr<3> -> vector<4xi32>"));
                 let to = e.row(matrix, &row, e.pitch(), 1);
                 let to = e.behind(&to, &offset, 1);
-                e.line(format_args!("llvm.store {numbers}, {to} {{alignment = 16 : i64}} : vector<4xi32>, !llvm.ptr<1>"));
+                e.line(format_args!(
+                    "llvm.store {numbers}, {to} {{alignment = 16 : i64}} : vector<4xi32>, !llvm.ptr<1>"
+                ));
                 vec![]
             });
         }

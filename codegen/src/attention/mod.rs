@@ -105,7 +105,7 @@ pub struct Kernel {
 /// The sizes of a call.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sizes {
-    /// Heads of q, over the batch: B·H.
+    /// Heads of q, over the batch: B·H. Times the queries, below 2^32.
     pub heads: u32,
     /// Heads of q for each of k and v: H / G.
     pub group: u32,
@@ -142,13 +142,14 @@ impl Sizes {
 impl Kernel {
     /// How many blocks there are for some sizes; they lie along x. With none, nothing is to be started; without keys the
     /// forward still writes its zeros.
-    pub fn blocks(&self, sizes: &Sizes) -> u32 {
-        let rows = match self.kind {
-            Kind::Forward | Kind::Queries => return sizes.heads * sizes.queries.div_ceil(ROWS),
-            Kind::Keys => return sizes.heads / sizes.group * sizes.keys.div_ceil(ROWS),
-            Kind::Delta => u64::from(sizes.heads) * u64::from(sizes.queries),
-        };
-        rows.div_ceil(u64::from(THREADS / (self.head_size / 8))) as u32
+    pub fn blocks(&self, sizes: &Sizes) -> u64 {
+        let [heads, group, queries, keys] = [sizes.heads, sizes.group, sizes.queries, sizes.keys].map(u64::from);
+        let rows = u64::from(ROWS);
+        match self.kind {
+            Kind::Forward | Kind::Queries => heads * queries.div_ceil(rows),
+            Kind::Keys => heads / group * keys.div_ceil(rows),
+            Kind::Delta => (heads * queries).div_ceil(u64::from(THREADS / (self.head_size / 8))),
+        }
     }
     /// Its PTX for a GPU.
     pub fn ptx(&self, generator: &mut Generator, target: &Target) -> Result<String, GeneratorError> {
@@ -180,12 +181,16 @@ pub fn kernel(kind: Kind, head_size: u32, causal: bool) -> Result<Kernel, NoSuch
     let mlir = format!(
         "module {{\n  llvm.mlir.global external @tiles() {{addr_space = 3 : i32, alignment = 1024 : i64}} : \
          !llvm.array<0 x i8>\n  llvm.func @{symbol}({parameters}%n_heads: i32, %group: i32, %n_queries: i32, %n_keys: i32, \
-         %scale: f32) attributes {{nvvm.kernel, nvvm.maxntid = array<i32: {THREADS}, 1, 1>}} {{\n{}    llvm.return\n  }}\n}}\n",
+         %scale: f32) attributes {{nvvm.kernel, nvvm.maxntid = array<i32: {THREADS}, 1, 1>, nvvm.minctasm = {BLOCKS} : i32}} \
+         {{\n{}    llvm.return\n  }}\n}}\n",
         emitter.text
     );
     Ok(Kernel { symbol, mlir, threads: THREADS, shared_bytes, kind, head_size })
 }
 
+/// Blocks that a multiprocessor should hold at once. Two leave each thread all of its 255 registers; unless told, ptxas takes
+/// 128 and spills.
+const BLOCKS: u32 = 2;
 /// 1 / ln 2 and ln 2.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 const LN_2: f32 = std::f32::consts::LN_2;
@@ -250,7 +255,14 @@ fn quads(values: &[V]) -> Vec<[V; 4]> {
 
 /// Replaces scores that a mask hides by `hidden`, in tiles where there are any. A row of a result looks at the columns
 /// `range` of its tile: below the first number, or, if `from`, from it on; there are two rows to a thread.
-fn masked(e: &mut Emitter, scores: &[[V; 4]], needed: &str, limits: [&str; 2], from: bool, hidden: &str) -> Vec<[V; 4]> {
+fn masked(
+    e: &mut Emitter,
+    scores: &[[V; 4]],
+    needed: &str,
+    limits: [&str; 2],
+    from: bool,
+    hidden: &str,
+) -> Vec<[V; 4]> {
     let all: Vec<V> = scores.concat();
     let values = e.when(needed, &all, |e| {
         let mut values = vec![];
@@ -567,12 +579,8 @@ fn queries(e: &mut Emitter, causal: bool) -> u32 {
         });
         e.commit();
 
-        let scores = e.times_transposed(
-            |e, step| e.load(&q_fragments, Some(&mine), 0, step, false),
-            &k_fragments,
-            &now,
-            rows,
-        );
+        let scores =
+            e.times_transposed(|e, step| e.load(&q_fragments, Some(&mine), 0, step, false), &k_fragments, &now, rows);
         let mut p = vec![];
         for score in &scores {
             p.push(std::array::from_fn(|i| {
@@ -719,12 +727,8 @@ fn keys(e: &mut Emitter, causal: bool) -> u32 {
             }
             numbers
         };
-        let scores = e.times_transposed(
-            |e, step| e.load(&k_fragments, Some(&mine), 0, step, false),
-            &q_fragments,
-            &now,
-            rows,
-        );
+        let scores =
+            e.times_transposed(|e, step| e.load(&k_fragments, Some(&mine), 0, step, false), &q_fragments, &now, rows);
         let logs = of_queries(e, 0);
         let mut p = vec![];
         for (score, logs) in scores.iter().zip(&logs) {

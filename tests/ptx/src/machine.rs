@@ -435,7 +435,17 @@ impl Block<'_> {
             }
             Op::Fma(ty, flags) => {
                 let [a, b, c] = [1, 2, 3].map(|i| self.typed(t, &args[i], ty));
-                self.set(t, &args[0], fma(ty, flags, a, b, c))?;
+                self.set(t, &args[0], fma(ty, flags, a, b, c)?)?;
+            }
+            Op::FmaMixed(half) => {
+                let [a, b] = [1, 2].map(|i| wide(half, self.typed(t, &args[i], half)));
+                let sum = odd_sum(a * b, wide(Ty::F32, self.get(t, &args[3])));
+                self.set(t, &args[0], narrow(Ty::F32, sum))?;
+            }
+            Op::AddMixed(half, op) => {
+                let a = narrow(Ty::F32, wide(half, self.typed(t, &args[1], half)));
+                let sum = binary(op, Ty::F32, Flags::default(), a, self.typed(t, &args[2], Ty::F32))?;
+                self.set(t, &args[0], sum)?;
             }
             Op::Setp(compare, with, ty, flags) => {
                 let (a, b) = (self.typed(t, &args[1], ty), self.typed(t, &args[2], ty));
@@ -750,13 +760,15 @@ fn parts(arg: &Arg) -> &[Arg] {
 
 // ------------------------------------------------------------------------------------------------------------ arithmetic
 
-fn pair(v: u64, w: u64, of: impl Fn(u64, u64) -> Done<u64>) -> Done<u64> {
-    Ok(of(v >> 16, w >> 16)? << 16 | of(low(16, v), low(16, w))?)
+/// Of each of a pair.
+fn pair(half: Ty, v: [u64; 3], of: impl Fn([u64; 3]) -> Done<u64>) -> Done<u64> {
+    let bits = half.bits();
+    Ok(of(v.map(|v| v >> bits))? << bits | of(v.map(|v| low(bits, v)))?)
 }
 
 fn binary(op: Binary, ty: Ty, flags: Flags, a: u64, b: u64) -> Done<u64> {
     if let Some(half) = ty.half() {
-        return pair(a, b, |a, b| binary(op, half, flags, low(16, a), low(16, b)));
+        return pair(half, [a, b, 0], |[a, b, _]| binary(op, half, flags, a, b));
     }
     let unknown = || Err(format!("{op:?} of {ty:?} is not known"));
     if ty == Ty::F32 {
@@ -819,7 +831,7 @@ fn binary(op: Binary, ty: Ty, flags: Flags, a: u64, b: u64) -> Done<u64> {
 
 fn unary(op: Unary, ty: Ty, flags: Flags, a: u64) -> Done<u64> {
     if let Some(half) = ty.half() {
-        return pair(a, a, |a, _| unary(op, half, flags, low(16, a)));
+        return pair(half, [a, 0, 0], |[a, ..]| unary(op, half, flags, a));
     }
     if ty.is_float() {
         let sign = 1 << (ty.bits() - 1);
@@ -855,12 +867,11 @@ fn unary(op: Unary, ty: Ty, flags: Flags, a: u64) -> Done<u64> {
     })
 }
 
-fn fma(ty: Ty, flags: Flags, a: u64, b: u64, c: u64) -> u64 {
+fn fma(ty: Ty, flags: Flags, a: u64, b: u64, c: u64) -> Done<u64> {
     if let Some(half) = ty.half() {
-        let of = |shift: u32| fma(half, flags, low(16, a >> shift), low(16, b >> shift), low(16, c >> shift));
-        return of(16) << 16 | of(0);
+        return pair(half, [a, b, c], |[a, b, c]| fma(half, flags, a, b, c));
     }
-    match ty {
+    Ok(match ty {
         Ty::F32 => {
             let [a, b, c] = [a, b, c].map(|v| flushed(f32_of(v), flags.ftz));
             u64::from(flushed(a.mul_add(b, c), flags.ftz).to_bits())
@@ -868,7 +879,7 @@ fn fma(ty: Ty, flags: Flags, a: u64, b: u64, c: u64) -> u64 {
         Ty::F64 => f64::from_bits(a).mul_add(f64::from_bits(b), f64::from_bits(c)).to_bits(),
         // A product of halves is exact in f64.
         ty => narrow(ty, odd_sum(wide(ty, a) * wide(ty, b), wide(ty, c))),
-    }
+    })
 }
 
 fn compares(compare: [bool; 4], ty: Ty, flags: Flags, a: u64, b: u64) -> bool {

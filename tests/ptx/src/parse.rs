@@ -14,6 +14,7 @@ pub(super) enum Ty {
     Bf16,
     F16x2,
     Bf16x2,
+    F32x2,
     F32,
     F64,
 }
@@ -35,6 +36,7 @@ impl Ty {
             "f16x2" => Ty::F16x2,
             "bf16x2" => Ty::Bf16x2,
             "f32" => Ty::F32,
+            "f32x2" => Ty::F32x2,
             "f64" => Ty::F64,
             _ => return None,
         })
@@ -45,17 +47,18 @@ impl Ty {
             Ty::U(bits) | Ty::S(bits) => bits,
             Ty::F16 | Ty::Bf16 => 16,
             Ty::F16x2 | Ty::Bf16x2 | Ty::F32 => 32,
-            Ty::F64 => 64,
+            Ty::F64 | Ty::F32x2 => 64,
         }
     }
     pub(super) fn is_float(self) -> bool {
         !matches!(self, Ty::Pred | Ty::U(_) | Ty::S(_))
     }
-    /// Of two halves: the type of one.
+    /// Of a pair: the type of one.
     pub(super) fn half(self) -> Option<Ty> {
         match self {
             Ty::F16x2 => Some(Ty::F16),
             Ty::Bf16x2 => Some(Ty::Bf16),
+            Ty::F32x2 => Some(Ty::F32),
             _ => None,
         }
     }
@@ -182,6 +185,9 @@ pub(super) enum Op {
     /// a·b + c, the low half, or as wide as c.
     Mad(Ty, bool),
     Fma(Ty, Flags),
+    /// a·b + c, where a and b are halves and c is f32; or a ± c.
+    FmaMixed(Ty),
+    AddMixed(Ty, Binary),
     Setp(Compare, Option<Binary>, Ty, Flags),
     Selp(Ty),
     Cvt {
@@ -551,8 +557,15 @@ fn arity(op: &Op) -> Option<std::ops::RangeInclusive<usize>> {
     let n = match op {
         Op::Mov(_) | Op::Ld(..) | Op::St(..) | Op::Unary(..) | Op::Cvt { .. } => 2,
         Op::ToGeneric(_) | Op::FromGeneric(_) | Op::LdMatrix { .. } => 2,
-        Op::Binary(..) | Op::CvtPair { .. } | Op::Vote(_) => 3,
-        Op::Mad(..) | Op::Fma(..) | Op::Selp(_) | Op::Mma(_) | Op::Prmt | Op::Bfe(_) | Op::Shf(..) => 4,
+        Op::Binary(..) | Op::AddMixed(..) | Op::CvtPair { .. } | Op::Vote(_) => 3,
+        Op::Mad(..)
+        | Op::Fma(..)
+        | Op::FmaMixed(_)
+        | Op::Selp(_)
+        | Op::Mma(_)
+        | Op::Prmt
+        | Op::Bfe(_)
+        | Op::Shf(..) => 4,
         Op::Lop3 | Op::Bfi(_) | Op::Shfl(_) => 5,
         Op::Setp(_, None, ..) => 3,
         Op::Setp(..) => 4,
@@ -684,6 +697,9 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
                 "min" => Binary::Min,
                 _ => Binary::Max,
             };
+            if matches!(binary, Binary::Add | Binary::Sub) && ty.bits() == 16 && mods.take("f32") {
+                return Some(Op::AddMixed(ty, binary));
+            }
             Op::Binary(binary, ty, mods.flags())
         }
         "mul" => {
@@ -704,6 +720,9 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
             let ty = mods.ty()?;
             if !mods.take("rn") {
                 return None;
+            }
+            if mods.take("f32") {
+                return Some(Op::FmaMixed(ty));
             }
             Op::Fma(ty, mods.flags())
         }

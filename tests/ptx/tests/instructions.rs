@@ -165,6 +165,16 @@ fn halves() {
     assert_eq!(one("mul.rn.bf16x2", &[pair(1.5, 2.0), pair(3.0, -4.5)]), pair(4.5, -9.0));
     assert_eq!(one("max.bf16x2", &[pair(1.5, -2.0), pair(3.0, -4.5)]), pair(3.0, -2.0));
     assert_eq!(one("neg.bf16x2", &[pair(1.5, -2.0)]), pair(-1.5, 2.0));
+    // Of sm_100: halves times halves, or plus, f32; and pairs of f32.
+    assert_eq!(
+        one("fma.rn.f32.bf16", &[bf16(1.5), bf16(-3.0), 0.1f32.to_bits()]),
+        (1.5f32.mul_add(-3.0, 0.1)).to_bits()
+    );
+    assert_eq!(one("sub.rn.f32.f16", &[f16(1.5), 0.1f32.to_bits()]), (1.5f32 - 0.1).to_bits());
+    let pairs = "mov.b64 %rd3, {%r1, %r2};\nmov.b32 %r3, 0f40000000;\nmov.b64 %rd4, {0f3F800000, %r3};\nadd.rn.f32x2 %rd5, %rd4, %rd4;\n\
+                 fma.rn.f32x2 %rd5, %rd5, %rd4, %rd4;\nst.global.b64 [%rd2], %rd5;";
+    let outcome = launch(pairs, "", &[0; 4], 8, Launch::new(1, 1)).unwrap();
+    assert_eq!(words(&outcome.bytes), [3f32.to_bits(), 10f32.to_bits()]);
     // Rounded once: 1.0078125² is halfway between two numbers of bf16, and a little decides.
     let y = 1.0 + 1.0 / 128.0;
     for tiny in [2f32.powi(-60), -(2f32.powi(-60))] {
