@@ -3,6 +3,7 @@
 
 use codegen::attention::{Argument, Kernel, Kind, Sizes, kernel};
 use codegen::kernels::{Generator, Target, find};
+use proptest::prelude::*;
 use ptx::{Launch, Memory, Param, Stats};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -155,9 +156,18 @@ fn compare(what: &str, case: &Case, found: &[f32], expected: &[(f64, f64)]) {
 fn run(kind: Kind, case: &Case, tensors: &[u64], memory: &mut Memory) -> Stats {
     let kernel = kernel(kind, case.head_size, case.causal).unwrap();
     let text = ptx_of(&kernel, case.target);
+    run_text(&text, &kernel, case, tensors, memory).unwrap_or_else(|e| panic!("{} of {case:?}: {e}", kernel.symbol))
+}
+fn run_text(
+    text: &str,
+    kernel: &Kernel,
+    case: &Case,
+    tensors: &[u64],
+    memory: &mut Memory,
+) -> Result<Stats, ptx::Error> {
     let blocks = kernel.blocks(&case.sizes);
     if blocks == 0 {
-        return Stats::default();
+        return Ok(Stats::default());
     }
     let launch = Launch { shared_bytes: kernel.shared_bytes, ..Launch::new(blocks as u32, kernel.threads) };
     let mut params: Vec<Param> = tensors.iter().map(|&at| Param::U64(at)).collect();
@@ -165,8 +175,7 @@ fn run(kind: Kind, case: &Case, tensors: &[u64], memory: &mut Memory) -> Stats {
         Argument::U32(n) => Param::U32(n),
         Argument::F32(x) => Param::F32(x),
     }));
-    let stats = ptx::run(&text, &kernel.symbol, &launch, &params, memory);
-    stats.unwrap_or_else(|e| panic!("{} of {case:?}: {e}", kernel.symbol))
+    ptx::run(text, &kernel.symbol, &launch, &params, memory)
 }
 
 fn forward(case: Case) -> Stats {
@@ -295,6 +304,65 @@ fn backward_of_groups_and_unequal_lengths() {
     backward(Case::new(3, 3, 33, 150, 64, true));
     backward(Case::new(4, 2, 5, 65, 128, true));
     backward(Case::new(4, 4, 65, 1, 64, false));
+}
+
+/// Without any one of its barriers or waits a kernel is refused: none is there for nothing, and none is missing.
+#[test]
+fn every_barrier_is_needed() {
+    for kind in [Kind::Forward, Kind::Queries, Kind::Keys] {
+        let case = Case::new(1, 1, 130, 130, 64, true);
+        let kernel = kernel(kind, 64, true).unwrap();
+        let text = ptx_of(&kernel, case.target);
+        let lines: Vec<&str> = text.lines().collect();
+        let mut n_mutants = 0;
+        for (i, line) in lines.iter().enumerate() {
+            if !line.contains("bar.sync") && !line.contains("wait_group") && !line.contains("bar.warp.sync") {
+                continue;
+            }
+            // A warp's own tile is free for results when the loop's last barrier is behind it; without rounds it is not.
+            let first_of_pair = line.contains("bar.warp.sync")
+                && lines[i + 1..]
+                    .iter()
+                    .find(|line| line.contains("shared") || line.contains("bar"))
+                    .is_some_and(|next| next.contains("st.shared"));
+            let case = if first_of_pair { Case::new(1, 1, 64, 0, 64, true) } else { case };
+            if first_of_pair && kind != Kind::Forward {
+                continue;
+            }
+            let mutant = [&lines[..i], &lines[i + 1..]].concat().join("\n");
+            let mut memory = Memory::new();
+            let t = Tensors::new(&case);
+            let [q, k, v, dout] = [&t.q, &t.k, &t.v, &t.dout].map(|x| memory.add_bf16(x));
+            let [lse, delta] = [0, 1].map(|_| memory.add_f32(&vec![0.0; case.rows()[1]]));
+            let [a, b] = [0, 1].map(|_| memory.room(2 * t.q.len()));
+            let tensors = match kind {
+                Kind::Forward => vec![q, k, v, a, lse],
+                Kind::Queries => vec![dout, q, k, v, lse, delta, a],
+                _ => vec![dout, q, k, v, lse, delta, a, b],
+            };
+            let found = run_text(&mutant, &kernel, &case, &tensors, &mut memory);
+            assert!(found.is_err(), "{} without line {}: {line}", kernel.symbol, i + 1);
+            n_mutants += 1;
+        }
+        assert!(5 <= n_mutants, "{}: {n_mutants} barriers and waits", kernel.symbol);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the sizes.
+    #[test]
+    fn any_sizes(
+        (groups, group) in (1..3u32, 1..4u32),
+        (queries, keys) in (1..150u32, 1..150u32),
+        wide in any::<bool>(),
+        causal in any::<bool>(),
+    ) {
+        let case = Case::new(groups * group, group, queries, keys, if wide { 128 } else { 64 }, causal);
+        forward(case);
+        backward(case);
+    }
 }
 
 #[test]
