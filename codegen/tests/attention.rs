@@ -5,19 +5,21 @@ use codegen::attention::{Argument, Kernel, Kind, Sizes, kernel};
 use codegen::kernels::{Generator, Target, find};
 use proptest::prelude::*;
 use ptx::{Launch, Memory, Param, Stats};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// A kernel's PTX, by a generator that the tests share.
+/// A kernel's PTX, made once by a generator that the tests share.
 fn ptx_of(kernel: &Kernel, target: &Target) -> String {
-    static GENERATOR: Mutex<Option<Generator>> = Mutex::new(None);
-    let mut guard = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
-    let generator = guard.get_or_insert_with(|| {
+    static SHARED: Mutex<Option<(Generator, BTreeMap<String, String>)>> = Mutex::new(None);
+    let mut guard = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let (generator, texts) = guard.get_or_insert_with(|| {
         let program = find().expect("lighterage-mlir should have been built: cargo build -p lighterage-mlir");
-        Generator::start(&program).expect("the generator should start")
+        (Generator::start(&program).expect("the generator should start"), BTreeMap::new())
     });
-    kernel.ptx(generator, target).unwrap_or_else(|e| panic!("{e}\n{}", kernel.mlir))
+    let make = || kernel.ptx(generator, target).unwrap_or_else(|e| panic!("{e}\n{}", kernel.mlir));
+    texts.entry(format!("{} {target}", kernel.symbol)).or_insert_with(make).clone()
 }
 
 /// What is computed: the sizes, of heads too.

@@ -22,6 +22,18 @@ pub(super) struct Emitter {
     pub(super) d: u32,
 }
 
+/// A thread of a kernel with tiles.
+pub(super) struct Start {
+    pub(super) thread: V,
+    pub(super) warp: V,
+    pub(super) lane: V,
+    /// A lane's group of four, and its place in it: rows and columns of results.
+    pub(super) group: V,
+    pub(super) place: V,
+    /// Shared memory.
+    pub(super) tiles: V,
+}
+
 /// How the lanes of a warp address 16 × 16 numbers for `ldmatrix.x4`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lanes {
@@ -178,14 +190,19 @@ impl Emitter {
 
     // --------------------------------------------------------------------------------------------------------- threads
 
+    /// What kernels with tiles begin with.
+    pub(super) fn start(&mut self) -> Start {
+        let thread = self.thread();
+        let (warp, lane) = (self.i32c("divui", &thread, 32), self.i32c("remui", &thread, 32));
+        let (group, place) = (self.i32c("divui", &lane, 4), self.i32c("remui", &lane, 4));
+        let tiles = self.def("llvm.mlir.addressof @tiles : !llvm.ptr<3>");
+        Start { thread, warp, lane, group, place, tiles }
+    }
     pub(super) fn thread(&mut self) -> V {
         self.def("nvvm.read.ptx.sreg.tid.x : i32")
     }
     pub(super) fn block(&mut self) -> V {
         self.def("nvvm.read.ptx.sreg.ctaid.x : i32")
-    }
-    pub(super) fn shared(&mut self) -> V {
-        self.def("llvm.mlir.addressof @tiles : !llvm.ptr<3>")
     }
     pub(super) fn barrier(&mut self) {
         self.line("nvvm.barrier0");
@@ -368,22 +385,12 @@ impl Emitter {
     }
     /// Writes a warp's 16 rows of a result to rows of a matrix, 16 bytes at a time, by way of a tile's rows that only this
     /// warp reads. `first` is the matrix's row of the tile's first, `count` how many rows the matrix has.
-    pub(super) fn write(
-        &mut self,
-        c: &[[V; 4]],
-        tile: &str,
-        warp: &str,
-        lane: &str,
-        matrix: &str,
-        first: &str,
-        count: &str,
-    ) {
-        let start = self.i32c("muli", warp, 16);
-        let (group, place) = (self.i32c("divui", lane, 4), self.i32c("remui", lane, 4));
-        let byte = self.i32c("shli", &place, 2);
+    pub(super) fn write(&mut self, s: &Start, c: &[[V; 4]], tile: &str, matrix: &str, first: &str, count: &str) {
+        let start = self.i32c("muli", &s.warp, 16);
+        let byte = self.i32c("shli", &s.place, 2);
         self.warp_barrier();
         for lower in [0, 8] {
-            let row = self.i32("addi", &start, &group);
+            let row = self.i32("addi", &start, &s.group);
             let row = self.i32c("addi", &row, lower);
             for (chunk, numbers) in c.iter().enumerate() {
                 let chunk = self.int(chunk as i64);
@@ -398,7 +405,8 @@ impl Emitter {
         }
         self.warp_barrier();
         let chunks = self.d / 8;
-        let (upper, chunk) = (self.i32c("divui", lane, i64::from(chunks)), self.i32c("remui", lane, i64::from(chunks)));
+        let upper = self.i32c("divui", &s.lane, i64::from(chunks));
+        let chunk = self.i32c("remui", &s.lane, i64::from(chunks));
         let offset = self.i32c("shli", &chunk, 4);
         let offset = self.wide(&offset);
         for i in 0..16 * chunks / 32 {

@@ -15,7 +15,7 @@
 mod emit;
 
 use crate::kernels::{Generator, GeneratorError, Stage, Target};
-use emit::{Emitter, Lanes, ROWS, THREADS, V};
+use emit::{Emitter, Lanes, ROWS, Start, THREADS, V};
 use std::fmt;
 
 /// Which kernel. Each takes the addresses of bf16 tensors unless it says f32, then [`Sizes::arguments`].
@@ -195,26 +195,6 @@ const BLOCKS: u32 = 2;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 const LN_2: f32 = std::f32::consts::LN_2;
 
-/// What kernels with tiles begin with.
-struct Start {
-    thread: V,
-    warp: V,
-    lane: V,
-    /// A lane's group of four, and its place in it: rows and columns of results.
-    group: V,
-    place: V,
-    /// Shared memory.
-    tiles: V,
-}
-
-fn start(e: &mut Emitter) -> Start {
-    let thread = e.thread();
-    let (warp, lane) = (e.i32c("divui", &thread, 32), e.i32c("remui", &thread, 32));
-    let (group, place) = (e.i32c("divui", &lane, 4), e.i32c("remui", &lane, 4));
-    let tiles = e.shared();
-    Start { thread, warp, lane, group, place, tiles }
-}
-
 /// A block's head and the first of its 64 rows. The last rows of a head come first if `backwards`: with a causal mask they
 /// have the most to do.
 fn part(e: &mut Emitter, rows: &str, backwards: bool) -> (V, V) {
@@ -303,7 +283,7 @@ fn key_limits(e: &mut Emitter, s: &Start, first_query: &str, first_key: &str, ro
 
 /// q, k, v -> out, logsumexp. Shared memory: 64 queries, twice 64 keys and values.
 fn forward(e: &mut Emitter, causal: bool) -> u32 {
-    let s = start(e);
+    let s = e.start();
     let tile = ROWS * e.pitch();
     let (head, first) = part(e, "%n_queries", causal);
     let kv = e.i32("divui", &head, "%group");
@@ -427,7 +407,7 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
         *numbers = std::array::from_fn(|i| e.f32("mulf", &numbers[i], &inverses[i / 2]));
     }
     let to = e.matrix("%out", &head, "%n_queries", pitch);
-    e.write(&out, &s.tiles, &s.warp, &s.lane, &to, &first, "%n_queries");
+    e.write(&s, &out, &s.tiles, &to, &first, "%n_queries");
     let leads = e.compare("eq", &s.place, &zero);
     let lse = e.matrix("%lse", &head, "%n_queries", 4);
     let start = e.i32c("muli", &s.warp, 16);
@@ -514,7 +494,7 @@ fn score_gradients(e: &mut Emitter, p: &[[V; 4]], dp: &[[V; 4]], delta: impl Fn(
 
 /// dout, q, k, v, logsumexp, delta -> dq. Shared memory: 64 queries and their dout, twice some keys and values.
 fn queries(e: &mut Emitter, causal: bool) -> u32 {
-    let s = start(e);
+    let s = e.start();
     let (pitch, d, rows) = (e.pitch(), e.d as usize, passing(e));
     let (tile, small) = (ROWS * pitch, rows * pitch);
     let (head, first) = part(e, "%n_queries", causal);
@@ -605,14 +585,14 @@ fn queries(e: &mut Emitter, causal: bool) -> u32 {
     });
     let dq = scaled(e, &quads(&last));
     let to = e.matrix("%dq", &head, "%n_queries", pitch);
-    e.write(&dq, &s.tiles, &s.warp, &s.lane, &to, &first, "%n_queries");
+    e.write(&s, &dq, &s.tiles, &to, &first, "%n_queries");
     2 * tile + 4 * small
 }
 
 /// dout, q, k, v, logsumexp, delta -> dk, dv. Scores are computed transposed: rows are keys, columns queries. Shared memory:
 /// 64 keys and values, twice some queries and their dout, logsumexp and delta.
 fn keys(e: &mut Emitter, causal: bool) -> u32 {
-    let s = start(e);
+    let s = e.start();
     let (pitch, d, rows) = (e.pitch(), e.d as usize, passing(e));
     let (tile, small) = (ROWS * pitch, rows * pitch);
     let (kv, first) = part(e, "%n_keys", false);
@@ -766,8 +746,8 @@ fn keys(e: &mut Emitter, causal: bool) -> u32 {
     });
     let dk = scaled(e, &quads(&last[..d / 2]));
     let to = e.matrix("%dk", &kv, "%n_keys", pitch);
-    e.write(&dk, &s.tiles, &s.warp, &s.lane, &to, &first, "%n_keys");
+    e.write(&s, &dk, &s.tiles, &to, &first, "%n_keys");
     let to = e.matrix("%dv", &kv, "%n_keys", pitch);
-    e.write(&quads(&last[d / 2..d]), &v_tile, &s.warp, &s.lane, &to, &first, "%n_keys");
+    e.write(&s, &quads(&last[d / 2..d]), &v_tile, &to, &first, "%n_keys");
     2 * tile + 4 * small + 2 * row_bytes
 }
