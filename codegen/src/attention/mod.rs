@@ -107,7 +107,7 @@ pub struct Kernel {
 pub struct Sizes {
     /// Heads of q, over the batch: B·H. Times the queries, below 2^32.
     pub heads: u32,
-    /// Heads of q for each of k and v: H / G.
+    /// Heads of q for each of k and v: H / G, at least 1.
     pub group: u32,
     /// Queries of a head; below 2^31 - 64.
     pub queries: u32,
@@ -140,7 +140,7 @@ impl Sizes {
 }
 
 impl Kernel {
-    /// How many blocks there are for some sizes; they lie along x. With none, nothing is to be started; without keys the
+    /// How many blocks there are for some sizes, below 2^31; they lie along x. With none, nothing is to be started; without keys the
     /// forward still writes its zeros.
     pub fn blocks(&self, sizes: &Sizes) -> u64 {
         let [heads, group, queries, keys] = [sizes.heads, sizes.group, sizes.queries, sizes.keys].map(u64::from);
@@ -469,12 +469,13 @@ fn passing(e: &Emitter) -> u32 {
     if e.d == 64 { 64 } else { 32 }
 }
 
-/// Scores to powers of two: scale · log2 e, and what it is with its sign.
-fn signed_scale(e: &mut Emitter) -> V {
+/// What makes a score the exponent of a power of two.
+fn exponents(e: &mut Emitter) -> V {
     let log2_e = e.float(LOG2_E);
     e.f32("mulf", "%scale", &log2_e)
 }
 
+/// Gradients of scores before they were scaled: the scale is left to the end.
 fn scaled(e: &mut Emitter, c: &[[V; 4]]) -> Vec<[V; 4]> {
     let scaled = c.iter().map(|numbers| std::array::from_fn(|i| e.f32("mulf", &numbers[i], "%scale")));
     scaled.collect()
@@ -514,7 +515,7 @@ fn queries(e: &mut Emitter, causal: bool) -> u32 {
     e.fill(&filler, &v_tiles, rows, &v, &zero, "%n_keys");
     e.commit();
 
-    let scale = signed_scale(e);
+    let scale = exponents(e);
     let nothing = e.float(0.0);
     let start = e.i32c("muli", &s.warp, 16);
     let row = e.i32("addi", &start, &s.group);
@@ -656,7 +657,7 @@ fn keys(e: &mut Emitter, causal: bool) -> u32 {
     e.commit();
     e.arrive();
 
-    let scale = signed_scale(e);
+    let scale = exponents(e);
     let nothing = e.float(0.0);
     let log2_e = e.float(-LOG2_E);
     let mine = e.i32c("muli", &s.warp, i64::from(16 * pitch));

@@ -6,7 +6,7 @@
 //! * an access outside of every tensor, or at an address that is no multiple of its width;
 //! * a read of shared memory that nobody wrote, or whose `cp.async` was not waited for;
 //! * two threads at one byte, one of them writing, without a barrier between (`bar.sync` for a block, `bar.warp.sync` for a
-//!   warp); threads of different blocks are never ordered;
+//!   warp), but that a warp's threads may write the same value; threads of different blocks are never ordered;
 //! * a warp whose threads wait at different places, a `bar.sync` that part of a warp does not reach.
 //!
 //! Threads run one after the other up to the next instruction that needs others (barriers, `shfl.sync`, `vote.sync`,

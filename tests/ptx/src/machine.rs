@@ -293,8 +293,9 @@ impl Block<'_> {
             Space::Param => return Err("parameters cannot be written".into()),
             Space::Shared => {
                 let at = self.in_shared(at, n)?;
-                self.shadow.write(at, n, actor)?;
-                &mut self.shared[at..at + n]
+                let to = &mut self.shared[at..at + n];
+                self.shadow.write(at, n, actor, to == bytes)?;
+                to
             }
             Space::Local => {
                 let at = self.in_local(thread, at, n)?;
@@ -302,9 +303,10 @@ impl Block<'_> {
             }
             Space::Global | Space::Generic => {
                 let (i, at) = self.tensor(at, n)?;
-                self.shadows[i].write(at, n, actor)?;
                 *(if 16 <= n { &mut self.stats.wide_stores } else { &mut self.stats.narrow_stores }) += 1;
-                &mut self.memory.tensors[i].1[at..at + n]
+                let to = &mut self.memory.tensors[i].1[at..at + n];
+                self.shadows[i].write(at, n, actor, to == bytes)?;
+                to
             }
         };
         to.copy_from_slice(bytes);

@@ -82,7 +82,20 @@ fn integers() {
             assert_eq!(one("shf.l.wrap.b32", &[a, b, 8]), b << 8 | a >> 24);
             assert_eq!(one("shf.r.clamp.b32", &[a, b, 40]), b);
             assert_eq!(one("prmt.b32", &[a, b, 0x5410]), (a & 0xffff) | b << 16);
-            assert_eq!(one("prmt.b32", &[a, b, 0x7632]), a >> 16 | (b & 0xffff_0000));
+            assert_eq!(
+                words(
+                    &launch(
+                        &format!("prmt.b32 %r6, {a}, {b}, 0x7632U;\nst.global.b32 [%rd2], %r6;"),
+                        "",
+                        &[0; 4],
+                        4,
+                        Launch::new(1, 1)
+                    )
+                    .unwrap()
+                    .bytes
+                )[0],
+                a >> 16 | (b & 0xffff_0000)
+            );
         }
         assert_eq!(one("not.b32", &[a]), !a);
         assert_eq!(one("neg.s32", &[a]), a.wrapping_neg());
