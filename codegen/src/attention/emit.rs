@@ -1,8 +1,9 @@
-//! MLIR text of attention's kernels: what they share. Tiles lie in shared memory, go through tensor cores by `ldmatrix` and
-//! `mma.sync`, and come from global memory by `cp.async`.
+//! MLIR text of attention's kernels: what they share. Tiles lie in shared memory, go through tensor cores by
+//! `ldmatrix` and `mma.sync`, and come from global memory by `cp.async`.
 //!
-//! A tile has rows of D numbers of bf16. The 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of the row: the eight
-//! rows of a matrix that `ldmatrix` reads then lie in different banks, without padding (CUTLASS's 128-byte swizzle).
+//! A tile has rows of D numbers of bf16. The 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of the row: the
+//! eight rows of a matrix that `ldmatrix` reads then lie in different banks, without padding (CUTLASS's 128-byte
+//! swizzle).
 
 use std::fmt::{Display, Write};
 
@@ -37,7 +38,8 @@ pub(super) struct Start {
 /// How the lanes of a warp address 16 × 16 numbers for `ldmatrix.x4`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lanes {
-    /// Lane `l` has row `l % 16` and half `l / 16`: the left factor; transposed, the right factor whose rows are summed over.
+    /// Lane `l` has row `l % 16` and half `l / 16`: the left factor; transposed, the right factor whose rows are
+    /// summed over.
     A,
     /// Lane `l` has row `l % 8 + 8 (l / 16)` and half `l / 8 % 2`: the right factor whose columns are summed over.
     B,
@@ -144,8 +146,8 @@ impl Emitter {
         let offset = self.def(format_args!("arith.muli {at}, {bytes} : i64"));
         self.behind(pointer, &offset, 1)
     }
-    /// Runs `then` where a condition holds; it writes instructions and gives the values of the whole, which are `others`
-    /// elsewhere.
+    /// Runs `then` where a condition holds; it writes instructions and gives the values of the whole, which are
+    /// `others` elsewhere.
     pub(super) fn when(&mut self, condition: &str, others: &[V], then: impl FnOnce(&mut Emitter) -> Vec<V>) -> Vec<V> {
         let types = vec!["f32"; others.len()].join(", ");
         let name = self.fresh();
@@ -164,7 +166,8 @@ impl Emitter {
         self.line("}");
         (0..others.len()).map(|i| format!("{name}#{i}")).collect()
     }
-    /// A loop from 0 to `n`; `body` gets the number of the round and the values that rounds hand on, and gives the next.
+    /// A loop from 0 to `n`; `body` gets the number of the round and the values that rounds hand on, and gives the
+    /// next.
     pub(super) fn repeat(
         &mut self,
         n: &str,
@@ -223,8 +226,8 @@ impl Emitter {
 
     // ----------------------------------------------------------------------------------------------------------- tiles
 
-    /// Where a thread's chunk lies in a tile that all threads fill, and where it comes from: its row, its place in the tile
-    /// and its place in the rows, in bytes.
+    /// Where a thread's chunk lies in a tile that all threads fill, and where it comes from: its row, its place in
+    /// the tile and its place in the rows, in bytes.
     pub(super) fn filler(&mut self, thread: &str) -> Filler {
         let chunks = i64::from(self.d / 8);
         let row = self.i32c("divui", thread, chunks);
@@ -292,7 +295,8 @@ impl Emitter {
         });
         Fragments { addresses: addresses.collect() }
     }
-    /// The four 8 × 8 matrices of 16 rows from `row` on and 16 numbers of them; `offset` (64 bits) is added to the tile.
+    /// The four 8 × 8 matrices of 16 rows from `row` on and 16 numbers of them; `offset` (64 bits) is added to the
+    /// tile.
     pub(super) fn load(
         &mut self,
         of: &Fragments,
@@ -383,12 +387,12 @@ impl Emitter {
         });
         pairs.collect()
     }
-    /// Writes a warp's 16 rows of a result to rows of a matrix, 16 bytes at a time, by way of a tile's rows that only this
-    /// warp reads. `first` is the matrix's row of the tile's first, `count` how many rows the matrix has.
+    /// Writes a warp's 16 rows of a result to rows of a matrix, 16 bytes at a time, by way of a tile's rows that only
+    /// this warp reads: a barrier should lie behind those reads. `first` is the matrix's row of the tile's first, `count`
+    /// how many rows the matrix has.
     pub(super) fn write(&mut self, s: &Start, c: &[[V; 4]], tile: &str, matrix: &str, first: &str, count: &str) {
         let start = self.i32c("muli", &s.warp, 16);
         let byte = self.i32c("shli", &s.place, 2);
-        self.warp_barrier();
         for lower in [0, 8] {
             let row = self.i32("addi", &start, &s.group);
             let row = self.i32c("addi", &row, lower);

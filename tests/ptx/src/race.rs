@@ -84,8 +84,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Bytes are written; `same` if they are what is there already: a warp's threads may write one value together, as the
-    /// programming guide says, which of them does does not matter.
+    /// Bytes are written; `same` if they are what is there already: a warp's threads may write one value together, as
+    /// the programming guide says, which of them does does not matter.
     pub(super) fn write(&mut self, at: usize, n: usize, now: Actor, same: bool) -> Result<(), String> {
         for cell in &mut self.cells[at..at + n] {
             if let Some(thread) = cell.pending {
