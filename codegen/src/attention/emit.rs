@@ -1,8 +1,9 @@
-//! MLIR text of attention's kernels: what they share. Tiles lie in shared memory, go through tensor cores by `ldmatrix` and
-//! `mma.sync`, and come from global memory by `cp.async`.
+//! MLIR text of attention's kernels: what they share. Tiles lie in shared memory, go through tensor cores by
+//! `ldmatrix` and `mma.sync`, and come from global memory by `cp.async`.
 //!
-//! A tile has rows of D numbers of bf16. The 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of the row: the eight
-//! rows of a matrix that `ldmatrix` reads then lie in different banks, without padding (CUTLASS's 128-byte swizzle).
+//! A tile has rows of D numbers of bf16. The 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of the row: the
+//! eight rows of a matrix that `ldmatrix` reads then lie in different banks, without padding (CUTLASS's 128-byte
+//! swizzle).
 
 use std::fmt::{Display, Write};
 
@@ -22,10 +23,23 @@ pub(super) struct Emitter {
     pub(super) d: u32,
 }
 
+/// A thread of a kernel with tiles.
+pub(super) struct Start {
+    pub(super) thread: V,
+    pub(super) warp: V,
+    pub(super) lane: V,
+    /// A lane's group of four, and its place in it: rows and columns of results.
+    pub(super) group: V,
+    pub(super) place: V,
+    /// Shared memory.
+    pub(super) tiles: V,
+}
+
 /// How the lanes of a warp address 16 × 16 numbers for `ldmatrix.x4`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lanes {
-    /// Lane `l` has row `l % 16` and half `l / 16`: the left factor; transposed, the right factor whose rows are summed over.
+    /// Lane `l` has row `l % 16` and half `l / 16`: the left factor; transposed, the right factor whose rows are
+    /// summed over.
     A,
     /// Lane `l` has row `l % 8 + 8 (l / 16)` and half `l / 8 % 2`: the right factor whose columns are summed over.
     B,
@@ -132,8 +146,8 @@ impl Emitter {
         let offset = self.def(format_args!("arith.muli {at}, {bytes} : i64"));
         self.behind(pointer, &offset, 1)
     }
-    /// Runs `then` where a condition holds; it writes instructions and gives the values of the whole, which are `others`
-    /// elsewhere.
+    /// Runs `then` where a condition holds; it writes instructions and gives the values of the whole, which are
+    /// `others` elsewhere.
     pub(super) fn when(&mut self, condition: &str, others: &[V], then: impl FnOnce(&mut Emitter) -> Vec<V>) -> Vec<V> {
         let types = vec!["f32"; others.len()].join(", ");
         let name = self.fresh();
@@ -152,7 +166,8 @@ impl Emitter {
         self.line("}");
         (0..others.len()).map(|i| format!("{name}#{i}")).collect()
     }
-    /// A loop from 0 to `n`; `body` gets the number of the round and the values that rounds hand on, and gives the next.
+    /// A loop from 0 to `n`; `body` gets the number of the round and the values that rounds hand on, and gives the
+    /// next.
     pub(super) fn repeat(
         &mut self,
         n: &str,
@@ -178,14 +193,19 @@ impl Emitter {
 
     // --------------------------------------------------------------------------------------------------------- threads
 
+    /// What kernels with tiles begin with.
+    pub(super) fn start(&mut self) -> Start {
+        let thread = self.thread();
+        let (warp, lane) = (self.i32c("divui", &thread, 32), self.i32c("remui", &thread, 32));
+        let (group, place) = (self.i32c("divui", &lane, 4), self.i32c("remui", &lane, 4));
+        let tiles = self.def("llvm.mlir.addressof @tiles : !llvm.ptr<3>");
+        Start { thread, warp, lane, group, place, tiles }
+    }
     pub(super) fn thread(&mut self) -> V {
         self.def("nvvm.read.ptx.sreg.tid.x : i32")
     }
     pub(super) fn block(&mut self) -> V {
         self.def("nvvm.read.ptx.sreg.ctaid.x : i32")
-    }
-    pub(super) fn shared(&mut self) -> V {
-        self.def("llvm.mlir.addressof @tiles : !llvm.ptr<3>")
     }
     pub(super) fn barrier(&mut self) {
         self.line("nvvm.barrier0");
@@ -206,8 +226,8 @@ impl Emitter {
 
     // ----------------------------------------------------------------------------------------------------------- tiles
 
-    /// Where a thread's chunk lies in a tile that all threads fill, and where it comes from: its row, its place in the tile
-    /// and its place in the rows, in bytes.
+    /// Where a thread's chunk lies in a tile that all threads fill, and where it comes from: its row, its place in
+    /// the tile and its place in the rows, in bytes.
     pub(super) fn filler(&mut self, thread: &str) -> Filler {
         let chunks = i64::from(self.d / 8);
         let row = self.i32c("divui", thread, chunks);
@@ -275,7 +295,8 @@ impl Emitter {
         });
         Fragments { addresses: addresses.collect() }
     }
-    /// The four 8 × 8 matrices of 16 rows from `row` on and 16 numbers of them; `offset` (64 bits) is added to the tile.
+    /// The four 8 × 8 matrices of 16 rows from `row` on and 16 numbers of them; `offset` (64 bits) is added to the
+    /// tile.
     pub(super) fn load(
         &mut self,
         of: &Fragments,
@@ -366,24 +387,14 @@ impl Emitter {
         });
         pairs.collect()
     }
-    /// Writes a warp's 16 rows of a result to rows of a matrix, 16 bytes at a time, by way of a tile's rows that only this
-    /// warp reads. `first` is the matrix's row of the tile's first, `count` how many rows the matrix has.
-    pub(super) fn write(
-        &mut self,
-        c: &[[V; 4]],
-        tile: &str,
-        warp: &str,
-        lane: &str,
-        matrix: &str,
-        first: &str,
-        count: &str,
-    ) {
-        let start = self.i32c("muli", warp, 16);
-        let (group, place) = (self.i32c("divui", lane, 4), self.i32c("remui", lane, 4));
-        let byte = self.i32c("shli", &place, 2);
-        self.warp_barrier();
+    /// Writes a warp's 16 rows of a result to rows of a matrix, 16 bytes at a time, by way of a tile's rows that only
+    /// this warp reads: a barrier should lie behind those reads. `first` is the matrix's row of the tile's first, `count`
+    /// how many rows the matrix has.
+    pub(super) fn write(&mut self, s: &Start, c: &[[V; 4]], tile: &str, matrix: &str, first: &str, count: &str) {
+        let start = self.i32c("muli", &s.warp, 16);
+        let byte = self.i32c("shli", &s.place, 2);
         for lower in [0, 8] {
-            let row = self.i32("addi", &start, &group);
+            let row = self.i32("addi", &start, &s.group);
             let row = self.i32c("addi", &row, lower);
             for (chunk, numbers) in c.iter().enumerate() {
                 let chunk = self.int(chunk as i64);
@@ -398,7 +409,8 @@ impl Emitter {
         }
         self.warp_barrier();
         let chunks = self.d / 8;
-        let (upper, chunk) = (self.i32c("divui", lane, i64::from(chunks)), self.i32c("remui", lane, i64::from(chunks)));
+        let upper = self.i32c("divui", &s.lane, i64::from(chunks));
+        let chunk = self.i32c("remui", &s.lane, i64::from(chunks));
         let offset = self.i32c("shli", &chunk, 4);
         let offset = self.wide(&offset);
         for i in 0..16 * chunks / 32 {

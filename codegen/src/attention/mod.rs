@@ -1,21 +1,22 @@
-//! Attention for NVIDIA's GPUs: forward and backward without the matrix of scores, by tensor cores; one text for every GPU
-//! from sm_80 on.
+//! Attention for NVIDIA's GPUs: forward and backward without the matrix of scores, by tensor cores; one text for
+//! every GPU from sm_80 on.
 //!
-//! What is computed is `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask but the causal one: q, out, dout, dq are
-//! [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H; logsumexp and delta are f32 [B, H, S]. Scores, sums and
-//! gradients are f32; probabilities and the gradients of scores are rounded to bf16 before they are multiplied, as every
-//! implementation on tensor cores does. A query that may look at nothing gives zeros and a logsumexp of 0.
+//! What is computed is `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask but the causal one: q, out, dout,
+//! dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H; logsumexp and delta are f32 [B, H, S].
+//! Scores, sums and gradients are f32; probabilities and the gradients of scores are rounded to bf16 before they are
+//! multiplied, as every implementation on tensor cores does. A query that may look at nothing gives zeros and a
+//! logsumexp of 0.
 //!
-//! The method is FlashAttention-2's (Dao, 2023). Forward: a block has 64 queries and goes over the keys, with a running
-//! maximum and sum. Backward: [`Kind::Delta`] is the sums over dout · out; [`Kind::Keys`] has 64 keys to a block, goes over
-//! the queries of all heads of their group and computes scores transposed, so that they need not go through shared memory
-//! before they are multiplied again; [`Kind::Queries`] is like the forward. Scores are computed twice, and in return nothing
-//! is added up by atomics: results are the same bits in every run.
+//! The method is FlashAttention-2's (Dao, 2023). Forward: a block has 64 queries and goes over the keys, with a
+//! running maximum and sum. Backward: [`Kind::Delta`] is the sums over dout · out; [`Kind::Keys`] has 64 keys to a
+//! block, goes over the queries of all heads of their group and computes scores transposed, so that they need not go
+//! through shared memory before they are multiplied again; [`Kind::Queries`] is like the forward. Scores are computed
+//! twice, and in return nothing is added up by atomics: results are the same bits in every run.
 
 mod emit;
 
 use crate::kernels::{Generator, GeneratorError, Stage, Target};
-use emit::{Emitter, Lanes, ROWS, THREADS, V};
+use emit::{Emitter, Lanes, ROWS, Start, THREADS, V};
 use std::fmt;
 
 /// Which kernel. Each takes the addresses of bf16 tensors unless it says f32, then [`Sizes::arguments`].
@@ -107,7 +108,7 @@ pub struct Kernel {
 pub struct Sizes {
     /// Heads of q, over the batch: B·H. Times the queries, below 2^32.
     pub heads: u32,
-    /// Heads of q for each of k and v: H / G.
+    /// Heads of q for each of k and v: H / G, at least 1.
     pub group: u32,
     /// Queries of a head; below 2^31 - 64.
     pub queries: u32,
@@ -140,8 +141,8 @@ impl Sizes {
 }
 
 impl Kernel {
-    /// How many blocks there are for some sizes; they lie along x. With none, nothing is to be started; without keys the
-    /// forward still writes its zeros.
+    /// How many blocks there are for some sizes, below 2^31; they lie along x. With none, nothing is to be started;
+    /// without keys the forward still writes its zeros.
     pub fn blocks(&self, sizes: &Sizes) -> u64 {
         let [heads, group, queries, keys] = [sizes.heads, sizes.group, sizes.queries, sizes.keys].map(u64::from);
         let rows = u64::from(ROWS);
@@ -180,43 +181,23 @@ pub fn kernel(kind: Kind, head_size: u32, causal: bool) -> Result<Kernel, NoSuch
     let parameters: String = tensors.iter().enumerate().map(parameter).collect();
     let mlir = format!(
         "module {{\n  llvm.mlir.global external @tiles() {{addr_space = 3 : i32, alignment = 1024 : i64}} : \
-         !llvm.array<0 x i8>\n  llvm.func @{symbol}({parameters}%n_heads: i32, %group: i32, %n_queries: i32, %n_keys: i32, \
-         %scale: f32) attributes {{nvvm.kernel, nvvm.maxntid = array<i32: {THREADS}, 1, 1>, nvvm.minctasm = {BLOCKS} : i32}} \
-         {{\n{}    llvm.return\n  }}\n}}\n",
+         !llvm.array<0 x i8>\n  llvm.func @{symbol}({parameters}%n_heads: i32, %group: i32, %n_queries: i32, \
+         %n_keys: i32, %scale: f32) attributes {{nvvm.kernel, nvvm.maxntid = array<i32: {THREADS}, 1, 1>, \
+         nvvm.minctasm = {BLOCKS} : i32}} {{\n{}    llvm.return\n  }}\n}}\n",
         emitter.text
     );
     Ok(Kernel { symbol, mlir, threads: THREADS, shared_bytes, kind, head_size })
 }
 
-/// Blocks that a multiprocessor should hold at once. Two leave each thread all of its 255 registers; unless told, ptxas takes
-/// 128 and spills.
+/// Blocks that a multiprocessor should hold at once. Two leave each thread all of its 255 registers; unless told,
+/// ptxas takes 128 and spills.
 const BLOCKS: u32 = 2;
 /// 1 / ln 2 and ln 2.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 const LN_2: f32 = std::f32::consts::LN_2;
 
-/// What kernels with tiles begin with.
-struct Start {
-    thread: V,
-    warp: V,
-    lane: V,
-    /// A lane's group of four, and its place in it: rows and columns of results.
-    group: V,
-    place: V,
-    /// Shared memory.
-    tiles: V,
-}
-
-fn start(e: &mut Emitter) -> Start {
-    let thread = e.thread();
-    let (warp, lane) = (e.i32c("divui", &thread, 32), e.i32c("remui", &thread, 32));
-    let (group, place) = (e.i32c("divui", &lane, 4), e.i32c("remui", &lane, 4));
-    let tiles = e.shared();
-    Start { thread, warp, lane, group, place, tiles }
-}
-
-/// A block's head and the first of its 64 rows. The last rows of a head come first if `backwards`: with a causal mask they
-/// have the most to do.
+/// A block's head and the first of its 64 rows. The last rows of a head come first if `backwards`: with a causal mask
+/// they have the most to do.
 fn part(e: &mut Emitter, rows: &str, backwards: bool) -> (V, V) {
     let (block, n) = (e.block(), e.blocks(rows, ROWS));
     let (head, mut at) = e.divide(&block, &n);
@@ -303,7 +284,7 @@ fn key_limits(e: &mut Emitter, s: &Start, first_query: &str, first_key: &str, ro
 
 /// q, k, v -> out, logsumexp. Shared memory: 64 queries, twice 64 keys and values.
 fn forward(e: &mut Emitter, causal: bool) -> u32 {
-    let s = start(e);
+    let s = e.start();
     let tile = ROWS * e.pitch();
     let (head, first) = part(e, "%n_queries", causal);
     let kv = e.i32("divui", &head, "%group");
@@ -321,8 +302,8 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
     e.commit();
     e.arrive();
 
-    // The maximum is taken of scores before they are scaled: a negative scale changes the queries' signs. A scale of 0 counts
-    // as the smallest there is, so that hidden scores stay at minus infinity.
+    // The maximum is taken of scores before they are scaled: a negative scale changes the queries' signs. A scale of
+    // 0 counts as the smallest there is, so that hidden scores stay at minus infinity.
     let bits = e.def("llvm.bitcast %scale : f32 to i32");
     let negative = e.compare("slt", &bits, &zero);
     let (signs, none) = (e.int(-0x7fff_8000), e.int(0));
@@ -347,7 +328,8 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
     let lowest = e.float(f32::NEG_INFINITY);
     let nothing = e.float(0.0);
 
-    // Handed on: 16 × D numbers of the result; of each of two rows the maximum, and the sum of what this thread has of it.
+    // Handed on: 16 × D numbers of the result; of each of two rows the maximum, and the sum of what this thread has
+    // of it.
     let mut first_values: Vec<(V, &str)> = zeros(e).concat().into_iter().map(|v| (v, "f32")).collect();
     first_values.extend([&lowest, &lowest, &nothing, &nothing].map(|v| (v.clone(), "f32")));
     let last = e.repeat(&n, &first_values, |e, round, values| {
@@ -427,7 +409,9 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
         *numbers = std::array::from_fn(|i| e.f32("mulf", &numbers[i], &inverses[i / 2]));
     }
     let to = e.matrix("%out", &head, "%n_queries", pitch);
-    e.write(&out, &s.tiles, &s.warp, &s.lane, &to, &first, "%n_queries");
+    // Without keys no barrier lies between the loads of the queries and the writes to their tile.
+    e.warp_barrier();
+    e.write(&s, &out, &s.tiles, &to, &first, "%n_queries");
     let leads = e.compare("eq", &s.place, &zero);
     let lse = e.matrix("%lse", &head, "%n_queries", 4);
     let start = e.i32c("muli", &s.warp, 16);
@@ -489,12 +473,13 @@ fn passing(e: &Emitter) -> u32 {
     if e.d == 64 { 64 } else { 32 }
 }
 
-/// Scores to powers of two: scale · log2 e, and what it is with its sign.
-fn signed_scale(e: &mut Emitter) -> V {
+/// What makes a score the exponent of a power of two.
+fn exponents(e: &mut Emitter) -> V {
     let log2_e = e.float(LOG2_E);
     e.f32("mulf", "%scale", &log2_e)
 }
 
+/// Gradients of scores before they were scaled: the scale is left to the end.
 fn scaled(e: &mut Emitter, c: &[[V; 4]]) -> Vec<[V; 4]> {
     let scaled = c.iter().map(|numbers| std::array::from_fn(|i| e.f32("mulf", &numbers[i], "%scale")));
     scaled.collect()
@@ -514,7 +499,7 @@ fn score_gradients(e: &mut Emitter, p: &[[V; 4]], dp: &[[V; 4]], delta: impl Fn(
 
 /// dout, q, k, v, logsumexp, delta -> dq. Shared memory: 64 queries and their dout, twice some keys and values.
 fn queries(e: &mut Emitter, causal: bool) -> u32 {
-    let s = start(e);
+    let s = e.start();
     let (pitch, d, rows) = (e.pitch(), e.d as usize, passing(e));
     let (tile, small) = (ROWS * pitch, rows * pitch);
     let (head, first) = part(e, "%n_queries", causal);
@@ -534,7 +519,7 @@ fn queries(e: &mut Emitter, causal: bool) -> u32 {
     e.fill(&filler, &v_tiles, rows, &v, &zero, "%n_keys");
     e.commit();
 
-    let scale = signed_scale(e);
+    let scale = exponents(e);
     let nothing = e.float(0.0);
     let start = e.i32c("muli", &s.warp, 16);
     let row = e.i32("addi", &start, &s.group);
@@ -605,14 +590,14 @@ fn queries(e: &mut Emitter, causal: bool) -> u32 {
     });
     let dq = scaled(e, &quads(&last));
     let to = e.matrix("%dq", &head, "%n_queries", pitch);
-    e.write(&dq, &s.tiles, &s.warp, &s.lane, &to, &first, "%n_queries");
+    e.write(&s, &dq, &s.tiles, &to, &first, "%n_queries");
     2 * tile + 4 * small
 }
 
-/// dout, q, k, v, logsumexp, delta -> dk, dv. Scores are computed transposed: rows are keys, columns queries. Shared memory:
-/// 64 keys and values, twice some queries and their dout, logsumexp and delta.
+/// dout, q, k, v, logsumexp, delta -> dk, dv. Scores are computed transposed: rows are keys, columns queries. Shared
+/// memory: 64 keys and values, twice some queries and their dout, logsumexp and delta.
 fn keys(e: &mut Emitter, causal: bool) -> u32 {
-    let s = start(e);
+    let s = e.start();
     let (pitch, d, rows) = (e.pitch(), e.d as usize, passing(e));
     let (tile, small) = (ROWS * pitch, rows * pitch);
     let (kv, first) = part(e, "%n_keys", false);
@@ -676,7 +661,7 @@ fn keys(e: &mut Emitter, causal: bool) -> u32 {
     e.commit();
     e.arrive();
 
-    let scale = signed_scale(e);
+    let scale = exponents(e);
     let nothing = e.float(0.0);
     let log2_e = e.float(-LOG2_E);
     let mine = e.i32c("muli", &s.warp, i64::from(16 * pitch));
@@ -766,8 +751,8 @@ fn keys(e: &mut Emitter, causal: bool) -> u32 {
     });
     let dk = scaled(e, &quads(&last[..d / 2]));
     let to = e.matrix("%dk", &kv, "%n_keys", pitch);
-    e.write(&dk, &s.tiles, &s.warp, &s.lane, &to, &first, "%n_keys");
+    e.write(&s, &dk, &s.tiles, &to, &first, "%n_keys");
     let to = e.matrix("%dv", &kv, "%n_keys", pitch);
-    e.write(&quads(&last[d / 2..d]), &v_tile, &s.warp, &s.lane, &to, &first, "%n_keys");
+    e.write(&s, &quads(&last[d / 2..d]), &v_tile, &to, &first, "%n_keys");
     2 * tile + 4 * small + 2 * row_bytes
 }

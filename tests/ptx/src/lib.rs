@@ -5,17 +5,18 @@
 //! * an instruction or a modifier that it does not know;
 //! * an access outside of every tensor, or at an address that is no multiple of its width;
 //! * a read of shared memory that nobody wrote, or whose `cp.async` was not waited for;
-//! * two threads at one byte, one of them writing, without a barrier between (`bar.sync` for a block, `bar.warp.sync` for a
-//!   warp); threads of different blocks are never ordered;
+//! * two threads at one byte, one of them writing, without a barrier between (`bar.sync` for a block, `bar.warp.sync`
+//!   for a warp), but that a warp's threads may write the same value; threads of different blocks are never ordered;
 //! * a warp whose threads wait at different places, a `bar.sync` that part of a warp does not reach.
 //!
 //! Threads run one after the other up to the next instruction that needs others (barriers, `shfl.sync`, `vote.sync`,
 //! `mma.sync`, `ldmatrix`), so that nothing depends on how a GPU interleaves them: what could is reported as a race.
 //!
-//! Arithmetic is IEEE's, subnormals are flushed where `.ftz` says so. Approximations (`ex2`, `lg2`, `rsqrt`, `tanh`, …) are
-//! the f64 function rounded: a GPU's differ from them in the last bits, as the PTX ISA states. The sums of `mma.sync` are
-//! taken in f64 and rounded once, where a GPU's order and rounding are not specified. Atomics are not looked at for races.
-//! The layouts of `mma.sync` and `ldmatrix` are those of the PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
+//! Arithmetic is IEEE's, subnormals are flushed where `.ftz` says so. Approximations (`ex2`, `lg2`, `rsqrt`, `tanh`,
+//! …) are the f64 function rounded: a GPU's differ from them in the last bits, as the PTX ISA states. The sums of
+//! `mma.sync` are taken in f64 and rounded once, where a GPU's order and rounding are not specified. Atomics are not
+//! looked at for races. The layouts of `mma.sync` and `ldmatrix` are those of the PTX ISA, "Matrix fragments for
+//! mma.m16n8k16" and "ldmatrix".
 
 mod float;
 mod machine;

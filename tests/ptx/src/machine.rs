@@ -293,8 +293,9 @@ impl Block<'_> {
             Space::Param => return Err("parameters cannot be written".into()),
             Space::Shared => {
                 let at = self.in_shared(at, n)?;
-                self.shadow.write(at, n, actor)?;
-                &mut self.shared[at..at + n]
+                let to = &mut self.shared[at..at + n];
+                self.shadow.write(at, n, actor, to == bytes)?;
+                to
             }
             Space::Local => {
                 let at = self.in_local(thread, at, n)?;
@@ -302,9 +303,10 @@ impl Block<'_> {
             }
             Space::Global | Space::Generic => {
                 let (i, at) = self.tensor(at, n)?;
-                self.shadows[i].write(at, n, actor)?;
                 *(if 16 <= n { &mut self.stats.wide_stores } else { &mut self.stats.narrow_stores }) += 1;
-                &mut self.memory.tensors[i].1[at..at + n]
+                let to = &mut self.memory.tensors[i].1[at..at + n];
+                self.shadows[i].write(at, n, actor, to == bytes)?;
+                to
             }
         };
         to.copy_from_slice(bytes);
@@ -683,9 +685,9 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// d = a·b + c. Of a thread in group g (of 4) and place p in it: a's registers hold rows g, g+8, g, g+8 and columns
-    /// 2p, 2p+1 of the left half (first two) and the right; b's hold column g and those rows; c's and d's rows g, g, g+8, g+8
-    /// and columns 2p, 2p+1.
+    /// d = a·b + c. Of a thread in group g (of 4) and place p in it: a's registers hold rows g, g+8, g, g+8 and
+    /// columns 2p, 2p+1 of the left half (first two) and the right; b's hold column g and those rows; c's and d's
+    /// rows g, g, g+8, g+8 and columns 2p, 2p+1.
     fn mma(&mut self, ty: Ty, start: usize, args: &[Arg]) -> Done<()> {
         let (mut a, mut b, mut c) = ([[0f64; 16]; 16], [[0f64; 8]; 16], [[0f64; 8]; 16]);
         let [to, of_a, of_b, of_c] = [0, 1, 2, 3].map(|i| parts(&args[i]));
@@ -717,8 +719,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Loads 8 × 8 matrices of 16-bit numbers. Threads 8j..8j+8 say where the rows of matrix j are; thread t receives of each
-    /// the numbers 2(t % 4) and the next of row t / 4, transposed of column t / 4.
+    /// Loads 8 × 8 matrices of 16-bit numbers. Threads 8j..8j+8 say where the rows of matrix j are; thread t receives
+    /// of each the numbers 2(t % 4) and the next of row t / 4, transposed of column t / 4.
     fn matrices(&mut self, start: usize, args: &[Arg], n: usize, transposed: bool) -> Done<()> {
         if parts(&args[0]).len() != n {
             return Err(format!("ldmatrix.x{n} has {n} registers"));
@@ -758,7 +760,8 @@ fn parts(arg: &Arg) -> &[Arg] {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ arithmetic
+// ------------------------------------------------------------------------------------------------------------
+// arithmetic
 
 /// Of each of a pair.
 fn pair(half: Ty, v: [u64; 3], of: impl Fn([u64; 3]) -> Done<u64>) -> Done<u64> {

@@ -541,7 +541,8 @@ impl Reader {
             return Ok(Arg::Const(at));
         }
         let number = match text.get(..2) {
-            Some("0f" | "0F" | "0d" | "0D" | "0x" | "0X") => u64::from_str_radix(&text[2..], 16).ok(),
+            Some("0f" | "0F" | "0d" | "0D") => u64::from_str_radix(&text[2..], 16).ok(),
+            Some("0x" | "0X") => u64::from_str_radix(text[2..].trim_end_matches('U'), 16).ok(),
             _ => text.parse::<i64>().map(|n| n as u64).or_else(|_| text.parse::<u64>()).ok(),
         };
         match text {

@@ -84,13 +84,16 @@ impl Shadow {
         Ok(())
     }
 
-    /// Bytes are written.
-    pub(super) fn write(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
+    /// Bytes are written; `same` if they are what is there already: a warp's threads may write one value together, as
+    /// the programming guide says, which of them does does not matter.
+    pub(super) fn write(&mut self, at: usize, n: usize, now: Actor, same: bool) -> Result<(), String> {
         for cell in &mut self.cells[at..at + n] {
             if let Some(thread) = cell.pending {
                 return Err(format!("writes where cp.async of thread {thread} may still write"));
             }
-            for (before, does) in [(cell.writer, "writes"), (cell.readers, "reads")] {
+            let together = |writer: &Actor| same && writer.block == now.block && writer.warp == now.warp;
+            let writer = cell.writer.filter(|writer| !together(writer));
+            for (before, does) in [(writer, "writes"), (cell.readers, "reads")] {
                 if let Some(before) = before.filter(|before| !ordered(before, &now)) {
                     return Err(format!("a race: writes what {} {does}, without a barrier between", who(&before)));
                 }
@@ -102,7 +105,7 @@ impl Shadow {
 
     /// `cp.async` begins to write bytes: from now on until [`Shadow::arrive`].
     pub(super) fn begin(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
-        self.write(at, n, now)?;
+        self.write(at, n, now, false)?;
         self.cells[at..at + n].iter_mut().for_each(|cell| cell.pending = Some(now.thread));
         Ok(())
     }
@@ -129,30 +132,32 @@ mod tests {
     #[test]
     fn a_barrier_orders_a_block_and_a_warps_barrier_a_warp() {
         let mut shadow = fresh();
-        shadow.write(0, 4, actor(0, 0, 0, 0)).unwrap();
+        shadow.write(0, 4, actor(0, 0, 0, 0), false).unwrap();
         assert!(shadow.clone().read(0, 4, actor(0, 0, 0, 0)).is_ok(), "the writer itself");
         assert!(shadow.clone().read(3, 1, actor(0, 1, 0, 0)).is_err());
         assert!(shadow.clone().read(3, 1, actor(0, 1, 0, 1)).is_ok(), "the same warp, later");
         assert!(shadow.clone().read(3, 1, actor(0, 32, 0, 1)).is_err(), "another warp");
         assert!(shadow.clone().read(3, 1, actor(0, 32, 1, 0)).is_ok());
         assert!(shadow.clone().read(3, 1, actor(1, 0, 1, 0)).is_err(), "another block");
-        assert!(shadow.write(0, 1, actor(0, 5, 0, 0)).is_err());
+        assert!(shadow.clone().write(0, 1, actor(0, 5, 0, 0), false).is_err());
+        assert!(shadow.clone().write(0, 1, actor(0, 5, 0, 0), true).is_ok(), "one value, by one warp");
+        assert!(shadow.write(0, 1, actor(0, 35, 0, 0), true).is_err());
     }
 
     #[test]
     fn a_writer_waits_for_every_reader() {
         let mut shadow = fresh();
         shadow.read(0, 1, actor(0, 0, 0, 0)).unwrap();
-        assert!(shadow.clone().write(0, 1, actor(0, 0, 0, 0)).is_ok(), "the reader itself");
-        assert!(shadow.clone().write(0, 1, actor(0, 1, 0, 0)).is_err());
-        assert!(shadow.clone().write(0, 1, actor(0, 1, 0, 1)).is_ok());
+        assert!(shadow.clone().write(0, 1, actor(0, 0, 0, 0), false).is_ok(), "the reader itself");
+        assert!(shadow.clone().write(0, 1, actor(0, 1, 0, 0), false).is_err());
+        assert!(shadow.clone().write(0, 1, actor(0, 1, 0, 1), false).is_ok());
         shadow.read(0, 1, actor(0, 40, 0, 0)).unwrap();
-        assert!(shadow.clone().write(0, 1, actor(0, 0, 0, 1)).is_err(), "a reader in another warp");
-        assert!(shadow.clone().write(0, 1, actor(0, 0, 1, 0)).is_ok());
+        assert!(shadow.clone().write(0, 1, actor(0, 0, 0, 1), false).is_err(), "a reader in another warp");
+        assert!(shadow.clone().write(0, 1, actor(0, 0, 1, 0), false).is_ok());
         shadow.read(0, 1, actor(0, 40, 1, 0)).unwrap();
-        assert!(shadow.clone().write(0, 1, actor(0, 40, 1, 0)).is_ok(), "the first epoch's readers are done");
+        assert!(shadow.clone().write(0, 1, actor(0, 40, 1, 0), false).is_ok(), "the first epoch's readers are done");
         shadow.read(0, 1, actor(1, 40, 9, 0)).unwrap();
-        assert!(shadow.write(0, 1, actor(1, 40, 10, 0)).is_err(), "a reader in another block");
+        assert!(shadow.write(0, 1, actor(1, 40, 10, 0), false).is_err(), "a reader in another block");
     }
 
     #[test]
@@ -161,7 +166,7 @@ mod tests {
         assert!(shadow.clone().read(0, 1, actor(0, 0, 0, 0)).is_err(), "nobody wrote it");
         shadow.begin(0, 4, actor(0, 0, 0, 0)).unwrap();
         assert!(shadow.clone().read(0, 1, actor(0, 0, 5, 0)).is_err());
-        assert!(shadow.clone().write(0, 1, actor(0, 0, 5, 0)).is_err());
+        assert!(shadow.clone().write(0, 1, actor(0, 0, 5, 0), false).is_err());
         shadow.arrive(0, 4, actor(0, 0, 1, 0));
         assert!(shadow.clone().read(0, 1, actor(0, 1, 1, 0)).is_err(), "only the thread that waited may");
         assert!(shadow.read(0, 1, actor(0, 1, 2, 0)).is_ok());

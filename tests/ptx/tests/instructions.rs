@@ -7,7 +7,8 @@ fn text(body: &str, shared: &str) -> String {
     format!(
         "//\n// A comment; with a semicolon\n.version 8.0\n.target sm_80\n.address_size 64\n{shared}\n\
          .visible .entry k(\n\t.param .u64 .ptr .global .align 64 k_param_0,\n\t.param .u64 k_param_1,\n\
-         \t.param .u32 k_param_2\n)\n.maxntid 128, 1, 1\n{{\n\t.reg .pred %p<9>;\n\t.reg .b32 %r<99>;\n\t.reg .b64 %rd<99>;\n\
+         \t.param .u32 k_param_2\n)\n.maxntid 128, 1, 1\n{{\n\t.reg .pred %p<9>;\n\t.reg .b32 %r<99>;\n\
+             \t.reg .b64 %rd<99>;\n\
          \tld.param.b64 %rd1, [k_param_0];\n\tld.param.b64 %rd2, [k_param_1];\n\tld.param.b32 %r2, [k_param_2];\n\
          \tmov.u32 %r1, %tid.x;\n{body}\n\tret;\n}}\n"
     )
@@ -82,7 +83,20 @@ fn integers() {
             assert_eq!(one("shf.l.wrap.b32", &[a, b, 8]), b << 8 | a >> 24);
             assert_eq!(one("shf.r.clamp.b32", &[a, b, 40]), b);
             assert_eq!(one("prmt.b32", &[a, b, 0x5410]), (a & 0xffff) | b << 16);
-            assert_eq!(one("prmt.b32", &[a, b, 0x7632]), a >> 16 | (b & 0xffff_0000));
+            assert_eq!(
+                words(
+                    &launch(
+                        &format!("prmt.b32 %r6, {a}, {b}, 0x7632U;\nst.global.b32 [%rd2], %r6;"),
+                        "",
+                        &[0; 4],
+                        4,
+                        Launch::new(1, 1)
+                    )
+                    .unwrap()
+                    .bytes
+                )[0],
+                a >> 16 | (b & 0xffff_0000)
+            );
         }
         assert_eq!(one("not.b32", &[a]), !a);
         assert_eq!(one("neg.s32", &[a]), a.wrapping_neg());
@@ -95,8 +109,10 @@ fn integers() {
         assert_eq!(one("cvt.s32.s8", &[a]) as i32, i32::from(a as i8));
         assert_eq!(one("cvt.u32.u16", &[a]), a & 0xffff);
     }
-    let wide = "mul.wide.s32 %rd3, %r2, -3;\nmad.wide.u32 %rd3, %r2, 4, %rd3;\ncvt.u64.u32 %rd4, %r2;\nadd.s64 %rd3, %rd3, %rd4;\n\
-                lop3.b32 %r3, %r2, 12, 10, 0xCA;\nbfi.b32 %r3, 3, %r3, 8, 2;\nst.global.b64 [%rd2], %rd3;\nst.global.b32 [%rd2+8], %r3;";
+    let wide = "mul.wide.s32 %rd3, %r2, -3;\nmad.wide.u32 %rd3, %r2, 4, %rd3;\ncvt.u64.u32 %rd4, %r2;\n\
+        add.s64 %rd3, %rd3, %rd4;\n\
+                lop3.b32 %r3, %r2, 12, 10, 0xCA;\nbfi.b32 %r3, 3, %r3, 8, 2;\nst.global.b64 [%rd2], %rd3;\n\
+                st.global.b32 [%rd2+8], %r3;";
     let outcome = launch(wide, "", &[0; 4], 12, Launch::new(1, 1)).unwrap();
     assert_eq!(words(&outcome.bytes), [24, 0, 14 | 3 << 8]);
 }
@@ -144,7 +160,8 @@ fn floats() {
         near("sin.approx.f32", y.sin());
     }
     assert_eq!(one("copysign.f32", &[(-1f32).to_bits(), 3f32.to_bits()]), (-3f32).to_bits());
-    let double = "mov.b64 %rd3, 0d3FF8000000000000;\nfma.rn.f64 %rd3, %rd3, %rd3, %rd3;\ncvt.rn.f32.f64 %r3, %rd3;\nst.global.b32 [%rd2], %r3;";
+    let double = "mov.b64 %rd3, 0d3FF8000000000000;\nfma.rn.f64 %rd3, %rd3, %rd3, %rd3;\n\
+        cvt.rn.f32.f64 %r3, %rd3;\nst.global.b32 [%rd2], %r3;";
     assert_eq!(words(&launch(double, "", &[0; 4], 4, Launch::new(1, 1)).unwrap().bytes), [3.75f32.to_bits()]);
 }
 
@@ -171,7 +188,8 @@ fn halves() {
         (1.5f32.mul_add(-3.0, 0.1)).to_bits()
     );
     assert_eq!(one("sub.rn.f32.f16", &[f16(1.5), 0.1f32.to_bits()]), (1.5f32 - 0.1).to_bits());
-    let pairs = "mov.b64 %rd3, {%r1, %r2};\nmov.b32 %r3, 0f40000000;\nmov.b64 %rd4, {0f3F800000, %r3};\nadd.rn.f32x2 %rd5, %rd4, %rd4;\n\
+    let pairs = "mov.b64 %rd3, {%r1, %r2};\nmov.b32 %r3, 0f40000000;\nmov.b64 %rd4, {0f3F800000, %r3};\n\
+        add.rn.f32x2 %rd5, %rd4, %rd4;\n\
                  fma.rn.f32x2 %rd5, %rd5, %rd4, %rd4;\nst.global.b64 [%rd2], %rd5;";
     let outcome = launch(pairs, "", &[0; 4], 8, Launch::new(1, 1)).unwrap();
     assert_eq!(words(&outcome.bytes), [3f32.to_bits(), 10f32.to_bits()]);
@@ -187,8 +205,10 @@ fn halves() {
 #[test]
 fn predicates_and_branches() {
     // Every thread sums its number's odd numbers below: a loop of different length in each.
-    let body = "mov.b32 %r3, 0;\nmov.b32 %r4, 0;\n$L__BB0_1:\nsetp.ge.u32 %p1, %r3, %r1;\n@%p1 bra $L__BB0_3;\nand.b32 %r5, %r3, 1;\n\
-                setp.eq.b32 %p2, %r5, 1;\n@!%p2 bra $L__BB0_2;\nadd.s32 %r4, %r4, %r3;\n$L__BB0_2:\nadd.s32 %r3, %r3, 1;\n\
+    let body = "mov.b32 %r3, 0;\nmov.b32 %r4, 0;\n$L__BB0_1:\nsetp.ge.u32 %p1, %r3, %r1;\n@%p1 bra $L__BB0_3;\n\
+        and.b32 %r5, %r3, 1;\n\
+                setp.eq.b32 %p2, %r5, 1;\n@!%p2 bra $L__BB0_2;\nadd.s32 %r4, %r4, %r3;\n$L__BB0_2:\n\
+                add.s32 %r3, %r3, 1;\n\
                 bra.uni $L__BB0_1;\n$L__BB0_3:\nsetp.lt.and.s32 %p3, %r1, 9, %p1;\nselp.b32 %r4, %r4, 77, %p3;\n\
                 mul.wide.u32 %rd3, %r1, 4;\nadd.s64 %rd4, %rd2, %rd3;\nst.global.b32 [%rd4], %r4;";
     let outcome = of_warp(body, "", &[0; 4], 128).unwrap();
@@ -205,9 +225,12 @@ fn predicates_and_branches() {
 
 #[test]
 fn a_grid_adds_tensors() {
-    let body = "mov.u32 %r3, %ctaid.x;\nmov.u32 %r4, %ntid.x;\nmad.lo.s32 %r5, %r3, %r4, %r1;\nmul.wide.u32 %rd3, %r5, 16;\n\
-                add.s64 %rd4, %rd1, %rd3;\nadd.s64 %rd5, %rd2, %rd3;\nld.global.nc.v4.b32 {%r6, %r7, %r8, %r9}, [%rd4];\n\
-                add.rn.f32 %r6, %r6, 0f3F800000;\nadd.rn.f32 %r7, %r7, %r7;\nst.global.v4.b32 [%rd5], {%r6, %r7, %r8, _};";
+    let body = "mov.u32 %r3, %ctaid.x;\nmov.u32 %r4, %ntid.x;\nmad.lo.s32 %r5, %r3, %r4, %r1;\n\
+        mul.wide.u32 %rd3, %r5, 16;\n\
+                add.s64 %rd4, %rd1, %rd3;\nadd.s64 %rd5, %rd2, %rd3;\n\
+                ld.global.nc.v4.b32 {%r6, %r7, %r8, %r9}, [%rd4];\n\
+                add.rn.f32 %r6, %r6, 0f3F800000;\nadd.rn.f32 %r7, %r7, %r7;\n\
+                st.global.v4.b32 [%rd5], {%r6, %r7, %r8, _};";
     let body = body.replace(", _}", ", %r9}");
     let input: Vec<f32> = (0..256).map(|i| i as f32).collect();
     let bytes: Vec<u8> = input.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -243,7 +266,8 @@ fn shuffles_and_votes() {
 
 #[test]
 fn atomics() {
-    let body = "setp.eq.u32 %p1, %r1, 0;\n@%p1 st.global.b32 [%rd2], 0;\n@%p1 st.global.b32 [%rd2+4], 0;\nbar.warp.sync -1;\n\
+    let body = "setp.eq.u32 %p1, %r1, 0;\n@%p1 st.global.b32 [%rd2], 0;\n@%p1 st.global.b32 [%rd2+4], 0;\n\
+        bar.warp.sync -1;\n\
                 red.global.add.u32 [%rd2], %r1;\natom.global.max.u32 %r3, [%rd2+4], %r1;";
     assert_eq!(words(&of_warp(body, "", &[0; 4], 8).unwrap().bytes), [496, 31]);
 }
@@ -282,9 +306,11 @@ fn products_of_matrices() {
         }
         input.extend([0, 0]);
     }
-    let body = "mul.wide.u32 %rd3, %r1, 48;\nadd.s64 %rd4, %rd1, %rd3;\nld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd4];\n\
+    let body = "mul.wide.u32 %rd3, %r1, 48;\nadd.s64 %rd4, %rd1, %rd3;\n\
+        ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd4];\n\
                 ld.global.v4.b32 {%r14, %r15, %r16, %r17}, [%rd4+16];\nld.global.v2.b32 {%r18, %r19}, [%rd4+32];\n\
-                mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32\n\t{%r20, %r21, %r22, %r23},\n\t{%r10, %r11, %r12, %r13},\n\
+                mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32\n\t{%r20, %r21, %r22, %r23},\n\
+                \t{%r10, %r11, %r12, %r13},\n\
                 \t{%r14, %r15},\n\t{%r16, %r17, %r18, %r19};\nmul.wide.u32 %rd5, %r1, 16;\nadd.s64 %rd6, %rd2, %rd5;\n\
                 st.global.v4.b32 [%rd6], {%r20, %r21, %r22, %r23};";
     let outcome = of_warp(body, "", &bytes_of(&input), 512).unwrap();
@@ -308,7 +334,8 @@ fn matrices(n: usize, transposed: bool) -> Vec<u32> {
     let stores: String = (0..n).map(|i| format!("st.global.b32 [%rd6+{}], %r{};\n", 4 * i, 10 + i)).collect();
     let body = format!(
         "mov.b64 %rd3, sm;\nmul.wide.u32 %rd4, %r1, 16;\nadd.s64 %rd5, %rd3, %rd4;\nadd.s64 %rd7, %rd1, %rd4;\n\
-         cp.async.cg.shared.global [%rd5+16], [%rd7], 16;\ncp.async.commit_group;\ncp.async.wait_group 0;\nbar.sync 0;\n\
+         cp.async.cg.shared.global [%rd5+16], [%rd7], 16;\ncp.async.commit_group;\ncp.async.wait_group 0;\n\
+             bar.sync 0;\n\
          ldmatrix.sync.aligned.m8n8.x{n}{trans}.shared.b16 {{{registers}}}, [%rd5+16];\n\
          add.s64 %rd6, %rd2, %rd4;\n{stores}"
     );
@@ -340,7 +367,8 @@ fn matrices_from_shared_memory() {
 
 #[test]
 fn rows_in_one_bank_are_counted() {
-    let body = "mov.b64 %rd3, sm;\nmul.wide.u32 %rd4, %r1, 128;\nadd.s64 %rd5, %rd3, %rd4;\nst.shared.v4.b32 [%rd5], {%r1, %r1, %r1, %r1};\n\
+    let body = "mov.b64 %rd3, sm;\nmul.wide.u32 %rd4, %r1, 128;\nadd.s64 %rd5, %rd3, %rd4;\n\
+        st.shared.v4.b32 [%rd5], {%r1, %r1, %r1, %r1};\n\
                 bar.warp.sync -1;\nldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r10, %r11, %r12, %r13}, [%rd5];";
     assert_eq!(of_warp(body, DYNAMIC, &[0; 4], 4).unwrap().stats.bank_conflicts, 4 * 7);
 }
@@ -355,7 +383,8 @@ fn a_short_copy_fills_with_zeros() {
 
 #[test]
 fn static_shared_and_local_memory() {
-    let body = ".local .align 8 .b8 depot[16];\nmov.b64 %rd8, depot;\ncvta.local.u64 %rd7, %rd8;\nst.local.b32 [%rd8+4], %r1;\n\
+    let body = ".local .align 8 .b8 depot[16];\nmov.b64 %rd8, depot;\ncvta.local.u64 %rd7, %rd8;\n\
+        st.local.b32 [%rd8+4], %r1;\n\
                 ld.b32 %r3, [%rd7+4];\nmov.b64 %rd3, buffer;\nmul.wide.u32 %rd4, %r1, 4;\nadd.s64 %rd5, %rd3, %rd4;\n\
                 st.shared.b32 [%rd5], %r3;\nbar.sync 0;\nld.shared.b32 %r4, [buffer+12];\nadd.s64 %rd6, %rd2, %rd4;\n\
                 st.global.b32 [%rd6], %r4;";
@@ -419,11 +448,14 @@ fn races_are_reported() {
 fn warps_and_blocks_stay_together() {
     refused("setp.lt.u32 %p1, %r1, 5;\n@%p1 bra $L;\nbar.sync 0;\n$L:", "bar.sync");
     refused(
-        "setp.lt.u32 %p1, %r1, 5;\n@%p1 bra $L;\nshfl.sync.bfly.b32 %r3, %r1, 1, 31, -1;\nbra $M;\n$L:\nbar.warp.sync -1;\n$M:",
+        "setp.lt.u32 %p1, %r1, 5;\n@%p1 bra $L;\nshfl.sync.bfly.b32 %r3, %r1, 1, 31, -1;\nbra $M;\n$L:\n\
+            bar.warp.sync -1;\n$M:",
         "wait for each other",
     );
     refused(
-        "setp.lt.u32 %p1, %r1, 5;\n@%p1 bra $L;\nmma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r3, %r4, %r5, %r6}, {%r3, %r4, %r5, %r6}, {%r3, %r4}, {%r3, %r4, %r5, %r6};\n$L:",
+        "setp.lt.u32 %p1, %r1, 5;\n@%p1 bra $L;\n\
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%r3, %r4, %r5, %r6}, \
+             {%r3, %r4, %r5, %r6}, {%r3, %r4}, {%r3, %r4, %r5, %r6};\n$L:",
         "27 threads",
     );
 }
