@@ -2,7 +2,7 @@
 # Sees that dependencies between the workspace's crates point as docs/architecture.md says, and nowhere else:
 #
 #   ir <- passes <- codegen <- cli      ir <- torch <- cli      passes <- trace <- cli
-#   artifact <- codegen, runtime        runtime <- cli, tests
+#   artifact <- codegen, runtime        runtime <- cli, tests       ptx <- the tests of codegen, tests
 #
 # lighterage-mlir, the kernel generator, depends on none of them and is a program of its own: what links it links LLVM.
 #
@@ -14,12 +14,12 @@ here=$(pwd -P)
 # What a crate may depend on. A crate that is not here is an error.
 allowed() {
     case $1 in
-    ir | artifact | lighterage_alloc | lighterage-mlir) echo ;;
+    ir | artifact | lighterage_alloc | lighterage-mlir | ptx) echo ;;
     passes | torch) echo ir ;;
     trace) echo passes ;;
-    codegen) echo ir passes artifact ;;
+    codegen) echo ir passes artifact ptx ;;
     runtime) echo artifact ;;
-    lighterage | tests) echo ir passes codegen torch trace artifact runtime lighterage_alloc ;;
+    lighterage | tests) echo ir passes codegen torch trace artifact runtime lighterage_alloc ptx ;;
     *) return 1 ;;
     esac
 }

@@ -61,7 +61,8 @@ if [ -n "$missing" ]; then
     # $missing is a list of words.
     # shellcheck disable=SC2086
     as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing >/dev/null ||
-        fail "apt-get install failed; please run as root: apt-get install$missing"
+        fail "apt-get install failed; please run as root: apt-get install$missing
+  (LLVM and MLIR 22 are in Debian 12 with its security updates, and later)"
     missing=$(packages)
     [ -z "$missing" ] || fail "apt-get has run, and this is still missing:$missing"
 fi

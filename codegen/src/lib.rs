@@ -3,6 +3,7 @@
 //! Line `i` of the schedule is one group of commands: its waits, itself, and, if another stream waits for it, a record of
 //! its event. Nothing is decided here.
 
+pub mod attention;
 pub mod kernels;
 
 use artifact::{

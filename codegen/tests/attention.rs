@@ -1,0 +1,444 @@
+//! Attention's kernels for GPUs: run by an interpreter and compared with plain loops in f64; assembled by ptxas where its
+//! wheel can be had.
+
+use codegen::attention::{Argument, Kernel, Kind, Sizes, kernel};
+use codegen::kernels::{Generator, Target, find};
+use proptest::prelude::*;
+use ptx::{Launch, Memory, Param, Stats};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+/// A kernel's PTX, by a generator that the tests share.
+fn ptx_of(kernel: &Kernel, target: &Target) -> String {
+    static GENERATOR: Mutex<Option<Generator>> = Mutex::new(None);
+    let mut guard = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let generator = guard.get_or_insert_with(|| {
+        let program = find().expect("lighterage-mlir should have been built: cargo build -p lighterage-mlir");
+        Generator::start(&program).expect("the generator should start")
+    });
+    kernel.ptx(generator, target).unwrap_or_else(|e| panic!("{e}\n{}", kernel.mlir))
+}
+
+/// What is computed: the sizes, of heads too.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    sizes: Sizes,
+    head_size: u32,
+    causal: bool,
+    target: &'static Target,
+}
+
+impl Case {
+    fn new(heads: u32, group: u32, queries: u32, keys: u32, head_size: u32, causal: bool) -> Case {
+        Case { sizes: Sizes { heads, group, queries, keys, scale: 0.125 }, head_size, causal, target: &Target::SM_80 }
+    }
+    fn d(&self) -> usize {
+        self.head_size as usize
+    }
+    fn rows(&self) -> [usize; 3] {
+        let s = self.sizes;
+        [s.heads, s.queries, s.keys].map(|n| n as usize)
+    }
+}
+
+/// Numbers of bf16 between -2 and 2, the same for the same seed.
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        half::bf16::from_f32((state >> 8) as f32 / 4_194_304.0 - 2.0).to_f32()
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Operands of the backward; those of the forward among them.
+struct Tensors {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    dout: Vec<f32>,
+}
+
+impl Tensors {
+    fn new(case: &Case) -> Tensors {
+        let ([heads, queries, keys], d) = (case.rows(), case.d());
+        let (n_q, n_k) = (heads * queries * d, heads / case.sizes.group as usize * keys * d);
+        Tensors { q: numbers(n_q, 1), k: numbers(n_k, 2), v: numbers(n_k, 3), dout: numbers(n_q, 4) }
+    }
+}
+
+/// Results, and how far a kernel's may be off: what rounding probabilities, gradients of scores and results to bf16 makes,
+/// by the sum of the absolute values of what is added up.
+struct Expected {
+    out: Vec<(f64, f64)>,
+    lse: Vec<(f64, f64)>,
+    delta: Vec<(f64, f64)>,
+    dq: Vec<(f64, f64)>,
+    dk: Vec<(f64, f64)>,
+    dv: Vec<(f64, f64)>,
+    /// The result as the backward takes it, rounded to bf16.
+    rounded: Vec<f32>,
+}
+
+/// Two roundings to bf16's 8 bits, each off by 2⁻⁸ at most, and what f32 and approximate exponentials lose beside.
+const UNIT: f64 = 1.03 * 2.0 / 256.0;
+/// What sums in f32 lose.
+const SUM: f64 = 1e-5;
+
+/// Attention by its definition, in f64.
+fn expected(case: &Case, t: &Tensors) -> Expected {
+    let ([heads, queries, keys], d) = (case.rows(), case.d());
+    let scale = f64::from(case.sizes.scale);
+    let row = |x: &[f32], i: usize| x[i * d..][..d].iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let zeros = |n: usize| vec![(0.0, 0.0); n];
+    let mut e = Expected {
+        out: zeros(t.q.len()),
+        lse: zeros(heads * queries),
+        delta: zeros(heads * queries),
+        dq: zeros(t.q.len()),
+        dk: zeros(t.k.len()),
+        dv: zeros(t.k.len()),
+        rounded: vec![],
+    };
+    let add = |to: &mut [(f64, f64)], factor: f64, x: &[f64]| {
+        for (to, x) in to.iter_mut().zip(x) {
+            *to = (to.0 + factor * x, to.1 + (factor * x).abs());
+        }
+    };
+    for head in 0..heads {
+        let kv = head / case.sizes.group as usize * keys;
+        for i in 0..queries {
+            let at = head * queries + i;
+            let (q, dout) = (row(&t.q, at), row(&t.dout, at));
+            let reach = if case.causal { keys.min(i + 1) } else { keys };
+            let scores: Vec<f64> = (0..reach).map(|j| scale * dot(&q, &row(&t.k, kv + j))).collect();
+            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
+            e.lse[at] = (if reach == 0 { 0.0 } else { max + sum.ln() }, 1e-5 * (1.0 + max.abs()));
+            let p: Vec<f64> = scores.iter().map(|s| (s - max).exp() / sum).collect();
+            for (j, &p) in p.iter().enumerate() {
+                add(&mut e.out[at * d..][..d], p, &row(&t.v, kv + j));
+            }
+            let out = &e.out[at * d..][..d];
+            let rounded: Vec<f32> = out.iter().map(|x| half::bf16::from_f64(x.0).to_f32()).collect();
+            let delta: f64 = rounded.iter().zip(&dout).map(|(&out, dout)| f64::from(out) * dout).sum();
+            e.delta[at] = (delta, SUM * (1.0 + delta.abs()));
+            e.rounded.extend(rounded);
+            for (j, &p) in p.iter().enumerate() {
+                let (k, v) = (row(&t.k, kv + j), row(&t.v, kv + j));
+                let ds = scale * p * (dot(&dout, &v) - delta);
+                add(&mut e.dq[at * d..][..d], ds, &k);
+                add(&mut e.dk[(kv + j) * d..][..d], ds, &q);
+                add(&mut e.dv[(kv + j) * d..][..d], p, &dout);
+            }
+        }
+    }
+    for tensor in [&mut e.out, &mut e.dq, &mut e.dk, &mut e.dv] {
+        tensor.iter_mut().for_each(|(_, bound)| *bound = UNIT * *bound + SUM);
+    }
+    e
+}
+
+fn compare(what: &str, case: &Case, found: &[f32], expected: &[(f64, f64)]) {
+    assert_eq!(found.len(), expected.len());
+    for (i, (&found, &(expected, bound))) in found.iter().zip(expected).enumerate() {
+        let off = (f64::from(found) - expected).abs();
+        assert!(
+            off <= bound,
+            "{what}[{i}] of {case:?}: {found}, not {expected}: off by {off:.2e}, at most {bound:.2e}"
+        );
+    }
+}
+
+/// Runs a kernel over a case's grid by the interpreter.
+fn run(kind: Kind, case: &Case, tensors: &[u64], memory: &mut Memory) -> Stats {
+    let kernel = kernel(kind, case.head_size, case.causal).unwrap();
+    let text = ptx_of(&kernel, case.target);
+    run_text(&text, &kernel, case, tensors, memory).unwrap_or_else(|e| panic!("{} of {case:?}: {e}", kernel.symbol))
+}
+fn run_text(
+    text: &str,
+    kernel: &Kernel,
+    case: &Case,
+    tensors: &[u64],
+    memory: &mut Memory,
+) -> Result<Stats, ptx::Error> {
+    let blocks = kernel.blocks(&case.sizes);
+    if blocks == 0 {
+        return Ok(Stats::default());
+    }
+    let launch = Launch { shared_bytes: kernel.shared_bytes, ..Launch::new(blocks as u32, kernel.threads) };
+    let mut params: Vec<Param> = tensors.iter().map(|&at| Param::U64(at)).collect();
+    params.extend(case.sizes.arguments().map(|argument| match argument {
+        Argument::U32(n) => Param::U32(n),
+        Argument::F32(x) => Param::F32(x),
+    }));
+    ptx::run(text, &kernel.symbol, &launch, &params, memory)
+}
+
+fn forward(case: Case) -> Stats {
+    let t = Tensors::new(&case);
+    let e = expected(&case, &t);
+    let mut memory = Memory::new();
+    let [q, k, v] = [&t.q, &t.k, &t.v].map(|x| memory.add_bf16(x));
+    let (out, lse) = (memory.room(2 * t.q.len()), memory.room(4 * e.lse.len()));
+    let stats = run(Kind::Forward, &case, &[q, k, v, out, lse], &mut memory);
+    compare("out", &case, &memory.bf16(out), &e.out);
+    compare("lse", &case, &memory.f32(lse), &e.lse);
+    stats
+}
+
+fn backward(case: Case) -> [Stats; 3] {
+    let t = Tensors::new(&case);
+    let e = expected(&case, &t);
+    let mut memory = Memory::new();
+    let [q, k, v, dout, out] = [&t.q, &t.k, &t.v, &t.dout, &e.rounded].map(|x| memory.add_bf16(x));
+    let lse = memory.add_f32(&e.lse.iter().map(|x| x.0 as f32).collect::<Vec<_>>());
+    let delta = memory.room(4 * e.delta.len());
+    let [dq, dk, dv] = [&t.q, &t.k, &t.v].map(|x| memory.room(2 * x.len()));
+    let first = run(Kind::Delta, &case, &[dout, out, delta], &mut memory);
+    compare("delta", &case, &memory.f32(delta), &e.delta);
+    let queries = run(Kind::Queries, &case, &[dout, q, k, v, lse, delta, dq], &mut memory);
+    compare("dq", &case, &memory.bf16(dq), &e.dq);
+    let keys = run(Kind::Keys, &case, &[dout, q, k, v, lse, delta, dk, dv], &mut memory);
+    compare("dk", &case, &memory.bf16(dk), &e.dk);
+    compare("dv", &case, &memory.bf16(dv), &e.dv);
+    [first, queries, keys]
+}
+
+#[test]
+fn forward_of_one_tile() {
+    let stats = forward(Case::new(1, 1, 64, 64, 64, false));
+    // Rows of q, k and v are read once, 16 bytes at a time, and so is the result written.
+    assert_eq!((stats.wide_loads, stats.narrow_loads), (3 * 64 * 8, 0));
+    assert_eq!((stats.wide_stores, stats.narrow_stores), (64 * 8, 64));
+    assert_eq!(stats.bank_conflicts, 0);
+    // 64 × 64 × 64 twice, of 16 × 8 × 16.
+    assert_eq!(stats.mmas, 2 * 64 * 64 * 64 / (16 * 8 * 16));
+}
+
+#[test]
+fn forward_at_every_length() {
+    for n in [1, 17, 100, 130] {
+        for causal in [false, true] {
+            forward(Case::new(2, 1, n, n, 64, causal));
+        }
+    }
+}
+
+#[test]
+fn forward_of_wide_heads() {
+    for (queries, keys, causal) in [(64, 64, false), (1, 1, true), (100, 100, true), (17, 130, false)] {
+        let stats = forward(Case::new(1, 1, queries, keys, 128, causal));
+        assert_eq!(stats.bank_conflicts, 0);
+    }
+}
+
+#[test]
+fn forward_of_groups_and_unequal_lengths() {
+    forward(Case::new(6, 3, 70, 33, 64, true));
+    forward(Case::new(6, 3, 33, 150, 64, true));
+    forward(Case::new(4, 2, 5, 65, 128, true));
+    forward(Case::new(4, 4, 65, 1, 64, false));
+}
+
+#[test]
+fn any_scale() {
+    for (scale, causal) in [(-0.3, true), (0.0, true), (0.0, false), (4.0, false)] {
+        let mut case = Case::new(1, 1, 20, 70, 64, causal);
+        case.sizes.scale = scale;
+        forward(case);
+        backward(case);
+    }
+}
+
+#[test]
+fn without_keys_there_is_nothing() {
+    let case = Case::new(2, 1, 3, 0, 64, true);
+    forward(case);
+    backward(case);
+    forward(Case::new(2, 1, 0, 5, 64, true));
+}
+
+/// Hidden scores stay hidden when all that is seen is minus infinity; what is no number shows.
+#[test]
+fn infinities_and_nan() {
+    let mut memory = Memory::new();
+    let case = Case::new(1, 1, 64, 2, 64, true);
+    let mut q = vec![0.0; 64 * 64];
+    q[0] = -1.0;
+    q[64] = f32::NAN;
+    let mut k = vec![0.0; 128];
+    k[0] = f32::INFINITY;
+    let [q, k, v] = [&q, &k, &vec![1.0; 128]].map(|x| memory.add_bf16(x));
+    let (out, lse) = (memory.room(2 * 64 * 64), memory.room(4 * 64));
+    run(Kind::Forward, &case, &[q, k, v, out, lse], &mut memory);
+    let out = memory.bf16(out);
+    assert_eq!((out[0], memory.f32(lse)[0]), (0.0, 0.0), "the only score is minus infinity");
+    assert!(out[64].is_nan());
+}
+
+#[test]
+fn backward_at_every_length() {
+    for n in [1, 17, 100, 130] {
+        for causal in [false, true] {
+            let [delta, queries, keys] = backward(Case::new(1, 1, n, n, 64, causal));
+            assert_eq!((queries.bank_conflicts, keys.bank_conflicts), (0, 0));
+            assert_eq!((queries.narrow_stores, keys.narrow_stores, delta.narrow_loads), (0, 0, 0));
+        }
+    }
+}
+
+#[test]
+fn backward_of_wide_heads() {
+    for (queries, keys, causal) in [(64, 64, false), (1, 1, true), (100, 100, true), (17, 70, false)] {
+        backward(Case::new(1, 1, queries, keys, 128, causal));
+    }
+}
+
+#[test]
+fn backward_of_groups_and_unequal_lengths() {
+    backward(Case::new(6, 3, 70, 33, 64, true));
+    backward(Case::new(3, 3, 33, 150, 64, true));
+    backward(Case::new(4, 2, 5, 65, 128, true));
+    backward(Case::new(4, 4, 65, 1, 64, false));
+}
+
+/// Without any one of its barriers or waits a kernel is refused: none is there for nothing, and none is missing.
+#[test]
+fn every_barrier_is_needed() {
+    for kind in [Kind::Forward, Kind::Queries, Kind::Keys] {
+        let case = Case::new(1, 1, 130, 130, 64, true);
+        let kernel = kernel(kind, 64, true).unwrap();
+        let text = ptx_of(&kernel, case.target);
+        let lines: Vec<&str> = text.lines().collect();
+        let mut n_mutants = 0;
+        for (i, line) in lines.iter().enumerate() {
+            if !line.contains("bar.sync") && !line.contains("wait_group") && !line.contains("bar.warp.sync") {
+                continue;
+            }
+            // A warp's own tile is free for results when the loop's last barrier is behind it; without rounds it is not.
+            let first_of_pair = line.contains("bar.warp.sync")
+                && lines[i + 1..]
+                    .iter()
+                    .find(|line| line.contains("shared") || line.contains("bar"))
+                    .is_some_and(|next| next.contains("st.shared"));
+            let case = if first_of_pair { Case::new(1, 1, 64, 0, 64, true) } else { case };
+            if first_of_pair && kind != Kind::Forward {
+                continue;
+            }
+            let mutant = [&lines[..i], &lines[i + 1..]].concat().join("\n");
+            let mut memory = Memory::new();
+            let t = Tensors::new(&case);
+            let [q, k, v, dout] = [&t.q, &t.k, &t.v, &t.dout].map(|x| memory.add_bf16(x));
+            let [lse, delta] = [0, 1].map(|_| memory.add_f32(&vec![0.0; case.rows()[1]]));
+            let [a, b] = [0, 1].map(|_| memory.room(2 * t.q.len()));
+            let tensors = match kind {
+                Kind::Forward => vec![q, k, v, a, lse],
+                Kind::Queries => vec![dout, q, k, v, lse, delta, a],
+                _ => vec![dout, q, k, v, lse, delta, a, b],
+            };
+            let found = run_text(&mutant, &kernel, &case, &tensors, &mut memory);
+            assert!(found.is_err(), "{} without line {}: {line}", kernel.symbol, i + 1);
+            n_mutants += 1;
+        }
+        assert!(5 <= n_mutants, "{}: {n_mutants} barriers and waits", kernel.symbol);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the sizes.
+    #[test]
+    fn any_sizes(
+        (groups, group) in (1..3u32, 1..4u32),
+        (queries, keys) in (1..150u32, 1..150u32),
+        wide in any::<bool>(),
+        causal in any::<bool>(),
+    ) {
+        let case = Case::new(groups * group, group, queries, keys, if wide { 128 } else { 64 }, causal);
+        forward(case);
+        backward(case);
+    }
+}
+
+#[test]
+fn other_heads_are_refused() {
+    let refused = kernel(Kind::Forward, 80, true).unwrap_err();
+    assert_eq!(refused.to_string(), "attention for GPUs has heads of 64 or 128 numbers, not 80");
+}
+
+/// Every kernel.
+fn kernels() -> Vec<Kernel> {
+    let mut all = vec![];
+    for kind in Kind::ALL {
+        for head_size in [64, 128] {
+            for causal in [false, true] {
+                if !(causal && kind == Kind::Delta) {
+                    all.push(kernel(kind, head_size, causal).unwrap());
+                }
+            }
+        }
+    }
+    all
+}
+
+/// One text of MLIR for every GPU; LLVM makes of it what each has.
+#[test]
+fn on_every_gpu() {
+    for target in [&Target::SM_90, &Target::SM_100] {
+        for case in [Case::new(2, 2, 70, 70, 64, true), Case::new(1, 1, 33, 70, 128, true)] {
+            let case = Case { target, ..case };
+            forward(case);
+            backward(case);
+        }
+    }
+}
+
+/// NVIDIA's assembler from its Python wheels, in `target/ptxas`; none, and a line that says why, where they cannot be had.
+fn ptxas() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/ptxas");
+    let program = folder.join("nvidia/cu13/bin/ptxas");
+    if !program.is_file() {
+        let pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--target"];
+        let wheels = ["nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88"];
+        let output = Command::new("python3").args(pip).arg(&folder).args(wheels).output();
+        let said = match output {
+            Ok(output) if output.status.success() => String::new(),
+            Ok(output) => String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string(),
+            Err(e) => e.to_string(),
+        };
+        if !program.is_file() {
+            eprintln!("skipped: ptxas is not here, and its wheels cannot be had: {said}");
+            return None;
+        }
+    }
+    Some(program)
+}
+
+/// Whatever a GPU would refuse, ptxas does. Prints registers for docs/attention.md.
+#[test]
+fn ptxas_takes_every_kernel_without_spills() {
+    let Some(ptxas) = ptxas() else { return };
+    let folder = std::env::temp_dir().join(format!("lighterage-ptxas-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for kernel in kernels() {
+        let mut registers = vec![];
+        for target in [Target::SM_80, Target::SM_90, Target::SM_100] {
+            let file = folder.join(format!("{}_{}.ptx", kernel.symbol, target.cpu));
+            std::fs::write(&file, ptx_of(&kernel, &target)).unwrap();
+            let output =
+                Command::new(&ptxas).args(["-v", "-arch", target.cpu, "-o", "/dev/null"]).arg(&file).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{} for {}: {said}", kernel.symbol, target.cpu);
+            assert!(said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), "{said}");
+            let used = said.split("Used ").nth(1).and_then(|rest| rest.split(' ').next());
+            registers.push(used.unwrap_or_else(|| panic!("ptxas should say how many registers: {said}")).to_string());
+        }
+        eprintln!("| `{}` | {} | {} |", kernel.symbol, registers.join(" | "), kernel.shared_bytes);
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -1,0 +1,15 @@
+//! Who links the runtime links no compiler: this program, which does, is small.
+
+use object::read::elf::ElfFile64;
+use object::{LittleEndian, Object as _, ObjectSegment as _};
+use runtime::{Machine, Options};
+
+#[test]
+fn a_program_with_the_runtime_is_small() {
+    // Something of every part, so that the linker leaves it in.
+    assert!(Machine::new(artifact::Artifact::default(), Options::default()).is_ok());
+    let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    // What is loaded when it runs; names and debugging information are not.
+    let bytes: u64 = ElfFile64::<LittleEndian>::parse(&*program).unwrap().segments().map(|s| s.file_range().1).sum();
+    assert!(bytes < 5 << 20, "{bytes} bytes");
+}

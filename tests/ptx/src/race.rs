@@ -1,0 +1,169 @@
+//! Who touched which byte: races are found by the definition, from who may be ordered before whom.
+
+/// Who accesses, and when.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Actor {
+    pub(super) block: u32,
+    pub(super) warp: u32,
+    /// The thread in its block; [`WARP`] for a warp's threads together.
+    pub(super) thread: u32,
+    /// Barriers of the block that lie behind.
+    pub(super) epoch: u32,
+    /// Barriers of the warp that lie behind.
+    pub(super) warp_epoch: u32,
+}
+
+/// All threads of a warp.
+pub(super) const WARP: u32 = u32::MAX - 1;
+/// Several threads, or warps, or blocks.
+const MANY: u32 = u32::MAX;
+
+/// What is known of a byte.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    written: bool,
+    /// The thread whose `cp.async` may write it at any time.
+    pending: Option<u32>,
+    writer: Option<Actor>,
+    /// The readers since the last write; a field is [`MANY`] where they differ, and a later epoch takes the place of an
+    /// earlier one, which is ordered before whatever the later one is ordered before.
+    readers: Option<Actor>,
+}
+
+const FRESH: Cell = Cell { written: false, pending: None, writer: None, readers: None };
+
+/// True if what `before` did is done for `now`.
+fn ordered(before: &Actor, now: &Actor) -> bool {
+    let same = before.thread == now.thread && now.thread < WARP;
+    let warp = before.warp == now.warp && (same || before.warp_epoch < now.warp_epoch);
+    before.block == now.block && (before.epoch < now.epoch || warp)
+}
+
+fn who(actor: &Actor) -> String {
+    match actor.thread {
+        MANY => "other threads".into(),
+        WARP => format!("warp {} of block {}", actor.warp, actor.block),
+        thread => format!("thread {thread} of block {}", actor.block),
+    }
+}
+
+/// The bytes of a tensor or of shared memory.
+#[derive(Clone, Debug)]
+pub(super) struct Shadow {
+    cells: Vec<Cell>,
+}
+
+impl Shadow {
+    /// Bytes that nobody touched yet; `written` if they hold something.
+    pub(super) fn new(bytes: usize, written: bool) -> Shadow {
+        Shadow { cells: vec![Cell { written, ..FRESH }; bytes] }
+    }
+
+    /// Bytes are read.
+    pub(super) fn read(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
+        for cell in &mut self.cells[at..at + n] {
+            if let Some(thread) = cell.pending {
+                return Err(format!("reads what cp.async of thread {thread} may still write"));
+            }
+            if !cell.written {
+                return Err("reads shared memory that nobody wrote".into());
+            }
+            if let Some(writer) = cell.writer.filter(|writer| !ordered(writer, &now)) {
+                return Err(format!("a race: reads what {} writes, without a barrier between", who(&writer)));
+            }
+            cell.readers = Some(match cell.readers {
+                None => now,
+                Some(before) if before.block != now.block => Actor { block: MANY, thread: MANY, ..now },
+                Some(before) if before.epoch < now.epoch => now,
+                Some(before) if before.warp != now.warp => Actor { warp: MANY, thread: MANY, ..now },
+                Some(before) if before.warp_epoch < now.warp_epoch => now,
+                Some(before) if before.thread != now.thread => Actor { thread: MANY, ..now },
+                Some(before) => before,
+            });
+        }
+        Ok(())
+    }
+
+    /// Bytes are written.
+    pub(super) fn write(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
+        for cell in &mut self.cells[at..at + n] {
+            if let Some(thread) = cell.pending {
+                return Err(format!("writes where cp.async of thread {thread} may still write"));
+            }
+            for (before, does) in [(cell.writer, "writes"), (cell.readers, "reads")] {
+                if let Some(before) = before.filter(|before| !ordered(before, &now)) {
+                    return Err(format!("a race: writes what {} {does}, without a barrier between", who(&before)));
+                }
+            }
+            *cell = Cell { written: true, pending: None, writer: Some(now), readers: None };
+        }
+        Ok(())
+    }
+
+    /// `cp.async` begins to write bytes: from now on until [`Shadow::arrive`].
+    pub(super) fn begin(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
+        self.write(at, n, now)?;
+        self.cells[at..at + n].iter_mut().for_each(|cell| cell.pending = Some(now.thread));
+        Ok(())
+    }
+    /// The bytes of a `cp.async` are there.
+    pub(super) fn arrive(&mut self, at: usize, n: usize, now: Actor) {
+        for cell in &mut self.cells[at..at + n] {
+            cell.pending = None;
+            cell.writer = Some(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn actor(block: u32, thread: u32, epoch: u32, warp_epoch: u32) -> Actor {
+        Actor { block, warp: thread / 32, thread, epoch, warp_epoch }
+    }
+    fn fresh() -> Shadow {
+        Shadow::new(4, true)
+    }
+
+    #[test]
+    fn a_barrier_orders_a_block_and_a_warps_barrier_a_warp() {
+        let mut shadow = fresh();
+        shadow.write(0, 4, actor(0, 0, 0, 0)).unwrap();
+        assert!(shadow.clone().read(0, 4, actor(0, 0, 0, 0)).is_ok(), "the writer itself");
+        assert!(shadow.clone().read(3, 1, actor(0, 1, 0, 0)).is_err());
+        assert!(shadow.clone().read(3, 1, actor(0, 1, 0, 1)).is_ok(), "the same warp, later");
+        assert!(shadow.clone().read(3, 1, actor(0, 32, 0, 1)).is_err(), "another warp");
+        assert!(shadow.clone().read(3, 1, actor(0, 32, 1, 0)).is_ok());
+        assert!(shadow.clone().read(3, 1, actor(1, 0, 1, 0)).is_err(), "another block");
+        assert!(shadow.write(0, 1, actor(0, 5, 0, 0)).is_err());
+    }
+
+    #[test]
+    fn a_writer_waits_for_every_reader() {
+        let mut shadow = fresh();
+        shadow.read(0, 1, actor(0, 0, 0, 0)).unwrap();
+        assert!(shadow.clone().write(0, 1, actor(0, 0, 0, 0)).is_ok(), "the reader itself");
+        assert!(shadow.clone().write(0, 1, actor(0, 1, 0, 0)).is_err());
+        assert!(shadow.clone().write(0, 1, actor(0, 1, 0, 1)).is_ok());
+        shadow.read(0, 1, actor(0, 40, 0, 0)).unwrap();
+        assert!(shadow.clone().write(0, 1, actor(0, 0, 0, 1)).is_err(), "a reader in another warp");
+        assert!(shadow.clone().write(0, 1, actor(0, 0, 1, 0)).is_ok());
+        shadow.read(0, 1, actor(0, 40, 1, 0)).unwrap();
+        assert!(shadow.clone().write(0, 1, actor(0, 40, 1, 0)).is_ok(), "the first epoch's readers are done");
+        shadow.read(0, 1, actor(1, 40, 9, 0)).unwrap();
+        assert!(shadow.write(0, 1, actor(1, 40, 10, 0)).is_err(), "a reader in another block");
+    }
+
+    #[test]
+    fn what_a_copy_may_write_is_nobodys() {
+        let mut shadow = Shadow::new(4, false);
+        assert!(shadow.clone().read(0, 1, actor(0, 0, 0, 0)).is_err(), "nobody wrote it");
+        shadow.begin(0, 4, actor(0, 0, 0, 0)).unwrap();
+        assert!(shadow.clone().read(0, 1, actor(0, 0, 5, 0)).is_err());
+        assert!(shadow.clone().write(0, 1, actor(0, 0, 5, 0)).is_err());
+        shadow.arrive(0, 4, actor(0, 0, 1, 0));
+        assert!(shadow.clone().read(0, 1, actor(0, 1, 1, 0)).is_err(), "only the thread that waited may");
+        assert!(shadow.read(0, 1, actor(0, 1, 2, 0)).is_ok());
+    }
+}
