@@ -11,7 +11,7 @@ use artifact::{
 };
 use ir::schedule::{InstrKind, Loc};
 use ir::{Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
-use kernels::{Generated, Stage, Target};
+use kernels::{Cache, Generated, Target};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{Compiled, Kernels};
 use std::collections::BTreeMap;
@@ -182,7 +182,7 @@ impl Emitter<'_> {
     fn compile(&mut self) -> Result<(), String> {
         let Some(target) = &self.target else { return Ok(()) };
         let kernels: Vec<&Generated> = self.generated.iter().map(|(_, kernel)| kernel).collect();
-        let objects = kernels::run_all(&kernels, target, Stage::Object).map_err(|e| e.to_string())?;
+        let objects = kernels::compile_kernels(&kernels, target, &Cache::user()).map_err(|e| e.to_string())?;
         let object = |bytes| artifact::Object { cpu: target.cpu.into(), bytes };
         self.artifact.objects = objects.into_iter().map(object).collect();
         Ok(())

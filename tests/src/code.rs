@@ -75,7 +75,7 @@ impl Kernel {
         pointers.push(scratch.as_mut_ptr());
         for phase in &self.generated.phases {
             let function = self.loaded.function(&phase.symbol).expect("a kernel should have its functions");
-            let mut at: Vec<u64> = cuts.iter().map(|&c| phase.parts * u64::from(c) >> 16).collect();
+            let mut at: Vec<u64> = cuts.iter().map(|&c| (phase.parts * u64::from(c)) >> 16).collect();
             at.extend([0, phase.parts]);
             at.sort_unstable();
             // Backwards: parts do not wait for each other.

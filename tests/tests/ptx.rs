@@ -16,7 +16,7 @@ fn ptxas() -> Option<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/ptxas.sh");
     let out = Command::new("sh").arg(script).output().expect("a shell should run");
     if !out.status.success() {
-        println!("skipped: {}", String::from_utf8_lossy(&out.stderr).trim());
+        eprintln!("skipped: {}", String::from_utf8_lossy(&out.stderr).trim());
         return None;
     }
     Some(PathBuf::from(String::from_utf8_lossy(&out.stdout).trim()))
@@ -65,37 +65,45 @@ fn assemble(ptxas: &Path, ptx: &str, target: &Target) -> Vec<u32> {
 #[test]
 fn kernels_of_models_assemble() {
     let Some(ptxas) = ptxas() else { return };
-    for target in GPUS {
-        let mut kernels: BTreeMap<String, Generated> = BTreeMap::new();
-        for name in ["bert-tiny", "gpt2-tiny", "llama-tiny", "resnet-tiny", "moe-tiny", "dropout-tiny"] {
-            for level in ["core", "coarse"].into_iter().filter(|&level| (name, level) != ("moe-tiny", "coarse")) {
-                let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
-                let model = torch::read(&folder.join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
-                let mut graph = model.graph;
-                passes::graph::canonical::run(&mut graph);
-                let attach = Attach { optimizer: Optimizer::AdamW, ..Attach::default() };
-                passes::graph::optimizer::run(&mut graph, attach).unwrap();
-                passes::graph::fuse::run(&mut graph);
-                for &node in &graph.order {
-                    let data = &graph.nodes[node];
-                    let types: Vec<TensorType> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
-                    match kernels::generate_op(&data.op, &types, &target) {
-                        Ok(kernel) if !kernel.phases.is_empty() => drop(kernels.insert(kernel.name.clone(), kernel)),
-                        Ok(_) => {}
-                        Err(e) => assert!(data.op.body().is_none(), "{e}"),
-                    }
+    // The assembler takes its time.
+    std::thread::scope(|scope| {
+        for target in GPUS {
+            let ptxas = &ptxas;
+            scope.spawn(move || assemble_models(ptxas, target));
+        }
+    });
+}
+
+fn assemble_models(ptxas: &Path, target: Target) {
+    let mut kernels: BTreeMap<String, Generated> = BTreeMap::new();
+    for name in ["bert-tiny", "gpt2-tiny", "llama-tiny", "resnet-tiny", "moe-tiny", "dropout-tiny"] {
+        for level in ["core", "coarse"].into_iter().filter(|&level| (name, level) != ("moe-tiny", "coarse")) {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
+            let model = torch::read(&folder.join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
+            let mut graph = model.graph;
+            passes::graph::canonical::run(&mut graph);
+            let attach = Attach { optimizer: Optimizer::AdamW, ..Attach::default() };
+            passes::graph::optimizer::run(&mut graph, attach).unwrap();
+            passes::graph::fuse::run(&mut graph);
+            for &node in &graph.order {
+                let data = &graph.nodes[node];
+                let types: Vec<TensorType> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+                match kernels::generate_op(&data.op, &types, &target) {
+                    Ok(kernel) if !kernel.phases.is_empty() => drop(kernels.insert(kernel.name.clone(), kernel)),
+                    Ok(_) => {}
+                    Err(e) => assert!(data.op.body().is_none(), "{e}"),
                 }
             }
         }
-        let kernels: Vec<Generated> = kernels.into_values().collect();
-        let text = ptx(&kernels, &target);
-        assert!(!text.contains(".extern"), "{target}");
-        let registers = assemble(&ptxas, &text, &target);
-        let phases: usize = kernels.iter().map(|kernel| kernel.phases.len()).sum();
-        assert_eq!(registers.len(), phases);
-        let most = registers.iter().max().unwrap();
-        println!("{}: {phases} kernels, at most {most} registers", target.cpu);
     }
+    let kernels: Vec<Generated> = kernels.into_values().collect();
+    let text = ptx(&kernels, &target);
+    assert!(!text.contains(".extern"), "{target}");
+    let registers = assemble(ptxas, &text, &target);
+    let phases: usize = kernels.iter().map(|kernel| kernel.phases.len()).sum();
+    assert_eq!(registers.len(), phases);
+    let most = registers.iter().max().unwrap();
+    eprintln!("{}: {phases} kernels, at most {most} registers", target.cpu);
 }
 
 #[test]

@@ -1,15 +1,15 @@
 //! Instructions to MLIR text: the loops over rows and columns, loads and stores.
 //!
-//! A row is gone through once for each stage: first for the sums that need nothing, then for those that need these, and so
-//! on; what is dear to compute is kept from one pass to the next in a buffer. On a CPU a pass is a loop over vectors of 16
+//! A row is gone through in passes: see `passes`. On a CPU a pass is a loop over vectors of 16
 //! elements and one over those that are left; on a GPU a block of threads shares the row, with vectors of 16 bytes.
 //! Values that do not vary along a row are scalars, computed outside of the loops.
 
 use super::dag::{Dag, Fold, Id, Kind, Prim};
 use super::lower::{Known, storage};
+use super::passes::{Buffer, Pass, kept_passes};
 use super::space::{Axes, Space};
 use ir::TensorType;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Elements that a CPU computes at a time.
@@ -20,8 +20,6 @@ const PART: u64 = 16384;
 const MOST_SUMS: u64 = 32;
 /// The fewest rows of such a part.
 const SUMMED_ROWS: u64 = 16;
-/// The most bytes of a row's buffer on the stack.
-const MOST_BUFFER: u64 = 32 << 10;
 /// Columns of a part of a combining phase.
 const COMBINED: u64 = 1024;
 
@@ -55,29 +53,6 @@ pub(super) struct Text {
     pub(super) mlir: String,
     pub(super) functions: Vec<Function>,
     pub(super) scratch_bytes: u64,
-}
-
-/// Where something that outlives a pass is kept.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Buffer {
-    Stack(usize),
-    Result(usize),
-}
-
-/// What a pass over a row does.
-#[derive(Default, Debug)]
-struct Pass {
-    folds: Vec<Id>,
-    /// Results stored: numbers.
-    stores: Vec<usize>,
-    /// Results whose columns are summed: numbers.
-    sums: Vec<usize>,
-    /// What is kept for later passes.
-    keeps: Vec<Id>,
-    /// Instructions that vary along the row, in order.
-    needs: Vec<Id>,
-    /// Of these, what an earlier pass kept.
-    kept: Vec<Id>,
 }
 
 /// Sums over rows of one result.
@@ -117,136 +92,6 @@ pub(super) fn emit(plan: &Plan<'_>) -> Result<Text, String> {
 
 fn is_sum(out: &Out) -> bool {
     matches!(out.known, Known::Columns { .. })
-}
-
-// ------------------------------------------------------------------------------------------------------------ passes
-
-/// Instructions that vary along the row and are needed for `roots`, in order; instructions in `stop` are not looked into.
-fn needs(dag: &Dag, roots: &[Id], stop: &BTreeSet<Id>) -> Vec<Id> {
-    let mut found = BTreeSet::new();
-    let mut work: Vec<Id> = roots.to_vec();
-    while let Some(id) = work.pop() {
-        let node = &dag.nodes[id];
-        if !node.span.columns || !found.insert(id) || stop.contains(&id) {
-            continue;
-        }
-        work.extend(&node.args);
-    }
-    found.into_iter().collect()
-}
-
-/// The passes and where they keep what later passes need.
-fn kept_passes(plan: &Plan<'_>) -> (Vec<Pass>, BTreeMap<Id, Buffer>) {
-    // What no room is found for is computed again.
-    let mut homeless = BTreeSet::new();
-    loop {
-        let passes = passes(plan, &homeless);
-        let (mut buffers, mut taken) = (BTreeMap::new(), BTreeSet::new());
-        let known = homeless.len();
-        for (p, pass) in passes.iter().enumerate() {
-            for &id in &pass.keeps {
-                let kind = plan.dag.kind(id);
-                if let Some(j) = free_result(plan, &passes, p, kind, &taken) {
-                    taken.insert(j);
-                    buffers.insert(id, Buffer::Result(j));
-                } else if plan.space.columns() * kind.bytes() <= MOST_BUFFER {
-                    buffers.insert(id, Buffer::Stack(buffers.len()));
-                } else {
-                    homeless.insert(id);
-                }
-            }
-        }
-        if homeless.len() == known {
-            return (passes, buffers);
-        }
-    }
-}
-/// A result that is written last and may keep numbers of a kind from pass `p` on: none of the operands that might lie there
-/// is read later.
-fn free_result(plan: &Plan<'_>, passes: &[Pass], p: usize, kind: Kind, taken: &BTreeSet<usize>) -> Option<usize> {
-    let later = |i: usize| {
-        passes[p + 1..].iter().any(|q| {
-            let reads =
-                |&id: &Id| !q.kept.contains(&id) && matches!(plan.dag.nodes[id].prim, Prim::Load(of, _) if of == i);
-            q.needs.iter().any(reads)
-        })
-    };
-    (0..plan.results.len()).find(|&j| {
-        let out = &plan.results[j];
-        plan.space.span(out.value).columns
-            && p + 1 < passes.len()
-            && passes.last().is_some_and(|last| last.stores.contains(&j))
-            && storage(out.ty.dtype()) == Some(kind)
-            && !taken.contains(&j)
-            && !(0..plan.operands.len()).any(|i| plan.operands[i] == out.ty && later(i))
-    })
-}
-
-fn passes(plan: &Plan<'_>, homeless: &BTreeSet<Id>) -> Vec<Pass> {
-    let dag = plan.dag;
-    // What anything is needed for.
-    let mut used = BTreeSet::new();
-    let mut work: Vec<Id> = vec![];
-    for out in plan.results {
-        match out.known {
-            Known::Node(id) | Known::Columns { of: id, .. } => work.push(id),
-        }
-    }
-    while let Some(id) = work.pop() {
-        if used.insert(id) {
-            work.extend(&dag.nodes[id].args);
-        }
-    }
-    let last = used.iter().map(|&id| dag.nodes[id].stage).max().unwrap_or(0);
-    let mut passes: Vec<Pass> = (0..=last).map(|_| Pass::default()).collect();
-    for &id in &used {
-        let node = &dag.nodes[id];
-        if let Prim::Fold(_) = node.prim {
-            passes[node.stage - 1].folds.push(id);
-        }
-    }
-    for (j, out) in plan.results.iter().enumerate() {
-        match out.known {
-            Known::Columns { of, .. } => passes[dag.nodes[of].stage].sums.push(j),
-            Known::Node(id) if plan.space.span(out.value).columns => {
-                // It may lie on an operand that later passes read.
-                let shared = plan.operands.contains(&out.ty);
-                passes[if shared { last } else { dag.nodes[id].stage }].stores.push(j);
-            }
-            Known::Node(_) => {}
-        }
-    }
-    let roots = |pass: &Pass| -> Vec<Id> {
-        let folds = pass.folds.iter().map(|&id| dag.nodes[id].args[0]);
-        let outs = pass.stores.iter().chain(&pass.sums).map(|&j| match plan.results[j].known {
-            Known::Node(id) | Known::Columns { of: id, .. } => id,
-        });
-        folds.chain(outs).collect()
-    };
-    // Dear instructions that more than one pass needs are kept by the first that does.
-    let mut first: BTreeMap<Id, usize> = BTreeMap::new();
-    let mut again = BTreeSet::new();
-    for (p, pass) in passes.iter().enumerate() {
-        for id in needs(dag, &roots(pass), &BTreeSet::new()) {
-            if dag.dear[id] && !homeless.contains(&id) && *first.entry(id).or_insert(p) < p {
-                again.insert(id);
-            }
-        }
-    }
-    let mut kept_by: BTreeMap<usize, BTreeSet<Id>> = BTreeMap::new();
-    for p in 0..passes.len() {
-        let stop: BTreeSet<Id> = again.iter().copied().filter(|id| first[id] < p).collect();
-        let found = needs(dag, &roots(&passes[p]), &stop);
-        passes[p].kept = found.iter().copied().filter(|id| stop.contains(id)).collect();
-        for id in &passes[p].kept {
-            kept_by.entry(first[id]).or_default().insert(*id);
-        }
-        passes[p].needs = found;
-    }
-    for (p, ids) in kept_by {
-        passes[p].keeps = ids.into_iter().collect();
-    }
-    passes
 }
 
 // ----------------------------------------------------------------------------------------------------------- emitter
@@ -589,12 +434,12 @@ impl<'a> Emitter<'a> {
                 let (pointer, align) = self.buffer(id);
                 self.load(&pointer, at, node.kind, width, align)
             } else {
-                match &node.prim {
-                    &Prim::Load(i, axes) => {
+                match node.prim {
+                    Prim::Load(i, axes) => {
                         let (pointer, align) = self.row_pointer(i, axes, node.kind);
                         self.load(&pointer, at, node.kind, width, align)
                     }
-                    &Prim::Random(stream) => {
+                    Prim::Random(stream) => {
                         let (seed, step) = (self.scalar(node.args[0]), self.scalar(node.args[1]));
                         self.random(&seed, &step, stream, at, width)
                     }
@@ -637,7 +482,7 @@ impl<'a> Emitter<'a> {
         };
         let first = self.def(&format!("arith.addi {base}, {at} : i64"));
         // Whole blocks, if rows begin with one; else each element has its block computed.
-        let whole = width % 4 == 0 && (space.rows() == 1 || space.columns() % 4 == 0);
+        let whole = width.is_multiple_of(4) && (space.rows() == 1 || space.columns().is_multiple_of(4));
         let n = if whole { width / 4 } else { width };
         let (wide, word) = (format!("vector<{n}xi64>"), format!("vector<{n}xi32>"));
         let numbers = |scale: u64| (0..n).map(|i| (i * scale).to_string()).collect::<Vec<_>>().join(", ");
@@ -1262,7 +1107,7 @@ impl<'a> Emitter<'a> {
             ir::DType::BF16 => {
                 let mut dag = Dag::new(self.plan.gpu);
                 let load = dag.load(0, 0, Kind::F32, super::dag::Span { rows: false, columns: true });
-                let rounded = dag.to_bf16(load);
+                let rounded = dag.rounded_bf16(load);
                 self.apart(&dag, load, &x, rounded, width)
             }
             ir::DType::F16 => self.def(&format!("arith.truncf {x} : {ty} to {to}")),

@@ -16,6 +16,39 @@ pub(super) enum Known {
     Columns { of: Id, divisor: Option<u64> },
 }
 
+/// Ops for floating-point numbers alone.
+const REAL: [&str; 29] = [
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "silu",
+    "gelu",
+    "div",
+    "div_scalar",
+    "tanh_bwd",
+    "sigmoid_bwd",
+    "silu_bwd",
+    "gelu_bwd",
+    "threshold_bwd",
+    "mean",
+    "softmax",
+    "log_softmax",
+    "softmax_bwd",
+    "log_softmax_bwd",
+    "layer_norm",
+    "layer_norm_bwd",
+    "dropout",
+    "dropout_bwd",
+    "adamw",
+    "sgd",
+    "sgd_momentum",
+];
+
 /// The kind of an element type in memory; none if there are no kernels for it. A bool in a register is a bit.
 pub(super) fn storage(dtype: DType) -> Option<Kind> {
     Some(match dtype {
@@ -92,7 +125,7 @@ impl<'a> Lowering<'a> {
             DType::Bool | DType::U8 => d.convert("arith.extui", id, Kind::I64),
             DType::I8 | DType::I16 | DType::I32 => d.convert("arith.extsi", id, Kind::I64),
             DType::F16 => d.convert("arith.extf", id, Kind::F32),
-            DType::BF16 => d.of_bf16(id),
+            DType::BF16 => d.widened_bf16(id),
             _ => id,
         })
     }
@@ -106,7 +139,7 @@ impl<'a> Lowering<'a> {
             DType::I16 => d.convert("arith.trunci", x, Kind::I16),
             DType::I32 => d.convert("arith.trunci", x, Kind::I32),
             DType::F16 => d.convert("arith.truncf", x, Kind::F16),
-            DType::BF16 => d.to_bf16(x),
+            DType::BF16 => d.rounded_bf16(x),
             _ => x,
         }
     }
@@ -136,7 +169,7 @@ impl<'a> Lowering<'a> {
         }
     }
     /// A wide number in another wide type, as Rust's `as` has it.
-    fn to_wide(&mut self, x: Id, to: Kind) -> Id {
+    fn widened(&mut self, x: Id, to: Kind) -> Id {
         let d = &mut self.dag;
         match (d.kind(x), to) {
             (from, _) if from == to => x,
@@ -161,6 +194,9 @@ impl<'a> Lowering<'a> {
 
     /// Computes a step's results, of which `at` is the first.
     pub(super) fn step(&mut self, step: &Step, at: usize) -> Lowered<()> {
+        if REAL.contains(&step.op.name()) && !self.dtype(step.inputs[0]).is_float() {
+            return Err("it is for floating-point numbers".into());
+        }
         let results: Vec<Known> = match step.op.name() {
             "layer_norm" => self.layer_norm(step)?,
             "layer_norm_bwd" => self.layer_norm_bwd(step)?,
@@ -282,7 +318,7 @@ impl<'a> Lowering<'a> {
                 self.dag.equal(x, zero)
             }
             "cast" if result == DType::Bool => self.truth(x),
-            "cast" => self.to_wide(x, wide(result)),
+            "cast" => self.widened(x, wide(result)),
             "clamp" => {
                 let (lo, hi) = (self.number(op, "min", kind), self.number(op, "max", kind));
                 match real {
@@ -516,13 +552,13 @@ impl<'a> Lowering<'a> {
     }
     /// A coefficient, computed in f64, in the type that the update is computed in.
     fn coefficient(&mut self, x: Id, kind: Kind) -> Id {
-        self.to_wide(x, kind)
+        self.widened(x, kind)
     }
     /// The gradient, scaled if operand `i` is there to scale it.
     fn gradient(&mut self, step: &Step, g: Id, i: usize) -> Id {
         let Some(&scale) = step.inputs.get(i) else { return g };
         let scale = self.dag.load_at(scale, 0, Kind::F32);
-        let scale = self.to_wide(scale, self.dag.kind(g));
+        let scale = self.widened(scale, self.dag.kind(g));
         self.dag.mul(g, scale)
     }
     /// AdamW of wide numbers: p', m', v'.

@@ -249,14 +249,14 @@ impl Dag {
     }
 
     /// The f32 that a bf16's bits, an I16, are.
-    pub(super) fn of_bf16(&mut self, x: Id) -> Id {
+    pub(super) fn widened_bf16(&mut self, x: Id) -> Id {
         let wide = self.convert("arith.extui", x, I32);
         let places = self.int(16, I32);
         let bits = self.same("arith.shli", &[wide, places]);
         self.convert("arith.bitcast", bits, F32)
     }
     /// The bits, an I16, of the bf16 nearest to an f32, to even where two are; NaN stays.
-    pub(super) fn to_bf16(&mut self, x: Id) -> Id {
+    pub(super) fn rounded_bf16(&mut self, x: Id) -> Id {
         let bits = self.convert("arith.bitcast", x, I32);
         let (places, one, below) = (self.int(16, I32), self.int(1, I32), self.int(0x7fff, I32));
         let high = self.same("arith.shrui", &[bits, places]);

@@ -28,6 +28,7 @@ mod emit;
 mod generator;
 mod lower;
 mod math;
+mod passes;
 mod space;
 mod target;
 

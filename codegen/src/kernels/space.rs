@@ -66,13 +66,13 @@ impl Space {
         let mut cut = None;
         let mut at = operands;
         for step in steps {
-            if let Some((along, first)) = finder.fold(step, at)? {
-                if along != Along::Nothing {
-                    if cut.is_some_and(|cut| cut != first) {
-                        return Err("ops combine elements of different rows".into());
-                    }
-                    cut = Some(first);
+            if let Some((along, first)) = finder.fold(step, at)?
+                && along != Along::Nothing
+            {
+                if cut.is_some_and(|cut| cut != first) {
+                    return Err("ops combine elements of different rows".into());
                 }
+                cut = Some(first);
             }
             at += step.outputs;
         }
@@ -88,10 +88,9 @@ impl Space {
                 _ => groups.push((size, 1 << i)),
             }
         }
-        if let Some(cut) = cut {
-            if groups.last().is_none_or(|last| last.1.trailing_zeros() as usize != cut) {
-                return Err("an operand is repeated within the rows that an op combines".into());
-            }
+        let begins = groups.last().map(|last| last.1.trailing_zeros() as usize);
+        if cut.is_some() && cut != begins {
+            return Err("an operand is repeated within the rows that an op combines".into());
         }
         let varies = varies
             .iter()
