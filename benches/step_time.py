@@ -5,8 +5,8 @@ usage: step_time.py [--models gpt2 llama] [--threads 2] [--rounds 3] [--steps 6]
 Models, weights and batches are those of benches/models.py, written into target/bench. Per model:
 
 1. Memory: each way runs once with a library that counts what is allocated (benches/heap.c), in steps after the first
-   two. For `inductor, budget` the largest of --budgets is taken whose peak is at most lighterage's at 50 %, or the least
-   there is.
+   two. For `inductor, budget` the largest of --budgets is taken whose peak is at most lighterage's at 50 %, or else
+   the least.
 2. Losses: those of the first steps must agree with eager PyTorch's, from the same weights on the same batches.
 3. Time: the ways take turns, round by round, so that a slow spell of the machine meets all of them. A figure is the
    fastest step, without the first two of each turn: other programs can only make a step slower.

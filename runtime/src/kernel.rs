@@ -221,8 +221,8 @@ impl<'a> Call<'a> {
         assert!(self.part.is_none(), "a part should take its part of the scratch");
         self.scratch_from(0..usize::MAX)
     }
-    /// This part's pieces of the scratch: one of `piece` `T`s for every `per_piece` of `units`, the last for what is left. Panics if the part does
-    /// not begin and end between pieces, and as [`Call::scratch`] does.
+    /// This part's pieces of the scratch: one of `piece` `T`s for every `per_piece` of `units`, the last for what is left.
+    /// Panics if the part does not begin and end between pieces, and as [`Call::scratch`] does.
     #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]
     pub fn scratch_part<T: Element>(&self, units: usize, per_piece: usize, piece: usize) -> &'a mut [T] {
         let part = self.part(units);
@@ -311,10 +311,6 @@ impl<'a, T> Window<'a, T> {
     /// How far apart rows lie.
     pub fn stride(&self) -> usize {
         self.stride
-    }
-    /// Some rows, alone.
-    pub fn rows_of(&mut self, rows: Range<usize>) -> Window<'_, T> {
-        self.part(rows, 0..self.columns)
     }
     /// A part of the rows and columns.
     pub fn part(&mut self, rows: Range<usize>, columns: Range<usize>) -> Window<'_, T> {

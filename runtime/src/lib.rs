@@ -11,7 +11,7 @@
 //! ```
 //!
 //! From top to bottom: [`validate`](validate()) proves that an artifact may be run; `program` resolves it to what streams
-//! run; [`Machine`] runs that on threads (or shuffled, to test the plan); [`kernels`] compute, an optimizer's on a [`Team`].
+//! run; [`Machine`] runs that on threads (or shuffled, to test the plan); [`kernels`] compute, on a [`Team`].
 //! **Invariant:** no unsafe code but in `memory`, in [`kernel`], in one call of the kernels' `product` and in `code`, which
 //! loads and calls generated kernels; all of it leans on what `validate` proves.
 

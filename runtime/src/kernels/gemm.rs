@@ -162,13 +162,10 @@ fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
     }
     let y = call.output::<T>(0);
     let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
-    let (mut x_room, mut w_room, mut y_room): (&mut [T::Wide], &mut [T::Wide], &mut [T::Wide]) =
-        (&mut [], &mut [], &mut []);
-    if 0 < T::room(1) {
-        let rest;
-        (x_room, rest) = call.scratch::<T::Wide>().split_at_mut(T::room(xs));
-        (w_room, y_room) = rest.split_at_mut(T::room(ws));
-    }
+    // Parts need none.
+    let scratch = if T::room(1) == 0 { &mut [] } else { call.scratch::<T::Wide>() };
+    let (x_room, rest) = scratch.split_at_mut(T::room(xs));
+    let (w_room, y_room) = rest.split_at_mut(T::room(ws));
     let rows = call.part(count(call.out_shape(0)).checked_div(s.n).unwrap_or(0));
     let part = rows.start * s.n..rows.end * s.n;
     for b in part.start / ys.max(1)..part.end.div_ceil(ys.max(1)) {

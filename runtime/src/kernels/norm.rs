@@ -320,8 +320,8 @@ pub(super) fn layer_norm_bwd(call: &Call<'_>) -> Ran {
     wide_float!(call.in_dtype(1), W => layer_norm_bwd_of::<W>(call));
     Ok(())
 }
-/// With x̂ = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - x̂ mean(g x̂)), dw = Σ dy x̂, db = Σ dy. The sums over rows are
-/// those of chunks here, which [`layer_norm_bwd_sums`] adds up.
+/// With x̂ = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - x̂ mean(g x̂)), dw = Σ dy x̂, db = Σ dy. The sums over
+/// rows are those of chunks here, which [`layer_norm_bwd_sums`] adds up.
 fn layer_norm_bwd_of<R: Real>(call: &Call<'_>) {
     let (rows, n) = rows(call.in_shape(1), call.int("dims"));
     let chunk = chunk(rows as u64) as usize;

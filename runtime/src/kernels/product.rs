@@ -149,8 +149,8 @@ pub(super) enum Start<'a, R> {
     From(&'a dyn Fn(usize, usize, &mut [R])),
 }
 
-/// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so.
-/// `y` is them alone. Their bits do not depend on which others are computed with them.
+/// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so. `y`
+/// is them alone. Their bits do not depend on which others are computed with them.
 pub(super) fn product_part<R: Tiled>(
     (m, k, n): (usize, usize, usize),
     (rows, columns): (Range<usize>, Range<usize>),
@@ -307,13 +307,16 @@ pub(super) fn tiles<R: Tiled>(
         }
         return;
     }
-    let (last_x, last_w) = ((rows - 1) / tile.rows, (columns - 1) / tile.columns);
-    let (high, wide) = ((rows - 1) % tile.rows, ((columns - 1) % tile.columns + 1).next_multiple_of(tile.lanes));
-    let x_end = (last_x * x.panel + high * x.row).max(last_x.saturating_sub(1) * x.panel + (tile.rows - 1) * x.row);
-    let x_end = if last_x == 0 { high * x.row } else { x_end } + (depth - 1) * x.column;
-    let w_end = (last_w * w.panel + wide).max(if last_w == 0 { 0 } else { (last_w - 1) * w.panel + tile.columns });
-    let w_end = w_end + (depth - 1) * w.row;
-    assert!(x_end < x.x.len() && w_end <= w.w.len(), "factors should have what their product reads");
+    // One past the last number of a factor's first row or column that is read, where all panels but the last are whole.
+    let end = |last: usize, panel: usize, whole: usize, rest: usize| {
+        let before = last.checked_sub(1).map_or(0, |before| before * panel + whole);
+        before.max(last * panel + rest)
+    };
+    let (last_x, high) = ((rows - 1) / tile.rows, (rows - 1) % tile.rows);
+    let (last_w, wide) = ((columns - 1) / tile.columns, (columns - 1) % tile.columns + 1);
+    let x_end = end(last_x, x.panel, (tile.rows - 1) * x.row + 1, high * x.row + 1) + (depth - 1) * x.column;
+    let w_end = end(last_w, w.panel, tile.columns, wide.next_multiple_of(tile.lanes)) + (depth - 1) * w.row;
+    assert!(x_end <= x.x.len() && w_end <= w.w.len(), "factors should have what their product reads");
     let start = y.as_mut_ptr();
     for i in (0..rows).step_by(tile.rows) {
         let height = tile.rows.min(rows - i);
