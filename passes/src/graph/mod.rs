@@ -3,3 +3,4 @@
 pub mod canonical;
 pub mod microbatch;
 pub mod optimizer;
+pub mod simplify;
