@@ -65,6 +65,8 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
     let (mut problem, roots) = problem(terms, roots, traced);
     let mut needed = vec![false; problem.ids.len()];
     roots.iter().for_each(|&c| needed[c] = true);
+    // A constant is computed once for the whole graph: it counts nothing, or all layers would be one group.
+    (0..needed.len()).filter(|&c| problem.choices[c].iter().any(|way| way.needs.is_empty())).for_each(|c| needed[c] = true);
     loop {
         let before: usize = needed.iter().filter(|&&n| n).count() + problem.n_choices();
         spread(&problem, &mut needed);
@@ -319,6 +321,7 @@ impl Problem {
             tree: BTreeMap::new(),
             component,
         };
+        search.greedy(group);
         search.run(&mut group.iter().copied().collect(), 0);
         log::trace!("group of {} open classes: {} steps", group.len(), STEPS - search.steps);
         if std::env::var("ZZ").is_ok() { eprintln!("group of {} open classes: {} steps, {} chosen", group.len(), STEPS - search.steps, search.best.len()); }
@@ -345,6 +348,66 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// A good first answer: for one class after the other the cheapest way by itself, what is chosen already being free.
+    fn greedy(&mut self, group: &[usize]) {
+        let mut chosen: BTreeMap<usize, usize> = BTreeMap::new();
+        for &class in group {
+            let Some(set) = self.cheapest(class, &chosen) else { return };
+            chosen.extend(set);
+        }
+        self.chosen = chosen;
+        let acyclic = !self.chosen.keys().any(|&class| self.closes_a_cycle(class));
+        let chosen = std::mem::take(&mut self.chosen);
+        if acyclic {
+            self.best_cost = self.cost(&chosen);
+            self.best = chosen;
+        }
+    }
+
+    fn cost(&self, chosen: &BTreeMap<usize, usize>) -> u64 {
+        chosen.iter().map(|(&class, &way)| self.problem.choices[class][way].cost).sum()
+    }
+
+    /// The classes with their ways by which `class` is computed, shared ones counted once: each class takes the way with the
+    /// least sum over the union of what its children took, until nothing gets better.
+    fn cheapest(&self, class: usize, chosen: &BTreeMap<usize, usize>) -> Option<BTreeMap<usize, usize>> {
+        let free = |c: &usize| self.needed[*c] && *c != class || chosen.contains_key(c);
+        if chosen.contains_key(&class) {
+            return Some(BTreeMap::new());
+        }
+        let mut all = BTreeSet::from([class]);
+        let mut stack = vec![class];
+        while let Some(c) = stack.pop() {
+            let needs = self.problem.choices[c].iter().flat_map(|way| &way.needs);
+            stack.extend(needs.filter(|c| !free(c) && all.insert(**c)));
+        }
+        let mut best: BTreeMap<usize, (u64, BTreeMap<usize, usize>)> = BTreeMap::new();
+        loop {
+            let mut changed = false;
+            // From the leaves up, mostly: numbers grow away from the roots.
+            for &c in all.iter().rev() {
+                for (i, way) in self.problem.choices[c].iter().enumerate() {
+                    let mut set = BTreeMap::from([(c, i)]);
+                    let complete = way.needs.iter().filter(|n| !free(n)).all(|n| match best.get(n) {
+                        Some((_, below)) if !below.contains_key(&c) => {
+                            set.extend(below);
+                            true
+                        }
+                        _ => false,
+                    });
+                    let cost = self.cost(&set);
+                    if complete && best.get(&c).is_none_or(|(least, _)| cost < *least) {
+                        best.insert(c, (cost, set));
+                        changed = true;
+                    }
+                }
+            }
+            if !changed {
+                return best.remove(&class).map(|(_, set)| set);
+            }
+        }
+    }
+
     /// Chooses for the last of `open`; `spent` is the cost of what is chosen.
     fn run(&mut self, open: &mut BTreeSet<usize>, spent: u64) {
         // Every open class costs at least its cheapest choice.

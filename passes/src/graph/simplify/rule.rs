@@ -97,6 +97,32 @@ impl Scope<'_> {
         let Some(id) = self.id(name).map(|id| self.terms.find(id)) else { return false };
         self.terms[id].nodes.iter().any(|t| t.name() == Some(op) && t.children.iter().all(|&c| self.terms.find(c) != id))
     }
+    /// Binds a variable to what `choose` takes of the operands of an op `name` that computes its class.
+    pub(super) fn replace_by_operand<const N: usize>(
+        &mut self,
+        variable: &str,
+        name: &str,
+        choose: impl Fn(&Scope<'_>, [Id; N]) -> Option<Id>,
+    ) {
+        let Some(id) = self.id(variable) else { return };
+        let found = self.terms[id].nodes.iter().filter(|term| term.name() == Some(name)).find_map(|term| {
+            let operands: Vec<Id> = term.operands(self.terms).collect();
+            choose(self, operands.try_into().ok()?)
+        });
+        if let Some(operand) = found {
+            self.subst.insert(var(variable), operand);
+        }
+    }
+    /// The number that a class of one element is full of.
+    pub(super) fn constant(&self, id: Id) -> Option<f64> {
+        let full = self.terms[id].nodes.iter().find(|term| term.name() == Some("full"))?;
+        (single(self.terms, id)?.numel() == 1).then_some(())?;
+        match self.terms[*full.children.last()?].data.literal.as_ref()? {
+            Literal::Float(bits) => Some(f64::from_bits(*bits)),
+            Literal::Int(i) => Some(*i as f64),
+            _ => None,
+        }
+    }
     pub(super) fn same(&self, a: Option<Id>, b: Option<Id>) -> Option<()> {
         (self.terms.find(a?) == self.terms.find(b?)).then_some(())
     }

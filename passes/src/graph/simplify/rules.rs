@@ -627,7 +627,7 @@ pub static PATTERNS: &[Rule] = &[
     rule(
         "probs-masked",
         &[("(softmax (add (scores ?q ?k ?c) ?m) 3)", "(probs ?q ?k ?m ?c false)")],
-        unscaled,
+        unscaled_with_bits,
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6]",
     ),
@@ -648,7 +648,7 @@ pub static PATTERNS: &[Rule] = &[
                     (softmax (add (scores ?q ?k ?c) ?m) 3) (full ?t ?s 0.0))",
             "(probs ?q ?k ?m ?c true)",
         )],
-        unscaled,
+        unscaled_with_bits,
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6] t=f32 s=[]",
     ),
@@ -915,6 +915,15 @@ fn product_of_scales(s: &mut Scope<'_>) -> Option<()> {
 /// No scale is left to be pulled out of queries and keys: of the equal ways to write scores, one goes on.
 fn unscaled(s: &mut Scope<'_>) -> Option<()> {
     (!s.is_a("?q", "mul_scalar") && !s.is_a("?k", "mul_scalar")).then_some(())
+}
+
+/// The same, and a mask of 0 and -inf goes on as one of bits.
+fn unscaled_with_bits(s: &mut Scope<'_>) -> Option<()> {
+    unscaled(s)?;
+    s.replace_by_operand("?m", "where", |s, [bits, zero, lowest]| {
+        (s.constant(zero)? == 0.0 && s.constant(lowest)? == f64::NEG_INFINITY).then_some(bits)
+    });
+    Some(())
 }
 
 /// A gradient is scaled as the scores were; two factors may have been multiplied.
