@@ -13,8 +13,9 @@ use egg::{Id, Language};
 use ir::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Steps of branch and bound for one group; then the best so far is taken. 20 000 take about 10 ms.
-const STEPS: usize = 20_000;
+/// Steps of branch and bound for one group; then the best so far is taken. Most groups need fewer than 10. Of attention with
+/// its gradient, where one sum of 70 classes is to be proved the least, the first answer has always been the best.
+const STEPS: usize = 200;
 
 /// What a kernel costs before it does anything, in picoseconds: 3 µs, as of GPUs. Costs are those of one fixed machine,
 /// about an A100, so that a graph becomes the same on every device.
@@ -76,8 +77,15 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
         }
     }
     let component = problem.components();
-    for group in problem.groups(&needed, &component) {
-        problem.solve(&group, &needed, &component);
+    let mut solved: BTreeMap<Group, Ways> = BTreeMap::new();
+    for open in problem.groups(&needed, &component) {
+        let (group, classes) = problem.group(&open, &needed, &component);
+        let ways = solved.entry(group).or_insert_with_key(Group::solve);
+        for (&class, way) in classes.iter().zip(&*ways) {
+            if let Some(way) = *way {
+                problem.choices[class] = vec![problem.choices[class][way].clone()];
+            }
+        }
     }
     // What is chosen needs less than what might have been.
     let mut chosen = BTreeMap::new();
@@ -309,110 +317,134 @@ impl Problem {
         groups.into_values().collect()
     }
 
-    /// Leaves each class of a group, and those it needs, the one choice of the least sum.
-    fn solve(&mut self, group: &[usize], needed: &[bool], component: &[usize]) {
-        let mut search = Search {
-            problem: self,
-            needed,
-            chosen: BTreeMap::new(),
-            best: BTreeMap::new(),
-            best_cost: u64::MAX,
-            steps: STEPS,
-            tree: BTreeMap::new(),
-            component,
-        };
-        search.greedy(group);
-        search.run(&mut group.iter().copied().collect(), 0);
-        log::trace!("group of {} open classes: {} steps", group.len(), STEPS - search.steps);
-        if std::env::var("ZZ").is_ok() { eprintln!("group of {} open classes: {} steps, {} chosen", group.len(), STEPS - search.steps, search.best.len()); }
-        let best = search.best;
-        assert!(!best.is_empty(), "a group of classes should have a choice");
-        for (class, way) in best {
-            self.choices[class] = vec![self.choices[class][way].clone()];
+    /// A group by itself, its classes numbered from 0, and which classes of the problem they are.
+    fn group(&self, open: &[usize], needed: &[bool], component: &[usize]) -> (Group, Vec<usize>) {
+        let mut classes: Vec<usize> = open.to_vec();
+        let mut number: BTreeMap<usize, usize> = classes.iter().enumerate().map(|(i, &c)| (c, i)).collect();
+        let mut ways = vec![];
+        while ways.len() < classes.len() {
+            let class = classes[ways.len()];
+            let mut own = vec![];
+            for way in &self.choices[class] {
+                let mut needs = vec![];
+                // What is needed anyway matters only where it may be computed from this class.
+                for &c in way.needs.iter().filter(|&&c| !needed[c] || component[c] == component[class]) {
+                    needs.push(*number.entry(c).or_insert_with(|| {
+                        classes.push(c);
+                        classes.len() - 1
+                    }));
+                }
+                own.push(Way { cost: way.cost, needs });
+            }
+            ways.push(own);
         }
+        let free = classes.iter().enumerate().map(|(i, &c)| open.len() <= i && needed[c]).collect();
+        (Group { n_open: open.len(), free, ways }, classes)
+    }
+}
+
+/// A group by itself. Layers of a model have equal ones: they are solved once.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Group {
+    /// The first so many classes are to be computed.
+    n_open: usize,
+    /// Classes that are computed anyway, for nothing.
+    free: Vec<bool>,
+    ways: Vec<Vec<Way>>,
+}
+
+/// A way to compute a class of a group.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Way {
+    cost: u64,
+    needs: Vec<usize>,
+}
+
+/// The way of each class of a group, if it has one.
+type Ways = Vec<Option<usize>>;
+
+impl Group {
+    /// The ways of the least sum, for the open classes and all that they need.
+    fn solve(&self) -> Ways {
+        let none: Ways = vec![None; self.ways.len()];
+        let mut search =
+            Search { group: self, chosen: none.clone(), best: none, best_cost: u64::MAX, steps: STEPS };
+        search.greedy();
+        search.run(&mut (0..self.n_open).collect(), 0);
+        log::trace!("{} open classes of {}: {} steps", self.n_open, self.ways.len(), STEPS - search.steps);
+        assert!(search.best_cost < u64::MAX, "a group of classes should have a choice");
+        search.best
+    }
+    fn cost(&self, ways: &Ways) -> u64 {
+        ways.iter().enumerate().filter_map(|(class, way)| Some(self.ways[class][(*way)?].cost)).sum()
     }
 }
 
 /// Branch and bound over a group.
 struct Search<'a> {
-    problem: &'a Problem,
-    needed: &'a [bool],
-    chosen: BTreeMap<usize, usize>,
-    best: BTreeMap<usize, usize>,
+    group: &'a Group,
+    chosen: Ways,
+    best: Ways,
     best_cost: u64,
     steps: usize,
-    /// Costs of classes as if nothing were shared: the order in which choices are tried.
-    tree: BTreeMap<usize, u64>,
-    /// Cycles lie within one.
-    component: &'a [usize],
 }
 
 impl Search<'_> {
     /// A good first answer: for one class after the other the cheapest way by itself, what is chosen already being free.
-    fn greedy(&mut self, group: &[usize]) {
-        let mut chosen: BTreeMap<usize, usize> = BTreeMap::new();
-        for &class in group {
-            let Some(set) = self.cheapest(class, &chosen) else { return };
-            chosen.extend(set);
+    fn greedy(&mut self) {
+        for class in 0..self.group.n_open {
+            let Some(set) = self.cheapest(class) else { return };
+            self.chosen.iter_mut().zip(set).for_each(|(chosen, way)| *chosen = chosen.or(way));
         }
-        self.chosen = chosen;
-        let acyclic = !self.chosen.keys().any(|&class| self.closes_a_cycle(class));
-        let chosen = std::mem::take(&mut self.chosen);
+        let n = self.chosen.len();
+        let acyclic = !(0..n).any(|class| self.chosen[class].is_some() && self.closes_a_cycle(class));
+        let chosen = std::mem::replace(&mut self.chosen, vec![None; n]);
         if acyclic {
-            self.best_cost = self.cost(&chosen);
-            self.best = chosen;
+            (self.best_cost, self.best) = (self.group.cost(&chosen), chosen);
         }
     }
 
-    fn cost(&self, chosen: &BTreeMap<usize, usize>) -> u64 {
-        chosen.iter().map(|(&class, &way)| self.problem.choices[class][way].cost).sum()
-    }
-
-    /// The classes with their ways by which `class` is computed, shared ones counted once: each class takes the way with the
-    /// least sum over the union of what its children took, until nothing gets better.
-    fn cheapest(&self, class: usize, chosen: &BTreeMap<usize, usize>) -> Option<BTreeMap<usize, usize>> {
-        let free = |c: &usize| self.needed[*c] && *c != class || chosen.contains_key(c);
-        if chosen.contains_key(&class) {
-            return Some(BTreeMap::new());
+    /// The ways by which `class` is computed, shared ones counted once: each class takes the way with the least sum over the
+    /// union of what its children took, until nothing gets better.
+    fn cheapest(&self, class: usize) -> Option<Ways> {
+        let group = self.group;
+        let free = |c: usize| group.free[c] || self.chosen[c].is_some();
+        let mut best: Vec<Option<(u64, Ways)>> = vec![None; group.ways.len()];
+        if free(class) {
+            return Some(vec![None; group.ways.len()]);
         }
-        let mut all = BTreeSet::from([class]);
-        let mut stack = vec![class];
-        while let Some(c) = stack.pop() {
-            let needs = self.problem.choices[c].iter().flat_map(|way| &way.needs);
-            stack.extend(needs.filter(|c| !free(c) && all.insert(**c)));
-        }
-        let mut best: BTreeMap<usize, (u64, BTreeMap<usize, usize>)> = BTreeMap::new();
         loop {
             let mut changed = false;
-            // From the leaves up, mostly: numbers grow away from the roots.
-            for &c in all.iter().rev() {
-                for (i, way) in self.problem.choices[c].iter().enumerate() {
-                    let mut set = BTreeMap::from([(c, i)]);
-                    let complete = way.needs.iter().filter(|n| !free(n)).all(|n| match best.get(n) {
-                        Some((_, below)) if !below.contains_key(&c) => {
-                            set.extend(below);
+            // From the leaves up, mostly: numbers grow away from the open classes.
+            for c in (0..group.ways.len()).rev().filter(|&c| !free(c)) {
+                for (i, way) in group.ways[c].iter().enumerate() {
+                    let mut set: Ways = vec![None; group.ways.len()];
+                    set[c] = Some(i);
+                    let complete = way.needs.iter().filter(|&&n| !free(n)).all(|&n| match &best[n] {
+                        Some((_, below)) if below[c].is_none() => {
+                            set.iter_mut().zip(below).for_each(|(way, below)| *way = way.or(*below));
                             true
                         }
                         _ => false,
                     });
-                    let cost = self.cost(&set);
-                    if complete && best.get(&c).is_none_or(|(least, _)| cost < *least) {
-                        best.insert(c, (cost, set));
-                        changed = true;
+                    if complete {
+                        let cost = group.cost(&set);
+                        if best[c].as_ref().is_none_or(|(least, _)| cost < *least) {
+                            best[c] = Some((cost, set));
+                            changed = true;
+                        }
                     }
                 }
             }
             if !changed {
-                return best.remove(&class).map(|(_, set)| set);
+                return best[class].take().map(|(_, set)| set);
             }
         }
     }
 
-    /// Chooses for the last of `open`; `spent` is the cost of what is chosen.
+    /// Chooses for the first of `open`; `spent` is the cost of what is chosen.
     fn run(&mut self, open: &mut BTreeSet<usize>, spent: u64) {
-        // Every open class costs at least its cheapest choice.
-        let least: u64 = open.iter().map(|&c| self.problem.choices[c][0].cost).sum();
-        if self.best_cost <= spent + least || (self.steps == 0 && self.best_cost < u64::MAX) {
+        if self.best_cost <= spent + self.least(open) || (self.steps == 0 && self.best_cost < u64::MAX) {
             return;
         }
         self.steps = self.steps.saturating_sub(1);
@@ -420,76 +452,66 @@ impl Search<'_> {
             (self.best_cost, self.best) = (spent, self.chosen.clone());
             return;
         };
-        let ways = &self.problem.choices[class];
-        let mut order: Vec<usize> = (0..ways.len()).collect();
-        let mut on_path = BTreeSet::new();
-        order.sort_by_cached_key(|&way| self.tree_cost(class, way, &mut on_path));
-        for way in order {
-            let choice = &self.problem.choices[class][way];
-            self.chosen.insert(class, way);
+        let group = self.group;
+        for (i, way) in group.ways[class].iter().enumerate() {
+            self.chosen[class] = Some(i);
             if !self.closes_a_cycle(class) {
-                let new: Vec<usize> = choice
-                    .needs
-                    .iter()
-                    .copied()
-                    .filter(|c| !self.needed[*c] && !self.chosen.contains_key(c) && open.insert(*c))
-                    .collect();
-                self.run(open, spent + choice.cost);
+                let is_new = |c: &&usize| !group.free[**c] && self.chosen[**c].is_none() && !open.contains(*c);
+                let new: Vec<usize> = way.needs.iter().filter(is_new).copied().collect();
+                open.extend(&new);
+                self.run(open, spent + way.cost);
                 new.iter().for_each(|c| {
                     open.remove(c);
                 });
             }
-            self.chosen.remove(&class);
         }
+        self.chosen[class] = None;
         open.insert(class);
     }
 
-    fn tree_cost(&mut self, class: usize, way: usize, on_path: &mut BTreeSet<usize>) -> u64 {
-        let problem = self.problem;
-        let choice = &problem.choices[class][way];
-        on_path.insert(class);
-        let mut sum = choice.cost;
-        for &c in &choice.needs {
-            if self.needed[c] || self.chosen.contains_key(&c) {
-                continue;
-            }
-            let cost = if on_path.contains(&c) {
-                u64::MAX / 4
-            } else if on_path.len() == DEPTH {
-                problem.choices[c][0].cost
-            } else if let Some(&cost) = self.tree.get(&c) {
-                cost
-            } else {
-                let n = problem.choices[c].len();
-                let cost = (0..n).map(|way| self.tree_cost(c, way, on_path)).min().unwrap_or(u64::MAX / 4);
-                self.tree.insert(c, cost);
-                cost
-            };
-            sum = sum.saturating_add(cost);
+    /// No way to compute what is open costs less: each open class takes at least its cheapest way, and below one of them lies
+    /// a chain of classes that nobody has paid for.
+    fn least(&self, open: &BTreeSet<usize>) -> u64 {
+        let mut below = vec![None; self.group.ways.len()];
+        let cheapest: u64 = open.iter().map(|&c| self.group.ways[c][0].cost).sum();
+        cheapest + open.iter().map(|&c| self.chain(c, open, &mut below, 0)).max().unwrap_or(0)
+    }
+
+    /// The least that a chain of classes from `class` down costs, beyond the cheapest ways of open classes.
+    fn chain(&self, class: usize, open: &BTreeSet<usize>, below: &mut [Option<u64>], depth: usize) -> u64 {
+        if let Some(cost) = below[class] {
+            return cost;
         }
-        on_path.remove(&class);
-        sum
+        // Around a cycle nothing is known.
+        below[class] = Some(0);
+        if depth == DEPTH || self.group.free[class] || self.chosen[class].is_some() {
+            return 0;
+        }
+        let ways = &self.group.ways[class];
+        let paid = if open.contains(&class) { ways[0].cost } else { 0 };
+        let chain = |way: &Way| {
+            let chain = way.needs.iter().map(|&c| self.chain(c, open, below, depth + 1)).max().unwrap_or(0);
+            way.cost - paid + chain
+        };
+        let least = ways.iter().map(chain).min().unwrap_or(0);
+        below[class] = Some(least);
+        least
     }
 
     /// Whether what is chosen computes `class` from itself.
     fn closes_a_cycle(&self, class: usize) -> bool {
-        let ways = &self.problem.choices;
         let needs = |c: usize| {
-            let way = match self.chosen.get(&c) {
-                Some(&way) => Some(way),
-                None => (ways[c].len() == 1).then_some(0),
-            };
-            way.map_or(&[][..], |way| &ways[c][way].needs)
+            let way = if self.group.free[c] { Some(0) } else { self.chosen[c] };
+            way.map_or(&[][..], |way| &self.group.ways[c][way].needs)
         };
-        let within = |c: &&usize| self.component[**c] == self.component[class];
-        let mut seen = BTreeSet::new();
-        let mut stack: Vec<usize> = needs(class).iter().filter(within).copied().collect();
+        let mut seen = vec![false; self.chosen.len()];
+        let mut stack: Vec<usize> = needs(class).to_vec();
         while let Some(c) = stack.pop() {
             if c == class {
                 return true;
             }
-            if seen.insert(c) {
-                stack.extend(needs(c).iter().filter(within));
+            if !std::mem::replace(&mut seen[c], true) {
+                stack.extend(needs(c));
             }
         }
         false

@@ -117,7 +117,11 @@ impl<'a> Import<'a> {
         let head = Head::Op(u16::try_from(row).expect("the table should be small"));
         let term = Term::new(head, children);
         self.traced.push(term.clone());
+        let is_new = self.terms.lookup(term.clone()).is_none();
         let class = self.terms.add(term);
+        if is_new {
+            self.terms[class].data.phase = data.phase;
+        }
         if let &[output] = data.outputs.as_slice() {
             self.class[output] = Some(class);
             return;

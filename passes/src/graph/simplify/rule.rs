@@ -3,6 +3,7 @@
 
 use super::term::{Facts, Head, Literal, Term, Terms, single};
 use egg::{Applier, ENodeOrVar, Id, Language, Pattern, PatternAst, Rewrite, Subst, Symbol, Var};
+use ir::graph::Phase;
 use ir::{DType, TensorType};
 
 /// How close the two sides are, on numbers of ordinary size.
@@ -52,6 +53,10 @@ impl Scope<'_> {
     }
     pub(super) fn shape(&self, name: &str) -> Option<&[u64]> {
         self.ty(name).map(TensorType::shape)
+    }
+    /// Whether a variable is known before the gradients.
+    pub(super) fn is_forward(&self, name: &str) -> bool {
+        self.id(name).is_some_and(|id| self.terms[id].data.phase == Phase::Forward)
     }
     pub(super) fn literal(&self, name: &str) -> Option<&Literal> {
         self.terms[self.id(name)?].data.literal.as_ref()

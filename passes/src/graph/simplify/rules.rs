@@ -358,6 +358,8 @@ pub static PATTERNS: &[Rule] = &[
             ("(gt_scalar (rand ?rng ?t ?s ?stream) ?p)", "(r1 (dropout ?x ?rng ?p ?stream))"),
         ],
         |s| {
+            // The gradient takes the mask from here, and no other way round.
+            s.is_forward("?x").then_some(())?;
             let p = s.number("?p")?;
             (0.0 <= p && p < 1.0 && s.dtype("?t")? == DType::F32 && s.ty("?x")?.dtype() == DType::F32).then_some(())?;
             near(s, "?c", 1.0 / (1.0 - p))

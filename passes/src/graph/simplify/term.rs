@@ -6,6 +6,7 @@
 
 use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
 use ir::op::{self, Attr, Attrs, Op};
+use ir::graph::Phase;
 use ir::{DType, TensorType};
 use smallvec::SmallVec;
 use std::fmt;
@@ -60,6 +61,8 @@ pub(super) struct Class {
     /// The results' types; none for literals and for terms that are not well-formed.
     pub(super) types: Vec<TensorType>,
     pub(super) literal: Option<Literal>,
+    /// The earliest part of the step in which it was traced; of new terms, the latest of their children's.
+    pub(super) phase: Phase,
 }
 
 /// The analysis: the types of the leaves, from which all others follow.
@@ -206,7 +209,9 @@ impl Analysis<Term> for Facts {
 
     fn make(terms: &mut Terms, term: &Term, _: Id) -> Class {
         let types = match &term.head {
-            Head::Literal(literal) => return Class { types: vec![], literal: Some(literal.clone()) },
+            Head::Literal(literal) => {
+                return Class { types: vec![], literal: Some(literal.clone()), phase: Phase::Forward };
+            }
             Head::Leaf(i) => vec![terms.analysis.leaves[*i as usize].clone()],
             Head::Result(i) => {
                 terms[term.children[0]].data.types.get(usize::from(*i)).map_or(vec![], |ty| vec![ty.clone()])
@@ -220,7 +225,8 @@ impl Analysis<Term> for Facts {
                 }
             }
         };
-        Class { types, literal: None }
+        let phase = term.children.iter().map(|&id| terms[id].data.phase).max().unwrap_or(Phase::Forward);
+        Class { types, literal: None, phase }
     }
     fn remake(terms: &mut Terms, _: &Term, id: Id) -> Class {
         // Types do not change when classes merge.
@@ -228,6 +234,8 @@ impl Analysis<Term> for Facts {
     }
     fn merge(&mut self, a: &mut Class, b: Class) -> DidMerge {
         debug_assert_eq!(a.types, b.types, "equal terms should have equal types");
+        a.phase = a.phase.min(b.phase);
+        // No other class's data follow from a phase.
         DidMerge(false, false)
     }
 }
