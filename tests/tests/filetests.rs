@@ -69,6 +69,7 @@ impl Header<'_> {
             planner: given.remove("planner").map_or(Planner::Auto, |name| {
                 Planner::ALL.into_iter().find(|p| p.name() == name).expect("a planner's name")
             }),
+            without_simplify: false,
         };
         let variant = given.remove("variant").map_or(0, |text| bytes(text) as usize);
         assert!(given.is_empty(), "{given:?} means nothing");

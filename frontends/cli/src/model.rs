@@ -214,6 +214,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         budget: compiling.budget.unwrap_or_default(),
         host: compiling.host,
         planner: compiling.planner.unwrap_or_default(),
+        without_simplify: compiling.without.is_some(),
     }
 }
 

@@ -17,6 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// its gradient, where one sum of 70 classes is to be proved the least, the first answer has always been the best.
 const STEPS: usize = 200;
 
+/// Classes in a group up to which sharing is looked for from the start.
+const MOST: usize = 300;
+
 /// What a kernel costs before it does anything, in picoseconds: 3 µs, as of GPUs. Costs are those of one fixed machine,
 /// about an A100, so that a graph becomes the same on every device.
 const LAUNCH: u64 = 3_000_000;
@@ -369,10 +372,12 @@ impl Group {
         let none: Ways = vec![None; self.ways.len()];
         let mut search =
             Search { group: self, chosen: none.clone(), best: none, best_cost: u64::MAX, steps: STEPS };
-        search.greedy();
+        search.by_trees();
+        if self.ways.len() <= MOST {
+            search.greedy();
+        }
         search.run(&mut (0..self.n_open).collect(), 0);
         log::trace!("{} open classes of {}: {} steps", self.n_open, self.ways.len(), STEPS - search.steps);
-        assert!(search.best_cost < u64::MAX, "a group of classes should have a choice");
         search.best
     }
     fn cost(&self, ways: &Ways) -> u64 {
@@ -399,9 +404,38 @@ impl Search<'_> {
         let n = self.chosen.len();
         let acyclic = !(0..n).any(|class| self.chosen[class].is_some() && self.closes_a_cycle(class));
         let chosen = std::mem::replace(&mut self.chosen, vec![None; n]);
-        if acyclic {
-            (self.best_cost, self.best) = (self.group.cost(&chosen), chosen);
+        let cost = self.group.cost(&chosen);
+        if acyclic && cost < self.best_cost {
+            (self.best_cost, self.best) = (cost, chosen);
         }
+    }
+
+    /// A first answer that is never cyclic: each class by the way that is the cheapest if nothing is shared.
+    fn by_trees(&mut self) {
+        let group = self.group;
+        let mut cost = vec![u64::MAX; group.ways.len()];
+        let of = |way: &Way, cost: &[u64]| {
+            let below = way.needs.iter().filter(|&&c| !group.free[c]);
+            // One more for each class, so that a class costs more than any below it.
+            below.fold(way.cost + 1, |sum, &c| sum.saturating_add(cost[c]))
+        };
+        let mut changed = true;
+        while std::mem::take(&mut changed) {
+            for class in (0..cost.len()).rev() {
+                let least = group.ways[class].iter().map(|way| of(way, &cost)).min().unwrap_or(u64::MAX);
+                changed |= least < cost[class];
+                cost[class] = cost[class].min(least);
+            }
+        }
+        let mut stack: Vec<usize> = (0..group.n_open).collect();
+        while let Some(class) = stack.pop() {
+            if self.best[class].is_none() && !group.free[class] {
+                let way = (0..group.ways[class].len()).min_by_key(|&i| of(&group.ways[class][i], &cost));
+                self.best[class] = way;
+                stack.extend(way.map_or(&[][..], |i| &group.ways[class][i].needs));
+            }
+        }
+        self.best_cost = group.cost(&self.best);
     }
 
     /// The ways by which `class` is computed, shared ones counted once: each class takes the way with the least sum over the

@@ -12,6 +12,7 @@
 mod extract;
 mod rule;
 pub mod rules;
+pub mod sample;
 mod term;
 
 pub use rule::{Close, Rule};

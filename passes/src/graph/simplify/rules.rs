@@ -79,7 +79,7 @@ pub static FORMS: &[Rule] = &[
         &[("(matmul (permute ?a ?d) ?b ?ta ?tb)", "(matmul ?a ?b ?nta ?tb)")],
         |s| turned(s, "?ta", "?nta"),
         Exact,
-        "a=f32[4,3] b=f32[4,5] d=[1,0] ta=false tb=false ; a=f32[2,3,4] b=f32[2,3,5] d=[0,2,1] ta=true tb=false",
+        "a=f32[4,3] b=f32[4,5] d=[1,0] ta=false tb=false ; a=f32[2,3,4] b=f32[2,4,5] d=[0,2,1] ta=true tb=false",
     ),
     rule(
         "permuted-right-factor",

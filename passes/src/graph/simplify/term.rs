@@ -117,7 +117,7 @@ impl Literal {
             Attr::Str(s) => Literal::Str(s.clone()),
         }
     }
-    fn attr(&self) -> Option<Attr> {
+    pub(super) fn attr(&self) -> Option<Attr> {
         Some(match self {
             Literal::None => return None,
             Literal::Int(i) => Attr::Int(*i),
