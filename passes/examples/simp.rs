@@ -4,7 +4,9 @@ fn main() {
         let ir::text::File::Graph(mut graph) = ir::text::parse_file(&text).unwrap() else { panic!() };
         let count = |g: &ir::Graph| {
             let mut c = std::collections::BTreeMap::new();
-            for &n in &g.order { *c.entry(g.nodes[n].op.name()).or_insert(0) += 1; }
+            for &n in &g.order {
+                *c.entry(g.nodes[n].op.name()).or_insert(0) += 1;
+            }
             c
         };
         let before = count(&graph);
@@ -13,12 +15,22 @@ fn main() {
         let dt = t.elapsed();
         let findings = ir::verify::graph(&graph);
         let after = count(&graph);
-        let sum = |c: &std::collections::BTreeMap<&str, i32>| c.iter().filter(|(k, _)| **k != "reshape").map(|(_, v)| v).sum::<i32>();
-        eprintln!("{path}: {} -> {} lines, {dt:?}, {} findings {:?}", sum(&before), sum(&after), findings.len(), findings.first());
+        let sum = |c: &std::collections::BTreeMap<&str, i32>| {
+            c.iter().filter(|(k, _)| **k != "reshape").map(|(_, v)| v).sum::<i32>()
+        };
+        eprintln!(
+            "{path}: {} -> {} lines, {dt:?}, {} findings {:?}",
+            sum(&before),
+            sum(&after),
+            findings.len(),
+            findings.first()
+        );
         std::fs::write(format!("{path}.simp"), ir::text::print_graph(&graph)).unwrap();
         for k in before.keys().chain(after.keys()).collect::<std::collections::BTreeSet<_>>() {
             let (b, a) = (before.get(*k).unwrap_or(&0), after.get(*k).unwrap_or(&0));
-            if a != b { println!("   {k} {b} -> {a}"); }
+            if a != b {
+                println!("   {k} {b} -> {a}");
+            }
         }
     }
 }

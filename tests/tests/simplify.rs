@@ -134,7 +134,9 @@ fn core_graphs_become_as_good_as_coarse_ones() {
         });
         assert!(10 * core.0 <= 11 * coarse.0, "{name}: {} lines at core, {} at coarse", core.0, coarse.0);
         // Nothing is left in pieces.
-        for op in ["sdpa", "sdpa_bwd", "layer_norm_bwd", "batch_norm_bwd", "nll_loss", "nll_loss_bwd", "gelu_bwd", "silu_bwd"] {
+        for op in
+            ["sdpa", "sdpa_bwd", "layer_norm_bwd", "batch_norm_bwd", "nll_loss", "nll_loss_bwd", "gelu_bwd", "silu_bwd"]
+        {
             assert_eq!(core.1.get(op), coarse.1.get(op), "{name}: {op}");
         }
     }
@@ -143,11 +145,47 @@ fn core_graphs_become_as_good_as_coarse_ones() {
 /// Simplified again, a graph stays as it is.
 #[test]
 fn simplify_ends() {
-    for (name, level) in [("gpt2-tiny", "core"), ("llama-tiny", "coarse"), ("moe-tiny", "core"), ("resnet-tiny", "core")] {
+    for (name, level) in
+        [("gpt2-tiny", "core"), ("llama-tiny", "coarse"), ("moe-tiny", "core"), ("resnet-tiny", "core")]
+    {
         let mut graph = fixture(name, level);
         simplify::run(&mut graph);
         let once = graph.clone();
         simplify::run(&mut graph);
         assert_eq!(lines(&graph), lines(&once), "{name} {level}");
     }
+}
+
+/// What the filetests show is equal: each graph, before and after, on random tensors.
+#[test]
+fn filetests_compute_the_same() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("filetests/simplify");
+    let mut n_graphs = 0;
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        // An extern has no kernel.
+        if path.extension().is_none_or(|e| e != "ir") || text.contains("extern") {
+            continue;
+        }
+        let before = ir::text::parse_graph(&text).unwrap();
+        let mut after = before.clone();
+        simplify::run(&mut after);
+        for seed in 1..=3 {
+            let mut random = Random(seed);
+            let mut tensor = |v: ir::Value| random.tensor(&before.values[v].ty, false);
+            let inputs: Tensors =
+                before.inputs.iter().map(|&v| (before.values[v].name.clone(), tensor(v))).collect();
+            let states: Tensors = before.states.iter().map(|s| (s.path.clone(), tensor(s.before))).collect();
+            let [expected, computed] = [&before, &after].map(|g| step(g, &mut states.clone(), &inputs).unwrap());
+            for output in &before.outputs {
+                let dtype = before.values[output.value].ty.dtype();
+                let [a, b] = [&expected, &computed].map(|out| floats(&out[&output.name], dtype));
+                let scale = a.iter().fold(1.0f64, |max, x| max.max(x.abs()));
+                let off = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(off <= 2e-5 * scale, "{}: {} is off by {off:e}", path.display(), output.name);
+            }
+        }
+        n_graphs += 1;
+    }
+    assert!(10 <= n_graphs);
 }

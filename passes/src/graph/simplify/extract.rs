@@ -70,7 +70,9 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
     let mut needed = vec![false; problem.ids.len()];
     roots.iter().for_each(|&c| needed[c] = true);
     // A constant is computed once for the whole graph: it counts nothing, or all layers would be one group.
-    (0..needed.len()).filter(|&c| problem.choices[c].iter().any(|way| way.needs.is_empty())).for_each(|c| needed[c] = true);
+    (0..needed.len())
+        .filter(|&c| problem.choices[c].iter().any(|way| way.needs.is_empty()))
+        .for_each(|c| needed[c] = true);
     loop {
         let before: usize = needed.iter().filter(|&&n| n).count() + problem.n_choices();
         spread(&problem, &mut needed);
@@ -218,7 +220,8 @@ impl Problem {
         let mut possible = vec![false; self.ids.len()];
         loop {
             let mut changed = false;
-            for class in 0..self.ids.len() {
+            // From the leaves up, mostly: numbers grow away from the roots.
+            for class in (0..self.ids.len()).rev() {
                 let can = |choice: &Choice| choice.needs.iter().all(|&c| possible[c]);
                 if !possible[class] && self.choices[class].iter().any(can) {
                     (possible[class], changed) = (true, true);
@@ -370,8 +373,7 @@ impl Group {
     /// The ways of the least sum, for the open classes and all that they need.
     fn solve(&self) -> Ways {
         let none: Ways = vec![None; self.ways.len()];
-        let mut search =
-            Search { group: self, chosen: none.clone(), best: none, best_cost: u64::MAX, steps: STEPS };
+        let mut search = Search { group: self, chosen: none.clone(), best: none, best_cost: u64::MAX, steps: STEPS };
         search.by_trees();
         if self.ways.len() <= MOST {
             search.greedy();

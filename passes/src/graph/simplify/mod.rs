@@ -10,6 +10,7 @@
 //! a clock. What was not reached within the limits stays as it was traced.
 
 mod extract;
+mod known;
 mod rule;
 pub mod rules;
 pub mod sample;
@@ -31,8 +32,7 @@ const ITERATIONS: usize = 12;
 /// Terms for each term of the graph. Graphs of transformers grow 3 times.
 const GROWTH: usize = 12;
 
-static FORMS: LazyLock<Vec<Rewrite<Term, Facts>>> =
-    LazyLock::new(|| rules::FORMS.iter().map(rule::rewrite).collect());
+static FORMS: LazyLock<Vec<Rewrite<Term, Facts>>> = LazyLock::new(|| rules::FORMS.iter().map(rule::rewrite).collect());
 static ALL: LazyLock<Vec<Rewrite<Term, Facts>>> = LazyLock::new(|| rules::all().map(rule::rewrite).collect());
 
 /// Rewrites the graph.
@@ -274,7 +274,8 @@ impl<'a> Rebuild<'a> {
             n => (0..n).map(|i| self.result(class, i)).collect(),
         };
         // A result may be computed by itself elsewhere, cheaper by what is needed anyway: the name goes there.
-        let is_here = |id: &Id| n_results == 1 || self.chosen.get(id).is_some_and(|term| term.children.contains(&class));
+        let is_here =
+            |id: &Id| n_results == 1 || self.chosen.get(id).is_some_and(|term| term.children.contains(&class));
         let classes = classes.into_iter().map(|id| id.filter(is_here));
         let origins: Vec<_> = classes.map(|id| id.and_then(|id| self.origin.get(&id).copied())).collect();
         let node = origins.iter().flatten().find_map(|&(_, node)| node).map(|node| &graph.nodes[node]);

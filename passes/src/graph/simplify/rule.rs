@@ -1,6 +1,7 @@
 //! What a rule is, and how it acts: where its left side is found, the right side is added and made equal. A rule may equate
 //! several pairs at once, for ops with several results.
 
+use super::known::Known;
 use super::term::{Facts, Head, Literal, Term, Terms, single};
 use egg::{Applier, ENodeOrVar, Id, Language, Pattern, PatternAst, Rewrite, Subst, Symbol, Var};
 use ir::graph::Phase;
@@ -54,6 +55,10 @@ impl Scope<'_> {
     pub(super) fn shape(&self, name: &str) -> Option<&[u64]> {
         self.ty(name).map(TensorType::shape)
     }
+    /// What is known of a variable's numbers by their place.
+    pub(super) fn known(&self, name: &str) -> Option<&Known> {
+        self.terms[self.id(name)?].data.known.as_ref()
+    }
     /// Whether a variable is known before the gradients.
     pub(super) fn is_forward(&self, name: &str) -> bool {
         self.id(name).is_some_and(|id| self.terms[id].data.phase == Phase::Forward)
@@ -100,7 +105,10 @@ impl Scope<'_> {
     /// Whether a variable's class is computed by op `name` from another class.
     pub(super) fn is_a(&self, name: &str, op: &str) -> bool {
         let Some(id) = self.id(name).map(|id| self.terms.find(id)) else { return false };
-        self.terms[id].nodes.iter().any(|t| t.name() == Some(op) && t.children.iter().all(|&c| self.terms.find(c) != id))
+        self.terms[id]
+            .nodes
+            .iter()
+            .any(|t| t.name() == Some(op) && t.children.iter().all(|&c| self.terms.find(c) != id))
     }
     /// Binds a variable to what `choose` takes of the operands of an op `name` that computes its class.
     pub(super) fn replace_by_operand<const N: usize>(
@@ -214,5 +222,6 @@ impl Applier<Term, Facts> for Action {
 
 /// The rule for egg.
 pub(super) fn rewrite(rule: &Rule) -> Rewrite<Term, Facts> {
-    Rewrite::new(rule.name, parse(rule.pairs[0].0), Action::new(rule)).expect("a rule without declared variables is valid")
+    Rewrite::new(rule.name, parse(rule.pairs[0].0), Action::new(rule))
+        .expect("a rule without declared variables is valid")
 }

@@ -89,11 +89,35 @@ pub static FORMS: &[Rule] = &[
         "a=f32[3,4] b=f32[5,4] d=[1,0] ta=false tb=false",
     ),
     // An expansion goes to the consumer, which broadcasts by itself.
-    rule("add-of-expand", &[("(add (expand ?x ?s) ?y)", "(add ?x ?y)")], always, Exact, "x=f32[3,1] s=[3,4] y=f32[3,4]"),
-    rule("mul-of-expand", &[("(mul (expand ?x ?s) ?y)", "(mul ?x ?y)")], always, Exact, "x=f32[3,1] s=[3,4] y=f32[3,4]"),
-    rule("sub-of-expand", &[("(sub (expand ?x ?s) ?y)", "(sub ?x ?y)")], always, Exact, "x=f32[3,1] s=[3,4] y=f32[3,4]"),
+    rule(
+        "add-of-expand",
+        &[("(add (expand ?x ?s) ?y)", "(add ?x ?y)")],
+        always,
+        Exact,
+        "x=f32[3,1] s=[3,4] y=f32[3,4]",
+    ),
+    rule(
+        "mul-of-expand",
+        &[("(mul (expand ?x ?s) ?y)", "(mul ?x ?y)")],
+        always,
+        Exact,
+        "x=f32[3,1] s=[3,4] y=f32[3,4]",
+    ),
+    rule(
+        "sub-of-expand",
+        &[("(sub (expand ?x ?s) ?y)", "(sub ?x ?y)")],
+        always,
+        Exact,
+        "x=f32[3,1] s=[3,4] y=f32[3,4]",
+    ),
     rule("sub-expand", &[("(sub ?y (expand ?x ?s))", "(sub ?y ?x)")], always, Exact, "x=f32[3,1] s=[3,4] y=f32[3,4]"),
-    rule("div-of-expand", &[("(div (expand ?x ?s) ?y)", "(div ?x ?y)")], always, Exact, "x=f32[3,1] s=[3,4] y=f32[3,4]"),
+    rule(
+        "div-of-expand",
+        &[("(div (expand ?x ?s) ?y)", "(div ?x ?y)")],
+        always,
+        Exact,
+        "x=f32[3,1] s=[3,4] y=f32[3,4]",
+    ),
     rule("div-expand", &[("(div ?y (expand ?x ?s))", "(div ?y ?x)")], always, Exact, "x=f32[3,1] s=[3,4] y=f32[3,4]"),
     rule(
         "expand-of-expand",
@@ -125,21 +149,45 @@ pub static FORMS: &[Rule] = &[
     rule("power-three", &[("(pow_scalar ?x 3.0)", "(mul (mul ?x ?x) ?x)")], scales, ROUNDINGS, "x=f32[3,4]"),
     rule("not-not", &[("(logical_not (logical_not ?x))", "?x")], always, Exact, "x=bool[3,4]"),
     rule("neg-neg", &[("(neg (neg ?x))", "?x")], always, Exact, "x=f32[3,4]"),
-    rule("where-not", &[("(where (logical_not ?c) ?x ?y)", "(where ?c ?y ?x)")], always, Exact, "c=bool[3,4] x=f32[3,4] y=f32[4]"),
     rule(
-        "and-true",
-        &[("(bitwise_and ?x (full bool ?s 1))", "?x")],
+        "where-not",
+        &[("(where (logical_not ?c) ?x ?y)", "(where ?c ?y ?x)")],
         always,
         Exact,
-        "x=bool[3,4] s=[4]",
+        "c=bool[3,4] x=f32[3,4] y=f32[4]",
     ),
+    rule("and-true", &[("(bitwise_and ?x (full bool ?s 1))", "?x")], always, Exact, "x=bool[3,4] s=[4]"),
     rule("true-and", &[("(bitwise_and (full bool ?s 1) ?x)", "?x")], always, Exact, "x=bool[3,4] s=[4]"),
     rule("logical-and-true", &[("(logical_and ?x (full bool ?s 1))", "?x")], always, Exact, "x=bool[3,4] s=[4]"),
     rule("true-logical-and", &[("(logical_and (full bool ?s 1) ?x)", "?x")], always, Exact, "x=bool[3,4] s=[4]"),
-    rule("full-minus", &[("(sub (full ?t ?s ?c) ?x)", "(rsub_scalar ?x ?c)")], same_number, Exact, "t=f32 s=[4] c=1.0 x=f32[3,4]"),
-    rule("full-times", &[("(mul (full ?t ?s ?c) ?x)", "(mul_scalar ?x ?c)")], same_number, Exact, "t=f32 s=[4] c=0.3 x=f32[3,4]"),
-    rule("full-plus", &[("(add (full ?t ?s ?c) ?x)", "(add_scalar ?x ?c)")], same_number, Exact, "t=f32 s=[4] c=0.3 x=f32[3,4]"),
-    rule("over-full", &[("(div ?x (full ?t ?s ?c))", "(div_scalar ?x ?c)")], same_number, Exact, "t=f32 s=[4] c=0.3 x=f32[3,4]"),
+    rule(
+        "full-minus",
+        &[("(sub (full ?t ?s ?c) ?x)", "(rsub_scalar ?x ?c)")],
+        same_number,
+        Exact,
+        "t=f32 s=[4] c=1.0 x=f32[3,4]",
+    ),
+    rule(
+        "full-times",
+        &[("(mul (full ?t ?s ?c) ?x)", "(mul_scalar ?x ?c)")],
+        same_number,
+        Exact,
+        "t=f32 s=[4] c=0.3 x=f32[3,4]",
+    ),
+    rule(
+        "full-plus",
+        &[("(add (full ?t ?s ?c) ?x)", "(add_scalar ?x ?c)")],
+        same_number,
+        Exact,
+        "t=f32 s=[4] c=0.3 x=f32[3,4]",
+    ),
+    rule(
+        "over-full",
+        &[("(div ?x (full ?t ?s ?c))", "(div_scalar ?x ?c)")],
+        same_number,
+        Exact,
+        "t=f32 s=[4] c=0.3 x=f32[3,4]",
+    ),
     // A cast that loses nothing is no stop on the way. f32 -> bf16 -> f32 rounds, and stays.
     rule(
         "cast-of-cast",
@@ -810,6 +858,35 @@ pub static PATTERNS: &[Rule] = &[
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] m=bool[4,6] t=f32 causal=false c=0.3",
     ),
+    // A mask that is proved to be causal, or to hide nothing, is none.
+    rule(
+        "mask-causal",
+        &[("(sdpa ?q ?k ?v ?m false ?c)", "(sdpa ?q ?k ?v none true ?c)")],
+        causal,
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+    ),
+    rule(
+        "mask-causal-bwd",
+        &[("(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m false ?c)", "(sdpa_bwd ?do ?q ?k ?v ?o ?l none true ?c)")],
+        causal,
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] c=0.3 m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+    ),
+    rule(
+        "mask-of-nothing",
+        &[("(sdpa ?q ?k ?v ?m ?causal ?c)", "(sdpa ?q ?k ?v none ?causal ?c)")],
+        all_take_part,
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] causal=false c=0.3 m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] -3 1) [4,1]))",
+    ),
+    rule(
+        "mask-of-nothing-bwd",
+        &[("(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m ?causal ?c)", "(sdpa_bwd ?do ?q ?k ?v ?o ?l none ?causal ?c)")],
+        all_take_part,
+        SUMS,
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] causal=false c=0.3 m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] -3 1) [4,1]))",
+    ),
 ];
 
 /// Every rule.
@@ -824,9 +901,7 @@ const SQRT_2_PI: f64 = 0.797_884_560_802_865_4;
 
 /// Only where a product of scales can neither overflow nor vanish that their order did not let.
 fn scales(s: &mut Scope<'_>) -> Option<()> {
-    let wide = |name: &str| {
-        s.ty(name).is_none_or(|ty| matches!(ty.dtype(), DType::F32 | DType::F64 | DType::BF16))
-    };
+    let wide = |name: &str| s.ty(name).is_none_or(|ty| matches!(ty.dtype(), DType::F32 | DType::F64 | DType::BF16));
     (wide("?x") && wide("?y")).then_some(())
 }
 
@@ -926,6 +1001,17 @@ fn unscaled_with_bits(s: &mut Scope<'_>) -> Option<()> {
         (s.constant(zero)? == 0.0 && s.constant(lowest)? == f64::NEG_INFINITY).then_some(bits)
     });
     Some(())
+}
+
+fn all_take_part(s: &mut Scope<'_>) -> Option<()> {
+    (s.ty("?m")?.dtype() == DType::Bool && s.known("?m")?.is_true()).then_some(())
+}
+
+/// The mask holds where the key is not after the query, for every query and key.
+fn causal(s: &mut Scope<'_>) -> Option<()> {
+    let (q, k, m) = (s.shape("?q")?, s.shape("?k")?, s.shape("?m")?);
+    (s.ty("?m")?.dtype() == DType::Bool && m.ends_with(&[q[2], k[2]])).then_some(())?;
+    s.known("?m")?.is_causal().then_some(())
 }
 
 /// A gradient is scaled as the scores were; two factors may have been multiplied.

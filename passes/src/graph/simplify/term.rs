@@ -4,9 +4,10 @@
 //!
 //! Each class of equal terms knows its types: a rule whose right side has other types than its left does nothing.
 
+use super::known::{Known, known};
 use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
-use ir::op::{self, Attr, Attrs, Op};
 use ir::graph::Phase;
+use ir::op::{self, Attr, Attrs, Op};
 use ir::{DType, TensorType};
 use smallvec::SmallVec;
 use std::fmt;
@@ -63,6 +64,8 @@ pub(super) struct Class {
     pub(super) literal: Option<Literal>,
     /// The earliest part of the step in which it was traced; of new terms, the latest of their children's.
     pub(super) phase: Phase,
+    /// Its numbers, if they depend on nothing but their place.
+    pub(super) known: Option<Known>,
 }
 
 /// The analysis: the types of the leaves, from which all others follow.
@@ -208,9 +211,10 @@ impl Analysis<Term> for Facts {
     type Data = Class;
 
     fn make(terms: &mut Terms, term: &Term, _: Id) -> Class {
+        let mut place = None;
         let types = match &term.head {
             Head::Literal(literal) => {
-                return Class { types: vec![], literal: Some(literal.clone()), phase: Phase::Forward };
+                return Class { types: vec![], literal: Some(literal.clone()), phase: Phase::Forward, known: None };
             }
             Head::Leaf(i) => vec![terms.analysis.leaves[*i as usize].clone()],
             Head::Result(i) => {
@@ -220,13 +224,17 @@ impl Analysis<Term> for Facts {
             Head::Op(_) => {
                 let operands: Option<Vec<&TensorType>> = term.operands(terms).map(|id| single(terms, id)).collect();
                 match (term.op(terms), operands) {
-                    (Some(op), Some(operands)) => op.infer(&operands).unwrap_or_default(),
+                    (Some(op), Some(operands)) => {
+                        let types = op.infer(&operands).unwrap_or_default();
+                        place = if let [ty] = types.as_slice() { known(terms, term, &op, ty) } else { None };
+                        types
+                    }
                     _ => vec![],
                 }
             }
         };
         let phase = term.children.iter().map(|&id| terms[id].data.phase).max().unwrap_or(Phase::Forward);
-        Class { types, literal: None, phase }
+        Class { types, literal: None, phase, known: place }
     }
     fn remake(terms: &mut Terms, _: &Term, id: Id) -> Class {
         // Types do not change when classes merge.
@@ -235,7 +243,8 @@ impl Analysis<Term> for Facts {
     fn merge(&mut self, a: &mut Class, b: Class) -> DidMerge {
         debug_assert_eq!(a.types, b.types, "equal terms should have equal types");
         a.phase = a.phase.min(b.phase);
-        // No other class's data follow from a phase.
+        a.known = a.known.take().or(b.known);
+        // Classes above were made when all that is traced was known: nothing new follows for them.
         DidMerge(false, false)
     }
 }
