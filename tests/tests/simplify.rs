@@ -173,8 +173,7 @@ fn filetests_compute_the_same() {
         for seed in 1..=3 {
             let mut random = Random(seed);
             let mut tensor = |v: ir::Value| random.tensor(&before.values[v].ty, false);
-            let inputs: Tensors =
-                before.inputs.iter().map(|&v| (before.values[v].name.clone(), tensor(v))).collect();
+            let inputs: Tensors = before.inputs.iter().map(|&v| (before.values[v].name.clone(), tensor(v))).collect();
             let states: Tensors = before.states.iter().map(|s| (s.path.clone(), tensor(s.before))).collect();
             let [expected, computed] = [&before, &after].map(|g| step(g, &mut states.clone(), &inputs).unwrap());
             for output in &before.outputs {

@@ -94,11 +94,19 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
     }
     // What is chosen needs less than what might have been.
     let mut chosen = BTreeMap::new();
-    let mut stack = roots;
-    while let Some(class) = stack.pop() {
-        let choice = &problem.choices[class][0];
-        if chosen.insert(problem.ids[class], choice.term.clone()).is_none() {
-            stack.extend(choice.needs.iter().copied());
+    let mut stack: Vec<(usize, bool)> = roots.into_iter().map(|class| (class, false)).collect();
+    let (mut open, mut done) = (vec![false; problem.ids.len()], vec![false; problem.ids.len()]);
+    while let Some((class, is_over)) = stack.pop() {
+        if is_over {
+            done[class] = true;
+        } else if !std::mem::replace(&mut open[class], true) {
+            let choice = &problem.choices[class][0];
+            chosen.insert(problem.ids[class], choice.term.clone());
+            stack.push((class, true));
+            stack.extend(choice.needs.iter().map(|&c| (c, false)));
+        } else {
+            // Met again: below itself, or by another reader.
+            assert!(done[class], "no chosen term should need itself: {:?}", problem.choices[class][0]);
         }
     }
     chosen
@@ -416,15 +424,15 @@ impl Search<'_> {
     fn by_trees(&mut self) {
         let group = self.group;
         let mut cost = vec![u64::MAX; group.ways.len()];
-        let of = |way: &Way, cost: &[u64]| {
-            let below = way.needs.iter().filter(|&&c| !group.free[c]);
-            // One more for each class, so that a class costs more than any below it.
-            below.fold(way.cost + 1, |sum, &c| sum.saturating_add(cost[c]))
+        // One more for each class, so that a class costs more than any below it, of those that are free too.
+        let of = |class: usize, way: &Way, cost: &[u64]| {
+            let own = if group.free[class] { 1 } else { way.cost + 1 };
+            way.needs.iter().fold(own, |sum, &c| sum.saturating_add(cost[c]))
         };
         let mut changed = true;
         while std::mem::take(&mut changed) {
             for class in (0..cost.len()).rev() {
-                let least = group.ways[class].iter().map(|way| of(way, &cost)).min().unwrap_or(u64::MAX);
+                let least = group.ways[class].iter().map(|way| of(class, way, &cost)).min().unwrap_or(u64::MAX);
                 changed |= least < cost[class];
                 cost[class] = cost[class].min(least);
             }
@@ -432,7 +440,7 @@ impl Search<'_> {
         let mut stack: Vec<usize> = (0..group.n_open).collect();
         while let Some(class) = stack.pop() {
             if self.best[class].is_none() && !group.free[class] {
-                let way = (0..group.ways[class].len()).min_by_key(|&i| of(&group.ways[class][i], &cost));
+                let way = (0..group.ways[class].len()).min_by_key(|&i| of(class, &group.ways[class][i], &cost));
                 self.best[class] = way;
                 stack.extend(way.map_or(&[][..], |i| &group.ways[class][i].needs));
             }
