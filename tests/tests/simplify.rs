@@ -22,7 +22,7 @@ impl Random {
         const ODD: [f64; 8] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.0, 1e-40, 3e38, -1.0];
         let mut bytes = vec![];
         for _ in 0..ty.numel() {
-            let odd = all && self.next() % 2 == 0;
+            let odd = all && self.next().is_multiple_of(2);
             let uniform = (self.next() % 4096) as f64 / 1024.0 - 2.0;
             let x = if odd { ODD[(self.next() % 8) as usize] } else { uniform };
             match ty.dtype() {
@@ -122,11 +122,11 @@ fn core_graphs_become_as_good_as_coarse_ones() {
             simplify::run(&mut graph);
             let after = lines(&graph);
             let (n_before, n_after) = (before.values().sum::<usize>(), after.values().sum::<usize>());
-            println!("{name} {level}: {n_before} -> {n_after}");
+            eprintln!("{name} {level}: {n_before} -> {n_after}");
             for op in before.keys().chain(after.keys()).collect::<std::collections::BTreeSet<_>>() {
                 let of = |lines: &BTreeMap<&str, usize>| lines.get(op).copied().unwrap_or(0);
                 if of(&before) != of(&after) {
-                    println!("    {op} {} -> {}", of(&before), of(&after));
+                    eprintln!("    {op} {} -> {}", of(&before), of(&after));
                 }
             }
             assert!(n_after <= n_before);

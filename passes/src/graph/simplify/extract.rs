@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Steps of branch and bound for one group; then the best so far is taken. Most groups need fewer than 10. Of attention with
 /// its gradient, where one sum of 70 classes is to be proved the least, the first answer has always been the best.
-const STEPS: usize = 200;
+const STEPS: usize = 64;
 
 /// Classes in a group up to which sharing is looked for from the start.
 const MOST: usize = 300;
