@@ -9,7 +9,7 @@ use crate::cost::{Cost, Tabled};
 use crate::decide::bound::{self, Certificate};
 use crate::decide::{self, Decided, Decisions, Infeasible, Planner, Problem};
 use crate::graph::optimizer::{Attach, Master, Optimizer};
-use crate::graph::{canonical, fuse, microbatch, optimizer};
+use crate::graph::{canonical, fuse, microbatch, optimizer, simplify};
 use crate::realise;
 use crate::schedule::order::Update;
 use crate::schedule::{apply, inplace, order, prefetch, sync};
@@ -34,6 +34,16 @@ pub const GRAPH: &[Pass<Graph>] = &[
         name: "canonical",
         run: |graph, _| {
             canonical::run(graph);
+            Ok(())
+        },
+    },
+    // After canonical: it matches fewer forms. Before microbatch: what is chosen once holds for every batch.
+    Pass {
+        name: "simplify",
+        run: |graph, c| {
+            if !c.options.without_simplify {
+                simplify::run(graph);
+            }
             Ok(())
         },
     },
@@ -165,6 +175,8 @@ pub struct Options {
     pub host: Option<u64>,
     /// Who decides.
     pub planner: Planner,
+    /// Leaves formulas as they were traced: without `simplify`.
+    pub without_simplify: bool,
 }
 
 impl Options {

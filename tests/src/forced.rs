@@ -15,6 +15,7 @@ pub fn recompute_all(model: &Graph, optimizer: Optimizer, device: &Device) -> Co
     let cost = Roofline::new(device);
     let mut graph = model.clone();
     graph::canonical::run(&mut graph);
+    graph::simplify::run(&mut graph);
     graph::optimizer::run(&mut graph, optimizer).expect("the model should have gradients");
     order::run(&mut graph, order::Update::Backward);
     let graph = graph.compact();

@@ -70,6 +70,7 @@ impl Header<'_> {
                 Planner::ALL.into_iter().find(|p| p.name() == name).expect("a planner's name")
             }),
             kernels: if pass == "fuse" { Kernels::Generated } else { Kernels::Plain },
+            without_simplify: false,
         };
         let variant = given.remove("variant").map_or(0, |text| bytes(text) as usize);
         assert!(given.is_empty(), "{given:?} means nothing");

@@ -67,6 +67,10 @@ proptest! {
         passes::graph::canonical::run(&mut canonical);
         prop_assert_eq!(ir::verify::graph(&canonical), vec![]);
         prop_assert!(run::plain(&canonical, &start, &feeds) == expected, "{}", ir::text::print_graph(&canonical));
+        let mut simple = canonical.clone();
+        passes::graph::simplify::run(&mut simple);
+        prop_assert_eq!(ir::verify::graph(&simple), vec![]);
+        prop_assert!(run::plain(&simple, &start, &feeds) == expected, "{}", ir::text::print_graph(&simple));
         use passes::schedule::order::{self, Update};
         for update in [Update::Backward, Update::After] {
             let mut ordered = canonical.clone();

@@ -128,6 +128,9 @@ pub(crate) struct Compiling {
     /// Times that `profile` measured, in place of those that the device's file implies
     #[arg(long, value_name = "FILE.prof")]
     pub(crate) profile: Option<PathBuf>,
+    /// Leave a pass out: simplify keeps formulas as they were traced
+    #[arg(long, value_name = "PASS", value_parser = ["simplify"])]
+    pub(crate) without: Option<String>,
     /// Print the program after a pass, or after all
     #[arg(long, value_name = "PASS|all", value_parser = PossibleValuesParser::new(dumps()))]
     pub(crate) dump_ir_after: Option<String>,

@@ -215,6 +215,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         host: compiling.host,
         planner: compiling.planner.unwrap_or_default(),
         kernels: compiling.kernels.unwrap_or_default(),
+        without_simplify: compiling.without.is_some(),
     }
 }
 

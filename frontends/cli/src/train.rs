@@ -197,6 +197,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
         ("--budget", compiling.budget.is_some()),
         ("--host", compiling.host.is_some()),
         ("--planner", compiling.planner.is_some()),
+        ("--without", compiling.without.is_some()),
         ("--profile", compiling.profile.is_some()),
         ("--dim", !args.dim.is_empty()),
         ("--dump-ir-after", compiling.dump_ir_after.is_some()),

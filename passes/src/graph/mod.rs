@@ -4,3 +4,4 @@ pub mod canonical;
 pub mod fuse;
 pub mod microbatch;
 pub mod optimizer;
+pub mod simplify;

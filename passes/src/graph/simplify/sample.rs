@@ -1,0 +1,277 @@
+//! Rules at their samples, as graphs that can be computed: what the rule's test evaluates.
+
+use super::rule::{Action, Close, Rule, add, rewrite, var};
+use super::term::{Facts, Head, Literal, STEPS, Term, Terms};
+use egg::{ENodeOrVar, Id, Pattern, PatternAst, Subst};
+use ir::graph::{Output, Phase};
+use ir::op::{self, Attr, Op, parse_type};
+use ir::{Graph, Value};
+use std::collections::BTreeMap;
+
+/// The two sides of one pair of a rule, at one sample. Both graphs have the same inputs and one output, `out`.
+pub struct Case {
+    /// The rule and the bindings, for messages.
+    pub what: String,
+    /// The left side.
+    pub left: Graph,
+    /// The right side.
+    pub right: Graph,
+    /// How close they are to be.
+    pub close: Close,
+}
+
+/// The cases of a rule. An error says which sample the rule does not hold at, or why it is not a sample.
+pub fn cases(rule: &'static Rule) -> Result<Vec<Case>, String> {
+    let mut cases = vec![];
+    for text in rule.samples.split(';').map(str::trim).filter(|text| !text.is_empty()) {
+        let what = format!("{} at {text}", rule.name);
+        cases.extend(sample(rule, text, &what).map_err(|e| format!("{what}: {e}"))?);
+    }
+    if cases.is_empty() { Err(format!("{} has no sample", rule.name)) } else { Ok(cases) }
+}
+
+fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, String> {
+    let mut terms = Terms::new(Facts::default());
+    let mut subst = Subst::default();
+    let mut given: BTreeMap<Id, Given> = BTreeMap::new();
+    for (name, value) in bindings(text) {
+        let id = if value.starts_with('(') {
+            let pattern: Pattern<Term> = value.parse().map_err(|e| format!("{value}: {e}"))?;
+            let id = add(&mut terms, &pattern.ast, &subst).ok_or("a formula that does not fit")?;
+            given.insert(id, Given::Formula(pattern.ast));
+            id
+        } else if let Some(literal) = Literal::from_text(&value) {
+            let id = terms.add(Term::new(Head::Literal(literal), []));
+            let Some(literal) = &terms[id].data.literal else { return Err("a literal without a value".into()) };
+            given.insert(id, Given::Literal(literal.clone()));
+            id
+        } else {
+            let ty = parse_type(&value)?;
+            terms.analysis.leaves.push(ty);
+            let i = terms.analysis.leaves.len() - 1;
+            let id = terms.add(Term::new(Head::Leaf(i as u32), []));
+            given.insert(id, Given::Tensor(name.clone(), i));
+            id
+        };
+        subst.insert(var(&format!("?{name}")), id);
+    }
+    // Left sides after the first exist too, once what they need is bound.
+    let action = Action::new(rule);
+    let root = add(&mut terms, &action.pairs[0].0, &subst).ok_or("the left side does not fit together")?;
+    let bound = action.bind(&mut terms, &subst).ok_or("the rule's condition does not hold")?;
+    let lefts: Option<Vec<Id>> = action.pairs.iter().map(|(left, _)| add(&mut terms, left, &bound)).collect();
+    lefts.ok_or("a left side does not fit together")?;
+    let bound = action.bind(&mut terms, &subst).ok_or("the rule's condition does not hold")?;
+    terms.rebuild();
+
+    let mut cases = vec![];
+    for (left, right) in &action.pairs {
+        let graph = |ast: &PatternAst<Term>| Builder::new(&terms, &bound, &given).graph(ast);
+        let (left, right) = (graph(left)?, graph(right)?);
+        let ty = |graph: &Graph| graph.values[graph.outputs[0].value].ty.clone();
+        if ty(&left) != ty(&right) {
+            return Err(format!("{} became {}", ty(&left), ty(&right)));
+        }
+        cases.push(Case { what: what.to_string(), left, right, close: rule.close });
+    }
+    // egg finds and applies it.
+    let rewrite = rewrite(rule);
+    let matches = rewrite.search(&terms);
+    let right = add(&mut terms, &action.pairs[0].1, &bound).ok_or("the right side does not fit together")?;
+    rewrite.apply(&mut terms, &matches);
+    terms.rebuild();
+    if terms.find(root) != terms.find(right) {
+        return Err("the rule did not make its sides equal".into());
+    }
+    Ok(cases)
+}
+
+/// `name=value` pairs; a formula in parentheses has spaces.
+fn bindings(text: &str) -> Vec<(String, String)> {
+    let mut words: Vec<String> = vec![];
+    for word in text.split_whitespace() {
+        let is_open = |word: &String| word.matches('(').count() > word.matches(')').count();
+        match words.last_mut().filter(|last| is_open(last)) {
+            Some(last) => *last = format!("{last} {word}"),
+            None => words.push(word.to_string()),
+        }
+    }
+    let pair = |word: &String| word.split_once('=').map(|(name, value)| (name.to_string(), value.to_string()));
+    words.iter().filter_map(pair).collect()
+}
+
+/// What a variable stands for.
+enum Given {
+    /// An input of this name; the position of its type.
+    Tensor(String, usize),
+    Literal(Literal),
+    Formula(PatternAst<Term>),
+}
+
+/// A part of a formula.
+#[derive(Clone)]
+enum Part {
+    Tensors(Vec<Value>),
+    Literal(Literal),
+}
+
+struct Builder<'a> {
+    terms: &'a Terms,
+    subst: &'a Subst,
+    given: &'a BTreeMap<Id, Given>,
+    graph: Graph,
+    inputs: BTreeMap<String, Value>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(terms: &'a Terms, subst: &'a Subst, given: &'a BTreeMap<Id, Given>) -> Builder<'a> {
+        let mut graph = Graph::new("sample");
+        let mut inputs = BTreeMap::new();
+        for given in given.values() {
+            if let Given::Tensor(name, i) = given {
+                let value = graph.add_input(name.clone(), terms.analysis.leaves[*i].clone());
+                inputs.insert(name.clone(), value);
+            }
+        }
+        Builder { terms, subst, given, graph, inputs }
+    }
+
+    fn graph(mut self, ast: &PatternAst<Term>) -> Result<Graph, String> {
+        match self.build(ast)? {
+            Part::Tensors(values) => {
+                self.graph.outputs = vec![Output { name: "out".into(), value: values[0] }];
+                Ok(self.graph)
+            }
+            Part::Literal(_) => Err("a side that is no tensor".into()),
+        }
+    }
+
+    fn build(&mut self, ast: &PatternAst<Term>) -> Result<Part, String> {
+        let mut parts: Vec<Part> = vec![];
+        for node in ast {
+            let part = match node {
+                ENodeOrVar::Var(var) => {
+                    let id = *self.subst.get(*var).ok_or_else(|| format!("{var} is not bound"))?;
+                    match self.given.get(&id) {
+                        Some(Given::Tensor(name, _)) => Part::Tensors(vec![self.inputs[name]]),
+                        Some(Given::Literal(literal)) => Part::Literal(literal.clone()),
+                        Some(Given::Formula(ast)) => self.build(ast)?,
+                        None => match &self.terms[id].data.literal {
+                            Some(literal) => Part::Literal(literal.clone()),
+                            None => return Err(format!("{var} is not given")),
+                        },
+                    }
+                }
+                ENodeOrVar::ENode(term) => {
+                    let children: Vec<Part> =
+                        term.children.iter().map(|&child| parts[usize::from(child)].clone()).collect();
+                    self.term(&term.head, &children)?
+                }
+            };
+            parts.push(part);
+        }
+        parts.pop().ok_or_else(|| "an empty formula".into())
+    }
+
+    fn term(&mut self, head: &Head, children: &[Part]) -> Result<Part, String> {
+        let tensors = |parts: &[Part]| -> Vec<Value> {
+            let tensor = |part: &Part| if let Part::Tensors(values) = part { Some(values[0]) } else { None };
+            parts.iter().filter_map(tensor).collect()
+        };
+        match head {
+            Head::Literal(literal) => Ok(Part::Literal(literal.clone())),
+            Head::Result(i) => match &children[0] {
+                Part::Tensors(values) => Ok(Part::Tensors(vec![values[usize::from(*i)]])),
+                Part::Literal(_) => Err("a result of a literal".into()),
+            },
+            Head::Op(i) => {
+                let row = &op::ROWS[usize::from(*i)];
+                let literals = children.iter().filter_map(|part| match part {
+                    Part::Literal(literal) => literal.attr(),
+                    Part::Tensors(_) => None,
+                });
+                let attrs: Vec<(&'static str, Attr)> = row.attrs.iter().map(|&(key, _)| key).zip(literals).collect();
+                Ok(Part::Tensors(self.op(row.name, attrs, &tensors(children))?))
+            }
+            Head::Step(i) => {
+                let scale = children.iter().find_map(|part| match part {
+                    Part::Literal(Literal::Float(bits)) => Some(f64::from_bits(*bits)),
+                    _ => None,
+                });
+                let value = self.step(STEPS[usize::from(*i)], &tensors(children), scale.unwrap_or(1.0))?;
+                Ok(Part::Tensors(vec![value]))
+            }
+            Head::Leaf(_) => Err("a leaf in a rule".into()),
+        }
+    }
+
+    fn op(&mut self, name: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value]) -> Result<Vec<Value>, String> {
+        let op = Op::new(name, attrs)?;
+        let types: Vec<_> = inputs.iter().map(|&v| &self.graph.values[v].ty).collect();
+        let n = self.graph.nodes.len();
+        let names: Vec<String> = (0..op.infer(&types)?.len()).map(|i| format!("t{n}.{i}")).collect();
+        self.graph.add_node(op, inputs, &names, Phase::Forward, "")
+    }
+
+    fn one(&mut self, name: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value]) -> Result<Value, String> {
+        Ok(self.op(name, attrs, inputs)?[0])
+    }
+
+    fn reshape(&mut self, x: Value, shape: &[u64]) -> Result<Value, String> {
+        self.one("reshape", vec![("shape", Attr::Ints(shape.iter().map(|&d| d as i64).collect()))], &[x])
+    }
+
+    /// A product of the last two dimensions of two tensors of rank 4.
+    fn product(&mut self, a: Value, b: Value, ta: bool, tb: bool) -> Result<Value, String> {
+        let shape = |graph: &Graph, v: Value| graph.values[v].ty.shape().to_vec();
+        let (sa, sb) = (shape(&self.graph, a), shape(&self.graph, b));
+        let a = self.reshape(a, &[sa[0] * sa[1], sa[2], sa[3]])?;
+        let b = self.reshape(b, &[sb[0] * sb[1], sb[2], sb[3]])?;
+        let c = self.one("matmul", vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))], &[a, b])?;
+        let sc = shape(&self.graph, c);
+        self.reshape(c, &[sa[0], sa[1], sc[1], sc[2]])
+    }
+
+    /// What a step means, by ops.
+    fn step(&mut self, name: &str, tensors: &[Value], scale: f64) -> Result<Value, String> {
+        let value = |x: f64| vec![("value", Attr::Float(x))];
+        let dim = || vec![("dim", Attr::Int(3))];
+        match (name, tensors) {
+            ("gelu_t", &[x]) => {
+                let square = self.one("mul", vec![], &[x, x])?;
+                let cube = self.one("mul", vec![], &[square, x])?;
+                let cube = self.one("mul_scalar", value(0.044715), &[cube])?;
+                let sum = self.one("add", vec![], &[x, cube])?;
+                let scaled = self.one("mul_scalar", value((2.0 / std::f64::consts::PI).sqrt()), &[sum])?;
+                self.one("tanh", vec![], &[scaled])
+            }
+            ("scores", &[q, k]) => {
+                let scores = self.product(q, k, false, true)?;
+                self.one("mul_scalar", value(scale), &[scores])
+            }
+            ("probs", [q, k, mask @ ..]) => {
+                let mut scores = self.step("scores", &[*q, *k], scale)?;
+                if let &[mask] = mask {
+                    scores = self.one("add", vec![], &[scores, mask])?;
+                }
+                self.one("softmax", dim(), &[scores])
+            }
+            ("dscores", [dout, q, k, v, mask @ ..]) => {
+                let mut of_probs = vec![*q, *k];
+                of_probs.extend(mask);
+                let probs = self.step("probs", &of_probs, scale)?;
+                let dprobs = self.product(*dout, *v, false, true)?;
+                self.one("softmax_bwd", dim(), &[dprobs, probs])
+            }
+            ("dq", [_, _, k, ..]) => {
+                let dscores = self.step("dscores", tensors, scale)?;
+                self.product(dscores, *k, false, false)
+            }
+            ("dk", [_, q, ..]) => {
+                let dscores = self.step("dscores", tensors, scale)?;
+                self.product(dscores, *q, true, false)
+            }
+            _ => Err(format!("{name} of {} tensors", tensors.len())),
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! A graph's formulas as egg sees them: an op with its operands, then its attributes as literals, in the table's order.
+//! Attributes are terms, so that patterns bind and compare them like operands: `(mul_scalar ?x ?c)`. An op with several
+//! results is one term, and `r0`, `r1`, .. are what it gives.
+//!
+//! Each class of equal terms knows its types: a rule whose right side has other types than its left does nothing.
+
+use super::known::{Known, known};
+use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
+use ir::graph::Phase;
+use ir::op::{self, Attr, Attrs, Op};
+use ir::{DType, TensorType};
+use smallvec::SmallVec;
+use std::fmt;
+
+/// A graph of classes of equal terms.
+pub(super) type Terms = EGraph<Term, Facts>;
+
+/// One formula over classes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) struct Term {
+    pub(super) head: Head,
+    pub(super) children: SmallVec<[Id; 6]>,
+}
+
+/// What a term does with its children.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) enum Head {
+    /// An op of [`op::ROWS`], by its position.
+    Op(u16),
+    /// A step on the way to an op: see [`STEPS`]. It has no kernel and is never extracted.
+    Step(u16),
+    /// A result of its child.
+    Result(u8),
+    /// A tensor that is not computed by a pure op; the position among the leaves.
+    Leaf(u32),
+    /// An attribute.
+    Literal(Literal),
+}
+
+/// An attribute's value, with an order. Numbers are compared by bits.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(super) enum Literal {
+    /// No operand at this place.
+    None,
+    Int(i64),
+    Float(u64),
+    Bool(bool),
+    Ints(Vec<i64>),
+    Type(DType),
+    Str(String),
+}
+
+/// Steps of recognition, which name a value that rules agree on, whatever way it is computed. Those of attention are in
+/// [B,H,S,T]: `scores(q, k, scale)`, `probs(q, k, mask or none, scale, whether a row without keys is zeros)`,
+/// `dscores(dout, q, k, v, mask or none, scale)`; with the same operands `dq` and `dk`, the gradients before the scale.
+/// `gelu_t(x)` is the tanh in the approximation of gelu.
+pub(super) const STEPS: [&str; 6] = ["scores", "probs", "dscores", "dq", "dk", "gelu_t"];
+
+/// What is known of a class.
+#[derive(Clone, Debug)]
+pub(super) struct Class {
+    /// The results' types; none for literals and for terms that are not well-formed.
+    pub(super) types: Vec<TensorType>,
+    pub(super) literal: Option<Literal>,
+    /// The earliest part of the step in which it was traced; of new terms, the latest of their children's.
+    pub(super) phase: Phase,
+    /// Its numbers, if they depend on nothing but their place.
+    pub(super) known: Option<Known>,
+}
+
+/// The analysis: the types of the leaves, from which all others follow.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Facts {
+    pub(super) leaves: Vec<TensorType>,
+}
+
+impl Term {
+    pub(super) fn new(head: Head, children: impl IntoIterator<Item = Id>) -> Term {
+        Term { head, children: children.into_iter().collect() }
+    }
+    /// The op's name, or the step's.
+    pub(super) fn name(&self) -> Option<&'static str> {
+        match self.head {
+            Head::Op(i) => Some(op::ROWS[usize::from(i)].name),
+            Head::Step(i) => Some(STEPS[usize::from(i)]),
+            _ => None,
+        }
+    }
+    /// True if a graph can have the term.
+    pub(super) fn is_real(&self) -> bool {
+        !matches!(self.head, Head::Step(_))
+    }
+    /// The classes of an op's operands.
+    pub(super) fn operands<'a>(&'a self, terms: &'a Terms) -> impl Iterator<Item = Id> + 'a {
+        let n_attrs = if let Head::Op(i) = self.head { op::ROWS[usize::from(i)].attrs.len() } else { 0 };
+        let operands = &self.children[..self.children.len() - n_attrs];
+        operands.iter().copied().filter(|&id| terms[id].data.literal != Some(Literal::None))
+    }
+    /// The op with its attributes; none if the term is not an op or a literal is not what the op takes.
+    pub(super) fn op(&self, terms: &Terms) -> Option<Op> {
+        let Head::Op(i) = self.head else { return None };
+        let row = &op::ROWS[usize::from(i)];
+        let first = self.children.len().checked_sub(row.attrs.len())?;
+        let mut attrs = Attrs::new();
+        for (&(key, _), &id) in row.attrs.iter().zip(&self.children[first..]) {
+            attrs.insert(key, terms[id].data.literal.as_ref()?.attr()?);
+        }
+        Op::new(row.name, attrs).ok()
+    }
+}
+
+impl Literal {
+    pub(super) fn of(attr: &Attr) -> Literal {
+        match attr {
+            Attr::Int(i) => Literal::Int(*i),
+            Attr::Float(x) => Literal::Float(x.to_bits()),
+            Attr::Bool(b) => Literal::Bool(*b),
+            Attr::Ints(v) => Literal::Ints(v.clone()),
+            Attr::Type(d) => Literal::Type(*d),
+            Attr::Str(s) => Literal::Str(s.clone()),
+            Attr::Body(_) => Literal::Str(ir::text::print_attr(attr)),
+        }
+    }
+    pub(super) fn attr(&self) -> Option<Attr> {
+        Some(match self {
+            Literal::None => return None,
+            Literal::Int(i) => Attr::Int(*i),
+            Literal::Float(x) => Attr::Float(f64::from_bits(*x)),
+            Literal::Bool(b) => Attr::Bool(*b),
+            Literal::Ints(v) => Attr::Ints(v.clone()),
+            Literal::Type(d) => Attr::Type(*d),
+            Literal::Str(s) => Attr::Str(s.clone()),
+        })
+    }
+    /// A literal from a pattern's text: `true`, `3`, `0.5`, `-inf`, `[0,1]`, `i64`, `none`.
+    pub(super) fn from_text(text: &str) -> Option<Literal> {
+        if let Some(dtype) = DType::from_name(text) {
+            return Some(Literal::Type(dtype));
+        }
+        if let Some(list) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
+            let numbers = list.split(',').filter(|n| !n.is_empty()).map(str::parse);
+            return Some(Literal::Ints(numbers.collect::<Result<_, _>>().ok()?));
+        }
+        Some(match text {
+            "none" => Literal::None,
+            "true" => Literal::Bool(true),
+            "false" => Literal::Bool(false),
+            _ => match text.parse::<i64>() {
+                Ok(i) => Literal::Int(i),
+                Err(_) => Literal::Float(text.parse::<f64>().ok()?.to_bits()),
+            },
+        })
+    }
+}
+
+impl Language for Term {
+    type Discriminant = (u8, u16);
+
+    fn discriminant(&self) -> (u8, u16) {
+        match &self.head {
+            Head::Op(i) => (0, *i),
+            Head::Step(i) => (1, *i),
+            Head::Result(i) => (2, u16::from(*i)),
+            Head::Leaf(_) => (3, 0),
+            Head::Literal(_) => (4, 0),
+        }
+    }
+    fn matches(&self, other: &Term) -> bool {
+        self.head == other.head && self.children.len() == other.children.len()
+    }
+    fn children(&self) -> &[Id] {
+        &self.children
+    }
+    fn children_mut(&mut self) -> &mut [Id] {
+        &mut self.children
+    }
+}
+
+impl fmt::Display for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.head {
+            Head::Result(i) => write!(f, "r{i}"),
+            Head::Leaf(i) => write!(f, "leaf{i}"),
+            Head::Literal(literal) => write!(f, "{literal:?}"),
+            Head::Op(_) | Head::Step(_) => f.write_str(self.name().unwrap_or_default()),
+        }
+    }
+}
+
+impl FromOp for Term {
+    type Error = FromOpError;
+
+    fn from_op(text: &str, children: Vec<Id>) -> Result<Term, FromOpError> {
+        let position = |i: usize| u16::try_from(i).ok();
+        let row = op::ROWS.iter().position(|row| row.name == text).and_then(position);
+        let step = STEPS.iter().position(|&step| step == text).and_then(position);
+        let result = text.strip_prefix('r').and_then(|i| i.parse().ok());
+        let head = match (row, step, result) {
+            (Some(i), _, _) => Head::Op(i),
+            (_, Some(i), _) => Head::Step(i),
+            (_, _, Some(i)) => Head::Result(i),
+            _ => match Literal::from_text(text) {
+                Some(literal) if children.is_empty() => Head::Literal(literal),
+                _ => return Err(FromOpError::new(text, children)),
+            },
+        };
+        Ok(Term::new(head, children))
+    }
+}
+
+impl Analysis<Term> for Facts {
+    type Data = Class;
+
+    fn make(terms: &mut Terms, term: &Term, _: Id) -> Class {
+        let mut place = None;
+        let types = match &term.head {
+            Head::Literal(literal) => {
+                return Class { types: vec![], literal: Some(literal.clone()), phase: Phase::Forward, known: None };
+            }
+            Head::Leaf(i) => vec![terms.analysis.leaves[*i as usize].clone()],
+            Head::Result(i) => {
+                terms[term.children[0]].data.types.get(usize::from(*i)).map_or(vec![], |ty| vec![ty.clone()])
+            }
+            Head::Step(_) => step_type(terms, term).map_or(vec![], |ty| vec![ty]),
+            Head::Op(_) => {
+                let operands: Option<Vec<&TensorType>> = term.operands(terms).map(|id| single(terms, id)).collect();
+                match (term.op(terms), operands) {
+                    (Some(op), Some(operands)) => {
+                        let types = op.infer(&operands).unwrap_or_default();
+                        place = if let [ty] = types.as_slice() { known(terms, term, &op, ty) } else { None };
+                        types
+                    }
+                    _ => vec![],
+                }
+            }
+        };
+        let phase = term.children.iter().map(|&id| terms[id].data.phase).max().unwrap_or(Phase::Forward);
+        Class { types, literal: None, phase, known: place }
+    }
+    fn remake(terms: &mut Terms, _: &Term, id: Id) -> Class {
+        // Types do not change when classes merge.
+        terms[id].data.clone()
+    }
+    fn merge(&mut self, a: &mut Class, b: Class) -> DidMerge {
+        debug_assert_eq!(a.types, b.types, "equal terms should have equal types");
+        a.phase = a.phase.min(b.phase);
+        a.known = a.known.take().or(b.known);
+        // Classes above were made when all that is traced was known: nothing new follows for them.
+        DidMerge(false, false)
+    }
+}
+
+/// The type of a class with one result.
+pub(super) fn single(terms: &Terms, id: Id) -> Option<&TensorType> {
+    match terms[id].data.types.as_slice() {
+        [ty] => Some(ty),
+        _ => None,
+    }
+}
+
+fn step_type(terms: &Terms, term: &Term) -> Option<TensorType> {
+    let (q, k) = match term.name()? {
+        "gelu_t" => return single(terms, term.children[0]).cloned(),
+        "dq" => return single(terms, term.children[1]).cloned(),
+        "dk" => return single(terms, term.children[2]).cloned(),
+        "dscores" => (term.children[1], term.children[2]),
+        _ => (term.children[0], term.children[1]),
+    };
+    let (q, k) = (single(terms, q)?, single(terms, k)?);
+    let [b, h, s, d] = *q.shape() else { return None };
+    let [kb, kh, t, kd] = *k.shape() else { return None };
+    ((b, h, d) == (kb, kh, kd)).then(|| TensorType::new(q.dtype(), [b, h, s, t]).ok())?
+}
