@@ -114,7 +114,7 @@ fn threads_change_no_bit_of_rows() {
     let (of_q, of_k) = ((DType::F32, vec![2, 6, 201, 24]), (DType::F32, vec![2, 3, 201, 24]));
     let mask = |mask: [i64; 3]| vec![int("dims", 1), ("mask".to_string(), Attr::Ints(mask.into()))];
     let norm = vec![&dy, &x, &statistics[0], &statistics[1], &w];
-    let cases: Vec<(&str, Vec<(String, Attr)>, Vec<&OwnedTensor>, Vec<_>)> = vec![
+    let cases = vec![
         ("gelu", vec![("tanh".into(), Attr::Bool(true))], vec![&x], vec![like.clone()]),
         ("softmax", vec![int("dim", 1)], vec![&x], vec![like.clone()]),
         ("layer_norm_bwd", mask([1, 1, 1]), norm.clone(), vec![like.clone(), column.clone(), column.clone()]),
