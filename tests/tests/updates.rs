@@ -214,6 +214,9 @@ fn mean(all: &[Vec<u8>]) -> Vec<u8> {
 /// Steps over `n` micro-batches by hand: batch by batch through the graph, which gives gradients; their mean; AdamW.
 fn by_hand(model: &Graph, start: &Data, feeds: &[Tensors], n: usize) -> (Vec<Vec<u8>>, Tensors) {
     let mut one = model.clone();
+    graph::canonical::run(&mut one);
+    // Other formulas round otherwise.
+    graph::simplify::run(&mut one);
     graph::optimizer::run(&mut one, Optimizer::None).unwrap();
     let mut states: Tensors = start.clone();
     let mut losses = vec![];
