@@ -188,7 +188,7 @@ fn explain_says_why_and_what_else_would_cost() {
     }
     // With or without the sign; a reshape; a state's path; a module.
     assert!(run(&format!("{args} _log_softmax")).expect(0).out.contains("instead: step"));
-    assert!(run(&format!("{args} view_3")).expect(0).out.contains("shares the bytes"));
+    assert!(run(&format!("{args} view_9")).expect(0).out.contains("shares the bytes"));
     assert!(run(&format!("{args} model.transformer.wpe.weight")).expect(0).out.contains("as a state"));
     assert!(run(&format!("{args} model.transformer.h.0.attn")).expect(0).out.contains("values"));
     run(&format!("{args} %_log_softmx")).expect(2).says(&["_log_softmax"]);
