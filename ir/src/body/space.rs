@@ -251,11 +251,8 @@ impl Space {
         let skip = to.len() - from.len();
         let size = |i: usize| if i < skip { 1 } else { from[i - skip] };
         let leading = to.len() - trailing;
-        let (mut equal, mut one) = (true, true);
-        for i in leading..to.len() {
-            equal &= size(i) == to[i];
-            one &= size(i) == 1;
-        }
+        let equal = (leading..to.len()).all(|i| size(i) == to[i]);
+        let one = (leading..to.len()).all(|i| size(i) == 1);
         if !equal && !one {
             return Err("broadcasts within its columns".into());
         }
