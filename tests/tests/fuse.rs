@@ -101,13 +101,6 @@ fn models_keep_their_bits() {
         for level in ["core", "coarse"].into_iter().filter(|&level| (name, level) != ("moe-tiny", "coarse")) {
             let (graph, states, inputs) = model(name, level);
             let fused = fused(&graph);
-            println!(
-                "{name} {level}: {} kernels, {} fused; {} bytes, {} fused",
-                kernels(&graph),
-                kernels(&fused),
-                bytes(&graph),
-                bytes(&fused)
-            );
             let (mut plain, mut grouped) = (states.clone(), states);
             let outputs = step(&graph, &mut plain, &inputs).unwrap();
             assert!(step(&fused, &mut grouped, &inputs).unwrap() == outputs, "{name} {level}");

@@ -146,14 +146,14 @@ fn passes(plan: &Plan<'_>, homeless: &BTreeSet<Id>) -> Vec<Pass> {
         }
     }
     let mut kept_by: BTreeMap<usize, BTreeSet<Id>> = BTreeMap::new();
-    for p in 0..passes.len() {
+    for (p, pass) in passes.iter_mut().enumerate() {
         let stop: BTreeSet<Id> = again.iter().copied().filter(|id| first[id] < p).collect();
-        let found = needs(dag, &roots(&passes[p]), &stop);
-        passes[p].kept = found.iter().copied().filter(|id| stop.contains(id)).collect();
-        for id in &passes[p].kept {
+        let found = needs(dag, &roots(pass), &stop);
+        pass.kept = found.iter().copied().filter(|id| stop.contains(id)).collect();
+        for id in &pass.kept {
             kept_by.entry(first[id]).or_default().insert(*id);
         }
-        passes[p].needs = found;
+        pass.needs = found;
     }
     for (p, ids) in kept_by {
         passes[p].keeps = ids.into_iter().collect();

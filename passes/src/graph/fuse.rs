@@ -14,7 +14,7 @@
 //! 3. Sums over rows, with the kernel that computes what they sum, or else with one that reads it: they add a few numbers to it
 //!    and save a reading of the operand.
 //!
-//! Groups are of one phase, must not need each other in a circle, and do not reach over more than [`REACH`] nodes, since they
+//! Groups are of one phase, must not need each other in a circle, and do not reach over more than `REACH` nodes, since they
 //! keep their operands alive until they run.
 
 use ir::body::{Body, MOST_RESULTS, Step};

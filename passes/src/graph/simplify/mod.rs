@@ -6,7 +6,7 @@
 //! they computed before, up to the roundings that [`rules`] states for each rule. Nodes stand where those that they replace
 //! stood, and values keep their names.
 //!
-//! Limits: [`ITERATIONS`] rounds of matching, and no more terms than [`GROWTH`] times those of the graph. Nothing looks at
+//! Limits: `ITERATIONS` rounds of matching, and no more terms than `GROWTH` times those of the graph. Nothing looks at
 //! a clock. What was not reached within the limits stays as it was traced.
 
 mod extract;

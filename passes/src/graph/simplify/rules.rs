@@ -2,7 +2,7 @@
 //! `tests/tests/rules.rs`.
 //!
 //! Not a rule, because it is not exact: x + 0.0, which is +0.0 for x = -0.0; x - x; x * 0.0. A rule that changes the order
-//! of roundings is not for f16, whose range is small: [`scales`].
+//! of roundings is not for f16, whose range is small: `scales`.
 
 use super::rule::{Close, Rule, Scope};
 use super::term::Literal;
