@@ -87,9 +87,14 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+GENERATED = ["--kernels", "generated"]
+PLAIN = ["--kernels", "plain"]
+
+
 def half_budget(model: str) -> int:
     """The bytes of a budget that holds what a step finds and leaves, and half of what it keeps besides."""
-    plan = [str(LIGHTERAGE), "plan", str(FILES / f"{model}.pt2"), "--optimizer", "adamw", "--host", HOST, "--json"]
+    model_file = str(FILES / f"{model}.pt2")
+    plan = [str(LIGHTERAGE), "plan", model_file, "--optimizer", "adamw", "--host", HOST, "--json", *GENERATED]
     result = subprocess.run([*plan, "--budget", "100%"], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(plan)}\nfailed with {result.returncode}:\n{result.stderr}")
@@ -98,10 +103,11 @@ def half_budget(model: str) -> int:
     return states + (int(report["keep_peak_bytes"]) - states) // 2
 
 
-def lighterage(model: str, budget: str, name: str, threads: int) -> Way:
+def lighterage(model: str, budget: str, name: str, threads: int, kernels: list[str]) -> Way:
     """Compile the model for a budget, to a file, and train that."""
     lit = FILES / f"{model}-{name.replace(' ', '').replace('%', '')}.lit"
-    compiled = [str(LIGHTERAGE), "compile", str(FILES / f"{model}.pt2"), "--optimizer", "adamw", "--host", HOST]
+    model_file = str(FILES / f"{model}.pt2")
+    compiled = [str(LIGHTERAGE), "compile", model_file, "--optimizer", "adamw", "--host", HOST, *kernels]
     result = subprocess.run(
         [*compiled, "--budget", budget, "-o", str(lit)], capture_output=True, text=True, check=False
     )
@@ -124,7 +130,11 @@ def peer(model: str, threads: int, way: str, activations: float = 1.0) -> Way:
 def compare(model: str, threads: int, args: argparse.Namespace, heap: Path) -> None:
     """Measure one model with so many threads and print its table."""
     half = half_budget(model)
-    ways = [lighterage(model, "100%", "100%", threads), lighterage(model, str(half), "50%", threads)]
+    ways = [
+        lighterage(model, "100%", "100%", threads, GENERATED),
+        lighterage(model, str(half), "50%", threads, GENERATED),
+        lighterage(model, "100%", "100%, plain kernels", threads, PLAIN),
+    ]
     ways += [peer(model, threads, way) for way in ["eager", "checkpoint", "inductor"]]
     for way in ways:
         say(f"{model}, {threads} threads: memory of {way.name}")
