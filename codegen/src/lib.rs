@@ -183,7 +183,7 @@ impl Emitter<'_> {
         let Some(target) = &self.target else { return Ok(()) };
         let kernels: Vec<&Generated> = self.generated.iter().map(|(_, kernel)| kernel).collect();
         let objects = kernels::compile_kernels(&kernels, target, &Cache::user()).map_err(|e| e.to_string())?;
-        let object = |bytes| artifact::Object { cpu: target.cpu.into(), bytes };
+        let object = |bytes| artifact::Object { cpu: target.processor().into(), bytes };
         self.artifact.objects = objects.into_iter().map(object).collect();
         Ok(())
     }

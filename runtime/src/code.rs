@@ -39,7 +39,7 @@ impl Loaded {
     /// Loads every object of an artifact. An error says which object cannot be, and why.
     pub(crate) fn all(artifact: &Artifact) -> Result<Vec<Arc<Loaded>>, Error> {
         let load = |(i, object): (usize, &Object)| {
-            if !runs(&object.cpu) {
+            if !artifact::runs(&object.cpu) {
                 return Err(Error::Unsupported(format!(
                     "the artifact's kernels are for {}, which this processor is not; compile it for this machine, or with \
                      --kernels plain",
@@ -174,31 +174,6 @@ fn relocate(place: &mut [u8], r_type: u32, to: i64, from: i64) -> Result<(), Str
         other => return Err(format!("has a relocation of type {other}, which is not known")),
     }
     Ok(())
-}
-
-/// True if this processor has what objects for `cpu` use.
-fn runs(cpu: &str) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let v3 = is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-            && is_x86_feature_detected!("bmi1")
-            && is_x86_feature_detected!("bmi2")
-            && is_x86_feature_detected!("lzcnt")
-            && is_x86_feature_detected!("movbe");
-        let v4 = v3
-            && is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512cd")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl");
-        (cpu == "x86-64-v3" && v3) || (cpu == "x86-64-v4" && v4)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        cfg!(target_arch = "aarch64") && cpu == "aarch64"
-    }
 }
 
 /// A generated kernel and what it runs on.

@@ -33,34 +33,11 @@ impl Target {
 
     /// The target for the machine that this runs on; none if it lacks what kernels need.
     pub fn host() -> Option<Target> {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let v3 = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c")
-                && is_x86_feature_detected!("bmi2")
-                && is_x86_feature_detected!("lzcnt")
-                && is_x86_feature_detected!("movbe");
-            let v4 = v3
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512cd")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl");
-            match (v4, v3) {
-                (true, _) => Some(Target::AVX512),
-                (_, true) => Some(Target::AVX2),
-                _ => None,
-            }
-        }
-        #[cfg(target_arch = "aarch64")]
-        {
-            Some(Target::NEON)
-        }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        {
-            None
-        }
+        [Target::AVX512, Target::AVX2, Target::NEON].into_iter().find(|target| artifact::runs(target.processor()))
+    }
+    /// What artifacts call the processors that can run its code: see [`artifact::runs`].
+    pub fn processor(&self) -> &'static str {
+        if self.triple.starts_with("aarch64") { "aarch64" } else { self.cpu }
     }
     /// True if it is a GPU.
     pub fn is_gpu(&self) -> bool {

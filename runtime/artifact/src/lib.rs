@@ -1,8 +1,10 @@
 //! The file format of a compiled step, and the only thing that compiler and runtime share. No compiler type appears: an
 //! artifact is pools, streams, events and commands over places in pools, and the data that states start from.
 
+mod cpu;
 mod file;
 
+pub use cpu::runs;
 pub use file::{FORMAT_VERSION, ReadError, read, read_file, write, write_file};
 use serde::{Deserialize, Serialize};
 
@@ -100,7 +102,7 @@ pub struct Type {
 /// Machine code: a relocatable ELF object that refers to nothing outside itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Object {
-    /// The processors that can run it: `x86-64-v3`, `x86-64-v4`, `aarch64`.
+    /// The processors that can run it: see [`runs`].
     pub cpu: String,
     /// The object file.
     pub bytes: Vec<u8>,
