@@ -28,7 +28,6 @@ demo: build ## train a small GPT-2 on the CPU in half its memory; STEPS=60 BUDGE
 
 test: setup ## run every test of the workspace
 	$(CARGO) build --locked -p lighterage-mlir
-	$(CARGO) build --locked -p lighterage-mlir
 	$(CARGO) test --workspace --locked
 	$(CARGO) build --locked -p lighterage_alloc
 	@if command -v $(PYTHON) >/dev/null; then \

@@ -207,6 +207,14 @@ impl Graph {
         }
         value
     }
+    /// What a step leaves: values of states after it, outputs. Gradients are [`Graph::gradients`].
+    pub fn left(&self) -> impl Iterator<Item = Value> + '_ {
+        self.states.iter().map(|state| state.after).chain(self.outputs.iter().map(|output| output.value))
+    }
+    /// What must be computed: what the step leaves, and gradients.
+    pub fn wanted(&self) -> impl Iterator<Item = Value> + '_ {
+        self.left().chain(self.gradients.iter().map(|&(_, value)| value))
+    }
     /// The node that computes a value, if one does.
     pub fn def_node(&self, value: Value) -> Option<Node> {
         match self.values[value].def {

@@ -108,7 +108,10 @@ fn rounded(micros: f64) -> f64 {
 
 fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let Compiled { program, timeline, .. } = source.compiled;
-    let residences = explain::residences(source.compiled);
+    // Times as they are written, so that what ends within a digit of what starts is no longer there in either.
+    let mut residences = explain::residences(source.compiled);
+    residences.iter_mut().for_each(|r| (r.from, r.to) = (rounded(r.from), rounded(r.to)));
+    residences.retain(|r| r.from < r.to);
     let grouped = Grouped::new(source, &residences);
     let name = escaped(&program.graph.name);
     writeln!(
@@ -545,8 +548,8 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
         "pool": column(&|r| json!(r.pool.index())),
         "class": grouped.class,
         "bytes": column(&|r| json!(r.bytes)),
-        "from": column(&|r| json!(rounded(r.from))),
-        "to": column(&|r| json!(rounded(r.to))),
+        "from": column(&|r| json!(r.from)),
+        "to": column(&|r| json!(r.to)),
         "name": residences.iter().map(|r| words.number(&r.name)).collect::<Vec<_>>(),
     });
     let (mut names, mut ops, mut modules, mut bytes) = (vec![], vec![], vec![], vec![]);
@@ -583,7 +586,7 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
         "step": rounded(timeline.micros),
         "budget": decided.budget,
         "planned_peak": planned_peak,
-        "peak": {"at": rounded(peak_at), "bytes": peak_bytes},
+        "peak": {"at": peak_at, "bytes": peak_bytes},
         "pools": [pool(DEVICE), pool(HOST)],
         "streams": schedule.streams.iter().map(|(stream, data): (Stream, _)| json!({
             "name": data.name,

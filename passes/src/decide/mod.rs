@@ -88,7 +88,7 @@ impl<'a> Problem<'a> {
         let at = |node: Node| position[node].expect("a reader should be a line");
         let uses = users(graph, &graph.order).values().map(|nodes| nodes.iter().map(|&n| at(n)).collect()).collect();
         let mut leaves = Table::filled(graph.values.len(), false);
-        for value in graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value)) {
+        for value in graph.left() {
             leaves[graph.root(value)] = true;
         }
         let scratch = |data: &ir::graph::NodeData| {

@@ -35,7 +35,7 @@ pub fn became(graph: &Graph, value: Value) -> Option<String> {
 }
 
 /// Leaves only nodes that a state, an output or a gradient needs, and those whose effects are unknown.
-fn remove_dead(graph: &mut Graph) {
+pub(super) fn remove_dead(graph: &mut Graph) {
     let live = live(graph);
     graph.order.retain(|&node| live[node]);
 }
@@ -43,9 +43,7 @@ fn remove_dead(graph: &mut Graph) {
 /// The nodes that [`remove_dead`] leaves.
 fn live(graph: &Graph) -> Table<Node, bool> {
     let mut live = Table::filled(graph.nodes.len(), false);
-    let leaves = graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value));
-    let mut stack: Vec<Node> =
-        leaves.chain(graph.gradients.iter().map(|&(_, v)| v)).filter_map(|v| graph.def_node(v)).collect();
+    let mut stack: Vec<Node> = graph.wanted().filter_map(|v| graph.def_node(v)).collect();
     stack.extend(graph.order.iter().filter(|&&node| !graph.nodes[node].op.is_pure()));
     while let Some(node) = stack.pop() {
         if !std::mem::replace(&mut live[node], true) {
@@ -69,12 +67,10 @@ struct Rewrite<'a> {
 impl<'a> Rewrite<'a> {
     fn new(old: &'a Graph) -> Rewrite<'a> {
         let mut n_uses = Table::filled(old.values.len(), 0);
-        let leaves = old.states.iter().map(|s| s.after).chain(old.outputs.iter().map(|o| o.value));
-        let gradients = old.gradients.iter().map(|&(_, v)| v);
         let live = live(old);
         let reads =
             old.order.iter().filter(|&&node| live[node]).flat_map(|&node| old.nodes[node].inputs.iter().copied());
-        for value in reads.chain(leaves).chain(gradients) {
+        for value in reads.chain(old.wanted()) {
             n_uses[value] += 1;
         }
         let mut new = Graph::new(old.name.clone());

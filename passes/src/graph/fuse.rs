@@ -17,6 +17,7 @@
 //! Groups are of one phase, must not need each other in a circle, and do not reach over more than `REACH` nodes, since they
 //! keep their operands alive until they run.
 
+use super::canonical::remove_dead;
 use ir::body::{Body, MOST_RESULTS, Step};
 use ir::graph::{Def, NodeData, ValueData};
 use ir::op::Access;
@@ -93,31 +94,10 @@ fn readers(graph: &Graph) -> Readers {
             roots.into_iter().for_each(|root: Value| readers[root].push(Some(node)));
         }
     }
-    for value in leaves(graph) {
+    for value in graph.wanted() {
         readers[graph.root(value)].push(None);
     }
     readers
-}
-
-/// What the step leaves.
-fn leaves(graph: &Graph) -> impl Iterator<Item = Value> + '_ {
-    let outputs = graph.outputs.iter().map(|o| o.value).chain(graph.states.iter().map(|s| s.after));
-    outputs.chain(graph.gradients.iter().map(|&(_, value)| value))
-}
-
-/// Drops nodes that compute what nobody reads.
-fn drop_unread(graph: &mut Graph) {
-    let mut read: BTreeSet<Value> = leaves(graph).collect();
-    let mut kept = vec![];
-    for &node in graph.order.iter().rev() {
-        let data = &graph.nodes[node];
-        if !data.op.is_pure() || data.outputs.iter().any(|v| read.contains(v)) {
-            read.extend(&data.inputs);
-            kept.push(node);
-        }
-    }
-    kept.reverse();
-    graph.order = kept;
 }
 
 // ------------------------------------------------------------------------------------------------------------ copies
@@ -148,7 +128,7 @@ fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
     let order = std::mem::take(&mut graph.order);
     graph.order =
         order.into_iter().flat_map(|node| before.remove(&node).unwrap_or_default().into_iter().chain([node])).collect();
-    drop_unread(graph);
+    remove_dead(graph);
     pairs
 }
 
@@ -414,7 +394,7 @@ impl<'a> Groups<'a> {
             }
         }
         assert_eq!(new.order.len(), units.len(), "groups should not need each other in a circle");
-        drop_unread(&mut new);
+        remove_dead(&mut new);
         new
     }
 

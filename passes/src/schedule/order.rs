@@ -54,8 +54,7 @@ pub fn run(graph: &mut Graph, update: Update) {
         line.emit(node);
     }
     // What is computed from nothing and read by no node may still be asked for.
-    let leaves = graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value));
-    for value in leaves.chain(graph.gradients.iter().map(|&(_, value)| value)) {
+    for value in graph.wanted() {
         if let Some(node) = graph.def_node(value) {
             line.emit(node);
         }

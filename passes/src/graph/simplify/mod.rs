@@ -139,10 +139,9 @@ impl<'a> Import<'a> {
     /// What must be computed: what leaves the step, and what opaque nodes read.
     fn roots(&self) -> Vec<Value> {
         let graph = self.graph;
-        let leaves = graph.states.iter().map(|s| s.after).chain(graph.outputs.iter().map(|o| o.value));
         let opaque = graph.order.iter().map(|&node| &graph.nodes[node]).filter(|data| !data.op.is_pure());
         let opaque = opaque.flat_map(|data| data.inputs.iter().copied());
-        leaves.chain(graph.gradients.iter().map(|&(_, v)| v)).chain(opaque).collect()
+        graph.wanted().chain(opaque).collect()
     }
 
     fn class(&self, value: Value) -> Id {
