@@ -5,6 +5,7 @@
 
 pub mod attention;
 pub mod kernels;
+mod listing;
 
 use artifact::{
     Artifact, Binding, Code, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range, State, Summary,
@@ -12,6 +13,7 @@ use artifact::{
 use ir::schedule::{InstrKind, Loc};
 use ir::{Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
 use kernels::{Cache, Generated, Target};
+pub use listing::{Form, listing};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{Compiled, Kernels};
 use std::collections::BTreeMap;
@@ -148,7 +150,10 @@ impl Emitter<'_> {
                 ins.iter().for_each(|ty| key.push_str(&format!(" {ty}")));
             }
         } else if data.op.body().is_some() {
-            return Err(format!("node {} is several ops; they want generated kernels", graph.node_name(node)));
+            return Err(format!(
+                "node {} is several ops in one kernel: compile with --kernels generated",
+                graph.node_name(node)
+            ));
         }
         let next = self.artifact.kernels.len() as u32;
         let index = *self.kernels.entry(key).or_insert(next);

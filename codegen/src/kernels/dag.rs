@@ -1,7 +1,7 @@
 //! What a kernel computes, as a graph of instructions: a node is one instruction of the dialects `arith` and `math`, a load,
 //! or a sum over a row. Equal nodes are one, and a node's operands come before it.
 
-use super::space::Axes;
+use ir::body::{Axes, Space};
 use std::collections::HashMap;
 
 /// A node's number.
@@ -55,6 +55,11 @@ pub(super) struct Span {
 }
 
 impl Span {
+    /// That of a value in a space.
+    pub(super) fn of(space: &Space, v: usize) -> Span {
+        let (rows, columns) = space.span(v);
+        Span { rows, columns }
+    }
     pub(super) fn and(self, other: Span) -> Span {
         Span { rows: self.rows || other.rows, columns: self.columns || other.columns }
     }

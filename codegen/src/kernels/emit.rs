@@ -7,8 +7,8 @@
 use super::dag::{Dag, Fold, Id, Kind, Prim};
 use super::lower::{Known, storage};
 use super::passes::{Buffer, Pass, kept_passes};
-use super::space::{Axes, Space};
 use ir::TensorType;
+use ir::body::{Axes, Space};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -16,10 +16,6 @@ use std::fmt::Write;
 const LANES: u64 = 16;
 /// Elements of a part, about: enough that starting a part costs nothing.
 const PART: u64 = 16384;
-/// The most parts of sums over rows: each has a row of partial sums.
-const MOST_SUMS: u64 = 32;
-/// The fewest rows of such a part.
-const SUMMED_ROWS: u64 = 16;
 /// Columns of a part of a combining phase.
 const COMBINED: u64 = 1024;
 
@@ -64,16 +60,14 @@ struct Sums {
 
 pub(super) fn emit(plan: &Plan<'_>) -> Result<Text, String> {
     let (passes, buffers) = kept_passes(plan);
-    let (rows, columns) = (plan.space.rows(), plan.space.columns());
     let sums: Vec<usize> = (0..plan.results.len()).filter(|&j| is_sum(&plan.results[j])).collect();
     let (mut scratch_bytes, mut layout) = (0, BTreeMap::new());
-    let rows_each = rows.div_ceil((rows / SUMMED_ROWS).clamp(1, MOST_SUMS)).max(1);
-    let sum_parts = rows.div_ceil(rows_each);
+    let (rows_each, sum_parts) = plan.space.parts();
     for &j in &sums {
         let Known::Columns { of, .. } = plan.results[j].known else { continue };
         let kind = plan.dag.kind(of);
         layout.insert(j, Sums { kind, offset: scratch_bytes });
-        scratch_bytes += (sum_parts * columns * kind.bytes()).next_multiple_of(64);
+        scratch_bytes += plan.space.partial_bytes(plan.results[j].value);
     }
     let mut module = String::from("module {\n");
     let mut functions = vec![];
@@ -1002,7 +996,7 @@ impl<'a> Emitter<'a> {
             slots += pass.folds.len() as u64;
         }
         let singles: Vec<(usize, Id)> = (0..plan.results.len())
-            .filter(|&j| !plan.space.span(plan.results[j].value).columns)
+            .filter(|&j| !plan.space.span(plan.results[j].value).1)
             .filter_map(|j| match plan.results[j].known {
                 Known::Node(id) => Some((j, id)),
                 Known::Columns { .. } => None,
@@ -1179,7 +1173,7 @@ fn instruction_text(dag: &Dag, id: Id, args: &[String], width: u64) -> String {
 /// 16 bytes of the narrowest that is read or written for each element.
 fn gpu_lanes(plan: &Plan<'_>) -> u64 {
     let loads = plan.dag.nodes.iter().filter(|node| node.span.columns && matches!(node.prim, Prim::Load(..)));
-    let results = plan.results.iter().filter(|out| plan.space.span(out.value).columns);
+    let results = plan.results.iter().filter(|out| plan.space.span(out.value).1);
     let bytes = loads.map(|node| node.kind.bytes()).chain(results.map(|out| out.ty.dtype().bytes()));
     let narrowest = bytes.filter(|&b| 1 < b).min().unwrap_or(4);
     (16 / narrowest).clamp(2, 8)

@@ -3,8 +3,8 @@
 //! one by one.
 
 use super::Step;
-use super::dag::{Dag, Fold, Id, Kind};
-use super::space::{Along, Space};
+use super::dag::{Dag, Fold, Id, Kind, Span};
+use ir::body::{Along, Space};
 use ir::{Attr, DType, Op, TensorType};
 
 /// What is known of a body's value.
@@ -81,19 +81,15 @@ pub(super) struct Lowering<'a> {
 type Lowered<T> = Result<T, String>;
 
 impl<'a> Lowering<'a> {
-    /// Starts with the ways in which operands are read: (value, operand).
-    pub(super) fn new(
-        gpu: bool,
-        space: &'a Space,
-        types: &'a [TensorType],
-        reads: &[(usize, usize)],
-    ) -> Lowered<Lowering<'a>> {
+    /// Starts with the readings of operands.
+    pub(super) fn new(gpu: bool, space: &'a Space) -> Lowered<Lowering<'a>> {
+        let types = &space.types[..];
         let mut dag = Dag::new(gpu);
         let mut known = vec![None; types.len()];
-        for &(v, operand) in reads {
+        for &(v, operand) in &space.reads {
             let dtype = types[v].dtype();
             let kind = storage(dtype).ok_or_else(|| format!("there are no kernels for {dtype}"))?;
-            let mut id = dag.load(operand, space.axes(v), kind, space.span(v));
+            let mut id = dag.load(operand, space.axes(v), kind, Span::of(space, v));
             if dtype == DType::Bool {
                 let zero = dag.int(0, Kind::I8);
                 id = dag.differs(id, zero);
@@ -452,7 +448,7 @@ impl<'a> Lowering<'a> {
     }
     fn reduction(&mut self, step: &Step, at: usize) -> Lowered<Known> {
         let (op, x) = (&step.op, step.inputs[0]);
-        let along = self.space.along(step, x, at);
+        let along = self.space.along(step, at);
         let n: u64 = op.ints("dims").iter().map(|&d| self.types[x].shape()[d as usize]).product();
         let dtype = self.dtype(at);
         let wide = self.wide(x)?;

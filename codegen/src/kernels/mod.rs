@@ -29,14 +29,13 @@ mod generator;
 mod lower;
 mod math;
 mod passes;
-mod space;
 mod target;
 
 pub use cache::{Cache, compile_kernels};
 pub use generator::{Generator, GeneratorError, Stage, find, run_all};
 pub use target::Target;
 
-use ir::body::{Body, Step};
+use ir::body::{self, Body, Space, Step};
 use ir::op::Access;
 use ir::{Op, TensorType};
 use std::fmt;
@@ -114,20 +113,12 @@ fn kernel(
         let op = if steps.len() == 1 { steps[0].op.name() } else { "fused" };
         Unsupported { op: op.into(), why }
     };
-    let (steps, results) = &needed(steps, results, operands.len());
-    let mut types = operands.to_vec();
     for step in steps {
-        let unsupported = |why| Unsupported { op: step.op.name().into(), why };
         if step.op.row().access == Access::Whole && !WHOLE.contains(&step.op.name()) {
-            return Err(unsupported("there is no vector code for it".into()));
+            return Err(Unsupported { op: step.op.name().into(), why: "there is no vector code for it".into() });
         }
-        let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
-        let outputs = step.op.infer(&inputs).map_err(unsupported)?;
-        if space::tables(std::slice::from_ref(step)).iter().any(|&v| operands.len() <= v) {
-            return Err(unsupported("its options are computed".into()));
-        }
-        types.extend(outputs);
     }
+    let types = body::types(steps, operands).map_err(whole)?;
     if types.iter().any(|ty| ty.numel() == 0) {
         if results.iter().all(|&v| types[v].numel() == 0) {
             let mlir = "module {\n}\n".to_string();
@@ -135,31 +126,16 @@ fn kernel(
         }
         return Err(whole("it makes something of no elements".into()));
     }
-    // An operand may be read in several ways, along rows here and along columns there: each reading is a value of its own.
-    let tables = space::tables(steps);
-    let (mut reads, mut steps) = (vec![], steps.to_vec());
-    for step in &mut steps {
-        for v in step.inputs.iter_mut().filter(|v| **v < operands.len() && !tables.contains(v)) {
-            reads.push((types.len(), *v));
-            types.push(operands[*v].clone());
-            *v = types.len() - 1;
-        }
-    }
-    let steps = &steps[..];
-    let space = space::Space::new(steps, &types, operands.len()).map_err(whole)?;
-    let mut lowering = lower::Lowering::new(target.is_gpu(), &space, &types, &reads).map_err(whole)?;
+    let space = Space::new(steps, results, operands).map_err(whole)?;
+    let mut lowering = lower::Lowering::new(target.is_gpu(), &space).map_err(whole)?;
     let mut at = operands.len();
-    for step in steps {
+    for step in &space.steps {
         lowering.step(step, at).map_err(|why| Unsupported { op: step.op.name().into(), why })?;
         at += step.outputs;
     }
-    let out = |&v: &usize| emit::Out { value: v, ty: types[v].clone(), known: lowering.known(v) };
-    let outs: Vec<emit::Out> = results.iter().map(out).collect();
+    let out = |&v: &usize| emit::Out { value: v, ty: space.types[v].clone(), known: lowering.known(v) };
+    let outs: Vec<emit::Out> = space.results.iter().map(out).collect();
     for out in &outs {
-        let sum = matches!(out.known, lower::Known::Columns { .. });
-        if !sum && !space.each_row(out.value) {
-            return Err(whole("a result is repeated along rows".into()));
-        }
         if lower::storage(out.ty.dtype()).is_none() {
             return Err(whole(format!("there are no kernels for {}", out.ty.dtype())));
         }
@@ -168,7 +144,7 @@ fn kernel(
     for (i, ty) in operands.iter().enumerate() {
         for (j, out) in outs.iter().enumerate() {
             let unlike = |&(v, operand): &(usize, usize)| operand == i && space.axes(v) != space.axes(out.value);
-            if *ty == out.ty && !tables.contains(&i) && !reads.iter().any(unlike) {
+            if *ty == out.ty && !space.tables.contains(&i) && !space.reads.iter().any(unlike) {
                 inplace.push((i, j));
             }
         }
@@ -187,32 +163,6 @@ fn kernel(
     let phase = |f: emit::Function| Phase { symbol: f.symbol, parts: f.parts, threads: f.threads };
     let phases = text.functions.into_iter().map(phase).collect();
     Ok(Generated { name, phases, scratch_bytes: text.scratch_bytes, inplace, mlir: text.mlir })
-}
-
-/// The steps that results need, and the results' numbers among these.
-fn needed(steps: &[Step], results: &[usize], operands: usize) -> (Vec<Step>, Vec<usize>) {
-    let values = operands + steps.iter().map(|step| step.outputs).sum::<usize>();
-    let mut wanted = vec![false; values];
-    results.iter().for_each(|&v| wanted[v] = true);
-    let mut at = values;
-    for step in steps.iter().rev() {
-        at -= step.outputs;
-        if wanted[at..at + step.outputs].contains(&true) {
-            wanted[at..at + step.outputs].fill(true);
-            step.inputs.iter().for_each(|&v| wanted[v] = true);
-        }
-    }
-    let mut number: Vec<usize> = (0..values).collect();
-    let (mut kept, mut at, mut next) = (vec![], operands, operands);
-    for step in steps {
-        if wanted[at] {
-            (0..step.outputs).for_each(|i| number[at + i] = next + i);
-            next += step.outputs;
-            kept.push(Step { inputs: step.inputs.iter().map(|&v| number[v]).collect(), ..step.clone() });
-        }
-        at += step.outputs;
-    }
-    (kept, results.iter().map(|&v| number[v]).collect())
 }
 
 /// A short name for a text: FNV-1a's hash.

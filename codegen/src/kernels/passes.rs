@@ -85,7 +85,7 @@ fn free_result(plan: &Plan<'_>, passes: &[Pass], p: usize, kind: Kind, taken: &B
     };
     (0..plan.results.len()).find(|&j| {
         let out = &plan.results[j];
-        plan.space.span(out.value).columns
+        plan.space.span(out.value).1
             && p + 1 < passes.len()
             && passes.last().is_some_and(|last| last.stores.contains(&j))
             && storage(out.ty.dtype()) == Some(kind)
@@ -120,7 +120,7 @@ fn passes(plan: &Plan<'_>, homeless: &BTreeSet<Id>) -> Vec<Pass> {
     for (j, out) in plan.results.iter().enumerate() {
         match out.known {
             Known::Columns { of, .. } => passes[dag.nodes[of].stage].sums.push(j),
-            Known::Node(id) if plan.space.span(out.value).columns => {
+            Known::Node(id) if plan.space.span(out.value).1 => {
                 // It may lie on an operand that later passes read.
                 let shared = plan.operands.contains(&out.ty);
                 passes[if shared { last } else { dag.nodes[id].stage }].stores.push(j);

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A machine that kernels are made for. Kernels for a CPU need fused multiply-adds; all of them compute 16 elements at a
 /// time, whatever the width of the machine's registers, so that their results are the same bits on every CPU.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
     /// LLVM's name of processor, vendor and system.
     pub triple: &'static str,
@@ -34,6 +34,15 @@ impl Target {
     /// The target for the machine that this runs on; none if it lacks what kernels need.
     pub fn host() -> Option<Target> {
         [Target::AVX512, Target::AVX2, Target::NEON].into_iter().find(|target| artifact::runs(target.processor()))
+    }
+    /// Its short name: `avx2`, `sm_90`.
+    pub fn name(&self) -> &'static str {
+        match self.cpu {
+            "x86-64-v3" => "avx2",
+            "x86-64-v4" => "avx512",
+            "generic" => "neon",
+            cpu => cpu,
+        }
     }
     /// What artifacts call the processors that can run its code: see [`artifact::runs`].
     pub fn processor(&self) -> &'static str {

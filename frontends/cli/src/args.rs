@@ -3,6 +3,7 @@
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use codegen::kernels::Target;
 use passes::alloc::{Effort, Method};
 use passes::decide::Planner;
 use passes::estimate;
@@ -40,7 +41,8 @@ pub(crate) enum Command {
         With --dump-ir-after and without --dump-dir the dump goes to standard output and the report to standard error.")]
     Plan(PlanArgs),
     /// Compile a step to a .lit file, which holds all that running it takes
-    #[command(after_help = "Example:\n  lighterage compile gpt2.pt2 --optimizer adamw --budget 60% -o step.lit")]
+    #[command(after_help = "Example:\n  lighterage compile gpt2.pt2 --optimizer adamw --budget 60% -o step.lit\n  \
+        lighterage compile gpt2.pt2 --optimizer adamw --emit ptx --target sm_90 > kernels.ptx")]
     Compile(CompileArgs),
     /// Train: run a step again and again on batches
     #[command(after_help = "Examples:\n  lighterage train gpt2.pt2 --optimizer adamw --lr 1e-3 --budget 50% \
@@ -181,8 +183,39 @@ pub(crate) struct CompileArgs {
     #[command(flatten)]
     pub(crate) compiling: Compiling,
     /// The file to write
-    #[arg(short, long, value_name = "FILE.lit")]
-    pub(crate) output: PathBuf,
+    #[arg(short, long, value_name = "FILE.lit", required_unless_present = "emit")]
+    pub(crate) output: Option<PathBuf>,
+    /// Write the text of the generated kernels in place of the artifact, to standard output where no file is named
+    #[arg(long, value_name = "FORM", value_parser = named(&Emit::ALL, Emit::name))]
+    pub(crate) emit: Option<Emit>,
+    /// For whom --emit makes them [default: this machine; for ptx sm_90]
+    #[arg(long, value_name = "TARGET", requires = "emit", value_parser = named(&Target::ALL, |target| target.name()))]
+    pub(crate) target: Option<Target>,
+}
+
+/// What `--emit` writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Emit {
+    /// MLIR, as kernels are made.
+    Mlir,
+    /// LLVM's text, after its passes.
+    Llvm,
+    /// The processor's assembly; PTX for a GPU.
+    Asm,
+    /// PTX, for a GPU.
+    Ptx,
+}
+
+impl Emit {
+    const ALL: [Emit; 4] = [Emit::Mlir, Emit::Llvm, Emit::Asm, Emit::Ptx];
+    fn name(self) -> &'static str {
+        match self {
+            Emit::Mlir => "mlir",
+            Emit::Llvm => "llvm",
+            Emit::Asm => "asm",
+            Emit::Ptx => "ptx",
+        }
+    }
 }
 
 /// `train`.

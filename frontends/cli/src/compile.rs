@@ -1,22 +1,32 @@
-//! `lighterage compile`: the artifact.
+//! `lighterage compile`: the artifact, or the text of its kernels.
 
-use crate::args::{CompileArgs, Compiling};
-use crate::data::{check_writable, file_size};
+use crate::args::{CompileArgs, Compiling, Emit};
+use crate::data::{check_writable, file_size, save_atomically};
 use crate::failure::Failure;
 use crate::model::{self, Model};
 use crate::observe::Dumps;
-use crate::out::out;
+use crate::out::{self, out};
 use crate::size;
 use artifact::Artifact;
+use codegen::Form;
+use codegen::kernels::Target;
+use passes::pipeline::Kernels;
+use std::path::Path;
 
 /// Runs the command.
 pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
-    check_writable("--output", &args.output)?;
+    if let Some(path) = &args.output {
+        check_writable("--output", path)?;
+    }
     let model = model::read(&args.model.model, &args.model.dim)?;
+    let path = match (args.emit, &args.output) {
+        (Some(emit), output) => return kernels(&model, emit, args, output.as_deref()),
+        (None, Some(path)) => path,
+        (None, None) => return Err(Failure::Input("--output should name the file to write".into())),
+    };
     // The report is a sentence: the dump may have standard output to itself.
     let to_stdout = args.compiling.dump_ir_after.is_some() && args.compiling.dump_dir.is_none();
     let artifact = artifact(model, &args.compiling, Dumps::Stdout)?;
-    let path = &args.output;
     artifact::write_file(path, &artifact).map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
     let summary = &artifact.summary;
     let sentence = format!(
@@ -28,11 +38,42 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
         size::micros(summary.predicted_ms * 1e3)
     );
     if to_stdout {
-        crate::out::note(&sentence);
+        out::note(&sentence);
     } else {
         out!("{sentence}");
     }
     Ok(())
+}
+
+/// Writes the text of the kernels that a model's step needs.
+fn kernels(model: &Model, emit: Emit, args: &CompileArgs, output: Option<&Path>) -> Result<(), Failure> {
+    let default = if emit == Emit::Ptx { Some(Target::SM_90) } else { Target::host() };
+    let target = args.target.or(default).ok_or_else(|| {
+        Failure::Input("no kernels are generated for this processor; --target names one that has some".into())
+    })?;
+    if emit == Emit::Ptx && !target.is_gpu() {
+        let named = target.name();
+        return Err(Failure::Input(format!(
+            "--emit ptx is for GPUs, and {named} is none; --emit asm has its assembly"
+        )));
+    }
+    let mut compiling = args.compiling.clone();
+    compiling.kernels.get_or_insert(Kernels::Generated);
+    let machine = model::machine(&compiling)?;
+    let compiled = model::compile(&model.graph, &compiling, &machine, Dumps::Stdout)?;
+    let form = match emit {
+        Emit::Mlir => Form::Mlir,
+        Emit::Llvm => Form::Llvm,
+        Emit::Asm | Emit::Ptx => Form::Asm,
+    };
+    let text = codegen::listing(&compiled.program, &target, form).map_err(Failure::Input)?;
+    match output {
+        Some(path) => save_atomically(path, &[text.as_bytes()]),
+        None => {
+            out::text(&text);
+            Ok(())
+        }
+    }
 }
 
 /// Compiles a model to an artifact.

@@ -7,7 +7,7 @@ mod space;
 
 use crate::op::{Access, Op, Work};
 use crate::types::TensorType;
-pub use space::{Lies, PARTS, Read, Space};
+pub use space::{Along, Axes, Space};
 
 /// A line of ops. Invariant: each step uses values before it, and its op may stand in a body.
 #[derive(Clone, PartialEq, Debug)]
@@ -52,7 +52,7 @@ impl Body {
                 return Err(format!("step {i}: {name} should have a result"));
             }
             let first = match name {
-                "sum" if step.op.ints("dims").first() == Some(&0) => 0,
+                "sum" | "mean" if step.op.ints("dims").first() == Some(&0) => 0,
                 "layer_norm_bwd" => step.op.ints("mask").first().map_or(0, |&dx| dx as usize),
                 _ => step.outputs,
             };
@@ -97,22 +97,16 @@ impl Body {
         if operands.len() != self.operands {
             return Err(format!("the body has {} operands, not {}", self.operands, operands.len()));
         }
-        let mut types: Vec<TensorType> = operands.iter().map(|&ty| ty.clone()).collect();
-        for (i, step) in self.steps.iter().enumerate() {
-            let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
-            let results = step.op.infer(&inputs).map_err(|e| format!("step {i}: {e}"))?;
-            if results.len() != step.outputs {
-                let (name, n) = (step.op.name(), results.len());
-                return Err(format!("step {i}: {name} has {n} results, not {}", step.outputs));
-            }
-            types.extend(results);
-        }
-        Ok(types)
+        types(&self.steps, operands.iter().copied())
+    }
+    /// Where its kernel runs, over operands of these types.
+    pub fn space(&self, operands: &[&TensorType]) -> Result<Space, String> {
+        Space::new(&self.steps, &self.results, &operands.iter().map(|&ty| ty.clone()).collect::<Vec<_>>())
     }
     /// Types of the results; an error too if no kernel goes over such values row by row.
     pub fn infer(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let types = self.types(operands)?;
-        self.space(&types)?;
+        self.space(operands)?;
         Ok(self.results.iter().map(|&v| types[v].clone()).collect())
     }
     /// Arithmetic of all steps, and the kernel's scratch. The types should fit.
@@ -125,8 +119,25 @@ impl Body {
             flops += step.op.work(&inputs, &types[at..at + step.outputs]).flops;
             at += step.outputs;
         }
-        let scratch =
-            self.space(&types).map_or(0, |space| space.scratch(types[self.operands..].iter().map(|t| t.dtype())));
+        let scratch = self.space(operands).map_or(0, |space| space.scratch_bytes());
         Work { flops, matrix: false, scratch }
     }
+}
+
+/// Types of operands and of all steps' results, in order; the error says which step does not fit.
+pub fn types<'a>(
+    steps: &[Step],
+    operands: impl IntoIterator<Item = &'a TensorType>,
+) -> Result<Vec<TensorType>, String> {
+    let mut types: Vec<TensorType> = operands.into_iter().cloned().collect();
+    for (i, step) in steps.iter().enumerate() {
+        let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
+        let results = step.op.infer(&inputs).map_err(|e| format!("step {i}: {e}"))?;
+        if results.len() != step.outputs {
+            let (name, n) = (step.op.name(), results.len());
+            return Err(format!("step {i}: {name} has {n} results, not {}", step.outputs));
+        }
+        types.extend(results);
+    }
+    Ok(types)
 }
