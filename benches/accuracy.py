@@ -2,12 +2,12 @@
 
 usage: accuracy.py [--models gpt2 llama] [--link 1GB/s] [--steps 8] [--rounds 16] [--work DIR]
 
-For each model: `lighterage profile`, then for each planner and budget `compile` and `train`. Training takes turns over the
-configurations, round by round. Whatever else runs on the machine only adds to a time, so that a configuration's time is
-its fastest step, and its rounds end when the two fastest agree. So do the profiles, taken with `--fastest`. Prints a
-table in Markdown; below it the median and the worst error, and how near `auto` comes to the fastest measured
-configuration that fits its budget. Progress goes to stderr. Exits with 1 if a measured peak is not the planned one, or if
-losses differ.
+For each model: `lighterage profile`, then for each planner and budget `compile` and `train`. Training takes turns
+over the configurations, round by round. Whatever else runs on the machine only adds to a time, so that a
+configuration's time is its fastest step, and its rounds end when the two fastest agree. So do the profiles, taken
+with `--fastest`. Prints a table in Markdown; below it the median and the worst error, and how near `auto` comes to
+the fastest measured configuration that fits its budget. Progress goes to stderr. Exits with 1 if a measured peak is
+not the planned one, or if losses differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from step_time import machine
@@ -96,8 +95,9 @@ class Configuration:
         summary, measured = self.summary, min(self.times)
         peak = f"{summary['measured_peak_bytes']:.0f}" + ("" if self.exact() else " (planned another)")
         moved = summary["swapped_bytes"] / 2**20
+        recomputed = summary["recomputed_ms"]
         return (
-            f"| {self.model} | {self.planner} | {self.budget} % | {peak} | {moved:.0f} | {summary['recomputed_ms']:.1f} "
+            f"| {self.model} | {self.planner} | {self.budget} % | {peak} | {moved:.0f} | {recomputed:.1f} "
             f"| {summary['predicted_ms']:.1f} | {measured:.1f} | {100 * self.error():+.1f} % "
             f"| {statistics.median(self.times):.1f} | {len(self.rounds)} |"
         )

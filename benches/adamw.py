@@ -2,10 +2,10 @@
 
 usage: adamw.py [--elements 33554432] [--threads 1 2] [--rounds 5]
 
-All three read the parameter, the gradient and two moments and write the parameter and the moments in place, f32: 28 bytes an
-element. `streams` does so with next to no arithmetic: it is what the machine's memory gives. They take turns, round by
-round; a figure is the best time, and in brackets the bandwidth: by the clock, and on a processor, per thread, which other
-programs on the machine disturb less. Prints a table in Markdown; progress goes to stderr.
+All three read the parameter, the gradient and two moments and write the parameter and the moments in place, f32: 28
+bytes an element. `streams` does so with next to no arithmetic: it is what the machine's memory gives. They take
+turns, round by round; a figure is the best time, and in brackets the bandwidth: by the clock, and on a processor, per
+thread, which other programs on the machine disturb less. Prints a table in Markdown; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 import torch
-
 from step_time import machine
 
 ROOT = Path(__file__).parents[1]

@@ -1,5 +1,6 @@
-"""Write a small LLaMA's loss and gradients, without weights, for benches/accuracy.py and, larger, for
-benches/step_time.py; it trains on examples/gpt2's batches.
+"""Write a small LLaMA's loss and gradients, without weights.
+
+For benches/accuracy.py and, larger, for benches/step_time.py; it trains on examples/gpt2's batches.
 
 usage: llama.py --out llama.pt2
 """
@@ -17,7 +18,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/export"))
 
-from joint import export_joint, save, weightless  # noqa: E402 (the exporter is a file of the repository, not a package)
+from joint import export_joint, save, weightless
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,7 +37,7 @@ LLAMA = llama.Config(VOCABULARY, LAYERS, WIDTH, HEADS, HEADS, 1024, SEQUENCE, BA
 
 def build(name: str) -> nn.Module:
     """The model: `gpt2` or `llama`, with parameters as its classes make them."""
-    return {"gpt2": lambda: gpt2.Gpt2(GPT2), "llama": lambda: llama.Llama(LLAMA)}[name]()
+    return gpt2.Gpt2(GPT2) if name == "gpt2" else llama.Llama(LLAMA)
 
 
 def batches() -> dict[str, torch.Tensor]:

@@ -13,7 +13,9 @@ import ctypes
 import json
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import models
 import torch
@@ -53,8 +55,8 @@ def main() -> None:
     model.load_state_dict(load_file(args.files / f"{args.model}.safetensors"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     if args.way == "checkpoint":
-        model.blocks = nn.ModuleList(Recomputed(block) for block in model.blocks)
-    step = model
+        model.blocks = nn.ModuleList(Recomputed(block) for block in cast(nn.ModuleList, model.blocks))
+    step: Callable[..., torch.Tensor] = model
     if args.way == "inductor":
         torch._functorch.config.activation_memory_budget = args.activations
         step = torch.compile(model)
@@ -68,7 +70,7 @@ def main() -> None:
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         loss = step(ids, labels)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         millis = (time.perf_counter() - start) * 1e3
         print(json.dumps({"loss": loss.item(), "ms": round(millis, 2)}), flush=True)

@@ -124,7 +124,7 @@ impl Effort {
             Effort::Brief => {
                 let normal = Effort::Normal.limits(n);
                 // What most schedules need that orders leave above the bound, and no more than is spent on one alone.
-                let each = |most: u64| most.min(2_000 * n);
+                let each = |most: u64| most.min((2_000 * n).max(4_000_000));
                 let (looked, searched) = (each(normal.looked), each(normal.searched));
                 Limits { climbed: 2_000_000, looked, searched, ..normal }
             }
