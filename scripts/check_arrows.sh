@@ -2,7 +2,7 @@
 # Sees that dependencies between the workspace's crates point as docs/architecture.md says, and nowhere else:
 #
 #   ir <- passes <- codegen <- cli      ir <- torch <- cli      passes <- trace <- cli
-#   artifact <- codegen, runtime        runtime <- cli, tests       ptx <- the tests of codegen, tests
+#   artifact <- passes, codegen, runtime   runtime <- cli, tests    ptx <- the tests of codegen, tests
 #
 # lighterage-mlir, the kernel generator, depends on none of them and is a program of its own: what links it links LLVM.
 #
@@ -15,7 +15,8 @@ here=$(pwd -P)
 allowed() {
     case $1 in
     ir | artifact | lighterage_alloc | lighterage-mlir | ptx) echo ;;
-    passes | torch) echo ir ;;
+    torch) echo ir ;;
+    passes) echo ir artifact ;;
     trace) echo passes ;;
     codegen) echo ir passes artifact ptx ;;
     runtime) echo artifact ;;

@@ -414,7 +414,7 @@ pub static ROWS: &[Row] = &[
     // Products. matmul(a, b): rank 2, or 3 with equal batch; ta, tb: the last two dimensions are read transposed.
     // addmm(c, a, b) = c + a b, where c broadcasts to the result.
     Row::new("matmul", (2, 2), matmul).attrs(&[("ta", Bool), ("tb", Bool)]).work(matmul_work),
-    Row::new("addmm", (3, 3), addmm).attrs(&[("ta", Bool), ("tb", Bool)]).work(matmul_work),
+    Row::new("addmm", (3, 3), addmm).attrs(&[("ta", Bool), ("tb", Bool)]).inplace(&[(0, 0)]).work(matmul_work),
     // convolution(x[N,C,..], w[O,C/groups,..][, b[O]]), one or two spatial dimensions.
     // convolution_bwd(dy, x, w) -> dx, dw, db where `mask` is 1.
     Row::new("convolution", (2, 3), convolution)
@@ -444,6 +444,8 @@ pub static ROWS: &[Row] = &[
     // nll_loss(logp[N,C], target[N]) -> loss, weight; reduction 0 none, 1 mean, 2 sum; targets equal to `ignore` do not
     // count, and weight is the number of those that do. nll_loss_bwd(dloss, target, weight) -> dlogp[shape].
     Row::new("nll_loss", (2, 2), nll_loss).attrs(&[("ignore", Int), ("reduction", Int)]),
+    // nll_sum(logp, target[, before: f64[]]) -> the rows' losses, added one after the other to `before`, or to 0: f64[].
+    Row::new("nll_sum", (2, 3), nll_sum).attrs(&[("ignore", Int)]).inplace(&[(2, 0)]),
     Row::new("nll_loss_bwd", (3, 3), nll_loss_bwd).attrs(&[
         ("dtype", Type),
         ("ignore", Int),
@@ -879,6 +881,16 @@ fn nll_loss(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_shape(1, &c.shape(0)[..1])?;
     let shape = if reduction(c)? == 0 { c.shape(1) } else { &[] };
     Ok(vec![TensorType::new(c.at(0).dtype(), shape)?, TensorType::new(c.at(0).dtype(), [])?])
+}
+fn nll_sum(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
+    c.expect_index(1)?;
+    ensure(c.at(0).rank() == 2, || "operand 0 should have rank 2".into())?;
+    c.expect_shape(1, &c.shape(0)[..1])?;
+    if c.types.len() == 3 {
+        c.expect(2, DType::F64)?;
+        c.expect_shape(2, &[])?;
+    }
+    ty(DType::F64, &[])
 }
 fn nll_loss_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_index(1)?;

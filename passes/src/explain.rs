@@ -393,7 +393,12 @@ pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
     if let Some((old, _)) = traced.values.iter().find(|(_, data)| data.name == bare) {
         // A reshape that nobody needs any more still has bytes: those of its root.
         let became = canonical::became(traced, old).or_else(|| canonical::became(traced, traced.root(old)));
-        return Named::Removed(became.and_then(|name| by_name(&name)));
+        let Some(name) = became else { return Named::Removed(None) };
+        // What is computed for each chunk of rows, or each micro-batch.
+        let is_part = |other: &str| other.strip_prefix(&name)?.strip_prefix('.')?.parse::<u64>().ok();
+        let parts: Vec<Value> =
+            graph.values.iter().filter(|(_, data)| is_part(&data.name).is_some()).map(|(value, _)| value).collect();
+        return if parts.is_empty() { Named::Removed(by_name(&name)) } else { Named::Module(parts) };
     }
     let within = |path: &str| path.strip_prefix(bare).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
     let of_module = |value: Value| match graph.values[value].def {

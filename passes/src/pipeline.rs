@@ -7,9 +7,10 @@
 use crate::alloc;
 use crate::cost::{Cost, Tabled};
 use crate::decide::bound::{self, Certificate};
-use crate::decide::{self, Decided, Decisions, Infeasible, Planner, Problem};
+use crate::decide::{self, Decided, Decisions, Infeasible, NOTHING, Outcome, Planner, Problem};
+use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
-use crate::graph::{canonical, fuse, microbatch, optimizer, simplify};
+use crate::graph::{canonical, fuse, loss, microbatch, optimizer, simplify};
 use crate::realise;
 use crate::schedule::order::Update;
 use crate::schedule::{apply, inplace, order, prefetch, sync};
@@ -45,6 +46,15 @@ pub const GRAPH: &[Pass<Graph>] = &[
                 simplify::run(graph);
             }
             Ok(())
+        },
+    },
+    // After simplify, which finds the loss; canonical would make one of what chunks count alike. Before microbatch: each batch's
+    // loss is cut alike.
+    Pass {
+        name: "loss",
+        run: |graph, c| match c.options.loss_chunks {
+            Chunks::Auto => Ok(()),
+            Chunks::Of(n) => loss::run(graph, n).map_err(Error::Input),
         },
     },
     // After canonical, which would merge what two micro-batches compute alike and so keep it from one to the next.
@@ -167,6 +177,8 @@ pub struct Options {
     pub micro_batches: Option<usize>,
     /// Where its updates stand.
     pub update: Update,
+    /// In how many chunks of rows the loss is computed.
+    pub loss_chunks: Chunks,
     /// What computes.
     pub kernels: Kernels,
     /// The budget.
@@ -258,6 +270,10 @@ pub struct Compiled {
     pub timeline: Timeline,
     /// What computes its nodes.
     pub kernels: Kernels,
+    /// In how many chunks of rows the loss is computed; 1 if it is whole.
+    pub loss_chunks: u64,
+    /// What the ways to compute the loss come to, the one that was taken among them.
+    pub ways: Vec<Way>,
     /// The decisions behind it, and what else could be had.
     pub decided: Decided,
     /// How fast a step could be at the budget.
@@ -268,6 +284,15 @@ pub struct Compiled {
     pub live_peak: u64,
     /// Of each pool, the most bytes alive at once, a copy's until it is over: no places of these buffers have a lower peak.
     pub bounds: Table<Pool, u64>,
+}
+
+/// A way to compute the loss.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Way {
+    /// In how many chunks of rows.
+    pub chunks: u64,
+    /// What plans of it come to.
+    pub outcome: Outcome,
 }
 
 /// Runs the pipeline.
@@ -282,28 +307,49 @@ pub fn compile(
     let mut graph = graph;
     let context = Context { options, device, cost, decided: None, budget: None };
     manager.verify_graph("import", &graph)?;
-    for pass in GRAPH {
-        manager.run(pass, &mut graph, &context, &text::print_graph)?;
-        manager.verify_graph(pass.name, &graph)?;
-    }
-    let graph = graph.compact();
-
-    let tabled = Tabled::new(cost, &graph);
-    let mut problem = Problem::new(&graph, device, &tabled);
-    problem.host_limit = Some(options.host.unwrap_or(device.host_bytes));
+    let (first, rest) = halves();
+    manager.graph(first, &mut graph, &context)?;
+    // In the open, but where several ways are open: then only the one that is chosen.
     let start = Instant::now();
-    let decided = decide::decide(&problem, options.planner, options.budget)?;
-    manager.report("decide", true, start.elapsed(), &|| decided.decisions.print(&graph));
+    let mut ways = ways(&graph, &context)?;
+    let given = ways.is_empty();
+    if given {
+        let chunks = if let Chunks::Of(n) = options.loss_chunks { loss::chunks(&graph, n) } else { 1 };
+        manager.graph(rest, &mut graph, &context)?;
+        ways.push((chunks, graph.compact()));
+    }
+    let start = if given { Instant::now() } else { start };
+    let tables: Vec<Tabled> = ways.iter().map(|(_, graph)| Tabled::new(cost, graph)).collect();
+    let problems: Vec<Problem<'_>> = ways
+        .iter()
+        .zip(&tables)
+        .map(|((_, graph), tabled)| Problem {
+            host_limit: Some(options.host.unwrap_or(device.host_bytes)),
+            ..Problem::new(graph, device, tabled)
+        })
+        .collect();
+    let decided = decide::decide_among(&problems, options.planner, options.budget);
+    // Where nothing fits, the one that needs least is shown.
+    let chosen = decided.as_ref().map_or(ways.len() - 1, |(chosen, ..)| *chosen);
+    let ((loss_chunks, _), tabled, problem) = (&ways[chosen], &tables[chosen], &problems[chosen]);
+    let (loss_chunks, time) = (*loss_chunks, start.elapsed());
+    if !given {
+        let options = Options { loss_chunks: Chunks::Of(loss_chunks), ..options.clone() };
+        manager.graph(rest, &mut graph, &Context { options: &options, ..context })?;
+    }
+    let (_, decided, outcomes) = decided?;
+    let graph = problem.graph;
+    manager.report("decide", true, time, &|| decided.decisions.print(graph));
 
     let context = Context {
         options,
         device,
-        cost: &tabled,
+        cost: tabled,
         decided: Some((&decided.decisions, decided.variant)),
         budget: decided.budget,
     };
     let mut program = Program { graph: graph.clone(), schedule: Schedule::default(), plan: None };
-    let timed = |program: &Program| sim::print(program, &simulate(&program.graph, &program.schedule, &tabled));
+    let timed = |program: &Program| sim::print(program, &simulate(&program.graph, &program.schedule, tabled));
     for pass in SCHEDULE {
         // Before there are waits, a line's time means nothing.
         let print: &dyn Fn(&Program) -> String = if pass.name == "sync" { &timed } else { &text::print_program };
@@ -314,18 +360,83 @@ pub fn compile(
     manager.check(&program)?;
     manager.report("check", false, start.elapsed(), &|| text::print_program(&program));
 
-    let timeline = simulate(&program.graph, &program.schedule, &tabled);
+    let timeline = simulate(&program.graph, &program.schedule, tabled);
     let pool = ir::table::Id::new(apply::DEVICE);
     let planned_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
     let lives = alloc::lifetimes(&program.schedule);
     let live_peak = alloc::live_peak(&program.schedule, &lives, pool);
-    let lives = realise::lives(&program.graph, &program.schedule, &tabled, decided.variant);
+    let lives = realise::lives(&program.graph, &program.schedule, tabled, decided.variant);
     let bounds = program.schedule.pools.ids().map(|pool| alloc::live_peak(&program.schedule, &lives, pool)).collect();
     let budget = decided.budget.unwrap_or(u64::MAX);
-    let certificate = bound::certificate(&problem, budget, timeline.micros);
+    let certificate = bound::certificate(problem, budget, timeline.micros);
     let kernels = options.kernels;
-    Ok(Compiled { program, kernels, timeline, decided, certificate, planned_peak, live_peak, bounds })
+    let ways = ways.iter().zip(outcomes).map(|(&(chunks, _), outcome)| Way { chunks, outcome }).collect();
+    Ok(Compiled {
+        program,
+        timeline,
+        kernels,
+        loss_chunks,
+        ways,
+        decided,
+        certificate,
+        planned_peak,
+        live_peak,
+        bounds,
+    })
 }
+
+/// The graph passes before `loss`, and from there on.
+fn halves() -> (&'static [Pass<Graph>], &'static [Pass<Graph>]) {
+    GRAPH.split_at(GRAPH.iter().position(|pass| pass.name == "loss").unwrap_or(GRAPH.len()))
+}
+
+/// The ways to compute the loss among which planning decides: the graphs that the passes from `loss` on leave with it whole and
+/// in chunks, and how many those are. None if there is nothing to choose.
+///
+/// More chunks make more lines and save fewer bytes each. So there is one other way beside the whole loss: the fewest chunks, by
+/// doubling, of which twice as many would save nothing to speak of, neither of what keeping everything needs nor of what the
+/// neediest line does, which no plan goes below. No budget is looked at: see [`decide`] on why peaks are monotone.
+fn ways(graph: &Graph, context: &Context<'_>) -> Result<Vec<(u64, Graph)>, Error> {
+    let most = if context.options.loss_chunks == Chunks::Auto { loss::chunks(graph, MOST_CHUNKS) } else { 1 };
+    let finish = |chunks: u64| -> Result<(Graph, [u64; 2]), Error> {
+        let options = Options { loss_chunks: Chunks::Of(chunks), ..context.options.clone() };
+        let mut graph = graph.clone();
+        let mut silent = Manager { observer: &mut |_| (), position: 0 };
+        let (_, rest) = halves();
+        silent.graph(rest, &mut graph, &Context { options: &options, ..*context })?;
+        let graph = graph.compact();
+        let problem = Problem::new(&graph, context.device, context.cost);
+        let schedule = realise::unnamed(&problem, &Decisions::default()).map_err(Error::Input)?;
+        let device = ir::table::Id::new(apply::DEVICE);
+        let keep = alloc::live_peak(&schedule, &alloc::lifetimes(&schedule), device);
+        let needs = [keep, alloc::neediest(&schedule, device)];
+        Ok((graph, needs))
+    };
+    if most < 2 {
+        return Ok(vec![]);
+    }
+    let most = 1 << most.ilog2();
+    let (whole, needs) = finish(1)?;
+    let mut last = finish(most)?;
+    let enough = |needs: [u64; 2], least: [u64; 2]| {
+        needs.iter().zip(least).all(|(&needs, least)| needs as f64 <= least as f64 * (1.0 + NOTHING))
+    };
+    let least = last.1;
+    if enough(needs, least) {
+        return Ok(vec![]);
+    }
+    let mut chunks = most;
+    while 2 < chunks {
+        let fewer = finish(chunks / 2)?;
+        if !enough(fewer.1, least) {
+            break;
+        }
+        (chunks, last) = (chunks / 2, fewer);
+    }
+    Ok(vec![(1, whole), (loss::chunks(graph, chunks), last.0)])
+}
+/// The most chunks that are tried.
+const MOST_CHUNKS: u64 = 64;
 
 struct Manager<'a, 'b> {
     observer: &'a mut Observer<'b>,
@@ -350,6 +461,14 @@ impl Manager<'_, '_> {
         let changed = *value != before;
         log::debug!("{}: {}changed, {:.1} ms", pass.name, if changed { "" } else { "un" }, time.as_secs_f64() * 1e3);
         self.report(pass.name, changed, time, &|| print(value));
+        Ok(())
+    }
+
+    fn graph(&mut self, passes: &[Pass<Graph>], graph: &mut Graph, context: &Context<'_>) -> Result<(), Error> {
+        for pass in passes {
+            self.run(pass, graph, context, &text::print_graph)?;
+            self.verify_graph(pass.name, graph)?;
+        }
         Ok(())
     }
 

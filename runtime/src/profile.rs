@@ -345,7 +345,7 @@ fn below(op: &Op, i: usize) -> Option<u64> {
     match (&*op.kernel.op, i) {
         ("embedding", 1) => size(0, 0),
         ("embedding_bwd", 1) => number("rows"),
-        ("nll_loss", 1) => size(0, 1),
+        ("nll_loss" | "nll_sum", 1) => size(0, 1),
         ("nll_loss_bwd", 1) => op.outs.first()?.shape.get(1).copied(),
         ("gather" | "scatter" | "scatter_add" | "scatter_value", 1) => size(0, usize::try_from(number("dim")?).ok()?),
         ("index", 1..) => size(0, i - 1),

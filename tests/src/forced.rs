@@ -61,6 +61,8 @@ pub fn finish(problem: &Problem<'_>, decisions: Decisions, variant: usize) -> Re
         program,
         kernels: Kernels::Plain,
         timeline,
+        loss_chunks: 1,
+        ways: vec![],
         decided,
         certificate,
         planned_peak: peak,

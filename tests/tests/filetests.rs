@@ -1,7 +1,7 @@
 //! Each pass by text: `tests/filetests/PASS/CASE.ir` is a graph or a program; beside it lies what the pass makes of it.
 //!
 //! The first line says what to run: `; test PASS device=NAME`, and what the user chose: `budget=BYTES`, `host=BYTES`,
-//! `optimizer=NAME`, `master=split`, `clip_norm=NORM`, `micro_batches=N`, `update=after`, `planner=NAME`, `variant=N`. The next says what is to be seen. A program goes through
+//! `optimizer=NAME`, `master=split`, `clip_norm=NORM`, `micro_batches=N`, `loss_chunks=N`, `update=after`, `planner=NAME`, `variant=N`. The next says what is to be seen. A program goes through
 //! the one pass. A graph that is to be scheduled goes through all schedule passes up to the one, with the decisions that
 //! comments name: `; cut %h 0 swap` cuts the gap after the access number 0 of `%h` (its definition, if a line computes it),
 //! `; cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host, `; chunk %a %b` lets
@@ -13,6 +13,7 @@ use ir::text::{self, File};
 use ir::{Graph, Program, Schedule};
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason, decide};
+use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::pipeline::{Budget, Context, GRAPH, Kernels, Options, SCHEDULE};
 use passes::schedule::order::Update;
@@ -60,6 +61,7 @@ impl Header<'_> {
             }),
             clip_norm: given.remove("clip_norm").map(|text| text.parse().expect("a number")),
             micro_batches: given.remove("micro_batches").map(|text| bytes(text) as usize),
+            loss_chunks: given.remove("loss_chunks").map_or(Chunks::Auto, |text| Chunks::Of(bytes(text))),
             update: given.remove("update").map_or(Update::Backward, |word| {
                 assert_eq!(word, "after");
                 Update::After

@@ -7,6 +7,7 @@ use codegen::kernels::Target;
 use passes::alloc::{Effort, Method};
 use passes::decide::Planner;
 use passes::estimate;
+use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::offload::Algorithm;
 use passes::pipeline::{self, Budget, Kernels};
@@ -105,6 +106,10 @@ pub(crate) struct Compiling {
     /// Accumulate gradients over so many batches for one update: their mean [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_MICRO_BATCHES))]
     pub(crate) micro_batches: Option<u64>,
+    /// In how many chunks of rows the loss over the vocabulary is computed, so that its logits never exist whole: so many at most,
+    /// or as the budget asks for [default: auto]
+    #[arg(long, value_name = "auto|N", value_parser = parse_chunks)]
+    pub(crate) loss_chunks: Option<Chunks>,
     /// Where updates stand: in backward as soon as a gradient is complete, or after it [default: backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
@@ -659,6 +664,17 @@ fn parse_align(text: &str) -> Result<u64, String> {
     match parse_bytes(text)? {
         align if align.is_power_of_two() && align <= MOST_ALIGN => Ok(align),
         align => Err(format!("{align} is not a power of two up to {MOST_ALIGN}")),
+    }
+}
+
+/// More parts than `cat` takes would be no use: see the table of ops.
+const MOST_CHUNKS: u64 = 4096;
+
+fn parse_chunks(text: &str) -> Result<Chunks, String> {
+    match (text.trim(), text.trim().parse()) {
+        ("auto", _) => Ok(Chunks::Auto),
+        (_, Ok(n @ 1..=MOST_CHUNKS)) => Ok(Chunks::Of(n)),
+        _ => Err(format!("{text:?} is neither auto nor a number from 1 to {MOST_CHUNKS}")),
     }
 }
 

@@ -210,6 +210,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         master: compiling.master.unwrap_or_default(),
         clip_norm: compiling.clip_norm,
         micro_batches: compiling.micro_batches.map(|n| n as usize),
+        loss_chunks: compiling.loss_chunks.unwrap_or_default(),
         update: compiling.update.unwrap_or_default(),
         budget: compiling.budget.unwrap_or_default(),
         host: compiling.host,

@@ -12,7 +12,7 @@ use ir::{Id, Pool, Program, Stream};
 use passes::alloc::gap;
 use passes::decide::Problem;
 use passes::explain::{self, Count, Peak, Tally};
-use passes::pipeline::Compiled;
+use passes::pipeline::{Compiled, Way};
 use passes::schedule::apply::{D2H, H2D, HOST};
 use serde_json::json;
 use std::fmt::Write;
@@ -144,6 +144,20 @@ impl Facts<'_> {
                 .collect::<serde_json::Map<_, _>>(),
             "swapped_bytes": timeline.swapped_bytes,
             "recomputed_ms": millis(timeline.recomputed),
+            "loss_chunks": self.compiled.loss_chunks,
+            "loss_ways": self
+                .compiled
+                .ways
+                .iter()
+                .map(|Way { chunks, outcome }| json!({
+                    "chunks": chunks,
+                    "keep_peak_bytes": outcome.keep.0,
+                    "keep_ms": millis(outcome.keep.1),
+                    "smallest_feasible_bytes": outcome.smallest,
+                    "planned_peak_bytes": outcome.fastest.map(|fastest| fastest.0),
+                    "predicted_ms": outcome.fastest.map(|fastest| millis(fastest.1)),
+                }))
+                .collect::<Vec<_>>(),
             "link_busy_ms": {
                 "h2d": millis(timeline.busy[Stream::new(H2D)]),
                 "d2h": millis(timeline.busy[Stream::new(D2H)]),
@@ -227,6 +241,10 @@ impl Facts<'_> {
             writeln!(out, "  {name:<18} {:>4}  {:>10}", count.count, short(count.bytes))?;
         }
 
+        if 1 < self.compiled.loss_chunks || 1 < self.compiled.ways.len() {
+            self.write_ways(out)?;
+        }
+
         writeln!(out, "\nat the peak: {}", self.peak.text)?;
         let named = self.peak.tensors.iter().take(NAMED);
         let width = named.clone().map(|t| t.name.chars().count()).max().unwrap_or(0);
@@ -261,6 +279,24 @@ impl Facts<'_> {
             "\nproved: every read finds its value, every conflict is ordered; peak {}{budget}",
             short(*planned_peak)
         )
+    }
+}
+
+impl Facts<'_> {
+    /// What the ways to compute the loss come to.
+    fn write_ways(&self, out: &mut String) -> std::fmt::Result {
+        writeln!(out, "\n{:<20} {:<22}  {:<22}  smallest", "loss", "keeping everything", "within the budget")?;
+        for Way { chunks, outcome } in &self.compiled.ways {
+            let name = if *chunks == 1 { "whole".to_string() } else { format!("{chunks} chunks of rows") };
+            let figures = |(bytes, time): (u64, f64)| format!("{:>10}  {:>10}", short(bytes), micros(time));
+            let keep = figures(outcome.keep);
+            let unknown = if outcome.planned { "does not fit" } else { "not planned" };
+            let fastest = outcome.fastest.map_or(format!("{unknown:<22}"), figures);
+            let smallest = outcome.smallest.map_or("-".into(), short);
+            let chosen = if *chunks == self.compiled.loss_chunks { "  <" } else { "" };
+            writeln!(out, "  {name:<18} {keep}  {fastest}  {smallest:>10}{chosen}")?;
+        }
+        Ok(())
     }
 }
 

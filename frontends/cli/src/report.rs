@@ -224,12 +224,25 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         ),
         ("swapped a step", short(timeline.swapped_bytes), "both ways over the link".into()),
     ]);
+    figures.extend(loss(source.compiled));
     writeln!(out, "<dl class=\"figures\">")?;
     for (what, value, remark) in figures {
         let (what, value, remark) = (escaped(what), escaped(&value), escaped(&remark));
         writeln!(out, "<div><dt>{what}</dt><dd><b>{value}</b><span>{remark}</span></dd></div>")?;
     }
     writeln!(out, "</dl>\n</header>")
+}
+
+/// How the loss is computed, if there was a choice, and what the other way comes to.
+fn loss(compiled: &Compiled) -> Option<(&'static str, String, String)> {
+    let chunks = compiled.loss_chunks;
+    let name = |chunks| if chunks == 1 { "whole".to_string() } else { format!("in {chunks} chunks") };
+    let other = compiled.ways.iter().find(|way| way.chunks != chunks);
+    let remark = other.map(|way| match way.outcome.fastest {
+        Some((bytes, time)) => format!("{}: {}, {}", name(way.chunks), short(bytes), duration(time)),
+        None => format!("{}: {}, which does not fit", name(way.chunks), short(way.outcome.keep.0)),
+    });
+    (1 < chunks || other.is_some()).then(|| ("loss", name(chunks), remark.unwrap_or_default()))
 }
 
 /// Who is there where most is.

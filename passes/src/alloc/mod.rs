@@ -79,6 +79,24 @@ pub fn live_bytes(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Po
         .collect()
 }
 
+/// The most bytes that one line reads, writes and uses, of one pool.
+pub fn neediest(schedule: &Schedule, pool: Pool) -> u64 {
+    let needs = |kind: &InstrKind| -> u64 {
+        let mut buffers: Vec<Buffer> = match kind {
+            InstrKind::Run { args, outs, scratch, .. } => args.iter().chain(outs).chain(scratch).collect(),
+            InstrKind::Copy { src, dst, .. } => vec![src, dst],
+        }
+        .into_iter()
+        .map(|loc| loc.buffer)
+        .filter(|&buffer| schedule.buffers[buffer].pool == pool)
+        .collect();
+        buffers.sort_unstable();
+        buffers.dedup();
+        buffers.into_iter().map(|buffer| schedule.buffers[buffer].bytes).sum()
+    };
+    schedule.instrs.values().map(|data| needs(&data.kind)).max().unwrap_or(0)
+}
+
 /// The lower bound of any plan's peak: the most bytes alive at one line.
 pub fn live_peak(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Pool) -> u64 {
     live_bytes(schedule, lives, pool).into_iter().max().unwrap_or(0)

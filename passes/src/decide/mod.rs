@@ -390,32 +390,89 @@ pub struct Decided {
     pub curve: Vec<(u64, f64)>,
 }
 
+/// What plans of a problem come to.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Outcome {
+    /// Where nothing leaves the device: peak in bytes, step in µs.
+    pub keep: (u64, f64),
+    /// Whether it was planned any further.
+    pub planned: bool,
+    /// The smallest budget that fits, bytes; `None` if it is not known, or if the host has too little room for any plan.
+    pub smallest: Option<u64>,
+    /// The fastest plan within the budget, if one is: peak in bytes, step in µs.
+    pub fastest: Option<(u64, f64)>,
+}
+
+/// A share of a step or a peak that is nothing to speak of.
+pub(crate) const NOTHING: f64 = 0.01;
+
 /// Decides for a budget.
 pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
-    let keep = record::judge(problem, &greedy::keep(problem));
-    let keep_peak = keep.iter().map(|r| r.peak).min().ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
-    let records = [keep, record::judge(problem, &run_all(problem, &proposals(problem, planner)))].concat();
+    decide_among(std::slice::from_ref(problem), planner, budget).map(|(_, decided, _)| decided)
+}
+
+/// Decides for a budget which of several problems that come to the same is taken, and how: the plans of all of them are one
+/// curve. Returns its position, and what each comes to. A share as budget is one of what `keep` needs in the first.
+///
+/// A problem that keeps everything in more bytes than a later one, and in as good as the same time, is planned no further: whatever
+/// it could do below, the other does as well.
+pub fn decide_among(
+    problems: &[Problem<'_>],
+    planner: Planner,
+    budget: Budget,
+) -> Result<(usize, Decided, Vec<Outcome>), Error> {
+    let mut keeps = vec![];
+    let mut records: Vec<(usize, Record)> = vec![];
+    for (i, problem) in problems.iter().enumerate() {
+        let keep = record::judge(problem, &greedy::keep(problem));
+        let least =
+            keep.iter().min_by_key(|r| r.peak).ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
+        keeps.push((least.peak, least.micros));
+        records.extend(keep.into_iter().map(|record| (i, record)));
+    }
+    let beaten = |i: usize| {
+        let (peak, micros) = keeps[i];
+        keeps[i + 1..].iter().any(|later| later.0 < peak && later.1 <= micros * (1.0 + NOTHING))
+    };
+    for (i, problem) in problems.iter().enumerate().filter(|(i, _)| !beaten(*i)) {
+        let proposed = record::judge(problem, &run_all(problem, &proposals(problem, planner)));
+        records.extend(proposed.into_iter().map(|record| (i, record)));
+    }
+    let keep_peak = keeps.first().map_or(0, |keep| keep.0);
+    let host_limit = problems.first().and_then(|problem| problem.host_limit);
     let limit = match budget {
-        Budget::Device => problem.device.device_bytes,
+        Budget::Device => problems.first().map_or(0, |problem| problem.device.device_bytes),
         Budget::Bytes(bytes) => bytes,
         Budget::Share(share) => (share * keep_peak as f64) as u64,
     };
-    let fits_host = |r: &&Record| problem.host_limit.is_none_or(|limit| r.host <= limit);
-    let possible: Vec<Record> = records.iter().filter(fits_host).cloned().collect();
-    let Some(smallest) = possible.iter().min_by_key(|r| r.peak) else {
-        let least = records.iter().min_by_key(|r| r.host).expect("keep should have a record");
-        return Err(infeasible(problem, planner, least, problem.host_limit.unwrap_or(0), DEVICE + 1));
+    let fits_host = |r: &&(usize, Record)| host_limit.is_none_or(|limit| r.1.host <= limit);
+    let possible: Vec<(usize, Record)> = records.iter().filter(fits_host).cloned().collect();
+    let Some((of, smallest)) = possible.iter().min_by_key(|r| r.1.peak) else {
+        let (of, least) = records.iter().min_by_key(|r| r.1.host).expect("keep should have a record");
+        return Err(infeasible(&problems[*of], planner, least, host_limit.unwrap_or(0), DEVICE + 1));
     };
-    let fitting: Vec<Record> = possible.iter().filter(|r| r.peak <= limit).cloned().collect();
-    let Some(chosen) = fastest(&fitting) else { return Err(infeasible(problem, planner, smallest, limit, DEVICE)) };
-    Ok(Decided {
-        decisions: Decisions::clone(&chosen.decisions),
-        variant: chosen.variant,
+    let fitting: Vec<(usize, Record)> = possible.iter().filter(|r| r.1.peak <= limit).cloned().collect();
+    let Some((chosen, record)) = fastest(&fitting) else {
+        return Err(infeasible(&problems[*of], planner, smallest, limit, DEVICE));
+    };
+    let outcome = |(i, &keep): (usize, &(u64, f64))| {
+        let own = |records: &[(usize, Record)]| -> Vec<(usize, Record)> {
+            records.iter().filter(|r| r.0 == i).cloned().collect()
+        };
+        let fastest = fastest(&own(&fitting)).map(|(_, record)| (record.peak, record.micros));
+        let planned = !beaten(i);
+        let smallest = own(&possible).iter().map(|r| r.1.peak).min().filter(|_| planned);
+        Outcome { keep, planned, smallest, fastest }
+    };
+    let decided = Decided {
+        decisions: Decisions::clone(&record.decisions),
+        variant: record.variant,
         budget: Some(limit),
         keep_peak,
         smallest: smallest.peak,
         curve: curve(&possible),
-    })
+    };
+    Ok((*chosen, decided, keeps.iter().enumerate().map(outcome).collect()))
 }
 
 /// A part of a planner's work. Parts know nothing of each other.
@@ -466,18 +523,19 @@ fn run_all(problem: &Problem<'_>, parts: &[Proposal<'_>]) -> Vec<Draft> {
     Planner::ALL.into_iter().flat_map(|planner| record::front(problem, of(planner))).collect()
 }
 
-/// The fastest record; of equally fast ones, that with the fewest decisions. A lower budget leaves fewer records, so it
+/// The fastest record; of equally fast ones, that of the first problem, with the fewest decisions. A lower budget leaves fewer records, so it
 /// never chooses a higher peak: the first of fewer is either the same, or the old one did not fit.
-fn fastest(records: &[Record]) -> Option<&Record> {
-    records.iter().min_by(|a, b| {
+fn fastest(records: &[(usize, Record)]) -> Option<&(usize, Record)> {
+    records.iter().min_by(|(i, a), (j, b)| {
         let decisions = |r: &Record| r.decisions.cuts.len() + r.decisions.hosted.len();
-        a.micros.total_cmp(&b.micros).then(decisions(a).cmp(&decisions(b))).then(a.peak.cmp(&b.peak))
+        let fewer = decisions(a).cmp(&decisions(b));
+        a.micros.total_cmp(&b.micros).then(i.cmp(j)).then(fewer).then(a.peak.cmp(&b.peak))
     })
 }
 
 /// The records that no other beats in both peak and time, fastest first.
-fn curve(records: &[Record]) -> Vec<(u64, f64)> {
-    let mut points: Vec<(u64, f64)> = records.iter().map(|r| (r.peak, r.micros)).collect();
+fn curve(records: &[(usize, Record)]) -> Vec<(u64, f64)> {
+    let mut points: Vec<(u64, f64)> = records.iter().map(|(_, r)| (r.peak, r.micros)).collect();
     points.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     let mut lowest = u64::MAX;
     points.retain(|&(peak, _)| {

@@ -8,6 +8,11 @@ pub use cpu::runs;
 pub use file::{FORMAT_VERSION, ReadError, read, read_file, write, write_file};
 use serde::{Deserialize, Serialize};
 
+/// How many terms of a product's sums the runtime's kernels add up before they add them to the result. Sums that are cut at
+/// multiples of it, each continued from the one before, come out as the whole sum: the compiler cuts the loss over a large
+/// vocabulary there.
+pub const PRODUCT_DEPTH: usize = 512;
+
 /// A compiled training step.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Artifact {

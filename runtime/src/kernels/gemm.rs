@@ -142,7 +142,9 @@ pub(super) fn prepare(call: &Call<'_>) -> Ran {
 
 fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
     let (x, w) = (call.input::<T>(a), call.input::<T>(a + 1));
-    let addend = (a == 1).then(|| (call.input::<T>(0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
+    // A result that lies on what is added has it already.
+    let there = a == 1 && call.inplace(0).is_some();
+    let addend = (a == 1 && !there).then(|| (call.input::<T>(0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
     // Writes what is added to elements of the result from `at` on.
     let write = |at: usize, y: &mut [T::Wide]| {
         let Some((c, order)) = &addend else { return };
@@ -173,12 +175,14 @@ fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
         // The part's elements of this matrix.
         let (from, to) = (part.start.max(b * ys), part.end.min((b + 1) * ys));
         let rows = (from - b * ys) / s.n..(to - b * ys) / s.n;
-        T::rounded(&mut y[from - part.start..to - part.start], y_room, |y| {
+        let y = &mut y[from - part.start..to - part.start];
+        let product = |y: &mut [T::Wide]| {
             let from = |i: usize, j: usize, y: &mut [T::Wide]| write(b * ys + i * s.n + j, y);
             let start = if a == 1 { Start::From(&from) } else { Start::Zero };
             let y = Window::new(y, rows.len(), s.n);
-            product_part((s.m, s.k, s.n), (rows, 0..s.n), (s.ta, s.tb), x, w, y, start);
-        });
+            product_part((s.m, s.k, s.n), (rows.clone(), 0..s.n), (s.ta, s.tb), x, w, y, start);
+        };
+        if there { T::changed(y, y_room, product) } else { T::rounded(y, y_room, product) }
     }
 }
 

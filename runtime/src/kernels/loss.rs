@@ -2,9 +2,10 @@
 
 use super::index::{Indices, in_range};
 use super::signature::{Checked, Signature, ensure, is_float};
-use super::wide::{BLOCK, blocks_of, sink, source};
+use super::wide::{BLOCK, Sink, blocks_of, sink, source};
 use super::{Cut, Ran};
 use crate::kernel::Call;
+use artifact::DType;
 
 const NONE: i64 = 0;
 const MEAN: i64 = 1;
@@ -25,6 +26,18 @@ pub(super) fn check_nll_loss(s: &Signature<'_>) -> Checked {
     let shape = if check_reduction(s)? == NONE { s.shape(1) } else { &[] };
     s.results(&[(s.dtype(0), shape), (s.dtype(0), &[])])
 }
+pub(super) fn check_nll_sum(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.expect_index(1)?;
+    s.expect_rank(0, 2)?;
+    s.expect_shape(1, &s.shape(0)[..1])?;
+    s.int("ignore")?;
+    if s.ins.len() == 3 {
+        s.expect(2, DType::F64)?;
+        s.expect_shape(2, &[])?;
+    }
+    s.results(&[(DType::F64, &[])])
+}
 pub(super) fn check_nll_loss_bwd(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_float)?;
     s.expect_index(1)?;
@@ -42,30 +55,45 @@ pub(super) fn check_nll_loss_bwd(s: &Signature<'_>) -> Checked {
 
 /// loss = -logp[i, target[i]], or their sum, or their mean: NaN if there is none.
 pub(super) fn nll_loss(call: &Call<'_>) -> Ran {
-    let &[rows, classes] = call.in_shape(0) else { return Err("operand 0 should have rank 2".into()) };
-    let (ignore, reduction) = (call.int("ignore"), call.int("reduction"));
-    let (logp, targets) = (source(call, 0), Indices::new(call, 1));
+    let reduction = call.int("reduction");
     let (mut loss, mut weight) = (sink(call, 0), sink(call, 1));
     let (mut sum, mut counted) = (0.0, 0.0);
-    for row in 0..rows {
-        let target = targets.at(row);
-        let mut term = 0.0;
-        if target != ignore {
-            let at = row * classes + in_range(target, classes)?;
-            term = -logp.one::<f64>(&loss, at);
-            counted += 1.0;
-        }
-        sum += term;
+    each_term(call, |row, term| {
+        sum += term.unwrap_or(0.0);
+        counted += f64::from(u8::from(term.is_some()));
         if reduction == NONE {
-            loss.store(row, &[term]);
+            loss.store(row, &[term.unwrap_or(0.0)]);
         }
-    }
+    })?;
     match reduction {
         NONE => {}
         MEAN => loss.store(0, &[sum / counted]),
         _ => loss.store(0, &[sum]),
     }
     weight.store(0, &[counted]);
+    Ok(())
+}
+
+/// The sum of -logp[i, target[i]], added row by row to operand 2, or to 0: as [`nll_loss`] adds them.
+pub(super) fn nll_sum(call: &Call<'_>) -> Ran {
+    let mut loss = sink(call, 0);
+    let mut sum = if call.n_inputs() == 3 { source(call, 2).one(&loss, 0) } else { 0.0 };
+    each_term(call, |_, term| sum += term.unwrap_or(0.0))?;
+    loss.store(0, &[sum]);
+    Ok(())
+}
+
+/// Gives `f` each row and its -logp[i, target[i]], if the row counts.
+fn each_term(call: &Call<'_>, mut f: impl FnMut(usize, Option<f64>)) -> Ran {
+    let &[rows, classes] = call.in_shape(0) else { return Err("operand 0 should have rank 2".into()) };
+    let ignore = call.int("ignore");
+    let (logp, targets, apart) = (source(call, 0), Indices::new(call, 1), Sink::none());
+    for row in 0..rows {
+        let target = targets.at(row);
+        let counts = target != ignore;
+        let at = if counts { Some(row * classes + in_range(target, classes)?) } else { None };
+        f(row, at.map(|at| -logp.one::<f64>(&apart, at)));
+    }
     Ok(())
 }
 

@@ -27,6 +27,8 @@ pub(super) trait Float: Scalar {
     fn widened<'a>(x: &'a [Self], room: &'a mut [Self::Wide]) -> &'a [Self::Wide];
     /// Lets `f` write the elements, by way of `room` if they have to be rounded.
     fn rounded(y: &mut [Self], room: &mut [Self::Wide], f: impl FnOnce(&mut [Self::Wide]));
+    /// The same for elements that `f` reads first.
+    fn changed(y: &mut [Self], room: &mut [Self::Wide], f: impl FnOnce(&mut [Self::Wide]));
     /// How much room `n` elements need.
     fn room(n: usize) -> usize;
 }
@@ -39,6 +41,9 @@ macro_rules! float {
                 x
             }
             fn rounded(y: &mut [$ty], _: &mut [$ty], f: impl FnOnce(&mut [$ty])) {
+                f(y);
+            }
+            fn changed(y: &mut [$ty], _: &mut [$ty], f: impl FnOnce(&mut [$ty])) {
                 f(y);
             }
             fn room(_: usize) -> usize {
@@ -61,6 +66,10 @@ macro_rules! half_float {
                 let room = &mut room[..y.len()];
                 f(room);
                 Self::of_f32s(room, y);
+            }
+            fn changed(y: &mut [Self], room: &mut [f32], f: impl FnOnce(&mut [f32])) {
+                Self::to_f32s(y, &mut room[..y.len()]);
+                Self::rounded(y, room, f);
             }
             fn room(n: usize) -> usize {
                 n

@@ -318,7 +318,11 @@ pub static KERNELS: &[Kernel] = &[
         .scratch(gemm::scratch)
         .prepared(gemm::prepare)
         .cut_by(gemm::cut),
-    k("addmm", (3, 3), gemm::check_addmm, gemm::addmm).scratch(gemm::scratch).prepared(gemm::prepare).cut_by(gemm::cut),
+    k("addmm", (3, 3), gemm::check_addmm, gemm::addmm)
+        .inplace(&[(0, 0)])
+        .scratch(gemm::scratch)
+        .prepared(gemm::prepare)
+        .cut_by(gemm::cut),
     k("convolution", (2, 3), conv::check_convolution, conv::convolution).cut_by(conv::cut),
     k("convolution_bwd", (3, 3), conv::check_convolution_bwd, conv::convolution_bwd).cut_by(conv::cut_bwd),
     k("max_pool2d", (1, 1), conv::check_max_pool2d, conv::max_pool2d).cut_by(conv::cut_planes),
@@ -333,6 +337,7 @@ pub static KERNELS: &[Kernel] = &[
         .first(index::embedding_bwd_chains)
         .cut_by(index::cut_embedding_bwd),
     k("nll_loss", (2, 2), loss::check_nll_loss, loss::nll_loss),
+    k("nll_sum", (2, 3), loss::check_nll_sum, loss::nll_sum).inplace(&[(2, 0)]),
     k("nll_loss_bwd", (3, 3), loss::check_nll_loss_bwd, loss::nll_loss_bwd).cut_by(loss::cut_bwd),
     k("gather", (2, 2), index::check_gather, index::gather),
     k("scatter", (3, 3), index::check_scatter, index::scatter).inplace(&[(0, 0)]),

@@ -74,8 +74,8 @@ pub(super) trait Tiled: Wide {
     fn with_space(n: usize, f: impl FnOnce(&mut [Self]));
 }
 
-/// How deep a packed block is: then a tile's rows of `x` stay in the first cache.
-const DEPTH: usize = 512;
+/// How deep a packed block is: then a tile's rows of `x` stay in the first cache. Sums are cut there.
+const DEPTH: usize = artifact::PRODUCT_DEPTH;
 /// How many columns of `w` are packed at once: 256 KiB of f32 in the second cache. A multiple of every tile's columns.
 const COLUMNS: usize = 128;
 /// How many rows of `x` are packed at once, if they are.

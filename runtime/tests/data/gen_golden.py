@@ -486,9 +486,19 @@ def optimizers():
     case("rng_next", [torch.tensor([7, 41])], torch.tensor([7, 42]))
 
 
+def sums_of_losses():
+    target = torch.tensor([2, 0, -100, 3])
+    for dtype in ["f32", "f64", "bf16"]:
+        logp = torch.log_softmax(x(4, 5, dtype=dtype), 1)
+        total = aten.nll_loss_forward(logp.double(), target, None, 2, -100)[0]
+        case("nll_sum", [logp, target], total, ignore=-100)
+        case("nll_sum", [logp, target, torch.tensor(0.5).double()], total + 0.5, ignore=-100)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    for part in [elementwise, reductions, norms, products, convolutions, attention, tables, shapes, optimizers]:
+    for part in [elementwise, reductions, norms, products, convolutions, attention, tables, shapes, optimizers,
+                 sums_of_losses]:
         part()
     sys.stdout.flush()

@@ -420,6 +420,15 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
                 outs = vec![(t, vec![rows, width])];
             }
         }
+        "nll_sum" => {
+            let (n, c, t, index_type) = (1 + rng.below(7), 2 + rng.below(7), rng.float(), rng.index_type());
+            attrs = vec![("ignore", Attr::Int(1))];
+            ins = vec![rng.tensor(t, &[n, c]), rng.indices(index_type, &[n], c)];
+            if rng.below(2) == 1 {
+                ins.push(rng.tensor(DType::F64, &[]));
+            }
+            outs = vec![(DType::F64, vec![])];
+        }
         "nll_loss" | "nll_loss_bwd" => {
             let t = rng.float();
             let (n, c, reduction) = (1 + rng.below(7), 2 + rng.below(7), rng.below(3));

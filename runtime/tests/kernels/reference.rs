@@ -343,6 +343,11 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             };
             vec![loss, vec![weight]]
         }
+        "nll_sum" => {
+            let counts = |i: &usize| ins[1].data[*i] != number("ignore");
+            let terms = (0..ins[1].data.len()).filter(counts).map(|i| -ins[0].at(&[i, ins[1].data[i] as usize]));
+            vec![vec![ins.get(2).map_or(0.0, |before| before.data[0]) + terms.sum::<f64>()]]
+        }
         "nll_loss_bwd" => {
             let mut dx = Nd::fill(y_shape, |_| 0.0);
             for (i, &t) in ins[1].data.iter().enumerate().filter(|(_, t)| **t != number("ignore")) {

@@ -82,6 +82,7 @@ fn parts_change_no_bit() {
         "batch_norm",
         "batch_norm_bwd",
         "nll_loss",
+        "nll_sum",
         "gather",
         "scatter",
         "scatter_add",

@@ -1,0 +1,461 @@
+//! Computes the loss over a large vocabulary some rows at a time, so that neither the logits nor their gradient ever exist whole.
+//!
+//! Before: the rows of logits are a product of the hidden rows and the head's weight; their negative log likelihood is summed or
+//! averaged; and what the backward makes of their gradient is rows again, the gradient of the hidden ones, or a sum over rows,
+//! that of the weight. The factor of the loss's gradient does not depend on the loss, so the backward of some rows can follow
+//! their forward at once. After: the same values, with the region between once for each chunk of rows. A chunk's rows of the
+//! hidden gradient are put together by `cat`, its part of the weight's gradient is added to those before it by `addmm`, in
+//! place, and its losses by `nll_sum`. How many targets count, which the mean's gradient wants first, is counted from the
+//! targets.
+//!
+//! **Invariant:** no bit depends on the number of chunks. Rows know nothing of each other. Chunks begin at multiples of
+//! [`PRODUCT_DEPTH`], where products over rows are cut anyway; `nll_sum` goes on as `nll_loss` does; the mean is divided last.
+//! What would not come out the same, a bias's gradient or a product in half precision, whose sum would be rounded after each
+//! chunk, keeps the loss whole.
+//!
+//! The idea is that of Liger Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv 2410.10989).
+
+use artifact::PRODUCT_DEPTH;
+use ir::graph::{Def, NodeData};
+use ir::op::Access;
+use ir::{Attr, DType, Graph, Node, Op, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many chunks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Chunks {
+    /// As many as the budget asks for: see [`crate::pipeline`].
+    #[default]
+    Auto,
+    /// So many at most: all but the last have equally many rows, a multiple of [`PRODUCT_DEPTH`].
+    Of(u64),
+}
+
+/// How many chunks the loss comes to where `n` are the most; 1 if it cannot be cut. Of several losses, the one of the most.
+pub fn chunks(graph: &Graph, n: u64) -> u64 {
+    let region = |&node: &Node| Region::around(graph, node).ok();
+    let chunks = |region: Region| region.rows.div_ceil(region.chunk(n.max(1)));
+    graph.order.iter().filter_map(region).map(chunks).max().unwrap_or(1)
+}
+
+/// Computes every loss that can be cut in `n` chunks of rows at most. An error if there is no such loss, and says why.
+pub fn run(graph: &mut Graph, n: u64) -> Result<(), String> {
+    if n <= 1 {
+        return Ok(());
+    }
+    let losses: Vec<Node> = graph.order.iter().copied().filter(|&node| is_loss(graph, node)).collect();
+    let mut why = "the graph has no mean or sum of negative log likelihoods".to_string();
+    let mut cut = false;
+    for node in losses {
+        match Region::around(graph, node) {
+            Ok(region) => {
+                rewrite(graph, &region, region.chunk(n))?;
+                cut = true;
+            }
+            Err(reason) => why = format!("%{}: {reason}", graph.node_name(node)),
+        }
+    }
+    *graph = graph.compact();
+    if cut { Ok(()) } else { Err(format!("the loss cannot be computed in {n} chunks of rows: {why}")) }
+}
+
+const DEPTH: u64 = PRODUCT_DEPTH as u64;
+
+fn is_loss(graph: &Graph, node: Node) -> bool {
+    let op = &graph.nodes[node].op;
+    op.name() == "nll_loss" && op.int("reduction") != NONE
+}
+const NONE: i64 = 0;
+const MEAN: i64 = 1;
+
+/// What a node of a region makes of a chunk of rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Rows that the region alone reads.
+    Inner,
+    /// Rows that others read: all of them are put together.
+    Rows,
+    /// A product over rows: its parts are added up.
+    Sum,
+    /// The loss.
+    Loss,
+}
+
+/// What lies between the hidden rows and the gradients that others read: it is computed once for each chunk.
+struct Region {
+    rows: u64,
+    /// In the graph's order.
+    nodes: BTreeMap<Node, Part>,
+    loss: Node,
+}
+
+impl Region {
+    /// The region of a loss; an error says why there is none.
+    fn around(graph: &Graph, loss: Node) -> Result<Region, String> {
+        if !is_loss(graph, loss) {
+            return Err("it is no mean or sum of negative log likelihoods".into());
+        }
+        let logp = graph.nodes[loss].inputs[0];
+        let rows = graph.values[logp].ty.shape()[0];
+        if rows <= DEPTH {
+            return Err(format!("it has {rows} rows, and chunks are multiples of {DEPTH}"));
+        }
+        let mut region = Region { rows, nodes: BTreeMap::from([(loss, Part::Loss)]), loss };
+        region.forward(graph, logp)?;
+        region.readers(graph)?;
+        region.is_alone(graph)?;
+        Ok(region)
+    }
+
+    /// How many rows a chunk has, of `n` at most.
+    fn chunk(&self, n: u64) -> u64 {
+        self.rows.div_ceil(n).next_multiple_of(DEPTH)
+    }
+
+    /// From what the loss reads back to the product that makes the logits.
+    fn forward(&mut self, graph: &Graph, logp: Value) -> Result<(), String> {
+        let mut value = logp;
+        loop {
+            let Some(node) = graph.def_node(value) else { return Err("its logits are no product".into()) };
+            let data = &graph.nodes[node];
+            let alike = data.inputs.len() == 1
+                && graph.values[data.inputs[0]].ty.shape() == graph.values[value].ty.shape()
+                && self.is_rowwise(graph, node, &BTreeSet::from([data.inputs[0]]));
+            let is_product = is_product(&data.op) && self.is_product_of_rows(graph, node, &BTreeSet::new());
+            if !alike && !is_product {
+                return Err(format!("its logits come from %{}, {}", graph.node_name(node), data.op.name()));
+            }
+            self.nodes.insert(node, Part::Inner);
+            if is_product {
+                return Ok(());
+            }
+            value = data.inputs[0];
+        }
+    }
+
+    /// From the region's rows on to all that reads them.
+    fn readers(&mut self, graph: &Graph) -> Result<(), String> {
+        let mut wide: BTreeSet<Value> = BTreeSet::new();
+        let (targets, weight) = (graph.nodes[self.loss].inputs[1], graph.nodes[self.loss].outputs[1]);
+        for &node in &graph.order {
+            let data = &graph.nodes[node];
+            let part = match self.nodes.get(&node) {
+                Some(&part) => part,
+                None if data.op.name() == "nll_loss_bwd" && data.inputs[1..] == [targets, weight] => Part::Inner,
+                None if !data.inputs.iter().any(|v| wide.contains(v)) => continue,
+                None if self.is_rowwise(graph, node, &wide) => Part::Inner,
+                None if is_product(&data.op) && self.is_product_of_rows(graph, node, &wide) => Part::Rows,
+                None if self.is_product_over_rows(graph, node) => Part::Sum,
+                None => {
+                    let (name, op) = (graph.node_name(node), data.op.name());
+                    return Err(format!("%{name}, {op}, reads what would be cut"));
+                }
+            };
+            self.nodes.insert(node, part);
+            if part == Part::Inner {
+                wide.extend(&data.outputs);
+            }
+        }
+        match graph.wanted().find(|value| wide.contains(value)) {
+            Some(value) => Err(format!("%{} is to leave the step whole", graph.values[value].name)),
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing in the region may need what the region gives, but for the number of targets that count.
+    fn is_alone(&self, graph: &Graph) -> Result<(), String> {
+        let weight = graph.nodes[self.loss].outputs[1];
+        let mut after: BTreeSet<Value> = BTreeSet::new();
+        for &node in &graph.order {
+            let data = &graph.nodes[node];
+            let is_after = data.inputs.iter().any(|v| after.contains(v));
+            if self.nodes.contains_key(&node) {
+                if is_after {
+                    return Err(format!("%{} waits for the whole of it", graph.node_name(node)));
+                }
+                let gives = data.outputs.iter().filter(|&&v| v != weight && self.nodes[&node] != Part::Inner);
+                after.extend(gives);
+            } else if is_after {
+                after.extend(&data.outputs);
+            }
+        }
+        Ok(())
+    }
+
+    /// An op whose rows are made of the same rows of its operands, where all operands with rows are `wide`.
+    fn is_rowwise(&self, graph: &Graph, node: Node, wide: &BTreeSet<Value>) -> bool {
+        let data = &graph.nodes[node];
+        let shape = |v: Value| graph.values[v].ty.shape();
+        let has_rows = |v: Value| shape(v).len() == 2 && shape(v)[0] == self.rows;
+        let whole = |&v: &Value| wide.contains(&v) && has_rows(v);
+        if !data.op.is_pure() || !data.outputs.iter().all(|&v| has_rows(v)) {
+            return false;
+        }
+        match data.op.row().access {
+            Access::Element => {
+                // Sizes of results stand in attributes of the others.
+                let sized = data.op.attrs().contains_key("shape");
+                !sized && data.inputs.iter().all(|v| whole(v) || no_rows(shape(*v)))
+            }
+            Access::Row => {
+                let along = data.op.attrs().len() == 1 && data.op.attrs().get("dim") == Some(&Attr::Int(1));
+                along && data.inputs.iter().all(whole)
+            }
+            Access::Whole => false,
+        }
+    }
+
+    /// A product whose left factor has the rows, and the right one, which is not `wide`, has not.
+    fn is_product_of_rows(&self, graph: &Graph, node: Node, wide: &BTreeSet<Value>) -> bool {
+        let data = &graph.nodes[node];
+        let shape = |v: &Value| graph.values[*v].ty.shape();
+        let [before @ .., left, right] = &data.inputs[..] else { return false };
+        let fits = shape(left).len() == 2 && shape(left)[0] == self.rows && !data.op.bool("ta");
+        fits && before.iter().all(|v| no_rows(shape(v))) && left != right && !wide.contains(right)
+    }
+
+    /// A product that sums over rows of two values, in a type whose sums are not rounded after each chunk.
+    fn is_product_over_rows(&self, graph: &Graph, node: Node) -> bool {
+        let data = &graph.nodes[node];
+        let ty = |v: &Value| &graph.values[*v].ty;
+        let dtype = graph.values[data.outputs[0]].ty.dtype();
+        data.op.name() == "matmul"
+            && ty(&data.inputs[0]).rank() == 2
+            && (data.op.bool("ta"), data.op.bool("tb")) == (true, false)
+            && matches!(dtype, DType::F32 | DType::F64)
+    }
+}
+
+fn is_product(op: &Op) -> bool {
+    matches!(op.name(), "matmul" | "addmm")
+}
+
+/// True for what broadcasts along rows.
+fn no_rows(shape: &[u64]) -> bool {
+    shape.len() < 2 || (shape.len() == 2 && shape[0] == 1)
+}
+
+// ----------------------------------------------------------------------------------------------------------- rewriting
+
+/// Puts the region's chunks in its place.
+fn rewrite(graph: &mut Graph, region: &Region, chunk: u64) -> Result<(), String> {
+    let order = std::mem::take(&mut graph.order);
+    let needed = needed(graph, region, &order);
+    let names = graph.values.values().map(|data| data.name.clone()).collect();
+    let mut chunks = Chunked { graph, region, names, counted: None };
+    let mut done: BTreeSet<Node> = region.nodes.keys().copied().collect();
+    let mut begun = false;
+    for &node in &order {
+        if region.nodes.contains_key(&node) && !begun {
+            begun = true;
+            for &before in order.iter().filter(|node| needed.contains(node)) {
+                if done.insert(before) {
+                    chunks.keep(before)?;
+                }
+            }
+            chunks.all(&order, chunk)?;
+        }
+        if done.insert(node) {
+            chunks.keep(node)?;
+        }
+    }
+    Ok(())
+}
+
+/// The nodes outside of the region that it needs.
+fn needed(graph: &Graph, region: &Region, order: &[Node]) -> BTreeSet<Node> {
+    let mut values: BTreeSet<Value> = BTreeSet::new();
+    let mut needed = BTreeSet::new();
+    for &node in order.iter().rev() {
+        let data = &graph.nodes[node];
+        let inside = region.nodes.contains_key(&node);
+        if inside || data.outputs.iter().any(|v| values.contains(v)) {
+            values.extend(&data.inputs);
+            if !inside {
+                needed.insert(node);
+            }
+        }
+    }
+    needed
+}
+
+/// A graph whose order grows again.
+struct Chunked<'a> {
+    graph: &'a mut Graph,
+    region: &'a Region,
+    /// Names that are taken.
+    names: BTreeSet<String>,
+    /// How many targets count, f64, once it is known; the loss's second result then is.
+    counted: Option<Value>,
+}
+
+impl Chunked<'_> {
+    /// A node that stays as it is.
+    fn keep(&mut self, node: Node) -> Result<(), String> {
+        let weight = self.graph.nodes[self.region.loss].outputs[1];
+        if self.graph.nodes[node].inputs.contains(&weight) {
+            self.count()?;
+        }
+        self.graph.order.push(node);
+        Ok(())
+    }
+
+    /// Adds a node with one result of a name that is free.
+    fn add(&mut self, op: Op, inputs: &[Value], name: String, like: Node) -> Result<Value, String> {
+        let mut name = name;
+        while !self.names.insert(name.clone()) {
+            name.push('_');
+        }
+        let NodeData { phase, module, .. } = &self.graph.nodes[like];
+        let (phase, module) = (*phase, module.clone());
+        Ok(self.graph.add_node(op, inputs, &[name], phase, module)?[0])
+    }
+
+    /// Adds a node whose result takes the place of `value`.
+    fn define(&mut self, value: Value, op: Op, inputs: &[Value], like: Node) {
+        let NodeData { phase, module, .. } = &self.graph.nodes[like];
+        let (phase, module) = (*phase, module.clone());
+        let node = self.graph.nodes.push(NodeData { op, inputs: inputs.to_vec(), outputs: vec![value], phase, module });
+        self.graph.values[value].def = Def::Node(node, 0);
+        self.graph.order.push(node);
+    }
+
+    /// How many targets count.
+    fn count(&mut self) -> Result<Value, String> {
+        if let Some(counted) = self.counted {
+            return Ok(counted);
+        }
+        let loss = self.region.loss;
+        let (targets, weight) = (self.graph.nodes[loss].inputs[1], self.graph.nodes[loss].outputs[1]);
+        let name = self.graph.values[weight].name.clone();
+        let ignore = Attr::Int(self.graph.nodes[loss].op.int("ignore"));
+        let counts =
+            self.add(Op::new("ne_scalar", [("value", ignore)])?, &[targets], format!("{name}.counts"), loss)?;
+        let ones = self.add(cast(DType::F64)?, &[counts], format!("{name}.ones"), loss)?;
+        let sum = Op::new("sum", [("dims", Attr::Ints(vec![0])), ("keepdim", Attr::Bool(false))])?;
+        let counted = self.add(sum, &[ones], format!("{name}.sum"), loss)?;
+        self.define(weight, cast(self.graph.values[weight].ty.dtype())?, &[counted], loss);
+        self.counted = Some(counted);
+        Ok(counted)
+    }
+
+    /// All chunks, and what is made of them.
+    fn all(&mut self, order: &[Node], chunk: u64) -> Result<(), String> {
+        let counted = self.count()?;
+        let (region, rows) = (self.region, self.region.rows);
+        let nodes: Vec<(Node, Part)> =
+            order.iter().filter_map(|&node| Some((node, *region.nodes.get(&node)?))).collect();
+        // The parts so far of what leaves the region: rows to be put together, or one sum.
+        let mut parts: BTreeMap<Node, Vec<Value>> = BTreeMap::new();
+        let n = rows.div_ceil(chunk);
+        for k in 0..n {
+            let range = k * chunk..rows.min((k + 1) * chunk);
+            let is_last = k + 1 == n;
+            // The chunk's rows of each value.
+            let mut here: BTreeMap<Value, Value> = BTreeMap::new();
+            for &(node, part) in &nodes {
+                let NodeData { op, inputs, outputs, .. } = self.graph.nodes[node].clone();
+                let sliced = self.operands_with_rows(&op, inputs.len(), part);
+                let mut operands = vec![];
+                for (i, &value) in inputs.iter().enumerate() {
+                    operands.push(match here.get(&value) {
+                        Some(&own) => own,
+                        None if sliced.contains(&i) => {
+                            let ends = [("end", range.end), ("start", range.start)].map(|(key, at)| (key, int(at)));
+                            let op = Op::new("slice", [("dim", int(0)), ("step", int(1))].into_iter().chain(ends))?;
+                            let name = format!("{}.rows.{k}", self.graph.values[value].name);
+                            let own = self.add(op, &[value], name, node)?;
+                            here.insert(value, own);
+                            own
+                        }
+                        None => value,
+                    });
+                }
+                let value = outputs[0];
+                let name = format!("{}.{k}", self.graph.values[value].name);
+                let before = parts.entry(node).or_default();
+                match part {
+                    Part::Inner => {
+                        let op = with_rows(&op, range.end - range.start)?;
+                        let own = self.add(op, &operands, name, node)?;
+                        here.insert(value, own);
+                    }
+                    Part::Rows => {
+                        let own = self.add(op, &operands, name, node)?;
+                        parts.entry(node).or_default().push(own);
+                    }
+                    Part::Sum => {
+                        let op = match before.pop() {
+                            Some(sum) => {
+                                operands.insert(0, sum);
+                                Op::new("addmm", op.attrs().clone())?
+                            }
+                            None => op,
+                        };
+                        if is_last {
+                            self.define(value, op, &operands, node);
+                        } else {
+                            let own = self.add(op, &operands, name, node)?;
+                            parts.entry(node).or_default().push(own);
+                        }
+                    }
+                    Part::Loss => {
+                        operands.extend(before.pop());
+                        let op = Op::new("nll_sum", [("ignore", Attr::Int(op.int("ignore")))])?;
+                        let own = self.add(op, &operands, name, node)?;
+                        parts.entry(node).or_default().push(own);
+                    }
+                }
+            }
+        }
+        for (node, part) in nodes {
+            let value = self.graph.nodes[node].outputs[0];
+            let parts = parts.remove(&node).unwrap_or_default();
+            match part {
+                Part::Inner | Part::Sum => {}
+                Part::Rows => self.define(value, Op::new("cat", [("dim", int(0))])?, &parts, node),
+                Part::Loss => {
+                    let name = format!("{}.f64", self.graph.values[value].name);
+                    let loss = match self.graph.nodes[node].op.int("reduction") {
+                        MEAN => self.add(Op::new("div", [])?, &[parts[0], counted], name, node)?,
+                        _ => parts[0],
+                    };
+                    self.define(value, cast(self.graph.values[value].ty.dtype())?, &[loss], node);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The operands of a region's node of which a chunk reads its rows alone, by position.
+    fn operands_with_rows(&self, op: &Op, n: usize, part: Part) -> Vec<usize> {
+        match (part, op.name()) {
+            (Part::Loss | Part::Sum, _) => vec![0, 1],
+            (_, "nll_loss_bwd") => vec![1],
+            (_, "matmul" | "addmm") => vec![n - 2],
+            // The others' rows are the region's own.
+            _ => vec![],
+        }
+    }
+}
+
+fn int(n: u64) -> Attr {
+    // Sizes of types are far below.
+    Attr::Int(n as i64)
+}
+
+fn cast(dtype: DType) -> Result<Op, String> {
+    Op::new("cast", [("dtype", Attr::Type(dtype))])
+}
+
+/// The op for so many rows.
+fn with_rows(op: &Op, rows: u64) -> Result<Op, String> {
+    let attrs = op.attrs().iter().map(|(&key, attr)| match (key, attr) {
+        ("shape", Attr::Ints(shape)) => {
+            let sizes = [rows as i64].into_iter().chain(shape.iter().copied().skip(1));
+            (key, Attr::Ints(sizes.collect()))
+        }
+        _ => (key, attr.clone()),
+    });
+    Op::new(op.name(), attrs)
+}
