@@ -19,6 +19,7 @@ use crate::schedule::apply::DEVICE;
 use crate::schedule::order::users;
 use blocks::Block;
 use ir::graph::Def;
+use ir::schedule::buffer_bytes;
 use ir::{Device, Graph, Node, Table, Value};
 use rayon::prelude::*;
 use record::{Draft, Record};
@@ -39,6 +40,8 @@ pub struct Problem<'a> {
     pub position: Table<Node, Option<u32>>,
     /// The positions in `lines` that read each value, ascending; filled for roots.
     pub uses: Table<Value, Vec<u32>>,
+    /// The positions in `lines` that access each value, ascending: its definition, if a line defines it, then its uses.
+    pub accesses: Table<Value, Vec<u32>>,
     /// Roots that the step must leave: states' new values and outputs.
     pub leaves: Table<Value, bool>,
     /// The parts of the model.
@@ -86,7 +89,13 @@ impl<'a> Problem<'a> {
             position[node] = Some(i as u32);
         }
         let at = |node: Node| position[node].expect("a reader should be a line");
-        let uses = users(graph, &graph.order).values().map(|nodes| nodes.iter().map(|&n| at(n)).collect()).collect();
+        let uses: Table<Value, Vec<u32>> =
+            users(graph, &graph.order).values().map(|nodes| nodes.iter().map(|&n| at(n)).collect()).collect();
+        let accesses = |(value, uses): (Value, &Vec<u32>)| {
+            let def = graph.def_node(value).and_then(|node| position[node]);
+            def.into_iter().chain(uses.iter().copied()).collect()
+        };
+        let accesses = uses.iter().map(accesses).collect();
         let mut leaves = Table::filled(graph.values.len(), false);
         for value in graph.left() {
             leaves[graph.root(value)] = true;
@@ -110,6 +119,7 @@ impl<'a> Problem<'a> {
             lines,
             position,
             uses,
+            accesses,
             leaves,
             blocks,
             block_of,
@@ -216,10 +226,17 @@ impl<'a> Problem<'a> {
         chunks.into_iter().map(|(_, chunk)| chunk).collect()
     }
 
-    /// The positions at which a root is accessed: its definition, if a line defines it, then its uses.
-    pub fn accesses(&self, root: Value) -> Vec<u32> {
-        let def = self.graph.def_node(root).and_then(|node| self.position[node]);
-        def.into_iter().chain(self.uses[root].iter().copied()).collect()
+    /// True if the host may hold so many bytes.
+    pub fn host_holds(&self, bytes: u64) -> bool {
+        self.host_limit.is_none_or(|limit| bytes <= limit)
+    }
+
+    /// False if decisions leave more on the host all the time, states and inputs, than it may hold: nothing that builds on
+    /// them is of use.
+    pub fn host_has_room(&self, decisions: &Decisions) -> bool {
+        let states = decisions.hosted.keys().map(|&state| self.graph.states[state].before);
+        let values = states.chain(self.graph.inputs.iter().copied());
+        self.host_holds(values.map(|value| buffer_bytes(self.graph.values[value].ty.bytes())).sum())
     }
     /// True for values that lie on the host when a step starts: inputs always, states if they are hosted.
     pub fn comes_from_host(&self, root: Value, decisions: &Decisions) -> bool {
@@ -291,7 +308,7 @@ impl Decisions {
             for &node in nodes {
                 let recompute = Some(problem.cost.run(graph, node));
                 for &value in &graph.nodes[node].outputs {
-                    let before = problem.accesses(value).partition_point(|&at| at < position);
+                    let before = problem.accesses[value].partition_point(|&at| at < position);
                     let gap = Gap { value, gap: before.saturating_sub(1) as u32 };
                     let bytes = graph.values[value].ty.bytes();
                     solved.insert(gap, Reason { bytes, swap: None, recompute, line: position });
@@ -392,15 +409,16 @@ pub struct Decided {
 
 /// Decides for a budget.
 pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
-    let keep = record::judge(problem, &greedy::keep(problem));
-    let keep_peak = keep.iter().map(|r| r.peak).min().ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
-    let records = [keep, record::judge(problem, &run_all(problem, &proposals(problem, planner)))].concat();
+    let mut records = record::judge(problem, &greedy::keep(problem));
+    let keep_peak =
+        records.iter().map(|r| r.peak).min().ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
+    record::judge_best(problem, run_all(problem, &proposals(problem, planner)), &mut records);
     let limit = match budget {
         Budget::Device => problem.device.device_bytes,
         Budget::Bytes(bytes) => bytes,
         Budget::Share(share) => (share * keep_peak as f64) as u64,
     };
-    let fits_host = |r: &&Record| problem.host_limit.is_none_or(|limit| r.host <= limit);
+    let fits_host = |r: &&Record| problem.host_holds(r.host);
     let possible: Vec<Record> = records.iter().filter(fits_host).cloned().collect();
     let Some(smallest) = possible.iter().min_by_key(|r| r.peak) else {
         let least = records.iter().min_by_key(|r| r.host).expect("keep should have a record");
@@ -461,7 +479,7 @@ fn run_all(problem: &Problem<'_>, parts: &[Proposal<'_>]) -> Vec<Draft> {
     let of = |planner: Planner| -> Vec<Draft> {
         let drafts = done.iter().filter(|part| part.0 == planner).flat_map(|part| &part.1);
         // One that the host has no room for should not hide one that it has.
-        drafts.filter(|draft| problem.host_limit.is_none_or(|limit| draft.host <= limit)).cloned().collect()
+        drafts.filter(|draft| problem.host_holds(draft.host)).cloned().collect()
     };
     Planner::ALL.into_iter().flat_map(|planner| record::front(problem, of(planner))).collect()
 }
