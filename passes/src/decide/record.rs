@@ -1,7 +1,9 @@
 //! What decisions come to. A planner answers with drafts: decisions, and what they would come to on a machine where
 //! tensors lie without gaps and no copy waits for bytes, which is quickly found. [`front`] drops those that another draft
-//! clearly beats; [`judge`] places and simulates the rest, and these records are what a budget chooses from.
+//! clearly beats; [`judge_best`] places and simulates of the rest what may be better than what it has, and these records are
+//! what a budget chooses from.
 
+use super::greedy::large;
 use super::{Decisions, Problem};
 use crate::alloc::{lifetimes, live_peak};
 use crate::realise::{self, Finished};
@@ -38,7 +40,7 @@ pub struct Record {
     pub host: u64,
     /// Time of a step, µs.
     pub micros: f64,
-    /// Which of the finished programs: see [`realise::finish`].
+    /// Which of the finished programs: see [`realise::lives`].
     pub variant: usize,
 }
 
@@ -68,6 +70,7 @@ pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, 
     let mut fastest = timeline.micros;
     let busiest = lines.busiest();
     drafts.push(Draft { decisions: Arc::new(decisions.clone()), live, host, micros: fastest, busiest });
+    // No order of the lines wins more than this.
     let enough = |fastest: f64| fastest * (1.0 - WORTH) <= busiest;
     if enough(fastest) {
         return timeline;
@@ -120,17 +123,17 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
     }
     while !drafts.is_empty() {
         let rest = wave(problem, &mut drafts, records);
-        let mut least: Vec<f64> = drafts.iter().map(Draft::least).collect();
+        let mut floor: Vec<f64> = drafts.iter().map(|draft| least(problem, draft)).collect();
         for variant in 0..realise::VARIANTS {
             let known = &records[..];
-            let judged = |(draft, &least): (&Draft, &f64)| {
-                let hopeless = beaten(problem, known, draft.live, least);
+            let judged = |(draft, &floor): (&Draft, &f64)| {
+                let hopeless = beaten(problem, known, draft.live, floor);
                 if hopeless { None } else { record(problem, draft, variant, known) }
             };
-            let new: Vec<Option<Record>> = drafts.par_iter().zip(&least).with_max_len(1).map(judged).collect();
-            for (least, record) in least.iter_mut().zip(&new) {
-                // In the next variant, copies wait for bytes: it takes no less time.
-                *least = record.as_ref().map_or(*least, |record| least.max(record.micros));
+            let new: Vec<Option<Record>> = drafts.par_iter().zip(&floor).with_max_len(1).map(judged).collect();
+            for (floor, record) in floor.iter_mut().zip(&new).filter(|_| large(problem)) {
+                // In the next variant, copies wait for bytes: of large graphs, it was never seen to be faster.
+                *floor = record.as_ref().map_or(*floor, |record| floor.max(record.micros));
             }
             records.extend(new.into_iter().flatten());
         }
@@ -140,7 +143,7 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
 
 /// Drops drafts that records beat, and leaves those that no other one beats; returns the rest.
 fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> Vec<Draft> {
-    drafts.retain(|draft| !beaten(problem, records, draft.live, draft.least()));
+    drafts.retain(|draft| !beaten(problem, records, draft.live, least(problem, draft)));
     let mut fastest = f64::INFINITY;
     let (mut first, mut rest) = (vec![], vec![]);
     drafts.sort_by(|a, b| a.live.cmp(&b.live).then(a.micros.total_cmp(&b.micros)));
@@ -152,7 +155,7 @@ fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> V
             rest.push(draft);
         }
     }
-    if rest.len() <= FEW {
+    if rest.len() <= FEW || first.is_empty() {
         first.append(&mut rest);
     }
     *drafts = first;
@@ -160,20 +163,18 @@ fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> V
 }
 
 /// True if a record beats all that a draft may come to with so many bytes alive, in a step of `micros` if it is as good as
-/// can be expected. One that may lower the smallest budget is never beaten.
+/// it can be. Of large graphs, gaps between tensors blur the bytes; yet what may lower the smallest budget is never beaten.
 fn beaten(problem: &Problem<'_>, records: &[Record], live: u64, micros: f64) -> bool {
-    let blurred = (live as f64 * (1.0 + CLEARLY)) as u64;
+    let blurred = if large(problem) { (live as f64 * (1.0 + CLEARLY)) as u64 } else { live };
     let mut possible = records.iter().filter(|record| problem.host_holds(record.host));
     let smaller = possible.clone().any(|record| record.peak <= live);
     smaller && possible.any(|record| record.peak <= blurred && record.micros <= micros)
 }
 
-impl Draft {
-    /// The least time that a step of this draft takes, µs: nothing is shorter than the busiest stream, and steps that
-    /// overlap were never seen to win more than [`OVERLAP`].
-    fn least(&self) -> f64 {
-        self.busiest.max(self.micros * (1.0 - OVERLAP))
-    }
+/// The least time that a step of a draft takes, µs: nothing is shorter than the busiest stream. Of large graphs, overlapping
+/// steps were never seen to win more than [`OVERLAP`].
+fn least(problem: &Problem<'_>, draft: &Draft) -> f64 {
+    if large(problem) { draft.busiest.max(draft.micros * (1.0 - OVERLAP)) } else { draft.busiest }
 }
 
 /// The drafts that no other clearly beats, fewest bytes first; all of them where judging takes no time.
@@ -207,7 +208,7 @@ fn record(problem: &Problem<'_>, draft: &Draft, variant: usize, known: &[Record]
     if variant.checked_sub(1).is_some_and(|before| lives(before) == own) {
         return None;
     }
-    if beaten(problem, known, live_peak(&schedule, &own, Pool::new(DEVICE)), draft.least()) {
+    if beaten(problem, known, live_peak(&schedule, &own, Pool::new(DEVICE)), least(problem, draft)) {
         return None;
     }
     let Finished { peak, host, micros } = realise::finish(problem, &schedule, &own);
