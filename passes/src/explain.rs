@@ -332,7 +332,7 @@ pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
         let bytes = data.ty.bytes();
         let kept = match data.def {
             Def::State(state) => !decisions.hosted.contains_key(&state),
-            Def::Input(_) | Def::Node(..) => problem.accesses(value).windows(2).any(|pair| pair[0] + 1 < pair[1]),
+            Def::Input(_) | Def::Node(..) => problem.accesses[value].windows(2).any(|pair| pair[0] + 1 < pair[1]),
         };
         if kept && 0 < bytes {
             tally.kept.add(bytes);
@@ -712,7 +712,8 @@ impl Bench<'_> {
         change(&mut decisions);
         let budget = self.compiled.decided.budget.unwrap_or(u64::MAX);
         let schedule = realise::lines(self.problem, &decisions)?;
-        let finished = realise::finish(self.problem, &schedule).into_iter();
+        let variants = realise::variants(self.problem, &schedule);
+        let finished = variants.iter().map(|lives| realise::finish(self.problem, &schedule, lives));
         let outcomes = finished.map(|r| Outcome { micros: r.micros, peak: r.peak, fits: r.peak <= budget });
         // The fastest that fits; if none does, the smallest.
         let best = outcomes.min_by(|a, b| {
@@ -758,7 +759,7 @@ impl Bench<'_> {
             schedule.instrs.iter().filter(|(_, data)| data.why == Why::Model).map(|(i, _)| i).collect();
         let timeline = &self.compiled.timeline;
         let computed = graph.def_node(value).is_some();
-        let accesses = self.problem.accesses(value);
+        let accesses = &self.problem.accesses[value];
         let solved = decided.solved(self.problem);
         let mut gaps = vec![];
         for (number, pair) in accesses.windows(2).enumerate() {

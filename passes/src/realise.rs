@@ -46,21 +46,22 @@ pub fn lives(graph: &Graph, schedule: &Schedule, cost: &dyn Cost, variant: usize
     if variant == 0 { stretched(graph, schedule, &lives, cost) } else { lives }
 }
 
-/// What each variant of a schedule comes to.
-pub fn finish(problem: &Problem<'_>, schedule: &Schedule) -> Vec<Finished> {
+/// Lifetimes of each variant; fewer if they are the same.
+pub fn variants(problem: &Problem<'_>, schedule: &Schedule) -> Vec<Table<Buffer, Lifetime>> {
+    let of = |variant| lives(problem.graph, schedule, problem.cost, variant);
+    let mut variants: Vec<_> = (0..VARIANTS).map(of).collect();
+    variants.dedup();
+    variants
+}
+
+/// What a schedule comes to with buffers that live so long.
+pub fn finish(problem: &Problem<'_>, schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Finished {
     let (graph, cost) = (problem.graph, problem.cost);
-    let mut lives: Vec<_> = (0..VARIANTS).map(|variant| lives(graph, schedule, cost, variant)).collect();
-    lives.dedup();
+    let plan = alloc::allocate(schedule, lives);
     let mut placed = schedule.clone();
-    lives
-        .iter()
-        .map(|lives| {
-            let plan = alloc::allocate(schedule, lives);
-            sync::run(graph, &mut placed, &plan);
-            let micros = simulate(graph, &placed, cost).micros;
-            Finished { peak: plan.peak[Pool::new(DEVICE)], host: plan.peak[Pool::new(HOST)], micros }
-        })
-        .collect()
+    sync::run(graph, &mut placed, &plan);
+    let micros = simulate(graph, &placed, cost).micros;
+    Finished { peak: plan.peak[Pool::new(DEVICE)], host: plan.peak[Pool::new(HOST)], micros }
 }
 
 /// Lifetimes in simulated time: a buffer that a copy or the host still reads is not free at the next line of the list, but

@@ -11,7 +11,6 @@ use crate::cost::{Cost, Lane, Shares, lane};
 use ir::graph::Def;
 use ir::schedule::{Dep, InstrKind, Schedule, Why};
 use ir::{Buffer, Graph, Id, Instr, Program, Stream, Table, text};
-use std::collections::BTreeSet;
 
 /// When each line runs.
 #[derive(Clone, PartialEq, Debug)]
@@ -40,7 +39,9 @@ const SETTLED: f64 = 1e-9;
 /// Plays steps until they repeat.
 pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
     let waits = Waits::new(schedule.instrs.values().map(|data| data.after.iter().copied()));
-    let mut player = Player::new(graph, schedule, cost, waits, MOST_STEPS);
+    let lines = Lines::new(graph, schedule, cost);
+    let host_waits = lines.host_waits(graph);
+    let mut player = Player::new(&lines, lines.in_order(), waits, host_waits, MOST_STEPS);
     let mut ends: Vec<f64> = vec![];
     while ends.len() < MOST_STEPS {
         let Some(end) = player.step() else { break };
@@ -64,57 +65,144 @@ pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline
 /// Plays one step on a machine where every buffer has bytes of its own, so that only data orders lines: the schedule has
 /// no plan and no waits yet.
 pub fn unlimited(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
-    // The line that last wrote each buffer, and the readers since.
-    let mut users: Table<Buffer, (Option<Instr>, Vec<Instr>)> = Table::filled(schedule.buffers.len(), (None, vec![]));
-    let mut waits = Waits::default();
-    for instr in schedule.instrs.ids() {
-        let stream = schedule.instrs[instr].stream;
-        let mut wait = |other: Instr| {
-            // Lines of one stream are in order anyway.
-            if schedule.instrs[other].stream != stream {
-                waits.deps.push(Dep { instr: other, previous: false });
-            }
-        };
-        schedule.each_access(graph, instr, |access| {
-            let (writer, readers) = &mut users[access.loc.buffer];
-            writer.iter().for_each(|&writer| wait(writer));
-            if access.write {
-                readers.drain(..).for_each(&mut wait);
-                *writer = Some(instr);
-            } else {
-                readers.push(instr);
-            }
-        });
-        waits.end_line();
+    Lines::new(graph, schedule, cost).unlimited()
+}
+
+/// What playing needs to know of a schedule's lines, in whichever order they stand.
+pub struct Lines<'a> {
+    schedule: &'a Schedule,
+    shares: Shares,
+    /// What each line takes alone, µs, and where.
+    alone: Vec<f64>,
+    lanes: Vec<Lane>,
+    /// Buffers that lines touch, and whether they write them; and where each line's end.
+    touches: Vec<(Buffer, bool)>,
+    ends: Vec<u32>,
+}
+
+/// No line.
+const NONE: u32 = u32::MAX;
+
+impl<'a> Lines<'a> {
+    /// The lines of `schedule`.
+    pub fn new(graph: &Graph, schedule: &'a Schedule, cost: &dyn Cost) -> Lines<'a> {
+        let n = schedule.instrs.len();
+        let (mut touches, mut ends) = (Vec::with_capacity(4 * n), Vec::with_capacity(n));
+        for instr in schedule.instrs.ids() {
+            schedule.each_access(graph, instr, |access| touches.push((access.loc.buffer, access.write)));
+            ends.push(touches.len() as u32);
+        }
+        Lines {
+            schedule,
+            shares: cost.shares(),
+            alone: schedule.instrs.ids().map(|instr| cost.line(graph, schedule, instr)).collect(),
+            lanes: schedule.instrs.ids().map(|instr| lane(schedule, instr)).collect(),
+            touches,
+            ends,
+        }
     }
-    let mut player = Player::new(graph, schedule, cost, waits, 1);
-    let micros = player.step().unwrap_or(0.0);
-    player.timeline(0, micros)
+
+    fn in_order(&self) -> std::ops::Range<usize> {
+        0..self.alone.len()
+    }
+
+    fn touches(&self, line: usize) -> &[(Buffer, bool)] {
+        let start = if line == 0 { 0 } else { self.ends[line - 1] };
+        &self.touches[start as usize..self.ends[line] as usize]
+    }
+
+    fn stream(&self, line: usize) -> usize {
+        self.schedule.instrs[Instr::new(line)].stream.index()
+    }
+
+    /// How long the busiest stream is at work at least, µs: in no order, and with no places, is a step shorter.
+    pub fn busiest(&self) -> f64 {
+        let mut busy = vec![0.0; self.schedule.streams.len()];
+        (0..self.alone.len()).for_each(|line| busy[self.stream(line)] += self.alone[line]);
+        busy.into_iter().fold(0.0, f64::max)
+    }
+
+    /// See [`unlimited`].
+    pub fn unlimited(&self) -> Timeline {
+        let mut player = self.player(self.in_order());
+        let micros = player.step().unwrap_or(0.0);
+        player.timeline(0, micros)
+    }
+
+    /// The time of the step, µs, if its lines stood in this order.
+    pub fn unlimited_micros(&self, order: &[u32]) -> f64 {
+        self.player(order.iter().map(|&line| line as usize)).step().unwrap_or(0.0)
+    }
+
+    /// A player of one step on a machine where only data orders lines.
+    fn player(&self, order: impl Iterator<Item = usize> + Clone) -> Player<'_> {
+        let n_streams = self.schedule.streams.len();
+        // The line that last wrote each buffer, and each stream's last reader since: readers before it are done when it is.
+        let mut writers: Table<Buffer, u32> = Table::filled(self.schedule.buffers.len(), NONE);
+        let mut readers = vec![NONE; n_streams * self.schedule.buffers.len()];
+        let mut waits = Waits { deps: vec![], ends: vec![(0, 0); self.alone.len()] };
+        for line in order.clone() {
+            let stream = self.stream(line);
+            let start = waits.deps.len() as u32;
+            let mut wait = |other: u32| {
+                // Lines of one stream are in order anyway.
+                if other != NONE && self.stream(other as usize) != stream {
+                    waits.deps.push(Dep { instr: Instr::new(other as usize), previous: false });
+                }
+            };
+            for &(buffer, write) in self.touches(line) {
+                let readers = &mut readers[buffer.index() * n_streams..][..n_streams];
+                wait(writers[buffer]);
+                if write {
+                    readers.iter_mut().for_each(|reader| wait(std::mem::replace(reader, NONE)));
+                    writers[buffer] = line as u32;
+                } else {
+                    readers[stream] = line as u32;
+                }
+            }
+            waits.ends[line] = (start, waits.deps.len() as u32);
+        }
+        Player::new(self, order, waits, vec![], 1)
+    }
+
+    /// The lines that the host waits for before it launches the next step: those that read or write an input's bytes, for
+    /// it will write them, and those that write an output's, for it will read them. The runtime's `wait_io` waits for the
+    /// same.
+    fn host_waits(&self, graph: &Graph) -> Vec<bool> {
+        let schedule = self.schedule;
+        let is_input = |value| matches!(graph.values[value].def, Def::Input(_));
+        let [mut inputs, mut outputs] = [(); 2].map(|()| Table::filled(schedule.buffers.len(), false));
+        for &(_, loc) in schedule.entry.iter().filter(|&&(value, _)| is_input(value)) {
+            inputs[loc.buffer] = true;
+        }
+        for &(_, loc) in schedule.exit.get(graph.states.len()..).unwrap_or(&[]) {
+            outputs[loc.buffer] = true;
+        }
+        let waits = |&(buffer, write): &(Buffer, bool)| inputs[buffer] || write && outputs[buffer];
+        self.in_order().map(|line| self.touches(line).iter().any(waits)).collect()
+    }
 }
 
 /// What each line waits for, besides its stream.
-#[derive(Default)]
 struct Waits {
     deps: Vec<Dep>,
-    /// One past the last of each line's.
-    ends: Vec<u32>,
+    /// Where each line's begin and end.
+    ends: Vec<(u32, u32)>,
 }
 
 impl Waits {
     fn new(lines: impl Iterator<Item = impl Iterator<Item = Dep>>) -> Waits {
-        let mut waits = Waits::default();
+        let mut waits = Waits { deps: vec![], ends: vec![] };
         for line in lines {
+            let start = waits.deps.len() as u32;
             waits.deps.extend(line);
-            waits.end_line();
+            waits.ends.push((start, waits.deps.len() as u32));
         }
         waits
     }
-    fn end_line(&mut self) {
-        self.ends.push(self.deps.len() as u32);
-    }
     fn of(&self, line: usize) -> &[Dep] {
-        let start = if line == 0 { 0 } else { self.ends[line - 1] };
-        &self.deps[start as usize..self.ends[line] as usize]
+        let (start, end) = self.ends[line];
+        &self.deps[start as usize..end as usize]
     }
 }
 
@@ -153,13 +241,9 @@ struct Played {
 }
 
 struct Player<'a> {
-    schedule: &'a Schedule,
+    lines: &'a Lines<'a>,
     waits: Waits,
-    shares: Shares,
-    /// What each line takes alone, µs, and where.
-    alone: Vec<f64>,
-    lanes: Vec<Lane>,
-    /// Whether the host waits for a line before it launches the next step.
+    /// Whether the host waits for a line before it launches the next step; empty if it waits for none.
     host_waits: Vec<bool>,
     n_host_waits: usize,
     queues: Vec<Vec<u32>>,
@@ -176,19 +260,19 @@ struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    fn new(graph: &Graph, schedule: &'a Schedule, cost: &dyn Cost, waits: Waits, most_steps: usize) -> Player<'a> {
-        let mut queues = vec![vec![]; schedule.streams.len()];
-        for (instr, data) in schedule.instrs.iter() {
-            queues[data.stream.index()].push(instr.index() as u32);
-        }
-        let host_waits = host_waits(graph, schedule);
+    fn new(
+        lines: &'a Lines<'a>,
+        order: impl Iterator<Item = usize>,
+        waits: Waits,
+        host_waits: Vec<bool>,
+        most_steps: usize,
+    ) -> Player<'a> {
+        let mut queues = vec![vec![]; lines.schedule.streams.len()];
+        order.for_each(|line| queues[lines.stream(line)].push(line as u32));
         let head = Head { step: 0, at: 0, seen: 0, ready: 0.0, state: State::Blocked };
         Player {
-            schedule,
+            lines,
             waits,
-            shares: cost.shares(),
-            alone: schedule.instrs.ids().map(|instr| cost.line(graph, schedule, instr)).collect(),
-            lanes: schedule.instrs.ids().map(|instr| lane(schedule, instr)).collect(),
             n_host_waits: host_waits.iter().filter(|&&waits| waits).count(),
             host_waits,
             heads: vec![head; queues.len()],
@@ -205,7 +289,7 @@ impl<'a> Player<'a> {
 
     /// Plays on until one more step is over; its end, or `None` if there are no lines to play.
     fn step(&mut self) -> Option<f64> {
-        if self.schedule.instrs.is_empty() {
+        if self.lines.alone.is_empty() {
             return None;
         }
         if self.steps.is_empty() {
@@ -224,7 +308,7 @@ impl<'a> Player<'a> {
     }
 
     fn begin_step(&mut self, launch: f64) {
-        let n = self.schedule.instrs.len();
+        let n = self.lines.alone.len();
         self.steps.push(Played {
             start: vec![f64::INFINITY; n],
             end: vec![f64::INFINITY; n],
@@ -241,7 +325,7 @@ impl<'a> Player<'a> {
     fn launch_next(&mut self, when: f64) {
         if self.steps.len() < self.most_steps {
             // The host wakes, and wakes the streams.
-            self.begin_step(when + 2.0 * self.shares.handoff);
+            self.begin_step(when + 2.0 * self.lines.shares.handoff);
         }
     }
 
@@ -257,7 +341,7 @@ impl<'a> Player<'a> {
             {
                 let line = self.queues[stream][head.at] as usize;
                 self.steps[head.step].start[line] = self.now;
-                self.heads[stream].state = State::Running { since: self.now, left: self.alone[line], speed: 0.0 };
+                self.heads[stream].state = State::Running { since: self.now, left: self.lines.alone[line], speed: 0.0 };
                 self.stale = true;
             }
         }
@@ -286,7 +370,7 @@ impl<'a> Player<'a> {
             // A stream that had to wait sleeps, and wakes a little later.
             let free = self.free[stream];
             if free < head.ready {
-                head.ready += self.shares.handoff;
+                head.ready += self.lines.shares.handoff;
             }
             head.ready = head.ready.max(free).max(step.launch);
             head.state = State::Due;
@@ -302,7 +386,7 @@ impl<'a> Player<'a> {
         self.running.clear();
         for (head, queue) in self.heads.iter().zip(&self.queues) {
             let running = matches!(head.state, State::Running { .. });
-            self.running.push(running.then(|| self.lanes[queue[head.at] as usize]));
+            self.running.push(running.then(|| self.lines.lanes[queue[head.at] as usize]));
         }
         for (stream, head) in self.heads.iter_mut().enumerate() {
             let (State::Running { since, left, speed }, Some(lane)) = (head.state, self.running[stream]) else {
@@ -310,7 +394,7 @@ impl<'a> Player<'a> {
             };
             let mut kept = 1.0;
             for (_, other) in self.running.iter().enumerate().filter(|&(other, _)| other != stream) {
-                kept *= other.map_or(1.0, |other| self.shares.keeps[lane as usize][other as usize]);
+                kept *= other.map_or(1.0, |other| self.lines.shares.keeps[lane as usize][other as usize]);
             }
             if kept != speed {
                 let left = (left - (self.now - since) * speed).max(0.0);
@@ -345,7 +429,7 @@ impl<'a> Player<'a> {
             step.end[line] = now;
             step.last_end = step.last_end.max(now);
             step.left -= 1;
-            if self.host_waits[line] {
+            if self.host_waits.get(line).is_some_and(|&waits| waits) {
                 step.host_waits -= 1;
                 if step.host_waits == 0 {
                     self.launch_next(now);
@@ -359,7 +443,7 @@ impl<'a> Player<'a> {
 
     /// What a played step comes to.
     fn timeline(&self, step: usize, micros: f64) -> Timeline {
-        let schedule = self.schedule;
+        let schedule = self.lines.schedule;
         let Some(played) = self.steps.get(step) else {
             return Timeline {
                 start: Table::default(),
@@ -396,25 +480,6 @@ impl<'a> Player<'a> {
             swapped_bytes,
         }
     }
-}
-
-/// The lines that the host waits for before it launches the next step: those that read or write an input's bytes, for it
-/// will write them, and those that write an output's, for it will read them. The runtime's `wait_io` waits for the same.
-fn host_waits(graph: &Graph, schedule: &Schedule) -> Vec<bool> {
-    let is_input = |value| matches!(graph.values[value].def, Def::Input(_));
-    let inputs: BTreeSet<Buffer> =
-        schedule.entry.iter().filter(|&&(value, _)| is_input(value)).map(|(_, loc)| loc.buffer).collect();
-    let outputs = schedule.exit.get(graph.states.len()..).unwrap_or(&[]);
-    let outputs: BTreeSet<Buffer> = outputs.iter().map(|(_, loc)| loc.buffer).collect();
-    let waits = |instr| {
-        let mut waits = false;
-        schedule.each_access(graph, instr, |access| {
-            let buffer = access.loc.buffer;
-            waits |= inputs.contains(&buffer) || access.write && outputs.contains(&buffer);
-        });
-        waits
-    };
-    schedule.instrs.ids().map(waits).collect()
 }
 
 /// The text of a program with the times of its lines as comments.

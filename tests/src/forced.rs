@@ -27,7 +27,7 @@ pub fn recompute_all(model: &Graph, optimizer: Optimizer, device: &Device) -> Co
         if graph.nodes[node].phase != Phase::Forward {
             continue;
         }
-        let accesses = problem.accesses(value);
+        let accesses = &problem.accesses[value];
         let phase = |at: u32| graph.nodes[problem.lines[at as usize]].phase;
         for (gap, pair) in accesses.windows(2).enumerate() {
             if phase(pair[0]) == Phase::Forward && phase(pair[1]) == Phase::Backward {

@@ -389,7 +389,7 @@ pub fn decisions(problem: &Problem<'_>, choices: &[u8]) -> Decisions {
     }
     decisions.on_host = problem.lines.iter().copied().filter(|_| draw() % 5 == 0).collect();
     for value in graph.values.ids().filter(|&v| graph.root(v) == v) {
-        for gap in 0..problem.accesses(value).len().saturating_sub(1) as u32 {
+        for gap in 0..problem.accesses[value].len().saturating_sub(1) as u32 {
             let computed = graph.def_node(value).is_some();
             let means = match draw() % 4 {
                 0 => continue,

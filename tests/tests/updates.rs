@@ -172,7 +172,7 @@ fn gradients_may_be_computed_again_after_the_norm() {
     for value in graph.values.ids().filter(|&v| graph.root(v) == v) {
         let data = &graph.values[value];
         let phase = |at: u32| graph.nodes[problem.lines[at as usize]].phase;
-        let accesses = problem.accesses(value);
+        let accesses = &problem.accesses[value];
         for (gap, pair) in accesses.windows(2).enumerate() {
             let means = match (phase(pair[0]), phase(pair[1])) {
                 // The definition, the squares, the update.

@@ -143,7 +143,7 @@ impl Facts {
         let compute = (0..n).filter(on_device).map(|at| problem.cost.run(graph, problem.lines[at])).sum();
         let mut all: Vec<(Value, Range<usize>)> = vec![];
         for value in graph.values.ids().filter(|&v| graph.root(v) == v && 0 < graph.values[v].ty.bytes()) {
-            let accesses = problem.accesses(value);
+            let accesses = &problem.accesses[value];
             let (Some(&first), Some(&last)) = (accesses.first(), accesses.last()) else { continue };
             all.extend(accesses.windows(2).map(|pair| (value, pair[0] as usize + 1..pair[1] as usize)));
             if matches!(graph.values[value].def, Def::State(_)) {

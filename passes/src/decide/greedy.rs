@@ -11,7 +11,7 @@
 //! records: the fastest that fits. Hence a lower budget never plans a higher peak, and the smallest record is the
 //! smallest feasible budget.
 
-use super::record::{Draft, draft, propose};
+use super::record::{Draft, draft};
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::realise;
@@ -68,7 +68,10 @@ const LONGEST_CASCADE: usize = 64;
 /// The drafts of keeping everything on the device.
 pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
-    propose(problem, &Decisions::default(), &mut drafts);
+    let decisions = Decisions::default();
+    if let Ok(schedule) = realise::unnamed(problem, &decisions) {
+        draft(problem, &decisions, &schedule, &mut drafts);
+    }
     drafts
 }
 
@@ -111,6 +114,9 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
                     timeline = draft(problem, &decisions, &schedule, &mut drafts);
                     fruitless = 0;
                     lowest = new_peak;
+                    if beyond_host(problem, &drafts) {
+                        return drafts;
+                    }
                 } else {
                     timeline = unlimited(problem.graph, &schedule, problem.cost);
                     fruitless += 1;
@@ -134,11 +140,16 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
 pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
     let mut drafts = vec![];
     let base = problem.hosted(hosted);
+    if !problem.host_has_room(&base) {
+        return drafts;
+    }
     let Ok(start) = realise::unnamed(problem, &base) else { return drafts };
     let timeline = draft(problem, &base, &start, &mut drafts);
     let start_live = live(&start);
     let peak = start_live.iter().copied().max().unwrap_or(0) as f64;
     let mut target = peak;
+    let none_banned = BTreeSet::new();
+    let first = Round::new(problem, &base, &start, &timeline, &none_banned, taste);
     loop {
         target *= LADDER[usize::from(large(problem))];
         let mut decisions = base.clone();
@@ -147,6 +158,7 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
         let mut lowest = u64::MAX;
         for _ in 0..TRIES {
             let chosen = match &schedule {
+                None if banned.is_empty() => first.choose(&start_live, target as u64),
                 None => Round::new(problem, &decisions, &start, &timeline, &banned, taste)
                     .choose(&start_live, target as u64),
                 Some(schedule) => {
@@ -173,10 +185,15 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
         }
         let Some(schedule) = schedule else { return drafts };
         draft(problem, &decisions, &schedule, &mut drafts);
-        if target * MISSED < lowest as f64 {
+        if beyond_host(problem, &drafts) || target * MISSED < lowest as f64 {
             return drafts;
         }
     }
+}
+
+/// True if the last draft has more on the host than that may hold: what frees more of the device leaves more there.
+pub(super) fn beyond_host(problem: &Problem<'_>, drafts: &[Draft]) -> bool {
+    drafts.last().is_some_and(|draft| !problem.host_holds(draft.host))
 }
 
 /// True where a round takes long, and a share of the bytes holds many tensors.
@@ -208,8 +225,7 @@ pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64
     let Ok(schedule) = realise::unnamed(problem, decisions) else { return false };
     let timeline = unlimited(problem.graph, &schedule, problem.cost);
     let banned = BTreeSet::new();
-    let mut round = Round::new(problem, decisions, &schedule, &timeline, &banned, Taste::Swap);
-    let idle = round.idle();
+    let round = Round::new(problem, decisions, &schedule, &timeline, &banned, Taste::Swap);
     let graph = problem.graph;
     let phase_of = |line: usize| match schedule.instrs.get(ir::Instr::new(line)).map(|data| &data.kind) {
         Some(InstrKind::Run { node, .. }) => Some(graph.nodes[*node].phase),
@@ -219,7 +235,8 @@ pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64
         let def = graph.def_node(idle.value).map(|node| graph.nodes[node].phase);
         def == Some(Phase::Forward) && phase_of(idle.to) == Some(Phase::Backward)
     };
-    let mut candidates: Vec<Cut> = idle.iter().filter(crosses).filter_map(|idle| round.gap_candidate(idle)).collect();
+    let mut candidates: Vec<Cut> =
+        round.idle.iter().filter(crosses).filter_map(|idle| round.gap_candidate(idle)).collect();
     // Dearest first; what cannot be computed again is the dearest.
     let dear = |cut: &Cut| cut.recompute.unwrap_or(f64::INFINITY) / cut.bytes as f64;
     candidates.sort_by(|a, b| dear(b).total_cmp(&dear(a)).then(a.gaps.cmp(&b.gaps)));
@@ -349,9 +366,15 @@ struct Round<'a> {
     /// Lines that touch each buffer of the device, and whether it holds several values.
     touched: Table<Buffer, Vec<usize>>,
     shared: Table<Buffer, bool>,
-    /// Time that this round's choices add to the link, and to what the host computes, µs.
-    link_load: f64,
-    host_load: f64,
+    /// Every idle stretch on the device.
+    idle: Vec<Idle>,
+}
+
+/// Time that a round's choices so far add to the link, and to what the host computes, µs.
+#[derive(Clone, Copy, Default)]
+struct Load {
+    link: f64,
+    host: f64,
 }
 
 impl<'a> Round<'a> {
@@ -374,7 +397,7 @@ impl<'a> Round<'a> {
         for (_, loc) in &schedule.entry {
             home[loc.buffer] = true;
         }
-        Round {
+        let mut round = Round {
             problem,
             decisions,
             schedule,
@@ -386,16 +409,17 @@ impl<'a> Round<'a> {
             home,
             touched: Table::filled(schedule.buffers.len(), vec![]),
             shared: Table::filled(schedule.buffers.len(), false),
-            link_load: 0.0,
-            host_load: 0.0,
-        }
+            idle: vec![],
+        };
+        round.idle = round.find_idle();
+        round
     }
 
     /// Cuts that bring every line of `live` to `target`, or as near as can be.
-    fn choose(mut self, live: &[u64], target: u64) -> Vec<Cut> {
-        let idle = self.idle();
+    fn choose(&self, live: &[u64], target: u64) -> Vec<Cut> {
+        let idle = &self.idle;
         let above = Above::new(live, target);
-        let blocks = if self.taste == Taste::Block { self.block_candidates(&idle, &above) } else { vec![] };
+        let blocks = if self.taste == Taste::Block { self.block_candidates(&above) } else { vec![] };
         let in_blocks: BTreeSet<_> = blocks.iter().flat_map(|cut| cut.gaps.iter().copied()).collect();
         let alone = idle.iter().filter(|idle| !in_blocks.contains(&(idle.value, idle.gap)));
         let mut candidates: Vec<Cut> = alone
@@ -403,8 +427,9 @@ impl<'a> Round<'a> {
             .filter_map(|idle| self.gap_candidate(idle))
             .collect();
         candidates.extend(blocks);
-        candidates.extend(self.chunk_candidates(&idle, &above));
-        candidates.extend(self.state_candidates(&idle, &above));
+        candidates.extend(self.chunk_candidates(&above));
+        candidates.extend(self.state_candidates(&above));
+        let mut load = Load::default();
         let mut tree = MaxTree::new(live);
         let mut chosen: Vec<Cut> = vec![];
         // Prices rise as the link fills up: whatever comes to the top of the heap is priced anew, and goes back if it has
@@ -419,7 +444,7 @@ impl<'a> Round<'a> {
             if cut.frees.iter().all(|&(from, to, _)| tree.max(from, to) <= target) {
                 continue;
             }
-            cut.swap = self.swap_price(cut);
+            cut.swap = self.swap_price(cut, load);
             cut.choose(self.taste);
             if score < cut.score() {
                 heap.push(Reverse((cut.score(), i)));
@@ -430,8 +455,8 @@ impl<'a> Round<'a> {
             }
             if cut.means == Means::Swap {
                 // One direction at least; copies in and out go over different streams.
-                self.link_load += self.problem.cost.link(cut.sent);
-                self.host_load += cut.host;
+                load.link += self.problem.cost.link(cut.sent);
+                load.host += cut.host;
             }
             chosen.push(cut.clone());
         }
@@ -453,7 +478,7 @@ impl<'a> Round<'a> {
     }
 
     /// Every idle stretch on the device, and, on the way, when each value is there.
-    fn idle(&mut self) -> Vec<Idle> {
+    fn find_idle(&mut self) -> Vec<Idle> {
         let (graph, schedule) = (self.problem.graph, self.schedule);
         let n = schedule.instrs.len();
         // What each buffer holds at which offset, and since which line nobody has touched it.
@@ -522,7 +547,7 @@ impl<'a> Round<'a> {
     fn accesses_done(&self, value: Value, line: usize, at_entry: bool) -> u32 {
         let model = self.schedule.instrs[ir::Instr::new(line)].why == Why::Model && !at_entry;
         let position = self.position[line] + u32::from(model);
-        self.problem.accesses(value).partition_point(|&at| at < position) as u32
+        self.problem.accesses[value].partition_point(|&at| at < position) as u32
     }
 
     fn bytes(&self, buffer: Buffer) -> u64 {
@@ -535,10 +560,10 @@ impl<'a> Round<'a> {
 
     /// The price of `copies` copies of `bytes` bytes each within a stretch of `room` µs: nearly nothing while the link
     /// has time to spare and the stretch is long enough, all of it otherwise.
-    fn link_price(&self, bytes: u64, copies: f64, room: f64) -> f64 {
+    fn link_price(&self, bytes: u64, copies: f64, room: f64, load: Load) -> f64 {
         let micros = self.problem.cost.link(bytes);
         let busy = self.timeline.busy[Stream::new(H2D)].max(self.timeline.busy[Stream::new(D2H)]);
-        let idle = 0.8 * self.timeline.busy[Stream::new(COMPUTE)] - busy - self.link_load;
+        let idle = 0.8 * self.timeline.busy[Stream::new(COMPUTE)] - busy - load.link;
         let hidden = copies * micros <= room && micros <= idle;
         // Even a hidden copy takes link time from others.
         copies * micros * if hidden { 0.05 } else { 1.0 }
@@ -575,18 +600,18 @@ impl<'a> Round<'a> {
         let (means, swap) = (Means::Swap, 0.0);
         let mut cut =
             Cut { gaps, means, frees, bytes, sent: bytes, copies, room, swap, recompute, line, group: None, host: 0.0 };
-        cut.swap = self.swap_price(&cut);
+        cut.swap = self.swap_price(&cut, Load::default());
         cut.choose(self.taste);
         Some(cut)
     }
 
     /// What a swap adds to the step: its copies and the host's updates, less the device's, as far as they do not hide.
-    fn swap_price(&self, cut: &Cut) -> f64 {
+    fn swap_price(&self, cut: &Cut, load: Load) -> f64 {
         let room = if cut.group.is_some() { self.timeline.micros } else { cut.room };
-        let link = self.link_price(cut.sent, cut.copies, room);
+        let link = self.link_price(cut.sent, cut.copies, room, load);
         let Some(group) = cut.group else { return link };
         let busy = self.timeline.busy.get(Stream::new(ON_HOST)).copied().unwrap_or(0.0);
-        let hidden = busy + self.host_load + cut.host <= 0.9 * self.timeline.busy[Stream::new(COMPUTE)];
+        let hidden = busy + load.host + cut.host <= 0.9 * self.timeline.busy[Stream::new(COMPUTE)];
         let updates = &self.problem.groups[group].updates;
         let spared: f64 = updates.iter().map(|&node| self.problem.cost.run(self.problem.graph, node)).sum();
         // From gradient to next use there is time for the gradient's copy, the update and the weights' copy; the more, the
@@ -597,9 +622,9 @@ impl<'a> Round<'a> {
     }
 
     /// Stretches in which nobody touches a chunk that is on the device: it may leave and come again.
-    fn chunk_candidates(&self, idle: &[Idle], above: &Above) -> Vec<Cut> {
+    fn chunk_candidates(&self, above: &Above) -> Vec<Cut> {
         let mut members: BTreeMap<Buffer, Vec<&Idle>> = BTreeMap::new();
-        for idle in idle.iter().filter(|idle| self.shared[idle.buffer]) {
+        for idle in self.idle.iter().filter(|idle| self.shared[idle.buffer]) {
             members.entry(idle.buffer).or_default().push(idle);
         }
         let mut cuts = vec![];
@@ -619,7 +644,7 @@ impl<'a> Round<'a> {
                 cut = Cut { frees: vec![(from + 1, to, bytes)], bytes, sent: bytes, line: from as u32 + 1, ..cut };
                 cut.room = self.start(to) - self.start(from);
                 cut.recompute = None;
-                cut.swap = self.swap_price(&cut);
+                cut.swap = self.swap_price(&cut, Load::default());
                 cut.choose(self.taste);
                 cuts.push(cut);
             }
@@ -629,10 +654,10 @@ impl<'a> Round<'a> {
 
     /// For each block of the model, all that its forward left for its backward, but for what other blocks' forwards read
     /// too: with that, the block can run again.
-    fn block_candidates(&self, idle: &[Idle], above: &Above) -> Vec<Cut> {
+    fn block_candidates(&self, above: &Above) -> Vec<Cut> {
         let graph = self.problem.graph;
         let mut members: BTreeMap<usize, Vec<(&Idle, u32)>> = BTreeMap::new();
-        for idle in idle {
+        for idle in &self.idle {
             let (Some(gap), Some(def)) = (self.cuttable(idle), graph.def_node(idle.value)) else { continue };
             let (Some(block), Phase::Forward) = (self.problem.block_of[def], graph.nodes[def].phase) else { continue };
             let wanted_by = self.schedule.instrs.get(ir::Instr::new(idle.to)).map(|data| &data.kind);
@@ -695,10 +720,10 @@ impl<'a> Round<'a> {
     }
 
     /// States that might live on the host: they come before their first use, stay to their last and go home if changed.
-    fn state_candidates(&self, idle: &[Idle], above: &Above) -> Vec<Cut> {
+    fn state_candidates(&self, above: &Above) -> Vec<Cut> {
         let graph = self.problem.graph;
         let mut at_home: Table<Buffer, Vec<(usize, usize)>> = Table::filled(self.schedule.buffers.len(), vec![]);
-        for idle in idle {
+        for idle in &self.idle {
             // Before the first use and after the last; the stretches between uses are gaps of their own once it is hosted.
             if idle.gap.is_none() || idle.gap == Some(u32::MAX) {
                 at_home[idle.buffer].push((idle.from + usize::from(idle.gap.is_some()), idle.to));
@@ -752,7 +777,7 @@ impl<'a> Round<'a> {
             if at_home && frees.iter().any(|&(from, to, _)| above.any(from, to)) {
                 let mut cut = self.host_candidate(gaps, frees, (bytes, sent), 1.0, 0, Some(k));
                 cut.room = self.start(first) + self.timeline.micros - self.start(last);
-                cut.swap = self.swap_price(&cut);
+                cut.swap = self.swap_price(&cut, Load::default());
                 cuts.push(cut);
             }
         }
@@ -773,7 +798,7 @@ impl<'a> Round<'a> {
         let host = updates.iter().map(|&node| self.problem.cost.host(self.problem.graph, node)).sum();
         let (means, room, swap) = (Means::Swap, self.timeline.micros, 0.0);
         let mut cut = Cut { gaps, means, frees, bytes, sent, copies, room, swap, recompute: None, line, group, host };
-        cut.swap = self.swap_price(&cut);
+        cut.swap = self.swap_price(&cut, Load::default());
         cut
     }
 }

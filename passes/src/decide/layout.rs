@@ -11,7 +11,7 @@
 
 use super::blocks::Block;
 use super::chunks::{self, Packing};
-use super::protrain::{self, Activation, Config, Instance, Layout};
+use super::protrain::{self, Activation, Config, Instance, Layout, Outline};
 use super::record::{Draft, propose};
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::cost::is_product;
@@ -40,7 +40,8 @@ impl Model {
     pub fn ladder(&self, rungs: usize) -> Vec<Config> {
         let n_chunks = self.instance.chunks.len();
         let keep = protrain::memory(&self.instance, &Config { n_persist: n_chunks, ..Config::default() });
-        let least = self.least().min(keep).max(1);
+        let outlines = protrain::outlines(&self.instance);
+        let least = self.least(&outlines).min(keep).max(1);
         let ratio = least as f64 / keep as f64;
         let mut found = vec![];
         let mut seen = BTreeSet::new();
@@ -49,7 +50,9 @@ impl Model {
             // The last rung is the least itself, however the power is rounded.
             let capacity = ((keep as f64 * share).ceil() as u64).max(least);
             let instance = Instance { capacity, ..self.instance.clone() };
-            if let Some((config, _)) = protrain::search(&instance).filter(|(config, _)| seen.insert(*config)) {
+            if let Some((config, _)) =
+                protrain::search_among(&instance, &outlines).filter(|(config, _)| seen.insert(*config))
+            {
                 found.push(config);
             }
         }
@@ -57,14 +60,10 @@ impl Model {
     }
 
     /// The least memory that any configuration takes.
-    fn least(&self) -> u64 {
-        let n = self.instance.n_repeated();
+    fn least(&self, outlines: &[Vec<Outline>]) -> u64 {
         let (n_buffer, _) = self.instance.buffers(0);
-        let swaps = 0..=self.instance.most_swaps().min(n);
-        let configs = swaps.flat_map(|n_swap| {
-            (0..=n - n_swap).map(move |n_recompute| Config { n_persist: 0, n_buffer, n_swap, n_recompute })
-        });
-        configs.map(|config| protrain::memory(&self.instance, &config)).min().unwrap_or(0)
+        let memory = |outline: &Outline| protrain::total(&self.instance, outline.activations, 0, n_buffer);
+        outlines.iter().flatten().map(memory).min().unwrap_or(0)
     }
 
     /// What a configuration decides.
@@ -181,7 +180,7 @@ fn activations(
         let possible = cheap && data.op.is_pure() && data.inputs.iter().all(|&input| from(graph.root(input)));
         for &value in &data.outputs {
             again[value] = possible;
-            let accesses = problem.accesses(value);
+            let accesses = &problem.accesses[value];
             // The gap between the last forward and the first backward.
             let Some(gap) = accesses
                 .windows(2)

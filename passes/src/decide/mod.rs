@@ -19,6 +19,7 @@ use crate::schedule::apply::DEVICE;
 use crate::schedule::order::users;
 use blocks::Block;
 use ir::graph::Def;
+use ir::schedule::buffer_bytes;
 use ir::{Device, Graph, Node, Table, Value};
 use rayon::prelude::*;
 use record::{Draft, Record};
@@ -39,6 +40,8 @@ pub struct Problem<'a> {
     pub position: Table<Node, Option<u32>>,
     /// The positions in `lines` that read each value, ascending; filled for roots.
     pub uses: Table<Value, Vec<u32>>,
+    /// The positions in `lines` that access each value, ascending: its definition, if a line defines it, then its uses.
+    pub accesses: Table<Value, Vec<u32>>,
     /// Roots that the step must leave: states' new values and outputs.
     pub leaves: Table<Value, bool>,
     /// The parts of the model.
@@ -86,7 +89,13 @@ impl<'a> Problem<'a> {
             position[node] = Some(i as u32);
         }
         let at = |node: Node| position[node].expect("a reader should be a line");
-        let uses = users(graph, &graph.order).values().map(|nodes| nodes.iter().map(|&n| at(n)).collect()).collect();
+        let uses: Table<Value, Vec<u32>> =
+            users(graph, &graph.order).values().map(|nodes| nodes.iter().map(|&n| at(n)).collect()).collect();
+        let accesses = |(value, uses): (Value, &Vec<u32>)| {
+            let def = graph.def_node(value).and_then(|node| position[node]);
+            def.into_iter().chain(uses.iter().copied()).collect()
+        };
+        let accesses = uses.iter().map(accesses).collect();
         let mut leaves = Table::filled(graph.values.len(), false);
         for value in graph.left() {
             leaves[graph.root(value)] = true;
@@ -110,6 +119,7 @@ impl<'a> Problem<'a> {
             lines,
             position,
             uses,
+            accesses,
             leaves,
             blocks,
             block_of,
@@ -216,10 +226,17 @@ impl<'a> Problem<'a> {
         chunks.into_iter().map(|(_, chunk)| chunk).collect()
     }
 
-    /// The positions at which a root is accessed: its definition, if a line defines it, then its uses.
-    pub fn accesses(&self, root: Value) -> Vec<u32> {
-        let def = self.graph.def_node(root).and_then(|node| self.position[node]);
-        def.into_iter().chain(self.uses[root].iter().copied()).collect()
+    /// True if the host may hold so many bytes.
+    pub fn host_holds(&self, bytes: u64) -> bool {
+        self.host_limit.is_none_or(|limit| bytes <= limit)
+    }
+
+    /// False if decisions leave more on the host all the time, states and inputs, than it may hold: nothing that builds on
+    /// them is of use.
+    pub fn host_has_room(&self, decisions: &Decisions) -> bool {
+        let states = decisions.hosted.keys().map(|&state| self.graph.states[state].before);
+        let values = states.chain(self.graph.inputs.iter().copied());
+        self.host_holds(values.map(|value| buffer_bytes(self.graph.values[value].ty.bytes())).sum())
     }
     /// True for values that lie on the host when a step starts: inputs always, states if they are hosted.
     pub fn comes_from_host(&self, root: Value, decisions: &Decisions) -> bool {
@@ -291,7 +308,7 @@ impl Decisions {
             for &node in nodes {
                 let recompute = Some(problem.cost.run(graph, node));
                 for &value in &graph.nodes[node].outputs {
-                    let before = problem.accesses(value).partition_point(|&at| at < position);
+                    let before = problem.accesses[value].partition_point(|&at| at < position);
                     let gap = Gap { value, gap: before.saturating_sub(1) as u32 };
                     let bytes = graph.values[value].ty.bytes();
                     solved.insert(gap, Reason { bytes, swap: None, recompute, line: position });
@@ -421,35 +438,35 @@ pub fn decide_among(
     planner: Planner,
     budget: Budget,
 ) -> Result<(usize, Decided, Vec<Outcome>), Error> {
-    let mut keeps = vec![];
-    let mut records: Vec<(usize, Record)> = vec![];
-    for (i, problem) in problems.iter().enumerate() {
+    let (mut keeps, mut records): (Vec<(u64, f64)>, Vec<Vec<Record>>) = (vec![], vec![]);
+    for problem in problems {
         let keep = record::judge(problem, &greedy::keep(problem));
         let least =
             keep.iter().min_by_key(|r| r.peak).ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
         keeps.push((least.peak, least.micros));
-        records.extend(keep.into_iter().map(|record| (i, record)));
+        records.push(keep);
     }
     let beaten = |i: usize| {
         let (peak, micros) = keeps[i];
         keeps[i + 1..].iter().any(|later| later.0 < peak && later.1 <= micros * (1.0 + NOTHING))
     };
     for (i, problem) in problems.iter().enumerate().filter(|(i, _)| !beaten(*i)) {
-        let proposed = record::judge(problem, &run_all(problem, &proposals(problem, planner)));
-        records.extend(proposed.into_iter().map(|record| (i, record)));
+        record::judge_best(problem, run_all(problem, &proposals(problem, planner)), &mut records[i]);
     }
+    let each = records.into_iter().enumerate();
+    let records: Vec<(usize, Record)> = each.flat_map(|(i, own)| own.into_iter().map(move |r| (i, r))).collect();
     let keep_peak = keeps.first().map_or(0, |keep| keep.0);
-    let host_limit = problems.first().and_then(|problem| problem.host_limit);
     let limit = match budget {
         Budget::Device => problems.first().map_or(0, |problem| problem.device.device_bytes),
         Budget::Bytes(bytes) => bytes,
         Budget::Share(share) => (share * keep_peak as f64) as u64,
     };
-    let fits_host = |r: &&(usize, Record)| host_limit.is_none_or(|limit| r.1.host <= limit);
-    let possible: Vec<(usize, Record)> = records.iter().filter(fits_host).cloned().collect();
+    let possible: Vec<(usize, Record)> =
+        records.iter().filter(|r| problems[r.0].host_holds(r.1.host)).cloned().collect();
     let Some((of, smallest)) = possible.iter().min_by_key(|r| r.1.peak) else {
         let (of, least) = records.iter().min_by_key(|r| r.1.host).expect("keep should have a record");
-        return Err(infeasible(&problems[*of], planner, least, host_limit.unwrap_or(0), DEVICE + 1));
+        let limit = problems[*of].host_limit.unwrap_or(0);
+        return Err(infeasible(&problems[*of], planner, least, limit, DEVICE + 1));
     };
     let fitting: Vec<(usize, Record)> = possible.iter().filter(|r| r.1.peak <= limit).cloned().collect();
     let Some((chosen, record)) = fastest(&fitting) else {
@@ -518,7 +535,7 @@ fn run_all(problem: &Problem<'_>, parts: &[Proposal<'_>]) -> Vec<Draft> {
     let of = |planner: Planner| -> Vec<Draft> {
         let drafts = done.iter().filter(|part| part.0 == planner).flat_map(|part| &part.1);
         // One that the host has no room for should not hide one that it has.
-        drafts.filter(|draft| problem.host_limit.is_none_or(|limit| draft.host <= limit)).cloned().collect()
+        drafts.filter(|draft| problem.host_holds(draft.host)).cloned().collect()
     };
     Planner::ALL.into_iter().flat_map(|planner| record::front(problem, of(planner))).collect()
 }

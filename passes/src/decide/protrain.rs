@@ -351,7 +351,38 @@ pub fn host_memory(instance: &Instance, config: &Config) -> u64 {
 /// The fastest configuration that fits; of equally fast ones that with the fewest swapped and recomputed blocks, then that
 /// with the least memory. `None` if nothing fits.
 pub fn search(instance: &Instance) -> Option<(Config, Predicted)> {
-    let (n, n_chunks) = (instance.n_repeated(), instance.chunks.len());
+    search_among(instance, &outlines(instance))
+}
+
+/// What the blocks' activations come to, whatever becomes of the chunks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outline {
+    pub(super) n_swap: usize,
+    pub(super) n_recompute: usize,
+    /// The most bytes of activations on the device.
+    pub(super) activations: u64,
+    /// Arithmetic of the forward and of the backward, µs.
+    forward: f64,
+    backward: f64,
+}
+
+/// For each number of swapped blocks those of each number of recomputed ones: they do not depend on the capacity.
+pub(super) fn outlines(instance: &Instance) -> Vec<Vec<Outline>> {
+    let n = instance.n_repeated();
+    let outline = |n_swap: usize, n_recompute: usize| {
+        let layout = Config { n_swap, n_recompute, ..Config::default() }.layout(instance);
+        let stages = stages(instance, &layout.activation);
+        let [forward, backward] = [&stages.forward, &stages.backward].map(|times| times.iter().sum());
+        let activations = activation_peak(instance, &layout.activation);
+        Outline { n_swap, n_recompute, activations, forward, backward }
+    };
+    let of_swaps = |n_swap: usize| (0..=n - n_swap).map(|n_recompute| outline(n_swap, n_recompute)).collect();
+    (0..=instance.most_swaps().min(n)).map(of_swaps).collect()
+}
+
+/// [`search`] with the instance's outlines.
+pub(super) fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Option<(Config, Predicted)> {
+    let n_chunks = instance.chunks.len();
     let sums = |bytes: fn(&ChunkCost) -> u64| {
         let mut sums = vec![0];
         for chunk in &instance.chunks {
@@ -360,18 +391,25 @@ pub fn search(instance: &Instance) -> Option<(Config, Predicted)> {
         sums
     };
     let (persistent, hosted) = (sums(|c| c.persistent_bytes), sums(|c| c.host_bytes));
+    // Of the first chunks, the time of the device's updates, and of the host's.
+    let mut updates = (vec![0.0], vec![0.0]);
+    for (i, chunk) in instance.chunks.iter().enumerate() {
+        updates.0.push(updates.0[i] + chunk.update_device);
+        updates.1.push(updates.1[i] + chunk.update_host);
+    }
     let mut best: Option<(Config, Predicted)> = None;
     let mut evaluated = 0;
-    for n_swap in 0..=instance.most_swaps() {
-        for n_recompute in 0..=n - n_swap {
+    for outlines in outlines {
+        for &Outline { n_swap, n_recompute, activations, forward, backward } in outlines {
+            if best.is_some_and(|(_, best)| best.times.step() * (1.0 + EQUAL) < forward + backward) {
+                break;
+            }
+            if instance.capacity < total(instance, activations, 0, 0) {
+                continue;
+            }
             let config = Config { n_persist: 0, n_buffer: 0, n_swap, n_recompute };
             let layout = config.layout(instance);
             let stages = stages(instance, &layout.activation);
-            let arithmetic: f64 = stages.forward.iter().chain(&stages.backward).sum();
-            if best.is_some_and(|(_, best)| best.times.step() * (1.0 + EQUAL) < arithmetic) {
-                break;
-            }
-            let activations = activation_peak(instance, &layout.activation);
             let swapped = host_memory(instance, &Config { n_persist: n_chunks, ..config });
             for n_persist in 0..=n_chunks {
                 if instance.capacity < total(instance, activations, persistent[n_persist], 0) {
@@ -386,8 +424,18 @@ pub fn search(instance: &Instance) -> Option<(Config, Predicted)> {
                 if !fits(fewest) {
                     continue;
                 }
-                let most = (fewest..=most).rev().find(|&n| fits(n)).unwrap_or(fewest);
-                for n_buffer in BTreeSet::from([fewest, most]) {
+                // Nothing is done before the arithmetic is, and updates come on top of it.
+                let later = (backward + updates.0[n_persist]).max(updates.1[n_chunks] - updates.1[n_persist]);
+                if best.is_some_and(|(_, best)| best.times.step() * (1.0 + EQUAL) < (forward + later) * (1.0 - EQUAL)) {
+                    continue;
+                }
+                // The most buffers that fit.
+                let (mut fit, mut above) = (fewest, most + 1);
+                while 1 < above - fit {
+                    let middle = fit.midpoint(above);
+                    if fits(middle) { fit = middle } else { above = middle }
+                }
+                for n_buffer in BTreeSet::from([fewest, fit]) {
                     evaluated += 1;
                     let config = Config { n_persist, n_buffer, ..config };
                     let times = chunk_times(instance, &stages, &config);

@@ -5,7 +5,7 @@
 //! decisions as they are. Bytes that results take over from operands blur its view, so that budgets are corrected by what
 //! the lines really need.
 
-use super::greedy::{large, live, swaps};
+use super::greedy::{beyond_host, large, live, swaps};
 use super::record::{Draft, draft};
 use super::{Decisions, Problem};
 use crate::alloc::lifetimes;
@@ -31,16 +31,22 @@ const TRIES: usize = 2;
 pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64)) -> Vec<Draft> {
     let mut drafts = vec![];
     let mut base = problem.hosted(hosted);
+    if !problem.host_has_room(&base) {
+        return drafts;
+    }
     problem.stream_hosted(&mut base);
     // Where nothing is worth swapping, the start without swaps has it all.
     if 0.0 < swapped && !swaps(problem, &mut base, swapped) {
         return drafts;
     }
+    let Ok(start) = realise::unnamed(problem, &base) else { return drafts };
+    draft(problem, &base, &start, &mut drafts);
+    if beyond_host(problem, &drafts) {
+        return drafts;
+    }
     let Ok(mut schedule) = apply::unnamed(problem, &base) else { return drafts };
     inplace::run(problem.graph, &mut schedule);
     let Some(model) = Model::new(problem, &base, &schedule) else { return drafts };
-    let Ok(start) = realise::unnamed(problem, &base) else { return drafts };
-    draft(problem, &base, &start, &mut drafts);
     let peak = |schedule: &Schedule| live(schedule).into_iter().max().unwrap_or(0);
     let start = peak(&start) as f64;
     // What the solver sees beyond the truth.

@@ -1,13 +1,15 @@
 //! What decisions come to. A planner answers with drafts: decisions, and what they would come to on a machine where
 //! tensors lie without gaps and no copy waits for bytes, which is quickly found. [`front`] drops those that another draft
-//! clearly beats; [`judge`] places and simulates the rest, and these records are what a budget chooses from.
+//! clearly beats; [`judge_best`] places and simulates of the rest what may be better than what it has, and these records are
+//! what a budget chooses from.
 
+use super::greedy::large;
 use super::{Decisions, Problem};
 use crate::alloc::{lifetimes, live_peak};
 use crate::realise::{self, Finished};
 use crate::schedule::apply::{DEVICE, HOST};
-use crate::schedule::prefetch;
-use crate::sim::{Timeline, unlimited};
+use crate::schedule::prefetch::{Room, reorder};
+use crate::sim::{Lines, Timeline};
 use ir::{Id, Pool, Schedule};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -23,6 +25,8 @@ pub struct Draft {
     pub host: u64,
     /// Time of a step that never waits for bytes, µs.
     pub micros: f64,
+    /// How long the busiest stream is at work, µs: no step is shorter.
+    pub busiest: f64,
 }
 
 /// What decisions come to.
@@ -36,7 +40,7 @@ pub struct Record {
     pub host: u64,
     /// Time of a step, µs.
     pub micros: f64,
-    /// Which of the finished programs: see [`realise::finish`].
+    /// Which of the finished programs: see [`realise::lives`].
     pub variant: usize,
 }
 
@@ -48,6 +52,10 @@ const WORTH: f64 = 0.001;
 const SMALL: usize = 64;
 /// A draft is dropped if another is better by this share in both bytes and time. Gaps between tensors blur the bytes.
 const CLEARLY: f64 = 0.005;
+/// The share of a draft's step that overlapping it with the next wins at most: 0.2 % was seen.
+const OVERLAP: f64 = 0.003;
+/// So few drafts are judged at once, for the sake of idle threads.
+const FEW: usize = 8;
 
 /// The drafts of decisions, with more and less room for copies to come early; returns the timeline of the first, which has
 /// none. `schedule` is what the decisions, without such room, make of the problem.
@@ -57,36 +65,116 @@ pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, 
         [DEVICE, HOST].map(|pool| live_peak(schedule, &lives, Pool::new(pool)))
     };
     let [live, host] = live_of(schedule);
-    let timeline = unlimited(problem.graph, schedule, problem.cost);
+    let lines = Lines::new(problem.graph, schedule, problem.cost);
+    let timeline = lines.unlimited();
     let mut fastest = timeline.micros;
-    drafts.push(Draft { decisions: Arc::new(decisions.clone()), live, host, micros: fastest });
+    let busiest = lines.busiest();
+    drafts.push(Draft { decisions: Arc::new(decisions.clone()), live, host, micros: fastest, busiest });
+    // No order of the lines wins more than this.
+    let enough = |fastest: f64| fastest * (1.0 - WORTH) <= busiest;
+    if enough(fastest) {
+        return timeline;
+    }
+    let room = Room::new(problem.graph, schedule, problem.cost);
+    let mut last = None;
     for share in &AHEAD[1..] {
         let ahead = (live as f64 * share) as u64;
-        let mut early = schedule.clone();
-        prefetch::run(problem.graph, &mut early, problem.cost, ahead);
-        let micros = unlimited(problem.graph, &early, problem.cost).micros;
+        let Some(order) = room.order(ahead).filter(|order| last.as_ref() != Some(order)) else { continue };
+        let micros = lines.unlimited_micros(&order);
         if micros < fastest * (1.0 - WORTH) {
             fastest = micros;
             let decisions = Arc::new(Decisions { ahead, ..decisions.clone() });
+            let mut early = schedule.clone();
+            reorder(&mut early, &order);
             let [live, host] = live_of(&early);
-            drafts.push(Draft { decisions, live, host, micros });
+            drafts.push(Draft { decisions, live, host, micros, busiest });
+            if enough(fastest) {
+                break;
+            }
         }
+        last = Some(order);
     }
     timeline
 }
 
 /// The drafts of decisions that can be acted on; none of others.
 pub fn propose(problem: &Problem<'_>, decisions: &Decisions, drafts: &mut Vec<Draft>) {
+    if !problem.host_has_room(decisions) {
+        return;
+    }
     match realise::unnamed(problem, decisions) {
         Ok(schedule) => drop(draft(problem, decisions, &schedule, drafts)),
         Err(error) => log::debug!("not legal: {error}"),
     }
 }
 
-/// Places and simulates the drafts, on as many threads as there are processors. The order of the records is that of the
-/// drafts.
+/// Places and simulates drafts, on as many threads as there are processors. The order of the records is that of the drafts.
 pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
-    drafts.par_iter().with_max_len(1).flat_map_iter(|draft| records(problem, draft)).collect()
+    let all = |draft| (0..realise::VARIANTS).filter_map(move |variant| record(problem, draft, variant, &[]));
+    drafts.par_iter().with_max_len(1).flat_map_iter(all).collect()
+}
+
+/// The same, added to `records`, without those that cannot beat all of them. It goes in waves, what looks best first: each
+/// looks at the records of those before, so that no choice depends on threads.
+pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut Vec<Record>) {
+    if problem.lines.len() < SMALL {
+        records.extend(judge(problem, &drafts));
+        return;
+    }
+    while !drafts.is_empty() {
+        let rest = wave(problem, &mut drafts, records);
+        let mut floor: Vec<f64> = drafts.iter().map(|draft| least(problem, draft)).collect();
+        for variant in 0..realise::VARIANTS {
+            let known = &records[..];
+            let judged = |(draft, &floor): (&Draft, &f64)| {
+                let hopeless = beaten(problem, known, draft.live, floor);
+                if hopeless { None } else { record(problem, draft, variant, known) }
+            };
+            let new: Vec<Option<Record>> = drafts.par_iter().zip(&floor).with_max_len(1).map(judged).collect();
+            for (floor, record) in floor.iter_mut().zip(&new).filter(|_| large(problem)) {
+                // In the next variant, copies wait for bytes: of large graphs, it was never seen to be faster.
+                *floor = record.as_ref().map_or(*floor, |record| floor.max(record.micros));
+            }
+            records.extend(new.into_iter().flatten());
+        }
+        drafts = rest;
+    }
+}
+
+/// Drops drafts that records beat, and leaves those that no other one beats; returns the rest.
+fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> Vec<Draft> {
+    drafts.retain(|draft| !beaten(problem, records, draft.live, least(problem, draft)));
+    let mut fastest = f64::INFINITY;
+    let (mut first, mut rest) = (vec![], vec![]);
+    drafts.sort_by(|a, b| a.live.cmp(&b.live).then(a.micros.total_cmp(&b.micros)));
+    for draft in drafts.drain(..) {
+        if draft.micros < fastest {
+            fastest = draft.micros;
+            first.push(draft);
+        } else {
+            rest.push(draft);
+        }
+    }
+    if rest.len() <= FEW || first.is_empty() {
+        first.append(&mut rest);
+    }
+    *drafts = first;
+    rest
+}
+
+/// True if a record beats all that a draft may come to with so many bytes alive, in a step of `micros` if it is as good as
+/// it can be. Of large graphs, gaps between tensors blur the bytes; yet what may lower the smallest budget is never beaten.
+fn beaten(problem: &Problem<'_>, records: &[Record], live: u64, micros: f64) -> bool {
+    let blurred = if large(problem) { (live as f64 * (1.0 + CLEARLY)) as u64 } else { live };
+    let mut possible = records.iter().filter(|record| problem.host_holds(record.host));
+    let smaller = possible.clone().any(|record| record.peak <= live);
+    smaller && possible.any(|record| record.peak <= blurred && record.micros <= micros)
+}
+
+/// The least time that a step of a draft takes, µs: nothing is shorter than the busiest stream. Of large graphs, overlapping
+/// steps were never seen to win more than [`OVERLAP`].
+fn least(problem: &Problem<'_>, draft: &Draft) -> f64 {
+    if large(problem) { draft.busiest.max(draft.micros * (1.0 - OVERLAP)) } else { draft.busiest }
 }
 
 /// The drafts that no other clearly beats, fewest bytes first; all of them where judging takes no time.
@@ -112,16 +200,17 @@ pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
     kept
 }
 
-fn records(problem: &Problem<'_>, draft: &Draft) -> Vec<Record> {
-    let Ok(schedule) = realise::unnamed(problem, &draft.decisions) else { return vec![] };
-    let finished = realise::finish(problem, &schedule).into_iter().enumerate();
-    finished
-        .map(|(variant, Finished { peak, host, micros })| Record {
-            decisions: draft.decisions.clone(),
-            peak,
-            host,
-            micros,
-            variant,
-        })
-        .collect()
+/// What a variant of a draft comes to; `None` if it is the same as the one before, or if known records beat it.
+fn record(problem: &Problem<'_>, draft: &Draft, variant: usize, known: &[Record]) -> Option<Record> {
+    let schedule = realise::unnamed(problem, &draft.decisions).ok()?;
+    let lives = |variant| realise::lives(problem.graph, &schedule, problem.cost, variant);
+    let own = lives(variant);
+    if variant.checked_sub(1).is_some_and(|before| lives(before) == own) {
+        return None;
+    }
+    if beaten(problem, known, live_peak(&schedule, &own, Pool::new(DEVICE)), least(problem, draft)) {
+        return None;
+    }
+    let Finished { peak, host, micros } = realise::finish(problem, &schedule, &own);
+    Some(Record { decisions: draft.decisions.clone(), peak, host, micros, variant })
 }

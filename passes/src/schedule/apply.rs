@@ -75,8 +75,8 @@ struct Lines<'a> {
     /// Where each root is on the device, and on the host. Invariant: what is there is the value.
     on_device: Table<Value, Option<Loc>>,
     on_host: Table<Value, Option<Loc>>,
-    /// Homes of states, which are never given up.
-    pinned: BTreeSet<Buffer>,
+    /// Homes of states and inputs, which are never given up: the first buffers there are.
+    n_pinned: usize,
     /// States by the root of their new value.
     updates: BTreeMap<Value, Vec<usize>>,
     /// Outputs by the root of their value.
@@ -126,7 +126,7 @@ impl<'a> Lines<'a> {
             schedule,
             on_device: Table::filled(graph.values.len(), None),
             on_host: Table::filled(graph.values.len(), None),
-            pinned: BTreeSet::new(),
+            n_pinned: 0,
             updates,
             fetches,
             updated: BTreeSet::new(),
@@ -151,16 +151,15 @@ impl<'a> Lines<'a> {
             };
             let place = if hosted { &mut self.on_host } else { &mut self.on_device };
             place[state.before] = Some(loc);
-            self.pinned.insert(loc.buffer);
             self.home.push(loc);
             self.schedule.entry.push((state.before, loc));
         }
         for &input in &graph.inputs {
             let loc = self.buffer(input, HOST);
             self.on_host[input] = Some(loc);
-            self.pinned.insert(loc.buffer);
             self.schedule.entry.push((input, loc));
         }
+        self.n_pinned = self.schedule.buffers.len();
         let late = self.found_not_computed()?;
         for position in 0..self.problem.lines.len() {
             self.line(position as u32)?;
@@ -250,7 +249,7 @@ impl<'a> Lines<'a> {
         }
         let outs = data.outputs.iter().enumerate().map(|(j, &v)| self.result_place(node, j, v, pool)).collect();
         self.run_node(node, outs, pool, Why::Model);
-        for &value in &data.outputs {
+        for &value in data.outputs.iter().filter(|&&value| self.problem.leaves[value]) {
             self.fetch(value);
             self.update(value, position);
         }
@@ -284,7 +283,8 @@ impl<'a> Lines<'a> {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
         let mut place = None;
-        for &state in self.updates.get(&value).map_or(&[][..], |s| s) {
+        let states = if self.problem.leaves[value] { self.updates.get(&value) } else { None };
+        for &state in states.map_or(&[][..], |states| states) {
             let before = graph.states[state].before;
             let position = self.problem.position[node].expect("a line's node should have a position");
             let read_again = self.problem.uses[before].last().is_some_and(|&last| position < last);
@@ -348,6 +348,10 @@ impl<'a> Lines<'a> {
         place[value] = Some(home);
     }
 
+    fn is_pinned(&self, loc: Loc) -> bool {
+        loc.buffer.index() < self.n_pinned
+    }
+
     fn pool(&self, loc: Loc) -> usize {
         self.schedule.buffers[loc.buffer].pool.index()
     }
@@ -366,14 +370,14 @@ impl<'a> Lines<'a> {
     /// After an access: a value that is not needed any more, or whose gap is cut, leaves.
     fn leave(&mut self, value: Value, position: u32) {
         let Some(loc) = self.on_device[value] else { return };
-        if self.pinned.contains(&loc.buffer) {
+        if self.is_pinned(loc) {
             return;
         }
-        let accesses = self.problem.accesses(value);
-        let number = accesses.partition_point(|&at| at < position);
+        let accesses = &self.problem.accesses[value];
         let is_last = accesses.last().is_none_or(|&last| last <= position);
         // A held state's new value stays until the end.
-        let held = self.updates.get(&value).is_some_and(|states| states.iter().any(|s| self.held.contains(s)));
+        let held = self.problem.leaves[value]
+            && self.updates.get(&value).is_some_and(|states| states.iter().any(|s| self.held.contains(s)));
         if is_last {
             // A rerun may still read it: its buffer ends where it is last read.
             if !held && self.decisions.reruns.is_empty() {
@@ -381,6 +385,7 @@ impl<'a> Lines<'a> {
             }
             return;
         }
+        let number = accesses.partition_point(|&at| at < position);
         let Some((means, _)) = self.decisions.cuts.get(&Gap { value, gap: number as u32 }) else { return };
         if held {
             return;
@@ -396,7 +401,7 @@ impl<'a> Lines<'a> {
     /// Drops a value that was brought for a moment.
     fn give_up(&mut self, value: Value) {
         if let Some(loc) = self.on_device[value]
-            && !self.pinned.contains(&loc.buffer)
+            && !self.is_pinned(loc)
         {
             self.on_device[value] = None;
         }
@@ -404,6 +409,10 @@ impl<'a> Lines<'a> {
 
     /// Brings values to the device. `position` is the line they are wanted by; `None` stands for the start of the step.
     fn bring(&mut self, wanted: &[Value], position: Option<u32>) -> Result<(), String> {
+        if wanted.iter().all(|&value| self.on_device[value].is_some()) {
+            wanted.iter().for_each(|&value| self.note_late_read(value));
+            return Ok(());
+        }
         let steps = self.cascade(wanted)?;
         if steps.is_empty() {
             return Ok(());
@@ -553,7 +562,7 @@ impl<'a> Lines<'a> {
         let why = match self.problem.graph.values[value].def {
             Def::Input(_) => Why::Feed,
             Def::State(_) => Why::Gather,
-            Def::Node(..) if self.pinned.contains(&from.buffer) => Why::Gather,
+            Def::Node(..) if self.is_pinned(from) => Why::Gather,
             Def::Node(..) => Why::SwapIn,
         };
         self.copy(from, to, value, H2D, why);

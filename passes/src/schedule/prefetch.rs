@@ -12,71 +12,107 @@ use ir::{Graph, Id, Instr, Pool, Table};
 
 /// Reorders the lines; copies may take `ahead` bytes above the peak.
 pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost, ahead: u64) {
-    let lives = lifetimes(schedule);
-    let mut live = live_bytes(schedule, &lives, Pool::new(DEVICE));
-    let peak = live.iter().copied().max().unwrap_or(0) + ahead;
+    let order = Room::new(graph, schedule, cost).order(ahead);
+    if let Some(order) = order {
+        reorder(schedule, &order);
+    }
+}
 
-    // When each line would start if nothing but computing took time.
-    let mut clock = 0.0;
-    let mut starts = Vec::with_capacity(schedule.instrs.len());
-    for (instr, data) in schedule.instrs.iter() {
-        starts.push(clock);
-        if data.stream.index() == COMPUTE {
-            clock += cost.line(graph, schedule, instr);
-        }
-    }
-    // For each copy in, one past the line that last filled its source, by a copy or by computing: it stays behind that.
-    let mut filled = Table::filled(schedule.buffers.len(), 0usize);
-    let mut lowest = vec![0; schedule.instrs.len()];
-    for (instr, data) in schedule.instrs.iter() {
-        if let InstrKind::Copy { src, .. } = data.kind {
-            lowest[instr.index()] = filled[src.buffer];
-        }
-        schedule.each_access(graph, instr, |access| {
-            if access.write {
-                filled[access.loc.buffer] = instr.index() + 1;
-            }
-        });
-    }
-
-    // Each line's slot: lines keep their own, copies in move to lower ones.
-    let mut slots: Vec<usize> = (0..schedule.instrs.len()).collect();
-    let mut link_free = f64::INFINITY;
-    for (instr, data) in schedule.instrs.iter().rev() {
-        let InstrKind::Copy { dst, bytes, .. } = data.kind else { continue };
-        // A state's new value goes home over the old one, which lines before may read.
-        if data.stream.index() != H2D || data.why == Why::Update {
-            continue;
-        }
-        let line = instr.index();
-        let lowest = lowest[line];
-        let wanted = starts[line].min(link_free) - cost.link(bytes);
-        let size = schedule.buffers[dst.buffer].bytes;
-        let mut slot = line;
-        while lowest < slot && wanted < starts[slot] && live[slot - 1] + size <= peak {
-            slot -= 1;
-            live[slot] += size;
-        }
-        slots[line] = slot;
-        link_free = wanted.max(starts[slot]);
-    }
-    // The link is a queue: a copy that is needed later does not stand before one that is needed sooner.
-    let mut latest = 0;
-    for (instr, data) in schedule.instrs.iter() {
-        if data.stream.index() == H2D {
-            latest = latest.max(slots[instr.index()]);
-            slots[instr.index()] = latest;
-        }
-    }
-    if slots.iter().enumerate().all(|(line, &slot)| line == slot) {
-        return;
-    }
-    let is_copy_in = |line: usize| schedule.instrs[Instr::new(line)].stream.index() == H2D;
-    let mut lines: Vec<(usize, bool, usize)> =
-        slots.iter().enumerate().map(|(line, &slot)| (slot, !is_copy_in(line), line)).collect();
-    // Copies in that share a slot keep their order, and stand before the line that has the slot.
-    lines.sort_unstable();
+/// Puts lines into another order.
+pub fn reorder(schedule: &mut Schedule, order: &[u32]) {
     let mut old: Vec<Option<InstrData>> = std::mem::take(&mut schedule.instrs).into_values().map(Some).collect();
-    let mut take = |line: usize| old[line].take().expect("each line should stand once");
-    schedule.instrs = lines.into_iter().map(|(_, _, line)| take(line)).collect();
+    let mut take = |&line: &u32| old[line as usize].take().expect("each line should stand once");
+    schedule.instrs = order.iter().map(&mut take).collect();
+}
+
+/// How far the copies of a schedule can move.
+pub struct Room<'a> {
+    schedule: &'a Schedule,
+    cost: &'a dyn Cost,
+    /// Bytes alive on the device at each line.
+    live: Vec<u64>,
+    /// When each line would start if nothing but computing took time.
+    starts: Vec<f64>,
+    /// For each copy in, one past the line that last filled its source, by a copy or by computing: it stays behind that.
+    lowest: Vec<usize>,
+}
+
+impl<'a> Room<'a> {
+    /// What a schedule's copies have.
+    pub fn new(graph: &Graph, schedule: &'a Schedule, cost: &'a dyn Cost) -> Room<'a> {
+        let n = schedule.instrs.len();
+        let live = live_bytes(schedule, &lifetimes(schedule), Pool::new(DEVICE));
+        let mut clock = 0.0;
+        let mut starts = Vec::with_capacity(n);
+        let mut filled = Table::filled(schedule.buffers.len(), 0usize);
+        let mut lowest = vec![0; n];
+        for (instr, data) in schedule.instrs.iter() {
+            starts.push(clock);
+            if data.stream.index() == COMPUTE {
+                clock += cost.line(graph, schedule, instr);
+            }
+            if let InstrKind::Copy { src, .. } = data.kind {
+                lowest[instr.index()] = filled[src.buffer];
+            }
+            schedule.each_access(graph, instr, |access| {
+                if access.write {
+                    filled[access.loc.buffer] = instr.index() + 1;
+                }
+            });
+        }
+        Room { schedule, cost, live, starts, lowest }
+    }
+
+    /// The order of the lines in which copies may take `ahead` bytes above the peak; `None` if they stay where they are.
+    pub fn order(&self, ahead: u64) -> Option<Vec<u32>> {
+        let Room { schedule, starts, .. } = self;
+        let is_copy_in = |line: usize| schedule.instrs[Instr::new(line)].stream.index() == H2D;
+        let copies_in: Vec<usize> = (0..schedule.instrs.len()).filter(|&line| is_copy_in(line)).collect();
+        if copies_in.is_empty() {
+            return None;
+        }
+        let mut live = self.live.clone();
+        let peak = live.iter().copied().max().unwrap_or(0) + ahead;
+        // Each line's slot: lines keep their own, copies in move to lower ones.
+        let mut slots: Vec<usize> = (0..schedule.instrs.len()).collect();
+        let mut link_free = f64::INFINITY;
+        for &line in copies_in.iter().rev() {
+            let data = &schedule.instrs[Instr::new(line)];
+            let InstrKind::Copy { dst, bytes, .. } = data.kind else { continue };
+            // A state's new value goes home over the old one, which lines before may read.
+            if data.why == Why::Update {
+                continue;
+            }
+            let wanted = starts[line].min(link_free) - self.cost.link(bytes);
+            let size = schedule.buffers[dst.buffer].bytes;
+            let mut slot = line;
+            while self.lowest[line] < slot && wanted < starts[slot] && live[slot - 1] + size <= peak {
+                slot -= 1;
+                live[slot] += size;
+            }
+            slots[line] = slot;
+            link_free = wanted.max(starts[slot]);
+        }
+        // The link is a queue: a copy that is needed later does not stand before one that is needed sooner.
+        let mut latest = 0;
+        for &line in &copies_in {
+            latest = latest.max(slots[line]);
+            slots[line] = latest;
+        }
+        if copies_in.iter().all(|&line| line == slots[line]) {
+            return None;
+        }
+        // Copies in that share a slot keep their order, and stand before the line that has the slot.
+        let mut order = Vec::with_capacity(slots.len());
+        let mut moved = copies_in.iter().copied().peekable();
+        for line in 0..slots.len() {
+            while let Some(copy) = moved.next_if(|&copy| slots[copy] <= line) {
+                order.push(copy as u32);
+            }
+            if !is_copy_in(line) {
+                order.push(line as u32);
+            }
+        }
+        Some(order)
+    }
 }
