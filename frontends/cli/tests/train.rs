@@ -306,3 +306,21 @@ fn clipping_and_threads_are_heard() {
     run(&train_kept("--steps 1 --master split")).expect(2).says(&["bf16"]);
     run(&train_kept("--steps 1 --threads 0")).expect(2).says(&["--threads"]);
 }
+
+#[test]
+fn generated_kernels_are_shown_as_text() {
+    let compile = |rest: &str| format!("compile {} --planner keep {rest}", model(GPT2));
+    let mlir = run(&compile("--emit mlir --target neon")).expect(0).out;
+    for part in ["// nodes ", "llvm.func @k", "no kernel is generated for addmm"] {
+        assert!(mlir.contains(part), "{part:?} should be in:\n{mlir}");
+    }
+    let folder = Folder::new("emit");
+    let ptx = folder.file("kernels.ptx");
+    run(&compile(&format!("--emit ptx -o {ptx}"))).expect(0);
+    let ptx = std::fs::read_to_string(ptx).unwrap();
+    assert!(ptx.contains(".target sm_90") && !ptx.contains(".extern"), "{ptx}");
+    assert!(run(&compile("--emit llvm --target avx2")).expect(0).out.contains("define void @k"));
+    assert!(run(&compile("--emit asm --target neon")).expect(0).out.contains("fmla"));
+    run(&compile("--emit ptx --target avx2")).expect(2).says(&["--emit ptx", "avx2"]);
+    run(&compile("")).expect(2).says(&["--output"]);
+}

@@ -299,6 +299,10 @@ pub struct Decisions {
 }
 
 impl Decisions {
+    /// How many values leave the device over a gap, and states altogether.
+    pub fn count(&self) -> usize {
+        self.cuts.len() + self.hosted.len()
+    }
     /// The gaps after which a value is computed again by one of [`Decisions::reruns`], with what that frees and costs. A
     /// value that runs again after its last access, for another rerun, has that access's number for a gap.
     pub fn solved(&self, problem: &Problem<'_>) -> BTreeMap<Gap, Reason> {
@@ -544,7 +548,7 @@ fn run_all(problem: &Problem<'_>, parts: &[Proposal<'_>]) -> Vec<Draft> {
 /// never chooses a higher peak: the first of fewer is either the same, or the old one did not fit.
 fn fastest(records: &[(usize, Record)]) -> Option<&(usize, Record)> {
     records.iter().min_by(|(i, a), (j, b)| {
-        let decisions = |r: &Record| r.decisions.cuts.len() + r.decisions.hosted.len();
+        let decisions = |r: &Record| r.decisions.count();
         let fewer = decisions(a).cmp(&decisions(b));
         a.micros.total_cmp(&b.micros).then(i.cmp(j)).then(fewer).then(a.peak.cmp(&b.peak))
     })

@@ -54,6 +54,8 @@ const SMALL: usize = 64;
 const CLEARLY: f64 = 0.005;
 /// The share of a draft's step that overlapping it with the next wins at most: 0.2 % was seen.
 const OVERLAP: f64 = 0.003;
+/// Times that differ by this share are the same: sums of the same numbers in another order.
+const SAME: f64 = 1e-9;
 /// So few drafts are judged at once, for the sake of idle threads.
 const FEW: usize = 8;
 
@@ -127,7 +129,7 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
         for variant in 0..realise::VARIANTS {
             let known = &records[..];
             let judged = |(draft, &floor): (&Draft, &f64)| {
-                let hopeless = beaten(problem, known, draft.live, floor);
+                let hopeless = beaten(problem, known, draft, draft.live, floor);
                 if hopeless { None } else { record(problem, draft, variant, known) }
             };
             let new: Vec<Option<Record>> = drafts.par_iter().zip(&floor).with_max_len(1).map(judged).collect();
@@ -143,7 +145,7 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
 
 /// Drops drafts that records beat, and leaves those that no other one beats; returns the rest.
 fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> Vec<Draft> {
-    drafts.retain(|draft| !beaten(problem, records, draft.live, least(problem, draft)));
+    drafts.retain(|draft| !beaten(problem, records, draft, draft.live, least(problem, draft)));
     let mut fastest = f64::INFINITY;
     let (mut first, mut rest) = (vec![], vec![]);
     drafts.sort_by(|a, b| a.live.cmp(&b.live).then(a.micros.total_cmp(&b.micros)));
@@ -163,12 +165,16 @@ fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> V
 }
 
 /// True if a record beats all that a draft may come to with so many bytes alive, in a step of `micros` if it is as good as
-/// it can be. Of large graphs, gaps between tensors blur the bytes; yet what may lower the smallest budget is never beaten.
-fn beaten(problem: &Problem<'_>, records: &[Record], live: u64, micros: f64) -> bool {
+/// it can be; of equally fast ones, that of fewer decisions is the better. Of large graphs, gaps between tensors blur the bytes;
+/// yet what may lower the smallest budget is never beaten.
+fn beaten(problem: &Problem<'_>, records: &[Record], draft: &Draft, live: u64, micros: f64) -> bool {
+    let as_simple = |record: &Record| record.decisions.count() <= draft.decisions.count();
+    let faster =
+        |record: &Record| record.micros < micros * (1.0 - SAME) || (record.micros <= micros && as_simple(record));
     let blurred = if large(problem) { (live as f64 * (1.0 + CLEARLY)) as u64 } else { live };
     let mut possible = records.iter().filter(|record| problem.host_holds(record.host));
     let smaller = possible.clone().any(|record| record.peak <= live);
-    smaller && possible.any(|record| record.peak <= blurred && record.micros <= micros)
+    smaller && possible.any(|record| record.peak <= blurred && faster(record))
 }
 
 /// The least time that a step of a draft takes, µs: nothing is shorter than the busiest stream. Of large graphs, overlapping
@@ -208,7 +214,8 @@ fn record(problem: &Problem<'_>, draft: &Draft, variant: usize, known: &[Record]
     if variant.checked_sub(1).is_some_and(|before| lives(before) == own) {
         return None;
     }
-    if beaten(problem, known, live_peak(&schedule, &own, Pool::new(DEVICE)), least(problem, draft)) {
+    let live = live_peak(&schedule, &own, Pool::new(DEVICE));
+    if beaten(problem, known, draft, live, least(problem, draft)) {
         return None;
     }
     let Finished { peak, host, micros } = realise::finish(problem, &schedule, &own);
