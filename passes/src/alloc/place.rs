@@ -123,8 +123,9 @@ impl Effort {
             Effort::Fast => Limits { sweeps: 1, climbed: 150_000, near: 4096, looked: 0, searched: 0 },
             Effort::Brief => {
                 let normal = Effort::Normal.limits(n);
-                // What most schedules need that orders leave above the bound, and no more than is spent on one alone.
-                let each = |most: u64| most.min((2_000 * n).max(4_000_000));
+                // What most schedules need that orders leave above the bound, and no more than is spent on one alone. In small
+                // ones a single gap is a larger share.
+                let each = |most: u64| most.min(if n < 512 { 4_000_000 } else { 2_000 * n });
                 let (looked, searched) = (each(normal.looked), each(normal.searched));
                 Limits { climbed: 2_000_000, looked, searched, ..normal }
             }
