@@ -118,10 +118,6 @@ impl Space {
     pub fn scratch_bytes(&self) -> u64 {
         self.results.iter().filter(|&&v| self.summed[v]).map(|&v| self.partial_bytes(v)).sum()
     }
-    /// Whether value `v` is a sum over rows.
-    pub fn is_sum(&self, v: usize) -> bool {
-        self.summed[v]
-    }
     /// How many columns.
     pub fn columns(&self) -> u64 {
         self.sizes[self.sizes.len() - 1]
@@ -136,7 +132,7 @@ impl Space {
         (self.varies[v] & ((1 << last) - 1) != 0, self.varies[v] >> last & 1 == 1)
     }
     /// True if value `v` has an element for each row.
-    pub fn each_row(&self, v: usize) -> bool {
+    fn each_row(&self, v: usize) -> bool {
         let last = self.sizes.len() - 1;
         let rows: Axes = (1 << last) - 1;
         self.varies[v] & rows == rows
@@ -243,9 +239,7 @@ fn find(
     let mut cut = None;
     let mut at = operands;
     for step in steps {
-        if let Some((along, first)) = finder.fold(step, at)?
-            && along != Along::Nothing
-        {
+        if let Some(first) = finder.columns(step, at)? {
             if cut.is_some_and(|cut| cut != first) {
                 return Err("ops combine elements of different rows".into());
             }
@@ -452,8 +446,9 @@ impl Finder<'_> {
         }
         Ok(news)
     }
-    /// What a step combines: rows or columns, and the first axis of the columns. `None` if it combines nothing.
-    fn fold(&self, step: &Step, at: usize) -> Result<Option<(Along, usize)>, String> {
+    /// The first axis of the columns, as a step that combines whole rows or whole columns has them. `None` if it combines
+    /// nothing.
+    fn columns(&self, step: &Step, at: usize) -> Result<Option<usize>, String> {
         let x = || step.inputs[0];
         let gone = match step.op.name() {
             "sum" | "mean" | "amax" | "amin" | "any" => {
@@ -473,22 +468,21 @@ impl Finder<'_> {
             }
             _ => return Ok(None),
         };
-        let n = self.axes.len();
         let first = gone.trailing_zeros() as usize;
         if gone == 0 {
             return match step.op.name() {
-                "sum" | "mean" | "amax" | "amin" | "any" => Ok(Some((Along::Nothing, n))),
+                "sum" | "mean" | "amax" | "amin" | "any" => Ok(None),
                 _ => Err("its rows have one element".into()),
             };
         }
         // The last axes, or the first.
         let sums = matches!(step.op.name(), "sum" | "mean");
         if gone == self.all & !((1 << first) - 1) {
-            return Ok(Some((Along::Rows, first)));
+            return Ok(Some(first));
         }
         let kept = gone.trailing_ones() as usize;
         if sums && first == 0 && gone == (1 << kept) - 1 {
-            return Ok(Some((Along::Columns, kept)));
+            return Ok(Some(kept));
         }
         Err("it combines neither whole rows nor whole columns".into())
     }

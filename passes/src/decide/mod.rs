@@ -544,8 +544,8 @@ fn run_all(problem: &Problem<'_>, parts: &[Proposal<'_>]) -> Vec<Draft> {
     Planner::ALL.into_iter().flat_map(|planner| record::front(problem, of(planner))).collect()
 }
 
-/// The fastest record; of equally fast ones, that of the first problem, with the fewest decisions. A lower budget leaves fewer records, so it
-/// never chooses a higher peak: the first of fewer is either the same, or the old one did not fit.
+/// The fastest record; of equally fast ones, that of the first problem, with the fewest decisions. A lower budget leaves fewer
+/// records, so it never chooses a higher peak: the first of fewer is either the same, or the old one did not fit.
 fn fastest(records: &[(usize, Record)]) -> Option<&(usize, Record)> {
     records.iter().min_by(|(i, a), (j, b)| {
         let decisions = |r: &Record| r.decisions.count();
