@@ -146,9 +146,9 @@ pub enum Budget {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Kernels {
     /// Each op's own kernel, in the runtime.
-    #[default]
     Plain,
     /// Ops are grouped, and groups are kernels that are generated; the runtime has the others.
+    #[default]
     Generated,
 }
 

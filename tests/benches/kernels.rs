@@ -1,11 +1,12 @@
-//! Generated kernels against plain ones and against copying memory, in one thread, taking turns; the fastest of several.
-//! `cargo bench -p tests --bench kernels`
+//! Generated kernels against plain ones and against copying memory, taking turns, the fastest of several. All on as many threads
+//! as the machine has cores, or as are given: `cargo bench -p tests --bench kernels -- 1`.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 use codegen::kernels::{self, Generator, Stage, Target};
 use ir::op::{Attr, Op};
 use ir::{DType, TensorType};
 use passes::graph::optimizer::{Attach, Optimizer};
+use runtime::Team;
 use runtime::kernels::owned::OwnedTensor;
 use std::time::{Duration, Instant};
 use tests::code::{self, compile};
@@ -14,21 +15,30 @@ fn ty(dtype: DType, shape: &[u64]) -> TensorType {
     TensorType::new(dtype, shape).expect("the types should be small")
 }
 
-fn fastest(mut f: impl FnMut() -> Duration) -> Duration {
-    (0..7).map(|_| f()).min().unwrap_or_default()
+/// Memory to copy from one place to another.
+struct Copy {
+    from: Vec<u8>,
+    to: Vec<u8>,
 }
 
-/// Seconds that copying so many bytes takes, half of them read and half written.
-fn copy(bytes: usize) -> f64 {
-    let (a, mut b) = (vec![1u8; bytes / 2], vec![2u8; bytes / 2]);
-    fastest(|| {
+impl Copy {
+    /// Reads half of so many bytes and writes half.
+    fn of(bytes: u64) -> Copy {
+        Copy { from: vec![1; bytes as usize / 2], to: vec![2; bytes as usize / 2] }
+    }
+    fn time(&mut self, threads: usize) -> Duration {
+        let piece = self.to.len().div_ceil(threads);
         let start = Instant::now();
-        b.copy_from_slice(std::hint::black_box(&a));
-        std::hint::black_box(&b);
+        std::thread::scope(|scope| {
+            for (to, from) in self.to.chunks_mut(piece).zip(self.from.chunks(piece)) {
+                scope.spawn(|| to.copy_from_slice(std::hint::black_box(from)));
+            }
+        });
         start.elapsed()
-    })
-    .as_secs_f64()
+    }
 }
+
+const ROUNDS: usize = 9;
 
 fn op(name: &str, attrs: &[(&'static str, Attr)]) -> Op {
     Op::new(name, attrs.iter().cloned()).expect("there should be such an op")
@@ -36,11 +46,13 @@ fn op(name: &str, attrs: &[(&'static str, Attr)]) -> Op {
 
 fn main() {
     let target = Target::host().expect("kernels should run here");
-    speeds(&target);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(cores);
+    speeds(&target, threads);
     compile_times(&target);
 }
 
-fn speeds(target: &Target) {
+fn speeds(target: &Target, threads: usize) {
     let f = DType::F32;
     let x = ty(f, &[4096, 3072]);
     let row = ty(f, &[16384, 768]);
@@ -70,7 +82,8 @@ fn speeds(target: &Target) {
         (op("adamw", &[]), vec![p.clone(), p.clone(), p.clone(), p.clone(), ty(DType::I64, &[]), ty(DType::F64, &[5])]),
         (op("dropout", &[("p", Attr::Float(0.1)), ("stream", Attr::Int(1))]), vec![p, ty(DType::I64, &[2])]),
     ];
-    println!("kernel                                   generated ms   plain ms   plain/gen.   bandwidth/copy's");
+    let team = Team::new(threads).expect("threads should start");
+    println!("{threads} threads\nkernel                                   generated ms   plain ms   plain/gen.   bandwidth/copy's");
     for (op, types) in cases {
         let refs: Vec<&TensorType> = types.iter().collect();
         let outs = op.infer(&refs).expect("types should fit");
@@ -82,21 +95,22 @@ fn speeds(target: &Target) {
             OwnedTensor::from_f64s(codegen::dtype(ty.dtype()), &shape, &numbers)
         };
         let ins: Vec<OwnedTensor> = types.iter().map(fill).collect();
-        let mut run = kernel.bind(&ins, &outs);
+        let mut run = kernel.bind(&ins, &outs, threads);
         let refs: Vec<&OwnedTensor> = ins.iter().collect();
         let attrs = code::attrs(&op);
         let mut plain = code::bind_plain(&op, &attrs, &refs, &outs).expect("there should be a plain kernel");
-        let (mut ours, mut theirs) = (Duration::MAX, Duration::MAX);
-        for _ in 0..7 {
+        let mut copy = Copy::of(types.iter().chain(&outs).map(TensorType::bytes).sum());
+        let (mut ours, mut theirs, mut copied) = (Duration::MAX, Duration::MAX, Duration::MAX);
+        for _ in 0..ROUNDS {
             let start = Instant::now();
             run();
             ours = ours.min(start.elapsed());
             let mut marks = vec![];
-            plain.run_between(|| marks.push(Instant::now())).expect("it should run");
+            plain.run_on(Some(&team), || marks.push(Instant::now())).expect("it should run");
             theirs = theirs.min(marks[1] - marks[0]);
+            copied = copied.min(copy.time(threads));
         }
-        let bytes: u64 = types.iter().chain(&outs).map(TensorType::bytes).sum();
-        let share = copy(bytes as usize) / ours.as_secs_f64();
+        let share = copied.as_secs_f64() / ours.as_secs_f64();
         let (ours, theirs) = (ours.as_secs_f64() * 1e3, theirs.as_secs_f64() * 1e3);
         let name = format!("{} {}", op.name(), types[0]);
         println!("{name:40} {ours:12.2} {theirs:10.2} {:12.2} {share:18.2}", theirs / ours);

@@ -5,6 +5,7 @@ use codegen::kernels::{Generated, Generator, Stage, Target};
 use ir::{Op, TensorType};
 use runtime::Loaded;
 use runtime::kernels::owned::{OwnedTensor, Run};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// A kernel in memory.
@@ -28,8 +29,8 @@ pub fn compile(generated: Generated, target: &Target) -> Kernel {
 }
 
 impl Kernel {
-    /// The kernel with its operands and results, to be run as often as one likes by one thread.
-    pub fn bind<'a>(&'a self, ins: &'a [OwnedTensor], outs: &[TensorType]) -> impl FnMut() + use<'a> {
+    /// The kernel with its operands and results, to be run as often as one likes by so many threads.
+    pub fn bind<'a>(&'a self, ins: &'a [OwnedTensor], outs: &[TensorType], threads: usize) -> impl FnMut() + use<'a> {
         let shape = |ty: &TensorType| ty.shape().iter().map(|&d| d as usize).collect::<Vec<usize>>();
         let zeros = |ty: &TensorType| OwnedTensor::zeros(codegen::dtype(ty.dtype()), &shape(ty));
         let mut results: Vec<OwnedTensor> = outs.iter().map(zeros).collect();
@@ -38,10 +39,13 @@ impl Kernel {
             let mut pointers: Vec<*mut u8> = ins.iter().map(|t| t.as_ptr().cast_mut()).collect();
             pointers.extend(results.iter_mut().map(OwnedTensor::as_mut_ptr));
             pointers.push(scratch.as_mut_ptr());
+            let pointers = Pointers(&pointers);
             for phase in &self.generated.phases {
                 let function = self.loaded.function(&phase.symbol).expect("a kernel should have its functions");
-                // SAFETY: the pointers are those of distinct tensors of the kernel's types, the parts the phase's.
-                unsafe { function(pointers.as_ptr(), 0, phase.parts) };
+                share(threads, phase.parts, |first, end| {
+                    // SAFETY: the pointers are those of distinct tensors of the kernel's types, the parts the phase's.
+                    unsafe { function(pointers.all().as_ptr(), first, end) };
+                });
             }
         }
     }
@@ -88,6 +92,39 @@ impl Kernel {
         results
     }
 }
+
+/// Runs `f` on pieces of `0..parts`, by so many threads.
+fn share(threads: usize, parts: u64, f: impl Fn(u64, u64) + Sync) {
+    let pieces = parts.min(4 * threads as u64);
+    let next = AtomicU64::new(0);
+    let work = || {
+        loop {
+            let piece = next.fetch_add(1, Ordering::Relaxed);
+            if pieces <= piece {
+                return;
+            }
+            f(parts * piece / pieces, parts * (piece + 1) / pieces);
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..threads).for_each(|_| {
+            scope.spawn(work);
+        });
+        work();
+    });
+}
+
+/// Pointers for the threads that share a kernel's run.
+struct Pointers<'a>(&'a [*mut u8]);
+
+impl Pointers<'_> {
+    fn all(&self) -> &[*mut u8] {
+        self.0
+    }
+}
+
+// SAFETY: addresses are data; whoever calls a kernel with them answers for what is behind them.
+unsafe impl Sync for Pointers<'_> {}
 
 /// An op's attributes in the artifact's types.
 pub fn attrs(op: &Op) -> Vec<(String, artifact::Attr)> {

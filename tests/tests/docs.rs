@@ -4,18 +4,18 @@
 use ir::Device;
 use passes::cost::Roofline;
 use passes::graph::optimizer::Optimizer;
-use passes::pipeline::{self, Budget, Options};
+use passes::pipeline::{self, Budget, Kernels, Options};
 use std::collections::BTreeMap;
 
 const DOC: &str = include_str!("../../docs/passes.md");
 const MODEL: &str = include_str!("../../docs/mlp.ir");
 
-/// What each pass makes of the model, by name; as `plan docs/mlp.ir --optimizer sgd --device docs/mlp.toml` dumps it.
+/// What each pass makes of the model, by name; as `plan docs/mlp.ir --optimizer sgd --device docs/mlp.toml --kernels plain` dumps it.
 fn dumps(percent: f64) -> BTreeMap<String, String> {
     let graph = ir::text::parse_graph(MODEL).unwrap();
     let device = Device::from_toml(include_str!("../../docs/mlp.toml")).unwrap();
     let budget = Budget::Share(percent / 100.0);
-    let options = Options { optimizer: Optimizer::Sgd, budget, ..Options::default() };
+    let options = Options { optimizer: Optimizer::Sgd, budget, kernels: Kernels::Plain, ..Options::default() };
     let mut dumps = BTreeMap::from([("import".to_string(), ir::text::print_graph(&graph))]);
     pipeline::compile(graph, &options, &device, &Roofline::new(&device), &mut |report| {
         dumps.insert(report.name.to_string(), (report.text)());

@@ -9,7 +9,7 @@ use ir::{DType, Device, Graph, Phase, TensorType};
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason};
 use passes::graph::optimizer::{Attach, HYPER, Master, Optimizer};
-use passes::pipeline::{self, Compiled, Options};
+use passes::pipeline::{self, Compiled, Kernels, Options};
 use passes::schedule::order::{self, Update};
 use passes::{devices, graph};
 use runtime::kernels::owned::{OwnedTensor, run_op};
@@ -154,9 +154,9 @@ fn gradients_may_be_computed_again_after_the_norm() {
     let clip_norm = Some(0.05);
     let hyper = [1e-1, 0.0, 0.0];
     let start = start(&model, 0.2);
-    let plain = compile(&model, &Options { optimizer, clip_norm, ..Options::default() });
+    let plain = compile(&model, &Options { optimizer, clip_norm, kernels: Kernels::Plain, ..Options::default() });
     let expected = train(&plain, optimizer, &start, &hyper, 3);
-    let unclipped = compile(&model, &Options { optimizer, ..Options::default() });
+    let unclipped = compile(&model, &Options { optimizer, kernels: Kernels::Plain, ..Options::default() });
     assert_ne!(train(&unclipped, optimizer, &start, &hyper, 3).states, expected.states, "the norm is above the bound");
 
     let mut graph = model.clone();
@@ -282,7 +282,9 @@ fn micro_batches_are_batches_one_after_the_other() {
                 })
                 .collect();
             let (losses, states) = by_hand(&model.graph, &start, &feeds, n);
-            let options = Options { optimizer: Optimizer::AdamW, micro_batches: Some(n), ..Options::default() };
+            let kernels = Kernels::Plain;
+            let options =
+                Options { optimizer: Optimizer::AdamW, micro_batches: Some(n), kernels, ..Options::default() };
             let compiled = compile(&model.graph, &options);
             let known: Vec<&String> = compiled.program.graph.states.iter().map(|state| &state.path).collect();
             let kept: Data = start.clone().into_iter().filter(|(path, _)| known.contains(&path)).collect();

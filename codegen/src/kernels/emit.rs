@@ -16,6 +16,10 @@ use std::fmt::Write;
 const LANES: u64 = 16;
 /// Elements of a part, about: enough that starting a part costs nothing.
 const PART: u64 = 16384;
+/// A result of so many bytes is not in any cache when it is read next: storing past the caches saves reading it in first.
+const STREAMED: u64 = 32 << 20;
+/// The most bytes of a row that is fetched into the first cache, and into the second, while the row before it is computed.
+const FETCHED: [u64; 2] = [16 << 10, 256 << 10];
 /// Columns of a part of a combining phase.
 const COMBINED: u64 = 1024;
 
@@ -27,6 +31,15 @@ pub(super) struct Plan<'a> {
     pub(super) operands: &'a [TensorType],
     pub(super) results: &'a [Out],
     pub(super) gpu: bool,
+}
+
+impl Plan<'_> {
+    /// True if a result is stored past the caches: it is large, and its rows begin where a vector of it may lie.
+    pub(super) fn streams(&self, j: usize) -> bool {
+        let out = &self.results[j];
+        let aligned = || self.space.strides(self.space.axes(out.value)).iter().all(|s| s.is_multiple_of(LANES));
+        !self.gpu && STREAMED <= out.ty.bytes() && aligned()
+    }
 }
 
 /// A result.
@@ -107,10 +120,14 @@ struct Emitter<'a> {
     spread: BTreeMap<(Id, u64), String>,
     pointers: BTreeMap<String, String>,
     buffers: BTreeMap<Id, Buffer>,
+    /// What the loop that is written now fetches, elsewhere by as much as it computes here.
+    fetched: Vec<(String, Kind, usize)>,
     /// Elements of a vector.
     lanes: u64,
     threads: u64,
     shared: u64,
+    /// Whether something is stored past the caches: others may read it only behind a fence.
+    fenced: bool,
     signature: String,
 }
 
@@ -118,7 +135,13 @@ type Emitted<T> = Result<T, String>;
 
 impl<'a> Emitter<'a> {
     fn new(plan: &'a Plan<'a>, sums: &'a BTreeMap<usize, Sums>, scratch_bytes: u64) -> Emitter<'a> {
-        let lanes = if plan.gpu { gpu_lanes(plan) } else { LANES };
+        let draws = plan.dag.nodes.iter().any(|node| matches!(node.prim, Prim::Random(_)));
+        // The rounds of a random number wait for each other: two vectors of them at a time keep the multipliers busy.
+        let lanes = match draws {
+            _ if plan.gpu => gpu_lanes(plan),
+            true => 2 * LANES,
+            false => LANES,
+        };
         let threads = if plan.gpu { gpu_threads(plan, lanes) } else { 1 };
         Emitter {
             plan,
@@ -133,9 +156,11 @@ impl<'a> Emitter<'a> {
             spread: BTreeMap::new(),
             pointers: BTreeMap::new(),
             buffers: BTreeMap::new(),
+            fetched: vec![],
             lanes,
             threads,
             shared: 0,
+            fenced: false,
             signature: String::new(),
         }
     }
@@ -217,6 +242,9 @@ impl<'a> Emitter<'a> {
         symbol
     }
     fn finish(mut self) -> String {
+        if self.fenced {
+            self.line_at(0, "llvm.fence seq_cst");
+        }
         self.line_at(0, "llvm.return");
         let mut text = String::new();
         if self.shared != 0 {
@@ -304,9 +332,14 @@ impl<'a> Emitter<'a> {
         self.def(&format!("llvm.load {from} {{alignment = {align} : i64}} : {ty} -> {}", type_of(kind, width)))
     }
     fn store(&mut self, x: &str, pointer: &str, at: &str, kind: Kind, width: u64, align: u64) {
+        self.store_as("", x, pointer, at, kind, width, align);
+    }
+    /// The same with an attribute.
+    #[allow(clippy::too_many_arguments, reason = "they are a store's")]
+    fn store_as(&mut self, how: &str, x: &str, pointer: &str, at: &str, kind: Kind, width: u64, align: u64) {
         let to = self.offset(pointer, at, kind);
         let (ty, align) = (self.pointer_type(), if width == 1 { kind.bytes() } else { align });
-        self.line(&format!("llvm.store {x}, {to} {{alignment = {align} : i64}} : {}, {ty}", type_of(kind, width)));
+        self.line(&format!("llvm.store {x}, {to} {{alignment = {align} : i64{how}}} : {}, {ty}", type_of(kind, width)));
     }
 
     // ------------------------------------------------------------------------------------------------- instructions
@@ -682,8 +715,9 @@ impl<'a> Emitter<'a> {
             })
             .collect();
         let lanes = self.lanes;
-        // Sums wait for each other: two vectors at a time keep the adders busy.
-        let unroll = if folds.is_empty() || self.plan.gpu || columns.whole < 2 * lanes { 1 } else { 2 };
+        // Sums wait for each other: two vectors at a time keep the adders busy, if nothing else does.
+        let busy = folds.is_empty() || pass.needs.iter().any(|&id| self.plan.dag.dear[id]);
+        let unroll = if busy || self.plan.gpu || columns.whole < 2 * lanes { 1 } else { 2 };
         let mut totals: Vec<Option<String>> = vec![None; folds.len()];
         if 0 < columns.whole {
             let block = lanes * unroll;
@@ -801,9 +835,34 @@ impl<'a> Emitter<'a> {
         self.close();
         (0..n).map(|i| format!("{name}#{i}")).collect()
     }
+    /// The operands that the first of several passes reads: where the next row of each begins, and into which cache it fits. The
+    /// memory waits while passes compute over a row that is in a cache.
+    fn next_row(&mut self, first: &Pass) -> Vec<(String, Kind, usize)> {
+        let (columns, mut found) = (self.plan.space.columns(), vec![]);
+        for &id in &first.needs {
+            let node = &self.plan.dag.nodes[id];
+            let Prim::Load(i, axes) = node.prim else { continue };
+            let strides = self.plan.space.strides(axes);
+            let follows = strides.last() == Some(&columns);
+            let cache = FETCHED.iter().position(|&most| columns * node.kind.bytes() <= most);
+            let Some(cache) = cache.filter(|_| follows && !self.plan.gpu && !first.kept.contains(&id)) else { continue };
+            let (pointer, _) = self.row_pointer(i, axes, node.kind);
+            let (columns, kind) = (self.index(columns), node.kind);
+            found.push((self.offset_at(self.row_scope, &pointer, &columns, kind), kind, cache));
+        }
+        found
+    }
     /// What a pass does with the elements `at..at + width`; the folds' next values.
     fn body(&mut self, pass: &Pass, at: &str, width: u64, folds: &[(Fold, Kind)], before: &[String]) -> Vec<String> {
         let plan = self.plan;
+        if width == self.lanes {
+            for (pointer, kind, cache) in self.fetched.clone() {
+                let (at, hint) = (self.offset(&pointer, at, kind), 3 - cache);
+                self.line(&format!(
+                    "\"llvm.intr.prefetch\"({at}) <{{cache = 1 : i32, hint = {hint} : i32, rw = 0 : i32}}> : (!llvm.ptr) -> ()"
+                ));
+            }
+        }
         let names = self.elements(pass, at, width, BTreeMap::new());
         let mut next = vec![];
         for (f, &(fold, kind)) in folds.iter().enumerate() {
@@ -839,7 +898,9 @@ impl<'a> Emitter<'a> {
             Kind::I1 => self.def(&format!("arith.extui {x} : {} to {}", type_of(kind, width), type_of(memory, width))),
             _ => x.to_string(),
         };
-        self.store(&x, &pointer, at, memory, width, align);
+        let streamed = 1 < width && self.plan.streams(j);
+        self.fenced |= streamed;
+        self.store_as(if streamed { ", nontemporal" } else { "" }, &x, &pointer, at, memory, width, align);
     }
     fn memory(&self, j: usize) -> Kind {
         storage(self.plan.results[j].ty.dtype()).unwrap_or(Kind::I8)
@@ -989,7 +1050,8 @@ impl<'a> Emitter<'a> {
         self.row_scope = self.scopes.len() - 1;
         self.row = "%row".into();
         let mut slots = 0;
-        for pass in passes {
+        for (p, pass) in passes.iter().enumerate() {
+            self.fetched = if p == 1 { self.next_row(&passes[0]) } else { vec![] };
             if !(pass.folds.is_empty() && pass.stores.is_empty() && pass.sums.is_empty()) {
                 self.pass(pass, columns, slots);
             }

@@ -72,7 +72,7 @@ pub fn find() -> Result<PathBuf, GeneratorError> {
     let folders = running.ancestors().skip(1).take(2);
     folders.map(|folder| folder.join(&program)).find(|path| path.is_file()).ok_or_else(|| {
         GeneratorError::Missing(format!(
-            "the kernel generator {PROGRAM} is not beside {}; `./make build` builds it, or LIGHTERAGE_MLIR may say where it is",
+            "the kernel generator {PROGRAM} is not beside {}; `./make build` builds it, --kernels plain does without, or LIGHTERAGE_MLIR may say where it is",
             running.display()
         ))
     })

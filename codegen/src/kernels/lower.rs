@@ -437,7 +437,7 @@ impl<'a> Lowering<'a> {
         // Where a number is NaN the sum will be.
         let max = self.dag.fold(Fold::MaxNumber, x);
         let below = self.dag.sub(x, max);
-        let e = self.dag.exp(below);
+        let e = self.dag.exp_below(below);
         (below, (e, self.dag.fold(Fold::Sum, e)))
     }
     /// The mean of a row of `n`.

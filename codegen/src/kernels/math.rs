@@ -69,6 +69,34 @@ impl Dag {
         let y = self.mul(y, b);
         self.keep(y)
     }
+    /// e^x where x is at most 0 or NaN; less than 2^-126 may be 0.
+    pub(super) fn exp_below(&mut self, x: Id) -> Id {
+        if self.gpu {
+            return self.exp(x);
+        }
+        // As `MAGIC` above; the low bits have the exponent's bias already, and are 0 at the bound below.
+        const MAGIC: f32 = 12_582_912.0 + 127.0;
+        let lo = self.f(-88.0);
+        let below = self.less(x, lo);
+        let x = self.select(below, lo, x);
+        let (log2e, magic) = (self.f(LOG2_E), self.f(MAGIC.into()));
+        let shifted = self.fma(x, log2e, magic);
+        let n = self.sub(shifted, magic);
+        let (high, low) = (self.f(-0.693_359_375), self.f(2.121_944_4e-4));
+        let r = self.fma(n, high, x);
+        let r = self.fma(n, low, r);
+        // Elements do not wait for each other, so Horner's scheme, which has the fewest operations, is the fastest.
+        let mut y = self.f(1.987_569_1e-4);
+        for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5, 1.0, 1.0] {
+            let c = self.f(c);
+            y = self.fma(y, r, c);
+        }
+        let (bits, places) = (self.convert("arith.bitcast", shifted, I32), self.int(23, I32));
+        let bits = self.same("arith.shli", &[bits, places]);
+        let power = self.convert("arith.bitcast", bits, F32);
+        let y = self.mul(y, power);
+        self.keep(y)
+    }
     /// 2^n for an I32.
     fn power_of_two(&mut self, n: Id) -> Id {
         let (bias, places) = (self.int(127, I32), self.int(23, I32));

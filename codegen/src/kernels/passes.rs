@@ -1,6 +1,6 @@
 //! Passes over a row. The first computes the sums that need nothing, the next those that need these, and so on; each stores the
 //! results that it knows. What is dear to compute and needed again is kept in memory from the first pass that needs it: in a
-//! result that is written last, or in a buffer on the stack; what has room in neither is computed again.
+//! result that is written last and through the caches, or in a buffer on the stack; what has room in neither is computed again.
 
 use super::dag::{Dag, Id, Kind, Prim};
 use super::emit::Plan;
@@ -90,6 +90,7 @@ fn free_result(plan: &Plan<'_>, passes: &[Pass], p: usize, kind: Kind, taken: &B
             && passes.last().is_some_and(|last| last.stores.contains(&j))
             && storage(out.ty.dtype()) == Some(kind)
             && !taken.contains(&j)
+            && !plan.streams(j)
             && !(0..plan.operands.len()).any(|i| plan.operands[i] == out.ty && later(i))
     })
 }

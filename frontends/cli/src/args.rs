@@ -126,7 +126,7 @@ pub(crate) struct Compiling {
     /// Who decides [default: auto]
     #[arg(long, value_parser = planner())]
     pub(crate) planner: Option<Planner>,
-    /// What computes: each op's own kernel, or kernels of several ops that are generated [default: plain]
+    /// What computes: each op's own kernel, or kernels of several ops that are generated [default: generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
     /// Bandwidth of the link between device and host, each way: 2GB/s; with `train`, copies take that long

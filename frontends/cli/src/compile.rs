@@ -10,7 +10,6 @@ use crate::size;
 use artifact::Artifact;
 use codegen::Form;
 use codegen::kernels::Target;
-use passes::pipeline::Kernels;
 use std::path::Path;
 
 /// Runs the command.
@@ -57,10 +56,8 @@ fn kernels(model: &Model, emit: Emit, args: &CompileArgs, output: Option<&Path>)
             "--emit ptx is for GPUs, and {named} is none; --emit asm has its assembly"
         )));
     }
-    let mut compiling = args.compiling.clone();
-    compiling.kernels.get_or_insert(Kernels::Generated);
-    let machine = model::machine(&compiling)?;
-    let compiled = model::compile(&model.graph, &compiling, &machine, Dumps::Stdout)?;
+    let machine = model::machine(&args.compiling)?;
+    let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stdout)?;
     let form = match emit {
         Emit::Mlir => Form::Mlir,
         Emit::Llvm => Form::Llvm,

@@ -14,8 +14,9 @@
 //! 3. Sums over rows, with the kernel that computes what they sum, or else with one that reads it: they add a few numbers to it
 //!    and save a reading of the operand.
 //!
-//! Groups are of one phase, must not need each other in a circle, and do not reach over more than `REACH` nodes, since they
-//! keep their operands alive until they run.
+//! Groups are of one phase, must not need each other in a circle, do not reach over more than `REACH` nodes, and hold no more
+//! bytes than they save: a group keeps its operands alive until it runs, where its ops by themselves would have kept what they
+//! had computed. So the sum of three gradients that are computed one after the other stays two sums.
 
 use super::canonical::remove_dead;
 use ir::body::{Body, MOST_RESULTS, Step};
@@ -307,7 +308,7 @@ impl<'a> Groups<'a> {
         members.sort_unstable_by_key(|&node| self.position[node]);
         let phase = self.graph.nodes[members[0]].phase;
         let alike = |&node: &Node| may_join(self.graph, node) && self.graph.nodes[node].phase == phase;
-        if !members.iter().all(alike) || self.circular(&groups, &members) {
+        if !members.iter().all(alike) || self.circular(&groups, &members) || self.holds(&members) {
             return false;
         }
         if kernel(self.graph, &self.readers, &members).is_none() {
@@ -348,6 +349,36 @@ impl<'a> Groups<'a> {
         false
     }
 
+    /// True if, while other nodes run, a group of these members keeps more bytes than its members would one by one.
+    fn holds(&self, members: &[Node]) -> bool {
+        let graph = self.graph;
+        let end = self.position[self.stands_at(members)];
+        let read_from = |value: Value, at: usize| {
+            self.readers[graph.root(value)].iter().any(|reader| reader.is_none_or(|node| at <= self.position[node]))
+        };
+        (1..members.len()).any(|i| {
+            let (before, next) = (&members[..i], self.position[members[i]]);
+            let mut between = graph.order.iter().take(next.min(end)).skip(self.position[members[i - 1]] + 1);
+            if between.all(|&node| graph.nodes[node].op.is_alias()) {
+                return false;
+            }
+            let results: BTreeSet<Value> = before.iter().flat_map(|&node| graph.nodes[node].outputs.clone()).collect();
+            let operands = before.iter().flat_map(|&node| &graph.nodes[node].inputs).map(|&value| graph.root(value));
+            let operands: BTreeSet<Value> = operands.filter(|value| !results.contains(value)).collect();
+            let bytes = |value: &Value| graph.values[*value].ty.bytes();
+            let dies = |value: &&Value| graph.def_node(**value).is_some() && !read_from(**value, next);
+            let held = operands.iter().filter(dies);
+            let saved = results.iter().filter(|&&value| read_from(value, next));
+            saved.map(bytes).sum::<u64>() < held.map(bytes).sum()
+        })
+    }
+
+    /// The member in whose place a group of these runs: its last wide one, whose results' readers come after.
+    fn stands_at(&self, members: &[Node]) -> Node {
+        let last = members.iter().rev().find(|&&node| !self.is_sum(node)).or(members.last());
+        *last.expect("a group should have members")
+    }
+
     /// The graph with a node for each group.
     fn rewrite(&self) -> Graph {
         let graph = self.graph;
@@ -355,9 +386,7 @@ impl<'a> Groups<'a> {
         new.order.clear();
         let mut units: BTreeMap<usize, Unit> = BTreeMap::new();
         for (g, members) in self.members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
-            // Where its last wide node stood: whoever reads what that computes comes after.
-            let last = members.iter().rev().find(|&&m| !self.is_sum(m)).or(members.last()).copied();
-            let node = last.expect("a group should have members");
+            let node = self.stands_at(members);
             let kernel = self.worth_it(members).then(|| kernel(graph, &self.readers, members)).flatten();
             units.insert(g, Unit { node, kernel, place: self.position[node] });
         }
