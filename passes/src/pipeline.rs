@@ -7,7 +7,7 @@
 use crate::alloc;
 use crate::cost::{Cost, Tabled};
 use crate::decide::bound::{self, Certificate};
-use crate::decide::{self, Decided, Decisions, Infeasible, NOTHING, Outcome, Planner, Problem};
+use crate::decide::{self, Decided, Decisions, Extent, Infeasible, NOTHING, Outcome, Planner, Problem};
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
 use crate::graph::{canonical, fuse, loss, microbatch, optimizer, simplify};
@@ -187,6 +187,8 @@ pub struct Options {
     pub host: Option<u64>,
     /// Who decides.
     pub planner: Planner,
+    /// Whether other budgets are planned too.
+    pub extent: Extent,
     /// Leaves formulas as they were traced: without `simplify`.
     pub without_simplify: bool,
 }
@@ -328,7 +330,7 @@ pub fn compile(
             ..Problem::new(graph, device, tabled)
         })
         .collect();
-    let decided = decide::decide_among(&problems, options.planner, options.budget);
+    let decided = decide::decide_among(&problems, options.planner, options.budget, options.extent);
     // Where nothing fits, the one that needs least is shown.
     let chosen = decided.as_ref().map_or(ways.len() - 1, |(chosen, ..)| *chosen);
     let ((loss_chunks, _), tabled, problem) = (&ways[chosen], &tables[chosen], &problems[chosen]);

@@ -26,7 +26,7 @@ proptest! {
         let feeds: Vec<_> = (0..3).map(|step| generate::feed(&graph, seed, step)).collect();
         let expected = run::plain(&graph, &start, &feeds);
         let roomy = compile(&graph, Budget::Share(1.0)).map_err(|e| TestCaseError::fail(e.to_string()))?;
-        let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest);
+        let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest.unwrap());
         prop_assert!(smallest <= keep);
         let mut higher = keep;
         const BUDGETS: u64 = 4;

@@ -106,7 +106,7 @@ fn run(folder: &str, input: &str) -> String {
                 Ok(decided) => {
                     let curve: Vec<String> =
                         decided.curve.iter().map(|(bytes, micros)| format!("{bytes}: {micros:.3} us")).collect();
-                    let (keep, smallest) = (decided.keep_peak, decided.smallest);
+                    let (keep, smallest) = (decided.keep_peak, decided.smallest.unwrap());
                     format!(
                         "keep {keep}, smallest {smallest}\n{}\n{}",
                         curve.join("\n"),

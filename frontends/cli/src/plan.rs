@@ -29,7 +29,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let model = model::read(&args.model.model, &args.model.dim)?;
     let machine = model::machine(&args.compiling)?;
-    let (compiled, times) = match model::compile_timed(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
+    let (compiled, times) = match model::plan(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
         Ok(compiled) => compiled,
         Err(failure) => {
             if let (true, Failure::NoFit(infeasible)) = (args.json, &failure) {
@@ -208,7 +208,9 @@ impl Facts<'_> {
         }
         row("planned peak", *planned_peak)?;
         row("most bytes alive", *live_peak)?;
-        row("smallest feasible", decided.smallest)?;
+        if let Some(smallest) = decided.smallest {
+            row("smallest feasible", smallest)?;
+        }
         row("keep everything", decided.keep_peak)?;
         writeln!(out, "  {:<18} {:>10}", "host peak", short(self.host_peak()))?;
         let gaps =

@@ -191,6 +191,7 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let of = |part: f64, whole: f64| if 0.0 < whole { format!("{:.1}%", 100.0 * part / whole) } else { "-".into() };
     let fastest = source.curve.first().map_or(timeline.micros, |p| p.micros);
     let of_keep = |bytes: u64| format!("{} of keeping everything", of(bytes as f64, decided.keep_peak as f64));
+    let smallest = smallest(source);
     // The figures in their order: what, how much, a remark. A new figure is one line.
     let mut figures: Vec<(&str, String, String)> = vec![
         (
@@ -214,7 +215,7 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
             short(*live_peak),
             format!("{} between tensors", short(planned_peak.saturating_sub(*live_peak))),
         ),
-        ("smallest feasible", short(decided.smallest), of_keep(decided.smallest)),
+        ("smallest feasible", short(smallest), of_keep(smallest)),
         ("keep everything", short(decided.keep_peak), "nothing swapped or recomputed".into()),
         ("host peak", short(host_peak), host_limit.map_or("no limit".into(), |limit| format!("of {}", short(limit)))),
         (
@@ -339,6 +340,11 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     )
 }
 
+/// The smallest budget that fits, bytes.
+fn smallest(source: &Source<'_>) -> u64 {
+    source.compiled.decided.smallest.unwrap_or(source.compiled.planned_peak)
+}
+
 /// The curve.
 fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let decided = &source.compiled.decided;
@@ -347,7 +353,7 @@ fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         "<section id=\"budgets\">\n<h2>Other budgets</h2>\n<p class=\"lead\">The plans that no other beats in both memory and \
          time: from {} down to {}, below which nothing fits.</p>\n{}",
         short(source.curve.first().map_or(decided.keep_peak, |p| p.bytes)),
-        short(decided.smallest),
+        short(smallest(source)),
         curve::svg(source.curve, decided.budget)
     )?;
     writeln!(
