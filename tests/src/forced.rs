@@ -64,7 +64,7 @@ pub fn finish(problem: &Problem<'_>, decisions: Decisions, variant: usize) -> Re
         loss_chunks: 1,
         ways: vec![],
         decided,
-        certificate,
+        certificate: Some(certificate),
         planned_peak: peak,
         live_peak: peak,
         bounds,

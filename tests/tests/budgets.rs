@@ -37,7 +37,7 @@ proptest! {
             prop_assert!(peak <= budget && peak <= higher, "{peak} planned for {budget}, {higher} for more");
             prop_assert!(compiled.live_peak <= peak, "{} alive in {peak}", compiled.live_peak);
             higher = peak;
-            let (bound, micros) = (compiled.certificate.lower_bound, compiled.timeline.micros);
+            let (bound, micros) = (compiled.certificate.as_ref().unwrap().lower_bound, compiled.timeline.micros);
             prop_assert!(bound <= micros * (1.0 + 1e-9), "no plan beats {bound} us, this takes {micros}");
             let artifact = codegen::emit(&compiled, &start, Optimizer::None).unwrap();
             for options in [runtime::Options::default(), run::shuffled(seed)] {

@@ -12,6 +12,7 @@ use crate::size::{self, short};
 use ir::graph::Def;
 use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Id, Node, Phase, Pool, Stream, Table, Value};
+use passes::decide::bound::Certificate;
 use passes::decide::{Means, Problem, Reason};
 use passes::explain::{self, Class, Residence, Tally};
 use passes::pipeline::{Compiled, Options};
@@ -193,19 +194,16 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let of_keep = |bytes: u64| format!("{} of keeping everything", of(bytes as f64, decided.keep_peak as f64));
     let smallest = smallest(source);
     // The figures in their order: what, how much, a remark. A new figure is one line.
-    let mut figures: Vec<(&str, String, String)> = vec![
-        (
-            "predicted step",
-            duration(timeline.micros),
-            format!("{:+.1}% over the fastest plan", 100.0 * (timeline.micros / fastest.max(f64::MIN_POSITIVE) - 1.0)),
-        ),
-        (
-            "lower bound",
-            duration(certificate.lower_bound),
-            format!("no plan at this budget is faster; gap {:.1}%", 100.0 * certificate.gap),
-        ),
-        ("planned peak", short(*planned_peak), of_keep(*planned_peak)),
-    ];
+    let mut figures: Vec<(&str, String, String)> = vec![(
+        "predicted step",
+        duration(timeline.micros),
+        format!("{:+.1}% over the fastest plan", 100.0 * (timeline.micros / fastest.max(f64::MIN_POSITIVE) - 1.0)),
+    )];
+    if let Some(Certificate { lower_bound, gap, .. }) = certificate {
+        let remark = format!("no plan at this budget is faster; gap {:.1}%", 100.0 * gap);
+        figures.push(("lower bound", duration(*lower_bound), remark));
+    }
+    figures.push(("planned peak", short(*planned_peak), of_keep(*planned_peak)));
     if let Some(budget) = decided.budget {
         figures.push(("budget", short(budget), format!("{} used", of(*planned_peak as f64, budget as f64))));
     }
