@@ -10,8 +10,8 @@
 //! Invariant: bounds only rise, so the answer is that of judging everything. It does not depend on threads, nor on which drafts
 //! a limit leaves out: see [`decide`](super::decide) on why peaks are monotone.
 
-use super::Problem;
 use super::record::{Draft, Record, least};
+use super::{Decisions, Problem};
 use crate::alloc::{Lifetime, live_peak};
 use crate::realise::{self, Finished};
 use crate::schedule::apply::{DEVICE, HOST};
@@ -124,8 +124,10 @@ impl<'a> Queue<'a> {
         let Bound { micros, peak, host } = entry.bound;
         // The bits of numbers that are not negative are in the order of the numbers.
         let time = micros.max(self.asked.enough).max(0.0).to_bits() >> BLURRED;
-        let again: usize = entry.draft.decisions.reruns.values().map(Vec::len).sum();
-        let [problem, decisions] = [entry.problem, entry.draft.decisions.count() + again].map(|n| n as u64);
+        let Decisions { reruns, .. } = &*entry.draft.decisions;
+        // All reruns that a solver settled are one decision.
+        let decisions = entry.draft.decisions.count() + usize::from(!reruns.is_empty());
+        let [problem, decisions] = [entry.problem, decisions].map(|n| n as u64);
         let last = entry.number as u64 * realise::VARIANTS as u64 + entry.variant as u64;
         match self.asked.aim {
             Aim::Fastest => [time, problem, decisions, peak, last, 0],
