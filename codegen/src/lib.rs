@@ -16,7 +16,7 @@ use kernels::{Cache, Generated, Target};
 pub use listing::{Form, listing};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{Compiled, Kernels};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Bytes that states start from, by path; row-major, as long as the state's type.
 pub type Data = BTreeMap<String, Vec<u8>>;
@@ -32,8 +32,14 @@ pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Ar
             Some(Target::host().ok_or("no kernels are generated for this processor; --kernels plain has its own")?)
         }
     };
-    let mut emitter =
-        Emitter { program, target, kernels: BTreeMap::new(), generated: vec![], artifact: Artifact::default() };
+    let mut emitter = Emitter {
+        program,
+        target,
+        kernels: BTreeMap::new(),
+        like: HashMap::new(),
+        generated: vec![],
+        artifact: Artifact::default(),
+    };
     let plan = program.plan.as_ref().ok_or("the program has no plan")?;
 
     // A line has an event if a line of another stream waits for it.
@@ -89,6 +95,8 @@ struct Emitter<'a> {
     target: Option<Target>,
     /// Kernels by their text: equal ones are one.
     kernels: BTreeMap<String, u32>,
+    /// Kernels of ops with these operands and so many bytes of scratch.
+    like: HashMap<(String, Vec<TensorType>, u64), u32>,
     /// Kernels that are to be compiled, each with an index into the artifact's.
     generated: Vec<(usize, Generated)>,
     artifact: Artifact,
@@ -132,6 +140,11 @@ impl Emitter<'_> {
         let (ins, outs) = (types(&data.inputs), types(&data.outputs));
         let scratch = scratch.map_or(0, |loc| self.program.schedule.buffers[loc.buffer].bytes - loc.offset);
         let mut key = text::print_op(&data.op);
+        // Layers are alike, and generating takes longer than asking.
+        let like = (key.clone(), ins.clone(), scratch);
+        if let Some(&index) = self.like.get(&like) {
+            return Ok(index);
+        }
         let mut generated = None;
         if let Some(target) = &self.target {
             generated = match kernels::generate_op(&data.op, &ins, target) {
@@ -157,6 +170,7 @@ impl Emitter<'_> {
         }
         let next = self.artifact.kernels.len() as u32;
         let index = *self.kernels.entry(key).or_insert(next);
+        self.like.insert(like, index);
         if index < next {
             return Ok(index);
         }

@@ -48,11 +48,13 @@ pub fn graph(graph: &Graph) -> Vec<Finding> {
 
 /// What is wrong with a program's structure: its graph's findings, or, if there are none, its schedule's and its plan's.
 pub fn program(program: &Program) -> Vec<Finding> {
+    let list = self::graph(&program.graph);
+    if list.is_empty() { self::schedule(program) } else { list }
+}
+
+/// What is wrong with the schedule and the plan of a program whose graph is right.
+pub fn schedule(program: &Program) -> Vec<Finding> {
     let Program { graph, schedule, plan } = program;
-    let list = self::graph(graph);
-    if !list.is_empty() {
-        return list;
-    }
     let mut findings = Findings::default();
     schedule_ids(graph, schedule, &mut findings);
     if let Some(plan) = plan {

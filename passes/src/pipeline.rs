@@ -7,7 +7,7 @@
 use crate::alloc;
 use crate::cost::{Cost, Tabled};
 use crate::decide::bound::{self, Certificate};
-use crate::decide::{self, Decided, Decisions, Infeasible, NOTHING, Outcome, Planner, Problem};
+use crate::decide::{self, Decided, Decisions, Extent, Infeasible, NOTHING, Outcome, Planner, Problem};
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
 use crate::graph::{canonical, fuse, loss, microbatch, optimizer, simplify};
@@ -187,6 +187,8 @@ pub struct Options {
     pub host: Option<u64>,
     /// Who decides.
     pub planner: Planner,
+    /// Whether other budgets are planned too.
+    pub extent: Extent,
     /// Leaves formulas as they were traced: without `simplify`.
     pub without_simplify: bool,
 }
@@ -276,8 +278,8 @@ pub struct Compiled {
     pub ways: Vec<Way>,
     /// The decisions behind it, and what else could be had.
     pub decided: Decided,
-    /// How fast a step could be at the budget.
-    pub certificate: Certificate,
+    /// How fast a step could be at the budget; absent if only the plan was asked for.
+    pub certificate: Option<Certificate>,
     /// Peak of the device's pool, bytes.
     pub planned_peak: u64,
     /// The most bytes alive on the device at one line: no plan of this schedule needs fewer.
@@ -309,33 +311,30 @@ pub fn compile(
     manager.verify_graph("import", &graph)?;
     let (first, rest) = halves();
     manager.graph(first, &mut graph, &context)?;
-    // In the open, but where several ways are open: then only the one that is chosen.
     let start = Instant::now();
     let mut ways = ways(&graph, &context)?;
-    let given = ways.is_empty();
-    if given {
+    if ways.is_empty() {
         let chunks = if let Chunks::Of(n) = options.loss_chunks { loss::chunks(&graph, n) } else { 1 };
         manager.graph(rest, &mut graph, &context)?;
-        ways.push((chunks, graph.compact()));
+        ways.push(Finished { chunks, graph: graph.compact(), passes: vec![] });
     }
-    let start = if given { Instant::now() } else { start };
-    let tables: Vec<Tabled> = ways.iter().map(|(_, graph)| Tabled::new(cost, graph)).collect();
+    let start = if 1 < ways.len() { start } else { Instant::now() };
+    let tables: Vec<Tabled> = ways.iter().map(|way| Tabled::new(cost, &way.graph)).collect();
     let problems: Vec<Problem<'_>> = ways
         .iter()
         .zip(&tables)
-        .map(|((_, graph), tabled)| Problem {
+        .map(|(Finished { graph, .. }, tabled)| Problem {
             host_limit: Some(options.host.unwrap_or(device.host_bytes)),
             ..Problem::new(graph, device, tabled)
         })
         .collect();
-    let decided = decide::decide_among(&problems, options.planner, options.budget);
+    let decided = decide::decide_among(&problems, options.planner, options.budget, options.extent);
     // Where nothing fits, the one that needs least is shown.
     let chosen = decided.as_ref().map_or(ways.len() - 1, |(chosen, ..)| *chosen);
-    let ((loss_chunks, _), tabled, problem) = (&ways[chosen], &tables[chosen], &problems[chosen]);
-    let (loss_chunks, time) = (*loss_chunks, start.elapsed());
-    if !given {
-        let options = Options { loss_chunks: Chunks::Of(loss_chunks), ..options.clone() };
-        manager.graph(rest, &mut graph, &Context { options: &options, ..context })?;
+    let (way, tabled, problem) = (&ways[chosen], &tables[chosen], &problems[chosen]);
+    let (loss_chunks, time) = (way.chunks, start.elapsed());
+    for Ran { name, changed, time, graph } in &way.passes {
+        manager.report(name, *changed, *time, &|| text::print_graph(graph));
     }
     let (_, decided, outcomes) = decided?;
     let graph = problem.graph;
@@ -353,8 +352,9 @@ pub fn compile(
     for pass in SCHEDULE {
         // Before there are waits, a line's time means nothing.
         let print: &dyn Fn(&Program) -> String = if pass.name == "sync" { &timed } else { &text::print_program };
-        manager.run(pass, &mut program, &context, print)?;
-        manager.verify_program(pass.name, &program)?;
+        if manager.run(pass, &mut program, &context, print)? {
+            manager.verify_program(pass.name, &program, graph)?;
+        }
     }
     let start = Instant::now();
     manager.check(&program)?;
@@ -368,9 +368,10 @@ pub fn compile(
     let lives = realise::lives(&program.graph, &program.schedule, tabled, decided.variant);
     let bounds = program.schedule.pools.ids().map(|pool| alloc::live_peak(&program.schedule, &lives, pool)).collect();
     let budget = decided.budget.unwrap_or(u64::MAX);
-    let certificate = bound::certificate(problem, budget, timeline.micros);
+    let asked = options.extent == Extent::Curve;
+    let certificate = asked.then(|| bound::certificate(problem, budget, timeline.micros));
     let kernels = options.kernels;
-    let ways = ways.iter().zip(outcomes).map(|(&(chunks, _), outcome)| Way { chunks, outcome }).collect();
+    let ways = ways.iter().zip(outcomes).map(|(way, outcome)| Way { chunks: way.chunks, outcome }).collect();
     Ok(Compiled {
         program,
         timeline,
@@ -390,34 +391,57 @@ fn halves() -> (&'static [Pass<Graph>], &'static [Pass<Graph>]) {
     GRAPH.split_at(GRAPH.iter().position(|pass| pass.name == "loss").unwrap_or(GRAPH.len()))
 }
 
+/// A graph after its last pass.
+struct Finished {
+    /// In how many chunks the loss is computed.
+    chunks: u64,
+    /// The graph, compact.
+    graph: Graph,
+    /// The passes from `loss` on, if they were not run in the open: it is not known yet which graph is taken.
+    passes: Vec<Ran>,
+}
+
+/// A pass that has ended, with the graph after it.
+struct Ran {
+    name: &'static str,
+    changed: bool,
+    time: Duration,
+    graph: Graph,
+}
+
 /// The ways to compute the loss among which planning decides: the graphs that the passes from `loss` on leave with it whole and
-/// in chunks, and how many those are. None if there is nothing to choose.
+/// in chunks. None if there is nothing to choose.
 ///
 /// More chunks make more lines and save fewer bytes each. So there is one other way beside the whole loss: the fewest chunks, by
 /// doubling, of which twice as many would save nothing to speak of, neither of what keeping everything needs nor of what the
 /// neediest line does, which no plan goes below. No budget is looked at: see [`decide`] on why peaks are monotone.
-fn ways(graph: &Graph, context: &Context<'_>) -> Result<Vec<(u64, Graph)>, Error> {
+fn ways(graph: &Graph, context: &Context<'_>) -> Result<Vec<Finished>, Error> {
     let most = if context.options.loss_chunks == Chunks::Auto { loss::chunks(graph, MOST_CHUNKS) } else { 1 };
-    let finish = |chunks: u64| -> Result<(Graph, [u64; 2]), Error> {
+    let finish = |chunks: u64| -> Result<(Finished, [u64; 2]), Error> {
         let options = Options { loss_chunks: Chunks::Of(chunks), ..context.options.clone() };
-        let mut graph = graph.clone();
+        let context = Context { options: &options, ..*context };
+        let chunks = loss::chunks(graph, chunks);
+        let (mut graph, mut passes) = (graph.clone(), vec![]);
         let mut silent = Manager { observer: &mut |_| (), position: 0 };
-        let (_, rest) = halves();
-        silent.graph(rest, &mut graph, &Context { options: &options, ..*context })?;
+        for pass in halves().1 {
+            let start = Instant::now();
+            let changed = silent.graph(std::slice::from_ref(pass), &mut graph, &context)?;
+            passes.push(Ran { name: pass.name, changed, time: start.elapsed(), graph: graph.clone() });
+        }
         let graph = graph.compact();
         let problem = Problem::new(&graph, context.device, context.cost);
         let schedule = realise::unnamed(&problem, &Decisions::default()).map_err(Error::Input)?;
         let device = ir::table::Id::new(apply::DEVICE);
         let keep = alloc::live_peak(&schedule, &alloc::lifetimes(&schedule), device);
         let needs = [keep, alloc::neediest(&schedule, device)];
-        Ok((graph, needs))
+        Ok((Finished { chunks, graph, passes }, needs))
     };
     if most < 2 {
         return Ok(vec![]);
     }
     let most = 1 << most.ilog2();
-    let (whole, needs) = finish(1)?;
-    let mut last = finish(most)?;
+    let (whole, last) = rayon::join(|| finish(1), || finish(most));
+    let ((whole, needs), mut last) = (whole?, last?);
     let enough = |needs: [u64; 2], least: [u64; 2]| {
         needs.iter().zip(least).all(|(&needs, least)| needs as f64 <= least as f64 * (1.0 + NOTHING))
     };
@@ -433,7 +457,7 @@ fn ways(graph: &Graph, context: &Context<'_>) -> Result<Vec<(u64, Graph)>, Error
         }
         (chunks, last) = (chunks / 2, fewer);
     }
-    Ok(vec![(1, whole), (loss::chunks(graph, chunks), last.0)])
+    Ok(vec![whole, last.0])
 }
 /// The most chunks that are tried.
 const MOST_CHUNKS: u64 = 64;
@@ -444,13 +468,14 @@ struct Manager<'a, 'b> {
 }
 
 impl Manager<'_, '_> {
+    /// Runs a pass; true if it changed something.
     fn run<S>(
         &mut self,
         pass: &Pass<S>,
         value: &mut S,
         context: &Context<'_>,
         print: &dyn Fn(&S) -> String,
-    ) -> Result<(), Error>
+    ) -> Result<bool, Error>
     where
         S: Clone + PartialEq,
     {
@@ -461,15 +486,19 @@ impl Manager<'_, '_> {
         let changed = *value != before;
         log::debug!("{}: {}changed, {:.1} ms", pass.name, if changed { "" } else { "un" }, time.as_secs_f64() * 1e3);
         self.report(pass.name, changed, time, &|| print(value));
-        Ok(())
+        Ok(changed)
     }
 
-    fn graph(&mut self, passes: &[Pass<Graph>], graph: &mut Graph, context: &Context<'_>) -> Result<(), Error> {
+    /// Runs passes over a graph; true if they changed something.
+    fn graph(&mut self, passes: &[Pass<Graph>], graph: &mut Graph, context: &Context<'_>) -> Result<bool, Error> {
+        let mut changed = false;
         for pass in passes {
-            self.run(pass, graph, context, &text::print_graph)?;
-            self.verify_graph(pass.name, graph)?;
+            if self.run(pass, graph, context, &text::print_graph)? {
+                self.verify_graph(pass.name, graph)?;
+                changed = true;
+            }
         }
-        Ok(())
+        Ok(changed)
     }
 
     fn report(&mut self, name: &'static str, changed: bool, time: Duration, text: &dyn Fn() -> String) {
@@ -480,8 +509,10 @@ impl Manager<'_, '_> {
     fn verify_graph(&self, pass: &'static str, graph: &Graph) -> Result<(), Error> {
         broken(pass, ir::verify::graph(graph), |f| text::print_graph_with_findings(graph, f))
     }
-    fn verify_program(&self, pass: &'static str, program: &Program) -> Result<(), Error> {
-        broken(pass, ir::verify::program(program), |f| text::print_program_with_findings(program, f))
+    /// Verifies a program; `right` is a graph that is.
+    fn verify_program(&self, pass: &'static str, program: &Program, right: &Graph) -> Result<(), Error> {
+        let verify = if program.graph == *right { ir::verify::schedule } else { ir::verify::program };
+        broken(pass, verify(program), |f| text::print_program_with_findings(program, f))
     }
     fn check(&self, program: &Program) -> Result<(), Error> {
         let findings = ir::check::check(program).err().unwrap_or_default();

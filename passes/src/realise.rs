@@ -7,8 +7,8 @@ use crate::decide::{Decisions, Problem};
 use crate::schedule::apply::{COMPUTE, DEVICE, HOST};
 use crate::schedule::{apply, inplace, prefetch, sync};
 use crate::sim::{simulate, unlimited};
-use ir::schedule::{Buffer, InstrKind, Loc, Schedule};
-use ir::{Graph, Id, Pool, Table};
+use ir::schedule::{Buffer, BufferData, InstrKind, Loc, Schedule};
+use ir::{Graph, Id, Plan, Pool, Table};
 
 /// What decisions come to.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -62,6 +62,20 @@ pub fn finish(problem: &Problem<'_>, schedule: &Schedule, lives: &Table<Buffer, 
     sync::run(graph, &mut placed, &plan);
     let micros = simulate(graph, &placed, cost).micros;
     Finished { peak: plan.peak[Pool::new(DEVICE)], host: plan.peak[Pool::new(HOST)], micros }
+}
+
+/// The time of a step, µs, in which every buffer has bytes of its own: no places let lines wait for less.
+pub fn roomy(problem: &Problem<'_>, schedule: &Schedule) -> f64 {
+    let mut top = Table::filled(schedule.pools.len(), 0);
+    let place = |data: &BufferData| {
+        let at = top[data.pool];
+        top[data.pool] += data.bytes;
+        at
+    };
+    let plan = Plan::new(schedule, schedule.buffers.values().map(place).collect());
+    let mut apart = schedule.clone();
+    sync::run(problem.graph, &mut apart, &plan);
+    simulate(problem.graph, &apart, problem.cost).micros
 }
 
 /// Lifetimes in simulated time: a buffer that a copy or the host still reads is not free at the next line of the list, but

@@ -54,7 +54,7 @@ pub fn finish(problem: &Problem<'_>, decisions: Decisions, variant: usize) -> Re
     }
     let timeline = simulate(graph, &program.schedule, problem.cost);
     let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[ir::table::Id::new(0)]);
-    let decided = Decided { decisions, variant, budget: None, keep_peak: peak, smallest: peak, curve: vec![] };
+    let decided = Decided { decisions, variant, budget: None, keep_peak: peak, smallest: Some(peak), curve: vec![] };
     let certificate = passes::decide::bound::certificate(problem, u64::MAX, timeline.micros);
     let bounds = program.schedule.pools.ids().map(|pool| alloc::live_peak(&program.schedule, &lives, pool)).collect();
     Ok(Compiled {
@@ -64,7 +64,7 @@ pub fn finish(problem: &Problem<'_>, decisions: Decisions, variant: usize) -> Re
         loss_chunks: 1,
         ways: vec![],
         decided,
-        certificate,
+        certificate: Some(certificate),
         planned_peak: peak,
         live_peak: peak,
         bounds,

@@ -1,9 +1,10 @@
 //! The whole pipeline on random graphs at budgets from generous to infeasible: what is planned is at most the budget and
 //! is what the machine touches, a lower budget never plans more, the bits stay the same, and below the smallest budget
-//! the answer is no.
+//! the answer is no. The plan alone is the same as with all other budgets'.
 
 use ir::Graph;
 use passes::cost::Roofline;
+use passes::decide::Extent;
 use passes::devices;
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget, Compiled, Error, Options};
@@ -11,8 +12,12 @@ use proptest::prelude::*;
 use tests::{generate, run};
 
 fn compile(graph: &Graph, budget: Budget) -> Result<Compiled, Error> {
+    compile_to(graph, budget, Extent::Curve)
+}
+
+fn compile_to(graph: &Graph, budget: Budget, extent: Extent) -> Result<Compiled, Error> {
     let device = devices::named("test").unwrap();
-    let options = Options { budget, ..Options::default() };
+    let options = Options { budget, extent, ..Options::default() };
     pipeline::compile(graph.clone(), &options, &device, &Roofline::new(&device), &mut |_| ())
 }
 
@@ -26,7 +31,7 @@ proptest! {
         let feeds: Vec<_> = (0..3).map(|step| generate::feed(&graph, seed, step)).collect();
         let expected = run::plain(&graph, &start, &feeds);
         let roomy = compile(&graph, Budget::Share(1.0)).map_err(|e| TestCaseError::fail(e.to_string()))?;
-        let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest);
+        let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest.unwrap());
         prop_assert!(smallest <= keep);
         let mut higher = keep;
         const BUDGETS: u64 = 4;
@@ -37,7 +42,10 @@ proptest! {
             prop_assert!(peak <= budget && peak <= higher, "{peak} planned for {budget}, {higher} for more");
             prop_assert!(compiled.live_peak <= peak, "{} alive in {peak}", compiled.live_peak);
             higher = peak;
-            let (bound, micros) = (compiled.certificate.lower_bound, compiled.timeline.micros);
+            let plan = compile_to(&graph, Budget::Bytes(budget), Extent::Plan);
+            let plan = plan.map_err(|e| TestCaseError::fail(e.to_string()))?;
+            prop_assert!(plan.program == compiled.program, "the plan alone is another than that of a curve");
+            let (bound, micros) = (compiled.certificate.as_ref().unwrap().lower_bound, compiled.timeline.micros);
             prop_assert!(bound <= micros * (1.0 + 1e-9), "no plan beats {bound} us, this takes {micros}");
             let artifact = codegen::emit(&compiled, &start, Optimizer::None).unwrap();
             for options in [runtime::Options::default(), run::shuffled(seed)] {
@@ -47,9 +55,11 @@ proptest! {
             }
         }
         prop_assert_eq!(higher, smallest, "the smallest budget should be met exactly");
-        match compile(&graph, Budget::Bytes(smallest - 1)) {
-            Err(Error::Infeasible(infeasible)) => prop_assert_eq!(infeasible.smallest, smallest),
-            other => prop_assert!(false, "{:?} fits below the smallest budget", other.map(|c| c.planned_peak)),
+        for extent in [Extent::Curve, Extent::Plan] {
+            match compile_to(&graph, Budget::Bytes(smallest - 1), extent) {
+                Err(Error::Infeasible(infeasible)) => prop_assert_eq!(infeasible.smallest, smallest),
+                other => prop_assert!(false, "{:?} fits below the smallest budget", other.map(|c| c.planned_peak)),
+            }
         }
     }
 }

@@ -12,7 +12,7 @@
 use ir::text::{self, File};
 use ir::{Graph, Program, Schedule};
 use passes::cost::Roofline;
-use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason, decide};
+use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, decide};
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
 use passes::pipeline::{Budget, Context, GRAPH, Kernels, Options, SCHEDULE};
@@ -72,6 +72,7 @@ impl Header<'_> {
                 Planner::ALL.into_iter().find(|p| p.name() == name).expect("a planner's name")
             }),
             kernels: if pass == "fuse" { Kernels::Generated } else { Kernels::Plain },
+            extent: Extent::Curve,
             without_simplify: false,
         };
         let variant = given.remove("variant").map_or(0, |text| bytes(text) as usize);
@@ -106,7 +107,7 @@ fn run(folder: &str, input: &str) -> String {
                 Ok(decided) => {
                     let curve: Vec<String> =
                         decided.curve.iter().map(|(bytes, micros)| format!("{bytes}: {micros:.3} us")).collect();
-                    let (keep, smallest) = (decided.keep_peak, decided.smallest);
+                    let (keep, smallest) = (decided.keep_peak, decided.smallest.unwrap());
                     format!(
                         "keep {keep}, smallest {smallest}\n{}\n{}",
                         curve.join("\n"),

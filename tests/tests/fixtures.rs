@@ -183,7 +183,7 @@ fn same_at_every_budget(name: &str, level: &str, kernels: Kernels) {
     let fixture = Fixture::read(name, level, kernels);
     let (roomy, artifact) = fixture.compile(Optimizer::AdamW, Budget::Share(1.0)).unwrap();
     let expected = fixture.train(&artifact, STEPS, None);
-    let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest);
+    let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest.unwrap());
     assert!(smallest as f64 <= SMALLEST * keep as f64, "{name} {level}: smallest {smallest}, keep {keep}");
     let mut higher = u64::MAX;
     const BUDGETS: u64 = 6;

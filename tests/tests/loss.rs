@@ -287,9 +287,10 @@ fn budgets_choose_chunks() {
         let with = |budget, loss_chunks| compile(&graph, &Options { budget, loss_chunks, ..options.clone() });
         let whole = with(Budget::Share(1.0), Chunks::Of(1)).unwrap();
         let roomy = with(Budget::Share(1.0), Chunks::Auto).unwrap();
-        let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest);
+        let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest.unwrap());
         assert_eq!(keep, whole.decided.keep_peak, "a share is one of the whole loss");
-        assert!(2 * smallest < whole.decided.smallest, "{smallest}, whole {}", whole.decided.smallest);
+        let least = whole.decided.smallest.unwrap();
+        assert!(2 * smallest < least, "{smallest}, whole {least}");
         let (expected, _) = train(&whole, Optimizer::AdamW, vocabulary, Default::default());
         let mut higher = u64::MAX;
         let mut chunks = 1;

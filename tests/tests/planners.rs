@@ -4,7 +4,8 @@ use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Phase, Schedule};
 use passes::cost::{Roofline, Tabled};
 use passes::decide::protrain::{Activation, Config, Layout, instance};
-use passes::decide::{Means, Planner, Problem, blocks, chunks, decide, layout};
+use passes::decide::choose::{Aim, Asked, Limits};
+use passes::decide::{Means, Planner, Problem, blocks, choose, chunks, decide, greedy, layout, record};
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::graph::{canonical, optimizer};
 use passes::pipeline::{self, Budget, Error, Options};
@@ -65,6 +66,57 @@ fn auto_is_never_worse() {
                     let fits = auto.curve.iter().filter(|point| point.0 <= peak);
                     let best = fits.map(|point| point.1).min_by(f64::total_cmp).unwrap_or(f64::INFINITY);
                     assert!(best <= micros, "{} {} at {peak}: {micros}, auto {best}", graph.name, planner.name());
+                }
+            }
+        });
+    }
+}
+
+/// What is found first among drafts is the best of all their records, for whatever is asked and on any number of threads, though
+/// few of them are placed.
+#[test]
+fn the_first_is_the_best_of_all() {
+    let graphs = [
+        (prepared(read("gpt2-tiny/joint_core.pt2")), "rtx3090"),
+        (prepared(read("moe-tiny/joint_coarse.pt2")), "cpu"),
+        (small(), "gh200"),
+    ];
+    for (graph, device) in graphs {
+        with_problem(&graph, device, |problem| {
+            let mut drafts = greedy::keep(problem);
+            for hosted in [0.0, 0.5] {
+                drafts.extend(greedy::jumps(problem, hosted, greedy::Taste::Cheaper));
+            }
+            let records = record::judge(problem, &drafts);
+            let drafts = [drafts];
+            let problems = std::slice::from_ref(problem);
+            let keep = records[0].peak;
+            for share in [2.0, 0.9, 0.7, 0.5, 0.3, 0.0] {
+                for host in [u64::MAX, keep / 4] {
+                    let limits = Limits { device: (share * keep as f64) as u64, host };
+                    let fits = |r: &&record::Record| r.peak <= limits.device && r.host <= limits.host;
+                    for aim in [Aim::Fastest, Aim::Smallest, Aim::LeastOnHost] {
+                        let of = |r: &record::Record| match aim {
+                            Aim::Fastest => r.micros,
+                            Aim::Smallest => r.peak as f64,
+                            Aim::LeastOnHost => r.host as f64,
+                        };
+                        let best = records.iter().filter(fits).map(of).min_by(f64::total_cmp);
+                        let on = |threads: usize| {
+                            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                            let asked = Asked { aim, limits, enough: 0.0 };
+                            pool.install(|| choose::first(problems, &drafts, asked).map(|(_, record)| record))
+                        };
+                        let found = on(1);
+                        let told = (found.as_ref().map(of), best);
+                        let same = match told {
+                            (Some(found), Some(best)) => (found - best).abs() <= 2e-9 * best,
+                            (found, best) => found == best,
+                        };
+                        assert!(same, "{} {aim:?} {limits:?}: {told:?}", graph.name);
+                        let key = |r: &record::Record| (r.peak, r.host, r.micros.to_bits(), r.variant, r.decisions.clone());
+                        assert_eq!(on(3).as_ref().map(key), found.as_ref().map(key), "{} {aim:?}", graph.name);
+                    }
                 }
             }
         });

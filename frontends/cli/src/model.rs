@@ -2,12 +2,13 @@
 
 use crate::args::Compiling;
 use crate::failure::Failure;
-use crate::observe::{Observer, PassTime};
+use crate::observe::{Dumps, Observer, PassTime};
 use crate::out;
 use ir::text::File;
 use ir::{Device, Graph, TensorType};
 use passes::cost::profile::{Profile, Profiled};
 use passes::cost::{Cost, Roofline};
+use passes::decide::Extent;
 use passes::devices;
 use passes::pipeline::{self, Compiled, Options};
 use std::collections::BTreeMap;
@@ -217,28 +218,39 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
         planner: compiling.planner.unwrap_or_default(),
         kernels: compiling.kernels.unwrap_or_default(),
         without_simplify: compiling.without.is_some(),
+        extent: Extent::default(),
     }
 }
 
-/// Compiles a graph.
+/// Compiles a graph for its budget alone: the smallest one, and what others come to, is not told.
 pub(crate) fn compile(
     graph: &Graph,
     compiling: &Compiling,
     machine: &Machine,
-    dumps: crate::observe::Dumps,
+    dumps: Dumps,
 ) -> Result<Compiled, Failure> {
-    compile_timed(graph, compiling, machine, dumps).map(|(compiled, _)| compiled)
+    run(graph, compiling, machine, dumps, Extent::Plan).map(|(compiled, _)| compiled)
 }
 
-/// The same, with the time of each pass.
-pub(crate) fn compile_timed(
+/// Compiles a graph with all that may be told of it, and with the time of each pass.
+pub(crate) fn plan(
     graph: &Graph,
     compiling: &Compiling,
     machine: &Machine,
-    dumps: crate::observe::Dumps,
+    dumps: Dumps,
+) -> Result<(Compiled, Vec<PassTime>), Failure> {
+    run(graph, compiling, machine, dumps, Extent::Curve)
+}
+
+fn run(
+    graph: &Graph,
+    compiling: &Compiling,
+    machine: &Machine,
+    dumps: Dumps,
+    extent: Extent,
 ) -> Result<(Compiled, Vec<PassTime>), Failure> {
     let mut observer = Observer::new(compiling, dumps, graph)?;
-    let options = options(compiling);
+    let options = Options { extent, ..options(compiling) };
     let compiled =
         pipeline::compile(graph.clone(), &options, &machine.device, &*machine.cost, &mut |report| observer.see(report));
     let times = observer.finish()?;

@@ -11,6 +11,7 @@ use crate::{out, report, size};
 use ir::{Id, Pool, Program, Stream};
 use passes::alloc::gap;
 use passes::decide::Problem;
+use passes::decide::bound::Certificate;
 use passes::explain::{self, Count, Peak, Tally};
 use passes::pipeline::{Compiled, Way};
 use passes::schedule::apply::{D2H, H2D, HOST};
@@ -29,7 +30,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let model = model::read(&args.model.model, &args.model.dim)?;
     let machine = model::machine(&args.compiling)?;
-    let (compiled, times) = match model::compile_timed(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
+    let (compiled, times) = match model::plan(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
         Ok(compiled) => compiled,
         Err(failure) => {
             if let (true, Failure::NoFit(infeasible)) = (args.json, &failure) {
@@ -135,11 +136,11 @@ impl Facts<'_> {
                 }))
                 .collect::<Vec<_>>(),
             "predicted_ms": millis(timeline.micros),
-            "lower_bound_ms": millis(certificate.lower_bound),
-            "gap": certificate.gap,
+            "lower_bound_ms": certificate.as_ref().map(|certificate| millis(certificate.lower_bound)),
+            "gap": certificate.as_ref().map(|certificate| certificate.gap),
             "lower_bound_if": certificate
-                .changes
                 .iter()
+                .flat_map(|certificate| &certificate.changes)
                 .map(|&(change, micros)| (change.name().to_string(), json!(millis(micros))))
                 .collect::<serde_json::Map<_, _>>(),
             "swapped_bytes": timeline.swapped_bytes,
@@ -208,7 +209,9 @@ impl Facts<'_> {
         }
         row("planned peak", *planned_peak)?;
         row("most bytes alive", *live_peak)?;
-        row("smallest feasible", decided.smallest)?;
+        if let Some(smallest) = decided.smallest {
+            row("smallest feasible", smallest)?;
+        }
         row("keep everything", decided.keep_peak)?;
         writeln!(out, "  {:<18} {:>10}", "host peak", short(self.host_peak()))?;
         let gaps =
@@ -216,19 +219,13 @@ impl Facts<'_> {
         let gaps = gaps.collect::<Vec<_>>().join(", ");
         writeln!(out, "  {:<18} {gaps} above the least that their buffers need", "addresses")?;
         writeln!(out, "  {:<18} {:>10}", "predicted step", micros(timeline.micros))?;
-        let (bound, gap) = (certificate.lower_bound, 100.0 * certificate.gap);
-        writeln!(
-            out,
-            "  {:<18} {:>10}  no plan at this budget is faster; gap {gap:.1}%",
-            "lower bound",
-            micros(bound)
-        )?;
-        let changes: Vec<String> = certificate
-            .changes
-            .iter()
-            .map(|&(change, bound)| format!("{} with {}", micros(bound), change.name()))
-            .collect();
-        writeln!(out, "  {:<18} {:>10}  {}", "", "it would be", changes.join(", "))?;
+        if let Some(Certificate { lower_bound, gap, changes }) = certificate {
+            let (bound, gap) = (micros(*lower_bound), 100.0 * gap);
+            writeln!(out, "  {:<18} {bound:>10}  no plan at this budget is faster; gap {gap:.1}%", "lower bound")?;
+            let changes = changes.iter().map(|&(change, bound)| format!("{} with {}", micros(bound), change.name()));
+            let changes = changes.collect::<Vec<_>>().join(", ");
+            writeln!(out, "  {:<18} {:>10}  {changes}", "", "it would be")?;
+        }
         let link = |stream: usize| micros(timeline.busy[Stream::new(stream)]);
         writeln!(out, "  {:<18} {:>10} in, {} out", "link at work", link(H2D), link(D2H))?;
         writeln!(out, "  {:<18} {:>10}", "recomputing", micros(timeline.recomputed))?;

@@ -12,6 +12,7 @@ use crate::size::{self, short};
 use ir::graph::Def;
 use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Id, Node, Phase, Pool, Stream, Table, Value};
+use passes::decide::bound::Certificate;
 use passes::decide::{Means, Problem, Reason};
 use passes::explain::{self, Class, Residence, Tally};
 use passes::pipeline::{Compiled, Options};
@@ -191,20 +192,18 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let of = |part: f64, whole: f64| if 0.0 < whole { format!("{:.1}%", 100.0 * part / whole) } else { "-".into() };
     let fastest = source.curve.first().map_or(timeline.micros, |p| p.micros);
     let of_keep = |bytes: u64| format!("{} of keeping everything", of(bytes as f64, decided.keep_peak as f64));
+    let smallest = smallest(source);
     // The figures in their order: what, how much, a remark. A new figure is one line.
-    let mut figures: Vec<(&str, String, String)> = vec![
-        (
-            "predicted step",
-            duration(timeline.micros),
-            format!("{:+.1}% over the fastest plan", 100.0 * (timeline.micros / fastest.max(f64::MIN_POSITIVE) - 1.0)),
-        ),
-        (
-            "lower bound",
-            duration(certificate.lower_bound),
-            format!("no plan at this budget is faster; gap {:.1}%", 100.0 * certificate.gap),
-        ),
-        ("planned peak", short(*planned_peak), of_keep(*planned_peak)),
-    ];
+    let mut figures: Vec<(&str, String, String)> = vec![(
+        "predicted step",
+        duration(timeline.micros),
+        format!("{:+.1}% over the fastest plan", 100.0 * (timeline.micros / fastest.max(f64::MIN_POSITIVE) - 1.0)),
+    )];
+    if let Some(Certificate { lower_bound, gap, .. }) = certificate {
+        let remark = format!("no plan at this budget is faster; gap {:.1}%", 100.0 * gap);
+        figures.push(("lower bound", duration(*lower_bound), remark));
+    }
+    figures.push(("planned peak", short(*planned_peak), of_keep(*planned_peak)));
     if let Some(budget) = decided.budget {
         figures.push(("budget", short(budget), format!("{} used", of(*planned_peak as f64, budget as f64))));
     }
@@ -214,7 +213,7 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
             short(*live_peak),
             format!("{} between tensors", short(planned_peak.saturating_sub(*live_peak))),
         ),
-        ("smallest feasible", short(decided.smallest), of_keep(decided.smallest)),
+        ("smallest feasible", short(smallest), of_keep(smallest)),
         ("keep everything", short(decided.keep_peak), "nothing swapped or recomputed".into()),
         ("host peak", short(host_peak), host_limit.map_or("no limit".into(), |limit| format!("of {}", short(limit)))),
         (
@@ -339,6 +338,11 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     )
 }
 
+/// The smallest budget that fits, bytes.
+fn smallest(source: &Source<'_>) -> u64 {
+    source.compiled.decided.smallest.unwrap_or(source.compiled.planned_peak)
+}
+
 /// The curve.
 fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let decided = &source.compiled.decided;
@@ -347,7 +351,7 @@ fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         "<section id=\"budgets\">\n<h2>Other budgets</h2>\n<p class=\"lead\">The plans that no other beats in both memory and \
          time: from {} down to {}, below which nothing fits.</p>\n{}",
         short(source.curve.first().map_or(decided.keep_peak, |p| p.bytes)),
-        short(decided.smallest),
+        short(smallest(source)),
         curve::svg(source.curve, decided.budget)
     )?;
     writeln!(

@@ -4,6 +4,7 @@
 pub mod blocks;
 pub mod blocks_search;
 pub mod bound;
+pub mod choose;
 pub mod chunks;
 pub mod greedy;
 pub mod layout;
@@ -15,9 +16,10 @@ pub mod weights;
 use crate::cost::Cost;
 use crate::pipeline::{Budget, Error};
 use crate::realise;
-use crate::schedule::apply::DEVICE;
+use crate::schedule::apply::{DEVICE, HOST};
 use crate::schedule::order::users;
 use blocks::Block;
+use choose::{Aim, Asked, Limits};
 use ir::graph::Def;
 use ir::schedule::buffer_bytes;
 use ir::{Device, Graph, Node, Table, Value};
@@ -394,6 +396,16 @@ impl Planner {
     }
 }
 
+/// What planning finds out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Extent {
+    /// The plan for the budget, and what other budgets would come to.
+    #[default]
+    Curve,
+    /// The plan for the budget: the same one, in less time.
+    Plan,
+}
+
 /// A plan for a budget, and what else could be had.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decided {
@@ -405,9 +417,10 @@ pub struct Decided {
     pub budget: Option<u64>,
     /// What `keep` needs, bytes.
     pub keep_peak: u64,
-    /// The smallest budget that fits, bytes.
-    pub smallest: u64,
-    /// Step time against budget: (bytes, µs), the plans that no other beats in both, fastest first.
+    /// The smallest budget that fits, bytes; `None` if only the plan was asked for.
+    pub smallest: Option<u64>,
+    /// Step time against budget: (bytes, µs), the plans that no other beats in both, fastest first. Empty if only the plan was
+    /// asked for.
     pub curve: Vec<(u64, f64)>,
 }
 
@@ -427,9 +440,13 @@ pub struct Outcome {
 /// A share of a step or a peak that is nothing to speak of.
 pub(crate) const NOTHING: f64 = 0.01;
 
+/// Steps that are longer by this share than any has to be are as fast as can be.
+const AS_FAST: f64 = 0.001;
+
 /// Decides for a budget.
 pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result<Decided, Error> {
-    decide_among(std::slice::from_ref(problem), planner, budget).map(|(_, decided, _)| decided)
+    let problems = std::slice::from_ref(problem);
+    decide_among(problems, planner, budget, Extent::Curve).map(|(_, decided, _)| decided)
 }
 
 /// Decides for a budget which of several problems that come to the same is taken, and how: the plans of all of them are one
@@ -441,59 +458,98 @@ pub fn decide_among(
     problems: &[Problem<'_>],
     planner: Planner,
     budget: Budget,
+    extent: Extent,
 ) -> Result<(usize, Decided, Vec<Outcome>), Error> {
-    let (mut keeps, mut records): (Vec<(u64, f64)>, Vec<Vec<Record>>) = (vec![], vec![]);
-    for problem in problems {
-        let keep = record::judge(problem, &greedy::keep(problem));
-        let least =
-            keep.iter().min_by_key(|r| r.peak).ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
-        keeps.push((least.peak, least.micros));
-        records.push(keep);
+    let mut drafts: Vec<Vec<Draft>> = problems.iter().map(greedy::keep).collect();
+    let enough = problems.iter().map(shortest).fold(f64::INFINITY, f64::min) * (1.0 + AS_FAST);
+    let first = |drafts: &[Vec<Draft>], aim, limits| choose::first(problems, drafts, Asked { aim, limits, enough });
+    let mut keeps: Vec<(u64, f64)> = vec![];
+    for (i, own) in drafts.iter().enumerate() {
+        let mut alone = vec![vec![]; problems.len()];
+        alone[i].clone_from(own);
+        let keep = first(&alone, Aim::Smallest, Limits::NONE);
+        let (_, keep) = keep.ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
+        keeps.push((keep.peak, keep.micros));
     }
-    let beaten = |i: usize| {
-        let (peak, micros) = keeps[i];
-        keeps[i + 1..].iter().any(|later| later.0 < peak && later.1 <= micros * (1.0 + NOTHING))
-    };
-    for (i, problem) in problems.iter().enumerate().filter(|(i, _)| !beaten(*i)) {
-        record::judge_best(problem, run_all(problem, &proposals(problem, planner)), &mut records[i]);
-    }
-    let each = records.into_iter().enumerate();
-    let records: Vec<(usize, Record)> = each.flat_map(|(i, own)| own.into_iter().map(move |r| (i, r))).collect();
     let keep_peak = keeps.first().map_or(0, |keep| keep.0);
     let limit = match budget {
         Budget::Device => problems.first().map_or(0, |problem| problem.device.device_bytes),
         Budget::Bytes(bytes) => bytes,
         Budget::Share(share) => (share * keep_peak as f64) as u64,
     };
-    let possible: Vec<(usize, Record)> =
-        records.iter().filter(|r| problems[r.0].host_holds(r.1.host)).cloned().collect();
-    let Some((of, smallest)) = possible.iter().min_by_key(|r| r.1.peak) else {
-        let (of, least) = records.iter().min_by_key(|r| r.1.host).expect("keep should have a record");
-        let limit = problems[*of].host_limit.unwrap_or(0);
-        return Err(infeasible(&problems[*of], planner, least, limit, DEVICE + 1));
+    let host = problems.first().and_then(|problem| problem.host_limit).unwrap_or(u64::MAX);
+    let (fits, on_host) = (Limits { device: limit, host }, Limits { device: u64::MAX, host });
+    let beaten = |i: usize| {
+        let (peak, micros) = keeps[i];
+        keeps[i + 1..].iter().any(|later| later.0 < peak && later.1 <= micros * (1.0 + NOTHING))
     };
-    let fitting: Vec<(usize, Record)> = possible.iter().filter(|r| r.1.peak <= limit).cloned().collect();
-    let Some((chosen, record)) = fastest(&fitting) else {
-        return Err(infeasible(&problems[*of], planner, smallest, limit, DEVICE));
-    };
-    let outcome = |(i, &keep): (usize, &(u64, f64))| {
-        let own = |records: &[(usize, Record)]| -> Vec<(usize, Record)> {
-            records.iter().filter(|r| r.0 == i).cloned().collect()
+    // What keeps everything in the first problem, and is as fast as can be, comes before all others.
+    let kept = first(&drafts, Aim::Fastest, fits).filter(|(i, record)| *i == 0 && record.micros <= enough);
+    let planned: Vec<bool> =
+        (0..problems.len()).map(|i| !beaten(i) && (extent == Extent::Curve || kept.is_none())).collect();
+    for (own, more) in drafts.iter_mut().zip(propose(problems, &planned, planner)) {
+        own.extend(more);
+    }
+    let Some((chosen, record)) = kept.or_else(|| first(&drafts, Aim::Fastest, fits)) else {
+        let smallest = first(&drafts, Aim::Smallest, on_host);
+        let (of, least, limit, pool) = match smallest {
+            Some((of, record)) => (of, record, limit, DEVICE),
+            None => {
+                let least = first(&drafts, Aim::LeastOnHost, Limits::NONE);
+                let (of, record) = least.expect("keep should have a record");
+                (of, record, host, HOST)
+            }
         };
-        let fastest = fastest(&own(&fitting)).map(|(_, record)| (record.peak, record.micros));
-        let planned = !beaten(i);
-        let smallest = own(&possible).iter().map(|r| r.1.peak).min().filter(|_| planned);
-        Outcome { keep, planned, smallest, fastest }
+        return Err(infeasible(&problems[of], planner, &least, limit, pool));
     };
-    let decided = Decided {
+    let mut decided = Decided {
         decisions: Decisions::clone(&record.decisions),
         variant: record.variant,
         budget: Some(limit),
         keep_peak,
-        smallest: smallest.peak,
-        curve: curve(&possible),
+        smallest: None,
+        curve: vec![],
     };
-    Ok((*chosen, decided, keeps.iter().enumerate().map(outcome).collect()))
+    let outcome = |(i, &planned): (usize, &bool)| {
+        let fastest = (i == chosen).then_some((record.peak, record.micros));
+        Outcome { keep: keeps[i], planned, smallest: None, fastest }
+    };
+    let mut outcomes: Vec<Outcome> = planned.iter().enumerate().map(outcome).collect();
+    if extent == Extent::Curve {
+        let mut all: Vec<Record> = vec![];
+        for (i, (problem, drafts)) in problems.iter().zip(drafts).enumerate() {
+            let mut records = vec![];
+            record::judge_best(problem, drafts, &mut records);
+            records.retain(|record| problem.host_holds(record.host));
+            let outcome = &mut outcomes[i];
+            outcome.smallest = records.iter().map(|record| record.peak).min().filter(|_| planned[i]);
+            let fitting = records.iter().filter(|record| record.peak <= limit);
+            let fastest = fitting.min_by(|a, b| a.micros.total_cmp(&b.micros).then(a.peak.cmp(&b.peak)));
+            outcome.fastest = outcome.fastest.or(fastest.map(|record| (record.peak, record.micros)));
+            all.append(&mut records);
+        }
+        decided.smallest = all.iter().map(|record| record.peak).min();
+        decided.curve = curve(&all);
+    }
+    Ok((chosen, decided, outcomes))
+}
+
+/// How long the device computes in a step at least, µs: all but the updates that the host has room for.
+fn shortest(problem: &Problem<'_>) -> f64 {
+    let graph = problem.graph;
+    let bytes = |state: &ir::graph::State| graph.values[state.before].ty.bytes();
+    let mut states: BTreeMap<Node, u64> = BTreeMap::new();
+    for state in &graph.states {
+        if let Some(node) = graph.def_node(graph.root(state.after)) {
+            *states.entry(node).or_default() += bytes(state);
+        }
+    }
+    let stays = |node: &Node| {
+        let hosted = states.get(node).filter(|_| graph.nodes[*node].phase == ir::Phase::Optimizer);
+        !hosted.is_some_and(|&bytes| problem.host_holds(bytes))
+    };
+    let lines = problem.lines.iter().copied();
+    lines.filter(stays).map(|node| problem.cost.run(graph, node)).sum()
 }
 
 /// A part of a planner's work. Parts know nothing of each other.
@@ -531,32 +587,27 @@ fn proposals<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Proposal<'a>
     parts
 }
 
-/// Runs the parts on as many threads as there are processors. Of each planner's drafts those remain that no other of its
-/// own clearly beats: what one planner proposes never hides what another does.
-fn run_all(problem: &Problem<'_>, parts: &[Proposal<'_>]) -> Vec<Draft> {
-    let done: Vec<(Planner, Vec<Draft>)> =
-        parts.par_iter().with_max_len(1).map(|(planner, part)| (*planner, part())).collect();
-    let of = |planner: Planner| -> Vec<Draft> {
-        let drafts = done.iter().filter(|part| part.0 == planner).flat_map(|part| &part.1);
+/// What planners propose for each problem that is to be planned, on as many threads as there are processors. Of each planner's
+/// drafts those remain that no other of its own clearly beats: what one planner proposes never hides what another does.
+fn propose(problems: &[Problem<'_>], planned: &[bool], planner: Planner) -> Vec<Vec<Draft>> {
+    let planned = problems.iter().enumerate().filter(|(i, _)| planned[*i]);
+    let parts: Vec<(usize, Proposal<'_>)> =
+        planned.flat_map(|(i, problem)| proposals(problem, planner).into_iter().map(move |part| (i, part))).collect();
+    let done: Vec<(usize, Planner, Vec<Draft>)> =
+        parts.par_iter().with_max_len(1).map(|(i, (planner, part))| (*i, *planner, part())).collect();
+    let of = |i: usize, planner: Planner| -> Vec<Draft> {
+        let drafts = done.iter().filter(|part| part.0 == i && part.1 == planner).flat_map(|part| &part.2);
         // One that the host has no room for should not hide one that it has.
-        drafts.filter(|draft| problem.host_holds(draft.host)).cloned().collect()
+        drafts.filter(|draft| problems[i].host_holds(draft.host)).cloned().collect()
     };
-    Planner::ALL.into_iter().flat_map(|planner| record::front(problem, of(planner))).collect()
-}
-
-/// The fastest record; of equally fast ones, that of the first problem, with the fewest decisions. A lower budget leaves fewer
-/// records, so it never chooses a higher peak: the first of fewer is either the same, or the old one did not fit.
-fn fastest(records: &[(usize, Record)]) -> Option<&(usize, Record)> {
-    records.iter().min_by(|(i, a), (j, b)| {
-        let decisions = |r: &Record| r.decisions.count();
-        let fewer = decisions(a).cmp(&decisions(b));
-        a.micros.total_cmp(&b.micros).then(i.cmp(j)).then(fewer).then(a.peak.cmp(&b.peak))
-    })
+    let all =
+        |i: usize| Planner::ALL.into_iter().flat_map(|planner| record::front(&problems[i], of(i, planner))).collect();
+    (0..problems.len()).map(all).collect()
 }
 
 /// The records that no other beats in both peak and time, fastest first.
-fn curve(records: &[(usize, Record)]) -> Vec<(u64, f64)> {
-    let mut points: Vec<(u64, f64)> = records.iter().map(|(_, r)| (r.peak, r.micros)).collect();
+fn curve(records: &[Record]) -> Vec<(u64, f64)> {
+    let mut points: Vec<(u64, f64)> = records.iter().map(|r| (r.peak, r.micros)).collect();
     points.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     let mut lowest = u64::MAX;
     points.retain(|&(peak, _)| {

@@ -1,0 +1,204 @@
+//! The best of all records, without most of them: a draft is known to be no faster and no smaller than so and so long before it
+//! is placed.
+//!
+//! Every draft, finished in each way, is a record, and the records stand in a fixed order. What is asked for is the first that
+//! keeps the limits. Each draft begins with what bounds it from below: the time that its busiest stream is at work, and the
+//! bytes alive in it. The one whose bound comes first is looked at more closely: its lines are built and played on a machine
+//! where every buffer has bytes of its own; after that it is placed, and is a record. When a record comes first, all that is left
+//! comes after it (best-first search: Hart, Nilsson and Raphael, 1968).
+//!
+//! Invariant: bounds only rise, so the answer is that of judging everything. It does not depend on threads, nor on which drafts
+//! a limit leaves out: see [`decide`](super::decide) on why peaks are monotone.
+
+use super::record::{Draft, Record, least};
+use super::{Decisions, Problem};
+use crate::alloc::{Lifetime, live_peak};
+use crate::realise::{self, Finished};
+use crate::schedule::apply::{DEVICE, HOST};
+use ir::{Buffer, Id, Pool, Schedule, Table};
+use rayon::prelude::*;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+/// Which record comes first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Aim {
+    /// The fastest; of equally fast ones, that of the first problem, with the fewest decisions.
+    Fastest,
+    /// That of the lowest peak on the device.
+    Smallest,
+    /// That of the lowest peak on the host.
+    LeastOnHost,
+}
+
+/// What a record may need, bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// On the device.
+    pub device: u64,
+    /// On the host.
+    pub host: u64,
+}
+
+impl Limits {
+    /// None.
+    pub const NONE: Limits = Limits { device: u64::MAX, host: u64::MAX };
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Which record.
+    pub aim: Aim,
+    /// What it may need.
+    pub limits: Limits,
+    /// Steps of no more than this are equally fast, µs.
+    pub enough: f64,
+}
+
+/// Finds the first record of all problems' drafts that keeps the limits, and which problem's it is; `None` if none keeps them.
+pub fn first(problems: &[Problem<'_>], drafts: &[Vec<Draft>], asked: Asked) -> Option<(usize, Record)> {
+    let mut queue = Queue { asked, heap: BinaryHeap::new(), entries: vec![] };
+    for (problem, drafts) in drafts.iter().enumerate() {
+        for (number, draft) in drafts.iter().enumerate() {
+            let bound = Bound { micros: least(&problems[problem], draft), peak: draft.live, host: draft.host };
+            queue.push(Entry { problem, number, draft, variant: 0, bound, known: Known::Draft });
+        }
+    }
+    // What is looked at beside the first one, for the sake of idle threads, is looked at early at worst.
+    let most = rayon::current_num_threads();
+    loop {
+        let mut next = vec![];
+        while next.len() < most {
+            match queue.pop() {
+                Some(Entry { problem, known: Known::Record(record), .. }) if next.is_empty() => {
+                    return Some((problem, record));
+                }
+                Some(entry) if matches!(entry.known, Known::Record(_)) => {
+                    queue.push(entry);
+                    break;
+                }
+                Some(entry) => next.push(entry),
+                None => break,
+            }
+        }
+        if next.is_empty() {
+            return None;
+        }
+        let next = next.into_par_iter().with_max_len(1);
+        let closer: Vec<Vec<Entry<'_>>> = next.map(|entry| entry.closer(problems)).collect();
+        closer.into_iter().flatten().for_each(|entry| queue.push(entry));
+    }
+}
+
+/// Entries, the first one first.
+struct Queue<'a> {
+    asked: Asked,
+    heap: BinaryHeap<Reverse<(Key, usize)>>,
+    entries: Vec<Option<Entry<'a>>>,
+}
+
+/// Bits of a time that say nothing: sums of the same numbers in another order differ by less than a thousand-millionth.
+const BLURRED: u32 = 22;
+
+/// Where an entry stands: what is compared first, then what is compared next, and so on.
+type Key = [u64; 6];
+
+impl<'a> Queue<'a> {
+    /// Adds an entry, if it may keep the limits.
+    fn push(&mut self, entry: Entry<'a>) {
+        let Limits { device, host } = self.asked.limits;
+        if entry.bound.peak <= device && entry.bound.host <= host {
+            self.heap.push(Reverse((self.key(&entry), self.entries.len())));
+            self.entries.push(Some(entry));
+        }
+    }
+
+    fn pop(&mut self) -> Option<Entry<'a>> {
+        let Reverse((_, at)) = self.heap.pop()?;
+        self.entries[at].take()
+    }
+
+    fn key(&self, entry: &Entry<'_>) -> Key {
+        let Bound { micros, peak, host } = entry.bound;
+        // The bits of numbers that are not negative are in the order of the numbers.
+        let time = micros.max(self.asked.enough).max(0.0).to_bits() >> BLURRED;
+        let Decisions { reruns, .. } = &*entry.draft.decisions;
+        // All reruns that a solver settled are one decision.
+        let decisions = entry.draft.decisions.count() + usize::from(!reruns.is_empty());
+        let [problem, decisions] = [entry.problem, decisions].map(|n| n as u64);
+        let last = entry.number as u64 * realise::VARIANTS as u64 + entry.variant as u64;
+        match self.asked.aim {
+            Aim::Fastest => [time, problem, decisions, peak, last, 0],
+            Aim::Smallest => [peak, time, problem, decisions, last, 0],
+            Aim::LeastOnHost => [host, peak, time, problem, decisions, last],
+        }
+    }
+}
+
+/// A draft in one of its variants, or in all that are still to be told apart.
+struct Entry<'a> {
+    problem: usize,
+    /// Its position among the problem's drafts.
+    number: usize,
+    draft: &'a Draft,
+    variant: usize,
+    bound: Bound,
+    known: Known,
+}
+
+/// No record of an entry is below this.
+#[derive(Clone, Copy)]
+struct Bound {
+    micros: f64,
+    peak: u64,
+    host: u64,
+}
+
+/// How much is known of an entry.
+enum Known {
+    /// What the draft says.
+    Draft,
+    /// Its lines, and how long their buffers live.
+    Lines(Arc<Schedule>, Table<Buffer, Lifetime>),
+    /// All.
+    Record(Record),
+}
+
+impl<'a> Entry<'a> {
+    /// What becomes of it if one looks closer.
+    fn closer(self, problems: &[Problem<'_>]) -> Vec<Entry<'a>> {
+        let problem = &problems[self.problem];
+        match self.known {
+            Known::Draft => {
+                let Ok(schedule) = realise::unnamed(problem, &self.draft.decisions) else { return vec![] };
+                let (micros, schedule) = (realise::roomy(problem, &schedule), Arc::new(schedule));
+                let of = |(variant, lives): (usize, Table<Buffer, Lifetime>)| {
+                    let [peak, host] = [DEVICE, HOST].map(|pool| live_peak(&schedule, &lives, Pool::new(pool)));
+                    let bound = Bound { micros, peak, host }.above(self.bound);
+                    Entry { variant, bound, known: Known::Lines(schedule.clone(), lives), ..self }
+                };
+                realise::variants(problem, &schedule).into_iter().enumerate().map(of).collect()
+            }
+            Known::Lines(schedule, lives) => {
+                let Finished { peak, host, micros } = realise::finish(problem, &schedule, &lives);
+                let (decisions, variant) = (self.draft.decisions.clone(), self.variant);
+                let bound = Bound { micros, peak, host }.above(self.bound);
+                vec![Entry { bound, known: Known::Record(Record { decisions, peak, host, micros, variant }), ..self }]
+            }
+            Known::Record(_) => vec![self],
+        }
+    }
+}
+
+impl Bound {
+    /// Rounding, or lines that slow each other down, may put what is found below what was known.
+    fn above(self, known: Bound) -> Bound {
+        Bound {
+            micros: self.micros.max(known.micros),
+            peak: self.peak.max(known.peak),
+            host: self.host.max(known.host),
+        }
+    }
+}
