@@ -2,13 +2,14 @@
 
 usage: gpu_kernels.py FOLDER [--dry-run] [--rounds 20]
 
-FOLDER is what `cargo run -p tests --example gpu_kernels -- sm_90 FOLDER` wrote, on any machine; tests/src/gpu.rs says what is
-in it. Here nothing is needed but Python and NVIDIA's driver (libcuda.so.1). Every kernel is run as it should be, with other
-numbers of blocks and with operands and results at one address, with bytes around each tensor that must stay as they are. Then
-the kernels that move much memory are timed, each in turn with a copy of as many bytes, by the GPU's clock: the fastest runs.
+FOLDER is what `cargo run -p tests --example gpu_kernels -- sm_90 FOLDER` wrote, on any machine; tests/src/gpu.rs says
+what is in it. Here nothing is needed but Python and NVIDIA's driver (libcuda.so.1). Every kernel is run as it should,
+with other numbers of blocks and with operands and results at one address, with bytes around each tensor that must stay
+as they are. Then the kernels that move much memory are timed, each in turn with a copy of as many bytes, by the GPU's
+clock: the fastest runs.
 
-Prints a table in Markdown. Exits with 0 if all kernels are right, with 1 if one is wrong, with 2 if they cannot be run here.
-With --dry-run it only reads the folder.
+Prints a table in Markdown. Exits with 0 if all kernels are right, with 1 if one is wrong, with 2 if they cannot be run
+here. With --dry-run it only reads the folder.
 """
 
 from __future__ import annotations
@@ -247,14 +248,15 @@ class Driver:
             raise CannotRunError(f"kernels are for {target}, the GPU is sm_{major}{minor}: have them made for it")
         self("DevicePrimaryCtxRetain", byref(context), self.device)
         self("CtxSetCurrent", context)
-        name, version = ctypes.create_string_buffer(256), c_int()
-        self("DeviceGetName", name, len(name), self.device)
+        text, version = ctypes.create_string_buffer(256), c_int()
+        self("DeviceGetName", text, len(text), self.device)
         self("DriverGetVersion", byref(version))
         cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
         n = self.attribute(ATTRIBUTE_MULTIPROCESSORS)
-        self.name = f"{name.value.decode()} (sm_{major}{minor}, {n} multiprocessors), driver for CUDA {cuda}"
+        self.name = f"{text.value.decode()} (sm_{major}{minor}, {n} multiprocessors), driver for CUDA {cuda}"
 
     def __call__(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver."""
         code = getattr(self.library, full_name(name))(*arguments)
         if code != 0:
             text = c_char_p()
@@ -366,7 +368,7 @@ class Memory:
     def fill(self, data: bytes) -> None:
         """Write the operands, and what is no number everywhere else."""
         self.driver("MemsetD8", self.base, GUARD, self.bytes)
-        for tensor, (at, size) in zip(self.case.operands + self.case.results, self.places, strict=False):
+        for at, size in self.places[: len(self.case.operands + self.case.results)]:
             if size:
                 self.driver("MemsetD8", self.base + at, 0xFF, size)
         for tensor, address in zip(self.case.operands, self.addresses, strict=False):
@@ -519,7 +521,8 @@ def main() -> int:
     print(f"{len(folder.cases)} cases, {len(wrong)} findings\n", flush=True)
     if not alive(driver):
         return 1
-    print("| kernel | µs | GB/s | of a copy's speed | TFLOP/s | registers | local bytes |\n|---|---|---|---|---|---|---|")
+    print("| kernel | µs | GB/s | of a copy's speed | TFLOP/s | registers | local bytes |")
+    print("|---|---|---|---|---|---|---|")
     for case in folder.timed:
         try:
             print(row(case, timed(driver, case, folder.data, args.rounds)), flush=True)
