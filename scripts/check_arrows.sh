@@ -2,7 +2,7 @@
 # Sees that dependencies between the workspace's crates point as docs/architecture.md says, and nowhere else:
 #
 #   ir <- passes <- codegen <- cli      ir <- torch <- cli      passes <- trace <- cli
-#   artifact <- passes, codegen, runtime   runtime <- cli, tests    ptx <- the tests of codegen, tests
+#   artifact <- passes, codegen, runtime   runtime <- cli, tests    ptx <- tests
 #
 # lighterage-mlir, the kernel generator, depends on none of them and is a program of its own: what links it links LLVM.
 #
@@ -18,7 +18,7 @@ allowed() {
     torch) echo ir ;;
     passes) echo ir artifact ;;
     trace) echo passes ;;
-    codegen) echo ir passes artifact ptx ;;
+    codegen) echo ir passes artifact ;;
     runtime) echo artifact ;;
     lighterage | tests) echo ir passes codegen torch trace artifact runtime lighterage_alloc ptx ;;
     *) return 1 ;;

@@ -11,7 +11,7 @@ use artifact::{
     Artifact, Binding, Code, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range, State, Summary,
 };
 use ir::schedule::{InstrKind, Loc};
-use ir::{Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
+use ir::{Graph, Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
 use kernels::{Cache, Generated, Target};
 pub use listing::{Form, listing};
 use passes::graph::optimizer::Optimizer;
@@ -26,12 +26,7 @@ pub type Data = BTreeMap<String, Vec<u8>>;
 pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Artifact, String> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
-    let target = match compiled.kernels {
-        Kernels::Plain => None,
-        Kernels::Generated => {
-            Some(Target::host().ok_or("no kernels are generated for this processor; --kernels plain has its own")?)
-        }
-    };
+    let target = target(compiled.kernels)?;
     let mut emitter = Emitter {
         program,
         target,
@@ -145,28 +140,9 @@ impl Emitter<'_> {
         if let Some(&index) = self.like.get(&like) {
             return Ok(index);
         }
-        let mut generated = None;
-        if let Some(target) = &self.target {
-            generated = match kernels::generate_op(&data.op, &ins, target) {
-                Ok(kernel) if kernel.scratch_bytes <= scratch => Some(kernel),
-                Ok(kernel) if data.op.body().is_some() => {
-                    let (has, needs) = (scratch, kernel.scratch_bytes);
-                    return Err(format!(
-                        "node {}: its kernel needs {needs} bytes of scratch, not {has}",
-                        graph.node_name(node)
-                    ));
-                }
-                Err(e) if data.op.body().is_some() => return Err(format!("node {}: {e}", graph.node_name(node))),
-                _ => None,
-            };
-            if generated.is_some() {
-                ins.iter().for_each(|ty| key.push_str(&format!(" {ty}")));
-            }
-        } else if data.op.body().is_some() {
-            return Err(format!(
-                "node {} is several ops in one kernel: compile with --kernels generated",
-                graph.node_name(node)
-            ));
+        let generated = generated(graph, node, scratch, self.target.as_ref())?;
+        if generated.is_some() {
+            ins.iter().for_each(|ty| key.push_str(&format!(" {ty}")));
         }
         let next = self.artifact.kernels.len() as u32;
         let index = *self.kernels.entry(key).or_insert(next);
@@ -180,16 +156,7 @@ impl Emitter<'_> {
             None => data.op.attrs().iter().map(|(&key, value)| (key.to_string(), attr(value))).collect(),
         };
         let code = generated.map(|kernel| {
-            let ty = |ty: &TensorType| artifact::Type { dtype: dtype(ty.dtype()), shape: ty.shape().to_vec() };
-            let phase = |phase: &kernels::Phase| artifact::Phase { symbol: phase.symbol.clone(), parts: phase.parts };
-            let code = Code {
-                object: self.generated.len() as u32,
-                phases: kernel.phases.iter().map(phase).collect(),
-                ins: ins.iter().map(ty).collect(),
-                outs: outs.iter().map(ty).collect(),
-                inplace: kernel.inplace.iter().map(|&(i, j)| (i as u32, j as u32)).collect(),
-                scratch: kernel.scratch_bytes,
-            };
+            let code = code(&kernel, &ins, &outs, self.generated.len());
             self.generated.push((next as usize, kernel));
             code
         });
@@ -201,9 +168,7 @@ impl Emitter<'_> {
     fn compile(&mut self) -> Result<(), String> {
         let Some(target) = &self.target else { return Ok(()) };
         let kernels: Vec<&Generated> = self.generated.iter().map(|(_, kernel)| kernel).collect();
-        let objects = kernels::compile_kernels(&kernels, target, &Cache::user()).map_err(|e| e.to_string())?;
-        let object = |bytes| artifact::Object { cpu: target.processor().into(), bytes };
-        self.artifact.objects = objects.into_iter().map(object).collect();
+        self.artifact.objects = objects(&kernels, target)?;
         Ok(())
     }
 
@@ -227,6 +192,68 @@ impl Emitter<'_> {
                 format!("{} -> {}", schedule.buffers[src.buffer].name, schedule.buffers[dst.buffer].name)
             }
         }
+    }
+}
+
+/// For whom kernels are generated on this machine, if they are.
+pub fn target(kernels: Kernels) -> Result<Option<Target>, String> {
+    match kernels {
+        Kernels::Plain => Ok(None),
+        Kernels::Generated => match Target::host() {
+            None => Err("no kernels are generated for this processor; --kernels plain has its own".into()),
+            target => Ok(target),
+        },
+    }
+}
+
+/// The kernel that is generated for a node with so many bytes of scratch; none if the runtime's own has to do.
+pub fn generated(
+    graph: &Graph,
+    node: Node,
+    scratch: u64,
+    target: Option<&Target>,
+) -> Result<Option<Generated>, String> {
+    let data = &graph.nodes[node];
+    let is_group = data.op.body().is_some();
+    let Some(target) = target else {
+        return match is_group {
+            true => Err(format!(
+                "node {} is several ops in one kernel: compile with --kernels generated",
+                graph.node_name(node)
+            )),
+            false => Ok(None),
+        };
+    };
+    let types: Vec<TensorType> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+    match kernels::generate_op(&data.op, &types, target) {
+        Ok(kernel) if kernel.scratch_bytes <= scratch => Ok(Some(kernel)),
+        Ok(kernel) if is_group => {
+            let (name, needs) = (graph.node_name(node), kernel.scratch_bytes);
+            Err(format!("node {name}: its kernel needs {needs} bytes of scratch, not {scratch}"))
+        }
+        Err(e) if is_group => Err(format!("node {}: {e}", graph.node_name(node))),
+        _ => Ok(None),
+    }
+}
+
+/// The objects of kernels, as artifacts have them.
+pub fn objects(kernels: &[&Generated], target: &Target) -> Result<Vec<artifact::Object>, String> {
+    let objects = kernels::compile_kernels(kernels, target, &Cache::user()).map_err(|e| e.to_string())?;
+    let object = |bytes| artifact::Object { cpu: target.processor().into(), bytes };
+    Ok(objects.into_iter().map(object).collect())
+}
+
+/// A kernel as artifacts have it, whose object has a number, for operands and results of given types.
+pub fn code(kernel: &Generated, ins: &[TensorType], outs: &[TensorType], object: usize) -> Code {
+    let ty = |ty: &TensorType| artifact::Type { dtype: dtype(ty.dtype()), shape: ty.shape().to_vec() };
+    let phase = |phase: &kernels::Phase| artifact::Phase { symbol: phase.symbol.clone(), parts: phase.parts };
+    Code {
+        object: object as u32,
+        phases: kernel.phases.iter().map(phase).collect(),
+        ins: ins.iter().map(ty).collect(),
+        outs: outs.iter().map(ty).collect(),
+        inplace: kernel.inplace.iter().map(|&(i, j)| (i as u32, j as u32)).collect(),
+        scratch: kernel.scratch_bytes,
     }
 }
 

@@ -10,6 +10,11 @@ use ir::{DType, Device, Graph, Id, Instr, Node, Table, TensorType};
 pub trait Cost: Sync {
     /// One run of a node on the device.
     fn run(&self, graph: &Graph, node: Node) -> f64;
+    /// The same, if it was measured.
+    fn measured(&self, graph: &Graph, node: Node) -> Option<f64> {
+        let _ = (graph, node);
+        None
+    }
     /// One run of a node on the host's cores, with all it touches in the host's memory.
     fn host(&self, graph: &Graph, node: Node) -> f64;
     /// One copy of `bytes` bytes between the device and the host, while the other direction rests.
@@ -184,6 +189,9 @@ impl<'a> Tabled<'a> {
 impl Cost for Tabled<'_> {
     fn run(&self, _: &Graph, node: Node) -> f64 {
         self.nodes[node]
+    }
+    fn measured(&self, graph: &Graph, node: Node) -> Option<f64> {
+        self.cost.measured(graph, node)
     }
     fn host(&self, _: &Graph, node: Node) -> f64 {
         self.hosts[node]

@@ -17,6 +17,7 @@ use crate::schedule::{apply, inplace, order, prefetch, sync};
 use crate::sim::{self, Timeline, simulate};
 use ir::finding::Finding;
 use ir::{Device, Graph, Pool, Program, Schedule, Table, text};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -70,7 +71,7 @@ pub const GRAPH: &[Pass<Graph>] = &[
         name: "fuse",
         run: |graph, c| {
             if c.options.kernels == Kernels::Generated {
-                fuse::run(graph);
+                fuse::run_where_faster(graph, c.cost);
             }
             Ok(())
         },
@@ -143,7 +144,8 @@ pub enum Budget {
 }
 
 /// What computes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Kernels {
     /// Each op's own kernel, in the runtime.
     Plain,

@@ -12,6 +12,7 @@
 //! What runs at the same time is measured in pairs: both loop for a while, and each one's progress is compared with its
 //! progress alone.
 
+use crate::code::{self, CodeLaunch, Loaded};
 use crate::init::{mix, normal};
 use crate::kernel::Tensor;
 use crate::kernels;
@@ -22,7 +23,7 @@ use crate::sync::Bell;
 use crate::team::{Team, caught};
 use crate::validate::{self, ALIGN};
 use crate::{Error, Options, kernel};
-use artifact::{Artifact, Attr, DType, Kernel, Operand, Place, Pool, Range};
+use artifact::{Artifact, Attr, DType, Kernel, Object, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -88,12 +89,18 @@ pub struct Replay {
 
 /// An op that can be run.
 struct Ready {
-    launch: Arc<Launch>,
+    launch: Run,
     ins: Vec<Tensor>,
     /// The operands to make anew before it, in the first round and in later ones.
     missing: [Vec<usize>; 2],
     /// How, for each operand.
     fills: Vec<Fill>,
+}
+
+/// What runs: a kernel of the runtime, or a generated one.
+enum Run {
+    Kernel(Arc<Launch>),
+    Code(CodeLaunch),
 }
 
 #[derive(Clone)]
@@ -109,9 +116,15 @@ const COOLED: usize = 1 << 20;
 const CACHE: usize = 64 << 20;
 
 impl Replay {
-    /// Prepares ops, in the order of the step. `contents` tells what is at an address when the step begins, where that
-    /// matters. The window has at most `memory` bytes, but what the largest op needs in any case.
-    pub fn new(ops: &[Op], contents: &BTreeMap<u64, Content>, memory: u64) -> Result<Replay, Error> {
+    /// Prepares ops, in the order of the step; `objects` are those of generated kernels. `contents` tells what is at an address
+    /// when the step begins, where that matters. The window has at most `memory` bytes, but what the largest op needs in any
+    /// case.
+    pub fn new(
+        ops: &[Op],
+        objects: &[Object],
+        contents: &BTreeMap<u64, Content>,
+        memory: u64,
+    ) -> Result<Replay, Error> {
         let bounds = bounds(ops);
         let needs = |op: &Op| touched(op).iter().map(|&(_, bytes)| bytes.next_multiple_of(ALIGN)).sum::<u64>();
         let largest_op = ops.iter().map(needs).max().unwrap_or(0);
@@ -119,6 +132,11 @@ impl Replay {
         let bytes = pool.min(memory).max(largest_op.min(pool)).next_multiple_of(ALIGN);
         let lacking = || Error::Resources(format!("no memory to replay the step in: {bytes} bytes"));
         let window = Arena::new(bytes).ok_or_else(lacking)?;
+        let kernels = ops.iter().map(|op| op.kernel.clone()).collect();
+        let pools = vec![Pool { name: "window".into(), bytes }];
+        let artifact = Artifact { pools, kernels, objects: objects.to_vec(), ..Artifact::default() };
+        let loaded = Loaded::all(&artifact)?;
+        code::check(&artifact, &loaded)?;
         // What the window holds: start to end and the address that the bytes have in the plan.
         let mut holds = Holds::default();
         let mut ready: Vec<Result<Ready, String>> = vec![];
@@ -134,7 +152,7 @@ impl Replay {
                             Some(content) => Fill::Given(content.clone()),
                             None => Fill::Drawn(bounds.get(&(x.place.offset, x.dtype)).copied().unwrap_or(2)),
                         };
-                        ready.push(prepare(&folded, &window).map(|(launch, ins)| Ready {
+                        ready.push(prepare(&folded, &window, &artifact, &loaded).map(|(launch, ins)| Ready {
                             launch,
                             ins,
                             missing: [missing, vec![]],
@@ -214,7 +232,10 @@ impl Replay {
 impl Ready {
     /// Runs it as a machine does, whose streams share one team: a bug in a kernel is that op's failure.
     fn run(&self, team: &Team) -> Result<(), String> {
-        caught(|| self.launch.run(Some(team)))
+        caught(|| match &self.launch {
+            Run::Kernel(launch) => launch.run(Some(team)),
+            Run::Code(launch) => launch.run(Some(team)),
+        })
     }
 }
 
@@ -299,17 +320,15 @@ impl Holds {
     }
 }
 
-type Prepared = (Arc<Launch>, Vec<Tensor>);
+type Prepared = (Run, Vec<Tensor>);
 
-/// Resolves an op to the window's memory, once it is proved that it may run there.
-fn prepare(op: &Op, window: &Arena) -> Result<Prepared, String> {
-    let pools = vec![Pool { name: "window".into(), bytes: window.bytes() }];
-    let artifact = Artifact { pools, ..Artifact::default() };
-    validate::launch(&artifact, &op.kernel.op, &op.kernel, &op.ins, &op.outs, op.scratch).map_err(|e| match e {
+/// Resolves an op to the window's memory, once it is proved that it may run there. The artifact has the window for a pool, and
+/// the objects.
+fn prepare(op: &Op, window: &Arena, artifact: &Artifact, loaded: &[Arc<Loaded>]) -> Result<Prepared, String> {
+    validate::launch(artifact, &op.kernel.op, &op.kernel, &op.ins, &op.outs, op.scratch).map_err(|e| match e {
         Error::Invalid(why) | Error::Unsupported(why) => why,
         other => other.to_string(),
     })?;
-    let code = kernels::find(&op.kernel.op).ok_or_else(|| format!("there is no kernel for {}", op.kernel.op))?;
     let tensor = |x: &Operand| {
         let bytes = x.bytes().expect("a validated tensor should have a size");
         window.tensor(x.place.offset, bytes, x.dtype, &x.shape)
@@ -317,8 +336,13 @@ fn prepare(op: &Op, window: &Arena) -> Result<Prepared, String> {
     let scratch = op.scratch.map(|range| window.range(range.place.offset, range.bytes));
     let (ins, outs): (Vec<Tensor>, Box<[Tensor]>) =
         (op.ins.iter().map(tensor).collect(), op.outs.iter().map(tensor).collect());
-    let launch = Launch::new(code, op.kernel.attrs.clone().into(), ins.clone().into(), outs, scratch);
-    Ok((Arc::new(launch), ins))
+    if let Some(code) = &op.kernel.code {
+        let tensors: Vec<Tensor> = ins.iter().cloned().chain(outs).chain(scratch).collect();
+        return Ok((Run::Code(CodeLaunch::new(code, &loaded[code.object as usize], &tensors)), ins));
+    }
+    let kernel = kernels::find(&op.kernel.op).ok_or_else(|| format!("there is no kernel for {}", op.kernel.op))?;
+    let launch = Launch::new(kernel, op.kernel.attrs.clone().into(), ins.clone().into(), outs, scratch);
+    Ok((Run::Kernel(Arc::new(launch)), ins))
 }
 
 /// For the place and type of each operand that some op takes for indices: what all of them are below.
@@ -621,7 +645,8 @@ impl Update {
             scratch: None,
         };
         let arena = Arena::new(4 * tensor + 2 * ALIGN).ok_or("no memory to measure updates in")?;
-        let (launch, ins) = prepare(&op, &arena)?;
+        let pools = vec![Pool { name: "updates".into(), bytes: arena.bytes() }];
+        let (launch, ins) = prepare(&op, &arena, &Artifact { pools, ..Artifact::default() }, &[])?;
         memory::write(&ins[4], &1i64.to_le_bytes());
         let hyper = [1e-3f64, 0.9, 0.999, 1e-8, 1e-2];
         memory::write(&ins[5], &hyper.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
@@ -661,7 +686,7 @@ mod tests {
 
     #[test]
     fn operands_are_ones_that_ops_accept() {
-        let mut replay = Replay::new(&step(), &BTreeMap::new(), u64::MAX).unwrap();
+        let mut replay = Replay::new(&step(), &[], &BTreeMap::new(), u64::MAX).unwrap();
         let mut n = 0;
         let times = replay.run(3, &mut || {
             n += 1;
@@ -685,7 +710,7 @@ mod tests {
         let mut ops = step();
         let y = || operand(8192, DType::F32, &[20, 16]);
         ops.push(op("neg", &[], vec![y()], vec![y()]));
-        let mut replay = Replay::new(&ops, &BTreeMap::new(), 0).unwrap();
+        let mut replay = Replay::new(&ops, &[], &BTreeMap::new(), 0).unwrap();
         let times = replay.run(2, &mut || true);
         assert_eq!(times.bytes, times.largest_op);
         assert!(times.micros.iter().all(Result::is_ok), "{times:?}");
@@ -699,7 +724,7 @@ mod tests {
         let mut ops = step();
         ops.push(op("extern", &[("name", Attr::Str("aten.foo".into()))], vec![], vec![]));
         ops.push(op("mul", &[], vec![operand(0, DType::F32, &[4]), operand(64, DType::F32, &[5])], vec![]));
-        let times = Replay::new(&ops, &BTreeMap::new(), 0).unwrap().run(1, &mut || true);
+        let times = Replay::new(&ops, &[], &BTreeMap::new(), 0).unwrap().run(1, &mut || true);
         let refused: Vec<usize> = (0..4).filter(|&i| times.micros[i].is_err()).collect();
         assert_eq!(refused, [2, 3]);
         assert!(times.micros[2].as_ref().unwrap_err().contains("aten.foo"));
@@ -708,15 +733,15 @@ mod tests {
     #[test]
     fn contents_that_are_given_are_used() {
         let contents = BTreeMap::from([(1024, Content::Bytes(9i64.to_le_bytes().to_vec()))]);
-        let times = Replay::new(&step(), &contents, 0).unwrap().run(1, &mut || true);
+        let times = Replay::new(&step(), &[], &contents, 0).unwrap().run(1, &mut || true);
         assert!(times.micros[0].as_ref().unwrap_err().contains('9'), "{times:?}");
         let contents = BTreeMap::from([(1024, Content::Zeros)]);
-        assert!(Replay::new(&step(), &contents, 0).unwrap().run(1, &mut || true).micros[0].is_ok());
+        assert!(Replay::new(&step(), &[], &contents, 0).unwrap().run(1, &mut || true).micros[0].is_ok());
     }
 
     #[test]
     fn a_machine_is_measured() {
-        let mut replay = Replay::new(&step(), &BTreeMap::new(), 0).unwrap();
+        let mut replay = Replay::new(&step(), &[], &BTreeMap::new(), 0).unwrap();
         replay.run(1, &mut || true);
         let figures = machine(&replay, Some((1e9, Duration::from_micros(10))), 0.002).unwrap();
         assert!(figures.keeps.iter().flatten().all(|&share| 0.0 < share && share <= 1.0), "{figures:?}");

@@ -1,7 +1,7 @@
 //! Generated kernels on tensors of one's own.
 #![allow(unsafe_code, reason = "generated kernels are foreign functions")]
 
-use codegen::kernels::{Generated, Generator, Stage, Target};
+use codegen::kernels::{Cache, Generated, Generator, Stage, Target, compile_kernels};
 use ir::{Op, TensorType};
 use runtime::Loaded;
 use runtime::kernels::owned::{OwnedTensor, Run};
@@ -26,6 +26,17 @@ pub fn compile(generated: Generated, target: &Target) -> Kernel {
     let object = generator.run(&generated.name, &generated.mlir, target, Stage::Object);
     let object = object.unwrap_or_else(|e| panic!("{e}\n{}", generated.mlir));
     Kernel { generated, loaded: Loaded::new(&object).expect("objects should load") }
+}
+
+/// Compiles many kernels, by as many generators as there are cores.
+pub fn compile_all(generated: Vec<Generated>, target: &Target) -> Vec<Kernel> {
+    let objects = compile_kernels(&generated.iter().collect::<Vec<_>>(), target, &Cache::off());
+    let objects = objects.expect("kernels should compile");
+    let load = |(generated, object): (Generated, Vec<u8>)| Kernel {
+        generated,
+        loaded: Loaded::new(&object).expect("objects should load"),
+    };
+    generated.into_iter().zip(objects).map(load).collect()
 }
 
 impl Kernel {

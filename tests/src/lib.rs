@@ -1,13 +1,16 @@
 //! What the tests share: generators of graphs and decisions, a plain evaluator, and ways to run what was compiled.
 
+pub mod attention;
 pub mod chain;
 pub mod code;
 pub mod evaluate;
 pub mod forced;
 pub mod generate;
 pub mod gpt2;
+pub mod gpu;
 pub mod linears;
 pub mod megatron;
+pub mod numbers;
 pub mod papers;
 pub mod remat;
 pub mod run;

@@ -2,7 +2,9 @@
 
 use codegen::Data;
 use codegen::kernels::{Target, generate_op};
-use ir::{Graph, TensorType};
+use ir::{Graph, Node, TensorType};
+use passes::cost::Cost;
+use passes::cost::profile::key;
 use passes::graph::optimizer::{self, Attach, HYPER, Optimizer};
 use passes::graph::{canonical, fuse};
 use proptest::prelude::*;
@@ -45,6 +47,27 @@ fn fused(graph: &Graph) -> Graph {
     fused
 }
 
+/// Times of kernels by what they compute; all else takes none.
+struct Measured<F>(F);
+
+impl<F: Fn(&str) -> Option<f64> + Sync> Cost for Measured<F> {
+    fn run(&self, graph: &Graph, node: Node) -> f64 {
+        self.measured(graph, node).unwrap_or_default()
+    }
+    fn measured(&self, graph: &Graph, node: Node) -> Option<f64> {
+        (self.0)(&key(graph, node))
+    }
+    fn host(&self, _: &Graph, _: Node) -> f64 {
+        0.0
+    }
+    fn link(&self, _: u64) -> f64 {
+        0.0
+    }
+    fn local(&self, _: u64) -> f64 {
+        0.0
+    }
+}
+
 /// How many kernels a graph runs.
 fn kernels(graph: &Graph) -> usize {
     graph.order.iter().filter(|&&node| !graph.nodes[node].op.is_alias()).count()
@@ -68,6 +91,32 @@ proptest! {
         let feeds: Vec<_> = (0..2).map(|step| generate::feed(&graph, seed, step)).collect();
         let expected = run::plain(&graph, &start, &feeds);
         prop_assert!(run::plain(&fused, &start, &feeds) == expected, "{}\n{}", graph, fused);
+        // Whatever is slower together.
+        let drawn = |key: &str| key.bytes().fold(seed, |x, byte| (x ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let mut apart = graph.clone();
+        fuse::run_where_faster(&mut apart, &Measured(|key: &str| Some((drawn(key) >> 40) as f64)));
+        prop_assert_eq!(ir::verify::graph(&apart), vec![], "{}", &apart);
+        prop_assert!(run::plain(&apart, &start, &feeds) == expected, "{}\n{}", graph, apart);
+    }
+}
+
+/// Groups are made unless they and all of their ops were measured, and they are slower.
+#[test]
+fn slow_groups_stay_apart() {
+    let text = "graph g {\n  input  %x : f32[4,8]\n  fwd - %y = relu %x : f32[4,8]\n  fwd - %z = neg %y : f32[4,8]\n  \
+        fwd - %s = sum %z dims=[0] keepdim=false : f32[8]\n  output s = %s\n}\n";
+    let n_kernels = |times: &dyn Fn(&str) -> Option<f64>| {
+        // A measured time is of any thread.
+        let table: BTreeMap<&str, Option<f64>> = ["relu", "neg", "sum", "fused"].map(|op| (op, times(op))).into();
+        let mut graph = ir::text::parse_graph(text).unwrap();
+        fuse::run_where_faster(&mut graph, &Measured(|key: &str| table[key.split(' ').next().unwrap()]));
+        kernels(&graph)
+    };
+    assert_eq!(n_kernels(&|op| Some(if op == "fused" { 2.9 } else { 1.0 })), 1);
+    assert_eq!(n_kernels(&|op| Some(if op == "fused" { 3.0 } else { 1.0 })), 1);
+    assert_eq!(n_kernels(&|op| Some(if op == "fused" { 3.1 } else { 1.0 })), 3);
+    for unknown in ["relu", "neg", "sum", "fused"] {
+        assert_eq!(n_kernels(&|op| (op != unknown).then_some(if op == "fused" { 3.1 } else { 1.0 })), 1);
     }
 }
 

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use runtime::kernels::owned::OwnedTensor;
 use tests::code::{compile, plain};
 use tests::generate::config;
+use tests::numbers::{Close, Numbers, Random, shape_of, tensor};
 
 fn host() -> Target {
     Target::host().expect("these tests run where kernels do")
@@ -18,107 +19,10 @@ fn host() -> Target {
 fn ty(dtype: DType, shape: &[u64]) -> TensorType {
     TensorType::new(dtype, shape).unwrap()
 }
-fn shape_of(ty: &TensorType) -> Vec<usize> {
-    ty.shape().iter().map(|&d| d as usize).collect()
-}
-
-/// Numbers of a sequence that a seed decides, splitmix64's.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-    /// In -1..1.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
-    }
-}
-
-/// Which numbers a tensor has.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Numbers {
-    /// Around zero, some farther away.
-    Plain,
-    /// Within -3..3.
-    Small,
-    /// Now and then NaN, an infinity, a zero, a subnormal or a very large number.
-    Wild,
-}
-
-fn tensor(ty: &TensorType, numbers: Numbers, random: &mut Random) -> OwnedTensor {
-    let wild = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1e-40, -1e-41, 3e38, -3e38, 88.8, -103.5, 1e-8];
-    let n = ty.numel() as usize;
-    let dtype = codegen::dtype(ty.dtype());
-    if !ty.dtype().is_float() {
-        let bool = ty.dtype() == DType::Bool;
-        let ints = (0..n).map(|_| match (random.next() % 8, bool) {
-            (r, true) => (r & 1) as i64,
-            (0, _) if numbers == Numbers::Wild => random.next() as i64,
-            _ => random.next() as i64 % 8,
-        });
-        return OwnedTensor::from_i64s(dtype, &shape_of(ty), &ints.collect::<Vec<_>>());
-    }
-    let floats = (0..n).map(|_| match random.next() % 16 {
-        0 | 1 if numbers == Numbers::Wild => wild[(random.next() % wild.len() as u64) as usize],
-        2 if numbers != Numbers::Small => random.unit() * 40.0,
-        _ => random.unit() * 3.0,
-    });
-    OwnedTensor::from_f64s(dtype, &shape_of(ty), &floats.collect::<Vec<_>>())
-}
-
-/// How far results may be apart.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Close {
-    /// In units in the last place of the expected number's type.
-    Ulps(f64),
-    /// In units in the last place of the largest finite number of the tensor.
-    OfLargest(f64),
-    /// So much, whatever the numbers, and the rounding to the type.
-    Absolute(f64),
-}
-
-fn epsilon(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => f64::EPSILON,
-        DType::F32 => f32::EPSILON.into(),
-        DType::F16 => 2f64.powi(-10),
-        DType::BF16 => 2f64.powi(-7),
-        _ => 0.0,
-    }
-}
-fn smallest(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => f64::MIN_POSITIVE,
-        DType::F16 => 2f64.powi(-14),
-        _ => f32::MIN_POSITIVE.into(),
-    }
-}
-
 fn assert_close(ours: &OwnedTensor, plain: &OwnedTensor, ty: &TensorType, close: Close, what: &str) {
-    if !ty.dtype().is_float() {
-        assert_eq!(ours.to_i64s(), plain.to_i64s(), "{what}");
-        return;
-    }
-    let (a, b) = (ours.to_f64s(), plain.to_f64s());
-    let largest = b.iter().filter(|x| x.is_finite()).fold(0f64, |m, x| m.max(x.abs()));
-    for (i, (&a, &b)) in a.iter().zip(&b).enumerate() {
-        if a == b || (a.is_nan() && b.is_nan()) {
-            continue;
-        }
-        let unit = |x: f64| epsilon(ty.dtype()) * x.abs().max(smallest(ty.dtype()));
-        let bound = match close {
-            Close::Ulps(n) => n * unit(b),
-            Close::OfLargest(n) => n * unit(largest),
-            Close::Absolute(most) => most + unit(b),
-        };
-        // Rounding may be what makes the largest number an infinity.
-        let infinite = a.is_infinite() != b.is_infinite() && a.is_nan() == b.is_nan() && a.abs().min(b.abs()) > 3.4e38;
-        assert!((a - b).abs() <= bound || infinite, "{what}, element {i}: generated {a:e}, plain {b:e} of {ty}");
+    if let Some(i) = close.first_off(ours, plain) {
+        let (a, b) = (ours.to_f64s()[i], plain.to_f64s()[i]);
+        panic!("{what}, element {i}: generated {a:e}, plain {b:e} of {ty}");
     }
 }
 

@@ -8,19 +8,9 @@ use passes::graph::optimizer::{Attach, Optimizer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use tests::gpu::ptxas;
 
 const GPUS: [Target; 3] = [Target::SM_80, Target::SM_90, Target::SM_100];
-
-/// The assembler, or a line that says why there is none.
-fn ptxas() -> Option<PathBuf> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/ptxas.sh");
-    let out = Command::new("sh").arg(script).output().expect("a shell should run");
-    if !out.status.success() {
-        eprintln!("skipped: {}", String::from_utf8_lossy(&out.stderr).trim());
-        return None;
-    }
-    Some(PathBuf::from(String::from_utf8_lossy(&out.stdout).trim()))
-}
 
 /// The PTX of several kernels as one module.
 fn ptx(kernels: &[Generated], target: &Target) -> String {

@@ -7,15 +7,17 @@ use crate::model;
 use crate::observe::Dumps;
 use crate::out::{self, out};
 use crate::size::{micros, short};
+use artifact::Object;
+use codegen::kernels::{Generated, Target};
 use indicatif::{ProgressBar, ProgressStyle};
 use ir::graph::{Def, Phase};
 use ir::schedule::{InstrKind, Why};
-use ir::{Loc, StateKind, Value};
+use ir::{Graph, Loc, StateKind, Value};
 use passes::cost::profile::{LinkFigures, OpFigures, Profile, VERSION, key};
 use passes::cost::{Cost, Lane, Roofline};
 use passes::decide::Planner;
 use passes::graph::optimizer::{HYPER, Optimizer};
-use passes::pipeline::{Budget, Compiled};
+use passes::pipeline::{Budget, Compiled, Kernels};
 use runtime::profile::{Content, Figures, Micros, Op, Replay, Times};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -37,9 +39,12 @@ const PART: f64 = 12.0;
 pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     check_writable("--output", &args.output)?;
     let optimizer = args.optimizer.unwrap_or(Optimizer::AdamW);
+    let kernels = args.kernels.unwrap_or_default();
+    let target = codegen::target(kernels).map_err(Failure::Input)?;
     let compiling = Compiling {
         optimizer: Some(optimizer),
         update: args.update,
+        kernels: Some(kernels),
         device: args.device.clone(),
         link: args.link,
         // Nothing has to fit: the plan is for the order and the places of ops alone.
@@ -50,38 +55,46 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     };
     let machine = model::machine(&compiling)?;
     let model = model::read(&args.model.model, &args.model.dim)?;
-    let compiled = model::compile(&model.graph, &compiling, &machine, Dumps::Stderr)?;
-    let (ops, nodes) = ops(&compiled);
+    let step = Step::new(&model.graph, &compiling, &machine, target.as_ref())?;
+    // What is in groups is measured apart too: `fuse` wants to know which is faster.
+    let plain = Compiling { kernels: Some(Kernels::Plain), ..compiling.clone() };
+    let apart = target.as_ref().map(|_| Step::new(&model.graph, &plain, &machine, target.as_ref())).transpose()?;
     let start = Instant::now();
-    let memory = args.memory.unwrap_or(MEMORY);
-    let mut replay = Replay::new(&ops, &contents(&compiled, optimizer), memory).map_err(failure)?;
-    let bar = bar(ops.len() as u64 * (u64::from(args.repeat) + 1));
-    let times = replay.run(args.repeat as usize, &mut || {
-        if let Some(bar) = &bar {
-            bar.inc(1);
-        }
-        true
-    });
+    let n_ops = step.ops.len() + apart.as_ref().map_or(0, |apart| apart.ops.len());
+    let bar = bar(n_ops as u64 * (u64::from(args.repeat) + 1));
+    let replayed = |step: &Step| -> Result<(Replay, Times), Failure> {
+        let memory = args.memory.unwrap_or(MEMORY);
+        let contents = contents(&step.compiled, optimizer);
+        let mut replay = Replay::new(&step.ops, &step.objects, &contents, memory).map_err(failure)?;
+        let times = replay.run(args.repeat as usize, &mut || {
+            if let Some(bar) = &bar {
+                bar.inc(1);
+            }
+            true
+        });
+        Ok((replay, times))
+    };
+    let apart = apart.map(|apart| replayed(&apart).map(|(_, times)| (apart, times))).transpose()?;
+    let (replay, times) = replayed(&step)?;
     let sum = |of: fn(&Micros) -> f64| times.micros.iter().flatten().map(of).sum::<f64>();
     let (median, fastest) = (sum(|op| op.median), sum(|op| op.fastest));
-    let step = if args.fastest { fastest } else { median };
+    let micros = if args.fastest { fastest } else { median };
     if let Some(bar) = &bar {
         bar.set_message("the machine");
     }
     let link =
         args.link.map(|bandwidth| (bandwidth, Duration::from_secs_f64(machine.device.link_micros.min(1e6) / 1e6)));
-    let seconds = (step / 1e6 / PART).clamp(SHORTEST, LONGEST);
+    let seconds = (micros / 1e6 / PART).clamp(SHORTEST, LONGEST);
     let figures = runtime::profile::machine(&replay, link, seconds).map_err(failure)?;
     if let Some(bar) = &bar {
         bar.finish_and_clear();
     }
-    let measured =
-        Measured { args, compiled: &compiled, nodes: &nodes, times: &times, figures: &figures, step, fastest };
+    let measured = Measured { args, step: &step, times: &times, apart, figures: &figures, micros, fastest };
     let profile = measured.profile(&machine.device, start.elapsed().as_secs_f64());
     let text = profile.to_toml().map_err(Failure::Bug)?;
     save_atomically(&args.output, &[text.as_bytes()])?;
-    if DISTURBED * fastest < step {
-        let more = 100.0 * (step / fastest.max(1e-3) - 1.0);
+    if DISTURBED * fastest < micros {
+        let more = 100.0 * (micros / fastest.max(1e-3) - 1.0);
         out::note(&format!(
             "note: ops took {more:.0}% more than in the fastest round: the machine is busy, and predictions will be as if it stayed so; --fastest predicts it undisturbed"
         ));
@@ -105,33 +118,69 @@ fn bar(n: u64) -> Option<ProgressBar> {
     out::bar(ProgressBar::new(n).with_style(style))
 }
 
-/// The ops of the plan in order, with their nodes.
-fn ops(compiled: &Compiled) -> (Vec<Op>, Vec<ir::Node>) {
-    let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
-    let plan = compiled.program.plan.as_ref().expect("a compiled program should have a plan");
-    let place = |loc: Loc| artifact::Place { pool: 0, offset: plan.address(loc) };
-    let operand = |(&value, &loc): (&Value, &Loc)| {
-        let ty = &graph.values[value].ty;
-        artifact::Operand { place: place(loc), dtype: codegen::dtype(ty.dtype()), shape: ty.shape().to_vec() }
-    };
-    let mut nodes = vec![];
-    let mut ops = vec![];
-    for data in schedule.instrs.values() {
-        let InstrKind::Run { node, args, outs, scratch } = &data.kind else { continue };
-        let op = &graph.nodes[*node];
-        let attrs = op.op.attrs().iter().map(|(&key, attr)| (key.to_string(), codegen::attr(attr))).collect();
-        nodes.push(*node);
-        ops.push(Op {
-            kernel: artifact::Kernel { op: op.op.name().into(), attrs, code: None },
-            ins: op.inputs.iter().zip(args).map(operand).collect(),
-            outs: op.outputs.iter().zip(outs).map(operand).collect(),
-            scratch: scratch.map(|loc| artifact::Range {
+/// A step to be replayed.
+struct Step {
+    compiled: Compiled,
+    /// The ops of the plan in order.
+    ops: Vec<Op>,
+    /// Their nodes.
+    nodes: Vec<ir::Node>,
+    /// Those of generated kernels.
+    objects: Vec<Object>,
+}
+
+impl Step {
+    /// Compiles a step; kernels are generated for a target if there is one.
+    fn new(
+        graph: &Graph,
+        compiling: &Compiling,
+        machine: &model::Machine,
+        target: Option<&Target>,
+    ) -> Result<Step, Failure> {
+        let compiled = model::compile(graph, compiling, machine, Dumps::Stderr)?;
+        let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
+        let plan = compiled.program.plan.as_ref().expect("a compiled program should have a plan");
+        let place = |loc: Loc| artifact::Place { pool: 0, offset: plan.address(loc) };
+        let operand = |(&value, &loc): (&Value, &Loc)| {
+            let ty = &graph.values[value].ty;
+            artifact::Operand { place: place(loc), dtype: codegen::dtype(ty.dtype()), shape: ty.shape().to_vec() }
+        };
+        let types = |values: &[Value]| values.iter().map(|&v| graph.values[v].ty.clone()).collect::<Vec<_>>();
+        let (mut ops, mut nodes) = (vec![], vec![]);
+        let mut generated: Vec<Generated> = vec![];
+        let mut objects: BTreeMap<String, usize> = BTreeMap::new();
+        for data in schedule.instrs.values() {
+            let InstrKind::Run { node, args, outs, scratch } = &data.kind else { continue };
+            let op = &graph.nodes[*node];
+            let attrs = op.op.attrs().iter().map(|(&key, attr)| (key.to_string(), codegen::attr(attr))).collect();
+            let scratch = scratch.map(|loc| artifact::Range {
                 place: place(loc),
                 bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
-            }),
-        });
+            });
+            let bytes = scratch.map_or(0, |scratch| scratch.bytes);
+            let kernel = codegen::generated(graph, *node, bytes, target).map_err(Failure::Input)?;
+            let code = kernel.map(|kernel| {
+                let object = *objects.entry(kernel.name.clone()).or_insert(generated.len());
+                let code = codegen::code(&kernel, &types(&op.inputs), &types(&op.outputs), object);
+                if object == generated.len() {
+                    generated.push(kernel);
+                }
+                code
+            });
+            nodes.push(*node);
+            ops.push(Op {
+                kernel: artifact::Kernel { op: op.op.name().into(), attrs, code },
+                ins: op.inputs.iter().zip(args).map(operand).collect(),
+                outs: op.outputs.iter().zip(outs).map(operand).collect(),
+                scratch,
+            });
+        }
+        let objects = match target {
+            Some(target) => codegen::objects(&generated.iter().collect::<Vec<_>>(), target).map_err(Failure::Input)?,
+            None => vec![],
+        };
+        Ok(Step { compiled, ops, nodes, objects })
     }
-    (ops, nodes)
 }
 
 /// What numbers the step finds that it cannot do with others: the optimizer's options, and moments.
@@ -164,35 +213,31 @@ fn contents(compiled: &Compiled, optimizer: Optimizer) -> BTreeMap<u64, Content>
 
 struct Measured<'a> {
     args: &'a ProfileArgs,
-    compiled: &'a Compiled,
-    /// The node of each measured op.
-    nodes: &'a [ir::Node],
+    step: &'a Step,
     times: &'a Times,
+    /// The step without groups.
+    apart: Option<(Step, Times)>,
     figures: &'a Figures,
     /// The sum of the ops' times, those that are taken and those of the fastest round, µs.
-    step: f64,
+    micros: f64,
     fastest: f64,
 }
 
 impl Measured<'_> {
     fn profile(&self, device: &ir::Device, seconds: f64) -> Profile {
-        let graph = &self.compiled.program.graph;
-        let mut ops: BTreeMap<String, OpFigures> = BTreeMap::new();
+        let graph = &self.step.compiled.program.graph;
+        let mut ops = self.figures_of(self.step, self.times);
         let roofline = Roofline::new(device);
         // What was measured, and what the roofline says: of products, and of all else.
         let mut sums = [[0.0; 2]; 2];
-        for (&node, micros) in self.nodes.iter().zip(&self.times.micros) {
+        for (&node, micros) in self.step.nodes.iter().zip(&self.times.micros) {
             let Ok(micros) = micros else { continue };
-            let micros = if self.args.fastest { micros.fastest } else { micros.median };
-            let op = ops.entry(key(graph, node)).or_insert(OpFigures { micros: 0.0, host_micros: None, count: 0 });
-            // The mean, so that the sum over the step's lines is the step's.
-            op.count += 1;
-            op.micros += (micros - op.micros) / f64::from(op.count);
-            // The device is this machine's processor.
-            op.host_micros = (graph.nodes[node].phase == Phase::Optimizer).then_some(op.micros);
             let class = usize::from(!passes::cost::is_product(graph, node));
-            sums[class][0] += micros;
+            sums[class][0] += self.taken(micros);
             sums[class][1] += roofline.run(graph, node);
+        }
+        for (key, figures) in self.apart.iter().flat_map(|(step, times)| self.figures_of(step, times)) {
+            ops.entry(key).or_insert(OpFigures { count: 0, ..figures });
         }
         let factor = |[measured, modelled]: [f64; 2]| match 0.0 < measured && 0.0 < modelled {
             true => (measured / modelled).clamp(1e-6, 1e6),
@@ -212,9 +257,10 @@ impl Measured<'_> {
             cpu: cpu(),
             cores: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
             model: graph.name.clone(),
+            kernels: self.args.kernels.unwrap_or_default(),
             repeat: self.args.repeat,
             profiling_seconds: seconds,
-            step_micros: self.step,
+            step_micros: self.micros,
             peak_bytes: self.times.bytes + figures.bytes,
             guess_factor: sums.map(factor),
             handoff_micros: figures.handoff,
@@ -231,20 +277,42 @@ impl Measured<'_> {
         }
     }
 
+    /// Which of an op's times is taken.
+    fn taken(&self, micros: &Micros) -> f64 {
+        if self.args.fastest { micros.fastest } else { micros.median }
+    }
+
+    /// Each op's figures.
+    fn figures_of(&self, step: &Step, times: &Times) -> BTreeMap<String, OpFigures> {
+        let graph = &step.compiled.program.graph;
+        let mut ops: BTreeMap<String, OpFigures> = BTreeMap::new();
+        for (&node, micros) in step.nodes.iter().zip(&times.micros) {
+            let Ok(micros) = micros else { continue };
+            let op = ops.entry(key(graph, node)).or_insert(OpFigures { micros: 0.0, host_micros: None, count: 0 });
+            // The mean, so that the sum over the step's lines is the step's.
+            op.count += 1;
+            op.micros += (self.taken(micros) - op.micros) / f64::from(op.count);
+            // The device is this machine's processor.
+            op.host_micros = (graph.nodes[node].phase == Phase::Optimizer).then_some(op.micros);
+        }
+        ops
+    }
+
     /// Ops that could not be run, each once, with why.
     fn refused(&self) -> BTreeMap<String, &str> {
-        let graph = &self.compiled.program.graph;
-        let ops = self.nodes.iter().zip(&self.times.micros);
+        let graph = &self.step.compiled.program.graph;
+        let ops = self.step.nodes.iter().zip(&self.times.micros);
         ops.filter_map(|(&node, micros)| Some((key(graph, node), micros.as_ref().err()?.as_str()))).collect()
     }
 
     fn json(&self, profile: &Profile) -> serde_json::Value {
         json!({
             "model": profile.model,
+            "kernels": profile.kernels.name(),
             "device": profile.device,
             "cpu": profile.cpu,
             "cores": profile.cores,
-            "lines": self.nodes.len(),
+            "lines": self.step.nodes.len(),
             "distinct_ops": profile.ops.len(),
             "refused": self.refused(),
             "step_ms": profile.step_micros / 1e3,
@@ -275,7 +343,7 @@ impl Measured<'_> {
             profile.cpu,
             profile.cores,
             profile.ops.len(),
-            self.nodes.len()
+            self.step.nodes.len()
         );
         let mut row = |name: &str, value: String| text.push_str(&format!("  {name:<16} {value}\n"));
         row("one step", format!("{}, the sum of its ops", micros(profile.step_micros)));

@@ -33,6 +33,47 @@ fn a_profile_is_planned_with() {
 }
 
 #[test]
+fn generated_kernels_are_measured_together_and_apart() {
+    let folder = Folder::new("profile-generated");
+    let file = folder.file("cpu.prof");
+    let arguments = format!("profile {} --kernels generated -o {file} --repeat 2 --json", mlp());
+    let object = &run(&arguments).expect(0).json()[0];
+    assert_eq!(object["kernels"], "generated");
+    assert_eq!(object["refused"].as_object().unwrap().len(), 0);
+    // What was measured apart only is run by no step.
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("kernels = \"generated\"") && text.contains("fused body=") && text.contains("count = 0"));
+
+    let with = |kernels: &str| format!("plan {} --optimizer adamw --planner keep --kernels {kernels} --profile", mlp());
+    let plan = run(&format!("{} {file} --json", with("generated"))).expect(0);
+    assert!(!plan.err.contains("guessed"), "{}", plan.err);
+    run(&format!("{} {file}", with("plain"))).expect(2).says(&["measured generated kernels", "--kernels plain"]);
+
+    // A group is made where it is faster, and there alone.
+    let graph = |name: &str, group: &str, op: &str| {
+        let file = folder.write(name, timed(&text, group, op));
+        run(&format!("{} {file} --dump-ir-after fuse", with("generated"))).expect(0).out
+    };
+    assert!(graph("fast.prof", "1.0", "1000.0").contains(" fused "));
+    assert!(!graph("slow.prof", "1000.0", "1.0").contains(" fused "));
+}
+
+/// A profile in which groups, and all else, take so long.
+fn timed(text: &str, group: &str, op: &str) -> String {
+    let mut is_group = false;
+    let line = |line: &str| {
+        if line.starts_with('[') {
+            is_group = line.contains("fused body=");
+        }
+        match line.starts_with("micros = ") {
+            true => format!("micros = {}\n", if is_group { group } else { op }),
+            false => format!("{line}\n"),
+        }
+    };
+    text.lines().map(line).collect()
+}
+
+#[test]
 fn a_profile_that_cannot_be_used_is_refused() {
     let folder = Folder::new("profile-refused");
     let file = folder.file("cpu.prof");

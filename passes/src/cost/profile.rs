@@ -2,6 +2,7 @@
 //! measured is a guess: the roofline, times what measured ops took more than theirs.
 
 use super::{Cost, Lane, Roofline, Shares};
+use crate::pipeline::Kernels;
 use ir::{Device, Graph, Node, text};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +30,9 @@ pub struct Profile {
     pub cores: u32,
     /// The model whose ops were measured.
     pub model: String,
+    /// What computed, by name.
+    #[serde(default)]
+    pub kernels: Kernels,
     /// How often each op was run.
     pub repeat: u32,
     /// How long all of the measuring took, seconds.
@@ -76,7 +80,7 @@ pub struct OpFigures {
     /// One run on the host's cores, µs, if they can run it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_micros: Option<f64>,
-    /// How often a step runs it.
+    /// How often a step runs it; 0 if it was measured for what it takes beside a group that it is in.
     pub count: u32,
 }
 
@@ -222,13 +226,13 @@ impl Cost for Profiled {
         if graph.nodes[node].op.is_alias() {
             return 0.0;
         }
-        match self.profile.ops.get(&key(graph, node)) {
-            Some(op) => op.micros,
-            None => {
-                let factor = self.profile.guess_factor[usize::from(!super::is_product(graph, node))];
-                self.roofline.run(graph, node) * factor
-            }
-        }
+        self.measured(graph, node).unwrap_or_else(|| {
+            let factor = self.profile.guess_factor[usize::from(!super::is_product(graph, node))];
+            self.roofline.run(graph, node) * factor
+        })
+    }
+    fn measured(&self, graph: &Graph, node: Node) -> Option<f64> {
+        self.profile.ops.get(&key(graph, node)).map(|op| op.micros)
     }
     fn host(&self, graph: &Graph, node: Node) -> f64 {
         let measured = self.profile.ops.get(&key(graph, node)).and_then(|op| op.host_micros);
@@ -265,6 +269,7 @@ mod tests {
             cpu: "c".into(),
             cores: 2,
             model: "m".into(),
+            kernels: Kernels::Plain,
             repeat: 3,
             profiling_seconds: 1.0,
             step_micros: 10.0,
@@ -298,6 +303,7 @@ mod tests {
             ("host_bandwidth = 1000000000.0", "host_bandwidth = 0.0", "host_bandwidth"),
             ("copy_bandwidth = 4000000000.0", "copy_bandwidth = inf", "copy_bandwidth"),
             ("cores = 2", "cores = 2\nspeed = 3", "speed"),
+            ("kernels = \"plain\"", "kernels = \"quick\"", "kernels"),
         ] {
             assert!(text.contains(good), "{good} should be in\n{text}");
             let error = Profile::from_toml(&text.replacen(good, bad, 1)).unwrap_err();

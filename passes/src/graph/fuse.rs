@@ -7,18 +7,21 @@
 //! What is grouped:
 //! 1. What is cheap is computed where it is read. A constant or a broadcast, or an elementwise op that the backward reads and
 //!    whose operands are there anyway, is copied to each reader. Copies become steps of bodies; they are never values of the
-//!    graph that is left, so that merging equal nodes stays right.
+//!    graph that is left, but where a group's ops stay apart, so that merging equal nodes stays right.
 //! 2. A value and all its readers. A value that something else reads as well, a product or the backward, stays: it exists
 //!    anyway, and a node that needs little to run again is what recomputation likes best (a layer norm must not want the sum
 //!    before it computed again). Small values, one a row, may be read elsewhere too.
 //! 3. Sums over rows, with the kernel that computes what they sum, or else with one that reads it: they add a few numbers to it
 //!    and save a reading of the operand.
 //!
+//! A group that was measured to be slower than its ops, by themselves, is not made: its ops stay apart.
+//!
 //! Groups are of one phase, must not need each other in a circle, do not reach over more than `REACH` nodes, and hold no more
 //! bytes than they save: a group keeps its operands alive until it runs, where its ops by themselves would have kept what they
 //! had computed. So the sum of three gradients that are computed one after the other stays two sums.
 
 use super::canonical::remove_dead;
+use crate::cost::Cost;
 use ir::body::{Body, MOST_RESULTS, Step};
 use ir::graph::{Def, NodeData, ValueData};
 use ir::op::Access;
@@ -55,10 +58,20 @@ const POWERS: [f64; 7] = [1.0, 2.0, 3.0, 0.5, -0.5, -1.0, -2.0];
 
 /// Rewrites the graph.
 pub fn run(graph: &mut Graph) {
+    group(graph, |_| {});
+}
+
+/// The same, but that the ops of a group stay apart that is slower than they are, as far as all of that was measured.
+pub fn run_where_faster(graph: &mut Graph, cost: &dyn Cost) {
+    group(graph, |groups| groups.part_slow(cost));
+}
+
+fn group(graph: &mut Graph, revise: impl FnOnce(&mut Groups<'_>)) {
     *graph = graph.compact();
     let copies = copy(graph);
     let mut groups = Groups::alone(graph);
     groups.find(&copies);
+    revise(&mut groups);
     *graph = groups.rewrite().compact();
 }
 
@@ -206,6 +219,8 @@ struct Groups<'a> {
     group: Table<Node, usize>,
     /// Nodes of each group, in the graph's order; empty once merged into another.
     members: Vec<Vec<Node>>,
+    /// Nodes that are to be no kernel but their own.
+    apart: BTreeSet<Node>,
 }
 
 impl<'a> Groups<'a> {
@@ -218,7 +233,7 @@ impl<'a> Groups<'a> {
             members[ir::Id::index(node)].push(node);
         }
         let group = graph.nodes.ids().map(ir::Id::index).collect();
-        Groups { graph, position, readers: readers(graph), group, members }
+        Groups { graph, position, readers: readers(graph), group, members, apart: BTreeSet::new() }
     }
 
     /// Rules 2 and 3. Each copy is grouped with its reader first.
@@ -237,6 +252,27 @@ impl<'a> Groups<'a> {
         for &node in &self.graph.order {
             if self.is_sum(node) {
                 self.join_neighbour(node);
+            }
+        }
+    }
+
+    /// Takes apart what is slower together.
+    fn part_slow(&mut self, cost: &dyn Cost) {
+        // Kernels' nodes are asked for in a graph that has them.
+        let mut fused: Option<Graph> = None;
+        for g in 0..self.members.len() {
+            let members = &self.members[g];
+            let apart: Option<f64> = members.iter().map(|&node| cost.measured(self.graph, node)).sum();
+            let Some(apart) = apart.filter(|_| self.worth_it(members)) else { continue };
+            let Some(kernel) = kernel(self.graph, &self.readers, members) else { continue };
+            let fused = fused.get_or_insert_with(|| self.graph.clone());
+            let node = kernel.add_to(fused, members[0]);
+            if cost.measured(fused, node).is_some_and(|together| apart < together) {
+                for node in std::mem::take(&mut self.members[g]) {
+                    self.group[node] = ir::Id::index(node);
+                    self.members[ir::Id::index(node)] = vec![node];
+                    self.apart.insert(node);
+                }
             }
         }
     }
@@ -431,7 +467,8 @@ impl<'a> Groups<'a> {
     /// kernel has no scratch for.
     fn worth_it(&self, members: &[Node]) -> bool {
         let sums = |&node: &Node| self.is_sum(node) || self.graph.nodes[node].op.name() == "layer_norm_bwd";
-        1 < members.len() || members.iter().any(|node| sums(node) && may_join(self.graph, *node))
+        let alone = |node: &Node| sums(node) && may_join(self.graph, *node) && !self.apart.contains(node);
+        1 < members.len() || members.iter().any(alone)
     }
 }
 

@@ -1,14 +1,15 @@
 //! Attention's kernels for GPUs: run by an interpreter and compared with plain loops in f64; assembled by ptxas where
-//! its wheel can be had.
+//! it can be had.
 
-use codegen::attention::{Argument, Kernel, Kind, Sizes, kernel};
+use codegen::attention::{Argument, Kernel, Kind, kernel};
 use codegen::kernels::{Generator, Target, find};
 use proptest::prelude::*;
 use ptx::{Launch, Memory, Param, Stats};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
+use tests::attention::{Case, Expected, Tensors};
+use tests::gpu::ptxas;
 
 /// A kernel's PTX, made once by a generator that the tests share.
 fn ptx_of(kernel: &Kernel, target: &Target) -> String {
@@ -20,127 +21,6 @@ fn ptx_of(kernel: &Kernel, target: &Target) -> String {
     });
     let make = || kernel.ptx(generator, target).unwrap_or_else(|e| panic!("{e}\n{}", kernel.mlir));
     texts.entry(format!("{} {target}", kernel.symbol)).or_insert_with(make).clone()
-}
-
-/// What is computed: the sizes, of heads too.
-#[derive(Clone, Copy, Debug)]
-struct Case {
-    sizes: Sizes,
-    head_size: u32,
-    causal: bool,
-    target: &'static Target,
-}
-
-impl Case {
-    fn new(heads: u32, group: u32, queries: u32, keys: u32, head_size: u32, causal: bool) -> Case {
-        Case { sizes: Sizes { heads, group, queries, keys, scale: 0.125 }, head_size, causal, target: &Target::SM_80 }
-    }
-    fn d(&self) -> usize {
-        self.head_size as usize
-    }
-    fn rows(&self) -> [usize; 3] {
-        let s = self.sizes;
-        [s.heads, s.queries, s.keys].map(|n| n as usize)
-    }
-}
-
-/// Numbers of bf16 between -2 and 2, the same for the same seed.
-fn numbers(n: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
-    let mut next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        half::bf16::from_f32((state >> 8) as f32 / 4_194_304.0 - 2.0).to_f32()
-    };
-    (0..n).map(|_| next()).collect()
-}
-
-/// Operands of the backward; those of the forward among them.
-struct Tensors {
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    dout: Vec<f32>,
-}
-
-impl Tensors {
-    fn new(case: &Case) -> Tensors {
-        let ([heads, queries, keys], d) = (case.rows(), case.d());
-        let (n_q, n_k) = (heads * queries * d, heads / case.sizes.group as usize * keys * d);
-        Tensors { q: numbers(n_q, 1), k: numbers(n_k, 2), v: numbers(n_k, 3), dout: numbers(n_q, 4) }
-    }
-}
-
-/// Results, and how far a kernel's may be off: what rounding probabilities, gradients of scores and results to bf16
-/// makes, by the sum of the absolute values of what is added up.
-struct Expected {
-    out: Vec<(f64, f64)>,
-    lse: Vec<(f64, f64)>,
-    delta: Vec<(f64, f64)>,
-    dq: Vec<(f64, f64)>,
-    dk: Vec<(f64, f64)>,
-    dv: Vec<(f64, f64)>,
-    /// The result as the backward takes it, rounded to bf16.
-    rounded: Vec<f32>,
-}
-
-/// Two roundings to bf16's 8 bits, each off by 2⁻⁸ at most, and what f32 and approximate exponentials lose beside.
-const UNIT: f64 = 1.03 * 2.0 / 256.0;
-/// What sums in f32 lose.
-const SUM: f64 = 1e-5;
-
-/// Attention by its definition, in f64.
-fn expected(case: &Case, t: &Tensors) -> Expected {
-    let ([heads, queries, keys], d) = (case.rows(), case.d());
-    let scale = f64::from(case.sizes.scale);
-    let row = |x: &[f32], i: usize| x[i * d..][..d].iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let zeros = |n: usize| vec![(0.0, 0.0); n];
-    let mut e = Expected {
-        out: zeros(t.q.len()),
-        lse: zeros(heads * queries),
-        delta: zeros(heads * queries),
-        dq: zeros(t.q.len()),
-        dk: zeros(t.k.len()),
-        dv: zeros(t.k.len()),
-        rounded: vec![],
-    };
-    let add = |to: &mut [(f64, f64)], factor: f64, x: &[f64]| {
-        for (to, x) in to.iter_mut().zip(x) {
-            *to = (to.0 + factor * x, to.1 + (factor * x).abs());
-        }
-    };
-    for head in 0..heads {
-        let kv = head / case.sizes.group as usize * keys;
-        for i in 0..queries {
-            let at = head * queries + i;
-            let (q, dout) = (row(&t.q, at), row(&t.dout, at));
-            let reach = if case.causal { keys.min(i + 1) } else { keys };
-            let scores: Vec<f64> = (0..reach).map(|j| scale * dot(&q, &row(&t.k, kv + j))).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
-            e.lse[at] = (if reach == 0 { 0.0 } else { max + sum.ln() }, 1e-5 * (1.0 + max.abs()));
-            let p: Vec<f64> = scores.iter().map(|s| (s - max).exp() / sum).collect();
-            for (j, &p) in p.iter().enumerate() {
-                add(&mut e.out[at * d..][..d], p, &row(&t.v, kv + j));
-            }
-            let out = &e.out[at * d..][..d];
-            let rounded: Vec<f32> = out.iter().map(|x| half::bf16::from_f64(x.0).to_f32()).collect();
-            let delta: f64 = rounded.iter().zip(&dout).map(|(&out, dout)| f64::from(out) * dout).sum();
-            e.delta[at] = (delta, SUM * (1.0 + delta.abs()));
-            e.rounded.extend(rounded);
-            for (j, &p) in p.iter().enumerate() {
-                let (k, v) = (row(&t.k, kv + j), row(&t.v, kv + j));
-                let ds = scale * p * (dot(&dout, &v) - delta);
-                add(&mut e.dq[at * d..][..d], ds, &k);
-                add(&mut e.dk[(kv + j) * d..][..d], ds, &q);
-                add(&mut e.dv[(kv + j) * d..][..d], p, &dout);
-            }
-        }
-    }
-    for tensor in [&mut e.out, &mut e.dq, &mut e.dk, &mut e.dv] {
-        tensor.iter_mut().for_each(|(_, bound)| *bound = UNIT * *bound + SUM);
-    }
-    e
 }
 
 fn compare(what: &str, case: &Case, found: &[f32], expected: &[(f64, f64)]) {
@@ -182,7 +62,7 @@ fn run_text(
 
 fn forward(case: Case) -> Stats {
     let t = Tensors::new(&case);
-    let e = expected(&case, &t);
+    let e = Expected::new(&case, &t);
     let mut memory = Memory::new();
     let [q, k, v] = [&t.q, &t.k, &t.v].map(|x| memory.add_bf16(x));
     let (out, lse) = (memory.room(2 * t.q.len()), memory.room(4 * e.lse.len()));
@@ -194,7 +74,7 @@ fn forward(case: Case) -> Stats {
 
 fn backward(case: Case) -> [Stats; 3] {
     let t = Tensors::new(&case);
-    let e = expected(&case, &t);
+    let e = Expected::new(&case, &t);
     let mut memory = Memory::new();
     let [q, k, v, dout, out] = [&t.q, &t.k, &t.v, &t.dout, &e.rounded].map(|x| memory.add_bf16(x));
     let lse = memory.add_f32(&e.lse.iter().map(|x| x.0 as f32).collect::<Vec<_>>());
@@ -392,28 +272,6 @@ fn on_every_gpu() {
             backward(case);
         }
     }
-}
-
-/// NVIDIA's assembler from its Python wheels, in `target/ptxas`; none, and a line that says why, where they cannot be
-/// had.
-fn ptxas() -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/ptxas");
-    let program = folder.join("nvidia/cu13/bin/ptxas");
-    if !program.is_file() {
-        let pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--target"];
-        let wheels = ["nvidia-cuda-nvcc==13.0.88", "nvidia-nvvm==13.0.88"];
-        let output = Command::new("python3").args(pip).arg(&folder).args(wheels).output();
-        let said = match output {
-            Ok(output) if output.status.success() => String::new(),
-            Ok(output) => String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_string(),
-            Err(e) => e.to_string(),
-        };
-        if !program.is_file() {
-            eprintln!("skipped: ptxas is not here, and its wheels cannot be had: {said}");
-            return None;
-        }
-    }
-    Some(program)
 }
 
 /// Whatever a GPU would refuse, ptxas does. Prints registers for docs/attention.md.
