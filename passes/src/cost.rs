@@ -10,8 +10,8 @@ use ir::{DType, Device, Graph, Id, Instr, Node, Table, TensorType};
 pub trait Cost: Sync {
     /// One run of a node on the device.
     fn run(&self, graph: &Graph, node: Node) -> f64;
-    /// The same, if it was measured.
-    fn measured(&self, graph: &Graph, node: Node) -> Option<f64> {
+    /// The shortest run of a node that was measured, if any was.
+    fn least(&self, graph: &Graph, node: Node) -> Option<f64> {
         let _ = (graph, node);
         None
     }
@@ -190,8 +190,8 @@ impl Cost for Tabled<'_> {
     fn run(&self, _: &Graph, node: Node) -> f64 {
         self.nodes[node]
     }
-    fn measured(&self, graph: &Graph, node: Node) -> Option<f64> {
-        self.cost.measured(graph, node)
+    fn least(&self, graph: &Graph, node: Node) -> Option<f64> {
+        self.cost.least(graph, node)
     }
     fn host(&self, _: &Graph, node: Node) -> f64 {
         self.hosts[node]

@@ -52,9 +52,9 @@ struct Measured<F>(F);
 
 impl<F: Fn(&str) -> Option<f64> + Sync> Cost for Measured<F> {
     fn run(&self, graph: &Graph, node: Node) -> f64 {
-        self.measured(graph, node).unwrap_or_default()
+        self.least(graph, node).unwrap_or_default()
     }
-    fn measured(&self, graph: &Graph, node: Node) -> Option<f64> {
+    fn least(&self, graph: &Graph, node: Node) -> Option<f64> {
         (self.0)(&key(graph, node))
     }
     fn host(&self, _: &Graph, _: Node) -> f64 {

@@ -288,10 +288,13 @@ impl Measured<'_> {
         let mut ops: BTreeMap<String, OpFigures> = BTreeMap::new();
         for (&node, micros) in step.nodes.iter().zip(&times.micros) {
             let Ok(micros) = micros else { continue };
-            let op = ops.entry(key(graph, node)).or_insert(OpFigures { micros: 0.0, host_micros: None, count: 0 });
+            let none = OpFigures { micros: 0.0, least_micros: Some(0.0), host_micros: None, count: 0 };
+            let op = ops.entry(key(graph, node)).or_insert(none);
             // The mean, so that the sum over the step's lines is the step's.
             op.count += 1;
-            op.micros += (self.taken(micros) - op.micros) / f64::from(op.count);
+            let n = f64::from(op.count);
+            op.micros += (self.taken(micros) - op.micros) / n;
+            op.least_micros = op.least_micros.map(|least| least + (micros.least - least) / n);
             // The device is this machine's processor.
             op.host_micros = (graph.nodes[node].phase == Phase::Optimizer).then_some(op.micros);
         }

@@ -65,8 +65,8 @@ fn timed(text: &str, group: &str, op: &str) -> String {
         if line.starts_with('[') {
             is_group = line.contains("fused body=");
         }
-        match line.starts_with("micros = ") {
-            true => format!("micros = {}\n", if is_group { group } else { op }),
+        match line.starts_with("least_micros = ") {
+            true => format!("least_micros = {}\n", if is_group { group } else { op }),
             false => format!("{line}\n"),
         }
     };

@@ -262,12 +262,12 @@ impl<'a> Groups<'a> {
         let mut fused: Option<Graph> = None;
         for g in 0..self.members.len() {
             let members = &self.members[g];
-            let apart: Option<f64> = members.iter().map(|&node| cost.measured(self.graph, node)).sum();
+            let apart: Option<f64> = members.iter().map(|&node| cost.least(self.graph, node)).sum();
             let Some(apart) = apart.filter(|_| self.worth_it(members)) else { continue };
             let Some(kernel) = kernel(self.graph, &self.readers, members) else { continue };
             let fused = fused.get_or_insert_with(|| self.graph.clone());
             let node = kernel.add_to(fused, members[0]);
-            if cost.measured(fused, node).is_some_and(|together| apart < together) {
+            if cost.least(fused, node).is_some_and(|together| apart < together) {
                 for node in std::mem::take(&mut self.members[g]) {
                     self.group[node] = ir::Id::index(node);
                     self.members[ir::Id::index(node)] = vec![node];
