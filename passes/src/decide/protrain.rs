@@ -6,9 +6,9 @@
 //! comes to, and, by [`Config::layout`], what it means for each block and chunk.
 //!
 //! The search is exhaustive over what can matter. Time never rises with the number of buffers, so only the fewest that keep
-//! the pipeline going and the most that fit are tried; of more blocks than [`FINE`], numbers stand further apart; at most one block in `interval` may swap, for the swap has to be over
-//! before the next begins; chunks are made persistent one by one until memory is full; and a number of recomputed blocks
-//! whose arithmetic alone takes longer than the best step is not looked into.
+//! the pipeline going and the most that fit are tried; of more than 128 blocks, the numbers that are tried stand further apart; at
+//! most one block in `interval` may swap, for the swap has to be over before the next begins; chunks are made persistent one by one
+//! until memory is full; and a number of recomputed blocks whose arithmetic alone takes longer than the best step is not looked into.
 
 use super::Problem;
 use super::blocks::Block;
