@@ -6,9 +6,9 @@
 //! comes to, and, by [`Config::layout`], what it means for each block and chunk.
 //!
 //! The search is exhaustive over what can matter. Time never rises with the number of buffers, so only the fewest that keep
-//! the pipeline going and the most that fit are tried; at most one block in `interval` may swap, for the swap has to be over
-//! before the next begins; chunks are made persistent one by one until memory is full; and a number of recomputed blocks
-//! whose arithmetic alone takes longer than the best step is not looked into.
+//! the pipeline going and the most that fit are tried; of more than 128 blocks, the numbers that are tried stand further apart; at
+//! most one block in `interval` may swap, for the swap has to be over before the next begins; chunks are made persistent one by one
+//! until memory is full; and a number of recomputed blocks whose arithmetic alone takes longer than the best step is not looked into.
 
 use super::Problem;
 use super::blocks::Block;
@@ -315,7 +315,11 @@ pub(super) fn leaving(instance: &Instance, swapped: impl Fn(usize) -> bool) -> V
 /// backward meets what the forward left, in the other order. A swapped block comes back for its own backward: earlier only
 /// where there is room (appendix A.2).
 fn activation_peak(instance: &Instance, activation: &[Option<Activation>]) -> u64 {
-    let leaving = leaving(instance, |i| activation[i] == Some(Activation::Swap));
+    held_peak(instance, activation, &leaving(instance, |i| activation[i] == Some(Activation::Swap)))
+}
+
+/// The same, with what is leaving while each block runs.
+fn held_peak(instance: &Instance, activation: &[Option<Activation>], leaving: &[u64]) -> u64 {
     let (mut held, mut peak) = (0u64, 0u64);
     for ((block, activation), leaving) in instance.blocks.iter().zip(activation).zip(leaving) {
         peak = peak.max(held + leaving + block.activation + block.transient);
@@ -366,18 +370,36 @@ pub(super) struct Outline {
     backward: f64,
 }
 
+/// Of more blocks than this, not every number is tried: one block less in a hundred is no other plan.
+const FINE: usize = 128;
+
 /// For each number of swapped blocks those of each number of recomputed ones: they do not depend on the capacity.
 pub(super) fn outlines(instance: &Instance) -> Vec<Vec<Outline>> {
     let n = instance.n_repeated();
-    let outline = |n_swap: usize, n_recompute: usize| {
-        let layout = Config { n_swap, n_recompute, ..Config::default() }.layout(instance);
-        let stages = stages(instance, &layout.activation);
-        let [forward, backward] = [&stages.forward, &stages.backward].map(|times| times.iter().sum());
-        let activations = activation_peak(instance, &layout.activation);
-        Outline { n_swap, n_recompute, activations, forward, backward }
+    let stride = n.div_ceil(FINE).max(1);
+    let tried = |number: usize, most: usize| number.is_multiple_of(stride) || number == most;
+    let of_swaps = |n_swap: usize| {
+        let mut activation = Config { n_swap, ..Config::default() }.layout(instance).activation;
+        let leaving = leaving(instance, |i| activation[i] == Some(Activation::Swap));
+        let forward = instance.blocks.iter().map(|block| block.forward).sum();
+        let mut backward = instance.blocks.iter().map(|block| block.backward).sum();
+        let kept = activation.iter().enumerate().filter(|(_, a)| **a == Some(Activation::Keep)).map(|(i, _)| i);
+        let kept: Vec<usize> = kept.collect();
+        // One more is computed again each time: see `interleaved`.
+        let outline = |n_recompute: usize| {
+            if let Some(&block) = n_recompute.checked_sub(1).and_then(|last| kept.get(last)) {
+                activation[block] = Some(Activation::Recompute);
+                backward += instance.blocks[block].forward;
+            }
+            tried(n_recompute, n - n_swap).then(|| {
+                let activations = held_peak(instance, &activation, &leaving);
+                Outline { n_swap, n_recompute, activations, forward, backward }
+            })
+        };
+        (0..=n - n_swap).filter_map(outline).collect()
     };
-    let of_swaps = |n_swap: usize| (0..=n - n_swap).map(|n_recompute| outline(n_swap, n_recompute)).collect();
-    (0..=instance.most_swaps().min(n)).map(of_swaps).collect()
+    let most = instance.most_swaps().min(n);
+    (0..=most).filter(|&n_swap| tried(n_swap, most)).map(of_swaps).collect()
 }
 
 /// [`search`] with the instance's outlines.
@@ -407,14 +429,25 @@ pub(super) fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Op
             if instance.capacity < total(instance, activations, 0, 0) {
                 continue;
             }
+            // Nothing is done before the arithmetic is, and updates come on top of it: the more chunks stay, the more the device
+            // updates after it, and the less the host beside it. What takes too long either way is not looked into.
+            let longest = best.map_or(f64::INFINITY, |(_, best)| best.times.step() * (1.0 + 3.0 * EQUAL) - forward);
+            let first = updates.1.partition_point(|update| longest < updates.1[n_chunks] - update);
+            let stays = |n: usize| total(instance, activations, persistent[n], 0) <= instance.capacity;
+            let (mut last, mut above) = (0, n_chunks + 1);
+            while 1 < above - last {
+                let middle = last.midpoint(above);
+                let may_stay = stays(middle) && backward + updates.0[middle] <= longest;
+                if may_stay { last = middle } else { above = middle }
+            }
+            if last < first {
+                continue;
+            }
             let config = Config { n_persist: 0, n_buffer: 0, n_swap, n_recompute };
             let layout = config.layout(instance);
             let stages = stages(instance, &layout.activation);
             let swapped = host_memory(instance, &Config { n_persist: n_chunks, ..config });
-            for n_persist in 0..=n_chunks {
-                if instance.capacity < total(instance, activations, persistent[n_persist], 0) {
-                    break;
-                }
+            for n_persist in first..=last {
                 let on_host = swapped + hosted[n_chunks] - hosted[n_persist];
                 if instance.host_capacity.is_some_and(|capacity| capacity < on_host) {
                     continue;
@@ -424,7 +457,6 @@ pub(super) fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Op
                 if !fits(fewest) {
                     continue;
                 }
-                // Nothing is done before the arithmetic is, and updates come on top of it.
                 let later = (backward + updates.0[n_persist]).max(updates.1[n_chunks] - updates.1[n_persist]);
                 if best.is_some_and(|(_, best)| best.times.step() * (1.0 + EQUAL) < (forward + later) * (1.0 - EQUAL)) {
                     continue;
