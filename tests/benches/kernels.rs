@@ -83,7 +83,9 @@ fn speeds(target: &Target, threads: usize) {
         (op("dropout", &[("p", Attr::Float(0.1)), ("stream", Attr::Int(1))]), vec![p, ty(DType::I64, &[2])]),
     ];
     let team = Team::new(threads).expect("threads should start");
-    println!("{threads} threads\nkernel                                   generated ms   plain ms   plain/gen.   bandwidth/copy's");
+    println!(
+        "{threads} threads\nkernel                                   generated ms   plain ms   plain/gen.   bandwidth/copy's"
+    );
     for (op, types) in cases {
         let refs: Vec<&TensorType> = types.iter().collect();
         let outs = op.infer(&refs).expect("types should fit");

@@ -845,7 +845,9 @@ impl<'a> Emitter<'a> {
             let strides = self.plan.space.strides(axes);
             let follows = strides.last() == Some(&columns);
             let cache = FETCHED.iter().position(|&most| columns * node.kind.bytes() <= most);
-            let Some(cache) = cache.filter(|_| follows && !self.plan.gpu && !first.kept.contains(&id)) else { continue };
+            let Some(cache) = cache.filter(|_| follows && !self.plan.gpu && !first.kept.contains(&id)) else {
+                continue;
+            };
             let (pointer, _) = self.row_pointer(i, axes, node.kind);
             let (columns, kind) = (self.index(columns), node.kind);
             found.push((self.offset_at(self.row_scope, &pointer, &columns, kind), kind, cache));

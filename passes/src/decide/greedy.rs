@@ -485,7 +485,7 @@ impl<'a> Round<'a> {
         let mut holds: Table<Buffer, Held> = Table::filled(schedule.buffers.len(), Held::new());
         let mut idle = vec![];
         for &(value, loc) in &schedule.entry {
-            holds[loc.buffer].push((loc.offset, graph.root(value), 0));
+            holds[loc.buffer].push((loc.offset, self.problem.root[value], 0));
         }
         let device = |buffer: Buffer| schedule.buffers[buffer].pool == Pool::new(DEVICE);
         for (instr, data) in schedule.instrs.iter() {
@@ -494,7 +494,7 @@ impl<'a> Round<'a> {
             match &data.kind {
                 InstrKind::Run { node, args, outs, .. } => {
                     let node = &graph.nodes[*node];
-                    touches.extend(args.iter().zip(&node.inputs).map(|(&loc, &v)| (loc, graph.root(v))));
+                    touches.extend(args.iter().zip(&node.inputs).map(|(&loc, &v)| (loc, self.problem.root[v])));
                     touches.extend(outs.iter().zip(&node.outputs).map(|(&loc, &v)| (loc, v)));
                 }
                 &InstrKind::Copy { src, dst, bytes } => {
@@ -697,9 +697,9 @@ impl<'a> Round<'a> {
                 price += self.problem.cost.run(graph, node);
             }
             for &input in &data.inputs {
-                let root = graph.root(input);
+                let root = self.problem.root[input];
                 if let Def::State(state) = graph.values[root].def {
-                    let update = graph.def_node(graph.root(graph.states[state].after));
+                    let update = graph.def_node(self.problem.root[graph.states[state].after]);
                     let updated = update.and_then(|node| self.problem.position[node]);
                     if updated.is_some_and(|updated| updated < position) {
                         return None;
@@ -745,7 +745,7 @@ impl<'a> Round<'a> {
             if stretches.iter().all(|&(from, to)| !above.any(from, to)) {
                 continue;
             }
-            let copies = if graph.root(state.after) == state.before { 1.0 } else { 2.0 };
+            let copies = if self.problem.root[state.after] == state.before { 1.0 } else { 2.0 };
             let line = stretches.first().map_or(0, |s| s.0 as u32);
             cuts.push(self.host_candidate(vec![(state.before, None)], frees, (bytes, bytes), copies, line, None));
         }

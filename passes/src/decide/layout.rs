@@ -16,7 +16,7 @@ use super::record::{Draft, propose};
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::cost::is_product;
 use ir::graph::Def;
-use ir::{Graph, Node, Phase, Table, Value};
+use ir::{Node, Phase, Table, Value};
 use std::collections::BTreeSet;
 
 /// Capacities that the planner tries, from what keeping everything needs to the least that anything needs.
@@ -114,7 +114,7 @@ fn host_rate(problem: &Problem<'_>) -> f64 {
     let (mut bytes, mut micros) = (0u64, 0.0);
     for &node in problem.groups.iter().flat_map(|group| &group.updates) {
         // Parameters and moments, which the update changes, and the gradients, which are as large as parameters.
-        let states = states_of(graph, node);
+        let states = states_of(problem, node);
         let of = |param: bool| {
             let states = states.iter().filter(move |&&s| (graph.states[s].kind == ir::StateKind::Param) == param);
             states.map(|&s| graph.values[graph.states[s].before].ty.bytes()).sum::<u64>()
@@ -127,9 +127,11 @@ fn host_rate(problem: &Problem<'_>) -> f64 {
 }
 
 /// The states that a node makes new values of.
-fn states_of(graph: &Graph, node: Node) -> Vec<usize> {
-    let outputs = &graph.nodes[node].outputs;
-    (0..graph.states.len()).filter(|&i| outputs.contains(&graph.root(graph.states[i].after))).collect()
+fn states_of(problem: &Problem<'_>, node: Node) -> Vec<usize> {
+    let mut states: Vec<usize> =
+        problem.graph.nodes[node].outputs.iter().flat_map(|&value| &problem.renews[value]).copied().collect();
+    states.sort_unstable();
+    states
 }
 
 /// What a layout of these blocks and chunks decides.
@@ -237,7 +239,7 @@ fn states(
             let update = graph.def_node(graph.root(graph.states[state].after));
             if let Some(update) = update.filter(|&node| graph.nodes[node].phase == Phase::Optimizer) {
                 decisions.on_host.insert(update);
-                let moments = states_of(graph, update).into_iter();
+                let moments = states_of(problem, update).into_iter();
                 let moments = moments.filter(|&s| graph.states[s].kind == ir::StateKind::Moment);
                 decisions.hosted.extend(moments.map(|moment| (moment, of_state(moment))));
             }

@@ -40,6 +40,10 @@ pub struct Problem<'a> {
     pub lines: Vec<Node>,
     /// Where in `lines` each node stands.
     pub position: Table<Node, Option<u32>>,
+    /// [`Graph::root`] of each value.
+    pub root: Table<Value, Value>,
+    /// The states whose new value each value is; filled for roots.
+    pub renews: Table<Value, Vec<usize>>,
     /// The positions in `lines` that read each value, ascending; filled for roots.
     pub uses: Table<Value, Vec<u32>>,
     /// The positions in `lines` that access each value, ascending: its definition, if a line defines it, then its uses.
@@ -98,9 +102,14 @@ impl<'a> Problem<'a> {
             def.into_iter().chain(uses.iter().copied()).collect()
         };
         let accesses = uses.iter().map(accesses).collect();
+        let root: Table<Value, Value> = graph.values.ids().map(|value| graph.root(value)).collect();
         let mut leaves = Table::filled(graph.values.len(), false);
         for value in graph.left() {
-            leaves[graph.root(value)] = true;
+            leaves[root[value]] = true;
+        }
+        let mut renews = Table::filled(graph.values.len(), vec![]);
+        for (i, state) in graph.states.iter().enumerate() {
+            renews[root[state.after]].push(i);
         }
         let scratch = |data: &ir::graph::NodeData| {
             let inputs: Vec<_> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
@@ -120,6 +129,8 @@ impl<'a> Problem<'a> {
             cost,
             lines,
             position,
+            root,
+            renews,
             uses,
             accesses,
             leaves,

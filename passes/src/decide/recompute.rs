@@ -129,7 +129,7 @@ impl Model {
                     }
                     let mut until = n as u32 - 1;
                     for (&input, loc) in node_data.inputs.iter().zip(args) {
-                        if let Some(number) = number[graph.root(input)].filter(|_| on_device(loc.buffer)) {
+                        if let Some(number) = number[problem.root[input]].filter(|_| on_device(loc.buffer)) {
                             remat.reads.push(number);
                         } else if home[loc.buffer] {
                             until = until.min(overwritten[loc.buffer]);

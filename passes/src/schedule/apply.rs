@@ -100,12 +100,12 @@ impl<'a> Lines<'a> {
     fn new(problem: &'a Problem<'a>, decisions: &'a Decisions, held: &'a BTreeSet<usize>) -> Lines<'a> {
         let graph = problem.graph;
         let mut updates: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
-        for (i, state) in graph.states.iter().enumerate().filter(|(_, s)| graph.root(s.after) != s.before) {
-            updates.entry(graph.root(state.after)).or_default().push(i);
+        for (i, state) in graph.states.iter().enumerate().filter(|(_, s)| problem.root[s.after] != s.before) {
+            updates.entry(problem.root[state.after]).or_default().push(i);
         }
         let mut fetches: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
         for (i, output) in graph.outputs.iter().enumerate() {
-            fetches.entry(graph.root(output.value)).or_default().push(i);
+            fetches.entry(problem.root[output.value]).or_default().push(i);
         }
         let stream = |name: &str| StreamData { name: name.into() };
         let host = (!decisions.on_host.is_empty()).then_some("host");
@@ -168,7 +168,7 @@ impl<'a> Lines<'a> {
             self.go_home(state, from);
         }
         for &state in self.held {
-            let value = graph.root(graph.states[state].after);
+            let value = self.problem.root[graph.states[state].after];
             let from = self.on_device[value].or(self.on_host[value]);
             if let Some(from) = from.filter(|_| graph.def_node(value).is_some()) {
                 self.go_home(state, from);
@@ -238,7 +238,7 @@ impl<'a> Lines<'a> {
         let graph = self.problem.graph;
         let node = self.problem.lines[position as usize];
         let data = &graph.nodes[node];
-        let mut operands: Vec<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
+        let mut operands: Vec<Value> = data.inputs.iter().map(|&v| self.problem.root[v]).collect();
         operands.sort_unstable();
         operands.dedup();
         self.reruns(position)?;
@@ -267,7 +267,7 @@ impl<'a> Lines<'a> {
             if !data.op.is_pure() || data.phase == Phase::Optimizer {
                 return Err(format!("{} cannot run again", self.problem.graph.node_name(node)));
             }
-            let operands: Vec<Value> = data.inputs.iter().map(|&v| self.problem.graph.root(v)).collect();
+            let operands: Vec<Value> = data.inputs.iter().map(|&v| self.problem.root[v]).collect();
             self.bring(&operands, Some(position))?;
             let outs: Vec<Loc> = data.outputs.iter().map(|&value| self.buffer(value, DEVICE)).collect();
             self.run_node(node, outs.clone(), DEVICE, Why::Recompute);
@@ -289,8 +289,8 @@ impl<'a> Lines<'a> {
             let position = self.problem.position[node].expect("a line's node should have a position");
             let read_again = self.problem.uses[before].last().is_some_and(|&last| position < last);
             let pair = data.op.inplace().iter().any(|&(i, k)| {
-                let only = data.inputs.iter().filter(|&&v| graph.root(v) == before).count() == 1;
-                k == j && only && data.inputs.get(i).is_some_and(|&v| graph.root(v) == before)
+                let only = data.inputs.iter().filter(|&&v| self.problem.root[v] == before).count() == 1;
+                k == j && only && data.inputs.get(i).is_some_and(|&v| self.problem.root[v] == before)
             });
             let same_type = graph.values[value].ty == graph.values[before].ty;
             let here = self.decisions.hosted.contains_key(&state) == (pool == HOST);
@@ -331,7 +331,7 @@ impl<'a> Lines<'a> {
 
     /// Copies a state's new value over the old one.
     fn go_home(&mut self, state: usize, from: Loc) {
-        let value = self.problem.graph.root(self.problem.graph.states[state].after);
+        let value = self.problem.root[self.problem.graph.states[state].after];
         let home = self.home[state];
         if from == home {
             return;
@@ -424,7 +424,7 @@ impl<'a> Lines<'a> {
         for (k, step) in steps.iter().enumerate() {
             if let Bring::Rerun(node) = step {
                 for &input in &graph.nodes[*node].inputs {
-                    last.insert(graph.root(input), k);
+                    last.insert(self.problem.root[input], k);
                 }
             }
         }
@@ -443,7 +443,10 @@ impl<'a> Lines<'a> {
                     self.run_node(node, outs, DEVICE, Why::Recompute);
                     let data = &graph.nodes[node];
                     done.extend(
-                        data.inputs.iter().map(|&v| graph.root(v)).filter(|v| last[v] == k && brought.contains(v)),
+                        data.inputs
+                            .iter()
+                            .map(|&v| self.problem.root[v])
+                            .filter(|v| last[v] == k && brought.contains(v)),
                     );
                     done.extend(data.outputs.iter().filter(|v| !last.contains_key(v)));
                     brought.extend(&data.outputs);
@@ -527,7 +530,7 @@ impl<'a> Lines<'a> {
             match data.inputs.get(next) {
                 Some(&input) => {
                     stack.push((value, next + 1));
-                    stack.push((graph.root(input), 0));
+                    stack.push((self.problem.root[input], 0));
                 }
                 None => {
                     done.extend(&data.outputs);
@@ -608,7 +611,7 @@ impl<'a> Lines<'a> {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
         let places = if pool == HOST { &self.on_host } else { &self.on_device };
-        let place = |&v: &Value| places[graph.root(v)].expect("an operand should be there");
+        let place = |&v: &Value| places[self.problem.root[v]].expect("an operand should be there");
         let args: Vec<Loc> = data.inputs.iter().map(place).collect();
         let scratch = self.problem.scratch[node];
         let scratch = (0 < scratch).then(|| {
