@@ -315,7 +315,7 @@ pub(crate) struct ProfileArgs {
     /// The device that this machine plays: its name, or a .toml file [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) device: Option<String>,
-    /// What computes, as for `plan`; generated kernels of several ops are measured together and apart [default: plain]
+    /// What computes, as for `plan`; generated kernels of several ops are measured together and apart [default: generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
     /// Slow copies between device and host to this, each way: 2GB/s
