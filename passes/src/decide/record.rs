@@ -178,7 +178,7 @@ fn beaten(problem: &Problem<'_>, records: &[Record], draft: &Draft, live: u64, m
 }
 
 /// The least time that a step of a draft takes, µs: nothing is shorter than the busiest stream. Of large graphs, overlapping
-/// steps were never seen to win more than [`OVERLAP`].
+/// steps were never seen to win more than `OVERLAP`.
 pub fn least(problem: &Problem<'_>, draft: &Draft) -> f64 {
     if large(problem) { draft.busiest.max(draft.micros * (1.0 - OVERLAP)) } else { draft.busiest }
 }
