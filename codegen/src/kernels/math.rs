@@ -45,13 +45,7 @@ impl Dag {
         const MAGIC: f32 = 12_582_912.0;
         let (lo, hi) = (self.f(-104.0), self.f(89.0));
         let x = self.within(x, lo, hi);
-        let (log2e, magic) = (self.f(LOG2_E), self.f(MAGIC.into()));
-        let shifted = self.fma(x, log2e, magic);
-        let n = self.sub(shifted, magic);
-        // ln 2 in two parts, the first with few enough bits that its products with n are exact.
-        let (high, low) = (self.f(-0.693_359_375), self.f(2.121_944_4e-4));
-        let r = self.fma(n, high, x);
-        let r = self.fma(n, low, r);
+        let (shifted, r) = self.reduced(x, MAGIC);
         let p =
             self.polynomial(r, &[1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
         let (squared, one) = (self.mul(r, r), self.f(1.0));
@@ -79,12 +73,7 @@ impl Dag {
         let lo = self.f(-88.0);
         let below = self.less(x, lo);
         let x = self.select(below, lo, x);
-        let (log2e, magic) = (self.f(LOG2_E), self.f(MAGIC.into()));
-        let shifted = self.fma(x, log2e, magic);
-        let n = self.sub(shifted, magic);
-        let (high, low) = (self.f(-0.693_359_375), self.f(2.121_944_4e-4));
-        let r = self.fma(n, high, x);
-        let r = self.fma(n, low, r);
+        let (shifted, r) = self.reduced(x, MAGIC);
         // Elements do not wait for each other, so Horner's scheme, which has the fewest operations, is the fastest.
         let mut y = self.f(1.987_569_1e-4);
         for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5, 1.0, 1.0] {
@@ -96,6 +85,16 @@ impl Dag {
         let power = self.convert("arith.bitcast", bits, F32);
         let y = self.mul(y, power);
         self.keep(y)
+    }
+    /// x = n ln 2 + r with the nearest integer n: n added to `magic`, which leaves it in the low bits, and r.
+    fn reduced(&mut self, x: Id, magic: f32) -> (Id, Id) {
+        let (log2e, magic) = (self.f(LOG2_E), self.f(magic.into()));
+        let shifted = self.fma(x, log2e, magic);
+        let n = self.sub(shifted, magic);
+        // ln 2 in two parts, the first with few enough bits that its products with n are exact.
+        let (high, low) = (self.f(-0.693_359_375), self.f(2.121_944_4e-4));
+        let r = self.fma(n, high, x);
+        (shifted, self.fma(n, low, r))
     }
     /// 2^n for an I32.
     fn power_of_two(&mut self, n: Id) -> Id {

@@ -30,8 +30,7 @@ pub struct Profile {
     pub cores: u32,
     /// The model whose ops were measured.
     pub model: String,
-    /// What computed, by name.
-    #[serde(default)]
+    /// What computed.
     pub kernels: Kernels,
     /// How often each op was run.
     pub repeat: u32,
