@@ -13,7 +13,7 @@ use artifact::{
 use ir::schedule::{InstrKind, Loc};
 use ir::{Graph, Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
 use kernels::{Cache, Generated, Target};
-pub use listing::{Form, listing};
+pub use listing::{Form, Listed, Listing, Plain, listing};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{Compiled, Kernels};
 use std::collections::{BTreeMap, HashMap};

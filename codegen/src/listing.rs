@@ -3,7 +3,7 @@
 use crate::kernels::{Generated, Stage, Target, generate_op, run_all};
 use ir::{Program, text};
 use std::collections::BTreeMap;
-use std::fmt::Write;
+use std::fmt;
 
 /// What a listing shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,22 +16,83 @@ pub enum Form {
     Asm,
 }
 
-/// All kernels that are generated for a program's nodes, each once, under a comment with its nodes; then, as comments, the ops
-/// that run as the runtime's own kernels, and why. An error is the kernel generator's.
-pub fn listing(program: &Program, target: &Target, form: Form) -> Result<String, String> {
+/// The kernels of a program, and what has none. Printed, it is the kernels' text under comments.
+#[derive(Debug)]
+pub struct Listing {
+    /// Kernels that are generated for the program's nodes, each once.
+    pub kernels: Vec<Listed>,
+    /// Ops that run as the runtime's own kernels.
+    pub plain: Vec<Plain>,
+    /// What begins a comment in the kernels' text.
+    comment: &'static str,
+}
+
+/// A generated kernel.
+#[derive(Debug)]
+pub struct Listed {
+    /// The function's name; those of later phases have their number behind it.
+    pub name: String,
+    /// The op and its operands' types.
+    pub op: String,
+    /// Nodes that it computes.
+    pub nodes: Vec<String>,
+    /// How many parts each of its phases has, which may run at once; none if there is nothing to do.
+    pub parts: Vec<u64>,
+    /// Bytes that it wants beside operands and results.
+    pub scratch_bytes: u64,
+    /// Its text.
+    pub text: String,
+}
+
+/// An op without a generated kernel.
+#[derive(Debug)]
+pub struct Plain {
+    /// The op and its operands' types.
+    pub op: String,
+    /// Nodes that it computes.
+    pub nodes: Vec<String>,
+    /// Why there is none.
+    pub why: String,
+}
+
+impl fmt::Display for Listing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let comment = self.comment;
+        for kernel in &self.kernels {
+            let parts = match kernel.parts.is_empty() {
+                true => "nothing to do".into(),
+                false => kernel.parts.iter().map(|n| format!("{n} parts")).collect::<Vec<_>>().join(", then "),
+            };
+            writeln!(f, "{comment} {}: {}", kernel.name, kernel.op)?;
+            writeln!(f, "{comment} nodes {}", kernel.nodes.join(" "))?;
+            writeln!(f, "{comment} {parts}; {} bytes of scratch\n{}", kernel.scratch_bytes, kernel.text)?;
+        }
+        for Plain { op, nodes, why } in &self.plain {
+            writeln!(f, "{comment} {op}\n{comment} nodes {}\n{comment} {why}\n", nodes.join(" "))?;
+        }
+        Ok(())
+    }
+}
+
+/// The kernels that are generated for a program's nodes, in the order of their ops' text. An error is the kernel generator's.
+pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing, String> {
     let graph = &program.graph;
     let mut kernels: BTreeMap<String, (Generated, Vec<String>)> = BTreeMap::new();
-    let mut plain: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
+    let mut plain: BTreeMap<String, Plain> = BTreeMap::new();
     for &node in &graph.order {
         let data = &graph.nodes[node];
         let name = graph.node_name(node).to_string();
         let types: Vec<_> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
         let of = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let op = format!("{} of {of}", text::print_op(&data.op));
-        match generate_op(&data.op, &types, target) {
-            Ok(kernel) => kernels.entry(op).or_insert_with(|| (kernel, vec![])).1.push(name),
-            Err(why) => plain.entry(op).or_insert_with(|| (why.to_string(), vec![])).1.push(name),
-        }
+        let nodes = match generate_op(&data.op, &types, target) {
+            Ok(kernel) => &mut kernels.entry(op).or_insert_with(|| (kernel, vec![])).1,
+            Err(why) => {
+                let none = || Plain { op: op.clone(), nodes: vec![], why: why.to_string() };
+                &mut plain.entry(op.clone()).or_insert_with(none).nodes
+            }
+        };
+        nodes.push(name);
     }
     let made: Vec<&Generated> = kernels.values().map(|(kernel, _)| kernel).collect();
     let texts = match form {
@@ -39,30 +100,24 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<String,
         Form::Llvm => run_all(&made, target, Stage::Llvm).map_err(|e| e.to_string())?,
         Form::Asm => run_all(&made, target, Stage::Asm).map_err(|e| e.to_string())?,
     };
-    let comment = match form {
-        Form::Llvm => ";",
-        Form::Asm if target.triple.starts_with("x86_64") => "#",
-        Form::Mlir | Form::Asm => "//",
-    };
-    let mut out = String::new();
-    for ((op, (kernel, nodes)), text) in kernels.iter().zip(texts) {
-        let shape = match kernel.phases.is_empty() {
-            true => "nothing to do".into(),
-            false => kernel.phases.iter().map(|p| format!("{} parts", p.parts)).collect::<Vec<_>>().join(", then "),
-        };
-        let wrote = write!(
-            out,
-            "{comment} {}: {op}\n{comment} nodes {}\n{comment} {shape}; {} bytes of scratch\n{}\n",
-            kernel.name,
-            nodes.join(" "),
-            kernel.scratch_bytes,
-            String::from_utf8_lossy(&text)
-        );
-        wrote.expect("a string takes all");
+    let mut listed = vec![];
+    for ((op, (kernel, nodes)), text) in kernels.into_iter().zip(texts) {
+        listed.push(Listed {
+            name: kernel.name,
+            op,
+            nodes,
+            parts: kernel.phases.iter().map(|phase| phase.parts).collect(),
+            scratch_bytes: kernel.scratch_bytes,
+            text: String::from_utf8_lossy(&text).into_owned(),
+        });
     }
-    for (op, (why, nodes)) in plain {
-        let wrote = write!(out, "{comment} {op}\n{comment} nodes {}\n{comment} {why}\n\n", nodes.join(" "));
-        wrote.expect("a string takes all");
-    }
-    Ok(out)
+    Ok(Listing {
+        kernels: listed,
+        plain: plain.into_values().collect(),
+        comment: match form {
+            Form::Llvm => ";",
+            Form::Asm if target.triple.starts_with("x86_64") => "#",
+            Form::Mlir | Form::Asm => "//",
+        },
+    })
 }

@@ -60,7 +60,7 @@ pub enum Purity {
 /// Which elements of its operands a result's element is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Those at its own place, broadcast.
+    /// Those at its own place, broadcast, and single elements of options.
     Element,
     /// Those of its own row, along the last dimensions, or, in sums, of its own column.
     Row,
@@ -192,6 +192,10 @@ impl Op {
     }
     /// What a kernel of several ops computes.
     pub fn body(&self) -> Option<&Arc<Body>> {
+        // Asked for often, and of few ops: their rows are the only ones with such an attribute.
+        if !self.row.attrs.iter().any(|&(_, kind)| kind == Kind::Body) {
+            return None;
+        }
         match self.attrs.get("body") {
             Some(Attr::Body(body)) => Some(body),
             _ => None,
@@ -499,14 +503,17 @@ pub static ROWS: &[Row] = &[
     // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts from 1; scale: f32[] is what the
     // gradient is multiplied by first.
     // adamw(p, g, m, v, step, hyper[, scale]) -> p', m', v'
-    Row::new("adamw", (6, 7), adamw).inplace(&[(0, 0), (2, 1), (3, 2)]).work(adamw_work),
+    Row::new("adamw", (6, 7), adamw).inplace(&[(0, 0), (2, 1), (3, 2)]).access(Element).work(adamw_work),
     // The same on f32 numbers whose nearest bf16 is p and whose lower 16 bits are low; m and v are f32:
     // adamw_split(p: bf16, g: bf16, low: i16, m, v, step, hyper[, scale]) -> p', low', m', v'
-    Row::new("adamw_split", (7, 8), adamw_split).inplace(&[(0, 0), (2, 1), (3, 2), (4, 3)]).work(adamw_work),
+    Row::new("adamw_split", (7, 8), adamw_split)
+        .inplace(&[(0, 0), (2, 1), (3, 2), (4, 3)])
+        .access(Element)
+        .work(adamw_work),
     // sgd(p, g, hyper: f64[3] = lr, momentum, weight decay[, scale]) -> p'
-    Row::new("sgd", (3, 4), sgd).inplace(&[(0, 0)]),
+    Row::new("sgd", (3, 4), sgd).inplace(&[(0, 0)]).access(Element),
     // sgd_momentum(p, g, buf, hyper[, scale]) -> p', buf'
-    Row::new("sgd_momentum", (4, 5), sgd_momentum).inplace(&[(0, 0), (2, 1)]),
+    Row::new("sgd_momentum", (4, 5), sgd_momentum).inplace(&[(0, 0), (2, 1)]).access(Element),
     // Several ops as one kernel, which a backend generates: see body.rs.
     Row::new("fused", (0, 4096), |c| fused(c).infer(c.types))
         .attrs(&[("body", Kind::Body)])

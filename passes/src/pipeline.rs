@@ -10,7 +10,7 @@ use crate::decide::bound::{self, Certificate};
 use crate::decide::{self, Decided, Decisions, Extent, Infeasible, NOTHING, Outcome, Planner, Problem};
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
-use crate::graph::{canonical, fuse, loss, microbatch, optimizer, simplify};
+use crate::graph::{accumulate, canonical, fuse, loss, microbatch, optimizer, simplify};
 use crate::realise;
 use crate::schedule::order::Update;
 use crate::schedule::{apply, inplace, order, prefetch, sync};
@@ -56,6 +56,15 @@ pub const GRAPH: &[Pass<Graph>] = &[
         run: |graph, c| match c.options.loss_chunks {
             Chunks::Auto => Ok(()),
             Chunks::Of(n) => loss::run(graph, n).map_err(Error::Input),
+        },
+    },
+    // After loss, which looks for the products of the head. Before microbatch: a gradient over several batches is the sum of
+    // theirs, bit by bit. Before decide: in which order numbers are added up is the same at every budget.
+    Pass {
+        name: "accumulate",
+        run: |graph, _| {
+            accumulate::run(graph);
+            Ok(())
         },
     },
     // After canonical, which would merge what two micro-batches compute alike and so keep it from one to the next.

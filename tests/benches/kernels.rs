@@ -1,5 +1,5 @@
 //! Generated kernels against plain ones and against copying memory, taking turns, the fastest of several. All on as many threads
-//! as the machine has cores, or as are given: `cargo bench -p tests --bench kernels -- 1`.
+//! as the machine has cores, or as are given, and all kernels, or those named: `cargo bench -p tests --bench kernels -- 1 softmax`.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 use codegen::kernels::{self, Generator, Stage, Target};
@@ -47,12 +47,16 @@ fn op(name: &str, attrs: &[(&'static str, Attr)]) -> Op {
 fn main() {
     let target = Target::host().expect("kernels should run here");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(cores);
-    speeds(&target, threads);
-    compile_times(&target);
+    let given: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let threads = given.iter().find_map(|arg| arg.parse().ok()).unwrap_or(cores);
+    let names: Vec<&str> = given.iter().map(String::as_str).filter(|arg| arg.parse::<usize>().is_err()).collect();
+    speeds(&target, threads, &names);
+    if names.is_empty() {
+        compile_times(&target);
+    }
 }
 
-fn speeds(target: &Target, threads: usize) {
+fn speeds(target: &Target, threads: usize, names: &[&str]) {
     let f = DType::F32;
     let x = ty(f, &[4096, 3072]);
     let row = ty(f, &[16384, 768]);
@@ -87,6 +91,9 @@ fn speeds(target: &Target, threads: usize) {
         "{threads} threads\nkernel                                   generated ms   plain ms   plain/gen.   bandwidth/copy's"
     );
     for (op, types) in cases {
+        if !names.is_empty() && !names.contains(&op.name()) {
+            continue;
+        }
         let refs: Vec<&TensorType> = types.iter().collect();
         let outs = op.infer(&refs).expect("types should fit");
         let kernel = compile(kernels::generate_op(&op, &types, target).expect("there should be a kernel"), target);

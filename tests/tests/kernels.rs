@@ -259,6 +259,18 @@ fn compiled_kernels_are_kept() {
     // What is there is taken as it is: a kernel under another's name comes out.
     std::fs::write(&files()[0], &whole[1]).unwrap();
     assert_ne!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
+    // With too much, what was used last stays.
+    let size = |file: &std::path::PathBuf| std::fs::metadata(file).unwrap().len();
+    let bytes: u64 = files().iter().map(size).sum();
+    compile_kernels(&kernels, &host(), &cache).unwrap();
+    let (old, new) = (&kernels[..1], &gelus(10)[9]);
+    compile_kernels(old, &host(), &cache).unwrap();
+    compile_kernels(&[new], &host(), &cache.clone().of_bytes(bytes)).unwrap();
+    let left = files();
+    let kept: u64 = left.iter().map(size).sum();
+    assert!(0 < kept && kept <= bytes / 2, "{kept} of {bytes}");
+    compile_kernels(old, &host(), &cache).unwrap();
+    assert_eq!(files(), left, "the kernel that was used last should be there still");
     std::fs::remove_dir_all(&folder).unwrap();
     // No folder can be made where a file is: that is no error.
     std::fs::write(&folder, "").unwrap();
@@ -515,6 +527,29 @@ proptest! {
                 }
             }
         }
+    }
+
+    /// Rows that are gone through in blocks, whose largest elements differ: some rise, and a part, or all, is masked out.
+    #[test]
+    fn softmaxes_of_long_rows(
+        rows in 1u64..4,
+        columns in prop_oneof![4096u64..9000, Just(8192u64), Just(70_000u64)],
+        (log, dtype, rising) in (any::<bool>(), 0usize..3, any::<bool>()),
+        (from, to) in (0.0..1.0, 0.0..1.3),
+        seed in any::<u64>(),
+    ) {
+        let x = ty(FLOATS[dtype], &[rows, columns]);
+        let mut numbers = tensor(&x, Numbers::Small, &mut Random(seed)).to_f64s();
+        for (i, number) in numbers.iter_mut().enumerate() {
+            let place = (i as u64 % columns) as f64 / columns as f64;
+            *number += if rising { 60.0 * place } else { 0.0 };
+            if from <= place && place < to {
+                *number = f64::NEG_INFINITY;
+            }
+        }
+        let ins = [OwnedTensor::from_f64s(codegen::dtype(x.dtype()), &shape_of(&x), &numbers)];
+        let op = op(if log { "log_softmax" } else { "softmax" }, &[("dim", Attr::Int(1))]);
+        check_with(&op, &[x], &ins, Close::OfLargest(if dtype == 0 { 16.0 } else { 1.0 }), &[9000, 40000]);
     }
 
     #[test]

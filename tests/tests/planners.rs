@@ -5,7 +5,9 @@ use ir::{Graph, Phase, Schedule};
 use passes::cost::{Roofline, Tabled};
 use passes::decide::choose::{Aim, Asked, Limits};
 use passes::decide::protrain::{Activation, Config, Layout, instance};
-use passes::decide::{Means, Planner, Problem, blocks, choose, chunks, decide, greedy, layout, record};
+use passes::decide::{
+    Extent, Means, Planner, Problem, blocks, choose, chunks, decide, decide_among, greedy, layout, record,
+};
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::graph::{canonical, optimizer};
 use passes::pipeline::{self, Budget, Error, Options};
@@ -72,6 +74,27 @@ fn auto_is_never_worse() {
     }
 }
 
+/// For one budget, ladders of a large graph end early, with the plan that they come to in full.
+#[test]
+fn ladders_end_early() {
+    let graph = prepared(chain::chain(140));
+    with_problem(&graph, "a100-80g", |problem| {
+        let plan = |budget: Budget, extent: Extent| {
+            let problems = std::slice::from_ref(problem);
+            decide_among(problems, Planner::Protrain, budget, extent).unwrap().1
+        };
+        let drafts = |wanted: &record::Wanted| layout::drafts(problem, layout::RUNGS, wanted).len();
+        let all = drafts(&record::Wanted::ALL);
+        for share in [0.7, 0.4] {
+            let [curve, plan] = [Extent::Curve, Extent::Plan].map(|extent| plan(Budget::Share(share), extent));
+            assert_eq!((curve.decisions, curve.variant), (plan.decisions, plan.variant), "{share}");
+            let limits = Limits { device: plan.budget.unwrap(), ..Limits::NONE };
+            let wanted = drafts(&record::Wanted { limits: Some(limits), ..record::Wanted::ALL });
+            assert!(wanted < all, "{share}: {wanted} of {all}");
+        }
+    });
+}
+
 /// What is found first among drafts is the best of all their records, for whatever is asked and on any number of threads, though
 /// few of them are placed.
 #[test]
@@ -85,7 +108,7 @@ fn the_first_is_the_best_of_all() {
         with_problem(&graph, device, |problem| {
             let mut drafts = greedy::keep(problem);
             for hosted in [0.0, 0.5] {
-                drafts.extend(greedy::jumps(problem, hosted, greedy::Taste::Cheaper));
+                drafts.extend(greedy::jumps(problem, hosted, greedy::Taste::Cheaper, &record::Wanted::ALL));
             }
             let records = record::judge(problem, &drafts);
             let drafts = [drafts];
@@ -146,7 +169,7 @@ fn layouts_are_legal_plans() {
                 assert!(proved.is_ok(), "parts: {}", proved.unwrap_err());
             }
             let model = layout::Model::new(problem).unwrap();
-            let ladder = model.ladder(layout::RUNGS);
+            let ladder: Vec<_> = model.ladder(layout::RUNGS).collect();
             assert!(1 < ladder.len(), "{}", graph.name);
             for config in ladder {
                 let decisions = model.decisions(problem, &config);

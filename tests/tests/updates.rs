@@ -9,7 +9,7 @@ use ir::{DType, Device, Graph, Phase, TensorType};
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason};
 use passes::graph::optimizer::{Attach, HYPER, Master, Optimizer};
-use passes::pipeline::{self, Compiled, Kernels, Options};
+use passes::pipeline::{self, Budget, Compiled, Error, Kernels, Options};
 use passes::schedule::order::{self, Update};
 use passes::{devices, graph};
 use runtime::kernels::owned::{OwnedTensor, run_op};
@@ -104,6 +104,53 @@ fn updates_in_backward_need_less() {
         assert_ne!(inside.1.states["0.weight"], start["0.weight"]);
         let share = inside.0 as f64 / after.0 as f64;
         assert!(share <= most, "{optimizer:?}: {} in backward, {} after it: {share}", inside.0, after.0);
+    }
+}
+
+/// Updates of small parameters are a few kernels, and the same bits wherever states live.
+#[test]
+fn small_updates_are_grouped() {
+    let layers = 12;
+    let graph = linears(layers, 16, 8192);
+    let start = start(&graph, 0.1);
+    let (device, momentum) = (cpu(), [1e-2, 0.9, 1e-2]);
+    let cost = Roofline::new(&device);
+    for (optimizer, hyper, clip_norm, update) in [
+        (Optimizer::AdamW, &ADAMW[..], None, Update::Backward),
+        (Optimizer::AdamW, &ADAMW[..], Some(1e-3), Update::Backward),
+        (Optimizer::SgdMomentum, &momentum[..], None, Update::Backward),
+        (Optimizer::Sgd, &momentum[..], None, Update::After),
+    ] {
+        let options = Options { optimizer, clip_norm, update, ..Options::default() };
+        let [plain, grouped] = Kernels::ALL.map(|kernels| compile(&graph, &Options { kernels, ..options.clone() }));
+        let updates = |compiled: &Compiled| {
+            let nodes = compiled.program.graph.nodes.values();
+            nodes.filter(|data| data.phase == Phase::Optimizer && !data.op.inplace().is_empty()).count()
+        };
+        // Weights are by themselves: a gradient of one is too much to keep.
+        let (before, after) = (updates(&plain), updates(&grouped));
+        assert!(after <= before - layers + 3, "{options:?}: {after} of {before}");
+        let expected = train(&grouped, optimizer, &start, hyper, 3);
+        let others = train(&plain, optimizer, &start, hyper, 3);
+        for (path, x) in expected.states.iter().filter(|(path, _)| *path != "optimizer.step") {
+            let (x, y) = (floats(x), floats(&others.states[path]));
+            let off: f32 = x.iter().zip(&y).map(|(x, y)| (x - y).powi(2)).sum();
+            let norm: f32 = y.iter().map(|y| y * y).sum();
+            assert!(off <= 1e-8 * norm, "{options:?}: {path} is off by {off} of {norm}");
+        }
+        for (planner, above) in [(Planner::Auto, 0), (Planner::Protrain, 2)] {
+            let make = |budget| {
+                let options = Options { planner, budget, ..options.clone() };
+                pipeline::compile(graph.clone(), &options, &device, &cost, &mut |_| ())
+            };
+            let smallest = match make(Budget::Bytes(1)) {
+                Err(Error::Infeasible(infeasible)) => infeasible.smallest,
+                other => panic!("{options:?}: {:?}", other.map(|compiled| compiled.planned_peak)),
+            };
+            let bytes = smallest + (grouped.planned_peak - smallest) * above / 4;
+            let outcome = train(&make(Budget::Bytes(bytes)).unwrap(), optimizer, &start, hyper, 3);
+            assert!(outcome == expected, "{options:?}, {planner:?} at {bytes}");
+        }
     }
 }
 
@@ -217,6 +264,7 @@ fn by_hand(model: &Graph, start: &Data, feeds: &[Tensors], n: usize) -> (Vec<Vec
     graph::canonical::run(&mut one);
     // Other formulas round otherwise.
     graph::simplify::run(&mut one);
+    graph::accumulate::run(&mut one);
     graph::optimizer::run(&mut one, Optimizer::None).unwrap();
     let mut states: Tensors = start.clone();
     let mut losses = vec![];

@@ -1,27 +1,36 @@
 //! Compiled kernels on disk, by a hash of all that they are made from. Nothing here fails: what cannot be read is compiled, what
-//! cannot be written is compiled again the next time.
+//! cannot be written is compiled again the next time. Of too many, those go that were not used for longest.
 
 use super::generator::{GeneratorError, Stage, find, run_all};
 use super::{Generated, Target};
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The most bytes that are kept: some hundred models' kernels.
+const MOST_BYTES: u64 = 256 << 20;
 
 /// Where compiled kernels are kept.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
+    most_bytes: u64,
 }
 
 impl Cache {
     /// No cache.
     pub fn off() -> Cache {
-        Cache { folder: None }
+        Cache { folder: None, most_bytes: 0 }
     }
     /// A cache in a folder, which need not be there.
     pub fn at(folder: impl Into<PathBuf>) -> Cache {
-        Cache { folder: Some(folder.into()) }
+        Cache { folder: Some(folder.into()), most_bytes: MOST_BYTES }
+    }
+    /// The same with room for so many bytes.
+    pub fn of_bytes(self, most_bytes: u64) -> Cache {
+        Cache { most_bytes, ..self }
     }
     /// The user's: `LIGHTERAGE_CACHE`, a folder or `off`; else `lighterage/kernels` in the folder for caches, which is
     /// `XDG_CACHE_HOME` or `~/.cache`. None if there is no home.
@@ -35,11 +44,15 @@ impl Cache {
         // A relative path is to be ignored, says the standard for these folders.
         let caches = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute());
         let caches = caches.or_else(|| folder("HOME").map(|home| home.join(".cache")));
-        Cache { folder: caches.map(|path| path.join("lighterage").join("kernels")) }
+        caches.map_or(Cache::off(), |path| Cache::at(path.join("lighterage").join("kernels")))
     }
 
     fn read(&self, key: &str) -> Option<Vec<u8>> {
-        let bytes = fs::read(self.folder.as_ref()?.join(key)).ok()?;
+        let mut file = fs::File::open(self.folder.as_ref()?.join(key)).ok()?;
+        let mut bytes = vec![];
+        file.read_to_end(&mut bytes).ok()?;
+        // It was used now.
+        let _ = file.set_modified(SystemTime::now());
         // The hash of the rest stands in front.
         let (hash, object) = bytes.split_at_checked(32)?;
         (Sha256::digest(object)[..] == *hash).then(|| object.to_vec())
@@ -58,6 +71,27 @@ impl Cache {
         if let Err(e) = written {
             let _ = fs::remove_file(&part);
             log::debug!("{} is not kept in {}: {e}", key, folder.display());
+        }
+    }
+    /// Removes what was not used for longest, if there is too much, until half of the room is free.
+    fn trim(&self) {
+        let files = self.folder.iter().flat_map(fs::read_dir).flatten().filter_map(|entry| {
+            let entry = entry.ok()?;
+            let data = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+            Some((data.modified().ok()?, entry.path(), data.len()))
+        });
+        let mut files: Vec<(SystemTime, PathBuf, u64)> = files.collect();
+        let mut bytes: u64 = files.iter().map(|file| file.2).sum();
+        if bytes <= self.most_bytes {
+            return;
+        }
+        files.sort_unstable();
+        for (_, path, len) in files {
+            if bytes <= self.most_bytes / 2 {
+                break;
+            }
+            let _ = fs::remove_file(path);
+            bytes -= len;
         }
     }
 }
@@ -89,6 +123,9 @@ pub fn compile_kernels(kernels: &[&Generated], target: &Target, cache: &Cache) -
     for (&i, object) in missing.iter().zip(run_all(&wanted, target, stage)?) {
         cache.write(&keys[i], &object);
         objects[i] = Some(object);
+    }
+    if !missing.is_empty() {
+        cache.trim();
     }
     Ok(objects.into_iter().flatten().collect())
 }

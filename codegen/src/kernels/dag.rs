@@ -113,10 +113,19 @@ pub(super) struct Node {
     pub(super) stage: usize,
 }
 
+/// Exponentials of a row below its largest element, and their sum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exponentials {
+    pub(super) max: Id,
+    pub(super) e: Id,
+    pub(super) sum: Id,
+}
+
 /// The graph.
 #[derive(Default)]
 pub(super) struct Dag {
     pub(super) nodes: Vec<Node>,
+    pub(super) exponentials: Vec<Exponentials>,
     index: HashMap<Node, Id>,
     /// True for results of expensive functions, which are kept from pass to pass and not computed again.
     pub(super) dear: Vec<bool>,

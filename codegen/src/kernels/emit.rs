@@ -4,9 +4,9 @@
 //! elements and one over those that are left; on a GPU a block of threads shares the row, with vectors of 16 bytes.
 //! Values that do not vary along a row are scalars, computed outside of the loops.
 
-use super::dag::{Dag, Fold, Id, Kind, Prim};
+use super::dag::{Dag, Exponentials, Fold, Id, Kind, Prim};
 use super::lower::{Known, storage};
-use super::passes::{Buffer, Pass, kept_passes};
+use super::passes::{Buffer, Pass, Passes, kept_passes};
 use ir::TensorType;
 use ir::body::{Axes, Space};
 use std::collections::BTreeMap;
@@ -20,6 +20,13 @@ const PART: u64 = 16384;
 const STREAMED: u64 = 32 << 20;
 /// The most bytes of a row that is fetched into the first cache, and into the second, while the row before it is computed.
 const FETCHED: [u64; 2] = [16 << 10, 256 << 10];
+/// Columns of a block of a long row; it is gone through twice and should not leave the first cache in between.
+const BLOCK: u64 = 1024;
+/// A number of each block: its largest element, later what its exponentials are to be multiplied with; their sum.
+const BLOCK_SCALES: &str = "%block_scales";
+const BLOCK_SUMS: &str = "%block_sums";
+/// So many blocks ahead are fetched.
+const AHEAD: u64 = 2;
 /// Columns of a part of a combining phase.
 const COMBINED: u64 = 1024;
 
@@ -72,7 +79,7 @@ struct Sums {
 }
 
 pub(super) fn emit(plan: &Plan<'_>) -> Result<Text, String> {
-    let (passes, buffers) = kept_passes(plan);
+    let passes = kept_passes(plan);
     let sums: Vec<usize> = (0..plan.results.len()).filter(|&j| is_sum(&plan.results[j])).collect();
     let (mut scratch_bytes, mut layout) = (0, BTreeMap::new());
     let (rows_each, sum_parts) = plan.space.parts();
@@ -84,12 +91,11 @@ pub(super) fn emit(plan: &Plan<'_>) -> Result<Text, String> {
     }
     let mut module = String::from("module {\n");
     let mut functions = vec![];
-    let mut emitter = Emitter::new(plan, &layout, scratch_bytes);
-    emitter.buffers = buffers;
-    functions.push(emitter.main(&passes, rows_each, sum_parts)?);
+    let mut emitter = Emitter::new(plan, &passes, &layout, scratch_bytes);
+    functions.push(emitter.main(rows_each, sum_parts)?);
     module.push_str(&emitter.finish());
     if !sums.is_empty() {
-        let mut emitter = Emitter::new(plan, &layout, scratch_bytes);
+        let mut emitter = Emitter::new(plan, &passes, &layout, scratch_bytes);
         functions.push(emitter.combine(&sums, sum_parts)?);
         module.push_str(&emitter.finish());
     }
@@ -107,6 +113,7 @@ fn is_sum(out: &Out) -> bool {
 /// depend on a loop stands before it.
 struct Emitter<'a> {
     plan: &'a Plan<'a>,
+    passes: &'a Passes,
     sums: &'a BTreeMap<usize, Sums>,
     scratch_bytes: u64,
     scopes: Vec<String>,
@@ -119,13 +126,14 @@ struct Emitter<'a> {
     scalars: BTreeMap<Id, String>,
     spread: BTreeMap<(Id, u64), String>,
     pointers: BTreeMap<String, String>,
-    buffers: BTreeMap<Id, Buffer>,
     /// What the loop that is written now fetches, elsewhere by as much as it computes here.
     fetched: Vec<(String, Kind, usize)>,
     /// Elements of a vector.
     lanes: u64,
     threads: u64,
     shared: u64,
+    /// What is kept to be multiplied with a number: the number as a scalar and as a vector.
+    scale: Option<(Id, [String; 2])>,
     /// Whether something is stored past the caches: others may read it only behind a fence.
     fenced: bool,
     signature: String,
@@ -134,7 +142,7 @@ struct Emitter<'a> {
 type Emitted<T> = Result<T, String>;
 
 impl<'a> Emitter<'a> {
-    fn new(plan: &'a Plan<'a>, sums: &'a BTreeMap<usize, Sums>, scratch_bytes: u64) -> Emitter<'a> {
+    fn new(plan: &'a Plan<'a>, passes: &'a Passes, sums: &'a BTreeMap<usize, Sums>, scratch_bytes: u64) -> Emitter<'a> {
         let draws = plan.dag.nodes.iter().any(|node| matches!(node.prim, Prim::Random(_)));
         // The rounds of a random number wait for each other: two vectors of them at a time keep the multipliers busy.
         let lanes = match draws {
@@ -145,6 +153,7 @@ impl<'a> Emitter<'a> {
         let threads = if plan.gpu { gpu_threads(plan, lanes) } else { 1 };
         Emitter {
             plan,
+            passes,
             sums,
             scratch_bytes,
             scopes: vec![String::new()],
@@ -155,11 +164,11 @@ impl<'a> Emitter<'a> {
             scalars: BTreeMap::new(),
             spread: BTreeMap::new(),
             pointers: BTreeMap::new(),
-            buffers: BTreeMap::new(),
             fetched: vec![],
             lanes,
             threads,
             shared: 0,
+            scale: None,
             fenced: false,
             signature: String::new(),
         }
@@ -459,7 +468,14 @@ impl<'a> Emitter<'a> {
             let node = &dag.nodes[id];
             let name = if pass.kept.contains(&id) {
                 let (pointer, align) = self.buffer(id);
-                self.load(&pointer, at, node.kind, width, align)
+                let x = self.load(&pointer, at, node.kind, width, align);
+                match self.scale.clone().filter(|(of, _)| *of == id) {
+                    Some((_, [scalar, vector])) => {
+                        let scale = if width == 1 { scalar } else { vector };
+                        self.def(&format!("arith.mulf {x}, {scale} : {}", type_of(node.kind, width)))
+                    }
+                    None => x,
+                }
             } else {
                 match node.prim {
                     Prim::Load(i, axes) => {
@@ -489,7 +505,7 @@ impl<'a> Emitter<'a> {
     /// The memory of something kept.
     fn buffer(&mut self, id: Id) -> (String, u64) {
         let kind = self.plan.dag.kind(id);
-        match self.buffers[&id] {
+        match self.passes.buffers[&id] {
             Buffer::Stack(n) => (format!("%buffer{n}"), (self.lanes * kind.bytes()).min(64)),
             Buffer::Result(j) => {
                 let out = &self.plan.results[j];
@@ -512,8 +528,14 @@ impl<'a> Emitter<'a> {
         let whole = width.is_multiple_of(4) && (space.rows() == 1 || space.columns().is_multiple_of(4));
         let n = if whole { width / 4 } else { width };
         let (wide, word) = (format!("vector<{n}xi64>"), format!("vector<{n}xi32>"));
-        let numbers = |scale: u64| (0..n).map(|i| (i * scale).to_string()).collect::<Vec<_>>().join(", ");
-        let lanes = self.def_at(0, &format!("arith.constant dense<[{}]> : {wide}", numbers(if whole { 4 } else { 1 })));
+        // Blocks lie in fours in the order that puts them right below, by cheap instructions.
+        let in_fours = whole && n.is_multiple_of(4);
+        let place = |i: u64| if in_fours { i / 4 * 4 + [0, 2, 1, 3][i as usize % 4] } else { i };
+        let list =
+            |numbers: &mut dyn Iterator<Item = u64>| numbers.map(|i| i.to_string()).collect::<Vec<_>>().join(", ");
+        let scale = if whole { 4 } else { 1 };
+        let numbers = list(&mut (0..n).map(|i| place(i) * scale));
+        let lanes = self.def_at(0, &format!("arith.constant dense<[{numbers}]> : {wide}"));
         let first = self.def(&format!("vector.broadcast {first} : i64 to {wide}"));
         let element = self.def(&format!("arith.addi {first}, {lanes} : {wide}"));
         // A vector even if it has but one element.
@@ -521,9 +543,9 @@ impl<'a> Emitter<'a> {
             |emitter: &mut Self, i: u64| emitter.def_at(0, &format!("arith.constant dense<{i}> : {wide}"));
         let (two, half) = (wide_constant(self, 2), wide_constant(self, 32));
         let block = self.def(&format!("arith.shrui {element}, {two} : {wide}"));
-        // Words are kept in twice their bits, so that products have room.
+        // Words are kept in twice their bits, so that products have room. What is above a word is rubbish: the processor's
+        // products of words do not read it, so that masks before them cost nothing.
         let mask = wide_constant(self, 0xFFFF_FFFF);
-        let low = self.def(&format!("arith.andi {block}, {mask} : {wide}"));
         let high = self.def(&format!("arith.shrui {block}, {half} : {wide}"));
         // Seed and step are scalars.
         let (shift, all) = (self.index(32), self.index(0xFFFF_FFFF));
@@ -532,7 +554,7 @@ impl<'a> Emitter<'a> {
         let step = self.def_at(0, &format!("arith.andi {step}, {all} : i64"));
         let step = self.def_at(0, &format!("vector.broadcast {step} : i64 to {wide}"));
         let stream = wide_constant(self, stream.into());
-        let mut counter = [low, high, stream, step];
+        let mut counter = [block, high, stream, step];
         let mut key = [key0, key1];
         let factors = [wide_constant(self, 0xD251_1F53), wide_constant(self, 0xCD9E_8D57)];
         for round in 0..10 {
@@ -546,9 +568,10 @@ impl<'a> Emitter<'a> {
             let keys = [0, 1].map(|i| self.def_at(0, &format!("vector.broadcast {} : i64 to {wide}", key[i])));
             let mut products = vec![];
             for (i, factor) in [0, 2].into_iter().zip(&factors) {
-                let product = self.def(&format!("arith.muli {}, {factor} : {wide}", counter[i]));
-                let low = self.def(&format!("arith.andi {product}, {mask} : {wide}"));
-                products.push((low, self.def(&format!("arith.shrui {product}, {half} : {wide}"))));
+                let word = self.def(&format!("arith.andi {}, {mask} : {wide}", counter[i]));
+                let product = self.def(&format!("arith.muli {word}, {factor} : {wide}"));
+                let high = self.def(&format!("arith.shrui {product}, {half} : {wide}"));
+                products.push((product, high));
             }
             let mut mix = |high: &str, word_of: &str, key: &str| {
                 let x = self.def(&format!("arith.xori {high}, {word_of} : {wide}"));
@@ -558,18 +581,21 @@ impl<'a> Emitter<'a> {
             let c2 = mix(&products[0].1, &counter[3], &keys[1]);
             counter = [c0, products[1].0.clone(), c2, products[0].0.clone()];
         }
-        let counter = counter.map(|words| self.def(&format!("arith.trunci {words} : {wide} to {word}")));
         if whole {
-            // Words of a block follow each other: 0 2 and 1 3 are interleaved, then these two.
-            let zip = |emitter: &mut Self, a: &str, b: &str, n: u64| {
-                let order: Vec<String> = (0..n).flat_map(|i| [i, n + i]).map(|i| i.to_string()).collect();
-                let ty = format!("vector<{n}xi32>");
-                emitter.def(&format!("vector.shuffle {a}, {b} [{}] : {ty}, {ty}", order.join(", ")))
-            };
-            let even = zip(self, &counter[0], &counter[2], n);
-            let odd = zip(self, &counter[1], &counter[3], n);
-            return zip(self, &even, &odd, 2 * n);
+            // Words of a block follow each other: 0 1 and 2 3 are put into one number each, then these beside each other.
+            let halves = format!("vector<{}xi32>", 2 * n);
+            let counter = counter.map(|words| self.def(&format!("vector.bitcast {words} : {wide} to {halves}")));
+            let lower = list(&mut (0..n).flat_map(|i| [2 * i, 2 * (n + i)]));
+            let [a, b] = [0, 2].map(|i| {
+                let (a, b) = (&counter[i], &counter[i + 1]);
+                let pair = self.def(&format!("vector.shuffle {a}, {b} [{lower}] : {halves}, {halves}"));
+                self.def(&format!("vector.bitcast {pair} : {halves} to {wide}"))
+            });
+            let order = list(&mut (0..n).flat_map(|i| [place(i), n + place(i)]));
+            let blocks = self.def(&format!("vector.shuffle {a}, {b} [{order}] : {wide}, {wide}"));
+            return self.def(&format!("vector.bitcast {blocks} : vector<{}xi64> to vector<{width}xi32>", 2 * n));
         }
+        let counter = counter.map(|words| self.def(&format!("arith.trunci {words} : {wide} to {word}")));
         let three = wide_constant(self, 3);
         let which = self.def(&format!("arith.andi {element}, {three} : {wide}"));
         let mut chosen = counter[3].clone();
@@ -717,7 +743,9 @@ impl<'a> Emitter<'a> {
         let lanes = self.lanes;
         // Sums wait for each other: two vectors at a time keep the adders busy, if nothing else does.
         let busy = folds.is_empty() || pass.needs.iter().any(|&id| self.plan.dag.dear[id]);
-        let unroll = if busy || self.plan.gpu || columns.whole < 2 * lanes { 1 } else { 2 };
+        // A piece may have an odd number of vectors.
+        let odd = columns.range.is_some() && !columns.whole.is_multiple_of(2 * lanes);
+        let unroll = if busy || odd || self.plan.gpu || columns.whole < 2 * lanes { 1 } else { 2 };
         let mut totals: Vec<Option<String>> = vec![None; folds.len()];
         if 0 < columns.whole {
             let block = lanes * unroll;
@@ -795,6 +823,96 @@ impl<'a> Emitter<'a> {
             }
             self.scalars.insert(pass.folds[f], total);
         }
+    }
+    /// Two passes in one reading of a long row. The first finds the largest element, the second the sum of the exponentials
+    /// below it: each block is gone through by both, with its own largest element, and its sum is scaled in the end.
+    fn largest_and_sum(&mut self, passes: [&Pass; 2], found: Exponentials) {
+        let ahead = self.ahead(passes[0]);
+        self.blocks(|e, block, columns| {
+            e.pass(passes[0], columns, 0);
+            // Infinitely small elements are to be 0, even if there is nothing else in the block.
+            let (max, least) = (e.scalars[&found.max].clone(), e.constant(f32::MIN.to_bits().into(), Kind::F32, 1));
+            let max = e.combine_two(Fold::MaxNumber, Kind::F32, 1, &max, &least);
+            e.store(&max, BLOCK_SCALES, block, Kind::F32, 1, 4);
+            e.scalars.insert(found.max, max);
+            e.fetched.clone_from(&ahead);
+            e.pass(passes[1], columns, 0);
+            e.fetched.clear();
+            e.store(&e.scalars[&found.sum].clone(), BLOCK_SUMS, block, Kind::F32, 1, 4);
+        });
+        let (zero, one) = (self.index(0), self.index(1));
+        let all = self.index(self.plan.space.columns().div_ceil(BLOCK));
+        let f32 = [Kind::F32.name().to_string()];
+        let start = self.start(Fold::MaxNumber, Kind::F32, 1);
+        let max = self.fold_loop(&zero, &all, &one, &[start], &f32, |e, block, max| {
+            let x = e.load(BLOCK_SCALES, block, Kind::F32, 1, 4);
+            vec![e.combine_two(Fold::MaxNumber, Kind::F32, 1, &x, &max[0])]
+        });
+        let start = self.start(Fold::Sum, Kind::F32, 1);
+        let sum = self.fold_loop(&zero, &all, &one, &[start], &f32, |e, block, sum| {
+            let x = e.load(BLOCK_SCALES, block, Kind::F32, 1, 4);
+            let below = e.def(&format!("arith.subf {x}, {} : f32", max[0]));
+            let mut dag = Dag::new(false);
+            let load = dag.load(0, 0, Kind::F32, super::dag::Span::default());
+            let exponential = dag.exp_below(load);
+            let scale = e.apart(&dag, load, &below, exponential, 1);
+            e.store(&scale, BLOCK_SCALES, block, Kind::F32, 1, 4);
+            let part = e.load(BLOCK_SUMS, block, Kind::F32, 1, 4);
+            let part = e.def(&format!("arith.mulf {part}, {scale} : f32"));
+            vec![e.combine_two(Fold::Sum, Kind::F32, 1, &sum[0], &part)]
+        });
+        self.scalars.insert(found.max, max[0].clone());
+        self.scalars.insert(found.sum, sum[0].clone());
+    }
+    /// A later pass, which reads the exponentials that were kept.
+    fn scaled(&mut self, pass: &Pass, kept: Id) {
+        self.blocks(|e, block, columns| {
+            let scalar = e.load(BLOCK_SCALES, block, Kind::F32, 1, 4);
+            let vector = e.def(&format!("vector.broadcast {scalar} : f32 to {}", type_of(Kind::F32, e.lanes)));
+            e.scale = Some((kept, [scalar, vector]));
+            e.pass(pass, columns, 0);
+            e.scale = None;
+        });
+    }
+    /// Goes through a row in blocks: `body` has a block's number and columns. What it finds is known in the block alone.
+    fn blocks(&mut self, body: impl Fn(&mut Self, &str, &Columns)) {
+        let columns = self.plan.space.columns();
+        let block = |e: &mut Self, number: &str, columns: Columns| {
+            let known = (e.scalars.clone(), e.spread.clone(), e.pointers.clone());
+            let row_scope = std::mem::replace(&mut e.row_scope, e.scopes.len() - 1);
+            body(e, number, &columns);
+            e.row_scope = row_scope;
+            (e.scalars, e.spread, e.pointers) = known;
+        };
+        let (full, whole) = (columns / BLOCK, columns / self.lanes * self.lanes);
+        if 0 < full {
+            let (zero, all, one, size) = (self.index(0), self.index(full), self.index(1), self.index(BLOCK));
+            self.fold_loop(&zero, &all, &one, &[], &[], |e, number, _| {
+                let from = e.def(&format!("arith.muli {number}, {size} : i64"));
+                let to = e.def(&format!("arith.addi {from}, {size} : i64"));
+                let tail = (to.clone(), to.clone());
+                block(e, number, Columns { whole: BLOCK, rest: false, range: Some((from, to)), tail });
+                vec![]
+            });
+        }
+        if full * BLOCK < columns {
+            let [number, from, to, end] = [full, full * BLOCK, whole, columns].map(|i| self.index(i));
+            let range = Some((from, to.clone()));
+            let rest = whole != columns;
+            block(self, &number, Columns { whole: whole - full * BLOCK, rest, range, tail: (to, end) });
+        }
+    }
+    /// The operands that a pass reads, some blocks ahead.
+    fn ahead(&mut self, pass: &Pass) -> Vec<(String, Kind, usize)> {
+        let (mut found, distance) = (vec![], self.index(AHEAD * BLOCK));
+        for &id in pass.needs.iter().filter(|id| !pass.kept.contains(id)) {
+            let node = &self.plan.dag.nodes[id];
+            if let Prim::Load(i, axes) = node.prim {
+                let (pointer, _) = self.row_pointer(i, axes, node.kind);
+                found.push((self.offset_at(self.row_scope, &pointer, &distance, node.kind), node.kind, 0));
+            }
+        }
+        found
     }
     /// Where a thread's share of a loop begins, and its step.
     fn shared_loop(&mut self, from: &str, step: u64, each: u64) -> (String, String) {
@@ -916,12 +1034,12 @@ impl<'a> Emitter<'a> {
     // ---------------------------------------------------------------------------------------------------- functions
 
     /// The first phase: all rows, or all elements.
-    fn main(&mut self, passes: &[Pass], rows_each: u64, sum_parts: u64) -> Emitted<Function> {
+    fn main(&mut self, rows_each: u64, sum_parts: u64) -> Emitted<Function> {
         let symbol = self.begin(0);
         let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
         self.stack_buffers();
         let sums = !self.sums.is_empty();
-        let folds = passes.iter().any(|pass| !pass.folds.is_empty());
+        let folds = self.passes.all.iter().any(|pass| !pass.folds.is_empty());
         let per_part = if self.plan.gpu { self.lanes * self.threads * 4 } else { PART };
         let parts;
         if sums {
@@ -942,7 +1060,7 @@ impl<'a> Emitter<'a> {
             let to = self.def(&format!("arith.addi {from}, {each} : i64"));
             let to = self.def(&format!("arith.minui {to}, {all} : i64"));
             self.open(&format!("scf.for %row = {from} to {to} step {one} : i64 {{"));
-            self.rows(passes, &Columns::all(columns, self.lanes));
+            self.rows(&Columns::all(columns, self.lanes));
             self.close();
             self.close();
         } else if !folds && 2 * per_part < columns {
@@ -972,7 +1090,7 @@ impl<'a> Emitter<'a> {
                 range: Some((from, end.clone())),
                 tail: (end, to),
             };
-            self.rows(passes, &range);
+            self.rows(&range);
             self.close();
         } else {
             let each = if self.plan.gpu && folds { 1 } else { (per_part / columns.max(1)).max(1) };
@@ -989,7 +1107,7 @@ impl<'a> Emitter<'a> {
             };
             let to = self.def(&format!("arith.minui {to}, {all} : i64"));
             self.open(&format!("scf.for %row = {from} to {to} step {one} : i64 {{"));
-            self.rows(passes, &Columns::all(columns, self.lanes));
+            self.rows(&Columns::all(columns, self.lanes));
             self.close();
             if self.plan.gpu {
                 self.close();
@@ -1000,6 +1118,7 @@ impl<'a> Emitter<'a> {
     /// Makes room for what passes keep and no result has room for.
     fn stack_buffers(&mut self) {
         let stack: Vec<(Id, usize)> = self
+            .passes
             .buffers
             .iter()
             .filter_map(|(&id, &buffer)| match buffer {
@@ -1014,6 +1133,12 @@ impl<'a> Emitter<'a> {
                 0,
                 &format!("%buffer{n} = llvm.alloca {size} x {kind} {{alignment = 64 : i64}} : (i64) -> {ty}"),
             );
+        }
+        if self.passes.blocks.is_some() {
+            let blocks = self.index(self.plan.space.columns().div_ceil(BLOCK));
+            for name in [BLOCK_SCALES, BLOCK_SUMS] {
+                self.line_at(0, &format!("{name} = llvm.alloca {blocks} x f32 : (i64) -> !llvm.ptr"));
+            }
         }
     }
     /// Opens the loop over parts: those that the caller asks for, or a block's.
@@ -1047,15 +1172,25 @@ impl<'a> Emitter<'a> {
         }
     }
     /// One row, in the scope that is open.
-    fn rows(&mut self, passes: &[Pass], columns: &Columns) {
-        let plan = self.plan;
+    fn rows(&mut self, columns: &Columns) {
+        let (plan, passes) = (self.plan, self.passes);
         self.row_scope = self.scopes.len() - 1;
         self.row = "%row".into();
         let mut slots = 0;
-        for (p, pass) in passes.iter().enumerate() {
-            self.fetched = if p == 1 { self.next_row(&passes[0]) } else { vec![] };
-            if !(pass.folds.is_empty() && pass.stores.is_empty() && pass.sums.is_empty()) {
-                self.pass(pass, columns, slots);
+        for (p, pass) in passes.all.iter().enumerate() {
+            self.fetched.clear();
+            let idle = pass.folds.is_empty() && pass.stores.is_empty() && pass.sums.is_empty();
+            match passes.blocks.filter(|(first, _)| *first <= p) {
+                Some((first, found)) if p == first => self.largest_and_sum([pass, &passes.all[p + 1]], found),
+                Some((first, _)) if p == first + 1 => {}
+                Some((_, found)) if pass.kept.contains(&found.e) => self.scaled(pass, found.e),
+                _ if idle => {}
+                blocks => {
+                    if p == 1 && blocks.is_none() {
+                        self.fetched = self.next_row(&passes.all[0]);
+                    }
+                    self.pass(pass, columns, slots);
+                }
             }
             slots += pass.folds.len() as u64;
         }

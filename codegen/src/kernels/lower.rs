@@ -3,7 +3,7 @@
 //! one by one.
 
 use super::Step;
-use super::dag::{Dag, Fold, Id, Kind, Span};
+use super::dag::{Dag, Exponentials, Fold, Id, Kind, Span};
 use ir::body::{Along, Space};
 use ir::{Attr, DType, Op, TensorType};
 
@@ -438,7 +438,9 @@ impl<'a> Lowering<'a> {
         let max = self.dag.fold(Fold::MaxNumber, x);
         let below = self.dag.sub(x, max);
         let e = self.dag.exp_below(below);
-        (below, (e, self.dag.fold(Fold::Sum, e)))
+        let sum = self.dag.fold(Fold::Sum, e);
+        self.dag.exponentials.push(Exponentials { max, e, sum });
+        (below, (e, sum))
     }
     /// The mean of a row of `n`.
     fn mean(&mut self, x: Id, n: u64) -> Id {

@@ -11,6 +11,8 @@ const I32: Kind = Kind::I32;
 /// sqrt(2 / pi)
 const BETA: f64 = SQRT_2 * FRAC_2_SQRT_PI * 0.5;
 const KAPPA: f64 = 0.044715;
+/// (e^r - 1 - r) / r², highest power first, for |r| <= ln 2 / 2.
+const EXP: [f64; 5] = [1.381_454e-3, 8.368_745e-3, 4.166_839e-2, 1.666_652_1e-1, 0.499_999_94];
 
 impl Dag {
     fn f(&mut self, x: f64) -> Id {
@@ -46,8 +48,7 @@ impl Dag {
         let (lo, hi) = (self.f(-104.0), self.f(89.0));
         let x = self.within(x, lo, hi);
         let (shifted, r) = self.reduced(x, MAGIC);
-        let p =
-            self.polynomial(r, &[1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
+        let p = self.polynomial(r, &EXP);
         let (squared, one) = (self.mul(r, r), self.f(1.0));
         let y = self.fma(p, squared, r);
         let y = self.add(y, one);
@@ -75,9 +76,9 @@ impl Dag {
         let x = self.select(below, lo, x);
         let (shifted, r) = self.reduced(x, MAGIC);
         // Elements do not wait for each other, so Horner's scheme, which has the fewest operations, is the fastest.
-        let mut y = self.f(1.987_569_1e-4);
-        for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5, 1.0, 1.0] {
-            let c = self.f(c);
+        let mut y = self.f(EXP[0]);
+        for c in EXP[1..].iter().chain(&[1.0, 1.0]) {
+            let c = self.f(*c);
             y = self.fma(y, r, c);
         }
         let (bits, places) = (self.convert("arith.bitcast", shifted, I32), self.int(23, I32));

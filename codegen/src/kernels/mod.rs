@@ -84,7 +84,7 @@ impl fmt::Display for Unsupported {
 impl std::error::Error for Unsupported {}
 
 /// Ops that are no steps of bodies and have kernels by themselves.
-const WHOLE: [&str; 6] = ["reshape", "adamw", "adamw_split", "sgd", "sgd_momentum", "dropout"];
+const WHOLE: [&str; 2] = ["reshape", "dropout"];
 
 /// The kernel of a body over operands of the given types.
 pub fn generate(body: &Body, operands: &[TensorType], target: &Target) -> Result<Generated, Unsupported> {

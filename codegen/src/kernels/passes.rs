@@ -1,14 +1,22 @@
 //! Passes over a row. The first computes the sums that need nothing, the next those that need these, and so on; each stores the
 //! results that it knows. What is dear to compute and needed again is kept in memory from the first pass that needs it: in a
 //! result that is written last and through the caches, or in a buffer on the stack; what has room in neither is computed again.
+//!
+//! The largest element of a long row and the sum of the exponentials below it are found in one reading, block by block, after
+//! Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018): exponentials below the block's largest element
+//! are kept, and scaled by what it lies below the row's.
 
-use super::dag::{Dag, Id, Kind, Prim};
+use super::dag::{Dag, Exponentials, Id, Kind, Prim};
 use super::emit::Plan;
 use super::lower::{Known, storage};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most bytes of a row's buffer on the stack.
 const MOST_BUFFER: u64 = 32 << 10;
+/// The same of exponentials that are found block by block: with the operands' next blocks they stay in the second cache.
+const MOST_EXPONENTIALS: u64 = 256 << 10;
+/// Columns of a row that is long enough to be gone through in blocks: it and what is kept of it fill the first cache.
+const LONG: u64 = 4096;
 
 /// Where something that outlives a pass is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,21 +55,46 @@ fn needs(dag: &Dag, roots: &[Id], stop: &BTreeSet<Id>) -> Vec<Id> {
     found.into_iter().collect()
 }
 
+/// The passes of a kernel.
+pub(super) struct Passes {
+    pub(super) all: Vec<Pass>,
+    /// Where they keep what later passes need.
+    pub(super) buffers: BTreeMap<Id, Buffer>,
+    /// A pass that goes with the next, block by block: the first finds the largest elements, the second the sums.
+    pub(super) blocks: Option<(usize, Exponentials)>,
+}
+
+/// The pass that may go with the next: the largest element is needed for nothing else yet.
+fn blocks(plan: &Plan<'_>, passes: &[Pass]) -> Option<(usize, Exponentials)> {
+    let found = plan.dag.exponentials.iter().find_map(|&found| {
+        let p = passes.windows(2).position(|pair| pair[0].folds == [found.max] && pair[1].folds == [found.sum])?;
+        let next = &passes[p + 1];
+        let alone = next.stores.is_empty() && next.sums.is_empty() && next.keeps.iter().all(|&id| id == found.e);
+        // What is kept has yet to be scaled.
+        let scaled = |pass: &Pass| pass.folds.is_empty() || !pass.kept.contains(&found.e);
+        (alone && passes[p + 2..].iter().all(scaled)).then_some((p, found))
+    });
+    found.filter(|_| !plan.gpu && LONG <= plan.space.columns())
+}
+
 /// The passes and where they keep what later passes need.
-pub(super) fn kept_passes(plan: &Plan<'_>) -> (Vec<Pass>, BTreeMap<Id, Buffer>) {
+pub(super) fn kept_passes(plan: &Plan<'_>) -> Passes {
     // What no room is found for is computed again.
     let mut homeless = BTreeSet::new();
     loop {
         let passes = passes(plan, &homeless);
+        let blocks = blocks(plan, &passes);
         let (mut buffers, mut taken) = (BTreeMap::new(), BTreeSet::new());
         let known = homeless.len();
         for (p, pass) in passes.iter().enumerate() {
             for &id in &pass.keeps {
                 let kind = plan.dag.kind(id);
+                let in_blocks = blocks.is_some_and(|(_, found)| found.e == id);
+                let most = if in_blocks { MOST_EXPONENTIALS } else { MOST_BUFFER };
                 if let Some(j) = free_result(plan, &passes, p, kind, &taken) {
                     taken.insert(j);
                     buffers.insert(id, Buffer::Result(j));
-                } else if plan.space.columns() * kind.bytes() <= MOST_BUFFER {
+                } else if plan.space.columns() * kind.bytes() <= most {
                     buffers.insert(id, Buffer::Stack(buffers.len()));
                 } else {
                     homeless.insert(id);
@@ -69,7 +102,7 @@ pub(super) fn kept_passes(plan: &Plan<'_>) -> (Vec<Pass>, BTreeMap<Id, Buffer>) 
             }
         }
         if homeless.len() == known {
-            return (passes, buffers);
+            return Passes { all: passes, buffers, blocks };
         }
     }
 }

@@ -196,6 +196,9 @@ pub(crate) struct CompileArgs {
     /// For whom --emit makes them [default: this machine; for ptx sm_90]
     #[arg(long, value_name = "TARGET", requires = "emit", value_parser = named(&Target::ALL, |target| target.name()))]
     pub(crate) target: Option<Target>,
+    /// Print one JSON object: what was written, or with --emit the kernels, their nodes and text
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What `--emit` writes.
@@ -213,7 +216,7 @@ pub(crate) enum Emit {
 
 impl Emit {
     const ALL: [Emit; 4] = [Emit::Mlir, Emit::Llvm, Emit::Asm, Emit::Ptx];
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Emit::Mlir => "mlir",
             Emit::Llvm => "llvm",

@@ -8,8 +8,9 @@ use crate::observe::Dumps;
 use crate::out::{self, out};
 use crate::size;
 use artifact::Artifact;
-use codegen::Form;
 use codegen::kernels::Target;
+use codegen::{Form, Listed, Listing, Plain};
+use serde_json::{Value as Json, json};
 use std::path::Path;
 
 /// Runs the command.
@@ -25,9 +26,15 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
     };
     // The report is a sentence: the dump may have standard output to itself.
     let to_stdout = args.compiling.dump_ir_after.is_some() && args.compiling.dump_dir.is_none();
-    let artifact = artifact(model, &args.compiling, Dumps::Stdout)?;
+    let dumps = if args.json { Dumps::Stderr } else { Dumps::Stdout };
+    let artifact = artifact(model, &args.compiling, dumps)?;
     artifact::write_file(path, &artifact).map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
     let summary = &artifact.summary;
+    if args.json {
+        let (bytes, commands) = (std::fs::metadata(path).map_or(0, |data| data.len()), artifact.commands.len());
+        out::line(&json!({"path": path, "bytes": bytes, "commands": commands, "summary": summary}).to_string());
+        return Ok(());
+    }
     let sentence = format!(
         "{}: {}, {} commands; peak {}, predicted {} a step",
         path.display(),
@@ -57,13 +64,17 @@ fn kernels(model: &Model, emit: Emit, args: &CompileArgs, output: Option<&Path>)
         )));
     }
     let machine = model::machine(&args.compiling)?;
-    let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stdout)?;
+    let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stderr)?;
     let form = match emit {
         Emit::Mlir => Form::Mlir,
         Emit::Llvm => Form::Llvm,
         Emit::Asm | Emit::Ptx => Form::Asm,
     };
-    let text = codegen::listing(&compiled.program, &target, form).map_err(Failure::Input)?;
+    let listing = codegen::listing(&compiled.program, &target, form).map_err(Failure::Input)?;
+    let text = match args.json {
+        true => format!("{}\n", listing_json(&listing, emit, &target)),
+        false => listing.to_string(),
+    };
     match output {
         Some(path) => save_atomically(path, &[text.as_bytes()]),
         None => {
@@ -71,6 +82,17 @@ fn kernels(model: &Model, emit: Emit, args: &CompileArgs, output: Option<&Path>)
             Ok(())
         }
     }
+}
+
+fn listing_json(listing: &Listing, emit: Emit, target: &Target) -> Json {
+    let kernel = |k: &Listed| json!({"name": k.name, "op": k.op, "nodes": k.nodes, "parts": k.parts, "scratch_bytes": k.scratch_bytes, "text": k.text});
+    let plain = |p: &Plain| json!({"op": p.op, "nodes": p.nodes, "why": p.why});
+    json!({
+        "form": emit.name(),
+        "target": target.name(),
+        "kernels": listing.kernels.iter().map(kernel).collect::<Vec<_>>(),
+        "plain": listing.plain.iter().map(plain).collect::<Vec<_>>(),
+    })
 }
 
 /// Compiles a model to an artifact.

@@ -194,6 +194,12 @@ fn explain_says_why_and_what_else_would_cost() {
     run(&format!("{args} %_log_softmx")).expect(2).says(&["_log_softmax"]);
     let removed = run(&format!("explain {} %flat --device test", mlp())).expect(0).out;
     assert!(removed.contains("not in the compiled step") && removed.contains("%a :"), "{removed}");
+    // What the compiler cut into rows is known by the model's name; its parts by theirs.
+    let head = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/filetests/loss/rows-in-turn.ir");
+    let cut = |name: &str| run(&format!("explain {head} --device test --loss-chunks 2 {name}")).expect(0).out;
+    let parts = cut("logits");
+    assert!(parts.contains("logits: 2 values") && parts.contains("%logits.1"), "{parts}");
+    assert!(cut("logits.1").contains("%logits.1 = matmul"), "{}", cut("logits.1"));
 }
 
 #[test]

@@ -322,5 +322,21 @@ fn generated_kernels_are_shown_as_text() {
     assert!(run(&compile("--emit llvm --target avx2")).expect(0).out.contains("define void @k"));
     assert!(run(&compile("--emit asm --target neon")).expect(0).out.contains("fmla"));
     run(&compile("--emit ptx --target avx2")).expect(2).says(&["--emit ptx", "avx2"]);
+    let json = run(&compile("--emit mlir --target neon --json")).expect(0).json().remove(0);
+    let texts = json["kernels"].as_array().unwrap().iter().map(|kernel| kernel["text"].as_str().unwrap());
+    assert!(
+        texts
+            .map(|text| {
+                assert!(mlir.contains(text));
+                text.len()
+            })
+            .sum::<usize>()
+            > mlir.len() / 2
+    );
+    assert!(json["plain"].to_string().contains("no kernel is generated for addmm") && json["target"] == "neon");
+    let file = folder.file("step.lit");
+    let json = run(&compile(&format!("--json -o {file}"))).expect(0).json().remove(0);
+    assert_eq!(json["bytes"], std::fs::metadata(&file).unwrap().len());
+    assert!(json["summary"]["planned_peak_bytes"].as_u64() > Some(0));
     run(&compile("")).expect(2).says(&["--output"]);
 }

@@ -72,7 +72,9 @@ impl Body {
         }
         // A sum over rows is written at the end, by another part of the kernel than what reads operands of its size.
         let elementwise = (0..results.len()).filter(|&j| !summed.contains(&results[j]));
-        let inplace = elementwise.flat_map(|j| (0..operands).map(move |i| (i, j))).collect();
+        let tables = space::tables(&steps);
+        let read = (0..operands).filter(|i| !tables.contains(i)).collect::<Vec<_>>();
+        let inplace = elementwise.flat_map(|j| read.iter().map(move |&i| (i, j))).collect();
         Ok(Body { operands, inplace, steps, results })
     }
     /// How many operands it has.
@@ -88,7 +90,7 @@ impl Body {
         &self.results
     }
     /// The (operand, result) pairs that may share their bytes, if their types are equal: an element of a result is written
-    /// after the operands' elements at its place were read.
+    /// after the operands' elements at its place were read. Options, of which every element needs the same, are none of these.
     pub fn inplace(&self) -> &[(usize, usize)] {
         &self.inplace
     }

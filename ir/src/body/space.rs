@@ -271,7 +271,7 @@ fn find(
 }
 
 /// Values of which single elements are read: options of optimizers, states of random numbers.
-fn tables(steps: &[Step]) -> Vec<usize> {
+pub(super) fn tables(steps: &[Step]) -> Vec<usize> {
     let mut tables = vec![];
     for step in steps {
         let from = match step.op.name() {
@@ -282,7 +282,7 @@ fn tables(steps: &[Step]) -> Vec<usize> {
             "dropout" => 1,
             _ => continue,
         };
-        tables.extend(&step.inputs[from..]);
+        tables.extend(step.inputs.iter().skip(from));
     }
     tables
 }

@@ -10,6 +10,7 @@
 //! A border between two blocks stands where the fewest bytes cross it: the residual stream.
 
 use crate::schedule::order::users;
+use ir::body::Step;
 use ir::graph::Def;
 use ir::{Graph, Node, Phase, StateKind, Table, TensorType, Value};
 use std::cmp::Reverse;
@@ -446,12 +447,20 @@ fn gradients(graph: &Graph) -> Vec<(usize, Value)> {
         all.extend(state.map(|state| (state, output.value)));
     }
     for &node in graph.order.iter().filter(|&&node| graph.nodes[node].phase == Phase::Optimizer) {
-        let inputs = &graph.nodes[node].inputs;
-        let Some(state) = inputs.iter().find_map(|&value| parameter(graph, graph.root(value))) else { continue };
-        let computed = |&&value: &&Value| {
-            graph.def_node(graph.root(value)).is_some_and(|def| graph.nodes[def].phase == Phase::Backward)
+        let data = &graph.nodes[node];
+        let computed = |value: &Value| {
+            graph.def_node(graph.root(*value)).is_some_and(|def| graph.nodes[def].phase == Phase::Backward)
         };
-        all.extend(inputs.iter().find(computed).map(|&gradient| (state, gradient)));
+        let pair = |inputs: &[Value]| {
+            let state = inputs.iter().find_map(|&value| parameter(graph, graph.root(value)));
+            state.zip(inputs.iter().copied().find(computed))
+        };
+        // A group may be several updates, a step each.
+        let steps = data.op.body().map_or(&[][..], |body| body.steps());
+        let operands =
+            |step: &Step| step.inputs.iter().filter_map(|&i| data.inputs.get(i).copied()).collect::<Vec<_>>();
+        let pairs: Vec<_> = steps.iter().filter_map(|step| pair(&operands(step))).collect();
+        all.extend(if pairs.is_empty() { pair(&data.inputs).into_iter().collect() } else { pairs });
     }
     all
 }

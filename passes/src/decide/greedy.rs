@@ -9,9 +9,10 @@
 //!
 //! There is one trajectory for each [`Taste`]. None depends on the budget, so a plan for a budget is a choice among the
 //! records: the fastest that fits. Hence a lower budget never plans a higher peak, and the smallest record is the
-//! smallest feasible budget.
+//! smallest feasible budget. Where one budget alone is planned, records that would not be chosen are spared: see
+//! [`Wanted`].
 
-use super::record::{Draft, draft};
+use super::record::{Draft, Wanted, draft};
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::realise;
@@ -75,8 +76,8 @@ pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
     drafts
 }
 
-/// All drafts of one trajectory, in its order.
-pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
+/// The drafts of one trajectory, in its order, as far as they are wanted.
+pub fn trajectory(problem: &Problem<'_>, taste: Taste, wanted: &Wanted) -> Vec<Draft> {
     let mut drafts = vec![];
     let mut decisions = Decisions::default();
     let Ok(mut schedule) = realise::unnamed(problem, &decisions) else { return drafts };
@@ -114,7 +115,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
                     timeline = draft(problem, &decisions, &schedule, &mut drafts);
                     fruitless = 0;
                     lowest = new_peak;
-                    if beyond_host(problem, &drafts) {
+                    if beyond_host(problem, &drafts) || wanted.end(problem, &drafts).is_some() {
                         return drafts;
                     }
                 } else {
@@ -137,7 +138,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste) -> Vec<Draft> {
 /// Drafts that do not build on each other: for each of a ladder of targets, from a share of the model's states on the host,
 /// those of the last blocks, and everything else kept. What a trajectory has once cut it never takes back; here a large
 /// cut spares many small ones.
-pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
+pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) -> Vec<Draft> {
     let mut drafts = vec![];
     let base = problem.hosted(hosted);
     if !problem.host_has_room(&base) {
@@ -185,7 +186,9 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste) -> Vec<Draft> {
         }
         let Some(schedule) = schedule else { return drafts };
         draft(problem, &decisions, &schedule, &mut drafts);
-        if beyond_host(problem, &drafts) || target * MISSED < lowest as f64 {
+        // Where the host updates everything, nothing is left on the device.
+        let last = lowest == 0 || target * MISSED < lowest as f64;
+        if last || beyond_host(problem, &drafts) || wanted.end(problem, &drafts).is_some() {
             return drafts;
         }
     }
@@ -235,8 +238,9 @@ pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64
         let def = graph.def_node(idle.value).map(|node| graph.nodes[node].phase);
         def == Some(Phase::Forward) && phase_of(idle.to) == Some(Phase::Backward)
     };
-    let mut candidates: Vec<Cut> =
-        round.idle.iter().filter(crosses).filter_map(|idle| round.gap_candidate(idle)).collect();
+    let mut cascade = Cascade::new(problem);
+    let crossing = round.idle.iter().filter(crosses);
+    let mut candidates: Vec<Cut> = crossing.filter_map(|idle| round.gap_candidate(idle, &mut cascade)).collect();
     // Dearest first; what cannot be computed again is the dearest.
     let dear = |cut: &Cut| cut.recompute.unwrap_or(f64::INFINITY) / cut.bytes as f64;
     candidates.sort_by(|a, b| dear(b).total_cmp(&dear(a)).then(a.gaps.cmp(&b.gaps)));
@@ -278,10 +282,10 @@ impl Ord for Score {
 #[derive(Clone)]
 struct Cut {
     /// The gaps; `None` lets a state live on the host. One, or those of a block.
-    gaps: Vec<(Value, Option<u32>)>,
+    gaps: Gaps,
     means: Means,
     /// What it frees.
-    frees: Vec<Stretch>,
+    frees: Frees,
     /// All bytes, and those that a swap sends over the link.
     bytes: u64,
     sent: u64,
@@ -339,6 +343,10 @@ type Held = SmallVec<[(u64, Value, usize); 1]>;
 /// Lines over which the device's memory is freed, and how many bytes.
 type Stretch = (usize, usize, u64);
 
+/// Mostly one; a round has thousands.
+type Gaps = SmallVec<[(Value, Option<u32>); 1]>;
+type Frees = SmallVec<[Stretch; 1]>;
+
 /// A value that lies in a buffer over lines `from..to`, touched at both ends only.
 struct Idle {
     value: Value,
@@ -358,13 +366,13 @@ struct Round<'a> {
     banned: &'a BTreeSet<(Value, u32)>,
     taste: Taste,
     /// When each value is on the device: lines `from..=to`, ascending.
-    resident: Table<Value, Vec<(usize, usize)>>,
+    resident: Table<Value, SmallVec<[(u32, u32); 2]>>,
     /// How many model lines stand before each line.
     position: Vec<u32>,
     /// Buffers that states have at entry.
     home: Table<Buffer, bool>,
     /// Lines that touch each buffer of the device, and whether it holds several values.
-    touched: Table<Buffer, Vec<usize>>,
+    touched: Table<Buffer, SmallVec<[u32; 4]>>,
     shared: Table<Buffer, bool>,
     /// Every idle stretch on the device.
     idle: Vec<Idle>,
@@ -392,7 +400,7 @@ impl<'a> Round<'a> {
             position.push(models);
             models += u32::from(data.why == Why::Model);
         }
-        let resident = Table::filled(problem.graph.values.len(), vec![]);
+        let resident = Table::filled(problem.graph.values.len(), SmallVec::new());
         let mut home = Table::filled(schedule.buffers.len(), false);
         for (_, loc) in &schedule.entry {
             home[loc.buffer] = true;
@@ -407,7 +415,7 @@ impl<'a> Round<'a> {
             resident,
             position,
             home,
-            touched: Table::filled(schedule.buffers.len(), vec![]),
+            touched: Table::filled(schedule.buffers.len(), SmallVec::new()),
             shared: Table::filled(schedule.buffers.len(), false),
             idle: vec![],
         };
@@ -419,15 +427,16 @@ impl<'a> Round<'a> {
     fn choose(&self, live: &[u64], target: u64) -> Vec<Cut> {
         let idle = &self.idle;
         let above = Above::new(live, target);
-        let blocks = if self.taste == Taste::Block { self.block_candidates(&above) } else { vec![] };
+        let mut cascade = Cascade::new(self.problem);
+        let blocks = if self.taste == Taste::Block { self.block_candidates(&above, &mut cascade) } else { vec![] };
         let in_blocks: BTreeSet<_> = blocks.iter().flat_map(|cut| cut.gaps.iter().copied()).collect();
         let alone = idle.iter().filter(|idle| !in_blocks.contains(&(idle.value, idle.gap)));
         let mut candidates: Vec<Cut> = alone
             .filter(|idle| above.any(idle.from + 1, idle.to))
-            .filter_map(|idle| self.gap_candidate(idle))
+            .filter_map(|idle| self.gap_candidate(idle, &mut cascade))
             .collect();
         candidates.extend(blocks);
-        candidates.extend(self.chunk_candidates(&above));
+        candidates.extend(self.chunk_candidates(&above, &mut cascade));
         candidates.extend(self.state_candidates(&above));
         let mut load = Load::default();
         let mut tree = MaxTree::new(live);
@@ -437,7 +446,7 @@ impl<'a> Round<'a> {
         let mut heap: BinaryHeap<Reverse<(Score, usize)>> =
             candidates.iter().enumerate().map(|(i, cut)| Reverse((cut.score(), i))).collect();
         while let Some(Reverse((score, i))) = heap.pop() {
-            if tree.max(0, live.len()) <= target {
+            if tree.most() <= target {
                 break;
             }
             let cut = &mut candidates[i];
@@ -488,9 +497,9 @@ impl<'a> Round<'a> {
             holds[loc.buffer].push((loc.offset, self.problem.root[value], 0));
         }
         let device = |buffer: Buffer| schedule.buffers[buffer].pool == Pool::new(DEVICE);
+        let mut touches: Vec<(Loc, Value)> = vec![];
         for (instr, data) in schedule.instrs.iter() {
             let line = instr.index();
-            let mut touches: Vec<(Loc, Value)> = vec![];
             match &data.kind {
                 InstrKind::Run { node, args, outs, .. } => {
                     let node = &graph.nodes[*node];
@@ -506,24 +515,25 @@ impl<'a> Round<'a> {
                     }
                 }
             }
-            for (loc, value) in touches {
+            for (loc, value) in touches.drain(..) {
                 let buffer = loc.buffer;
-                if device(buffer) && self.touched[buffer].last() != Some(&line) {
-                    self.touched[buffer].push(line);
+                let on_device = device(buffer);
+                if on_device && self.touched[buffer].last() != Some(&(line as u32)) {
+                    self.touched[buffer].push(line as u32);
                 }
                 let held = holds[buffer].iter_mut().find(|held| held.0 == loc.offset);
                 let since = held.as_ref().filter(|held| held.1 == value).map(|held| held.2);
-                if let Some(since) = since.filter(|_| device(buffer)) {
+                if let Some(since) = since.filter(|_| on_device) {
                     let done = self.accesses_done(value, since, self.home[buffer] && since == 0);
                     if since + 1 < line {
                         idle.push(Idle { value, buffer, from: since, to: line, gap: done.checked_sub(1) });
                     }
                     match self.resident[value].last_mut() {
-                        Some(last) if last.1 == since => last.1 = line,
-                        _ => self.resident[value].push((since, line)),
+                        Some(last) if last.1 == since as u32 => last.1 = line as u32,
+                        _ => self.resident[value].push((since as u32, line as u32)),
                     }
-                } else if device(buffer) {
-                    self.resident[value].push((line, line));
+                } else if on_device {
+                    self.resident[value].push((line as u32, line as u32));
                 }
                 match held {
                     Some(held) => *held = (loc.offset, value, line),
@@ -537,7 +547,7 @@ impl<'a> Round<'a> {
         for &(value, loc) in schedule.entry.iter().filter(|(_, loc)| device(loc.buffer)) {
             if let Some(&(_, held, since)) = holds[loc.buffer].iter().find(|held| held.0 == loc.offset) {
                 idle.push(Idle { value, buffer: loc.buffer, from: since, to: n, gap: Some(u32::MAX) });
-                self.resident[held].push((since, n));
+                self.resident[held].push((since as u32, n as u32));
             }
         }
         idle
@@ -577,25 +587,23 @@ impl<'a> Round<'a> {
     }
 
     /// The candidate of one idle stretch.
-    fn gap_candidate(&self, idle: &Idle) -> Option<Cut> {
+    fn gap_candidate(&self, idle: &Idle, cascade: &mut Cascade) -> Option<Cut> {
         let gap = self.cuttable(idle).filter(|_| !self.shared[idle.buffer])?;
         let clean = self.problem.comes_from_host(idle.value, self.decisions);
-        self.candidate(vec![(idle, gap)], if clean { 1.0 } else { 2.0 })
+        self.candidate(&[(idle, gap)], if clean { 1.0 } else { 2.0 }, cascade)
     }
 
     /// The candidate of several idle stretches together; `copies` is what a swap of one byte takes.
-    fn candidate(&self, members: Vec<(&Idle, u32)>, copies: f64) -> Option<Cut> {
-        let gaps: Vec<(Value, Option<u32>)> = members.iter().map(|&(idle, gap)| (idle.value, Some(gap))).collect();
-        let frees: Vec<Stretch> =
-            members.iter().map(|(idle, _)| (idle.from + 1, idle.to, self.bytes(idle.buffer))).collect();
+    fn candidate(&self, members: &[(&Idle, u32)], copies: f64, cascade: &mut Cascade) -> Option<Cut> {
+        let gaps: Gaps = members.iter().map(|&(idle, gap)| (idle.value, Some(gap))).collect();
+        let frees: Frees = members.iter().map(|(idle, _)| (idle.from + 1, idle.to, self.bytes(idle.buffer))).collect();
         let first = members.iter().map(|(idle, _)| idle.from).min()?;
         let to = members.iter().map(|(idle, _)| idle.to).min()?;
         let bytes = frees.iter().map(|&(.., bytes)| bytes).sum();
         let room =
             members.iter().map(|(idle, _)| self.start(idle.to) - self.start(idle.from)).fold(f64::INFINITY, f64::min);
         let banned = members.iter().any(|&(idle, gap)| self.banned.contains(&(idle.value, gap)));
-        let values: Vec<Value> = members.iter().map(|(idle, _)| idle.value).collect();
-        let recompute = if banned { None } else { self.recompute_price(&values, to) };
+        let recompute = if banned { None } else { self.recompute_price(&gaps, to, cascade) };
         let line = first as u32 + 1;
         let (means, swap) = (Means::Swap, 0.0);
         let mut cut =
@@ -622,7 +630,7 @@ impl<'a> Round<'a> {
     }
 
     /// Stretches in which nobody touches a chunk that is on the device: it may leave and come again.
-    fn chunk_candidates(&self, above: &Above) -> Vec<Cut> {
+    fn chunk_candidates(&self, above: &Above, cascade: &mut Cascade) -> Vec<Cut> {
         let mut members: BTreeMap<Buffer, Vec<&Idle>> = BTreeMap::new();
         for idle in self.idle.iter().filter(|idle| self.shared[idle.buffer]) {
             members.entry(idle.buffer).or_default().push(idle);
@@ -630,7 +638,7 @@ impl<'a> Round<'a> {
         let mut cuts = vec![];
         for (buffer, members) in members {
             for pair in self.touched[buffer].windows(2) {
-                let (from, to) = (pair[0], pair[1]);
+                let (from, to) = (pair[0] as usize, pair[1] as usize);
                 if !above.any(from + 1, to) {
                     continue;
                 }
@@ -639,9 +647,10 @@ impl<'a> Round<'a> {
                 else {
                     continue;
                 };
-                let Some(mut cut) = self.candidate(over, 1.0) else { continue };
+                let Some(mut cut) = self.candidate(&over, 1.0, cascade) else { continue };
                 let bytes = self.bytes(buffer);
-                cut = Cut { frees: vec![(from + 1, to, bytes)], bytes, sent: bytes, line: from as u32 + 1, ..cut };
+                let frees = Frees::from_iter([(from + 1, to, bytes)]);
+                cut = Cut { frees, bytes, sent: bytes, line: from as u32 + 1, ..cut };
                 cut.room = self.start(to) - self.start(from);
                 cut.recompute = None;
                 cut.swap = self.swap_price(&cut, Load::default());
@@ -654,7 +663,7 @@ impl<'a> Round<'a> {
 
     /// For each block of the model, all that its forward left for its backward, but for what other blocks' forwards read
     /// too: with that, the block can run again.
-    fn block_candidates(&self, above: &Above) -> Vec<Cut> {
+    fn block_candidates(&self, above: &Above, cascade: &mut Cascade) -> Vec<Cut> {
         let graph = self.problem.graph;
         let mut members: BTreeMap<usize, Vec<(&Idle, u32)>> = BTreeMap::new();
         for idle in &self.idle {
@@ -672,28 +681,26 @@ impl<'a> Round<'a> {
             }
         }
         let covers = |members: &Vec<(&Idle, u32)>| members.iter().any(|(idle, _)| above.any(idle.from + 1, idle.to));
-        members.into_values().filter(covers).filter_map(|members| self.candidate(members, 2.0)).collect()
+        members.into_values().filter(covers).filter_map(|members| self.candidate(&members, 2.0, cascade)).collect()
     }
 
-    /// What it takes to compute `values` again before `line`, with whatever is not there; `None` if it cannot be.
-    fn recompute_price(&self, values: &[Value], line: usize) -> Option<f64> {
+    /// What it takes to compute the gaps' values again before `line`, with whatever is not there; `None` if it cannot be.
+    fn recompute_price(&self, gaps: &Gaps, line: usize, cascade: &mut Cascade) -> Option<f64> {
         let graph = self.problem.graph;
         let position = self.position.get(line).copied().unwrap_or(u32::MAX);
-        let mut seen: BTreeSet<Value> = values.iter().copied().collect();
-        let mut stack = values.to_vec();
-        let mut run: BTreeSet<Node> = BTreeSet::new();
+        cascade.begin(gaps.iter().map(|gap| gap.0));
+        let longest = LONGEST_CASCADE + gaps.len();
         let mut price = 0.0;
-        while let Some(value) = stack.pop() {
+        while let Some(value) = cascade.stack.pop() {
             let Def::Node(node, _) = graph.values[value].def else {
                 price += self.problem.cost.link(graph.values[value].ty.bytes());
                 continue;
             };
             let data = &graph.nodes[node];
-            let too_long = LONGEST_CASCADE + values.len() < seen.len();
-            if !data.op.is_pure() || data.phase != Phase::Forward || too_long {
+            if !data.op.is_pure() || data.phase != Phase::Forward || longest < cascade.n_wanted {
                 return None;
             }
-            if run.insert(node) {
+            if cascade.run(node) {
                 price += self.problem.cost.run(graph, node);
             }
             for &input in &data.inputs {
@@ -705,8 +712,8 @@ impl<'a> Round<'a> {
                         return None;
                     }
                 }
-                if !self.is_resident(root, line) && seen.insert(root) {
-                    stack.push(root);
+                if !self.is_resident(root, line) && cascade.want(root) {
+                    cascade.stack.push(root);
                 }
             }
         }
@@ -714,7 +721,7 @@ impl<'a> Round<'a> {
     }
 
     fn is_resident(&self, value: Value, line: usize) -> bool {
-        let spans = &self.resident[value];
+        let (spans, line) = (&self.resident[value], line as u32);
         let k = spans.partition_point(|span| span.0 <= line);
         0 < k && line <= spans[k - 1].1
     }
@@ -722,7 +729,8 @@ impl<'a> Round<'a> {
     /// States that might live on the host: they come before their first use, stay to their last and go home if changed.
     fn state_candidates(&self, above: &Above) -> Vec<Cut> {
         let graph = self.problem.graph;
-        let mut at_home: Table<Buffer, Vec<(usize, usize)>> = Table::filled(self.schedule.buffers.len(), vec![]);
+        let mut at_home: Table<Buffer, SmallVec<[(usize, usize); 2]>> =
+            Table::filled(self.schedule.buffers.len(), SmallVec::new());
         for idle in &self.idle {
             // Before the first use and after the last; the stretches between uses are gaps of their own once it is hosted.
             if idle.gap.is_none() || idle.gap == Some(u32::MAX) {
@@ -732,7 +740,7 @@ impl<'a> Round<'a> {
         let mut cuts = vec![];
         // Entries are the states, in order, then the inputs.
         // Where each state that is at home lies, and when it is idle there.
-        let mut stays: Vec<Option<(Buffer, Vec<Stretch>)>> = vec![];
+        let mut stays: Vec<Option<(Buffer, Frees)>> = vec![];
         for (i, (state, (_, loc))) in graph.states.iter().zip(&self.schedule.entry).enumerate() {
             if self.decisions.hosted.contains_key(&i) {
                 stays.push(None);
@@ -740,20 +748,26 @@ impl<'a> Round<'a> {
             }
             let bytes = self.bytes(loc.buffer);
             let stretches = &at_home[loc.buffer];
-            let frees: Vec<Stretch> = stretches.iter().map(|&(from, to)| (from, to, bytes)).collect();
+            let frees: Frees = stretches.iter().map(|&(from, to)| (from, to, bytes)).collect();
             stays.push(Some((loc.buffer, frees.clone())));
             if stretches.iter().all(|&(from, to)| !above.any(from, to)) {
                 continue;
             }
             let copies = if self.problem.root[state.after] == state.before { 1.0 } else { 2.0 };
             let line = stretches.first().map_or(0, |s| s.0 as u32);
-            cuts.push(self.host_candidate(vec![(state.before, None)], frees, (bytes, bytes), copies, line, None));
+            cuts.push(self.host_candidate(
+                Gaps::from_iter([(state.before, None)]),
+                frees,
+                (bytes, bytes),
+                copies,
+                line,
+                None,
+            ));
         }
         let n = self.schedule.instrs.len();
         for (k, group) in self.problem.groups.iter().enumerate() {
-            let mut frees = vec![];
+            let (mut gaps, mut frees) = (Gaps::new(), Frees::new());
             let (mut bytes, mut sent) = (0, 0);
-            let mut gaps = vec![];
             let mut at_home = true;
             let (mut first, mut last) = (n, 0);
             for (&state, is_param) in
@@ -768,8 +782,8 @@ impl<'a> Round<'a> {
                 if is_param {
                     sent += self.bytes(*buffer);
                     frees.extend(stretches.iter().copied());
-                    first = first.min(self.touched[*buffer].first().copied().unwrap_or(0));
-                    last = last.max(self.touched[*buffer].last().copied().unwrap_or(0));
+                    first = first.min(self.touched[*buffer].first().map_or(0, |&line| line as usize));
+                    last = last.max(self.touched[*buffer].last().map_or(0, |&line| line as usize));
                 } else {
                     frees.push((0, n, self.bytes(*buffer)));
                 }
@@ -787,8 +801,8 @@ impl<'a> Round<'a> {
     /// The candidate of states that would live on the host: of (all bytes, bytes sent each way).
     fn host_candidate(
         &self,
-        gaps: Vec<(Value, Option<u32>)>,
-        frees: Vec<Stretch>,
+        gaps: Gaps,
+        frees: Frees,
         (bytes, sent): (u64, u64),
         copies: f64,
         line: u32,
@@ -800,6 +814,43 @@ impl<'a> Round<'a> {
         let mut cut = Cut { gaps, means, frees, bytes, sent, copies, room, swap, recompute: None, line, group, host };
         cut.swap = self.swap_price(&cut, Load::default());
         cut
+    }
+}
+
+/// The values and nodes of a cascade, kept to be reused: marked with its number.
+struct Cascade {
+    number: u32,
+    wanted: Table<Value, u32>,
+    runs: Table<Node, u32>,
+    n_wanted: usize,
+    stack: Vec<Value>,
+}
+
+impl Cascade {
+    fn new(problem: &Problem<'_>) -> Cascade {
+        let wanted = Table::filled(problem.graph.values.len(), 0);
+        let runs = Table::filled(problem.graph.nodes.len(), 0);
+        Cascade { number: 0, wanted, runs, n_wanted: 0, stack: vec![] }
+    }
+    /// Another cascade, for these values.
+    fn begin(&mut self, values: impl Iterator<Item = Value>) {
+        self.number += 1;
+        self.n_wanted = 0;
+        self.stack.clear();
+        for value in values {
+            self.want(value);
+            self.stack.push(value);
+        }
+    }
+    /// Notes that a value has to be computed; false if that is known.
+    fn want(&mut self, value: Value) -> bool {
+        let new = std::mem::replace(&mut self.wanted[value], self.number) != self.number;
+        self.n_wanted += usize::from(new);
+        new
+    }
+    /// Notes that a node runs; false if that is known.
+    fn run(&mut self, node: Node) -> bool {
+        std::mem::replace(&mut self.runs[node], self.number) != self.number
     }
 }
 
@@ -857,6 +908,10 @@ impl MaxTree {
         self.add_at(2 * node, lo, mid, from, to, amount);
         self.add_at(2 * node + 1, mid, hi, from, to, amount);
         self.max[node] = self.add[node] + self.max[2 * node].max(self.max[2 * node + 1]);
+    }
+    /// The maximum over all lines. Those beyond the last are 0.
+    fn most(&self) -> u64 {
+        self.max[1].max(0) as u64
     }
     fn max(&self, from: usize, to: usize) -> u64 {
         self.max_at(1, 0, self.leaves, from, to).unwrap_or(0).max(0) as u64

@@ -12,7 +12,7 @@
 use super::blocks::Block;
 use super::chunks::{self, Packing};
 use super::protrain::{self, Activation, Config, Instance, Layout, Outline};
-use super::record::{Draft, propose};
+use super::record::{Draft, Wanted, propose};
 use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::cost::is_product;
 use ir::graph::Def;
@@ -37,26 +37,21 @@ impl Model {
     }
 
     /// The configurations of a ladder of `rungs` capacities, roomiest first, each once.
-    pub fn ladder(&self, rungs: usize) -> Vec<Config> {
+    pub fn ladder(&self, rungs: usize) -> impl Iterator<Item = Config> {
         let n_chunks = self.instance.chunks.len();
         let keep = protrain::memory(&self.instance, &Config { n_persist: n_chunks, ..Config::default() });
         let outlines = protrain::outlines(&self.instance);
         let least = self.least(&outlines).min(keep).max(1);
         let ratio = least as f64 / keep as f64;
-        let mut found = vec![];
         let mut seen = BTreeSet::new();
-        for rung in 0..rungs {
+        (0..rungs).filter_map(move |rung| {
             let share = ratio.powf(rung as f64 / (rungs.max(2) - 1) as f64);
             // The last rung is the least itself, however the power is rounded.
             let capacity = ((keep as f64 * share).ceil() as u64).max(least);
             let instance = Instance { capacity, ..self.instance.clone() };
-            if let Some((config, _)) =
-                protrain::search_among(&instance, &outlines).filter(|(config, _)| seen.insert(*config))
-            {
-                found.push(config);
-            }
-        }
-        found
+            let (config, _) = protrain::search_among(&instance, &outlines)?;
+            seen.insert(config).then_some(config)
+        })
     }
 
     /// The least memory that any configuration takes.
@@ -72,12 +67,15 @@ impl Model {
     }
 }
 
-/// Drafts for a ladder of `rungs` capacities; none for a graph without parameters.
-pub fn drafts(problem: &Problem<'_>, rungs: usize) -> Vec<Draft> {
+/// Drafts for a ladder of `rungs` capacities, as far as they are wanted; none for a graph without parameters.
+pub fn drafts(problem: &Problem<'_>, rungs: usize, wanted: &Wanted) -> Vec<Draft> {
     let mut drafts = vec![];
     let Some(model) = Model::new(problem) else { return drafts };
     for config in model.ladder(rungs) {
         propose(problem, &model.decisions(problem, &config), &mut drafts);
+        if wanted.end(problem, &drafts).is_some() {
+            break;
+        }
     }
     drafts
 }

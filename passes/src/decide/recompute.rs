@@ -6,7 +6,7 @@
 //! the lines really need.
 
 use super::greedy::{beyond_host, large, live, swaps};
-use super::record::{Draft, draft};
+use super::record::{Draft, Wanted, draft};
 use super::{Decisions, Problem};
 use crate::alloc::lifetimes;
 use crate::realise;
@@ -27,8 +27,8 @@ const MOST_STEPS: u64 = 30_000;
 /// Rounds in which a budget is corrected.
 const TRIES: usize = 2;
 
-/// Drafts for a ladder of budgets.
-pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64)) -> Vec<Draft> {
+/// Drafts for a ladder of budgets, as far as they are wanted.
+pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wanted) -> Vec<Draft> {
     let mut drafts = vec![];
     let mut base = problem.hosted(hosted);
     if !problem.host_has_room(&base) {
@@ -72,6 +72,9 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64)) -> Vec<Draft
         }
         let Some((decisions, schedule)) = found else { return drafts };
         draft(problem, &decisions, &schedule, &mut drafts);
+        if wanted.end(problem, &drafts).is_some() {
+            return drafts;
+        }
     }
 }
 

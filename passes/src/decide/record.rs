@@ -3,6 +3,7 @@
 //! clearly beats; [`judge_best`] places and simulates of the rest what may be better than what it has, and these records are
 //! what a budget chooses from.
 
+use super::choose::Limits;
 use super::greedy::large;
 use super::{Decisions, Problem};
 use crate::alloc::{lifetimes, live_peak};
@@ -44,6 +45,57 @@ pub struct Record {
     pub variant: usize,
 }
 
+/// Which drafts are wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// What the plan may need; `None` if all budgets are planned.
+    pub limits: Option<Limits>,
+    /// A step that is possible within the limits, µs; infinite if none is known, and a ladder's own drafts have to say.
+    pub possible: f64,
+}
+
+impl Wanted {
+    /// Those of all budgets.
+    pub const ALL: Wanted = Wanted { limits: None, possible: f64::INFINITY };
+
+    /// The fastest draft that surely keeps the limits, µs; infinite if none does.
+    pub fn fastest(&self, problem: &Problem<'_>, drafts: &[Draft]) -> f64 {
+        drafts.iter().filter(|draft| self.keeps_limits(problem, draft)).map(|d| d.micros).fold(f64::INFINITY, f64::min)
+    }
+
+    fn keeps_limits(&self, problem: &Problem<'_>, draft: &Draft) -> bool {
+        let device = self.limits.map_or(u64::MAX, |limits| limits.device) as f64;
+        // Gaps between tensors come on top.
+        draft.live as f64 <= device * (1.0 - CLEARLY) && problem.host_holds(draft.host)
+    }
+
+    /// A ladder's drafts need less and less, and first become faster, as more updates are the host's, then slower. So it may end,
+    /// for a plan for one budget, where two rungs that keep the limits are clearly slower than what is possible and the
+    /// second is no faster. Then no draft below was seen to be faster than those two: their time, µs. `None` if it may not
+    /// end. Of small graphs, each step of a ladder is a leap, and all of them take no time.
+    pub fn end(&self, problem: &Problem<'_>, drafts: &[Draft]) -> Option<f64> {
+        if self.limits.is_none() || !large(problem) {
+            return None;
+        }
+        let mut rungs: Vec<f64> = vec![];
+        for draft in drafts.iter().filter(|draft| self.keeps_limits(problem, draft)) {
+            match rungs.last_mut() {
+                // More room for copies on the same rung.
+                Some(rung) if 0 < draft.decisions.ahead => *rung = rung.min(draft.micros),
+                _ => rungs.push(draft.micros),
+            }
+        }
+        let possible = match self.possible.is_finite() {
+            true => self.possible,
+            false => rungs.iter().copied().fold(f64::INFINITY, f64::min),
+        };
+        let [.., before, last] = rungs[..] else { return None };
+        (possible * LONGER < before && before * (1.0 - SAME) <= last).then_some(before)
+    }
+}
+
+/// A rung is clearly slower if its step is so many times as long.
+const LONGER: f64 = 1.05;
 /// Shares of the peak that copies may take besides, to come early.
 const AHEAD: [f64; 4] = [0.0, 0.05, 0.15, 0.4];
 /// The least share of a step that more room for copies should win.

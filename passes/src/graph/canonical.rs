@@ -5,6 +5,7 @@
 //! product's `ta` and `tb`; no `expand` before an operation that broadcasts by itself; chains of reshapes and permutes are
 //! one. Names stay those of the trace.
 
+use super::reshape_to;
 use ir::graph::{Def, NodeData, Output};
 use ir::op::{Attr, Op, broadcast_shapes};
 use ir::{DType, Graph, Node, Table, TensorType, Value};
@@ -167,8 +168,7 @@ impl<'a> Rewrite<'a> {
                 let shape = self.ty(inputs[0]).shape();
                 let moved: Vec<i64> = op.ints("dims").iter().copied().filter(|&d| shape[d as usize] != 1).collect();
                 if moved.is_sorted() {
-                    let shape = op.ints("dims").iter().map(|&d| shape[d as usize] as i64).collect();
-                    op = Op::new("reshape", [("shape", Attr::Ints(shape))]).expect("reshape should have a shape");
+                    op = reshape_to(op.ints("dims").iter().map(|&d| shape[d as usize]));
                     return self.fold(data, op, inputs);
                 }
             }

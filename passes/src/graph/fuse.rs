@@ -13,17 +13,21 @@
 //!    before it computed again). Small values, one a row, may be read elsewhere too.
 //! 3. Sums over rows, with the kernel that computes what they sum, or else with one that reads it: they add a few numbers to it
 //!    and save a reading of the operand.
+//! 4. Updates of small parameters alike, whose gradients are there at about the same time. A group keeps its gradients until the
+//!    last is there; all groups of a window together keep less than a thousandth of what the neediest node reads.
 //!
 //! A group that was measured to be slower than its ops, by themselves, is not made: its ops stay apart.
 //!
-//! Groups are of one phase, must not need each other in a circle, do not reach over more than `REACH` nodes, and hold no more
-//! bytes than they save: a group keeps its operands alive until it runs, where its ops by themselves would have kept what they
-//! had computed. So the sum of three gradients that are computed one after the other stays two sums.
+//! Groups are of one phase, must not need each other in a circle, and do not reach over more than `REACH` nodes. They hold no more
+//! bytes than they save: a group that runs late keeps its operands alive until then, where its ops by themselves would have kept
+//! what they had computed; one that runs as soon as it can keeps its results. So the sum of three gradients that are computed
+//! one after the other stays two sums. Updates, which stand behind everything else, have a rule of their own.
 
 use super::canonical::remove_dead;
+use super::{Readers, add_beside, readers, reshape_to};
 use crate::cost::Cost;
 use ir::body::{Body, MOST_RESULTS, Step};
-use ir::graph::{Def, NodeData, ValueData};
+use ir::graph::{Def, NodeData};
 use ir::op::Access;
 use ir::{Attr, DType, Graph, Node, Op, Phase, Table, TensorType, Value};
 use std::cmp::Reverse;
@@ -34,6 +38,13 @@ use std::sync::Arc;
 const REACH: usize = 64;
 /// The most operands of a group.
 const OPERANDS: usize = 24;
+/// The most updates of a group. A GPU has 255 registers a thread, of which four of `adamw_split` take 235, and six too many.
+const UPDATES: usize = 4;
+/// Bytes of a gradient whose update takes hardly longer than starting it.
+const SMALL_UPDATE: u64 = 64 << 10;
+/// What the neediest node reads is so many times what a window's updates may keep alive: no plan goes below that, so no peak rises
+/// by more than this part.
+const EXCESS: u64 = 1000;
 /// A value is small beside another that has so many times its elements.
 const SMALL: u64 = 8;
 
@@ -96,24 +107,6 @@ fn numel(graph: &Graph, value: Value) -> u64 {
     graph.values[value].ty.numel()
 }
 
-/// Who reads each value or an alias of it, aliases left out; by root. `None` stands for the step's end.
-type Readers = Table<Value, Vec<Option<Node>>>;
-
-fn readers(graph: &Graph) -> Readers {
-    let mut readers = Table::filled(graph.values.len(), vec![]);
-    for &node in &graph.order {
-        let data = &graph.nodes[node];
-        if !data.op.is_alias() {
-            let roots: BTreeSet<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
-            roots.into_iter().for_each(|root: Value| readers[root].push(Some(node)));
-        }
-    }
-    for value in graph.wanted() {
-        readers[graph.root(value)].push(None);
-    }
-    readers
-}
-
 // ------------------------------------------------------------------------------------------------------------ copies
 
 /// Rule 1. Returns each copy with its reader: they are to be one group.
@@ -170,7 +163,9 @@ fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     let fits = |&reader: &Node| {
         let read: BTreeSet<Value> = graph.nodes[reader].inputs.iter().map(|&v| graph.root(v)).collect();
         let new = wide.iter().filter(|root| !read.contains(root)).count();
-        may_join(graph, reader) && new <= 1 && kernel(graph, readers, &[node, reader]).is_some()
+        may_join(graph, reader)
+            && new <= 1
+            && kernel(graph, readers, &[node, reader]).is_some_and(|kernel| kernel.is_narrow())
     };
     if to.iter().all(fits) { to } else { vec![] }
 }
@@ -178,17 +173,10 @@ fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
 /// Adds a copy of a node for a reader, and of the aliases through which it reads it. They are in no order yet.
 fn add_copy(graph: &mut Graph, node: Node, reader: Node) -> Vec<Node> {
     let value = graph.nodes[node].outputs[0];
-    let (phase, module) = (graph.nodes[reader].phase, graph.nodes[reader].module.clone());
     let name = format!("{}.{}", graph.values[value].name, graph.node_name(reader));
-    let add = |graph: &mut Graph, op: Op, inputs: Vec<Value>, like: Value, name: String| {
-        let node = graph.nodes.push(NodeData { op, inputs, outputs: vec![], phase, module: module.clone() });
-        let ty = graph.values[like].ty.clone();
-        let value = graph.values.push(ValueData { name, ty, def: Def::Node(node, 0) });
-        graph.nodes[node].outputs.push(value);
-        (node, value)
-    };
     let (op, inputs) = (graph.nodes[node].op.clone(), graph.nodes[node].inputs.clone());
-    let (made, copy) = add(graph, op, inputs, value, name.clone());
+    let ty = graph.values[value].ty.clone();
+    let (made, copy) = add_beside(graph, reader, op, inputs, ty, name.clone());
     let mut all = vec![made];
     for i in 0..graph.nodes[reader].inputs.len() {
         let input = graph.nodes[reader].inputs[i];
@@ -197,9 +185,9 @@ fn add_copy(graph: &mut Graph, node: Node, reader: Node) -> Vec<Node> {
         }
         graph.nodes[reader].inputs[i] = copy;
         if input != value {
-            let shape = graph.values[input].ty.shape().iter().map(|&size| size as i64).collect();
-            let op = Op::new("reshape", [("shape", Attr::Ints(shape))]).expect("reshape should have a shape");
-            let (alias, reshaped) = add(graph, op, vec![copy], input, format!("{name}.{i}"));
+            let ty = graph.values[input].ty.clone();
+            let op = reshape_to(ty.shape().iter().copied());
+            let (alias, reshaped) = add_beside(graph, reader, op, vec![copy], ty, format!("{name}.{i}"));
             graph.nodes[reader].inputs[i] = reshaped;
             all.push(alias);
         }
@@ -254,6 +242,7 @@ impl<'a> Groups<'a> {
                 self.join_neighbour(node);
             }
         }
+        self.join_updates();
     }
 
     /// Takes apart what is slower together.
@@ -344,10 +333,10 @@ impl<'a> Groups<'a> {
         members.sort_unstable_by_key(|&node| self.position[node]);
         let phase = self.graph.nodes[members[0]].phase;
         let alike = |&node: &Node| may_join(self.graph, node) && self.graph.nodes[node].phase == phase;
-        if !members.iter().all(alike) || self.circular(&groups, &members) || self.holds(&members) {
+        if !members.iter().all(alike) || self.circular(&groups, &members) || self.place(&members).is_none() {
             return false;
         }
-        if kernel(self.graph, &self.readers, &members).is_none() {
+        if !kernel(self.graph, &self.readers, &members).is_some_and(|kernel| kernel.is_narrow()) {
             return false;
         }
         for &group in groups.iter().skip(1) {
@@ -356,6 +345,81 @@ impl<'a> Groups<'a> {
         members.iter().for_each(|&node| self.group[node] = first);
         self.members[first] = members;
         true
+    }
+
+    /// Rule 4. Updates whose gradients are there at about the same time, as far as all of these may be kept at once, and of these
+    /// the like.
+    fn join_updates(&mut self) {
+        let graph = self.graph;
+        // What computes the operands of a node, and where the last stands of those that are no updates' or options'.
+        let makers = |node: Node| {
+            graph.nodes[node].inputs.iter().filter_map(|&value| Some((value, graph.def_node(graph.root(value))?)))
+        };
+        let of_optimizer = |node: Node| graph.nodes[node].phase == Phase::Optimizer;
+        let mut ready = Table::filled(graph.nodes.len(), 0);
+        for &node in &graph.order {
+            let place = |(_, maker)| if of_optimizer(maker) { ready[maker] } else { self.position[maker] };
+            ready[node] = makers(node).map(place).max().unwrap_or(0);
+        }
+        let bytes = |node: Node| {
+            let gradients = makers(node).filter(|&(_, maker)| !of_optimizer(maker));
+            gradients.map(|(value, _)| graph.values[value].ty.bytes()).sum::<u64>()
+        };
+        let most = self.neediest() / EXCESS;
+        // A few go into each window.
+        let small = |&&node: &&Node| self.is_update(node) && bytes(node) <= SMALL_UPDATE.min(most / 4);
+        let mut updates: Vec<Node> = graph.order.iter().filter(small).copied().collect();
+        updates.sort_by_key(|&node| (ready[node], self.position[node]));
+        // A window at a time: groups of one hold no more than its gradients, and none of another's.
+        let mut groups: Vec<Vec<Node>> = vec![];
+        let (mut held, mut window) = (0, 0);
+        for node in updates {
+            held += bytes(node);
+            if most < held {
+                (held, window) = (bytes(node), groups.len());
+            }
+            let like = |group: &&mut Vec<Node>| group.len() < UPDATES && self.alike(group[0], node);
+            match groups[window..].iter_mut().find(like) {
+                Some(group) => group.push(node),
+                None => groups.push(vec![node]),
+            }
+        }
+        for group in groups.iter().filter(|group| kernel(graph, &self.readers, group).is_some()) {
+            let mut members = group.clone();
+            members.sort_unstable_by_key(|&node| self.position[node]);
+            let first = self.group[members[0]];
+            for &node in &members {
+                self.members[self.group[node]].clear();
+                self.group[node] = first;
+            }
+            self.members[first] = members;
+        }
+    }
+
+    /// True for an update by itself whose results nobody reads in the step.
+    fn is_update(&self, node: Node) -> bool {
+        let data = &self.graph.nodes[node];
+        let leaves = |&value: &Value| self.readers[value].iter().all(Option::is_none);
+        let alone = self.members[self.group[node]].len() == 1;
+        data.phase == Phase::Optimizer && alone && may_join(self.graph, node) && data.outputs.iter().all(leaves)
+    }
+
+    /// True if two updates are the same but for what they update.
+    fn alike(&self, node: Node, other: Node) -> bool {
+        let (a, b) = (&self.graph.nodes[node], &self.graph.nodes[other]);
+        let ty = |&value: &Value| &self.graph.values[value].ty;
+        a.op == b.op && a.inputs.iter().map(ty).eq(b.inputs.iter().map(ty))
+    }
+
+    /// The most bytes that a node of forward or backward reads that is in no group, whatever is grouped.
+    fn neediest(&self) -> u64 {
+        let graph = self.graph;
+        let alone = |&&node: &&Node| graph.nodes[node].phase != Phase::Optimizer && !may_join(graph, node);
+        let reads = |&node: &Node| {
+            let operands: BTreeSet<Value> = graph.nodes[node].inputs.iter().map(|&value| graph.root(value)).collect();
+            operands.into_iter().map(|value| graph.values[value].ty.bytes()).sum()
+        };
+        graph.order.iter().filter(alone).map(reads).max().unwrap_or(0)
     }
 
     /// True if a group of these members would need what needs it, or reach too far.
@@ -385,32 +449,70 @@ impl<'a> Groups<'a> {
         false
     }
 
-    /// True if, while other nodes run, a group of these members keeps more bytes than its members would one by one.
-    fn holds(&self, members: &[Node]) -> bool {
+    /// Where in the graph's order a group of these members is to run: late, or as soon as its operands are there, so that it keeps
+    /// no more bytes than its members would one by one. None if it does in both places.
+    fn place(&self, members: &[Node]) -> Option<usize> {
+        let makers = members.iter().flat_map(|&node| &self.graph.nodes[node].inputs);
+        let makers = makers.filter_map(|&value| self.graph.def_node(self.graph.root(value)));
+        let makers = makers.filter(|node| !members.contains(node)).map(|node| self.position[node]);
+        let early = makers.chain([self.position[members[0]]]).max()?;
+        [self.position[self.last_wide(members)], early].into_iter().find(|&place| !self.holds(members, place))
+    }
+
+    /// True if, while other nodes run, a group of these members in this place keeps more bytes than its members would one by one.
+    fn holds(&self, members: &[Node], end: usize) -> bool {
         let graph = self.graph;
-        let end = self.position[self.stands_at(members)];
-        let read_from = |value: Value, at: usize| {
-            self.readers[graph.root(value)].iter().any(|reader| reader.is_none_or(|node| at <= self.position[node]))
+        let is_member = |node: &Node| members.contains(node);
+        let bytes = |values: BTreeSet<Value>| values.iter().map(|&value| graph.values[value].ty.bytes()).sum::<u64>();
+        let read_from = |value: Value, at: usize, who: &dyn Fn(&Node) -> bool| {
+            let reads = |reader: &Option<Node>| reader.is_none_or(|node| at <= self.position[node] && who(&node));
+            self.readers[graph.root(value)].iter().any(reads)
         };
+        let (anyone, others) = (|_: &Node| true, |node: &Node| !is_member(node));
+        let results =
+            |of: &[Node]| of.iter().flat_map(|&node| graph.nodes[node].outputs.clone()).collect::<BTreeSet<_>>();
+        let all = results(members);
+        // What other nodes compute that the members read.
+        let operands = |of: &[Node]| {
+            let roots = of.iter().flat_map(|&node| &graph.nodes[node].inputs).map(|&value| graph.root(value));
+            roots.filter(|value| graph.def_node(*value).is_some() && !all.contains(value)).collect::<BTreeSet<_>>()
+        };
+        // What needs a member comes after the group; all else, up to the group's place, before it.
+        let mut after: BTreeSet<Node> = BTreeSet::new();
         (1..members.len()).any(|i| {
-            let (before, next) = (&members[..i], self.position[members[i]]);
-            let mut between = graph.order.iter().take(next.min(end)).skip(self.position[members[i - 1]] + 1);
-            if between.all(|&node| graph.nodes[node].op.is_alias()) {
-                return false;
+            let (before, rest) = members.split_at(i);
+            let (last, next) = (self.position[before[i - 1]], self.position[rest[0]]);
+            let (mut some_before, mut some_after) = (false, false);
+            for &node in &graph.order[last + 1..next] {
+                let made = graph.nodes[node].inputs.iter().filter_map(|&value| graph.def_node(value));
+                let needs = made.into_iter().any(|node| is_member(&node) || after.contains(&node));
+                if needs {
+                    after.insert(node);
+                }
+                let runs = !graph.nodes[node].op.is_alias();
+                some_after |= runs && (needs || end < self.position[node]);
+                some_before |= runs && !needs && self.position[node] <= end;
             }
-            let results: BTreeSet<Value> = before.iter().flat_map(|&node| graph.nodes[node].outputs.clone()).collect();
-            let operands = before.iter().flat_map(|&node| &graph.nodes[node].inputs).map(|&value| graph.root(value));
-            let operands: BTreeSet<Value> = operands.filter(|value| !results.contains(value)).collect();
-            let bytes = |value: &Value| graph.values[*value].ty.bytes();
-            let dies = |value: &&Value| graph.def_node(**value).is_some() && !read_from(**value, next);
-            let held = operands.iter().filter(dies);
-            let saved = results.iter().filter(|&&value| read_from(value, next));
-            saved.map(bytes).sum::<u64>() < held.map(bytes).sum()
+            // Waiting keeps operands that would have died, in place of results.
+            let waits = || {
+                let held = operands(before).into_iter().filter(|&value| !read_from(value, next, &anyone)).collect();
+                let saved = results(before).into_iter().filter(|&value| read_from(value, next, &anyone)).collect();
+                bytes(saved) < bytes(held)
+            };
+            // Hurrying makes results earlier, in place of what only members read later.
+            let hurries = || {
+                let early = results(rest).into_iter().filter(|&value| read_from(value, 0, &others)).collect();
+                let there = |value: &Value| graph.def_node(*value).is_some_and(|node| self.position[node] < next);
+                let kept = operands(rest).into_iter().chain(results(before)).filter(there);
+                let gone = |value: &Value| read_from(*value, next, &anyone) && !read_from(*value, next, &others);
+                bytes(kept.filter(gone).collect()) < bytes(early)
+            };
+            some_before && waits() || some_after && hurries()
         })
     }
 
-    /// The member in whose place a group of these runs: its last wide one, whose results' readers come after.
-    fn stands_at(&self, members: &[Node]) -> Node {
+    /// The last wide member, whose results' readers come after.
+    fn last_wide(&self, members: &[Node]) -> Node {
         let last = members.iter().rev().find(|&&node| !self.is_sum(node)).or(members.last());
         *last.expect("a group should have members")
     }
@@ -422,9 +524,9 @@ impl<'a> Groups<'a> {
         new.order.clear();
         let mut units: BTreeMap<usize, Unit> = BTreeMap::new();
         for (g, members) in self.members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
-            let node = self.stands_at(members);
+            let node = self.last_wide(members);
             let kernel = self.worth_it(members).then(|| kernel(graph, &self.readers, members)).flatten();
-            units.insert(g, Unit { node, kernel, place: self.position[node] });
+            units.insert(g, Unit { node, kernel, place: self.place(members).unwrap_or(self.position[node]) });
         }
         // In order of their places, each after those that it needs.
         let mut missing: BTreeMap<usize, usize> = BTreeMap::new();
@@ -506,9 +608,6 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
             operands.push(value);
         }
     }
-    if OPERANDS < operands.len() {
-        return None;
-    }
     let mut steps: Vec<Step> = vec![];
     let mut first: Vec<usize> = vec![];
     let mut next = operands.len();
@@ -560,6 +659,10 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
 }
 
 impl Kernel {
+    /// False if it has too many operands to go over at once.
+    fn is_narrow(&self) -> bool {
+        self.operands.len() <= OPERANDS
+    }
     /// Adds the kernel's node, which takes over its results; phase and module are those of another.
     fn add_to(&self, graph: &mut Graph, like: Node) -> Node {
         let op = Op::new("fused", [("body", Attr::Body(Arc::new(self.body.clone())))]);

@@ -110,7 +110,7 @@ fn possible(problem: &Problem) -> Vec<Rerun> {
 }
 
 /// The fastest of all sets.
-fn enumerate(problem: &Problem, budget: u64, possible: &[Rerun]) -> Option<Solution> {
+pub(super) fn enumerate(problem: &Problem, budget: u64, possible: &[Rerun]) -> Option<Solution> {
     let mut profile = Profile::new(problem);
     let mut best: Option<(f64, Vec<Rerun>)> = None;
     // Gray's order: one rerun comes or goes at a time.

@@ -19,6 +19,7 @@ use ir::schedule::{
     Buffer, BufferData, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why, buffer_bytes,
 };
 use ir::{Id, Node, Phase, Table, Value};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The device's pool.
@@ -59,11 +60,24 @@ fn build(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<Sc
     }
 }
 
+/// Most lines read a few values.
+type Operands = SmallVec<[Value; 8]>;
+
 /// What is done to bring a value to the device.
 #[derive(Clone, Copy)]
 enum Bring {
     In(Value),
     Rerun(Node),
+}
+
+/// What is known of values in a cascade of copies and reruns: marked with its number, for there are thousands.
+struct Cascades {
+    number: u32,
+    /// Values that its steps bring, and those that the steps so far have brought.
+    done: Table<Value, u32>,
+    brought: Table<Value, u32>,
+    /// The last step that reads each value.
+    last: Table<Value, (u32, usize)>,
 }
 
 struct Lines<'a> {
@@ -77,21 +91,26 @@ struct Lines<'a> {
     on_host: Table<Value, Option<Loc>>,
     /// Homes of states and inputs, which are never given up: the first buffers there are.
     n_pinned: usize,
-    /// States by the root of their new value.
-    updates: BTreeMap<Value, Vec<usize>>,
     /// Outputs by the root of their value.
     fetches: BTreeMap<Value, Vec<usize>>,
-    /// States whose update has been written over their old value.
-    updated: BTreeSet<usize>,
+    /// States that live on the host, and those whose update has been written over their old value.
+    hosted: Vec<bool>,
+    updated: Vec<bool>,
+    /// Nodes that the host runs.
+    on_host_runs: Table<Node, bool>,
+    /// Gaps that are cut, and where those of each value begin and end.
+    cuts: Vec<(u32, Means)>,
+    cuts_of: Table<Value, (u32, u32)>,
     /// States whose old value was wanted after that.
     read_late: BTreeSet<usize>,
     home: Vec<Loc>,
     /// The chunk of each state that is in one, and the chunks' homes.
-    chunk: BTreeMap<usize, usize>,
+    chunk: Vec<Option<usize>>,
     chunk_home: Vec<Buffer>,
     /// The last copy of each chunk, and the states whose old value it holds.
     chunk_copy: Vec<Option<(Buffer, BTreeSet<usize>)>>,
     output: Vec<Option<Loc>>,
+    cascades: Cascades,
     /// How many buffers each name has had; absent if buffers get none.
     names: Option<BTreeMap<String, u32>>,
 }
@@ -99,13 +118,23 @@ struct Lines<'a> {
 impl<'a> Lines<'a> {
     fn new(problem: &'a Problem<'a>, decisions: &'a Decisions, held: &'a BTreeSet<usize>) -> Lines<'a> {
         let graph = problem.graph;
-        let mut updates: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
-        for (i, state) in graph.states.iter().enumerate().filter(|(_, s)| problem.root[s.after] != s.before) {
-            updates.entry(problem.root[state.after]).or_default().push(i);
-        }
         let mut fetches: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
         for (i, output) in graph.outputs.iter().enumerate() {
             fetches.entry(problem.root[output.value]).or_default().push(i);
+        }
+        let mut hosted = vec![false; graph.states.len()];
+        decisions.hosted.keys().for_each(|&state| hosted[state] = true);
+        let mut on_host_runs = Table::filled(graph.nodes.len(), false);
+        decisions.on_host.iter().for_each(|&node| on_host_runs[node] = true);
+        let mut cuts = Vec::with_capacity(decisions.cuts.len());
+        let mut cuts_of = Table::filled(graph.values.len(), (0, 0));
+        for (&Gap { value, gap }, &(means, _)) in &decisions.cuts {
+            let of = &mut cuts_of[value];
+            if of.1 == 0 {
+                of.0 = cuts.len() as u32;
+            }
+            cuts.push((gap, means));
+            of.1 = cuts.len() as u32;
         }
         let stream = |name: &str| StreamData { name: name.into() };
         let host = (!decisions.on_host.is_empty()).then_some("host");
@@ -127,15 +156,24 @@ impl<'a> Lines<'a> {
             on_device: Table::filled(graph.values.len(), None),
             on_host: Table::filled(graph.values.len(), None),
             n_pinned: 0,
-            updates,
             fetches,
-            updated: BTreeSet::new(),
+            hosted,
+            updated: vec![false; graph.states.len()],
+            on_host_runs,
+            cuts,
+            cuts_of,
             read_late: BTreeSet::new(),
             home: vec![],
-            chunk: BTreeMap::new(),
+            chunk: vec![None; graph.states.len()],
             chunk_home: vec![],
             chunk_copy: vec![None; decisions.chunks.len()],
             output: vec![None; graph.outputs.len()],
+            cascades: Cascades {
+                number: 0,
+                done: Table::filled(graph.values.len(), 0),
+                brought: Table::filled(graph.values.len(), 0),
+                last: Table::filled(graph.values.len(), (0, 0)),
+            },
             names: None,
         }
     }
@@ -144,9 +182,9 @@ impl<'a> Lines<'a> {
         let graph = self.problem.graph;
         let in_chunks = self.chunk_homes()?;
         for (i, state) in graph.states.iter().enumerate() {
-            let hosted = self.decisions.hosted.contains_key(&i);
-            let loc = match in_chunks.get(&i) {
-                Some(&loc) => loc,
+            let hosted = self.hosted[i];
+            let loc = match in_chunks[i] {
+                Some(loc) => loc,
                 None => self.buffer(state.before, if hosted { HOST } else { DEVICE }),
             };
             let place = if hosted { &mut self.on_host } else { &mut self.on_device };
@@ -185,18 +223,18 @@ impl<'a> Lines<'a> {
     }
 
     /// Gives each chunk its buffer on the host; returns the places of its states.
-    fn chunk_homes(&mut self) -> Result<BTreeMap<usize, Loc>, String> {
+    fn chunk_homes(&mut self) -> Result<Vec<Option<Loc>>, String> {
         let graph = self.problem.graph;
-        let mut homes = BTreeMap::new();
+        let mut homes = vec![None; graph.states.len()];
         for (k, chunk) in self.decisions.chunks.iter().enumerate() {
             let mut bytes = 0;
             let mut offsets = vec![];
             for &state in chunk {
                 let path = || &graph.states[state].path;
-                if !self.decisions.hosted.contains_key(&state) {
+                if !self.hosted[state] {
                     return Err(format!("chunk {k} holds {}, which does not live on the host", path()));
                 }
-                if self.chunk.insert(state, k).is_some() {
+                if self.chunk[state].replace(k).is_some() {
                     return Err(format!("{} is in two chunks", path()));
                 }
                 offsets.push((state, bytes));
@@ -205,7 +243,7 @@ impl<'a> Lines<'a> {
             let name = self.fresh(|| format!("c{k}.host"));
             let buffer = self.schedule.buffers.push(BufferData { name, pool: Pool::new(HOST), bytes });
             self.chunk_home.push(buffer);
-            homes.extend(offsets.into_iter().map(|(state, offset)| (state, Loc { buffer, offset })));
+            offsets.into_iter().for_each(|(state, offset)| homes[state] = Some(Loc { buffer, offset }));
         }
         Ok(homes)
     }
@@ -215,12 +253,14 @@ impl<'a> Lines<'a> {
     fn found_not_computed(&mut self) -> Result<Vec<(usize, Loc)>, String> {
         let graph = self.problem.graph;
         let found = |&&value: &&Value| graph.def_node(value).is_none();
-        let wanted: BTreeSet<Value> = self.updates.keys().chain(self.fetches.keys()).filter(found).copied().collect();
+        let renewed = (0..graph.states.len()).filter(|&state| self.is_renewed(state));
+        let renewed: Vec<Value> = renewed.map(|state| self.problem.root[graph.states[state].after]).collect();
+        let wanted: BTreeSet<Value> = renewed.iter().chain(self.fetches.keys()).filter(found).copied().collect();
         let mut late = vec![];
         for value in wanted {
             self.bring(&[value], None)?;
             self.fetch(value);
-            for state in self.updates.get(&value).cloned().unwrap_or_default() {
+            for state in self.updates(value) {
                 let from = self.on_device[value].expect("a brought value should be there");
                 let to = self.buffer(value, DEVICE);
                 self.copy(from, to, value, COMPUTE, Why::Update);
@@ -238,11 +278,11 @@ impl<'a> Lines<'a> {
         let graph = self.problem.graph;
         let node = self.problem.lines[position as usize];
         let data = &graph.nodes[node];
-        let mut operands: Vec<Value> = data.inputs.iter().map(|&v| self.problem.root[v]).collect();
+        let mut operands: Operands = data.inputs.iter().map(|&v| self.problem.root[v]).collect();
         operands.sort_unstable();
         operands.dedup();
         self.reruns(position)?;
-        let pool = if self.decisions.on_host.contains(&node) { HOST } else { DEVICE };
+        let pool = if self.on_host_runs[node] { HOST } else { DEVICE };
         match pool {
             HOST => self.bring_to_host(&operands, position)?,
             _ => self.bring(&operands, Some(position))?,
@@ -267,7 +307,7 @@ impl<'a> Lines<'a> {
             if !data.op.is_pure() || data.phase == Phase::Optimizer {
                 return Err(format!("{} cannot run again", self.problem.graph.node_name(node)));
             }
-            let operands: Vec<Value> = data.inputs.iter().map(|&v| self.problem.root[v]).collect();
+            let operands: Operands = data.inputs.iter().map(|&v| self.problem.root[v]).collect();
             self.bring(&operands, Some(position))?;
             let outs: Vec<Loc> = data.outputs.iter().map(|&value| self.buffer(value, DEVICE)).collect();
             self.run_node(node, outs.clone(), DEVICE, Why::Recompute);
@@ -283,21 +323,19 @@ impl<'a> Lines<'a> {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
         let mut place = None;
-        let states = if self.problem.leaves[value] { self.updates.get(&value) } else { None };
-        for &state in states.map_or(&[][..], |states| states) {
+        for state in self.updates(value) {
             let before = graph.states[state].before;
             let position = self.problem.position[node].expect("a line's node should have a position");
             let read_again = self.problem.uses[before].last().is_some_and(|&last| position < last);
-            let pair = data.op.inplace().iter().any(|&(i, k)| {
-                let only = data.inputs.iter().filter(|&&v| self.problem.root[v] == before).count() == 1;
-                k == j && only && data.inputs.get(i).is_some_and(|&v| self.problem.root[v] == before)
-            });
+            let mut from = (0..data.inputs.len()).filter(|&i| self.problem.root[data.inputs[i]] == before);
+            let only = from.next().filter(|_| from.next().is_none());
+            let pair = only.is_some_and(|i| data.op.inplace().contains(&(i, j)));
             let same_type = graph.values[value].ty == graph.values[before].ty;
-            let here = self.decisions.hosted.contains_key(&state) == (pool == HOST);
+            let here = self.hosted[state] == (pool == HOST);
             let at_home = here && !self.held.contains(&state);
             if place.is_none() && pair && same_type && at_home && !read_again {
                 place = Some(self.home[state]);
-                self.updated.insert(state);
+                self.updated[state] = true;
             }
         }
         let place = place.unwrap_or_else(|| self.buffer(value, pool));
@@ -312,10 +350,10 @@ impl<'a> Lines<'a> {
     /// Sends a state's new value home as soon as nobody reads the old one.
     fn update(&mut self, value: Value, position: u32) {
         let graph = self.problem.graph;
-        for state in self.updates.get(&value).cloned().unwrap_or_default() {
+        for state in self.updates(value) {
             let before = graph.states[state].before;
             let read_again = self.problem.uses[before].last().is_some_and(|&last| position < last);
-            if self.updated.contains(&state) || self.held.contains(&state) {
+            if self.updated[state] || self.held.contains(&state) {
                 continue;
             }
             if read_again {
@@ -325,8 +363,19 @@ impl<'a> Lines<'a> {
             }
             let from = self.on_device[value].or(self.on_host[value]).expect("a computed value should be somewhere");
             self.go_home(state, from);
-            self.updated.insert(state);
+            self.updated[state] = true;
         }
+    }
+
+    /// True if a step leaves a state another value than it finds.
+    fn is_renewed(&self, state: usize) -> bool {
+        let state = &self.problem.graph.states[state];
+        self.problem.root[state.after] != state.before
+    }
+
+    /// The states whose new value a root is.
+    fn updates(&self, value: Value) -> SmallVec<[usize; 2]> {
+        self.problem.renews[value].iter().copied().filter(|&state| self.is_renewed(state)).collect()
     }
 
     /// Copies a state's new value over the old one.
@@ -336,7 +385,7 @@ impl<'a> Lines<'a> {
         if from == home {
             return;
         }
-        let hosted = self.decisions.hosted.contains_key(&state);
+        let hosted = self.hosted[state];
         let (stream, why) = match (self.pool(from), hosted) {
             (DEVICE, true) => (D2H, Why::Offload),
             (DEVICE, false) => (COMPUTE, Why::Update),
@@ -376,8 +425,7 @@ impl<'a> Lines<'a> {
         let accesses = &self.problem.accesses[value];
         let is_last = accesses.last().is_none_or(|&last| last <= position);
         // A held state's new value stays until the end.
-        let held = self.problem.leaves[value]
-            && self.updates.get(&value).is_some_and(|states| states.iter().any(|s| self.held.contains(s)));
+        let held = !self.held.is_empty() && self.updates(value).iter().any(|state| self.held.contains(state));
         if is_last {
             // A rerun may still read it: its buffer ends where it is last read.
             if !held && self.decisions.reruns.is_empty() {
@@ -385,12 +433,14 @@ impl<'a> Lines<'a> {
             }
             return;
         }
-        let number = accesses.partition_point(|&at| at < position);
-        let Some((means, _)) = self.decisions.cuts.get(&Gap { value, gap: number as u32 }) else { return };
-        if held {
+        let (first, end) = self.cuts_of[value];
+        if first == end || held {
             return;
         }
-        if *means == Means::Swap && self.on_host[value].is_none() && 0 < self.bytes(value) {
+        let number = accesses.partition_point(|&at| at < position) as u32;
+        let cuts = &self.cuts[first as usize..end as usize];
+        let Some(&(_, means)) = cuts.iter().find(|cut| cut.0 == number) else { return };
+        if means == Means::Swap && self.on_host[value].is_none() && 0 < self.bytes(value) {
             let to = self.buffer(value, HOST);
             self.copy(loc, to, value, D2H, Why::SwapOut);
             self.on_host[value] = Some(to);
@@ -419,42 +469,39 @@ impl<'a> Lines<'a> {
         }
         let graph = self.problem.graph;
         // What this cascade brought, and the last step that reads each value, so that what only the cascade needs leaves at once.
-        let mut brought: BTreeSet<Value> = BTreeSet::new();
-        let mut last: BTreeMap<Value, usize> = BTreeMap::new();
+        let number = self.cascades.number;
         for (k, step) in steps.iter().enumerate() {
             if let Bring::Rerun(node) = step {
                 for &input in &graph.nodes[*node].inputs {
-                    last.insert(self.problem.root[input], k);
+                    self.cascades.last[self.problem.root[input]] = (number, k);
                 }
             }
         }
+        let mut done = Operands::new();
         for (k, &step) in steps.iter().enumerate() {
-            let mut done: Vec<Value> = vec![];
             match step {
                 Bring::In(value) => {
                     // It may have come with its chunk.
                     if self.on_device[value].is_none() {
                         self.copy_in(value, position);
                     }
-                    brought.insert(value);
+                    self.cascades.brought[value] = number;
                 }
                 Bring::Rerun(node) => {
                     let outs = self.rerun_places(node);
                     self.run_node(node, outs, DEVICE, Why::Recompute);
                     let data = &graph.nodes[node];
-                    done.extend(
-                        data.inputs
-                            .iter()
-                            .map(|&v| self.problem.root[v])
-                            .filter(|v| last[v] == k && brought.contains(v)),
-                    );
-                    done.extend(data.outputs.iter().filter(|v| !last.contains_key(v)));
-                    brought.extend(&data.outputs);
+                    let Cascades { brought, last, .. } = &mut self.cascades;
+                    let inputs = data.inputs.iter().map(|&v| self.problem.root[v]);
+                    done.extend(inputs.filter(|&v| last[v] == (number, k) && brought[v] == number));
+                    done.extend(data.outputs.iter().copied().filter(|&v| last[v].0 != number));
+                    data.outputs.iter().for_each(|&v| brought[v] = number);
                 }
             }
-            done.retain(|&value| !wanted.contains(&value) && !self.wanted_later(value, position));
-            for value in done {
-                self.give_up(value);
+            for value in done.drain(..) {
+                if !wanted.contains(&value) && !self.wanted_later(value, position) {
+                    self.give_up(value);
+                }
             }
         }
         Ok(())
@@ -502,7 +549,8 @@ impl<'a> Lines<'a> {
     fn cascade(&mut self, wanted: &[Value]) -> Result<Vec<Bring>, String> {
         let graph = self.problem.graph;
         let mut steps = vec![];
-        let mut done: BTreeSet<Value> = BTreeSet::new();
+        self.cascades.number += 1;
+        let number = self.cascades.number;
         // (value, which of its node's operands is next)
         let mut stack: Vec<(Value, usize)> = wanted.iter().rev().map(|&v| (v, 0)).collect();
         while let Some((value, next)) = stack.pop() {
@@ -510,12 +558,12 @@ impl<'a> Lines<'a> {
                 self.note_late_read(value);
                 continue;
             }
-            if done.contains(&value) {
+            if self.cascades.done[value] == number {
                 continue;
             }
             if self.on_host[value].is_some() {
                 self.note_late_read(value);
-                done.insert(value);
+                self.cascades.done[value] = number;
                 steps.push(Bring::In(value));
                 continue;
             }
@@ -533,7 +581,7 @@ impl<'a> Lines<'a> {
                     stack.push((self.problem.root[input], 0));
                 }
                 None => {
-                    done.extend(&data.outputs);
+                    data.outputs.iter().for_each(|&v| self.cascades.done[v] = number);
                     steps.push(Bring::Rerun(node));
                 }
             }
@@ -544,7 +592,7 @@ impl<'a> Lines<'a> {
     /// Notes that a state's old value is read where its home holds the new one already.
     fn note_late_read(&mut self, value: Value) {
         if let Def::State(state) = self.problem.graph.values[value].def
-            && self.updated.contains(&state)
+            && self.updated[state]
         {
             self.read_late.insert(state);
         }
@@ -553,7 +601,7 @@ impl<'a> Lines<'a> {
     fn copy_in(&mut self, value: Value, position: Option<u32>) {
         let from = self.on_host[value].expect("a value to copy in should be on the host");
         if let Def::State(state) = self.problem.graph.values[value].def
-            && let Some(&chunk) = self.chunk.get(&state)
+            && let Some(chunk) = self.chunk[state]
         {
             match self.found_in_chunk(chunk, state, position) {
                 Some(loc) => self.on_device[value] = Some(loc),
@@ -576,8 +624,7 @@ impl<'a> Lines<'a> {
     fn found_in_chunk(&self, chunk: usize, state: usize, position: Option<u32>) -> Option<Loc> {
         let (buffer, _) = self.chunk_copy[chunk].as_ref().filter(|(_, states)| states.contains(&state))?;
         let read_on_device = |&at: &u32| {
-            position.is_none_or(|position| position <= at)
-                && !self.decisions.on_host.contains(&self.problem.lines[at as usize])
+            position.is_none_or(|position| position <= at) && !self.on_host_runs[self.problem.lines[at as usize]]
         };
         let stays = |&other: &usize| {
             let value = self.problem.graph.states[other].before;
@@ -597,11 +644,11 @@ impl<'a> Lines<'a> {
         let buffer = self.schedule.buffers.push(BufferData { name, pool: Pool::new(DEVICE), bytes });
         self.push(InstrKind::Copy { src: home.into(), dst: buffer.into(), bytes }, H2D, Why::Gather);
         let chunk_states = &self.decisions.chunks[chunk];
-        let old = chunk_states.iter().copied().filter(|state| !self.updated.contains(state)).collect();
+        let old = chunk_states.iter().copied().filter(|&state| !self.updated[state]).collect();
         self.chunk_copy[chunk] = Some((buffer, old));
         for &state in chunk_states {
             let before = self.problem.graph.states[state].before;
-            if state == wanted || (self.on_device[before].is_none() && !self.updated.contains(&state)) {
+            if state == wanted || (self.on_device[before].is_none() && !self.updated[state]) {
                 self.on_device[before] = Some(Loc { buffer, offset: self.home[state].offset });
             }
         }

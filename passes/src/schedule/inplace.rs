@@ -5,6 +5,7 @@
 
 use ir::schedule::{Buffer, InstrKind, Loc, Schedule};
 use ir::{Graph, Id, Table};
+use smallvec::SmallVec;
 
 /// Merges buffers.
 pub fn run(graph: &Graph, schedule: &mut Schedule) {
@@ -32,19 +33,22 @@ pub fn run(graph: &Graph, schedule: &mut Schedule) {
         let InstrKind::Run { node, args, outs, .. } = &schedule.instrs[instr].kind else { continue };
         let data = &graph.nodes[*node];
         let now = instr.index() as u32;
-        let mut taken: Vec<Buffer> = vec![];
+        let mut taken: SmallVec<[Buffer; 4]> = SmallVec::new();
         for &(i, j) in data.op.inplace() {
             let (Some(&input), Some(&output)) = (data.inputs.get(i), data.outputs.get(j)) else { continue };
             let (from, to) = (args[i], outs[j]);
-            let same_type = graph.values[input].ty == graph.values[output].ty;
             let whole = from.offset == 0 && to.offset == 0;
             let dies = last[from.buffer] == now && !pinned[from.buffer];
             let fresh = first[to.buffer] == now && !pinned[to.buffer] && from.buffer != to.buffer;
+            if !(whole && dies && fresh) {
+                continue;
+            }
+            let same_type = graph.values[input].ty == graph.values[output].ty;
             let other_reader = (0..args.len()).any(|k| k != i && args[k].buffer == from.buffer);
             let same_size = schedule.buffers[from.buffer].bytes == schedule.buffers[to.buffer].bytes
                 && schedule.buffers[from.buffer].pool == schedule.buffers[to.buffer].pool;
             let free = !taken.contains(&from.buffer) && !taken.contains(&to.buffer);
-            if same_type && whole && dies && fresh && !other_reader && same_size && free {
+            if same_type && !other_reader && same_size && free {
                 home[to.buffer] = home[from.buffer];
                 taken.extend([from.buffer, to.buffer]);
             }
@@ -57,9 +61,9 @@ pub fn run(graph: &Graph, schedule: &mut Schedule) {
 fn rename(schedule: &mut Schedule, home: &Table<Buffer, Buffer>) {
     let mut kept: Table<Buffer, Option<Buffer>> = Table::filled(home.len(), None);
     let mut buffers = Table::new();
-    for (buffer, data) in schedule.buffers.iter() {
-        if home[buffer] == buffer {
-            kept[buffer] = Some(buffers.push(data.clone()));
+    for (data, (buffer, &home)) in std::mem::take(&mut schedule.buffers).into_values().zip(home.iter()) {
+        if home == buffer {
+            kept[buffer] = Some(buffers.push(data));
         }
     }
     let to = |loc: &mut Loc| loc.buffer = kept[home[loc.buffer]].expect("a home should be kept");
