@@ -477,8 +477,9 @@ impl Progress {
         let (step, millis) = (run.millis.len() as u64, run.millis[run.millis.len() - 1]);
         let loss = run.losses.last().copied().flatten();
         let message = || {
-            let rate = self.items.rate(run.median().unwrap_or(millis));
-            format!("loss {}  {rate}  peak {}", run.last_loss(), self.peak)
+            // The first step's time ends with its loss: that of a whole step is not known yet.
+            let rate = run.median().filter(|_| 1 < step).map_or(String::new(), |ms| self.items.rate(ms) + "  ");
+            format!("loss {}  {rate}peak {}", run.last_loss(), self.peak)
         };
         if self.json {
             out!("{}", json!({"step": step, "loss": loss, "ms": millis}));

@@ -476,10 +476,13 @@ pub fn decide_among(
     let enough = problems.iter().map(shortest).fold(f64::INFINITY, f64::min) * (1.0 + AS_FAST);
     let first = |drafts: &[Vec<Draft>], aim, limits| choose::first(problems, drafts, Asked { aim, limits, enough });
     let mut keeps: Vec<(u64, f64)> = vec![];
-    for (i, own) in drafts.iter().enumerate() {
+    let alone = |i: usize| {
         let mut alone = vec![vec![]; problems.len()];
-        alone[i].clone_from(own);
-        let keep = first(&alone, Aim::Smallest, Limits::NONE);
+        alone[i].clone_from(&drafts[i]);
+        alone
+    };
+    for i in 0..problems.len() {
+        let keep = first(&alone(i), Aim::Smallest, Limits::NONE);
         let (_, keep) = keep.ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
         keeps.push((keep.peak, keep.micros));
     }
@@ -495,8 +498,11 @@ pub fn decide_among(
         let (peak, micros) = keeps[i];
         keeps[i + 1..].iter().any(|later| later.0 < peak && later.1 <= micros * (1.0 + NOTHING))
     };
-    // What keeps everything in the first problem, and is as fast as can be, comes before all others.
-    let kept = first(&drafts, Aim::Fastest, fits).filter(|(i, record)| *i == 0 && record.micros <= enough);
+    // What keeps everything and is as fast as can be comes before all others; of such, what needs least.
+    let mut by_peak: Vec<usize> = (0..problems.len()).filter(|&i| !beaten(i)).collect();
+    by_peak.sort_by_key(|&i| keeps[i].0);
+    let as_fast = |(_, record): &(usize, Record)| record.micros <= enough;
+    let kept = by_peak.into_iter().find_map(|i| first(&alone(i), Aim::Fastest, fits).filter(as_fast));
     let planned: Vec<bool> =
         (0..problems.len()).map(|i| !beaten(i) && (extent == Extent::Curve || kept.is_none())).collect();
     let keep = drafts;

@@ -128,8 +128,8 @@ fn take<'a, W>(from: &mut &'a mut [W], n: usize) -> &'a mut [W] {
 }
 
 /// How many queries' scores are computed together: few enough that they and the probabilities stay in the second cache, and
-/// that few of the scores that `causal` forbids are computed.
-const QUERIES: usize = 64;
+/// that few of the scores that `causal` forbids are computed. Whole tiles.
+const QUERIES: usize = 48;
 /// How many queries are done with a tile of keys before the next tile: it is packed for all of them.
 const ROWS: usize = 512;
 /// How many keys are in a tile.

@@ -108,6 +108,8 @@ const DEEP: usize = 4096;
 /// The fewest columns of a part, and the fewest rows: fewer, and packing costs too much beside them.
 const LEAST_COLUMNS: usize = 192;
 const LEAST_ROWS: usize = 96;
+/// Columns that tiles of every machine cover without a rest.
+const TILES: usize = 64;
 
 pub(super) fn cut(call: &Call<'_>) -> Cut {
     let s = Sizes::new(call);
@@ -117,17 +119,12 @@ pub(super) fn cut(call: &Call<'_>) -> Cut {
         // The scratch holds the factors of one matrix at a time.
         Cut::NO
     } else if by_columns(call, &s) {
-        Cut { units: s.n, align: 1, grain: LEAST_COLUMNS.max(least(s.m).next_multiple_of(16)), per_thread: 4 }
+        Cut { units: s.n, align: TILES, grain: LEAST_COLUMNS.max(least(s.m)), per_thread: 4 }
     } else {
         let batches = count(call.out_shape(0)).checked_div(s.m * s.n).unwrap_or(0);
         // Several matrices of a few rows each are cut between them.
-        let (grain, per_thread) = if s.m < 2 * LEAST_ROWS { (s.m.max(1), 4) } else { (LEAST_ROWS, 1) };
-        Cut {
-            units: (batches * s.m).max(1),
-            align: 1,
-            grain: grain.max(least(s.n).next_multiple_of(grain)),
-            per_thread,
-        }
+        let (align, grain, per_thread) = if s.m < 2 * LEAST_ROWS { (s.m.max(1), 1, 4) } else { (1, LEAST_ROWS, 1) };
+        Cut { units: (batches * s.m).max(1), align, grain: grain.max(least(s.n)), per_thread }
     }
 }
 

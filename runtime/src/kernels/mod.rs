@@ -84,11 +84,16 @@ impl Cut {
         Cut { align: 4, ..Cut::of(strides::count(call.out_shape(0)), 1) }
     }
     fn each(self, parts: usize) -> usize {
-        self.units.div_ceil(parts.max(1)).next_multiple_of(self.grain.next_multiple_of(self.align))
+        self.units.div_ceil(parts.max(1)).next_multiple_of(self.align)
     }
-    /// How many parts there are for so many threads.
+    /// How many parts there are for so many threads: equally many for each, if there are enough.
     pub(crate) fn parts(self, threads: usize) -> usize {
-        if threads < 2 { 1 } else { self.units.div_ceil(self.each(threads * self.per_thread)) }
+        if threads < 2 {
+            return 1;
+        }
+        let most = (self.units / self.grain.max(self.align)).clamp(1, threads * self.per_thread);
+        let even = if most < threads { most } else { most / threads * threads };
+        self.units.div_ceil(self.each(even))
     }
     /// The units of a part.
     pub(crate) fn part(self, part: usize, parts: usize) -> Range<usize> {
@@ -370,3 +375,26 @@ pub static KERNELS: &[Kernel] = &[
         .inplace(&[(0, 0), (2, 1)])
         .cut_by(Cut::elements),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_cover_all_units_once(
+            units in 1usize..5000, align in 1usize..70, grain in 1usize..300, per_thread in 1usize..17, threads in 1usize..9,
+        ) {
+            let cut = Cut { units, align, grain, per_thread };
+            let parts = cut.parts(threads);
+            let ranges: Vec<Range<usize>> = (0..parts).map(|part| cut.part(part, parts)).collect();
+            prop_assert!(ranges.iter().all(|range| !range.is_empty() && range.start.is_multiple_of(align)));
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            prop_assert_eq!((ranges[0].start, ranges[parts - 1].end), (0, units));
+            prop_assert!(parts <= threads * per_thread);
+            // But for the last one, which has what is left.
+            prop_assert!(ranges[..parts - 1].iter().all(|range| grain <= range.len()));
+        }
+    }
+}

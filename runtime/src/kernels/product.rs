@@ -59,10 +59,16 @@ impl<R> Tile<R> {
     pub(super) fn reads(&self, columns: usize) -> bool {
         columns.is_multiple_of(self.lanes)
     }
+    /// Whether rows of a left factor may be read where they lie across its lines, which are so many bytes apart: each number of a
+    /// row is in another line, one of the second cache. A tile of many vectors computes long enough to wait for none, unless lines
+    /// share the cache's few places for their address. Others read packed rows.
+    fn hides(&self, apart: usize) -> bool {
+        16 <= self.rows * self.columns / self.lanes && !apart.is_multiple_of(4096)
+    }
 }
 
 /// See [`pack`].
-type Pack<R> = fn(&mut [R], (usize, usize), (usize, usize), &[R]);
+type Pack<R> = fn(&mut [R], usize, (usize, usize), (usize, usize), &[R]);
 
 /// A type that products are computed in.
 pub(super) trait Tiled: Wide {
@@ -79,13 +85,13 @@ const DEPTH: usize = artifact::PRODUCT_DEPTH;
 /// How many columns of `w` are packed at once: 256 KiB of f32 in the second cache. A multiple of every tile's columns.
 const COLUMNS: usize = 128;
 /// How many rows of `x` are packed at once, if they are.
-const ROWS: usize = 512;
-const ROOM: usize = DEPTH * (COLUMNS + ROWS);
+const ROWS: usize = 1024;
+const ROOM: usize = DEPTH * (COLUMNS + ROWS) + ROWS * LINE_BYTES;
 /// A cache line. Vectors that straddle two are loaded twice.
 const LINE_BYTES: usize = 64;
 
 macro_rules! tiled {
-    ($ty:ident, $micro:ident, fma $fma:literal, neon $neon:literal) => {
+    ($ty:ident, $micro:ident, avx512 $avx512:literal, fma $fma:literal, neon $neon:literal) => {
         impl Tiled for $ty {
             fn tile() -> Tile<$ty> {
                 macro_rules! tile {
@@ -101,6 +107,10 @@ macro_rules! tiled {
                             pack_columns: pack::<$ty, COLUMNS>,
                         }
                     }};
+                }
+                #[cfg(target_arch = "x86_64")]
+                if std::arch::is_x86_feature_detected!("avx512f") {
+                    return tile!(avx512f, $avx512);
                 }
                 #[cfg(target_arch = "x86_64")]
                 if std::arch::is_x86_feature_detected!("fma") {
@@ -136,8 +146,8 @@ fn lines<R: Tiled>(memory: &mut Vec<R>, n: usize) -> &mut [R] {
     let skip = memory.as_ptr().align_offset(LINE_BYTES);
     &mut memory[skip..][..n]
 }
-tiled!(f32, gemm_f32, fma 8, neon 4);
-tiled!(f64, gemm_f64, fma 4, neon 2);
+tiled!(f32, gemm_f32, avx512 16, fma 8, neon 4);
+tiled!(f64, gemm_f64, avx512 8, fma 4, neon 2);
 
 /// What a product is added to.
 #[derive(Clone, Copy)]
@@ -176,8 +186,7 @@ pub(super) fn product_part<R: Tiled>(
     let tile = R::tile();
     let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
     let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
-    // Rows of x that do not lie in lines are packed if they are read often enough.
-    let pack_x = ta && 2 * tile.columns < columns.len();
+    let pack_x = ta && 2 * tile.columns < columns.len() && !tile.hides(m * size_of::<R>());
     let most_rows = if pack_x { ROWS / tile.rows * tile.rows } else { rows.len() };
     R::with_room(|room| {
         let (w_room, x_room) = room.split_at_mut(DEPTH * COLUMNS);
@@ -186,11 +195,13 @@ pub(super) fn product_part<R: Tiled>(
             for shallow in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - shallow);
                 let x = &x[top * x_row + shallow * x_column..];
+                // Panels begin a line apart from where they would share the first cache's few lines of an address.
+                let panel = tile.rows * depth + LINE_BYTES / size_of::<R>();
                 if pack_x {
-                    (tile.pack_rows)(x_room, (height, x_row), (depth, x_column), x);
+                    (tile.pack_rows)(x_room, panel, (height, x_row), (depth, x_column), x);
                 }
                 let x = match pack_x {
-                    true => Left { x: &*x_room, row: 1, column: tile.rows, panel: tile.rows * depth },
+                    true => Left { x: &*x_room, row: 1, column: tile.rows, panel },
                     false => Left { x, row: x_row, column: x_column, panel: tile.rows * x_row },
                 };
                 for left in columns.clone().step_by(COLUMNS) {
@@ -200,7 +211,7 @@ pub(super) fn product_part<R: Tiled>(
                     let pack_w = tb || !width.is_multiple_of(tile.lanes) || 8 * tile.rows < height;
                     let w = match pack_w {
                         true => {
-                            (tile.pack_columns)(w_room, (width, w_column), (depth, w_row), w);
+                            (tile.pack_columns)(w_room, tile.columns * depth, (width, w_column), (depth, w_row), w);
                             Right { w: &*w_room, row: tile.columns, panel: tile.columns * depth }
                         }
                         false => Right { w, row: w_row, panel: tile.columns },
@@ -282,7 +293,7 @@ impl<'a, R: Tiled> Right<'a, R> {
         (depth, step): (usize, usize),
         from: &[R],
     ) -> Right<'a, R> {
-        (tile.pack_columns)(room, (columns, stride), (depth, step), from);
+        (tile.pack_columns)(room, tile.columns * depth, (columns, stride), (depth, step), from);
         Right { w: room, row: tile.columns, panel: tile.columns * depth }
     }
 }
@@ -369,57 +380,62 @@ fn fetch<R>(at: *const R) {
     let _ = at;
 }
 
-/// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE` vectors: number `l` of vector
-/// `i` of a panel at `l * WIDE + i`. The last panel is filled up with zeros. One of `stride` and `step` is 1.
+/// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE` vectors, `panel` apart: number `l`
+/// of vector `i` of a panel at `l * WIDE + i`. The last panel is filled up with zeros. One of `stride` and `step` is 1.
 fn pack<R: Tiled, const WIDE: usize>(
     room: &mut [R],
+    panel: usize,
     (n, stride): (usize, usize),
     (depth, step): (usize, usize),
     from: &[R],
 ) {
     if stride == 1 {
-        // Some numbers of some panels at a time: what they read is whole lines, which stay in the first cache from one panel to
-        // the next, and what they write is lines that follow each other.
-        for (panels, first) in room.chunks_mut(PANELS * WIDE * depth).zip((0..n).step_by(PANELS * WIDE)) {
-            for shallow in (0..depth).step_by(SHORT) {
-                let deep = depth.min(shallow + SHORT);
-                for (panel, at) in panels.chunks_mut(WIDE * depth).zip((first..n).step_by(WIDE)) {
-                    let (panel, _) = panel.as_chunks_mut::<WIDE>();
-                    let width = WIDE.min(n - at);
-                    for (row, l) in panel[shallow..deep].iter_mut().zip(shallow..) {
-                        let from = &from[at + l * step..];
-                        match from.first_chunk() {
-                            Some(whole) if width == WIDE => *row = *whole,
-                            _ => {
-                                row[..width].copy_from_slice(&from[..width]);
-                                row[width..].fill(R::ZERO);
-                            }
-                        }
-                    }
+        // Lines that follow each other are read, as far as the panels that they go to stay in the first cache.
+        for (panels, first) in room.chunks_mut(PANELS * panel).zip((0..n).step_by(PANELS * WIDE)) {
+            let width = (n - first).min(PANELS * WIDE);
+            for l in 0..depth {
+                let at = l * step + first;
+                let ahead = from.as_ptr().wrapping_add(at + AHEAD * step);
+                (0..width).step_by(LINE_BYTES / size_of::<R>()).for_each(|i| fetch(ahead.wrapping_add(i)));
+                let (whole, rest) = from[at..at + width].as_chunks::<WIDE>();
+                let mut panels = panels.chunks_mut(panel);
+                for (numbers, panel) in whole.iter().zip(&mut panels) {
+                    panel[l * WIDE..][..WIDE].copy_from_slice(numbers);
+                }
+                if let (false, Some(panel)) = (rest.is_empty(), panels.next()) {
+                    let (numbers, zeros) = panel[l * WIDE..][..WIDE].split_at_mut(rest.len());
+                    numbers.copy_from_slice(rest);
+                    zeros.fill(R::ZERO);
                 }
             }
         }
         return;
     }
-    for (panel, at) in room.chunks_exact_mut(WIDE * depth).zip((0..n).step_by(WIDE)) {
-        let (panel, _) = panel.as_chunks_mut::<WIDE>();
+    for (panel, at) in room.chunks_mut(panel).zip((0..n).step_by(WIDE)) {
+        let (panel, _) = panel[..WIDE * depth].as_chunks_mut::<WIDE>();
         let width = WIDE.min(n - at);
         assert!(step == 1, "vectors or numbers should be next to each other");
-        // A few numbers of each vector at a time, or the panel would pass through the cache once for each vector.
+        // A line of each vector at a time, or the panel would pass through the cache once for each vector; they are too many for
+        // the processor to foresee the next ones.
         for (block, rows) in panel.chunks_mut(SQUARE).enumerate() {
             let from = &from[at * stride + block * SQUARE..];
             for i in 0..width {
                 let numbers = &from[i * stride..][..rows.len()];
-                rows.iter_mut().zip(numbers).for_each(|(row, &number)| row[i] = number);
+                fetch(numbers.as_ptr().wrapping_add(SQUARE));
+                match (numbers.first_chunk::<SQUARE>(), rows.first_chunk_mut::<SQUARE>()) {
+                    (Some(numbers), Some(rows)) => (0..SQUARE).for_each(|l| rows[l][i] = numbers[l]),
+                    _ => rows.iter_mut().zip(numbers).for_each(|(row, &number)| row[i] = number),
+                }
             }
             rows.iter_mut().for_each(|row| row[width..].fill(R::ZERO));
         }
     }
 }
 
-/// Panels that are packed together, and how many numbers of each at a time.
-const PANELS: usize = 8;
-const SHORT: usize = 8;
+/// Panels that are packed together: so many pages are written to at a time.
+const PANELS: usize = 48;
+/// So many numbers of each vector ahead are fetched.
+const AHEAD: usize = 4;
 /// Numbers of a vector that are packed together: a cache line or two.
 const SQUARE: usize = 16;
 
