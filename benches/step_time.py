@@ -6,7 +6,7 @@ Models, weights and batches are those of benches/models.py, written into target/
 
 1. Memory: each way runs once with a library that counts what is allocated (benches/heap.c), in steps after the first
    two. For `inductor, budget` the largest of --budgets is taken whose peak is at most lighterage's at 50 %, or else
-   the least.
+   the least; lighterage runs at that peak too.
 2. Losses: those of the first steps must agree with eager PyTorch's, from the same weights on the same batches.
 3. Time: the ways take turns, round by round, so that a slow spell of the machine meets all of them. A figure is the
    fastest step, without the first two of each turn: other programs can only make a step slower.
@@ -144,7 +144,12 @@ def compare(model: str, threads: int, args: argparse.Namespace, heap: Path) -> N
         say(f"{model}, {threads} threads: memory of {way.name}")
         way.weigh(heap)
         if way.heap_bytes <= ways[1].heap_bytes or activations == args.budgets[-1]:
-            ways.append(way)
+            # What lighterage has outside of the planned memory comes on top of a budget.
+            budget = way.heap_bytes - (ways[1].heap_bytes - half)
+            same = lighterage(model, str(budget), f"at the peak of {activations:g}", threads, GENERATED)
+            say(f"{model}, {threads} threads: memory of {same.name}")
+            same.weigh(heap)
+            ways += [way, same]
             break
     for turn in range(args.rounds):
         for way in ways:
