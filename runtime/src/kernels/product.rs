@@ -87,7 +87,8 @@ const DEPTH: usize = artifact::PRODUCT_DEPTH;
 const COLUMNS: usize = 128;
 /// How many rows of `x` are packed at once, if they are.
 const ROWS: usize = 1024;
-const ROOM: usize = DEPTH * (COLUMNS + ROWS) + ROWS * LINE_BYTES;
+/// With a line between panels of rows.
+const ROOM: usize = DEPTH * (COLUMNS + ROWS) + ROWS * LINE_BYTES / size_of::<f32>();
 /// A cache line. Vectors that straddle two are loaded twice.
 const LINE_BYTES: usize = 64;
 
