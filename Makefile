@@ -20,7 +20,7 @@ setup: ## install what a build needs and this machine lacks
 	@sh scripts/setup.sh
 
 build: setup ## build the lighterage command and its kernel generator
-	$(CARGO) build --release --locked -p lighterage -p lighterage-mlir
+	$(CARGO) build --release --locked -p lighterage-cli -p lighterage-mlir
 
 demo: build ## train a small GPT-2 on the CPU in half its memory; STEPS=60 BUDGET=50%
 	target/release/lighterage train $(example)/gpt2.pt2 --optimizer adamw --lr 1e-3 --device cpu --budget $(BUDGET) \
@@ -29,7 +29,7 @@ demo: build ## train a small GPT-2 on the CPU in half its memory; STEPS=60 BUDGE
 test: setup ## run every test of the workspace
 	$(CARGO) build --locked -p lighterage-mlir
 	$(CARGO) test --workspace --locked
-	$(CARGO) build --locked -p lighterage_alloc
+	$(CARGO) build --locked -p lighterage-alloc
 	@if command -v $(PYTHON) >/dev/null; then \
 		$(PYTHON) runtime/allocator/tests/abi.py target/debug/liblighterage_alloc.so; \
 	else \

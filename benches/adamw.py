@@ -27,7 +27,7 @@ REPEATS = 3  # a round's measurements of each
 
 def ours(elements: int, threads: int) -> list[dict[str, float]]:
     """Times of the kernel and of the streams."""
-    bench = ["cargo", "bench", "-q", "-p", "runtime", "--bench", "adamw"]
+    bench = ["cargo", "bench", "-q", "-p", "lighterage-runtime", "--bench", "adamw"]
     command = [*bench, "--", str(elements), str(threads), str(REPEATS)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if result.returncode != 0:

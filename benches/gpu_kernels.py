@@ -2,7 +2,7 @@
 
 usage: gpu_kernels.py FOLDER [--dry-run] [--rounds 20]
 
-FOLDER is what `cargo run -p tests --example gpu_kernels -- sm_90 FOLDER` wrote, on any machine; tests/src/gpu.rs says
+FOLDER is what `cargo run -p lighterage-tests --example gpu_kernels -- sm_90 FOLDER` wrote, on any machine; tests/src/gpu.rs says
 what is in it. Here nothing is needed but Python and NVIDIA's driver (libcuda.so.1). Every kernel is run as it should,
 with other numbers of blocks and with operands and results at one address, with bytes around each tensor that must stay
 as they are. Then the kernels that move much memory are timed, each in turn with a copy of as many bytes, by the GPU's

@@ -78,7 +78,7 @@ def best(run: Callable[[], object], repeats: int, other: torch.Tensor) -> float:
 
 def ours(case: str, threads: int, repeats: int) -> float:
     """The fastest run of our kernel, ms."""
-    bench = ["cargo", "bench", "-q", "-p", "runtime", "--bench", "products", "--"]
+    bench = ["cargo", "bench", "-q", "-p", "lighterage-runtime", "--bench", "products", "--"]
     bench += [str(threads), str(repeats), case, "--cold"]
     result = subprocess.run(bench, cwd=ROOT, capture_output=True, text=True, check=False)
     if result.returncode != 0:

@@ -1,14 +1,16 @@
-//! A proved program to an [`Artifact`]: commands over addresses, and the data that states start from.
+//! A proved program to an [`Artifact`]: commands over addresses, and the data that states start
+//! from.
 //!
-//! Line `i` of the schedule is one group of commands: its waits, itself, and, if another stream waits for it, a record of
-//! its event. Nothing is decided here.
+//! Line `i` of the schedule is one group of commands: its waits, itself, and, if another stream
+//! waits for it, a record of its event. Nothing is decided here.
 
 pub mod attention;
 pub mod kernels;
 mod listing;
 
 use artifact::{
-    Artifact, Binding, Code, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range, State, Summary,
+    Artifact, Binding, Code, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range,
+    State, Summary,
 };
 use ir::schedule::{InstrKind, Loc};
 use ir::{Graph, Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
@@ -21,8 +23,9 @@ use std::collections::{BTreeMap, HashMap};
 /// Bytes that states start from, by path; row-major, as long as the state's type.
 pub type Data = BTreeMap<String, Vec<u8>>;
 
-/// Builds the artifact of a compiled step. `optimizer` names the options that its input `optimizer.hyper` wants. An error
-/// names the first op that has no kernel, `Unsupported: aten.foo (node bar)`, or data that does not fit its state.
+/// Builds the artifact of a compiled step. `optimizer` names the options that its input
+/// `optimizer.hyper` wants. An error names the first op that has no kernel, `Unsupported: aten.foo
+/// (node bar)`, or data that does not fit its state.
 pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Artifact, String> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
@@ -49,14 +52,24 @@ pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Ar
         let mut kinds = vec![];
         for dep in &line.after {
             let event = events[dep.instr].expect("a line that is waited for should have an event");
-            kinds.push(CommandKind::Wait { event, previous: dep.previous });
+            kinds.push(CommandKind::Wait {
+                event,
+                previous: dep.previous,
+            });
         }
         kinds.push(emitter.command(instr)?);
         kinds.extend(events[instr].map(|event| CommandKind::Record { event }));
         let (stream, number) = (line.stream.index() as u32, instr.index() as u32);
-        let commands = kinds.into_iter().map(|kind| Command { stream, line: number, kind });
+        let commands = kinds.into_iter().map(|kind| Command {
+            stream,
+            line: number,
+            kind,
+        });
         emitter.artifact.commands.extend(commands);
-        emitter.artifact.lines.push(Line { name: emitter.line_name(instr), why: line.why.name().into() });
+        emitter.artifact.lines.push(Line {
+            name: emitter.line_name(instr),
+            why: line.why.name().into(),
+        });
     }
 
     emitter.compile()?;
@@ -67,19 +80,43 @@ pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Ar
     artifact.pools = schedule
         .pools
         .iter()
-        .map(|(pool, data)| artifact::Pool { name: data.name.clone(), bytes: plan.peak[pool] })
+        .map(|(pool, data)| artifact::Pool {
+            name: data.name.clone(),
+            bytes: plan.peak[pool],
+        })
         .collect();
     artifact.streams = schedule.streams.values().map(|s| s.name.clone()).collect();
     let (states, inputs) = schedule.entry.split_at(graph.states.len());
     for (state, &(value, loc)) in graph.states.iter().zip(states) {
         let operand = emitter.operand(value, loc);
-        let initial = initial(state, graph.values[value].ty.bytes(), data, &mut artifact.data)?;
-        artifact.states.push(State { path: state.path.clone(), kind: state_kind(state.kind), operand, initial });
+        let initial = initial(
+            state,
+            graph.values[value].ty.bytes(),
+            data,
+            &mut artifact.data,
+        )?;
+        artifact.states.push(State {
+            path: state.path.clone(),
+            kind: state_kind(state.kind),
+            operand,
+            initial,
+        });
     }
-    let binding = |name: &str, value, loc| Binding { name: name.into(), operand: emitter.operand(value, loc) };
-    artifact.inputs = inputs.iter().map(|&(v, loc)| binding(&graph.values[v].name, v, loc)).collect();
+    let binding = |name: &str, value, loc| Binding {
+        name: name.into(),
+        operand: emitter.operand(value, loc),
+    };
+    artifact.inputs = inputs
+        .iter()
+        .map(|&(v, loc)| binding(&graph.values[v].name, v, loc))
+        .collect();
     let outputs = &schedule.exit[graph.states.len()..];
-    artifact.outputs = graph.outputs.iter().zip(outputs).map(|(o, &(v, loc))| binding(&o.name, v, loc)).collect();
+    artifact.outputs = graph
+        .outputs
+        .iter()
+        .zip(outputs)
+        .map(|(o, &(v, loc))| binding(&o.name, v, loc))
+        .collect();
     artifact.summary = summary(compiled, optimizer);
     Ok(artifact)
 }
@@ -101,10 +138,19 @@ impl Emitter<'_> {
     fn command(&mut self, instr: Instr) -> Result<CommandKind, String> {
         let (graph, schedule) = (&self.program.graph, &self.program.schedule);
         match &schedule.instrs[instr].kind {
-            InstrKind::Run { node, args, outs, scratch } => {
+            InstrKind::Run {
+                node,
+                args,
+                outs,
+                scratch,
+            } => {
                 let data = &graph.nodes[*node];
                 if data.op.is_extern() {
-                    return Err(format!("Unsupported: {} (node {})", data.op.str("name"), graph.node_name(*node)));
+                    return Err(format!(
+                        "Unsupported: {} (node {})",
+                        data.op.str("name"),
+                        graph.node_name(*node)
+                    ));
                 }
                 let kernel = self.kernel(*node, *scratch)?;
                 let scratch = scratch.map(|loc| Range {
@@ -112,7 +158,11 @@ impl Emitter<'_> {
                     bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
                 });
                 let operands = |values: &[Value], locs: &[Loc]| -> Vec<Operand> {
-                    values.iter().zip(locs).map(|(&v, &loc)| self.operand(v, loc)).collect()
+                    values
+                        .iter()
+                        .zip(locs)
+                        .map(|(&v, &loc)| self.operand(v, loc))
+                        .collect()
                 };
                 Ok(CommandKind::Launch {
                     kernel,
@@ -121,9 +171,11 @@ impl Emitter<'_> {
                     scratch,
                 })
             }
-            &InstrKind::Copy { src, dst, bytes } => {
-                Ok(CommandKind::Copy { src: self.place(src), dst: self.place(dst), bytes })
-            }
+            &InstrKind::Copy { src, dst, bytes } => Ok(CommandKind::Copy {
+                src: self.place(src),
+                dst: self.place(dst),
+                bytes,
+            }),
         }
     }
 
@@ -131,9 +183,16 @@ impl Emitter<'_> {
     fn kernel(&mut self, node: Node, scratch: Option<Loc>) -> Result<u32, String> {
         let graph = &self.program.graph;
         let data = &graph.nodes[node];
-        let types = |values: &[Value]| values.iter().map(|&v| graph.values[v].ty.clone()).collect::<Vec<_>>();
+        let types = |values: &[Value]| {
+            values
+                .iter()
+                .map(|&v| graph.values[v].ty.clone())
+                .collect::<Vec<_>>()
+        };
         let (ins, outs) = (types(&data.inputs), types(&data.outputs));
-        let scratch = scratch.map_or(0, |loc| self.program.schedule.buffers[loc.buffer].bytes - loc.offset);
+        let scratch = scratch.map_or(0, |loc| {
+            self.program.schedule.buffers[loc.buffer].bytes - loc.offset
+        });
         let mut key = text::print_op(&data.op);
         // Layers are alike, and generating takes longer than asking.
         let like = (key.clone(), ins.clone(), scratch);
@@ -153,34 +212,56 @@ impl Emitter<'_> {
         let attrs = match &generated {
             // What it computes is in its code.
             Some(_) => vec![],
-            None => data.op.attrs().iter().map(|(&key, value)| (key.to_string(), attr(value))).collect(),
+            None => data
+                .op
+                .attrs()
+                .iter()
+                .map(|(&key, value)| (key.to_string(), attr(value)))
+                .collect(),
         };
         let code = generated.map(|kernel| {
             let code = code(&kernel, &ins, &outs, self.generated.len());
             self.generated.push((next as usize, kernel));
             code
         });
-        self.artifact.kernels.push(Kernel { op: data.op.name().into(), attrs, code });
+        self.artifact.kernels.push(Kernel {
+            op: data.op.name().into(),
+            attrs,
+            code,
+        });
         Ok(index)
     }
 
     /// Has the generated kernels compiled: an object each.
     fn compile(&mut self) -> Result<(), String> {
-        let Some(target) = &self.target else { return Ok(()) };
+        let Some(target) = &self.target else {
+            return Ok(());
+        };
         let kernels: Vec<&Generated> = self.generated.iter().map(|(_, kernel)| kernel).collect();
         self.artifact.objects = objects(&kernels, target)?;
         Ok(())
     }
 
     fn place(&self, loc: Loc) -> Place {
-        let plan = self.program.plan.as_ref().expect("a program to emit should have a plan");
+        let plan = self
+            .program
+            .plan
+            .as_ref()
+            .expect("a program to emit should have a plan");
         let pool = self.program.schedule.buffers[loc.buffer].pool;
-        Place { pool: pool.index() as u32, offset: plan.address(loc) }
+        Place {
+            pool: pool.index() as u32,
+            offset: plan.address(loc),
+        }
     }
 
     fn operand(&self, value: Value, loc: Loc) -> Operand {
         let ty = &self.program.graph.values[value].ty;
-        Operand { place: self.place(loc), dtype: dtype(ty.dtype()), shape: ty.shape().to_vec() }
+        Operand {
+            place: self.place(loc),
+            dtype: dtype(ty.dtype()),
+            shape: ty.shape().to_vec(),
+        }
     }
 
     /// A line as a person knows it.
@@ -189,7 +270,10 @@ impl Emitter<'_> {
         match schedule.instrs[instr].kind {
             InstrKind::Run { node, .. } => graph.node_name(node).to_string(),
             InstrKind::Copy { src, dst, .. } => {
-                format!("{} -> {}", schedule.buffers[src.buffer].name, schedule.buffers[dst.buffer].name)
+                format!(
+                    "{} -> {}",
+                    schedule.buffers[src.buffer].name, schedule.buffers[dst.buffer].name
+                )
             }
         }
     }
@@ -200,13 +284,16 @@ pub fn target(kernels: Kernels) -> Result<Option<Target>, String> {
     match kernels {
         Kernels::Plain => Ok(None),
         Kernels::Generated => match Target::host() {
-            None => Err("no kernels are generated for this processor; --kernels plain has its own".into()),
+            None => Err(
+                "no kernels are generated for this processor; --kernels plain has its own".into(),
+            ),
             target => Ok(target),
         },
     }
 }
 
-/// The kernel that is generated for a node with so many bytes of scratch; none if the runtime's own has to do.
+/// The kernel that is generated for a node with so many bytes of scratch; none if the runtime's own
+/// has to do.
 pub fn generated(
     graph: &Graph,
     node: Node,
@@ -224,12 +311,18 @@ pub fn generated(
             false => Ok(None),
         };
     };
-    let types: Vec<TensorType> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+    let types: Vec<TensorType> = data
+        .inputs
+        .iter()
+        .map(|&v| graph.values[v].ty.clone())
+        .collect();
     match kernels::generate_op(&data.op, &types, target) {
         Ok(kernel) if kernel.scratch_bytes <= scratch => Ok(Some(kernel)),
         Ok(kernel) if is_group => {
             let (name, needs) = (graph.node_name(node), kernel.scratch_bytes);
-            Err(format!("node {name}: its kernel needs {needs} bytes of scratch, not {scratch}"))
+            Err(format!(
+                "node {name}: its kernel needs {needs} bytes of scratch, not {scratch}"
+            ))
         }
         Err(e) if is_group => Err(format!("node {}: {e}", graph.node_name(node))),
         _ => Ok(None),
@@ -238,30 +331,54 @@ pub fn generated(
 
 /// The objects of kernels, as artifacts have them.
 pub fn objects(kernels: &[&Generated], target: &Target) -> Result<Vec<artifact::Object>, String> {
-    let objects = kernels::compile_kernels(kernels, target, &Cache::user()).map_err(|e| e.to_string())?;
-    let object = |bytes| artifact::Object { cpu: target.processor().into(), bytes };
+    let objects =
+        kernels::compile_kernels(kernels, target, &Cache::user()).map_err(|e| e.to_string())?;
+    let object = |bytes| artifact::Object {
+        cpu: target.processor().into(),
+        bytes,
+    };
     Ok(objects.into_iter().map(object).collect())
 }
 
-/// A kernel as artifacts have it, whose object has a number, for operands and results of given types.
+/// A kernel as artifacts have it, whose object has a number, for operands and results of given
+/// types.
 pub fn code(kernel: &Generated, ins: &[TensorType], outs: &[TensorType], object: usize) -> Code {
-    let ty = |ty: &TensorType| artifact::Type { dtype: dtype(ty.dtype()), shape: ty.shape().to_vec() };
-    let phase = |phase: &kernels::Phase| artifact::Phase { symbol: phase.symbol.clone(), parts: phase.parts };
+    let ty = |ty: &TensorType| artifact::Type {
+        dtype: dtype(ty.dtype()),
+        shape: ty.shape().to_vec(),
+    };
+    let phase = |phase: &kernels::Phase| artifact::Phase {
+        symbol: phase.symbol.clone(),
+        parts: phase.parts,
+    };
     Code {
         object: object as u32,
         phases: kernel.phases.iter().map(phase).collect(),
         ins: ins.iter().map(ty).collect(),
         outs: outs.iter().map(ty).collect(),
-        inplace: kernel.inplace.iter().map(|&(i, j)| (i as u32, j as u32)).collect(),
+        inplace: kernel
+            .inplace
+            .iter()
+            .map(|&(i, j)| (i as u32, j as u32))
+            .collect(),
         scratch: kernel.scratch_bytes,
     }
 }
 
 /// What a state starts from; its bytes are appended to `blob`.
-fn initial(state: &ir::graph::State, bytes: u64, data: &Data, blob: &mut Vec<u8>) -> Result<Initial, String> {
+fn initial(
+    state: &ir::graph::State,
+    bytes: u64,
+    data: &Data,
+    blob: &mut Vec<u8>,
+) -> Result<Initial, String> {
     if let Some(given) = data.get(&state.path) {
         if given.len() as u64 != bytes {
-            return Err(format!("{} should have {bytes} bytes, {} are given", state.path, given.len()));
+            return Err(format!(
+                "{} should have {bytes} bytes, {} are given",
+                state.path,
+                given.len()
+            ));
         }
         let start = blob.len() as u64;
         blob.extend_from_slice(given);
@@ -283,8 +400,15 @@ fn summary(compiled: &Compiled, optimizer: Optimizer) -> Summary {
         swapped_bytes: compiled.timeline.swapped_bytes,
         recomputed_ms: compiled.timeline.recomputed / 1e3,
         micro_batches: 1,
-        optimizer: (!options.is_empty())
-            .then(|| (optimizer.name().into(), options.iter().map(|&(key, value)| (key.into(), value)).collect())),
+        optimizer: (!options.is_empty()).then(|| {
+            (
+                optimizer.name().into(),
+                options
+                    .iter()
+                    .map(|&(key, value)| (key.into(), value))
+                    .collect(),
+            )
+        }),
     }
 }
 

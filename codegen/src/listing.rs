@@ -36,7 +36,8 @@ pub struct Listed {
     pub op: String,
     /// Nodes that it computes.
     pub nodes: Vec<String>,
-    /// How many parts each of its phases has, which may run at once; none if there is nothing to do.
+    /// How many parts each of its phases has, which may run at once; none if there is nothing to
+    /// do.
     pub parts: Vec<u64>,
     /// Bytes that it wants beside operands and results.
     pub scratch_bytes: u64,
@@ -61,20 +62,34 @@ impl fmt::Display for Listing {
         for kernel in &self.kernels {
             let parts = match kernel.parts.is_empty() {
                 true => "nothing to do".into(),
-                false => kernel.parts.iter().map(|n| format!("{n} parts")).collect::<Vec<_>>().join(", then "),
+                false => kernel
+                    .parts
+                    .iter()
+                    .map(|n| format!("{n} parts"))
+                    .collect::<Vec<_>>()
+                    .join(", then "),
             };
             writeln!(f, "{comment} {}: {}", kernel.name, kernel.op)?;
             writeln!(f, "{comment} nodes {}", kernel.nodes.join(" "))?;
-            writeln!(f, "{comment} {parts}; {} bytes of scratch\n{}", kernel.scratch_bytes, kernel.text)?;
+            writeln!(
+                f,
+                "{comment} {parts}; {} bytes of scratch\n{}",
+                kernel.scratch_bytes, kernel.text
+            )?;
         }
         for Plain { op, nodes, why } in &self.plain {
-            writeln!(f, "{comment} {op}\n{comment} nodes {}\n{comment} {why}\n", nodes.join(" "))?;
+            writeln!(
+                f,
+                "{comment} {op}\n{comment} nodes {}\n{comment} {why}\n",
+                nodes.join(" ")
+            )?;
         }
         Ok(())
     }
 }
 
-/// The kernels that are generated for a program's nodes, in the order of their ops' text. An error is the kernel generator's.
+/// The kernels that are generated for a program's nodes, in the order of their ops' text. An error
+/// is the kernel generator's.
 pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing, String> {
     let graph = &program.graph;
     let mut kernels: BTreeMap<String, (Generated, Vec<String>)> = BTreeMap::new();
@@ -82,13 +97,25 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing
     for &node in &graph.order {
         let data = &graph.nodes[node];
         let name = graph.node_name(node).to_string();
-        let types: Vec<_> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
-        let of = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let types: Vec<_> = data
+            .inputs
+            .iter()
+            .map(|&v| graph.values[v].ty.clone())
+            .collect();
+        let of = types
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(", ");
         let op = format!("{} of {of}", text::print_op(&data.op));
         let nodes = match generate_op(&data.op, &types, target) {
             Ok(kernel) => &mut kernels.entry(op).or_insert_with(|| (kernel, vec![])).1,
             Err(why) => {
-                let none = || Plain { op: op.clone(), nodes: vec![], why: why.to_string() };
+                let none = || Plain {
+                    op: op.clone(),
+                    nodes: vec![],
+                    why: why.to_string(),
+                };
                 &mut plain.entry(op.clone()).or_insert_with(none).nodes
             }
         };
@@ -96,7 +123,10 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing
     }
     let made: Vec<&Generated> = kernels.values().map(|(kernel, _)| kernel).collect();
     let texts = match form {
-        Form::Mlir => made.iter().map(|kernel| kernel.mlir.clone().into_bytes()).collect(),
+        Form::Mlir => made
+            .iter()
+            .map(|kernel| kernel.mlir.clone().into_bytes())
+            .collect(),
         Form::Llvm => run_all(&made, target, Stage::Llvm).map_err(|e| e.to_string())?,
         Form::Asm => run_all(&made, target, Stage::Asm).map_err(|e| e.to_string())?,
     };

@@ -1,35 +1,41 @@
-//! The proof on a finished program: graph, schedule and plan. It shares no code with planners, allocator or `sync`, but
-//! for [`Schedule::accesses`], and it assumes nothing: a malformed program gets findings like a wrong one. What must
-//! hold before: nothing. What holds after a yes: in every execution that the streams and `after` permit, over any number
-//! of steps, each line reads what the graph says, and each step leaves what it must.
+//! The proof on a finished program: graph, schedule and plan. It shares no code with planners,
+//! allocator or `sync`, but for [`Schedule::accesses`], and it assumes nothing: a malformed program
+//! gets findings like a wrong one. What must hold before: nothing. What holds after a yes: in every
+//! execution that the streams and `after` permit, over any number of steps, each line reads what
+//! the graph says, and each step leaves what it must.
 //!
 //! The rules:
 //!
-//! 1. *Form.* Every id names something; every node has the types that its op infers; every place lies in its buffer, every
-//!    buffer in its pool, every pool in its limit; buffers, and what kernels touch in them, start at multiples of
-//!    [`ALIGN`]. A line waits for earlier lines of its step, or for any line of the step before.
-//! 2. *Contents.* Run top to bottom, every operand is found whole at its address. Reshapes share their operand's bytes and
-//!    never run; other pure nodes run as often as they like, opaque nodes exactly once.
-//! 3. *Operands.* A line does not write what it reads, except for the in-place pairs of its op, with equal types and exactly
-//!    the same bytes. Its results and its scratch are disjoint.
-//! 4. *Order.* Two lines that touch the same bytes, one of them writing, are ordered: by their stream, which goes on from
-//!    step to step, by `after`, or by the host between two steps.
-//! 5. *Entry and exit.* What a step finds lies in disjoint bytes. At its end every state lies where it was found, changed,
-//!    and every output lies in its place.
+//! 1. *Form.* Every id names something; every node has the types that its op infers; every place
+//!    lies in its buffer, every buffer in its pool, every pool in its limit; buffers, and what
+//!    kernels touch in them, start at multiples of [`ALIGN`]. A line waits for earlier lines of its
+//!    step, or for any line of the step before.
+//! 2. *Contents.* Run top to bottom, every operand is found whole at its address. Reshapes share
+//!    their operand's bytes and never run; other pure nodes run as often as they like, opaque nodes
+//!    exactly once.
+//! 3. *Operands.* A line does not write what it reads, except for the in-place pairs of its op,
+//!    with equal types and exactly the same bytes. Its results and its scratch are disjoint.
+//! 4. *Order.* Two lines that touch the same bytes, one of them writing, are ordered: by their
+//!    stream, which goes on from step to step, by `after`, or by the host between two steps.
+//! 5. *Entry and exit.* What a step finds lies in disjoint bytes. At its end every state lies where
+//!    it was found, changed, and every output lies in its place.
 //!
-//! Between two steps the host waits for the writers of the outputs' places and for all that touched the inputs' places;
-//! then it reads the outputs, then it writes the next inputs, and only then the next step starts on any stream. It waits
-//! for nothing else: the rest of step k may still run when step k+1 starts.
+//! Between two steps the host waits for the writers of the outputs' places and for all that touched
+//! the inputs' places; then it reads the outputs, then it writes the next inputs, and only then the
+//! next step starts on any stream. It waits for nothing else: the rest of step k may still run when
+//! step k+1 starts.
 //!
-//! Why this is enough: the order of rule 4 always points down the list, so the list itself is one of the permitted
-//! executions, and all others differ from it only in the order of lines that do not conflict. In the list, step k+1 starts with
-//! what step k started with (rule 5), so rule 2 holds for all steps if it holds for one. Rule 4 is checked on the list
-//! appended to itself; lines two steps apart follow, because the one that writes also runs in the step between them.
+//! Why this is enough: the order of rule 4 always points down the list, so the list itself is one
+//! of the permitted executions, and all others differ from it only in the order of lines that do
+//! not conflict. In the list, step k+1 starts with what step k started with (rule 5), so rule 2
+//! holds for all steps if it holds for one. Rule 4 is checked on the list appended to itself; lines
+//! two steps apart follow, because the one that writes also runs in the step between them.
 //!
-//! Contents and touches are kept by byte range, as maps from a range's start, and a line's clock says how far each stream
-//! must have come before it starts (Mattern's vector clocks; one for each line). Per range only the last write and the
-//! latest reads matter (FastTrack, Flanagan and Freund 2009): those before them are ordered before them. So the work is
-//! near `n log n` in the number of lines.
+//! Contents and touches are kept by byte range, as maps from a range's start, and a line's clock
+//! says how far each stream must have come before it starts (Mattern's vector clocks; one for each
+//! line). Per range only the last write and the latest reads matter (FastTrack, Flanagan and Freund
+//! 2009): those before them are ordered before them. So the work is near `n log n` in the number of
+//! lines.
 
 use crate::Program;
 use crate::finding::{Finding, Place};
@@ -42,8 +48,8 @@ use crate::types::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The most clock entries that are kept: 512 MiB of them. Reached by no schedule with a sane number of streams: 30,000
-/// lines may use 2,000.
+/// The most clock entries that are kept: 512 MiB of them. Reached by no schedule with a sane number
+/// of streams: 30,000 lines may use 2,000.
 const MAX_CLOCK_ENTRIES: usize = 1 << 27;
 
 /// What was proved, in numbers.
@@ -55,7 +61,8 @@ pub struct Proof {
     pub waits: usize,
     /// Operands, states and outputs that were found whole at their addresses.
     pub reads: usize,
-    /// How often, in two steps, a line met another's bytes, one of them writing, and was found to be ordered after it.
+    /// How often, in two steps, a line met another's bytes, one of them writing, and was found to
+    /// be ordered after it.
     pub conflicts: usize,
     /// Bytes that the copies of one step move.
     pub copied_bytes: u64,
@@ -63,7 +70,8 @@ pub struct Proof {
     pub peak: Table<Pool, u64>,
 }
 
-/// Proves that a program does what its graph says; otherwise says, in the order of the text, what is wrong.
+/// Proves that a program does what its graph says; otherwise says, in the order of the text, what
+/// is wrong.
 pub fn check(program: &Program) -> Result<Proof, Vec<Finding>> {
     let facts = form(program)?;
     let mut findings = vec![];
@@ -89,10 +97,10 @@ pub fn check(program: &Program) -> Result<Proof, Vec<Finding>> {
     })
 }
 
-// ------------------------------------------------------------------------------------------------------------- facts
+// --- facts ---
 
-/// A well-formed program and what every rule asks of it. Invariant: every id in it can be looked up, every place has an
-/// address, and no address overflows.
+/// A well-formed program and what every rule asks of it. Invariant: every id in it can be looked
+/// up, every place has an address, and no address overflows.
 struct Facts<'a> {
     graph: &'a Graph,
     schedule: &'a Schedule,
@@ -110,7 +118,9 @@ struct Span {
 
 impl Span {
     fn overlaps(&self, other: &Span) -> bool {
-        self.pool == other.pool && self.range.start < other.range.end && other.range.start < self.range.end
+        self.pool == other.pool
+            && self.range.start < other.range.end
+            && other.range.start < self.range.end
     }
 }
 
@@ -121,7 +131,10 @@ impl<'a> Facts<'a> {
     /// Where `bytes` bytes at a place lie; `None` if there are none.
     fn span(&self, loc: Loc, bytes: u64) -> Option<Span> {
         let start = self.plan.address(loc);
-        (0 < bytes).then(|| Span { pool: self.schedule.buffers[loc.buffer].pool, range: start..start + bytes })
+        (0 < bytes).then(|| Span {
+            pool: self.schedule.buffers[loc.buffer].pool,
+            range: start..start + bytes,
+        })
     }
     /// Where a scratch lies: it has the rest of its buffer.
     fn scratch_span(&self, loc: Loc) -> Option<Span> {
@@ -142,26 +155,40 @@ impl<'a> Facts<'a> {
     }
     /// `device+0..64K`
     fn range(&self, span: &Span) -> String {
-        format!("{}..{}", self.address(span.pool, span.range.start), amount(span.range.end))
+        format!(
+            "{}..{}",
+            self.address(span.pool, span.range.start),
+            amount(span.range.end)
+        )
     }
 }
 
 /// Bytes as the text form writes them: `64M`, `192`.
 fn amount(bytes: u64) -> String {
     let units = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
-    match units.into_iter().find(|&(unit, _)| 0 < bytes && bytes.is_multiple_of(unit)) {
+    match units
+        .into_iter()
+        .find(|&(unit, _)| 0 < bytes && bytes.is_multiple_of(unit))
+    {
         Some((unit, letter)) => format!("{}{letter}", bytes / unit),
         None => bytes.to_string(),
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------- form
+// --- form ---
 
 /// Rule 1, and the part of rule 5 that needs no replay: which states and outputs have places.
 fn form(program: &Program) -> Result<Facts<'_>, Vec<Finding>> {
-    let Program { graph, schedule, plan } = program;
+    let Program {
+        graph,
+        schedule,
+        plan,
+    } = program;
     let Some(plan) = plan else {
-        return Err(vec![Finding::new(Place::Schedule, "has no plan: buffers have no addresses yet")]);
+        return Err(vec![Finding::new(
+            Place::Schedule,
+            "has no plan: buffers have no addresses yet",
+        )]);
     };
     let mut findings = vec![];
     let scratch = graph_form(graph, &mut findings);
@@ -176,7 +203,12 @@ fn form(program: &Program) -> Result<Facts<'_>, Vec<Finding>> {
         findings.extend(ends_form(graph, schedule));
     }
     if findings.is_empty() {
-        let facts = Facts { graph, schedule, plan, roots: roots(graph, &scratch) };
+        let facts = Facts {
+            graph,
+            schedule,
+            plan,
+            roots: roots(graph, &scratch),
+        };
         findings = ends_meet(&facts);
         if findings.is_empty() {
             return Ok(facts);
@@ -186,27 +218,37 @@ fn form(program: &Program) -> Result<Facts<'_>, Vec<Finding>> {
     Err(findings)
 }
 
-/// The scratch that each node of the order asks for, bytes; `None` for nodes that are not part of the step.
+/// The scratch that each node of the order asks for, bytes; `None` for nodes that are not part of
+/// the step.
 type Scratch = Table<Node, Option<u64>>;
 
 fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
     let mut scratch = Scratch::filled(graph.nodes.len(), None);
-    let defined = |value: Value, def: Def| graph.values.get(value).is_some_and(|data| data.def == def);
+    let defined =
+        |value: Value, def: Def| graph.values.get(value).is_some_and(|data| data.def == def);
     for (i, &value) in graph.inputs.iter().enumerate() {
         if !defined(value, Def::Input(i)) {
-            findings
-                .push(Finding::new(Place::Graph, format!("input {i} names {value:?}, which is not defined as that")));
+            findings.push(Finding::new(
+                Place::Graph,
+                format!("input {i} names {value:?}, which is not defined as that"),
+            ));
         }
     }
     for (i, state) in graph.states.iter().enumerate() {
         if !defined(state.before, Def::State(i)) {
-            let message = format!("is {:?} before the step, which is not defined as that", state.before);
+            let message = format!(
+                "is {:?} before the step, which is not defined as that",
+                state.before
+            );
             findings.push(Finding::new(Place::State(i), message));
             continue;
         }
         let before = &graph.values[state.before];
         match graph.values.get(state.after) {
-            None => findings.push(Finding::new(Place::State(i), format!("{:?} is no value", state.after))),
+            None => findings.push(Finding::new(
+                Place::State(i),
+                format!("{:?} is no value", state.after),
+            )),
             Some(after) if after.ty.bytes() != before.ty.bytes() => {
                 let message = format!(
                     "%{} has {} bytes and cannot take the place of %{}, which has {}",
@@ -222,13 +264,19 @@ fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
     }
     for (i, output) in graph.outputs.iter().enumerate() {
         if graph.values.get(output.value).is_none() {
-            findings.push(Finding::new(Place::Output(i), format!("{:?} is no value", output.value)));
+            findings.push(Finding::new(
+                Place::Output(i),
+                format!("{:?} is no value", output.value),
+            ));
         }
     }
     for &node in &graph.order {
         let mut refuse = |message| findings.push(Finding::new(Place::Node(node), message));
         let Some(data) = graph.nodes.get(node) else {
-            findings.push(Finding::new(Place::Graph, format!("the order names {node:?}, which is no node")));
+            findings.push(Finding::new(
+                Place::Graph,
+                format!("the order names {node:?}, which is no node"),
+            ));
             continue;
         };
         if scratch[node].is_some() {
@@ -241,7 +289,9 @@ fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
         }
         let wrong = |&(i, &v): &(usize, &Value)| !defined(v, Def::Node(node, i));
         if let Some((i, value)) = data.outputs.iter().enumerate().find(wrong) {
-            refuse(format!("result {i} is {value:?}, which is not defined as that"));
+            refuse(format!(
+                "result {i} is {value:?}, which is not defined as that"
+            ));
             continue;
         }
         match types_form(graph, node) {
@@ -258,12 +308,22 @@ fn types_form(graph: &Graph, node: Node) -> Result<u64, String> {
     let types: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
     let results = data.op.infer(&types)?;
     if results.len() != data.outputs.len() {
-        return Err(format!("{} has {} results, not {}", data.op.name(), results.len(), data.outputs.len()));
+        return Err(format!(
+            "{} has {} results, not {}",
+            data.op.name(),
+            results.len(),
+            data.outputs.len()
+        ));
     }
     for (result, &value) in results.iter().zip(&data.outputs) {
         let value = &graph.values[value];
         if *result != value.ty {
-            return Err(format!("{} results in {result}, but %{} is {}", data.op.name(), value.name, value.ty));
+            return Err(format!(
+                "{} results in {result}, but %{} is {}",
+                data.op.name(),
+                value.name,
+                value.ty
+            ));
         }
     }
     Ok(data.op.work(&types, &results).scratch)
@@ -284,23 +344,36 @@ fn plan_form(schedule: &Schedule, plan: &Plan, findings: &mut Vec<Finding>) {
     for (pool, data) in schedule.pools.iter() {
         let peak = plan.peak[pool];
         if let Some(limit) = data.limit.filter(|&limit| limit < peak) {
-            let message = format!("{} needs {peak} bytes, {} more than its limit {limit}", data.name, peak - limit);
+            let message = format!(
+                "{} needs {peak} bytes, {} more than its limit {limit}",
+                data.name,
+                peak - limit
+            );
             findings.push(Finding::new(Place::Pool(pool), message));
         }
     }
     for (buffer, data) in schedule.buffers.iter() {
         let mut refuse = |message| findings.push(Finding::new(Place::Buffer(buffer), message));
         let Some(pool) = schedule.pools.get(data.pool) else {
-            refuse(format!("{} lies in {:?}, which is no pool", data.name, data.pool));
+            refuse(format!(
+                "{} lies in {:?}, which is no pool",
+                data.name, data.pool
+            ));
             continue;
         };
         let (offset, peak) = (plan.offset[buffer], plan.peak[data.pool]);
         if offset.checked_add(data.bytes).is_none_or(|end| peak < end) {
             let bytes = amount(data.bytes);
-            refuse(format!("{} at {}+{offset}:{bytes} ends beyond the pool's {peak} bytes", data.name, pool.name));
+            refuse(format!(
+                "{} at {}+{offset}:{bytes} ends beyond the pool's {peak} bytes",
+                data.name, pool.name
+            ));
         }
         if !offset.is_multiple_of(ALIGN) {
-            refuse(format!("{} at {}+{offset} is not at a multiple of {ALIGN}", data.name, pool.name));
+            refuse(format!(
+                "{} at {}+{offset} is not at a multiple of {ALIGN}",
+                data.name, pool.name
+            ));
         }
     }
 }
@@ -312,11 +385,17 @@ fn place_form(schedule: &Schedule, loc: Loc, bytes: u64) -> Result<(), String> {
     };
     match loc.offset.checked_add(bytes) {
         Some(end) if end <= data.bytes => Ok(()),
-        _ => Err(format!("{bytes} bytes at {}+{} end beyond its {}", data.name, loc.offset, amount(data.bytes))),
+        _ => Err(format!(
+            "{bytes} bytes at {}+{} end beyond its {}",
+            data.name,
+            loc.offset,
+            amount(data.bytes)
+        )),
     }
 }
 
-/// The same for a place that a kernel touches: its loads and stores are as wide as the alignment of buffers.
+/// The same for a place that a kernel touches: its loads and stores are as wide as the alignment of
+/// buffers.
 fn kernel_place_form(schedule: &Schedule, loc: Loc, bytes: u64) -> Result<(), String> {
     place_form(schedule, loc, bytes)?;
     match 0 < bytes && !loc.offset.is_multiple_of(ALIGN) {
@@ -328,7 +407,13 @@ fn kernel_place_form(schedule: &Schedule, loc: Loc, bytes: u64) -> Result<(), St
     }
 }
 
-fn line_form(graph: &Graph, schedule: &Schedule, scratch: &Scratch, instr: Instr, findings: &mut Vec<Finding>) {
+fn line_form(
+    graph: &Graph,
+    schedule: &Schedule,
+    scratch: &Scratch,
+    instr: Instr,
+    findings: &mut Vec<Finding>,
+) {
     let data = &schedule.instrs[instr];
     let mut refuse = |message| findings.push(Finding::new(Place::Instr(instr), message));
     if schedule.streams.get(data.stream).is_none() {
@@ -338,15 +423,21 @@ fn line_form(graph: &Graph, schedule: &Schedule, scratch: &Scratch, instr: Instr
         match (schedule.instrs.get(dep.instr), dep.previous) {
             (None, _) => refuse(format!("waits for {:?}, which is no line", dep.instr)),
             (Some(_), false) if instr <= dep.instr => {
-                refuse(format!("waits for {:?}, which does not stand before it: a step could not end", dep.instr));
+                refuse(format!(
+                    "waits for {:?}, which does not stand before it: a step could not end",
+                    dep.instr
+                ));
             }
             (Some(_), _) => {}
         }
     }
     let result = match &data.kind {
-        InstrKind::Run { node, args, outs, scratch: place } => {
-            run_form(graph, schedule, scratch, *node, [args, outs], *place)
-        }
+        InstrKind::Run {
+            node,
+            args,
+            outs,
+            scratch: place,
+        } => run_form(graph, schedule, scratch, *node, [args, outs], *place),
         &InstrKind::Copy { src, dst, bytes } => {
             place_form(schedule, src, bytes).and_then(|()| place_form(schedule, dst, bytes))
         }
@@ -373,11 +464,20 @@ fn run_form(
     let data = &graph.nodes[node];
     let name = data.op.name();
     if data.op.is_alias() {
-        return Err(format!("runs {name}, which shares its operand's bytes and has no kernel"));
+        return Err(format!(
+            "runs {name}, which shares its operand's bytes and has no kernel"
+        ));
     }
-    for (places, values, what) in [(args, &data.inputs, "operands"), (outs, &data.outputs, "results")] {
+    for (places, values, what) in [
+        (args, &data.inputs, "operands"),
+        (outs, &data.outputs, "results"),
+    ] {
         if places.len() != values.len() {
-            return Err(format!("{name} has {} {what}, the line has places for {}", values.len(), places.len()));
+            return Err(format!(
+                "{name} has {} {what}, the line has places for {}",
+                values.len(),
+                places.len()
+            ));
         }
         for (&loc, &value) in places.iter().zip(values) {
             kernel_place_form(schedule, loc, graph.values[value].ty.bytes())?;
@@ -385,7 +485,9 @@ fn run_form(
     }
     match place {
         Some(loc) => kernel_place_form(schedule, loc, need),
-        None if 0 < need => Err(format!("{name} needs {need} bytes of scratch, the line has none")),
+        None if 0 < need => Err(format!(
+            "{name} needs {need} bytes of scratch, the line has none"
+        )),
         None => Ok(()),
     }
 }
@@ -414,7 +516,10 @@ fn ends_form(graph: &Graph, schedule: &Schedule) -> Vec<Finding> {
             Def::Node(..) => false,
         };
         if !found {
-            let message = format!("%{} is neither an input nor a state: the step cannot find it", data.name);
+            let message = format!(
+                "%{} is neither an input nor a state: the step cannot find it",
+                data.name
+            );
             strangers.push(Finding::new(Place::Entry(i), message));
         }
     }
@@ -425,15 +530,25 @@ fn ends_form(graph: &Graph, schedule: &Schedule) -> Vec<Finding> {
     findings
 }
 
-/// Checks that every input, state and output has a place, and every state the same one at both ends.
+/// Checks that every input, state and output has a place, and every state the same one at both
+/// ends.
 fn ends_meet(facts: &Facts<'_>) -> Vec<Finding> {
-    let Facts { graph, schedule, roots, .. } = facts;
+    let Facts {
+        graph,
+        schedule,
+        roots,
+        ..
+    } = facts;
     let mut findings = vec![];
     let mut found: BTreeMap<Value, Vec<Loc>> = BTreeMap::new();
     for &(value, loc) in &schedule.entry {
         found.entry(value).or_default().push(loc);
     }
-    let left: BTreeSet<(Value, Loc)> = schedule.exit.iter().map(|&(value, loc)| (roots[value], loc)).collect();
+    let left: BTreeSet<(Value, Loc)> = schedule
+        .exit
+        .iter()
+        .map(|&(value, loc)| (roots[value], loc))
+        .collect();
     let left_values: BTreeSet<Value> = left.iter().map(|&(value, _)| value).collect();
     for &value in &graph.inputs {
         if !found.contains_key(&value) {
@@ -469,8 +584,8 @@ fn ends_meet(facts: &Facts<'_>) -> Vec<Finding> {
     findings
 }
 
-/// For each value the one whose bytes it shares: [`Graph::root`], but safe on cycles and on values without a definition,
-/// which become roots that no line can write.
+/// For each value the one whose bytes it shares: [`Graph::root`], but safe on cycles and on values
+/// without a definition, which become roots that no line can write.
 fn roots(graph: &Graph, scratch: &Scratch) -> Table<Value, Value> {
     let shares = |value: Value| match graph.values[value].def {
         Def::Node(node, i) if scratch.get(node).is_some_and(Option::is_some) => {
@@ -492,23 +607,34 @@ fn roots(graph: &Graph, scratch: &Scratch) -> Table<Value, Value> {
             roots[step] = roots[value];
         }
     }
-    graph.values.ids().map(|value| roots[value].unwrap_or(value)).collect()
+    graph
+        .values
+        .ids()
+        .map(|value| roots[value].unwrap_or(value))
+        .collect()
 }
 
-// ---------------------------------------------------------------------------------------------------------- contents
+// --- contents ---
 
-/// A map from every byte of a pool to a `T`: each key holds until the next. Invariant: byte 0 has a key.
+/// A map from every byte of a pool to a `T`: each key holds until the next. Invariant: byte 0 has a
+/// key.
 struct Bytes<T> {
     from: BTreeMap<u64, T>,
 }
 
 impl<T: Clone> Bytes<T> {
     fn new(row: T) -> Bytes<T> {
-        Bytes { from: BTreeMap::from([(0, row)]) }
+        Bytes {
+            from: BTreeMap::from([(0, row)]),
+        }
     }
     /// The pieces of a range that is not empty, in order.
     fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, &T)> {
-        let first = self.from.range(..=range.start).next_back().map_or(0, |(&start, _)| start);
+        let first = self
+            .from
+            .range(..=range.start)
+            .next_back()
+            .map_or(0, |(&start, _)| start);
         let mut rest = self.from.range(first..range.end).peekable();
         std::iter::from_fn(move || {
             let (&start, row) = rest.next()?;
@@ -520,7 +646,10 @@ impl<T: Clone> Bytes<T> {
     fn cut(&mut self, range: &Range<u64>) {
         for at in [range.start, range.end] {
             let piece = self.from.range(..=at).next_back();
-            if let Some(row) = piece.filter(|&(&start, _)| start != at).map(|(_, row)| row.clone()) {
+            if let Some(row) = piece
+                .filter(|&(&start, _)| start != at)
+                .map(|(_, row)| row.clone())
+            {
                 self.from.insert(at, row);
             }
         }
@@ -528,7 +657,11 @@ impl<T: Clone> Bytes<T> {
     /// Makes a range that is not empty one piece.
     fn paint(&mut self, range: Range<u64>, row: T) {
         self.cut(&range);
-        let inner: Vec<u64> = self.from.range(range.start + 1..range.end).map(|(&start, _)| start).collect();
+        let inner: Vec<u64> = self
+            .from
+            .range(range.start + 1..range.end)
+            .map(|(&start, _)| start)
+            .collect();
         for start in inner {
             self.from.remove(&start);
         }
@@ -554,8 +687,9 @@ enum What {
     Nothing,
     /// What a kernel left there.
     Scratch,
-    /// Bytes of a root value. `base` is the address at which the value's first byte would lie, modulo 2^64: so a piece
-    /// means the same wherever it is cut, and parts of a value that are brought together again are equal.
+    /// Bytes of a root value. `base` is the address at which the value's first byte would lie,
+    /// modulo 2^64: so a piece means the same wherever it is cut, and parts of a value that are
+    /// brought together again are equal.
     Value { root: Value, base: u64 },
 }
 
@@ -563,11 +697,21 @@ type Memory = Table<Pool, Bytes<Held>>;
 
 /// Rules 2 and 5 by replay of one step; returns the number of reads.
 fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
-    let Facts { graph, schedule, roots, .. } = facts;
-    let nothing = Held { what: What::Nothing, since: None };
+    let Facts {
+        graph,
+        schedule,
+        roots,
+        ..
+    } = facts;
+    let nothing = Held {
+        what: What::Nothing,
+        since: None,
+    };
     let mut memory: Memory = schedule.pools.iter().map(|_| Bytes::new(nothing)).collect();
     for (i, &(value, loc)) in schedule.entry.iter().enumerate() {
-        let Some(span) = facts.span(loc, facts.bytes(value)) else { continue };
+        let Some(span) = facts.span(loc, facts.bytes(value)) else {
+            continue;
+        };
         let mut pieces = memory[span.pool].pieces(span.range.clone());
         if let Some(What::Value { root, .. }) =
             pieces.find_map(|(_, held)| Some(held.what).filter(|&w| w != What::Nothing))
@@ -589,17 +733,31 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     for (instr, data) in schedule.instrs.iter() {
         let mut refuse = |message| findings.push(Finding::new(Place::Instr(instr), message));
         match &data.kind {
-            InstrKind::Run { node, args, outs, scratch } => {
+            InstrKind::Run {
+                node,
+                args,
+                outs,
+                scratch,
+            } => {
                 let data = &graph.nodes[*node];
                 for (&value, &loc) in data.inputs.iter().zip(args) {
                     reads += 1;
                     if let Err(holds) = find(facts, &memory, value, loc) {
                         let buffer = facts.buffer_name(loc.buffer);
-                        refuse(format!("reads {buffer} for %{} {holds}", facts.value_name(value)));
+                        refuse(format!(
+                            "reads {buffer} for %{} {holds}",
+                            facts.value_name(value)
+                        ));
                     }
                 }
                 if let Some(span) = scratch.and_then(|loc| facts.scratch_span(loc)) {
-                    memory[span.pool].paint(span.range, Held { what: What::Scratch, since: Some(instr) });
+                    memory[span.pool].paint(
+                        span.range,
+                        Held {
+                            what: What::Scratch,
+                            since: Some(instr),
+                        },
+                    );
                 }
                 for (&value, &loc) in data.outputs.iter().zip(outs) {
                     if let Some(span) = facts.span(loc, facts.bytes(value)) {
@@ -608,7 +766,10 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
                 }
                 match ran[*node].replace(instr) {
                     Some(first) if !data.op.is_pure() => {
-                        refuse(format!("runs {} again after {first:?}, but it may have effects", data.op.name()));
+                        refuse(format!(
+                            "runs {} again after {first:?}, but it may have effects",
+                            data.op.name()
+                        ));
                     }
                     _ => {}
                 }
@@ -623,15 +784,20 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     for &node in &graph.order {
         let op = &graph.nodes[node].op;
         if !op.is_pure() && ran[node].is_none() {
-            findings
-                .push(Finding::new(Place::Node(node), format!("no line runs {}, which may have effects", op.name())));
+            findings.push(Finding::new(
+                Place::Node(node),
+                format!("no line runs {}, which may have effects", op.name()),
+            ));
         }
     }
     for (i, &(value, loc)) in schedule.exit.iter().enumerate() {
         reads += 1;
         if let Err(holds) = find(facts, &memory, value, loc) {
             let buffer = facts.buffer_name(loc.buffer);
-            let message = format!("should leave %{} in {buffer} {holds}", facts.value_name(value));
+            let message = format!(
+                "should leave %{} in {buffer} {holds}",
+                facts.value_name(value)
+            );
             findings.push(Finding::new(Place::Exit(i), message));
         }
     }
@@ -640,22 +806,36 @@ fn contents(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
 
 /// Writes a whole value.
 fn hold(memory: &mut Memory, span: &Span, root: Value, since: Option<Instr>) {
-    let what = What::Value { root, base: span.range.start };
+    let what = What::Value {
+        root,
+        base: span.range.start,
+    };
     memory[span.pool].paint(span.range.clone(), Held { what, since });
 }
 
 /// Copies what `src` holds, piece by piece, be it one value, several or none.
 fn carry(memory: &mut Memory, src: &Span, dst: &Span, instr: Instr) {
     let distance = dst.range.start.wrapping_sub(src.range.start);
-    let pieces: Vec<(Range<u64>, Held)> =
-        memory[src.pool].pieces(src.range.clone()).map(|(r, &held)| (r, held)).collect();
+    let pieces: Vec<(Range<u64>, Held)> = memory[src.pool]
+        .pieces(src.range.clone())
+        .map(|(r, &held)| (r, held))
+        .collect();
     for (range, held) in pieces {
         let what = match held.what {
-            What::Value { root, base } => What::Value { root, base: base.wrapping_add(distance) },
+            What::Value { root, base } => What::Value {
+                root,
+                base: base.wrapping_add(distance),
+            },
             other => other,
         };
         let range = range.start.wrapping_add(distance)..range.end.wrapping_add(distance);
-        memory[dst.pool].paint(range, Held { what, since: Some(instr) });
+        memory[dst.pool].paint(
+            range,
+            Held {
+                what,
+                since: Some(instr),
+            },
+        );
     }
 }
 
@@ -664,19 +844,34 @@ fn find(facts: &Facts<'_>, memory: &Memory, value: Value, loc: Loc) -> Result<()
     let Some(span) = facts.span(loc, facts.bytes(value)) else {
         return Ok(());
     };
-    let wanted = What::Value { root: facts.roots[value], base: span.range.start };
-    let wrong = memory[span.pool].pieces(span.range.clone()).find(|(_, held)| held.what != wanted);
+    let wanted = What::Value {
+        root: facts.roots[value],
+        base: span.range.start,
+    };
+    let wrong = memory[span.pool]
+        .pieces(span.range.clone())
+        .find(|(_, held)| held.what != wanted);
     let Some((range, held)) = wrong else {
         return Ok(());
     };
-    let since = held.since.map_or("the start of the step".to_string(), |line| format!("{line:?}"));
+    let since = held
+        .since
+        .map_or("the start of the step".to_string(), |line| {
+            format!("{line:?}")
+        });
     let holds = match held.what {
         What::Nothing => "nothing yet".to_string(),
         What::Scratch => format!("scratch since {since}"),
-        What::Value { root, base } if base == range.start => format!("%{} since {since}", facts.value_name(root)),
+        What::Value { root, base } if base == range.start => {
+            format!("%{} since {since}", facts.value_name(root))
+        }
         What::Value { root, base } => {
             let from = range.start.wrapping_sub(base);
-            format!("%{} from its byte {} on since {since}", facts.value_name(root), amount(from))
+            format!(
+                "%{} from its byte {} on since {since}",
+                facts.value_name(root),
+                amount(from)
+            )
         }
     };
     let at = facts.address(span.pool, span.range.start);
@@ -688,27 +883,40 @@ fn find(facts: &Facts<'_>, memory: &Memory, value: Value, loc: Loc) -> Result<()
     Err(format!("at {at}, which from {from} on holds {holds}"))
 }
 
-// ---------------------------------------------------------------------------------------------------------- operands
+// --- operands ---
 
 /// Rule 3.
 fn operands(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
-    let Facts { graph, schedule, .. } = facts;
+    let Facts {
+        graph, schedule, ..
+    } = facts;
     for (instr, data) in schedule.instrs.iter() {
         let mut refuse = |message| findings.push(Finding::new(Place::Instr(instr), message));
         let (node, args, outs, scratch) = match &data.kind {
-            InstrKind::Run { node, args, outs, scratch } => (&graph.nodes[*node], args, outs, scratch),
+            InstrKind::Run {
+                node,
+                args,
+                outs,
+                scratch,
+            } => (&graph.nodes[*node], args, outs, scratch),
             &InstrKind::Copy { src, dst, bytes } => {
                 if let (Some(from), Some(to)) = (facts.span(src, bytes), facts.span(dst, bytes))
                     && from.overlaps(&to)
                 {
-                    refuse(format!("copies {} onto itself: {}", facts.range(&from), facts.range(&to)));
+                    refuse(format!(
+                        "copies {} onto itself: {}",
+                        facts.range(&from),
+                        facts.range(&to)
+                    ));
                 }
                 continue;
             }
         };
         let placed = |values: &[Value], locs: &[Loc]| -> Vec<(usize, Value, Span)> {
             let places = values.iter().zip(locs).enumerate();
-            places.filter_map(|(i, (&v, &loc))| Some((i, v, facts.span(loc, facts.bytes(v))?))).collect()
+            places
+                .filter_map(|(i, (&v, &loc))| Some((i, v, facts.span(loc, facts.bytes(v))?)))
+                .collect()
         };
         let args = placed(&node.inputs, args);
         let outs = placed(&node.outputs, outs);
@@ -726,10 +934,14 @@ fn operands(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
         }
         for (o, result, to) in &outs {
             for (i, operand, from) in &args {
-                if from.overlaps(to) && !may_share(facts, &node.op, (*i, *operand, from), (*o, *result, to)) {
+                if from.overlaps(to)
+                    && !may_share(facts, &node.op, (*i, *operand, from), (*o, *result, to))
+                {
                     let (a, b) = (facts.value_name(*operand), facts.value_name(*result));
                     let (from, to) = (facts.range(from), facts.range(to));
-                    refuse(format!("overwrites its operand %{a} ({from}) with %{b} ({to})"));
+                    refuse(format!(
+                        "overwrites its operand %{a} ({from}) with %{b} ({to})"
+                    ));
                 }
             }
         }
@@ -749,14 +961,19 @@ fn operands(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
 }
 
 /// True if an operand and a result are an in-place pair of the op, on the same bytes.
-fn may_share(facts: &Facts<'_>, op: &Op, operand: (usize, Value, &Span), result: (usize, Value, &Span)) -> bool {
+fn may_share(
+    facts: &Facts<'_>,
+    op: &Op,
+    operand: (usize, Value, &Span),
+    result: (usize, Value, &Span),
+) -> bool {
     let values = &facts.graph.values;
     op.inplace().contains(&(operand.0, result.0))
         && values[operand.1].ty == values[result.1].ty
         && operand.2 == result.2
 }
 
-// --------------------------------------------------------------------------------------------------------- conflicts
+// --- conflicts ---
 
 /// An access of a line in one of two steps.
 #[derive(Clone, Copy)]
@@ -783,12 +1000,17 @@ struct Touched {
 type Clock = [u32];
 
 fn join(clock: &mut Clock, other: &Clock) {
-    clock.iter_mut().zip(other).for_each(|(a, &b)| *a = b.max(*a));
+    clock
+        .iter_mut()
+        .zip(other)
+        .for_each(|(a, &b)| *a = b.max(*a));
 }
 
 /// Rule 4 on two steps; returns the number of pairs that were looked at.
 fn conflicts(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
-    let Facts { graph, schedule, .. } = facts;
+    let Facts {
+        graph, schedule, ..
+    } = facts;
     let n_lines = schedule.instrs.len();
     let mut queue: Table<Stream, Option<usize>> = Table::filled(schedule.streams.len(), None);
     let mut n_queues = 0;
@@ -798,20 +1020,33 @@ fn conflicts(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
             n_queues += 1;
         }
     }
-    let Some(n_entries) = (2 * n_lines).checked_mul(n_queues).filter(|&n| n <= MAX_CLOCK_ENTRIES) else {
-        let message = format!("{n_lines} lines on {n_queues} streams are too many to prove: use fewer streams");
+    let Some(n_entries) = (2 * n_lines)
+        .checked_mul(n_queues)
+        .filter(|&n| n <= MAX_CLOCK_ENTRIES)
+    else {
+        let message = format!(
+            "{n_lines} lines on {n_queues} streams are too many to prove: use fewer streams"
+        );
         findings.push(Finding::new(Place::Schedule, message));
         return 0;
     };
     let mut clocks = vec![0u32; n_entries];
     let mut last: Vec<Option<usize>> = vec![None; n_queues];
     let mut counts = vec![0u32; n_queues];
-    let mut touched: Table<Pool, Bytes<Touched>> =
-        schedule.pools.iter().map(|_| Bytes::new(Touched::default())).collect();
+    let mut touched: Table<Pool, Bytes<Touched>> = schedule
+        .pools
+        .iter()
+        .map(|_| Bytes::new(Touched::default()))
+        .collect();
     let mut host = Host::new(facts, n_queues);
     // What the host has seen end when a step starts.
     let mut start = vec![0u32; n_queues];
-    let mut races = Races { facts, seen: BTreeSet::new(), findings, n_pairs: 0 };
+    let mut races = Races {
+        facts,
+        seen: BTreeSet::new(),
+        findings,
+        n_pairs: 0,
+    };
     for first in [0, n_lines] {
         for (instr, data) in schedule.instrs.iter() {
             let line = first + instr.index();
@@ -831,8 +1066,15 @@ fn conflicts(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
             counts[queue] += 1;
             clock[queue] = counts[queue];
             for access in schedule.accesses(graph, instr) {
-                let Some(span) = facts.span(access.loc, access.bytes) else { continue };
-                let touch = Touch { line, queue, count: counts[queue], buffer: access.loc.buffer };
+                let Some(span) = facts.span(access.loc, access.bytes) else {
+                    continue;
+                };
+                let touch = Touch {
+                    line,
+                    queue,
+                    count: counts[queue],
+                    buffer: access.loc.buffer,
+                };
                 races.meet(&mut touched[span.pool], &span, touch, access.write, clock);
                 if first == 0 {
                     host.watch(&span, access.write, clock);
@@ -844,7 +1086,8 @@ fn conflicts(facts: &Facts<'_>, findings: &mut Vec<Finding>) -> usize {
     races.n_pairs
 }
 
-/// What was found out of order so far. A pair of lines is reported once, and not again for the second step.
+/// What was found out of order so far. A pair of lines is reported once, and not again for the
+/// second step.
 struct Races<'a, 'b> {
     facts: &'a Facts<'a>,
     seen: BTreeSet<(usize, usize)>,
@@ -854,17 +1097,33 @@ struct Races<'a, 'b> {
 
 impl Races<'_, '_> {
     /// Compares an access with those before it on the same bytes, and notes it.
-    fn meet(&mut self, touched: &mut Bytes<Touched>, span: &Span, touch: Touch, write: bool, clock: &Clock) {
+    fn meet(
+        &mut self,
+        touched: &mut Bytes<Touched>,
+        span: &Span,
+        touch: Touch,
+        write: bool,
+        clock: &Clock,
+    ) {
         let ordered = |earlier: &Touch| earlier.count <= clock[earlier.queue];
         if write {
             for (_, piece) in touched.pieces(span.range.clone()) {
-                for (earlier, wrote) in
-                    piece.write.iter().map(|t| (t, true)).chain(piece.reads.iter().map(|t| (t, false)))
+                for (earlier, wrote) in piece
+                    .write
+                    .iter()
+                    .map(|t| (t, true))
+                    .chain(piece.reads.iter().map(|t| (t, false)))
                 {
                     self.compare(span, (touch, true), (*earlier, wrote), ordered(earlier));
                 }
             }
-            touched.paint(span.range.clone(), Touched { write: Some(touch), reads: vec![] });
+            touched.paint(
+                span.range.clone(),
+                Touched {
+                    write: Some(touch),
+                    reads: vec![],
+                },
+            );
             return;
         }
         touched.change(span.range.clone(), |piece| {
@@ -875,7 +1134,13 @@ impl Races<'_, '_> {
             piece.reads.push(touch);
         });
     }
-    fn compare(&mut self, span: &Span, later: (Touch, bool), earlier: (Touch, bool), ordered: bool) {
+    fn compare(
+        &mut self,
+        span: &Span,
+        later: (Touch, bool),
+        earlier: (Touch, bool),
+        ordered: bool,
+    ) {
         let ((touch, writes), (other, wrote)) = (later, earlier);
         if touch.line == other.line {
             return;
@@ -902,13 +1167,17 @@ impl Races<'_, '_> {
             verb(wrote),
             self.facts.buffer_name(other.buffer),
         );
-        self.findings.push(Finding::new(Place::Instr(Instr::new(touch.line % n_lines)), message));
+        self.findings.push(Finding::new(
+            Place::Instr(Instr::new(touch.line % n_lines)),
+            message,
+        ));
     }
 }
 
 /// What the host waits for between two steps.
 struct Host {
-    /// For each watched place: whether writes alone count, and how far the streams have come when those that count ended.
+    /// For each watched place: whether writes alone count, and how far the streams have come when
+    /// those that count ended.
     watches: Vec<(bool, Vec<u32>)>,
     /// The watches of each byte.
     at: Table<Pool, Bytes<Vec<usize>>>,
@@ -920,7 +1189,12 @@ struct Host {
 
 impl Host {
     fn new(facts: &Facts<'_>, n_queues: usize) -> Host {
-        let Facts { graph, schedule, roots, .. } = facts;
+        let Facts {
+            graph,
+            schedule,
+            roots,
+            ..
+        } = facts;
         let mut host = Host {
             watches: vec![],
             at: schedule.pools.iter().map(|_| Bytes::new(vec![])).collect(),
@@ -933,8 +1207,11 @@ impl Host {
                 host.inputs.push(watch);
             }
         }
-        let mut left: BTreeMap<Value, Vec<usize>> =
-            graph.outputs.iter().map(|output| (roots[output.value], vec![])).collect();
+        let mut left: BTreeMap<Value, Vec<usize>> = graph
+            .outputs
+            .iter()
+            .map(|output| (roots[output.value], vec![]))
+            .collect();
         for &(value, loc) in &schedule.exit {
             if let Some(watches) = left.get_mut(&roots[value]) {
                 watches.push(host.add(facts.span(loc, facts.bytes(value)), true, n_queues));
@@ -969,8 +1246,15 @@ impl Host {
             join(&mut clock, &self.watches[watch].1);
         }
         for places in &self.outputs {
-            // An output that is left in several places is read from one of them, and which one is not said here.
-            let surely = (0..n_queues).map(|queue| places.iter().map(|&w| self.watches[w].1[queue]).min().unwrap_or(0));
+            // An output that is left in several places is read from one of them, and which one is
+            // not said here.
+            let surely = (0..n_queues).map(|queue| {
+                places
+                    .iter()
+                    .map(|&w| self.watches[w].1[queue])
+                    .min()
+                    .unwrap_or(0)
+            });
             join(&mut clock, &surely.collect::<Vec<u32>>());
         }
         clock

@@ -43,15 +43,27 @@ impl Device {
         ];
         for (field, rate) in rates {
             if !(rate.is_finite() && 0.0 < rate) {
-                return Err(format!("device {}: {field} should be a positive number", device.name));
+                return Err(format!(
+                    "device {}: {field} should be a positive number",
+                    device.name
+                ));
             }
         }
         if !(0.0 < device.duplex && device.duplex <= 1.0) {
-            return Err(format!("device {}: duplex should be a share, above 0 and at most 1", device.name));
+            return Err(format!(
+                "device {}: duplex should be a share, above 0 and at most 1",
+                device.name
+            ));
         }
-        for (field, micros) in [("launch_micros", device.launch_micros), ("link_micros", device.link_micros)] {
+        for (field, micros) in [
+            ("launch_micros", device.launch_micros),
+            ("link_micros", device.link_micros),
+        ] {
             if !(micros.is_finite() && 0.0 <= micros) {
-                return Err(format!("device {}: {field} should be a number that is not negative", device.name));
+                return Err(format!(
+                    "device {}: {field} should be a number that is not negative",
+                    device.name
+                ));
             }
         }
         Ok(device)
@@ -62,8 +74,10 @@ impl Device {
 mod tests {
     use super::Device;
 
-    const GOOD: &str = "name = \"d\"\ndevice_bytes = 1\nhost_bytes = 1\nf32_flops = 1.0\nbf16_flops = 1.0\n\
-        memory_bandwidth = 1.0\nlaunch_micros = 0.0\nlink_bandwidth = 1.0\nduplex = 0.5\nlink_micros = 0.0\n\
+    const GOOD: &str = "name = \"d\"\ndevice_bytes = 1\nhost_bytes = 1\nf32_flops = \
+        1.0\nbf16_flops = 1.0\n\
+        memory_bandwidth = 1.0\nlaunch_micros = 0.0\nlink_bandwidth = 1.0\nduplex = \
+        0.5\nlink_micros = 0.0\n\
         host_bandwidth = 1.0\n";
 
     #[test]
@@ -73,7 +87,11 @@ mod tests {
             ("duplex = 0.5", "duplex = 0.0", "duplex"),
             ("duplex = 0.5", "duplex = 1.5", "duplex"),
             ("duplex = 0.5", "duplex = nan", "duplex"),
-            ("host_bandwidth = 1.0", "host_bandwidth = -1.0", "host_bandwidth"),
+            (
+                "host_bandwidth = 1.0",
+                "host_bandwidth = -1.0",
+                "host_bandwidth",
+            ),
             ("host_bandwidth = 1.0\n", "", "host_bandwidth"),
             ("name = \"d\"", "name = \"d\"\nspeed = 1", "speed"),
         ] {

@@ -1,5 +1,5 @@
-//! What [`verify`](crate::verify) and [`check`](crate::check) report: a sentence and the line it is about. The text
-//! printer sets each finding under its line.
+//! What [`verify`](crate::verify) and [`check`](crate::check) report: a sentence and the line it is
+//! about. The text printer sets each finding under its line.
 
 use crate::graph::{Node, Value};
 use crate::schedule::{Buffer, Instr, Pool, Stream};
@@ -48,7 +48,10 @@ pub enum Place {
 impl Finding {
     /// A finding at a place.
     pub fn new(place: Place, message: impl Into<String>) -> Finding {
-        Finding { place, message: message.into() }
+        Finding {
+            place,
+            message: message.into(),
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! What is computed: the first noun. Pure SSA over tensors, in phases; states are what a step finds and leaves.
+//! What is computed: the first noun. Pure SSA over tensors, in phases; states are what a step finds
+//! and leaves.
 
 use crate::op::Op;
 use crate::table::{Table, ids};
@@ -121,8 +122,13 @@ pub enum StateKind {
 
 impl StateKind {
     /// Every kind.
-    pub const ALL: [StateKind; 5] =
-        [StateKind::Param, StateKind::Buffer, StateKind::Const, StateKind::Moment, StateKind::Rng];
+    pub const ALL: [StateKind; 5] = [
+        StateKind::Param,
+        StateKind::Buffer,
+        StateKind::Const,
+        StateKind::Moment,
+        StateKind::Rng,
+    ];
     /// The word in text.
     pub fn name(self) -> &'static str {
         match self {
@@ -147,16 +153,24 @@ pub struct Output {
 impl Graph {
     /// An empty graph.
     pub fn new(name: impl Into<String>) -> Graph {
-        Graph { name: name.into(), ..Graph::default() }
+        Graph {
+            name: name.into(),
+            ..Graph::default()
+        }
     }
     /// Adds an input.
     pub fn add_input(&mut self, name: impl Into<String>, ty: TensorType) -> Value {
         let def = Def::Input(self.inputs.len());
-        let value = self.values.push(ValueData { name: name.into(), ty, def });
+        let value = self.values.push(ValueData {
+            name: name.into(),
+            ty,
+            def,
+        });
         self.inputs.push(value);
         value
     }
-    /// Adds a state that the step leaves as it is, until its `after` is set; returns its value before the step.
+    /// Adds a state that the step leaves as it is, until its `after` is set; returns its value
+    /// before the step.
     pub fn add_state(
         &mut self,
         name: impl Into<String>,
@@ -165,12 +179,22 @@ impl Graph {
         ty: TensorType,
     ) -> Value {
         let def = Def::State(self.states.len());
-        let value = self.values.push(ValueData { name: name.into(), ty, def });
-        self.states.push(State { path: path.into(), kind, before: value, after: value });
+        let value = self.values.push(ValueData {
+            name: name.into(),
+            ty,
+            def,
+        });
+        self.states.push(State {
+            path: path.into(),
+            kind,
+            before: value,
+            after: value,
+        });
         value
     }
-    /// Adds a node at the end of the order; its result types follow from the op's shape rule. `names` are the results'
-    /// names. An error if the operands do not fit the op, or if the number of names is not the number of results.
+    /// Adds a node at the end of the order; its result types follow from the op's shape rule.
+    /// `names` are the results' names. An error if the operands do not fit the op, or if the number
+    /// of names is not the number of results.
     pub fn add_node(
         &mut self,
         op: Op,
@@ -182,21 +206,38 @@ impl Graph {
         let types: Vec<&TensorType> = inputs.iter().map(|&v| &self.values[v].ty).collect();
         let results = op.infer(&types)?;
         if results.len() != names.len() {
-            return Err(format!("{} has {} results, {} are named", op.name(), results.len(), names.len()));
+            return Err(format!(
+                "{} has {} results, {} are named",
+                op.name(),
+                results.len(),
+                names.len()
+            ));
         }
-        let node =
-            self.nodes.push(NodeData { op, inputs: inputs.to_vec(), outputs: vec![], phase, module: module.into() });
+        let node = self.nodes.push(NodeData {
+            op,
+            inputs: inputs.to_vec(),
+            outputs: vec![],
+            phase,
+            module: module.into(),
+        });
         let outputs: Vec<Value> = results
             .into_iter()
             .zip(names)
             .enumerate()
-            .map(|(i, (ty, name))| self.values.push(ValueData { name: name.clone(), ty, def: Def::Node(node, i) }))
+            .map(|(i, (ty, name))| {
+                self.values.push(ValueData {
+                    name: name.clone(),
+                    ty,
+                    def: Def::Node(node, i),
+                })
+            })
             .collect();
         self.nodes[node].outputs.clone_from(&outputs);
         self.order.push(node);
         Ok(outputs)
     }
-    /// The value whose bytes `value` shares: a chain of reshapes followed to its start. Reshapes never become lines.
+    /// The value whose bytes `value` shares: a chain of reshapes followed to its start. Reshapes
+    /// never become lines.
     pub fn root(&self, mut value: Value) -> Value {
         while let Def::Node(node, _) = self.values[value].def {
             let data = &self.nodes[node];
@@ -209,11 +250,15 @@ impl Graph {
     }
     /// What a step leaves: values of states after it, outputs. Gradients are [`Graph::gradients`].
     pub fn left(&self) -> impl Iterator<Item = Value> + '_ {
-        self.states.iter().map(|state| state.after).chain(self.outputs.iter().map(|output| output.value))
+        self.states
+            .iter()
+            .map(|state| state.after)
+            .chain(self.outputs.iter().map(|output| output.value))
     }
     /// What must be computed: what the step leaves, and gradients.
     pub fn wanted(&self) -> impl Iterator<Item = Value> + '_ {
-        self.left().chain(self.gradients.iter().map(|&(_, value)| value))
+        self.left()
+            .chain(self.gradients.iter().map(|&(_, value)| value))
     }
     /// The node that computes a value, if one does.
     pub fn def_node(&self, value: Value) -> Option<Node> {
@@ -224,6 +269,9 @@ impl Graph {
     }
     /// A node's name: that of its first result.
     pub fn node_name(&self, node: Node) -> &str {
-        self.nodes[node].outputs.first().map_or("", |&v| &self.values[v].name)
+        self.nodes[node]
+            .outputs
+            .first()
+            .map_or("", |&v| &self.values[v].name)
     }
 }

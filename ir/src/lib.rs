@@ -1,5 +1,5 @@
-//! The language of Lighterage: [`Graph`] (what is computed), [`Schedule`] (in which order), [`Plan`] (at which address)
-//! and [`Device`] (on what). No passes, no IO but text.
+//! The language of Lighterage: [`Graph`] (what is computed), [`Schedule`] (in which order),
+//! [`Plan`] (at which address) and [`Device`] (on what). No passes, no IO but text.
 
 pub mod body;
 pub mod check;

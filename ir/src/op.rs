@@ -1,9 +1,9 @@
-//! Operations: a name and attributes. Every fact about an operation stands in one table, [`ROWS`]: how many operands,
-//! which attributes, the shape rule, purity, in-place pairs, arithmetic, scratch. Passes ask the table; they do not
-//! match on names.
+//! Operations: a name and attributes. Every fact about an operation stands in one table, [`ROWS`]:
+//! how many operands, which attributes, the shape rule, purity, in-place pairs, arithmetic,
+//! scratch. Passes ask the table; they do not match on names.
 //!
-//! All values are row-major and contiguous. Attributes are complete (no defaults) and normalised by whoever builds the
-//! op: dimensions are counted from the front, sizes are resolved.
+//! All values are row-major and contiguous. Attributes are complete (no defaults) and normalised by
+//! whoever builds the op: dimensions are counted from the front, sizes are resolved.
 
 use crate::body::Body;
 use crate::types::{DType, TensorType};
@@ -51,7 +51,8 @@ pub type Attrs = BTreeMap<&'static str, Attr>;
 /// What may be assumed of a repeated run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purity {
-    /// The same operands give the same bits. Random ops are pure: their generator's state is an operand.
+    /// The same operands give the same bits. Random ops are pure: their generator's state is an
+    /// operand.
     Pure,
     /// Unknown: never run again, never removed.
     Opaque,
@@ -94,8 +95,9 @@ pub struct Row {
     pub infer: Infer,
     /// What may be assumed of a repeated run.
     pub purity: Purity,
-    /// (operand, result) pairs that may share their bytes, if their types are equal: the kernel reads each element of
-    /// the operand before it writes that of the result, and no other element after.
+    /// (operand, result) pairs that may share their bytes, if their types are equal: the kernel
+    /// reads each element of the operand before it writes that of the result, and no other element
+    /// after.
     pub inplace: &'static [(usize, usize)],
     /// What its results are made of.
     pub access: Access,
@@ -109,7 +111,8 @@ pub struct Call<'a> {
     types: &'a [&'a TensorType],
 }
 
-/// An operation: a row of the table and its attributes. Invariant: the attributes are exactly the row's.
+/// An operation: a row of the table and its attributes. Invariant: the attributes are exactly the
+/// row's.
 #[derive(Clone)]
 pub struct Op {
     row: &'static Row,
@@ -118,15 +121,23 @@ pub struct Op {
 
 impl Op {
     /// An op by name; an error if there is no such op, or if the attributes are not the row's.
-    pub fn new(name: &str, attrs: impl IntoIterator<Item = (&'static str, Attr)>) -> Result<Op, String> {
-        Op::from_text(name, attrs.into_iter().map(|(k, v)| (k.to_string(), v)).collect())
+    pub fn new(
+        name: &str,
+        attrs: impl IntoIterator<Item = (&'static str, Attr)>,
+    ) -> Result<Op, String> {
+        Op::from_text(
+            name,
+            attrs.into_iter().map(|(k, v)| (k.to_string(), v)).collect(),
+        )
     }
     /// The same, for attribute names that come from text.
     pub fn from_text(name: &str, mut given: BTreeMap<String, Attr>) -> Result<Op, String> {
         let row = row(name).ok_or_else(|| format!("there is no op {name}"))?;
         let mut attrs = Attrs::new();
         for &(key, kind) in row.attrs {
-            let attr = given.remove(key).ok_or_else(|| format!("{name} needs the attribute {key}"))?;
+            let attr = given
+                .remove(key)
+                .ok_or_else(|| format!("{name} needs the attribute {key}"))?;
             let fits = matches!(
                 (kind, &attr),
                 (Kind::Int | Kind::Number, Attr::Int(_))
@@ -138,7 +149,9 @@ impl Op {
                     | (Kind::Body, Attr::Body(_))
             );
             if !fits {
-                return Err(format!("{name}: attribute {key} should be of kind {kind:?}, not {attr:?}"));
+                return Err(format!(
+                    "{name}: attribute {key} should be of kind {kind:?}, not {attr:?}"
+                ));
             }
             attrs.insert(key, attr);
         }
@@ -163,7 +176,11 @@ impl Op {
     pub fn infer(&self, types: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let (least, most) = self.row.inputs;
         if types.len() < least || most < types.len() {
-            return Err(format!("{} takes {least} to {most} operands, not {}", self.name(), types.len()));
+            return Err(format!(
+                "{} takes {least} to {most} operands, not {}",
+                self.name(),
+                types.len()
+            ));
         }
         (self.row.infer)(&Call { op: self, types }).map_err(|e| {
             let types: Vec<String> = types.iter().map(|t| t.to_string()).collect();
@@ -172,7 +189,13 @@ impl Op {
     }
     /// Arithmetic and scratch of one run.
     pub fn work(&self, inputs: &[&TensorType], outputs: &[TensorType]) -> Work {
-        (self.row.work)(&Call { op: self, types: inputs }, outputs)
+        (self.row.work)(
+            &Call {
+                op: self,
+                types: inputs,
+            },
+            outputs,
+        )
     }
     /// True if the result shares its operand's bytes: it never becomes a line.
     pub fn is_alias(&self) -> bool {
@@ -255,7 +278,11 @@ impl PartialEq for Op {
         };
         self.name() == other.name()
             && self.attrs.len() == other.attrs.len()
-            && self.attrs.iter().zip(&other.attrs).all(|((k, a), (l, b))| k == l && bits(a, b))
+            && self
+                .attrs
+                .iter()
+                .zip(&other.attrs)
+                .all(|((k, a), (l, b))| k == l && bits(a, b))
     }
 }
 
@@ -275,7 +302,16 @@ pub fn row(name: &str) -> Option<&'static Row> {
 impl Row {
     const fn new(name: &'static str, inputs: (usize, usize), infer: Infer) -> Row {
         let access = Access::Whole;
-        Row { name, inputs, attrs: &[], infer, purity: Purity::Pure, inplace: &[], access, work: elementwise_work }
+        Row {
+            name,
+            inputs,
+            attrs: &[],
+            infer,
+            purity: Purity::Pure,
+            inplace: &[],
+            access,
+            work: elementwise_work,
+        }
     }
     const fn access(self, access: Access) -> Row {
         Row { access, ..self }
@@ -290,31 +326,49 @@ impl Row {
         Row { work, ..self }
     }
     const fn opaque(self) -> Row {
-        Row { purity: Purity::Opaque, ..self }
+        Row {
+            purity: Purity::Opaque,
+            ..self
+        }
     }
     const fn unary(name: &'static str) -> Row {
-        Row::new(name, (1, 1), same).inplace(&[(0, 0)]).access(Element)
+        Row::new(name, (1, 1), same)
+            .inplace(&[(0, 0)])
+            .access(Element)
     }
     const fn scalar(name: &'static str) -> Row {
         Row::unary(name).attrs(&[("value", Kind::Number)])
     }
     const fn compare_scalar(name: &'static str) -> Row {
-        Row::new(name, (1, 1), predicate).attrs(&[("value", Kind::Number)]).access(Element)
+        Row::new(name, (1, 1), predicate)
+            .attrs(&[("value", Kind::Number)])
+            .access(Element)
     }
     const fn binary(name: &'static str) -> Row {
-        Row::new(name, (2, 2), broadcast).inplace(&[(0, 0), (1, 0)]).access(Element)
+        Row::new(name, (2, 2), broadcast)
+            .inplace(&[(0, 0), (1, 0)])
+            .access(Element)
     }
     const fn compare(name: &'static str) -> Row {
         Row::new(name, (2, 2), broadcast_predicate).access(Element)
     }
     const fn reduce(name: &'static str) -> Row {
-        Row::new(name, (1, 1), reduce).attrs(&[("dims", Kind::Ints), ("keepdim", Kind::Bool)]).access(Access::Row)
+        Row::new(name, (1, 1), reduce)
+            .attrs(&[("dims", Kind::Ints), ("keepdim", Kind::Bool)])
+            .access(Access::Row)
     }
     const fn along(name: &'static str) -> Row {
-        Row::new(name, (1, 1), same_along).attrs(&[("dim", Kind::Int)]).inplace(&[(0, 0)]).access(Access::Row)
+        Row::new(name, (1, 1), same_along)
+            .attrs(&[("dim", Kind::Int)])
+            .inplace(&[(0, 0)])
+            .access(Access::Row)
     }
     const fn random(name: &'static str) -> Row {
-        Row::new(name, (1, 1), random).attrs(&[("dtype", Kind::Type), ("shape", Kind::Ints), ("stream", Kind::Int)])
+        Row::new(name, (1, 1), random).attrs(&[
+            ("dtype", Kind::Type),
+            ("shape", Kind::Ints),
+            ("stream", Kind::Int),
+        ])
     }
 }
 
@@ -342,7 +396,9 @@ pub static ROWS: &[Row] = &[
     Row::unary("gelu").attrs(&[("tanh", Bool)]), // tanh=true is the tanh approximation.
     Row::unary("bitwise_not"),
     Row::new("logical_not", (1, 1), predicate).access(Element),
-    Row::new("cast", (1, 1), cast).attrs(&[("dtype", Type)]).access(Element),
+    Row::new("cast", (1, 1), cast)
+        .attrs(&[("dtype", Type)])
+        .access(Element),
     Row::unary("clamp").attrs(&[("max", Number), ("min", Number)]),
     // One operand and a number. rsub: value - x. pow: x^value.
     Row::scalar("add_scalar"),
@@ -375,33 +431,54 @@ pub static ROWS: &[Row] = &[
     Row::compare("ge"),
     Row::compare("logical_and"),
     Row::compare("logical_or"),
-    Row::new("where", (3, 3), select).inplace(&[(1, 0), (2, 0)]).access(Element), // where(condition: bool, x, y)
-    // Derivatives of elementwise functions; no broadcast. (dy, y) for tanh and sigmoid, (dy, x) for the others.
-    Row::new("tanh_bwd", (2, 2), same2).inplace(&[(0, 0), (1, 0)]).access(Element),
-    Row::new("sigmoid_bwd", (2, 2), same2).inplace(&[(0, 0), (1, 0)]).access(Element),
-    Row::new("silu_bwd", (2, 2), same2).inplace(&[(0, 0), (1, 0)]).access(Element),
-    Row::new("gelu_bwd", (2, 2), same2).attrs(&[("tanh", Bool)]).inplace(&[(0, 0), (1, 0)]).access(Element),
+    Row::new("where", (3, 3), select)
+        .inplace(&[(1, 0), (2, 0)])
+        .access(Element), // where(condition: bool, x, y)
+    // Derivatives of elementwise functions; no broadcast. (dy, y) for tanh and sigmoid, (dy, x) for
+    // the others.
+    Row::new("tanh_bwd", (2, 2), same2)
+        .inplace(&[(0, 0), (1, 0)])
+        .access(Element),
+    Row::new("sigmoid_bwd", (2, 2), same2)
+        .inplace(&[(0, 0), (1, 0)])
+        .access(Element),
+    Row::new("silu_bwd", (2, 2), same2)
+        .inplace(&[(0, 0), (1, 0)])
+        .access(Element),
+    Row::new("gelu_bwd", (2, 2), same2)
+        .attrs(&[("tanh", Bool)])
+        .inplace(&[(0, 0), (1, 0)])
+        .access(Element),
     // dx = x > value ? dy : 0
-    Row::new("threshold_bwd", (2, 2), same2).attrs(&[("value", Number)]).inplace(&[(0, 0), (1, 0)]).access(Element),
+    Row::new("threshold_bwd", (2, 2), same2)
+        .attrs(&[("value", Number)])
+        .inplace(&[(0, 0), (1, 0)])
+        .access(Element),
     // Reductions over `dims` (sorted, distinct, never empty: all dimensions are listed).
     Row::reduce("sum"),
     Row::reduce("mean"),
     Row::reduce("amax"),
     Row::reduce("amin"),
-    Row::new("any", (1, 1), reduce_bool).attrs(&[("dims", Ints), ("keepdim", Bool)]).access(Access::Row),
+    Row::new("any", (1, 1), reduce_bool)
+        .attrs(&[("dims", Ints), ("keepdim", Bool)])
+        .access(Access::Row),
     Row::new("cumsum", (1, 1), same_along).attrs(&[("dim", Int)]),
     // topk(x) -> values, indices: i64, sorted
     Row::new("topk", (1, 1), topk).attrs(&[("dim", Int), ("k", Int), ("largest", Bool)]),
     // Softmax along `dim`; the derivatives take (dy, y).
     Row::along("softmax"),
     Row::along("log_softmax"),
-    Row::new("softmax_bwd", (2, 2), same2_along).attrs(&[("dim", Int)]).inplace(&[(0, 0), (1, 0)]).access(Access::Row),
+    Row::new("softmax_bwd", (2, 2), same2_along)
+        .attrs(&[("dim", Int)])
+        .inplace(&[(0, 0), (1, 0)])
+        .access(Access::Row),
     Row::new("log_softmax_bwd", (2, 2), same2_along)
         .attrs(&[("dim", Int)])
         .inplace(&[(0, 0), (1, 0)])
         .access(Access::Row),
-    // Normalisation over the last `dims` dimensions: layer_norm(x[, w[, b]]) -> y, mean, rstd (shape: leading
-    // dimensions, then ones). layer_norm_bwd(dy, x, mean, rstd[, w]) -> dx[, dw[, db]] where `mask` is 1.
+    // Normalisation over the last `dims` dimensions: layer_norm(x[, w[, b]]) -> y, mean, rstd
+    // (shape: leading dimensions, then ones). layer_norm_bwd(dy, x, mean, rstd[, w]) -> dx[, dw[,
+    // db]] where `mask` is 1.
     Row::new("layer_norm", (1, 3), layer_norm)
         .attrs(&[("dims", Int), ("eps", Float)])
         .inplace(&[(0, 0)])
@@ -411,23 +488,42 @@ pub static ROWS: &[Row] = &[
         .inplace(&[(0, 0)])
         .access(Access::Row)
         .work(layer_norm_bwd_work),
-    // Over all dimensions but 1, in training: batch_norm(x, w, b, running_mean, running_var) -> y, mean, rstd,
-    // running_mean', running_var'. batch_norm_bwd(dy, x, w, mean, rstd) -> dx, dw, db.
-    Row::new("batch_norm", (5, 5), batch_norm).attrs(&[("eps", Float), ("momentum", Float)]).inplace(&[(3, 3), (4, 4)]),
+    // Over all dimensions but 1, in training: batch_norm(x, w, b, running_mean, running_var) -> y,
+    // mean, rstd, running_mean', running_var'. batch_norm_bwd(dy, x, w, mean, rstd) -> dx, dw, db.
+    Row::new("batch_norm", (5, 5), batch_norm)
+        .attrs(&[("eps", Float), ("momentum", Float)])
+        .inplace(&[(3, 3), (4, 4)]),
     Row::new("batch_norm_bwd", (5, 5), batch_norm_bwd).attrs(&[("mask", Ints)]),
-    // Products. matmul(a, b): rank 2, or 3 with equal batch; ta, tb: the last two dimensions are read transposed.
-    // addmm(c, a, b) = c + a b, where c broadcasts to the result.
-    Row::new("matmul", (2, 2), matmul).attrs(&[("ta", Bool), ("tb", Bool)]).work(matmul_work),
-    Row::new("addmm", (3, 3), addmm).attrs(&[("ta", Bool), ("tb", Bool)]).inplace(&[(0, 0)]).work(matmul_work),
+    // Products. matmul(a, b): rank 2, or 3 with equal batch; ta, tb: the last two dimensions are
+    // read transposed. addmm(c, a, b) = c + a b, where c broadcasts to the result.
+    Row::new("matmul", (2, 2), matmul)
+        .attrs(&[("ta", Bool), ("tb", Bool)])
+        .work(matmul_work),
+    Row::new("addmm", (3, 3), addmm)
+        .attrs(&[("ta", Bool), ("tb", Bool)])
+        .inplace(&[(0, 0)])
+        .work(matmul_work),
     // convolution(x[N,C,..], w[O,C/groups,..][, b[O]]), one or two spatial dimensions.
     // convolution_bwd(dy, x, w) -> dx, dw, db where `mask` is 1.
     Row::new("convolution", (2, 3), convolution)
-        .attrs(&[("dilation", Ints), ("groups", Int), ("padding", Ints), ("stride", Ints)])
+        .attrs(&[
+            ("dilation", Ints),
+            ("groups", Int),
+            ("padding", Ints),
+            ("stride", Ints),
+        ])
         .work(convolution_work),
     Row::new("convolution_bwd", (3, 3), convolution_bwd)
-        .attrs(&[("dilation", Ints), ("groups", Int), ("mask", Ints), ("padding", Ints), ("stride", Ints)])
+        .attrs(&[
+            ("dilation", Ints),
+            ("groups", Int),
+            ("mask", Ints),
+            ("padding", Ints),
+            ("stride", Ints),
+        ])
         .work(convolution_work),
-    // max_pool2d(x[N,C,H,W]) -> y, index into H*W of each window's maximum: i64. max_pool2d_bwd(dy, index) -> dx[shape].
+    // max_pool2d(x[N,C,H,W]) -> y, index into H*W of each window's maximum: i64. max_pool2d_bwd(dy,
+    // index) -> dx[shape].
     Row::new("max_pool2d", (1, 1), max_pool2d).attrs(&[
         ("ceil", Bool),
         ("dilation", Ints),
@@ -436,20 +532,30 @@ pub static ROWS: &[Row] = &[
         ("stride", Ints),
     ]),
     Row::new("max_pool2d_bwd", (2, 2), max_pool2d_bwd).attrs(&[("shape", Ints)]),
-    // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take part; broadcasts to
-    // [B,H,S,T]]) -> out[B,H,S,E], logsumexp: f32[B,H,S]. sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv.
-    // H of k and v may divide that of q: grouped queries.
-    Row::new("sdpa", (3, 4), sdpa).attrs(&[("causal", Bool), ("scale", Float)]).work(sdpa_work),
-    Row::new("sdpa_bwd", (6, 7), sdpa_bwd).attrs(&[("causal", Bool), ("scale", Float)]).work(sdpa_bwd_work),
-    // Tables. embedding(w[V,D], index) -> [index.., D]. embedding_bwd(dy, index) -> dw[rows, D]; rows of `padding` get 0
-    // (-1: none).
+    // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take part;
+    // broadcasts to [B,H,S,T]]) -> out[B,H,S,E], logsumexp: f32[B,H,S]. sdpa_bwd(dout, q, k, v,
+    // out, logsumexp[, mask]) -> dq, dk, dv. H of k and v may divide that of q: grouped queries.
+    Row::new("sdpa", (3, 4), sdpa)
+        .attrs(&[("causal", Bool), ("scale", Float)])
+        .work(sdpa_work),
+    Row::new("sdpa_bwd", (6, 7), sdpa_bwd)
+        .attrs(&[("causal", Bool), ("scale", Float)])
+        .work(sdpa_bwd_work),
+    // Tables. embedding(w[V,D], index) -> [index.., D]. embedding_bwd(dy, index) -> dw[rows, D];
+    // rows of `padding` get 0 (-1: none).
     Row::new("embedding", (2, 2), embedding),
-    Row::new("embedding_bwd", (2, 2), embedding_bwd).attrs(&[("padding", Int), ("rows", Int)]).work(embedding_bwd_work),
-    // nll_loss(logp[N,C], target[N]) -> loss, weight; reduction 0 none, 1 mean, 2 sum; targets equal to `ignore` do not
-    // count, and weight is the number of those that do. nll_loss_bwd(dloss, target, weight) -> dlogp[shape].
+    Row::new("embedding_bwd", (2, 2), embedding_bwd)
+        .attrs(&[("padding", Int), ("rows", Int)])
+        .work(embedding_bwd_work),
+    // nll_loss(logp[N,C], target[N]) -> loss, weight; reduction 0 none, 1 mean, 2 sum; targets
+    // equal to `ignore` do not count, and weight is the number of those that do.
+    // nll_loss_bwd(dloss, target, weight) -> dlogp[shape].
     Row::new("nll_loss", (2, 2), nll_loss).attrs(&[("ignore", Int), ("reduction", Int)]),
-    // nll_sum(logp, target[, before: f64[]]) -> the rows' losses, added one after the other to `before`, or to 0: f64[].
-    Row::new("nll_sum", (2, 3), nll_sum).attrs(&[("ignore", Int)]).inplace(&[(2, 0)]),
+    // nll_sum(logp, target[, before: f64[]]) -> the rows' losses, added one after the other to
+    // `before`, or to 0: f64[].
+    Row::new("nll_sum", (2, 3), nll_sum)
+        .attrs(&[("ignore", Int)])
+        .inplace(&[(2, 0)]),
     Row::new("nll_loss_bwd", (3, 3), nll_loss_bwd).attrs(&[
         ("dtype", Type),
         ("ignore", Int),
@@ -458,71 +564,116 @@ pub static ROWS: &[Row] = &[
     ]),
     // gather(x, index), scatter(x, index, source), scatter_value(x, index); scatter_add adds.
     Row::new("gather", (2, 2), gather).attrs(&[("dim", Int)]),
-    Row::new("scatter", (3, 3), scatter).attrs(&[("dim", Int)]).inplace(&[(0, 0)]),
-    Row::new("scatter_add", (3, 3), scatter).attrs(&[("dim", Int)]).inplace(&[(0, 0)]),
-    Row::new("scatter_value", (2, 2), scatter).attrs(&[("dim", Int), ("value", Number)]).inplace(&[(0, 0)]),
-    // index(x, i0, i1, ..): x[i0, i1, ..] over the leading dimensions; the indices (i64) broadcast against each other.
-    // index_put(x, values, i0, i1, ..): values broadcast to x[i0, i1, ..]'s shape.
+    Row::new("scatter", (3, 3), scatter)
+        .attrs(&[("dim", Int)])
+        .inplace(&[(0, 0)]),
+    Row::new("scatter_add", (3, 3), scatter)
+        .attrs(&[("dim", Int)])
+        .inplace(&[(0, 0)]),
+    Row::new("scatter_value", (2, 2), scatter)
+        .attrs(&[("dim", Int), ("value", Number)])
+        .inplace(&[(0, 0)]),
+    // index(x, i0, i1, ..): x[i0, i1, ..] over the leading dimensions; the indices (i64) broadcast
+    // against each other. index_put(x, values, i0, i1, ..): values broadcast to x[i0, i1, ..]'s
+    // shape.
     Row::new("index", (2, 9), index),
-    Row::new("index_put", (3, 10), index_put).attrs(&[("accumulate", Bool)]).inplace(&[(0, 0)]),
+    Row::new("index_put", (3, 10), index_put)
+        .attrs(&[("accumulate", Bool)])
+        .inplace(&[(0, 0)]),
     // Shapes. reshape shares its operand's bytes; the others copy.
-    Row::new("reshape", (1, 1), reshape).attrs(&[("shape", Ints)]).work(no_work),
-    Row::new("permute", (1, 1), permute).attrs(&[("dims", Ints)]).work(no_work),
-    Row::new("expand", (1, 1), expand).attrs(&[("shape", Ints)]).access(Element).work(no_work),
-    Row::new("flip", (1, 1), same).attrs(&[("dims", Ints)]).work(no_work),
-    Row::new("slice", (1, 1), slice).attrs(&[("dim", Int), ("end", Int), ("start", Int), ("step", Int)]).work(no_work),
+    Row::new("reshape", (1, 1), reshape)
+        .attrs(&[("shape", Ints)])
+        .work(no_work),
+    Row::new("permute", (1, 1), permute)
+        .attrs(&[("dims", Ints)])
+        .work(no_work),
+    Row::new("expand", (1, 1), expand)
+        .attrs(&[("shape", Ints)])
+        .access(Element)
+        .work(no_work),
+    Row::new("flip", (1, 1), same)
+        .attrs(&[("dims", Ints)])
+        .work(no_work),
+    Row::new("slice", (1, 1), slice)
+        .attrs(&[("dim", Int), ("end", Int), ("start", Int), ("step", Int)])
+        .work(no_work),
     // slice_scatter(x, source): x with x[.., start:end:step, ..] replaced.
     Row::new("slice_scatter", (2, 2), slice_scatter)
         .attrs(&[("dim", Int), ("end", Int), ("start", Int), ("step", Int)])
         .inplace(&[(0, 0)])
         .work(no_work),
-    Row::new("cat", (1, 4096), cat).attrs(&[("dim", Int)]).work(no_work),
+    Row::new("cat", (1, 4096), cat)
+        .attrs(&[("dim", Int)])
+        .work(no_work),
     // pad: [before, after] for each dimension, outermost first; negative cuts.
-    Row::new("pad", (1, 1), pad).attrs(&[("pad", Ints), ("value", Number)]).work(no_work),
+    Row::new("pad", (1, 1), pad)
+        .attrs(&[("pad", Ints), ("value", Number)])
+        .work(no_work),
     // Sources. arange: start + step * i.
     Row::new("full", (0, 0), source)
         .attrs(&[("dtype", Type), ("shape", Ints), ("value", Number)])
         .access(Element)
         .work(no_work),
     Row::new("arange", (0, 0), source)
-        .attrs(&[("dtype", Type), ("shape", Ints), ("start", Number), ("step", Number)])
+        .attrs(&[
+            ("dtype", Type),
+            ("shape", Ints),
+            ("start", Number),
+            ("step", Number),
+        ])
         .work(no_work),
-    // Random numbers: Philox4x32-10 of (seed, step, stream, element); rng: i64[2] = seed, step. `stream` tells the random
-    // ops of a graph apart. The same operands give the same bits, so a rerun reproduces them.
+    // Random numbers: Philox4x32-10 of (seed, step, stream, element); rng: i64[2] = seed, step.
+    // `stream` tells the random ops of a graph apart. The same operands give the same bits, so a
+    // rerun reproduces them.
     Row::random("rand"),  // uniform in [0, 1)
     Row::random("randn"), // normal
     // dropout(x, rng) -> y = x * mask / (1 - p), mask: bool
-    Row::new("dropout", (2, 2), dropout).attrs(&[("p", Float), ("stream", Int)]).inplace(&[(0, 0)]),
+    Row::new("dropout", (2, 2), dropout)
+        .attrs(&[("p", Float), ("stream", Int)])
+        .inplace(&[(0, 0)]),
     // dropout_bwd(dy, mask) -> dy * mask * scale
-    Row::new("dropout_bwd", (2, 2), dropout_bwd).attrs(&[("scale", Float)]).inplace(&[(0, 0)]).access(Element),
+    Row::new("dropout_bwd", (2, 2), dropout_bwd)
+        .attrs(&[("scale", Float)])
+        .inplace(&[(0, 0)])
+        .access(Element),
     Row::unary("rng_next"), // step + 1
-    // The norm over all gradients, for clipping: sum_squares(g) -> f64[]; clip_scale(sum, sum, ..) -> f32[], the factor
-    // min(1, max_norm / (sqrt of the sums + 1e-6)).
+    // The norm over all gradients, for clipping: sum_squares(g) -> f64[]; clip_scale(sum, sum, ..)
+    // -> f32[], the factor min(1, max_norm / (sqrt of the sums + 1e-6)).
     Row::new("sum_squares", (1, 1), sum_squares),
     Row::new("clip_scale", (1, 4096), clip_scale).attrs(&[("max_norm", Float)]),
-    // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts from 1; scale: f32[] is what the
-    // gradient is multiplied by first.
-    // adamw(p, g, m, v, step, hyper[, scale]) -> p', m', v'
-    Row::new("adamw", (6, 7), adamw).inplace(&[(0, 0), (2, 1), (3, 2)]).access(Element).work(adamw_work),
-    // The same on f32 numbers whose nearest bf16 is p and whose lower 16 bits are low; m and v are f32:
-    // adamw_split(p: bf16, g: bf16, low: i16, m, v, step, hyper[, scale]) -> p', low', m', v'
+    // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts from 1;
+    // scale: f32[] is what the gradient is multiplied by first. adamw(p, g, m, v, step, hyper[,
+    // scale]) -> p', m', v'
+    Row::new("adamw", (6, 7), adamw)
+        .inplace(&[(0, 0), (2, 1), (3, 2)])
+        .access(Element)
+        .work(adamw_work),
+    // The same on f32 numbers whose nearest bf16 is p and whose lower 16 bits are low; m and v are
+    // f32: adamw_split(p: bf16, g: bf16, low: i16, m, v, step, hyper[, scale]) -> p', low', m', v'
     Row::new("adamw_split", (7, 8), adamw_split)
         .inplace(&[(0, 0), (2, 1), (3, 2), (4, 3)])
         .access(Element)
         .work(adamw_work),
     // sgd(p, g, hyper: f64[3] = lr, momentum, weight decay[, scale]) -> p'
-    Row::new("sgd", (3, 4), sgd).inplace(&[(0, 0)]).access(Element),
+    Row::new("sgd", (3, 4), sgd)
+        .inplace(&[(0, 0)])
+        .access(Element),
     // sgd_momentum(p, g, buf, hyper[, scale]) -> p', buf'
-    Row::new("sgd_momentum", (4, 5), sgd_momentum).inplace(&[(0, 0), (2, 1)]).access(Element),
+    Row::new("sgd_momentum", (4, 5), sgd_momentum)
+        .inplace(&[(0, 0), (2, 1)])
+        .access(Element),
     // Several ops as one kernel, which a backend generates: see body.rs.
     Row::new("fused", (0, 4096), |c| fused(c).infer(c.types))
         .attrs(&[("body", Kind::Body)])
         .work(|c, _| fused(c).work(c.types)),
-    // Anything else: planned and costed by its bytes, never run. `types` are the results': "f32[4,4] i64[4]".
-    Row::new("extern", (0, 4096), external).attrs(&[("name", Str), ("types", Str)]).opaque(),
+    // Anything else: planned and costed by its bytes, never run. `types` are the results':
+    // "f32[4,4] i64[4]".
+    Row::new("extern", (0, 4096), external)
+        .attrs(&[("name", Str), ("types", Str)])
+        .opaque(),
 ];
 
-// ---------------------------------------------------------------------------------------------------- shape rules
+// --- shape rules ---
 
 impl<'a> Call<'a> {
     /// Operand `i`'s type.
@@ -535,7 +686,10 @@ impl<'a> Call<'a> {
     /// Attribute `key` as a dimension of operand `i`.
     fn dim(&self, key: &str, i: usize) -> Result<usize, String> {
         let (dim, rank) = (self.op.int(key), self.at(i).rank());
-        usize::try_from(dim).ok().filter(|&d| d < rank).ok_or_else(|| format!("{key}={dim} is not below rank {rank}"))
+        usize::try_from(dim)
+            .ok()
+            .filter(|&d| d < rank)
+            .ok_or_else(|| format!("{key}={dim} is not below rank {rank}"))
     }
     /// Attribute `key` as distinct dimensions of operand `i`.
     fn dims(&self, key: &str, i: usize) -> Result<Vec<usize>, String> {
@@ -544,7 +698,8 @@ impl<'a> Call<'a> {
         let mut dims = vec![];
         for &d in self.op.ints(key) {
             let d = usize::try_from(d).ok().filter(|&d| d < rank && !seen[d]);
-            let d = d.ok_or_else(|| format!("{key} should be distinct dimensions below rank {rank}"))?;
+            let d =
+                d.ok_or_else(|| format!("{key} should be distinct dimensions below rank {rank}"))?;
             seen[d] = true;
             dims.push(d);
         }
@@ -553,16 +708,25 @@ impl<'a> Call<'a> {
     /// Attribute `key` as a shape.
     fn sizes(&self, key: &str) -> Result<Vec<u64>, String> {
         let sizes = self.op.ints(key).iter().map(|&d| u64::try_from(d));
-        sizes.collect::<Result<_, _>>().map_err(|_| format!("{key} has a negative size"))
+        sizes
+            .collect::<Result<_, _>>()
+            .map_err(|_| format!("{key} has a negative size"))
     }
     fn expect(&self, i: usize, dtype: DType) -> Result<(), String> {
-        ensure(self.at(i).dtype() == dtype, || format!("operand {i} should be {dtype}"))
+        ensure(self.at(i).dtype() == dtype, || {
+            format!("operand {i} should be {dtype}")
+        })
     }
     fn expect_index(&self, i: usize) -> Result<(), String> {
-        ensure(matches!(self.at(i).dtype(), DType::I64 | DType::I32), || format!("operand {i} should be i64 or i32"))
+        ensure(
+            matches!(self.at(i).dtype(), DType::I64 | DType::I32),
+            || format!("operand {i} should be i64 or i32"),
+        )
     }
     fn expect_same(&self, i: usize, j: usize) -> Result<(), String> {
-        ensure(self.at(i) == self.at(j), || format!("operands {i} and {j} should have one type"))
+        ensure(self.at(i) == self.at(j), || {
+            format!("operands {i} and {j} should have one type")
+        })
     }
     fn expect_dtype(&self, i: usize, j: usize) -> Result<(), String> {
         ensure(self.at(i).dtype() == self.at(j).dtype(), || {
@@ -570,13 +734,17 @@ impl<'a> Call<'a> {
         })
     }
     fn expect_shape(&self, i: usize, shape: &[u64]) -> Result<(), String> {
-        ensure(self.shape(i) == shape, || format!("operand {i} should have the shape {shape:?}"))
+        ensure(self.shape(i) == shape, || {
+            format!("operand {i} should have the shape {shape:?}")
+        })
     }
     /// A list attribute of `n` numbers, each at least `least`.
     fn list(&self, key: &str, n: usize, least: i64) -> Result<Vec<i64>, String> {
         let list = self.op.ints(key);
         let fits = list.len() == n && list.iter().all(|&x| least <= x && x < 1 << 32);
-        ensure(fits, || format!("{key} should be {n} numbers of at least {least}"))?;
+        ensure(fits, || {
+            format!("{key} should be {n} numbers of at least {least}")
+        })?;
         Ok(list.to_vec())
     }
 }
@@ -590,7 +758,13 @@ fn ty(dtype: DType, shape: &[u64]) -> Result<Vec<TensorType>, String> {
 /// The shape to which `a` and `b` broadcast.
 pub fn broadcast_shapes(a: &[u64], b: &[u64]) -> Result<Vec<u64>, String> {
     let rank = a.len().max(b.len());
-    let at = |s: &[u64], i: usize| if i + s.len() < rank { 1 } else { s[i + s.len() - rank] };
+    let at = |s: &[u64], i: usize| {
+        if i + s.len() < rank {
+            1
+        } else {
+            s[i + s.len() - rank]
+        }
+    };
     (0..rank)
         .map(|i| match (at(a, i), at(b, i)) {
             (x, y) if x == y => Ok(x),
@@ -661,22 +835,37 @@ fn topk(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let dim = c.dim("dim", 0)?;
     let mut shape = c.shape(0).to_vec();
     let k = c.op.int("k");
-    ensure(0 <= k && k as u64 <= shape[dim], || format!("k={k} is not in 0..={}", shape[dim]))?;
+    ensure(0 <= k && k as u64 <= shape[dim], || {
+        format!("k={k} is not in 0..={}", shape[dim])
+    })?;
     shape[dim] = k as u64;
-    Ok(vec![TensorType::new(c.at(0).dtype(), shape.clone())?, TensorType::new(DType::I64, shape)?])
+    Ok(vec![
+        TensorType::new(c.at(0).dtype(), shape.clone())?,
+        TensorType::new(DType::I64, shape)?,
+    ])
 }
 /// The leading shape, then the normalised shape.
 fn normalised<'a>(c: &Call<'a>, x: usize) -> Result<(&'a [u64], &'a [u64]), String> {
     let (dims, shape) = (c.op.int("dims"), c.shape(x));
-    let dims = usize::try_from(dims).ok().filter(|&d| 1 <= d && d <= shape.len());
+    let dims = usize::try_from(dims)
+        .ok()
+        .filter(|&d| 1 <= d && d <= shape.len());
     let dims = dims.ok_or_else(|| format!("dims should be in 1..={}", shape.len()))?;
     Ok(shape.split_at(shape.len() - dims))
 }
 fn mask(c: &Call<'_>, types: Vec<TensorType>) -> Result<Vec<TensorType>, String> {
     let mask = c.op.ints("mask");
-    let fits = mask.len() == types.len() && mask.iter().all(|&m| m == 0 || m == 1) && mask.contains(&1);
-    ensure(fits, || format!("mask should be {} numbers, 0 or 1, not all 0", types.len()))?;
-    Ok(types.into_iter().zip(mask).filter(|&(_, &m)| m == 1).map(|(t, _)| t).collect())
+    let fits =
+        mask.len() == types.len() && mask.iter().all(|&m| m == 0 || m == 1) && mask.contains(&1);
+    ensure(fits, || {
+        format!("mask should be {} numbers, 0 or 1, not all 0", types.len())
+    })?;
+    Ok(types
+        .into_iter()
+        .zip(mask)
+        .filter(|&(_, &m)| m == 1)
+        .map(|(t, _)| t)
+        .collect())
 }
 fn layer_norm(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let (lead, norm) = normalised(c, 0)?;
@@ -690,7 +879,11 @@ fn layer_norm(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
 }
 /// Statistics of half-precision tensors are kept in f32.
 fn statistics_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    if dtype == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    }
 }
 fn layer_norm_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_same(0, 1)?;
@@ -708,7 +901,9 @@ fn layer_norm_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     mask(c, vec![c.at(1).clone(), w.clone(), w])
 }
 fn batch_norm(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
-    ensure(2 <= c.at(0).rank(), || "operand 0 should have rank 2 or more".into())?;
+    ensure(2 <= c.at(0).rank(), || {
+        "operand 0 should have rank 2 or more".into()
+    })?;
     let channels = &c.shape(0)[1..2];
     for i in 1..5 {
         c.expect_shape(i, channels)?;
@@ -719,7 +914,9 @@ fn batch_norm(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
 }
 fn batch_norm_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_same(0, 1)?;
-    ensure(2 <= c.at(1).rank(), || "operand 1 should have rank 2 or more".into())?;
+    ensure(2 <= c.at(1).rank(), || {
+        "operand 1 should have rank 2 or more".into()
+    })?;
     for i in 2..5 {
         c.expect_shape(i, &c.shape(1)[1..2])?;
         c.expect_dtype(i, 1)?;
@@ -730,14 +927,18 @@ fn batch_norm_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
 fn product(c: &Call<'_>, a: usize) -> Result<(Vec<u64>, u64, u64, u64), String> {
     let (x, y) = (c.shape(a), c.shape(a + 1));
     let fits = x.len() == y.len() && (2..=3).contains(&x.len());
-    ensure(fits, || "the factors should both have rank 2, or both 3".into())?;
+    ensure(fits, || {
+        "the factors should both have rank 2, or both 3".into()
+    })?;
     let last2 = |s: &[u64], t: bool| {
         let (p, q) = (s[s.len() - 2], s[s.len() - 1]);
         if t { (q, p) } else { (p, q) }
     };
     let ((m, k), (k2, n)) = (last2(x, c.op.bool("ta")), last2(y, c.op.bool("tb")));
     let batch = &x[..x.len() - 2];
-    ensure(k == k2 && batch == &y[..y.len() - 2], || "inner or batch dimensions differ".into())?;
+    ensure(k == k2 && batch == &y[..y.len() - 2], || {
+        "inner or batch dimensions differ".into()
+    })?;
     Ok((batch.to_vec(), m, k, n))
 }
 fn product_type(c: &Call<'_>, a: usize) -> Result<Vec<TensorType>, String> {
@@ -753,7 +954,9 @@ fn addmm(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_dtype(0, 1)?;
     let result = product_type(c, 1)?;
     let shape = broadcast_shapes(c.shape(0), result[0].shape())?;
-    ensure(shape == result[0].shape(), || "operand 0 does not broadcast to the product".into())?;
+    ensure(shape == result[0].shape(), || {
+        "operand 0 does not broadcast to the product".into()
+    })?;
     Ok(result)
 }
 /// Output size of a window along each spatial dimension.
@@ -767,11 +970,25 @@ fn window(
 ) -> Result<Vec<u64>, String> {
     let mut out = vec![];
     for i in 0..input.len() {
-        let reach = dilation[i] * (i64::try_from(kernel[i]).unwrap_or(i64::MAX >> 33).clamp(1, 1 << 28) - 1) + 1;
+        let reach = dilation[i]
+            * (i64::try_from(kernel[i])
+                .unwrap_or(i64::MAX >> 33)
+                .clamp(1, 1 << 28)
+                - 1)
+            + 1;
         let size = i64::try_from(input[i]).map_err(|_| "input too large".to_string())?;
         let room = size + 2 * padding[i] - reach;
-        ensure(0 <= room, || format!("a window of {reach} does not fit into {size} + 2 * {}", padding[i]))?;
-        let mut n = if ceil { (room + stride[i] - 1) / stride[i] } else { room / stride[i] } + 1;
+        ensure(0 <= room, || {
+            format!(
+                "a window of {reach} does not fit into {size} + 2 * {}",
+                padding[i]
+            )
+        })?;
+        let mut n = if ceil {
+            (room + stride[i] - 1) / stride[i]
+        } else {
+            room / stride[i]
+        } + 1;
         // With `ceil`, the last window must start inside the input or the padding before it.
         if ceil && size + padding[i] <= (n - 1) * stride[i] {
             n -= 1;
@@ -783,16 +1000,29 @@ fn window(
 fn convolution_shape(c: &Call<'_>, x: usize, w: usize) -> Result<Vec<u64>, String> {
     let (xs, ws) = (c.shape(x), c.shape(w));
     c.expect_dtype(x, w)?;
-    ensure(xs.len() == ws.len() && (3..=4).contains(&xs.len()), || "rank should be 3 or 4".into())?;
+    ensure(xs.len() == ws.len() && (3..=4).contains(&xs.len()), || {
+        "rank should be 3 or 4".into()
+    })?;
     let (n, groups) = (xs.len() - 2, c.op.int("groups"));
     let fits = 1 <= groups
         && Some(xs[1]) == ws[1].checked_mul(groups as u64)
         && ws[0].is_multiple_of(groups as u64)
         && ws[2..].iter().all(|&k| 1 <= k && k < 1 << 28);
     ensure(fits, || "channels, groups or kernel do not fit".into())?;
-    let (stride, padding, dilation) = (c.list("stride", n, 1)?, c.list("padding", n, 0)?, c.list("dilation", n, 1)?);
+    let (stride, padding, dilation) = (
+        c.list("stride", n, 1)?,
+        c.list("padding", n, 0)?,
+        c.list("dilation", n, 1)?,
+    );
     let mut shape = vec![xs[0], ws[0]];
-    shape.extend(window(&xs[2..], &ws[2..], &stride, &padding, &dilation, false)?);
+    shape.extend(window(
+        &xs[2..],
+        &ws[2..],
+        &stride,
+        &padding,
+        &dilation,
+        false,
+    )?);
     Ok(shape)
 }
 fn convolution(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
@@ -811,27 +1041,59 @@ fn convolution_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     mask(c, vec![c.at(1).clone(), c.at(2).clone(), bias])
 }
 fn max_pool2d(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
-    ensure(c.at(0).rank() == 4, || "operand 0 should have rank 4".into())?;
-    let kernel: Vec<u64> = c.list("kernel", 2, 1)?.into_iter().map(|k| k as u64).collect();
-    let (stride, padding, dilation) = (c.list("stride", 2, 1)?, c.list("padding", 2, 0)?, c.list("dilation", 2, 1)?);
-    ensure(kernel.iter().all(|&k| k < 1 << 28), || "kernel too large".into())?;
-    ensure(padding.iter().zip(&kernel).all(|(&p, &k)| 2 * p as u64 <= k), || "padding above half the kernel".into())?;
+    ensure(c.at(0).rank() == 4, || {
+        "operand 0 should have rank 4".into()
+    })?;
+    let kernel: Vec<u64> = c
+        .list("kernel", 2, 1)?
+        .into_iter()
+        .map(|k| k as u64)
+        .collect();
+    let (stride, padding, dilation) = (
+        c.list("stride", 2, 1)?,
+        c.list("padding", 2, 0)?,
+        c.list("dilation", 2, 1)?,
+    );
+    ensure(kernel.iter().all(|&k| k < 1 << 28), || {
+        "kernel too large".into()
+    })?;
+    ensure(
+        padding
+            .iter()
+            .zip(&kernel)
+            .all(|(&p, &k)| 2 * p as u64 <= k),
+        || "padding above half the kernel".into(),
+    )?;
     let mut shape = c.shape(0)[..2].to_vec();
-    shape.extend(window(&c.shape(0)[2..], &kernel, &stride, &padding, &dilation, c.op.bool("ceil"))?);
-    Ok(vec![TensorType::new(c.at(0).dtype(), shape.clone())?, TensorType::new(DType::I64, shape)?])
+    shape.extend(window(
+        &c.shape(0)[2..],
+        &kernel,
+        &stride,
+        &padding,
+        &dilation,
+        c.op.bool("ceil"),
+    )?);
+    Ok(vec![
+        TensorType::new(c.at(0).dtype(), shape.clone())?,
+        TensorType::new(DType::I64, shape)?,
+    ])
 }
 fn max_pool2d_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect(1, DType::I64)?;
     c.expect_shape(1, c.shape(0))?;
     let shape = c.sizes("shape")?;
     let fits = c.at(0).rank() == 4 && shape.len() == 4 && shape[..2] == c.shape(0)[..2];
-    ensure(fits, || "shape should have rank 4 and the operands' first two sizes".into())?;
+    ensure(fits, || {
+        "shape should have rank 4 and the operands' first two sizes".into()
+    })?;
     ty(c.at(0).dtype(), &shape)
 }
 /// Checks q, k, v at operands `q`.. and a mask at `mask`, if there is one.
 fn attention(c: &Call<'_>, q: usize, mask: usize) -> Result<(), String> {
     let (qs, ks, vs) = (c.shape(q), c.shape(q + 1), c.shape(q + 2));
-    ensure([qs, ks, vs].iter().all(|s| s.len() == 4), || "q, k, v should have rank 4".into())?;
+    ensure([qs, ks, vs].iter().all(|s| s.len() == 4), || {
+        "q, k, v should have rank 4".into()
+    })?;
     let heads = qs[1] == ks[1] || (0 < ks[1] && qs[1].is_multiple_of(ks[1]));
     let fits = qs[0] == ks[0] && heads && qs[3] == ks[3] && ks[..3] == vs[..3];
     ensure(fits, || "q, k, v do not fit together".into())?;
@@ -842,7 +1104,9 @@ fn attention(c: &Call<'_>, q: usize, mask: usize) -> Result<(), String> {
         let fits = broadcast_shapes(c.shape(mask), &full)? == full;
         ensure(fits, || format!("the mask does not broadcast to {full:?}"))?;
         let dtype = c.at(mask).dtype();
-        ensure(dtype == DType::Bool || dtype == c.at(q).dtype(), || "the mask should be bool or of q's type".into())?;
+        ensure(dtype == DType::Bool || dtype == c.at(q).dtype(), || {
+            "the mask should be bool or of q's type".into()
+        })?;
     }
     Ok(())
 }
@@ -865,7 +1129,9 @@ fn sdpa_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
 }
 fn embedding(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_index(1)?;
-    ensure(c.at(0).rank() == 2, || "operand 0 should have rank 2".into())?;
+    ensure(c.at(0).rank() == 2, || {
+        "operand 0 should have rank 2".into()
+    })?;
     let shape: Vec<u64> = c.shape(1).iter().chain(&c.shape(0)[1..]).copied().collect();
     ty(c.at(0).dtype(), &shape)
 }
@@ -873,25 +1139,37 @@ fn embedding_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_index(1)?;
     let (dy, index) = (c.shape(0), c.shape(1));
     let fits = dy.len() == index.len() + 1 && dy[..index.len()] == *index;
-    ensure(fits, || "operand 0 should have operand 1's shape and one more dimension".into())?;
-    let rows = u64::try_from(c.op.int("rows")).map_err(|_| "rows should not be negative".to_string())?;
+    ensure(fits, || {
+        "operand 0 should have operand 1's shape and one more dimension".into()
+    })?;
+    let rows =
+        u64::try_from(c.op.int("rows")).map_err(|_| "rows should not be negative".to_string())?;
     ty(c.at(0).dtype(), &[rows, dy[index.len()]])
 }
 fn reduction(c: &Call<'_>) -> Result<i64, String> {
     let reduction = c.op.int("reduction");
-    ensure((0..=2).contains(&reduction), || "reduction should be 0, 1 or 2".into())?;
+    ensure((0..=2).contains(&reduction), || {
+        "reduction should be 0, 1 or 2".into()
+    })?;
     Ok(reduction)
 }
 fn nll_loss(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_index(1)?;
-    ensure(c.at(0).rank() == 2, || "operand 0 should have rank 2".into())?;
+    ensure(c.at(0).rank() == 2, || {
+        "operand 0 should have rank 2".into()
+    })?;
     c.expect_shape(1, &c.shape(0)[..1])?;
     let shape = if reduction(c)? == 0 { c.shape(1) } else { &[] };
-    Ok(vec![TensorType::new(c.at(0).dtype(), shape)?, TensorType::new(c.at(0).dtype(), [])?])
+    Ok(vec![
+        TensorType::new(c.at(0).dtype(), shape)?,
+        TensorType::new(c.at(0).dtype(), [])?,
+    ])
 }
 fn nll_sum(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect_index(1)?;
-    ensure(c.at(0).rank() == 2, || "operand 0 should have rank 2".into())?;
+    ensure(c.at(0).rank() == 2, || {
+        "operand 0 should have rank 2".into()
+    })?;
     c.expect_shape(1, &c.shape(0)[..1])?;
     if c.types.len() == 3 {
         c.expect(2, DType::F64)?;
@@ -926,7 +1204,8 @@ fn scatter(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     indexed(c)?;
     if c.types.len() == 3 {
         c.expect_dtype(2, 0)?;
-        let fits = c.at(2).rank() == c.at(1).rank() && c.shape(1).iter().zip(c.shape(2)).all(|(i, s)| i <= s);
+        let fits = c.at(2).rank() == c.at(1).rank()
+            && c.shape(1).iter().zip(c.shape(2)).all(|(i, s)| i <= s);
         ensure(fits, || "operand 2 is smaller than operand 1".into())?;
     }
     same(c)
@@ -950,23 +1229,31 @@ fn index(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
 fn index_put(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let shape = index_shape(c, 2)?;
     c.expect_dtype(1, 0)?;
-    ensure(broadcast_shapes(c.shape(1), &shape)? == shape, || "the values do not broadcast".into())?;
+    ensure(broadcast_shapes(c.shape(1), &shape)? == shape, || {
+        "the values do not broadcast".into()
+    })?;
     same(c)
 }
 fn reshape(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let result = ty(c.at(0).dtype(), &c.sizes("shape")?)?;
-    ensure(result[0].numel() == c.at(0).numel(), || format!("{} has another number of elements", result[0]))?;
+    ensure(result[0].numel() == c.at(0).numel(), || {
+        format!("{} has another number of elements", result[0])
+    })?;
     Ok(result)
 }
 fn permute(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let dims = c.dims("dims", 0)?;
-    ensure(dims.len() == c.at(0).rank(), || "dims should name every dimension".into())?;
+    ensure(dims.len() == c.at(0).rank(), || {
+        "dims should name every dimension".into()
+    })?;
     let shape: Vec<u64> = dims.iter().map(|&d| c.shape(0)[d]).collect();
     ty(c.at(0).dtype(), &shape)
 }
 fn expand(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let shape = c.sizes("shape")?;
-    ensure(broadcast_shapes(c.shape(0), &shape)? == shape, || format!("does not expand to {shape:?}"))?;
+    ensure(broadcast_shapes(c.shape(0), &shape)? == shape, || {
+        format!("does not expand to {shape:?}")
+    })?;
     ty(c.at(0).dtype(), &shape)
 }
 /// `dim` and the number of elements that `start`, `end`, `step` take of it.
@@ -975,8 +1262,13 @@ fn slice_range(c: &Call<'_>) -> Result<(usize, u64), String> {
     let (start, end, step) = (c.op.int("start"), c.op.int("end"), c.op.int("step"));
     let size = c.shape(0)[dim];
     let fits = 0 <= start && start <= end && end as u64 <= size && 1 <= step;
-    ensure(fits, || format!("{start}:{end}:{step} is not within 0..{size}"))?;
-    Ok((dim, (end - start) as u64 / step as u64 + u64::from((end - start) % step != 0)))
+    ensure(fits, || {
+        format!("{start}:{end}:{step} is not within 0..{size}")
+    })?;
+    Ok((
+        dim,
+        (end - start) as u64 / step as u64 + u64::from((end - start) % step != 0),
+    ))
 }
 fn slice(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let (dim, n) = slice_range(c)?;
@@ -986,7 +1278,9 @@ fn slice(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
 }
 fn slice_scatter(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let part = slice(c)?;
-    ensure(part[0] == *c.at(1), || format!("operand 1 should be {}", part[0]))?;
+    ensure(part[0] == *c.at(1), || {
+        format!("operand 1 should be {}", part[0])
+    })?;
     same(c)
 }
 fn cat(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
@@ -995,7 +1289,8 @@ fn cat(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     for i in 1..c.types.len() {
         c.expect_dtype(i, 0)?;
         let other = c.shape(i);
-        let fits = other.len() == shape.len() && (0..shape.len()).all(|d| d == dim || other[d] == shape[d]);
+        let fits = other.len() == shape.len()
+            && (0..shape.len()).all(|d| d == dim || other[d] == shape[d]);
         ensure(fits, || format!("operand {i} does not fit operand 0"))?;
         shape[dim] = shape[dim].checked_add(other[dim]).ok_or("too large")?;
     }
@@ -1003,22 +1298,33 @@ fn cat(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
 }
 fn pad(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let pad = c.op.ints("pad");
-    ensure(pad.len() == 2 * c.at(0).rank(), || "pad should have two numbers a dimension".into())?;
+    ensure(pad.len() == 2 * c.at(0).rank(), || {
+        "pad should have two numbers a dimension".into()
+    })?;
     let mut shape = vec![];
     for (&d, pair) in c.shape(0).iter().zip(pad.chunks(2)) {
-        let d = i64::try_from(d).ok().and_then(|d| d.checked_add(pair[0])?.checked_add(pair[1]));
-        shape.push(d.and_then(|d| u64::try_from(d).ok()).ok_or("pad leaves a negative size")?);
+        let d = i64::try_from(d)
+            .ok()
+            .and_then(|d| d.checked_add(pair[0])?.checked_add(pair[1]));
+        shape.push(
+            d.and_then(|d| u64::try_from(d).ok())
+                .ok_or("pad leaves a negative size")?,
+        );
     }
     ty(c.at(0).dtype(), &shape)
 }
 fn source(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     let result = ty(c.op.dtype("dtype"), &c.sizes("shape")?)?;
-    ensure(c.op.name() != "arange" || result[0].rank() == 1, || "shape should have rank 1".into())?;
+    ensure(c.op.name() != "arange" || result[0].rank() == 1, || {
+        "shape should have rank 1".into()
+    })?;
     Ok(result)
 }
 fn random(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     rng(c, 0)?;
-    ensure(c.op.dtype("dtype").is_float(), || "dtype should be a floating-point type".into())?;
+    ensure(c.op.dtype("dtype").is_float(), || {
+        "dtype should be a floating-point type".into()
+    })?;
     ty(c.op.dtype("dtype"), &c.sizes("shape")?)
 }
 fn rng(c: &Call<'_>, i: usize) -> Result<(), String> {
@@ -1028,8 +1334,13 @@ fn rng(c: &Call<'_>, i: usize) -> Result<(), String> {
 fn dropout(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     rng(c, 1)?;
     let p = c.op.float("p");
-    ensure((0.0..=1.0).contains(&p), || format!("p={p} is not in 0..=1"))?;
-    Ok(vec![c.at(0).clone(), TensorType::new(DType::Bool, c.shape(0))?])
+    ensure((0.0..=1.0).contains(&p), || {
+        format!("p={p} is not in 0..=1")
+    })?;
+    Ok(vec![
+        c.at(0).clone(),
+        TensorType::new(DType::Bool, c.shape(0))?,
+    ])
 }
 fn dropout_bwd(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     c.expect(1, DType::Bool)?;
@@ -1059,7 +1370,10 @@ fn adamw(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     Ok(vec![c.at(0).clone(), c.at(2).clone(), c.at(3).clone()])
 }
 fn adamw_split(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
-    for (i, dtype) in [DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32].into_iter().enumerate() {
+    for (i, dtype) in [DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32]
+        .into_iter()
+        .enumerate()
+    {
         c.expect(i, dtype)?;
         c.expect_shape(i, c.shape(0))?;
     }
@@ -1083,7 +1397,9 @@ fn sgd_momentum(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
     Ok(vec![c.at(0).clone(), c.at(2).clone()])
 }
 fn sum_squares(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
-    ensure(c.at(0).dtype().is_float(), || "operand 0 should be of a floating-point type".into())?;
+    ensure(c.at(0).dtype().is_float(), || {
+        "operand 0 should be of a floating-point type".into()
+    })?;
     ty(DType::F64, &[])
 }
 fn clip_scale(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
@@ -1092,11 +1408,16 @@ fn clip_scale(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
         c.expect_shape(i, &[])?;
     }
     let most = c.op.float("max_norm");
-    ensure(0.0 <= most, || format!("max_norm={most} should not be negative"))?;
+    ensure(0.0 <= most, || {
+        format!("max_norm={most} should not be negative")
+    })?;
     ty(DType::F32, &[])
 }
 fn external(c: &Call<'_>) -> Result<Vec<TensorType>, String> {
-    c.op.str("types").split_whitespace().map(parse_type).collect()
+    c.op.str("types")
+        .split_whitespace()
+        .map(parse_type)
+        .collect()
 }
 /// A type from its text, `f32[4,64]`.
 pub fn parse_type(text: &str) -> Result<TensorType, String> {
@@ -1104,27 +1425,46 @@ pub fn parse_type(text: &str) -> Result<TensorType, String> {
     let (dtype, rest) = text.split_once('[').ok_or_else(error)?;
     let sizes = rest.strip_suffix(']').ok_or_else(error)?;
     let dtype = DType::from_name(dtype).ok_or_else(error)?;
-    let sizes = sizes.split(',').map(str::trim).filter(|s| !sizes.is_empty() || !s.is_empty());
+    let sizes = sizes
+        .split(',')
+        .map(str::trim)
+        .filter(|s| !sizes.is_empty() || !s.is_empty());
     let shape: Result<Vec<u64>, _> = sizes.map(|s| s.parse::<u64>()).collect();
     TensorType::new(dtype, shape.map_err(|_| error())?)
 }
 
-// ------------------------------------------------------------------------------------------------------------ work
+// --- work ---
 
 fn no_work(_: &Call<'_>, _: &[TensorType]) -> Work {
     Work::default()
 }
 /// A few operations an element: the memory decides the time, not the arithmetic.
 fn elementwise_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
-    let elements = c.types.iter().map(|t| t.numel()).chain(outputs.iter().map(|t| t.numel())).max();
-    Work { flops: 8.0 * elements.unwrap_or(0) as f64, matrix: false, scratch: 0 }
+    let elements = c
+        .types
+        .iter()
+        .map(|t| t.numel())
+        .chain(outputs.iter().map(|t| t.numel()))
+        .max();
+    Work {
+        flops: 8.0 * elements.unwrap_or(0) as f64,
+        matrix: false,
+        scratch: 0,
+    }
 }
 fn adamw_work(c: &Call<'_>, _: &[TensorType]) -> Work {
-    Work { flops: 16.0 * c.at(0).numel() as f64, matrix: false, scratch: 0 }
+    Work {
+        flops: 16.0 * c.at(0).numel() as f64,
+        matrix: false,
+        scratch: 0,
+    }
 }
 /// The indices of each row, chained: a row is then summed and written once.
 fn embedding_bwd_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
-    Work { scratch: 4 * (outputs[0].shape()[0] + c.at(1).numel()), ..elementwise_work(c, outputs) }
+    Work {
+        scratch: 4 * (outputs[0].shape()[0] + c.at(1).numel()),
+        ..elementwise_work(c, outputs)
+    }
 }
 fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::BF16 | DType::F16)
@@ -1134,35 +1474,73 @@ fn matmul_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
     let (batch, m, k, n) = product(c, a).expect("a typed product should have dimensions");
     let batch: u64 = batch.iter().product();
     // Half-precision factors are widened to f32, one matrix of the batch at a time.
-    let scratch = if is_half(outputs[0].dtype()) { 4 * (m * k + k * n + m * n) } else { 0 };
-    Work { flops: 2.0 * batch as f64 * m as f64 * k as f64 * n as f64, matrix: true, scratch }
+    let scratch = if is_half(outputs[0].dtype()) {
+        4 * (m * k + k * n + m * n)
+    } else {
+        0
+    };
+    Work {
+        flops: 2.0 * batch as f64 * m as f64 * k as f64 * n as f64,
+        matrix: true,
+        scratch,
+    }
 }
 fn convolution_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
-    // The forward's operands are x, w[, b]; the backward's dy, x, w: one product of that size for each of dx and dw.
+    // The forward's operands are x, w[, b]; the backward's dy, x, w: one product of that size for
+    // each of dx and dw.
     let backward = c.op.name() == "convolution_bwd";
-    let (y, w) = if backward { (c.at(0), c.shape(2)) } else { (&outputs[0], c.shape(1)) };
+    let (y, w) = if backward {
+        (c.at(0), c.shape(2))
+    } else {
+        (&outputs[0], c.shape(1))
+    };
     let taps: u64 = w[1..].iter().product();
-    let products = if backward { c.op.ints("mask")[..2].iter().sum::<i64>() as f64 } else { 1.0 };
-    Work { flops: 2.0 * products * y.numel() as f64 * taps as f64, matrix: true, scratch: 0 }
+    let products = if backward {
+        c.op.ints("mask")[..2].iter().sum::<i64>() as f64
+    } else {
+        1.0
+    };
+    Work {
+        flops: 2.0 * products * y.numel() as f64 * taps as f64,
+        matrix: true,
+        scratch: 0,
+    }
 }
 /// A tile of keys and a block of queries at a time, in a workspace of the thread that computes it.
 fn sdpa_work(c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(0), c.shape(2));
     let pairs = q[0] as f64 * q[1] as f64 * q[2] as f64 * v[2] as f64;
-    Work { flops: 2.0 * pairs * (q[3] + v[3]) as f64, matrix: true, scratch: 0 }
+    Work {
+        flops: 2.0 * pairs * (q[3] + v[3]) as f64,
+        matrix: true,
+        scratch: 0,
+    }
 }
 fn sdpa_bwd_work(c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(1), c.shape(3));
     let pairs = q[0] as f64 * q[1] as f64 * q[2] as f64 * v[2] as f64;
-    Work { flops: 2.0 * pairs * (3 * q[3] + 2 * v[3]) as f64, matrix: true, scratch: 0 }
+    Work {
+        flops: 2.0 * pairs * (3 * q[3] + 2 * v[3]) as f64,
+        matrix: true,
+        scratch: 0,
+    }
 }
 /// The sums over rows of the gradients of weight and bias, f64, of at most 32 chunks of rows.
 fn layer_norm_bwd_work(c: &Call<'_>, outputs: &[TensorType]) -> Work {
-    let (lead, norm) = c.shape(1).split_at(c.shape(1).len() - c.op.int("dims") as usize);
+    let (lead, norm) = c
+        .shape(1)
+        .split_at(c.shape(1).len() - c.op.int("dims") as usize);
     let (rows, n): (u64, u64) = (lead.iter().product(), norm.iter().product());
     let chunks = rows.div_ceil(rows.div_ceil(32).max(64));
-    let scratch = if c.op.ints("mask")[1..] == [0, 0] { 0 } else { 16 * n * chunks };
-    Work { scratch, ..elementwise_work(c, outputs) }
+    let scratch = if c.op.ints("mask")[1..] == [0, 0] {
+        0
+    } else {
+        16 * n * chunks
+    };
+    Work {
+        scratch,
+        ..elementwise_work(c, outputs)
+    }
 }
 
 #[cfg(test)]
@@ -1173,7 +1551,12 @@ mod tests {
     fn names_and_attributes_are_sorted_and_unique() {
         for row in ROWS {
             assert!(row.attrs.is_sorted_by_key(|a| a.0), "{}", row.name);
-            assert_eq!(ROWS.iter().filter(|other| other.name == row.name).count(), 1, "{}", row.name);
+            assert_eq!(
+                ROWS.iter().filter(|other| other.name == row.name).count(),
+                1,
+                "{}",
+                row.name
+            );
         }
     }
 
@@ -1191,8 +1574,15 @@ mod tests {
     #[test]
     fn shapes_follow() {
         let t = |s: &str| parse_type(s).unwrap();
-        let op = Op::new("matmul", [("ta", Attr::Bool(true)), ("tb", Attr::Bool(false))]).unwrap();
-        assert_eq!(op.infer(&[&t("f32[2,3]"), &t("f32[2,5]")]).unwrap(), [t("f32[3,5]")]);
+        let op = Op::new(
+            "matmul",
+            [("ta", Attr::Bool(true)), ("tb", Attr::Bool(false))],
+        )
+        .unwrap();
+        assert_eq!(
+            op.infer(&[&t("f32[2,3]"), &t("f32[2,5]")]).unwrap(),
+            [t("f32[3,5]")]
+        );
         assert!(op.infer(&[&t("f32[3,2]"), &t("f32[2,5]")]).is_err());
         assert!(Op::new("matmul", []).is_err());
     }

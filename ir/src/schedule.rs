@@ -1,6 +1,6 @@
-//! In which order, on which stream, in which buffers: the second noun. A Schedule means what it does when it is run from
-//! top to bottom; streams only permit overlap. Buffers are bytes: what a buffer holds at a line is proved by
-//! [`check`](crate::check), not stored.
+//! In which order, on which stream, in which buffers: the second noun. A Schedule means what it
+//! does when it is run from top to bottom; streams only permit overlap. Buffers are bytes: what a
+//! buffer holds at a line is proved by [`check`](crate::check), not stored.
 
 use crate::graph::{Node, Value};
 use crate::table::{Table, ids};
@@ -89,7 +89,8 @@ pub struct InstrData {
     pub kind: InstrKind,
     /// Where it queues.
     pub stream: Stream,
-    /// What must be done before it, besides the lines before it on its stream. Written by `sync` alone.
+    /// What must be done before it, besides the lines before it on its stream. Written by `sync`
+    /// alone.
     pub after: Vec<Dep>,
     /// Why it is there.
     pub why: Why,
@@ -100,7 +101,8 @@ pub struct InstrData {
 pub struct Dep {
     /// The line.
     pub instr: Instr,
-    /// True: that line of the step before this one. Steps overlap: step k+1 starts before step k has ended.
+    /// True: that line of the step before this one. Steps overlap: step k+1 starts before step k
+    /// has ended.
     pub previous: bool,
 }
 
@@ -197,7 +199,8 @@ pub struct Access {
 }
 
 impl Schedule {
-    /// What a line reads and writes: the arguments, then the results, then the scratch. The one place that knows.
+    /// What a line reads and writes: the arguments, then the results, then the scratch. The one
+    /// place that knows.
     pub fn accesses(&self, graph: &crate::Graph, instr: Instr) -> Vec<Access> {
         let mut accesses = vec![];
         self.each_access(graph, instr, |access| accesses.push(access));
@@ -212,12 +215,23 @@ impl Schedule {
             }
         };
         match &self.instrs[instr].kind {
-            InstrKind::Run { node, args, outs, scratch } => {
+            InstrKind::Run {
+                node,
+                args,
+                outs,
+                scratch,
+            } => {
                 let data = &graph.nodes[*node];
                 let bytes = |v: Value| graph.values[v].ty.bytes();
-                args.iter().zip(&data.inputs).for_each(|(&loc, &v)| touch(loc, bytes(v), false));
-                outs.iter().zip(&data.outputs).for_each(|(&loc, &v)| touch(loc, bytes(v), true));
-                scratch.iter().for_each(|&loc| touch(loc, self.buffers[loc.buffer].bytes - loc.offset, true));
+                args.iter()
+                    .zip(&data.inputs)
+                    .for_each(|(&loc, &v)| touch(loc, bytes(v), false));
+                outs.iter()
+                    .zip(&data.outputs)
+                    .for_each(|(&loc, &v)| touch(loc, bytes(v), true));
+                scratch
+                    .iter()
+                    .for_each(|&loc| touch(loc, self.buffers[loc.buffer].bytes - loc.offset, true));
             }
             &InstrKind::Copy { src, dst, bytes } => {
                 touch(src, bytes, false);
@@ -227,7 +241,8 @@ impl Schedule {
     }
 }
 
-/// A buffer's size for `bytes` bytes of content: never zero, so that every buffer has an address of its own.
+/// A buffer's size for `bytes` bytes of content: never zero, so that every buffer has an address of
+/// its own.
 pub fn buffer_bytes(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(ALIGN)
 }

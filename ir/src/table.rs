@@ -1,5 +1,5 @@
-//! Typed arenas. An id is a `u32` newtype that is `Copy` and names its entry in one [`Table`]; tables are append-only,
-//! so an id stays valid for the life of its table.
+//! Typed arenas. An id is a `u32` newtype that is `Copy` and names its entry in one [`Table`];
+//! tables are append-only, so an id stays valid for the life of its table.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -46,14 +46,20 @@ pub struct Table<K, T> {
 impl<K: Id, T> Table<K, T> {
     /// An empty table.
     pub fn new() -> Self {
-        Self { rows: Vec::new(), id: PhantomData }
+        Self {
+            rows: Vec::new(),
+            id: PhantomData,
+        }
     }
     /// A table of `n` copies of `row`.
     pub fn filled(n: usize, row: T) -> Self
     where
         T: Clone,
     {
-        Self { rows: vec![row; n], id: PhantomData }
+        Self {
+            rows: vec![row; n],
+            id: PhantomData,
+        }
     }
     /// Appends a row; returns its id.
     pub fn push(&mut self, row: T) -> K {
@@ -78,7 +84,10 @@ impl<K: Id, T> Table<K, T> {
     }
     /// All rows with their ids, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (K, &T)> + ExactSizeIterator {
-        self.rows.iter().enumerate().map(|(i, row)| (K::new(i), row))
+        self.rows
+            .iter()
+            .enumerate()
+            .map(|(i, row)| (K::new(i), row))
     }
     /// All rows, in order.
     pub fn values(&self) -> std::slice::Iter<'_, T> {
@@ -97,7 +106,10 @@ impl<K: Id, T> Default for Table<K, T> {
 }
 impl<K: Id, T> FromIterator<T> for Table<K, T> {
     fn from_iter<I: IntoIterator<Item = T>>(rows: I) -> Self {
-        Self { rows: rows.into_iter().collect(), id: PhantomData }
+        Self {
+            rows: rows.into_iter().collect(),
+            id: PhantomData,
+        }
     }
 }
 impl<K: Id, T> Index<K> for Table<K, T> {

@@ -1,4 +1,5 @@
-//! Element types and tensor types. Tensors are logically row-major and contiguous: a value is `bytes()` bytes.
+//! Element types and tensor types. Tensors are logically row-major and contiguous: a value is
+//! `bytes()` bytes.
 
 use std::fmt;
 
@@ -68,7 +69,10 @@ impl DType {
     }
     /// True for floating-point types.
     pub fn is_float(self) -> bool {
-        matches!(self, DType::F16 | DType::BF16 | DType::F32 | DType::F64 | DType::F8E4M3 | DType::F8E5M2)
+        matches!(
+            self,
+            DType::F16 | DType::BF16 | DType::F32 | DType::F64 | DType::F8E4M3 | DType::F8E5M2
+        )
     }
 }
 
@@ -78,7 +82,8 @@ impl fmt::Display for DType {
     }
 }
 
-/// Element type and shape of a value. Its size in bytes is known to be below [`TensorType::MAX_BYTES`].
+/// Element type and shape of a value. Its size in bytes is known to be below
+/// [`TensorType::MAX_BYTES`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TensorType {
     dtype: DType,
@@ -99,18 +104,32 @@ impl TensorType {
     pub fn new(dtype: DType, shape: impl Into<Vec<u64>>) -> Result<TensorType, String> {
         let shape = shape.into();
         if Self::MAX_RANK < shape.len() {
-            return Err(format!("a tensor has at most {} dimensions, not {}", Self::MAX_RANK, shape.len()));
+            return Err(format!(
+                "a tensor has at most {} dimensions, not {}",
+                Self::MAX_RANK,
+                shape.len()
+            ));
         }
-        // Zero-size dimensions count as one here: a shape like [0, 2^63] must not overflow products of its strides.
+        // Zero-size dimensions count as one here: a shape like [0, 2^63] must not overflow products
+        // of its strides.
         let mut bytes = dtype.bytes();
         for &d in &shape {
             bytes = bytes
                 .checked_mul(d.max(1))
                 .filter(|&b| b <= Self::MAX_BYTES)
-                .ok_or_else(|| format!("tensor {dtype}{shape:?} is larger than {} bytes", Self::MAX_BYTES))?;
+                .ok_or_else(|| {
+                    format!(
+                        "tensor {dtype}{shape:?} is larger than {} bytes",
+                        Self::MAX_BYTES
+                    )
+                })?;
         }
         let bytes = shape.iter().product::<u64>() * dtype.bytes();
-        Ok(TensorType { dtype, shape, bytes })
+        Ok(TensorType {
+            dtype,
+            shape,
+            bytes,
+        })
     }
     /// The element type.
     pub fn dtype(&self) -> DType {

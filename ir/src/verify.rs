@@ -1,28 +1,38 @@
-//! Structure: is every id in its table, every name unique, every line of the shape that its op and its buffers ask for?
-//! What the lines *mean*, and whether they are ordered, is [`check`](crate::check)'s question.
+//! Structure: is every id in its table, every name unique, every line of the shape that its op and
+//! its buffers ask for? What the lines *mean*, and whether they are ordered, is
+//! [`check`](crate::check)'s question.
 //!
-//! Before: nothing; any value may be given, and verifying never panics. After: no finding means that printing and
-//! parsing give an equal compact value, and that passes may index tables without asking.
+//! Before: nothing; any value may be given, and verifying never panics. After: no finding means
+//! that printing and parsing give an equal compact value, and that passes may index tables without
+//! asking.
 //!
 //! Rules of a graph:
 //!  1. every id is in its table;
 //!  2. names of values, paths of states and names of outputs are unique;
-//!  3. every value has one definition, the one that its `def` says, and every node at least one result: its name;
+//!  3. every value has one definition, the one that its `def` says, and every node at least one
+//!     result: its name;
 //!  4. the order is topological and has every node once;
 //!  5. result types follow from the op's shape rule;
-//!  6. a state has one type before and after; what it leaves, outputs and gradients are defined by a line;
+//!  6. a state has one type before and after; what it leaves, outputs and gradients are defined by
+//!     a line;
 //!  7. a state has at most one gradient, of its type.
 //!
 //! Rules of a program, looked at if its graph has no finding:
-//!  1. every id is in its table; names of pools, of streams and of buffers are unique; there is a pool and a stream;
-//!  2. a buffer has at least one byte; a place starts at a multiple of [`ALIGN`] and its bytes end within its buffer;
-//!  3. a run has a place for each operand and result of its node, and scratch iff its op asks for some, large enough;
-//!  4. a node that shares its operand's bytes has no line; a node that may not be repeated has at most one;
+//!  1. every id is in its table; names of pools, of streams and of buffers are unique; there is a
+//!     pool and a stream;
+//!  2. a buffer has at least one byte; a place starts at a multiple of [`ALIGN`] and its bytes end
+//!     within its buffer;
+//!  3. a run has a place for each operand and result of its node, and scratch iff its op asks for
+//!     some, large enough;
+//!  4. a node that shares its operand's bytes has no line; a node that may not be repeated has at
+//!     most one;
 //!  5. a copy moves at least one byte;
 //!  6. a line waits for lines above it, or for any line of the previous step;
-//!  7. `entry` has each state's value before the step and each input, once; `exit` has each state's value after the step
+//!  7. `entry` has each state's value before the step and each input, once; `exit` has each state's
+//!     value after the step
 //!     where its value before the step was found, and each output; neither has anything else;
-//!  8. with a plan: offsets are multiples of [`ALIGN`], a pool's peak is where its last buffer ends, and within its limit.
+//!  8. with a plan: offsets are multiples of [`ALIGN`], a pool's peak is where its last buffer
+//!     ends, and within its limit.
 
 use crate::Program;
 use crate::finding::{Finding, Place};
@@ -46,15 +56,24 @@ pub fn graph(graph: &Graph) -> Vec<Finding> {
     findings.list
 }
 
-/// What is wrong with a program's structure: its graph's findings, or, if there are none, its schedule's and its plan's.
+/// What is wrong with a program's structure: its graph's findings, or, if there are none, its
+/// schedule's and its plan's.
 pub fn program(program: &Program) -> Vec<Finding> {
     let list = self::graph(&program.graph);
-    if list.is_empty() { self::schedule(program) } else { list }
+    if list.is_empty() {
+        self::schedule(program)
+    } else {
+        list
+    }
 }
 
 /// What is wrong with the schedule and the plan of a program whose graph is right.
 pub fn schedule(program: &Program) -> Vec<Finding> {
-    let Program { graph, schedule, plan } = program;
+    let Program {
+        graph,
+        schedule,
+        plan,
+    } = program;
     let mut findings = Findings::default();
     schedule_ids(graph, schedule, &mut findings);
     if let Some(plan) = plan {
@@ -87,12 +106,14 @@ impl Findings {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ graph
+// --- graph ---
 
 fn graph_ids(graph: &Graph, findings: &mut Findings) {
     let mut value = |v: Value, place: Place| {
         let known = graph.values.get(v).is_some();
-        findings.ensure(known, place, || format!("{v:?} is not in the table of values"));
+        findings.ensure(known, place, || {
+            format!("{v:?} is not in the table of values")
+        });
     };
     for &v in &graph.inputs {
         value(v, Place::Value(v));
@@ -102,7 +123,9 @@ fn graph_ids(graph: &Graph, findings: &mut Findings) {
         value(state.after, Place::State(i));
     }
     for &node in &graph.order {
-        let Some(data) = graph.nodes.get(node) else { continue };
+        let Some(data) = graph.nodes.get(node) else {
+            continue;
+        };
         for &v in data.inputs.iter().chain(&data.outputs) {
             value(v, Place::Node(node));
         }
@@ -115,11 +138,15 @@ fn graph_ids(graph: &Graph, findings: &mut Findings) {
     }
     for &node in &graph.order {
         let known = graph.nodes.get(node).is_some();
-        findings.ensure(known, Place::Node(node), || format!("{node:?} is not in the table of nodes"));
+        findings.ensure(known, Place::Node(node), || {
+            format!("{node:?} is not in the table of nodes")
+        });
     }
     for (i, &(state, _)) in graph.gradients.iter().enumerate() {
         let known = state < graph.states.len();
-        findings.ensure(known, Place::Gradient(i), || format!("there is no state {state}"));
+        findings.ensure(known, Place::Gradient(i), || {
+            format!("there is no state {state}")
+        });
     }
 }
 
@@ -131,7 +158,13 @@ fn graph_definitions(graph: &Graph, findings: &mut Findings) -> Table<Value, boo
         if std::mem::replace(&mut defined[v], true) {
             findings.add(place, format!("%{name} is defined by an earlier line too"));
         } else if graph.values[v].def != def {
-            findings.add(place, format!("%{name} says of itself that it is {:?}, not {def:?}", graph.values[v].def));
+            findings.add(
+                place,
+                format!(
+                    "%{name} says of itself that it is {:?}, not {def:?}",
+                    graph.values[v].def
+                ),
+            );
         }
     };
     for (i, &v) in graph.inputs.iter().enumerate() {
@@ -140,7 +173,8 @@ fn graph_definitions(graph: &Graph, findings: &mut Findings) -> Table<Value, boo
     for (i, state) in graph.states.iter().enumerate() {
         define(findings, state.before, Def::State(i), Place::State(i));
     }
-    // Operands are looked at afterwards, line by line: `position` tells what is above from what is below.
+    // Operands are looked at afterwards, line by line: `position` tells what is above from what is
+    // below.
     let mut position: Table<Node, Option<usize>> = Table::filled(graph.nodes.len(), None);
     for (i, &node) in graph.order.iter().enumerate() {
         if position[node].is_some() {
@@ -150,7 +184,10 @@ fn graph_definitions(graph: &Graph, findings: &mut Findings) -> Table<Value, boo
         position[node] = Some(i);
         let data = &graph.nodes[node];
         findings.ensure(!data.outputs.is_empty(), Place::Node(node), || {
-            format!("{} should have a result: a node has the name of its first", data.op.name())
+            format!(
+                "{} should have a result: a node has the name of its first",
+                data.op.name()
+            )
         });
         for (k, &v) in data.outputs.iter().enumerate() {
             define(findings, v, Def::Node(node, k), Place::Node(node));
@@ -167,7 +204,9 @@ fn graph_definitions(graph: &Graph, findings: &mut Findings) -> Table<Value, boo
             };
             match (defined[v], above) {
                 (false, _) => findings.add(place, format!("reads %{name}, which no line defines")),
-                (true, false) => findings.add(place, format!("reads %{name}, which a line below defines")),
+                (true, false) => {
+                    findings.add(place, format!("reads %{name}, which a line below defines"))
+                }
                 (true, true) => {}
             }
         }
@@ -184,39 +223,69 @@ fn graph_types(graph: &Graph, node: Node, findings: &mut Findings) {
         Ok(results) => results,
         Err(error) => return findings.add(Place::Node(node), error),
     };
-    findings.ensure(results.len() == data.outputs.len(), Place::Node(node), || {
-        format!("{} has {} results, not {}", data.op.name(), results.len(), data.outputs.len())
-    });
+    findings.ensure(
+        results.len() == data.outputs.len(),
+        Place::Node(node),
+        || {
+            format!(
+                "{} has {} results, not {}",
+                data.op.name(),
+                results.len(),
+                data.outputs.len()
+            )
+        },
+    );
     for (&v, ty) in data.outputs.iter().zip(&results) {
         let value = &graph.values[v];
         findings.ensure(value.ty == *ty, Place::Node(node), || {
-            format!("%{} is {}, but {ty} follows from the operands", value.name, value.ty)
+            format!(
+                "%{} is {}, but {ty} follows from the operands",
+                value.name, value.ty
+            )
         });
     }
 }
 
 /// Rule 2.
 fn graph_names(graph: &Graph, findings: &mut Findings) {
-    let results =
-        graph.order.iter().flat_map(|&node| graph.nodes[node].outputs.iter().map(move |&v| (v, Place::Node(node))));
-    let states = graph.states.iter().enumerate().map(|(i, state)| (state.before, Place::State(i)));
-    let values = graph.inputs.iter().map(|&v| (v, Place::Value(v))).chain(states).chain(results);
+    let results = graph.order.iter().flat_map(|&node| {
+        graph.nodes[node]
+            .outputs
+            .iter()
+            .map(move |&v| (v, Place::Node(node)))
+    });
+    let states = graph
+        .states
+        .iter()
+        .enumerate()
+        .map(|(i, state)| (state.before, Place::State(i)));
+    let values = graph
+        .inputs
+        .iter()
+        .map(|&v| (v, Place::Value(v)))
+        .chain(states)
+        .chain(results);
     let mut names: BTreeMap<&str, Value> = BTreeMap::new();
     for (v, place) in values {
         let name = graph.values[v].name.as_str();
         // The same value twice is rule 3's.
-        findings
-            .ensure(*names.entry(name).or_insert(v) == v, place, || format!("another value has the name %{name} too"));
+        findings.ensure(*names.entry(name).or_insert(v) == v, place, || {
+            format!("another value has the name %{name} too")
+        });
     }
     let mut paths = BTreeSet::new();
     for (i, state) in graph.states.iter().enumerate() {
         let new = paths.insert(state.path.as_str());
-        findings.ensure(new, Place::State(i), || format!("another state has the path {:?} too", state.path));
+        findings.ensure(new, Place::State(i), || {
+            format!("another state has the path {:?} too", state.path)
+        });
     }
     let mut names = BTreeSet::new();
     for (i, output) in graph.outputs.iter().enumerate() {
         let new = names.insert(output.name.as_str());
-        findings.ensure(new, Place::Output(i), || format!("another output has the name {:?} too", output.name));
+        findings.ensure(new, Place::Output(i), || {
+            format!("another output has the name {:?} too", output.name)
+        });
     }
 }
 
@@ -225,30 +294,48 @@ fn graph_uses(graph: &Graph, defined: &Table<Value, bool>, findings: &mut Findin
     let undefined = |v: Value| format!("no line defines %{}", graph.values[v].name);
     for (i, state) in graph.states.iter().enumerate() {
         let (before, after) = (&graph.values[state.before], &graph.values[state.after]);
-        findings.ensure(defined[state.after], Place::State(i), || undefined(state.after));
+        findings.ensure(defined[state.after], Place::State(i), || {
+            undefined(state.after)
+        });
         findings.ensure(before.ty == after.ty, Place::State(i), || {
-            format!("is {} before the step, but %{} leaves {} after it", before.ty, after.name, after.ty)
+            format!(
+                "is {} before the step, but %{} leaves {} after it",
+                before.ty, after.name, after.ty
+            )
         });
     }
     for (i, output) in graph.outputs.iter().enumerate() {
-        findings.ensure(defined[output.value], Place::Output(i), || undefined(output.value));
+        findings.ensure(defined[output.value], Place::Output(i), || {
+            undefined(output.value)
+        });
     }
     let mut seen = BTreeSet::new();
     for (i, &(state, v)) in graph.gradients.iter().enumerate() {
         let place = Place::Gradient(i);
         findings.ensure(defined[v], place, || undefined(v));
-        findings.ensure(seen.insert(state), place, || "this state has a gradient already".to_string());
-        let (of, gradient) = (&graph.values[graph.states[state].before].ty, &graph.values[v].ty);
-        findings.ensure(of == gradient, place, || format!("the gradient is {gradient}, but its state is {of}"));
+        findings.ensure(seen.insert(state), place, || {
+            "this state has a gradient already".to_string()
+        });
+        let (of, gradient) = (
+            &graph.values[graph.states[state].before].ty,
+            &graph.values[v].ty,
+        );
+        findings.ensure(of == gradient, place, || {
+            format!("the gradient is {gradient}, but its state is {of}")
+        });
     }
 }
 
-// --------------------------------------------------------------------------------------------------------- schedule
+// --- schedule ---
 
 /// Rule 1: ids.
 fn schedule_ids(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
-    findings.ensure(!schedule.pools.is_empty(), Place::Schedule, || "a schedule should have a pool".to_string());
-    findings.ensure(!schedule.streams.is_empty(), Place::Schedule, || "a schedule should have a stream".to_string());
+    findings.ensure(!schedule.pools.is_empty(), Place::Schedule, || {
+        "a schedule should have a pool".to_string()
+    });
+    findings.ensure(!schedule.streams.is_empty(), Place::Schedule, || {
+        "a schedule should have a stream".to_string()
+    });
     for (buffer, data) in schedule.buffers.iter() {
         let known = schedule.pools.get(data.pool).is_some();
         findings.ensure(known, Place::Buffer(buffer), || {
@@ -257,11 +344,15 @@ fn schedule_ids(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
     }
     let place_of = |findings: &mut Findings, loc: Loc, place: Place| {
         let known = schedule.buffers.get(loc.buffer).is_some();
-        findings.ensure(known, place, || format!("{:?} is not in the table of buffers", loc.buffer));
+        findings.ensure(known, place, || {
+            format!("{:?} is not in the table of buffers", loc.buffer)
+        });
     };
     let value = |findings: &mut Findings, v: Value, place: Place| {
         let known = graph.values.get(v).is_some();
-        findings.ensure(known, place, || format!("{v:?} is not in the table of values"));
+        findings.ensure(known, place, || {
+            format!("{v:?} is not in the table of values")
+        });
     };
     for (i, &(v, loc)) in schedule.entry.iter().enumerate() {
         value(findings, v, Place::Entry(i));
@@ -272,9 +363,16 @@ fn schedule_ids(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
         let known = schedule.streams.get(data.stream).is_some();
         findings.ensure(known, place, || format!("{:?} is no stream", data.stream));
         match &data.kind {
-            InstrKind::Run { node, args, outs, scratch } => {
+            InstrKind::Run {
+                node,
+                args,
+                outs,
+                scratch,
+            } => {
                 let known = graph.nodes.get(*node).is_some();
-                findings.ensure(known, place, || format!("{node:?} is not in the table of nodes"));
+                findings.ensure(known, place, || {
+                    format!("{node:?} is not in the table of nodes")
+                });
                 for &loc in args.iter().chain(outs).chain(scratch) {
                     place_of(findings, loc, place);
                 }
@@ -296,32 +394,60 @@ fn schedule_names(schedule: &Schedule, findings: &mut Findings) {
     let mut names = BTreeSet::new();
     for (pool, data) in schedule.pools.iter() {
         let new = names.insert(data.name.as_str());
-        findings.ensure(new, Place::Pool(pool), || format!("another pool has the name {} too", data.name));
+        findings.ensure(new, Place::Pool(pool), || {
+            format!("another pool has the name {} too", data.name)
+        });
     }
     names.clear();
     for (stream, data) in schedule.streams.iter() {
         let new = names.insert(data.name.as_str());
-        findings.ensure(new, Place::Stream(stream), || format!("another stream has the name {} too", data.name));
+        findings.ensure(new, Place::Stream(stream), || {
+            format!("another stream has the name {} too", data.name)
+        });
     }
     names.clear();
     for (buffer, data) in schedule.buffers.iter() {
         let place = Place::Buffer(buffer);
         let new = names.insert(data.name.as_str());
-        findings.ensure(new, place, || format!("another buffer has the name {} too", data.name));
-        findings.ensure(0 < data.bytes, place, || format!("{} should have at least one byte", data.name));
+        findings.ensure(new, place, || {
+            format!("another buffer has the name {} too", data.name)
+        });
+        findings.ensure(0 < data.bytes, place, || {
+            format!("{} should have at least one byte", data.name)
+        });
     }
 }
 
 /// Rule 2: `what` takes `bytes` bytes at `loc`.
-fn fits(schedule: &Schedule, loc: Loc, bytes: u64, what: &str, place: Place, findings: &mut Findings) {
+fn fits(
+    schedule: &Schedule,
+    loc: Loc,
+    bytes: u64,
+    what: &str,
+    place: Place,
+    findings: &mut Findings,
+) {
     let buffer = &schedule.buffers[loc.buffer];
-    let inside = loc.offset.checked_add(bytes).is_some_and(|end| end <= buffer.bytes);
+    let inside = loc
+        .offset
+        .checked_add(bytes)
+        .is_some_and(|end| end <= buffer.bytes);
     findings.ensure(inside, place, || {
-        let at = if loc.offset == 0 { String::new() } else { format!(" at offset {}", loc.offset) };
-        format!("{what} needs {bytes} bytes{at}, but {} has {}", buffer.name, buffer.bytes)
+        let at = if loc.offset == 0 {
+            String::new()
+        } else {
+            format!(" at offset {}", loc.offset)
+        };
+        format!(
+            "{what} needs {bytes} bytes{at}, but {} has {}",
+            buffer.name, buffer.bytes
+        )
     });
     findings.ensure(loc.offset.is_multiple_of(ALIGN), place, || {
-        format!("{what} is at offset {} of {}, which is no multiple of {ALIGN}", loc.offset, buffer.name)
+        format!(
+            "{what} is at offset {} of {}, which is no multiple of {ALIGN}",
+            loc.offset, buffer.name
+        )
     });
 }
 
@@ -331,54 +457,100 @@ fn boundary(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
     let mut found: BTreeMap<Value, Loc> = BTreeMap::new();
     for (i, &(v, loc)) in schedule.entry.iter().enumerate() {
         let place = Place::Entry(i);
-        fits(schedule, loc, graph.values[v].ty.bytes(), &name(v), place, findings);
-        // The graph's verification made sure that `def` is the truth for values that the graph mentions.
+        fits(
+            schedule,
+            loc,
+            graph.values[v].ty.bytes(),
+            &name(v),
+            place,
+            findings,
+        );
+        // The graph's verification made sure that `def` is the truth for values that the graph
+        // mentions.
         let enters = match graph.values[v].def {
             Def::Input(i) => graph.inputs.get(i) == Some(&v),
             Def::State(i) => graph.states.get(i).is_some_and(|state| state.before == v),
             Def::Node(..) => false,
         };
-        findings.ensure(enters, place, || format!("{} is no input and no state's value before the step", name(v)));
+        findings.ensure(enters, place, || {
+            format!(
+                "{} is no input and no state's value before the step",
+                name(v)
+            )
+        });
         let new = found.insert(v, loc).is_none();
-        findings.ensure(new, place, || format!("another entry line has {} too", name(v)));
+        findings.ensure(new, place, || {
+            format!("another entry line has {} too", name(v))
+        });
     }
-    for v in graph.inputs.iter().copied().chain(graph.states.iter().map(|state| state.before)) {
+    for v in graph
+        .inputs
+        .iter()
+        .copied()
+        .chain(graph.states.iter().map(|state| state.before))
+    {
         findings.ensure(found.contains_key(&v), Place::Schedule, || {
             format!("no entry line says where {} is found", name(v))
         });
     }
 
     let mut left: BTreeSet<(Value, Loc)> = BTreeSet::new();
-    let homes: BTreeSet<(Value, Option<Loc>)> =
-        graph.states.iter().map(|state| (state.after, found.get(&state.before).copied())).collect();
+    let homes: BTreeSet<(Value, Option<Loc>)> = graph
+        .states
+        .iter()
+        .map(|state| (state.after, found.get(&state.before).copied()))
+        .collect();
     let afters: BTreeSet<Value> = graph.states.iter().map(|state| state.after).collect();
     let outputs: BTreeSet<Value> = graph.outputs.iter().map(|output| output.value).collect();
     for (i, &(v, loc)) in schedule.exit.iter().enumerate() {
         let place = Place::Exit(i);
-        fits(schedule, loc, graph.values[v].ty.bytes(), &name(v), place, findings);
-        findings.ensure(left.insert((v, loc)), place, || "another exit line is the same".to_string());
+        fits(
+            schedule,
+            loc,
+            graph.values[v].ty.bytes(),
+            &name(v),
+            place,
+            findings,
+        );
+        findings.ensure(left.insert((v, loc)), place, || {
+            "another exit line is the same".to_string()
+        });
         match (outputs.contains(&v), afters.contains(&v)) {
             (true, _) => {}
             (false, true) => findings.ensure(homes.contains(&(v, Some(loc))), place, || {
                 format!("{} should be left where its state was found", name(v))
             }),
-            (false, false) => {
-                findings.add(place, format!("{} is no output and no state's value after the step", name(v)))
-            }
+            (false, false) => findings.add(
+                place,
+                format!(
+                    "{} is no output and no state's value after the step",
+                    name(v)
+                ),
+            ),
         }
     }
     for state in &graph.states {
         // Without an entry line there is a finding already.
-        let Some(&loc) = found.get(&state.before) else { continue };
+        let Some(&loc) = found.get(&state.before) else {
+            continue;
+        };
         let (before, after) = (name(state.before), name(state.after));
         findings.ensure(left.contains(&(state.after, loc)), Place::Schedule, || {
             format!("no exit line leaves {after} where {before} is found")
         });
     }
-    let first = Loc { buffer: Buffer::new(0), offset: 0 };
+    let first = Loc {
+        buffer: Buffer::new(0),
+        offset: 0,
+    };
     for output in &graph.outputs {
-        let is_left = left.range((output.value, first)..).next().is_some_and(|&(v, _)| v == output.value);
-        findings.ensure(is_left, Place::Schedule, || format!("no exit line says where {} is left", name(output.value)));
+        let is_left = left
+            .range((output.value, first)..)
+            .next()
+            .is_some_and(|&(v, _)| v == output.value);
+        findings.ensure(is_left, Place::Schedule, || {
+            format!("no exit line says where {} is left", name(output.value))
+        });
     }
 }
 
@@ -393,35 +565,56 @@ fn lines(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
         let place = Place::Instr(instr);
         match data.kind {
             InstrKind::Run { node, .. } if !in_order[node] => {
-                findings.add(place, format!("runs {node:?}, which is not part of the step"));
+                findings.add(
+                    place,
+                    format!("runs {node:?}, which is not part of the step"),
+                );
             }
-            InstrKind::Run { node, ref args, ref outs, scratch } => {
+            InstrKind::Run {
+                node,
+                ref args,
+                ref outs,
+                scratch,
+            } => {
                 let op = &graph.nodes[node].op;
                 let earlier = has_run[node].replace(instr);
                 if let (Some(earlier), false) = (earlier, op.is_pure()) {
                     let name = op.name();
-                    findings.add(place, format!("{name} may not be repeated, and {earlier:?} runs the same node"));
+                    findings.add(
+                        place,
+                        format!("{name} may not be repeated, and {earlier:?} runs the same node"),
+                    );
                 }
                 run(graph, schedule, node, args, outs, scratch, place, findings);
             }
             InstrKind::Copy { src, dst, bytes } => {
-                findings.ensure(0 < bytes, place, || "a copy should move at least one byte".to_string());
+                findings.ensure(0 < bytes, place, || {
+                    "a copy should move at least one byte".to_string()
+                });
                 fits(schedule, src, bytes, "the copy", place, findings);
                 fits(schedule, dst, bytes, "the copy", place, findings);
             }
         }
         for dep in &data.after {
             let known = schedule.instrs.get(dep.instr).is_some();
-            findings.ensure(known, place, || format!("waits for {:?}, but there is no such line", dep.instr));
+            findings.ensure(known, place, || {
+                format!("waits for {:?}, but there is no such line", dep.instr)
+            });
             findings.ensure(!known || dep.previous || dep.instr < instr, place, || {
-                format!("waits for {0:?}, which does not stand above it; ^{0:?} is the previous step's", dep.instr)
+                format!(
+                    "waits for {0:?}, which does not stand above it; ^{0:?} is the previous step's",
+                    dep.instr
+                )
             });
         }
     }
 }
 
 /// Rules 2, 3 and 4 for one run.
-#[expect(clippy::too_many_arguments, reason = "the parts of one line; a struct would repeat InstrKind::Run")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the parts of one line; a struct would repeat InstrKind::Run"
+)]
 fn run(
     graph: &Graph,
     schedule: &Schedule,
@@ -435,38 +628,69 @@ fn run(
     let data = &graph.nodes[node];
     let op = &data.op;
     if op.is_alias() {
-        let message = format!("{} shares its operand's bytes and should have no line", graph.node_name(node));
+        let message = format!(
+            "{} shares its operand's bytes and should have no line",
+            graph.node_name(node)
+        );
         return findings.add(place, message);
     }
-    for (locs, values, what) in [(args, &data.inputs, "operands"), (outs, &data.outputs, "results")] {
+    for (locs, values, what) in [
+        (args, &data.inputs, "operands"),
+        (outs, &data.outputs, "results"),
+    ] {
         if locs.len() != values.len() {
-            findings
-                .add(place, format!("{} has {} {what}, but {} places are given", op.name(), values.len(), locs.len()));
+            findings.add(
+                place,
+                format!(
+                    "{} has {} {what}, but {} places are given",
+                    op.name(),
+                    values.len(),
+                    locs.len()
+                ),
+            );
             continue;
         }
         for (&loc, &v) in locs.iter().zip(values) {
             let value = &graph.values[v];
-            fits(schedule, loc, value.ty.bytes(), &format!("%{}", value.name), place, findings);
+            fits(
+                schedule,
+                loc,
+                value.ty.bytes(),
+                &format!("%{}", value.name),
+                place,
+                findings,
+            );
         }
     }
     let inputs: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-    let outputs: Vec<TensorType> = data.outputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+    let outputs: Vec<TensorType> = data
+        .outputs
+        .iter()
+        .map(|&v| graph.values[v].ty.clone())
+        .collect();
     match (op.work(&inputs, &outputs).scratch, scratch) {
         (0, None) => {}
         (0, Some(_)) => findings.add(place, format!("{} needs no scratch", op.name())),
-        (bytes, None) => findings.add(place, format!("{} needs {bytes} bytes of scratch", op.name())),
+        (bytes, None) => findings.add(
+            place,
+            format!("{} needs {bytes} bytes of scratch", op.name()),
+        ),
         (bytes, Some(loc)) => fits(schedule, loc, bytes, "scratch", place, findings),
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- plan
+// --- plan ---
 
 /// Rule 1: a row for each buffer and each pool.
 fn plan_sizes(schedule: &Schedule, plan: &Plan, findings: &mut Findings) {
     let (n, buffers) = (plan.offset.len(), schedule.buffers.len());
-    findings.ensure(n == buffers, Place::Schedule, || format!("the plan has {n} offsets for {buffers} buffers"));
+    findings.ensure(n == buffers, Place::Schedule, || {
+        format!("the plan has {n} offsets for {buffers} buffers")
+    });
     let (n, pools) = (plan.peak.len(), schedule.pools.len());
-    findings.ensure(n == pools, Place::Schedule, || format!("the plan has {n} peaks for {pools} pools"));
+    findings.ensure(n == pools, Place::Schedule, || {
+        format!("the plan has {n} peaks for {pools} pools")
+    });
 }
 
 /// Rule 8.
@@ -475,7 +699,10 @@ fn addresses(schedule: &Schedule, plan: &Plan, findings: &mut Findings) {
     for (buffer, data) in schedule.buffers.iter() {
         let (place, offset) = (Place::Buffer(buffer), plan.offset[buffer]);
         findings.ensure(offset.is_multiple_of(ALIGN), place, || {
-            format!("{} lies at {offset}, which is no multiple of {ALIGN}", data.name)
+            format!(
+                "{} lies at {offset}, which is no multiple of {ALIGN}",
+                data.name
+            )
         });
         match offset.checked_add(data.bytes) {
             Some(end) => ends[data.pool] = ends[data.pool].max(end),
@@ -484,10 +711,15 @@ fn addresses(schedule: &Schedule, plan: &Plan, findings: &mut Findings) {
     }
     for (pool, data) in schedule.pools.iter() {
         let (place, peak, end) = (Place::Pool(pool), plan.peak[pool], ends[pool]);
-        findings.ensure(peak == end, place, || format!("the peak is {peak}, but the last buffer ends at {end}"));
+        findings.ensure(peak == end, place, || {
+            format!("the peak is {peak}, but the last buffer ends at {end}")
+        });
         if let Some(limit) = data.limit {
             findings.ensure(end <= limit, place, || {
-                format!("needs {end} bytes, {} above its limit of {limit}", end - limit)
+                format!(
+                    "needs {end} bytes, {} above its limit of {limit}",
+                    end - limit
+                )
             });
         }
     }

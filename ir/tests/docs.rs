@@ -1,12 +1,12 @@
 //! `docs/ir.md` tells the truth: its dumps parse, print and prove, and its table of ops is `ROWS`.
 
-use ir::op::{Kind, Purity, ROWS};
-use ir::schedule::Why;
-use ir::text::{self, File};
-use ir::{DType, Phase, StateKind, check, verify};
+use lighterage_ir::op::{Kind, Purity, ROWS};
+use lighterage_ir::schedule::Why;
+use lighterage_ir::text::{self, File};
+use lighterage_ir::{DType, Phase, StateKind, check, verify};
 
 const DOC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/ir.md");
-const START: &str = "<!-- ops: `BLESS=1 cargo test -p ir --test docs` rewrites the table -->\n";
+const START: &str = "<!-- ops: `BLESS=1 cargo test -p lighterage-ir --test docs` rewrites the table -->\n";
 const END: &str = "<!-- /ops -->";
 
 fn doc() -> String {
@@ -16,7 +16,11 @@ fn doc() -> String {
 #[test]
 fn dumps_parse_and_prove() {
     let doc = doc();
-    let dumps: Vec<&str> = doc.split("```ir\n").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
+    let dumps: Vec<&str> = doc
+        .split("```ir\n")
+        .skip(1)
+        .map(|rest| rest.split_once("```").unwrap().0)
+        .collect();
     assert!(!dumps.is_empty());
     for dump in dumps {
         match text::parse_file(dump).unwrap_or_else(|e| panic!("{e}\n{dump}")) {
@@ -27,7 +31,11 @@ fn dumps_parse_and_prove() {
             File::Program(program) => {
                 assert_eq!(verify::program(&program), []);
                 let findings = check::check(&program).err().unwrap_or_default();
-                assert!(findings.is_empty(), "{}", text::print_program_with_findings(&program, &findings));
+                assert!(
+                    findings.is_empty(),
+                    "{}",
+                    text::print_program_with_findings(&program, &findings)
+                );
                 assert_eq!(text::print_program(&program), dump);
             }
         }
@@ -42,7 +50,13 @@ fn the_example_is_the_one_of_the_tests() {
 #[test]
 fn words_are_those_of_the_types() {
     let doc = doc();
-    let quoted = |words: &[&str]| words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" | ");
+    let quoted = |words: &[&str]| {
+        words
+            .iter()
+            .map(|word| format!("\"{word}\""))
+            .collect::<Vec<_>>()
+            .join(" | ")
+    };
     let rule = |name: &str, words: &[&str]| {
         let line = format!("{name:<9} = {} ;\n", quoted(words));
         assert!(doc.contains(&line), "docs/ir.md should have {line}");
@@ -51,15 +65,24 @@ fn words_are_those_of_the_types() {
     rule("phase", &Phase::ALL.map(Phase::name));
     rule("element", &DType::ALL.map(DType::name));
     for why in Why::ALL {
-        assert!(doc.contains(&format!("`{}`", why.name())), "docs/ir.md should name {}", why.name());
+        assert!(
+            doc.contains(&format!("`{}`", why.name())),
+            "docs/ir.md should name {}",
+            why.name()
+        );
     }
 }
 
 fn ops() -> String {
-    let mut table = String::from("| op | operands | attributes | in place | |\n|---|---|---|---|---|\n");
+    let mut table =
+        String::from("| op | operands | attributes | in place | |\n|---|---|---|---|---|\n");
     for row in ROWS {
         let (least, most) = row.inputs;
-        let operands = if least == most { least.to_string() } else { format!("{least} to {most}") };
+        let operands = if least == most {
+            least.to_string()
+        } else {
+            format!("{least} to {most}")
+        };
         let kind = |kind: Kind| match kind {
             Kind::Int => "int",
             Kind::Float => "float",
@@ -70,12 +93,26 @@ fn ops() -> String {
             Kind::Str => "string",
             Kind::Body => "body",
         };
-        let attrs: Vec<String> = row.attrs.iter().map(|&(key, k)| format!("`{key}`: {}", kind(k))).collect();
-        let inplace: Vec<String> =
-            row.inplace.iter().map(|(operand, result)| format!("{operand} → {result}")).collect();
-        let purity = if row.purity == Purity::Opaque { "opaque" } else { "" };
+        let attrs: Vec<String> = row
+            .attrs
+            .iter()
+            .map(|&(key, k)| format!("`{key}`: {}", kind(k)))
+            .collect();
+        let inplace: Vec<String> = row
+            .inplace
+            .iter()
+            .map(|(operand, result)| format!("{operand} → {result}"))
+            .collect();
+        let purity = if row.purity == Purity::Opaque {
+            "opaque"
+        } else {
+            ""
+        };
         let (attrs, inplace) = (attrs.join(", "), inplace.join(", "));
-        table.push_str(&format!("| `{}` | {operands} | {attrs} | {inplace} | {purity} |\n", row.name));
+        table.push_str(&format!(
+            "| `{}` | {operands} | {attrs} | {inplace} | {purity} |\n",
+            row.name
+        ));
     }
     table
 }
@@ -88,6 +125,6 @@ fn the_table_of_ops_is_rows() {
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(DOC, format!("{head}{START}{}{END}{tail}", ops())).unwrap();
     } else {
-        assert_eq!(table, ops(), "BLESS=1 cargo test -p ir --test docs");
+        assert_eq!(table, ops(), "BLESS=1 cargo test -p lighterage-ir --test docs");
     }
 }

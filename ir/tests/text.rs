@@ -1,13 +1,15 @@
-//! The text form: what is printed parses back to an equal value, and no text makes the parser panic.
+//! The text form: what is printed parses back to an equal value, and no text makes the parser
+//! panic.
 
-use ir::body::Step;
-use ir::graph::{Def, Graph, Output, Phase, StateKind};
-use ir::op::{Access, Kind, ROWS, Row};
-use ir::schedule::{
-    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why,
+use lighterage_ir::body::Step;
+use lighterage_ir::graph::{Def, Graph, Output, Phase, StateKind};
+use lighterage_ir::op::{Access, Kind, ROWS, Row};
+use lighterage_ir::schedule::{
+    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream,
+    StreamData, Why,
 };
-use ir::text::{self, File};
-use ir::{Attr, Body, DType, Id, Node, Op, Place, Plan, Program, Table, TensorType, Value, verify};
+use lighterage_ir::text::{self, File};
+use lighterage_ir::{Attr, Body, DType, Id, Node, Op, Place, Plan, Program, Table, TensorType, Value, verify};
 use proptest::prelude::*;
 
 /// A program with a line of each kind; it is the example of `docs/ir.md`.
@@ -25,7 +27,10 @@ fn the_example_is_canonical() {
 fn a_file_is_a_graph_or_a_program() {
     let program = text::parse_program(EXAMPLE).unwrap();
     let graph = program.graph.to_string();
-    assert_eq!(text::parse_file(&graph).unwrap(), File::Graph(program.graph.clone()));
+    assert_eq!(
+        text::parse_file(&graph).unwrap(),
+        File::Graph(program.graph.clone())
+    );
     assert_eq!(text::parse_graph(&graph).unwrap(), program.graph);
     assert_eq!(text::parse_file(EXAMPLE).unwrap(), File::Program(program));
     assert!(text::parse_graph(EXAMPLE).is_err());
@@ -35,15 +40,19 @@ fn a_file_is_a_graph_or_a_program() {
 #[test]
 fn comments_stand_behind_lines() {
     let program = text::parse_program(EXAMPLE).unwrap();
-    let with = text::print_program_with(&program, &|i| Some(format!("line {}\nof many", i.index())));
-    assert!(with.lines().any(|line| line.ends_with(" ; line 3 of many")), "{with}");
+    let with =
+        text::print_program_with(&program, &|i| Some(format!("line {}\nof many", i.index())));
+    assert!(
+        with.lines().any(|line| line.ends_with(" ; line 3 of many")),
+        "{with}"
+    );
     assert_eq!(text::parse_program(&with).unwrap(), program);
 }
 
 #[test]
 fn findings_stand_under_their_lines() {
     let program = text::parse_program(EXAMPLE).unwrap();
-    let finding = |place, message: &str| ir::Finding::new(place, message);
+    let finding = |place, message: &str| lighterage_ir::Finding::new(place, message);
     let findings = [
         finding(Place::Instr(Instr::new(3)), "two\nlines"),
         finding(Place::Node(Node::new(1)), "node"),
@@ -55,7 +64,9 @@ fn findings_stand_under_their_lines() {
     let with = text::print_program_with_findings(&program, &findings);
     let pairs: Vec<(&str, &str)> = with.lines().zip(with.lines().skip(1)).collect();
     let under = |line: &str, message: &str| {
-        let found = pairs.iter().any(|(a, b)| a.trim().starts_with(line) && b.trim() == format!("; error: {message}"));
+        let found = pairs
+            .iter()
+            .any(|(a, b)| a.trim().starts_with(line) && b.trim() == format!("; error: {message}"));
         assert!(found, "{message} should stand under {line}:\n{with}");
     };
     under("i3 ", "two lines");
@@ -78,12 +89,46 @@ fn one_line_prints_alone() {
 
 #[test]
 fn floats_keep_their_bits() {
-    let bits = [0u64, 1, 1 << 63, f64::NAN.to_bits(), (-f64::NAN).to_bits(), f64::NAN.to_bits() | 1];
-    let numbers = [1.0, 1e-5, 0.1, f64::MAX, f64::MIN_POSITIVE, 1e300, 123456789.0, f64::INFINITY, f64::NEG_INFINITY];
-    for x in bits.map(f64::from_bits).into_iter().chain(numbers).chain(numbers.map(|x| -x)) {
+    let bits = [
+        0u64,
+        1,
+        1 << 63,
+        f64::NAN.to_bits(),
+        (-f64::NAN).to_bits(),
+        f64::NAN.to_bits() | 1,
+    ];
+    let numbers = [
+        1.0,
+        1e-5,
+        0.1,
+        f64::MAX,
+        f64::MIN_POSITIVE,
+        1e300,
+        123456789.0,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+    ];
+    for x in bits
+        .map(f64::from_bits)
+        .into_iter()
+        .chain(numbers)
+        .chain(numbers.map(|x| -x))
+    {
         let mut graph = Graph::new("floats");
-        let attrs = [("dtype", Attr::Type(DType::F64)), ("shape", Attr::Ints(vec![])), ("value", Attr::Float(x))];
-        graph.add_node(Op::new("full", attrs).unwrap(), &[], &["y".into()], Phase::Forward, "").unwrap();
+        let attrs = [
+            ("dtype", Attr::Type(DType::F64)),
+            ("shape", Attr::Ints(vec![])),
+            ("value", Attr::Float(x)),
+        ];
+        graph
+            .add_node(
+                Op::new("full", attrs).unwrap(),
+                &[],
+                &["y".into()],
+                Phase::Forward,
+                "",
+            )
+            .unwrap();
         let text = graph.to_string();
         // Op's equality is that of bits.
         assert_eq!(text::parse_graph(&text).unwrap(), graph, "{text}");
@@ -98,56 +143,139 @@ fn errors_say_where_and_what() {
         text::parse_program(&text).unwrap_err().to_string()
     };
     let cases = [
-        ("graph mlp", "grap mlp", "line 1, column 1: expected `graph`, found grap"),
-        ("mlp {", "mlp", "line 1, column 10: expected `{`, found the end of the line"),
-        ("f32[64,64]", "f33[64,64]", "line 2, column 15: expected a type like f32[4,64], found f33"),
-        ("f32[64,64]", "f32[64,-1]", "line 2, column 22: expected a size, found -1"),
-        ("f32[64,64]", "f32[64,64", "line 2, column 24: expected `,` or `]`, found the end of the line"),
-        ("input  %x", "input  x", "line 2, column 10: expected a value like %x, found x"),
-        ("input  %hyper", "input  %x", "line 3, column 11: %x is defined already"),
+        (
+            "graph mlp",
+            "grap mlp",
+            "line 1, column 1: expected `graph`, found grap",
+        ),
+        (
+            "mlp {",
+            "mlp",
+            "line 1, column 10: expected `{`, found the end of the line",
+        ),
+        (
+            "f32[64,64]",
+            "f33[64,64]",
+            "line 2, column 15: expected a type like f32[4,64], found f33",
+        ),
+        (
+            "f32[64,64]",
+            "f32[64,-1]",
+            "line 2, column 22: expected a size, found -1",
+        ),
+        (
+            "f32[64,64]",
+            "f32[64,64",
+            "line 2, column 24: expected `,` or `]`, found the end of the line",
+        ),
+        (
+            "input  %x",
+            "input  x",
+            "line 2, column 10: expected a value like %x, found x",
+        ),
+        (
+            "input  %hyper",
+            "input  %x",
+            "line 3, column 11: %x is defined already",
+        ),
         (
             "param  %w",
             "weight %w",
-            "line 4, column 10: expected a state's kind: param, buffer, const, moment or rng, found weight",
+            "line 4, column 10: expected a state's kind: param, buffer, const, moment or rng, \
+             found weight",
         ),
         ("-> %w'", "-> %ww", "line 4, column 24: no line defines %ww"),
-        ("matmul %x", "matmol %x", "line 5, column 23: there is no op matmol"),
-        (" ta=false", "", "line 5, column 23: matmul needs the attribute ta"),
-        ("tb=false", "ta=false", "line 5, column 46: the attribute ta stands twice"),
-        ("%x, %w ta", "%x, %v ta", "line 5, column 35: no line defines %v"),
+        (
+            "matmul %x",
+            "matmol %x",
+            "line 5, column 23: there is no op matmol",
+        ),
+        (
+            " ta=false",
+            "",
+            "line 5, column 23: matmul needs the attribute ta",
+        ),
+        (
+            "tb=false",
+            "ta=false",
+            "line 5, column 46: the attribute ta stands twice",
+        ),
+        (
+            "%x, %w ta",
+            "%x, %v ta",
+            "line 5, column 35: no line defines %v",
+        ),
         (
             "input  %x : f32[64,64]",
             "input  %x : f32[64,32]",
             "line 5, column 23: matmul of f32[64,32], f32[64,64]: inner or batch dimensions differ",
         ),
-        ("gradient \"fc1.weight\"", "gradient \"fc2.weight\"", "line 13, column 12: there is no state \"fc2.weight\""),
+        (
+            "gradient \"fc1.weight\"",
+            "gradient \"fc2.weight\"",
+            "line 13, column 12: there is no state \"fc2.weight\"",
+        ),
         (
             "pool device limit 80K",
             "pool device limit 80k",
             "line 16, column 21: expected a number of bytes below 2^64, like 4K, found 80k",
         ),
-        ("peak 65664", "peak 64K", "line 16, column 30: the buffers of this pool end at 65664, not at 65536"),
-        ("pool host", "pool device", "line 17, column 8: this pool is declared already"),
-        ("w@device+16K:16K", "w", "line 23, column 14: no line above says where w lies: expected w@pool:size"),
+        (
+            "peak 65664",
+            "peak 64K",
+            "line 16, column 30: the buffers of this pool end at 65664, not at 65536",
+        ),
+        (
+            "pool host",
+            "pool device",
+            "line 17, column 8: this pool is declared already",
+        ),
+        (
+            "w@device+16K:16K",
+            "w",
+            "line 23, column 14: no line above says where w lies: expected w@pool:size",
+        ),
         (
             "w@device+16K:16K",
             "w@device:16K",
             "line 23, column 14: this buffer has no offset: expected name@pool+offset:size",
         ),
-        ("w@device+16K:16K", "w@devise+16K:16K", "line 23, column 16: there is no pool devise"),
-        ("i1   compute", "i2   compute", "line 25, column 3: expected the line i1, found i2"),
-        ("i1   compute", "i1   compote", "line 25, column 8: there is no stream compote"),
+        (
+            "w@device+16K:16K",
+            "w@devise+16K:16K",
+            "line 23, column 16: there is no pool devise",
+        ),
+        (
+            "i1   compute",
+            "i2   compute",
+            "line 25, column 3: expected the line i1, found i2",
+        ),
+        (
+            "i1   compute",
+            "i1   compote",
+            "line 25, column 8: there is no stream compote",
+        ),
         (
             "swapout",
             "swapaut",
-            "line 26, column 16: expected one of run, rerun, swapout, swapin, gather, offload, update, feed, fetch, found swapaut",
+            "line 26, column 16: expected one of run, rerun, swapout, swapin, gather, offload, \
+             update, feed, fetch, found swapaut",
         ),
-        ("run     a h", "run     b h", "line 25, column 24: no node has the first result %b"),
-        ("after i1", "after 1", "line 26, column 53: expected a line like i3 or ^i3, found 1"),
+        (
+            "run     a h",
+            "run     b h",
+            "line 25, column 24: no node has the first result %b",
+        ),
+        (
+            "after i1",
+            "after 1",
+            "line 26, column 53: expected a line like i3 or ^i3, found 1",
+        ),
         (
             "  exit",
             "  entry",
-            "line 33, column 3: expected the order pool, stream, entry, lines i0 i1 .., exit, buffer",
+            "line 33, column 3: expected the order pool, stream, entry, lines i0 i1 .., exit, \
+             buffer",
         ),
     ];
     let mut wrong = vec![];
@@ -158,28 +286,52 @@ fn errors_say_where_and_what() {
     }
     assert_eq!(wrong, []);
     let quotes = |text: &str| text::parse_graph(text).unwrap_err().to_string();
-    assert_eq!(quotes("graph \"mlp {\n}"), "line 1, column 7: this quote is not closed on its line");
-    assert_eq!(quotes("graph \"\\x\" {\n}"), "line 1, column 8: an escape should be \\\" \\\\ \\n \\r \\t or \\u{hex}");
-    assert_eq!(quotes("graph é {\n}"), "line 1, column 7: the character 'é' should stand in quotes");
-    assert_eq!(quotes("; only a comment"), "line 1, column 17: expected `graph`, found the end of the text");
+    assert_eq!(
+        quotes("graph \"mlp {\n}"),
+        "line 1, column 7: this quote is not closed on its line"
+    );
+    assert_eq!(
+        quotes("graph \"\\x\" {\n}"),
+        "line 1, column 8: an escape should be \\\" \\\\ \\n \\r \\t or \\u{hex}"
+    );
+    assert_eq!(
+        quotes("graph é {\n}"),
+        "line 1, column 7: the character 'é' should stand in quotes"
+    );
+    assert_eq!(
+        quotes("; only a comment"),
+        "line 1, column 17: expected `graph`, found the end of the text"
+    );
 }
 
 #[test]
 fn types_are_checked_against_the_shape_rule() {
-    let text = EXAMPLE.replacen("dims=[0,1] keepdim=false : f32[]", "dims=[0,1] keepdim=false : f32[1]", 1);
+    let text = EXAMPLE.replacen(
+        "dims=[0,1] keepdim=false : f32[]",
+        "dims=[0,1] keepdim=false : f32[1]",
+        1,
+    );
     let error = text::parse_program(&text).unwrap_err().to_string();
-    assert!(error.ends_with("expected f32[], the type that follows from the operands, found f32[1]"), "{error}");
+    assert!(
+        error.ends_with("expected f32[], the type that follows from the operands, found f32[1]"),
+        "{error}"
+    );
 }
 
 #[test]
 fn long_lines_and_deep_brackets_end() {
-    for text in ["[".repeat(1 << 20), "graph g {\n".repeat(1 << 16), "%".repeat(1 << 20), "\"\\u{".repeat(1 << 18)] {
+    for text in [
+        "[".repeat(1 << 20),
+        "graph g {\n".repeat(1 << 16),
+        "%".repeat(1 << 20),
+        "\"\\u{".repeat(1 << 18),
+    ] {
         assert!(text::parse_file(&text).is_err());
         assert!(text::parse_file(&format!("graph g {{\n input %x : f32[{text}]\n}}")).is_err());
     }
 }
 
-// -------------------------------------------------------------------------------------------------------- generators
+// --- generators ---
 
 /// A source of choices that proptest shrinks: numbers, each used once, then zeros.
 struct Choices<'a> {
@@ -198,7 +350,11 @@ impl Choices<'_> {
     /// A new name: one of the given strings, made unique.
     fn name(&mut self) -> String {
         self.n_names += 1;
-        let base = if self.names.is_empty() { 0 } else { self.below(self.names.len()) };
+        let base = if self.names.is_empty() {
+            0
+        } else {
+            self.below(self.names.len())
+        };
         let base = self.names.get(base).map_or("", String::as_str);
         // What follows the last dot keeps names apart; some are quoted and some are not.
         format!("{base}.{}", self.n_names)
@@ -208,7 +364,15 @@ impl Choices<'_> {
         self.names.get(i).cloned().unwrap_or_default()
     }
     fn float(&mut self) -> f64 {
-        let special = [0.0, -0.0, 1.0, 1e-5, f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+        let special = [
+            0.0,
+            -0.0,
+            1.0,
+            1e-5,
+            f64::NAN,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+        ];
         match self.below(special.len() + 1) {
             i if i < special.len() => special[i],
             _ => f64::from_bits((self.below(1 << 31) as u64) << 32 | self.below(1 << 31) as u64),
@@ -249,27 +413,52 @@ fn graph(choices: &mut Choices<'_>) -> Graph {
                 continue;
             }
             2 => (Op::new("relu", []).unwrap(), vec![operand(choices)]),
-            3 => (Op::new("add", []).unwrap(), vec![operand(choices), operand(choices)]),
+            3 => (
+                Op::new("add", []).unwrap(),
+                vec![operand(choices), operand(choices)],
+            ),
             4 => {
-                let attrs = [("ta", Attr::Bool(choices.coin())), ("tb", Attr::Bool(choices.coin()))];
-                (Op::new("matmul", attrs).unwrap(), vec![operand(choices), operand(choices)])
+                let attrs = [
+                    ("ta", Attr::Bool(choices.coin())),
+                    ("tb", Attr::Bool(choices.coin())),
+                ];
+                (
+                    Op::new("matmul", attrs).unwrap(),
+                    vec![operand(choices), operand(choices)],
+                )
             }
             5 => {
-                let attrs = [("dims", Attr::Ints(vec![0])), ("keepdim", Attr::Bool(choices.coin()))];
+                let attrs = [
+                    ("dims", Attr::Ints(vec![0])),
+                    ("keepdim", Attr::Bool(choices.coin())),
+                ];
                 (Op::new("sum", attrs).unwrap(), vec![operand(choices)])
             }
             6 => {
-                let attrs = [("dim", Attr::Int(0)), ("k", Attr::Int(1)), ("largest", Attr::Bool(true))];
+                let attrs = [
+                    ("dim", Attr::Int(0)),
+                    ("k", Attr::Int(1)),
+                    ("largest", Attr::Bool(true)),
+                ];
                 (Op::new("topk", attrs).unwrap(), vec![operand(choices)])
             }
             7 => {
-                let value =
-                    if choices.coin() { Attr::Float(choices.float()) } else { Attr::Int(choices.below(9) as i64 - 4) };
-                (Op::new("mul_scalar", [("value", value)]).unwrap(), vec![operand(choices)])
+                let value = if choices.coin() {
+                    Attr::Float(choices.float())
+                } else {
+                    Attr::Int(choices.below(9) as i64 - 4)
+                };
+                (
+                    Op::new("mul_scalar", [("value", value)]).unwrap(),
+                    vec![operand(choices)],
+                )
             }
             8 => {
                 let shape = ty.shape().iter().map(|&d| d as i64).collect();
-                (Op::new("reshape", [("shape", Attr::Ints(shape))]).unwrap(), vec![operand(choices)])
+                (
+                    Op::new("reshape", [("shape", Attr::Ints(shape))]).unwrap(),
+                    vec![operand(choices)],
+                )
             }
             9 => {
                 let attrs = [
@@ -280,27 +469,44 @@ fn graph(choices: &mut Choices<'_>) -> Graph {
                 (Op::new("full", attrs).unwrap(), vec![])
             }
             _ => {
-                let attrs = [("name", Attr::Str(choices.word())), ("types", Attr::Str("f32[2,3] i64[]".into()))];
+                let attrs = [
+                    ("name", Attr::Str(choices.word())),
+                    ("types", Attr::Str("f32[2,3] i64[]".into())),
+                ];
                 let n = if n_values == 0 { 0 } else { choices.below(4) };
-                (Op::new("extern", attrs).unwrap(), (0..n).map(|_| operand(choices)).collect())
+                (
+                    Op::new("extern", attrs).unwrap(),
+                    (0..n).map(|_| operand(choices)).collect(),
+                )
             }
         };
         if operands.iter().any(|v| v.index() >= n_values) {
             continue;
         }
         let types: Vec<&TensorType> = operands.iter().map(|&v| &graph.values[v].ty).collect();
-        let Ok(results) = op.infer(&types) else { continue };
+        let Ok(results) = op.infer(&types) else {
+            continue;
+        };
         let names: Vec<String> = results.iter().map(|_| choices.name()).collect();
         let phase = Phase::ALL[choices.below(3)];
-        let module = if choices.coin() { choices.word() } else { String::new() };
-        graph.add_node(op, &operands, &names, phase, module).unwrap();
+        let module = if choices.coin() {
+            choices.word()
+        } else {
+            String::new()
+        };
+        graph
+            .add_node(op, &operands, &names, phase, module)
+            .unwrap();
     }
     drop_unused(&mut graph, choices);
     let live: Vec<Value> = live(&graph);
     for i in 0..graph.states.len() {
         let before = graph.states[i].before;
-        let same: Vec<Value> =
-            live.iter().copied().filter(|&v| graph.values[v].ty == graph.values[before].ty).collect();
+        let same: Vec<Value> = live
+            .iter()
+            .copied()
+            .filter(|&v| graph.values[v].ty == graph.values[before].ty)
+            .collect();
         if choices.coin() {
             graph.states[i].after = same[choices.below(same.len())];
         }
@@ -321,7 +527,10 @@ fn graph(choices: &mut Choices<'_>) -> Graph {
 fn drop_unused(graph: &mut Graph, choices: &mut Choices<'_>) {
     for node in graph.order.clone().into_iter().rev() {
         let outputs = &graph.nodes[node].outputs;
-        let is_read = graph.order.iter().any(|&n| graph.nodes[n].inputs.iter().any(|v| outputs.contains(v)));
+        let is_read = graph
+            .order
+            .iter()
+            .any(|&n| graph.nodes[n].inputs.iter().any(|v| outputs.contains(v)));
         if !is_read && choices.below(4) == 3 {
             graph.order.retain(|&n| n != node);
         }
@@ -340,25 +549,45 @@ fn live(graph: &Graph) -> Vec<Value> {
 fn program(choices: &mut Choices<'_>) -> Program {
     let graph = graph(choices);
     let live = live(&graph);
-    let mut schedule = Schedule { name: choices.word(), device: choices.word(), ..Schedule::default() };
+    let mut schedule = Schedule {
+        name: choices.word(),
+        device: choices.word(),
+        ..Schedule::default()
+    };
     for _ in 0..1 + choices.below(3) {
         let limit = choices.coin().then(|| choices.bytes());
-        schedule.pools.push(PoolData { name: choices.name(), limit });
-        schedule.streams.push(StreamData { name: choices.name() });
+        schedule.pools.push(PoolData {
+            name: choices.name(),
+            limit,
+        });
+        schedule.streams.push(StreamData {
+            name: choices.name(),
+        });
     }
     for _ in 0..choices.below(8) {
         let pool = Pool::new(choices.below(schedule.pools.len()));
-        schedule.buffers.push(BufferData { name: choices.name(), pool, bytes: choices.bytes() });
+        schedule.buffers.push(BufferData {
+            name: choices.name(),
+            pool,
+            bytes: choices.bytes(),
+        });
     }
     let n_buffers = schedule.buffers.len();
     let loc = |choices: &mut Choices<'_>| {
         let offset = if choices.coin() { choices.bytes() } else { 0 };
-        Loc { buffer: Buffer::new(choices.below(n_buffers)), offset }
+        Loc {
+            buffer: Buffer::new(choices.below(n_buffers)),
+            offset,
+        }
     };
     if 0 < n_buffers && !live.is_empty() {
         for _ in 0..choices.below(4) {
-            schedule.entry.push((live[choices.below(live.len())], loc(choices)));
-            schedule.exit.push((live[choices.below(live.len())], loc(choices)));
+            schedule
+                .entry
+                .push((live[choices.below(live.len())], loc(choices)));
+            schedule
+                .exit
+                .push((live[choices.below(live.len())], loc(choices)));
         }
         for _ in 0..choices.below(12) {
             let kind = if choices.coin() && !graph.order.is_empty() {
@@ -370,21 +599,36 @@ fn program(choices: &mut Choices<'_>) -> Program {
                 }
             } else {
                 let (src, dst) = (loc(choices), loc(choices));
-                let bytes = if choices.coin() { choices.bytes() } else { schedule.buffers[dst.buffer].bytes };
+                let bytes = if choices.coin() {
+                    choices.bytes()
+                } else {
+                    schedule.buffers[dst.buffer].bytes
+                };
                 InstrKind::Copy { src, dst, bytes }
             };
-            let dep =
-                |choices: &mut Choices<'_>| Dep { instr: Instr::new(choices.below(16)), previous: choices.coin() };
+            let dep = |choices: &mut Choices<'_>| Dep {
+                instr: Instr::new(choices.below(16)),
+                previous: choices.coin(),
+            };
             let after = (0..choices.below(4)).map(|_| dep(choices)).collect();
             let stream = Stream::new(choices.below(schedule.streams.len()));
-            schedule.instrs.push(InstrData { kind, stream, after, why: Why::ALL[choices.below(9)] });
+            schedule.instrs.push(InstrData {
+                kind,
+                stream,
+                after,
+                why: Why::ALL[choices.below(9)],
+            });
         }
     }
     let plan = choices.coin().then(|| {
         let offset: Table<Buffer, u64> = schedule.buffers.ids().map(|_| choices.bytes()).collect();
         Plan::new(&schedule, offset)
     });
-    Program { graph, schedule, plan }
+    Program {
+        graph,
+        schedule,
+        plan,
+    }
 }
 
 prop_compose! {
@@ -442,18 +686,25 @@ fn any_words() -> impl Strategy<Value = String> {
         "\\",
         "é",
     ];
-    prop::collection::vec(prop::sample::select(words.to_vec()), 0..60).prop_map(|words| words.join(" "))
+    prop::collection::vec(prop::sample::select(words.to_vec()), 0..60)
+        .prop_map(|words| words.join(" "))
 }
 
 fn no_panic(text: &str) {
     if let Ok(file) = text::parse_file(text) {
         match file {
             File::Graph(graph) => {
-                assert_eq!(text::parse_graph(&text::print_graph(&graph)).unwrap(), graph);
+                assert_eq!(
+                    text::parse_graph(&text::print_graph(&graph)).unwrap(),
+                    graph
+                );
                 let _ = text::print_graph_with_findings(&graph, &verify::graph(&graph));
             }
             File::Program(program) => {
-                assert_eq!(text::parse_program(&text::print_program(&program)).unwrap(), program);
+                assert_eq!(
+                    text::parse_program(&text::print_program(&program)).unwrap(),
+                    program
+                );
                 let _ = text::print_program_with_findings(&program, &verify::program(&program));
             }
         }
@@ -464,19 +715,33 @@ fn no_panic(text: &str) {
 fn integer(choices: &mut Choices<'_>) -> i64 {
     let ends = [i64::MIN, i64::MAX, 1 << 32, (1 << 32) - 1, 1 << 50, -1];
     let i = choices.below(24);
-    ends.get(i).copied().unwrap_or_else(|| choices.below(5) as i64)
+    ends.get(i)
+        .copied()
+        .unwrap_or_else(|| choices.below(5) as i64)
 }
 
 /// Any op, with any attributes, and operands of any types.
 /// Ops over whatever came before.
 fn any_body(choices: &mut Choices<'_>, operands: usize) -> Body {
-    let rows: Vec<&Row> = ROWS.iter().filter(|row| row.access != Access::Whole).collect();
-    let full = [("dtype", Attr::Type(DType::F32)), ("shape", Attr::Ints(vec![2, 3])), ("value", Attr::Float(0.5))];
+    let rows: Vec<&Row> = ROWS
+        .iter()
+        .filter(|row| row.access != Access::Whole)
+        .collect();
+    let full = [
+        ("dtype", Attr::Type(DType::F32)),
+        ("shape", Attr::Ints(vec![2, 3])),
+        ("value", Attr::Float(0.5)),
+    ];
     let mut steps: Vec<Step> = vec![];
     let mut values = operands;
     for _ in 0..1 + choices.below(4) {
         let row = rows[choices.below(rows.len())];
-        if values == 0 || !row.attrs.iter().all(|&(key, _)| key == "value" || key == "tanh") {
+        if values == 0
+            || !row
+                .attrs
+                .iter()
+                .all(|&(key, _)| key == "value" || key == "tanh")
+        {
             continue;
         }
         let attr = |&(key, kind): &(&'static str, Kind)| match kind {
@@ -486,11 +751,19 @@ fn any_body(choices: &mut Choices<'_>, operands: usize) -> Body {
         let op = Op::new(row.name, row.attrs.iter().map(attr).collect::<Vec<_>>()).unwrap();
         let inputs = (0..row.inputs.0).map(|_| choices.below(values)).collect();
         let outputs = 1 + choices.below(2);
-        steps.push(Step { op, inputs, outputs });
+        steps.push(Step {
+            op,
+            inputs,
+            outputs,
+        });
         values += outputs;
     }
     if steps.is_empty() {
-        steps.push(Step { op: Op::new("full", full).unwrap(), inputs: vec![], outputs: 1 });
+        steps.push(Step {
+            op: Op::new("full", full).unwrap(),
+            inputs: vec![],
+            outputs: 1,
+        });
         values += 1;
     }
     Body::new(operands, steps, vec![values - 1]).unwrap()
@@ -520,7 +793,11 @@ fn any_call(choices: &mut Choices<'_>) -> (Op, Vec<TensorType>) {
         Kind::Str => Attr::Str("f32[4] i64[]".into()),
         Kind::Body => Attr::Body(any_body(choices, n_operands).into()),
     };
-    let attrs: Vec<(&'static str, Attr)> = row.attrs.iter().map(|&(key, kind)| (key, attr(choices, kind))).collect();
+    let attrs: Vec<(&'static str, Attr)> = row
+        .attrs
+        .iter()
+        .map(|&(key, kind)| (key, attr(choices, kind)))
+        .collect();
     (Op::new(row.name, attrs).unwrap(), types)
 }
 
@@ -532,7 +809,8 @@ proptest! {
         let graph = program.graph;
         prop_assert_eq!(verify::graph(&graph), vec![]);
         let text = text::print_graph(&graph);
-        let back = text::parse_graph(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
+        let back = text::parse_graph(&text).map_err(|e| TestCaseError::fail(format!("{e}\n\
+            {text}")))?;
         prop_assert_eq!(&back, &graph.compact(), "{}", text);
         prop_assert_eq!(text::print_graph(&back), text);
         prop_assert_eq!(back.compact(), back);
@@ -541,7 +819,8 @@ proptest! {
     #[test]
     fn programs_round_trip(program in any_program()) {
         let text = text::print_program(&program);
-        let back = text::parse_program(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
+        let back = text::parse_program(&text).map_err(|e| TestCaseError::fail(format!("{e}\n\
+            {text}")))?;
         prop_assert_eq!(&back, &program.compact(), "{}", text);
         prop_assert_eq!(text::print_program(&back), text);
         let findings = verify::program(&back);

@@ -1,5 +1,6 @@
-//! How long things take: a roofline from the device file, or what [`profile`] measured. In a roofline, a node takes the longer of its arithmetic and its memory
-//! traffic, and the time to start it; a copy takes its bytes over the link, and the time to start it.
+//! How long things take: a roofline from the device file, or what [`profile`] measured. In a
+//! roofline, a node takes the longer of its arithmetic and its memory traffic, and the time to
+//! start it; a copy takes its bytes over the link, and the time to start it.
 
 pub mod profile;
 
@@ -77,8 +78,19 @@ impl Lane {
 pub fn lane(schedule: &Schedule, instr: Instr) -> Lane {
     let on_device = |loc: Loc| schedule.buffers[loc.buffer].pool.index() == 0;
     match &schedule.instrs[instr].kind {
-        InstrKind::Run { args, outs, scratch, .. } => {
-            match outs.iter().chain(args).chain(scratch).next().is_none_or(|&loc| on_device(loc)) {
+        InstrKind::Run {
+            args,
+            outs,
+            scratch,
+            ..
+        } => {
+            match outs
+                .iter()
+                .chain(args)
+                .chain(scratch)
+                .next()
+                .is_none_or(|&loc| on_device(loc))
+            {
                 true => Lane::Compute,
                 false => Lane::Host,
             }
@@ -95,8 +107,8 @@ pub fn lane(schedule: &Schedule, instr: Instr) -> Lane {
 /// What lines cost each other that run at the same time.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Shares {
-    /// `keeps[a][b]`: the share of its speed that lane `a` keeps while lane `b` is busy; 1 if they do not meet. With
-    /// several busy lanes, shares multiply.
+    /// `keeps[a][b]`: the share of its speed that lane `a` keeps while lane `b` is busy; 1 if they
+    /// do not meet. With several busy lanes, shares multiply.
     pub keeps: [[f64; 4]; 4],
     /// From the end of a line to the start of one on another stream that waits for it, µs.
     pub handoff: f64,
@@ -104,7 +116,10 @@ pub struct Shares {
 
 impl Default for Shares {
     fn default() -> Shares {
-        Shares { keeps: [[1.0; 4]; 4], handoff: 0.0 }
+        Shares {
+            keeps: [[1.0; 4]; 4],
+            handoff: 0.0,
+        }
     }
 }
 
@@ -117,7 +132,9 @@ pub struct Roofline {
 impl Roofline {
     /// The roofline of `device`.
     pub fn new(device: &Device) -> Roofline {
-        Roofline { device: device.clone() }
+        Roofline {
+            device: device.clone(),
+        }
     }
 }
 
@@ -131,14 +148,21 @@ impl Cost for Roofline {
         let inputs: Vec<&TensorType> = data.inputs.iter().map(ty).collect();
         let outputs: Vec<TensorType> = data.outputs.iter().map(|v| ty(v).clone()).collect();
         let work = data.op.work(&inputs, &outputs);
-        let half = outputs.first().is_some_and(|t| matches!(t.dtype(), DType::BF16 | DType::F16));
-        let rate = if work.matrix && half { self.device.bf16_flops } else { self.device.f32_flops };
+        let half = outputs
+            .first()
+            .is_some_and(|t| matches!(t.dtype(), DType::BF16 | DType::F16));
+        let rate = if work.matrix && half {
+            self.device.bf16_flops
+        } else {
+            self.device.f32_flops
+        };
         let memory = operand_bytes(graph, node) as f64 / self.device.memory_bandwidth;
         let arithmetic = if work.matrix { work.flops / rate } else { 0.0 };
         self.device.launch_micros + 1e6 * arithmetic.max(memory)
     }
     fn host(&self, graph: &Graph, node: Node) -> f64 {
-        self.device.launch_micros + 1e6 * operand_bytes(graph, node) as f64 / self.device.host_bandwidth
+        self.device.launch_micros
+            + 1e6 * operand_bytes(graph, node) as f64 / self.device.host_bandwidth
     }
     fn link(&self, bytes: u64) -> f64 {
         self.device.link_micros + 1e6 * bytes as f64 / self.device.link_bandwidth
@@ -157,7 +181,11 @@ impl Cost for Roofline {
 /// Bytes that a node reads and writes.
 fn operand_bytes(graph: &Graph, node: Node) -> u64 {
     let data = &graph.nodes[node];
-    data.inputs.iter().chain(&data.outputs).map(|&v| graph.values[v].ty.bytes()).sum()
+    data.inputs
+        .iter()
+        .chain(&data.outputs)
+        .map(|&v| graph.values[v].ty.bytes())
+        .sum()
 }
 
 /// Whether a node runs at the rate of products.
@@ -165,7 +193,9 @@ pub fn is_product(graph: &Graph, node: Node) -> bool {
     let data = &graph.nodes[node];
     let ty = |&v: &ir::Value| &graph.values[v].ty;
     let outputs: Vec<TensorType> = data.outputs.iter().map(|v| ty(v).clone()).collect();
-    data.op.work(&data.inputs.iter().map(ty).collect::<Vec<_>>(), &outputs).matrix
+    data.op
+        .work(&data.inputs.iter().map(ty).collect::<Vec<_>>(), &outputs)
+        .matrix
 }
 
 /// A cost with every node's time computed once: planners ask many times.
@@ -180,8 +210,16 @@ impl<'a> Tabled<'a> {
     pub fn new(cost: &'a dyn Cost, graph: &Graph) -> Tabled<'a> {
         Tabled {
             cost,
-            nodes: graph.nodes.ids().map(|node| cost.run(graph, node)).collect(),
-            hosts: graph.nodes.ids().map(|node| cost.host(graph, node)).collect(),
+            nodes: graph
+                .nodes
+                .ids()
+                .map(|node| cost.run(graph, node))
+                .collect(),
+            hosts: graph
+                .nodes
+                .ids()
+                .map(|node| cost.host(graph, node))
+                .collect(),
         }
     }
 }

@@ -21,7 +21,10 @@ pub fn names() -> Vec<&'static str> {
 pub fn named(name: &str) -> Result<Device, String> {
     match FILES.iter().find(|&&(known, _)| known == name) {
         Some((_, text)) => Device::from_toml(text),
-        None => Err(format!("there is no device {name}; there are {}, or name a .toml file", names().join(", "))),
+        None => Err(format!(
+            "there is no device {name}; there are {}, or name a .toml file",
+            names().join(", ")
+        )),
     }
 }
 

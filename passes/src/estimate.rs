@@ -1,8 +1,9 @@
 //! Memory of a training step by formula, from a model's sizes alone: before there is a graph.
 //!
-//! The formulas are those of the post "Memory Management for Optimizing LLMs" (2026): bytes a parameter for weights,
-//! gradients and optimizer, a table of what a transformer layer saves for its backward, and what data, tensor and pipeline
-//! parallelism and ZeRO divide. They are estimates of a common kind of model; a plan of a traced graph is exact.
+//! The formulas are those of the post "Memory Management for Optimizing LLMs" (2026): bytes a
+//! parameter for weights, gradients and optimizer, a table of what a transformer layer saves for
+//! its backward, and what data, tensor and pipeline parallelism and ZeRO divide. They are estimates
+//! of a common kind of model; a plan of a traced graph is exact.
 
 /// An optimizer, as far as its memory goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,14 +16,20 @@ pub enum Optimizer {
     Momentum,
     /// Both moments in one byte each.
     AdamW8bit,
-    /// The first moment in two bytes; the second is factored into rows and columns, and counts as nothing.
+    /// The first moment in two bytes; the second is factored into rows and columns, and counts as
+    /// nothing.
     Adafactor,
 }
 
 impl Optimizer {
     /// Every optimizer.
-    pub const ALL: [Optimizer; 5] =
-        [Optimizer::AdamW, Optimizer::Sgd, Optimizer::Momentum, Optimizer::AdamW8bit, Optimizer::Adafactor];
+    pub const ALL: [Optimizer; 5] = [
+        Optimizer::AdamW,
+        Optimizer::Sgd,
+        Optimizer::Momentum,
+        Optimizer::AdamW8bit,
+        Optimizer::Adafactor,
+    ];
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
@@ -51,7 +58,8 @@ pub enum Precision {
     F32,
     /// All in bf16.
     Bf16,
-    /// Weights, gradients and activations in bf16; the optimizer keeps an f32 copy of the weights, and its states in f32.
+    /// Weights, gradients and activations in bf16; the optimizer keeps an f32 copy of the weights,
+    /// and its states in f32.
     Mixed,
 }
 
@@ -122,14 +130,24 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Parameters of a GPT of this shape, with biases, tied embeddings and a table of positions; without the embeddings if
-    /// the vocabulary is not known.
+    /// Parameters of a GPT of this shape, with biases, tied embeddings and a table of positions;
+    /// without the embeddings if the vocabulary is not known.
     pub fn parameters(&self) -> Result<u64, String> {
-        let words = self.vocabulary.map_or(Ok(0), |v| fits(Some(u128::from(v) + u128::from(self.sequence))))?;
+        let words = self.vocabulary.map_or(Ok(0), |v| {
+            fits(Some(u128::from(v) + u128::from(self.sequence)))
+        })?;
         let matrices = product(&[12, self.layers, self.width, self.width], 1)?;
-        let (vectors, embeddings) = (product(&[13, self.layers, self.width], 1)?, product(&[words, self.width], 1)?);
+        let (vectors, embeddings) = (
+            product(&[13, self.layers, self.width], 1)?,
+            product(&[words, self.width], 1)?,
+        );
         let norm = product(&[2, self.width], 1)?;
-        fits(Some([matrices, vectors, embeddings, norm].into_iter().map(u128::from).sum()))
+        fits(Some(
+            [matrices, vectors, embeddings, norm]
+                .into_iter()
+                .map(u128::from)
+                .sum(),
+        ))
     }
 }
 
@@ -153,22 +171,32 @@ pub struct Parallel {
     pub data: u64,
     /// What replicas share: 0 nothing, 1 the optimizer's states, 2 gradients too, 3 weights too.
     pub zero: u8,
-    /// Micro-batches of a step. A stage holds the activations of as many as there are stages behind it, and itself (1F1B).
+    /// Micro-batches of a step. A stage holds the activations of as many as there are stages behind
+    /// it, and itself (1F1B).
     pub micro_batches: u64,
 }
 
 impl Default for Parallel {
     fn default() -> Parallel {
-        Parallel { tensor: 1, pipeline: 1, data: 1, zero: 0, micro_batches: 1 }
+        Parallel {
+            tensor: 1,
+            pipeline: 1,
+            data: 1,
+            zero: 0,
+            micro_batches: 1,
+        }
     }
 }
 
 impl Parallel {
     /// Devices in all.
     pub fn devices(&self) -> u64 {
-        self.tensor.saturating_mul(self.pipeline).saturating_mul(self.data)
+        self.tensor
+            .saturating_mul(self.pipeline)
+            .saturating_mul(self.data)
     }
-    /// The share of the time in which a device waits for its pipeline's other stages: `(p - 1) / (m + p - 1)`.
+    /// The share of the time in which a device waits for its pipeline's other stages: `(p - 1) / (m
+    /// + p - 1)`.
     pub fn bubble(&self) -> f64 {
         let (p, m) = (self.pipeline as f64, self.micro_batches as f64);
         (p - 1.0) / (m + p - 1.0)
@@ -224,14 +252,17 @@ pub struct Estimate {
     pub stage_layers: u64,
     /// Micro-batches whose activations a stage holds at a time.
     pub in_flight: u64,
-    /// A checkpoint on disk, of the whole model: f32 weights if there are any, and the optimizer's states.
+    /// A checkpoint on disk, of the whole model: f32 weights if there are any, and the optimizer's
+    /// states.
     pub checkpoint: u64,
 }
 
 impl Estimate {
     /// All of it, but activations.
     pub fn states(&self) -> u64 {
-        self.parameters.saturating_add(self.gradients).saturating_add(self.optimizer)
+        self.parameters
+            .saturating_add(self.gradients)
+            .saturating_add(self.optimizer)
     }
     /// All of it.
     pub fn total(&self) -> u64 {
@@ -240,19 +271,37 @@ impl Estimate {
 }
 
 fn fits(bytes: Option<u128>) -> Result<u64, String> {
-    bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or_else(|| "these sizes are beyond 2^64 bytes".to_string())
+    bytes
+        .and_then(|bytes| u64::try_from(bytes).ok())
+        .ok_or_else(|| "these sizes are beyond 2^64 bytes".to_string())
 }
 
 /// The product of some sizes, divided among `parts` devices, rounded up.
 fn product(sizes: &[u64], parts: u64) -> Result<u64, String> {
-    let all = sizes.iter().try_fold(1u128, |product, &size| product.checked_mul(u128::from(size)));
+    let all = sizes.iter().try_fold(1u128, |product, &size| {
+        product.checked_mul(u128::from(size))
+    });
     fits(all.map(|all| all.div_ceil(u128::from(parts))))
 }
 
 /// Estimates. An error if a size is zero, out of range, or the bytes do not fit in 64 bits.
 pub fn estimate(setup: &Setup) -> Result<Estimate, String> {
-    let Setup { parameters, shape, optimizer, precision, recompute, adapters, parallel } = *setup;
-    let Parallel { tensor, pipeline, data, zero, micro_batches } = parallel;
+    let Setup {
+        parameters,
+        shape,
+        optimizer,
+        precision,
+        recompute,
+        adapters,
+        parallel,
+    } = *setup;
+    let Parallel {
+        tensor,
+        pipeline,
+        data,
+        zero,
+        micro_batches,
+    } = parallel;
     let positive = [
         ("parameters", parameters),
         ("tensor parallelism", tensor),
@@ -267,18 +316,31 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, String> {
         return Err(format!("ZeRO has the stages 0 to 3, not {zero}"));
     }
     let model = fits(u128::from(tensor).checked_mul(u128::from(pipeline)))?;
-    let shards = |stage: u8| if stage <= zero { fits(Some(u128::from(model) * u128::from(data))) } else { Ok(model) };
+    let shards = |stage: u8| {
+        if stage <= zero {
+            fits(Some(u128::from(model) * u128::from(data)))
+        } else {
+            Ok(model)
+        }
+    };
     let (of_gradients, of_optimizer) = (precision.width(), precision.optimizer(optimizer));
 
     let (weights, trained) = match adapters {
-        None => (product(&[precision.width(), parameters], shards(3)?)?, parameters),
+        None => (
+            product(&[precision.width(), parameters], shards(3)?)?,
+            parameters,
+        ),
         Some(Adapters { share, four_bit }) => {
             if !(0.0 < share && share <= 1.0) {
                 return Err("adapters: their share should be above 0 and at most 100%".into());
             }
             let trained = (share * parameters as f64).ceil() as u64;
             // Four bits are half a byte.
-            let base = if four_bit { parameters.div_ceil(2) } else { product(&[precision.width(), parameters], 1)? };
+            let base = if four_bit {
+                parameters.div_ceil(2)
+            } else {
+                product(&[precision.width(), parameters], 1)?
+            };
             let all = u128::from(base) + u128::from(product(&[precision.width(), trained], 1)?);
             (fits(Some(all.div_ceil(u128::from(shards(3)?))))?, trained)
         }
@@ -295,7 +357,13 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, String> {
         if stage_layers == 0 {
             return Err("layers: should be 1 or more".into());
         }
-        let one = fits(Some(layer.iter().filter(|saved| saved.kept).map(|saved| u128::from(saved.bytes)).sum()))?;
+        let one = fits(Some(
+            layer
+                .iter()
+                .filter(|saved| saved.kept)
+                .map(|saved| u128::from(saved.bytes))
+                .sum(),
+        ))?;
         let mut bytes = product(&[one, stage_layers, in_flight], 1)?;
         if let Some(vocabulary) = shape.vocabulary {
             // Logits, and their softmax in f32.
@@ -306,7 +374,11 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, String> {
         activations = Some(bytes);
     }
     // In mixed precision the f32 weights are the optimizer's.
-    let weight = if precision == Precision::Mixed { 0 } else { precision.width() };
+    let weight = if precision == Precision::Mixed {
+        0
+    } else {
+        precision.width()
+    };
     let checkpoint = product(&[weight + of_optimizer, trained], 1)?;
     Ok(Estimate {
         parameters: weights,
@@ -320,18 +392,35 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, String> {
     })
 }
 
-/// What one layer saves for the backward of one micro-batch, on one of `t` devices: `sbd (10 + 24 / t + 5 a s / (d t))`
-/// bytes in 16 bits. Masks have one byte an element. With full recompute the input of the first norm is kept alone, with
-/// selective recompute everything but the last three.
-fn saved(shape: &Shape, precision: Precision, recompute: Recompute, t: u64) -> Result<Vec<Saved>, String> {
-    let &Shape { width: d, heads: a, sequence: s, batch: b, .. } = shape;
-    for (name, size) in [("width", d), ("heads", a), ("sequence length", s), ("batch", b)] {
+/// What one layer saves for the backward of one micro-batch, on one of `t` devices: `sbd (10 + 24 /
+/// t + 5 a s / (d t))` bytes in 16 bits. Masks have one byte an element. With full recompute the
+/// input of the first norm is kept alone, with selective recompute everything but the last three.
+fn saved(
+    shape: &Shape,
+    precision: Precision,
+    recompute: Recompute,
+    t: u64,
+) -> Result<Vec<Saved>, String> {
+    let &Shape {
+        width: d,
+        heads: a,
+        sequence: s,
+        batch: b,
+        ..
+    } = shape;
+    for (name, size) in [
+        ("width", d),
+        ("heads", a),
+        ("sequence length", s),
+        ("batch", b),
+    ] {
         if size == 0 {
             return Err(format!("{name}: should be 1 or more"));
         }
     }
     let w = precision.width();
-    let (whole, split, four, square) = ("[s, b, d]", "[s, b, d/t]", "[s, b, 4d/t]", "[b, a/t, s, s]");
+    let (whole, split, four, square) =
+        ("[s, b, d]", "[s, b, d/t]", "[s, b, 4d/t]", "[b, a/t, s, s]");
     let rows: [(&str, &str, &[u64], u64); 15] = [
         ("norm's input before attention", whole, &[w, s, b, d], 1),
         ("norm's input before MLP", whole, &[w, s, b, d], 1),
@@ -356,7 +445,12 @@ fn saved(shape: &Shape, precision: Precision, recompute: Recompute, t: u64) -> R
             Recompute::Selective => shape != square,
             Recompute::Full => i == 0,
         };
-        Ok(Saved { name, shape, bytes: product(sizes, parts)?, kept })
+        Ok(Saved {
+            name,
+            shape,
+            bytes: product(sizes, parts)?,
+            kept,
+        })
     })
     .collect()
 }
@@ -384,10 +478,28 @@ mod tests {
         (estimate.parameters, estimate.optimizer, estimate.gradients)
     }
 
-    const SHAPE: Shape = Shape { layers: 32, width: 4096, heads: 32, sequence: 2048, batch: 3, vocabulary: None };
+    const SHAPE: Shape = Shape {
+        layers: 32,
+        width: 4096,
+        heads: 32,
+        sequence: 2048,
+        batch: 3,
+        vocabulary: None,
+    };
 
-    fn activations(shape: Shape, recompute: Recompute, precision: Precision, parallel: Parallel) -> u64 {
-        let setup = Setup { shape: Some(shape), recompute, precision, parallel, ..setup(7) };
+    fn activations(
+        shape: Shape,
+        recompute: Recompute,
+        precision: Precision,
+        parallel: Parallel,
+    ) -> u64 {
+        let setup = Setup {
+            shape: Some(shape),
+            recompute,
+            precision,
+            parallel,
+            ..setup(7)
+        };
         estimate(&setup).unwrap().activations.unwrap()
     }
 
@@ -400,7 +512,14 @@ mod tests {
 
     #[test]
     fn optimizers_have_their_bytes() {
-        let bytes = |precision, optimizer| parts(&Setup { optimizer, precision, ..setup(1) }).1 / GB;
+        let bytes = |precision, optimizer| {
+            parts(&Setup {
+                optimizer,
+                precision,
+                ..setup(1)
+            })
+            .1 / GB
+        };
         let all = |precision| Optimizer::ALL.map(|optimizer| bytes(precision, optimizer));
         // AdamW, SGD, momentum, 8-bit AdamW, Adafactor; the post has 12, 8, 6 and about 6.
         assert_eq!(all(Precision::Mixed), [12, 4, 8, 6, 6]);
@@ -408,10 +527,14 @@ mod tests {
         assert_eq!(all(Precision::Bf16), [4, 0, 2, 2, 2]);
     }
 
-    /// The post's "4P saved" are weights and gradients; the optimizer's copy of the weights takes them again.
+    /// The post's "4P saved" are weights and gradients; the optimizer's copy of the weights takes
+    /// them again.
     #[test]
     fn mixed_precision_halves_weights_and_gradients() {
-        let full = parts(&Setup { precision: Precision::F32, ..setup(7) });
+        let full = parts(&Setup {
+            precision: Precision::F32,
+            ..setup(7)
+        });
         let mixed = parts(&setup(7));
         assert_eq!((full.0 + full.2) - (mixed.0 + mixed.2), 4 * 7 * GB);
         assert_eq!(mixed.1 - full.1, 4 * 7 * GB);
@@ -419,10 +542,22 @@ mod tests {
 
     #[test]
     fn seventy_billion_on_64_devices() {
-        let parallel = Parallel { tensor: 8, pipeline: 4, data: 2, zero: 1, micro_batches: 8 };
+        let parallel = Parallel {
+            tensor: 8,
+            pipeline: 4,
+            data: 2,
+            zero: 1,
+            micro_batches: 8,
+        };
         assert_eq!(parallel.devices(), 64);
-        let (parameters, optimizer, gradients) = parts(&Setup { parallel, ..setup(70) });
-        assert_eq!((parameters, optimizer, gradients), (4_375_000_000, 13_125_000_000, 4_375_000_000));
+        let (parameters, optimizer, gradients) = parts(&Setup {
+            parallel,
+            ..setup(70)
+        });
+        assert_eq!(
+            (parameters, optimizer, gradients),
+            (4_375_000_000, 13_125_000_000, 4_375_000_000)
+        );
         let total = parameters + optimizer + gradients;
         assert_eq!((total as f64 / 1e8).round() / 10.0, 21.9);
         assert!((parallel.bubble() - 3.0 / 11.0).abs() < 1e-12);
@@ -431,39 +566,94 @@ mod tests {
 
     #[test]
     fn zero_divides_what_its_stage_says() {
-        let of = |zero| parts(&Setup { parallel: Parallel { data: 8, zero, ..Parallel::default() }, ..setup(7) });
+        let of = |zero| {
+            parts(&Setup {
+                parallel: Parallel {
+                    data: 8,
+                    zero,
+                    ..Parallel::default()
+                },
+                ..setup(7)
+            })
+        };
         assert_eq!(of(0), (14 * GB, 84 * GB, 14 * GB));
         assert_eq!(of(1), (14 * GB, 10_500_000_000, 14 * GB));
         assert_eq!(of(2), (14 * GB, 10_500_000_000, 1_750_000_000));
         assert_eq!(of(3), (1_750_000_000, 10_500_000_000, 1_750_000_000));
-        let states = |parallel| estimate(&Setup { parallel, ..setup(7) }).unwrap().states();
-        assert_eq!(states(Parallel { data: 8, zero: 3, ..Parallel::default() }), 14 * GB);
-        assert_eq!(states(Parallel { tensor: 8, ..Parallel::default() }), 14 * GB);
-        assert_eq!(states(Parallel { pipeline: 7, ..Parallel::default() }), 16 * GB);
+        let states = |parallel| {
+            estimate(&Setup {
+                parallel,
+                ..setup(7)
+            })
+            .unwrap()
+            .states()
+        };
+        assert_eq!(
+            states(Parallel {
+                data: 8,
+                zero: 3,
+                ..Parallel::default()
+            }),
+            14 * GB
+        );
+        assert_eq!(
+            states(Parallel {
+                tensor: 8,
+                ..Parallel::default()
+            }),
+            14 * GB
+        );
+        assert_eq!(
+            states(Parallel {
+                pipeline: 7,
+                ..Parallel::default()
+            }),
+            16 * GB
+        );
     }
 
     #[test]
     fn activations_follow_the_formula() {
-        let Shape { layers, width: d, heads: a, sequence: s, batch: b, .. } = SHAPE;
+        let Shape {
+            layers,
+            width: d,
+            heads: a,
+            sequence: s,
+            batch: b,
+            ..
+        } = SHAPE;
         let sbd = s * b * d;
         for t in [1, 2, 8] {
-            let parallel = Parallel { tensor: t, ..Parallel::default() };
+            let parallel = Parallel {
+                tensor: t,
+                ..Parallel::default()
+            };
             let of = |recompute| activations(SHAPE, recompute, Precision::Mixed, parallel);
-            assert_eq!(of(Recompute::None), layers * (sbd * 10 + sbd * 24 / t + 5 * b * a * s * s / t));
+            assert_eq!(
+                of(Recompute::None),
+                layers * (sbd * 10 + sbd * 24 / t + 5 * b * a * s * s / t)
+            );
             assert_eq!(of(Recompute::Selective), layers * (sbd * 10 + sbd * 24 / t));
             assert_eq!(of(Recompute::Full), 2 * sbd * layers);
         }
         // Six whole tensors, six divided ones, three of attention.
-        let setup = Setup { shape: Some(SHAPE), ..setup(7) };
+        let setup = Setup {
+            shape: Some(SHAPE),
+            ..setup(7)
+        };
         let layer = estimate(&setup).unwrap().layer;
         let group = |from, to| layer[from..to].iter().map(|saved| saved.bytes).sum::<u64>();
-        assert_eq!((group(0, 6), group(6, 12), group(12, 15)), (10 * sbd, 24 * sbd, 5 * b * a * s * s));
+        assert_eq!(
+            (group(0, 6), group(6, 12), group(12, 15)),
+            (10 * sbd, 24 * sbd, 5 * b * a * s * s)
+        );
         // In f32 masks stay bytes.
         let full = activations(SHAPE, Recompute::None, Precision::F32, Parallel::default());
         assert_eq!(full, layers * (sbd * (4 * 4 + 2 + 48) + 9 * b * a * s * s));
     }
 
-    /// The post calls full recompute a reduction of 5 to 10 times; its own formula gives 17 times at least.
+    /// The post calls full recompute a reduction of 5 to 10 times; its own formula gives 17 times
+    /// at least.
     #[test]
     fn full_recompute_saves_more_than_the_post_says() {
         let of = |recompute| activations(SHAPE, recompute, Precision::Mixed, Parallel::default());
@@ -473,9 +663,23 @@ mod tests {
 
     #[test]
     fn long_sequences_are_mostly_attention() {
-        let shape = Shape { sequence: 8192, batch: 1, ..SHAPE };
-        let all = activations(shape, Recompute::None, Precision::Mixed, Parallel::default());
-        let rest = activations(shape, Recompute::Selective, Precision::Mixed, Parallel::default());
+        let shape = Shape {
+            sequence: 8192,
+            batch: 1,
+            ..SHAPE
+        };
+        let all = activations(
+            shape,
+            Recompute::None,
+            Precision::Mixed,
+            Parallel::default(),
+        );
+        let rest = activations(
+            shape,
+            Recompute::Selective,
+            Precision::Mixed,
+            Parallel::default(),
+        );
         let sbdl = shape.sequence * shape.width * shape.layers;
         assert_eq!((all - rest, rest), (320 * sbdl, 34 * sbdl));
     }
@@ -483,32 +687,69 @@ mod tests {
     #[test]
     fn stages_hold_some_layers_of_some_micro_batches() {
         let of = |pipeline, micro_batches| {
-            let parallel = Parallel { pipeline, micro_batches, ..Parallel::default() };
+            let parallel = Parallel {
+                pipeline,
+                micro_batches,
+                ..Parallel::default()
+            };
             activations(SHAPE, Recompute::None, Precision::Mixed, parallel)
         };
         assert_eq!(of(4, 1), of(1, 1) / 4);
         assert_eq!(of(4, 16), of(1, 1));
-        let with_logits = Shape { vocabulary: Some(50257), ..SHAPE };
-        let logits = activations(with_logits, Recompute::None, Precision::Mixed, Parallel::default()) - of(1, 1);
+        let with_logits = Shape {
+            vocabulary: Some(50257),
+            ..SHAPE
+        };
+        let logits = activations(
+            with_logits,
+            Recompute::None,
+            Precision::Mixed,
+            Parallel::default(),
+        ) - of(1, 1);
         assert_eq!(logits, 6 * 2048 * 3 * 50257);
     }
 
     #[test]
     fn shapes_have_their_parameters() {
-        let gpt2 = Shape { layers: 12, width: 768, heads: 12, sequence: 1024, batch: 1, vocabulary: Some(50257) };
+        let gpt2 = Shape {
+            layers: 12,
+            width: 768,
+            heads: 12,
+            sequence: 1024,
+            batch: 1,
+            vocabulary: Some(50257),
+        };
         assert_eq!(gpt2.parameters(), Ok(124_439_808));
-        assert!(Shape { layers: u64::MAX, width: u64::MAX / 2, ..gpt2 }.parameters().is_err());
+        assert!(
+            Shape {
+                layers: u64::MAX,
+                width: u64::MAX / 2,
+                ..gpt2
+            }
+            .parameters()
+            .is_err()
+        );
     }
 
     /// The post's 0.78 bytes a parameter leave out the adapters' own weights, 2 bytes of 2 %.
     #[test]
     fn qlora_takes_eight_tenths_of_a_byte() {
         let of = |four_bit| {
-            let adapters = Some(Adapters { share: 0.02, four_bit });
-            estimate(&Setup { adapters, ..setup(10) }).unwrap()
+            let adapters = Some(Adapters {
+                share: 0.02,
+                four_bit,
+            });
+            estimate(&Setup {
+                adapters,
+                ..setup(10)
+            })
+            .unwrap()
         };
         let qlora = of(true);
-        assert_eq!((qlora.parameters, qlora.gradients, qlora.optimizer), (5_400_000_000, 400_000_000, 2_400_000_000));
+        assert_eq!(
+            (qlora.parameters, qlora.gradients, qlora.optimizer),
+            (5_400_000_000, 400_000_000, 2_400_000_000)
+        );
         assert_eq!(qlora.total(), 8_200_000_000);
         assert_eq!(of(false).parameters, 20_400_000_000);
     }
@@ -517,23 +758,72 @@ mod tests {
     fn checkpoints_have_twelve_bytes_a_parameter() {
         assert_eq!(estimate(&setup(7)).unwrap().checkpoint, 84 * GB);
         assert_eq!(estimate(&setup(70)).unwrap().checkpoint, 840 * GB);
-        let full = Setup { precision: Precision::F32, ..setup(7) };
+        let full = Setup {
+            precision: Precision::F32,
+            ..setup(7)
+        };
         assert_eq!(estimate(&full).unwrap().checkpoint, 84 * GB);
     }
 
     #[test]
     fn impossible_sizes_are_refused() {
-        let with = |parallel| estimate(&Setup { parallel, ..setup(7) });
-        assert!(with(Parallel { tensor: 0, ..Parallel::default() }).is_err());
-        assert!(with(Parallel { zero: 4, ..Parallel::default() }).is_err());
-        assert!(with(Parallel { tensor: u64::MAX, pipeline: u64::MAX, ..Parallel::default() }).is_err());
-        assert!(estimate(&Setup { parameters: u64::MAX, ..setup(7) }).is_err());
+        let with = |parallel| {
+            estimate(&Setup {
+                parallel,
+                ..setup(7)
+            })
+        };
+        assert!(
+            with(Parallel {
+                tensor: 0,
+                ..Parallel::default()
+            })
+            .is_err()
+        );
+        assert!(
+            with(Parallel {
+                zero: 4,
+                ..Parallel::default()
+            })
+            .is_err()
+        );
+        assert!(
+            with(Parallel {
+                tensor: u64::MAX,
+                pipeline: u64::MAX,
+                ..Parallel::default()
+            })
+            .is_err()
+        );
+        assert!(
+            estimate(&Setup {
+                parameters: u64::MAX,
+                ..setup(7)
+            })
+            .is_err()
+        );
         let shape = Some(Shape { heads: 0, ..SHAPE });
-        assert!(estimate(&Setup { shape, ..setup(7) }).unwrap_err().contains("heads"));
-        let shape = Some(Shape { sequence: u64::MAX, ..SHAPE });
+        assert!(
+            estimate(&Setup { shape, ..setup(7) })
+                .unwrap_err()
+                .contains("heads")
+        );
+        let shape = Some(Shape {
+            sequence: u64::MAX,
+            ..SHAPE
+        });
         assert!(estimate(&Setup { shape, ..setup(7) }).is_err());
         for share in [0.0, -1.0, 1.5, f64::NAN] {
-            assert!(estimate(&Setup { adapters: Some(Adapters { share, four_bit: true }), ..setup(7) }).is_err());
+            assert!(
+                estimate(&Setup {
+                    adapters: Some(Adapters {
+                        share,
+                        four_bit: true
+                    }),
+                    ..setup(7)
+                })
+                .is_err()
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Why a value is where it is, and what else would cost. Nothing is decided here: the figures come from the decisions'
-//! own reasons, from the simulator's timeline, and, for what was not chosen, from building and simulating the whole step
-//! with that one decision changed.
+//! Why a value is where it is, and what else would cost. Nothing is decided here: the figures come
+//! from the decisions' own reasons, from the simulator's timeline, and, for what was not chosen,
+//! from building and simulating the whole step with that one decision changed.
 //!
 //! Before: a compiled program. After: an [`Explanation`] of one value as plain data, and its text.
 
@@ -66,7 +66,11 @@ pub fn class(graph: &Graph, value: Value) -> Class {
     match graph.values[root].def {
         Def::Input(_) => Class::Input,
         Def::State(state) => Class::of_state(graph.states[state].kind),
-        Def::Node(node, _) => match graph.states.iter().find(|state| graph.root(state.after) == root) {
+        Def::Node(node, _) => match graph
+            .states
+            .iter()
+            .find(|state| graph.root(state.after) == root)
+        {
             Some(state) => Class::of_state(state.kind),
             None => match graph.nodes[node].phase {
                 Phase::Forward => Class::Activation,
@@ -77,7 +81,7 @@ pub fn class(graph: &Graph, value: Value) -> Class {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- peak
+// --- peak ---
 
 /// What lies on the device where most does.
 #[derive(Clone, PartialEq, Debug)]
@@ -110,30 +114,51 @@ pub fn peak(compiled: &Compiled) -> Peak {
     let lives = lifetimes(schedule);
     let live = live_bytes(schedule, &lives, Pool::new(DEVICE));
     // The first of equally high ones.
-    let line = (0..live.len()).rev().max_by_key(|&line| live[line]).unwrap_or(0);
+    let line = (0..live.len())
+        .rev()
+        .max_by_key(|&line| live[line])
+        .unwrap_or(0);
     let mut holds: BTreeMap<Buffer, Value> = BTreeMap::new();
     replay(graph, schedule, |instr, loc, value| {
         if instr.is_none_or(|instr| instr.index() <= line) {
             holds.insert(loc.buffer, value);
         }
     });
-    let here = |buffer: Buffer| lives[buffer].start as usize <= line && line < lives[buffer].end as usize;
-    let on_device = schedule.buffers.iter().filter(|&(buffer, data)| data.pool == Pool::new(DEVICE) && here(buffer));
+    let here =
+        |buffer: Buffer| lives[buffer].start as usize <= line && line < lives[buffer].end as usize;
+    let on_device = schedule
+        .buffers
+        .iter()
+        .filter(|&(buffer, data)| data.pool == Pool::new(DEVICE) && here(buffer));
     let mut tensors: Vec<Resident> = on_device
         .map(|(buffer, data)| match holds.get(&buffer) {
-            Some(&value) => {
-                Resident { name: graph.values[value].name.clone(), bytes: data.bytes, class: class(graph, value) }
-            }
-            None => Resident { name: data.name.clone(), bytes: data.bytes, class: Class::Scratch },
+            Some(&value) => Resident {
+                name: graph.values[value].name.clone(),
+                bytes: data.bytes,
+                class: class(graph, value),
+            },
+            None => Resident {
+                name: data.name.clone(),
+                bytes: data.bytes,
+                class: Class::Scratch,
+            },
         })
         .collect();
     tensors.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     let line_id = schedule.instrs.ids().nth(line);
-    let text = line_id.map_or("the start of the step".into(), |instr| text::print_instr(graph, schedule, instr));
-    Peak { line: line_id, text, bytes: live.get(line).copied().unwrap_or(0), tensors }
+    let text = line_id.map_or("the start of the step".into(), |instr| {
+        text::print_instr(graph, schedule, instr)
+    });
+    Peak {
+        line: line_id,
+        text,
+        bytes: live.get(line).copied().unwrap_or(0),
+        tensors,
+    }
 }
 
-/// Tells, line by line, which root each touched place holds after the line. What is there at entry comes first.
+/// Tells, line by line, which root each touched place holds after the line. What is there at entry
+/// comes first.
 fn replay(graph: &Graph, schedule: &Schedule, mut seen: impl FnMut(Option<Instr>, Loc, Value)) {
     let mut holds: BTreeMap<Loc, Value> = BTreeMap::new();
     for &(value, loc) in &schedule.entry {
@@ -142,7 +167,9 @@ fn replay(graph: &Graph, schedule: &Schedule, mut seen: impl FnMut(Option<Instr>
     }
     for (instr, data) in schedule.instrs.iter() {
         match &data.kind {
-            InstrKind::Run { node, args, outs, .. } => {
+            InstrKind::Run {
+                node, args, outs, ..
+            } => {
                 let node = &graph.nodes[*node];
                 for (&loc, &value) in args.iter().zip(&node.inputs) {
                     seen(Some(instr), loc, graph.root(value));
@@ -163,7 +190,7 @@ fn replay(graph: &Graph, schedule: &Schedule, mut seen: impl FnMut(Option<Instr>
     }
 }
 
-// -------------------------------------------------------------------------------------------------- memory over time
+// --- memory over time ---
 
 /// A time for which a buffer is taken, in the simulated step.
 #[derive(Clone, PartialEq, Debug)]
@@ -184,14 +211,16 @@ pub struct Residence {
     pub to: f64,
 }
 
-/// Who lies where, when, in a step among others like it: what reaches into the next step appears at the start, as what
-/// is left of the step before. A buffer is taken from the start of the first line that touches it to the end of the last;
-/// what is there at entry or exit, always.
+/// Who lies where, when, in a step among others like it: what reaches into the next step appears at
+/// the start, as what is left of the step before. A buffer is taken from the start of the first
+/// line that touches it to the end of the last; what is there at entry or exit, always.
 pub fn residences(compiled: &Compiled) -> Vec<Residence> {
     let program = &compiled.program;
     let (graph, schedule, timeline) = (&program.graph, &program.schedule, &compiled.timeline);
-    // What each buffer comes to hold, with the line; places of one buffer that are in use beside each other.
-    let mut holds: Table<Buffer, Vec<(Option<Instr>, Value)>> = Table::filled(schedule.buffers.len(), vec![]);
+    // What each buffer comes to hold, with the line; places of one buffer that are in use beside
+    // each other.
+    let mut holds: Table<Buffer, Vec<(Option<Instr>, Value)>> =
+        Table::filled(schedule.buffers.len(), vec![]);
     let mut offsets: Table<Buffer, Vec<u64>> = Table::filled(schedule.buffers.len(), vec![]);
     replay(graph, schedule, |instr, loc, value| {
         let values = &mut holds[loc.buffer];
@@ -217,11 +246,20 @@ pub fn residences(compiled: &Compiled) -> Vec<Residence> {
     let mut residences = vec![];
     for (buffer, data) in schedule.buffers.iter() {
         let (from, to) = span[buffer];
-        let mut class_of = |value: Value| *classes[value].get_or_insert_with(|| class(graph, value));
+        let mut class_of =
+            |value: Value| *classes[value].get_or_insert_with(|| class(graph, value));
         let mut stay = |from: f64, to: f64, value: Option<Value>, class: Class, name: String| {
             for (from, to) in folded(from, to, timeline.micros) {
                 let (pool, bytes) = (data.pool, data.bytes);
-                residences.push(Residence { name: name.clone(), value, class, pool, bytes, from, to });
+                residences.push(Residence {
+                    name: name.clone(),
+                    value,
+                    class,
+                    pool,
+                    bytes,
+                    from,
+                    to,
+                });
             }
         };
         match &holds[buffer][..] {
@@ -232,14 +270,30 @@ pub fn residences(compiled: &Compiled) -> Vec<Residence> {
             }
             // A state's new value takes the old one's place: that is one stay.
             [(_, first), ..] if to == f64::INFINITY => {
-                stay(from, to, Some(*first), class_of(*first), graph.values[*first].name.clone());
+                stay(
+                    from,
+                    to,
+                    Some(*first),
+                    class_of(*first),
+                    graph.values[*first].name.clone(),
+                );
             }
             values => {
                 for (k, &(instr, value)) in values.iter().enumerate() {
-                    let start = if k == 0 { from } else { instr.map_or(from, |instr| timeline.start[instr]) };
+                    let start = if k == 0 {
+                        from
+                    } else {
+                        instr.map_or(from, |instr| timeline.start[instr])
+                    };
                     let next = values.get(k + 1).and_then(|&(instr, _)| instr);
                     let end = next.map_or(to, |instr| timeline.start[instr]);
-                    stay(start, end, Some(value), class_of(value), graph.values[value].name.clone());
+                    stay(
+                        start,
+                        end,
+                        Some(value),
+                        class_of(value),
+                        graph.values[value].name.clone(),
+                    );
                 }
             }
         }
@@ -247,23 +301,36 @@ pub fn residences(compiled: &Compiled) -> Vec<Residence> {
     residences
 }
 
-/// The parts of a step in which something that lasts from `from` to `to` is there, if it is so in every step.
+/// The parts of a step in which something that lasts from `from` to `to` is there, if it is so in
+/// every step.
 fn folded(from: f64, to: f64, step: f64) -> Vec<(f64, f64)> {
     if step <= to - from {
         return vec![(0.0, step)];
     }
-    // Nothing lasts for a step, so it is cut once at most; `from` may lie steps behind the first start.
+    // Nothing lasts for a step, so it is cut once at most; `from` may lie steps behind the first
+    // start.
     let steps = (from / step).floor();
-    let (from, to) = if step <= from { (from - steps * step, to - steps * step) } else { (from, to) };
-    let parts = if to <= step { vec![(from, to)] } else { vec![(from, step), (0.0, to - step)] };
+    let (from, to) = if step <= from {
+        (from - steps * step, to - steps * step)
+    } else {
+        (from, to)
+    };
+    let parts = if to <= step {
+        vec![(from, to)]
+    } else {
+        vec![(from, step), (0.0, to - step)]
+    };
     parts.into_iter().filter(|(from, to)| from < to).collect()
 }
 
-/// The moment at which most bytes of a pool are taken, µs, and how many; the first of equally high ones.
+/// The moment at which most bytes of a pool are taken, µs, and how many; the first of equally high
+/// ones.
 pub fn fullest(residences: &[Residence], pool: Pool) -> (f64, u64) {
     let here = || residences.iter().filter(|r| r.pool == pool);
     let starts = here().map(|r| (r.from, true, r.bytes));
-    let mut changes: Vec<(f64, bool, u64)> = starts.chain(here().map(|r| (r.to, false, r.bytes))).collect();
+    let mut changes: Vec<(f64, bool, u64)> = starts
+        .chain(here().map(|r| (r.to, false, r.bytes)))
+        .collect();
     // What ends makes room for what starts at the same moment.
     changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let (mut bytes, mut most) = (0, (0.0, 0));
@@ -276,7 +343,7 @@ pub fn fullest(residences: &[Residence], pool: Pool) -> (f64, u64) {
     most
 }
 
-// ------------------------------------------------------------------------------------------------------------- tally
+// --- tally ---
 
 /// Decisions by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -326,13 +393,21 @@ pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
         tally.recompute.add(graph.values[gap.value].ty.bytes());
     }
     for &state in decisions.hosted.keys() {
-        tally.hosted.add(graph.values[graph.states[state].before].ty.bytes());
+        tally
+            .hosted
+            .add(graph.values[graph.states[state].before].ty.bytes());
     }
-    for (value, data) in graph.values.iter().filter(|&(value, _)| graph.root(value) == value && !cut[value]) {
+    for (value, data) in graph
+        .values
+        .iter()
+        .filter(|&(value, _)| graph.root(value) == value && !cut[value])
+    {
         let bytes = data.ty.bytes();
         let kept = match data.def {
             Def::State(state) => !decisions.hosted.contains_key(&state),
-            Def::Input(_) | Def::Node(..) => problem.accesses[value].windows(2).any(|pair| pair[0] + 1 < pair[1]),
+            Def::Input(_) | Def::Node(..) => problem.accesses[value]
+                .windows(2)
+                .any(|pair| pair[0] + 1 < pair[1]),
         };
         if kept && 0 < bytes {
             tally.kept.add(bytes);
@@ -344,28 +419,45 @@ pub fn tally(problem: &Problem<'_>, decisions: &Decisions) -> Tally {
 /// What was decided for a value, in words.
 pub fn decided(decisions: &Decisions, problem: &Problem<'_>, value: Value) -> String {
     let (mut swaps, mut reruns) = (0, 0);
-    for (_, (means, _)) in decisions.cuts.range(Gap { value, gap: 0 }..=Gap { value, gap: u32::MAX }) {
+    for (_, (means, _)) in decisions.cuts.range(
+        Gap { value, gap: 0 }..=Gap {
+            value,
+            gap: u32::MAX,
+        },
+    ) {
         match means {
             Means::Swap => swaps += 1,
             Means::Recompute => reruns += 1,
         }
     }
-    reruns += decisions.solved(problem).keys().filter(|gap| gap.value == value).count() as u32;
+    reruns += decisions
+        .solved(problem)
+        .keys()
+        .filter(|gap| gap.value == value)
+        .count() as u32;
     let times = |n: u32, what: &str| match n {
         0 => None,
         1 => Some(what.to_string()),
         n => Some(format!("{what} {n} times")),
     };
     let hosted = match problem.graph.values[value].def {
-        Def::State(state) if decisions.hosted.contains_key(&state) => Some("lives on the host".to_string()),
+        Def::State(state) if decisions.hosted.contains_key(&state) => {
+            Some("lives on the host".to_string())
+        }
         _ => None,
     };
-    let what: Vec<String> =
-        [hosted, times(swaps, "swapped"), times(reruns, "recomputed")].into_iter().flatten().collect();
-    if what.is_empty() { "kept".into() } else { what.join(", ") }
+    let what: Vec<String> = [hosted, times(swaps, "swapped"), times(reruns, "recomputed")]
+        .into_iter()
+        .flatten()
+        .collect();
+    if what.is_empty() {
+        "kept".into()
+    } else {
+        what.join(", ")
+    }
 }
 
-// ----------------------------------------------------------------------------------------------------------- names
+// --- names ---
 
 /// What a name on the command line stands for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -380,27 +472,65 @@ pub enum Named {
     Unknown(Vec<String>),
 }
 
-/// Looks a name up: a value, with or without `%`; a state's path; an output; a module's path. `traced` is the graph before
-/// any pass.
+/// Looks a name up: a value, with or without `%`; a state's path; an output; a module's path.
+/// `traced` is the graph before any pass.
 pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
     let bare = name.strip_prefix('%').unwrap_or(name);
-    let by_name = |name: &str| graph.values.iter().find(|(_, data)| data.name == name).map(|(value, _)| value);
-    let state = || graph.states.iter().find(|state| state.path == bare).map(|state| state.before);
-    let output = || graph.outputs.iter().find(|output| output.name == bare).map(|output| output.value);
+    let by_name = |name: &str| {
+        graph
+            .values
+            .iter()
+            .find(|(_, data)| data.name == name)
+            .map(|(value, _)| value)
+    };
+    let state = || {
+        graph
+            .states
+            .iter()
+            .find(|state| state.path == bare)
+            .map(|state| state.before)
+    };
+    let output = || {
+        graph
+            .outputs
+            .iter()
+            .find(|output| output.name == bare)
+            .map(|output| output.value)
+    };
     if let Some(value) = by_name(bare).or_else(state).or_else(output) {
         return Named::Value(value);
     }
     if let Some((old, _)) = traced.values.iter().find(|(_, data)| data.name == bare) {
         // A reshape that nobody needs any more still has bytes: those of its root.
-        let became = canonical::became(traced, old).or_else(|| canonical::became(traced, traced.root(old)));
-        let Some(name) = became else { return Named::Removed(None) };
+        let became =
+            canonical::became(traced, old).or_else(|| canonical::became(traced, traced.root(old)));
+        let Some(name) = became else {
+            return Named::Removed(None);
+        };
         // What is computed for each chunk of rows, or each micro-batch.
-        let is_part = |other: &str| other.strip_prefix(&name)?.strip_prefix('.')?.parse::<u64>().ok();
-        let parts: Vec<Value> =
-            graph.values.iter().filter(|(_, data)| is_part(&data.name).is_some()).map(|(value, _)| value).collect();
-        return if parts.is_empty() { Named::Removed(by_name(&name)) } else { Named::Module(parts) };
+        let is_part = |other: &str| {
+            other
+                .strip_prefix(&name)?
+                .strip_prefix('.')?
+                .parse::<u64>()
+                .ok()
+        };
+        let parts: Vec<Value> = graph
+            .values
+            .iter()
+            .filter(|(_, data)| is_part(&data.name).is_some())
+            .map(|(value, _)| value)
+            .collect();
+        return if parts.is_empty() {
+            Named::Removed(by_name(&name))
+        } else {
+            Named::Module(parts)
+        };
     }
-    let within = |path: &str| path.strip_prefix(bare).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    let within = |path: &str| {
+        path.strip_prefix(bare)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
     let of_module = |value: Value| match graph.values[value].def {
         Def::Input(_) => false,
         Def::State(state) => within(&graph.states[state].path),
@@ -408,7 +538,11 @@ pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
     };
     let members: Vec<Value> = match bare.is_empty() {
         true => vec![],
-        false => graph.values.ids().filter(|&value| graph.root(value) == value && of_module(value)).collect(),
+        false => graph
+            .values
+            .ids()
+            .filter(|&value| graph.root(value) == value && of_module(value))
+            .collect(),
     };
     if !members.is_empty() {
         return Named::Module(members);
@@ -424,7 +558,8 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<St
     let mut near: Vec<(usize, &str)> = names
         .filter_map(|name| {
             let lower: Vec<char> = name.to_lowercase().chars().take(LONGEST_NAME).collect();
-            let contains = 2 < wanted.len() && lower.windows(wanted.len()).any(|window| window == wanted);
+            let contains =
+                2 < wanted.len() && lower.windows(wanted.len()).any(|window| window == wanted);
             let edits = edits(&wanted, &lower);
             // A third of the characters may be wrong, and two in a short name: a swapped pair.
             let is_near = contains || 3 * edits <= wanted.len() + 2;
@@ -433,7 +568,10 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Vec<St
         .collect();
     near.sort_unstable_by_key(|&(distance, name)| (distance, name.len(), name));
     near.dedup();
-    near.into_iter().take(5).map(|(_, name)| name.to_string()).collect()
+    near.into_iter()
+        .take(5)
+        .map(|(_, name)| name.to_string())
+        .collect()
 }
 
 /// Characters of a name that are compared: the distance takes quadratic time.
@@ -454,7 +592,7 @@ fn edits(a: &[char], b: &[char]) -> usize {
     row[b.len()]
 }
 
-// ------------------------------------------------------------------------------------------------------ explanation
+// --- explanation ---
 
 /// Everything that is known of one value.
 #[derive(Clone, PartialEq, Debug)]
@@ -557,7 +695,8 @@ pub struct Choice {
     pub way: Way,
     /// The planner's figures; absent for what is kept.
     pub reason: Option<Reason>,
-    /// The other ways, and what the step would come to; an error says why it cannot be, or that it was not looked at.
+    /// The other ways, and what the step would come to; an error says why it cannot be, or that it
+    /// was not looked at.
     pub others: Vec<(Way, Result<Outcome, String>)>,
 }
 
@@ -587,35 +726,48 @@ pub struct Outcome {
     pub fits: bool,
 }
 
-/// Steps that are built and simulated for one explanation, at most: each takes as long as one round of a planner.
+/// Steps that are built and simulated for one explanation, at most: each takes as long as one round
+/// of a planner.
 const SIMULATIONS: usize = 16;
 
 /// Explains a value. `problem` is the compiled program's.
-pub fn explain(compiled: &Compiled, problem: &Problem<'_>, asked: Value, planner: &'static str) -> Explanation {
+pub fn explain(
+    compiled: &Compiled,
+    problem: &Problem<'_>,
+    asked: Value,
+    planner: &'static str,
+) -> Explanation {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
     let mut shares = vec![graph.values[asked].name.clone()];
     let value = graph.root(asked);
     let mut step = asked;
     while step != value {
-        let node = graph.def_node(step).expect("a value that shares bytes should be a node's");
+        let node = graph
+            .def_node(step)
+            .expect("a value that shares bytes should be a node's");
         step = graph.nodes[node].inputs[0];
         shares.push(graph.values[step].name.clone());
     }
     let data = &graph.values[value];
     let (module, defined) = match data.def {
-        Def::Input(_) => (String::new(), "an input: the host feeds it at every step".to_string()),
-        Def::State(state) => (graph.states[state].path.clone(), format!("a state, {:?}", graph.states[state].path)),
+        Def::Input(_) => (
+            String::new(),
+            "an input: the host feeds it at every step".to_string(),
+        ),
+        Def::State(state) => (
+            graph.states[state].path.clone(),
+            format!("a state, {:?}", graph.states[state].path),
+        ),
         Def::Node(node, _) => (graph.nodes[node].module.clone(), node_text(graph, node)),
     };
     let at_peak_line = peak(compiled);
     let stays = stays(compiled, value);
     let in_device = |stay: &&Stay| stay.pool == schedule.pools[Pool::new(DEVICE)].name;
     let at_peak = at_peak_line.line.is_some_and(|line| {
-        stays
-            .iter()
-            .filter(in_device)
-            .any(|stay| stay.from.is_none_or(|from| from <= line) && stay.to.is_none_or(|to| line <= to))
+        stays.iter().filter(in_device).any(|stay| {
+            stay.from.is_none_or(|from| from <= line) && stay.to.is_none_or(|to| line <= to)
+        })
     });
     let mut explanation = Explanation {
         name: data.name.clone(),
@@ -635,7 +787,11 @@ pub fn explain(compiled: &Compiled, problem: &Problem<'_>, asked: Value, planner
         planner,
     };
     if 0 < data.ty.bytes() {
-        let mut bench = Bench { compiled, problem, left: SIMULATIONS };
+        let mut bench = Bench {
+            compiled,
+            problem,
+            left: SIMULATIONS,
+        };
         explanation.home = bench.home(value);
         explanation.gaps = bench.gaps(value);
     }
@@ -645,30 +801,47 @@ pub fn explain(compiled: &Compiled, problem: &Problem<'_>, asked: Value, planner
 /// A node's line, without its place.
 fn node_text(graph: &Graph, node: ir::Node) -> String {
     let data = &graph.nodes[node];
-    let names =
-        |values: &[Value]| values.iter().map(|&v| format!("%{}", graph.values[v].name)).collect::<Vec<_>>().join(", ");
+    let names = |values: &[Value]| {
+        values
+            .iter()
+            .map(|&v| format!("%{}", graph.values[v].name))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let call = format!("{} = {}", names(&data.outputs), text::print_op(&data.op));
-    if data.inputs.is_empty() { call } else { format!("{call} of {}", names(&data.inputs)) }
+    if data.inputs.is_empty() {
+        call
+    } else {
+        format!("{call} of {}", names(&data.inputs))
+    }
 }
 
 fn events(compiled: &Compiled, value: Value) -> Vec<Event> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
     let mut instrs: Vec<Instr> = vec![];
-    replay(graph, schedule, |instr, _, held| instrs.extend(instr.filter(|_| held == value)));
+    replay(graph, schedule, |instr, _, held| {
+        instrs.extend(instr.filter(|_| held == value))
+    });
     instrs.dedup();
     let timeline = &compiled.timeline;
     let text = |instr| text::print_instr(graph, schedule, instr);
     instrs
         .into_iter()
-        .map(|instr| Event { instr, text: text(instr), start: timeline.start[instr], end: timeline.end[instr] })
+        .map(|instr| Event {
+            instr,
+            text: text(instr),
+            start: timeline.start[instr],
+            end: timeline.end[instr],
+        })
         .collect()
 }
 
 fn stays(compiled: &Compiled, value: Value) -> Vec<Stay> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
-    // Places in the order of their first touch, with the first and the last line that find the value there.
+    // Places in the order of their first touch, with the first and the last line that find the
+    // value there.
     let mut places: Vec<(Loc, Option<Instr>, Option<Instr>)> = vec![];
     replay(graph, schedule, |instr, loc, held| {
         if held != value {
@@ -679,7 +852,12 @@ fn stays(compiled: &Compiled, value: Value) -> Vec<Stay> {
             None => places.push((loc, instr, instr)),
         }
     });
-    let is_last = |loc: Loc| schedule.exit.iter().any(|&(v, at)| graph.root(v) == value && at == loc);
+    let is_last = |loc: Loc| {
+        schedule
+            .exit
+            .iter()
+            .any(|&(v, at)| graph.root(v) == value && at == loc)
+    };
     let stay = |(loc, from, to): (Loc, Option<Instr>, Option<Instr>)| {
         let data = &schedule.buffers[loc.buffer];
         Stay {
@@ -713,38 +891,66 @@ impl Bench<'_> {
         let budget = self.compiled.decided.budget.unwrap_or(u64::MAX);
         let schedule = realise::lines(self.problem, &decisions)?;
         let variants = realise::variants(self.problem, &schedule);
-        let finished = variants.iter().map(|lives| realise::finish(self.problem, &schedule, lives));
-        let outcomes = finished.map(|r| Outcome { micros: r.micros, peak: r.peak, fits: r.peak <= budget });
+        let finished = variants
+            .iter()
+            .map(|lives| realise::finish(self.problem, &schedule, lives));
+        let outcomes = finished.map(|r| Outcome {
+            micros: r.micros,
+            peak: r.peak,
+            fits: r.peak <= budget,
+        });
         // The fastest that fits; if none does, the smallest.
         let best = outcomes.min_by(|a, b| {
             let within = b.fits.cmp(&a.fits);
-            within.then(if a.fits { a.micros.total_cmp(&b.micros) } else { a.peak.cmp(&b.peak) })
+            within.then(if a.fits {
+                a.micros.total_cmp(&b.micros)
+            } else {
+                a.peak.cmp(&b.peak)
+            })
         });
         best.ok_or_else(|| "the step has no line".into())
     }
 
     /// Figures of a decision that nobody made: nothing reads them.
     fn unreasoned(&self, value: Value) -> Reason {
-        Reason { bytes: self.problem.graph.values[value].ty.bytes(), swap: None, recompute: None, line: 0 }
+        Reason {
+            bytes: self.problem.graph.values[value].ty.bytes(),
+            swap: None,
+            recompute: None,
+            line: 0,
+        }
     }
 
     /// What was decided for a state as a whole.
     fn home(&mut self, value: Value) -> Option<Choice> {
-        let Def::State(state) = self.problem.graph.values[value].def else { return None };
+        let Def::State(state) = self.problem.graph.values[value].def else {
+            return None;
+        };
         let reason = self.compiled.decided.decisions.hosted.get(&state).copied();
-        let (way, other) = if reason.is_some() { (Way::Swap, Way::Keep) } else { (Way::Keep, Way::Swap) };
+        let (way, other) = if reason.is_some() {
+            (Way::Swap, Way::Keep)
+        } else {
+            (Way::Keep, Way::Swap)
+        };
         let new = self.unreasoned(value);
         let outcome = self.outcome(|decisions| {
             if reason.is_some() {
                 decisions.hosted.remove(&state);
                 decisions.cuts.retain(|gap, _| gap.value != value);
-                decisions.chunks.iter_mut().for_each(|chunk| chunk.retain(|&other| other != state));
+                decisions
+                    .chunks
+                    .iter_mut()
+                    .for_each(|chunk| chunk.retain(|&other| other != state));
                 decisions.chunks.retain(|chunk| !chunk.is_empty());
             } else {
                 decisions.hosted.insert(state, new);
             }
         });
-        Some(Choice { way, reason, others: vec![(other, outcome)] })
+        Some(Choice {
+            way,
+            reason,
+            others: vec![(other, outcome)],
+        })
     }
 
     /// What was decided for each gap.
@@ -752,24 +958,35 @@ impl Bench<'_> {
         let (graph, schedule) = (self.problem.graph, &self.compiled.program.schedule);
         let decided = &self.compiled.decided.decisions;
         // A state at home never leaves it.
-        if matches!(graph.values[value].def, Def::State(state) if !decided.hosted.contains_key(&state)) {
+        if matches!(graph.values[value].def, Def::State(state) if !decided.hosted.contains_key(&state))
+        {
             return vec![];
         }
-        let models: Vec<Instr> =
-            schedule.instrs.iter().filter(|(_, data)| data.why == Why::Model).map(|(i, _)| i).collect();
+        let models: Vec<Instr> = schedule
+            .instrs
+            .iter()
+            .filter(|(_, data)| data.why == Why::Model)
+            .map(|(i, _)| i)
+            .collect();
         let timeline = &self.compiled.timeline;
         let computed = graph.def_node(value).is_some();
         let accesses = &self.problem.accesses[value];
         let solved = decided.solved(self.problem);
         let mut gaps = vec![];
         for (number, pair) in accesses.windows(2).enumerate() {
-            let gap = Gap { value, gap: number as u32 };
+            let gap = Gap {
+                value,
+                gap: number as u32,
+            };
             let cut = decided.cuts.get(&gap).copied();
             let cut = cut.or_else(|| solved.get(&gap).map(|&reason| (Means::Recompute, reason)));
             if cut.is_none() && pair[1] <= pair[0] + 1 {
                 continue;
             }
-            let (from, to) = (models.get(pair[0] as usize).copied(), models.get(pair[1] as usize).copied());
+            let (from, to) = (
+                models.get(pair[0] as usize).copied(),
+                models.get(pair[1] as usize).copied(),
+            );
             let micros = match (from, to) {
                 (Some(from), Some(to)) => (timeline.start[to] - timeline.end[from]).max(0.0),
                 _ => 0.0,
@@ -784,14 +1001,21 @@ impl Bench<'_> {
                 from,
                 to,
                 micros,
-                choice: Choice { way, reason: cut.map(|(_, reason)| reason), others: vec![] },
+                choice: Choice {
+                    way,
+                    reason: cut.map(|(_, reason)| reason),
+                    others: vec![],
+                },
             });
         }
         // The longest gaps first: where simulations are few, those are of interest.
         let mut order: Vec<usize> = (0..gaps.len()).collect();
         order.sort_by(|&a, &b| gaps[b].micros.total_cmp(&gaps[a].micros).then(a.cmp(&b)));
         for k in order {
-            let gap = Gap { value, gap: gaps[k].gap };
+            let gap = Gap {
+                value,
+                gap: gaps[k].gap,
+            };
             let reason = gaps[k].choice.reason.unwrap_or(self.unreasoned(value));
             let taken = gaps[k].choice.way;
             // The lines between the accesses, before which a solver may have put reruns.
@@ -823,7 +1047,7 @@ impl Bench<'_> {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- text
+// --- text ---
 
 impl Explanation {
     /// The text for people. `bytes` and `micros` say how numbers are written.
@@ -851,29 +1075,61 @@ impl Explanation {
             )?;
             writeln!(out)?;
         }
-        writeln!(out, "%{} : {}, {}, {}", self.name, self.ty, bytes(self.ty.bytes()), self.class.name())?;
+        writeln!(
+            out,
+            "%{} : {}, {}, {}",
+            self.name,
+            self.ty,
+            bytes(self.ty.bytes()),
+            self.class.name()
+        )?;
         if !self.module.is_empty() && self.class != Class::Input {
             writeln!(out, "  module    {}", self.module)?;
         }
         writeln!(out, "  defined   {}", self.defined)?;
         for stay in &self.stays {
-            let from = stay.from.map_or("the start".into(), |instr| format!("{instr:?}"));
-            let to = stay.to.map_or("the end".into(), |instr| format!("{instr:?}"));
-            writeln!(out, "  lies      {}@{}+{} from {from} to {to}", stay.buffer, stay.pool, stay.address)?;
+            let from = stay
+                .from
+                .map_or("the start".into(), |instr| format!("{instr:?}"));
+            let to = stay
+                .to
+                .map_or("the end".into(), |instr| format!("{instr:?}"));
+            writeln!(
+                out,
+                "  lies      {}@{}+{} from {from} to {to}",
+                stay.buffer, stay.pool, stay.address
+            )?;
         }
-        let at = if self.at_peak { "on the device" } else { "not on the device" };
-        writeln!(out, "  peak      {at} where most bytes are: {}", self.peak_line)?;
+        let at = if self.at_peak {
+            "on the device"
+        } else {
+            "not on the device"
+        };
+        writeln!(
+            out,
+            "  peak      {at} where most bytes are: {}",
+            self.peak_line
+        )?;
 
         writeln!(out, "\nlines that touch it")?;
         for event in &self.events {
-            writeln!(out, "  {:<72} ; {} .. {}", event.text, micros(event.start), micros(event.end))?;
+            writeln!(
+                out,
+                "  {:<72} ; {} .. {}",
+                event.text,
+                micros(event.start),
+                micros(event.end)
+            )?;
         }
         if self.events.is_empty() {
             writeln!(out, "  none")?;
         }
         if let Some(home) = &self.home {
-            let is =
-                if home.way == Way::Keep { "lives on the device" } else { "lives on the host, and comes for its uses" };
+            let is = if home.way == Way::Keep {
+                "lives on the device"
+            } else {
+                "lives on the host, and comes for its uses"
+            };
             writeln!(out, "\nas a state it {is}")?;
             self.choice(out, home, bytes, micros, |way| match way {
                 Way::Keep => "on the device",
@@ -881,13 +1137,21 @@ impl Explanation {
             })?;
         }
         for gap in &self.gaps {
-            let line = |instr: Option<Instr>| instr.map_or("the end".into(), |instr| format!("{instr:?}"));
+            let line =
+                |instr: Option<Instr>| instr.map_or("the end".into(), |instr| format!("{instr:?}"));
             let (from, to, way) = (line(gap.from), line(gap.to), gap.choice.way.done());
-            writeln!(out, "\nfrom {from} to {to}, for {}, it is {way}", micros(gap.micros))?;
+            writeln!(
+                out,
+                "\nfrom {from} to {to}, for {}, it is {way}",
+                micros(gap.micros)
+            )?;
             self.choice(out, &gap.choice, bytes, micros, Way::name)?;
         }
         if self.home.is_none() && self.gaps.is_empty() {
-            writeln!(out, "\nnothing was to be decided: no line lies between two of its accesses")?;
+            writeln!(
+                out,
+                "\nnothing was to be decided: no line lies between two of its accesses"
+            )?;
         }
         Ok(())
     }
@@ -900,11 +1164,14 @@ impl Explanation {
         micros: &dyn Fn(f64) -> String,
         word: fn(Way) -> &'static str,
     ) -> std::fmt::Result {
-        let reckoned = |cost: Option<f64>| cost.map_or("impossible".into(), |cost| format!("at {}", micros(cost)));
+        let reckoned = |cost: Option<f64>| {
+            cost.map_or("impossible".into(), |cost| format!("at {}", micros(cost)))
+        };
         match &choice.reason {
             Some(reason) => writeln!(
                 out,
-                "  because   planner {}: memory was short from line {} of the plan before; this frees {}; a swap was reckoned {}, \
+                "  because   planner {}: memory was short from line {} of the plan before; this \
+                 frees {}; a swap was reckoned {}, \
                  a recompute {}",
                 self.planner,
                 reason.line,
@@ -912,7 +1179,11 @@ impl Explanation {
                 reckoned(reason.swap),
                 reckoned(reason.recompute)
             )?,
-            None => writeln!(out, "  because   planner {} found cheaper bytes, or needed none", self.planner)?,
+            None => writeln!(
+                out,
+                "  because   planner {} found cheaper bytes, or needed none",
+                self.planner
+            )?,
         }
         for (way, outcome) in &choice.others {
             let word = word(*way);
@@ -920,7 +1191,11 @@ impl Explanation {
                 Ok(outcome) => {
                     let change = outcome.micros - self.micros;
                     let sign = if change < 0.0 { "-" } else { "+" };
-                    let fits = if outcome.fits { "" } else { ": over the budget" };
+                    let fits = if outcome.fits {
+                        ""
+                    } else {
+                        ": over the budget"
+                    };
                     writeln!(
                         out,
                         "  {word:<9} instead: step {} ({sign}{}), peak {}{fits}",

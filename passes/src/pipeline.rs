@@ -1,13 +1,15 @@
 //! THE list of passes, in order, and the manager that runs it.
 //!
-//! For every pass the manager measures the time, finds out whether anything changed by comparing values (a pass is not
-//! asked, so it cannot be wrong), verifies, and tells the observer, which dumps. After the last pass [`ir::check`] proves
-//! the program, in release builds too.
+//! For every pass the manager measures the time, finds out whether anything changed by comparing
+//! values (a pass is not asked, so it cannot be wrong), verifies, and tells the observer, which
+//! dumps. After the last pass [`ir::check`] proves the program, in release builds too.
 
 use crate::alloc;
 use crate::cost::{Cost, Tabled};
 use crate::decide::bound::{self, Certificate};
-use crate::decide::{self, Decided, Decisions, Extent, Infeasible, NOTHING, Outcome, Planner, Problem};
+use crate::decide::{
+    self, Decided, Decisions, Extent, Infeasible, NOTHING, Outcome, Planner, Problem,
+};
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
 use crate::graph::{accumulate, canonical, fuse, loss, microbatch, optimizer, simplify};
@@ -39,7 +41,8 @@ pub const GRAPH: &[Pass<Graph>] = &[
             Ok(())
         },
     },
-    // After canonical: it matches fewer forms. Before microbatch: what is chosen once holds for every batch.
+    // After canonical: it matches fewer forms. Before microbatch: what is chosen once holds for
+    // every batch.
     Pass {
         name: "simplify",
         run: |graph, c| {
@@ -49,8 +52,8 @@ pub const GRAPH: &[Pass<Graph>] = &[
             Ok(())
         },
     },
-    // After simplify, which finds the loss; canonical would make one of what chunks count alike. Before microbatch: each batch's
-    // loss is cut alike.
+    // After simplify, which finds the loss; canonical would make one of what chunks count alike.
+    // Before microbatch: each batch's loss is cut alike.
     Pass {
         name: "loss",
         run: |graph, c| match c.options.loss_chunks {
@@ -58,8 +61,9 @@ pub const GRAPH: &[Pass<Graph>] = &[
             Chunks::Of(n) => loss::run(graph, n).map_err(Error::Input),
         },
     },
-    // After loss, which looks for the products of the head. Before microbatch: a gradient over several batches is the sum of
-    // theirs, bit by bit. Before decide: in which order numbers are added up is the same at every budget.
+    // After loss, which looks for the products of the head. Before microbatch: a gradient over
+    // several batches is the sum of theirs, bit by bit. Before decide: in which order numbers are
+    // added up is the same at every budget.
     Pass {
         name: "accumulate",
         run: |graph, _| {
@@ -67,15 +71,22 @@ pub const GRAPH: &[Pass<Graph>] = &[
             Ok(())
         },
     },
-    // After canonical, which would merge what two micro-batches compute alike and so keep it from one to the next.
+    // After canonical, which would merge what two micro-batches compute alike and so keep it from
+    // one to the next.
     Pass {
         name: "microbatch",
-        run: |graph, c| microbatch::run(graph, c.options.micro_batches.unwrap_or(1)).map_err(Error::Input),
+        run: |graph, c| {
+            microbatch::run(graph, c.options.micro_batches.unwrap_or(1)).map_err(Error::Input)
+        },
     },
-    // After canonical: it removes what nothing needs, and without an optimizer nothing needs a gradient's last touch. After
-    // microbatch: one update a step.
-    Pass { name: "optimizer", run: |graph, c| optimizer::run(graph, c.options.attach()).map_err(Error::Input) },
-    // After optimizer, so that all there is to group exists; before order, which places what is left.
+    // After canonical: it removes what nothing needs, and without an optimizer nothing needs a
+    // gradient's last touch. After microbatch: one update a step.
+    Pass {
+        name: "optimizer",
+        run: |graph, c| optimizer::run(graph, c.options.attach()).map_err(Error::Input),
+    },
+    // After optimizer, so that all there is to group exists; before order, which places what is
+    // left.
     Pass {
         name: "fuse",
         run: |graph, c| {
@@ -98,7 +109,10 @@ pub const GRAPH: &[Pass<Graph>] = &[
 /// Schedule passes, which act on what `decide` answered.
 pub const SCHEDULE: &[Pass<Program>] = &[
     // The only place that inserts copies and reruns.
-    Pass { name: "apply", run: apply_pass },
+    Pass {
+        name: "apply",
+        run: apply_pass,
+    },
     // Before prefetch: what shares bytes leaves more room to copy in early.
     Pass {
         name: "inplace",
@@ -137,7 +151,10 @@ pub const SCHEDULE: &[Pass<Program>] = &[
 /// Names of all passes, in order.
 pub fn names() -> Vec<&'static str> {
     let graph = GRAPH.iter().map(|p| p.name);
-    graph.chain(["decide"]).chain(SCHEDULE.iter().map(|p| p.name)).collect()
+    graph
+        .chain(["decide"])
+        .chain(SCHEDULE.iter().map(|p| p.name))
+        .collect()
 }
 
 /// Peak bytes of the device for the whole step.
@@ -207,7 +224,11 @@ pub struct Options {
 impl Options {
     /// What the optimizer pass attaches.
     pub fn attach(&self) -> Attach {
-        Attach { optimizer: self.optimizer, master: self.master, clip_norm: self.clip_norm }
+        Attach {
+            optimizer: self.optimizer,
+            master: self.master,
+            clip_norm: self.clip_norm,
+        }
     }
 }
 
@@ -249,7 +270,11 @@ impl fmt::Display for Error {
             Error::Input(message) => f.write_str(message),
             Error::Infeasible(infeasible) => infeasible.fmt(f),
             Error::Broken { pass, summary, .. } => {
-                write!(f, "pass {pass} left a program that is not right ({summary}); this is a bug of lighterage")
+                write!(
+                    f,
+                    "pass {pass} left a program that is not right ({summary}); this is a bug of \
+                     lighterage"
+                )
             }
         }
     }
@@ -295,7 +320,8 @@ pub struct Compiled {
     pub planned_peak: u64,
     /// The most bytes alive on the device at one line: no plan of this schedule needs fewer.
     pub live_peak: u64,
-    /// Of each pool, the most bytes alive at once, a copy's until it is over: no places of these buffers have a lower peak.
+    /// Of each pool, the most bytes alive at once, a copy's until it is over: no places of these
+    /// buffers have a lower peak.
     pub bounds: Table<Pool, u64>,
 }
 
@@ -316,21 +342,45 @@ pub fn compile(
     cost: &dyn Cost,
     observer: &mut Observer<'_>,
 ) -> Result<Compiled, Error> {
-    let mut manager = Manager { observer, position: 0 };
+    let mut manager = Manager {
+        observer,
+        position: 0,
+    };
     let mut graph = graph;
-    let context = Context { options, device, cost, decided: None, budget: None };
+    let context = Context {
+        options,
+        device,
+        cost,
+        decided: None,
+        budget: None,
+    };
     manager.verify_graph("import", &graph)?;
     let (first, rest) = halves();
     manager.graph(first, &mut graph, &context)?;
     let start = Instant::now();
     let mut ways = ways(&graph, &context)?;
     if ways.is_empty() {
-        let chunks = if let Chunks::Of(n) = options.loss_chunks { loss::chunks(&graph, n) } else { 1 };
+        let chunks = if let Chunks::Of(n) = options.loss_chunks {
+            loss::chunks(&graph, n)
+        } else {
+            1
+        };
         manager.graph(rest, &mut graph, &context)?;
-        ways.push(Finished { chunks, graph: graph.compact(), passes: vec![] });
+        ways.push(Finished {
+            chunks,
+            graph: graph.compact(),
+            passes: vec![],
+        });
     }
-    let start = if 1 < ways.len() { start } else { Instant::now() };
-    let tables: Vec<Tabled> = ways.iter().map(|way| Tabled::new(cost, &way.graph)).collect();
+    let start = if 1 < ways.len() {
+        start
+    } else {
+        Instant::now()
+    };
+    let tables: Vec<Tabled> = ways
+        .iter()
+        .map(|way| Tabled::new(cost, &way.graph))
+        .collect();
     let problems: Vec<Problem<'_>> = ways
         .iter()
         .zip(&tables)
@@ -341,10 +391,18 @@ pub fn compile(
         .collect();
     let decided = decide::decide_among(&problems, options.planner, options.budget, options.extent);
     // Where nothing fits, the one that needs least is shown.
-    let chosen = decided.as_ref().map_or(ways.len() - 1, |(chosen, ..)| *chosen);
+    let chosen = decided
+        .as_ref()
+        .map_or(ways.len() - 1, |(chosen, ..)| *chosen);
     let (way, tabled, problem) = (&ways[chosen], &tables[chosen], &problems[chosen]);
     let (loss_chunks, time) = (way.chunks, start.elapsed());
-    for Ran { name, changed, time, graph } in &way.passes {
+    for Ran {
+        name,
+        changed,
+        time,
+        graph,
+    } in &way.passes
+    {
         manager.report(name, *changed, *time, &|| text::print_graph(graph));
     }
     let (_, decided, outcomes) = decided?;
@@ -358,18 +416,33 @@ pub fn compile(
         decided: Some((&decided.decisions, decided.variant)),
         budget: decided.budget,
     };
-    let mut program = Program { graph: graph.clone(), schedule: Schedule::default(), plan: None };
-    let timed = |program: &Program| sim::print(program, &simulate(&program.graph, &program.schedule, tabled));
+    let mut program = Program {
+        graph: graph.clone(),
+        schedule: Schedule::default(),
+        plan: None,
+    };
+    let timed = |program: &Program| {
+        sim::print(
+            program,
+            &simulate(&program.graph, &program.schedule, tabled),
+        )
+    };
     for pass in SCHEDULE {
         // Before there are waits, a line's time means nothing.
-        let print: &dyn Fn(&Program) -> String = if pass.name == "sync" { &timed } else { &text::print_program };
+        let print: &dyn Fn(&Program) -> String = if pass.name == "sync" {
+            &timed
+        } else {
+            &text::print_program
+        };
         if manager.run(pass, &mut program, &context, print)? {
             manager.verify_program(pass.name, &program, graph)?;
         }
     }
     let start = Instant::now();
     manager.check(&program)?;
-    manager.report("check", false, start.elapsed(), &|| text::print_program(&program));
+    manager.report("check", false, start.elapsed(), &|| {
+        text::print_program(&program)
+    });
 
     let timeline = simulate(&program.graph, &program.schedule, tabled);
     let pool = ir::table::Id::new(apply::DEVICE);
@@ -377,12 +450,24 @@ pub fn compile(
     let lives = alloc::lifetimes(&program.schedule);
     let live_peak = alloc::live_peak(&program.schedule, &lives, pool);
     let lives = realise::lives(&program.graph, &program.schedule, tabled, decided.variant);
-    let bounds = program.schedule.pools.ids().map(|pool| alloc::live_peak(&program.schedule, &lives, pool)).collect();
+    let bounds = program
+        .schedule
+        .pools
+        .ids()
+        .map(|pool| alloc::live_peak(&program.schedule, &lives, pool))
+        .collect();
     let budget = decided.budget.unwrap_or(u64::MAX);
     let asked = options.extent == Extent::Curve;
     let certificate = asked.then(|| bound::certificate(problem, budget, timeline.micros));
     let kernels = options.kernels;
-    let ways = ways.iter().zip(outcomes).map(|(way, outcome)| Way { chunks: way.chunks, outcome }).collect();
+    let ways = ways
+        .iter()
+        .zip(outcomes)
+        .map(|(way, outcome)| Way {
+            chunks: way.chunks,
+            outcome,
+        })
+        .collect();
     Ok(Compiled {
         program,
         timeline,
@@ -399,7 +484,12 @@ pub fn compile(
 
 /// The graph passes before `loss`, and from there on.
 fn halves() -> (&'static [Pass<Graph>], &'static [Pass<Graph>]) {
-    GRAPH.split_at(GRAPH.iter().position(|pass| pass.name == "loss").unwrap_or(GRAPH.len()))
+    GRAPH.split_at(
+        GRAPH
+            .iter()
+            .position(|pass| pass.name == "loss")
+            .unwrap_or(GRAPH.len()),
+    )
 }
 
 /// A graph after its last pass.
@@ -408,7 +498,8 @@ struct Finished {
     chunks: u64,
     /// The graph, compact.
     graph: Graph,
-    /// The passes from `loss` on, if they were not run in the open: it is not known yet which graph is taken.
+    /// The passes from `loss` on, if they were not run in the open: it is not known yet which graph
+    /// is taken.
     passes: Vec<Ran>,
 }
 
@@ -420,24 +511,43 @@ struct Ran {
     graph: Graph,
 }
 
-/// The ways to compute the loss among which planning decides: the graphs that the passes from `loss` on leave with it whole and
-/// in chunks. None if there is nothing to choose.
+/// The ways to compute the loss among which planning decides: the graphs that the passes from
+/// `loss` on leave with it whole and in chunks. None if there is nothing to choose.
 ///
-/// More chunks make more lines and save fewer bytes each. So there is one other way beside the whole loss: the fewest chunks, by
-/// doubling, of which twice as many would save nothing to speak of, neither of what keeping everything needs nor of what the
-/// neediest line does, which no plan goes below. No budget is looked at: see [`decide`] on why peaks are monotone.
+/// More chunks make more lines and save fewer bytes each. So there is one other way beside the
+/// whole loss: the fewest chunks, by doubling, of which twice as many would save nothing to speak
+/// of, neither of what keeping everything needs nor of what the neediest line does, which no plan
+/// goes below. No budget is looked at: see [`decide`] on why peaks are monotone.
 fn ways(graph: &Graph, context: &Context<'_>) -> Result<Vec<Finished>, Error> {
-    let most = if context.options.loss_chunks == Chunks::Auto { loss::chunks(graph, MOST_CHUNKS) } else { 1 };
+    let most = if context.options.loss_chunks == Chunks::Auto {
+        loss::chunks(graph, MOST_CHUNKS)
+    } else {
+        1
+    };
     let finish = |chunks: u64| -> Result<(Finished, [u64; 2]), Error> {
-        let options = Options { loss_chunks: Chunks::Of(chunks), ..context.options.clone() };
-        let context = Context { options: &options, ..*context };
+        let options = Options {
+            loss_chunks: Chunks::Of(chunks),
+            ..context.options.clone()
+        };
+        let context = Context {
+            options: &options,
+            ..*context
+        };
         let chunks = loss::chunks(graph, chunks);
         let (mut graph, mut passes) = (graph.clone(), vec![]);
-        let mut silent = Manager { observer: &mut |_| (), position: 0 };
+        let mut silent = Manager {
+            observer: &mut |_| (),
+            position: 0,
+        };
         for pass in halves().1 {
             let start = Instant::now();
             let changed = silent.graph(std::slice::from_ref(pass), &mut graph, &context)?;
-            passes.push(Ran { name: pass.name, changed, time: start.elapsed(), graph: graph.clone() });
+            passes.push(Ran {
+                name: pass.name,
+                changed,
+                time: start.elapsed(),
+                graph: graph.clone(),
+            });
         }
         let graph = graph.compact();
         let problem = Problem::new(&graph, context.device, context.cost);
@@ -445,7 +555,14 @@ fn ways(graph: &Graph, context: &Context<'_>) -> Result<Vec<Finished>, Error> {
         let device = ir::table::Id::new(apply::DEVICE);
         let keep = alloc::live_peak(&schedule, &alloc::lifetimes(&schedule), device);
         let needs = [keep, alloc::neediest(&schedule, device)];
-        Ok((Finished { chunks, graph, passes }, needs))
+        Ok((
+            Finished {
+                chunks,
+                graph,
+                passes,
+            },
+            needs,
+        ))
     };
     if most < 2 {
         return Ok(vec![]);
@@ -454,7 +571,10 @@ fn ways(graph: &Graph, context: &Context<'_>) -> Result<Vec<Finished>, Error> {
     let (whole, last) = rayon::join(|| finish(1), || finish(most));
     let ((whole, needs), mut last) = (whole?, last?);
     let enough = |needs: [u64; 2], least: [u64; 2]| {
-        needs.iter().zip(least).all(|(&needs, least)| needs as f64 <= least as f64 * (1.0 + NOTHING))
+        needs
+            .iter()
+            .zip(least)
+            .all(|(&needs, least)| needs as f64 <= least as f64 * (1.0 + NOTHING))
     };
     let least = last.1;
     if enough(needs, least) {
@@ -495,13 +615,23 @@ impl Manager<'_, '_> {
         (pass.run)(value, context)?;
         let time = start.elapsed();
         let changed = *value != before;
-        log::debug!("{}: {}changed, {:.1} ms", pass.name, if changed { "" } else { "un" }, time.as_secs_f64() * 1e3);
+        log::debug!(
+            "{}: {}changed, {:.1} ms",
+            pass.name,
+            if changed { "" } else { "un" },
+            time.as_secs_f64() * 1e3
+        );
         self.report(pass.name, changed, time, &|| print(value));
         Ok(changed)
     }
 
     /// Runs passes over a graph; true if they changed something.
-    fn graph(&mut self, passes: &[Pass<Graph>], graph: &mut Graph, context: &Context<'_>) -> Result<bool, Error> {
+    fn graph(
+        &mut self,
+        passes: &[Pass<Graph>],
+        graph: &mut Graph,
+        context: &Context<'_>,
+    ) -> Result<bool, Error> {
         let mut changed = false;
         for pass in passes {
             if self.run(pass, graph, context, &text::print_graph)? {
@@ -512,33 +642,73 @@ impl Manager<'_, '_> {
         Ok(changed)
     }
 
-    fn report(&mut self, name: &'static str, changed: bool, time: Duration, text: &dyn Fn() -> String) {
-        (self.observer)(&Report { name, position: self.position, changed, time, text });
+    fn report(
+        &mut self,
+        name: &'static str,
+        changed: bool,
+        time: Duration,
+        text: &dyn Fn() -> String,
+    ) {
+        (self.observer)(&Report {
+            name,
+            position: self.position,
+            changed,
+            time,
+            text,
+        });
         self.position += 1;
     }
 
     fn verify_graph(&self, pass: &'static str, graph: &Graph) -> Result<(), Error> {
-        broken(pass, ir::verify::graph(graph), |f| text::print_graph_with_findings(graph, f))
+        broken(pass, ir::verify::graph(graph), |f| {
+            text::print_graph_with_findings(graph, f)
+        })
     }
     /// Verifies a program; `right` is a graph that is.
-    fn verify_program(&self, pass: &'static str, program: &Program, right: &Graph) -> Result<(), Error> {
-        let verify = if program.graph == *right { ir::verify::schedule } else { ir::verify::program };
-        broken(pass, verify(program), |f| text::print_program_with_findings(program, f))
+    fn verify_program(
+        &self,
+        pass: &'static str,
+        program: &Program,
+        right: &Graph,
+    ) -> Result<(), Error> {
+        let verify = if program.graph == *right {
+            ir::verify::schedule
+        } else {
+            ir::verify::program
+        };
+        broken(pass, verify(program), |f| {
+            text::print_program_with_findings(program, f)
+        })
     }
     fn check(&self, program: &Program) -> Result<(), Error> {
         let findings = ir::check::check(program).err().unwrap_or_default();
-        broken("check", findings, |f| text::print_program_with_findings(program, f))
+        broken("check", findings, |f| {
+            text::print_program_with_findings(program, f)
+        })
     }
 }
 
-fn broken(pass: &'static str, findings: Vec<Finding>, print: impl Fn(&[Finding]) -> String) -> Result<(), Error> {
-    let Some(first) = findings.first() else { return Ok(()) };
+fn broken(
+    pass: &'static str,
+    findings: Vec<Finding>,
+    print: impl Fn(&[Finding]) -> String,
+) -> Result<(), Error> {
+    let Some(first) = findings.first() else {
+        return Ok(());
+    };
     let summary = format!("{} findings, first: {first}", findings.len());
-    Err(Error::Broken { pass, summary, text: print(&findings) })
+    Err(Error::Broken {
+        pass,
+        summary,
+        text: print(&findings),
+    })
 }
 
 fn apply_pass(program: &mut Program, context: &Context<'_>) -> Result<(), Error> {
-    let problem = Problem { host_limit: None, ..Problem::new(&program.graph, context.device, context.cost) };
+    let problem = Problem {
+        host_limit: None,
+        ..Problem::new(&program.graph, context.device, context.cost)
+    };
     let (decisions, _) = context.decided.expect("apply should come after decide");
     let mut schedule = apply::run(&problem, decisions).map_err(Error::Input)?;
     schedule.pools[ir::table::Id::new(apply::DEVICE)].limit = context.budget;
@@ -555,6 +725,9 @@ fn allocate_pass(program: &mut Program, context: &Context<'_>) {
 }
 
 fn sync_pass(program: &mut Program) {
-    let plan = program.plan.clone().expect("sync should come after allocate");
+    let plan = program
+        .plan
+        .clone()
+        .expect("sync should come after allocate");
     sync::run(&program.graph, &mut program.schedule, &plan);
 }

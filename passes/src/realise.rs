@@ -1,5 +1,5 @@
-//! From decisions to a finished program: apply, in-place, prefetch, allocate, sync, simulate. The loop that planners
-//! turn: they propose, this shows what a proposal costs in time and bytes.
+//! From decisions to a finished program: apply, in-place, prefetch, allocate, sync, simulate. The
+//! loop that planners turn: they propose, this shows what a proposal costs in time and bytes.
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
@@ -31,7 +31,11 @@ pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule,
     finish_lines(problem, decisions, apply::unnamed(problem, decisions)?)
 }
 
-fn finish_lines(problem: &Problem<'_>, decisions: &Decisions, mut schedule: Schedule) -> Result<Schedule, String> {
+fn finish_lines(
+    problem: &Problem<'_>,
+    decisions: &Decisions,
+    mut schedule: Schedule,
+) -> Result<Schedule, String> {
     inplace::run(problem.graph, &mut schedule);
     prefetch::run(problem.graph, &mut schedule, problem.cost, decisions.ahead);
     Ok(schedule)
@@ -40,10 +44,20 @@ fn finish_lines(problem: &Problem<'_>, decisions: &Decisions, mut schedule: Sche
 /// How many ways there are to finish a schedule; see [`lives`].
 pub const VARIANTS: usize = 2;
 
-/// Lifetimes of a variant: 0, by time, never makes a copy wait for bytes; 1, by position, needs the fewest bytes.
-pub fn lives(graph: &Graph, schedule: &Schedule, cost: &dyn Cost, variant: usize) -> Table<Buffer, Lifetime> {
+/// Lifetimes of a variant: 0, by time, never makes a copy wait for bytes; 1, by position, needs the
+/// fewest bytes.
+pub fn lives(
+    graph: &Graph,
+    schedule: &Schedule,
+    cost: &dyn Cost,
+    variant: usize,
+) -> Table<Buffer, Lifetime> {
     let lives = alloc::lifetimes(schedule);
-    if variant == 0 { stretched(graph, schedule, &lives, cost) } else { lives }
+    if variant == 0 {
+        stretched(graph, schedule, &lives, cost)
+    } else {
+        lives
+    }
 }
 
 /// Lifetimes of each variant; fewer if they are the same.
@@ -55,16 +69,25 @@ pub fn variants(problem: &Problem<'_>, schedule: &Schedule) -> Vec<Table<Buffer,
 }
 
 /// What a schedule comes to with buffers that live so long.
-pub fn finish(problem: &Problem<'_>, schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Finished {
+pub fn finish(
+    problem: &Problem<'_>,
+    schedule: &Schedule,
+    lives: &Table<Buffer, Lifetime>,
+) -> Finished {
     let (graph, cost) = (problem.graph, problem.cost);
     let plan = alloc::allocate(schedule, lives);
     let mut placed = schedule.clone();
     sync::run(graph, &mut placed, &plan);
     let micros = simulate(graph, &placed, cost).micros;
-    Finished { peak: plan.peak[Pool::new(DEVICE)], host: plan.peak[Pool::new(HOST)], micros }
+    Finished {
+        peak: plan.peak[Pool::new(DEVICE)],
+        host: plan.peak[Pool::new(HOST)],
+        micros,
+    }
 }
 
-/// The time of a step, µs, in which every buffer has bytes of its own: no places let lines wait for less.
+/// The time of a step, µs, in which every buffer has bytes of its own: no places let lines wait for
+/// less.
 pub fn roomy(problem: &Problem<'_>, schedule: &Schedule) -> f64 {
     let mut top = Table::filled(schedule.pools.len(), 0);
     let place = |data: &BufferData| {
@@ -78,9 +101,9 @@ pub fn roomy(problem: &Problem<'_>, schedule: &Schedule) -> f64 {
     simulate(problem.graph, &apart, problem.cost).micros
 }
 
-/// Lifetimes in simulated time: a buffer that a copy or the host still reads is not free at the next line of the list, but
-/// at the first that starts after that has ended. Without this, first fit puts a tensor under one that is being swapped out, and
-/// the step waits for the link.
+/// Lifetimes in simulated time: a buffer that a copy or the host still reads is not free at the
+/// next line of the list, but at the first that starts after that has ended. Without this, first
+/// fit puts a tensor under one that is being swapped out, and the step waits for the link.
 fn stretched(
     graph: &Graph,
     schedule: &Schedule,
@@ -96,12 +119,25 @@ fn stretched(
         .collect();
     let n = schedule.instrs.len() as u32;
     let mut lives = lives.clone();
-    for (instr, data) in schedule.instrs.iter().filter(|(_, data)| data.stream.index() != COMPUTE) {
+    for (instr, data) in schedule
+        .instrs
+        .iter()
+        .filter(|(_, data)| data.stream.index() != COMPUTE)
+    {
         let after = computing.partition_point(|&(start, _)| start < timeline.end[instr]);
         let end = computing.get(after).map_or(n, |&(_, line)| line);
         let mut stretch = |loc: &Loc| lives[loc.buffer].end = lives[loc.buffer].end.max(end);
         match &data.kind {
-            InstrKind::Run { args, outs, scratch, .. } => args.iter().chain(outs).chain(scratch).for_each(&mut stretch),
+            InstrKind::Run {
+                args,
+                outs,
+                scratch,
+                ..
+            } => args
+                .iter()
+                .chain(outs)
+                .chain(scratch)
+                .for_each(&mut stretch),
             InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(&mut stretch),
         }
     }

@@ -1,11 +1,13 @@
-//! Plays a schedule in time: each stream runs its lines in order, a line starts when its stream is free and what it
-//! waits for is done. Lines that run at the same time may slow each other, as [`Shares`] says: the directions of a link
-//! that is not fully duplex, kernels beside copies. So time goes from one start or end to the next, and between two of
-//! them every running line advances at a constant speed.
+//! Plays a schedule in time: each stream runs its lines in order, a line starts when its stream is
+//! free and what it waits for is done. Lines that run at the same time may slow each other, as
+//! [`Shares`] says: the directions of a link that is not fully duplex, kernels beside copies. So
+//! time goes from one start or end to the next, and between two of them every running line advances
+//! at a constant speed.
 //!
-//! Steps are played back to back, as the runtime runs them: the host launches step k+1 as soon as step k has read its
-//! inputs and delivered its outputs, and the rest of step k overlaps it as far as waits permit. What is told is a step in
-//! the steady state, and the time from one step to the next.
+//! Steps are played back to back, as the runtime runs them: the host launches step k+1 as soon as
+//! step k has read its inputs and delivered its outputs, and the rest of step k overlaps it as far
+//! as waits permit. What is told is a step in the steady state, and the time from one step to the
+//! next.
 
 use crate::cost::{Cost, Lane, Shares, lane};
 use ir::graph::Def;
@@ -17,7 +19,8 @@ use ir::{Buffer, Graph, Id, Instr, Program, Stream, Table, text};
 pub struct Timeline {
     /// Start of each line, µs, counted from the first start of its step.
     pub start: Table<Instr, f64>,
-    /// End of each line, µs, from the same moment. The last may be after the next step's first start.
+    /// End of each line, µs, from the same moment. The last may be after the next step's first
+    /// start.
     pub end: Table<Instr, f64>,
     /// From the end of a step to the end of the next, µs.
     pub micros: f64,
@@ -38,7 +41,12 @@ const SETTLED: f64 = 1e-9;
 
 /// Plays steps until they repeat.
 pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
-    let waits = Waits::new(schedule.instrs.values().map(|data| data.after.iter().copied()));
+    let waits = Waits::new(
+        schedule
+            .instrs
+            .values()
+            .map(|data| data.after.iter().copied()),
+    );
     let lines = Lines::new(graph, schedule, cost);
     let host_waits = lines.host_waits(graph);
     let mut player = Player::new(&lines, lines.in_order(), waits, host_waits, MOST_STEPS);
@@ -58,12 +66,15 @@ pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline
     match n {
         0 => player.timeline(0, 0.0),
         1..=AVERAGED => player.timeline(n - 1, ends[n - 1] / n as f64),
-        _ => player.timeline(n - 1, (ends[n - 1] - ends[n - 1 - AVERAGED]) / AVERAGED as f64),
+        _ => player.timeline(
+            n - 1,
+            (ends[n - 1] - ends[n - 1 - AVERAGED]) / AVERAGED as f64,
+        ),
     }
 }
 
-/// Plays one step on a machine where every buffer has bytes of its own, so that only data orders lines: the schedule has
-/// no plan and no waits yet.
+/// Plays one step on a machine where every buffer has bytes of its own, so that only data orders
+/// lines: the schedule has no plan and no waits yet.
 pub fn unlimited(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
     Lines::new(graph, schedule, cost).unlimited()
 }
@@ -89,14 +100,24 @@ impl<'a> Lines<'a> {
         let n = schedule.instrs.len();
         let (mut touches, mut ends) = (Vec::with_capacity(4 * n), Vec::with_capacity(n));
         for instr in schedule.instrs.ids() {
-            schedule.each_access(graph, instr, |access| touches.push((access.loc.buffer, access.write)));
+            schedule.each_access(graph, instr, |access| {
+                touches.push((access.loc.buffer, access.write))
+            });
             ends.push(touches.len() as u32);
         }
         Lines {
             schedule,
             shares: cost.shares(),
-            alone: schedule.instrs.ids().map(|instr| cost.line(graph, schedule, instr)).collect(),
-            lanes: schedule.instrs.ids().map(|instr| lane(schedule, instr)).collect(),
+            alone: schedule
+                .instrs
+                .ids()
+                .map(|instr| cost.line(graph, schedule, instr))
+                .collect(),
+            lanes: schedule
+                .instrs
+                .ids()
+                .map(|instr| lane(schedule, instr))
+                .collect(),
             touches,
             ends,
         }
@@ -115,7 +136,8 @@ impl<'a> Lines<'a> {
         self.schedule.instrs[Instr::new(line)].stream.index()
     }
 
-    /// How long the busiest stream is at work at least, µs: in no order, and with no places, is a step shorter.
+    /// How long the busiest stream is at work at least, µs: in no order, and with no places, is a
+    /// step shorter.
     pub fn busiest(&self) -> f64 {
         let mut busy = vec![0.0; self.schedule.streams.len()];
         (0..self.alone.len()).for_each(|line| busy[self.stream(line)] += self.alone[line]);
@@ -131,30 +153,41 @@ impl<'a> Lines<'a> {
 
     /// The time of the step, µs, if its lines stood in this order.
     pub fn unlimited_micros(&self, order: &[u32]) -> f64 {
-        self.player(order.iter().map(|&line| line as usize)).step().unwrap_or(0.0)
+        self.player(order.iter().map(|&line| line as usize))
+            .step()
+            .unwrap_or(0.0)
     }
 
     /// A player of one step on a machine where only data orders lines.
     fn player(&self, order: impl Iterator<Item = usize> + Clone) -> Player<'_> {
         let n_streams = self.schedule.streams.len();
-        // The line that last wrote each buffer, and each stream's last reader since: readers before it are done when it is.
+        // The line that last wrote each buffer, and each stream's last reader since: readers before
+        // it are done when it is.
         let mut writers: Table<Buffer, u32> = Table::filled(self.schedule.buffers.len(), NONE);
         let mut readers = vec![NONE; n_streams * self.schedule.buffers.len()];
-        let mut waits = Waits { deps: vec![], ends: vec![(0, 0); self.alone.len()] };
+        let mut waits = Waits {
+            deps: vec![],
+            ends: vec![(0, 0); self.alone.len()],
+        };
         for line in order.clone() {
             let stream = self.stream(line);
             let start = waits.deps.len() as u32;
             let mut wait = |other: u32| {
                 // Lines of one stream are in order anyway.
                 if other != NONE && self.stream(other as usize) != stream {
-                    waits.deps.push(Dep { instr: Instr::new(other as usize), previous: false });
+                    waits.deps.push(Dep {
+                        instr: Instr::new(other as usize),
+                        previous: false,
+                    });
                 }
             };
             for &(buffer, write) in self.touches(line) {
                 let readers = &mut readers[buffer.index() * n_streams..][..n_streams];
                 wait(writers[buffer]);
                 if write {
-                    readers.iter_mut().for_each(|reader| wait(std::mem::replace(reader, NONE)));
+                    readers
+                        .iter_mut()
+                        .for_each(|reader| wait(std::mem::replace(reader, NONE)));
                     writers[buffer] = line as u32;
                 } else {
                     readers[stream] = line as u32;
@@ -165,13 +198,14 @@ impl<'a> Lines<'a> {
         Player::new(self, order, waits, vec![], 1)
     }
 
-    /// The lines that the host waits for before it launches the next step: those that read or write an input's bytes, for
-    /// it will write them, and those that write an output's, for it will read them. The runtime's `wait_io` waits for the
-    /// same.
+    /// The lines that the host waits for before it launches the next step: those that read or write
+    /// an input's bytes, for it will write them, and those that write an output's, for it will read
+    /// them. The runtime's `wait_io` waits for the same.
     fn host_waits(&self, graph: &Graph) -> Vec<bool> {
         let schedule = self.schedule;
         let is_input = |value| matches!(graph.values[value].def, Def::Input(_));
-        let [mut inputs, mut outputs] = [(); 2].map(|()| Table::filled(schedule.buffers.len(), false));
+        let [mut inputs, mut outputs] =
+            [(); 2].map(|()| Table::filled(schedule.buffers.len(), false));
         for &(_, loc) in schedule.entry.iter().filter(|&&(value, _)| is_input(value)) {
             inputs[loc.buffer] = true;
         }
@@ -179,7 +213,9 @@ impl<'a> Lines<'a> {
             outputs[loc.buffer] = true;
         }
         let waits = |&(buffer, write): &(Buffer, bool)| inputs[buffer] || write && outputs[buffer];
-        self.in_order().map(|line| self.touches(line).iter().any(waits)).collect()
+        self.in_order()
+            .map(|line| self.touches(line).iter().any(waits))
+            .collect()
     }
 }
 
@@ -192,7 +228,10 @@ struct Waits {
 
 impl Waits {
     fn new(lines: impl Iterator<Item = impl Iterator<Item = Dep>>) -> Waits {
-        let mut waits = Waits { deps: vec![], ends: vec![] };
+        let mut waits = Waits {
+            deps: vec![],
+            ends: vec![],
+        };
         for line in lines {
             let start = waits.deps.len() as u32;
             waits.deps.extend(line);
@@ -232,7 +271,8 @@ enum State {
 struct Played {
     start: Vec<f64>,
     end: Vec<f64>,
-    /// Lines to come, and those among them that the host waits for before it launches the next step.
+    /// Lines to come, and those among them that the host waits for before it launches the next
+    /// step.
     left: usize,
     host_waits: usize,
     /// When it was launched; infinite until it is.
@@ -243,7 +283,8 @@ struct Played {
 struct Player<'a> {
     lines: &'a Lines<'a>,
     waits: Waits,
-    /// Whether the host waits for a line before it launches the next step; empty if it waits for none.
+    /// Whether the host waits for a line before it launches the next step; empty if it waits for
+    /// none.
     host_waits: Vec<bool>,
     n_host_waits: usize,
     queues: Vec<Vec<u32>>,
@@ -251,7 +292,8 @@ struct Player<'a> {
     free: Vec<f64>,
     steps: Vec<Played>,
     most_steps: usize,
-    /// Lanes of running lines, kept to be reused; and whether lines have started or ended since speeds were set.
+    /// Lanes of running lines, kept to be reused; and whether lines have started or ended since
+    /// speeds were set.
     running: Vec<Option<Lane>>,
     stale: bool,
     now: f64,
@@ -269,7 +311,13 @@ impl<'a> Player<'a> {
     ) -> Player<'a> {
         let mut queues = vec![vec![]; lines.schedule.streams.len()];
         order.for_each(|line| queues[lines.stream(line)].push(line as u32));
-        let head = Head { step: 0, at: 0, seen: 0, ready: 0.0, state: State::Blocked };
+        let head = Head {
+            step: 0,
+            at: 0,
+            seen: 0,
+            ready: 0.0,
+            state: State::Blocked,
+        };
         Player {
             lines,
             waits,
@@ -341,7 +389,11 @@ impl<'a> Player<'a> {
             {
                 let line = self.queues[stream][head.at] as usize;
                 self.steps[head.step].start[line] = self.now;
-                self.heads[stream].state = State::Running { since: self.now, left: self.lines.alone[line], speed: 0.0 };
+                self.heads[stream].state = State::Running {
+                    since: self.now,
+                    left: self.lines.alone[line],
+                    speed: 0.0,
+                };
                 self.stale = true;
             }
         }
@@ -350,8 +402,12 @@ impl<'a> Player<'a> {
     /// Sees whether a stream's next line has nothing to wait for any more.
     fn look(&mut self, stream: usize) {
         let mut head = self.heads[stream];
-        let Some(&line) = self.queues[stream].get(head.at) else { return };
-        let Some(step) = self.steps.get(head.step) else { return };
+        let Some(&line) = self.queues[stream].get(head.at) else {
+            return;
+        };
+        let Some(step) = self.steps.get(head.step) else {
+            return;
+        };
         let deps = self.waits.of(line as usize);
         while let Some(dep) = deps.get(head.seen) {
             // The first step finds nothing under way.
@@ -386,19 +442,33 @@ impl<'a> Player<'a> {
         self.running.clear();
         for (head, queue) in self.heads.iter().zip(&self.queues) {
             let running = matches!(head.state, State::Running { .. });
-            self.running.push(running.then(|| self.lines.lanes[queue[head.at] as usize]));
+            self.running
+                .push(running.then(|| self.lines.lanes[queue[head.at] as usize]));
         }
         for (stream, head) in self.heads.iter_mut().enumerate() {
-            let (State::Running { since, left, speed }, Some(lane)) = (head.state, self.running[stream]) else {
+            let (State::Running { since, left, speed }, Some(lane)) =
+                (head.state, self.running[stream])
+            else {
                 continue;
             };
             let mut kept = 1.0;
-            for (_, other) in self.running.iter().enumerate().filter(|&(other, _)| other != stream) {
-                kept *= other.map_or(1.0, |other| self.lines.shares.keeps[lane as usize][other as usize]);
+            for (_, other) in self
+                .running
+                .iter()
+                .enumerate()
+                .filter(|&(other, _)| other != stream)
+            {
+                kept *= other.map_or(1.0, |other| {
+                    self.lines.shares.keeps[lane as usize][other as usize]
+                });
             }
             if kept != speed {
                 let left = (left - (self.now - since) * speed).max(0.0);
-                head.state = State::Running { since: self.now, left, speed: kept };
+                head.state = State::Running {
+                    since: self.now,
+                    left,
+                    speed: kept,
+                };
             }
         }
     }
@@ -417,7 +487,9 @@ impl<'a> Player<'a> {
     fn end_lines(&mut self) {
         for stream in 0..self.heads.len() {
             let head = self.heads[stream];
-            let State::Running { since, left, speed } = head.state else { continue };
+            let State::Running { since, left, speed } = head.state else {
+                continue;
+            };
             if self.now < since + left / speed {
                 continue;
             }
@@ -436,8 +508,18 @@ impl<'a> Player<'a> {
                 }
             }
             let last = head.at + 1 == self.queues[stream].len();
-            let (step, at) = if last { (head.step + 1, 0) } else { (head.step, head.at + 1) };
-            self.heads[stream] = Head { step, at, seen: 0, ready: 0.0, state: State::Blocked };
+            let (step, at) = if last {
+                (head.step + 1, 0)
+            } else {
+                (head.step, head.at + 1)
+            };
+            self.heads[stream] = Head {
+                step,
+                at,
+                seen: 0,
+                ready: 0.0,
+                state: State::Blocked,
+            };
         }
     }
 
@@ -496,11 +578,15 @@ mod tests {
     use crate::cost::Roofline;
     use crate::devices;
 
-    /// x comes in and y goes out at the same time; nothing depends on anything, and no step waits for another.
-    const BOTH_WAYS: &str = "graph g {\n  state  param %x -> %x : f32[500] \"x\"\n  state  param %y -> %y : f32[500] \"y\"\n  \
-        output z = %x\n}\nschedule g on test {\n  pool device peak 4096\n  pool host peak 4096\n  stream compute\n  \
+    /// x comes in and y goes out at the same time; nothing depends on anything, and no step waits
+    /// for another.
+    const BOTH_WAYS: &str = "graph g {\n  state  param %x -> %x : f32[500] \"x\"\n  state  param \
+        %y -> %y : f32[500] \"y\"\n  \
+        output z = %x\n}\nschedule g on test {\n  pool device peak 4096\n  pool host peak 4096\n  \
+        stream compute\n  \
         stream h2d\n  stream d2h\n  entry %x = x.host@host+0:2048\n  entry %y = y@device+0:2048\n  \
-        i0   h2d     gather  x.host -> x@device+2048:2048\n  i1   d2h     swapout y -> y.host@host+2048:2048\n  \
+        i0   h2d     gather  x.host -> x@device+2048:2048\n  i1   d2h     swapout y -> \
+        y.host@host+2048:2048\n  \
         exit %x = x.host\n  exit %y = y\n  exit %x = x.host\n}\n";
 
     struct Sharing(Roofline, Shares);
@@ -517,7 +603,11 @@ mod tests {
         }
         // Twice as fast to the device.
         fn link_way(&self, bytes: u64, to_device: bool) -> f64 {
-            if to_device { self.0.link(bytes) / 2.0 } else { self.0.link(bytes) }
+            if to_device {
+                self.0.link(bytes) / 2.0
+            } else {
+                self.0.link(bytes)
+            }
         }
         fn local(&self, bytes: u64) -> f64 {
             self.0.local(bytes)
@@ -533,7 +623,11 @@ mod tests {
         let mut shares = Shares::default();
         shares.keeps[Lane::In as usize][Lane::Out as usize] = keeps;
         shares.keeps[Lane::Out as usize][Lane::In as usize] = keeps;
-        let timeline = unlimited(&program.graph, &program.schedule, &Sharing(roofline, shares));
+        let timeline = unlimited(
+            &program.graph,
+            &program.schedule,
+            &Sharing(roofline, shares),
+        );
         (timeline.end[Instr::new(0)], timeline.end[Instr::new(1)])
     }
 
@@ -542,9 +636,12 @@ mod tests {
     fn directions_of_a_link_share_it() {
         let alone = 5.096;
         assert_eq!(both_ways(1.0), (alone / 2.0, alone));
-        // The short one takes twice as long, as long as the other takes alone; by then half of the other is done, and the
-        // rest of it has the link for itself.
+        // The short one takes twice as long, as long as the other takes alone; by then half of the
+        // other is done, and the rest of it has the link for itself.
         let (short, long) = both_ways(0.5);
-        assert!((short - alone).abs() < 1e-9 && (long - 1.5 * alone).abs() < 1e-9, "{short} {long}");
+        assert!(
+            (short - alone).abs() < 1e-9 && (long - 1.5 * alone).abs() < 1e-9,
+            "{short} {long}"
+        );
     }
 }

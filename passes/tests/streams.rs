@@ -1,14 +1,24 @@
-//! Bytes that go from one stream to another, and blocks in the bytes of others: every plan keeps to what the trace says, the check
-//! finds what does not.
+//! Bytes that go from one stream to another, and blocks in the bytes of others: every plan keeps to
+//! what the trace says, the check finds what does not.
 
-use passes::alloc::check::{Fault, check};
-use passes::alloc::trace::{Block, Origin, Trace, Wait};
-use passes::alloc::{Effort, Options, Placement, lower_bound, place, serve, stalloc};
+use lighterage_passes::alloc::check::{Fault, check};
+use lighterage_passes::alloc::trace::{Block, Origin, Trace, Wait};
+use lighterage_passes::alloc::{Effort, Options, Placement, lower_bound, place, serve, stalloc};
 use proptest::prelude::*;
 
 fn block(start: u64, end: u64, bytes: u64, stream: u32) -> Block {
-    let origin = Origin { stream, ..Origin::default() };
-    Block { id: format!("{start}..{end}@{stream}"), start, end, bytes, origin, ..Block::default() }
+    let origin = Origin {
+        stream,
+        ..Origin::default()
+    };
+    Block {
+        id: format!("{start}..{end}@{stream}"),
+        start,
+        end,
+        bytes,
+        origin,
+        ..Block::default()
+    }
 }
 
 fn wait(tick: u64, stream: u32, on: u32) -> Wait {
@@ -16,7 +26,15 @@ fn wait(tick: u64, stream: u32, on: u32) -> Wait {
 }
 
 fn planned(trace: &Trace, effort: Effort) -> Placement {
-    place(trace, &Options { effort, ..Options::default() }, &mut |_, _| ()).expect("the trace should be in order")
+    place(
+        trace,
+        &Options {
+            effort,
+            ..Options::default()
+        },
+        &mut |_, _| (),
+    )
+    .expect("the trace should be in order")
 }
 
 /// Blocks of up to four streams, some with a gap, and waits.
@@ -24,13 +42,26 @@ fn streams(most: usize) -> impl Strategy<Value = Trace> {
     let one = (0u64..40, 1u64..12, 0u64..50, 0u32..4, 0u64..8);
     let waits = prop::collection::vec((0u64..50, 0u32..5, 0u32..5), 0..25);
     (prop::collection::vec(one, 0..=most), waits).prop_map(|(blocks, waits)| {
-        let blocks = blocks.into_iter().map(|(start, span, bytes, stream, gap)| Block {
-            gaps: if 0 < gap && gap + 1 < span { vec![(start + gap, start + gap + 1)] } else { vec![] },
-            ..block(start, start + span, bytes, stream)
-        });
-        let mut waits: Vec<Wait> = waits.into_iter().map(|(tick, stream, on)| wait(tick, stream, on)).collect();
+        let blocks = blocks
+            .into_iter()
+            .map(|(start, span, bytes, stream, gap)| Block {
+                gaps: if 0 < gap && gap + 1 < span {
+                    vec![(start + gap, start + gap + 1)]
+                } else {
+                    vec![]
+                },
+                ..block(start, start + span, bytes, stream)
+            });
+        let mut waits: Vec<Wait> = waits
+            .into_iter()
+            .map(|(tick, stream, on)| wait(tick, stream, on))
+            .collect();
         waits.sort_by_key(|wait| wait.tick);
-        Trace { blocks: blocks.collect(), waits, ..Trace::default() }
+        Trace {
+            blocks: blocks.collect(),
+            waits,
+            ..Trace::default()
+        }
     })
 }
 
@@ -46,11 +77,15 @@ fn needed(block: &Block) -> Vec<(u64, u64)> {
     needed
 }
 
-/// Whether what a stream does after one tick knows of all that another did before an earlier one: the news spread from wait
-/// to wait.
+/// Whether what a stream does after one tick knows of all that another did before an earlier one:
+/// the news spread from wait to wait.
 fn knows(trace: &Trace, stream: u32, after: u64, on: u32, before: u64) -> bool {
     let mut know = vec![on];
-    for wait in trace.waits.iter().filter(|wait| before < wait.tick && wait.tick < after) {
+    for wait in trace
+        .waits
+        .iter()
+        .filter(|wait| before < wait.tick && wait.tick < after)
+    {
         if know.contains(&wait.on) {
             know.push(wait.stream);
         }
@@ -72,10 +107,14 @@ fn wrong(trace: &Trace, offsets: &[u64]) -> Option<(usize, usize)> {
     };
     let apart = |i: usize, j: usize| {
         needed(&blocks[i]).into_iter().all(|first| {
-            needed(&blocks[j]).into_iter().all(|second| ordered(i, j, first, second) || ordered(j, i, second, first))
+            needed(&blocks[j])
+                .into_iter()
+                .all(|second| ordered(i, j, first, second) || ordered(j, i, second, first))
         })
     };
-    (0..blocks.len()).flat_map(|i| (0..i).map(move |j| (j, i))).find(|&(j, i)| share(i, j) && !apart(i, j))
+    (0..blocks.len())
+        .flat_map(|i| (0..i).map(move |j| (j, i)))
+        .find(|&(j, i)| share(i, j) && !apart(i, j))
 }
 
 proptest! {
@@ -115,7 +154,8 @@ proptest! {
         prop_assert!(apart.peak <= planned(&trace.one_stream(), Effort::Normal).peak, "{:?}", apart);
     }
 
-    /// Blocks in the bytes of others lie there; the bound does not rise by it if they are as large, or gone as early.
+    /// Blocks in the bytes of others lie there; the bound does not rise by it if they are as large,
+    /// or gone as early.
     #[test]
     fn blocks_lie_in_the_bytes_of_others(
         trace in streams(20),
@@ -127,7 +167,8 @@ proptest! {
             let n = trace.blocks.len();
             let there = &trace.blocks[which % n];
             let first = std::iter::successors(Some(there), |block| block.within.map(|i| &trace.blocks[i])).last().unwrap();
-            // A smaller one keeps all the bytes of the first, so it must not need them when nobody else does.
+            // A smaller one keeps all the bytes of the first, so it must not need them when nobody
+            // else does.
             let as_large = as_large && there.bytes == first.bytes || !first.gaps.is_empty();
             let start = (there.start + after).min(there.end - 1);
             let end = if as_large { start + span } else { (start + span).min(there.end) };
@@ -157,42 +198,90 @@ proptest! {
 /// Without waits, each stream has a region, and the bound is the sum of theirs.
 #[test]
 fn streams_that_do_not_wait_have_regions() {
-    let blocks = vec![block(0, 4, 8, 0), block(6, 9, 8, 1), block(10, 12, 4, 0), block(13, 15, 8, 1)];
-    let trace = Trace { blocks, ..Trace::default() };
+    let blocks = vec![
+        block(0, 4, 8, 0),
+        block(6, 9, 8, 1),
+        block(10, 12, 4, 0),
+        block(13, 15, 8, 1),
+    ];
+    let trace = Trace {
+        blocks,
+        ..Trace::default()
+    };
     let placement = planned(&trace, Effort::Normal);
-    assert_eq!((placement.peak, placement.lower_bound, placement.optimal), (16, 16, true));
-    assert!(placement.method.ends_with("2 streams apart"), "{}", placement.method);
+    assert_eq!(
+        (placement.peak, placement.lower_bound, placement.optimal),
+        (16, 16, true)
+    );
+    assert!(
+        placement.method.ends_with("2 streams apart"),
+        "{}",
+        placement.method
+    );
     let found = check(&trace, &[0, 0, 0, 0], 1, None).unwrap_err();
-    assert_eq!(found[0], Fault::Unordered { before: 0, after: 1, tick: 6 });
+    assert_eq!(
+        found[0],
+        Fault::Unordered {
+            before: 0,
+            after: 1,
+            tick: 6
+        }
+    );
     assert_eq!(check(&trace.one_stream(), &[0, 0, 0, 0], 1, None), Ok(8));
 }
 
-/// Stream 1 waits for 0, which waits for 1: one place is enough for all. A wait too early, or the wrong way round, is none.
+/// Stream 1 waits for 0, which waits for 1: one place is enough for all. A wait too early, or the
+/// wrong way round, is none.
 #[test]
 fn streams_that_wait_share() {
     let blocks = vec![block(0, 4, 8, 0), block(6, 9, 8, 1), block(11, 12, 8, 0)];
     let waits = |waits: &[(u64, u32, u32)]| Trace {
         blocks: blocks.clone(),
-        waits: waits.iter().map(|&(tick, stream, on)| wait(tick, stream, on)).collect(),
+        waits: waits
+            .iter()
+            .map(|&(tick, stream, on)| wait(tick, stream, on))
+            .collect(),
         ..Trace::default()
     };
     let both = waits(&[(5, 1, 0), (10, 0, 1)]);
     let placement = planned(&both, Effort::Normal);
-    assert_eq!((placement.peak, placement.optimal), (8, true), "{placement:?}");
+    assert_eq!(
+        (placement.peak, placement.optimal),
+        (8, true),
+        "{placement:?}"
+    );
     assert_eq!(check(&both, &[0, 0, 0], 1, None), Ok(8));
-    for early in [waits(&[(4, 1, 0), (10, 0, 1)]), waits(&[(5, 0, 1), (10, 0, 1)]), waits(&[(6, 1, 0), (10, 0, 1)])] {
+    for early in [
+        waits(&[(4, 1, 0), (10, 0, 1)]),
+        waits(&[(5, 0, 1), (10, 0, 1)]),
+        waits(&[(6, 1, 0), (10, 0, 1)]),
+    ] {
         assert_eq!(planned(&early, Effort::Normal).peak, 16);
         let found = check(&early, &[0, 0, 0], 1, None);
-        assert_eq!(found, Err(vec![Fault::Unordered { before: 0, after: 1, tick: 6 }]), "{early:?}");
+        assert_eq!(
+            found,
+            Err(vec![Fault::Unordered {
+                before: 0,
+                after: 1,
+                tick: 6
+            }]),
+            "{early:?}"
+        );
     }
     // By way of a stream that asks for nothing.
-    assert_eq!(planned(&waits(&[(5, 7, 0), (5, 1, 7), (10, 0, 1)]), Effort::Normal).peak, 8);
+    assert_eq!(
+        planned(&waits(&[(5, 7, 0), (5, 1, 7), (10, 0, 1)]), Effort::Normal).peak,
+        8
+    );
 }
 
 /// A plan that is served: the step's streams have regions, unless they wait in every step.
 #[test]
 fn a_step_is_served_from_regions_of_its_streams() {
-    let mut trace = Trace { blocks: vec![block(0, 200, 512, 0)], ..Trace::default() };
+    let mut trace = Trace {
+        blocks: vec![block(0, 200, 512, 0)],
+        ..Trace::default()
+    };
     let mut waits = vec![];
     for at in [10, 30, 50, 70, 90] {
         trace.blocks.extend([
@@ -203,10 +292,18 @@ fn a_step_is_served_from_regions_of_its_streams() {
         waits.extend([wait(at + 5, 1, 0), wait(at + 14, 0, 1)]);
     }
     let pool = |trace: &Trace| -> u64 {
-        let plan = |step: &Trace| -> Result<Vec<u64>, ()> { Ok(planned(step, Effort::Normal).offsets) };
+        let plan =
+            |step: &Trace| -> Result<Vec<u64>, ()> { Ok(planned(step, Effort::Normal).offsets) };
         let text = serve::plan(trace, 1, plan).unwrap();
         assert!(text.contains("\nrequests 4 1\n"), "{text}");
-        text.lines().nth(1).unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+        text.lines()
+            .nth(1)
+            .unwrap()
+            .split(' ')
+            .nth(1)
+            .unwrap()
+            .parse()
+            .unwrap()
     };
     assert_eq!(pool(&trace), 512 + 4096 + 4096 + 1024);
     trace.waits = waits;
@@ -216,12 +313,29 @@ fn a_step_is_served_from_regions_of_its_streams() {
 /// An operation in place: its result lies where its input lay, and needs no place of its own.
 #[test]
 fn what_is_made_in_place_is_there_once() {
-    let mut blocks = vec![block(0, 5, 100, 0), block(4, 9, 100, 0), block(8, 12, 60, 0), block(0, 12, 7, 0)];
-    let apart = planned(&Trace { blocks: blocks.clone(), ..Trace::default() }, Effort::Normal);
+    let mut blocks = vec![
+        block(0, 5, 100, 0),
+        block(4, 9, 100, 0),
+        block(8, 12, 60, 0),
+        block(0, 12, 7, 0),
+    ];
+    let apart = planned(
+        &Trace {
+            blocks: blocks.clone(),
+            ..Trace::default()
+        },
+        Effort::Normal,
+    );
     (blocks[1].within, blocks[2].within) = (Some(0), Some(1));
-    let trace = Trace { blocks, ..Trace::default() };
+    let trace = Trace {
+        blocks,
+        ..Trace::default()
+    };
     let placement = planned(&trace, Effort::Normal);
-    assert_eq!((apart.peak, placement.peak, placement.optimal), (207, 107, true));
+    assert_eq!(
+        (apart.peak, placement.peak, placement.optimal),
+        (207, 107, true)
+    );
     assert_eq!(check(&trace, &placement.offsets, 1, None), Ok(107));
     // What two that share have, a third has not.
     let found = check(&trace, &[0, 0, 0, 93], 1, None).unwrap_err();

@@ -1,44 +1,77 @@
-//! Products and attention: milliseconds of each, for `benches/products.py`, which has PyTorch beside.
+//! Products and attention: milliseconds of each, for `benches/products.py`, which has PyTorch
+//! beside.
 //!
-//! `cargo bench -p runtime --bench products -- THREADS ROUNDS CASE…` prints a line of JSON a case: the fastest of so many
-//! rounds. A case is `BxMxKxN:ORDER`, with the order `nn`, `nt` or `tn` of the factors, `+bias` behind it for a row that is added, or `BxHxSxD:fwd` and `:bwd`, causal
-//! attention. With `--cold` other memory passes through the caches before each round, as in a training step, where operands
-//! were made long ago.
+//! `cargo bench -p lighterage-runtime --bench products -- THREADS ROUNDS CASE…` prints a line of JSON a case:
+//! the fastest of so many rounds. A case is `BxMxKxN:ORDER`, with the order `nn`, `nt` or `tn` of
+//! the factors, `+bias` behind it for a row that is added, or `BxHxSxD:fwd` and `:bwd`, causal
+//! attention. With `--cold` other memory passes through the caches before each round, as in a
+//! training step, where operands were made long ago.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
 use artifact::{Attr, DType};
-use runtime::Team;
-use runtime::kernels::owned::{OwnedTensor, Run};
+use lighterage_runtime::Team;
+use lighterage_runtime::kernels::owned::{OwnedTensor, Run};
 use std::time::Instant;
 
 fn main() {
     // Cargo passes `--bench` along.
-    let given: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let given: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with("--"))
+        .collect();
     let cold = std::env::args().any(|arg| arg == "--cold");
-    let mut other = vec![0u64; if cold { EVICTED_BYTES / size_of::<u64>() } else { 0 }];
-    let number = |i: usize, default| given.get(i).and_then(|arg| arg.parse().ok()).unwrap_or(default);
+    let mut other = vec![
+        0u64;
+        if cold {
+            EVICTED_BYTES / size_of::<u64>()
+        } else {
+            0
+        }
+    ];
+    let number = |i: usize, default| {
+        given
+            .get(i)
+            .and_then(|arg| arg.parse().ok())
+            .unwrap_or(default)
+    };
     let (threads, rounds): (usize, usize) = (number(0, 1), number(1, 20));
     let team = Team::new(threads).expect("threads should start");
     for case in &given[2.min(given.len())..] {
-        let (sizes, what) = case.split_once(':').expect("a case should have sizes and an order");
-        let sizes: Vec<usize> = sizes.split('x').map(|n| n.parse().expect("sizes should be numbers")).collect();
-        let &[a, b, c, d] = &sizes[..] else { panic!("a case should have four sizes") };
+        let (sizes, what) = case
+            .split_once(':')
+            .expect("a case should have sizes and an order");
+        let sizes: Vec<usize> = sizes
+            .split('x')
+            .map(|n| n.parse().expect("sizes should be numbers"))
+            .collect();
+        let &[a, b, c, d] = &sizes[..] else {
+            panic!("a case should have four sizes")
+        };
         let random = |shape: &[usize], seed: usize| {
             let numbers: Vec<u8> = (0..shape.iter().product::<usize>())
-                .flat_map(|i| ((((i * 2654435761 + seed * 97) >> 7) % 2000) as f32 * 1e-3 - 1.0).to_le_bytes())
+                .flat_map(|i| {
+                    ((((i * 2654435761 + seed * 97) >> 7) % 2000) as f32 * 1e-3 - 1.0).to_le_bytes()
+                })
                 .collect();
             OwnedTensor::from_bytes(DType::F32, shape, &numbers)
         };
-        let mut best = |op: &str, attrs: &[(String, Attr)], ins: &[&OwnedTensor], outs: &[(DType, Vec<usize>)]| {
-            let mut run = Run::new(op, attrs, ins, outs, 1 << 26, &[]).expect("the kernel should take it");
+        let mut best = |op: &str,
+                        attrs: &[(String, Attr)],
+                        ins: &[&OwnedTensor],
+                        outs: &[(DType, Vec<usize>)]| {
+            let mut run =
+                Run::new(op, attrs, ins, outs, 1 << 26, &[]).expect("the kernel should take it");
             let mut best = f64::INFINITY;
             for _ in 0..rounds {
                 other.iter_mut().for_each(|number| *number += 1);
                 std::hint::black_box(&mut other);
                 let mut marks = vec![];
-                run.run_on(Some(&team), || marks.push(Instant::now())).expect("the kernel should run");
-                let [start, end] = marks[..] else { panic!("a run should be marked twice") };
+                run.run_on(Some(&team), || marks.push(Instant::now()))
+                    .expect("the kernel should run");
+                let [start, end] = marks[..] else {
+                    panic!("a run should be marked twice")
+                };
                 best = best.min((end - start).as_secs_f64() * 1e3);
             }
             (best, run.results)
@@ -46,7 +79,10 @@ fn main() {
         let attr = |key: &str, value| (key.to_string(), value);
         let ms = match what {
             "fwd" | "bwd" => {
-                let attrs = [attr("causal", Attr::Bool(true)), attr("scale", Attr::Float((d as f64).powf(-0.5)))];
+                let attrs = [
+                    attr("causal", Attr::Bool(true)),
+                    attr("scale", Attr::Float((d as f64).powf(-0.5))),
+                ];
                 let [q, k, v, dout] = [1, 2, 3, 4].map(|seed| random(&[a, b, c, d], seed));
                 let outs = [(DType::F32, vec![a, b, c, d]), (DType::F32, vec![a, b, c])];
                 let (forward, results) = best("sdpa", &attrs, &[&q, &k, &v], &outs);
@@ -54,12 +90,24 @@ fn main() {
                     forward
                 } else {
                     let outs = vec![(DType::F32, vec![a, b, c, d]); 3];
-                    best("sdpa_bwd", &attrs, &[&dout, &q, &k, &v, &results[0], &results[1]], &outs).0
+                    best(
+                        "sdpa_bwd",
+                        &attrs,
+                        &[&dout, &q, &k, &v, &results[0], &results[1]],
+                        &outs,
+                    )
+                    .0
                 }
             }
             order => {
                 let (ta, tb) = (order.starts_with('t'), order[1..].starts_with('t'));
-                let shape = |rows, columns| if a == 1 { vec![rows, columns] } else { vec![a, rows, columns] };
+                let shape = |rows, columns| {
+                    if a == 1 {
+                        vec![rows, columns]
+                    } else {
+                        vec![a, rows, columns]
+                    }
+                };
                 let x = random(&if ta { shape(c, b) } else { shape(b, c) }, 1);
                 let w = random(&if tb { shape(d, c) } else { shape(c, d) }, 2);
                 let attrs = [attr("ta", Attr::Bool(ta)), attr("tb", Attr::Bool(tb))];

@@ -1,5 +1,5 @@
-//! What a command reads and writes: the one place that knows. The race check, the dead bytes of a shuffled run and the
-//! measured peak are all derived from it.
+//! What a command reads and writes: the one place that knows. The race check, the dead bytes of a
+//! shuffled run and the measured peak are all derived from it.
 
 use artifact::{Command, CommandKind, Operand, Place, Range};
 
@@ -17,15 +17,27 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// An access of `bytes` bytes at a place; `None` if that is none. The place is validated: its end does not overflow.
+    /// An access of `bytes` bytes at a place; `None` if that is none. The place is validated: its
+    /// end does not overflow.
     pub(crate) fn new(place: Place, bytes: u64, write: bool) -> Option<Access> {
         let Place { pool, offset } = place;
-        (0 < bytes).then_some(Access { pool: pool as usize, start: offset, end: offset + bytes, write })
+        (0 < bytes).then_some(Access {
+            pool: pool as usize,
+            start: offset,
+            end: offset + bytes,
+            write,
+        })
     }
 
     /// An access of a whole tensor.
     pub(crate) fn of(operand: &Operand, write: bool) -> Option<Access> {
-        Access::new(operand.place, operand.bytes().expect("a validated tensor should have a size"), write)
+        Access::new(
+            operand.place,
+            operand
+                .bytes()
+                .expect("a validated tensor should have a size"),
+            write,
+        )
     }
 
     /// Whether both touch a byte.
@@ -37,15 +49,23 @@ impl Access {
 /// The accesses of a validated command: reads first, then writes.
 pub(crate) fn accesses(command: &Command) -> Vec<Access> {
     match &command.kind {
-        CommandKind::Launch { ins, outs, scratch, .. } => {
+        CommandKind::Launch {
+            ins, outs, scratch, ..
+        } => {
             let reads = ins.iter().map(|x| Access::of(x, false));
             let writes = outs.iter().map(|y| Access::of(y, true));
-            let scratch = scratch.iter().map(|&Range { place, bytes }| Access::new(place, bytes, true));
+            let scratch = scratch
+                .iter()
+                .map(|&Range { place, bytes }| Access::new(place, bytes, true));
             reads.chain(writes).chain(scratch).flatten().collect()
         }
-        &CommandKind::Copy { src, dst, bytes } => {
-            [Access::new(src, bytes, false), Access::new(dst, bytes, true)].into_iter().flatten().collect()
-        }
+        &CommandKind::Copy { src, dst, bytes } => [
+            Access::new(src, bytes, false),
+            Access::new(dst, bytes, true),
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
         CommandKind::Record { .. } | CommandKind::Wait { .. } => Vec::new(),
     }
 }

@@ -1,13 +1,18 @@
 //! Generated kernels: machine code from an artifact, in memory, and its launches.
 //!
-//! Before: an object of the artifact and the functions that kernels name in it. After: the object's sections in memory that can
-//! be run and no longer be written, and an address for each function; or an error that says what is wrong with the object.
-//! Whatever an object's headers, symbols and relocations say is checked: no object makes the loader touch bytes outside its own.
+//! Before: an object of the artifact and the functions that kernels name in it. After: the object's
+//! sections in memory that can be run and no longer be written, and an address for each function;
+//! or an error that says what is wrong with the object. Whatever an object's headers, symbols and
+//! relocations say is checked: no object makes the loader touch bytes outside its own.
 //!
-//! **The code itself cannot be checked.** Who runs an artifact with code trusts it like a program. That the code reads and
-//! writes no more than the tensors of its types is the compiler's promise; `validate` holds every launch to those types.
+//! **The code itself cannot be checked.** Who runs an artifact with code trusts it like a program.
+//! That the code reads and writes no more than the tensors of its types is the compiler's promise;
+//! `validate` holds every launch to those types.
 
-#![allow(unsafe_code, reason = "generated kernels are foreign functions; see the module's text")]
+#![allow(
+    unsafe_code,
+    reason = "generated kernels are foreign functions; see the module's text"
+)]
 
 use crate::Error;
 use crate::kernel::Tensor;
@@ -15,12 +20,15 @@ use crate::team::{Parts, Team};
 use artifact::{Artifact, Code, Object};
 use memmap2::{Mmap, MmapMut};
 use object::read::elf::ElfFile64;
-use object::{Architecture, LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags};
+use object::{
+    Architecture, LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags,
+};
 use object::{RelocationTarget, SectionKind, elf};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A function of a kernel: see [`artifact::Phase`]. Its code lives as long as the [`Loaded`] that it is from.
+/// A function of a kernel: see [`artifact::Phase`]. Its code lives as long as the [`Loaded`] that
+/// it is from.
 pub type Function = unsafe extern "C" fn(tensors: *const *mut u8, first: u64, end: u64);
 
 /// An object in memory.
@@ -41,20 +49,28 @@ impl Loaded {
         let load = |(i, object): (usize, &Object)| {
             if !artifact::runs(&object.cpu) {
                 return Err(Error::Unsupported(format!(
-                    "the artifact's kernels are for {}, which this processor is not; compile it for this machine, or with \
+                    "the artifact's kernels are for {}, which this processor is not; compile it \
+                     for this machine, or with \
                      --kernels plain",
                     object.cpu
                 )));
             }
-            Loaded::new(&object.bytes).map(Arc::new).map_err(|e| Error::Invalid(format!("object {i}: {e}")))
+            Loaded::new(&object.bytes)
+                .map(Arc::new)
+                .map_err(|e| Error::Invalid(format!("object {i}: {e}")))
         };
         artifact.objects.iter().enumerate().map(load).collect()
     }
 
     /// Loads an object; an error says what is wrong with it.
     pub fn new(bytes: &[u8]) -> Result<Loaded, String> {
-        let file = ElfFile64::<LittleEndian>::parse(bytes).map_err(|e| format!("is no ELF object: {e}"))?;
-        let here = if cfg!(target_arch = "aarch64") { Architecture::Aarch64 } else { Architecture::X86_64 };
+        let file = ElfFile64::<LittleEndian>::parse(bytes)
+            .map_err(|e| format!("is no ELF object: {e}"))?;
+        let here = if cfg!(target_arch = "aarch64") {
+            Architecture::Aarch64
+        } else {
+            Architecture::X86_64
+        };
         if file.architecture() != here {
             return Err(format!("is for {:?}, not {here:?}", file.architecture()));
         }
@@ -62,10 +78,15 @@ impl Loaded {
         let mut places = BTreeMap::new();
         let mut length = 0usize;
         for section in file.sections().filter(|s| is_loaded(s.kind())) {
-            let size = usize::try_from(section.size()).ok().filter(|&size| size <= MOST_BYTES);
+            let size = usize::try_from(section.size())
+                .ok()
+                .filter(|&size| size <= MOST_BYTES);
             let size = size.ok_or("has a section that is too large")?;
             if ALIGN < usize::try_from(section.align()).unwrap_or(usize::MAX) {
-                return Err(format!("has a section aligned to {} bytes", section.align()));
+                return Err(format!(
+                    "has a section aligned to {} bytes",
+                    section.align()
+                ));
             }
             places.insert(section.index().0, (length, size));
             length = (length + size).next_multiple_of(ALIGN);
@@ -74,13 +95,21 @@ impl Loaded {
             }
         }
         if length == 0 {
-            return Ok(Loaded { memory: None, functions: BTreeMap::new() });
+            return Ok(Loaded {
+                memory: None,
+                functions: BTreeMap::new(),
+            });
         }
-        let mut memory = MmapMut::map_anon(length).map_err(|e| format!("no memory for code: {e}"))?;
+        let mut memory =
+            MmapMut::map_anon(length).map_err(|e| format!("no memory for code: {e}"))?;
         let start = memory.as_ptr().addr();
         for section in file.sections() {
-            let Some(&(at, size)) = places.get(&section.index().0) else { continue };
-            let data = section.data().map_err(|e| format!("has a broken section: {e}"))?;
+            let Some(&(at, size)) = places.get(&section.index().0) else {
+                continue;
+            };
+            let data = section
+                .data()
+                .map_err(|e| format!("has a broken section: {e}"))?;
             // A section of zeros has no data.
             if !data.is_empty() {
                 let data = data.get(..size).ok_or("has a section that is cut off")?;
@@ -88,15 +117,25 @@ impl Loaded {
             }
         }
         let address = |index: object::SymbolIndex| -> Result<i64, String> {
-            let symbol = file.symbol_by_index(index).map_err(|e| format!("has a broken symbol: {e}"))?;
+            let symbol = file
+                .symbol_by_index(index)
+                .map_err(|e| format!("has a broken symbol: {e}"))?;
             let name = symbol.name().unwrap_or("?");
-            let section = symbol.section_index().and_then(|section| places.get(&section.0));
+            let section = symbol
+                .section_index()
+                .and_then(|section| places.get(&section.0));
             let &(at, size) = section.ok_or_else(|| format!("needs {name}, which is not in it"))?;
-            let offset = usize::try_from(symbol.address()).ok().filter(|&offset| offset <= size);
-            offset.map(|offset| (start + at + offset) as i64).ok_or_else(|| format!("has {name} outside its section"))
+            let offset = usize::try_from(symbol.address())
+                .ok()
+                .filter(|&offset| offset <= size);
+            offset
+                .map(|offset| (start + at + offset) as i64)
+                .ok_or_else(|| format!("has {name} outside its section"))
         };
         for section in file.sections() {
-            let Some(&(at, size)) = places.get(&section.index().0) else { continue };
+            let Some(&(at, size)) = places.get(&section.index().0) else {
+                continue;
+            };
             for (offset, relocation) in section.relocations() {
                 let RelocationTarget::Symbol(symbol) = relocation.target() else {
                     return Err("has a relocation without a symbol".into());
@@ -112,31 +151,55 @@ impl Loaded {
             }
         }
         let mut functions = BTreeMap::new();
-        for symbol in file.symbols().filter(|symbol| symbol.is_global() && symbol.is_definition()) {
-            let section = symbol.section_index().and_then(|section| file.section_by_index(section).ok());
-            let Some(section) = section.filter(|section| section.kind() == SectionKind::Text) else { continue };
+        for symbol in file
+            .symbols()
+            .filter(|symbol| symbol.is_global() && symbol.is_definition())
+        {
+            let section = symbol
+                .section_index()
+                .and_then(|section| file.section_by_index(section).ok());
+            let Some(section) = section.filter(|section| section.kind() == SectionKind::Text)
+            else {
+                continue;
+            };
             let (at, size) = places[&section.index().0];
-            let name = symbol.name().map_err(|e| format!("has a broken name: {e}"))?;
-            let offset = usize::try_from(symbol.address()).ok().filter(|&offset| offset < size);
-            functions.insert(name.to_string(), at + offset.ok_or_else(|| format!("has {name} outside its section"))?);
+            let name = symbol
+                .name()
+                .map_err(|e| format!("has a broken name: {e}"))?;
+            let offset = usize::try_from(symbol.address())
+                .ok()
+                .filter(|&offset| offset < size);
+            functions.insert(
+                name.to_string(),
+                at + offset.ok_or_else(|| format!("has {name} outside its section"))?,
+            );
         }
-        let memory = memory.make_exec().map_err(|e| format!("the system does not let its code run: {e}"))?;
-        Ok(Loaded { memory: Some(memory), functions })
+        let memory = memory
+            .make_exec()
+            .map_err(|e| format!("the system does not let its code run: {e}"))?;
+        Ok(Loaded {
+            memory: Some(memory),
+            functions,
+        })
     }
 
     /// A function by its name.
     pub fn function(&self, symbol: &str) -> Option<Function> {
         let &offset = self.functions.get(symbol)?;
         let start = self.memory.as_ref()?.as_ptr();
-        // SAFETY: the address is within a text section of the object, which stays in memory as long as `self`. That a
-        // function of this signature starts there is the compiler's promise, as the module's text says.
+        // SAFETY: the address is within a text section of the object, which stays in memory as long
+        // as `self`. That a function of this signature starts there is the compiler's promise, as
+        // the module's text says.
         Some(unsafe { std::mem::transmute::<*const u8, Function>(start.add(offset)) })
     }
 }
 
 fn is_loaded(kind: SectionKind) -> bool {
     use SectionKind::{Data, ReadOnlyData, ReadOnlyString, Text, UninitializedData};
-    matches!(kind, Text | Data | ReadOnlyData | ReadOnlyString | UninitializedData)
+    matches!(
+        kind,
+        Text | Data | ReadOnlyData | ReadOnlyString | UninitializedData
+    )
 }
 
 /// Writes the address `to`, as a relocation of this type wants it, into the bytes at `from`.
@@ -160,7 +223,11 @@ fn relocate(place: &mut [u8], r_type: u32, to: i64, from: i64) -> Result<(), Str
             elf::R_AARCH64_LDST64_ABS_LO12_NC => code | low(3),
             elf::R_AARCH64_LDST128_ABS_LO12_NC => code | low(4),
             elf::R_AARCH64_PREL32 => i32::try_from(distance).map_err(|_| far())? as u32,
-            other => return Err(format!("has a relocation of type {other}, which is not known")),
+            other => {
+                return Err(format!(
+                    "has a relocation of type {other}, which is not known"
+                ));
+            }
         };
         *word = new.to_le_bytes();
         return Ok(());
@@ -171,7 +238,11 @@ fn relocate(place: &mut [u8], r_type: u32, to: i64, from: i64) -> Result<(), Str
             *word = i32::try_from(distance).map_err(|_| far())?.to_le_bytes();
         }
         elf::R_X86_64_64 => *place.first_chunk_mut::<8>().ok_or_else(outside)? = to.to_le_bytes(),
-        other => return Err(format!("has a relocation of type {other}, which is not known")),
+        other => {
+            return Err(format!(
+                "has a relocation of type {other}, which is not known"
+            ));
+        }
     }
     Ok(())
 }
@@ -197,7 +268,8 @@ struct Phase {
 #[repr(transparent)]
 struct Address(*mut u8);
 
-// SAFETY: an address is data; whoever calls a phase's function answers for what is behind it, see `Phase::run`.
+// SAFETY: an address is data; whoever calls a phase's function answers for what is behind it, see
+// `Phase::run`.
 unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}
@@ -208,16 +280,27 @@ const PIECES: u64 = 4;
 const SMALL: usize = 1 << 16;
 
 impl CodeLaunch {
-    /// A launch of a validated kernel; the caller answers for the tensors, as for [`crate::kernel::Call::new`]. Panics if the
-    /// object lacks a function: `check` refuses such artifacts.
+    /// A launch of a validated kernel; the caller answers for the tensors, as for
+    /// [`crate::kernel::Call::new`]. Panics if the object lacks a function: `check` refuses such
+    /// artifacts.
     pub(crate) fn new(code: &Code, loaded: &Arc<Loaded>, tensors: &[Tensor]) -> CodeLaunch {
         let addresses: Box<[Address]> = tensors.iter().map(|tensor| Address(tensor.data)).collect();
         let phase = |phase: &artifact::Phase| {
-            let function = loaded.function(&phase.symbol).expect("a checked kernel should have its functions");
-            Arc::new(Phase { function, parts: phase.parts, tensors: addresses.clone(), _code: loaded.clone() })
+            let function = loaded
+                .function(&phase.symbol)
+                .expect("a checked kernel should have its functions");
+            Arc::new(Phase {
+                function,
+                parts: phase.parts,
+                tensors: addresses.clone(),
+                _code: loaded.clone(),
+            })
         };
         let bytes = tensors.iter().map(|tensor| tensor.bytes).sum();
-        CodeLaunch { phases: code.phases.iter().map(phase).collect(), bytes }
+        CodeLaunch {
+            phases: code.phases.iter().map(phase).collect(),
+            bytes,
+        }
     }
     /// True if threads can share it.
     pub(crate) fn is_split(&self) -> bool {
@@ -241,9 +324,10 @@ impl CodeLaunch {
 
 impl Phase {
     fn call(&self, first: u64, end: u64) {
-        // SAFETY: the function takes these tensors, whose types `validate` compared with those the code was made for, and
-        // parts of its own number. `validate` proved the tensors within their pools, results disjoint from all else but for
-        // in-place pairs, and ordered with every conflicting access of other streams. `Address` is a transparent pointer.
+        // SAFETY: the function takes these tensors, whose types `validate` compared with those the
+        // code was made for, and parts of its own number. `validate` proved the tensors within
+        // their pools, results disjoint from all else but for in-place pairs, and ordered with
+        // every conflicting access of other streams. `Address` is a transparent pointer.
         unsafe { (self.function)(self.tensors.as_ptr().cast(), first, end) }
     }
 }
@@ -261,10 +345,15 @@ pub(crate) fn check(artifact: &Artifact, loaded: &[Arc<Loaded>]) -> Result<(), E
     for kernel in &artifact.kernels {
         let Some(code) = &kernel.code else { continue };
         let object = loaded.get(code.object as usize);
-        let lacks = |phase: &&artifact::Phase| object.is_none_or(|object| object.function(&phase.symbol).is_none());
+        let lacks = |phase: &&artifact::Phase| {
+            object.is_none_or(|object| object.function(&phase.symbol).is_none())
+        };
         if let Some(phase) = code.phases.iter().find(lacks) {
             let (symbol, n) = (&phase.symbol, code.object);
-            return Err(Error::Invalid(format!("object {n} lacks the function {symbol} of a kernel of {}", kernel.op)));
+            return Err(Error::Invalid(format!(
+                "object {n} lacks the function {symbol} of a kernel of {}",
+                kernel.op
+            )));
         }
     }
     Ok(())

@@ -7,13 +7,15 @@ use artifact::ReadError;
 pub enum Error {
     /// The artifact's file cannot be read.
     Read(ReadError),
-    /// The artifact is not one that the compiler would write: running it could corrupt memory or never end.
+    /// The artifact is not one that the compiler would write: running it could corrupt memory or
+    /// never end.
     Invalid(String),
     /// The artifact asks for what this machine cannot do.
     Unsupported(String),
     /// The machine has too little memory, or too few threads, for the artifact.
     Resources(String),
-    /// The host asked for what does not exist or is not ready: an unknown name, a wrong size, a state without a value.
+    /// The host asked for what does not exist or is not ready: an unknown name, a wrong size, a
+    /// state without a value.
     Host(String),
     /// A command failed while a step ran. The machine is stopped from then on.
     Failed {

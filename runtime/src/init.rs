@@ -9,12 +9,13 @@ use half::{bf16, f16};
 ///
 /// * A random state becomes `(seed, 0)`, whatever it was.
 /// * A moment becomes zeros.
-/// * With `std`, a parameter that the artifact has no data for becomes normal with that deviation; but one with a single
-///   dimension becomes ones if its name ends in `weight` (a norm's gain) and zeros if it ends in `bias`.
+/// * With `std`, a parameter that the artifact has no data for becomes normal with that deviation;
+///   but one with a single dimension becomes ones if its name ends in `weight` (a norm's gain) and
+///   zeros if it ends in `bias`.
 /// * Everything else stays without a value, and the first step asks for it by name.
 ///
-/// A value depends on the seed, the state's path and the element's index alone: not on the order of states, nor on what
-/// else there is.
+/// A value depends on the seed, the state's path and the element's index alone: not on the order of
+/// states, nor on what else there is.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StateInit {
     /// The seed of everything.
@@ -24,7 +25,12 @@ pub struct StateInit {
 }
 
 /// Gives a state its value; false if it gets none, an error if its type cannot hold one.
-pub(crate) fn initialise(init: &StateInit, state: &State, has_value: bool, tensor: &Tensor) -> Result<bool, String> {
+pub(crate) fn initialise(
+    init: &StateInit,
+    state: &State,
+    has_value: bool,
+    tensor: &Tensor,
+) -> Result<bool, String> {
     let last = state.path.rsplit('.').next().unwrap_or(&state.path);
     let one_dimension = state.operand.shape.len() == 1;
     match (state.kind, init.std) {
@@ -43,7 +49,9 @@ pub(crate) fn initialise(init: &StateInit, state: &State, has_value: bool, tenso
             memory::fill(tensor, 0);
             Ok(true)
         }
-        (StateKind::Param, Some(_)) if one_dimension && last == "weight" => floats(tensor, |_| 1.0).map(|()| true),
+        (StateKind::Param, Some(_)) if one_dimension && last == "weight" => {
+            floats(tensor, |_| 1.0).map(|()| true)
+        }
         (StateKind::Param, Some(std)) => {
             let key = mix(init.seed ^ hash(&state.path));
             floats(tensor, |i| std * normal(key, i)).map(|()| true)
@@ -52,14 +60,19 @@ pub(crate) fn initialise(init: &StateInit, state: &State, has_value: bool, tenso
     }
 }
 
-/// Writes one number for each element, a block at a time: a parameter may be larger than what is left of the memory.
+/// Writes one number for each element, a block at a time: a parameter may be larger than what is
+/// left of the memory.
 fn floats(tensor: &Tensor, value: impl Fn(u64) -> f64) -> Result<(), String> {
     let encode: fn(f64, &mut Vec<u8>) = match tensor.dtype {
         DType::F64 => |x, bytes| bytes.extend(x.to_le_bytes()),
         DType::F32 => |x, bytes| bytes.extend((x as f32).to_le_bytes()),
         DType::F16 => |x, bytes| bytes.extend(f16::from_f64(x).to_le_bytes()),
         DType::BF16 => |x, bytes| bytes.extend(bf16::from_f64(x).to_le_bytes()),
-        other => return Err(format!("there is no rule for values of type {other:?}; write it")),
+        other => {
+            return Err(format!(
+                "there is no rule for values of type {other:?}; write it"
+            ));
+        }
     };
     const BLOCK: u64 = 4096;
     let n = tensor.numel() as u64;
@@ -78,7 +91,9 @@ fn floats(tensor: &Tensor, value: impl Fn(u64) -> f64) -> Result<(), String> {
 
 /// Normal number `i` of a key: Box and Muller's, two a pair.
 pub(crate) fn normal(key: u64, i: u64) -> f64 {
-    let uniform = |n: u64| (mix(key.wrapping_add(n.wrapping_mul(GOLDEN))) >> 11) as f64 / (1_u64 << 53) as f64;
+    let uniform = |n: u64| {
+        (mix(key.wrapping_add(n.wrapping_mul(GOLDEN))) >> 11) as f64 / (1_u64 << 53) as f64
+    };
     let pair = i & !1;
     let radius = (-2.0 * (1.0 - uniform(pair)).ln()).sqrt();
     let angle = std::f64::consts::TAU * uniform(pair + 1);
@@ -98,7 +113,9 @@ pub(crate) fn mix(z: u64) -> u64 {
 
 /// FNV-1a.
 fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3))
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01B3)
+    })
 }
 
 #[cfg(test)]
@@ -115,6 +132,9 @@ mod tests {
         // Five standard errors.
         assert!(mean.abs() < 0.016, "mean {mean}");
         assert!((variance - 1.0).abs() < 0.023, "variance {variance}");
-        assert!((within - 0.6827).abs() < 0.008, "within one deviation: {within}");
+        assert!(
+            (within - 0.6827).abs() < 0.008,
+            "within one deviation: {within}"
+        );
     }
 }

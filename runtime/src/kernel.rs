@@ -1,10 +1,14 @@
 //! What a kernel sees: operands and results as typed slices over pool memory.
 //!
-//! Kernels are safe code. The two `unsafe` blocks here turn places in pools into slices; they lean on
-//! [`crate::validate`], which refuses an artifact in which a command's results overlap its operands (but for exact
-//! in-place pairs), leave their pool, or are accessed by two streams without an event between them.
+//! Kernels are safe code. The two `unsafe` blocks here turn places in pools into slices; they lean
+//! on [`crate::validate`], which refuses an artifact in which a command's results overlap its
+//! operands (but for exact in-place pairs), leave their pool, or are accessed by two streams
+//! without an event between them.
 
-#![allow(unsafe_code, reason = "pool memory is shared by streams; see the module's text")]
+#![allow(
+    unsafe_code,
+    reason = "pool memory is shared by streams; see the module's text"
+)]
 
 use artifact::{Attr, DType};
 use std::cell::Cell;
@@ -19,8 +23,19 @@ pub trait Element: Copy + Send + Sync + 'static {
 macro_rules! elements {
     ($($ty:ty = $dtype:ident),*) => {$(impl Element for $ty { const DTYPE: DType = DType::$dtype; })*};
 }
-// Bools are bytes here: a pool may hold any byte, a Rust bool may not. Kernels write 0 or 1 and read zero or not.
-elements!(u8 = U8, i8 = I8, i16 = I16, i32 = I32, i64 = I64, f32 = F32, f64 = F64, half::bf16 = BF16, half::f16 = F16);
+// Bools are bytes here: a pool may hold any byte, a Rust bool may not. Kernels write 0 or 1 and
+// read zero or not.
+elements!(
+    u8 = U8,
+    i8 = I8,
+    i16 = I16,
+    i32 = I32,
+    i64 = I64,
+    f32 = F32,
+    f64 = F64,
+    half::bf16 = BF16,
+    half::f16 = F16
+);
 
 /// Unsigned integers as wide as an element, for kernels that move elements and do not look at them.
 pub trait Bits: Copy + Default + Send + Sync + 'static {}
@@ -29,7 +44,8 @@ impl Bits for u16 {}
 impl Bits for u32 {}
 impl Bits for u64 {}
 
-/// One tensor of a launch, resolved to memory. Built when an artifact is loaded, so that a step allocates nothing.
+/// One tensor of a launch, resolved to memory. Built when an artifact is loaded, so that a step
+/// allocates nothing.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// Element type.
@@ -42,7 +58,8 @@ pub struct Tensor {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: a Tensor is an address; who turns it into a slice (Call) answers for the access, by `validate`'s ordering.
+// SAFETY: a Tensor is an address; who turns it into a slice (Call) answers for the access, by
+// `validate`'s ordering.
 unsafe impl Send for Tensor {}
 // SAFETY: as above.
 unsafe impl Sync for Tensor {}
@@ -54,7 +71,8 @@ impl Tensor {
     }
 }
 
-/// One run of a kernel, or one part of a run: some of the units that the kernel's [`crate::kernels::Cut`] has.
+/// One run of a kernel, or one part of a run: some of the units that the kernel's
+/// [`crate::kernels::Cut`] has.
 pub struct Call<'a> {
     /// The op's attributes.
     pub attrs: &'a [(String, Attr)],
@@ -68,31 +86,57 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call over resolved tensors. The caller answers for what [`crate::validate`] proves: see the module's text.
+    /// A call over resolved tensors. The caller answers for what [`crate::validate`] proves: see
+    /// the module's text.
     pub(crate) fn new(
         attrs: &'a [(String, Attr)],
         ins: &'a [Tensor],
         outs: &'a [Tensor],
         scratch: Option<&'a Tensor>,
     ) -> Call<'a> {
-        assert!(outs.len() < 63, "a kernel should have fewer than 63 results");
-        Call { attrs, part: None, ins, outs, scratch, taken: Cell::new(0) }
+        assert!(
+            outs.len() < 63,
+            "a kernel should have fewer than 63 results"
+        );
+        Call {
+            attrs,
+            part: None,
+            ins,
+            outs,
+            scratch,
+            taken: Cell::new(0),
+        }
     }
-    /// The same for some of the kernel's `units` alone. The caller answers for parts that run at the same time being disjoint.
+    /// The same for some of the kernel's `units` alone. The caller answers for parts that run at
+    /// the same time being disjoint.
     pub(crate) fn only(self, units: usize, part: Range<usize>) -> Call<'a> {
-        assert!(part.start <= part.end && part.end <= units, "a part should be some of the units");
-        Call { part: Some((units, part)), ..self }
+        assert!(
+            part.start <= part.end && part.end <= units,
+            "a part should be some of the units"
+        );
+        Call {
+            part: Some((units, part)),
+            ..self
+        }
     }
     /// The same call, from which nothing has been taken.
     pub(crate) fn again(&self) -> Call<'a> {
-        Call { part: self.part.clone(), taken: Cell::new(0), ..*self }
+        Call {
+            part: self.part.clone(),
+            taken: Cell::new(0),
+            ..*self
+        }
     }
-    /// Which of the kernel's `units` this run computes. Panics if the kernel's cut has another number of them.
+    /// Which of the kernel's `units` this run computes. Panics if the kernel's cut has another
+    /// number of them.
     pub fn part(&self, units: usize) -> Range<usize> {
         match &self.part {
             None => 0..units,
             Some((all, part)) => {
-                assert!(*all == units, "a kernel should have the units of its cut: {all}, not {units}");
+                assert!(
+                    *all == units,
+                    "a kernel should have the units of its cut: {all}, not {units}"
+                );
                 part.clone()
             }
         }
@@ -101,11 +145,17 @@ impl<'a> Call<'a> {
     pub fn elements(&self) -> Range<usize> {
         self.share(&self.outs[0])
     }
-    /// Where this part's elements of a tensor that has as many for each unit begin, and how many they are.
+    /// Where this part's elements of a tensor that has as many for each unit begin, and how many
+    /// they are.
     fn share(&self, t: &Tensor) -> Range<usize> {
-        let Some((units, part)) = &self.part else { return 0..t.numel() };
+        let Some((units, part)) = &self.part else {
+            return 0..t.numel();
+        };
         let share = t.numel() / units;
-        assert!(share * units == t.numel(), "units should share a tensor equally");
+        assert!(
+            share * units == t.numel(),
+            "units should share a tensor equally"
+        );
         part.start * share..part.end * share
     }
     /// The number of operands.
@@ -132,43 +182,56 @@ impl<'a> Call<'a> {
     pub fn out_shape(&self, j: usize) -> &'a [usize] {
         &self.outs[j].shape
     }
-    /// The result that lies on operand `i`, if one does: then the operand's elements are read from [`Call::output`].
+    /// The result that lies on operand `i`, if one does: then the operand's elements are read from
+    /// [`Call::output`].
     pub fn inplace(&self, i: usize) -> Option<usize> {
         let x = &self.ins[i];
-        self.outs.iter().position(|y| 0 < x.bytes && 0 < y.bytes && overlap(x, y))
+        self.outs
+            .iter()
+            .position(|y| 0 < x.bytes && 0 < y.bytes && overlap(x, y))
     }
-    /// Operand `i`'s elements. Panics if its type is not `T` (bools are `u8`), or if a result lies on it.
+    /// Operand `i`'s elements. Panics if its type is not `T` (bools are `u8`), or if a result lies
+    /// on it.
     pub fn input<T: Element>(&self, i: usize) -> &'a [T] {
         let x = &self.ins[i];
-        assert!(self.inplace(i).is_none(), "operand {i} is in place; read it from the result");
+        assert!(
+            self.inplace(i).is_none(),
+            "operand {i} is in place; read it from the result"
+        );
         expect_type::<T>(x);
-        // SAFETY: `validate` proved that the range lies in its pool and is 64-byte aligned, that whatever writes it on
-        // another stream is ordered before or after this call, and the assertion above that no result of this call
-        // overlaps it. Any bit pattern is a valid T.
+        // SAFETY: `validate` proved that the range lies in its pool and is 64-byte aligned, that
+        // whatever writes it on another stream is ordered before or after this call, and the
+        // assertion above that no result of this call overlaps it. Any bit pattern is a valid T.
         unsafe { std::slice::from_raw_parts(x.data.cast::<T>(), x.numel()) }
     }
-    /// This part's elements of operand `i`, of which every unit has as many. Panics as [`Call::input`] does.
+    /// This part's elements of operand `i`, of which every unit has as many. Panics as
+    /// [`Call::input`] does.
     pub fn input_part<T: Element>(&self, i: usize) -> &'a [T] {
         &self.input(i)[self.share(&self.ins[i])]
     }
-    /// This part's elements of result `j`, of which every unit has as many; they hold the in-place operand's where there is
-    /// one, and anything otherwise. Panics if its type is not `T`, or if it was taken before.
-    #[allow(clippy::mut_from_ref, reason = "each result is handed out once, see `taken`")]
+    /// This part's elements of result `j`, of which every unit has as many; they hold the in-place
+    /// operand's where there is one, and anything otherwise. Panics if its type is not `T`, or if
+    /// it was taken before.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "each result is handed out once, see `taken`"
+    )]
     pub fn output<T: Element>(&self, j: usize) -> &'a mut [T] {
         let y = &self.outs[j];
         self.take(j);
         expect_type::<T>(y);
         let Range { start, end } = self.share(y);
-        // SAFETY: as for `input`; `take` hands out each result once, `validate` proved results disjoint, and parts that
-        // run at the same time are disjoint.
+        // SAFETY: as for `input`; `take` hands out each result once, `validate` proved results
+        // disjoint, and parts that run at the same time are disjoint.
         unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(start), end - start) }
     }
     /// Where in result `j` the elements of [`Call::output`] begin.
     pub fn output_start(&self, j: usize) -> usize {
         self.share(&self.outs[j]).start
     }
-    /// Result `j` as rows of `columns` elements, of which this part has some columns: those that `part` answers for
-    /// as many units. Panics as [`Call::output`] does, and if the rows are not whole.
+    /// Result `j` as rows of `columns` elements, of which this part has some columns: those that
+    /// `part` answers for as many units. Panics as [`Call::output`] does, and if the rows are not
+    /// whole.
     pub fn output_columns<T: Element>(&self, j: usize, columns: usize) -> Window<'a, T> {
         let y = &self.outs[j];
         self.take(j);
@@ -178,35 +241,65 @@ impl<'a> Call<'a> {
         assert!(rows * columns == y.numel(), "rows should be whole");
         // SAFETY: as for `output`. The first row's part begins within the tensor or at its end.
         let data = unsafe { y.data.cast::<T>().add(part.start.min(y.numel())) };
-        Window { data, rows, columns: part.len(), stride: columns, of: PhantomData }
+        Window {
+            data,
+            rows,
+            columns: part.len(),
+            stride: columns,
+            of: PhantomData,
+        }
     }
-    /// Some units' elements of result `j`, where `of` are the units that share it, equally; and which of those, counted from
-    /// the first, this part has. Panics as [`Call::output`] does.
-    #[allow(clippy::mut_from_ref, reason = "each result is handed out once, see `taken`")]
+    /// Some units' elements of result `j`, where `of` are the units that share it, equally; and
+    /// which of those, counted from the first, this part has. Panics as [`Call::output`] does.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "each result is handed out once, see `taken`"
+    )]
     pub fn output_of<T: Element>(&self, j: usize, of: Range<usize>) -> (Range<usize>, &'a mut [T]) {
         let y = &self.outs[j];
         self.take(j);
         expect_type::<T>(y);
-        let part = self.part.as_ref().map_or(of.clone(), |(_, part)| part.clone());
-        let (start, end) = (part.start.clamp(of.start, of.end), part.end.clamp(of.start, of.end));
+        let part = self
+            .part
+            .as_ref()
+            .map_or(of.clone(), |(_, part)| part.clone());
+        let (start, end) = (
+            part.start.clamp(of.start, of.end),
+            part.end.clamp(of.start, of.end),
+        );
         let share = y.numel().checked_div(of.len()).unwrap_or(0);
-        assert!(share * of.len() == y.numel(), "units should share a result equally");
+        assert!(
+            share * of.len() == y.numel(),
+            "units should share a result equally"
+        );
         let units = start - of.start..end - of.start;
         // SAFETY: as for `output`.
-        let elements =
-            unsafe { std::slice::from_raw_parts_mut(y.data.cast::<T>().add(units.start * share), units.len() * share) };
+        let elements = unsafe {
+            std::slice::from_raw_parts_mut(
+                y.data.cast::<T>().add(units.start * share),
+                units.len() * share,
+            )
+        };
         (units, elements)
     }
-    /// Operand `i`'s elements as bits of their width. Panics if that is not `T`'s, or if a result lies on it.
+    /// Operand `i`'s elements as bits of their width. Panics if that is not `T`'s, or if a result
+    /// lies on it.
     pub fn input_bits<T: Bits>(&self, i: usize) -> &'a [T] {
         let x = &self.ins[i];
-        assert!(self.inplace(i).is_none(), "operand {i} is in place; read it from the result");
+        assert!(
+            self.inplace(i).is_none(),
+            "operand {i} is in place; read it from the result"
+        );
         expect_width::<T>(x);
         // SAFETY: as for `input`.
         unsafe { std::slice::from_raw_parts(x.data.cast::<T>(), x.numel()) }
     }
-    /// Result `j`'s elements as bits of their width. Panics if that is not `T`'s, or if it was taken before.
-    #[allow(clippy::mut_from_ref, reason = "each result is handed out once, see `taken`")]
+    /// Result `j`'s elements as bits of their width. Panics if that is not `T`'s, or if it was
+    /// taken before.
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "each result is handed out once, see `taken`"
+    )]
     pub fn output_bits<T: Bits>(&self, j: usize) -> &'a mut [T] {
         let y = &self.outs[j];
         self.take(j);
@@ -218,16 +311,29 @@ impl<'a> Call<'a> {
     /// The scratch as `T`s; empty if there is none. Panics if it was taken before, and in a part.
     #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]
     pub fn scratch<T: Element>(&self) -> &'a mut [T] {
-        assert!(self.part.is_none(), "a part should take its part of the scratch");
+        assert!(
+            self.part.is_none(),
+            "a part should take its part of the scratch"
+        );
         self.scratch_from(0..usize::MAX)
     }
-    /// This part's pieces of the scratch: one of `piece` `T`s for every `per_piece` of `units`, the last for what is left.
-    /// Panics if the part does not begin and end between pieces, and as [`Call::scratch`] does.
+    /// This part's pieces of the scratch: one of `piece` `T`s for every `per_piece` of `units`, the
+    /// last for what is left. Panics if the part does not begin and end between pieces, and as
+    /// [`Call::scratch`] does.
     #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]
-    pub fn scratch_part<T: Element>(&self, units: usize, per_piece: usize, piece: usize) -> &'a mut [T] {
+    pub fn scratch_part<T: Element>(
+        &self,
+        units: usize,
+        per_piece: usize,
+        piece: usize,
+    ) -> &'a mut [T] {
         let part = self.part(units);
-        let between = part.start.is_multiple_of(per_piece) && (part.end == units || part.end.is_multiple_of(per_piece));
-        assert!(between, "parts should begin and end between pieces of the scratch");
+        let between = part.start.is_multiple_of(per_piece)
+            && (part.end == units || part.end.is_multiple_of(per_piece));
+        assert!(
+            between,
+            "parts should begin and end between pieces of the scratch"
+        );
         self.scratch_from(part.start / per_piece * piece..part.end.div_ceil(per_piece) * piece)
     }
     /// The scratch, to be read by parts that do not write it.
@@ -236,14 +342,25 @@ impl<'a> Call<'a> {
     }
     #[allow(clippy::mut_from_ref, reason = "handed out once, see `taken`")]
     fn scratch_from<T: Element>(&self, range: Range<usize>) -> &'a mut [T] {
-        let Some(s) = self.scratch else { return &mut [] };
+        let Some(s) = self.scratch else {
+            return &mut [];
+        };
         self.take(63);
         let n = s.bytes / size_of::<T>();
-        let end = if range.end == usize::MAX { n } else { range.end };
-        assert!(range.start <= end && end <= n, "a part of the scratch should lie in it");
-        // SAFETY: as for `output`; scratch is validated like a result. Parts' pieces are disjoint as the parts are, and a
-        // kernel's parts either have pieces or all of them read.
-        unsafe { std::slice::from_raw_parts_mut(s.data.cast::<T>().add(range.start), end - range.start) }
+        let end = if range.end == usize::MAX {
+            n
+        } else {
+            range.end
+        };
+        assert!(
+            range.start <= end && end <= n,
+            "a part of the scratch should lie in it"
+        );
+        // SAFETY: as for `output`; scratch is validated like a result. Parts' pieces are disjoint
+        // as the parts are, and a kernel's parts either have pieces or all of them read.
+        unsafe {
+            std::slice::from_raw_parts_mut(s.data.cast::<T>().add(range.start), end - range.start)
+        }
     }
     fn take(&self, bit: usize) {
         let taken = self.taken.get();
@@ -298,7 +415,13 @@ impl<'a, T> Window<'a, T> {
     /// All columns of a matrix. Panics if the rows are not whole.
     pub fn new(all: &'a mut [T], rows: usize, columns: usize) -> Window<'a, T> {
         assert!(all.len() == rows * columns, "rows should be whole");
-        Window { data: all.as_mut_ptr(), rows, columns, stride: columns, of: PhantomData }
+        Window {
+            data: all.as_mut_ptr(),
+            rows,
+            columns,
+            stride: columns,
+            of: PhantomData,
+        }
     }
     /// How many rows there are.
     pub fn rows(&self) -> usize {
@@ -314,15 +437,30 @@ impl<'a, T> Window<'a, T> {
     }
     /// A part of the rows and columns.
     pub fn part(&mut self, rows: Range<usize>, columns: Range<usize>) -> Window<'_, T> {
-        assert!(rows.start <= rows.end && rows.end <= self.rows, "a window's part should have some of its rows");
-        assert!(columns.start <= columns.end && columns.end <= self.columns, "and some of its columns");
-        let data = self.data.wrapping_add(rows.start * self.stride + columns.start);
-        Window { data, rows: rows.len(), columns: columns.len(), stride: self.stride, of: PhantomData }
+        assert!(
+            rows.start <= rows.end && rows.end <= self.rows,
+            "a window's part should have some of its rows"
+        );
+        assert!(
+            columns.start <= columns.end && columns.end <= self.columns,
+            "and some of its columns"
+        );
+        let data = self
+            .data
+            .wrapping_add(rows.start * self.stride + columns.start);
+        Window {
+            data,
+            rows: rows.len(),
+            columns: columns.len(),
+            stride: self.stride,
+            of: PhantomData,
+        }
     }
     /// Row `i`'s elements. Panics if there is no such row.
     pub fn row(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows, "a window should have row {i}");
-        // SAFETY: who made the window answers for its rows and columns being there and no one else's.
+        // SAFETY: who made the window answers for its rows and columns being there and no one
+        // else's.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.stride), self.columns) }
     }
     /// The first element.
@@ -343,10 +481,20 @@ fn overlap(x: &Tensor, y: &Tensor) -> bool {
 
 fn expect_type<T: Element>(t: &Tensor) {
     let fits = t.dtype == T::DTYPE || (t.dtype == DType::Bool && T::DTYPE == DType::U8);
-    assert!(fits, "a slice of {:?} was asked of a tensor of {:?}", T::DTYPE, t.dtype);
+    assert!(
+        fits,
+        "a slice of {:?} was asked of a tensor of {:?}",
+        T::DTYPE,
+        t.dtype
+    );
 }
 
 fn expect_width<T: Bits>(t: &Tensor) {
     let fits = t.dtype.bytes() == size_of::<T>() as u64;
-    assert!(fits, "a slice of {} bytes an element was asked of a tensor of {:?}", size_of::<T>(), t.dtype);
+    assert!(
+        fits,
+        "a slice of {} bytes an element was asked of a tensor of {:?}",
+        size_of::<T>(),
+        t.dtype
+    );
 }

@@ -1,19 +1,20 @@
 //! Runs an artifact; knows nothing of the compiler.
 //!
 //! ```no_run
-//! # fn main() -> Result<(), runtime::Error> {
-//! let mut machine = runtime::Machine::new(artifact::read_file("gpt2.lit")?, runtime::Options::default())?;
-//! machine.initialise(&runtime::StateInit { seed: 1, std: Some(0.02) })?;
+//! # fn main() -> Result<(), lighterage_runtime::Error> {
+//! let mut machine = lighterage_runtime::Machine::new(artifact::read_file("gpt2.lit")?, lighterage_runtime::Options::default())?;
+//! machine.initialise(&lighterage_runtime::StateInit { seed: 1, std: Some(0.02) })?;
 //! machine.write_input("tokens", &[0; 4096])?;
 //! let report = machine.step()?;
 //! let loss = machine.read_output("loss")?;
 //! # Ok(()) }
 //! ```
 //!
-//! From top to bottom: [`validate`](validate()) proves that an artifact may be run; `program` resolves it to what streams
-//! run; [`Machine`] runs that on threads (or shuffled, to test the plan); [`kernels`] compute, on a [`Team`].
-//! **Invariant:** no unsafe code but in `memory`, in [`kernel`], in one call of the kernels' `product` and in `code`, which
-//! loads and calls generated kernels; all of it leans on what `validate` proves.
+//! From top to bottom: [`validate`](validate()) proves that an artifact may be run; `program`
+//! resolves it to what streams run; [`Machine`] runs that on threads (or shuffled, to test the
+//! plan); [`kernels`] compute, on a [`Team`]. **Invariant:** no unsafe code but in `memory`, in
+//! [`kernel`], in one call of the kernels' `product` and in `code`, which loads and calls generated
+//! kernels; all of it leans on what `validate` proves.
 
 mod access;
 mod code;

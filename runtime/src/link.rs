@@ -1,9 +1,10 @@
-//! The link between the device's pool and the others. On the CPU machine both are the same memory, so a copy takes what a
-//! memcpy takes; given a bandwidth, each direction is slowed to it. Any machine then plays one with a slow link, and an
-//! offloading plan can be timed where there is no device.
+//! The link between the device's pool and the others. On the CPU machine both are the same memory,
+//! so a copy takes what a memcpy takes; given a bandwidth, each direction is slowed to it. Any
+//! machine then plays one with a slow link, and an offloading plan can be timed where there is no
+//! device.
 //!
-//! The link is full duplex: the directions do not slow each other. Copies in one direction share it one after another,
-//! in the order in which they ask, whichever stream they are on.
+//! The link is full duplex: the directions do not slow each other. Copies in one direction share it
+//! one after another, in the order in which they ask, whichever stream they are on.
 
 use crate::kernel::Tensor;
 use crate::memory;
@@ -34,7 +35,8 @@ pub(crate) struct Link {
     free: [Mutex<Option<Instant>>; 2],
 }
 
-/// A paced copy advances in pieces of about this much time, so that it spreads over its time as a real one does.
+/// A paced copy advances in pieces of about this much time, so that it spreads over its time as a
+/// real one does.
 const PIECE: Duration = Duration::from_millis(2);
 /// Sleeping overshoots by less than this (Linux adds 50 µs of slack); the rest is spent yielding.
 const SLACK: Duration = Duration::from_micros(100);
@@ -43,12 +45,17 @@ const NAP: Duration = Duration::from_millis(10);
 
 impl Link {
     pub(crate) fn new(pace: Option<Pace>) -> Link {
-        Link { pace, free: [Mutex::new(None), Mutex::new(None)] }
+        Link {
+            pace,
+            free: [Mutex::new(None), Mutex::new(None)],
+        }
     }
 
     /// Copies over the link. Gives up, its bytes partly copied, once `stopped` says so.
     pub(crate) fn copy(&self, way: Way, src: &Tensor, dst: &Tensor, stopped: impl Fn() -> bool) {
-        let Some(pace) = self.pace else { return memory::copy(src, dst, 0, src.bytes) };
+        let Some(pace) = self.pace else {
+            return memory::copy(src, dst, 0, src.bytes);
+        };
         let seconds = |bytes: usize| Duration::from_secs_f64(bytes as f64 / pace.bandwidth);
         let start = {
             let mut free = unpoisoned(&self.free[way as usize]);

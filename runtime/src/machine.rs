@@ -1,12 +1,14 @@
 //! The CPU machine: pools are memory, streams are threads, events are counters, copies are memcpys.
 //!
-//! A machine is made of an artifact, which is validated first; from then on it does what the artifact says, or returns an
-//! error. In steady state a step allocates nothing: everything is resolved, reserved and started in [`Machine::new`], but
-//! for a thread's workspace for products, which its first product makes.
+//! A machine is made of an artifact, which is validated first; from then on it does what the
+//! artifact says, or returns an error. In steady state a step allocates nothing: everything is
+//! resolved, reserved and started in [`Machine::new`], but for a thread's workspace for products,
+//! which its first product makes.
 //!
-//! The host and the steps take turns: it writes inputs, launches one step or several, waits, reads outputs. Launched
-//! together, steps overlap as far as events permit. The host need not wait for all of a step: once what touches inputs
-//! and outputs is done, see [`Machine::wait_io`], it may have its turn while updates and offloads still run.
+//! The host and the steps take turns: it writes inputs, launches one step or several, waits, reads
+//! outputs. Launched together, steps overlap as far as events permit. The host need not wait for
+//! all of a step: once what touches inputs and outputs is done, see [`Machine::wait_io`], it may
+//! have its turn while updates and offloads still run.
 
 mod dead;
 mod shuffle;
@@ -38,18 +40,19 @@ use threads::Threads;
 /// How a machine runs what it is given.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Options {
-    /// Slows copies between the device's pool and the others to so many bytes per second, each way: a machine with a
-    /// slow link, played on this one.
+    /// Slows copies between the device's pool and the others to so many bytes per second, each way:
+    /// a machine with a slow link, played on this one.
     pub link_bandwidth: Option<f64>,
     /// What each of those copies takes besides; counts only with a bandwidth.
     pub link_latency: Duration,
     /// Notes when each command ran, for [`Machine::trace`].
     pub trace: bool,
-    /// Runs on one thread, in an order drawn from this seed among those that events permit, and fills dead bytes with
-    /// NaNs: a test of the plan.
+    /// Runs on one thread, in an order drawn from this seed among those that events permit, and
+    /// fills dead bytes with NaNs: a test of the plan.
     pub shuffle: Option<u64>,
-    /// How many threads share a kernel's run, whatever stream it is on; `None`: as many as the system lends this process.
-    /// Results do not depend on it. A shuffled run has one thread for everything.
+    /// How many threads share a kernel's run, whatever stream it is on; `None`: as many as the
+    /// system lends this process. Results do not depend on it. A shuffled run has one thread for
+    /// everything.
     pub threads: Option<usize>,
 }
 
@@ -57,7 +60,11 @@ impl Options {
     /// How many threads share a kernel's run.
     pub(crate) fn team(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        if self.shuffle.is_some() { 1 } else { self.threads.unwrap_or_else(available).min(MOST_THREADS) }
+        if self.shuffle.is_some() {
+            1
+        } else {
+            self.threads.unwrap_or_else(available).min(MOST_THREADS)
+        }
     }
 }
 
@@ -109,9 +116,11 @@ struct Slot<T> {
 /// What executors share: programs, memory, and whether to go on.
 pub(crate) struct Core {
     programs: Vec<Box<[Instruction]>>,
-    /// In each stream's program, the position of the last instruction that the host waits for in `wait_io`.
+    /// In each stream's program, the position of the last instruction that the host waits for in
+    /// `wait_io`.
     last_io: Vec<Option<usize>>,
-    /// Threads that share kernels' runs, one run at a time: streams with teams of their own would only take turns on the cores.
+    /// Threads that share kernels' runs, one run at a time: streams with teams of their own would
+    /// only take turns on the cores.
     team: Option<Team>,
     arenas: Vec<Arena>,
     lines: Vec<Line>,
@@ -140,11 +149,22 @@ impl Core {
     }
 
     /// Runs the launch or copy at a position of a stream's program.
-    fn run(&self, stream: usize, at: usize, step: u64, ring: Option<&mut Ring>) -> Result<(), Stopped> {
+    fn run(
+        &self,
+        stream: usize,
+        at: usize,
+        step: u64,
+        ring: Option<&mut Ring>,
+    ) -> Result<(), Stopped> {
         let instruction = &self.programs[stream][at];
         let start = ring.is_some().then(Instant::now);
-        // Kernels return errors. A panic is a bug in one; it must not leave the other streams waiting for this one.
-        let outcome = caught(|| instruction.action.run(&self.link, self.team.as_ref(), || self.halted()));
+        // Kernels return errors. A panic is a bug in one; it must not leave the other streams
+        // waiting for this one.
+        let outcome = caught(|| {
+            instruction
+                .action
+                .run(&self.link, self.team.as_ref(), || self.halted())
+        });
         if let Err(why) = outcome {
             self.fail(&self.lines[instruction.line as usize].name, why);
             return Err(Stopped);
@@ -158,7 +178,10 @@ impl Core {
 
     /// Stops the machine. The first failure is the one that is told.
     fn fail(&self, line: &str, why: String) {
-        unpoisoned(&self.failure).get_or_insert(Error::Failed { line: line.into(), why });
+        unpoisoned(&self.failure).get_or_insert(Error::Failed {
+            line: line.into(),
+            why,
+        });
         self.halt();
     }
 
@@ -168,8 +191,8 @@ impl Core {
 }
 
 impl Machine {
-    /// Loads an artifact: validates it, allocates its pools, gives states what the artifact has for them, starts a thread
-    /// for each stream.
+    /// Loads an artifact: validates it, allocates its pools, gives states what the artifact has for
+    /// them, starts a thread for each stream.
     pub fn new(mut artifact: Artifact, options: Options) -> Result<Machine, Error> {
         validate::validate(&artifact)?;
         let pace = pace(&options)?;
@@ -178,16 +201,29 @@ impl Machine {
         let mut arenas = Vec::new();
         for pool in &artifact.pools {
             let arena = Arena::new(pool.bytes);
-            let lacking = || Error::Resources(format!("no memory for pool {}: {} bytes", pool.name, pool.bytes));
+            let lacking = || {
+                Error::Resources(format!(
+                    "no memory for pool {}: {} bytes",
+                    pool.name, pool.bytes
+                ))
+            };
             arenas.push(arena.ok_or_else(lacking)?);
         }
         let survives = survivors(&artifact);
         let programs = program::resolve(&artifact, &objects, &arenas);
         let last_io = last_io(&artifact, &programs);
         let threads = options.team();
-        let launches: Vec<_> =
-            programs.iter().flatten().filter_map(|instruction| instruction.action.launch()).collect();
-        let team = match 1 < threads && programs.iter().flatten().any(|instruction| instruction.action.is_split()) {
+        let launches: Vec<_> = programs
+            .iter()
+            .flatten()
+            .filter_map(|instruction| instruction.action.launch())
+            .collect();
+        let team = match 1 < threads
+            && programs
+                .iter()
+                .flatten()
+                .any(|instruction| instruction.action.is_split())
+        {
             true => {
                 let prepare = move || launches.iter().for_each(|launch| launch.prepare());
                 Some(Team::prepared(threads, prepare)?)
@@ -199,18 +235,28 @@ impl Machine {
             bindings
                 .iter()
                 .map(slot)
-                .map(|(what, tensor)| Slot { what, tensor, has_value: false, survives: true })
+                .map(|(what, tensor)| Slot {
+                    what,
+                    tensor,
+                    has_value: false,
+                    survives: true,
+                })
                 .collect()
         };
         let mut inputs = slots(&artifact.inputs);
-        inputs.iter_mut().zip(&survives).for_each(|(input, &survives)| input.survives = survives);
+        inputs
+            .iter_mut()
+            .zip(&survives)
+            .for_each(|(input, &survives)| input.survives = survives);
         let outputs = slots(&artifact.outputs);
         let dead = match options.shuffle {
             Some(seed) => Some((seed, Dead::new(&artifact, &survives, &arenas)?)),
             None => None,
         };
         if dead.is_some() {
-            arenas.iter().for_each(|arena| memory::fill(&arena.range(0, arena.bytes()), 0xFF));
+            arenas
+                .iter()
+                .for_each(|arena| memory::fill(&arena.range(0, arena.bytes()), 0xFF));
         }
         let mut touched = 0;
         let mut states = Vec::new();
@@ -224,8 +270,15 @@ impl Machine {
                 Initial::Absent => {}
             }
             let has_value = state.initial != Initial::Absent;
-            touched = touched.max(Access::of(&state.operand, true).map_or(0, |a| if a.pool == 0 { a.end } else { 0 }));
-            states.push(Slot { what: state.clone(), tensor, has_value, survives: true });
+            touched = touched.max(
+                Access::of(&state.operand, true).map_or(0, |a| if a.pool == 0 { a.end } else { 0 }),
+            );
+            states.push(Slot {
+                what: state.clone(),
+                tensor,
+                has_value,
+                survives: true,
+            });
         }
         // The states have them now.
         artifact.data = Vec::new();
@@ -243,9 +296,12 @@ impl Machine {
         });
         let n_events = artifact.events as usize;
         let executor = match dead {
-            Some((seed, dead)) => {
-                Executor::Shuffle(Box::new(Shuffle::new(seed, dead, n_events, artifact.streams.len())))
-            }
+            Some((seed, dead)) => Executor::Shuffle(Box::new(Shuffle::new(
+                seed,
+                dead,
+                n_events,
+                artifact.streams.len(),
+            ))),
             None => Executor::Threads(Threads::new(&core, &artifact.streams, n_events)?),
         };
         Ok(Machine {
@@ -285,27 +341,30 @@ impl Machine {
     }
     /// Whether a state has a value.
     pub fn has_state(&self, path: &str) -> bool {
-        self.states.iter().any(|slot| slot.what.path == path && slot.has_value)
+        self.states
+            .iter()
+            .any(|slot| slot.what.path == path && slot.has_value)
     }
 
     /// Writes an input of the next step.
     pub fn write_input(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
         self.io_idle()?;
-        let slot = find(&mut self.inputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no input {name}")))?;
+        let slot = find(&mut self.inputs, |b| b.name == name)
+            .ok_or_else(|| Error::Host(format!("no input {name}")))?;
         write(&self.core, slot, bytes, |b| (&b.name, &b.operand))
     }
     /// Reads an output of the last step.
     pub fn read_output(&mut self, name: &str) -> Result<Vec<u8>, Error> {
         self.io_idle()?;
-        let slot =
-            find(&mut self.outputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no output {name}")))?;
+        let slot = find(&mut self.outputs, |b| b.name == name)
+            .ok_or_else(|| Error::Host(format!("no output {name}")))?;
         Ok(read(&slot.tensor))
     }
     /// Reads an output of the last step into bytes of the caller's, as many as the output has.
     pub fn read_output_into(&mut self, name: &str, bytes: &mut [u8]) -> Result<(), Error> {
         self.io_idle()?;
-        let slot =
-            find(&mut self.outputs, |b| b.name == name).ok_or_else(|| Error::Host(format!("no output {name}")))?;
+        let slot = find(&mut self.outputs, |b| b.name == name)
+            .ok_or_else(|| Error::Host(format!("no output {name}")))?;
         size(name, &slot.tensor, bytes.len())?;
         memory::read(&slot.tensor, bytes);
         Ok(())
@@ -313,14 +372,16 @@ impl Machine {
     /// Gives a state a value.
     pub fn write_state(&mut self, path: &str, bytes: &[u8]) -> Result<(), Error> {
         self.idle()?;
-        let slot = find(&mut self.states, |s| s.path == path).ok_or_else(|| Error::Host(format!("no state {path}")))?;
+        let slot = find(&mut self.states, |s| s.path == path)
+            .ok_or_else(|| Error::Host(format!("no state {path}")))?;
         write(&self.core, slot, bytes, |s| (&s.path, &s.operand))
     }
-    /// Reads a state as the last step left it. After a failed step, states that the step had begun to update may be half
-    /// new; the machine still lets them be read.
+    /// Reads a state as the last step left it. After a failed step, states that the step had begun
+    /// to update may be half new; the machine still lets them be read.
     pub fn read_state(&mut self, path: &str) -> Result<Vec<u8>, Error> {
         self.idle()?;
-        let slot = find(&mut self.states, |s| s.path == path).ok_or_else(|| Error::Host(format!("no state {path}")))?;
+        let slot = find(&mut self.states, |s| s.path == path)
+            .ok_or_else(|| Error::Host(format!("no state {path}")))?;
         match slot.has_value {
             true => Ok(read(&slot.tensor)),
             false => Err(Error::Host(format!("state {path} has no value yet"))),
@@ -331,7 +392,8 @@ impl Machine {
         self.idle()?;
         for slot in &mut self.states {
             let given = init::initialise(init, &slot.what, slot.has_value, &slot.tensor);
-            slot.has_value = given.map_err(|e| Error::Host(format!("state {}: {e}", slot.what.path)))?;
+            slot.has_value =
+                given.map_err(|e| Error::Host(format!("state {}: {e}", slot.what.path)))?;
         }
         Ok(())
     }
@@ -341,8 +403,8 @@ impl Machine {
         self.launch()?;
         self.wait()
     }
-    /// Starts one step, or appends it to those that run: it overlaps them as far as events permit. Such a step finds the
-    /// inputs of the one before, so all inputs must survive a step.
+    /// Starts one step, or appends it to those that run: it overlaps them as far as events permit.
+    /// Such a step finds the inputs of the one before, so all inputs must survive a step.
     pub fn launch(&mut self) -> Result<(), Error> {
         if let Some(failure) = self.failure() {
             return Err(failure);
@@ -359,10 +421,19 @@ impl Machine {
             )));
         }
         if let Some(slot) = self.inputs.iter().find(|slot| !slot.has_value) {
-            let why = if self.running_since.is_some() { "; the steps that run overwrite it" } else { "" };
-            return Err(Error::Host(format!("input {} must be written before this step{why}", slot.what.name)));
+            let why = if self.running_since.is_some() {
+                "; the steps that run overwrite it"
+            } else {
+                ""
+            };
+            return Err(Error::Host(format!(
+                "input {} must be written before this step{why}",
+                slot.what.name
+            )));
         }
-        self.inputs.iter_mut().for_each(|slot| slot.has_value = slot.survives);
+        self.inputs
+            .iter_mut()
+            .for_each(|slot| slot.has_value = slot.survives);
         self.running_since.get_or_insert_with(Instant::now);
         self.launched += 1;
         self.io_done = false;
@@ -375,27 +446,35 @@ impl Machine {
     pub fn wait(&mut self) -> Result<StepReport, Error> {
         match &mut self.executor {
             Executor::Threads(threads) => threads.wait(),
-            Executor::Shuffle(shuffle) if !self.core.halted() => shuffle.run(&self.core, self.launched),
+            Executor::Shuffle(shuffle) if !self.core.halted() => {
+                shuffle.run(&self.core, self.launched)
+            }
             Executor::Shuffle(_) => {}
         }
         self.io_done = true;
         let since = self.running_since.take();
         match self.failure() {
             Some(failure) => Err(failure),
-            None => Ok(StepReport { step: self.launched, ms: since.map_or(0.0, |t| t.elapsed().as_secs_f64() * 1e3) }),
+            None => Ok(StepReport {
+                step: self.launched,
+                ms: since.map_or(0.0, |t| t.elapsed().as_secs_f64() * 1e3),
+            }),
         }
     }
 
-    /// Waits until everything that was launched has read its inputs and written its outputs. The host may then read
-    /// outputs, write inputs and launch the next step, while the rest of this one still runs: updates, offloads. The
-    /// report's time is from the host's last turn to this one.
+    /// Waits until everything that was launched has read its inputs and written its outputs. The
+    /// host may then read outputs, write inputs and launch the next step, while the rest of this
+    /// one still runs: updates, offloads. The report's time is from the host's last turn to this
+    /// one.
     pub fn wait_io(&mut self) -> Result<StepReport, Error> {
         if self.running_since.is_none() {
             return self.wait();
         }
         match &mut self.executor {
             Executor::Threads(threads) => threads.wait_io(),
-            Executor::Shuffle(shuffle) if !self.core.halted() => shuffle.run_io(&self.core, self.launched),
+            Executor::Shuffle(shuffle) if !self.core.halted() => {
+                shuffle.run_io(&self.core, self.launched)
+            }
             Executor::Shuffle(_) => {}
         }
         if self.core.halted() {
@@ -405,27 +484,43 @@ impl Machine {
         self.io_done = true;
         let now = Instant::now();
         let since = self.running_since.replace(now);
-        let ms = since.map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64() * 1e3);
-        Ok(StepReport { step: self.launched, ms })
+        let ms = since.map_or(0.0, |since| {
+            now.saturating_duration_since(since).as_secs_f64() * 1e3
+        });
+        Ok(StepReport {
+            step: self.launched,
+            ms,
+        })
     }
 
-    /// One past the last byte of the device's pool that anything touched, rounded up to the 64 bytes that places are
-    /// multiples of: commands that ran, states and inputs that were written. It is taken from what really happened, so
-    /// it equals the planned peak only if the plan is exact.
+    /// One past the last byte of the device's pool that anything touched, rounded up to the 64
+    /// bytes that places are multiples of: commands that ran, states and inputs that were written.
+    /// It is taken from what really happened, so it equals the planned peak only if the plan is
+    /// exact.
     pub fn measured_peak_bytes(&self) -> u64 {
         let touched = self.core.touched.load(Ordering::Relaxed);
-        touched.next_multiple_of(validate::ALIGN).min(self.device_pool_bytes())
+        touched
+            .next_multiple_of(validate::ALIGN)
+            .min(self.device_pool_bytes())
     }
     /// The size of the device pool's one allocation.
     pub fn device_pool_bytes(&self) -> u64 {
         self.core.arenas.first().map_or(0, Arena::bytes)
     }
 
-    /// What ran when, stream by stream; empty without [`Options::trace`]. The last steps, if there were many.
+    /// What ran when, stream by stream; empty without [`Options::trace`]. The last steps, if there
+    /// were many.
     pub fn trace(&mut self) -> Result<Vec<Span<'_>>, Error> {
         self.idle()?;
-        let Core { trace, programs, lines, .. } = &*self.core;
-        Ok(trace.as_ref().map_or(Vec::new(), |trace| trace.spans(programs, lines, &self.streams)))
+        let Core {
+            trace,
+            programs,
+            lines,
+            ..
+        } = &*self.core;
+        Ok(trace.as_ref().map_or(Vec::new(), |trace| {
+            trace.spans(programs, lines, &self.streams)
+        }))
     }
     /// Writes the trace in Chrome's format, for <https://ui.perfetto.dev>.
     pub fn write_trace(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
@@ -433,7 +528,9 @@ impl Machine {
         let spans = self.trace()?;
         let io = |e: std::io::Error| Error::Host(format!("{}: {e}", path.as_ref().display()));
         let mut out = BufWriter::new(File::create(path.as_ref()).map_err(io)?);
-        trace::write(&spans, &streams, &mut out).and_then(|()| out.flush()).map_err(io)
+        trace::write(&spans, &streams, &mut out)
+            .and_then(|()| out.flush())
+            .map_err(io)
     }
 
     /// The host may touch inputs and outputs: nothing that runs does. They alone ask here.
@@ -451,24 +548,34 @@ impl Machine {
         if !self.core.halted() {
             return None;
         }
-        let ended = || Error::Failed { line: "?".into(), why: "a stream's thread ended".into() };
+        let ended = || Error::Failed {
+            line: "?".into(),
+            why: "a stream's thread ended".into(),
+        };
         Some(unpoisoned(&self.core.failure).clone().unwrap_or_else(ended))
     }
 }
 
 impl std::fmt::Debug for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Machine").field("name", &self.name).field("steps", &self.launched).finish_non_exhaustive()
+        f.debug_struct("Machine")
+            .field("name", &self.name)
+            .field("steps", &self.launched)
+            .finish_non_exhaustive()
     }
 }
 
 fn pace(options: &Options) -> Result<Option<Pace>, Error> {
-    let Some(bandwidth) = options.link_bandwidth else { return Ok(None) };
+    let Some(bandwidth) = options.link_bandwidth else {
+        return Ok(None);
+    };
     let latency = options.link_latency;
-    // From a byte a second to as fast as a number goes, so that no time that is computed from it leaves a clock's range.
+    // From a byte a second to as fast as a number goes, so that no time that is computed from it
+    // leaves a clock's range.
     if !(bandwidth.is_finite() && 1.0 <= bandwidth) || Duration::from_secs(1) < latency {
         return Err(Error::Host(format!(
-            "a link of {bandwidth} bytes per second and {latency:?} latency cannot be played: at least 1 byte per second, \
+            "a link of {bandwidth} bytes per second and {latency:?} latency cannot be played: at \
+             least 1 byte per second, \
              at most 1 s"
         )));
     }
@@ -477,21 +584,36 @@ fn pace(options: &Options) -> Result<Option<Pace>, Error> {
 
 /// Which inputs no command overwrites.
 fn survivors(artifact: &Artifact) -> Vec<bool> {
-    let written = Spans::new(artifact.commands.iter().flat_map(accesses).filter(|access| access.write));
-    let survives = |input: &Binding| Access::of(&input.operand, true).is_none_or(|access| !written.meet(&access));
+    let written = Spans::new(
+        artifact
+            .commands
+            .iter()
+            .flat_map(accesses)
+            .filter(|access| access.write),
+    );
+    let survives = |input: &Binding| {
+        Access::of(&input.operand, true).is_none_or(|access| !written.meet(&access))
+    };
     artifact.inputs.iter().map(survives).collect()
 }
 
-/// In each stream's program, the last instruction that touches an input's bytes, for the host will write them, or writes
-/// an output's, for it will read them.
+/// In each stream's program, the last instruction that touches an input's bytes, for the host will
+/// write them, or writes an output's, for it will read them.
 fn last_io(artifact: &Artifact, programs: &[Box<[Instruction]>]) -> Vec<Option<usize>> {
-    let spans = |bindings: &[Binding]| Spans::new(bindings.iter().filter_map(|b| Access::of(&b.operand, true)));
+    let spans = |bindings: &[Binding]| {
+        Spans::new(bindings.iter().filter_map(|b| Access::of(&b.operand, true)))
+    };
     let (inputs, outputs) = (spans(&artifact.inputs), spans(&artifact.outputs));
     let is_io = |instruction: &Instruction| {
         let touched = accesses(&artifact.commands[instruction.command as usize]);
-        touched.iter().any(|access| inputs.meet(access) || access.write && outputs.meet(access))
+        touched
+            .iter()
+            .any(|access| inputs.meet(access) || access.write && outputs.meet(access))
     };
-    programs.iter().map(|program| program.iter().rposition(is_io)).collect()
+    programs
+        .iter()
+        .map(|program| program.iter().rposition(is_io))
+        .collect()
 }
 
 /// Bytes as disjoint intervals: pool and start to end.
@@ -502,7 +624,10 @@ impl Spans {
         let mut sorted: Vec<Access> = accesses.collect();
         sorted.sort_by_key(|access| (access.pool, access.start));
         let mut spans: BTreeMap<(usize, u64), u64> = BTreeMap::new();
-        for Access { pool, start, end, .. } in sorted {
+        for Access {
+            pool, start, end, ..
+        } in sorted
+        {
             match spans.range_mut(..=(pool, start)).next_back() {
                 Some((&(p, _), last)) if p == pool && start <= *last => *last = end.max(*last),
                 _ => {
@@ -513,7 +638,12 @@ impl Spans {
         Spans(spans)
     }
     /// Whether a byte of the access is in one of them.
-    fn meet(&self, &Access { pool, start, end, .. }: &Access) -> bool {
+    fn meet(
+        &self,
+        &Access {
+            pool, start, end, ..
+        }: &Access,
+    ) -> bool {
         let last = self.0.range(..(pool, end)).next_back();
         last.is_some_and(|(&(p, _), &to)| p == pool && start < to)
     }
@@ -542,7 +672,11 @@ fn write<T>(
     let (name, operand) = what(&slot.what);
     size(name, &slot.tensor, bytes.len())?;
     memory::write(&slot.tensor, bytes);
-    core.touch(Access::of(operand, true).filter(|access| access.pool == 0).map_or(0, |access| access.end));
+    core.touch(
+        Access::of(operand, true)
+            .filter(|access| access.pool == 0)
+            .map_or(0, |access| access.end),
+    );
     slot.has_value = true;
     Ok(())
 }

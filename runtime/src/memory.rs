@@ -1,12 +1,17 @@
-//! Pools: one allocation each, of exactly the planned size, and the few ways to touch its bytes besides kernels.
+//! Pools: one allocation each, of exactly the planned size, and the few ways to touch its bytes
+//! besides kernels.
 //!
-//! Everything here works on places that [`crate::validate`] proved to lie in their pool; the checks are made once more
-//! where a place becomes an address, at load. What is leant on without a check is order: two threads touch the same byte,
-//! one of them writing, only with an event between them (`validate` proves it of the commands), and the host touches
-//! pools only while no step runs (the machine's `idle`), inputs and outputs also while no command runs or may start that
-//! would conflict (the machine's `io_idle`).
+//! Everything here works on places that [`crate::validate`] proved to lie in their pool; the checks
+//! are made once more where a place becomes an address, at load. What is leant on without a check
+//! is order: two threads touch the same byte, one of them writing, only with an event between them
+//! (`validate` proves it of the commands), and the host touches pools only while no step runs (the
+//! machine's `idle`), inputs and outputs also while no command runs or may start that would
+//! conflict (the machine's `io_idle`).
 
-#![allow(unsafe_code, reason = "pools are shared by streams; see the module's text")]
+#![allow(
+    unsafe_code,
+    reason = "pools are shared by streams; see the module's text"
+)]
 
 use crate::kernel::Tensor;
 use artifact::DType;
@@ -15,15 +20,16 @@ use std::ptr::NonNull;
 
 /// Pools of a page or more start at a page, so that they can be pinned as they are.
 const PAGE: usize = 4096;
-/// Pools of so many bytes or more start at a large page, and ask for such pages: a kernel that walks along columns, or over
-/// many tensors, then finds their addresses without a table walk each.
+/// Pools of so many bytes or more start at a large page, and ask for such pages: a kernel that
+/// walks along columns, or over many tensors, then finds their addresses without a table walk each.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// Asks for large pages, where the system has them; what it answers changes speed alone.
 #[cfg(target_os = "linux")]
 fn large_pages(start: *mut u8, bytes: usize) {
     if LARGE_PAGE <= bytes {
-        // SAFETY: the range is one allocation of ours, which begins at a page, and the advice changes no byte of it.
+        // SAFETY: the range is one allocation of ours, which begins at a page, and the advice
+        // changes no byte of it.
         unsafe { libc::madvise(start.cast(), bytes / PAGE * PAGE, libc::MADV_HUGEPAGE) };
     }
 }
@@ -38,14 +44,15 @@ pub(crate) struct Arena {
     layout: Layout,
 }
 
-// SAFETY: an Arena is an address and a size; who touches its bytes answers for the order, see the module's text.
+// SAFETY: an Arena is an address and a size; who touches its bytes answers for the order, see the
+// module's text.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// A zeroed pool of exactly `bytes` bytes; `None` if there is no such memory. The pages are touched here, so that a
-    /// step meets no page fault.
+    /// A zeroed pool of exactly `bytes` bytes; `None` if there is no such memory. The pages are
+    /// touched here, so that a step meets no page fault.
     pub(crate) fn new(bytes: u64) -> Option<Arena> {
         let bytes = usize::try_from(bytes).ok()?;
         let align = match bytes {
@@ -71,20 +78,38 @@ impl Arena {
         self.layout.size() as u64
     }
 
-    /// A tensor in the pool. Panics if it is not in it, or not aligned: `validate` refuses such artifacts.
+    /// A tensor in the pool. Panics if it is not in it, or not aligned: `validate` refuses such
+    /// artifacts.
     pub(crate) fn tensor(&self, offset: u64, bytes: u64, dtype: DType, shape: &[u64]) -> Tensor {
-        assert!(offset.is_multiple_of(CACHE_LINE as u64), "a validated tensor should be aligned");
-        let shape = shape.iter().map(|&d| usize::try_from(d).expect("a validated dimension should fit"));
-        Tensor { dtype, shape: shape.collect(), ..self.range(offset, bytes) }
+        assert!(
+            offset.is_multiple_of(CACHE_LINE as u64),
+            "a validated tensor should be aligned"
+        );
+        let shape = shape
+            .iter()
+            .map(|&d| usize::try_from(d).expect("a validated dimension should fit"));
+        Tensor {
+            dtype,
+            shape: shape.collect(),
+            ..self.range(offset, bytes)
+        }
     }
 
     /// Bytes of the pool, as bytes. Panics if they are not in it.
     pub(crate) fn range(&self, offset: u64, bytes: u64) -> Tensor {
         let end = offset.checked_add(bytes);
-        assert!(end.is_some_and(|end| end <= self.bytes()), "a validated tensor should lie in its pool");
+        assert!(
+            end.is_some_and(|end| end <= self.bytes()),
+            "a validated tensor should lie in its pool"
+        );
         // SAFETY: offset is at most the size of the allocation, by the assertion.
         let data = unsafe { self.start.as_ptr().add(offset as usize) };
-        Tensor { dtype: DType::U8, shape: Box::new([bytes as usize]), data, bytes: bytes as usize }
+        Tensor {
+            dtype: DType::U8,
+            shape: Box::new([bytes as usize]),
+            data,
+            bytes: bytes as usize,
+        }
     }
 }
 
@@ -97,32 +122,45 @@ impl Drop for Arena {
     }
 }
 
-/// Copies bytes `from..to` of `src` to the same of `dst`. Their order with all others is the caller's, see the module.
+/// Copies bytes `from..to` of `src` to the same of `dst`. Their order with all others is the
+/// caller's, see the module.
 pub(crate) fn copy(src: &Tensor, dst: &Tensor, from: usize, to: usize) {
-    assert!(from <= to && to <= src.bytes && to <= dst.bytes, "a copy should lie in both of its ranges");
-    // SAFETY: by the assertion both ranges lie in a Tensor, which lies in its pool, which outlives it; `ptr::copy` allows
-    // overlap, though `validate` refuses it; nobody else touches the bytes meanwhile, by `validate`'s race check.
+    assert!(
+        from <= to && to <= src.bytes && to <= dst.bytes,
+        "a copy should lie in both of its ranges"
+    );
+    // SAFETY: by the assertion both ranges lie in a Tensor, which lies in its pool, which outlives
+    // it; `ptr::copy` allows overlap, though `validate` refuses it; nobody else touches the bytes
+    // meanwhile, by `validate`'s race check.
     unsafe { std::ptr::copy(src.data.add(from), dst.data.add(from), to - from) }
 }
 
 /// Sets every byte.
 pub(crate) fn fill(tensor: &Tensor, byte: u8) {
-    // SAFETY: a Tensor lies in its pool, and nobody else touches it: only an idle machine and the single thread of a
-    // shuffled run fill.
+    // SAFETY: a Tensor lies in its pool, and nobody else touches it: only an idle machine and the
+    // single thread of a shuffled run fill.
     unsafe { std::ptr::write_bytes(tensor.data, byte, tensor.bytes) }
 }
 
 /// Writes the tensor's bytes from the host. Panics if the sizes differ.
 pub(crate) fn write(tensor: &Tensor, bytes: &[u8]) {
-    assert_eq!(tensor.bytes, bytes.len(), "the host's bytes should be as many as the tensor's");
-    // SAFETY: a Tensor lies in its pool, the sizes are equal by the assertion, a slice of the host does not lie in a pool
-    // (`read` copies out), and nobody else touches the bytes: the machine is idle, or idle as far as they are concerned.
+    assert_eq!(
+        tensor.bytes,
+        bytes.len(),
+        "the host's bytes should be as many as the tensor's"
+    );
+    // SAFETY: a Tensor lies in its pool, the sizes are equal by the assertion, a slice of the host
+    // does not lie in a pool (`read` copies out), and nobody else touches the bytes: the machine is
+    // idle, or idle as far as they are concerned.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.data, bytes.len()) }
 }
 
-/// Writes some of the tensor's bytes from the host, from byte `from` on. Panics if they are not in it.
+/// Writes some of the tensor's bytes from the host, from byte `from` on. Panics if they are not in
+/// it.
 pub(crate) fn write_part(tensor: &Tensor, from: usize, bytes: &[u8]) {
-    let fits = from.checked_add(bytes.len()).is_some_and(|to| to <= tensor.bytes);
+    let fits = from
+        .checked_add(bytes.len())
+        .is_some_and(|to| to <= tensor.bytes);
     assert!(fits, "the host's bytes should lie in the tensor");
     // SAFETY: as for `write`; the range lies in the tensor by the assertion.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.data.add(from), bytes.len()) }
@@ -130,7 +168,11 @@ pub(crate) fn write_part(tensor: &Tensor, from: usize, bytes: &[u8]) {
 
 /// Reads the tensor's bytes to the host. Panics if the sizes differ.
 pub(crate) fn read(tensor: &Tensor, bytes: &mut [u8]) {
-    assert_eq!(tensor.bytes, bytes.len(), "the host's bytes should be as many as the tensor's");
+    assert_eq!(
+        tensor.bytes,
+        bytes.len(),
+        "the host's bytes should be as many as the tensor's"
+    );
     // SAFETY: as for `write`; pools are zeroed when allocated, so every byte is initialised.
     unsafe { std::ptr::copy_nonoverlapping(tensor.data, bytes.as_mut_ptr(), bytes.len()) }
 }

@@ -1,16 +1,18 @@
-//! Measures a machine: how long each op of a step takes, how fast bytes move, and what all of that costs each other when
-//! it happens at the same time.
+//! Measures a machine: how long each op of a step takes, how fast bytes move, and what all of that
+//! costs each other when it happens at the same time.
 //!
-//! An op's time depends on where its operands are: just written, and so in a cache, or long gone to memory. So ops are
-//! not run in hot loops, each alone; they are *replayed*, in the order of the step, on the addresses that a plan gave
-//! them, and what a step finds in the cache a replay finds there too. The replay needs little memory for it: addresses are
-//! folded into a window, and an operand whose bytes another has taken since is made anew, as numbers that its op accepts,
-//! which are then driven out of the cache. A window as large as the plan's pool folds nothing. The least window is what
-//! the largest op needs: profiling on demand, as in "ProTrain: Efficient LLM Training via Memory-Aware Techniques" (Yao
-//! et al., 2024), section 3.2. Each round costs what a step costs.
+//! An op's time depends on where its operands are: just written, and so in a cache, or long gone to
+//! memory. So ops are not run in hot loops, each alone; they are *replayed*, in the order of the
+//! step, on the addresses that a plan gave them, and what a step finds in the cache a replay finds
+//! there too. The replay needs little memory for it: addresses are folded into a window, and an
+//! operand whose bytes another has taken since is made anew, as numbers that its op accepts, which
+//! are then driven out of the cache. A window as large as the plan's pool folds nothing. The least
+//! window is what the largest op needs: profiling on demand, as in "ProTrain: Efficient LLM
+//! Training via Memory-Aware Techniques" (Yao et al., 2024), section 3.2. Each round costs what a
+//! step costs.
 //!
-//! What runs at the same time is measured in pairs: both loop for a while, and each one's progress is compared with its
-//! progress alone.
+//! What runs at the same time is measured in pairs: both loop for a while, and each one's progress
+//! is compared with its progress alone.
 
 use crate::code::{self, CodeLaunch, Loaded};
 use crate::init::{mix, normal};
@@ -29,7 +31,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// An op of a step. Places are addresses in one pool, as a plan gave them; which pool is not looked at.
+/// An op of a step. Places are addresses in one pool, as a plan gave them; which pool is not looked
+/// at.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Op {
     /// What runs.
@@ -56,8 +59,8 @@ pub enum Content {
 pub struct Micros {
     /// The middle one of all rounds.
     pub median: f64,
-    /// In the round that was the fastest of all. If the sum is far below the medians', the machine was busy with
-    /// something else.
+    /// In the round that was the fastest of all. If the sum is far below the medians', the machine
+    /// was busy with something else.
     pub fastest: f64,
     /// The shortest of all rounds: of the op alone, whatever the machine did beside it.
     pub least: f64,
@@ -118,9 +121,9 @@ const COOLED: usize = 1 << 20;
 const CACHE: usize = 64 << 20;
 
 impl Replay {
-    /// Prepares ops, in the order of the step; `objects` are those of generated kernels. `contents` tells what is at an address
-    /// when the step begins, where that matters. The window has at most `memory` bytes, but what the largest op needs in any
-    /// case.
+    /// Prepares ops, in the order of the step; `objects` are those of generated kernels. `contents`
+    /// tells what is at an address when the step begins, where that matters. The window has at most
+    /// `memory` bytes, but what the largest op needs in any case.
     pub fn new(
         ops: &[Op],
         objects: &[Object],
@@ -128,15 +131,37 @@ impl Replay {
         memory: u64,
     ) -> Result<Replay, Error> {
         let bounds = bounds(ops);
-        let needs = |op: &Op| touched(op).iter().map(|&(_, bytes)| bytes.next_multiple_of(ALIGN)).sum::<u64>();
+        let needs = |op: &Op| {
+            touched(op)
+                .iter()
+                .map(|&(_, bytes)| bytes.next_multiple_of(ALIGN))
+                .sum::<u64>()
+        };
         let largest_op = ops.iter().map(needs).max().unwrap_or(0);
-        let pool = ops.iter().flat_map(touched).map(|(start, bytes)| start.saturating_add(bytes)).max().unwrap_or(0);
-        let bytes = pool.min(memory).max(largest_op.min(pool)).next_multiple_of(ALIGN);
-        let lacking = || Error::Resources(format!("no memory to replay the step in: {bytes} bytes"));
+        let pool = ops
+            .iter()
+            .flat_map(touched)
+            .map(|(start, bytes)| start.saturating_add(bytes))
+            .max()
+            .unwrap_or(0);
+        let bytes = pool
+            .min(memory)
+            .max(largest_op.min(pool))
+            .next_multiple_of(ALIGN);
+        let lacking =
+            || Error::Resources(format!("no memory to replay the step in: {bytes} bytes"));
         let window = Arena::new(bytes).ok_or_else(lacking)?;
         let kernels = ops.iter().map(|op| op.kernel.clone()).collect();
-        let pools = vec![Pool { name: "window".into(), bytes }];
-        let artifact = Artifact { pools, kernels, objects: objects.to_vec(), ..Artifact::default() };
+        let pools = vec![Pool {
+            name: "window".into(),
+            bytes,
+        }];
+        let artifact = Artifact {
+            pools,
+            kernels,
+            objects: objects.to_vec(),
+            ..Artifact::default()
+        };
         let loaded = Loaded::all(&artifact)?;
         code::check(&artifact, &loaded)?;
         // What the window holds: start to end and the address that the bytes have in the plan.
@@ -152,14 +177,18 @@ impl Replay {
                     None => {
                         let fill = |x: &Operand| match contents.get(&x.place.offset) {
                             Some(content) => Fill::Given(content.clone()),
-                            None => Fill::Drawn(bounds.get(&(x.place.offset, x.dtype)).copied().unwrap_or(2)),
+                            None => Fill::Drawn(
+                                bounds.get(&(x.place.offset, x.dtype)).copied().unwrap_or(2),
+                            ),
                         };
-                        ready.push(prepare(&folded, &window, &artifact, &loaded).map(|(launch, ins)| Ready {
-                            launch,
-                            ins,
-                            missing: [missing, vec![]],
-                            fills: op.ins.iter().map(fill).collect(),
-                        }));
+                        ready.push(prepare(&folded, &window, &artifact, &loaded).map(
+                            |(launch, ins)| Ready {
+                                launch,
+                                ins,
+                                missing: [missing, vec![]],
+                                fills: op.ins.iter().map(fill).collect(),
+                            },
+                        ));
                     }
                 }
             }
@@ -178,7 +207,8 @@ impl Replay {
         })
     }
 
-    /// Runs `rounds` rounds after one that only warms up, and tells `progress` after each op; it says whether to go on.
+    /// Runs `rounds` rounds after one that only warms up, and tells `progress` after each op; it
+    /// says whether to go on.
     pub fn run(&mut self, rounds: usize, progress: &mut dyn FnMut() -> bool) -> Times {
         'rounds: for round in 0..=rounds {
             let mut last = Instant::now();
@@ -202,7 +232,13 @@ impl Replay {
                 last = Instant::now();
             }
         }
-        let ran = || self.ops.iter().zip(&self.times).filter(|(op, _)| op.is_ok()).map(|(_, times)| times);
+        let ran = || {
+            self.ops
+                .iter()
+                .zip(&self.times)
+                .filter(|(op, _)| op.is_ok())
+                .map(|(_, times)| times)
+        };
         let n_rounds = ran().map(Vec::len).min().unwrap_or(0);
         let sum = |round: usize| ran().map(|times| times[round]).sum::<f64>();
         let fastest = (0..n_rounds).min_by(|&a, &b| sum(a).total_cmp(&sum(b)));
@@ -216,7 +252,11 @@ impl Replay {
             (Err(why), _) => Err(why.clone()),
         };
         let micros = self.ops.iter().zip(&self.times).map(micros).collect();
-        Times { micros, bytes: self.bytes, largest_op: self.largest_op }
+        Times {
+            micros,
+            bytes: self.bytes,
+            largest_op: self.largest_op,
+        }
     }
 
     /// Makes an op's missing operands; false if there are none.
@@ -236,7 +276,8 @@ impl Replay {
 }
 
 impl Ready {
-    /// Runs it as a machine does, whose streams share one team: a bug in a kernel is that op's failure.
+    /// Runs it as a machine does, whose streams share one team: a bug in a kernel is that op's
+    /// failure.
     fn run(&self, team: &Team) -> Result<(), String> {
         caught(|| match &self.launch {
             Run::Kernel(launch) => launch.run(Some(team)),
@@ -247,26 +288,39 @@ impl Ready {
 
 /// The ranges that an op touches, each once.
 fn touched(op: &Op) -> Vec<(u64, u64)> {
-    let operands = op.ins.iter().chain(&op.outs).map(|x| (x.place.offset, x.bytes().unwrap_or(u64::MAX)));
-    let mut ranges: Vec<(u64, u64)> =
-        operands.chain(op.scratch.map(|scratch| (scratch.place.offset, scratch.bytes))).collect();
+    let operands = op
+        .ins
+        .iter()
+        .chain(&op.outs)
+        .map(|x| (x.place.offset, x.bytes().unwrap_or(u64::MAX)));
+    let mut ranges: Vec<(u64, u64)> = operands
+        .chain(
+            op.scratch
+                .map(|scratch| (scratch.place.offset, scratch.bytes)),
+        )
+        .collect();
     ranges.sort_unstable();
     ranges.dedup();
     ranges
 }
 
-/// The op with its places in a window of `bytes` bytes: each address modulo the window's size, or, if that makes what it
-/// touches overlap, one after the other.
+/// The op with its places in a window of `bytes` bytes: each address modulo the window's size, or,
+/// if that makes what it touches overlap, one after the other.
 fn fold(op: &Op, bytes: u64) -> Op {
     let ranges = touched(op);
     let modulo = |(start, size): (u64, u64)| match start % bytes.max(1) {
         at if at + size <= bytes => at,
         _ => bytes.saturating_sub(size) / ALIGN * ALIGN,
     };
-    let mut places: Vec<(u64, u64)> = ranges.iter().map(|&range| (modulo(range), range.1)).collect();
-    let apart = |a: &(u64, u64), b: &(u64, u64)| a.0.saturating_add(a.1) <= b.0 || b.0.saturating_add(b.1) <= a.0;
-    let fits =
-        (0..places.len()).all(|i| (0..i).all(|j| apart(&places[i], &places[j]) || !apart(&ranges[i], &ranges[j])));
+    let mut places: Vec<(u64, u64)> = ranges
+        .iter()
+        .map(|&range| (modulo(range), range.1))
+        .collect();
+    let apart = |a: &(u64, u64), b: &(u64, u64)| {
+        a.0.saturating_add(a.1) <= b.0 || b.0.saturating_add(b.1) <= a.0
+    };
+    let fits = (0..places.len())
+        .all(|i| (0..i).all(|j| apart(&places[i], &places[j]) || !apart(&ranges[i], &ranges[j])));
     if !fits {
         let mut next = 0;
         for place in &mut places {
@@ -275,15 +329,26 @@ fn fold(op: &Op, bytes: u64) -> Op {
         }
     }
     let place = |start: u64, size: u64| {
-        let found = ranges.binary_search(&(start, size)).map_or(0, |i| places[i].0);
-        Place { pool: 0, offset: found }
+        let found = ranges
+            .binary_search(&(start, size))
+            .map_or(0, |i| places[i].0);
+        Place {
+            pool: 0,
+            offset: found,
+        }
     };
-    let operand = |x: &Operand| Operand { place: place(x.place.offset, x.bytes().unwrap_or(u64::MAX)), ..x.clone() };
+    let operand = |x: &Operand| Operand {
+        place: place(x.place.offset, x.bytes().unwrap_or(u64::MAX)),
+        ..x.clone()
+    };
     Op {
         kernel: op.kernel.clone(),
         ins: op.ins.iter().map(operand).collect(),
         outs: op.outs.iter().map(operand).collect(),
-        scratch: op.scratch.map(|range| Range { place: place(range.place.offset, range.bytes), ..range }),
+        scratch: op.scratch.map(|range| Range {
+            place: place(range.place.offset, range.bytes),
+            ..range
+        }),
     }
 }
 
@@ -328,10 +393,23 @@ impl Holds {
 
 type Prepared = (Run, Vec<Tensor>);
 
-/// Resolves an op to the window's memory, once it is proved that it may run there. The artifact has the window for a pool, and
-/// the objects.
-fn prepare(op: &Op, window: &Arena, artifact: &Artifact, loaded: &[Arc<Loaded>]) -> Result<Prepared, String> {
-    validate::launch(artifact, &op.kernel.op, &op.kernel, &op.ins, &op.outs, op.scratch).map_err(|e| match e {
+/// Resolves an op to the window's memory, once it is proved that it may run there. The artifact has
+/// the window for a pool, and the objects.
+fn prepare(
+    op: &Op,
+    window: &Arena,
+    artifact: &Artifact,
+    loaded: &[Arc<Loaded>],
+) -> Result<Prepared, String> {
+    validate::launch(
+        artifact,
+        &op.kernel.op,
+        &op.kernel,
+        &op.ins,
+        &op.outs,
+        op.scratch,
+    )
+    .map_err(|e| match e {
         Error::Invalid(why) | Error::Unsupported(why) => why,
         other => other.to_string(),
     })?;
@@ -339,19 +417,38 @@ fn prepare(op: &Op, window: &Arena, artifact: &Artifact, loaded: &[Arc<Loaded>])
         let bytes = x.bytes().expect("a validated tensor should have a size");
         window.tensor(x.place.offset, bytes, x.dtype, &x.shape)
     };
-    let scratch = op.scratch.map(|range| window.range(range.place.offset, range.bytes));
-    let (ins, outs): (Vec<Tensor>, Box<[Tensor]>) =
-        (op.ins.iter().map(tensor).collect(), op.outs.iter().map(tensor).collect());
+    let scratch = op
+        .scratch
+        .map(|range| window.range(range.place.offset, range.bytes));
+    let (ins, outs): (Vec<Tensor>, Box<[Tensor]>) = (
+        op.ins.iter().map(tensor).collect(),
+        op.outs.iter().map(tensor).collect(),
+    );
     if let Some(code) = &op.kernel.code {
         let tensors: Vec<Tensor> = ins.iter().cloned().chain(outs).chain(scratch).collect();
-        return Ok((Run::Code(CodeLaunch::new(code, &loaded[code.object as usize], &tensors)), ins));
+        return Ok((
+            Run::Code(CodeLaunch::new(
+                code,
+                &loaded[code.object as usize],
+                &tensors,
+            )),
+            ins,
+        ));
     }
-    let kernel = kernels::find(&op.kernel.op).ok_or_else(|| format!("there is no kernel for {}", op.kernel.op))?;
-    let launch = Launch::new(kernel, op.kernel.attrs.clone().into(), ins.clone().into(), outs, scratch);
+    let kernel = kernels::find(&op.kernel.op)
+        .ok_or_else(|| format!("there is no kernel for {}", op.kernel.op))?;
+    let launch = Launch::new(
+        kernel,
+        op.kernel.attrs.clone().into(),
+        ins.clone().into(),
+        outs,
+        scratch,
+    );
     Ok((Run::Kernel(Arc::new(launch)), ins))
 }
 
-/// For the place and type of each operand that some op takes for indices: what all of them are below.
+/// For the place and type of each operand that some op takes for indices: what all of them are
+/// below.
 fn bounds(ops: &[Op]) -> BTreeMap<(u64, DType), u64> {
     let mut bounds = BTreeMap::new();
     for op in ops {
@@ -377,7 +474,9 @@ fn below(op: &Op, i: usize) -> Option<u64> {
         ("embedding_bwd", 1) => number("rows"),
         ("nll_loss" | "nll_sum", 1) => size(0, 1),
         ("nll_loss_bwd", 1) => op.outs.first()?.shape.get(1).copied(),
-        ("gather" | "scatter" | "scatter_add" | "scatter_value", 1) => size(0, usize::try_from(number("dim")?).ok()?),
+        ("gather" | "scatter" | "scatter_add" | "scatter_value", 1) => {
+            size(0, usize::try_from(number("dim")?).ok()?)
+        }
         ("index", 1..) => size(0, i - 1),
         ("index_put", 2..) => size(0, i - 2),
         _ => None,
@@ -397,9 +496,13 @@ impl Draws {
             Fill::Given(Content::Zeros) => return memory::fill(tensor, 0),
             Fill::Given(Content::Bytes(bytes)) => bytes,
             &Fill::Drawn(below) => {
-                let known = self.0.iter().position(|(dtype, bound, _)| (*dtype, *bound) == (tensor.dtype, below));
+                let known = self
+                    .0
+                    .iter()
+                    .position(|(dtype, bound, _)| (*dtype, *bound) == (tensor.dtype, below));
                 let at = known.unwrap_or_else(|| {
-                    self.0.push((tensor.dtype, below, draw(tensor.dtype, below)));
+                    self.0
+                        .push((tensor.dtype, below, draw(tensor.dtype, below)));
                     self.0.len() - 1
                 });
                 &self.0[at].2
@@ -441,7 +544,7 @@ fn median(times: &[f64]) -> Option<f64> {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------- the machine
+// --- the machine ---
 
 /// What can keep a machine busy at the same time as something else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -487,16 +590,22 @@ const AROUND: usize = 16 << 20;
 /// Elements of one update of the host's load.
 const UPDATE: u64 = 1 << 18;
 
-/// What two loads leave each other is the median of so many comparisons, each with the loads alone just before and after:
-/// whatever else the machine does changes slowly.
+/// What two loads leave each other is the median of so many comparisons, each with the loads alone
+/// just before and after: whatever else the machine does changes slowly.
 const TURNS: usize = 5;
 
 /// Measures the machine, beside a replay that has run; each measurement takes about `seconds`.
-pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> Result<Figures, Error> {
+pub fn machine(
+    replay: &Replay,
+    link: Option<(f64, Duration)>,
+    seconds: f64,
+) -> Result<Figures, Error> {
     let pace = link.map(|(bandwidth, latency)| Pace { bandwidth, latency });
     let lacking = || Error::Resources("no memory to measure copies in".into());
     let arenas = [(); 4].map(|()| Arena::new(AROUND as u64));
-    let [Some(a), Some(b), Some(c), Some(d)] = arenas else { return Err(lacking()) };
+    let [Some(a), Some(b), Some(c), Some(d)] = arenas else {
+        return Err(lacking());
+    };
     let update = Update::new().map_err(Error::Host)?;
     let free = Link::new(None);
     let paced = Link::new(pace);
@@ -506,10 +615,14 @@ pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> 
         (0..n).map(|i| (part(from, i), part(to, i))).collect()
     };
     let (inwards, outwards) = (copies(&a, &b), copies(&c, &d));
-    let medians: Vec<f64> = replay.times.iter().map(|times| median(times).unwrap_or(0.0)).collect();
+    let medians: Vec<f64> = replay
+        .times
+        .iter()
+        .map(|times| median(times).unwrap_or(0.0))
+        .collect();
 
-    // A load is a loop: it calls the function with 0, 1, … and adds up what each call says it has done. The step goes on
-    // where the last measurement left it, so that all of it is measured.
+    // A load is a loop: it calls the function with 0, 1, … and adds up what each call says it has
+    // done. The step goes on where the last measurement left it, so that all of it is measured.
     let next_op = AtomicUsize::new(0);
     let compute = |_: usize| {
         let i = next_op.fetch_add(1, Ordering::Relaxed) % medians.len().max(1);
@@ -534,7 +647,13 @@ pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> 
     for (i, one) in loads.iter().enumerate() {
         for (j, other) in loads.iter().enumerate().skip(i + 1) {
             // More than alone is noise, and nothing at all would stop a simulation.
-            let share = |rate: f64, alone: f64| if 0.0 < alone { (rate / alone).clamp(0.01, 1.0) } else { 1.0 };
+            let share = |rate: f64, alone: f64| {
+                if 0.0 < alone {
+                    (rate / alone).clamp(0.01, 1.0)
+                } else {
+                    1.0
+                }
+            };
             let mut shares = [vec![], vec![]];
             for _ in 0..TURNS {
                 let one_alone = alone(*one, seconds);
@@ -555,7 +674,10 @@ pub fn machine(replay: &Replay, link: Option<(f64, Duration)>, seconds: f64) -> 
     // A rate was measured with the start of each copy; a bandwidth is without.
     let bandwidth = |rate: f64| COPY as f64 / (COPY as f64 / rate - link_micros * 1e-6).max(1e-12);
     Ok(Figures {
-        link_bandwidth: [bandwidth(rates[Load::In as usize]), bandwidth(rates[Load::Out as usize])],
+        link_bandwidth: [
+            bandwidth(rates[Load::In as usize]),
+            bandwidth(rates[Load::Out as usize]),
+        ],
         link_micros,
         copy_bandwidth,
         host_bandwidth: rates[Load::Host as usize],
@@ -573,7 +695,11 @@ fn alone(load: &(dyn Fn(usize) -> f64 + Sync), seconds: f64) -> f64 {
 }
 
 /// What each of two loads does in a second while the other runs.
-fn together(one: &(dyn Fn(usize) -> f64 + Sync), other: &(dyn Fn(usize) -> f64 + Sync), seconds: f64) -> (f64, f64) {
+fn together(
+    one: &(dyn Fn(usize) -> f64 + Sync),
+    other: &(dyn Fn(usize) -> f64 + Sync),
+    seconds: f64,
+) -> (f64, f64) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| run_for(other, f64::INFINITY, &stop));
@@ -620,8 +746,10 @@ fn handoff() -> f64 {
         }
     });
     let woken = crate::sync::unpoisoned(&woken);
-    let micros =
-        woken.iter().zip(&rung).map(|(woken, rung)| woken.saturating_duration_since(*rung).as_secs_f64() * 1e6);
+    let micros = woken
+        .iter()
+        .zip(&rung)
+        .map(|(woken, rung)| woken.saturating_duration_since(*rung).as_secs_f64() * 1e6);
     median(&micros.collect::<Vec<f64>>()).unwrap_or(0.0)
 }
 
@@ -642,28 +770,65 @@ impl Update {
         };
         let large = |i: u64| operand(i * tensor, DType::F32, &[UPDATE]);
         let op = Op {
-            kernel: Kernel { op: "adamw".into(), attrs: vec![], code: None },
+            kernel: Kernel {
+                op: "adamw".into(),
+                attrs: vec![],
+                code: None,
+            },
             ins: (0..4)
                 .map(large)
-                .chain([operand(4 * tensor, DType::I64, &[]), operand(4 * tensor + ALIGN, DType::F64, &[5])])
+                .chain([
+                    operand(4 * tensor, DType::I64, &[]),
+                    operand(4 * tensor + ALIGN, DType::F64, &[5]),
+                ])
                 .collect(),
             outs: [0, 2, 3].map(large).to_vec(),
             scratch: None,
         };
         let arena = Arena::new(4 * tensor + 2 * ALIGN).ok_or("no memory to measure updates in")?;
-        let pools = vec![Pool { name: "updates".into(), bytes: arena.bytes() }];
-        let (launch, ins) = prepare(&op, &arena, &Artifact { pools, ..Artifact::default() }, &[])?;
+        let pools = vec![Pool {
+            name: "updates".into(),
+            bytes: arena.bytes(),
+        }];
+        let (launch, ins) = prepare(
+            &op,
+            &arena,
+            &Artifact {
+                pools,
+                ..Artifact::default()
+            },
+            &[],
+        )?;
         memory::write(&ins[4], &1i64.to_le_bytes());
         let hyper = [1e-3f64, 0.9, 0.999, 1e-8, 1e-2];
-        memory::write(&ins[5], &hyper.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+        memory::write(
+            &ins[5],
+            &hyper
+                .iter()
+                .flat_map(|x| x.to_le_bytes())
+                .collect::<Vec<u8>>(),
+        );
         let mut draws = Draws::default();
         draws.fill(&ins[0], &Fill::Drawn(2));
         draws.fill(&ins[1], &Fill::Drawn(2));
-        let ready = Ready { launch, ins, missing: [vec![], vec![]], fills: vec![] };
-        Ok(Update { op: ready, touched: 7 * tensor, arena })
+        let ready = Ready {
+            launch,
+            ins,
+            missing: [vec![], vec![]],
+            fills: vec![],
+        };
+        Ok(Update {
+            op: ready,
+            touched: 7 * tensor,
+            arena,
+        })
     }
     fn run(&self, team: &Team) -> f64 {
-        if self.op.run(team).is_ok() { self.touched as f64 } else { 0.0 }
+        if self.op.run(team).is_ok() {
+            self.touched as f64
+        } else {
+            0.0
+        }
     }
     fn bytes(&self) -> u64 {
         self.arena.bytes()
@@ -675,17 +840,41 @@ mod tests {
     use super::*;
 
     fn operand(offset: u64, dtype: DType, shape: &[u64]) -> Operand {
-        Operand { place: Place { pool: 0, offset }, dtype, shape: shape.to_vec() }
+        Operand {
+            place: Place { pool: 0, offset },
+            dtype,
+            shape: shape.to_vec(),
+        }
     }
     fn op(name: &str, attrs: &[(&str, Attr)], ins: Vec<Operand>, outs: Vec<Operand>) -> Op {
-        let attrs = attrs.iter().map(|(key, attr)| (key.to_string(), attr.clone())).collect();
-        Op { kernel: Kernel { op: name.into(), attrs, code: None }, ins, outs, scratch: None }
+        let attrs = attrs
+            .iter()
+            .map(|(key, attr)| (key.to_string(), attr.clone()))
+            .collect();
+        Op {
+            kernel: Kernel {
+                op: name.into(),
+                attrs,
+                code: None,
+            },
+            ins,
+            outs,
+            scratch: None,
+        }
     }
     /// An embedding of 16 tokens from a table of 4 rows, then its square, in place.
     fn step() -> Vec<Op> {
         let x = || operand(4096, DType::F32, &[16, 16]);
         vec![
-            op("embedding", &[], vec![operand(0, DType::F32, &[4, 16]), operand(1024, DType::I64, &[16])], vec![x()]),
+            op(
+                "embedding",
+                &[],
+                vec![
+                    operand(0, DType::F32, &[4, 16]),
+                    operand(1024, DType::I64, &[16]),
+                ],
+                vec![x()],
+            ),
             op("mul", &[], vec![x(), x()], vec![x()]),
         ]
     }
@@ -698,20 +887,27 @@ mod tests {
             n += 1;
             true
         });
-        assert_eq!((n, times.bytes, times.largest_op), (8, 5120, 256 + 128 + 1024));
+        assert_eq!(
+            (n, times.bytes, times.largest_op),
+            (8, 5120, 256 + 128 + 1024)
+        );
         assert!(
-            times
-                .micros
-                .iter()
-                .all(|micros| micros.as_ref().is_ok_and(|m| 0.0 <= m.least && m.least <= m.fastest.min(m.median))),
+            times.micros.iter().all(|micros| micros
+                .as_ref()
+                .is_ok_and(|m| 0.0 <= m.least && m.least <= m.fastest.min(m.median))),
             "{times:?}"
         );
         // Tokens are drawn below the number of rows, and not all the same.
-        let Ok(embedding) = &replay.ops[0] else { panic!("it should be ready") };
+        let Ok(embedding) = &replay.ops[0] else {
+            panic!("it should be ready")
+        };
         let mut bytes = vec![0; 128];
         memory::read(&embedding.ins[1], &mut bytes);
         let tokens: Vec<u8> = bytes.iter().step_by(8).copied().collect();
-        assert!(tokens.iter().all(|&t| t < 4) && tokens.iter().any(|&t| t != tokens[0]), "{tokens:?}");
+        assert!(
+            tokens.iter().all(|&t| t < 4) && tokens.iter().any(|&t| t != tokens[0]),
+            "{tokens:?}"
+        );
     }
 
     #[test]
@@ -723,17 +919,32 @@ mod tests {
         let times = replay.run(2, &mut || true);
         assert_eq!(times.bytes, times.largest_op);
         assert!(times.micros.iter().all(Result::is_ok), "{times:?}");
-        // Both operands of the first op are made anew in each round: the last op has taken their bytes.
-        let Ok(embedding) = &replay.ops[0] else { panic!("it should be ready") };
+        // Both operands of the first op are made anew in each round: the last op has taken their
+        // bytes.
+        let Ok(embedding) = &replay.ops[0] else {
+            panic!("it should be ready")
+        };
         assert_eq!(embedding.missing, [vec![0, 1], vec![0, 1]]);
     }
 
     #[test]
     fn what_cannot_run_is_told_and_the_rest_is_measured() {
         let mut ops = step();
-        ops.push(op("extern", &[("name", Attr::Str("aten.foo".into()))], vec![], vec![]));
-        ops.push(op("mul", &[], vec![operand(0, DType::F32, &[4]), operand(64, DType::F32, &[5])], vec![]));
-        let times = Replay::new(&ops, &[], &BTreeMap::new(), 0).unwrap().run(1, &mut || true);
+        ops.push(op(
+            "extern",
+            &[("name", Attr::Str("aten.foo".into()))],
+            vec![],
+            vec![],
+        ));
+        ops.push(op(
+            "mul",
+            &[],
+            vec![operand(0, DType::F32, &[4]), operand(64, DType::F32, &[5])],
+            vec![],
+        ));
+        let times = Replay::new(&ops, &[], &BTreeMap::new(), 0)
+            .unwrap()
+            .run(1, &mut || true);
         let refused: Vec<usize> = (0..4).filter(|&i| times.micros[i].is_err()).collect();
         assert_eq!(refused, [2, 3]);
         assert!(times.micros[2].as_ref().unwrap_err().contains("aten.foo"));
@@ -742,10 +953,21 @@ mod tests {
     #[test]
     fn contents_that_are_given_are_used() {
         let contents = BTreeMap::from([(1024, Content::Bytes(9i64.to_le_bytes().to_vec()))]);
-        let times = Replay::new(&step(), &[], &contents, 0).unwrap().run(1, &mut || true);
-        assert!(times.micros[0].as_ref().unwrap_err().contains('9'), "{times:?}");
+        let times = Replay::new(&step(), &[], &contents, 0)
+            .unwrap()
+            .run(1, &mut || true);
+        assert!(
+            times.micros[0].as_ref().unwrap_err().contains('9'),
+            "{times:?}"
+        );
         let contents = BTreeMap::from([(1024, Content::Zeros)]);
-        assert!(Replay::new(&step(), &[], &contents, 0).unwrap().run(1, &mut || true).micros[0].is_ok());
+        assert!(
+            Replay::new(&step(), &[], &contents, 0)
+                .unwrap()
+                .run(1, &mut || true)
+                .micros[0]
+                .is_ok()
+        );
     }
 
     #[test]
@@ -753,9 +975,22 @@ mod tests {
         let mut replay = Replay::new(&step(), &[], &BTreeMap::new(), 0).unwrap();
         replay.run(1, &mut || true);
         let figures = machine(&replay, Some((1e9, Duration::from_micros(10))), 0.002).unwrap();
-        assert!(figures.keeps.iter().flatten().all(|&share| 0.0 < share && share <= 1.0), "{figures:?}");
+        assert!(
+            figures
+                .keeps
+                .iter()
+                .flatten()
+                .all(|&share| 0.0 < share && share <= 1.0),
+            "{figures:?}"
+        );
         // A paced link is never faster than its pace.
-        assert!(figures.link_bandwidth.iter().all(|&rate| 0.0 < rate), "{figures:?}");
-        assert!(10.0 <= figures.link_micros && 0.0 < figures.host_bandwidth && 0.0 <= figures.handoff, "{figures:?}");
+        assert!(
+            figures.link_bandwidth.iter().all(|&rate| 0.0 < rate),
+            "{figures:?}"
+        );
+        assert!(
+            10.0 <= figures.link_micros && 0.0 < figures.host_bandwidth && 0.0 <= figures.handoff,
+            "{figures:?}"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! What a stream runs: an artifact's commands with every index, name and place resolved to a function, a slice or an
-//! address. It is made once, when an artifact is loaded, so that a step looks nothing up and allocates nothing.
+//! What a stream runs: an artifact's commands with every index, name and place resolved to a
+//! function, a slice or an address. It is made once, when an artifact is loaded, so that a step
+//! looks nothing up and allocates nothing.
 
 use crate::access::accesses;
 use crate::code::{CodeLaunch, Loaded};
@@ -32,7 +33,11 @@ pub(crate) enum Action {
     /// Runs a generated kernel.
     Code(CodeLaunch),
     /// Copies; over the link, if a way is given.
-    Copy { src: Tensor, dst: Tensor, way: Option<Way> },
+    Copy {
+        src: Tensor,
+        dst: Tensor,
+        way: Option<Way>,
+    },
     /// Marks an event as reached.
     Record { event: usize },
     /// Waits for an event of this step or of the one before.
@@ -62,7 +67,14 @@ impl Launch {
         scratch: Option<Tensor>,
     ) -> Launch {
         let cut = kernel.cut(&Call::new(&attrs, &ins, &outs, scratch.as_ref()));
-        Launch { kernel, attrs, ins, outs, scratch, cut }
+        Launch {
+            kernel,
+            attrs,
+            ins,
+            outs,
+            scratch,
+            cut,
+        }
     }
     fn call(&self) -> Call<'_> {
         Call::new(&self.attrs, &self.ins, &self.outs, self.scratch.as_ref())
@@ -87,7 +99,8 @@ impl Launch {
 }
 
 impl Launch {
-    /// Runs it in parts of `lengths` aligned units, in turn, the last one first. How many parts there were.
+    /// Runs it in parts of `lengths` aligned units, in turn, the last one first. How many parts
+    /// there were.
     pub(crate) fn run_in_parts(&self, lengths: &[usize]) -> Result<usize, String> {
         let (units, align) = (self.cut.units, self.cut.align);
         let mut starts = vec![0];
@@ -114,7 +127,8 @@ impl Launch {
 
 impl Parts for Launch {
     fn run(&self, part: usize, parts: usize) -> Result<(), String> {
-        self.kernel.run_part(&self.call().only(self.cut.units, self.cut.part(part, parts)))
+        self.kernel
+            .run_part(&self.call().only(self.cut.units, self.cut.part(part, parts)))
     }
 }
 
@@ -135,15 +149,28 @@ impl Action {
         }
     }
     /// Runs a launch, on a team if there is one, or a copy. Records and waits are the executor's.
-    pub(crate) fn run(&self, link: &Link, team: Option<&Team>, stopped: impl Fn() -> bool) -> Result<(), String> {
+    pub(crate) fn run(
+        &self,
+        link: &Link,
+        team: Option<&Team>,
+        stopped: impl Fn() -> bool,
+    ) -> Result<(), String> {
         match self {
             Action::Launch(launch) => Launch::run(launch, team),
             Action::Code(launch) => launch.run(team),
-            Action::Copy { src, dst, way: Some(way) } => {
+            Action::Copy {
+                src,
+                dst,
+                way: Some(way),
+            } => {
                 link.copy(*way, src, dst, stopped);
                 Ok(())
             }
-            Action::Copy { src, dst, way: None } => {
+            Action::Copy {
+                src,
+                dst,
+                way: None,
+            } => {
                 memory::copy(src, dst, 0, src.bytes);
                 Ok(())
             }
@@ -154,24 +181,57 @@ impl Action {
     }
 }
 
-/// Each stream's instructions. The artifact is validated, its objects are loaded, and the arenas are its pools.
-pub(crate) fn resolve(artifact: &Artifact, objects: &[Arc<Loaded>], arenas: &[Arena]) -> Vec<Box<[Instruction]>> {
-    let attrs: Vec<Arc<[_]>> = artifact.kernels.iter().map(|kernel| kernel.attrs.clone().into()).collect();
+/// Each stream's instructions. The artifact is validated, its objects are loaded, and the arenas
+/// are its pools.
+pub(crate) fn resolve(
+    artifact: &Artifact,
+    objects: &[Arc<Loaded>],
+    arenas: &[Arena],
+) -> Vec<Box<[Instruction]>> {
+    let attrs: Vec<Arc<[_]>> = artifact
+        .kernels
+        .iter()
+        .map(|kernel| kernel.attrs.clone().into())
+        .collect();
     let mut programs: Vec<Vec<Instruction>> = artifact.streams.iter().map(|_| Vec::new()).collect();
     for (i, command) in artifact.commands.iter().enumerate() {
         let touched = accesses(command);
-        let device_end = touched.iter().filter(|access| access.pool == 0).map(|access| access.end).max().unwrap_or(0);
+        let device_end = touched
+            .iter()
+            .filter(|access| access.pool == 0)
+            .map(|access| access.end)
+            .max()
+            .unwrap_or(0);
         let bytes = touched.iter().map(|access| access.end - access.start).sum();
         let action = match &command.kind {
-            CommandKind::Launch { kernel, ins, outs, scratch } => {
+            CommandKind::Launch {
+                kernel,
+                ins,
+                outs,
+                scratch,
+            } => {
                 let artifact::Kernel { op, code, .. } = &artifact.kernels[*kernel as usize];
-                let all = |operands: &[Operand]| operands.iter().map(|x| tensor(arenas, x)).collect::<Box<[_]>>();
-                let scratch =
-                    scratch.map(|Range { place, bytes }| arenas[place.pool as usize].range(place.offset, bytes));
+                let all = |operands: &[Operand]| {
+                    operands
+                        .iter()
+                        .map(|x| tensor(arenas, x))
+                        .collect::<Box<[_]>>()
+                };
+                let scratch = scratch.map(|Range { place, bytes }| {
+                    arenas[place.pool as usize].range(place.offset, bytes)
+                });
                 match code {
                     Some(code) => {
-                        let tensors: Vec<Tensor> = all(ins).into_iter().chain(all(outs)).chain(scratch).collect();
-                        Action::Code(CodeLaunch::new(code, &objects[code.object as usize], &tensors))
+                        let tensors: Vec<Tensor> = all(ins)
+                            .into_iter()
+                            .chain(all(outs))
+                            .chain(scratch)
+                            .collect();
+                        Action::Code(CodeLaunch::new(
+                            code,
+                            &objects[code.object as usize],
+                            &tensors,
+                        ))
                     }
                     None => Action::Launch(Arc::new(Launch::new(
                         kernels::find(op).expect("a validated launch should have a kernel"),
@@ -192,10 +252,21 @@ pub(crate) fn resolve(artifact: &Artifact, objects: &[Arc<Loaded>], arenas: &[Ar
                     _ => None,
                 },
             },
-            &CommandKind::Record { event } => Action::Record { event: event as usize },
-            &CommandKind::Wait { event, previous } => Action::Wait { event: event as usize, previous },
+            &CommandKind::Record { event } => Action::Record {
+                event: event as usize,
+            },
+            &CommandKind::Wait { event, previous } => Action::Wait {
+                event: event as usize,
+                previous,
+            },
         };
-        let instruction = Instruction { command: i as u32, line: command.line, device_end, bytes, action };
+        let instruction = Instruction {
+            command: i as u32,
+            line: command.line,
+            device_end,
+            bytes,
+            action,
+        };
         programs[command.stream as usize].push(instruction);
     }
     programs.into_iter().map(Vec::into_boxed_slice).collect()
@@ -203,6 +274,13 @@ pub(crate) fn resolve(artifact: &Artifact, objects: &[Arc<Loaded>], arenas: &[Ar
 
 /// A validated tensor's memory.
 pub(crate) fn tensor(arenas: &[Arena], operand: &Operand) -> Tensor {
-    let bytes = operand.bytes().expect("a validated tensor should have a size");
-    arenas[operand.place.pool as usize].tensor(operand.place.offset, bytes, operand.dtype, &operand.shape)
+    let bytes = operand
+        .bytes()
+        .expect("a validated tensor should have a size");
+    arenas[operand.place.pool as usize].tensor(
+        operand.place.offset,
+        bytes,
+        operand.dtype,
+        &operand.shape,
+    )
 }

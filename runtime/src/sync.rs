@@ -1,14 +1,14 @@
 //! Waiting: a bell that rings whenever something may have changed that a thread waits for.
 //!
-//! What is waited for lives in atomics, and only grows: an event's counter is the last step that recorded it. Who changes
-//! one rings; who waits looks, spins a moment, then sleeps on the bell. Ringing costs one load while nobody sleeps, and
-//! nothing here allocates.
+//! What is waited for lives in atomics, and only grows: an event's counter is the last step that
+//! recorded it. Who changes one rings; who waits looks, spins a moment, then sleeps on the bell.
+//! Ringing costs one load while nobody sleeps, and nothing here allocates.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// How often to look before sleeping: about a microsecond, less than a sleep and a wake cost, and little enough to waste
-/// where streams outnumber cores.
+/// How often to look before sleeping: about a microsecond, less than a sleep and a wake cost, and
+/// little enough to waste where streams outnumber cores.
 const SPINS: u32 = 64;
 
 /// Wakes whoever waits.
@@ -28,12 +28,15 @@ impl Bell {
             }
             std::hint::spin_loop();
         }
-        // The order of these two, announce and look, against the ringer's, store and look, is what loses no ring: one of
-        // both sees the other. All four are SeqCst.
+        // The order of these two, announce and look, against the ringer's, store and look, is what
+        // loses no ring: one of both sees the other. All four are SeqCst.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut guard = unpoisoned(&self.lock);
         while !ready() {
-            guard = self.rung.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = self
+                .rung
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         drop(guard);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
@@ -49,7 +52,8 @@ impl Bell {
     }
 }
 
-/// Locks. A panic elsewhere under the lock leaves these values whole, so it is no reason to panic as well.
+/// Locks. A panic elsewhere under the lock leaves these values whole, so it is no reason to panic
+/// as well.
 pub(crate) fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }

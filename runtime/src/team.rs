@@ -1,13 +1,14 @@
 //! Threads that share one kernel's run.
 //!
-//! Before: a kernel's run, cut into parts that know nothing of each other, so that bits do not depend on the number of threads.
-//! After: every part has run once, on whichever thread was free.
+//! Before: a kernel's run, cut into parts that know nothing of each other, so that bits do not
+//! depend on the number of threads. After: every part has run once, on whichever thread was free.
 //!
-//! A team's threads are started once. Parts are taken by a compare-and-swap of a ticket, which names the work and the next part
-//! of it, so that a thread that comes late takes nothing of the next work. The thread that asks works along, and returns when
-//! the last part is done. Who has nothing to do looks for work again and again for a short while, for kernels follow each
-//! other within microseconds and waking a thread takes tens of them, and sleeps then. Nothing is allocated after [`Team::new`].
-//! A part that panics is a failure like any other.
+//! A team's threads are started once. Parts are taken by a compare-and-swap of a ticket, which
+//! names the work and the next part of it, so that a thread that comes late takes nothing of the
+//! next work. The thread that asks works along, and returns when the last part is done. Who has
+//! nothing to do looks for work again and again for a short while, for kernels follow each other
+//! within microseconds and waking a thread takes tens of them, and sleeps then. Nothing is
+//! allocated after [`Team::new`]. A part that panics is a failure like any other.
 
 use crate::Error;
 use crate::sync::unpoisoned;
@@ -31,8 +32,9 @@ pub struct Team {
     turn: Mutex<()>,
 }
 
-/// How long to look for work, or for its end, before sleeping. Measured on two cores of an EPYC under KVM: a thread that looks
-/// begins 0.3 µs after there is work, one that sleeps 26 µs at best and often more than 100.
+/// How long to look for work, or for its end, before sleeping. Measured on two cores of an EPYC
+/// under KVM: a thread that looks begins 0.3 µs after there is work, one that sleeps 26 µs at best
+/// and often more than 100.
 const LOOK: Duration = Duration::from_micros(200);
 
 /// A work's number, itself, and how many parts it has.
@@ -40,7 +42,8 @@ type Work = (u32, Arc<dyn Parts>, usize);
 
 #[derive(Default)]
 struct Shared {
-    /// The number of the work, from 1, in the high half; in the low half the first part that nobody has taken.
+    /// The number of the work, from 1, in the high half; in the low half the first part that nobody
+    /// has taken.
     ticket: AtomicU64,
     /// The work that the ticket names.
     work: Mutex<Option<Work>>,
@@ -62,13 +65,21 @@ struct Shared {
 }
 
 impl Team {
-    /// A team of `threads` threads, counting the one that asks: one less are started. An error if the system refuses.
+    /// A team of `threads` threads, counting the one that asks: one less are started. An error if
+    /// the system refuses.
     pub fn new(threads: usize) -> Result<Team, Error> {
         Team::prepared(threads, || {})
     }
     /// The same, where each thread that is started runs `prepare` first.
-    pub(crate) fn prepared(threads: usize, prepare: impl Fn() + Clone + Send + 'static) -> Result<Team, Error> {
-        let mut team = Team { shared: Arc::default(), handles: Vec::new(), turn: Mutex::new(()) };
+    pub(crate) fn prepared(
+        threads: usize,
+        prepare: impl Fn() + Clone + Send + 'static,
+    ) -> Result<Team, Error> {
+        let mut team = Team {
+            shared: Arc::default(),
+            handles: Vec::new(),
+            turn: Mutex::new(()),
+        };
         for i in 1..threads {
             let (shared, prepare) = (team.shared.clone(), prepare.clone());
             let thread = move || {
@@ -76,10 +87,12 @@ impl Team {
                 shared.serve();
             };
             let handle = Builder::new().name(format!("team {i}")).spawn(thread);
-            team.handles.push(handle.map_err(|e| Error::Resources(format!("no thread for a team: {e}")))?);
+            team.handles
+                .push(handle.map_err(|e| Error::Resources(format!("no thread for a team: {e}")))?);
         }
         let all = team.handles.len();
-        team.shared.wait_end(|shared| shared.started.load(Ordering::SeqCst) == all);
+        team.shared
+            .wait_end(|shared| shared.started.load(Ordering::SeqCst) == all);
         Ok(team)
     }
 
@@ -88,7 +101,8 @@ impl Team {
         self.handles.len() + 1
     }
 
-    /// Runs every part and returns when all are done; the failure of the lowest part that failed, if one did.
+    /// Runs every part and returns when all are done; the failure of the lowest part that failed,
+    /// if one did.
     pub(crate) fn run(&self, work: Arc<dyn Parts>, parts: usize) -> Result<(), String> {
         let _turn = unpoisoned(&self.turn);
         let shared = &*self.shared;
@@ -96,16 +110,21 @@ impl Team {
         // Nobody touches the count: all parts of the work before are done.
         shared.done.store(0, Ordering::SeqCst);
         *unpoisoned(&shared.work) = Some((number, work.clone(), parts));
-        shared.ticket.store(u64::from(number) << 32, Ordering::SeqCst);
+        shared
+            .ticket
+            .store(u64::from(number) << 32, Ordering::SeqCst);
         if 0 < shared.asleep.load(Ordering::SeqCst) {
-            // Who counts as asleep holds the lock until it sleeps, and has looked at the ticket after counting.
+            // Who counts as asleep holds the lock until it sleeps, and has looked at the ticket
+            // after counting.
             drop(unpoisoned(&shared.sleep));
             shared.begin.notify_all();
         }
         shared.take_parts(number, &*work, parts);
         shared.wait_end(|shared| shared.done.load(Ordering::SeqCst) == parts);
         *unpoisoned(&shared.work) = None;
-        unpoisoned(&shared.failure).take().map_or(Ok(()), |(_, why)| Err(why))
+        unpoisoned(&shared.failure)
+            .take()
+            .map_or(Ok(()), |(_, why)| Err(why))
     }
 }
 
@@ -150,7 +169,8 @@ impl Shared {
             }
             last = (self.ticket.load(Ordering::SeqCst) >> 32) as u32;
             let work = unpoisoned(&self.work).clone();
-            // If there is none, it ended before this thread came. If it is another, the ticket is about to name it.
+            // If there is none, it ended before this thread came. If it is another, the ticket is
+            // about to name it.
             if let Some((number, work, parts)) = work {
                 self.take_parts(number, &*work, parts);
             }
@@ -159,14 +179,20 @@ impl Shared {
 
     /// Returns when there is other work than `last`, or the end.
     fn wait_begin(&self, last: u32) {
-        let ready = || (self.ticket.load(Ordering::SeqCst) >> 32) as u32 != last || self.over.load(Ordering::SeqCst);
+        let ready = || {
+            (self.ticket.load(Ordering::SeqCst) >> 32) as u32 != last
+                || self.over.load(Ordering::SeqCst)
+        };
         if look(ready) {
             return;
         }
         let mut lock = unpoisoned(&self.sleep);
         self.asleep.fetch_add(1, Ordering::SeqCst);
         while !ready() {
-            lock = self.begin.wait(lock).unwrap_or_else(PoisonError::into_inner);
+            lock = self
+                .begin
+                .wait(lock)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         self.asleep.fetch_sub(1, Ordering::SeqCst);
     }
@@ -199,7 +225,11 @@ impl Shared {
             if (ticket >> 32) as u32 != number || parts <= part {
                 return;
             }
-            if self.ticket.compare_exchange(ticket, ticket + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            if self
+                .ticket
+                .compare_exchange(ticket, ticket + 1, Ordering::SeqCst, Ordering::SeqCst)
+                .is_err()
+            {
                 continue;
             }
             if let Err(why) = caught(|| work.run(part, parts)) {
@@ -219,7 +249,9 @@ impl Shared {
 pub(crate) fn caught(run: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        let text = text
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
         Err(format!("its kernel panicked: {text}"))
     })
 }
@@ -242,7 +274,10 @@ mod tests {
     }
 
     fn counted(parts: usize, fails: fn(usize) -> Result<(), String>) -> Arc<Counted> {
-        Arc::new(Counted { runs: (0..parts).map(|_| AtomicUsize::new(0)).collect(), fails })
+        Arc::new(Counted {
+            runs: (0..parts).map(|_| AtomicUsize::new(0)).collect(),
+            fails,
+        })
     }
 
     #[test]
@@ -253,7 +288,12 @@ mod tests {
             for parts in (0..40).chain([1000]) {
                 let work = counted(parts, |_| Ok(()));
                 assert_eq!(team.run(work.clone(), parts), Ok(()));
-                assert!(work.runs.iter().all(|runs| runs.load(Ordering::SeqCst) == 1), "{threads} threads, {parts}");
+                assert!(
+                    work.runs
+                        .iter()
+                        .all(|runs| runs.load(Ordering::SeqCst) == 1),
+                    "{threads} threads, {parts}"
+                );
             }
         }
     }
@@ -267,7 +307,10 @@ mod tests {
                 21 => Err("part 21".to_string()),
                 _ => Ok(()),
             };
-            assert_eq!(team.run(counted(40, fails), 40), Err("its kernel panicked: a bug in part 20".to_string()));
+            assert_eq!(
+                team.run(counted(40, fails), 40),
+                Err("its kernel panicked: a bug in part 20".to_string())
+            );
             assert_eq!(team.run(counted(40, |_| Ok(())), 40), Ok(()));
         }
     }
@@ -281,6 +324,11 @@ mod tests {
                 scope.spawn(|| team.run(work.clone(), 100));
             }
         });
-        assert!(works.iter().flat_map(|work| &work.runs).all(|runs| runs.load(Ordering::SeqCst) == 1));
+        assert!(
+            works
+                .iter()
+                .flat_map(|work| &work.runs)
+                .all(|runs| runs.load(Ordering::SeqCst) == 1)
+        );
     }
 }

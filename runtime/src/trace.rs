@@ -1,5 +1,6 @@
-//! What ran when. Each stream notes its commands in a buffer of its own, allocated at load; when it is full the oldest
-//! step goes first. Written as Chrome's trace format, which Perfetto (<https://ui.perfetto.dev>) opens: a row a stream.
+//! What ran when. Each stream notes its commands in a buffer of its own, allocated at load; when it
+//! is full the oldest step goes first. Written as Chrome's trace format, which Perfetto
+//! (<https://ui.perfetto.dev>) opens: a row a stream.
 
 use crate::program::{Action, Instruction};
 use crate::sync::unpoisoned;
@@ -51,7 +52,12 @@ pub(crate) struct Ring {
 
 impl Ring {
     pub(crate) fn note(&mut self, at: usize, step: u64, start: Instant) {
-        let noted = Noted { at: at as u32, step, start, end: Instant::now() };
+        let noted = Noted {
+            at: at as u32,
+            step,
+            start,
+            end: Instant::now(),
+        };
         if self.noted.len() < self.noted.capacity() {
             self.noted.push(noted);
         } else if let Some(oldest) = self.noted.get_mut(self.next) {
@@ -71,9 +77,15 @@ impl Trace {
     pub(crate) fn new(programs: &[Box<[Instruction]>]) -> Trace {
         let ring = |program: &[Instruction]| {
             let capacity = program.len().saturating_mul(STEPS).min(MAX_SPANS);
-            Mutex::new(Ring { noted: Vec::with_capacity(capacity), next: 0 })
+            Mutex::new(Ring {
+                noted: Vec::with_capacity(capacity),
+                next: 0,
+            })
         };
-        Trace { began: Instant::now(), rings: programs.iter().map(|program| ring(program)).collect() }
+        Trace {
+            began: Instant::now(),
+            rings: programs.iter().map(|program| ring(program)).collect(),
+        }
     }
 
     /// A stream's buffer. Nobody else holds it while a step runs.
@@ -95,10 +107,16 @@ impl Trace {
             for noted in older.iter().chain(newer) {
                 let instruction = &program[noted.at as usize];
                 let line = &lines[instruction.line as usize];
-                let micros = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1e6;
+                let micros = |from: Instant, to: Instant| {
+                    to.saturating_duration_since(from).as_secs_f64() * 1e6
+                };
                 spans.push(Span {
                     line: &line.name,
-                    why: if matches!(instruction.action, Action::Wait { .. }) { "wait" } else { &line.why },
+                    why: if matches!(instruction.action, Action::Wait { .. }) {
+                        "wait"
+                    } else {
+                        &line.why
+                    },
                     stream: &streams[s],
                     command: instruction.command,
                     step: noted.step,
@@ -113,7 +131,11 @@ impl Trace {
 }
 
 /// Writes spans as a Chrome trace.
-pub(crate) fn write(spans: &[Span<'_>], streams: &[String], out: &mut impl Write) -> io::Result<()> {
+pub(crate) fn write(
+    spans: &[Span<'_>],
+    streams: &[String],
+    out: &mut impl Write,
+) -> io::Result<()> {
     write!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
     let mut separator = "\n";
     for (tid, stream) in streams.iter().enumerate() {

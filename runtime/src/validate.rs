@@ -1,19 +1,24 @@
 //! Refuses every artifact that could make a machine corrupt memory, deadlock, or compute by luck.
 //!
-//! It runs when an artifact is loaded, and trusts nothing in it: a file with right checksums may still come from anybody.
-//! What it proves is what [`crate::memory`] and [`crate::kernel`] lean on where they turn places into slices:
+//! It runs when an artifact is loaded, and trusts nothing in it: a file with right checksums may
+//! still come from anybody. What it proves is what [`crate::memory`] and [`crate::kernel`] lean on
+//! where they turn places into slices:
 //!
-//! * every index is in range, and every place lies in its pool, is aligned, and has a size that does not overflow;
-//! * each command's results overlap neither its operands, nor each other, nor its scratch, but for a result that lies
-//!   exactly on an operand of equal type where the kernel allows it; a copy's source and destination do not overlap;
+//! * every index is in range, and every place lies in its pool, is aligned, and has a size that
+//!   does not overflow;
+//! * each command's results overlap neither its operands, nor each other, nor its scratch, but for
+//!   a result that lies exactly on an operand of equal type where the kernel allows it; a copy's
+//!   source and destination do not overlap;
 //! * each launch is one that its kernel's own check accepts;
-//! * every event is recorded once, and waits for this step's record come after it in the list. So the list is an order
-//!   in which everything can run, whatever the streams: nothing deadlocks;
-//! * two accesses of the same bytes, one of them a write, are ordered by streams and events ([`races`]).
+//! * every event is recorded once, and waits for this step's record come after it in the list. So
+//!   the list is an order in which everything can run, whatever the streams: nothing deadlocks;
+//! * two accesses of the same bytes, one of them a write, are ordered by streams and events
+//!   ([`races`]).
 //!
-//! The host needs no event: it touches pools only while no step runs, but for inputs and outputs, which it also touches
-//! once all commands that would conflict with it have run ([`Machine::wait_io`](crate::Machine::wait_io) finds them among
-//! all commands, by their accesses) and before it launches others.
+//! The host needs no event: it touches pools only while no step runs, but for inputs and outputs,
+//! which it also touches once all commands that would conflict with it have run
+//! ([`Machine::wait_io`](crate::Machine::wait_io) finds them among all commands, by their accesses)
+//! and before it launches others.
 
 mod races;
 
@@ -21,14 +26,16 @@ use crate::Error;
 use crate::access::Access;
 use crate::kernels::{self, Signature};
 use artifact::{
-    Artifact, Attr, Code, Command, CommandKind, DType, Initial, Kernel, Operand, Place, Range, StateKind, Type,
+    Artifact, Attr, Code, Command, CommandKind, DType, Initial, Kernel, Operand, Place, Range,
+    StateKind, Type,
 };
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Places are multiples of this many bytes.
 pub(crate) const ALIGN: u64 = 64;
-/// A stream is a thread. Plans have three to a dozen; this keeps a hostile file from starting millions.
+/// A stream is a thread. Plans have three to a dozen; this keeps a hostile file from starting
+/// millions.
 const MAX_STREAMS: usize = 64;
 /// What a launch can tell apart of its results, see [`crate::kernel::Call`].
 const MAX_RESULTS: usize = 62;
@@ -44,32 +51,49 @@ pub fn validate(artifact: &Artifact) -> Result<(), Error> {
     races::check(artifact)
 }
 
-/// The artifact as a whole: few enough streams, pools that the address space can hold, a summary that says the truth.
+/// The artifact as a whole: few enough streams, pools that the address space can hold, a summary
+/// that says the truth.
 fn whole(artifact: &Artifact) -> Result<(), Error> {
     if MAX_STREAMS < artifact.streams.len() {
-        return invalid(format!("{} streams; {MAX_STREAMS} at most", artifact.streams.len()));
+        return invalid(format!(
+            "{} streams; {MAX_STREAMS} at most",
+            artifact.streams.len()
+        ));
     }
-    let total = artifact.pools.iter().try_fold(0_u64, |sum, pool| sum.checked_add(pool.bytes));
+    let total = artifact
+        .pools
+        .iter()
+        .try_fold(0_u64, |sum, pool| sum.checked_add(pool.bytes));
     if total.is_none_or(|total| isize::MAX as u64 <= total) {
         return invalid("its pools are larger than any memory".into());
     }
-    let (planned, pool) = (artifact.summary.planned_peak_bytes, artifact.pools.first().map_or(0, |p| p.bytes));
+    let (planned, pool) = (
+        artifact.summary.planned_peak_bytes,
+        artifact.pools.first().map_or(0, |p| p.bytes),
+    );
     if planned != pool {
-        return invalid(format!("its summary promises a peak of {planned} bytes, the device pool has {pool}"));
+        return invalid(format!(
+            "its summary promises a peak of {planned} bytes, the device pool has {pool}"
+        ));
     }
     match artifact.events as usize <= artifact.commands.len() {
         true => Ok(()),
-        false => invalid(format!("{} events and only {} commands", artifact.events, artifact.commands.len())),
+        false => invalid(format!(
+            "{} events and only {} commands",
+            artifact.events,
+            artifact.commands.len()
+        )),
     }
 }
 
-/// What the host sees: tensors in their pools, names that name one thing, initial data that exist. Inputs and states
-/// share no byte: to write the one would destroy the other.
+/// What the host sees: tensors in their pools, names that name one thing, initial data that exist.
+/// Inputs and states share no byte: to write the one would destroy the other.
 fn bindings(artifact: &Artifact) -> Result<(), Error> {
     let mut entry: Vec<(Access, &str)> = Vec::new();
     let mut names = BTreeSet::new();
     for input in &artifact.inputs {
-        tensor(artifact, &input.operand).or_else(|e| invalid(format!("input {}: {e}", input.name)))?;
+        tensor(artifact, &input.operand)
+            .or_else(|e| invalid(format!("input {}: {e}", input.name)))?;
         entry.extend(Access::of(&input.operand, true).map(|access| (access, &*input.name)));
         if !names.insert(&*input.name) {
             return invalid(format!("two inputs are called {}", input.name));
@@ -77,7 +101,8 @@ fn bindings(artifact: &Artifact) -> Result<(), Error> {
     }
     names.clear();
     for output in &artifact.outputs {
-        tensor(artifact, &output.operand).or_else(|e| invalid(format!("output {}: {e}", output.name)))?;
+        tensor(artifact, &output.operand)
+            .or_else(|e| invalid(format!("output {}: {e}", output.name)))?;
         if !names.insert(&*output.name) {
             return invalid(format!("two outputs are called {}", output.name));
         }
@@ -85,27 +110,43 @@ fn bindings(artifact: &Artifact) -> Result<(), Error> {
     names.clear();
     for state in &artifact.states {
         let path = &*state.path;
-        let bytes = tensor(artifact, &state.operand).or_else(|e| invalid(format!("state {path}: {e}")))?;
+        let bytes =
+            tensor(artifact, &state.operand).or_else(|e| invalid(format!("state {path}: {e}")))?;
         entry.extend(Access::of(&state.operand, true).map(|access| (access, path)));
         if !names.insert(path) {
             return invalid(format!("two states are called {path}"));
         }
-        if let Initial::Data { start, bytes: given } = state.initial {
-            let fits = given == bytes && start.checked_add(given).is_some_and(|end| end <= artifact.data.len() as u64);
+        if let Initial::Data {
+            start,
+            bytes: given,
+        } = state.initial
+        {
+            let fits = given == bytes
+                && start
+                    .checked_add(given)
+                    .is_some_and(|end| end <= artifact.data.len() as u64);
             if !fits {
                 return invalid(format!(
-                    "state {path} has {bytes} bytes and starts from {given} at {start} of {} bytes of data",
+                    "state {path} has {bytes} bytes and starts from {given} at {start} of {} \
+                     bytes of data",
                     artifact.data.len()
                 ));
             }
         }
-        if state.kind == StateKind::Rng && (state.operand.dtype != DType::I64 || state.operand.shape != [2]) {
-            return invalid(format!("state {path} is a random state and should be i64[2]: seed and step"));
+        if state.kind == StateKind::Rng
+            && (state.operand.dtype != DType::I64 || state.operand.shape != [2])
+        {
+            return invalid(format!(
+                "state {path} is a random state and should be i64[2]: seed and step"
+            ));
         }
     }
     entry.sort_by_key(|(access, _)| (access.pool, access.start));
     match entry.windows(2).find(|pair| pair[0].0.overlaps(&pair[1].0)) {
-        Some(pair) => invalid(format!("{} and {} share bytes between steps", pair[0].1, pair[1].1)),
+        Some(pair) => invalid(format!(
+            "{} and {} share bytes between steps",
+            pair[0].1, pair[1].1
+        )),
         None => Ok(()),
     }
 }
@@ -113,14 +154,27 @@ fn bindings(artifact: &Artifact) -> Result<(), Error> {
 /// One command for itself.
 fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
     let Some(line) = artifact.lines.get(command.line as usize) else {
-        return invalid(format!("a command belongs to line {} of {}", command.line, artifact.lines.len()));
+        return invalid(format!(
+            "a command belongs to line {} of {}",
+            command.line,
+            artifact.lines.len()
+        ));
     };
     let at = |e: String| Error::Invalid(format!("line {}: {e}", line.name));
     if artifact.streams.len() <= command.stream as usize {
-        return Err(at(format!("stream {} of {}", command.stream, artifact.streams.len())));
+        return Err(at(format!(
+            "stream {} of {}",
+            command.stream,
+            artifact.streams.len()
+        )));
     }
     match &command.kind {
-        CommandKind::Launch { kernel, ins, outs, scratch } => {
+        CommandKind::Launch {
+            kernel,
+            ins,
+            outs,
+            scratch,
+        } => {
             let Some(kernel) = artifact.kernels.get(*kernel as usize) else {
                 return Err(at(format!("kernel {kernel} of {}", artifact.kernels.len())));
             };
@@ -129,15 +183,22 @@ fn command(artifact: &Artifact, command: &Command) -> Result<(), Error> {
         &CommandKind::Copy { src, dst, bytes } => {
             place(artifact, src, bytes).map_err(at)?;
             place(artifact, dst, bytes).map_err(at)?;
-            match (Access::new(src, bytes, false), Access::new(dst, bytes, true)) {
-                (Some(src), Some(dst)) if src.overlaps(&dst) => Err(at("copies bytes onto themselves".into())),
+            match (
+                Access::new(src, bytes, false),
+                Access::new(dst, bytes, true),
+            ) {
+                (Some(src), Some(dst)) if src.overlaps(&dst) => {
+                    Err(at("copies bytes onto themselves".into()))
+                }
                 _ => Ok(()),
             }
         }
-        &CommandKind::Record { event } | &CommandKind::Wait { event, .. } => match event < artifact.events {
-            true => Ok(()),
-            false => Err(at(format!("event {event} of {}", artifact.events))),
-        },
+        &CommandKind::Record { event } | &CommandKind::Wait { event, .. } => {
+            match event < artifact.events {
+                true => Ok(()),
+                false => Err(at(format!("event {event} of {}", artifact.events))),
+            }
+        }
     }
 }
 
@@ -161,13 +222,23 @@ pub(crate) fn launch(
             _ => None,
         });
         let called = name.map_or_else(|| op.to_string(), |name| format!("{op} {name}"));
-        return Err(Error::Unsupported(format!("{called} (line {line}): there is no kernel for it")));
+        return Err(Error::Unsupported(format!(
+            "{called} (line {line}): there is no kernel for it"
+        )));
     };
     places(artifact, ins, outs, scratch).map_err(at)?;
-    // Whatever shapes and attributes a file invents: a check that meets one it did not think of must not end the process.
-    let signature = Signature { attrs: &kernel.attrs, ins, outs, scratch: scratch.map_or(0, |range| range.bytes) };
+    // Whatever shapes and attributes a file invents: a check that meets one it did not think of
+    // must not end the process.
+    let signature = Signature {
+        attrs: &kernel.attrs,
+        ins,
+        outs,
+        scratch: scratch.map_or(0, |range| range.bytes),
+    };
     let checked = catch_unwind(AssertUnwindSafe(|| found.check(&signature)));
-    checked.unwrap_or_else(|_| Err("its check panicked".into())).map_err(at)?;
+    checked
+        .unwrap_or_else(|_| Err("its check panicked".into()))
+        .map_err(at)?;
 
     disjoint(ins, outs, scratch, |pair| found.inplace.contains(&pair)).map_err(at)
 }
@@ -190,26 +261,43 @@ fn launch_code(
     }
     let has = scratch.map_or(0, |range| range.bytes);
     if has < code.scratch {
-        return Err(format!("its kernel needs {} bytes of scratch, has {has}", code.scratch));
+        return Err(format!(
+            "its kernel needs {} bytes of scratch, has {has}",
+            code.scratch
+        ));
     }
     if artifact.objects.len() <= code.object as usize {
-        return Err(format!("object {} of {}", code.object, artifact.objects.len()));
+        return Err(format!(
+            "object {} of {}",
+            code.object,
+            artifact.objects.len()
+        ));
     }
-    disjoint(ins, outs, scratch, |(i, j)| code.inplace.contains(&(i as u32, j as u32)))
+    disjoint(ins, outs, scratch, |(i, j)| {
+        code.inplace.contains(&(i as u32, j as u32))
+    })
 }
 
 /// Whether operands, results and scratch lie in their pools.
-fn places(artifact: &Artifact, ins: &[Operand], outs: &[Operand], scratch: Option<Range>) -> Result<(), String> {
+fn places(
+    artifact: &Artifact,
+    ins: &[Operand],
+    outs: &[Operand],
+    scratch: Option<Range>,
+) -> Result<(), String> {
     if MAX_RESULTS < outs.len() {
         return Err(format!("{} results; {MAX_RESULTS} at most", outs.len()));
     }
     for operand in ins.iter().chain(outs) {
         tensor(artifact, operand)?;
     }
-    scratch.map_or(Ok(()), |Range { place, bytes }| self::place(artifact, place, bytes))
+    scratch.map_or(Ok(()), |Range { place, bytes }| {
+        self::place(artifact, place, bytes)
+    })
 }
 
-/// Whether results and scratch share no bytes with each other, and with operands only where the kernel allows it.
+/// Whether results and scratch share no bytes with each other, and with operands only where the
+/// kernel allows it.
 fn disjoint(
     ins: &[Operand],
     outs: &[Operand],
@@ -219,7 +307,9 @@ fn disjoint(
     let scratch = scratch.and_then(|Range { place, bytes }| Access::new(place, bytes, true));
     let mut written: Vec<Access> = scratch.into_iter().collect();
     for (j, y) in outs.iter().enumerate() {
-        let Some(write) = Access::of(y, true) else { continue };
+        let Some(write) = Access::of(y, true) else {
+            continue;
+        };
         if written.iter().any(|other| other.overlaps(&write)) {
             return Err(format!("result {j} overlaps another result or the scratch"));
         }
@@ -227,7 +317,9 @@ fn disjoint(
         for (i, x) in ins.iter().enumerate() {
             let overlaps = Access::of(x, false).is_some_and(|read| read.overlaps(&write));
             if overlaps && !(x == y && inplace((i, j))) {
-                return Err(format!("result {j} overlaps operand {i}, and they are no in-place pair"));
+                return Err(format!(
+                    "result {j} overlaps operand {i}, and they are no in-place pair"
+                ));
             }
         }
     }
@@ -250,8 +342,14 @@ fn events(artifact: &Artifact) -> Result<(), Error> {
                 return invalid(format!("line {}: event {event} is recorded twice", line()));
             }
             CommandKind::Record { event } => recorded[event as usize] = true,
-            CommandKind::Wait { event, previous: false } if !recorded[event as usize] => {
-                return invalid(format!("line {}: waits for event {event} before it is recorded", line()));
+            CommandKind::Wait {
+                event,
+                previous: false,
+            } if !recorded[event as usize] => {
+                return invalid(format!(
+                    "line {}: waits for event {event} before it is recorded",
+                    line()
+                ));
             }
             _ => {}
         }
@@ -264,12 +362,23 @@ fn events(artifact: &Artifact) -> Result<(), Error> {
 
 /// A tensor's size in bytes, if it lies in its pool.
 fn tensor(artifact: &Artifact, operand: &Operand) -> Result<u64, String> {
-    // Kernels multiply dimensions in other orders too, and a zero among them must not hide that the rest overflows.
-    let ones = operand.shape.iter().try_fold(operand.dtype.bytes(), |bytes, &d| bytes.checked_mul(d.max(1)));
+    // Kernels multiply dimensions in other orders too, and a zero among them must not hide that the
+    // rest overflows.
+    let ones = operand
+        .shape
+        .iter()
+        .try_fold(operand.dtype.bytes(), |bytes, &d| {
+            bytes.checked_mul(d.max(1))
+        });
     if ones.is_none_or(|ones| isize::MAX as u64 <= ones) {
-        return Err(format!("a shape of {:?} is beyond any memory", operand.shape));
+        return Err(format!(
+            "a shape of {:?} is beyond any memory",
+            operand.shape
+        ));
     }
-    let bytes = operand.bytes().ok_or_else(|| format!("a shape of {:?} is beyond any memory", operand.shape))?;
+    let bytes = operand
+        .bytes()
+        .ok_or_else(|| format!("a shape of {:?} is beyond any memory", operand.shape))?;
     place(artifact, operand.place, bytes)?;
     Ok(bytes)
 }
@@ -281,11 +390,17 @@ fn place(artifact: &Artifact, place: Place, bytes: u64) -> Result<(), String> {
         return Err(format!("pool {pool} of {}", artifact.pools.len()));
     };
     if !offset.is_multiple_of(ALIGN) {
-        return Err(format!("offset {offset} in pool {} is not a multiple of {ALIGN}", pool.name));
+        return Err(format!(
+            "offset {offset} in pool {} is not a multiple of {ALIGN}",
+            pool.name
+        ));
     }
     match offset.checked_add(bytes) {
         Some(end) if end <= pool.bytes => Ok(()),
-        _ => Err(format!("{bytes} bytes at {offset} leave pool {}, which has {}", pool.name, pool.bytes)),
+        _ => Err(format!(
+            "{bytes} bytes at {offset} leave pool {}, which has {}",
+            pool.name, pool.bytes
+        )),
     }
 }
 

@@ -1,11 +1,12 @@
-//! In steady state a step allocates nothing, in any thread. Alone in its binary: the counter counts everybody.
+//! In steady state a step allocates nothing, in any thread. Alone in its binary: the counter counts
+//! everybody.
 
 mod common;
 mod counting;
 
 use common::*;
 use counting::ALLOCATIONS;
-use runtime::{Machine, Options};
+use lighterage_runtime::{Machine, Options};
 use std::sync::atomic::Ordering;
 
 #[test]
@@ -16,7 +17,13 @@ fn steps_allocate_nothing() {
 
 fn small_steps() {
     let (x, mut out) = (floats(1.0), [0; 64]);
-    for options in [Options::default(), Options { link_bandwidth: Some(1e6), ..Options::default() }] {
+    for options in [
+        Options::default(),
+        Options {
+            link_bandwidth: Some(1e6),
+            ..Options::default()
+        },
+    ] {
         let mut machine = Machine::new(offloading(), options).unwrap();
         let mut step = || {
             machine.write_input("x", &x).unwrap();
@@ -32,9 +39,17 @@ fn small_steps() {
 }
 
 fn shared_updates() {
-    let g: Vec<u8> = (0..PARAMETERS).flat_map(|i| (i as f32).to_le_bytes()).collect();
-    let hyper: Vec<u8> = [1e-3f64, 0.0, 0.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-    let options = Options { threads: Some(3), ..Options::default() };
+    let g: Vec<u8> = (0..PARAMETERS)
+        .flat_map(|i| (i as f32).to_le_bytes())
+        .collect();
+    let hyper: Vec<u8> = [1e-3f64, 0.0, 0.0]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let options = Options {
+        threads: Some(3),
+        ..Options::default()
+    };
     let mut machine = Machine::new(updating("host"), options).unwrap();
     let mut step = || {
         machine.write_input("g", &g).unwrap();

@@ -1,4 +1,5 @@
-//! Kernels allocate nothing after their first run. Alone in its binary: the counter counts everybody.
+//! Kernels allocate nothing after their first run. Alone in its binary: the counter counts
+//! everybody.
 
 mod counting;
 
@@ -8,8 +9,8 @@ mod generate;
 
 use counting::ALLOCATIONS;
 use generate::{Rng, SCRATCH_BYTES, case_of};
-use runtime::kernels::KERNELS;
-use runtime::kernels::owned::{OwnedTensor, Run};
+use lighterage_runtime::kernels::KERNELS;
+use lighterage_runtime::kernels::owned::{OwnedTensor, Run};
 use std::sync::atomic::Ordering;
 
 #[test]
@@ -18,12 +19,16 @@ fn kernels_allocate_nothing() {
         for seed in 0..20 {
             let case = case_of(kernel.name, &mut Rng(seed));
             let ins: Vec<&OwnedTensor> = case.ins.iter().collect();
-            let mut run = Run::new(case.op, &case.attrs, &ins, &case.outs, SCRATCH_BYTES, &[]).unwrap();
+            let mut run =
+                Run::new(case.op, &case.attrs, &ins, &case.outs, SCRATCH_BYTES, &[]).unwrap();
             // The first run may: products keep a workspace for each thread.
             run.run().unwrap();
             let mut marks = Vec::with_capacity(2);
-            run.run_between(|| marks.push(ALLOCATIONS.load(Ordering::SeqCst))).unwrap();
-            let [before, after] = marks[..] else { panic!("two marks") };
+            run.run_between(|| marks.push(ALLOCATIONS.load(Ordering::SeqCst)))
+                .unwrap();
+            let [before, after] = marks[..] else {
+                panic!("two marks")
+            };
             assert_eq!(before, after, "{} allocates: {:?}", case.op, case.outs);
         }
     }

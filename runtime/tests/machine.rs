@@ -4,7 +4,7 @@ mod common;
 
 use artifact::*;
 use common::*;
-use runtime::{Error, Machine, Options, StateInit};
+use lighterage_runtime::{Error, Machine, Options, StateInit};
 use std::time::{Duration, Instant};
 
 fn machine(artifact: Artifact, options: Options) -> Machine {
@@ -12,7 +12,10 @@ fn machine(artifact: Artifact, options: Options) -> Machine {
 }
 
 fn shuffled(seed: u64) -> Options {
-    Options { shuffle: Some(seed), ..Options::default() }
+    Options {
+        shuffle: Some(seed),
+        ..Options::default()
+    }
 }
 
 /// Runs `n` steps of `offloading` and returns out and w.
@@ -22,7 +25,10 @@ fn offload(options: Options, n: usize) -> (f32, f32) {
         machine.write_input("x", &floats(step as f32)).unwrap();
         machine.step().unwrap();
     }
-    let (out, w) = (machine.read_output("out").unwrap(), machine.read_state("w").unwrap());
+    let (out, w) = (
+        machine.read_output("out").unwrap(),
+        machine.read_state("w").unwrap(),
+    );
     assert!(values(&out).iter().all(|&y| y == values(&out)[0]));
     (values(&out)[0], values(&w)[0])
 }
@@ -34,7 +40,11 @@ fn streams_compute_what_the_list_says() {
     for n in [1, 2, 100] {
         let xs: f32 = (0..n).map(|x| x as f32).sum();
         let last = (n - 1) as f32;
-        assert_eq!(offload(Options::default(), n), (2.0 * (1.0 + xs), 1.0 + xs), "{n} steps, last x {last}");
+        assert_eq!(
+            offload(Options::default(), n),
+            (2.0 * (1.0 + xs), 1.0 + xs),
+            "{n} steps, last x {last}"
+        );
     }
 }
 
@@ -68,7 +78,10 @@ fn the_host_waits_its_turn() {
     let mut machine = machine(offloading(), Options::default());
     machine.write_input("x", &floats(1.0)).unwrap();
     machine.launch().unwrap();
-    for refused in [machine.read_output("out").err(), machine.write_input("x", &floats(2.0)).err()] {
+    for refused in [
+        machine.read_output("out").err(),
+        machine.write_input("x", &floats(2.0)).err(),
+    ] {
         assert!(matches!(refused, Some(Error::Host(why)) if why.contains("wait")));
     }
     machine.wait().unwrap();
@@ -77,21 +90,43 @@ fn the_host_waits_its_turn() {
 
 #[test]
 fn a_machine_may_be_dropped_while_it_runs() {
-    let options = Options { link_bandwidth: Some(64.0), ..Options::default() };
+    let options = Options {
+        link_bandwidth: Some(64.0),
+        ..Options::default()
+    };
     let mut machine = machine(offloading(), options);
     machine.write_input("x", &floats(1.0)).unwrap();
     machine.launch().unwrap();
     machine.launch().unwrap();
 }
 
-/// What was never written is NaN, what was read for the last time becomes NaN; an ordinary run has it zero or stale.
+/// What was never written is NaN, what was read for the last time becomes NaN; an ordinary run has
+/// it zero or stale.
 #[test]
 fn shuffled_runs_show_reads_of_dead_bytes() {
     let plan = |place: u64| {
         let mut p = Plan::new(5, 0, &["compute"]);
-        p.run(0, "a", "add", &[at(DEVICE, 0), at(DEVICE, 0)], &[at(DEVICE, 1)]);
-        p.run(0, "b", "add", &[at(DEVICE, 1), at(DEVICE, 1)], &[at(DEVICE, 2)]);
-        p.run(0, "c", "add", &[at(DEVICE, 2), at(DEVICE, place)], &[at(DEVICE, 3)]);
+        p.run(
+            0,
+            "a",
+            "add",
+            &[at(DEVICE, 0), at(DEVICE, 0)],
+            &[at(DEVICE, 1)],
+        );
+        p.run(
+            0,
+            "b",
+            "add",
+            &[at(DEVICE, 1), at(DEVICE, 1)],
+            &[at(DEVICE, 2)],
+        );
+        p.run(
+            0,
+            "c",
+            "add",
+            &[at(DEVICE, 2), at(DEVICE, place)],
+            &[at(DEVICE, 3)],
+        );
         p.input("x", at(DEVICE, 0));
         p.output("y", at(DEVICE, 3));
         p.0
@@ -110,16 +145,34 @@ fn shuffled_runs_show_reads_of_dead_bytes() {
 #[test]
 fn inputs_that_a_step_overwrites_are_written_before_each() {
     let mut p = Plan::new(1, 0, &["compute"]);
-    p.run(0, "a", "add", &[at(DEVICE, 0), at(DEVICE, 0)], &[at(DEVICE, 0)]);
+    p.run(
+        0,
+        "a",
+        "add",
+        &[at(DEVICE, 0), at(DEVICE, 0)],
+        &[at(DEVICE, 0)],
+    );
     p.input("x", at(DEVICE, 0));
     p.output("y", at(DEVICE, 0));
     for options in [Options::default(), shuffled(1)] {
         let mut machine = machine(p.0.clone(), options);
-        assert!(machine.step().unwrap_err().to_string().contains("input x must be written"));
+        assert!(
+            machine
+                .step()
+                .unwrap_err()
+                .to_string()
+                .contains("input x must be written")
+        );
         machine.write_input("x", &floats(3.0)).unwrap();
         machine.step().unwrap();
         assert_eq!(values(&machine.read_output("y").unwrap())[0], 6.0);
-        assert!(machine.step().unwrap_err().to_string().contains("input x must be written"));
+        assert!(
+            machine
+                .step()
+                .unwrap_err()
+                .to_string()
+                .contains("input x must be written")
+        );
     }
 }
 
@@ -131,20 +184,31 @@ fn the_measured_peak_is_what_was_touched() {
     exact.write_input("x", &floats(1.0)).unwrap();
     exact.step().unwrap();
     assert_eq!(exact.measured_peak_bytes(), 4 * 64);
-    assert_eq!(exact.device_pool_bytes(), exact.summary().planned_peak_bytes);
+    assert_eq!(
+        exact.device_pool_bytes(),
+        exact.summary().planned_peak_bytes
+    );
     // A pool that is larger than the plan needs is found out.
     artifact.pools[0].bytes += 64;
     artifact.summary.planned_peak_bytes += 64;
     let mut loose = machine(artifact, Options::default());
     loose.write_input("x", &floats(1.0)).unwrap();
     loose.step().unwrap();
-    assert_eq!((loose.measured_peak_bytes(), loose.device_pool_bytes()), (4 * 64, 5 * 64));
+    assert_eq!(
+        (loose.measured_peak_bytes(), loose.device_pool_bytes()),
+        (4 * 64, 5 * 64)
+    );
 }
 
 #[test]
 fn states_without_a_value_are_asked_for_by_name() {
     let mut p = Plan::new(4, 0, &["compute"]);
-    p.state("fc.weight", StateKind::Param, at(DEVICE, 0), Initial::Absent);
+    p.state(
+        "fc.weight",
+        StateKind::Param,
+        at(DEVICE, 0),
+        Initial::Absent,
+    );
     p.state("fc.bias", StateKind::Param, at(DEVICE, 1), Initial::Absent);
     let mut table = at(DEVICE, 2);
     table.shape = vec![4, 4];
@@ -152,8 +216,16 @@ fn states_without_a_value_are_asked_for_by_name() {
     p.state("mean", StateKind::Buffer, at(DEVICE, 3), Initial::Absent);
     let mut machine = machine(p.0, Options::default());
     let why = machine.step().unwrap_err().to_string();
-    assert!(why.contains("state fc.weight has no value, nor do 3 others"), "{why}");
-    machine.initialise(&StateInit { seed: 1, std: Some(0.5) }).unwrap();
+    assert!(
+        why.contains("state fc.weight has no value, nor do 3 others"),
+        "{why}"
+    );
+    machine
+        .initialise(&StateInit {
+            seed: 1,
+            std: Some(0.5),
+        })
+        .unwrap();
     let why = machine.step().unwrap_err().to_string();
     assert!(why.contains("state mean has no value:"), "{why}");
     machine.write_state("mean", &floats(0.0)).unwrap();
@@ -163,26 +235,47 @@ fn states_without_a_value_are_asked_for_by_name() {
     let table = machine.read_state("table").unwrap();
     assert!(values(&table).iter().all(|x| *x != 0.0 && x.abs() < 5.0));
     // The same seed gives the same values, and leaves alone what has some.
-    machine.initialise(&StateInit { seed: 2, std: Some(0.5) }).unwrap();
+    machine
+        .initialise(&StateInit {
+            seed: 2,
+            std: Some(0.5),
+        })
+        .unwrap();
     assert_eq!(machine.read_state("table").unwrap(), table);
 }
 
 #[test]
 fn random_states_start_from_the_seed() {
     let mut p = Plan::new(1, 0, &["compute"]);
-    let rng = Operand { place: Place { pool: 0, offset: 0 }, dtype: DType::I64, shape: vec![2] };
+    let rng = Operand {
+        place: Place { pool: 0, offset: 0 },
+        dtype: DType::I64,
+        shape: vec![2],
+    };
     p.state("rng", StateKind::Rng, rng, Initial::Absent);
     let mut machine = machine(p.0, Options::default());
-    machine.initialise(&StateInit { seed: 77, std: None }).unwrap();
-    assert_eq!(machine.read_state("rng").unwrap(), [77_u64, 0].map(u64::to_le_bytes).concat());
+    machine
+        .initialise(&StateInit {
+            seed: 77,
+            std: None,
+        })
+        .unwrap();
+    assert_eq!(
+        machine.read_state("rng").unwrap(),
+        [77_u64, 0].map(u64::to_le_bytes).concat()
+    );
 }
 
 /// A paced copy takes at least its time, whatever else takes longer.
 #[test]
 fn a_slow_link_can_be_played() {
-    // Two copies to the device of 64 bytes each and two back, one after the other in each direction: 20 ms each way.
-    let options =
-        Options { link_bandwidth: Some(64.0 / 0.009), link_latency: Duration::from_millis(1), ..Options::default() };
+    // Two copies to the device of 64 bytes each and two back, one after the other in each
+    // direction: 20 ms each way.
+    let options = Options {
+        link_bandwidth: Some(64.0 / 0.009),
+        link_latency: Duration::from_millis(1),
+        ..Options::default()
+    };
     let mut machine = machine(offloading(), options);
     machine.write_input("x", &floats(1.0)).unwrap();
     let start = Instant::now();
@@ -195,8 +288,14 @@ fn a_slow_link_can_be_played() {
 #[test]
 fn a_link_without_a_pace_is_refused() {
     for bandwidth in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let options = Options { link_bandwidth: Some(bandwidth), ..Options::default() };
-        assert!(matches!(Machine::new(offloading(), options), Err(Error::Host(_))), "{bandwidth}");
+        let options = Options {
+            link_bandwidth: Some(bandwidth),
+            ..Options::default()
+        };
+        assert!(
+            matches!(Machine::new(offloading(), options), Err(Error::Host(_))),
+            "{bandwidth}"
+        );
     }
 }
 
@@ -205,7 +304,14 @@ fn traces_tell_what_ran() {
     for shuffle in [None, Some(3)] {
         let mut artifact = offloading();
         artifact.lines[0].name = "x \"quoted\"\\\n".into();
-        let mut machine = machine(artifact, Options { trace: true, shuffle, ..Options::default() });
+        let mut machine = machine(
+            artifact,
+            Options {
+                trace: true,
+                shuffle,
+                ..Options::default()
+            },
+        );
         for _ in 0..200 {
             machine.write_input("x", &floats(1.0)).unwrap();
             machine.step().unwrap();
@@ -217,20 +323,43 @@ fn traces_tell_what_ran() {
             .map(|s| s.line)
             .collect();
         assert_eq!(last, ["y", "w'", "z"]);
-        assert!(spans.iter().all(|s| 0.0 <= s.duration_us && 0.0 <= s.start_us));
-        assert!(spans.windows(2).all(|w| w[0].stream != w[1].stream || w[0].start_us <= w[1].start_us));
+        assert!(
+            spans
+                .iter()
+                .all(|s| 0.0 <= s.duration_us && 0.0 <= s.start_us)
+        );
+        assert!(
+            spans
+                .windows(2)
+                .all(|w| w[0].stream != w[1].stream || w[0].start_us <= w[1].start_us)
+        );
         // The first steps made room.
         assert!(spans.iter().all(|s| 1 < s.step));
-        let y = spans.iter().find(|s| s.line == "y" && s.why != "wait").unwrap();
+        let y = spans
+            .iter()
+            .find(|s| s.line == "y" && s.why != "wait")
+            .unwrap();
         assert_eq!((y.why, y.bytes), ("run", 192));
 
-        let path = std::env::temp_dir().join(format!("lighterage-trace-{}-{shuffle:?}.json", std::process::id()));
+        let path = std::env::temp_dir().join(format!(
+            "lighterage-trace-{}-{shuffle:?}.json",
+            std::process::id()
+        ));
         machine.write_trace(&path).unwrap();
-        let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         std::fs::remove_file(&path).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
-        assert!(events.iter().any(|e| e["ph"] == "M" && e["args"]["name"] == "d2h"));
-        assert!(events.iter().any(|e| e["ph"] == "X" && e["name"] == "x \"quoted\"\\\n" && e["cat"] == "feed"));
+        assert!(
+            events
+                .iter()
+                .any(|e| e["ph"] == "M" && e["args"]["name"] == "d2h")
+        );
+        assert!(
+            events
+                .iter()
+                .any(|e| e["ph"] == "X" && e["name"] == "x \"quoted\"\\\n" && e["cat"] == "feed")
+        );
     }
 }
 
@@ -238,11 +367,27 @@ fn traces_tell_what_ran() {
 #[test]
 fn a_failed_step_stops_the_machine() {
     let mut p = Plan::new(4, 0, &["compute", "other"]);
-    let table = Operand { shape: vec![16, 1], ..at(DEVICE, 0) };
-    let tokens = Operand { dtype: DType::I64, shape: vec![8], ..at(DEVICE, 1) };
-    let rows = Operand { shape: vec![8, 1], ..at(DEVICE, 2) };
+    let table = Operand {
+        shape: vec![16, 1],
+        ..at(DEVICE, 0)
+    };
+    let tokens = Operand {
+        dtype: DType::I64,
+        shape: vec![8],
+        ..at(DEVICE, 1)
+    };
+    let rows = Operand {
+        shape: vec![8, 1],
+        ..at(DEVICE, 2)
+    };
     p.wait(0, 1, true);
-    p.run(0, "wte", "embedding", &[table.clone(), tokens.clone()], std::slice::from_ref(&rows));
+    p.run(
+        0,
+        "wte",
+        "embedding",
+        &[table.clone(), tokens.clone()],
+        std::slice::from_ref(&rows),
+    );
     p.record(0);
     p.wait(1, 0, false);
     p.copy(1, "rows", "run", rows, at(DEVICE, 3));
@@ -250,12 +395,20 @@ fn a_failed_step_stops_the_machine() {
     p.state("wte.weight", StateKind::Param, table, Initial::Zeros);
     p.input("tokens", tokens);
     for shuffle in [None, Some(1)] {
-        let mut machine = machine(p.0.clone(), Options { shuffle, ..Options::default() });
+        let mut machine = machine(
+            p.0.clone(),
+            Options {
+                shuffle,
+                ..Options::default()
+            },
+        );
         machine.write_input("tokens", &[0; 64]).unwrap();
         machine.step().unwrap();
         machine.write_input("tokens", &[1; 64]).unwrap();
         let failure = machine.step().unwrap_err();
-        let Error::Failed { line, why } = &failure else { panic!("{failure}") };
+        let Error::Failed { line, why } = &failure else {
+            panic!("{failure}")
+        };
         assert_eq!(line, "wte");
         assert!(why.contains("0..16"), "{why}");
         assert_eq!(machine.step().unwrap_err(), failure);
@@ -286,7 +439,9 @@ fn a_pool_beyond_all_memory_is_an_error() {
     let mut artifact = offloading();
     artifact.pools[1].bytes = 1 << 62;
     match Machine::new(artifact, Options::default()) {
-        Err(Error::Resources(why)) => assert_eq!(why, "no memory for pool host: 4611686018427387904 bytes"),
+        Err(Error::Resources(why)) => {
+            assert_eq!(why, "no memory for pool host: 4611686018427387904 bytes")
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -294,9 +449,13 @@ fn a_pool_beyond_all_memory_is_an_error() {
 /// Threads share an update on either stream, and give the bits that one gives.
 #[test]
 fn shared_updates_are_the_same() {
-    let bytes = |x: &mut dyn Iterator<Item = f32>| -> Vec<u8> { x.flat_map(|x| x.to_le_bytes()).collect() };
+    let bytes =
+        |x: &mut dyn Iterator<Item = f32>| -> Vec<u8> { x.flat_map(|x| x.to_le_bytes()).collect() };
     let g = bytes(&mut (0..PARAMETERS).map(|i| (i as f32 * 0.37).sin()));
-    let hyper: Vec<u8> = [1e-3f64, 0.0, 0.1].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let hyper: Vec<u8> = [1e-3f64, 0.0, 0.1]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
     let run = |stream, options| {
         let mut machine = machine(updating(stream), options);
         for _ in 0..3 {
@@ -306,7 +465,10 @@ fn shared_updates_are_the_same() {
         }
         machine.read_state("w").unwrap()
     };
-    let threads = |n| Options { threads: Some(n), ..Options::default() };
+    let threads = |n| Options {
+        threads: Some(n),
+        ..Options::default()
+    };
     let expected = run("compute", threads(1));
     assert!(expected.iter().any(|&byte| byte != 0));
     for stream in ["host", "compute"] {

@@ -1,12 +1,12 @@
-//! Random plans: what `validate` says of races is what the definition says, and plans that it lets pass compute the same
-//! on one stream, on many, and shuffled.
+//! Random plans: what `validate` says of races is what the definition says, and plans that it lets
+//! pass compute the same on one stream, on many, and shuffled.
 
 mod common;
 
 use artifact::*;
 use common::*;
 use proptest::prelude::*;
-use runtime::{Machine, Options, validate};
+use lighterage_runtime::{Machine, Options, validate};
 
 const STATES: u64 = 3;
 const PLACES: u64 = 6;
@@ -14,12 +14,19 @@ const PLACES: u64 = 6;
 /// A command before it has waits: stream, two operands, a result.
 type Draft = (u32, u64, u64, u64);
 
-/// What a draft reads and writes. Places that are no states are read only once they are written in the step.
+/// What a draft reads and writes. Places that are no states are read only once they are written in
+/// the step.
 fn settle(drafts: &[Draft]) -> Vec<Draft> {
     let mut written = [false; PLACES as usize];
     let mut settled = Vec::new();
     for &(stream, a, b, y) in drafts {
-        let readable = |x: u64| if STATES <= x && !written[x as usize] { x % STATES } else { x };
+        let readable = |x: u64| {
+            if STATES <= x && !written[x as usize] {
+                x % STATES
+            } else {
+                x
+            }
+        };
         settled.push((stream, readable(a), readable(b), y));
         written[y as usize] = true;
     }
@@ -31,7 +38,8 @@ fn conflict(x: Draft, y: Draft) -> bool {
     reads(x).contains(&y.3) || reads(y).contains(&x.3)
 }
 
-/// Every command records an event and waits for all it conflicts with, but for those waits that `dropped` names.
+/// Every command records an event and waits for all it conflicts with, but for those waits that
+/// `dropped` names.
 fn plan(drafts: &[Draft], dropped: &[prop::sample::Index]) -> Artifact {
     let mut p = Plan::new(PLACES, 0, &["a", "b", "c"]);
     for (i, &(stream, a, b, y)) in drafts.iter().enumerate() {
@@ -40,41 +48,69 @@ fn plan(drafts: &[Draft], dropped: &[prop::sample::Index]) -> Artifact {
                 p.wait(stream, j as u32, i <= j);
             }
         }
-        p.run(stream, &format!("{i}"), "add", &[at(DEVICE, a), at(DEVICE, b)], &[at(DEVICE, y)]);
+        p.run(
+            stream,
+            &format!("{i}"),
+            "add",
+            &[at(DEVICE, a), at(DEVICE, b)],
+            &[at(DEVICE, y)],
+        );
         p.record(stream);
     }
     for index in dropped {
         let waits = |c: &Command| matches!(c.kind, CommandKind::Wait { .. });
-        let waits: Vec<usize> = (0..p.0.commands.len()).filter(|&i| waits(&p.0.commands[i])).collect();
+        let waits: Vec<usize> = (0..p.0.commands.len())
+            .filter(|&i| waits(&p.0.commands[i]))
+            .collect();
         if !waits.is_empty() {
             p.0.commands.remove(waits[index.index(waits.len())]);
         }
     }
     p.0.data = (0..STATES).flat_map(|i| floats(i as f32 + 1.0)).collect();
     for i in 0..STATES {
-        let initial = Initial::Data { start: 64 * i, bytes: 64 };
+        let initial = Initial::Data {
+            start: 64 * i,
+            bytes: 64,
+        };
         p.state(&format!("s{i}"), StateKind::Param, at(DEVICE, i), initial);
     }
     p.0
 }
 
-/// The definition: over two steps, every two conflicting commands are joined by a path of stream order and events.
+/// The definition: over two steps, every two conflicting commands are joined by a path of stream
+/// order and events.
 fn is_ordered(artifact: &Artifact) -> bool {
     let commands = &artifact.commands;
     let n = commands.len();
     let mut before = vec![vec![false; 2 * n]; 2 * n];
-    let record = |event| commands.iter().position(|c| c.kind == CommandKind::Record { event }).unwrap();
+    let record = |event| {
+        commands
+            .iter()
+            .position(|c| c.kind == CommandKind::Record { event })
+            .unwrap()
+    };
     for i in 0..2 * n {
         let command = &commands[i % n];
-        let mut direct: Vec<usize> = (0..i).filter(|&j| commands[j % n].stream == command.stream).collect();
+        let mut direct: Vec<usize> = (0..i)
+            .filter(|&j| commands[j % n].stream == command.stream)
+            .collect();
         match command.kind {
-            CommandKind::Wait { event, previous: false } => direct.push(i / n * n + record(event)),
-            CommandKind::Wait { event, previous: true } if n <= i => direct.push(record(event)),
+            CommandKind::Wait {
+                event,
+                previous: false,
+            } => direct.push(i / n * n + record(event)),
+            CommandKind::Wait {
+                event,
+                previous: true,
+            } if n <= i => direct.push(record(event)),
             _ => {}
         }
         for j in direct {
             let through = before[j].clone();
-            before[i].iter_mut().zip(through).for_each(|(mine, theirs)| *mine |= theirs);
+            before[i]
+                .iter_mut()
+                .zip(through)
+                .for_each(|(mine, theirs)| *mine |= theirs);
             before[i][j] = true;
         }
     }
@@ -94,12 +130,21 @@ fn is_ordered(artifact: &Artifact) -> bool {
 }
 
 fn run(artifact: &Artifact, shuffle: Option<u64>) -> Vec<Vec<u8>> {
-    let mut machine = Machine::new(artifact.clone(), Options { shuffle, ..Options::default() }).unwrap();
+    let mut machine = Machine::new(
+        artifact.clone(),
+        Options {
+            shuffle,
+            ..Options::default()
+        },
+    )
+    .unwrap();
     for _ in 0..3 {
         machine.launch().unwrap();
     }
     machine.wait().unwrap();
-    (0..STATES).map(|i| machine.read_state(&format!("s{i}")).unwrap()).collect()
+    (0..STATES)
+        .map(|i| machine.read_state(&format!("s{i}")).unwrap())
+        .collect()
 }
 
 proptest! {

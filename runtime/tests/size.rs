@@ -2,7 +2,7 @@
 
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object as _, ObjectSegment as _};
-use runtime::{Machine, Options};
+use lighterage_runtime::{Machine, Options};
 
 #[test]
 fn a_program_with_the_runtime_is_small() {
@@ -10,6 +10,10 @@ fn a_program_with_the_runtime_is_small() {
     assert!(Machine::new(artifact::Artifact::default(), Options::default()).is_ok());
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     // What is loaded when it runs; names and debugging information are not.
-    let bytes: u64 = ElfFile64::<LittleEndian>::parse(&*program).unwrap().segments().map(|s| s.file_range().1).sum();
+    let bytes: u64 = ElfFile64::<LittleEndian>::parse(&*program)
+        .unwrap()
+        .segments()
+        .map(|s| s.file_range().1)
+        .sum();
     assert!(bytes < 5 << 20, "{bytes} bytes");
 }

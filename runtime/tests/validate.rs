@@ -5,10 +5,12 @@ mod common;
 use artifact::*;
 use common::*;
 use proptest::prelude::*;
-use runtime::{Error, Machine, Options, validate};
+use lighterage_runtime::{Error, Machine, Options, validate};
 
 fn refused(artifact: &Artifact) -> String {
-    validate(artifact).expect_err("the artifact should be refused").to_string()
+    validate(artifact)
+        .expect_err("the artifact should be refused")
+        .to_string()
 }
 
 /// The artifact with something changed.
@@ -19,11 +21,18 @@ fn with(change: impl FnOnce(&mut Artifact)) -> Artifact {
 }
 
 /// The operands and results of the first launch.
-fn first_launch(artifact: &mut Artifact) -> (&mut Vec<Operand>, &mut Vec<Operand>, &mut Option<Range>) {
-    let launch = artifact.commands.iter_mut().find_map(|command| match &mut command.kind {
-        CommandKind::Launch { ins, outs, scratch, .. } => Some((ins, outs, scratch)),
-        _ => None,
-    });
+fn first_launch(
+    artifact: &mut Artifact,
+) -> (&mut Vec<Operand>, &mut Vec<Operand>, &mut Option<Range>) {
+    let launch = artifact
+        .commands
+        .iter_mut()
+        .find_map(|command| match &mut command.kind {
+            CommandKind::Launch {
+                ins, outs, scratch, ..
+            } => Some((ins, outs, scratch)),
+            _ => None,
+        });
     launch.unwrap()
 }
 
@@ -33,7 +42,8 @@ fn a_sound_artifact_passes() {
     validate(&Artifact::default()).unwrap();
 }
 
-/// `offloading` has no wait too many, so each one's loss is a race, within the step or with the next one.
+/// `offloading` has no wait too many, so each one's loss is a race, within the step or with the
+/// next one.
 #[test]
 fn every_lost_wait_is_a_race() {
     let whole = offloading();
@@ -46,7 +56,8 @@ fn every_lost_wait_is_a_race() {
     assert_eq!(told.len(), 4);
     assert_eq!(
         told[1],
-        "invalid artifact: race: w -> w.host on d2h and the next step's w.host -> w on h2d both touch bytes 64..128 of \
+        "invalid artifact: race: w -> w.host on d2h and the next step's w.host -> w on h2d both \
+         touch bytes 64..128 of \
          pool host, one of them writes, and no event orders them"
     );
     assert!(told.iter().all(|t| t.contains("race: ")), "{told:#?}");
@@ -64,21 +75,40 @@ fn a_race_of_partial_overlap_is_found() {
     from.place.offset = 64 * 8;
     p.copy(0, "wide", "run", from, wide);
     p.copy(1, "narrow", "run", at(DEVICE, 4), at(DEVICE, 15));
-    assert!(refused(&p.0).contains("race: wide on a and narrow on b both touch bytes 256..320"), "{}", refused(&p.0));
+    assert!(
+        refused(&p.0).contains("race: wide on a and narrow on b both touch bytes 256..320"),
+        "{}",
+        refused(&p.0)
+    );
 }
 
 #[test]
 fn reads_do_not_race() {
     let mut p = Plan::new(3, 0, &["a", "b"]);
-    p.run(0, "y", "add", &[at(DEVICE, 0), at(DEVICE, 0)], &[at(DEVICE, 1)]);
-    p.run(1, "z", "add", &[at(DEVICE, 0), at(DEVICE, 0)], &[at(DEVICE, 2)]);
+    p.run(
+        0,
+        "y",
+        "add",
+        &[at(DEVICE, 0), at(DEVICE, 0)],
+        &[at(DEVICE, 1)],
+    );
+    p.run(
+        1,
+        "z",
+        "add",
+        &[at(DEVICE, 0), at(DEVICE, 0)],
+        &[at(DEVICE, 2)],
+    );
     validate(&p.0).unwrap();
 }
 
 #[test]
 fn places_outside_their_pools_are_refused() {
     let outside = with(|a| first_launch(a).0[0].place.offset = 256);
-    assert_eq!(refused(&outside), "invalid artifact: line y: 64 bytes at 256 leave pool device, which has 256");
+    assert_eq!(
+        refused(&outside),
+        "invalid artifact: line y: 64 bytes at 256 leave pool device, which has 256"
+    );
     let odd = with(|a| first_launch(a).0[0].place.offset = 32);
     assert!(refused(&odd).contains("offset 32 in pool device is not a multiple of 64"));
     let no_pool = with(|a| first_launch(a).0[0].place.pool = 7);
@@ -90,7 +120,9 @@ fn places_outside_their_pools_are_refused() {
     let hidden = with(|a| first_launch(a).0[0].shape = vec![1 << 40, 1 << 40, 0]);
     assert!(refused(&hidden).contains("beyond any memory"));
     let input = with(|a| a.inputs[0].operand.place.offset = 192);
-    assert!(refused(&input).starts_with("invalid artifact: input x: 64 bytes at 192 leave pool host"));
+    assert!(
+        refused(&input).starts_with("invalid artifact: input x: 64 bytes at 192 leave pool host")
+    );
 }
 
 #[test]
@@ -101,11 +133,29 @@ fn results_lie_on_operands_only_as_the_kernel_allows() {
             x.shape = vec![32];
         }
     });
-    assert!(refused(&shifted).contains("result 0 overlaps operand 1"), "{}", refused(&shifted));
-    let scratch = with(|a| *first_launch(a).2 = Some(Range { place: Place { pool: 0, offset: 128 }, bytes: 64 }));
-    assert!(refused(&scratch).contains("scratch"), "{}", refused(&scratch));
+    assert!(
+        refused(&shifted).contains("result 0 overlaps operand 1"),
+        "{}",
+        refused(&shifted)
+    );
+    let scratch = with(|a| {
+        *first_launch(a).2 = Some(Range {
+            place: Place {
+                pool: 0,
+                offset: 128,
+            },
+            bytes: 64,
+        })
+    });
+    assert!(
+        refused(&scratch).contains("scratch"),
+        "{}",
+        refused(&scratch)
+    );
     let copy = with(|a| {
-        let CommandKind::Copy { dst, src, .. } = &mut a.commands[1].kind else { panic!() };
+        let CommandKind::Copy { dst, src, .. } = &mut a.commands[1].kind else {
+            panic!()
+        };
         *dst = *src;
     });
     assert!(refused(&copy).contains("line x: copies bytes onto themselves"));
@@ -114,14 +164,31 @@ fn results_lie_on_operands_only_as_the_kernel_allows() {
 #[test]
 fn events_are_recorded_once_and_before_they_are_awaited() {
     let unrecorded = with(|a| a.events += 1);
-    assert_eq!(refused(&unrecorded), "invalid artifact: event 3 is never recorded");
-    let twice = with(|a| a.commands.push(Command { stream: 0, line: 0, kind: CommandKind::Record { event: 0 } }));
-    assert_eq!(refused(&twice), "invalid artifact: line x: event 0 is recorded twice");
+    assert_eq!(
+        refused(&unrecorded),
+        "invalid artifact: event 3 is never recorded"
+    );
+    let twice = with(|a| {
+        a.commands.push(Command {
+            stream: 0,
+            line: 0,
+            kind: CommandKind::Record { event: 0 },
+        })
+    });
+    assert_eq!(
+        refused(&twice),
+        "invalid artifact: line x: event 0 is recorded twice"
+    );
     let early = with(|a| {
-        let CommandKind::Wait { previous, .. } = &mut a.commands[0].kind else { panic!() };
+        let CommandKind::Wait { previous, .. } = &mut a.commands[0].kind else {
+            panic!()
+        };
         *previous = false;
     });
-    assert_eq!(refused(&early), "invalid artifact: line x: waits for event 1 before it is recorded");
+    assert_eq!(
+        refused(&early),
+        "invalid artifact: line x: waits for event 1 before it is recorded"
+    );
 }
 
 #[test]
@@ -129,22 +196,34 @@ fn bindings_name_one_thing_each() {
     let again = with(|a| a.inputs.push(a.inputs[0].clone()));
     assert_eq!(refused(&again), "invalid artifact: two inputs are called x");
     let shared = with(|a| a.inputs[0].operand.place.offset = 64);
-    assert_eq!(refused(&shared), "invalid artifact: x and w share bytes between steps");
+    assert_eq!(
+        refused(&shared),
+        "invalid artifact: x and w share bytes between steps"
+    );
     let short = with(|a| a.data.truncate(63));
-    assert_eq!(refused(&short), "invalid artifact: state w has 64 bytes and starts from 64 at 0 of 63 bytes of data");
+    assert_eq!(
+        refused(&short),
+        "invalid artifact: state w has 64 bytes and starts from 64 at 0 of 63 bytes of data"
+    );
 }
 
 #[test]
 fn a_summary_that_lies_is_refused() {
     let lies = with(|a| a.summary.planned_peak_bytes -= 64);
-    assert_eq!(refused(&lies), "invalid artifact: its summary promises a peak of 192 bytes, the device pool has 256");
+    assert_eq!(
+        refused(&lies),
+        "invalid artifact: its summary promises a peak of 192 bytes, the device pool has 256"
+    );
 }
 
 #[test]
 fn ops_without_a_kernel_are_unsupported() {
     let named = with(|a| {
-        a.kernels[0] =
-            Kernel { op: "extern".into(), attrs: vec![("name".into(), Attr::Str("aten.foo".into()))], code: None };
+        a.kernels[0] = Kernel {
+            op: "extern".into(),
+            attrs: vec![("name".into(), Attr::Str("aten.foo".into()))],
+            code: None,
+        };
     });
     assert_eq!(
         validate(&named).unwrap_err(),
@@ -194,7 +273,15 @@ fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
         match what % 5 {
             0 => x.place.pool = n as u32,
             1 => x.place.offset = n,
-            2 => x.dtype = [DType::F32, DType::Bool, DType::I64, DType::BF16, DType::F8E4M3][at % 5],
+            2 => {
+                x.dtype = [
+                    DType::F32,
+                    DType::Bool,
+                    DType::I64,
+                    DType::BF16,
+                    DType::F8E4M3,
+                ][at % 5]
+            }
             3 => x.shape.push(n),
             _ => x.shape.iter_mut().for_each(|d| *d = n),
         }
@@ -204,20 +291,44 @@ fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
         0 => pick(&mut a.pools, at).into_iter().for_each(|p| p.bytes = n),
         1 => a.events = n as u32,
         2 => drop((!a.commands.is_empty()).then(|| a.commands.remove(at % a.commands.len()))),
-        3 => pick(&mut a.commands, at).into_iter().for_each(|c| c.stream = n as u32),
-        4 => pick(&mut a.commands, at).into_iter().for_each(|c| c.line = n as u32),
+        3 => pick(&mut a.commands, at)
+            .into_iter()
+            .for_each(|c| c.stream = n as u32),
+        4 => pick(&mut a.commands, at)
+            .into_iter()
+            .for_each(|c| c.line = n as u32),
         5 => {
-            let (i, j) = (at % a.commands.len().max(1), n as usize % a.commands.len().max(1));
+            let (i, j) = (
+                at % a.commands.len().max(1),
+                n as usize % a.commands.len().max(1),
+            );
             if !a.commands.is_empty() {
                 a.commands.swap(i, j);
             }
         }
         6 | 7 => match pick(&mut a.commands, at).map(|c| &mut c.kind) {
-            Some(CommandKind::Launch { kernel, ins, outs, scratch }) => match deeper % 4 {
+            Some(CommandKind::Launch {
+                kernel,
+                ins,
+                outs,
+                scratch,
+            }) => match deeper % 4 {
                 0 => *kernel = n as u32,
-                1 => pick(ins, part).into_iter().for_each(|x| operand(x, deeper / 4, part, n)),
-                2 => pick(outs, part).into_iter().for_each(|x| operand(x, deeper / 4, part, n)),
-                _ => *scratch = Some(Range { place: Place { pool: n as u32 % 3, offset: n }, bytes: n }),
+                1 => pick(ins, part)
+                    .into_iter()
+                    .for_each(|x| operand(x, deeper / 4, part, n)),
+                2 => pick(outs, part)
+                    .into_iter()
+                    .for_each(|x| operand(x, deeper / 4, part, n)),
+                _ => {
+                    *scratch = Some(Range {
+                        place: Place {
+                            pool: n as u32 % 3,
+                            offset: n,
+                        },
+                        bytes: n,
+                    })
+                }
             },
             Some(CommandKind::Copy { src, dst, bytes }) => match deeper % 5 {
                 0 => src.offset = n,
@@ -233,8 +344,12 @@ fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
             },
             None => {}
         },
-        8 => pick(&mut a.inputs, at).into_iter().for_each(|b| operand(&mut b.operand, deeper, part, n)),
-        9 => pick(&mut a.outputs, at).into_iter().for_each(|b| operand(&mut b.operand, deeper, part, n)),
+        8 => pick(&mut a.inputs, at)
+            .into_iter()
+            .for_each(|b| operand(&mut b.operand, deeper, part, n)),
+        9 => pick(&mut a.outputs, at)
+            .into_iter()
+            .for_each(|b| operand(&mut b.operand, deeper, part, n)),
         _ => match pick(&mut a.states, at) {
             Some(state) if deeper % 3 == 0 => state.initial = Initial::Data { start: n, bytes: n },
             Some(state) => operand(&mut state.operand, deeper / 3, part, n),
@@ -246,8 +361,8 @@ fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a file says: an error, or a machine that runs. Threaded and shuffled runs then agree: a plan that passes
-    /// does not depend on timing.
+    /// Whatever a file says: an error, or a machine that runs. Threaded and shuffled runs then
+    /// agree: a plan that passes does not depend on timing.
     #[test]
     fn hostile_artifacts_are_refused_or_run(changes in prop::collection::vec((any::<usize>(), any::<usize>(), number()), 0..4)) {
         let mut artifact = offloading();

@@ -1,7 +1,9 @@
-//! Compile time against graph size, as a table in Markdown: `cargo bench -p tests --bench compile_time [-- FILE.pt2 …]`.
+//! Compile time against graph size, as a table in Markdown: `cargo bench -p lighterage-tests --bench
+//! compile_time [-- FILE.pt2 …]`.
 //!
-//! Without files: residual networks of 0.3k to 12k nodes. First for one budget, as `compile` does it, divided by n log n as well,
-//! which should not grow; then with the plans of all budgets, as `plan` does it.
+//! Without files: residual networks of 0.3k to 12k nodes. First for one budget, as `compile` does
+//! it, divided by n log n as well, which should not grow; then with the plans of all budgets, as
+//! `plan` does it.
 
 use ir::Graph;
 use passes::cost::Roofline;
@@ -14,18 +16,26 @@ use std::path::Path;
 use std::time::Instant;
 
 fn main() {
-    let files: Vec<String> = std::env::args().skip(1).filter(|arg| arg.ends_with(".pt2")).collect();
+    let files: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| arg.ends_with(".pt2"))
+        .collect();
     let mut out = std::io::stdout();
     writeln!(
         out,
-        "| graph | nodes | decide s | the rest ms | µs / (n log2 n) | all budgets s |\n|---|---|---|---|---|---|"
+        "| graph | nodes | decide s | the rest ms | µs / (n log2 n) | all budgets s \
+         |\n|---|---|---|---|---|---|"
     )
     .expect("stdout should be open");
     let graphs: Vec<Graph> = if files.is_empty() {
-        [18, 60, 180, 360, 800].map(tests::chain::chain).to_vec()
+        [18, 60, 180, 360, 800].map(lighterage_tests::chain::chain).to_vec()
     } else {
-        let read = |file: &String| torch::read(Path::new(file), &BTreeMap::new()).map(|model| model.graph);
-        files.iter().map(|file| read(file).unwrap_or_else(|error| panic!("{error}"))).collect()
+        let read =
+            |file: &String| torch::read(Path::new(file), &BTreeMap::new()).map(|model| model.graph);
+        files
+            .iter()
+            .map(|file| read(file).unwrap_or_else(|error| panic!("{error}")))
+            .collect()
     };
     for graph in graphs {
         writeln!(out, "{}", row(graph)).expect("stdout should be open");
@@ -35,13 +45,24 @@ fn main() {
 /// Compiles with AdamW for 60 % of what `keep` needs.
 fn row(graph: Graph) -> String {
     let name = graph.name.clone();
-    let measured = compile(graph.clone(), Extent::Plan).and_then(|plan| Ok((plan, compile(graph, Extent::Curve)?)));
+    let measured = compile(graph.clone(), Extent::Plan)
+        .and_then(|plan| Ok((plan, compile(graph, Extent::Curve)?)));
     match measured {
-        Ok((Measured { nodes, decide, total }, all)) => {
+        Ok((
+            Measured {
+                nodes,
+                decide,
+                total,
+            },
+            all,
+        )) => {
             let n = nodes as f64;
             let per = total * 1e6 / (n * n.log2());
             let rest = (total - decide) * 1e3;
-            format!("| {name} | {nodes} | {decide:.2} | {rest:.0} | {per:.0} | {:.2} |", all.total)
+            format!(
+                "| {name} | {nodes} | {decide:.2} | {rest:.0} | {per:.0} | {:.2} |",
+                all.total
+            )
         }
         Err(error) => format!("| {name} | {error} |"),
     }
@@ -57,7 +78,12 @@ struct Measured {
 fn compile(graph: Graph, extent: Extent) -> Result<Measured, Error> {
     let device = passes::devices::named("a100-80g").expect("a100-80g should be a device");
     let cost = Roofline::new(&device);
-    let options = Options { optimizer: Optimizer::AdamW, budget: Budget::Share(0.6), extent, ..Options::default() };
+    let options = Options {
+        optimizer: Optimizer::AdamW,
+        budget: Budget::Share(0.6),
+        extent,
+        ..Options::default()
+    };
     let mut decide = 0.0;
     let mut observer = |report: &Report<'_>| {
         if report.name == "decide" {
@@ -66,5 +92,9 @@ fn compile(graph: Graph, extent: Extent) -> Result<Measured, Error> {
     };
     let start = Instant::now();
     let compiled = pipeline::compile(graph, &options, &device, &cost, &mut observer)?;
-    Ok(Measured { nodes: compiled.program.graph.order.len(), decide, total: start.elapsed().as_secs_f64() })
+    Ok(Measured {
+        nodes: compiled.program.graph.order.len(),
+        decide,
+        total: start.elapsed().as_secs_f64(),
+    })
 }

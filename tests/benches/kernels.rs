@@ -1,5 +1,6 @@
-//! Generated kernels against plain ones and against copying memory, taking turns, the fastest of several. All on as many threads
-//! as the machine has cores, or as are given, and all kernels, or those named: `cargo bench -p tests --bench kernels -- 1 softmax`.
+//! Generated kernels against plain ones and against copying memory, taking turns, the fastest of
+//! several. All on as many threads as the machine has cores, or as are given, and all kernels, or
+//! those named: `cargo bench -p lighterage-tests --bench kernels -- 1 softmax`.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 use codegen::kernels::{self, Generator, Stage, Target};
@@ -9,7 +10,7 @@ use passes::graph::optimizer::{Attach, Optimizer};
 use runtime::Team;
 use runtime::kernels::owned::OwnedTensor;
 use std::time::{Duration, Instant};
-use tests::code::{self, compile};
+use lighterage_tests::code::{self, compile};
 
 fn ty(dtype: DType, shape: &[u64]) -> TensorType {
     TensorType::new(dtype, shape).expect("the types should be small")
@@ -24,7 +25,10 @@ struct Copy {
 impl Copy {
     /// Reads half of so many bytes and writes half.
     fn of(bytes: u64) -> Copy {
-        Copy { from: vec![1; bytes as usize / 2], to: vec![2; bytes as usize / 2] }
+        Copy {
+            from: vec![1; bytes as usize / 2],
+            to: vec![2; bytes as usize / 2],
+        }
     }
     fn time(&mut self, threads: usize) -> Duration {
         let piece = self.to.len().div_ceil(threads);
@@ -47,9 +51,19 @@ fn op(name: &str, attrs: &[(&'static str, Attr)]) -> Op {
 fn main() {
     let target = Target::host().expect("kernels should run here");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let given: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let threads = given.iter().find_map(|arg| arg.parse().ok()).unwrap_or(cores);
-    let names: Vec<&str> = given.iter().map(String::as_str).filter(|arg| arg.parse::<usize>().is_err()).collect();
+    let given: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
+    let threads = given
+        .iter()
+        .find_map(|arg| arg.parse().ok())
+        .unwrap_or(cores);
+    let names: Vec<&str> = given
+        .iter()
+        .map(String::as_str)
+        .filter(|arg| arg.parse::<usize>().is_err())
+        .collect();
     speeds(&target, threads, &names);
     if names.is_empty() {
         compile_times(&target);
@@ -67,28 +81,66 @@ fn speeds(target: &Target, threads: usize, names: &[&str]) {
         (op("add", &[]), vec![x.clone(), ty(f, &[3072])]),
         (op("gelu", &[("tanh", Attr::Bool(true))]), vec![x.clone()]),
         (op("gelu", &[("tanh", Attr::Bool(false))]), vec![x.clone()]),
-        (op("gelu_bwd", &[("tanh", Attr::Bool(true))]), vec![x.clone(), x.clone()]),
-        (op("silu_bwd", &[]), vec![x.clone(), x.clone()]),
-        (op("cast", &[("dtype", Attr::Type(DType::BF16))]), vec![x.clone()]),
         (
-            op("layer_norm", &[("dims", Attr::Int(1)), ("eps", Attr::Float(1e-5))]),
+            op("gelu_bwd", &[("tanh", Attr::Bool(true))]),
+            vec![x.clone(), x.clone()],
+        ),
+        (op("silu_bwd", &[]), vec![x.clone(), x.clone()]),
+        (
+            op("cast", &[("dtype", Attr::Type(DType::BF16))]),
+            vec![x.clone()],
+        ),
+        (
+            op(
+                "layer_norm",
+                &[("dims", Attr::Int(1)), ("eps", Attr::Float(1e-5))],
+            ),
             vec![row.clone(), w.clone(), w.clone()],
         ),
         (
-            op("layer_norm_bwd", &[("dims", Attr::Int(1)), ("mask", Attr::Ints(vec![1, 1, 1]))]),
+            op(
+                "layer_norm_bwd",
+                &[("dims", Attr::Int(1)), ("mask", Attr::Ints(vec![1, 1, 1]))],
+            ),
             vec![row.clone(), row.clone(), stat.clone(), stat, w],
         ),
-        (op("softmax", &[("dim", Attr::Int(1))]), vec![ty(f, &[512, 50304])]),
-        (op("log_softmax", &[("dim", Attr::Int(1))]), vec![ty(f, &[512, 50304])]),
-        (op("softmax", &[("dim", Attr::Int(1))]), vec![ty(f, &[98304, 256])]),
+        (
+            op("softmax", &[("dim", Attr::Int(1))]),
+            vec![ty(f, &[512, 50304])],
+        ),
+        (
+            op("log_softmax", &[("dim", Attr::Int(1))]),
+            vec![ty(f, &[512, 50304])],
+        ),
+        (
+            op("softmax", &[("dim", Attr::Int(1))]),
+            vec![ty(f, &[98304, 256])],
+        ),
         (op("sum", &dims(vec![0])), vec![x.clone()]),
         (op("sum", &dims(vec![1])), vec![x]),
-        (op("adamw", &[]), vec![p.clone(), p.clone(), p.clone(), p.clone(), ty(DType::I64, &[]), ty(DType::F64, &[5])]),
-        (op("dropout", &[("p", Attr::Float(0.1)), ("stream", Attr::Int(1))]), vec![p, ty(DType::I64, &[2])]),
+        (
+            op("adamw", &[]),
+            vec![
+                p.clone(),
+                p.clone(),
+                p.clone(),
+                p.clone(),
+                ty(DType::I64, &[]),
+                ty(DType::F64, &[5]),
+            ],
+        ),
+        (
+            op(
+                "dropout",
+                &[("p", Attr::Float(0.1)), ("stream", Attr::Int(1))],
+            ),
+            vec![p, ty(DType::I64, &[2])],
+        ),
     ];
     let team = Team::new(threads).expect("threads should start");
     println!(
-        "{threads} threads\nkernel                                   generated ms   plain ms   plain/gen.   bandwidth/copy's"
+        "{threads} threads\nkernel                                   generated ms   plain ms   \
+         plain/gen.   bandwidth/copy's"
     );
     for (op, types) in cases {
         if !names.is_empty() && !names.contains(&op.name()) {
@@ -96,7 +148,10 @@ fn speeds(target: &Target, threads: usize, names: &[&str]) {
         }
         let refs: Vec<&TensorType> = types.iter().collect();
         let outs = op.infer(&refs).expect("types should fit");
-        let kernel = compile(kernels::generate_op(&op, &types, target).expect("there should be a kernel"), target);
+        let kernel = compile(
+            kernels::generate_op(&op, &types, target).expect("there should be a kernel"),
+            target,
+        );
         let fill = |ty: &TensorType| {
             let n = ty.numel() as usize;
             let shape: Vec<usize> = ty.shape().iter().map(|&d| d as usize).collect();
@@ -107,7 +162,8 @@ fn speeds(target: &Target, threads: usize, names: &[&str]) {
         let mut run = kernel.bind(&ins, &outs, threads);
         let refs: Vec<&OwnedTensor> = ins.iter().collect();
         let attrs = code::attrs(&op);
-        let mut plain = code::bind_plain(&op, &attrs, &refs, &outs).expect("there should be a plain kernel");
+        let mut plain =
+            code::bind_plain(&op, &attrs, &refs, &outs).expect("there should be a plain kernel");
         let mut copy = Copy::of(types.iter().chain(&outs).map(TensorType::bytes).sum());
         let (mut ours, mut theirs, mut copied) = (Duration::MAX, Duration::MAX, Duration::MAX);
         for _ in 0..ROUNDS {
@@ -115,14 +171,19 @@ fn speeds(target: &Target, threads: usize, names: &[&str]) {
             run();
             ours = ours.min(start.elapsed());
             let mut marks = vec![];
-            plain.run_on(Some(&team), || marks.push(Instant::now())).expect("it should run");
+            plain
+                .run_on(Some(&team), || marks.push(Instant::now()))
+                .expect("it should run");
             theirs = theirs.min(marks[1] - marks[0]);
             copied = copied.min(copy.time(threads));
         }
         let share = copied.as_secs_f64() / ours.as_secs_f64();
         let (ours, theirs) = (ours.as_secs_f64() * 1e3, theirs.as_secs_f64() * 1e3);
         let name = format!("{} {}", op.name(), types[0]);
-        println!("{name:40} {ours:12.2} {theirs:10.2} {:12.2} {share:18.2}", theirs / ours);
+        println!(
+            "{name:40} {ours:12.2} {theirs:10.2} {:12.2} {share:18.2}",
+            theirs / ours
+        );
     }
 }
 
@@ -132,15 +193,25 @@ fn compile_times(target: &Target) {
     let start = Instant::now();
     let mut generator = Generator::start(&program).expect("the generator should start");
     let nothing = "module {\n}\n";
-    generator.run("nothing", nothing, target, Stage::Object).expect("nothing should compile");
-    println!("start of a generator: {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
+    generator
+        .run("nothing", nothing, target, Stage::Object)
+        .expect("nothing should compile");
+    println!(
+        "start of a generator: {:.1} ms",
+        start.elapsed().as_secs_f64() * 1e3
+    );
     for name in ["gpt2-tiny", "llama-tiny", "bert-tiny", "dropout-tiny"] {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
-        let model =
-            torch::read(&folder.join("joint_core.pt2"), &Default::default()).expect("the model should be there");
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("data/models")
+            .join(name);
+        let model = torch::read(&folder.join("joint_core.pt2"), &Default::default())
+            .expect("the model should be there");
         let mut graph = model.graph;
         passes::graph::canonical::run(&mut graph);
-        let attach = Attach { optimizer: Optimizer::AdamW, ..Attach::default() };
+        let attach = Attach {
+            optimizer: Optimizer::AdamW,
+            ..Attach::default()
+        };
         passes::graph::optimizer::run(&mut graph, attach).expect("an optimizer should fit");
         passes::graph::fuse::run(&mut graph);
         let (mut n, mut slowest) = (0, (Duration::ZERO, String::new()));
@@ -148,20 +219,31 @@ fn compile_times(target: &Target) {
         let mut seen = std::collections::BTreeSet::new();
         for &node in &graph.order {
             let data = &graph.nodes[node];
-            let types: Vec<TensorType> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+            let types: Vec<TensorType> = data
+                .inputs
+                .iter()
+                .map(|&v| graph.values[v].ty.clone())
+                .collect();
             let start = Instant::now();
-            let Ok(kernel) = kernels::generate_op(&data.op, &types, target) else { continue };
+            let Ok(kernel) = kernels::generate_op(&data.op, &types, target) else {
+                continue;
+            };
             text += start.elapsed();
             if kernel.phases.is_empty() || !seen.insert(kernel.name.clone()) {
                 continue;
             }
             let start = Instant::now();
-            generator.run(&kernel.name, &kernel.mlir, target, Stage::Object).expect("the kernel should compile");
+            generator
+                .run(&kernel.name, &kernel.mlir, target, Stage::Object)
+                .expect("the kernel should compile");
             let time = start.elapsed();
             all += time;
             n += 1;
             if slowest.0 < time {
-                slowest = (time, format!("{} ({} lines)", data.op.name(), kernel.mlir.lines().count()));
+                slowest = (
+                    time,
+                    format!("{} ({} lines)", data.op.name(), kernel.mlir.lines().count()),
+                );
             }
         }
         println!(

@@ -1,7 +1,8 @@
-//! Weight offloading against the paper's table and figure, and its time: `cargo bench -p tests --bench offload`.
+//! Weight offloading against the paper's table and figure, and its time: `cargo bench -p lighterage-tests
+//! --bench offload`.
 //!
-//! Table 1 at two memories, Figure 4's bandwidths, and how long greedy+ takes on long chains. All schedules are checked. Times
-//! are of the processor, for one thread, the least of several runs.
+//! Table 1 at two memories, Figure 4's bandwidths, and how long greedy+ takes on long chains. All
+//! schedules are checked. Times are of the processor, for one thread, the least of several runs.
 
 use passes::offload::paper::{MIB_PER_MS, TABLE_1};
 use passes::offload::{Algorithm, Instance, Solution, solve, validate::validate};
@@ -14,7 +15,11 @@ fn main() {
     let mut out = std::io::stdout();
     let mut say = |line: String| writeln!(out, "{line}").expect("stdout should be open");
     say("Table 1: pauses, in times that a block takes to move; L2L in ms off the paper's".into());
-    say("| row | paper: greedy, greedy* | memory | greedy+ | greedy | greedy* | first half | L2L off |".into());
+    say(
+        "| row | paper: greedy, greedy* | memory | greedy+ | greedy | greedy* | first half | L2L \
+        off |"
+            .into(),
+    );
     say("|---|---|---|---|---|---|---|---|".into());
     for row in &TABLE_1 {
         for blocks in [1.1, 6.0] {
@@ -25,7 +30,10 @@ fn main() {
             let paper = |millis: u32| f64::from(millis - row.compute) / block_ms;
             let pause = |algorithm| {
                 checked(&instance, algorithm).map_or("-".into(), |solution| {
-                    format!("{:.2}", (solution.schedule.period - solution.compute_micros) / 1e3 / block_ms)
+                    format!(
+                        "{:.2}",
+                        (solution.schedule.period - solution.compute_micros) / 1e3 / block_ms
+                    )
                 })
             };
             let l2l = checked(&instance, Algorithm::L2l).expect("L2L should fit");
@@ -43,7 +51,11 @@ fn main() {
         }
     }
     say("\nFigure 4, GPT-2 38: step over its operations, %; greedy+ over the bound, %".into());
-    say("| batch, memory GB | GB/s | bound | greedy+ | over the bound | greedy | greedy* | first half | L2L |".into());
+    say(
+        "| batch, memory GB | GB/s | bound | greedy+ | over the bound | greedy | greedy* | first \
+        half | L2L |"
+            .into(),
+    );
     say("|---|---|---|---|---|---|---|---|---|".into());
     for (row, gb) in [(5, 13.0), (5, 9.0), (8, 13.0), (8, 9.0)] {
         for bandwidth in [0.5, 1.0, 2.0, 4.0, 8.0, 12.0] {
@@ -54,7 +66,10 @@ fn main() {
             let over = |a: f64, b: f64| 100.0 * (a / b - 1.0).max(0.0);
             let other = |algorithm| {
                 checked(&instance, algorithm).map_or("-".into(), |solution| {
-                    format!("{:.2}", over(solution.schedule.period, solution.compute_micros))
+                    format!(
+                        "{:.2}",
+                        over(solution.schedule.period, solution.compute_micros)
+                    )
                 })
             };
             say(format!(
@@ -70,8 +85,16 @@ fn main() {
             ));
         }
     }
-    say("\nTime of greedy+, half-way between the least memory and all, GPT-2's blocks, batch 32; ms".into());
-    say("| layers | GB/s | step over its operations, % | over the bound, % | greedy+, bound included | bound |".into());
+    say(
+        "\nTime of greedy+, half-way between the least memory and all, GPT-2's blocks, batch 32; \
+        ms"
+        .into(),
+    );
+    say(
+        "| layers | GB/s | step over its operations, % | over the bound, % | greedy+, bound \
+        included | bound |"
+            .into(),
+    );
     say("|---|---|---|---|---|---|".into());
     for n_layers in [38, 128, 512] {
         for bandwidth in [0.5, 1.0, 2.0, 4.0, 12.0] {
@@ -121,8 +144,15 @@ fn least_millis(work: impl Fn()) -> f64 {
 /// This thread's time on the processor, where the system tells; else the clock's.
 fn processor_millis() -> f64 {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let nanos = told.and_then(|text| text.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok()));
-    let clock =
-        || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |t| t.as_secs_f64() * 1e9);
+    let nanos = told.and_then(|text| {
+        text.split(' ')
+            .next()
+            .and_then(|nanos| nanos.parse::<f64>().ok())
+    });
+    let clock = || {
+        std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0.0, |t| t.as_secs_f64() * 1e9)
+    };
     nanos.unwrap_or_else(clock) / 1e6
 }

@@ -1,9 +1,10 @@
 //! Predicted steps of the planners against each other, as tables in Markdown:
-//! `cargo bench -p tests --bench planners [-- headline | grid] [FILE.pt2 …]`.
+//! `cargo bench -p lighterage-tests --bench planners [-- headline | grid] [FILE.pt2 …]`.
 //!
-//! `headline`: ProTrain's models at the device's memory, where the time goes, and how far `auto` is ahead. `grid`: models,
-//! devices and budgets; `auto` must not be slower than any other planner anywhere. Files, weightless traces, are planned in
-//! the grid on one device. All steps are the simulator's. GPT-2 is generated: see `tests::gpt2`.
+//! `headline`: ProTrain's models at the device's memory, where the time goes, and how far `auto` is
+//! ahead. `grid`: models, devices and budgets; `auto` must not be slower than any other planner
+//! anywhere. Files, weightless traces, are planned in the grid on one device. All steps are the
+//! simulator's. GPT-2 is generated: see `lighterage_tests::gpt2`.
 
 use ir::{Device, Graph, Id, Stream};
 use passes::cost::{Roofline, Tabled};
@@ -20,7 +21,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
-use tests::gpt2::gpt2;
+use lighterage_tests::gpt2::gpt2;
 
 /// A ladder this much finer than the planner's own says what its coarseness costs.
 const FINER: usize = 4;
@@ -29,12 +30,19 @@ const DEVICES: [&str; 4] = ["rtx3090", "a100-80g", "h200", "gh200"];
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let only = |name: &str| args.iter().any(|arg| arg == name) || !args.iter().any(|a| a == "headline" || a == "grid");
+    let only = |name: &str| {
+        args.iter().any(|arg| arg == name) || !args.iter().any(|a| a == "headline" || a == "grid")
+    };
     if only("headline") {
         headline();
     }
     if only("grid") {
-        grid(&args.into_iter().filter(|arg| arg.ends_with(".pt2")).collect::<Vec<_>>());
+        grid(
+            &args
+                .into_iter()
+                .filter(|arg| arg.ends_with(".pt2"))
+                .collect::<Vec<_>>(),
+        );
     }
 }
 
@@ -72,7 +80,8 @@ fn with_problem<T>(graph: &Graph, device: &Device, f: impl FnOnce(&Problem<'_>) 
 
 fn headline() {
     say(
-        "| model | device | planner | step s | peak GiB | compute s | of it recompute s | waiting s | in s | out s | host s | plan s |",
+        "| model | device | planner | step s | peak GiB | compute s | of it recompute s | waiting \
+         s | in s | out s | host s | plan s |",
     );
     say("|---|---|---|---|---|---|---|---|---|---|---|---|");
     let mut gains = vec![];
@@ -90,27 +99,55 @@ fn headline() {
                 let seconds = start.elapsed().as_secs_f64();
                 let (figures, step) = match &decided {
                     Ok(decided) => figures(problem, decided),
-                    Err(Error::Infeasible(e)) => (format!("does not fit: {}", gib(e.smallest)), f64::INFINITY),
+                    Err(Error::Infeasible(e)) => {
+                        (format!("does not fit: {}", gib(e.smallest)), f64::INFINITY)
+                    }
                     Err(error) => (error.to_string(), f64::INFINITY),
                 };
-                say(&format!("| {name} | {on} | {} | {figures} | {seconds:.1} |", planner.name()));
+                say(&format!(
+                    "| {name} | {on} | {} | {figures} | {seconds:.1} |",
+                    planner.name()
+                ));
                 step
             };
             let steps = [Planner::Protrain, Planner::Greedy, Planner::Auto].map(step);
-            let finer = record::judge(problem, &layout::drafts(problem, FINER * layout::RUNGS, &record::Wanted::ALL));
-            let fits = finer.iter().filter(|r| r.peak <= device.device_bytes && r.host <= device.host_bytes);
-            let finer = fits.map(|r| r.micros / 1e6).min_by(f64::total_cmp).unwrap_or(f64::INFINITY);
+            let finer = record::judge(
+                problem,
+                &layout::drafts(problem, FINER * layout::RUNGS, &record::Wanted::ALL),
+            );
+            let fits = finer
+                .iter()
+                .filter(|r| r.peak <= device.device_bytes && r.host <= device.host_bytes);
+            let finer = fits
+                .map(|r| r.micros / 1e6)
+                .min_by(f64::total_cmp)
+                .unwrap_or(f64::INFINITY);
             (steps, finer)
         });
         gains.push((name, on, steps));
     }
-    say("\nAbove 1, `auto` is faster. The finer ladder has four times the capacities that the planner tries.\n");
     say(
-        "| model | device | protrain / auto | protrain on the finer ladder / auto | greedy / auto |\n|---|---|---|---|---|",
+        "\nAbove 1, `auto` is faster. The finer ladder has four times the capacities that the \
+         planner tries.\n",
+    );
+    say(
+        "| model | device | protrain / auto | protrain on the finer ladder / auto | greedy / auto \
+         |\n|---|---|---|---|---|",
     );
     for (name, on, ([protrain, greedy, auto], finer)) in gains {
-        let ratio = |step: f64| if step.is_finite() { format!("{:.3}", step / auto) } else { "does not fit".into() };
-        say(&format!("| {name} | {on} | {} | {} | {} |", ratio(protrain), ratio(finer), ratio(greedy)));
+        let ratio = |step: f64| {
+            if step.is_finite() {
+                format!("{:.3}", step / auto)
+            } else {
+                "does not fit".into()
+            }
+        };
+        say(&format!(
+            "| {name} | {on} | {} | {} | {} |",
+            ratio(protrain),
+            ratio(finer),
+            ratio(greedy)
+        ));
     }
     say("");
 }
@@ -122,27 +159,49 @@ fn gib(bytes: u64) -> String {
 /// Where the time goes, and the step in seconds.
 fn figures(problem: &Problem<'_>, decided: &Decided) -> (String, f64) {
     let graph = problem.graph;
-    let mut schedule = realise::lines(problem, &decided.decisions).expect("a chosen plan should build");
+    let mut schedule =
+        realise::lines(problem, &decided.decisions).expect("a chosen plan should build");
     let lives = realise::lives(graph, &schedule, problem.cost, decided.variant);
     let plan = alloc::allocate(&schedule, &lives);
     sync::run(graph, &mut schedule, &plan);
     let timeline = simulate(graph, &schedule, problem.cost);
-    let busy = |stream: usize| timeline.busy.get(Stream::new(stream)).copied().unwrap_or(0.0) / 1e6;
+    let busy = |stream: usize| {
+        timeline
+            .busy
+            .get(Stream::new(stream))
+            .copied()
+            .unwrap_or(0.0)
+            / 1e6
+    };
     let recompute = timeline.recomputed / 1e6;
     let step = timeline.micros / 1e6;
-    let streams = [H2D, D2H, ON_HOST].map(|stream| format!("{:.2}", busy(stream))).join(" | ");
+    let streams = [H2D, D2H, ON_HOST]
+        .map(|stream| format!("{:.2}", busy(stream)))
+        .join(" | ");
     let (peak, compute) = (gib(plan.peak[ir::Pool::new(0)]), busy(COMPUTE));
-    (format!("{step:.3} | {peak} | {compute:.2} | {recompute:.2} | {:.2} | {streams}", step - compute), step)
+    (
+        format!(
+            "{step:.3} | {peak} | {compute:.2} | {recompute:.2} | {:.2} | {streams}",
+            step - compute
+        ),
+        step,
+    )
 }
 
 fn grid(files: &[String]) {
-    say("Step over `auto`'s at shares of what keeping everything needs, and at the device's memory: never below 1.\n");
     say(
-        "| model | device | planner | 10 % | 25 % | 40 % | 60 % | 90 % | device | plan s |\n|---|---|---|---|---|---|---|---|---|---|",
+        "Step over `auto`'s at shares of what keeping everything needs, and at the device's \
+         memory: never below 1.\n",
+    );
+    say(
+        "| model | device | planner | 10 % | 25 % | 40 % | 60 % | 90 % | device | plan s \
+         |\n|---|---|---|---|---|---|---|---|---|---|",
     );
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models");
     let read = |file: &Path| {
-        torch::read(file, &BTreeMap::new()).map(|model| model.graph).unwrap_or_else(|error| panic!("{error}"))
+        torch::read(file, &BTreeMap::new())
+            .map(|model| model.graph)
+            .unwrap_or_else(|error| panic!("{error}"))
     };
     let mut least = f64::INFINITY;
     let mut rows = |name: &str, graph: Graph, devices: &[&str]| {
@@ -160,7 +219,11 @@ fn grid(files: &[String]) {
         say("| (no FILE.pt2 given: skipped) | | | | | | | | | |");
     }
     for file in files {
-        rows(file.rsplit('/').next().unwrap_or(file), read(Path::new(file)), &["a100-80g"]);
+        rows(
+            file.rsplit('/').next().unwrap_or(file),
+            read(Path::new(file)),
+            &["a100-80g"],
+        );
     }
     say(&format!("\nLeast ratio: {least:.6}"));
     assert!(1.0 <= least, "auto is slower than another planner");
@@ -170,7 +233,12 @@ fn grid(files: &[String]) {
 fn row(name: &str, graph: &Graph, device: &Device) -> f64 {
     with_problem(graph, device, |problem| {
         let mut keep_peak = 0;
-        let all = [Planner::Auto, Planner::Keep, Planner::Greedy, Planner::Protrain];
+        let all = [
+            Planner::Auto,
+            Planner::Keep,
+            Planner::Greedy,
+            Planner::Protrain,
+        ];
         let curves = all.map(|planner| {
             let start = Instant::now();
             let decided = decide(problem, planner, Budget::Bytes(u64::MAX));
@@ -178,18 +246,28 @@ fn row(name: &str, graph: &Graph, device: &Device) -> f64 {
                 keep_peak = decided.keep_peak;
                 decided.curve
             });
-            (planner, curve.unwrap_or_default(), start.elapsed().as_secs_f64())
+            (
+                planner,
+                curve.unwrap_or_default(),
+                start.elapsed().as_secs_f64(),
+            )
         });
         let shares = BUDGETS.map(|share| (share * keep_peak as f64) as u64);
         let budgets: Vec<u64> = shares.into_iter().chain([device.device_bytes]).collect();
         let step = |curve: &[(u64, f64)], budget: u64| {
-            curve.iter().filter(|&&(peak, _)| peak <= budget).map(|&(_, micros)| micros).min_by(f64::total_cmp)
+            curve
+                .iter()
+                .filter(|&&(peak, _)| peak <= budget)
+                .map(|&(_, micros)| micros)
+                .min_by(f64::total_cmp)
         };
         let mut least = f64::INFINITY;
         for (planner, curve, seconds) in &curves {
             let cells = budgets.iter().map(|&budget| {
                 match (step(curve, budget), step(&curves[0].1, budget)) {
-                    (Some(step), Some(_)) if *planner == Planner::Auto => format!("{:.3} ms", step / 1e3),
+                    (Some(step), Some(_)) if *planner == Planner::Auto => {
+                        format!("{:.3} ms", step / 1e3)
+                    }
                     (Some(step), Some(auto)) => {
                         least = least.min(step / auto);
                         format!("{:.3}", step / auto)
@@ -203,7 +281,12 @@ fn row(name: &str, graph: &Graph, device: &Device) -> f64 {
                 }
             });
             let cells: Vec<String> = cells.collect();
-            say(&format!("| {name} | {} | {} | {} | {seconds:.1} |", device.name, planner.name(), cells.join(" | ")));
+            say(&format!(
+                "| {name} | {} | {} | {} | {seconds:.1} |",
+                device.name,
+                planner.name(),
+                cells.join(" | ")
+            ));
         }
         least
     })

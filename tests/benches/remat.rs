@@ -1,9 +1,12 @@
-//! Recompute alone on the graphs of `tests/data/remat`, as a table in Markdown: `cargo bench -p tests --bench remat [-- STEPS]`.
+//! Recompute alone on the graphs of `tests/data/remat`, as a table in Markdown: `cargo bench -p
+//! tests --bench remat [-- STEPS]`.
 //!
-//! Overheads are reruns' time over the step's, in percent, at a peak that is the given share of what keeping everything
-//! needs. "bound" is what no set of reruns can beat. Shares are exact here; the published figures' are rounded to two digits,
-//! which is why one of them is below the bound. "published" is the best of Checkmate's integer program (HiGHS), Moccasin's constraint program (OR-tools), PyTorch
-//! 2.11's memory budget with its integer program, and a randomised greedy search with pruning, on the same graphs.
+//! Overheads are reruns' time over the step's, in percent, at a peak that is the given share of
+//! what keeping everything needs. "bound" is what no set of reruns can beat. Shares are exact here;
+//! the published figures' are rounded to two digits, which is why one of them is below the bound.
+//! "published" is the best of Checkmate's integer program (HiGHS), Moccasin's constraint program
+//! (OR-tools), PyTorch 2.11's memory budget with its integer program, and a randomised greedy
+//! search with pruning, on the same graphs.
 
 use passes::remat::{Effort, Problem, curve, lower_bound, solve};
 use std::io::Write;
@@ -25,40 +28,67 @@ const DEEP: u32 = 228;
 
 fn main() {
     let steps = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
-    let effort = steps.map_or_else(Effort::default, |steps| Effort { steps, ..Effort::default() });
+    let effort = steps.map_or_else(Effort::default, |steps| Effort {
+        steps,
+        ..Effort::default()
+    });
     let mut out = std::io::stdout();
-    writeln!(out, "| graph | nodes | budget | ours % | bound % | published % | reruns | CPU s | bound CPU s |")
-        .expect("stdout should be open");
+    writeln!(
+        out,
+        "| graph | nodes | budget | ours % | bound % | published % | reruns | CPU s | bound CPU s |"
+    )
+    .expect("stdout should be open");
     writeln!(out, "|---|---|---|---|---|---|---|---|---|").expect("stdout should be open");
     for (name, share, published) in ROWS {
-        writeln!(out, "{}", row(name, &problem(name), share, &format!("{published}"), effort))
-            .expect("stdout should be open");
+        writeln!(
+            out,
+            "{}",
+            row(name, &problem(name), share, &format!("{published}"), effort)
+        )
+        .expect("stdout should be open");
     }
     for share in [0.82, 0.68, 0.60, 0.50] {
-        writeln!(out, "{}", row("gpt228", &problem("gpt228"), share, "", effort)).expect("stdout should be open");
-    }
-    writeln!(out, "\n| curve of | solutions | smallest peak | CPU s |\n|---|---|---|---|")
+        writeln!(
+            out,
+            "{}",
+            row("gpt228", &problem("gpt228"), share, "", effort)
+        )
         .expect("stdout should be open");
+    }
+    writeln!(
+        out,
+        "\n| curve of | solutions | smallest peak | CPU s |\n|---|---|---|---|"
+    )
+    .expect("stdout should be open");
     for name in ["gpt2", "gpt4", "gpt12", "gpt228"] {
         let problem = problem(name);
         let start = clock();
         let curve = curve(&problem, effort);
         let seconds = clock() - start;
-        let smallest = curve.last().map_or(0, |s| s.peak) as f64 / curve.first().map_or(1, |s| s.peak) as f64;
-        writeln!(out, "| {name} | {} | {smallest:.3} | {seconds:.2} |", curve.len()).expect("stdout should be open");
+        let smallest =
+            curve.last().map_or(0, |s| s.peak) as f64 / curve.first().map_or(1, |s| s.peak) as f64;
+        writeln!(
+            out,
+            "| {name} | {} | {smallest:.3} | {seconds:.2} |",
+            curve.len()
+        )
+        .expect("stdout should be open");
     }
 }
 
 fn problem(name: &str) -> Problem {
     let listed = match name {
-        "gpt228" => tests::remat::read("gpt12").map(|listed| listed.deeper(DEEP)),
-        _ => tests::remat::read(name),
+        "gpt228" => lighterage_tests::remat::read("gpt12").map(|listed| listed.deeper(DEEP)),
+        _ => lighterage_tests::remat::read(name),
     };
-    listed.and_then(|listed| listed.problem()).expect("the graph should be there, and in order")
+    listed
+        .and_then(|listed| listed.problem())
+        .expect("the graph should be there, and in order")
 }
 
 fn row(name: &str, problem: &Problem, share: f64, published: &str, effort: Effort) -> String {
-    let keep = solve(problem, u64::MAX, effort).expect("keeping everything should fit without a budget");
+    let keep =
+        solve(problem, u64::MAX, effort).expect("keeping everything should fit without a budget");
     let budget = (keep.peak as f64 * share) as u64;
     let percent = |micros: f64| 100.0 * (micros / keep.micros - 1.0);
     let start = clock();
@@ -68,16 +98,27 @@ fn row(name: &str, problem: &Problem, share: f64, published: &str, effort: Effor
     let bound = percent(lower_bound(problem, budget));
     let bound_seconds = clock() - start;
     let n = problem.nodes().len();
-    let (ours, reruns) = solution.map_or(("none".into(), 0), |s| (format!("{:.2}", percent(s.micros)), s.reruns.len()));
+    let (ours, reruns) = solution.map_or(("none".into(), 0), |s| {
+        (format!("{:.2}", percent(s.micros)), s.reruns.len())
+    });
     format!(
-        "| {name} | {n} | {share} | {ours} | {bound:.2} | {published} | {reruns} | {seconds:.2} | {bound_seconds:.2} |"
+        "| {name} | {n} | {share} | {ours} | {bound:.2} | {published} | {reruns} | {seconds:.2} | \
+         {bound_seconds:.2} |"
     )
 }
 
-/// CPU seconds of this process so far, so that what else the machine does is not counted. In hundredths: Linux counts so.
+/// CPU seconds of this process so far, so that what else the machine does is not counted. In
+/// hundredths: Linux counts so.
 fn clock() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("this bench should run on Linux");
-    let fields: Vec<&str> = stat[stat.rfind(')').map_or(0, |at| at + 1)..].split_whitespace().collect();
-    let ticks = |field: usize| fields.get(field).and_then(|ticks| ticks.parse::<f64>().ok()).unwrap_or(0.0);
+    let fields: Vec<&str> = stat[stat.rfind(')').map_or(0, |at| at + 1)..]
+        .split_whitespace()
+        .collect();
+    let ticks = |field: usize| {
+        fields
+            .get(field)
+            .and_then(|ticks| ticks.parse::<f64>().ok())
+            .unwrap_or(0.0)
+    };
     (ticks(11) + ticks(12)) / 100.0
 }

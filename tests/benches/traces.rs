@@ -1,10 +1,12 @@
-//! Allocators on traces of training steps, as tables in Markdown: `cargo bench -p tests --bench traces [-- figure8 | figure9 |
-//! figure10 | table2]`.
+//! Allocators on traces of training steps, as tables in Markdown: `cargo bench -p lighterage-tests --bench
+//! traces [-- figure8 | figure9 | figure10 | table2]`.
 //!
-//! The efficiency of each: the most bytes alive over the bytes that it holds (STAlloc, section 2.2, Eq 1). The traces are
-//! generated (`tests::megatron`), the figures' and tables' numbers are the paper's. `caching` and `expandable` are PyTorch's
-//! allocators as simulators, `gmlake` that of GMLake with its default limit of 512 MiB and with 64; `stalloc` is the paper's
-//! planner; `fast` and `normal` are ours at these efforts. The sizes of dynamic requests are known to all of them here.
+//! The efficiency of each: the most bytes alive over the bytes that it holds (STAlloc, section 2.2,
+//! Eq 1). The traces are generated (`lighterage_tests::megatron`), the figures' and tables' numbers are the
+//! paper's. `caching` and `expandable` are PyTorch's allocators as simulators, `gmlake` that of
+//! GMLake with its default limit of 512 MiB and with 64; `stalloc` is the paper's planner; `fast`
+//! and `normal` are ours at these efforts. The sizes of dynamic requests are known to all of them
+//! here.
 
 use passes::alloc::caching::{self, Segments};
 use passes::alloc::trace::Trace;
@@ -12,7 +14,7 @@ use passes::alloc::{Effort, Options, lower_bound, place};
 use passes::alloc::{check, stalloc};
 use std::io::Write;
 use std::time::Instant;
-use tests::megatron::Setup;
+use lighterage_tests::megatron::Setup;
 
 /// Of sizes and addresses, as PyTorch asks for memory.
 const ALIGN: u64 = 512;
@@ -22,44 +24,143 @@ fn say(text: &str) {
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
+    let args: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with("--"))
+        .collect();
     let only = |name: &str| args.is_empty() || args.iter().any(|arg| arg == name);
     if only("figure8") {
         say("\nFigure 8: recomputation (R), virtual pipeline (V), ZeRO (Z), offloading (O)\n");
         table(
-            &[("GPT-2", Setup::gpt2()), ("Llama2-7B", Setup::llama2()), ("Qwen1.5-MoE", Setup::qwen_moe())]
-                .map(|(name, setup)| {
-                    ["", "R", "V", "VR", "ZR", "ZOR"]
-                        .map(|letters| (format!("{name} {letters}"), with(&setup, letters)))
-                })
-                .concat(),
+            &[
+                ("GPT-2", Setup::gpt2()),
+                ("Llama2-7B", Setup::llama2()),
+                ("Qwen1.5-MoE", Setup::qwen_moe()),
+            ]
+            .map(|(name, setup)| {
+                ["", "R", "V", "VR", "ZR", "ZOR"]
+                    .map(|letters| (format!("{name} {letters}"), with(&setup, letters)))
+            })
+            .concat(),
         );
     }
     if only("figure9") {
         say("\nFigure 9: stages of the pipeline, with recomputation or a virtual pipeline\n");
-        let scaled = |stages: usize| Setup { stages, layers: 8 * stages, micro_batches: 4 * stages, ..Setup::llama2() };
+        let scaled = |stages: usize| Setup {
+            stages,
+            layers: 8 * stages,
+            micro_batches: 4 * stages,
+            ..Setup::llama2()
+        };
         let rows = [2, 4, 8].map(|stages| {
-            ["R", "V"].map(|letters| (format!("{stages} stages {letters}"), with(&scaled(stages), letters)))
+            ["R", "V"].map(|letters| {
+                (
+                    format!("{stages} stages {letters}"),
+                    with(&scaled(stages), letters),
+                )
+            })
         });
         table(&rows.concat());
     }
     if only("figure10") {
         say("\nFigure 10: Llama2-7B with recomputation, sequences of a micro-batch\n");
-        let rows =
-            [1, 2, 4, 8, 16, 32, 64].map(|batch| (format!("{batch}"), with(&Setup { batch, ..Setup::llama2() }, "R")));
+        let rows = [1, 2, 4, 8, 16, 32, 64].map(|batch| {
+            (
+                format!("{batch}"),
+                with(
+                    &Setup {
+                        batch,
+                        ..Setup::llama2()
+                    },
+                    "R",
+                ),
+            )
+        });
         table(&rows);
     }
     if only("table2") {
-        say("\nTable 2: time of planning. The paper's requests and seconds are those of its own traces.\n");
-        say("| model | requests | stalloc s | lighterage fast s | lighterage normal s | the paper's requests | s |");
+        say(
+            "\nTable 2: time of planning. The paper's requests and seconds are those of its own \
+             traces.\n",
+        );
+        say(
+            "| model | requests | stalloc s | lighterage fast s | lighterage normal s | the \
+             paper's requests | s |",
+        );
         say("|---|---|---|---|---|---|---|");
         for (name, setup, requests, seconds) in [
-            ("GPT-2 N", with(&Setup { micro_batches: 32, ..Setup::gpt2() }, ""), 12_785, 24.4),
-            ("GPT-2 R", with(&Setup { micro_batches: 32, ..Setup::gpt2() }, "R"), 16_569, 21.9),
-            ("Llama2 N", with(&Setup { micro_batches: 128, ..Setup::llama2() }, ""), 66_529, 105.0),
-            ("Llama2 R", with(&Setup { micro_batches: 128, ..Setup::llama2() }, "R"), 86_721, 136.0),
-            ("MoE N", with(&Setup { micro_batches: 48, ..Setup::qwen_moe() }, ""), 196_759, 374.0),
-            ("MoE R", with(&Setup { micro_batches: 48, ..Setup::qwen_moe() }, "R"), 281_669, 145.0),
+            (
+                "GPT-2 N",
+                with(
+                    &Setup {
+                        micro_batches: 32,
+                        ..Setup::gpt2()
+                    },
+                    "",
+                ),
+                12_785,
+                24.4,
+            ),
+            (
+                "GPT-2 R",
+                with(
+                    &Setup {
+                        micro_batches: 32,
+                        ..Setup::gpt2()
+                    },
+                    "R",
+                ),
+                16_569,
+                21.9,
+            ),
+            (
+                "Llama2 N",
+                with(
+                    &Setup {
+                        micro_batches: 128,
+                        ..Setup::llama2()
+                    },
+                    "",
+                ),
+                66_529,
+                105.0,
+            ),
+            (
+                "Llama2 R",
+                with(
+                    &Setup {
+                        micro_batches: 128,
+                        ..Setup::llama2()
+                    },
+                    "R",
+                ),
+                86_721,
+                136.0,
+            ),
+            (
+                "MoE N",
+                with(
+                    &Setup {
+                        micro_batches: 48,
+                        ..Setup::qwen_moe()
+                    },
+                    "",
+                ),
+                196_759,
+                374.0,
+            ),
+            (
+                "MoE R",
+                with(
+                    &Setup {
+                        micro_batches: 48,
+                        ..Setup::qwen_moe()
+                    },
+                    "R",
+                ),
+                281_669,
+                145.0,
+            ),
         ] {
             let trace = setup.trace();
             let [theirs, fast, normal] = [
@@ -68,7 +169,9 @@ fn main() {
                 timed(|| _ = ours(&trace, Effort::Normal)),
             ];
             let n = trace.blocks.len();
-            say(&format!("| {name} | {n} | {theirs:.2} | {fast:.2} | {normal:.2} | {requests} | {seconds} |"));
+            say(&format!(
+                "| {name} | {n} | {theirs:.2} | {fast:.2} | {normal:.2} | {requests} | {seconds} |"
+            ));
         }
     }
 }
@@ -93,24 +196,33 @@ fn timed(what: impl FnOnce()) -> f64 {
 
 /// Bytes that our plan holds.
 fn ours(trace: &Trace, effort: Effort) -> u64 {
-    let options = Options { effort, align: ALIGN, ..Options::default() };
-    let placement = place(trace, &options, &mut |_, _| ()).expect("a generated trace should have a plan");
+    let options = Options {
+        effort,
+        align: ALIGN,
+        ..Options::default()
+    };
+    let placement =
+        place(trace, &options, &mut |_, _| ()).expect("a generated trace should have a plan");
     checked(trace, &placement.offsets)
 }
 
 /// Addresses of the paper's planner.
 fn theirs_of(trace: &Trace) -> Vec<u64> {
-    stalloc::place(trace, ALIGN).expect("a generated trace should have a plan").offsets
+    stalloc::place(trace, ALIGN)
+        .expect("a generated trace should have a plan")
+        .offsets
 }
 
 /// The peak of a plan that is proved to be one.
 fn checked(trace: &Trace, offsets: &[u64]) -> u64 {
-    check::check(trace, offsets, ALIGN, None).unwrap_or_else(|faults| panic!("{} faults", faults.len()))
+    check::check(trace, offsets, ALIGN, None)
+        .unwrap_or_else(|faults| panic!("{} faults", faults.len()))
 }
 
 fn table(rows: &[(String, Setup)]) {
     say(
-        "| trace | requests | live GiB | caching | expandable | gmlake | gmlake 64 | stalloc | fast | normal | stalloc s | fast s | \
+        "| trace | requests | live GiB | caching | expandable | gmlake | gmlake 64 | stalloc | \
+         fast | normal | stalloc s | fast s | \
          normal s |",
     );
     say("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
@@ -118,9 +230,13 @@ fn table(rows: &[(String, Setup)]) {
         let trace = setup.trace();
         let live = lower_bound(&trace, ALIGN);
         let stitched = |mib: u64| Segments::Stitched(mib << 20);
-        let [fixed, expandable, gmlake, gmlake_64] =
-            [Segments::Fixed, Segments::Expandable, stitched(512), stitched(64)]
-                .map(|rule| caching::simulate(&trace, rule).reserved_bytes);
+        let [fixed, expandable, gmlake, gmlake_64] = [
+            Segments::Fixed,
+            Segments::Expandable,
+            stitched(512),
+            stitched(64),
+        ]
+        .map(|rule| caching::simulate(&trace, rule).reserved_bytes);
         let mut theirs = 0;
         let their_seconds = timed(|| theirs = checked(&trace, &theirs_of(&trace)));
         let (mut fast, mut normal) = (0, 0);
@@ -128,7 +244,8 @@ fn table(rows: &[(String, Setup)]) {
         let normal_seconds = timed(|| normal = ours(&trace, Effort::Normal));
         let share = |held: u64| format!("{:.1} %", 100.0 * live as f64 / held as f64);
         say(&format!(
-            "| {name} | {} | {:.1} | {} | {} | {} | {} | {} | {} | {} | {their_seconds:.3} | {fast_seconds:.3} | \
+            "| {name} | {} | {:.1} | {} | {} | {} | {} | {} | {} | {} | {their_seconds:.3} | \
+             {fast_seconds:.3} | \
              {normal_seconds:.3} |",
             trace.blocks.len(),
             live as f64 / (1u64 << 30) as f64,

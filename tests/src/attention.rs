@@ -18,8 +18,26 @@ pub struct Case {
 
 impl Case {
     /// For sm_80, with a scale of 1/8.
-    pub fn new(heads: u32, group: u32, queries: u32, keys: u32, head_size: u32, causal: bool) -> Case {
-        Case { sizes: Sizes { heads, group, queries, keys, scale: 0.125 }, head_size, causal, target: &Target::SM_80 }
+    pub fn new(
+        heads: u32,
+        group: u32,
+        queries: u32,
+        keys: u32,
+        head_size: u32,
+        causal: bool,
+    ) -> Case {
+        Case {
+            sizes: Sizes {
+                heads,
+                group,
+                queries,
+                keys,
+                scale: 0.125,
+            },
+            head_size,
+            causal,
+            target: &Target::SM_80,
+        }
     }
     fn d(&self) -> usize {
         self.head_size as usize
@@ -57,13 +75,21 @@ impl Tensors {
     /// Numbers of bf16, the same ones each time.
     pub fn new(case: &Case) -> Tensors {
         let ([heads, queries, keys], d) = (case.rows(), case.d());
-        let (n_q, n_k) = (heads * queries * d, heads / case.sizes.group as usize * keys * d);
-        Tensors { q: numbers(n_q, 1), k: numbers(n_k, 2), v: numbers(n_k, 3), dout: numbers(n_q, 4) }
+        let (n_q, n_k) = (
+            heads * queries * d,
+            heads / case.sizes.group as usize * keys * d,
+        );
+        Tensors {
+            q: numbers(n_q, 1),
+            k: numbers(n_k, 2),
+            v: numbers(n_k, 3),
+            dout: numbers(n_q, 4),
+        }
     }
 }
 
-/// Results, and how far a kernel's may be off: what rounding probabilities, gradients of scores and results to bf16
-/// makes, by the sum of the absolute values of what is added up.
+/// Results, and how far a kernel's may be off: what rounding probabilities, gradients of scores and
+/// results to bf16 makes, by the sum of the absolute values of what is added up.
 pub struct Expected {
     /// The result.
     pub out: Vec<(f64, f64)>,
@@ -81,7 +107,8 @@ pub struct Expected {
     pub rounded: Vec<f32>,
 }
 
-/// Two roundings to bf16's 8 bits, each off by 2⁻⁸ at most, and what f32 and approximate exponentials lose beside.
+/// Two roundings to bf16's 8 bits, each off by 2⁻⁸ at most, and what f32 and approximate
+/// exponentials lose beside.
 const UNIT: f64 = 1.03 * 2.0 / 256.0;
 /// What sums in f32 lose.
 const SUM: f64 = 1e-5;
@@ -91,7 +118,12 @@ impl Expected {
     pub fn new(case: &Case, t: &Tensors) -> Expected {
         let ([heads, queries, keys], d) = (case.rows(), case.d());
         let scale = f64::from(case.sizes.scale);
-        let row = |x: &[f32], i: usize| x[i * d..][..d].iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+        let row = |x: &[f32], i: usize| {
+            x[i * d..][..d]
+                .iter()
+                .map(|&x| f64::from(x))
+                .collect::<Vec<f64>>()
+        };
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let zeros = |n: usize| vec![(0.0, 0.0); n];
         let mut e = Expected {
@@ -114,17 +146,29 @@ impl Expected {
                 let at = head * queries + i;
                 let (q, dout) = (row(&t.q, at), row(&t.dout, at));
                 let reach = if case.causal { keys.min(i + 1) } else { keys };
-                let scores: Vec<f64> = (0..reach).map(|j| scale * dot(&q, &row(&t.k, kv + j))).collect();
+                let scores: Vec<f64> = (0..reach)
+                    .map(|j| scale * dot(&q, &row(&t.k, kv + j)))
+                    .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
-                e.lse[at] = (if reach == 0 { 0.0 } else { max + sum.ln() }, 1e-5 * (1.0 + max.abs()));
+                e.lse[at] = (
+                    if reach == 0 { 0.0 } else { max + sum.ln() },
+                    1e-5 * (1.0 + max.abs()),
+                );
                 let p: Vec<f64> = scores.iter().map(|s| (s - max).exp() / sum).collect();
                 for (j, &p) in p.iter().enumerate() {
                     add(&mut e.out[at * d..][..d], p, &row(&t.v, kv + j));
                 }
                 let out = &e.out[at * d..][..d];
-                let rounded: Vec<f32> = out.iter().map(|x| half::bf16::from_f64(x.0).to_f32()).collect();
-                let delta: f64 = rounded.iter().zip(&dout).map(|(&out, dout)| f64::from(out) * dout).sum();
+                let rounded: Vec<f32> = out
+                    .iter()
+                    .map(|x| half::bf16::from_f64(x.0).to_f32())
+                    .collect();
+                let delta: f64 = rounded
+                    .iter()
+                    .zip(&dout)
+                    .map(|(&out, dout)| f64::from(out) * dout)
+                    .sum();
                 e.delta[at] = (delta, SUM * (1.0 + delta.abs()));
                 e.rounded.extend(rounded);
                 for (j, &p) in p.iter().enumerate() {
@@ -137,7 +181,9 @@ impl Expected {
             }
         }
         for tensor in [&mut e.out, &mut e.dq, &mut e.dk, &mut e.dv] {
-            tensor.iter_mut().for_each(|(_, bound)| *bound = UNIT * *bound + SUM);
+            tensor
+                .iter_mut()
+                .for_each(|(_, bound)| *bound = UNIT * *bound + SUM);
         }
         e
     }

@@ -29,26 +29,54 @@ impl Builder {
             .add_node(op, inputs, &names, self.phase, self.module.clone())
             .expect("the chain should type ops right")
     }
-    pub(crate) fn node(&mut self, op: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value]) -> Value {
+    pub(crate) fn node(
+        &mut self,
+        op: &str,
+        attrs: Vec<(&'static str, Attr)>,
+        inputs: &[Value],
+    ) -> Value {
         self.nodes(op, attrs, inputs, 1)[0]
     }
     pub(crate) fn matmul(&mut self, a: Value, b: Value, ta: bool, tb: bool) -> Value {
-        self.node("matmul", vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))], &[a, b])
+        self.node(
+            "matmul",
+            vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))],
+            &[a, b],
+        )
     }
     pub(crate) fn sum(&mut self, x: Value, dims: &[i64]) -> Value {
-        self.node("sum", vec![("dims", Attr::Ints(dims.to_vec())), ("keepdim", Attr::Bool(false))], &[x])
+        self.node(
+            "sum",
+            vec![
+                ("dims", Attr::Ints(dims.to_vec())),
+                ("keepdim", Attr::Bool(false)),
+            ],
+            &[x],
+        )
     }
     pub(crate) fn parameter(&mut self, path: String, shape: &[u64]) -> (usize, Value) {
         let ty = TensorType::new(DType::F32, shape).expect("a small type");
         let index = self.graph.states.len();
-        (index, self.graph.add_state(path.clone(), path, StateKind::Param, ty))
+        (
+            index,
+            self.graph
+                .add_state(path.clone(), path, StateKind::Param, ty),
+        )
     }
 }
 
-/// `x + W2 gelu(W1 norm(x))`, `blocks` times; the loss is the sum. About 20 nodes a block with AdamW attached.
+/// `x + W2 gelu(W1 norm(x))`, `blocks` times; the loss is the sum. About 20 nodes a block with
+/// AdamW attached.
 pub fn chain(blocks: usize) -> Graph {
-    let mut b = Builder { graph: Graph::new(format!("chain{blocks}")), phase: Phase::Forward, module: String::new() };
-    let x = b.graph.add_input("x", TensorType::new(DType::F32, [BATCH, WIDTH]).expect("a small type"));
+    let mut b = Builder {
+        graph: Graph::new(format!("chain{blocks}")),
+        phase: Phase::Forward,
+        module: String::new(),
+    };
+    let x = b.graph.add_input(
+        "x",
+        TensorType::new(DType::F32, [BATCH, WIDTH]).expect("a small type"),
+    );
     let mut kept = vec![];
     let mut at = x;
     for i in 0..blocks {
@@ -57,7 +85,12 @@ pub fn chain(blocks: usize) -> Graph {
         let (norm, w) = b.parameter(name("norm.weight"), &[WIDTH]);
         let (fc1, w1) = b.parameter(name("fc1.weight"), &[WIDTH, 4 * WIDTH]);
         let (fc2, w2) = b.parameter(name("fc2.weight"), &[4 * WIDTH, WIDTH]);
-        let y = b.nodes("layer_norm", vec![("dims", Attr::Int(1)), ("eps", Attr::Float(1e-5))], &[at, w], 3);
+        let y = b.nodes(
+            "layer_norm",
+            vec![("dims", Attr::Int(1)), ("eps", Attr::Float(1e-5))],
+            &[at, w],
+            3,
+        );
         let h = b.matmul(y[0], w1, false, false);
         let g = b.node("gelu", vec![("tanh", Attr::Bool(true))], &[h]);
         let z = b.matmul(g, w2, false, false);
@@ -66,7 +99,10 @@ pub fn chain(blocks: usize) -> Graph {
         at = next;
     }
     let loss = b.sum(at, &[0, 1]);
-    b.graph.outputs.push(Output { name: "loss".into(), value: loss });
+    b.graph.outputs.push(Output {
+        name: "loss".into(),
+        value: loss,
+    });
     b.phase = Phase::Backward;
     let full = vec![
         ("dtype", Attr::Type(DType::F32)),
@@ -84,7 +120,9 @@ pub fn chain(blocks: usize) -> Graph {
         let attrs = vec![("dims", Attr::Int(1)), ("mask", Attr::Ints(vec![1, 1, 0]))];
         let dx = b.nodes("layer_norm_bwd", attrs, &[dn, x, y[1], y[2], w], 2);
         dy = b.node("add", vec![], &[dy, dx[0]]);
-        b.graph.gradients.extend([(fc2, dw2), (fc1, dw1), (norm, dx[1])]);
+        b.graph
+            .gradients
+            .extend([(fc2, dw2), (fc1, dw1), (norm, dx[1])]);
     }
     b.graph
 }

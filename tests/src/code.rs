@@ -25,7 +25,10 @@ pub fn compile(generated: Generated, target: &Target) -> Kernel {
     });
     let object = generator.run(&generated.name, &generated.mlir, target, Stage::Object);
     let object = object.unwrap_or_else(|e| panic!("{e}\n{}", generated.mlir));
-    Kernel { generated, loaded: Loaded::new(&object).expect("objects should load") }
+    Kernel {
+        generated,
+        loaded: Loaded::new(&object).expect("objects should load"),
+    }
 }
 
 /// Compiles many kernels, by as many generators as there are cores.
@@ -40,28 +43,46 @@ pub fn compile_all(generated: Vec<Generated>, target: &Target) -> Vec<Kernel> {
 }
 
 impl Kernel {
-    /// The kernel with its operands and results, to be run as often as one likes by so many threads.
-    pub fn bind<'a>(&'a self, ins: &'a [OwnedTensor], outs: &[TensorType], threads: usize) -> impl FnMut() + use<'a> {
-        let shape = |ty: &TensorType| ty.shape().iter().map(|&d| d as usize).collect::<Vec<usize>>();
+    /// The kernel with its operands and results, to be run as often as one likes by so many
+    /// threads.
+    pub fn bind<'a>(
+        &'a self,
+        ins: &'a [OwnedTensor],
+        outs: &[TensorType],
+        threads: usize,
+    ) -> impl FnMut() + use<'a> {
+        let shape = |ty: &TensorType| {
+            ty.shape()
+                .iter()
+                .map(|&d| d as usize)
+                .collect::<Vec<usize>>()
+        };
         let zeros = |ty: &TensorType| OwnedTensor::zeros(codegen::dtype(ty.dtype()), &shape(ty));
         let mut results: Vec<OwnedTensor> = outs.iter().map(zeros).collect();
-        let mut scratch = OwnedTensor::zeros(artifact::DType::U8, &[self.generated.scratch_bytes as usize]);
+        let mut scratch = OwnedTensor::zeros(
+            artifact::DType::U8,
+            &[self.generated.scratch_bytes as usize],
+        );
         move || {
             let mut pointers: Vec<*mut u8> = ins.iter().map(|t| t.as_ptr().cast_mut()).collect();
             pointers.extend(results.iter_mut().map(OwnedTensor::as_mut_ptr));
             pointers.push(scratch.as_mut_ptr());
             let pointers = Pointers(&pointers);
             for phase in &self.generated.phases {
-                let function = self.loaded.function(&phase.symbol).expect("a kernel should have its functions");
+                let function = self
+                    .loaded
+                    .function(&phase.symbol)
+                    .expect("a kernel should have its functions");
                 share(threads, phase.parts, |first, end| {
-                    // SAFETY: the pointers are those of distinct tensors of the kernel's types, the parts the phase's.
+                    // SAFETY: the pointers are those of distinct tensors of the kernel's types, the
+                    // parts the phase's.
                     unsafe { function(pointers.all().as_ptr(), first, end) };
                 });
             }
         }
     }
-    /// Runs the kernel on operands, into results of the given types that hold rubbish before, or lie on operands. `cuts` are
-    /// where the calls of a phase are cut, in 2^16ths of its parts.
+    /// Runs the kernel on operands, into results of the given types that hold rubbish before, or
+    /// lie on operands. `cuts` are where the calls of a phase are cut, in 2^16ths of its parts.
     pub fn run(
         &self,
         ins: &[OwnedTensor],
@@ -69,19 +90,30 @@ impl Kernel {
         pairs: &[(usize, usize)],
         cuts: &[u16],
     ) -> Vec<OwnedTensor> {
-        let shape = |ty: &TensorType| ty.shape().iter().map(|&d| d as usize).collect::<Vec<usize>>();
+        let shape = |ty: &TensorType| {
+            ty.shape()
+                .iter()
+                .map(|&d| d as usize)
+                .collect::<Vec<usize>>()
+        };
         let rubbish = |dtype, shape: &[usize]| {
             let mut tensor = OwnedTensor::zeros(dtype, shape);
             tensor.fill(0xA5);
             tensor
         };
-        let mut results: Vec<OwnedTensor> =
-            outs.iter().map(|ty| rubbish(codegen::dtype(ty.dtype()), &shape(ty))).collect();
+        let mut results: Vec<OwnedTensor> = outs
+            .iter()
+            .map(|ty| rubbish(codegen::dtype(ty.dtype()), &shape(ty)))
+            .collect();
         for &(i, j) in pairs {
             results[j] = ins[i].clone();
         }
-        let mut scratch = rubbish(artifact::DType::U8, &[self.generated.scratch_bytes as usize]);
-        let result_pointers: Vec<*mut u8> = results.iter_mut().map(OwnedTensor::as_mut_ptr).collect();
+        let mut scratch = rubbish(
+            artifact::DType::U8,
+            &[self.generated.scratch_bytes as usize],
+        );
+        let result_pointers: Vec<*mut u8> =
+            results.iter_mut().map(OwnedTensor::as_mut_ptr).collect();
         let mut pointers: Vec<*mut u8> = ins.iter().map(|t| t.as_ptr().cast_mut()).collect();
         for &(i, j) in pairs {
             pointers[i] = result_pointers[j];
@@ -89,14 +121,20 @@ impl Kernel {
         pointers.extend(result_pointers);
         pointers.push(scratch.as_mut_ptr());
         for phase in &self.generated.phases {
-            let function = self.loaded.function(&phase.symbol).expect("a kernel should have its functions");
-            let mut at: Vec<u64> = cuts.iter().map(|&c| (phase.parts * u64::from(c)) >> 16).collect();
+            let function = self
+                .loaded
+                .function(&phase.symbol)
+                .expect("a kernel should have its functions");
+            let mut at: Vec<u64> = cuts
+                .iter()
+                .map(|&c| (phase.parts * u64::from(c)) >> 16)
+                .collect();
             at.extend([0, phase.parts]);
             at.sort_unstable();
             // Backwards: parts do not wait for each other.
             for pair in at.windows(2).rev() {
-                // SAFETY: the pointers are those of tensors of the kernel's types, distinct but for in-place pairs that the
-                // kernel allows, and the parts are the phase's.
+                // SAFETY: the pointers are those of tensors of the kernel's types, distinct but for
+                // in-place pairs that the kernel allows, and the parts are the phase's.
                 unsafe { function(pointers.as_ptr(), pair[0], pair[1]) };
             }
         }
@@ -139,7 +177,10 @@ unsafe impl Sync for Pointers<'_> {}
 
 /// An op's attributes in the artifact's types.
 pub fn attrs(op: &Op) -> Vec<(String, artifact::Attr)> {
-    op.attrs().iter().map(|(&key, value)| (key.to_string(), codegen::attr(value))).collect()
+    op.attrs()
+        .iter()
+        .map(|(&key, value)| (key.to_string(), codegen::attr(value)))
+        .collect()
 }
 /// A run of an op's plain kernel.
 pub fn bind_plain<'a>(
@@ -148,12 +189,23 @@ pub fn bind_plain<'a>(
     ins: &[&'a OwnedTensor],
     outs: &[TensorType],
 ) -> Result<Run<'a>, String> {
-    let types: Vec<(artifact::DType, Vec<usize>)> =
-        outs.iter().map(|ty| (codegen::dtype(ty.dtype()), ty.shape().iter().map(|&d| d as usize).collect())).collect();
+    let types: Vec<(artifact::DType, Vec<usize>)> = outs
+        .iter()
+        .map(|ty| {
+            (
+                codegen::dtype(ty.dtype()),
+                ty.shape().iter().map(|&d| d as usize).collect(),
+            )
+        })
+        .collect();
     Run::new(op.name(), attrs, ins, &types, 1 << 20, &[])
 }
 /// What an op's plain kernel makes of tensors.
-pub fn plain(op: &Op, ins: &[&OwnedTensor], outs: &[TensorType]) -> Result<Vec<OwnedTensor>, String> {
+pub fn plain(
+    op: &Op,
+    ins: &[&OwnedTensor],
+    outs: &[TensorType],
+) -> Result<Vec<OwnedTensor>, String> {
     let attrs = attrs(op);
     let mut run = bind_plain(op, &attrs, ins, outs)?;
     run.run()?;

@@ -1,5 +1,5 @@
-//! What a graph means, computed the plainest way: each node once, in the order of the graph, on tensors of its own. No
-//! schedule, no plan, no streams; only the kernels are those of the runtime.
+//! What a graph means, computed the plainest way: each node once, in the order of the graph, on
+//! tensors of its own. No schedule, no plan, no streams; only the kernels are those of the runtime.
 
 use codegen::{attr, dtype};
 use ir::{Graph, Op, Table, TensorType, Value};
@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 /// Bytes of tensors by name: an input's or output's name, a state's path.
 pub type Tensors = BTreeMap<String, Vec<u8>>;
 
-/// Computes one step: `states` by path become what the step leaves; the outputs are returned by name. An error says which
-/// node's kernel refused what. Panics if an input or a state has no bytes.
+/// Computes one step: `states` by path become what the step leaves; the outputs are returned by
+/// name. An error says which node's kernel refused what. Panics if an input or a state has no
+/// bytes.
 pub fn step(graph: &Graph, states: &mut Tensors, inputs: &Tensors) -> Result<Tensors, String> {
     let mut tensors: Table<Value, Option<OwnedTensor>> = Table::filled(graph.values.len(), None);
     for &input in &graph.inputs {
@@ -21,9 +22,11 @@ pub fn step(graph: &Graph, states: &mut Tensors, inputs: &Tensors) -> Result<Ten
     }
     for &node in &graph.order {
         let data = &graph.nodes[node];
-        let operands: Vec<&OwnedTensor> = data.inputs.iter().map(|&v| computed(&tensors, v)).collect();
+        let operands: Vec<&OwnedTensor> =
+            data.inputs.iter().map(|&v| computed(&tensors, v)).collect();
         let ins: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-        let results = run(&data.op, &ins, &operands).map_err(|e| format!("node {}: {e}", graph.node_name(node)))?;
+        let results = run(&data.op, &ins, &operands)
+            .map_err(|e| format!("node {}: {e}", graph.node_name(node)))?;
         for (&output, result) in data.outputs.iter().zip(results) {
             tensors[output] = Some(result);
         }
@@ -31,11 +34,19 @@ pub fn step(graph: &Graph, states: &mut Tensors, inputs: &Tensors) -> Result<Ten
     for state in &graph.states {
         states.insert(state.path.clone(), computed(&tensors, state.after).bytes());
     }
-    Ok(graph.outputs.iter().map(|o| (o.name.clone(), computed(&tensors, o.value).bytes())).collect())
+    Ok(graph
+        .outputs
+        .iter()
+        .map(|o| (o.name.clone(), computed(&tensors, o.value).bytes()))
+        .collect())
 }
 
 /// One op, on tensors of these types; a fused one's ops in turn.
-pub fn run(op: &Op, types: &[&TensorType], operands: &[&OwnedTensor]) -> Result<Vec<OwnedTensor>, String> {
+pub fn run(
+    op: &Op,
+    types: &[&TensorType],
+    operands: &[&OwnedTensor],
+) -> Result<Vec<OwnedTensor>, String> {
     let outs = op.infer(types)?;
     if let Some(body) = op.body() {
         let all = body.types(types)?;
@@ -51,20 +62,31 @@ pub fn run(op: &Op, types: &[&TensorType], operands: &[&OwnedTensor]) -> Result<
     if op.is_alias() {
         return Ok(vec![operands[0].reshape(&shape(&outs[0]))]);
     }
-    let attrs: Vec<_> = op.attrs().iter().map(|(&key, value)| (key.to_string(), attr(value))).collect();
+    let attrs: Vec<_> = op
+        .attrs()
+        .iter()
+        .map(|(&key, value)| (key.to_string(), attr(value)))
+        .collect();
     let scratch = op.work(types, &outs).scratch;
-    let outs: Vec<_> = outs.iter().map(|ty| (dtype(ty.dtype()), shape(ty))).collect();
+    let outs: Vec<_> = outs
+        .iter()
+        .map(|ty| (dtype(ty.dtype()), shape(ty)))
+        .collect();
     run_op(op.name(), &attrs, operands, &outs, scratch)
 }
 
 fn given(graph: &Graph, value: Value, tensors: &Tensors, name: &str) -> OwnedTensor {
-    let bytes = tensors.get(name).unwrap_or_else(|| panic!("{name} should be given"));
+    let bytes = tensors
+        .get(name)
+        .unwrap_or_else(|| panic!("{name} should be given"));
     let ty = &graph.values[value].ty;
     OwnedTensor::from_bytes(dtype(ty.dtype()), &shape(ty), bytes)
 }
 
 fn computed(tensors: &Table<Value, Option<OwnedTensor>>, value: Value) -> &OwnedTensor {
-    tensors[value].as_ref().expect("a graph's order should be topological")
+    tensors[value]
+        .as_ref()
+        .expect("a graph's order should be topological")
 }
 
 fn shape(ty: &TensorType) -> Vec<usize> {

@@ -20,10 +20,17 @@ pub fn recompute_all(model: &Graph, optimizer: Optimizer, device: &Device) -> Co
     order::run(&mut graph, order::Update::Backward);
     let graph = graph.compact();
     let problem = Problem::new(&graph, device, &cost);
-    let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
+    let reason = Reason {
+        bytes: 0,
+        swap: None,
+        recompute: None,
+        line: 0,
+    };
     let mut decisions = Decisions::default();
     for value in graph.values.ids().filter(|&v| graph.root(v) == v) {
-        let Some(node) = graph.def_node(value) else { continue };
+        let Some(node) = graph.def_node(value) else {
+            continue;
+        };
         if graph.nodes[node].phase != Phase::Forward {
             continue;
         }
@@ -31,32 +38,61 @@ pub fn recompute_all(model: &Graph, optimizer: Optimizer, device: &Device) -> Co
         let phase = |at: u32| graph.nodes[problem.lines[at as usize]].phase;
         for (gap, pair) in accesses.windows(2).enumerate() {
             if phase(pair[0]) == Phase::Forward && phase(pair[1]) == Phase::Backward {
-                decisions.cuts.insert(Gap { value, gap: gap as u32 }, (Means::Recompute, reason));
+                decisions.cuts.insert(
+                    Gap {
+                        value,
+                        gap: gap as u32,
+                    },
+                    (Means::Recompute, reason),
+                );
             }
         }
     }
     finish(&problem, decisions, 0).unwrap_or_else(|text| panic!("{text}"))
 }
 
-/// A proved program from decisions, in one of the [`realise::VARIANTS`]. If the proof fails, the error is the text with
-/// the findings.
-pub fn finish(problem: &Problem<'_>, decisions: Decisions, variant: usize) -> Result<Compiled, String> {
+/// A proved program from decisions, in one of the [`realise::VARIANTS`]. If the proof fails, the
+/// error is the text with the findings.
+pub fn finish(
+    problem: &Problem<'_>,
+    decisions: Decisions,
+    variant: usize,
+) -> Result<Compiled, String> {
     let graph = problem.graph;
     let mut schedule = realise::lines(problem, &decisions).expect("the decisions should be legal");
     let lives = realise::lives(graph, &schedule, problem.cost, variant);
     let plan = alloc::allocate(&schedule, &lives);
     sync::run(graph, &mut schedule, &plan);
-    let program = Program { graph: graph.clone(), schedule, plan: Some(plan) };
+    let program = Program {
+        graph: graph.clone(),
+        schedule,
+        plan: Some(plan),
+    };
     let mut findings = ir::verify::program(&program);
     findings.extend(ir::check::check(&program).err().unwrap_or_default());
     if !findings.is_empty() {
         return Err(ir::text::print_program_with_findings(&program, &findings));
     }
     let timeline = simulate(graph, &program.schedule, problem.cost);
-    let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[ir::table::Id::new(0)]);
-    let decided = Decided { decisions, variant, budget: None, keep_peak: peak, smallest: Some(peak), curve: vec![] };
+    let peak = program
+        .plan
+        .as_ref()
+        .map_or(0, |plan| plan.peak[ir::table::Id::new(0)]);
+    let decided = Decided {
+        decisions,
+        variant,
+        budget: None,
+        keep_peak: peak,
+        smallest: Some(peak),
+        curve: vec![],
+    };
     let certificate = passes::decide::bound::certificate(problem, u64::MAX, timeline.micros);
-    let bounds = program.schedule.pools.ids().map(|pool| alloc::live_peak(&program.schedule, &lives, pool)).collect();
+    let bounds = program
+        .schedule
+        .pools
+        .ids()
+        .map(|pool| alloc::live_peak(&program.schedule, &lives, pool))
+        .collect();
     Ok(Compiled {
         program,
         kernels: Kernels::Plain,

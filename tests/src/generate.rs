@@ -1,5 +1,6 @@
-//! Random typed graphs, random data for them, and random decisions. Values are small integers in floats and every op is
-//! exact on them, so that two ways of computing a step must agree bit for bit.
+//! Random typed graphs, random data for them, and random decisions. Values are small integers in
+//! floats and every op is exact on them, so that two ways of computing a step must agree bit for
+//! bit.
 
 use crate::evaluate::Tensors;
 use ir::graph::Output;
@@ -10,12 +11,26 @@ use passes::graph::optimizer::HYPER;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// `cases` cases, the same ones in every run. `PROPTEST_RNG_SEED` gives others, `PROPTEST_CASES` another number.
+/// `cases` cases, the same ones in every run. `PROPTEST_RNG_SEED` gives others, `PROPTEST_CASES`
+/// another number.
 pub fn config(cases: u32) -> ProptestConfig {
     let given = ProptestConfig::default();
-    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { given.cases } else { cases };
-    let rng_seed = if given.rng_seed == RngSeed::Random { RngSeed::Fixed(0) } else { given.rng_seed };
-    ProptestConfig { cases, rng_seed, failure_persistence: None, ..given }
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() {
+        given.cases
+    } else {
+        cases
+    };
+    let rng_seed = if given.rng_seed == RngSeed::Random {
+        RngSeed::Fixed(0)
+    } else {
+        given.rng_seed
+    };
+    ProptestConfig {
+        cases,
+        rng_seed,
+        failure_persistence: None,
+        ..given
+    }
 }
 
 /// One choice of the generator: which op, which operands, which way.
@@ -34,8 +49,16 @@ pub struct Recipe {
 
 /// Recipes of up to `most` nodes.
 pub fn recipes(most: usize) -> impl Strategy<Value = Recipe> {
-    (prop::collection::vec(any::<Choice>(), 1..most), 1usize..5, 1usize..4)
-        .prop_map(|(nodes, n_states, n_inputs)| Recipe { nodes, n_states, n_inputs })
+    (
+        prop::collection::vec(any::<Choice>(), 1..most),
+        1usize..5,
+        1usize..4,
+    )
+        .prop_map(|(nodes, n_states, n_inputs)| Recipe {
+            nodes,
+            n_states,
+            n_inputs,
+        })
 }
 
 /// A graph as it grows. Invariant: f32 values have four columns.
@@ -51,7 +74,8 @@ struct Builder {
 const BOUND: f64 = 65536.0;
 /// What a clamp leaves.
 const SMALL: f64 = 8.0;
-/// States start from at most 4; with a momentum of one and gradients of one they grow by at most 5, 6, 7 in three steps.
+/// States start from at most 4; with a momentum of one and gradients of one they grow by at most 5,
+/// 6, 7 in three steps.
 const STATE: f64 = 22.0;
 const N: u64 = 4;
 /// Most rows of a value.
@@ -67,16 +91,36 @@ pub fn graph(recipe: &Recipe) -> Graph {
         let rows = if i == 1 { 1 } else { N };
         values.push((graph.add_input(format!("x{i}"), f32s(rows)), SMALL));
     }
-    let hyper = graph.add_input(HYPER, TensorType::new(DType::F64, [3]).expect("a small type"));
+    let hyper = graph.add_input(
+        HYPER,
+        TensorType::new(DType::F64, [3]).expect("a small type"),
+    );
     for i in 0..recipe.n_states {
         let rows = if i == 2 { 2 * N } else { N };
-        values.push((graph.add_state(format!("s{i}"), format!("state.{i}"), StateKind::Param, f32s(rows)), STATE));
+        values.push((
+            graph.add_state(
+                format!("s{i}"),
+                format!("state.{i}"),
+                StateKind::Param,
+                f32s(rows),
+            ),
+            STATE,
+        ));
     }
     let rng_type = TensorType::new(DType::I64, [2]).expect("a small type");
     let rng = graph.add_state("rng", "rng", StateKind::Rng, rng_type);
-    let mut b = Builder { graph, values, phase: Phase::Forward, rng };
+    let mut b = Builder {
+        graph,
+        values,
+        phase: Phase::Forward,
+        rng,
+    };
     for (i, &choice) in recipe.nodes.iter().enumerate() {
-        b.phase = if 2 * i < recipe.nodes.len() { Phase::Forward } else { Phase::Backward };
+        b.phase = if 2 * i < recipe.nodes.len() {
+            Phase::Forward
+        } else {
+            Phase::Backward
+        };
         b.step(choice, i);
     }
     b.phase = Phase::Optimizer;
@@ -87,7 +131,10 @@ pub fn graph(recipe: &Recipe) -> Graph {
     b.graph.states[recipe.n_states].after = next;
     for k in 0..2 {
         let (value, _) = b.values[b.values.len() - 1 - (k * 3) % b.values.len()];
-        b.graph.outputs.push(Output { name: format!("out{k}"), value });
+        b.graph.outputs.push(Output {
+            name: format!("out{k}"),
+            value,
+        });
     }
     // What nothing computes, or what is fetched twice, can be an output as well.
     let seed = recipe.nodes.len();
@@ -97,7 +144,10 @@ pub fn graph(recipe: &Recipe) -> Graph {
         2 => b.graph.states[seed % recipe.n_states].after,
         _ => b.graph.outputs[0].value,
     };
-    b.graph.outputs.push(Output { name: "odd".into(), value: odd });
+    b.graph.outputs.push(Output {
+        name: "odd".into(),
+        value: odd,
+    });
     b.graph
 }
 
@@ -107,11 +157,22 @@ impl Builder {
         let op = Op::new(op, attrs.iter().cloned()).expect("the generator should build ops right");
         let outputs = {
             let types: Vec<_> = inputs.iter().map(|&v| &self.graph.values[v].ty).collect();
-            op.infer(&types).expect("the generator should type ops right").len()
+            op.infer(&types)
+                .expect("the generator should type ops right")
+                .len()
         };
-        let names: Vec<String> =
-            (0..outputs).map(|j| if j == 0 { name.clone() } else { format!("{name}.{j}") }).collect();
-        self.graph.add_node(op, inputs, &names, self.phase, "block").expect("typed above")
+        let names: Vec<String> = (0..outputs)
+            .map(|j| {
+                if j == 0 {
+                    name.clone()
+                } else {
+                    format!("{name}.{j}")
+                }
+            })
+            .collect();
+        self.graph
+            .add_node(op, inputs, &names, self.phase, "block")
+            .expect("typed above")
     }
 
     fn node(&mut self, op: &str, attrs: &[(&'static str, Attr)], inputs: &[Value]) -> Value {
@@ -119,7 +180,11 @@ impl Builder {
     }
 
     fn push(&mut self, value: Value, bound: f64) {
-        let (value, bound) = if BOUND < bound { (self.small(value), SMALL) } else { (value, bound) };
+        let (value, bound) = if BOUND < bound {
+            (self.small(value), SMALL)
+        } else {
+            (value, bound)
+        };
         self.values.push((value, bound));
     }
 
@@ -129,12 +194,20 @@ impl Builder {
     }
 
     fn clamp(&mut self, value: Value, bound: f64) -> Value {
-        self.node("clamp", &[("min", Attr::Float(-bound)), ("max", Attr::Float(bound))], &[value])
+        self.node(
+            "clamp",
+            &[("min", Attr::Float(-bound)), ("max", Attr::Float(bound))],
+            &[value],
+        )
     }
 
     /// Two values whose product, and a sum of four such, is exact.
     fn factors(&mut self, x: (Value, f64), y: (Value, f64)) -> ((Value, f64), (Value, f64)) {
-        if 4.0 * x.1 * y.1 <= BOUND { (x, y) } else { ((self.small(x.0), SMALL), (self.small(y.0), SMALL)) }
+        if 4.0 * x.1 * y.1 <= BOUND {
+            (x, y)
+        } else {
+            ((self.small(x.0), SMALL), (self.small(y.0), SMALL))
+        }
     }
 
     fn rows(&self, value: Value) -> u64 {
@@ -161,7 +234,12 @@ impl Builder {
     }
 
     fn slice(&mut self, value: Value, start: u64, end: u64) -> Value {
-        let attrs = [("dim", 0), ("start", start as i64), ("end", end as i64), ("step", 1)];
+        let attrs = [
+            ("dim", 0),
+            ("start", start as i64),
+            ("end", end as i64),
+            ("step", 1),
+        ];
         self.node("slice", &attrs.map(|(k, v)| (k, Attr::Int(v))), &[value])
     }
 
@@ -176,7 +254,11 @@ impl Builder {
     /// An op of two operands that broadcasts.
     fn binary(&mut self, op: &str, x: Value, y: Value) -> Value {
         let (rows_x, rows_y) = (self.rows(x), self.rows(y));
-        let y = if rows_x == 1 || rows_y == 1 { y } else { self.with_rows(y, rows_x) };
+        let y = if rows_x == 1 || rows_y == 1 {
+            y
+        } else {
+            self.with_rows(y, rows_x)
+        };
         self.node(op, &[], &[x, y])
     }
 
@@ -199,11 +281,21 @@ impl Builder {
             4 => (self.node("relu", &[], &[x]), bx),
             5 | 6 => {
                 let ((x, bx), (y, by)) = self.factors((x, bx), (y, by));
-                let (x, y) = (if way & 1 == 1 { self.squared(x) } else { x }, self.squared(y));
+                let (x, y) = (
+                    if way & 1 == 1 { self.squared(x) } else { x },
+                    self.squared(y),
+                );
                 let x = if way & 5 == 5 { self.transposed(x) } else { x };
-                let attrs = [("ta", Attr::Bool(way & 1 == 1)), ("tb", Attr::Bool(way & 2 == 2))];
+                let attrs = [
+                    ("ta", Attr::Bool(way & 1 == 1)),
+                    ("tb", Attr::Bool(way & 2 == 2)),
+                ];
                 let v = self.node("matmul", &attrs, &[x, y]);
-                let v = if way & 8 == 8 && self.rows(v) == N { self.transposed(v) } else { v };
+                let v = if way & 8 == 8 && self.rows(v) == N {
+                    self.transposed(v)
+                } else {
+                    v
+                };
                 (v, 4.0 * bx * by)
             }
             7 => {
@@ -213,8 +305,15 @@ impl Builder {
             8 => {
                 let x = self.squared(x);
                 let flat = self.node("reshape", &[("shape", ints(&[2, 2 * N]))], &[x]);
-                let flat = if way & 1 == 0 { flat } else { self.node("neg", &[], &[flat]) };
-                (self.node("reshape", &[("shape", ints(&[N, N]))], &[flat]), bx)
+                let flat = if way & 1 == 0 {
+                    flat
+                } else {
+                    self.node("neg", &[], &[flat])
+                };
+                (
+                    self.node("reshape", &[("shape", ints(&[N, N]))], &[flat]),
+                    bx,
+                )
             }
             9 => {
                 let x = self.squared(x);
@@ -225,15 +324,23 @@ impl Builder {
                 let x = self.squared(x);
                 let rows = self.slice(x, 1, if way & 1 == 0 { 3 } else { 1 });
                 let rest = if way & 1 == 0 { rows } else { x };
-                (self.node("cat", &[("dim", Attr::Int(0))], &[rows, rest]), bx)
+                (
+                    self.node("cat", &[("dim", Attr::Int(0))], &[rows, rest]),
+                    bx,
+                )
             }
             11 => {
                 // Scale 2: exact. Two results, one of them bool.
                 let attrs = [("p", Attr::Float(0.5)), ("stream", Attr::Int(index as i64))];
-                let [y, mask] = self.nodes("dropout", &attrs, &[x, self.rng])[..] else { unreachable!("two results") };
+                let [y, mask] = self.nodes("dropout", &attrs, &[x, self.rng])[..] else {
+                    unreachable!("two results")
+                };
                 if way & 1 == 1 {
                     self.values.push((y, 2.0 * bx));
-                    (self.node("dropout_bwd", &[("scale", Attr::Float(2.0))], &[x, mask]), 2.0 * bx)
+                    (
+                        self.node("dropout_bwd", &[("scale", Attr::Float(2.0))], &[x, mask]),
+                        2.0 * bx,
+                    )
                 } else {
                     (y, 2.0 * bx)
                 }
@@ -247,14 +354,18 @@ impl Builder {
                 let ones = self.node("full", &attrs, &[]);
                 (self.node("add", &[], &[ones, x]), bx + 1.0)
             }
-            13 => (self.node("mul_scalar", &[("value", Attr::Float(-1.0))], &[x]), bx),
+            13 => (
+                self.node("mul_scalar", &[("value", Attr::Float(-1.0))], &[x]),
+                bx,
+            ),
             14 | 15 => {
                 // Sizes differ, so that there is something to allocate.
                 let rows = (self.rows(x).max(N) * if way & 1 == 0 { 2 } else { 4 }).min(TALL);
                 (self.with_rows(x, rows), bx)
             }
             16 => {
-                // Sums of four products of at most 64: exact in eight bits of mantissa. The product needs scratch.
+                // Sums of four products of at most 64: exact in eight bits of mantissa. The product
+                // needs scratch.
                 let (x, y) = (self.small(x), self.small(y));
                 let (x, y) = (self.cast(x, DType::BF16), self.cast(y, DType::BF16));
                 let y = self.squared(y);
@@ -264,11 +375,20 @@ impl Builder {
             }
             _ => {
                 // Two results, of which one is often not read.
-                let attrs = [("dim", Attr::Int(1)), ("k", Attr::Int(N as i64)), ("largest", Attr::Bool(way & 1 == 0))];
-                let [sorted, places] = self.nodes("topk", &attrs, &[x])[..] else { unreachable!("two results") };
+                let attrs = [
+                    ("dim", Attr::Int(1)),
+                    ("k", Attr::Int(N as i64)),
+                    ("largest", Attr::Bool(way & 1 == 0)),
+                ];
+                let [sorted, places] = self.nodes("topk", &attrs, &[x])[..] else {
+                    unreachable!("two results")
+                };
                 if way & 2 == 2 {
                     self.values.push((sorted, bx));
-                    (self.node("gather", &[("dim", Attr::Int(1))], &[x, places]), bx)
+                    (
+                        self.node("gather", &[("dim", Attr::Int(1))], &[x, places]),
+                        bx,
+                    )
                 } else {
                     (sorted, bx)
                 }
@@ -277,7 +397,8 @@ impl Builder {
         self.push(value, bound);
     }
 
-    /// States move on from late values, in several ways: not at all, in place, by copy, to another's old value.
+    /// States move on from late values, in several ways: not at all, in place, by copy, to
+    /// another's old value.
     fn update(&mut self, i: usize, recipe: &Recipe, hyper: Value) {
         let before = self.graph.states[i].before;
         let rows = self.rows(before);
@@ -297,7 +418,11 @@ impl Builder {
             4 => {
                 // Two states swap, or one follows another.
                 let other = self.graph.states[(i + 1) % recipe.n_states].before;
-                if self.rows(other) == rows { other } else { before }
+                if self.rows(other) == rows {
+                    other
+                } else {
+                    before
+                }
             }
             5 => {
                 let source = self.small(source);
@@ -307,9 +432,16 @@ impl Builder {
             _ => {
                 // Both results may be written over operands.
                 let ty = self.graph.values[before].ty.clone();
-                let moment = self.graph.add_state(format!("m{i}"), format!("moment.{i}"), StateKind::Moment, ty);
+                let moment = self.graph.add_state(
+                    format!("m{i}"),
+                    format!("moment.{i}"),
+                    StateKind::Moment,
+                    ty,
+                );
                 let gradient = self.clamp(source, 1.0);
-                let [after, buffer] = self.nodes("sgd_momentum", &[], &[before, gradient, moment, hyper])[..] else {
+                let [after, buffer] =
+                    self.nodes("sgd_momentum", &[], &[before, gradient, moment, hyper])[..]
+                else {
                     unreachable!("two results")
                 };
                 let state = self.graph.states.len() - 1;
@@ -326,23 +458,39 @@ fn ints(list: &[u64]) -> Attr {
 
 /// What the states of a generated graph start from.
 pub fn states(graph: &Graph, seed: u64) -> Tensors {
-    graph.states.iter().map(|s| (s.path.clone(), integers(&graph.values[s.before].ty, seed, &s.path))).collect()
+    graph
+        .states
+        .iter()
+        .map(|s| {
+            (
+                s.path.clone(),
+                integers(&graph.values[s.before].ty, seed, &s.path),
+            )
+        })
+        .collect()
 }
 
 /// What step `step` of a generated graph is fed.
 pub fn feed(graph: &Graph, seed: u64, step: usize) -> Tensors {
     let bytes = |name: &str, ty| match name {
         // Rate and momentum of one, no decay: exact.
-        HYPER => [1.0f64, 1.0, 0.0].iter().flat_map(|x| x.to_le_bytes()).collect(),
+        HYPER => [1.0f64, 1.0, 0.0]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect(),
         _ => integers(ty, seed + step as u64, name),
     };
     let inputs = graph.inputs.iter().map(|&v| &graph.values[v]);
-    inputs.map(|data| (data.name.clone(), bytes(&data.name, &data.ty))).collect()
+    inputs
+        .map(|data| (data.name.clone(), bytes(&data.name, &data.ty)))
+        .collect()
 }
 
 /// Integers of magnitude at most 4, drawn from a seed and a name.
 fn integers(ty: &TensorType, seed: u64, name: &str) -> Vec<u8> {
-    let key = name.bytes().fold(seed, |key, byte| mix(key ^ u64::from(byte)));
+    let key = name
+        .bytes()
+        .fold(seed, |key, byte| mix(key ^ u64::from(byte)));
     let draw = |i: u64| (mix(key ^ i) % 9) as i64 - 4;
     let encode = |x: i64| match ty.dtype() {
         DType::F32 => (x as f32).to_le_bytes().to_vec(),
@@ -365,9 +513,15 @@ pub fn choices() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 1..200)
 }
 
-/// Decisions drawn from `choices`: each gap of each value, each state's home and chunk, each node's machine.
+/// Decisions drawn from `choices`: each gap of each value, each state's home and chunk, each node's
+/// machine.
 pub fn decisions(problem: &Problem<'_>, choices: &[u8]) -> Decisions {
-    let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
+    let reason = Reason {
+        bytes: 0,
+        swap: None,
+        recompute: None,
+        line: 0,
+    };
     let graph = problem.graph;
     let mut decisions = Decisions::default();
     let mut next = choices.iter().copied().cycle();
@@ -387,7 +541,12 @@ pub fn decisions(problem: &Problem<'_>, choices: &[u8]) -> Decisions {
             },
         }
     }
-    decisions.on_host = problem.lines.iter().copied().filter(|_| draw() % 5 == 0).collect();
+    decisions.on_host = problem
+        .lines
+        .iter()
+        .copied()
+        .filter(|_| draw() % 5 == 0)
+        .collect();
     for value in graph.values.ids().filter(|&v| graph.root(v) == v) {
         for gap in 0..problem.accesses[value].len().saturating_sub(1) as u32 {
             let computed = graph.def_node(value).is_some();

@@ -1,5 +1,6 @@
-//! GPT-2's training step at any size, as a coarse trace of PyTorch has it: f32, tied embeddings, attention as one op,
-//! the tanh of GeLU written out. Weightless: for planning models that no file could hold.
+//! GPT-2's training step at any size, as a coarse trace of PyTorch has it: f32, tied embeddings,
+//! attention as one op, the tanh of GeLU written out. Weightless: for planning models that no file
+//! could hold.
 
 use crate::chain::Builder;
 use ir::graph::Output;
@@ -18,15 +19,37 @@ struct Sizes {
     sequence: u64,
 }
 
-/// `layers` blocks of `width`, with `heads` heads, on `batch` sequences of `sequence` tokens out of `vocabulary`. About
-/// 80 lines a block. Panics if `heads` does not divide `width`.
-pub fn gpt2(layers: usize, width: u64, heads: u64, batch: u64, sequence: u64, vocabulary: u64) -> Graph {
-    assert!(0 < heads && width.is_multiple_of(heads), "heads should divide the width");
-    let sizes = Sizes { width, heads, batch, sequence };
+/// `layers` blocks of `width`, with `heads` heads, on `batch` sequences of `sequence` tokens out of
+/// `vocabulary`. About 80 lines a block. Panics if `heads` does not divide `width`.
+pub fn gpt2(
+    layers: usize,
+    width: u64,
+    heads: u64,
+    batch: u64,
+    sequence: u64,
+    vocabulary: u64,
+) -> Graph {
+    assert!(
+        0 < heads && width.is_multiple_of(heads),
+        "heads should divide the width"
+    );
+    let sizes = Sizes {
+        width,
+        heads,
+        batch,
+        sequence,
+    };
     let name = format!("gpt2-{layers}x{width}-b{batch}");
-    let mut b = Builder { graph: Graph::new(name), phase: Phase::Forward, module: String::new() };
+    let mut b = Builder {
+        graph: Graph::new(name),
+        phase: Phase::Forward,
+        module: String::new(),
+    };
     let ids = TensorType::new(DType::I64, [batch, sequence]).expect("a small type");
-    let (input_ids, labels) = (b.graph.add_input("input_ids", ids.clone()), b.graph.add_input("labels", ids));
+    let (input_ids, labels) = (
+        b.graph.add_input("input_ids", ids.clone()),
+        b.graph.add_input("labels", ids),
+    );
     let (wpe_at, wpe) = parameter(&mut b, "wpe.weight", &[sequence, width]);
     let (wte_at, wte) = parameter(&mut b, "wte.weight", &[vocabulary, width]);
 
@@ -63,14 +86,20 @@ pub fn gpt2(layers: usize, width: u64, heads: u64, batch: u64, sequence: u64, vo
     let flat = reshape(&mut b, norm.results[0], &[batch * sequence, width]);
     let logits = b.matmul(flat, wte, false, true);
     b.module = String::new();
-    let pad = vec![("pad", Attr::Ints(vec![0, 0, 0, 1])), ("value", Attr::Int(-100))];
+    let pad = vec![
+        ("pad", Attr::Ints(vec![0, 0, 0, 1])),
+        ("value", Attr::Int(-100)),
+    ];
     let padded = b.node("pad", pad, &[labels]);
     let targets = slice(&mut b, padded, 1, 1, sequence + 1);
     let targets = reshape(&mut b, targets, &[batch * sequence]);
     let probabilities = b.node("log_softmax", vec![("dim", Attr::Int(1))], &[logits]);
     let reduction = vec![("ignore", Attr::Int(-100)), ("reduction", Attr::Int(1))];
     let loss = b.nodes("nll_loss", reduction, &[probabilities, targets], 2);
-    b.graph.outputs.push(Output { name: "loss".into(), value: loss[0] });
+    b.graph.outputs.push(Output {
+        name: "loss".into(),
+        value: loss[0],
+    });
 
     b.phase = Phase::Backward;
     let one = scalar(&mut b, 1.0);
@@ -81,7 +110,11 @@ pub fn gpt2(layers: usize, width: u64, heads: u64, batch: u64, sequence: u64, vo
         ("shape", ints(&[batch * sequence, vocabulary])),
     ];
     let dy = b.node("nll_loss_bwd", attrs, &[one, targets, loss[1]]);
-    let dy = b.node("log_softmax_bwd", vec![("dim", Attr::Int(1))], &[dy, probabilities]);
+    let dy = b.node(
+        "log_softmax_bwd",
+        vec![("dim", Attr::Int(1))],
+        &[dy, probabilities],
+    );
     b.module = "lm_head".into();
     let dw = b.matmul(dy, flat, true, false);
     let dx = b.matmul(dy, wte, false, false);
@@ -92,7 +125,11 @@ pub fn gpt2(layers: usize, width: u64, heads: u64, batch: u64, sequence: u64, vo
         dx = block.backward(&mut b, sizes, dx, mask);
     }
     b.module = "wpe".into();
-    let dp = b.node("sum", vec![("dims", Attr::Ints(vec![0])), ("keepdim", Attr::Bool(true))], &[dx]);
+    let dp = b.node(
+        "sum",
+        vec![("dims", Attr::Ints(vec![0])), ("keepdim", Attr::Bool(true))],
+        &[dx],
+    );
     let table = |rows: u64| vec![("padding", Attr::Int(-1)), ("rows", Attr::Int(rows as i64))];
     let dp = b.node("embedding_bwd", table(sequence), &[dp, row]);
     b.module = "wte".into();
@@ -117,13 +154,20 @@ impl Norm {
         let bias = parameter(b, &format!("{path}.bias"), &[width]);
         let attrs = vec![("dims", Attr::Int(1)), ("eps", Attr::Float(1e-5))];
         let results = b.nodes("layer_norm", attrs, &[x, w.1, bias.1], 3);
-        Norm { x, w, b: bias.0, results }
+        Norm {
+            x,
+            w,
+            b: bias.0,
+            results,
+        }
     }
     fn backward(&self, b: &mut Builder, dy: Value) -> Value {
         let attrs = vec![("dims", Attr::Int(1)), ("mask", Attr::Ints(vec![1, 1, 1]))];
         let inputs = [dy, self.x, self.results[1], self.results[2], self.w.1];
         let results = b.nodes("layer_norm_bwd", attrs, &inputs, 3);
-        b.graph.gradients.extend([(self.w.0, results[1]), (self.b, results[2])]);
+        b.graph
+            .gradients
+            .extend([(self.w.0, results[1]), (self.b, results[2])]);
         results[0]
     }
 }
@@ -142,7 +186,12 @@ impl Linear {
         let bias = parameter(b, &format!("{path}.bias"), &[columns]);
         let attrs = vec![("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))];
         let result = b.node("addmm", attrs, &[bias.1, x, w.1]);
-        Linear { x, w, b: bias.0, result }
+        Linear {
+            x,
+            w,
+            b: bias.0,
+            result,
+        }
     }
     fn backward(&self, b: &mut Builder, dy: Value) -> Value {
         let dx = b.matmul(dy, self.w.1, false, true);
@@ -169,7 +218,12 @@ struct Block {
 
 impl Block {
     fn forward(b: &mut Builder, i: usize, s: Sizes, x: Value, mask: Value) -> Block {
-        let Sizes { width, heads, batch, sequence } = s;
+        let Sizes {
+            width,
+            heads,
+            batch,
+            sequence,
+        } = s;
         let path = format!("h.{i}");
         let rows = [batch * sequence, width];
         let cube = [batch, sequence, width];
@@ -198,14 +252,35 @@ impl Block {
         let flat = reshape(b, second.results[0], &rows);
         let up = Linear::forward(b, &format!("{path}.mlp.c_fc"), (width, 4 * width), flat);
         let gelu = Gelu::forward(b, up.result);
-        let down = Linear::forward(b, &format!("{path}.mlp.c_proj"), (4 * width, width), gelu.result);
+        let down = Linear::forward(
+            b,
+            &format!("{path}.mlp.c_proj"),
+            (4 * width, width),
+            gelu.result,
+        );
         let out = reshape(b, down.result, &cube);
         let result = b.node("add", vec![], &[middle, out]);
-        Block { path, norms: [first, second], qkv, heads: split, attention, projection, up, gelu, down, result }
+        Block {
+            path,
+            norms: [first, second],
+            qkv,
+            heads: split,
+            attention,
+            projection,
+            up,
+            gelu,
+            down,
+            result,
+        }
     }
 
     fn backward(&self, b: &mut Builder, s: Sizes, dy: Value, mask: Value) -> Value {
-        let Sizes { width, heads, batch, sequence } = s;
+        let Sizes {
+            width,
+            heads,
+            batch,
+            sequence,
+        } = s;
         let (rows, cube) = ([batch * sequence, width], [batch, sequence, width]);
         b.module = format!("{}.mlp", self.path);
         let flat = reshape(b, dy, &rows);
@@ -262,7 +337,13 @@ impl Gelu {
         let tanh = b.node("tanh", vec![], &[inner]);
         let more = by(b, "add_scalar", tanh, 1.0);
         let result = b.node("mul", vec![], &[half, more]);
-        Gelu { x, half, tanh, more, result }
+        Gelu {
+            x,
+            half,
+            tanh,
+            more,
+            result,
+        }
     }
     fn backward(&self, b: &mut Builder, dy: Value) -> Value {
         let d_more = b.node("mul", vec![], &[dy, self.half]);
@@ -299,12 +380,25 @@ fn permute(b: &mut Builder, x: Value) -> Value {
 }
 
 fn slice(b: &mut Builder, x: Value, dim: i64, start: u64, end: u64) -> Value {
-    let attrs = [("dim", dim), ("start", start as i64), ("end", end as i64), ("step", 1)];
-    b.node("slice", attrs.map(|(key, i)| (key, Attr::Int(i))).to_vec(), &[x])
+    let attrs = [
+        ("dim", dim),
+        ("start", start as i64),
+        ("end", end as i64),
+        ("step", 1),
+    ];
+    b.node(
+        "slice",
+        attrs.map(|(key, i)| (key, Attr::Int(i))).to_vec(),
+        &[x],
+    )
 }
 
 fn scalar(b: &mut Builder, value: f64) -> Value {
-    let attrs = vec![("dtype", Attr::Type(DType::F32)), ("shape", ints(&[])), ("value", Attr::Float(value))];
+    let attrs = vec![
+        ("dtype", Attr::Type(DType::F32)),
+        ("shape", ints(&[])),
+        ("value", Attr::Float(value)),
+    ];
     b.node("full", attrs, &[])
 }
 

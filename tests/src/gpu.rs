@@ -1,13 +1,17 @@
-//! Kernels for GPUs with operands, and what they should make of them: for the interpreter of PTX here, and, in a folder, for
-//! `benches/gpu_kernels.py` on a machine that has a GPU and nothing of ours.
+//! Kernels for GPUs with operands, and what they should make of them: for the interpreter of PTX
+//! here, and, in a folder, for `benches/gpu_kernels.py` on a machine that has a GPU and nothing of
+//! ours.
 //!
-//! A folder has two files. `kernels.bin` has the tensors' bytes; `kernels.json` the rest: `target`, `modules` of PTX, `cases` that
-//! are compared, and `timed` ones that are not. A case has its `module`, by its place in the list, and its `launches`, to be
-//! started in turn: `symbol`, `blocks`, `threads` of a block, `shared_bytes` of dynamic shared memory. Each takes the addresses of the `operands`, of the `results` and, unless
-//! `scratch_bytes` is 0, of the scratch, then the `scalars`: `["u32", 3]`, `["f32", 0.5]`. Addresses are multiples of 64.
-//! Tensors have a `dtype` and a `shape`; where their bytes are in `kernels.bin`, `at`; and results, where how far each number
-//! may be off is, as f32, `bounds`; without, not at all. An operand of a timed case that has no `at` may hold any numbers.
-//! `inplace` are pairs of an operand and a result that may have one address. If `any_blocks`, any number of blocks will do.
+//! A folder has two files. `kernels.bin` has the tensors' bytes; `kernels.json` the rest: `target`,
+//! `modules` of PTX, `cases` that are compared, and `timed` ones that are not. A case has its
+//! `module`, by its place in the list, and its `launches`, to be started in turn: `symbol`,
+//! `blocks`, `threads` of a block, `shared_bytes` of dynamic shared memory. Each takes the
+//! addresses of the `operands`, of the `results` and, unless `scratch_bytes` is 0, of the scratch,
+//! then the `scalars`: `["u32", 3]`, `["f32", 0.5]`. Addresses are multiples of 64. Tensors have a
+//! `dtype` and a `shape`; where their bytes are in `kernels.bin`, `at`; and results, where how far
+//! each number may be off is, as f32, `bounds`; without, not at all. An operand of a timed case
+//! that has no `at` may hold any numbers. `inplace` are pairs of an operand and a result that may
+//! have one address. If `any_blocks`, any number of blocks will do.
 
 use crate::attention::{self, Expected as Attention, Tensors};
 use crate::code::compile_all;
@@ -92,7 +96,10 @@ pub struct Case {
 /// The assembler for GPUs; none, and a line that says why, where it cannot be had.
 pub fn ptxas() -> Option<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/ptxas.sh");
-    let out = Command::new("sh").arg(script).output().expect("a shell should run");
+    let out = Command::new("sh")
+        .arg(script)
+        .output()
+        .expect("a shell should run");
     if !out.status.success() {
         eprintln!("skipped: {}", String::from_utf8_lossy(&out.stderr).trim());
         return None;
@@ -100,7 +107,7 @@ pub fn ptxas() -> Option<PathBuf> {
     Some(PathBuf::from(String::from_utf8_lossy(&out.stdout).trim()))
 }
 
-// ------------------------------------------------------------------------------------------------------------- cases
+// --- cases ---
 
 /// An op on tensors, and how near the results are.
 struct Wanted {
@@ -127,20 +134,27 @@ struct Wishes {
 
 impl Wishes {
     fn push(&mut self, op: Op, types: &[TensorType], numbers: Numbers, close: Close) {
-        let ins = types.iter().map(|ty| (ty.clone(), tensor(ty, numbers, &mut self.random))).collect();
+        let ins = types
+            .iter()
+            .map(|ty| (ty.clone(), tensor(ty, numbers, &mut self.random)))
+            .collect();
         self.all.push(Wanted { op, ins, close });
     }
 }
 
-/// Ops one by one: what each kind of instruction, loop and sum needs, at sizes that fill no vector, no warp or no block, and at
-/// such that do.
+/// Ops one by one: what each kind of instruction, loop and sum needs, at sizes that fill no vector,
+/// no warp or no block, and at such that do.
 fn ops() -> Vec<Wanted> {
     use Numbers::{Plain, Small, Wild};
-    let mut wishes = Wishes { all: vec![], random: Random(5) };
+    let mut wishes = Wishes {
+        all: vec![],
+        random: Random(5),
+    };
     let exact = Close::Ulps(0.0);
     let floats = [DType::F32, DType::BF16, DType::F16];
     let is_half = |dtype: DType| dtype.bytes() == 2;
-    // A GPU's exponential rounds the exponent's product, which a CPU's splits in two: 2^-24 of up to 127.
+    // A GPU's exponential rounds the exponent's product, which a CPU's splits in two: 2^-24 of up
+    // to 127.
     let near = |dtype| Close::Ulps(if is_half(dtype) { 2.0 } else { 64.0 });
     let of_largest = |dtype| Close::OfLargest(if is_half(dtype) { 2.0 } else { 64.0 });
     for dtype in floats {
@@ -153,10 +167,25 @@ fn ops() -> Vec<Wanted> {
         }
         for tanh in [false, true] {
             let tanh = [("tanh", Attr::Bool(tanh))];
-            wishes.push(op("gelu", &tanh), std::slice::from_ref(&even), Plain, of_largest(dtype));
-            wishes.push(op("gelu_bwd", &tanh), &[x.clone(), x.clone()], Small, of_largest(dtype));
+            wishes.push(
+                op("gelu", &tanh),
+                std::slice::from_ref(&even),
+                Plain,
+                of_largest(dtype),
+            );
+            wishes.push(
+                op("gelu_bwd", &tanh),
+                &[x.clone(), x.clone()],
+                Small,
+                of_largest(dtype),
+            );
         }
-        wishes.push(op("silu_bwd", &[]), &[x.clone(), x.clone()], Plain, of_largest(dtype));
+        wishes.push(
+            op("silu_bwd", &[]),
+            &[x.clone(), x.clone()],
+            Plain,
+            of_largest(dtype),
+        );
         let (w, column) = (ty(dtype, &[13]), ty(dtype, &[11, 1]));
         for name in ["add", "sub", "mul", "div", "maximum", "minimum"] {
             wishes.push(op(name, &[]), &[x.clone(), w.clone()], Wild, exact);
@@ -166,34 +195,73 @@ fn ops() -> Vec<Wanted> {
         let long = ty(dtype, &[if is_half(dtype) { 16_411 } else { 10_007 }]);
         wishes.push(op("add", &[]), &[long.clone(), long], Plain, exact);
         wishes.push(op("le", &[]), &[x.clone(), x.clone()], Wild, exact);
-        wishes.push(op("where", &[]), &[ty(DType::Bool, &[7, 1, 13]), x.clone(), w], Wild, exact);
+        wishes.push(
+            op("where", &[]),
+            &[ty(DType::Bool, &[7, 1, 13]), x.clone(), w],
+            Wild,
+            exact,
+        );
         for shape in [[3, 2055], [37, 33], [9, 256]] {
             let x = ty(dtype, &shape);
             let last = [("dims", ints(&[1])), ("keepdim", Attr::Bool(true))];
             for name in ["sum", "mean"] {
-                wishes.push(op(name, &last), std::slice::from_ref(&x), Small, of_largest(dtype));
+                wishes.push(
+                    op(name, &last),
+                    std::slice::from_ref(&x),
+                    Small,
+                    of_largest(dtype),
+                );
             }
             for name in ["amax", "amin"] {
                 wishes.push(op(name, &last), std::slice::from_ref(&x), Wild, exact);
             }
             let along = [("dim", Attr::Int(1))];
             for name in ["softmax", "log_softmax"] {
-                wishes.push(op(name, &along), std::slice::from_ref(&x), Plain, of_largest(dtype));
+                wishes.push(
+                    op(name, &along),
+                    std::slice::from_ref(&x),
+                    Plain,
+                    of_largest(dtype),
+                );
                 let backward = op(&format!("{name}_bwd"), &along);
                 wishes.push(backward, &[x.clone(), x.clone()], Small, of_largest(dtype));
             }
             let (w, statistic) = (ty(dtype, &shape[1..]), ty(DType::F32, &[shape[0], 1]));
-            let norm = op("layer_norm", &[("dims", Attr::Int(1)), ("eps", Attr::Float(1e-3))]);
-            wishes.push(norm, &[x.clone(), w.clone(), w.clone()], Small, of_largest(dtype));
-            let backward = op("layer_norm_bwd", &[("dims", Attr::Int(1)), ("mask", ints(&[1, 1, 1]))]);
+            let norm = op(
+                "layer_norm",
+                &[("dims", Attr::Int(1)), ("eps", Attr::Float(1e-3))],
+            );
+            wishes.push(
+                norm,
+                &[x.clone(), w.clone(), w.clone()],
+                Small,
+                of_largest(dtype),
+            );
+            let backward = op(
+                "layer_norm_bwd",
+                &[("dims", Attr::Int(1)), ("mask", ints(&[1, 1, 1]))],
+            );
             let types = [x.clone(), x, statistic.clone(), statistic, w];
-            wishes.push(backward, &types, Small, Close::OfLargest(if is_half(dtype) { 2.0 } else { 256.0 }));
+            wishes.push(
+                backward,
+                &types,
+                Small,
+                Close::OfLargest(if is_half(dtype) { 2.0 } else { 256.0 }),
+            );
         }
         for shape in [[701, 33], [130, 256]] {
             let first = [("dims", ints(&[0])), ("keepdim", Attr::Bool(false))];
-            wishes.push(op("sum", &first), &[ty(dtype, &shape)], Small, of_largest(dtype));
+            wishes.push(
+                op("sum", &first),
+                &[ty(dtype, &shape)],
+                Small,
+                of_largest(dtype),
+            );
         }
-        let dropout = op("dropout", &[("p", Attr::Float(0.1)), ("stream", Attr::Int(3))]);
+        let dropout = op(
+            "dropout",
+            &[("p", Attr::Float(0.1)), ("stream", Attr::Int(3))],
+        );
         wishes.push(dropout, &[x.clone(), ty(DType::I64, &[2])], Wild, exact);
         wishes.push(
             op("dropout_bwd", &[("scale", Attr::Float(1.25))]),
@@ -202,28 +270,65 @@ fn ops() -> Vec<Wanted> {
             exact,
         );
     }
-    let mut casts = vec![(DType::BF16, DType::F16), (DType::F16, DType::BF16), (DType::I64, DType::U8)];
-    for other in [DType::BF16, DType::F16, DType::F64, DType::Bool, DType::U8, DType::I16, DType::I32, DType::I64] {
+    let mut casts = vec![
+        (DType::BF16, DType::F16),
+        (DType::F16, DType::BF16),
+        (DType::I64, DType::U8),
+    ];
+    for other in [
+        DType::BF16,
+        DType::F16,
+        DType::F64,
+        DType::Bool,
+        DType::U8,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+    ] {
         casts.extend([(DType::F32, other), (other, DType::F32)]);
     }
     for (from, to) in casts {
-        wishes.push(op("cast", &[("dtype", Attr::Type(to))]), &[ty(from, &[5, 37])], Small, exact);
+        wishes.push(
+            op("cast", &[("dtype", Attr::Type(to))]),
+            &[ty(from, &[5, 37])],
+            Small,
+            exact,
+        );
     }
     for dtype in [DType::I32, DType::I64, DType::U8] {
         let x = ty(dtype, &[5, 37]);
         wishes.push(op("mul", &[]), &[x.clone(), x.clone()], Wild, exact);
-        wishes.push(op("amax", &[("dims", ints(&[1])), ("keepdim", Attr::Bool(false))]), &[x], Wild, exact);
+        wishes.push(
+            op(
+                "amax",
+                &[("dims", ints(&[1])), ("keepdim", Attr::Bool(false))],
+            ),
+            &[x],
+            Wild,
+            exact,
+        );
     }
     let double = ty(DType::F64, &[9, 37]);
-    wishes.push(op("div", &[]), &[double.clone(), double.clone()], Wild, exact);
     wishes.push(
-        op("sum", &[("dims", ints(&[1])), ("keepdim", Attr::Bool(true))]),
+        op("div", &[]),
+        &[double.clone(), double.clone()],
+        Wild,
+        exact,
+    );
+    wishes.push(
+        op(
+            "sum",
+            &[("dims", ints(&[1])), ("keepdim", Attr::Bool(true))],
+        ),
         &[double],
         Small,
         Close::OfLargest(64.0),
     );
     wishes.push(
-        op("any", &[("dims", ints(&[1])), ("keepdim", Attr::Bool(true))]),
+        op(
+            "any",
+            &[("dims", ints(&[1])), ("keepdim", Attr::Bool(true))],
+        ),
         &[ty(DType::Bool, &[9, 100])],
         Small,
         exact,
@@ -238,53 +343,102 @@ fn ops() -> Vec<Wanted> {
 fn updates(wishes: &mut Wishes, dtype: DType) {
     for n in [10_007, 512] {
         let p = ty(dtype, &[n]);
-        let mut kinds =
-            vec![("adamw", vec![p.clone(); 4]), ("sgd", vec![p.clone(); 2]), ("sgd_momentum", vec![p.clone(); 3])];
+        let mut kinds = vec![
+            ("adamw", vec![p.clone(); 4]),
+            ("sgd", vec![p.clone(); 2]),
+            ("sgd_momentum", vec![p.clone(); 3]),
+        ];
         if dtype == DType::BF16 {
             let wide = ty(DType::F32, &[n]);
-            kinds.push(("adamw_split", vec![p.clone(), p, ty(DType::I16, &[n]), wide.clone(), wide]));
+            kinds.push((
+                "adamw_split",
+                vec![p.clone(), p, ty(DType::I16, &[n]), wide.clone(), wide],
+            ));
         }
         for (name, types) in kinds {
             let random = &mut wishes.random;
-            let mut ins: Vec<(TensorType, OwnedTensor)> =
-                types.iter().map(|ty| (ty.clone(), tensor(ty, Numbers::Plain, random))).collect();
+            let mut ins: Vec<(TensorType, OwnedTensor)> = types
+                .iter()
+                .map(|ty| (ty.clone(), tensor(ty, Numbers::Plain, random)))
+                .collect();
             let is_adamw = name.starts_with("adamw");
             if is_adamw && let Some((v, moment)) = ins.last_mut() {
                 // Second moments are not negative.
                 let squares: Vec<f64> = moment.to_f64s().iter().map(|x| x * x).collect();
                 *moment = OwnedTensor::from_f64s(codegen::dtype(v.dtype()), &shape_of(v), &squares);
-                ins.push((ty(DType::I64, &[]), OwnedTensor::from_i64s(artifact::DType::I64, &[], &[7])));
+                ins.push((
+                    ty(DType::I64, &[]),
+                    OwnedTensor::from_i64s(artifact::DType::I64, &[], &[7]),
+                ));
             }
-            let hyper: &[f64] = if is_adamw { &[1e-3, 0.9, 0.999, 1e-8, 0.01] } else { &[1e-3, 0.9, 0.01] };
+            let hyper: &[f64] = if is_adamw {
+                &[1e-3, 0.9, 0.999, 1e-8, 0.01]
+            } else {
+                &[1e-3, 0.9, 0.01]
+            };
             ins.push((
                 ty(DType::F64, &[hyper.len() as u64]),
                 OwnedTensor::from_f64s(artifact::DType::F64, &[hyper.len()], hyper),
             ));
-            wishes.all.push(Wanted { op: op(name, &[]), ins, close: Close::Ulps(0.0) });
+            wishes.all.push(Wanted {
+                op: op(name, &[]),
+                ins,
+                close: Close::Ulps(0.0),
+            });
         }
     }
 }
 
 /// Groups that `fuse` makes of traced models, each kernel once.
 fn groups(target: &Target) -> Vec<Wanted> {
-    let mut wishes = Wishes { all: vec![], random: Random(9) };
+    let mut wishes = Wishes {
+        all: vec![],
+        random: Random(9),
+    };
     let mut seen = std::collections::BTreeSet::new();
-    for name in ["bert-tiny", "gpt2-tiny", "llama-tiny", "resnet-tiny", "moe-tiny", "dropout-tiny"] {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
-        let model = torch::read(&folder.join("joint_core.pt2"), &BTreeMap::new()).expect("the model should be there");
+    for name in [
+        "bert-tiny",
+        "gpt2-tiny",
+        "llama-tiny",
+        "resnet-tiny",
+        "moe-tiny",
+        "dropout-tiny",
+    ] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("data/models")
+            .join(name);
+        let model = torch::read(&folder.join("joint_core.pt2"), &BTreeMap::new())
+            .expect("the model should be there");
         let mut graph = model.graph;
         passes::graph::canonical::run(&mut graph);
         passes::graph::simplify::run(&mut graph);
-        let attach = Attach { optimizer: Optimizer::Sgd, ..Attach::default() };
+        let attach = Attach {
+            optimizer: Optimizer::Sgd,
+            ..Attach::default()
+        };
         passes::graph::optimizer::run(&mut graph, attach).expect("an optimizer should fit");
         passes::graph::fuse::run(&mut graph);
-        for &node in graph.order.iter().filter(|&&node| graph.nodes[node].op.body().is_some()) {
+        for &node in graph
+            .order
+            .iter()
+            .filter(|&&node| graph.nodes[node].op.body().is_some())
+        {
             let data = &graph.nodes[node];
-            let types: Vec<TensorType> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
-            let kernel = kernels::generate_op(&data.op, &types, target).expect("groups should have kernels");
+            let types: Vec<TensorType> = data
+                .inputs
+                .iter()
+                .map(|&v| graph.values[v].ty.clone())
+                .collect();
+            let kernel =
+                kernels::generate_op(&data.op, &types, target).expect("groups should have kernels");
             if seen.insert(kernel.name) {
                 // Sums in another order, of numbers that may cancel.
-                wishes.push(data.op.clone(), &types, Numbers::Small, Close::OfLargest(1024.0));
+                wishes.push(
+                    data.op.clone(),
+                    &types,
+                    Numbers::Small,
+                    Close::OfLargest(1024.0),
+                );
             }
         }
     }
@@ -295,22 +449,48 @@ fn groups(target: &Target) -> Vec<Wanted> {
 pub fn cases(target: &Target) -> Vec<Case> {
     let host = Target::host().expect("results should be computed where kernels run");
     let wanted: Vec<Wanted> = ops().into_iter().chain(groups(target)).collect();
-    let generated: Vec<Generated> = wanted.iter().map(|wanted| generate(&wanted.op, &types(wanted), target)).collect();
-    let here = wanted.iter().map(|wanted| generate(&wanted.op, &types(wanted), &host)).collect();
+    let generated: Vec<Generated> = wanted
+        .iter()
+        .map(|wanted| generate(&wanted.op, &types(wanted), target))
+        .collect();
+    let here = wanted
+        .iter()
+        .map(|wanted| generate(&wanted.op, &types(wanted), &host))
+        .collect();
     let here = compile_all(here, &host);
     let mut cases = vec![];
-    for (((wanted, here), generated), ptx) in wanted.iter().zip(&here).zip(&generated).zip(ptx(&generated, target)) {
+    for (((wanted, here), generated), ptx) in wanted
+        .iter()
+        .zip(&here)
+        .zip(&generated)
+        .zip(ptx(&generated, target))
+    {
         let outs = results(&wanted.op, &types(wanted));
-        let ins: Vec<OwnedTensor> = wanted.ins.iter().map(|(_, tensor)| tensor.clone()).collect();
+        let ins: Vec<OwnedTensor> = wanted
+            .ins
+            .iter()
+            .map(|(_, tensor)| tensor.clone())
+            .collect();
         let found = here.run(&ins, &outs, &[], &[]);
         let outcome = |(ty, tensor): (&TensorType, &OwnedTensor)| Outcome {
             ty: ty.clone(),
-            expected: Some(Expected { bytes: tensor.bytes(), bounds: wanted.close.bounds(tensor) }),
+            expected: Some(Expected {
+                bytes: tensor.bytes(),
+                bounds: wanted.close.bounds(tensor),
+            }),
         };
-        let operand =
-            |(ty, tensor): &(TensorType, OwnedTensor)| Operand { ty: ty.clone(), bytes: Some(tensor.bytes()) };
+        let operand = |(ty, tensor): &(TensorType, OwnedTensor)| Operand {
+            ty: ty.clone(),
+            bytes: Some(tensor.bytes()),
+        };
         let operands = wanted.ins.iter().map(operand).collect();
-        cases.push(case(&wanted.op, generated, ptx, operands, outs.iter().zip(&found).map(outcome).collect()));
+        cases.push(case(
+            &wanted.op,
+            generated,
+            ptx,
+            operands,
+            outs.iter().zip(&found).map(outcome).collect(),
+        ));
     }
     let mut generator = generator();
     for (heads, group, queries, keys) in [(1, 1, 64, 64), (2, 2, 70, 99), (3, 3, 33, 5)] {
@@ -326,7 +506,8 @@ fn types(wanted: &Wanted) -> Vec<TensorType> {
     wanted.ins.iter().map(|(ty, _)| ty.clone()).collect()
 }
 fn results(op: &Op, types: &[TensorType]) -> Vec<TensorType> {
-    op.infer(&types.iter().collect::<Vec<_>>()).expect("types should fit")
+    op.infer(&types.iter().collect::<Vec<_>>())
+        .expect("types should fit")
 }
 fn generate(op: &Op, types: &[TensorType], target: &Target) -> Generated {
     kernels::generate_op(op, types, target).unwrap_or_else(|e| panic!("{e}: {types:?}"))
@@ -338,11 +519,25 @@ fn generator() -> Generator {
 fn ptx(kernels: &[Generated], target: &Target) -> Vec<String> {
     let texts = kernels::run_all(&kernels.iter().collect::<Vec<_>>(), target, Stage::Asm);
     let text = |bytes| String::from_utf8(bytes).expect("PTX should be text");
-    texts.expect("kernels should compile").into_iter().map(text).collect()
+    texts
+        .expect("kernels should compile")
+        .into_iter()
+        .map(text)
+        .collect()
 }
 /// A case of a generated kernel.
-fn case(op: &Op, generated: &Generated, ptx: String, operands: Vec<Operand>, results: Vec<Outcome>) -> Case {
-    let of = operands.iter().map(|operand| operand.ty.to_string()).collect::<Vec<_>>().join(", ");
+fn case(
+    op: &Op,
+    generated: &Generated,
+    ptx: String,
+    operands: Vec<Operand>,
+    results: Vec<Outcome>,
+) -> Case {
+    let of = operands
+        .iter()
+        .map(|operand| operand.ty.to_string())
+        .collect::<Vec<_>>()
+        .join(", ");
     let launch = |phase: &kernels::Phase| Launch {
         symbol: phase.symbol.clone(),
         blocks: phase.parts,
@@ -371,11 +566,20 @@ fn attention_cases(of: &attention::Case, target: &Target, generator: &mut Genera
     let delta: Vec<f32> = e.delta.iter().map(|x| x.0 as f32).collect();
     let ([heads, queries, keys], d) = (of.rows(), u64::from(of.head_size));
     let (h, s, t_keys) = (heads as u64, queries as u64, keys as u64);
-    let (g, q, row) = (h / u64::from(of.sizes.group), ty(DType::BF16, &[h, s, d]), ty(DType::F32, &[h, s]));
+    let (g, q, row) = (
+        h / u64::from(of.sizes.group),
+        ty(DType::BF16, &[h, s, d]),
+        ty(DType::F32, &[h, s]),
+    );
     let k = ty(DType::BF16, &[g, t_keys, d]);
     let half = |ty: &TensorType, numbers: &[f32]| Operand {
         ty: ty.clone(),
-        bytes: Some(numbers.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect()),
+        bytes: Some(
+            numbers
+                .iter()
+                .flat_map(|&x| half::bf16::from_f32(x).to_le_bytes())
+                .collect(),
+        ),
     };
     let wide = |numbers: &[f32]| Operand {
         ty: row.clone(),
@@ -385,30 +589,62 @@ fn attention_cases(of: &attention::Case, target: &Target, generator: &mut Genera
         ty: ty.clone(),
         expected: Some(Expected {
             bytes: match ty.dtype() {
-                DType::BF16 => numbers.iter().flat_map(|x| half::bf16::from_f64(x.0).to_le_bytes()).collect(),
-                _ => numbers.iter().flat_map(|x| (x.0 as f32).to_le_bytes()).collect(),
+                DType::BF16 => numbers
+                    .iter()
+                    .flat_map(|x| half::bf16::from_f64(x.0).to_le_bytes())
+                    .collect(),
+                _ => numbers
+                    .iter()
+                    .flat_map(|x| (x.0 as f32).to_le_bytes())
+                    .collect(),
             },
             // What is expected is rounded itself.
             bounds: numbers
                 .iter()
-                .map(|x| x.1 + x.0.abs() * if ty.dtype() == DType::BF16 { 1.0 / 512.0 } else { 1e-7 })
+                .map(|x| {
+                    x.1 + x.0.abs()
+                        * if ty.dtype() == DType::BF16 {
+                            1.0 / 512.0
+                        } else {
+                            1e-7
+                        }
+                })
                 .collect(),
         }),
     };
-    let backward = || vec![half(&q, &t.dout), half(&q, &t.q), half(&k, &t.k), half(&k, &t.v), wide(&lse), wide(&delta)];
+    let backward = || {
+        vec![
+            half(&q, &t.dout),
+            half(&q, &t.q),
+            half(&k, &t.k),
+            half(&k, &t.v),
+            wide(&lse),
+            wide(&delta),
+        ]
+    };
     let kinds = [
         (
             Kind::Forward,
             vec![half(&q, &t.q), half(&k, &t.k), half(&k, &t.v)],
             vec![outcome(&q, &e.out), outcome(&row, &e.lse)],
         ),
-        (Kind::Delta, vec![half(&q, &t.dout), half(&q, &e.rounded)], vec![outcome(&row, &e.delta)]),
-        (Kind::Keys, backward(), vec![outcome(&k, &e.dk), outcome(&k, &e.dv)]),
+        (
+            Kind::Delta,
+            vec![half(&q, &t.dout), half(&q, &e.rounded)],
+            vec![outcome(&row, &e.delta)],
+        ),
+        (
+            Kind::Keys,
+            backward(),
+            vec![outcome(&k, &e.dk), outcome(&k, &e.dv)],
+        ),
         (Kind::Queries, backward(), vec![outcome(&q, &e.dq)]),
     ];
     kinds
         .into_iter()
-        .map(|(kind, operands, results)| attention_case(kind, of, target, generator, operands, results))
+        .map(|(kind, operands, results)| {
+            attention_case(kind, of, target, generator, operands, results)
+        })
         .collect()
 }
 fn attention_case(
@@ -419,11 +655,23 @@ fn attention_case(
     operands: Vec<Operand>,
     results: Vec<Outcome>,
 ) -> Case {
-    let kernel = codegen::attention::kernel(kind, of.head_size, of.causal).expect("there should be such heads");
-    let ptx = kernel.ptx(generator, target).expect("kernels should compile");
-    let Sizes { heads, group, queries, keys, .. } = of.sizes;
+    let kernel = codegen::attention::kernel(kind, of.head_size, of.causal)
+        .expect("there should be such heads");
+    let ptx = kernel
+        .ptx(generator, target)
+        .expect("kernels should compile");
+    let Sizes {
+        heads,
+        group,
+        queries,
+        keys,
+        ..
+    } = of.sizes;
     Case {
-        name: format!("{} of {heads} heads in groups of {group}, {queries} queries, {keys} keys", kernel.symbol),
+        name: format!(
+            "{} of {heads} heads in groups of {group}, {queries} queries, {keys} keys",
+            kernel.symbol
+        ),
         ptx,
         launches: vec![Launch {
             symbol: kernel.symbol.clone(),
@@ -441,7 +689,7 @@ fn attention_case(
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- speed
+// --- speed ---
 
 /// Kernels at sizes that no cache of a GPU holds: what moves through memory, and attention.
 pub fn timed(target: &Target) -> Vec<Case> {
@@ -451,9 +699,20 @@ pub fn timed(target: &Target) -> Vec<Case> {
         let (x, row) = (ty(dtype, &[32768, 3072]), ty(dtype, &[131_072, 768]));
         let (w, statistic) = (ty(dtype, &[768]), ty(DType::F32, &[131_072, 1]));
         let (tanh, along) = ([("tanh", Attr::Bool(true))], [("dim", Attr::Int(1))]);
-        let sum = |dim| op("sum", &[("dims", ints(&[dim])), ("keepdim", Attr::Bool(false))]);
-        let norm = op("layer_norm", &[("dims", Attr::Int(1)), ("eps", Attr::Float(1e-5))]);
-        let norm_bwd = op("layer_norm_bwd", &[("dims", Attr::Int(1)), ("mask", ints(&[1, 1, 1]))]);
+        let sum = |dim| {
+            op(
+                "sum",
+                &[("dims", ints(&[dim])), ("keepdim", Attr::Bool(false))],
+            )
+        };
+        let norm = op(
+            "layer_norm",
+            &[("dims", Attr::Int(1)), ("eps", Attr::Float(1e-5))],
+        );
+        let norm_bwd = op(
+            "layer_norm_bwd",
+            &[("dims", Attr::Int(1)), ("mask", ints(&[1, 1, 1]))],
+        );
         let p = ty(dtype, &[64 << 20]);
         wanted.extend([
             (op("add", &[]), vec![x.clone(), ty(dtype, &[3072])]),
@@ -461,44 +720,98 @@ pub fn timed(target: &Target) -> Vec<Case> {
             (op("gelu_bwd", &tanh), vec![x.clone(), x.clone()]),
             (op("silu_bwd", &[]), vec![x.clone(), x.clone()]),
             (norm, vec![row.clone(), w.clone(), w.clone()]),
-            (norm_bwd, vec![row.clone(), row, statistic.clone(), statistic, w]),
+            (
+                norm_bwd,
+                vec![row.clone(), row, statistic.clone(), statistic, w],
+            ),
             (op("softmax", &along), vec![ty(dtype, &[2048, 50304])]),
             (op("softmax", &along), vec![ty(dtype, &[393_216, 256])]),
             (sum(0), vec![x.clone()]),
             (sum(1), vec![x]),
-            (op("dropout", &[("p", Attr::Float(0.1)), ("stream", Attr::Int(1))]), vec![p.clone(), rng.clone()]),
+            (
+                op(
+                    "dropout",
+                    &[("p", Attr::Float(0.1)), ("stream", Attr::Int(1))],
+                ),
+                vec![p.clone(), rng.clone()],
+            ),
         ]);
         let (wide, half) = (ty(DType::F32, &[64 << 20]), ty(DType::I16, &[64 << 20]));
         let hyper = ty(DType::F64, &[5]);
         wanted.push(match dtype {
-            DType::F32 => (op("adamw", &[]), vec![p.clone(), p.clone(), p.clone(), p, scalar.clone(), hyper]),
-            _ => (op("adamw_split", &[]), vec![p.clone(), p, half, wide.clone(), wide, scalar.clone(), hyper]),
+            DType::F32 => (
+                op("adamw", &[]),
+                vec![p.clone(), p.clone(), p.clone(), p, scalar.clone(), hyper],
+            ),
+            _ => (
+                op("adamw_split", &[]),
+                vec![
+                    p.clone(),
+                    p,
+                    half,
+                    wide.clone(),
+                    wide,
+                    scalar.clone(),
+                    hyper,
+                ],
+            ),
         });
     }
     let cast = op("cast", &[("dtype", Attr::Type(DType::BF16))]);
     wanted.push((cast, vec![ty(DType::F32, &[64 << 20])]));
-    let generated: Vec<Generated> = wanted.iter().map(|(op, types)| generate(op, types, target)).collect();
+    let generated: Vec<Generated> = wanted
+        .iter()
+        .map(|(op, types)| generate(op, types, target))
+        .collect();
     let mut cases = vec![];
-    for (((op, types), generated), ptx) in wanted.iter().zip(&generated).zip(ptx(&generated, target)) {
-        let operands = types.iter().map(|ty| Operand { ty: ty.clone(), bytes: options(ty) }).collect();
-        let results = results(op, types).into_iter().map(|ty| Outcome { ty, expected: None }).collect();
+    for (((op, types), generated), ptx) in
+        wanted.iter().zip(&generated).zip(ptx(&generated, target))
+    {
+        let operands = types
+            .iter()
+            .map(|ty| Operand {
+                ty: ty.clone(),
+                bytes: options(ty),
+            })
+            .collect();
+        let results = results(op, types)
+            .into_iter()
+            .map(|ty| Outcome { ty, expected: None })
+            .collect();
         cases.push(case(op, generated, ptx, operands, results));
     }
     let mut generator = generator();
     let n: u64 = 4096;
     for (head_size, causal) in [(64, false), (64, true), (128, false), (128, true)] {
         let of = attention::Case::new(64, 1, n as u32, n as u32, head_size, causal);
-        let (x, row) = (ty(DType::BF16, &[64, n, head_size.into()]), ty(DType::F32, &[64, n]));
+        let (x, row) = (
+            ty(DType::BF16, &[64, n, head_size.into()]),
+            ty(DType::F32, &[64, n]),
+        );
         let backward = [vec![&x; 4], vec![&row; 2]].concat();
-        // A product of queries and keys, or of as many numbers: how many of them each kernel computes.
+        // A product of queries and keys, or of as many numbers: how many of them each kernel
+        // computes.
         for (kind, ins, outs, n_products) in [
             (Kind::Forward, vec![&x; 3], vec![&x, &row], 2),
             (Kind::Keys, backward.clone(), vec![&x; 2], 4),
             (Kind::Queries, backward, vec![&x], 3),
         ] {
-            let operands = ins.into_iter().map(|ty| Operand { ty: ty.clone(), bytes: None }).collect();
-            let results = outs.into_iter().map(|ty| Outcome { ty: ty.clone(), expected: None }).collect();
-            let product = (2 * 64 * n * n * u64::from(head_size)) as f64 * if causal { 0.5 } else { 1.0 };
+            let operands = ins
+                .into_iter()
+                .map(|ty| Operand {
+                    ty: ty.clone(),
+                    bytes: None,
+                })
+                .collect();
+            let results = outs
+                .into_iter()
+                .map(|ty| Outcome {
+                    ty: ty.clone(),
+                    expected: None,
+                })
+                .collect();
+            let product =
+                (2 * 64 * n * n * u64::from(head_size)) as f64 * if causal { 0.5 } else { 1.0 };
             let mut case = attention_case(kind, &of, target, &mut generator, operands, results);
             case.flops = f64::from(n_products) * product;
             cases.push(case);
@@ -517,22 +830,39 @@ fn options(ty: &TensorType) -> Option<Vec<u8>> {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------ interpreter
+// --- interpreter ---
 
 impl Case {
-    /// Runs the case by the interpreter: with as many blocks as there should be, or, of kernels that take any number, with
-    /// `blocks`; and with an operand and a result at one address. The results' bytes.
-    pub fn interpret(&self, blocks: Option<u64>, inplace: Option<(usize, usize)>) -> Result<Vec<Vec<u8>>, ptx::Error> {
+    /// Runs the case by the interpreter: with as many blocks as there should be, or, of kernels
+    /// that take any number, with `blocks`; and with an operand and a result at one address. The
+    /// results' bytes.
+    pub fn interpret(
+        &self,
+        blocks: Option<u64>,
+        inplace: Option<(usize, usize)>,
+    ) -> Result<Vec<Vec<u8>>, ptx::Error> {
         let mut memory = ptx::Memory::new();
-        let bytes = |operand: &Operand| operand.bytes.clone().expect("a case to run should have its operands");
-        let operands: Vec<u64> = self.operands.iter().map(|operand| memory.add(bytes(operand))).collect();
+        let bytes = |operand: &Operand| {
+            operand
+                .bytes
+                .clone()
+                .expect("a case to run should have its operands")
+        };
+        let operands: Vec<u64> = self
+            .operands
+            .iter()
+            .map(|operand| memory.add(bytes(operand)))
+            .collect();
         let result = |(j, result): (usize, &Outcome)| match inplace {
             Some((i, of)) if of == j => operands[i],
             _ => memory.room(result.ty.bytes() as usize),
         };
         let results: Vec<u64> = self.results.iter().enumerate().map(result).collect();
-        let mut arguments: Vec<ptx::Param> =
-            operands.iter().chain(&results).map(|&address| ptx::Param::U64(address)).collect();
+        let mut arguments: Vec<ptx::Param> = operands
+            .iter()
+            .chain(&results)
+            .map(|&address| ptx::Param::U64(address))
+            .collect();
         if self.scratch_bytes != 0 {
             arguments.push(ptx::Param::U64(memory.room(self.scratch_bytes as usize)));
         }
@@ -548,33 +878,52 @@ impl Case {
             };
             ptx::run(&self.ptx, &launch.symbol, &grid, &arguments, &mut memory)?;
         }
-        Ok(results.iter().map(|&address| memory.bytes(address).to_vec()).collect())
+        Ok(results
+            .iter()
+            .map(|&address| memory.bytes(address).to_vec())
+            .collect())
     }
 
     /// Compares results; the first number that is off, of each.
     pub fn compare(&self, found: &[Vec<u8>]) -> Vec<String> {
         let mut wrong = vec![];
         for (j, (result, found)) in self.results.iter().zip(found).enumerate() {
-            let Some(expected) = &result.expected else { continue };
+            let Some(expected) = &result.expected else {
+                continue;
+            };
             if !result.ty.dtype().is_float() {
                 let off = found.iter().zip(&expected.bytes).position(|(a, b)| a != b);
-                wrong.extend(off.map(|at| format!("result {j}, byte {at}: {}, not {}", found[at], expected.bytes[at])));
+                wrong.extend(off.map(|at| {
+                    format!(
+                        "result {j}, byte {at}: {}, not {}",
+                        found[at], expected.bytes[at]
+                    )
+                }));
                 continue;
             }
             let tensor = |bytes| {
-                OwnedTensor::from_bytes(codegen::dtype(result.ty.dtype()), &shape_of(&result.ty), bytes).to_f64s()
+                OwnedTensor::from_bytes(
+                    codegen::dtype(result.ty.dtype()),
+                    &shape_of(&result.ty),
+                    bytes,
+                )
+                .to_f64s()
             };
             let (found, wanted) = (tensor(found), tensor(&expected.bytes));
-            if let Some(i) = (0..wanted.len()).find(|&i| !near(found[i], wanted[i], expected.bounds[i])) {
+            if let Some(i) =
+                (0..wanted.len()).find(|&i| !near(found[i], wanted[i], expected.bounds[i]))
+            {
                 let (found, wanted, bound) = (found[i], wanted[i], expected.bounds[i]);
-                wrong.push(format!("result {j}, element {i}: {found:e}, not {wanted:e}, within {bound:e}"));
+                wrong.push(format!(
+                    "result {j}, element {i}: {found:e}, not {wanted:e}, within {bound:e}"
+                ));
             }
         }
         wrong
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ folder
+// --- folder ---
 
 /// Bytes of tensors, one after the other, and texts, each once.
 #[derive(Default)]
@@ -591,10 +940,13 @@ impl Data {
         at
     }
     fn module(&mut self, ptx: &str) -> usize {
-        self.modules.iter().position(|module| module == ptx).unwrap_or_else(|| {
-            self.modules.push(ptx.into());
-            self.modules.len() - 1
-        })
+        self.modules
+            .iter()
+            .position(|module| module == ptx)
+            .unwrap_or_else(|| {
+                self.modules.push(ptx.into());
+                self.modules.len() - 1
+            })
     }
     fn case(&mut self, case: &Case) -> Value {
         let shape = |ty: &TensorType| json!({ "dtype": ty.dtype().name(), "shape": ty.shape() });
@@ -607,14 +959,23 @@ impl Data {
             None => shape(&operand.ty),
         };
         let result = |result: &Outcome, data: &mut Data| {
-            let Some(expected) = &result.expected else { return shape(&result.ty) };
+            let Some(expected) = &result.expected else {
+                return shape(&result.ty);
+            };
             let value = with(shape(&result.ty), "at", data.add(&expected.bytes));
             if expected.bounds.iter().all(|&bound| bound == 0.0) {
                 return value;
             }
             // Rounded up.
-            let bounds = expected.bounds.iter().map(|&bound| (bound as f32).next_up());
-            with(value, "bounds", data.add(&bounds.flat_map(f32::to_le_bytes).collect::<Vec<u8>>()))
+            let bounds = expected
+                .bounds
+                .iter()
+                .map(|&bound| (bound as f32).next_up());
+            with(
+                value,
+                "bounds",
+                data.add(&bounds.flat_map(f32::to_le_bytes).collect::<Vec<u8>>()),
+            )
         };
         let scalar = |scalar: &Argument| match *scalar {
             Argument::U32(n) => json!(["u32", n]),
@@ -637,11 +998,18 @@ impl Data {
 }
 
 /// Writes a folder for `benches/gpu_kernels.py`.
-pub fn write(folder: &Path, target: &Target, cases: &[Case], timed: &[Case]) -> std::io::Result<()> {
+pub fn write(
+    folder: &Path,
+    target: &Target,
+    cases: &[Case],
+    timed: &[Case],
+) -> std::io::Result<()> {
     let mut data = Data::default();
     let cases: Vec<Value> = cases.iter().map(|case| data.case(case)).collect();
     let timed: Vec<Value> = timed.iter().map(|case| data.case(case)).collect();
-    let text = json!({ "target": target.name(), "modules": data.modules, "cases": cases, "timed": timed }).to_string();
+    let text =
+        json!({ "target": target.name(), "modules": data.modules, "cases": cases, "timed": timed })
+            .to_string();
     fs::create_dir_all(folder)?;
     fs::write(folder.join("kernels.json"), text)?;
     fs::write(folder.join("kernels.bin"), data.bytes)

@@ -1,4 +1,5 @@
-//! What the tests share: generators of graphs and decisions, a plain evaluator, and ways to run what was compiled.
+//! What the tests share: generators of graphs and decisions, a plain evaluator, and ways to run
+//! what was compiled.
 
 pub mod attention;
 pub mod chain;

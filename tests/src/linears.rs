@@ -1,5 +1,6 @@
-//! A stack of linear layers with its gradients, as `torch.nn.Sequential` of `torch.nn.Linear` and the mean squared error
-//! would be traced: for what updates do to memory. Parameters and gradients stand in the order of the layers.
+//! A stack of linear layers with its gradients, as `torch.nn.Sequential` of `torch.nn.Linear` and
+//! the mean squared error would be traced: for what updates do to memory. Parameters and gradients
+//! stand in the order of the layers.
 
 use ir::graph::Output;
 use ir::op::{Attr, Op};
@@ -14,29 +15,80 @@ pub fn linears(layers: usize, width: u64, batch: u64) -> Graph {
     let path = |i: usize, part: &str| format!("{i}.{part}");
     let parameters: Vec<(Value, Value)> = (0..layers)
         .map(|i| {
-            let mut state =
-                |part, shape: &[u64]| graph.add_state(path(i, part), path(i, part), StateKind::Param, ty(shape));
+            let mut state = |part, shape: &[u64]| {
+                graph.add_state(path(i, part), path(i, part), StateKind::Param, ty(shape))
+            };
             (state("weight", &[width, width]), state("bias", &[width]))
         })
         .collect();
     let product = |tb: bool| vec![("ta", Attr::Bool(!tb)), ("tb", Attr::Bool(tb))];
-    let dims = |dims: &[i64]| vec![("dims", Attr::Ints(dims.to_vec())), ("keepdim", Attr::Bool(false))];
+    let dims = |dims: &[i64]| {
+        vec![
+            ("dims", Attr::Ints(dims.to_vec())),
+            ("keepdim", Attr::Bool(false)),
+        ]
+    };
 
     let mut kept = vec![x];
     for (i, &(w, b)) in parameters.iter().enumerate() {
-        let y = node(&mut graph, Phase::Forward, i, "addmm", product(true), &[b, kept[i], w]);
+        let y = node(
+            &mut graph,
+            Phase::Forward,
+            i,
+            "addmm",
+            product(true),
+            &[b, kept[i], w],
+        );
         kept.push(y);
     }
-    let error = node(&mut graph, Phase::Forward, layers, "sub", vec![], &[kept[layers], t]);
-    let square = node(&mut graph, Phase::Forward, layers, "mul", vec![], &[error, error]);
-    let loss = node(&mut graph, Phase::Forward, layers, "mean", dims(&[0, 1]), &[square]);
-    graph.outputs.push(Output { name: "loss".into(), value: loss });
+    let error = node(
+        &mut graph,
+        Phase::Forward,
+        layers,
+        "sub",
+        vec![],
+        &[kept[layers], t],
+    );
+    let square = node(
+        &mut graph,
+        Phase::Forward,
+        layers,
+        "mul",
+        vec![],
+        &[error, error],
+    );
+    let loss = node(
+        &mut graph,
+        Phase::Forward,
+        layers,
+        "mean",
+        dims(&[0, 1]),
+        &[square],
+    );
+    graph.outputs.push(Output {
+        name: "loss".into(),
+        value: loss,
+    });
 
     let slope = vec![("value", Attr::Float(2.0 / (batch * width) as f64))];
-    let mut dy = node(&mut graph, Phase::Backward, layers, "mul_scalar", slope, &[error]);
+    let mut dy = node(
+        &mut graph,
+        Phase::Backward,
+        layers,
+        "mul_scalar",
+        slope,
+        &[error],
+    );
     let mut gradients = vec![];
     for (i, &(w, _)) in parameters.iter().enumerate().rev() {
-        let dw = node(&mut graph, Phase::Backward, i, "matmul", product(false), &[dy, kept[i]]);
+        let dw = node(
+            &mut graph,
+            Phase::Backward,
+            i,
+            "matmul",
+            product(false),
+            &[dy, kept[i]],
+        );
         let db = node(&mut graph, Phase::Backward, i, "sum", dims(&[0]), &[dy]);
         gradients.extend([(2 * i + 1, db), (2 * i, dw)]);
         if 0 < i {
@@ -59,5 +111,7 @@ fn node(
 ) -> Value {
     let name = format!("{op}_{}", graph.values.len());
     let op = Op::new(op, attrs).expect("the stack should build ops right");
-    graph.add_node(op, inputs, &[name], phase, layer.to_string()).expect("the stack should type ops right")[0]
+    graph
+        .add_node(op, inputs, &[name], phase, layer.to_string())
+        .expect("the stack should type ops right")[0]
 }

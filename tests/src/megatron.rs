@@ -1,8 +1,10 @@
-//! Traces of what a rank of a Megatron-like pipeline allocates in a training step, for comparing address planners: the
-//! configurations of STAlloc's section 9 (1F1B and virtual pipelines, recomputation, ZeRO, offloading, mixtures of experts).
+//! Traces of what a rank of a Megatron-like pipeline allocates in a training step, for comparing
+//! address planners: the configurations of STAlloc's section 9 (1F1B and virtual pipelines,
+//! recomputation, ZeRO, offloading, mixtures of experts).
 //!
-//! Sizes are those of a transformer's tensors in bf16 with main gradients and optimizer states in f32; attention keeps no
-//! scores (flash). Every request and release has a tick of its own, so that the trace's order is the program's.
+//! Sizes are those of a transformer's tensors in bf16 with main gradients and optimizer states in
+//! f32; attention keeps no scores (flash). Every request and release has a tick of its own, so that
+//! the trace's order is the program's.
 
 use passes::alloc::trace::{Block, Origin, Span, Trace};
 
@@ -33,8 +35,8 @@ pub struct Setup {
     pub recompute: bool,
     /// Ranks over which gradients' and optimizer's states are divided: 1 is none (ZeRO).
     pub zero: u64,
-    /// What a forward leaves goes to the host and comes back for its backward; the optimizer's states stay there, and updates are
-    /// done there (ZeRO-Offload).
+    /// What a forward leaves goes to the host and comes back for its backward; the optimizer's
+    /// states stay there, and updates are done there (ZeRO-Offload).
     pub offload: bool,
     /// Experts of each feed-forward part; 0: none. A token goes to `top`.
     pub experts: usize,
@@ -47,7 +49,14 @@ pub struct Setup {
 impl Setup {
     /// GPT-2 of 345 million parameters on 8 devices, 4 stages.
     pub fn gpt2() -> Setup {
-        Setup { layers: 24, width: 1024, hidden: 4096, batch: 32, ..Setup::llama2() }.with_sequence(1024)
+        Setup {
+            layers: 24,
+            width: 1024,
+            hidden: 4096,
+            batch: 32,
+            ..Setup::llama2()
+        }
+        .with_sequence(1024)
     }
     /// Llama2-7B on 8 devices, 4 stages.
     pub fn llama2() -> Setup {
@@ -72,8 +81,16 @@ impl Setup {
     }
     /// Qwen1.5-MoE-A2.7B on 8 devices, 4 stages.
     pub fn qwen_moe() -> Setup {
-        Setup { layers: 24, width: 2048, hidden: 1408, batch: 8, experts: 60, top: 4, ..Setup::llama2() }
-            .with_sequence(2048)
+        Setup {
+            layers: 24,
+            width: 2048,
+            hidden: 1408,
+            batch: 8,
+            experts: 60,
+            top: 4,
+            ..Setup::llama2()
+        }
+        .with_sequence(2048)
     }
     fn with_sequence(self, sequence: u64) -> Setup {
         Setup { sequence, ..self }
@@ -81,8 +98,14 @@ impl Setup {
 
     /// The trace of one step.
     pub fn trace(&self) -> Trace {
-        let mut writer =
-            Writer { setup: self, clock: 0, trace: Trace::default(), phase: 0, module: 0, draws: self.seed };
+        let mut writer = Writer {
+            setup: self,
+            clock: 0,
+            trace: Trace::default(),
+            phase: 0,
+            module: 0,
+            draws: self.seed,
+        };
         writer.trace.phases.push(Span::default());
         writer.trace.modules.push(Span::default());
         writer.step();
@@ -127,9 +150,21 @@ impl Writer<'_> {
 
     fn get(&mut self, bytes: u64, dynamic: bool) -> Live {
         let start = self.tick();
-        let origin = Origin { phases: (self.phase, 0), modules: (self.module, 0), stream: 0, dynamic };
+        let origin = Origin {
+            phases: (self.phase, 0),
+            modules: (self.module, 0),
+            stream: 0,
+            dynamic,
+        };
         let id = self.trace.blocks.len().to_string();
-        self.trace.blocks.push(Block { id, start, end: u64::MAX, bytes: bytes.max(1), origin, ..Block::default() });
+        self.trace.blocks.push(Block {
+            id,
+            start,
+            end: u64::MAX,
+            bytes: bytes.max(1),
+            origin,
+            ..Block::default()
+        });
         self.trace.blocks.len() - 1
     }
 
@@ -148,7 +183,11 @@ impl Writer<'_> {
 
     fn begin_phase(&mut self, name: String) {
         let start = self.tick();
-        self.trace.phases.push(Span { name, start, end: u64::MAX });
+        self.trace.phases.push(Span {
+            name,
+            start,
+            end: u64::MAX,
+        });
         self.phase = self.trace.phases.len() as u32 - 1;
     }
     fn end_phase(&mut self) {
@@ -157,7 +196,11 @@ impl Writer<'_> {
     }
     fn begin_module(&mut self, name: String) {
         let start = self.tick();
-        self.trace.modules.push(Span { name, start, end: u64::MAX });
+        self.trace.modules.push(Span {
+            name,
+            start,
+            end: u64::MAX,
+        });
         self.module = self.trace.modules.len() as u32 - 1;
     }
     fn end_module(&mut self) {
@@ -166,10 +209,21 @@ impl Writer<'_> {
     }
 
     fn step(&mut self) {
-        let Setup { layers, width, hidden, vocabulary, micro_batches, stages, rank, virtual_stages, zero, .. } =
-            *self.setup;
+        let Setup {
+            layers,
+            width,
+            hidden,
+            vocabulary,
+            micro_batches,
+            stages,
+            rank,
+            virtual_stages,
+            zero,
+            ..
+        } = *self.setup;
         let own = layers / stages;
-        // Weights in bf16, gradients in f32, and three f32 of the optimizer's, all there for the whole step.
+        // Weights in bf16, gradients in f32, and three f32 of the optimizer's, all there for the
+        // whole step.
         let mut sizes = vec![];
         for _ in 0..own {
             let n_experts = self.setup.experts.max(1) as u64;
@@ -201,7 +255,9 @@ impl Writer<'_> {
                 waiting.push_back(self.forward(forwards, own / virtual_stages));
                 forwards += 1;
             } else {
-                let saved = waiting.pop_front().expect("a backward should have a forward");
+                let saved = waiting
+                    .pop_front()
+                    .expect("a backward should have a forward");
                 self.backward(backwards, saved);
                 backwards += 1;
             }
@@ -210,12 +266,19 @@ impl Writer<'_> {
         // What is on its way to the host while the next one is got ready.
         let mut leaving: Option<Live> = None;
         for &n in &sizes {
-            // The update's temporaries; on the host, the gradient that goes there and the weight that comes back.
+            // The update's temporaries; on the host, the gradient that goes there and the weight
+            // that comes back.
             let (a, b) = match self.setup.offload {
-                false => (self.get(n * FULL / zero, false), self.get(n * FULL / zero, false)),
+                false => (
+                    self.get(n * FULL / zero, false),
+                    self.get(n * FULL / zero, false),
+                ),
                 true => {
                     let gradient = self.get(n * FULL / zero, false);
-                    (self.get(n * HALF / zero, false), leaving.replace(gradient).unwrap_or(gradient))
+                    (
+                        self.get(n * HALF / zero, false),
+                        leaving.replace(gradient).unwrap_or(gradient),
+                    )
                 }
             };
             // With ZeRO the weight is gathered.
@@ -251,7 +314,10 @@ impl Writer<'_> {
                 leaving.drain(..).for_each(|block| self.free(block));
                 leaving.extend(std::iter::once(x).chain(kept.iter().copied()));
             }
-            saved.push(Saved { input: self.left(x), kept: kept.into_iter().map(|block| self.left(block)).collect() });
+            saved.push(Saved {
+                input: self.left(x),
+                kept: kept.into_iter().map(|block| self.left(block)).collect(),
+            });
             x = y;
         }
         leaving.into_iter().for_each(|block| self.free(block));
@@ -262,7 +328,14 @@ impl Writer<'_> {
     /// What a forward leaves of a block.
     fn left(&self, block: Live) -> Tensor {
         let dynamic = self.trace.blocks[block].origin.dynamic;
-        if self.setup.offload { Tensor::Away { bytes: self.bytes(block), dynamic } } else { Tensor::Here(block) }
+        if self.setup.offload {
+            Tensor::Away {
+                bytes: self.bytes(block),
+                dynamic,
+            }
+        } else {
+            Tensor::Here(block)
+        }
     }
 
     /// Brings to the device what a layer's forward has left.
@@ -347,7 +420,13 @@ impl Writer<'_> {
     }
 
     fn mixture(&mut self, tokens: u64, layer: usize, kept: &mut Vec<Live>) -> Live {
-        let Setup { experts, top, width, hidden, .. } = *self.setup;
+        let Setup {
+            experts,
+            top,
+            width,
+            hidden,
+            ..
+        } = *self.setup;
         let scores = [tokens * experts as u64 * FULL; 2].map(|bytes| self.get(bytes, false));
         self.free(scores[0]);
         let permuted = self.get(self.stream() * top, false);
@@ -359,7 +438,8 @@ impl Writer<'_> {
         for _ in 0..experts {
             let n = self.routed(tokens * top / experts as u64);
             sum += n;
-            let [inner, product] = [2 * n * hidden * HALF, n * hidden * HALF].map(|bytes| self.get(bytes, true));
+            let [inner, product] =
+                [2 * n * hidden * HALF, n * hidden * HALF].map(|bytes| self.get(bytes, true));
             kept.extend([inner, product]);
             results.push(self.get(n * width * HALF, true));
         }
@@ -391,34 +471,97 @@ mod tests {
     #[test]
     fn every_block_is_freed_and_every_tick_is_used_once() {
         for setup in [
-            Setup { micro_batches: 6, ..Setup::gpt2() },
-            Setup { micro_batches: 6, virtual_stages: 2, recompute: true, ..Setup::gpt2() },
-            Setup { micro_batches: 4, zero: 2, offload: true, ..Setup::qwen_moe() },
-            Setup { micro_batches: 4, zero: 2, offload: true, recompute: true, ..Setup::gpt2() },
+            Setup {
+                micro_batches: 6,
+                ..Setup::gpt2()
+            },
+            Setup {
+                micro_batches: 6,
+                virtual_stages: 2,
+                recompute: true,
+                ..Setup::gpt2()
+            },
+            Setup {
+                micro_batches: 4,
+                zero: 2,
+                offload: true,
+                ..Setup::qwen_moe()
+            },
+            Setup {
+                micro_batches: 4,
+                zero: 2,
+                offload: true,
+                recompute: true,
+                ..Setup::gpt2()
+            },
         ] {
             let trace = setup.trace();
-            let mut ticks: Vec<u64> = trace.blocks.iter().flat_map(|block| [block.start, block.end]).collect();
-            ticks.extend(trace.phases.iter().chain(&trace.modules).skip(1).flat_map(|span| [span.start, span.end]));
+            let mut ticks: Vec<u64> = trace
+                .blocks
+                .iter()
+                .flat_map(|block| [block.start, block.end])
+                .collect();
+            ticks.extend(
+                trace
+                    .phases
+                    .iter()
+                    .chain(&trace.modules)
+                    .skip(1)
+                    .flat_map(|span| [span.start, span.end]),
+            );
             ticks.retain(|&tick| tick != 0);
             let n = ticks.len();
             ticks.sort_unstable();
             ticks.dedup();
             assert_eq!(ticks.len(), n);
-            assert!(trace.blocks.iter().all(|block| block.start < block.end && block.end < u64::MAX));
+            assert!(
+                trace
+                    .blocks
+                    .iter()
+                    .all(|block| block.start < block.end && block.end < u64::MAX)
+            );
         }
     }
 
     /// Recomputation, ZeRO and offloading take less memory, virtual stages more.
     #[test]
     fn optimizations_do_what_they_are_for() {
-        let base = Setup { micro_batches: 8, ..Setup::gpt2() };
+        let base = Setup {
+            micro_batches: 8,
+            ..Setup::gpt2()
+        };
         let peak = |setup: Setup| lower_bound(&setup.trace(), 1);
-        assert!(peak(Setup { recompute: true, ..base.clone() }) < peak(base.clone()));
-        assert!(peak(Setup { zero: 2, ..base.clone() }) < peak(base.clone()));
+        assert!(
+            peak(Setup {
+                recompute: true,
+                ..base.clone()
+            }) < peak(base.clone())
+        );
+        assert!(
+            peak(Setup {
+                zero: 2,
+                ..base.clone()
+            }) < peak(base.clone())
+        );
         for recompute in [false, true] {
-            let kept = Setup { recompute, zero: 2, ..base.clone() };
-            assert!(peak(Setup { offload: true, ..kept.clone() }) < peak(kept));
+            let kept = Setup {
+                recompute,
+                zero: 2,
+                ..base.clone()
+            };
+            assert!(
+                peak(Setup {
+                    offload: true,
+                    ..kept.clone()
+                }) < peak(kept)
+            );
         }
-        assert!(peak(base.clone()) < peak(Setup { virtual_stages: 2, ..base.clone() }));
+        assert!(
+            peak(base.clone())
+                < peak(Setup {
+                    virtual_stages: 2,
+                    ..base.clone()
+                })
+        );
     }
 }

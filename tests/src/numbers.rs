@@ -40,7 +40,20 @@ pub fn shape_of(ty: &TensorType) -> Vec<usize> {
 
 /// A tensor of such numbers; integers are small, and bits even.
 pub fn tensor(ty: &TensorType, numbers: Numbers, random: &mut Random) -> OwnedTensor {
-    let wild = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1e-40, -1e-41, 3e38, -3e38, 88.8, -103.5, 1e-8];
+    let wild = [
+        f64::NAN,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        0.0,
+        -0.0,
+        1e-40,
+        -1e-41,
+        3e38,
+        -3e38,
+        88.8,
+        -103.5,
+        1e-8,
+    ];
     let n = ty.numel() as usize;
     let dtype = codegen::dtype(ty.dtype());
     if !ty.dtype().is_float() {
@@ -72,11 +85,15 @@ pub enum Close {
 }
 
 impl Close {
-    /// How far each number may be from an expected one; integers and bits not at all, and from an infinity nothing.
+    /// How far each number may be from an expected one; integers and bits not at all, and from an
+    /// infinity nothing.
     pub fn bounds(self, expected: &OwnedTensor) -> Vec<f64> {
         let dtype = expected.dtype();
         let numbers = expected.to_f64s();
-        let largest = numbers.iter().filter(|x| x.is_finite()).fold(0f64, |m, x| m.max(x.abs()));
+        let largest = numbers
+            .iter()
+            .filter(|x| x.is_finite())
+            .fold(0f64, |m, x| m.max(x.abs()));
         let unit = |x: f64| epsilon(dtype) * x.abs().max(smallest(dtype));
         let bound = |&x: &f64| match self {
             _ if epsilon(dtype) == 0.0 || !x.is_finite() => 0.0,
@@ -97,11 +114,12 @@ impl Close {
     }
 }
 
-/// True for equal numbers, for two that are none, and for what is at most `bound` apart. Rounding may be what makes the
-/// largest number an infinity.
+/// True for equal numbers, for two that are none, and for what is at most `bound` apart. Rounding
+/// may be what makes the largest number an infinity.
 pub fn near(found: f64, expected: f64, bound: f64) -> bool {
     let both_nan = found.is_nan() && expected.is_nan();
-    let one_infinite = found.is_infinite() != expected.is_infinite() && found.signum() == expected.signum();
+    let one_infinite =
+        found.is_infinite() != expected.is_infinite() && found.signum() == expected.signum();
     let overflowed = one_infinite && 3.4e38 < found.abs().min(expected.abs());
     found == expected || both_nan || overflowed || (found - expected).abs() <= bound
 }

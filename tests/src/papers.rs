@@ -1,9 +1,10 @@
-//! The models and machines of ProTrain's evaluation (section 5.1, tables 1, 2 and 4) as instances for its search.
+//! The models and machines of ProTrain's evaluation (section 5.1, tables 1, 2 and 4) as instances
+//! for its search.
 //!
-//! The paper gives links and memories. The rates that it measures and does not print are assumed: products at 32 % (RTX
-//! 3090, FP16 with FP32 accumulation at 142 TFLOP/s) and 48 % (A100, 312 TFLOP/s) of the peak, PCIe at about 80 % of its
-//! nominal bandwidth, collectives over PCIe through the host at 5 GB/s, Adam on the host at the rate that memory bandwidth
-//! allows.
+//! The paper gives links and memories. The rates that it measures and does not print are assumed:
+//! products at 32 % (RTX 3090, FP16 with FP32 accumulation at 142 TFLOP/s) and 48 % (A100, 312
+//! TFLOP/s) of the peak, PCIe at about 80 % of its nominal bandwidth, collectives over PCIe through
+//! the host at 5 GB/s, Adam on the host at the rate that memory bandwidth allows.
 
 use passes::decide::blocks_search::Choice;
 use passes::decide::chunks::{self, Packing};
@@ -19,9 +20,17 @@ pub struct Model {
 }
 
 /// GPT-2 with 1 billion parameters.
-pub const GPT2_1B: Model = Model { hidden: 1600, blocks: 32, heads: 16 };
+pub const GPT2_1B: Model = Model {
+    hidden: 1600,
+    blocks: 32,
+    heads: 16,
+};
 /// GPT-2 with 10 billion parameters.
-pub const GPT2_10B: Model = Model { hidden: 4096, blocks: 48, heads: 32 };
+pub const GPT2_10B: Model = Model {
+    hidden: 4096,
+    blocks: 48,
+    heads: 32,
+};
 
 const SEQUENCE: u64 = 1024;
 const VOCABULARY: u64 = 50257;
@@ -29,7 +38,10 @@ const VOCABULARY: u64 = 50257;
 impl Model {
     /// Parameters of embeddings, and of one block's matrices.
     fn parameters(&self) -> (u64, u64) {
-        ((VOCABULARY + SEQUENCE) * self.hidden, 12 * self.hidden * self.hidden + 13 * self.hidden)
+        (
+            (VOCABULARY + SEQUENCE) * self.hidden,
+            12 * self.hidden * self.hidden + 13 * self.hidden,
+        )
     }
     /// All parameters.
     pub fn total(&self) -> u64 {
@@ -95,11 +107,17 @@ pub fn packing(model: &Model) -> Packing {
     chunks::grid_search(&sizes, chunks::RANGE).expect("a model should have parameters")
 }
 
-/// What a device does in a step of `batch` sequences on `world` devices. Mixed precision: 2 bytes of parameter, 2 of
-/// gradient, 12 of master copy and moments, these divided among the devices also for persistent chunks; the host holds the
-/// 12. Activations are those of Korthikanti et al.: `sbh (34 + 5 as / h)` bytes a block; the logits take 6 bytes each.
+/// What a device does in a step of `batch` sequences on `world` devices. Mixed precision: 2 bytes
+/// of parameter, 2 of gradient, 12 of master copy and moments, these divided among the devices also
+/// for persistent chunks; the host holds the
+/// 12. Activations are those of Korthikanti et al.: `sbh (34 + 5 as / h)` bytes a block; the logits
+///     take 6 bytes each.
 pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Instance {
-    let &Model { hidden: h, blocks, heads } = model;
+    let &Model {
+        hidden: h,
+        blocks,
+        heads,
+    } = model;
     let tokens = (batch.div_ceil(world) * SEQUENCE) as f64;
     let (hf, wf) = (h as f64, world as f64);
     let scores = SEQUENCE as f64 / (6.0 * hf);
@@ -108,8 +126,11 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
     let head = 1e6 * 2.0 * tokens * hf * VOCABULARY as f64 / machine.flops;
     let swap = 1e6 * activation / machine.link;
     let packing = packing(model);
-    let chunk_of: Vec<usize> =
-        packing.chunk_of(blocks + 2).into_iter().map(|c| c.expect("every part has some")).collect();
+    let chunk_of: Vec<usize> = packing
+        .chunk_of(blocks + 2)
+        .into_iter()
+        .map(|c| c.expect("every part has some"))
+        .collect();
     let block = |i: usize| BlockCost {
         repeated: true,
         chunk: chunk_of[i],
@@ -121,7 +142,10 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
         swap_out: swap,
         swap_in: swap,
     };
-    let mut costs = vec![BlockCost { chunk: chunk_of[0], ..BlockCost::default() }];
+    let mut costs = vec![BlockCost {
+        chunk: chunk_of[0],
+        ..BlockCost::default()
+    }];
     costs.extend((1..=blocks).map(block));
     costs.push(BlockCost {
         chunk: chunk_of[blocks + 1],
@@ -157,13 +181,16 @@ pub fn instance(model: &Model, machine: &Machine, batch: u64, world: u64) -> Ins
     }
 }
 
-/// Ways to keep each block of [`instance`]: all of it; without attention's scores, `34 sbh`; without GeLU's and the norms'
-/// results too, `22 sbh`, for their memory traffic; its input alone.
+/// Ways to keep each block of [`instance`]: all of it; without attention's scores, `34 sbh`;
+/// without GeLU's and the norms' results too, `22 sbh`, for their memory traffic; its input alone.
 pub fn choices(model: &Model, machine: &Machine, batch: u64, world: u64) -> Vec<Vec<Choice>> {
     let tokens_width = (batch.div_ceil(world) * SEQUENCE * model.hidden) as f64;
     let scores = SEQUENCE as f64 / (6.0 * model.hidden as f64);
     let of_block = |block: &BlockCost| {
-        let keep = Choice { held: block.activation, extra: 0.0 };
+        let keep = Choice {
+            held: block.activation,
+            extra: 0.0,
+        };
         if !block.repeated {
             return vec![keep];
         }
@@ -171,10 +198,23 @@ pub fn choices(model: &Model, machine: &Machine, batch: u64, world: u64) -> Vec<
         let traffic = 1e6 * 3.0 * 12.0 * tokens_width / machine.memory_bandwidth;
         vec![
             keep,
-            Choice { held: (34.0 * tokens_width) as u64, extra: attention },
-            Choice { held: (22.0 * tokens_width) as u64, extra: attention + traffic },
-            Choice { held: block.input, extra: block.forward },
+            Choice {
+                held: (34.0 * tokens_width) as u64,
+                extra: attention,
+            },
+            Choice {
+                held: (22.0 * tokens_width) as u64,
+                extra: attention + traffic,
+            },
+            Choice {
+                held: block.input,
+                extra: block.forward,
+            },
         ]
     };
-    instance(model, machine, batch, world).blocks.iter().map(of_block).collect()
+    instance(model, machine, batch, world)
+        .blocks
+        .iter()
+        .map(of_block)
+        .collect()
 }

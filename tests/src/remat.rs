@@ -1,7 +1,7 @@
 //! Training graphs in JSON for recompute: the files of `tests/data/remat`.
 //!
-//! They are GPT-2-like joint graphs of 2, 4 and 12 layers with bytes and roofline times of an A100. A node has one result;
-//! `outs` are the results that a step leaves.
+//! They are GPT-2-like joint graphs of 2, 4 and 12 layers with bytes and roofline times of an A100.
+//! A node has one result; `outs` are the results that a step leaves.
 
 use passes::remat::{Node, Problem, Value};
 use serde_json::Value as Json;
@@ -21,14 +21,29 @@ pub struct Listed {
 /// # Errors
 /// If there is no such file, or it is not such a graph.
 pub fn read(name: &str) -> Result<Listed, String> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data/remat").join(format!("{name}.json"));
-    let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let json: Json = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("data/remat")
+        .join(format!("{name}.json"));
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let json: Json =
+        serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
     let numbers = |json: &Json| -> Option<Vec<u32>> {
-        json.as_array()?.iter().map(|n| n.as_u64().and_then(|n| u32::try_from(n).ok())).collect()
+        json.as_array()?
+            .iter()
+            .map(|n| n.as_u64().and_then(|n| u32::try_from(n).ok()))
+            .collect()
     };
-    let node = |json: &Json| Some((json["bytes"].as_u64()?, json["us"].as_f64()?, numbers(&json["deps"])?));
-    let nodes = json["nodes"].as_array().and_then(|nodes| nodes.iter().map(node).collect::<Option<Vec<_>>>());
+    let node = |json: &Json| {
+        Some((
+            json["bytes"].as_u64()?,
+            json["us"].as_f64()?,
+            numbers(&json["deps"])?,
+        ))
+    };
+    let nodes = json["nodes"]
+        .as_array()
+        .and_then(|nodes| nodes.iter().map(node).collect::<Option<Vec<_>>>());
     match (nodes, numbers(&json["outs"])) {
         (Some(nodes), Some(outs)) => Ok(Listed { nodes, outs }),
         _ => Err(format!("{}: not a graph", path.display())),
@@ -44,21 +59,36 @@ impl Listed {
         let mut values: Vec<Value> = vec![];
         let mut nodes = vec![];
         for (i, (bytes, micros, deps)) in self.nodes.iter().enumerate() {
-            values.push(Value { bytes: *bytes, maker: i as u32, kept: false });
-            nodes.push(Node { micros: *micros, scratch: 0, reads: deps.clone(), until: u32::MAX });
+            values.push(Value {
+                bytes: *bytes,
+                maker: i as u32,
+                kept: false,
+            });
+            nodes.push(Node {
+                micros: *micros,
+                scratch: 0,
+                reads: deps.clone(),
+                until: u32::MAX,
+            });
         }
         for &out in &self.outs {
-            values.get_mut(out as usize).ok_or("an output should be a node")?.kept = true;
+            values
+                .get_mut(out as usize)
+                .ok_or("an output should be a node")?
+                .kept = true;
         }
         Problem::new(nodes, values, vec![])
     }
 
-    /// The same model with more layers: layers between the first and the last are copies of one in the middle.
+    /// The same model with more layers: layers between the first and the last are copies of one in
+    /// the middle.
     ///
     /// # Panics
     /// If the graph is not one of those in `tests/data/remat`.
     pub fn deeper(&self, n_layers: u32) -> Listed {
-        let old = Shape { n_layers: (self.nodes.len() as u32 - HEAD - MIDDLE - TAIL) / (FORWARD + BACKWARD) };
+        let old = Shape {
+            n_layers: (self.nodes.len() as u32 - HEAD - MIDDLE - TAIL) / (FORWARD + BACKWARD),
+        };
         let new = Shape { n_layers };
         let mut nodes = vec![];
         let mut outs = vec![];
@@ -76,7 +106,8 @@ impl Listed {
             let (bytes, micros, deps) = &self.nodes[from as usize];
             let moved = |dep: &u32| {
                 let (dep_part, dep_at) = old.place(*dep);
-                // A dependency on a layer is one on the same layer or on a neighbour; from outside, on the first or the last.
+                // A dependency on a layer is one on the same layer or on a neighbour; from outside,
+                // on the first or the last.
                 let dep_layer = match (part.layer(), dep_part.layer()) {
                     (Some(_), Some(dep_layer)) => layer + dep_layer - like,
                     (None, Some(0)) => 0,
@@ -93,8 +124,8 @@ impl Listed {
     }
 }
 
-/// Nodes before the first layer, of a layer's forward, between the last layer's forward and backward, of a layer's backward,
-/// and after the first layer's backward.
+/// Nodes before the first layer, of a layer's forward, between the last layer's forward and
+/// backward, of a layer's backward, and after the first layer's backward.
 const HEAD: u32 = 4;
 const FORWARD: u32 = 17;
 const MIDDLE: u32 = 15;
@@ -150,9 +181,14 @@ impl Shape {
     }
     /// The part in which a node lies, and its number there.
     fn place(&self, i: u32) -> (Part, u32) {
-        let layers = (0..self.n_layers).flat_map(|layer| [Part::Forward(layer), Part::Backward(layer)]);
-        let parts = [Part::Head, Part::Middle, Part::Tail].into_iter().chain(layers);
-        let part = parts.filter(|&part| self.start(part) <= i).max_by_key(|&part| self.start(part));
+        let layers =
+            (0..self.n_layers).flat_map(|layer| [Part::Forward(layer), Part::Backward(layer)]);
+        let parts = [Part::Head, Part::Middle, Part::Tail]
+            .into_iter()
+            .chain(layers);
+        let part = parts
+            .filter(|&part| self.start(part) <= i)
+            .max_by_key(|&part| self.start(part));
         let part = part.expect("a graph should begin with its head");
         (part, i - self.start(part))
     }

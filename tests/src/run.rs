@@ -17,12 +17,22 @@ pub struct Outcome {
 /// Evaluates a graph, one step for each of `feeds`.
 pub fn plain(graph: &Graph, start: &Tensors, feeds: &[Tensors]) -> Outcome {
     let mut states = start.clone();
-    let step = |feed| evaluate::step(graph, &mut states, feed).expect("the graph's kernels should take its data");
-    Outcome { outputs: feeds.iter().map(step).collect(), states }
+    let step = |feed| {
+        evaluate::step(graph, &mut states, feed).expect("the graph's kernels should take its data")
+    };
+    Outcome {
+        outputs: feeds.iter().map(step).collect(),
+        states,
+    }
 }
 
-/// Runs an artifact on a machine, one step for each of `feeds`. Also returns the measured peak of the device's pool.
-pub fn compiled(artifact: &Artifact, options: Options, feeds: &[Tensors]) -> Result<(Outcome, u64), Error> {
+/// Runs an artifact on a machine, one step for each of `feeds`. Also returns the measured peak of
+/// the device's pool.
+pub fn compiled(
+    artifact: &Artifact,
+    options: Options,
+    feeds: &[Tensors],
+) -> Result<(Outcome, u64), Error> {
     let mut machine = Machine::new(artifact.clone(), options)?;
     let mut outputs = vec![];
     for feed in feeds {
@@ -30,12 +40,22 @@ pub fn compiled(artifact: &Artifact, options: Options, feeds: &[Tensors]) -> Res
         machine.step()?;
         outputs.push(read(&mut machine, artifact)?);
     }
-    Ok((Outcome { outputs, states: states(&mut machine, artifact)? }, machine.measured_peak_bytes()))
+    Ok((
+        Outcome {
+            outputs,
+            states: states(&mut machine, artifact)?,
+        },
+        machine.measured_peak_bytes(),
+    ))
 }
 
-/// The same where the host goes on as soon as a step has read its inputs and written its outputs: the rest of it overlaps
-/// the next.
-pub fn overlapped(artifact: &Artifact, options: Options, feeds: &[Tensors]) -> Result<Outcome, Error> {
+/// The same where the host goes on as soon as a step has read its inputs and written its outputs:
+/// the rest of it overlaps the next.
+pub fn overlapped(
+    artifact: &Artifact,
+    options: Options,
+    feeds: &[Tensors],
+) -> Result<Outcome, Error> {
     let mut machine = Machine::new(artifact.clone(), options)?;
     let mut outputs = vec![];
     for feed in feeds {
@@ -45,34 +65,59 @@ pub fn overlapped(artifact: &Artifact, options: Options, feeds: &[Tensors]) -> R
         outputs.push(read(&mut machine, artifact)?);
     }
     machine.wait()?;
-    Ok(Outcome { outputs, states: states(&mut machine, artifact)? })
+    Ok(Outcome {
+        outputs,
+        states: states(&mut machine, artifact)?,
+    })
 }
 
-/// The same with `n` steps on one feed that are launched together, so that they overlap; only the last one's outputs are
-/// there to be read.
-pub fn together(artifact: &Artifact, options: Options, feed: &Tensors, n: usize) -> Result<Outcome, Error> {
+/// The same with `n` steps on one feed that are launched together, so that they overlap; only the
+/// last one's outputs are there to be read.
+pub fn together(
+    artifact: &Artifact,
+    options: Options,
+    feed: &Tensors,
+    n: usize,
+) -> Result<Outcome, Error> {
     let mut machine = Machine::new(artifact.clone(), options)?;
     write(&mut machine, artifact, feed)?;
     for _ in 0..n {
         machine.launch()?;
     }
     machine.wait()?;
-    Ok(Outcome { outputs: vec![read(&mut machine, artifact)?], states: states(&mut machine, artifact)? })
+    Ok(Outcome {
+        outputs: vec![read(&mut machine, artifact)?],
+        states: states(&mut machine, artifact)?,
+    })
 }
 
 /// A machine that runs in a random permitted order and spoils dead bytes.
 pub fn shuffled(seed: u64) -> Options {
-    Options { shuffle: Some(seed), ..Options::default() }
+    Options {
+        shuffle: Some(seed),
+        ..Options::default()
+    }
 }
 
 fn write(machine: &mut Machine, artifact: &Artifact, feed: &Tensors) -> Result<(), Error> {
-    artifact.inputs.iter().try_for_each(|input| machine.write_input(&input.name, &feed[&input.name]))
+    artifact
+        .inputs
+        .iter()
+        .try_for_each(|input| machine.write_input(&input.name, &feed[&input.name]))
 }
 
 fn read(machine: &mut Machine, artifact: &Artifact) -> Result<Tensors, Error> {
-    artifact.outputs.iter().map(|o| Ok((o.name.clone(), machine.read_output(&o.name)?))).collect()
+    artifact
+        .outputs
+        .iter()
+        .map(|o| Ok((o.name.clone(), machine.read_output(&o.name)?)))
+        .collect()
 }
 
 fn states(machine: &mut Machine, artifact: &Artifact) -> Result<Tensors, Error> {
-    artifact.states.iter().map(|s| Ok((s.path.clone(), machine.read_state(&s.path)?))).collect()
+    artifact
+        .states
+        .iter()
+        .map(|s| Ok((s.path.clone(), machine.read_state(&s.path)?)))
+        .collect()
 }

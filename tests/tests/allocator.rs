@@ -1,11 +1,11 @@
-//! Places: buffers that live together do not meet, the peak is between the bound and the sum, and for few buffers it is the
-//! best there is.
+//! Places: buffers that live together do not meet, the peak is between the bound and the sum, and
+//! for few buffers it is the best there is.
 
 use ir::schedule::{BufferData, InstrData, InstrKind, PoolData, Stream, Why};
 use ir::{Buffer, Id, Plan, Pool, Schedule, Table};
 use passes::alloc::{Lifetime, allocate, live_peak};
 use proptest::prelude::*;
-use tests::generate;
+use lighterage_tests::generate;
 
 /// Lines of a step; a lifetime is within.
 const LINES: u32 = 12;
@@ -13,20 +13,39 @@ const LINES: u32 = 12;
 /// A schedule of buffers alone: the lines do nothing, but there are as many as the lifetimes say.
 fn schedule(sizes: &[u64]) -> Schedule {
     let mut schedule = Schedule::default();
-    let pool = schedule.pools.push(PoolData { name: "device".into(), limit: None });
+    let pool = schedule.pools.push(PoolData {
+        name: "device".into(),
+        limit: None,
+    });
     for (i, &bytes) in sizes.iter().enumerate() {
-        schedule.buffers.push(BufferData { name: format!("b{i}"), pool, bytes });
+        schedule.buffers.push(BufferData {
+            name: format!("b{i}"),
+            pool,
+            bytes,
+        });
     }
     for _ in 0..LINES {
-        let kind = InstrKind::Copy { src: Buffer::new(0).into(), dst: Buffer::new(0).into(), bytes: 0 };
-        schedule.instrs.push(InstrData { kind, stream: Stream::new(0), after: vec![], why: Why::Feed });
+        let kind = InstrKind::Copy {
+            src: Buffer::new(0).into(),
+            dst: Buffer::new(0).into(),
+            bytes: 0,
+        };
+        schedule.instrs.push(InstrData {
+            kind,
+            stream: Stream::new(0),
+            after: vec![],
+            why: Why::Feed,
+        });
     }
     schedule
 }
 
 /// Sizes in cache lines, starts and spans.
 fn buffers(most: usize) -> impl Strategy<Value = Vec<(u64, Lifetime)>> {
-    let lifetime = (0..LINES, 1..=LINES).prop_map(|(start, span)| Lifetime { start, end: (start + span).min(LINES) });
+    let lifetime = (0..LINES, 1..=LINES).prop_map(|(start, span)| Lifetime {
+        start,
+        end: (start + span).min(LINES),
+    });
     prop::collection::vec((1u64..9, lifetime), 1..=most)
 }
 
@@ -42,13 +61,22 @@ fn together(a: Lifetime, b: Lifetime) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The best peak there is, in cache lines. Some best plan is left-justified: every buffer at 0 or on top of another; it
-/// is found by first fit in the order of its offsets, so all orders are tried.
+/// The best peak there is, in cache lines. Some best plan is left-justified: every buffer at 0 or
+/// on top of another; it is found by first fit in the order of its offsets, so all orders are
+/// tried.
 fn best(buffers: &[(u64, Lifetime)], placed: &mut Vec<(usize, u64)>, mut limit: u64) -> u64 {
     if placed.len() == buffers.len() {
-        return placed.iter().map(|&(i, at)| at + buffers[i].0).max().unwrap_or(0).min(limit);
+        return placed
+            .iter()
+            .map(|&(i, at)| at + buffers[i].0)
+            .max()
+            .unwrap_or(0)
+            .min(limit);
     }
-    for i in (0..buffers.len()).filter(|&i| placed.iter().all(|&(j, _)| j != i)).collect::<Vec<_>>() {
+    for i in (0..buffers.len())
+        .filter(|&i| placed.iter().all(|&(j, _)| j != i))
+        .collect::<Vec<_>>()
+    {
         let (lines, life) = buffers[i];
         let mut in_the_way: Vec<(u64, u64)> = placed
             .iter()
@@ -56,7 +84,10 @@ fn best(buffers: &[(u64, Lifetime)], placed: &mut Vec<(usize, u64)>, mut limit: 
             .map(|&(j, at)| (at, at + buffers[j].0))
             .collect();
         in_the_way.sort_unstable();
-        let at = in_the_way.iter().fold(0, |at, &(lo, hi)| if lo < at + lines { at.max(hi) } else { at });
+        let at = in_the_way.iter().fold(
+            0,
+            |at, &(lo, hi)| if lo < at + lines { at.max(hi) } else { at },
+        );
         if at + lines < limit {
             placed.push((i, at));
             limit = best(buffers, placed, limit);
@@ -80,7 +111,8 @@ proptest! {
             prop_assert!(lo.is_multiple_of(ir::schedule::ALIGN) && hi <= plan.peak[pool]);
             for (b, other) in schedule.buffers.iter().filter(|&(b, _)| a < b && together(lives[a], lives[b])) {
                 let (from, to) = (plan.offset[b], plan.offset[b] + other.bytes);
-                prop_assert!(hi <= from || to <= lo, "{a:?} {lo}..{hi} and {b:?} {from}..{to} live together");
+                prop_assert!(hi <= from || to <= lo, "{a:?} {lo}..{hi} and {b:?} {from}..{to} \
+                    live together");
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Attention's kernels for GPUs: run by an interpreter and compared with plain loops in f64; assembled by ptxas where
-//! it can be had.
+//! Attention's kernels for GPUs: run by an interpreter and compared with plain loops in f64;
+//! assembled by ptxas where it can be had.
 
 use codegen::attention::{Argument, Kernel, Kind, kernel};
 use codegen::kernels::{Generator, Target, find};
@@ -8,19 +8,30 @@ use ptx::{Launch, Memory, Param, Stats};
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
-use tests::attention::{Case, Expected, Tensors};
-use tests::gpu::ptxas;
+use lighterage_tests::attention::{Case, Expected, Tensors};
+use lighterage_tests::gpu::ptxas;
 
 /// A kernel's PTX, made once by a generator that the tests share.
 fn ptx_of(kernel: &Kernel, target: &Target) -> String {
     static SHARED: Mutex<Option<(Generator, BTreeMap<String, String>)>> = Mutex::new(None);
     let mut guard = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     let (generator, texts) = guard.get_or_insert_with(|| {
-        let program = find().expect("lighterage-mlir should have been built: cargo build -p lighterage-mlir");
-        (Generator::start(&program).expect("the generator should start"), BTreeMap::new())
+        let program =
+            find().expect("lighterage-mlir should have been built: cargo build -p lighterage-mlir");
+        (
+            Generator::start(&program).expect("the generator should start"),
+            BTreeMap::new(),
+        )
     });
-    let make = || kernel.ptx(generator, target).unwrap_or_else(|e| panic!("{e}\n{}", kernel.mlir));
-    texts.entry(format!("{} {target}", kernel.symbol)).or_insert_with(make).clone()
+    let make = || {
+        kernel
+            .ptx(generator, target)
+            .unwrap_or_else(|e| panic!("{e}\n{}", kernel.mlir))
+    };
+    texts
+        .entry(format!("{} {target}", kernel.symbol))
+        .or_insert_with(make)
+        .clone()
 }
 
 fn compare(what: &str, case: &Case, found: &[f32], expected: &[(f64, f64)]) {
@@ -29,7 +40,8 @@ fn compare(what: &str, case: &Case, found: &[f32], expected: &[(f64, f64)]) {
         let off = (f64::from(found) - expected).abs();
         assert!(
             off <= bound,
-            "{what}[{i}] of {case:?}: {found}, not {expected}: off by {off:.2e}, at most {bound:.2e}"
+            "{what}[{i}] of {case:?}: {found}, not {expected}: off by {off:.2e}, at most \
+             {bound:.2e}"
         );
     }
 }
@@ -38,7 +50,8 @@ fn compare(what: &str, case: &Case, found: &[f32], expected: &[(f64, f64)]) {
 fn run(kind: Kind, case: &Case, tensors: &[u64], memory: &mut Memory) -> Stats {
     let kernel = kernel(kind, case.head_size, case.causal).unwrap();
     let text = ptx_of(&kernel, case.target);
-    run_text(&text, &kernel, case, tensors, memory).unwrap_or_else(|e| panic!("{} of {case:?}: {e}", kernel.symbol))
+    run_text(&text, &kernel, case, tensors, memory)
+        .unwrap_or_else(|e| panic!("{} of {case:?}: {e}", kernel.symbol))
 }
 fn run_text(
     text: &str,
@@ -51,7 +64,10 @@ fn run_text(
     if blocks == 0 {
         return Ok(Stats::default());
     }
-    let launch = Launch { shared_bytes: kernel.shared_bytes, ..Launch::new(blocks as u32, kernel.threads) };
+    let launch = Launch {
+        shared_bytes: kernel.shared_bytes,
+        ..Launch::new(blocks as u32, kernel.threads)
+    };
     let mut params: Vec<Param> = tensors.iter().map(|&at| Param::U64(at)).collect();
     params.extend(case.sizes.arguments().map(|argument| match argument {
         Argument::U32(n) => Param::U32(n),
@@ -82,9 +98,19 @@ fn backward(case: Case) -> [Stats; 3] {
     let [dq, dk, dv] = [&t.q, &t.k, &t.v].map(|x| memory.room(2 * x.len()));
     let first = run(Kind::Delta, &case, &[dout, out, delta], &mut memory);
     compare("delta", &case, &memory.f32(delta), &e.delta);
-    let queries = run(Kind::Queries, &case, &[dout, q, k, v, lse, delta, dq], &mut memory);
+    let queries = run(
+        Kind::Queries,
+        &case,
+        &[dout, q, k, v, lse, delta, dq],
+        &mut memory,
+    );
     compare("dq", &case, &memory.bf16(dq), &e.dq);
-    let keys = run(Kind::Keys, &case, &[dout, q, k, v, lse, delta, dk, dv], &mut memory);
+    let keys = run(
+        Kind::Keys,
+        &case,
+        &[dout, q, k, v, lse, delta, dk, dv],
+        &mut memory,
+    );
     compare("dk", &case, &memory.bf16(dk), &e.dk);
     compare("dv", &case, &memory.bf16(dv), &e.dv);
     [first, queries, keys]
@@ -112,7 +138,12 @@ fn forward_at_every_length() {
 
 #[test]
 fn forward_of_wide_heads() {
-    for (queries, keys, causal) in [(64, 64, false), (1, 1, true), (100, 100, true), (17, 130, false)] {
+    for (queries, keys, causal) in [
+        (64, 64, false),
+        (1, 1, true),
+        (100, 100, true),
+        (17, 130, false),
+    ] {
         let stats = forward(Case::new(1, 1, queries, keys, 128, causal));
         assert_eq!(stats.bank_conflicts, 0);
     }
@@ -158,7 +189,11 @@ fn infinities_and_nan() {
     let (out, lse) = (memory.room(2 * 64 * 64), memory.room(4 * 64));
     run(Kind::Forward, &case, &[q, k, v, out, lse], &mut memory);
     let out = memory.bf16(out);
-    assert_eq!((out[0], memory.f32(lse)[0]), (0.0, 0.0), "the only score is minus infinity");
+    assert_eq!(
+        (out[0], memory.f32(lse)[0]),
+        (0.0, 0.0),
+        "the only score is minus infinity"
+    );
     assert!(out[64].is_nan());
 }
 
@@ -168,14 +203,26 @@ fn backward_at_every_length() {
         for causal in [false, true] {
             let [delta, queries, keys] = backward(Case::new(1, 1, n, n, 64, causal));
             assert_eq!((queries.bank_conflicts, keys.bank_conflicts), (0, 0));
-            assert_eq!((queries.narrow_stores, keys.narrow_stores, delta.narrow_loads), (0, 0, 0));
+            assert_eq!(
+                (
+                    queries.narrow_stores,
+                    keys.narrow_stores,
+                    delta.narrow_loads
+                ),
+                (0, 0, 0)
+            );
         }
     }
 }
 
 #[test]
 fn backward_of_wide_heads() {
-    for (queries, keys, causal) in [(64, 64, false), (1, 1, true), (100, 100, true), (17, 70, false)] {
+    for (queries, keys, causal) in [
+        (64, 64, false),
+        (1, 1, true),
+        (100, 100, true),
+        (17, 70, false),
+    ] {
         backward(Case::new(1, 1, queries, keys, 128, causal));
     }
 }
@@ -188,7 +235,8 @@ fn backward_of_groups_and_unequal_lengths() {
     backward(Case::new(4, 4, 65, 1, 64, false));
 }
 
-/// Without any one of its barriers or waits a kernel is refused: none is there for nothing, and none is missing.
+/// Without any one of its barriers or waits a kernel is refused: none is there for nothing, and
+/// none is missing.
 #[test]
 fn every_barrier_is_needed() {
     for kind in [Kind::Forward, Kind::Queries, Kind::Keys] {
@@ -198,13 +246,21 @@ fn every_barrier_is_needed() {
         let lines: Vec<&str> = text.lines().collect();
         let mut n_mutants = 0;
         for (i, line) in lines.iter().enumerate() {
-            if !line.contains("bar.sync") && !line.contains("wait_group") && !line.contains("bar.warp.sync") {
+            if !line.contains("bar.sync")
+                && !line.contains("wait_group")
+                && !line.contains("bar.warp.sync")
+            {
                 continue;
             }
             // The first is there for what has no keys.
-            let first = line.contains("bar.warp.sync") && !lines[..i].iter().any(|line| line.contains("bar.warp.sync"));
+            let first = line.contains("bar.warp.sync")
+                && !lines[..i].iter().any(|line| line.contains("bar.warp.sync"));
             let without_keys = Case::new(1, 1, 64, 0, 64, true);
-            let case = if first && kind == Kind::Forward { without_keys } else { case };
+            let case = if first && kind == Kind::Forward {
+                without_keys
+            } else {
+                case
+            };
             let mutant = [&lines[..i], &lines[i + 1..]].concat().join("\n");
             let mut memory = Memory::new();
             let t = Tensors::new(&case);
@@ -217,10 +273,19 @@ fn every_barrier_is_needed() {
                 _ => vec![dout, q, k, v, lse, delta, a, b],
             };
             let found = run_text(&mutant, &kernel, &case, &tensors, &mut memory);
-            assert!(found.is_err(), "{} without line {}: {line}", kernel.symbol, i + 1);
+            assert!(
+                found.is_err(),
+                "{} without line {}: {line}",
+                kernel.symbol,
+                i + 1
+            );
             n_mutants += 1;
         }
-        assert!(5 <= n_mutants, "{}: {n_mutants} barriers and waits", kernel.symbol);
+        assert!(
+            5 <= n_mutants,
+            "{}: {n_mutants} barriers and waits",
+            kernel.symbol
+        );
     }
 }
 
@@ -244,7 +309,10 @@ proptest! {
 #[test]
 fn other_heads_are_refused() {
     let refused = kernel(Kind::Forward, 80, true).unwrap_err();
-    assert_eq!(refused.to_string(), "attention for GPUs has heads of 64 or 128 numbers, not 80");
+    assert_eq!(
+        refused.to_string(),
+        "attention for GPUs has heads of 64 or 128 numbers, not 80"
+    );
 }
 
 /// Every kernel.
@@ -266,7 +334,10 @@ fn kernels() -> Vec<Kernel> {
 #[test]
 fn on_every_gpu() {
     for target in [&Target::SM_90, &Target::SM_100] {
-        for case in [Case::new(2, 2, 70, 70, 64, true), Case::new(1, 1, 33, 70, 128, true)] {
+        for case in [
+            Case::new(2, 2, 70, 70, 64, true),
+            Case::new(1, 1, 33, 70, 128, true),
+        ] {
             let case = Case { target, ..case };
             forward(case);
             backward(case);
@@ -285,15 +356,37 @@ fn ptxas_takes_every_kernel_without_spills() {
         for target in [Target::SM_80, Target::SM_90, Target::SM_100] {
             let file = folder.join(format!("{}_{}.ptx", kernel.symbol, target.cpu));
             std::fs::write(&file, ptx_of(&kernel, &target)).unwrap();
-            let output =
-                Command::new(&ptxas).args(["-v", "-arch", target.cpu, "-o", "/dev/null"]).arg(&file).output().unwrap();
+            let output = Command::new(&ptxas)
+                .args(["-v", "-arch", target.cpu, "-o", "/dev/null"])
+                .arg(&file)
+                .output()
+                .unwrap();
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(output.status.success(), "{} for {}: {said}", kernel.symbol, target.cpu);
-            assert!(said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"), "{said}");
-            let used = said.split("Used ").nth(1).and_then(|rest| rest.split(' ').next());
-            registers.push(used.unwrap_or_else(|| panic!("ptxas should say how many registers: {said}")).to_string());
+            assert!(
+                output.status.success(),
+                "{} for {}: {said}",
+                kernel.symbol,
+                target.cpu
+            );
+            assert!(
+                said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"),
+                "{said}"
+            );
+            let used = said
+                .split("Used ")
+                .nth(1)
+                .and_then(|rest| rest.split(' ').next());
+            registers.push(
+                used.unwrap_or_else(|| panic!("ptxas should say how many registers: {said}"))
+                    .to_string(),
+            );
         }
-        eprintln!("| `{}` | {} | {} |", kernel.symbol, registers.join(" | "), kernel.shared_bytes);
+        eprintln!(
+            "| `{}` | {} | {} |",
+            kernel.symbol,
+            registers.join(" | "),
+            kernel.shared_bytes
+        );
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -9,11 +9,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 fn read(path: &Path) -> Graph {
-    torch::read(path, &BTreeMap::new()).unwrap_or_else(|error| panic!("{error}")).graph
+    torch::read(path, &BTreeMap::new())
+        .unwrap_or_else(|error| panic!("{error}"))
+        .graph
 }
 
 fn fixture(name: &str) -> Graph {
-    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name))
+    read(
+        &Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("data/models")
+            .join(name),
+    )
 }
 
 /// The graph as planners see it.
@@ -39,7 +45,9 @@ fn repeated(blocks: &[Block]) -> Vec<&Block> {
 /// Every line of forward and backward is in one block, and every parameter that is read.
 fn covers(graph: &Graph, blocks: &[Block]) {
     let lines = |phase| {
-        let of_phase = |&&node: &&ir::Node| graph.nodes[node].phase == phase && !graph.nodes[node].op.is_alias();
+        let of_phase = |&&node: &&ir::Node| {
+            graph.nodes[node].phase == phase && !graph.nodes[node].op.is_alias()
+        };
         let mut lines: Vec<_> = graph.order.iter().filter(of_phase).copied().collect();
         lines.sort();
         lines
@@ -51,12 +59,22 @@ fn covers(graph: &Graph, blocks: &[Block]) {
     };
     assert_eq!(all(|block| &block.forward), lines(Phase::Forward));
     assert_eq!(all(|block| &block.backward), lines(Phase::Backward));
-    let mut states: Vec<usize> = blocks.iter().flat_map(|block| block.states.iter().copied()).collect();
+    let mut states: Vec<usize> = blocks
+        .iter()
+        .flat_map(|block| block.states.iter().copied())
+        .collect();
     let n = states.len();
     states.sort_unstable();
     states.dedup();
     assert_eq!(states.len(), n, "a tied parameter is in one block");
-    assert_eq!(n, graph.states.iter().filter(|state| state.kind == ir::StateKind::Param).count());
+    assert_eq!(
+        n,
+        graph
+            .states
+            .iter()
+            .filter(|state| state.kind == ir::StateKind::Param)
+            .count()
+    );
 }
 
 /// The number of blocks, which must be the same both ways; before and after the passes.
@@ -65,22 +83,40 @@ fn agree(name: &str, graph: Graph, expected: usize) {
         let blocks = find(&graph);
         covers(&graph, &blocks);
         let names: Vec<&str> = blocks.iter().map(|block| block.name.as_str()).collect();
-        assert_eq!(repeated(&blocks).len(), expected, "{name} {stage} by modules: {names:?}");
+        assert_eq!(
+            repeated(&blocks).len(),
+            expected,
+            "{name} {stage} by modules: {names:?}"
+        );
         let bare = erased(graph.clone());
         let found = find(&bare);
         covers(&bare, &found);
         let sizes: Vec<usize> = found.iter().map(|block| block.forward.len()).collect();
-        assert_eq!(repeated(&found).len(), expected, "{name} {stage} by repetition: {sizes:?}");
+        assert_eq!(
+            repeated(&found).len(),
+            expected,
+            "{name} {stage} by repetition: {sizes:?}"
+        );
         assert_eq!(found, find(&bare), "{name}: the same twice");
         // The work in backward is assigned alike, but for what stands at borders.
         let of = |blocks: &[Block]| -> BTreeMap<ir::Node, usize> {
             let first = usize::from(!blocks[0].repeated);
-            let each = blocks.iter().enumerate().flat_map(|(i, b)| b.backward.iter().map(move |&n| (n, i + 1 - first)));
+            let each = blocks
+                .iter()
+                .enumerate()
+                .flat_map(|(i, b)| b.backward.iter().map(move |&n| (n, i + 1 - first)));
             each.collect()
         };
         let (one, other) = (of(&blocks), of(&found));
-        let same = one.iter().filter(|(node, block)| other.get(node) == Some(block)).count();
-        assert!(0.9 * one.len() as f64 <= same as f64, "{name} {stage}: {same} of {} backward nodes", one.len());
+        let same = one
+            .iter()
+            .filter(|(node, block)| other.get(node) == Some(block))
+            .count();
+        assert!(
+            0.9 * one.len() as f64 <= same as f64,
+            "{name} {stage}: {same} of {} backward nodes",
+            one.len()
+        );
     }
 }
 
@@ -102,18 +138,22 @@ fn paths_and_repetition_agree_on_traced_models() {
 #[test]
 fn paths_and_repetition_agree_on_chains() {
     for blocks in [2, 3, 48] {
-        agree("chain", tests::chain::chain(blocks), blocks);
+        agree("chain", lighterage_tests::chain::chain(blocks), blocks);
     }
 }
 
-/// Large traces are not in the repository; where there are some, `LIGHTERAGE_MODELS` names their folder.
+/// Large traces are not in the repository; where there are some, `LIGHTERAGE_MODELS` names their
+/// folder.
 #[test]
 fn paths_and_repetition_agree_on_large_models() {
     let Some(folder) = std::env::var_os("LIGHTERAGE_MODELS").map(PathBuf::from) else {
         eprintln!("skipped: LIGHTERAGE_MODELS names no folder of large models");
         return;
     };
-    for (name, blocks) in [("gpt2-10b_coarse_fused.pt2", 48), ("llama-34b_coarse_fused.pt2", 48)] {
+    for (name, blocks) in [
+        ("gpt2-10b_coarse_fused.pt2", 48),
+        ("llama-34b_coarse_fused.pt2", 48),
+    ] {
         let path = folder.join(name);
         if path.exists() {
             agree(name, read(&path), blocks);
@@ -126,7 +166,15 @@ fn blocks_of_gpt2_are_what_they_are_called() {
     let graph = prepared(fixture("gpt2-tiny/joint_core.pt2"));
     let blocks = find(&graph);
     let names: Vec<&str> = blocks.iter().map(|block| block.name.as_str()).collect();
-    assert_eq!(names, ["before", "model.transformer.h.0", "model.transformer.h.1", "after"]);
+    assert_eq!(
+        names,
+        [
+            "before",
+            "model.transformer.h.0",
+            "model.transformer.h.1",
+            "after"
+        ]
+    );
     let path = |&state: &usize| graph.states[state].path.as_str();
     // The embedding is tied with the head: it is where it is used first.
     assert_eq!(
@@ -134,10 +182,16 @@ fn blocks_of_gpt2_are_what_they_are_called() {
         ["model.lm_head.weight", "model.transformer.wpe.weight"]
     );
     let first: Vec<&str> = blocks[1].states.iter().map(path).collect();
-    assert!(first[0].ends_with("h.0.ln_1.weight") && first.len() == 12, "{first:?}");
+    assert!(
+        first[0].ends_with("h.0.ln_1.weight") && first.len() == 12,
+        "{first:?}"
+    );
     assert_eq!(
         blocks[3].states.iter().map(path).collect::<Vec<_>>(),
-        ["model.transformer.ln_f.weight", "model.transformer.ln_f.bias"]
+        [
+            "model.transformer.ln_f.weight",
+            "model.transformer.ln_f.bias"
+        ]
     );
 }
 
@@ -149,17 +203,31 @@ fn stages_are_refined_to_their_blocks() {
     covers(&graph, &blocks);
     assert_eq!(repeated(&blocks).len(), 2);
     // Six blocks in two stages of three.
-    let mut graph = tests::chain::chain(6);
+    let mut graph = lighterage_tests::chain::chain(6);
     let nodes: Vec<_> = graph.nodes.ids().collect();
     for node in nodes {
         let module = &mut graph.nodes[node].module;
-        if let Some(number) = module.strip_prefix("blocks.").and_then(|n| n.parse::<usize>().ok()) {
+        if let Some(number) = module
+            .strip_prefix("blocks.")
+            .and_then(|n| n.parse::<usize>().ok())
+        {
             *module = format!("model.stages.{}.{}.body", number / 3, number % 3);
         }
     }
     let blocks = find(&graph);
-    let names: Vec<&str> = repeated(&blocks).iter().map(|block| block.name.as_str()).collect();
-    assert_eq!(names[..4], ["model.stages.0.0", "model.stages.0.1", "model.stages.0.2", "model.stages.1.0"]);
+    let names: Vec<&str> = repeated(&blocks)
+        .iter()
+        .map(|block| block.name.as_str())
+        .collect();
+    assert_eq!(
+        names[..4],
+        [
+            "model.stages.0.0",
+            "model.stages.0.1",
+            "model.stages.0.2",
+            "model.stages.1.0"
+        ]
+    );
     assert_eq!(names.len(), 6);
 }
 
@@ -169,13 +237,17 @@ fn experts_are_blocks_where_there_is_one_layer() {
     let graph = prepared(fixture("moe-tiny/joint_core.pt2"));
     let blocks = find(&graph);
     covers(&graph, &blocks);
-    assert!(repeated(&blocks).iter().all(|block| block.name.contains("experts")));
+    assert!(
+        repeated(&blocks)
+            .iter()
+            .all(|block| block.name.contains("experts"))
+    );
     assert_eq!(repeated(&blocks).len(), 4);
 }
 
 #[test]
 fn a_model_without_repetition_is_one_block() {
-    let graph = erased(tests::chain::chain(1));
+    let graph = erased(lighterage_tests::chain::chain(1));
     let blocks = find(&graph);
     covers(&graph, &blocks);
     assert_eq!(blocks.len(), 1);

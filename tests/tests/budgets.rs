@@ -1,6 +1,7 @@
-//! The whole pipeline on random graphs at budgets from generous to infeasible: what is planned is at most the budget and
-//! is what the machine touches, a lower budget never plans more, the bits stay the same, and below the smallest budget
-//! the answer is no. The plan alone is the same as with all other budgets'.
+//! The whole pipeline on random graphs at budgets from generous to infeasible: what is planned is
+//! at most the budget and is what the machine touches, a lower budget never plans more, the bits
+//! stay the same, and below the smallest budget the answer is no. The plan alone is the same as
+//! with all other budgets'.
 
 use ir::Graph;
 use passes::cost::Roofline;
@@ -9,7 +10,7 @@ use passes::devices;
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget, Compiled, Error, Options};
 use proptest::prelude::*;
-use tests::{generate, run};
+use lighterage_tests::{generate, run};
 
 fn compile(graph: &Graph, budget: Budget) -> Result<Compiled, Error> {
     compile_to(graph, budget, Extent::Curve)
@@ -17,8 +18,18 @@ fn compile(graph: &Graph, budget: Budget) -> Result<Compiled, Error> {
 
 fn compile_to(graph: &Graph, budget: Budget, extent: Extent) -> Result<Compiled, Error> {
     let device = devices::named("test").unwrap();
-    let options = Options { budget, extent, ..Options::default() };
-    pipeline::compile(graph.clone(), &options, &device, &Roofline::new(&device), &mut |_| ())
+    let options = Options {
+        budget,
+        extent,
+        ..Options::default()
+    };
+    pipeline::compile(
+        graph.clone(),
+        &options,
+        &device,
+        &Roofline::new(&device),
+        &mut |_| (),
+    )
 }
 
 proptest! {
@@ -39,26 +50,32 @@ proptest! {
             let budget = smallest + (keep - smallest) * (BUDGETS - k) / BUDGETS;
             let compiled = compile(&graph, Budget::Bytes(budget)).map_err(|e| TestCaseError::fail(e.to_string()))?;
             let peak = compiled.planned_peak;
-            prop_assert!(peak <= budget && peak <= higher, "{peak} planned for {budget}, {higher} for more");
+            prop_assert!(peak <= budget && peak <= higher, "{peak} planned for {budget}, {higher} \
+                for more");
             prop_assert!(compiled.live_peak <= peak, "{} alive in {peak}", compiled.live_peak);
             higher = peak;
             let plan = compile_to(&graph, Budget::Bytes(budget), Extent::Plan);
             let plan = plan.map_err(|e| TestCaseError::fail(e.to_string()))?;
-            prop_assert!(plan.program == compiled.program, "the plan alone is another than that of a curve");
+            prop_assert!(plan.program == compiled.program, "the plan alone is another than that \
+                of a curve");
             let (bound, micros) = (compiled.certificate.as_ref().unwrap().lower_bound, compiled.timeline.micros);
-            prop_assert!(bound <= micros * (1.0 + 1e-9), "no plan beats {bound} us, this takes {micros}");
+            prop_assert!(bound <= micros * (1.0 + 1e-9), "no plan beats {bound} us, this takes \
+                {micros}");
             let artifact = codegen::emit(&compiled, &start, Optimizer::None).unwrap();
             for options in [runtime::Options::default(), run::shuffled(seed)] {
                 let (outcome, measured) = run::compiled(&artifact, options, &feeds).unwrap();
-                prop_assert!(outcome == expected, "{options:?}:\n{}", ir::text::print_program(&compiled.program));
-                prop_assert!(measured == peak || !exact && measured < peak, "{measured} measured, {peak} planned");
+                prop_assert!(outcome == expected, "{options:?}:\n\
+                    {}", ir::text::print_program(&compiled.program));
+                prop_assert!(measured == peak || !exact && measured < peak, "{measured} measured, \
+                    {peak} planned");
             }
         }
         prop_assert_eq!(higher, smallest, "the smallest budget should be met exactly");
         for extent in [Extent::Curve, Extent::Plan] {
             match compile_to(&graph, Budget::Bytes(smallest - 1), extent) {
                 Err(Error::Infeasible(infeasible)) => prop_assert_eq!(infeasible.smallest, smallest),
-                other => prop_assert!(false, "{:?} fits below the smallest budget", other.map(|c| c.planned_peak)),
+                other => prop_assert!(false, "{:?} fits below the smallest \
+                    budget", other.map(|c| c.planned_peak)),
             }
         }
     }

@@ -1,5 +1,5 @@
-//! What is chosen, and what is said of it: the link decides between swapping and recomputing (ProTrain, section 5.3.1), and no
-//! plan is faster than the certificate of its budget allows.
+//! What is chosen, and what is said of it: the link decides between swapping and recomputing
+//! (ProTrain, section 5.3.1), and no plan is faster than the certificate of its budget allows.
 
 use ir::schedule::{InstrKind, Why};
 use ir::{Device, Graph};
@@ -12,13 +12,32 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 fn model(name: &str) -> Graph {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("data/models/{name}/joint_coarse.pt2"));
+    let file =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("data/models/{name}/joint_coarse.pt2"));
     torch::read(&file, &BTreeMap::new()).unwrap().graph
 }
 
-fn compile(graph: &Graph, device: &Device, optimizer: Optimizer, planner: Planner, budget: Budget) -> Compiled {
-    let options = Options { optimizer, planner, budget, ..Options::default() };
-    pipeline::compile(graph.clone(), &options, device, &Roofline::new(device), &mut |_| ()).unwrap()
+fn compile(
+    graph: &Graph,
+    device: &Device,
+    optimizer: Optimizer,
+    planner: Planner,
+    budget: Budget,
+) -> Compiled {
+    let options = Options {
+        optimizer,
+        planner,
+        budget,
+        ..Options::default()
+    };
+    pipeline::compile(
+        graph.clone(),
+        &options,
+        device,
+        &Roofline::new(device),
+        &mut |_| (),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -28,22 +47,51 @@ fn a_slow_link_recomputes_a_fast_one_swaps_and_spare_memory_does_neither() {
         let graph = model(name);
         // Thousandths of the memory that swap; lines that bring or send states, that run again.
         let counts = |link_bandwidth: f64, share: f64| {
-            let device = Device { link_bandwidth, link_micros: 0.0, ..test.clone() };
-            let compiled = compile(&graph, &device, Optimizer::Sgd, Planner::Auto, Budget::Share(share));
-            let swapped = compiled.program.schedule.instrs.values().filter(|data| data.why == Why::SwapOut);
+            let device = Device {
+                link_bandwidth,
+                link_micros: 0.0,
+                ..test.clone()
+            };
+            let compiled = compile(
+                &graph,
+                &device,
+                Optimizer::Sgd,
+                Planner::Auto,
+                Budget::Share(share),
+            );
+            let swapped = compiled
+                .program
+                .schedule
+                .instrs
+                .values()
+                .filter(|data| data.why == Why::SwapOut);
             let swapped = swapped.map(|data| match data.kind {
                 InstrKind::Copy { bytes, .. } => bytes as f64,
                 InstrKind::Run { .. } => 0.0,
             });
             // What is less than a thousandth of the memory is no matter of memory.
-            let swapped = (1000.0 * swapped.sum::<f64>() / compiled.decided.keep_peak as f64) as u64;
+            let swapped =
+                (1000.0 * swapped.sum::<f64>() / compiled.decided.keep_peak as f64) as u64;
             let count = |whys: &[Why]| {
-                compiled.program.schedule.instrs.values().filter(|data| whys.contains(&data.why)).count()
+                compiled
+                    .program
+                    .schedule
+                    .instrs
+                    .values()
+                    .filter(|data| whys.contains(&data.why))
+                    .count()
             };
-            (swapped as usize, count(&[Why::Gather, Why::Offload]), count(&[Why::Recompute]))
+            (
+                swapped as usize,
+                count(&[Why::Gather, Why::Offload]),
+                count(&[Why::Recompute]),
+            )
         };
         let (swapped, states, reruns) = counts(1e5, 0.8);
-        assert!(swapped == 0 && 0 < reruns, "{name}, slow link: {swapped} swaps, {states} states, {reruns} reruns");
+        assert!(
+            swapped == 0 && 0 < reruns,
+            "{name}, slow link: {swapped} swaps, {states} states, {reruns} reruns"
+        );
         let (swapped, states, reruns) = counts(1e12, 0.8);
         assert!(
             0 < swapped + states && reruns == 0,
@@ -56,34 +104,70 @@ fn a_slow_link_recomputes_a_fast_one_swaps_and_spare_memory_does_neither() {
     }
 }
 
-/// At the budgets of a whole curve, with links and hosts slow and fast: no plan beats the bound, the bound falls as the
-/// budget grows, and it says more than that every node must run.
+/// At the budgets of a whole curve, with links and hosts slow and fast: no plan beats the bound,
+/// the bound falls as the budget grows, and it says more than that every node must run.
 #[test]
 fn certificates_hold() {
-    let test = Device { launch_micros: 0.0, link_micros: 0.0, ..devices::named("test").unwrap() };
+    let test = Device {
+        launch_micros: 0.0,
+        link_micros: 0.0,
+        ..devices::named("test").unwrap()
+    };
     let mut tight = 0;
-    for (name, link_bandwidth, host_bandwidth) in
-        [("gpt2-tiny", 1e6, 1e10), ("gpt2-tiny", 1e8, 1e8), ("llama-tiny", 1e6, 1e10), ("llama-tiny", 1e9, 1e10)]
-    {
+    for (name, link_bandwidth, host_bandwidth) in [
+        ("gpt2-tiny", 1e6, 1e10),
+        ("gpt2-tiny", 1e8, 1e8),
+        ("llama-tiny", 1e6, 1e10),
+        ("llama-tiny", 1e9, 1e10),
+    ] {
         let graph = model(name);
-        let device = Device { link_bandwidth, host_bandwidth, ..test.clone() };
-        let compiled = compile(&graph, &device, Optimizer::AdamW, Planner::Auto, Budget::Share(1.0));
+        let device = Device {
+            link_bandwidth,
+            host_bandwidth,
+            ..test.clone()
+        };
+        let compiled = compile(
+            &graph,
+            &device,
+            Optimizer::AdamW,
+            Planner::Auto,
+            Budget::Share(1.0),
+        );
         let curve = compiled.decided.curve;
         assert!(3 <= curve.len(), "{name}: {curve:?}");
         let mut last = 0.0;
         for (bytes, _) in curve.iter().copied().step_by(1 + curve.len() / 5) {
-            let compiled = compile(&graph, &device, Optimizer::AdamW, Planner::Auto, Budget::Bytes(bytes));
+            let compiled = compile(
+                &graph,
+                &device,
+                Optimizer::AdamW,
+                Planner::Auto,
+                Budget::Bytes(bytes),
+            );
             let certificate = compiled.certificate.as_ref().unwrap();
             let (bound, micros) = (certificate.lower_bound, compiled.timeline.micros);
-            assert!(bound <= micros * (1.0 + 1e-9), "{name} at {bytes}: {micros} us beats {certificate:?}");
+            assert!(
+                bound <= micros * (1.0 + 1e-9),
+                "{name} at {bytes}: {micros} us beats {certificate:?}"
+            );
             // The search for prices is not exact.
-            assert!(last <= 1.01 * bound, "{name} at {bytes}: {bound} us, {last} us for more");
+            assert!(
+                last <= 1.01 * bound,
+                "{name} at {bytes}: {bound} us, {last} us for more"
+            );
             for &(change, changed) in &certificate.changes {
-                assert!(changed <= bound * (1.0 + 1e-6), "{name} at {bytes}: {changed} us with {}", change.name());
+                assert!(
+                    changed <= bound * (1.0 + 1e-6),
+                    "{name} at {bytes}: {changed} us with {}",
+                    change.name()
+                );
             }
             tight += usize::from(certificate.changes[0].1 < 0.99 * bound);
             last = bound;
         }
     }
-    assert!(3 <= tight, "memory should bind at some budgets, not at {tight}");
+    assert!(
+        3 <= tight,
+        "memory should bind at some budgets, not at {tight}"
+    );
 }

@@ -1,5 +1,5 @@
-//! The same input compiles to the same bytes: in two threads at once, and in two processes, whose hash seeds and
-//! addresses differ.
+//! The same input compiles to the same bytes: in two threads at once, and in two processes, whose
+//! hash seeds and addresses differ.
 
 use passes::cost::Roofline;
 use passes::devices;
@@ -10,14 +10,25 @@ use proptest::test_runner::TestRunner;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tests::generate;
+use lighterage_tests::generate;
 
 /// The artifact of a traced GPT-2 at a tight budget, and some of random graphs.
 fn files() -> Vec<Vec<u8>> {
     let compile = |graph, optimizer, share, device: &str| {
         let device = devices::named(device).unwrap();
-        let options = Options { optimizer, budget: Budget::Share(share), ..Options::default() };
-        let compiled = pipeline::compile(graph, &options, &device, &Roofline::new(&device), &mut |_| ()).unwrap();
+        let options = Options {
+            optimizer,
+            budget: Budget::Share(share),
+            ..Options::default()
+        };
+        let compiled = pipeline::compile(
+            graph,
+            &options,
+            &device,
+            &Roofline::new(&device),
+            &mut |_| (),
+        )
+        .unwrap();
         artifact::write(&codegen::emit(&compiled, &BTreeMap::new(), optimizer).unwrap())
     };
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models/gpt2-tiny/joint_core.pt2");
@@ -25,15 +36,25 @@ fn files() -> Vec<Vec<u8>> {
     let mut files = vec![compile(model.graph, Optimizer::AdamW, 0.7, "cpu")];
     let mut runner = TestRunner::deterministic();
     for _ in 0..10 {
-        let recipe = generate::recipes(60).new_tree(&mut runner).unwrap().current();
-        files.push(compile(generate::graph(&recipe), Optimizer::None, 1.0, "test"));
+        let recipe = generate::recipes(60)
+            .new_tree(&mut runner)
+            .unwrap()
+            .current();
+        files.push(compile(
+            generate::graph(&recipe),
+            Optimizer::None,
+            1.0,
+            "test",
+        ));
     }
     files
 }
 
 #[test]
 fn two_threads_compile_the_same_bytes() {
-    let [one, other] = [(), ()].map(|()| std::thread::spawn(files)).map(|thread| thread.join().unwrap());
+    let [one, other] = [(), ()]
+        .map(|()| std::thread::spawn(files))
+        .map(|thread| thread.join().unwrap());
     assert!(one == other);
 }
 
@@ -49,14 +70,24 @@ fn two_processes_compile_the_same_bytes() {
         return;
     }
     let expected = files();
-    let folder = std::env::temp_dir().join(format!("lighterage-determinism-{}", std::process::id()));
+    let folder =
+        std::env::temp_dir().join(format!("lighterage-determinism-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let mut process = Command::new(std::env::current_exe().unwrap());
-    process.args(["--exact", "two_processes_compile_the_same_bytes"]).env(FOLDER, &folder);
+    process
+        .args(["--exact", "two_processes_compile_the_same_bytes"])
+        .env(FOLDER, &folder);
     let output = process.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
     for (i, expected) in expected.iter().enumerate() {
-        assert!(std::fs::read(folder.join(i.to_string())).unwrap() == *expected, "file {i} differs");
+        assert!(
+            std::fs::read(folder.join(i.to_string())).unwrap() == *expected,
+            "file {i} differs"
+        );
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -1,5 +1,6 @@
-//! The samples in `docs/passes.md` are what the passes make of `docs/mlp.ir`. A sample names its pass, and its budget
-//! where the pass depends on one; its lines stand in the dump in this order, and `..` is what is left out.
+//! The samples in `docs/passes.md` are what the passes make of `docs/mlp.ir`. A sample names its
+//! pass, and its budget where the pass depends on one; its lines stand in the dump in this order,
+//! and `..` is what is left out.
 
 use ir::Device;
 use passes::cost::Roofline;
@@ -10,23 +11,39 @@ use std::collections::BTreeMap;
 const DOC: &str = include_str!("../../docs/passes.md");
 const MODEL: &str = include_str!("../../docs/mlp.ir");
 
-/// What each pass makes of the model, by name; as `plan docs/mlp.ir --optimizer sgd --device docs/mlp.toml --kernels plain` dumps it.
+/// What each pass makes of the model, by name; as `plan docs/mlp.ir --optimizer sgd --device
+/// docs/mlp.toml --kernels plain` dumps it.
 fn dumps(percent: f64) -> BTreeMap<String, String> {
     let graph = ir::text::parse_graph(MODEL).unwrap();
     let device = Device::from_toml(include_str!("../../docs/mlp.toml")).unwrap();
     let budget = Budget::Share(percent / 100.0);
-    let options = Options { optimizer: Optimizer::Sgd, budget, kernels: Kernels::Plain, ..Options::default() };
+    let options = Options {
+        optimizer: Optimizer::Sgd,
+        budget,
+        kernels: Kernels::Plain,
+        ..Options::default()
+    };
     let mut dumps = BTreeMap::from([("import".to_string(), ir::text::print_graph(&graph))]);
-    pipeline::compile(graph, &options, &device, &Roofline::new(&device), &mut |report| {
-        dumps.insert(report.name.to_string(), (report.text)());
-    })
+    pipeline::compile(
+        graph,
+        &options,
+        &device,
+        &Roofline::new(&device),
+        &mut |report| {
+            dumps.insert(report.name.to_string(), (report.text)());
+        },
+    )
     .unwrap();
     dumps
 }
 
 #[test]
 fn samples_are_what_the_passes_print() {
-    let samples: Vec<&str> = DOC.split("```ir ").skip(1).map(|rest| rest.split_once("```").unwrap().0).collect();
+    let samples: Vec<&str> = DOC
+        .split("```ir ")
+        .skip(1)
+        .map(|rest| rest.split_once("```").unwrap().0)
+        .collect();
     assert!(!samples.is_empty());
     for sample in samples {
         let (head, text) = sample.split_once('\n').unwrap();
@@ -35,7 +52,10 @@ fn samples_are_what_the_passes_print() {
         let dump = &dumps[pass];
         let mut lines = dump.lines();
         for line in text.lines().filter(|line| line.trim() != "..") {
-            assert!(lines.any(|other| other == line), "docs/passes.md: {head} has not, or not here: {line}\n{dump}");
+            assert!(
+                lines.any(|other| other == line),
+                "docs/passes.md: {head} has not, or not here: {line}\n{dump}"
+            );
         }
     }
 }
@@ -43,6 +63,9 @@ fn samples_are_what_the_passes_print() {
 #[test]
 fn every_pass_is_told() {
     for name in pipeline::names() {
-        assert!(DOC.contains(&format!("| `{name}` |")), "docs/passes.md should have a row for {name}");
+        assert!(
+            DOC.contains(&format!("| `{name}` |")),
+            "docs/passes.md should have a row for {name}"
+        );
     }
 }

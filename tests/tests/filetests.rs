@@ -1,13 +1,17 @@
-//! Each pass by text: `tests/filetests/PASS/CASE.ir` is a graph or a program; beside it lies what the pass makes of it.
+//! Each pass by text: `tests/filetests/PASS/CASE.ir` is a graph or a program; beside it lies what
+//! the pass makes of it.
 //!
-//! The first line says what to run: `; test PASS device=NAME`, and what the user chose: `budget=BYTES`, `host=BYTES`,
-//! `optimizer=NAME`, `master=split`, `clip_norm=NORM`, `micro_batches=N`, `loss_chunks=N`, `update=after`, `planner=NAME`, `variant=N`. The next says what is to be seen. A program goes through
-//! the one pass. A graph that is to be scheduled goes through all schedule passes up to the one, with the decisions that
-//! comments name: `; cut %h 0 swap` cuts the gap after the access number 0 of `%h` (its definition, if a line computes it),
-//! `; cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host, `; chunk %a %b` lets
-//! hosted states lie and travel together, `; update %w'` lets the host compute a node.
+//! The first line says what to run: `; test PASS device=NAME`, and what the user chose:
+//! `budget=BYTES`, `host=BYTES`, `optimizer=NAME`, `master=split`, `clip_norm=NORM`,
+//! `micro_batches=N`, `loss_chunks=N`, `update=after`, `planner=NAME`, `variant=N`. The next says
+//! what is to be seen. A program goes through the one pass. A graph that is to be scheduled goes
+//! through all schedule passes up to the one, with the decisions that comments name: `; cut %h 0
+//! swap` cuts the gap after the access number 0 of `%h` (its definition, if a line computes it), `;
+//! cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host, `; chunk
+//! %a %b` lets hosted states lie and travel together, `; update %w'` lets the host compute a node.
 //!
-//! `INSTA_UPDATE=always cargo test -p tests --test filetests` writes the results anew; they are to be read.
+//! `INSTA_UPDATE=always cargo test -p lighterage-tests --test filetests` writes the results anew; they are to
+//! be read.
 
 use ir::text::{self, File};
 use ir::{Graph, Program, Schedule};
@@ -24,14 +28,20 @@ use std::collections::BTreeMap;
 fn filetests() {
     insta::glob!("../filetests", "**/*.ir", |path| {
         let input = std::fs::read_to_string(path).unwrap();
-        let pass = path.parent().and_then(|folder| folder.file_name()).unwrap().to_str().unwrap();
+        let pass = path
+            .parent()
+            .and_then(|folder| folder.file_name())
+            .unwrap()
+            .to_str()
+            .unwrap();
         let output = run(pass, &input);
         let mut settings = insta::Settings::clone_current();
         settings.set_snapshot_path(path.parent().unwrap());
         settings.remove_snapshot_suffix();
         settings.set_prepend_module_to_snapshot(false);
         settings.set_omit_expression(true);
-        settings.bind(|| insta::assert_snapshot!(path.file_stem().unwrap().to_str().unwrap(), output));
+        settings
+            .bind(|| insta::assert_snapshot!(path.file_stem().unwrap().to_str().unwrap(), output));
     });
 }
 
@@ -47,57 +57,116 @@ impl Header<'_> {
     fn read(input: &str) -> Header<'_> {
         let mut lines = input.lines();
         let mut words = lines.next().unwrap_or_default().split_whitespace();
-        assert!(words.next() == Some(";") && words.next() == Some("test"), "the first line should start with `; test`");
+        assert!(
+            words.next() == Some(";") && words.next() == Some("test"),
+            "the first line should start with `; test`"
+        );
         let pass = words.next().expect("the first line should name a pass");
-        let mut given: BTreeMap<&str, &str> = words.map(|word| word.split_once('=').expect("KEY=VALUE")).collect();
-        let device = devices::named(given.remove("device").expect("the first line should name a device")).unwrap();
+        let mut given: BTreeMap<&str, &str> = words
+            .map(|word| word.split_once('=').expect("KEY=VALUE"))
+            .collect();
+        let device = devices::named(
+            given
+                .remove("device")
+                .expect("the first line should name a device"),
+        )
+        .unwrap();
         let bytes = |text: &str| text.parse::<u64>().expect("a number of bytes");
         let options = Options {
             optimizer: given.remove("optimizer").map_or(Optimizer::None, |name| {
-                Optimizer::ALL.into_iter().find(|o| o.name() == name).expect("an optimizer's name")
+                Optimizer::ALL
+                    .into_iter()
+                    .find(|o| o.name() == name)
+                    .expect("an optimizer's name")
             }),
             master: given.remove("master").map_or(Master::None, |name| {
-                Master::ALL.into_iter().find(|m| m.name() == name).expect("a master's name")
+                Master::ALL
+                    .into_iter()
+                    .find(|m| m.name() == name)
+                    .expect("a master's name")
             }),
-            clip_norm: given.remove("clip_norm").map(|text| text.parse().expect("a number")),
-            micro_batches: given.remove("micro_batches").map(|text| bytes(text) as usize),
-            loss_chunks: given.remove("loss_chunks").map_or(Chunks::Auto, |text| Chunks::Of(bytes(text))),
+            clip_norm: given
+                .remove("clip_norm")
+                .map(|text| text.parse().expect("a number")),
+            micro_batches: given
+                .remove("micro_batches")
+                .map(|text| bytes(text) as usize),
+            loss_chunks: given
+                .remove("loss_chunks")
+                .map_or(Chunks::Auto, |text| Chunks::Of(bytes(text))),
             update: given.remove("update").map_or(Update::Backward, |word| {
                 assert_eq!(word, "after");
                 Update::After
             }),
-            budget: given.remove("budget").map_or(Budget::Device, |text| Budget::Bytes(bytes(text))),
+            budget: given
+                .remove("budget")
+                .map_or(Budget::Device, |text| Budget::Bytes(bytes(text))),
             host: given.remove("host").map(bytes),
             planner: given.remove("planner").map_or(Planner::Auto, |name| {
-                Planner::ALL.into_iter().find(|p| p.name() == name).expect("a planner's name")
+                Planner::ALL
+                    .into_iter()
+                    .find(|p| p.name() == name)
+                    .expect("a planner's name")
             }),
-            kernels: if pass == "fuse" { Kernels::Generated } else { Kernels::Plain },
+            kernels: if pass == "fuse" {
+                Kernels::Generated
+            } else {
+                Kernels::Plain
+            },
             extent: Extent::Curve,
             without_simplify: false,
         };
-        let variant = given.remove("variant").map_or(0, |text| bytes(text) as usize);
+        let variant = given
+            .remove("variant")
+            .map_or(0, |text| bytes(text) as usize);
         assert!(given.is_empty(), "{given:?} means nothing");
         let says = lines.next().unwrap_or_default();
-        assert!(says.starts_with("; ") && says.len() < 160, "the second line should say what is to be seen");
-        Header { options, device, variant, pass }
+        assert!(
+            says.starts_with("; ") && says.len() < 160,
+            "the second line should say what is to be seen"
+        );
+        Header {
+            options,
+            device,
+            variant,
+            pass,
+        }
     }
 }
 
 /// What the passes make of a file.
 fn run(folder: &str, input: &str) -> String {
     let header = Header::read(input);
-    assert_eq!(header.pass, folder, "the file should lie in its pass's folder");
+    assert_eq!(
+        header.pass, folder,
+        "the file should lie in its pass's folder"
+    );
     let file = text::parse_file(input).unwrap_or_else(|e| panic!("{e}"));
     let cost = Roofline::new(&header.device);
-    let budget = if let Budget::Bytes(bytes) = header.options.budget { Some(bytes) } else { None };
-    let context = Context { options: &header.options, device: &header.device, cost: &cost, decided: None, budget };
+    let budget = if let Budget::Bytes(bytes) = header.options.budget {
+        Some(bytes)
+    } else {
+        None
+    };
+    let context = Context {
+        options: &header.options,
+        device: &header.device,
+        cost: &cost,
+        decided: None,
+        budget,
+    };
     let pass = header.pass;
     match file {
         File::Graph(mut graph) if GRAPH.iter().any(|p| p.name == pass) => {
             let pass = GRAPH.iter().find(|p| p.name == pass).unwrap();
             (pass.run)(&mut graph, &context).unwrap();
             let graph = graph.compact();
-            assert_eq!(ir::verify::graph(&graph), vec![], "{}", text::print_graph(&graph));
+            assert_eq!(
+                ir::verify::graph(&graph),
+                vec![],
+                "{}",
+                text::print_graph(&graph)
+            );
             text::print_graph(&graph)
         }
         File::Graph(graph) if pass == "decide" => {
@@ -105,8 +174,11 @@ fn run(folder: &str, input: &str) -> String {
             problem.host_limit = Some(header.options.host.unwrap_or(header.device.host_bytes));
             match decide(&problem, header.options.planner, header.options.budget) {
                 Ok(decided) => {
-                    let curve: Vec<String> =
-                        decided.curve.iter().map(|(bytes, micros)| format!("{bytes}: {micros:.3} us")).collect();
+                    let curve: Vec<String> = decided
+                        .curve
+                        .iter()
+                        .map(|(bytes, micros)| format!("{bytes}: {micros:.3} us"))
+                        .collect();
                     let (keep, smallest) = (decided.keep_peak, decided.smallest.unwrap());
                     format!(
                         "keep {keep}, smallest {smallest}\n{}\n{}",
@@ -119,8 +191,15 @@ fn run(folder: &str, input: &str) -> String {
         }
         File::Graph(graph) => {
             let decisions = decisions(&graph, input);
-            let context = Context { decided: Some((&decisions, header.variant)), ..context };
-            let mut program = Program { graph, schedule: Schedule::default(), plan: None };
+            let context = Context {
+                decided: Some((&decisions, header.variant)),
+                ..context
+            };
+            let mut program = Program {
+                graph,
+                schedule: Schedule::default(),
+                plan: None,
+            };
             for p in SCHEDULE {
                 (p.run)(&mut program, &context).unwrap();
                 if p.name == pass {
@@ -131,8 +210,14 @@ fn run(folder: &str, input: &str) -> String {
         }
         File::Program(mut program) => {
             let decisions = Decisions::default();
-            let context = Context { decided: Some((&decisions, header.variant)), ..context };
-            let found = SCHEDULE.iter().find(|p| p.name == pass).unwrap_or_else(|| panic!("there is no pass {pass}"));
+            let context = Context {
+                decided: Some((&decisions, header.variant)),
+                ..context
+            };
+            let found = SCHEDULE
+                .iter()
+                .find(|p| p.name == pass)
+                .unwrap_or_else(|| panic!("there is no pass {pass}"));
             (found.run)(&mut program, &context).unwrap();
             print(pass, &program, &context)
         }
@@ -141,20 +226,35 @@ fn run(folder: &str, input: &str) -> String {
 
 /// The decisions that a file's comments name.
 fn decisions(graph: &Graph, input: &str) -> Decisions {
-    let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
+    let reason = Reason {
+        bytes: 0,
+        swap: None,
+        recompute: None,
+        line: 0,
+    };
     let value = |name: &str| {
-        let found = graph.values.iter().find(|(_, data)| name.strip_prefix('%') == Some(&data.name));
+        let found = graph
+            .values
+            .iter()
+            .find(|(_, data)| name.strip_prefix('%') == Some(&data.name));
         found.unwrap_or_else(|| panic!("there is no {name}")).0
     };
     let state = |name: &str| {
         let before = value(name);
-        graph.states.iter().position(|s| s.before == before).expect("a state")
+        graph
+            .states
+            .iter()
+            .position(|s| s.before == before)
+            .expect("a state")
     };
     let mut decisions = Decisions::default();
     for line in input.lines() {
         match line.split_whitespace().collect::<Vec<_>>()[..] {
             [";", "cut", name, gap, means] => {
-                let gap = Gap { value: value(name), gap: gap.parse().expect("the number of an access") };
+                let gap = Gap {
+                    value: value(name),
+                    gap: gap.parse().expect("the number of an access"),
+                };
                 let means = match means {
                     "swap" => Means::Swap,
                     "recompute" => Means::Recompute,
@@ -165,9 +265,13 @@ fn decisions(graph: &Graph, input: &str) -> Decisions {
             [";", "host", name] => {
                 decisions.hosted.insert(state(name), reason);
             }
-            [";", "chunk", ref names @ ..] => decisions.chunks.push(names.iter().map(|name| state(name)).collect()),
+            [";", "chunk", ref names @ ..] => decisions
+                .chunks
+                .push(names.iter().map(|name| state(name)).collect()),
             [";", "update", name] => {
-                decisions.on_host.insert(graph.def_node(value(name)).expect("a computed value"));
+                decisions
+                    .on_host
+                    .insert(graph.def_node(value(name)).expect("a computed value"));
             }
             _ => {}
         }
@@ -177,10 +281,19 @@ fn decisions(graph: &Graph, input: &str) -> Decisions {
 
 /// The schedule's part of the text: the graph stands in the input.
 fn print(pass: &str, program: &Program, context: &Context<'_>) -> String {
-    assert_eq!(ir::verify::program(program), vec![], "{}", text::print_program(program));
+    assert_eq!(
+        ir::verify::program(program),
+        vec![],
+        "{}",
+        text::print_program(program)
+    );
     let text = text::print_program(program);
     let again = text::parse_program(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-    assert_eq!(text::print_program(&again), text, "the result should read back");
+    assert_eq!(
+        text::print_program(&again),
+        text,
+        "the result should read back"
+    );
     if pass != "sync" {
         return text.split_once("\n}\n").unwrap().1.to_string();
     }
@@ -188,5 +301,9 @@ fn print(pass: &str, program: &Program, context: &Context<'_>) -> String {
         panic!("{}", text::print_program_with_findings(program, &findings));
     }
     let timeline = sim::simulate(&program.graph, &program.schedule, context.cost);
-    sim::print(program, &timeline).split_once("\n}\n").unwrap().1.to_string()
+    sim::print(program, &timeline)
+        .split_once("\n}\n")
+        .unwrap()
+        .1
+        .to_string()
 }

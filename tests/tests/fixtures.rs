@@ -1,7 +1,7 @@
 //! Real models against PyTorch, and against themselves at every budget.
 //!
-//! `tests/data/models/*/ref.safetensors` holds what PyTorch eager computed: batches, the first loss and gradients, the
-//! buffers after one step, 20 losses of AdamW, the parameters' norms after them.
+//! `tests/data/models/*/ref.safetensors` holds what PyTorch eager computed: batches, the first loss
+//! and gradients, the buffers after one step, 20 losses of AdamW, the parameters' norms after them.
 
 use artifact::Artifact;
 use codegen::Data;
@@ -29,21 +29,37 @@ struct Fixture {
 }
 
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("data/models")
+        .join(name)
 }
 
 impl Fixture {
     fn read(name: &str, level: &str, kernels: Kernels) -> Fixture {
-        let read =
-            |level: &str| torch::read(&folder(name).join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
+        let read = |level: &str| {
+            torch::read(
+                &folder(name).join(format!("joint_{level}.pt2")),
+                &BTreeMap::new(),
+            )
+            .unwrap()
+        };
         let model = read(level);
-        assert!(model.unsupported.is_empty(), "{name} {level}: {:?}", model.unsupported);
+        assert!(
+            model.unsupported.is_empty(),
+            "{name} {level}: {:?}",
+            model.unsupported
+        );
         // Only the core file carries weights.
         let mut tensors = read("core").tensors;
         tensors.extend(model.tensors.clone());
-        let data = tensors.into_iter().map(|(path, tensor)| (path, tensor.data)).collect();
-        let file =
-            ["ref.safetensors", "batches.safetensors"].map(|f| folder(name).join(f)).into_iter().find(|f| f.exists());
+        let data = tensors
+            .into_iter()
+            .map(|(path, tensor)| (path, tensor.data))
+            .collect();
+        let file = ["ref.safetensors", "batches.safetensors"]
+            .map(|f| folder(name).join(f))
+            .into_iter()
+            .find(|f| f.exists());
         let meta = std::fs::read(folder(name).join("meta.json")).unwrap();
         Fixture {
             kernels,
@@ -56,12 +72,34 @@ impl Fixture {
 
     fn compile(&self, optimizer: Optimizer, budget: Budget) -> Result<(Compiled, Artifact), Error> {
         let device = cpu();
-        let options = Options { optimizer, budget, kernels: self.kernels, ..Options::default() };
+        let options = Options {
+            optimizer,
+            budget,
+            kernels: self.kernels,
+            ..Options::default()
+        };
         let graph = self.model.graph.clone();
-        let compiled = pipeline::compile(graph, &options, &device, &Roofline::new(&device), &mut |_| ())?;
-        let paths: Vec<&str> = compiled.program.graph.states.iter().map(|s| s.path.as_str()).collect();
-        let data = self.data.iter().filter(|(path, _)| paths.contains(&path.as_str()));
-        let data = data.map(|(path, bytes)| (path.clone(), bytes.clone())).collect();
+        let compiled = pipeline::compile(
+            graph,
+            &options,
+            &device,
+            &Roofline::new(&device),
+            &mut |_| (),
+        )?;
+        let paths: Vec<&str> = compiled
+            .program
+            .graph
+            .states
+            .iter()
+            .map(|s| s.path.as_str())
+            .collect();
+        let data = self
+            .data
+            .iter()
+            .filter(|(path, _)| paths.contains(&path.as_str()));
+        let data = data
+            .map(|(path, bytes)| (path.clone(), bytes.clone()))
+            .collect();
         let artifact = codegen::emit(&compiled, &data, optimizer).unwrap();
         Ok((compiled, artifact))
     }
@@ -73,12 +111,18 @@ impl Fixture {
 
     /// The reference tensor `name`.
     fn floats(&self, name: &str) -> Vec<f64> {
-        floats(&self.tensor(name).unwrap_or_else(|| panic!("the reference should have {name}")))
+        floats(
+            &self
+                .tensor(name)
+                .unwrap_or_else(|| panic!("the reference should have {name}")),
+        )
     }
 
     fn list(&self, key: &str) -> Vec<String> {
         let list = self.meta[key].as_array().cloned().unwrap_or_default();
-        list.iter().map(|v| v.as_str().unwrap().to_string()).collect()
+        list.iter()
+            .map(|v| v.as_str().unwrap().to_string())
+            .collect()
     }
 
     /// Feeds step `step`'s batch.
@@ -87,7 +131,10 @@ impl Fixture {
         let names: Vec<String> = machine.inputs().map(|input| input.name.clone()).collect();
         for name in names {
             let bytes = if name == HYPER {
-                [1e-3f64, 0.9, 0.999, 1e-8, 0.01].iter().flat_map(|x| x.to_le_bytes()).collect()
+                [1e-3f64, 0.9, 0.999, 1e-8, 0.01]
+                    .iter()
+                    .flat_map(|x| x.to_le_bytes())
+                    .collect()
             } else {
                 self.tensor(&format!("batch.{batch}.{name}")).unwrap()
             };
@@ -97,9 +144,14 @@ impl Fixture {
 
     /// Runs `steps` steps; returns the losses and every state's bytes.
     fn train(&self, artifact: &Artifact, steps: usize, shuffle: Option<u64>) -> Trained {
-        let options = runtime::Options { shuffle, ..runtime::Options::default() };
+        let options = runtime::Options {
+            shuffle,
+            ..runtime::Options::default()
+        };
         let mut machine = Machine::new(artifact.clone(), options).unwrap();
-        machine.initialise(&StateInit { seed: 7, std: None }).unwrap();
+        machine
+            .initialise(&StateInit { seed: 7, std: None })
+            .unwrap();
         let mut losses = vec![];
         for step in 0..steps {
             self.feed(&mut machine, step);
@@ -107,8 +159,15 @@ impl Fixture {
             losses.push(machine.read_output("loss").unwrap());
         }
         let paths: Vec<String> = machine.states().map(|state| state.path.clone()).collect();
-        let states = paths.into_iter().map(|path| (path.clone(), machine.read_state(&path).unwrap())).collect();
-        Trained { losses, states, measured_peak: machine.measured_peak_bytes() }
+        let states = paths
+            .into_iter()
+            .map(|path| (path.clone(), machine.read_state(&path).unwrap()))
+            .collect();
+        Trained {
+            losses,
+            states,
+            measured_peak: machine.measured_peak_bytes(),
+        }
     }
 }
 
@@ -123,7 +182,10 @@ fn cpu() -> Device {
 }
 
 fn floats(bytes: &[u8]) -> Vec<f64> {
-    bytes.chunks(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
+    bytes
+        .chunks(4)
+        .map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap())))
+        .collect()
 }
 
 fn norm(x: &[f64]) -> f64 {
@@ -145,11 +207,21 @@ fn equals_pytorch(name: &str, level: &str, kernels: Kernels) {
     fixture.feed(&mut machine, 0);
     machine.step().unwrap();
     let loss = floats(&machine.read_output("loss").unwrap());
-    assert!(distance(&loss, &fixture.floats("loss")) <= 1e-5, "{name} {level}: loss {loss:?}");
-    for path in fixture.list("parameters").iter().filter(|path| !noise.contains(path)) {
+    assert!(
+        distance(&loss, &fixture.floats("loss")) <= 1e-5,
+        "{name} {level}: loss {loss:?}"
+    );
+    for path in fixture
+        .list("parameters")
+        .iter()
+        .filter(|path| !noise.contains(path))
+    {
         let gradient = floats(&machine.read_output(&format!("grad.{path}")).unwrap());
         let distance = distance(&gradient, &fixture.floats(&format!("grad.{path}")));
-        assert!(distance <= 1e-4, "{name} {level}: gradient of {path} is off by {distance:e}");
+        assert!(
+            distance <= 1e-4,
+            "{name} {level}: gradient of {path} is off by {distance:e}"
+        );
     }
     for path in fixture.list("mutated_buffers") {
         let state = machine.read_state(&path).unwrap();
@@ -157,7 +229,10 @@ fn equals_pytorch(name: &str, level: &str, kernels: Kernels) {
         if path.ends_with("num_batches_tracked") {
             assert_eq!(state, expected, "{name} {level}: {path}");
         } else {
-            assert!(distance(&floats(&state), &floats(&expected)) <= 1e-5, "{name} {level}: {path}");
+            assert!(
+                distance(&floats(&state), &floats(&expected)) <= 1e-5,
+                "{name} {level}: {path}"
+            );
         }
     }
 
@@ -167,47 +242,89 @@ fn equals_pytorch(name: &str, level: &str, kernels: Kernels) {
     assert_eq!(losses.len(), STEPS);
     for (step, (loss, expected)) in trained.losses.iter().zip(&losses).enumerate() {
         let off = (floats(loss)[0] / expected - 1.0).abs();
-        assert!(off <= 1e-4, "{name} {level}: loss {step} is {:?}, not {expected}: off by {off:e}", floats(loss));
+        assert!(
+            off <= 1e-4,
+            "{name} {level}: loss {step} is {:?}, not {expected}: off by {off:e}",
+            floats(loss)
+        );
     }
     let parameters = fixture.list("parameters");
-    for (path, expected) in parameters.iter().zip(fixture.floats("final_l2")).filter(|(path, _)| !noise.contains(path))
+    for (path, expected) in parameters
+        .iter()
+        .zip(fixture.floats("final_l2"))
+        .filter(|(path, _)| !noise.contains(path))
     {
         let off = (norm(&floats(&trained.states[path])) / expected - 1.0).abs();
-        assert!(off <= 1e-3, "{name} {level}: the norm of {path} is off by {off:e}");
+        assert!(
+            off <= 1e-3,
+            "{name} {level}: the norm of {path} is off by {off:e}"
+        );
     }
 }
 
-/// At every budget: measured = planned <= budget, next to nothing lost between tensors, and the same bits; a lower budget
-/// never plans a higher peak.
+/// At every budget: measured = planned <= budget, next to nothing lost between tensors, and the
+/// same bits; a lower budget never plans a higher peak.
 fn same_at_every_budget(name: &str, level: &str, kernels: Kernels) {
     let fixture = Fixture::read(name, level, kernels);
-    let (roomy, artifact) = fixture.compile(Optimizer::AdamW, Budget::Share(1.0)).unwrap();
+    let (roomy, artifact) = fixture
+        .compile(Optimizer::AdamW, Budget::Share(1.0))
+        .unwrap();
     let expected = fixture.train(&artifact, STEPS, None);
     let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest.unwrap());
-    assert!(smallest as f64 <= SMALLEST * keep as f64, "{name} {level}: smallest {smallest}, keep {keep}");
+    assert!(
+        smallest as f64 <= SMALLEST * keep as f64,
+        "{name} {level}: smallest {smallest}, keep {keep}"
+    );
     let mut higher = u64::MAX;
     const BUDGETS: u64 = 6;
     for k in 0..=BUDGETS {
         let budget = smallest + (keep - smallest) * (BUDGETS - k) / BUDGETS;
-        let (compiled, artifact) = fixture.compile(Optimizer::AdamW, Budget::Bytes(budget)).unwrap();
+        let (compiled, artifact) = fixture
+            .compile(Optimizer::AdamW, Budget::Bytes(budget))
+            .unwrap();
         let peak = compiled.planned_peak;
-        assert!(peak <= budget && peak <= higher, "{name} {level}: {peak} planned for {budget}, {higher} for more");
+        assert!(
+            peak <= budget && peak <= higher,
+            "{name} {level}: {peak} planned for {budget}, {higher} for more"
+        );
         higher = peak;
         for (pool, &bound) in compiled.bounds.iter() {
-            let peak = compiled.program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
-            assert!(gap(peak, bound) <= 0.005, "{name} {level}: {pool:?} needs {bound} and has {peak} at {budget}");
+            let peak = compiled
+                .program
+                .plan
+                .as_ref()
+                .map_or(0, |plan| plan.peak[pool]);
+            assert!(
+                gap(peak, bound) <= 0.005,
+                "{name} {level}: {pool:?} needs {bound} and has {peak} at {budget}"
+            );
         }
         for shuffle in [None, Some(k)] {
             let trained = fixture.train(&artifact, STEPS, shuffle);
-            assert_eq!(trained.measured_peak, peak, "{name} {level}: measured at {budget}");
-            assert_eq!(trained.losses, expected.losses, "{name} {level}: losses at {budget}, shuffle {shuffle:?}");
-            assert_eq!(trained.states, expected.states, "{name} {level}: states at {budget}, shuffle {shuffle:?}");
+            assert_eq!(
+                trained.measured_peak, peak,
+                "{name} {level}: measured at {budget}"
+            );
+            assert_eq!(
+                trained.losses, expected.losses,
+                "{name} {level}: losses at {budget}, shuffle {shuffle:?}"
+            );
+            assert_eq!(
+                trained.states, expected.states,
+                "{name} {level}: states at {budget}, shuffle {shuffle:?}"
+            );
         }
     }
-    assert_eq!(higher, smallest, "{name} {level}: the smallest budget is met exactly");
+    assert_eq!(
+        higher, smallest,
+        "{name} {level}: the smallest budget is met exactly"
+    );
     match fixture.compile(Optimizer::AdamW, Budget::Bytes(smallest - 1)) {
         Err(Error::Infeasible(infeasible)) => assert_eq!(infeasible.smallest, smallest),
-        other => panic!("{name} {level}: below the smallest budget: {:?}", other.map(|(c, _)| c.planned_peak)),
+        other => panic!(
+            "{name} {level}: below the smallest budget: {:?}",
+            other.map(|(c, _)| c.planned_peak)
+        ),
     }
 }
 
@@ -247,7 +364,8 @@ fixtures! {
     moe_core: "moe-tiny" "core";
 }
 
-/// Dropout draws the same bits when its block runs again: losses do not depend on what is recomputed.
+/// Dropout draws the same bits when its block runs again: losses do not depend on what is
+/// recomputed.
 #[test]
 fn dropout_is_reproduced_by_recompute() {
     for level in ["core", "coarse"] {
@@ -255,20 +373,40 @@ fn dropout_is_reproduced_by_recompute() {
         same_at_every_budget("dropout-tiny", level, Kernels::Generated);
         // Forced: every forward value whose node is pure is computed again.
         let fixture = Fixture::read("dropout-tiny", level, Kernels::Plain);
-        let kept = fixture.compile(Optimizer::AdamW, Budget::Share(1.0)).unwrap().1;
-        let recomputed = tests::forced::recompute_all(&fixture.model.graph, Optimizer::AdamW, &cpu());
-        let reruns = recomputed.program.schedule.instrs.values().filter(|i| i.why == ir::schedule::Why::Recompute);
+        let kept = fixture
+            .compile(Optimizer::AdamW, Budget::Share(1.0))
+            .unwrap()
+            .1;
+        let recomputed =
+            lighterage_tests::forced::recompute_all(&fixture.model.graph, Optimizer::AdamW, &cpu());
+        let reruns = recomputed
+            .program
+            .schedule
+            .instrs
+            .values()
+            .filter(|i| i.why == ir::schedule::Why::Recompute);
         let random = ["dropout", "rand"];
         let graph = &recomputed.program.graph;
         let random_reruns = reruns.filter(|instr| match instr.kind {
-            ir::schedule::InstrKind::Run { node, .. } => random.contains(&graph.nodes[node].op.name()),
+            ir::schedule::InstrKind::Run { node, .. } => {
+                random.contains(&graph.nodes[node].op.name())
+            }
             ir::schedule::InstrKind::Copy { .. } => false,
         });
-        assert!(0 < random_reruns.count(), "{level}: some random op should run again");
+        assert!(
+            0 < random_reruns.count(),
+            "{level}: some random op should run again"
+        );
         let recomputed = codegen::emit(&recomputed, &fixture.data, Optimizer::AdamW).unwrap();
-        let (kept, recomputed) = (fixture.train(&kept, STEPS, None), fixture.train(&recomputed, STEPS, None));
+        let (kept, recomputed) = (
+            fixture.train(&kept, STEPS, None),
+            fixture.train(&recomputed, STEPS, None),
+        );
         assert_eq!(kept.losses, recomputed.losses, "{level}");
         assert_eq!(kept.states, recomputed.states, "{level}");
-        assert_ne!(kept.losses[0], kept.losses[4], "{level}: the same batch, other masks");
+        assert_ne!(
+            kept.losses[0], kept.losses[4],
+            "{level}: the same batch, other masks"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Groups of ops mean what the ops meant: the same bits, evaluated op by op, on random graphs and on real models.
+//! Groups of ops mean what the ops meant: the same bits, evaluated op by op, on random graphs and
+//! on real models.
 
 use codegen::Data;
 use codegen::kernels::{Target, generate_op};
@@ -11,8 +12,8 @@ use proptest::prelude::*;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use tests::evaluate::{Tensors, step};
-use tests::{generate, run};
+use lighterage_tests::evaluate::{Tensors, step};
+use lighterage_tests::{generate, run};
 
 /// The graph before and after the pass; both are right.
 fn fused(graph: &Graph) -> Graph {
@@ -26,21 +27,45 @@ fn fused(graph: &Graph) -> Graph {
         fuse::run(&mut again);
         again
     };
-    assert!(again == fused, "the same graph should be grouped in the same way");
+    assert!(
+        again == fused,
+        "the same graph should be grouped in the same way"
+    );
     for &node in &fused.order {
         let data = &fused.nodes[node];
         if data.op.body().is_none() {
             continue;
         }
-        let ins: Vec<TensorType> = data.inputs.iter().map(|&v| fused.values[v].ty.clone()).collect();
-        let outs: Vec<TensorType> = data.outputs.iter().map(|&v| fused.values[v].ty.clone()).collect();
+        let ins: Vec<TensorType> = data
+            .inputs
+            .iter()
+            .map(|&v| fused.values[v].ty.clone())
+            .collect();
+        let outs: Vec<TensorType> = data
+            .outputs
+            .iter()
+            .map(|&v| fused.values[v].ty.clone())
+            .collect();
         let scratch = data.op.work(&ins.iter().collect::<Vec<_>>(), &outs).scratch;
         for target in Target::ALL {
             let kernel = generate_op(&data.op, &ins, &target);
             let kernel = kernel.unwrap_or_else(|e| panic!("{e}\n{}", fused.node_name(node)));
-            assert!(kernel.scratch_bytes <= scratch, "{} needs more scratch\n{fused}", fused.node_name(node));
-            for &(i, j) in data.op.inplace().iter().filter(|&&(i, j)| ins[i] == outs[j]) {
-                assert!(kernel.inplace.contains(&(i, j)), "{}: {i} -> {j}\n{fused}", fused.node_name(node));
+            assert!(
+                kernel.scratch_bytes <= scratch,
+                "{} needs more scratch\n{fused}",
+                fused.node_name(node)
+            );
+            for &(i, j) in data
+                .op
+                .inplace()
+                .iter()
+                .filter(|&&(i, j)| ins[i] == outs[j])
+            {
+                assert!(
+                    kernel.inplace.contains(&(i, j)),
+                    "{}: {i} -> {j}\n{fused}",
+                    fused.node_name(node)
+                );
             }
         }
     }
@@ -70,13 +95,24 @@ impl<F: Fn(&str) -> Option<f64> + Sync> Cost for Measured<F> {
 
 /// How many kernels a graph runs.
 fn kernels(graph: &Graph) -> usize {
-    graph.order.iter().filter(|&&node| !graph.nodes[node].op.is_alias()).count()
+    graph
+        .order
+        .iter()
+        .filter(|&&node| !graph.nodes[node].op.is_alias())
+        .count()
 }
 
 /// Bytes of all that kernels compute.
 fn bytes(graph: &Graph) -> u64 {
-    let results = graph.order.iter().map(|&node| &graph.nodes[node]).filter(|data| !data.op.is_alias());
-    results.flat_map(|data| &data.outputs).map(|&v| graph.values[v].ty.bytes()).sum()
+    let results = graph
+        .order
+        .iter()
+        .map(|&node| &graph.nodes[node])
+        .filter(|data| !data.op.is_alias());
+    results
+        .flat_map(|data| &data.outputs)
+        .map(|&v| graph.values[v].ty.bytes())
+        .sum()
 }
 
 proptest! {
@@ -103,58 +139,113 @@ proptest! {
 /// Groups are made unless they and all of their ops were measured, and they are slower.
 #[test]
 fn slow_groups_stay_apart() {
-    let text = "graph g {\n  input  %x : f32[4,8]\n  fwd - %y = relu %x : f32[4,8]\n  fwd - %z = neg %y : f32[4,8]\n  \
+    let text = "graph g {\n  input  %x : f32[4,8]\n  fwd - %y = relu %x : f32[4,8]\n  fwd - %z = \
+        neg %y : f32[4,8]\n  \
         fwd - %s = sum %z dims=[0] keepdim=false : f32[8]\n  output s = %s\n}\n";
     let n_kernels = |times: &dyn Fn(&str) -> Option<f64>| {
         // A measured time is of any thread.
-        let table: BTreeMap<&str, Option<f64>> = ["relu", "neg", "sum", "fused"].map(|op| (op, times(op))).into();
+        let table: BTreeMap<&str, Option<f64>> = ["relu", "neg", "sum", "fused"]
+            .map(|op| (op, times(op)))
+            .into();
         let mut graph = ir::text::parse_graph(text).unwrap();
-        fuse::run_where_faster(&mut graph, &Measured(|key: &str| table[key.split(' ').next().unwrap()]));
+        fuse::run_where_faster(
+            &mut graph,
+            &Measured(|key: &str| table[key.split(' ').next().unwrap()]),
+        );
         kernels(&graph)
     };
-    assert_eq!(n_kernels(&|op| Some(if op == "fused" { 2.9 } else { 1.0 })), 1);
-    assert_eq!(n_kernels(&|op| Some(if op == "fused" { 3.0 } else { 1.0 })), 1);
-    assert_eq!(n_kernels(&|op| Some(if op == "fused" { 3.1 } else { 1.0 })), 3);
+    assert_eq!(
+        n_kernels(&|op| Some(if op == "fused" { 2.9 } else { 1.0 })),
+        1
+    );
+    assert_eq!(
+        n_kernels(&|op| Some(if op == "fused" { 3.0 } else { 1.0 })),
+        1
+    );
+    assert_eq!(
+        n_kernels(&|op| Some(if op == "fused" { 3.1 } else { 1.0 })),
+        3
+    );
     for unknown in ["relu", "neg", "sum", "fused"] {
-        assert_eq!(n_kernels(&|op| (op != unknown).then_some(if op == "fused" { 3.1 } else { 1.0 })), 1);
+        assert_eq!(
+            n_kernels(&|op| (op != unknown).then_some(if op == "fused" { 3.1 } else { 1.0 })),
+            1
+        );
     }
 }
 
 fn model(name: &str, level: &str) -> (Graph, Tensors, Tensors) {
-    let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
-    let read = |level: &str| torch::read(&folder.join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
+    let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("data/models")
+        .join(name);
+    let read = |level: &str| {
+        torch::read(&folder.join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap()
+    };
     let mut graph = read(level).graph;
     canonical::run(&mut graph);
-    let attach = Attach { optimizer: Optimizer::AdamW, ..Attach::default() };
+    let attach = Attach {
+        optimizer: Optimizer::AdamW,
+        ..Attach::default()
+    };
     optimizer::run(&mut graph, attach).unwrap();
     let files = ["ref.safetensors", "batches.safetensors"].map(|f| folder.join(f));
     let file = std::fs::read(files.iter().find(|f| f.exists()).unwrap()).unwrap();
     let batches = SafeTensors::deserialize(&file).unwrap();
     let given = |name: &str| match name {
-        HYPER => [1e-3f64, 0.9, 0.999, 1e-8, 0.01].iter().flat_map(|x| x.to_le_bytes()).collect(),
-        _ => batches.tensor(&format!("batch.0.{name}")).unwrap().data().to_vec(),
+        HYPER => [1e-3f64, 0.9, 0.999, 1e-8, 0.01]
+            .iter()
+            .flat_map(|x| x.to_le_bytes())
+            .collect(),
+        _ => batches
+            .tensor(&format!("batch.0.{name}"))
+            .unwrap()
+            .data()
+            .to_vec(),
     };
     let names = graph.inputs.iter().map(|&v| graph.values[v].name.clone());
     let inputs = names.map(|name| (name.clone(), given(&name))).collect();
     let weights = read("core").tensors;
     let zeros = |ty: &TensorType| vec![0; ty.bytes() as usize];
-    let state = |path: &str, ty: &TensorType| weights.get(path).map_or_else(|| zeros(ty), |t| t.data.clone());
-    let states = graph.states.iter().map(|s| (s.path.clone(), state(&s.path, &graph.values[s.before].ty)));
+    let state = |path: &str, ty: &TensorType| {
+        weights
+            .get(path)
+            .map_or_else(|| zeros(ty), |t| t.data.clone())
+    };
+    let states = graph
+        .states
+        .iter()
+        .map(|s| (s.path.clone(), state(&s.path, &graph.values[s.before].ty)));
     let states = states.collect();
     (graph, states, inputs)
 }
 
 #[test]
 fn models_keep_their_bits() {
-    for name in ["bert-tiny", "gpt2-tiny", "llama-tiny", "resnet-tiny", "moe-tiny", "dropout-tiny"] {
-        for level in ["core", "coarse"].into_iter().filter(|&level| (name, level) != ("moe-tiny", "coarse")) {
+    for name in [
+        "bert-tiny",
+        "gpt2-tiny",
+        "llama-tiny",
+        "resnet-tiny",
+        "moe-tiny",
+        "dropout-tiny",
+    ] {
+        for level in ["core", "coarse"]
+            .into_iter()
+            .filter(|&level| (name, level) != ("moe-tiny", "coarse"))
+        {
             let (graph, states, inputs) = model(name, level);
             let fused = fused(&graph);
             let (mut plain, mut grouped) = (states.clone(), states);
             let outputs = step(&graph, &mut plain, &inputs).unwrap();
-            assert!(step(&fused, &mut grouped, &inputs).unwrap() == outputs, "{name} {level}");
+            assert!(
+                step(&fused, &mut grouped, &inputs).unwrap() == outputs,
+                "{name} {level}"
+            );
             assert!(plain == grouped, "{name} {level}");
-            assert!(kernels(&fused) < kernels(&graph) && bytes(&fused) < bytes(&graph), "{name} {level}");
+            assert!(
+                kernels(&fused) < kernels(&graph) && bytes(&fused) < bytes(&graph),
+                "{name} {level}"
+            );
         }
     }
 }

@@ -1,11 +1,12 @@
-//! What `benches/gpu_kernels.py` runs on a GPU, run by the interpreter of PTX: generated kernels make of their operands what
-//! those for the processor make, with any number of blocks and in place; the script reads what is written for it.
+//! What `benches/gpu_kernels.py` runs on a GPU, run by the interpreter of PTX: generated kernels
+//! make of their operands what those for the processor make, with any number of blocks and in
+//! place; the script reads what is written for it.
 
 use codegen::kernels::Target;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use tests::gpu::{Case, cases, timed, write};
+use lighterage_tests::gpu::{Case, cases, timed, write};
 
 /// Every case, for an H100.
 fn all() -> &'static [Case] {
@@ -26,11 +27,22 @@ fn wrong(case: &Case) -> Vec<String> {
         Err(e) => wrong.push(format!("{how}: {e}")),
     };
     if case.any_blocks {
-        let most = case.launches.iter().map(|launch| launch.blocks).max().unwrap_or(1);
-        same("by fewer blocks".into(), case.interpret(Some(most.div_ceil(3)), None));
+        let most = case
+            .launches
+            .iter()
+            .map(|launch| launch.blocks)
+            .max()
+            .unwrap_or(1);
+        same(
+            "by fewer blocks".into(),
+            case.interpret(Some(most.div_ceil(3)), None),
+        );
     }
     if let Some(&pair) = case.inplace.last() {
-        same(format!("with {pair:?} in place"), case.interpret(None, Some(pair)));
+        same(
+            format!("with {pair:?} in place"),
+            case.interpret(None, Some(pair)),
+        );
     }
     wrong
 }
@@ -42,26 +54,47 @@ fn kernels_compute_on_a_gpu_what_they_do_here() {
     let wrong: Vec<String> = std::thread::scope(|scope| {
         let share = |first: usize| {
             let mine = cases.iter().skip(first).step_by(n);
-            mine.flat_map(|case| wrong(case).into_iter().map(|what| format!("{}: {what}", case.name))).collect()
+            mine.flat_map(|case| {
+                wrong(case)
+                    .into_iter()
+                    .map(|what| format!("{}: {what}", case.name))
+            })
+            .collect()
         };
-        let workers: Vec<_> = (0..n).map(|first| scope.spawn(move || -> Vec<String> { share(first) })).collect();
-        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+        let workers: Vec<_> = (0..n)
+            .map(|first| scope.spawn(move || -> Vec<String> { share(first) }))
+            .collect();
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap())
+            .collect()
     });
-    assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} of {} cases:\n{}",
+        wrong.len(),
+        cases.len(),
+        wrong.join("\n")
+    );
     assert!(250 < cases.len());
 }
 
 /// Another instruction, a bit of an operand, a block that is not started: each is seen.
 #[test]
 fn what_is_wrong_is_found() {
-    let gelu = all().iter().find(|case| case.name.starts_with("gelu tanh=true of f32")).unwrap();
+    let gelu = all()
+        .iter()
+        .find(|case| case.name.starts_with("gelu tanh=true of f32"))
+        .unwrap();
     assert_eq!(wrong(gelu), Vec::<String>::new());
     let mutant = |change: &dyn Fn(&mut Case)| {
         let mut case = gelu.clone();
         change(&mut case);
         wrong(&case)
     };
-    assert!(!mutant(&|case| case.ptx = case.ptx.replacen("add.rn.f32", "sub.rn.f32", 1)).is_empty());
+    assert!(
+        !mutant(&|case| case.ptx = case.ptx.replacen("add.rn.f32", "sub.rn.f32", 1)).is_empty()
+    );
     assert!(!mutant(&|case| case.ptx = case.ptx.replacen("st.global", "st.shared", 1)).is_empty());
     assert!(!mutant(&|case| case.operands[0].bytes.as_mut().unwrap()[3] ^= 0x80).is_empty());
     assert!(!mutant(&|case| case.launches.clear()).is_empty());
@@ -71,31 +104,53 @@ fn what_is_wrong_is_found() {
 fn script(args: &[&str]) -> Option<(Option<i32>, String)> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/gpu_kernels.py");
     let out = Command::new("python3").arg(script).args(args).output();
-    let out = out.map_err(|e| eprintln!("skipped: python3 does not start: {e}")).ok()?;
+    let out = out
+        .map_err(|e| eprintln!("skipped: python3 does not start: {e}"))
+        .ok()?;
     let said = [out.stdout, out.stderr].concat();
-    Some((out.status.code(), String::from_utf8_lossy(&said).into_owned()))
+    Some((
+        out.status.code(),
+        String::from_utf8_lossy(&said).into_owned(),
+    ))
 }
 
 #[test]
 fn the_script_reads_what_is_written_for_it() {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu{}", std::process::id()));
+    let folder =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu{}", std::process::id()));
     let (cases, timed) = (all(), timed(&Target::SM_90));
     write(&folder, &Target::SM_90, cases, &timed).unwrap();
     let data = folder.join("kernels.bin");
     let bytes = std::fs::read(&data).unwrap();
-    let n_bytes = bytes.len() as u64 + std::fs::metadata(folder.join("kernels.json")).unwrap().len();
+    let n_bytes = bytes.len() as u64
+        + std::fs::metadata(folder.join("kernels.json"))
+            .unwrap()
+            .len();
     assert!(n_bytes < 16 << 20, "{n_bytes} bytes travel");
     let path = folder.to_str().unwrap();
     if let Some((code, said)) = script(&[path, "--dry-run"]) {
         assert_eq!(code, Some(0), "{said}");
-        assert!(said.contains(&format!("{} cases to compare, {} to time", cases.len(), timed.len())), "{said}");
+        assert!(
+            said.contains(&format!(
+                "{} cases to compare, {} to time",
+                cases.len(),
+                timed.len()
+            )),
+            "{said}"
+        );
         // Where there is a GPU, all is right on it; where there is none, that is said.
         let (code, said) = script(&[path]).unwrap();
-        assert!(code == Some(0) || (code == Some(2) && said.starts_with("gpu_kernels: ")), "{said}");
+        assert!(
+            code == Some(0) || (code == Some(2) && said.starts_with("gpu_kernels: ")),
+            "{said}"
+        );
         eprintln!("{said}");
         std::fs::write(&data, &bytes[..bytes.len() - 1]).unwrap();
         let (code, said) = script(&[path, "--dry-run"]).unwrap();
-        assert!(code == Some(2) && said.contains("does not have all of"), "{said}");
+        assert!(
+            code == Some(2) && said.contains("does not have all of"),
+            "{said}"
+        );
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }

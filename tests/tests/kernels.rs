@@ -1,5 +1,6 @@
-//! Generated kernels against the plain ones: the same numbers, within the units in the last place that a test says, on
-//! shapes and numbers of every kind; the same bits wherever parts are cut, and in place.
+//! Generated kernels against the plain ones: the same numbers, within the units in the last place
+//! that a test says, on shapes and numbers of every kind; the same bits wherever parts are cut, and
+//! in place.
 
 use codegen::kernels::{self, Cache, Generator, Stage, Target, compile_kernels};
 use ir::body::{Body, Step};
@@ -8,9 +9,9 @@ use ir::{DType, TensorType};
 use passes::graph::optimizer::{Attach, Optimizer};
 use proptest::prelude::*;
 use runtime::kernels::owned::OwnedTensor;
-use tests::code::{compile, plain};
-use tests::generate::config;
-use tests::numbers::{Close, Numbers, Random, shape_of, tensor};
+use lighterage_tests::code::{compile, plain};
+use lighterage_tests::generate::config;
+use lighterage_tests::numbers::{Close, Numbers, Random, shape_of, tensor};
 
 fn host() -> Target {
     Target::host().expect("these tests run where kernels do")
@@ -19,7 +20,13 @@ fn host() -> Target {
 fn ty(dtype: DType, shape: &[u64]) -> TensorType {
     TensorType::new(dtype, shape).unwrap()
 }
-fn assert_close(ours: &OwnedTensor, plain: &OwnedTensor, ty: &TensorType, close: Close, what: &str) {
+fn assert_close(
+    ours: &OwnedTensor,
+    plain: &OwnedTensor,
+    ty: &TensorType,
+    close: Close,
+    what: &str,
+) {
     if let Some(i) = close.first_off(ours, plain) {
         let (a, b) = (ours.to_f64s()[i], plain.to_f64s()[i]);
         panic!("{what}, element {i}: generated {a:e}, plain {b:e} of {ty}");
@@ -30,7 +37,8 @@ fn assert_close(ours: &OwnedTensor, plain: &OwnedTensor, ty: &TensorType, close:
 fn check_with(op: &Op, types: &[TensorType], ins: &[OwnedTensor], close: Close, cuts: &[u16]) {
     let refs: Vec<&TensorType> = types.iter().collect();
     let outs = op.infer(&refs).unwrap();
-    let generated = kernels::generate_op(op, types, &host()).unwrap_or_else(|e| panic!("{e}: {types:?}"));
+    let generated =
+        kernels::generate_op(op, types, &host()).unwrap_or_else(|e| panic!("{e}: {types:?}"));
     let kernel = compile(generated, &host());
     let expected = plain(op, &ins.iter().collect::<Vec<_>>(), &outs).unwrap();
     let got = kernel.run(ins, &outs, &[], &[]);
@@ -39,14 +47,25 @@ fn check_with(op: &Op, types: &[TensorType], ins: &[OwnedTensor], close: Close, 
         assert_close(got, expected, ty, close, &what);
     }
     let bits = |tensors: &[OwnedTensor]| tensors.iter().map(OwnedTensor::bytes).collect::<Vec<_>>();
-    assert_eq!(bits(&kernel.run(ins, &outs, &[], cuts)), bits(&got), "{what}: cut");
+    assert_eq!(
+        bits(&kernel.run(ins, &outs, &[], cuts)),
+        bits(&got),
+        "{what}: cut"
+    );
     for &pair in &kernel.generated.inplace {
-        assert_eq!(bits(&kernel.run(ins, &outs, &[pair], cuts)), bits(&got), "{what}: {pair:?} in place");
+        assert_eq!(
+            bits(&kernel.run(ins, &outs, &[pair], cuts)),
+            bits(&got),
+            "{what}: {pair:?} in place"
+        );
     }
 }
 fn check(op: &Op, types: &[TensorType], numbers: Numbers, close: Close, seed: u64) {
     let mut random = Random(seed);
-    let ins: Vec<OwnedTensor> = types.iter().map(|ty| tensor(ty, numbers, &mut random)).collect();
+    let ins: Vec<OwnedTensor> = types
+        .iter()
+        .map(|ty| tensor(ty, numbers, &mut random))
+        .collect();
     let cuts: Vec<u16> = (0..3).map(|_| random.next() as u16).collect();
     check_with(op, types, &ins, close, &cuts);
 }
@@ -70,15 +89,33 @@ const ANY: [DType; 10] = [
 ];
 
 fn sizes() -> impl Strategy<Value = Vec<u64>> {
-    let size = prop_oneof![Just(1u64), Just(2), Just(3), Just(4), Just(7), Just(16), Just(17), Just(48), Just(100)];
+    let size = prop_oneof![
+        Just(1u64),
+        Just(2),
+        Just(3),
+        Just(4),
+        Just(7),
+        Just(16),
+        Just(17),
+        Just(48),
+        Just(100)
+    ];
     prop_oneof![4 => prop::collection::vec(size, 1..4), 1 => (1u64..40_000).prop_map(|n| vec![n])]
 }
 
 /// A shape that broadcasts to another: some dimensions are 1, some of the first are left out.
 fn narrowed(shape: &[u64], bits: u64) -> Vec<u64> {
     let skip = (bits % 4) as usize;
-    let skip = if skip <= shape.len() && bits & 4 != 0 { skip } else { 0 };
-    shape[skip..].iter().enumerate().map(|(i, &d)| if bits >> (3 + i) & 1 == 1 { 1 } else { d }).collect()
+    let skip = if skip <= shape.len() && bits & 4 != 0 {
+        skip
+    } else {
+        0
+    };
+    shape[skip..]
+        .iter()
+        .enumerate()
+        .map(|(i, &d)| if bits >> (3 + i) & 1 == 1 { 1 } else { d })
+        .collect()
 }
 
 /// Every group that the pass `fuse` makes of a graph has a kernel on every target.
@@ -88,13 +125,22 @@ fn assert_groups_have_kernels(graph: &mut ir::Graph) -> Vec<kernels::Generated> 
     for &node in &graph.order {
         let data = &graph.nodes[node];
         if data.op.body().is_some() {
-            let types: Vec<TensorType> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+            let types: Vec<TensorType> = data
+                .inputs
+                .iter()
+                .map(|&v| graph.values[v].ty.clone())
+                .collect();
             for target in Target::ALL {
                 let kernel = kernels::generate_op(&data.op, &types, &target);
-                let kernel = kernel.unwrap_or_else(|e| panic!("{e}: {types:?}\n{}", ir::text::print_op(&data.op)));
+                let kernel = kernel
+                    .unwrap_or_else(|e| panic!("{e}: {types:?}\n{}", ir::text::print_op(&data.op)));
                 let refs: Vec<&TensorType> = types.iter().collect();
                 let outs = data.op.infer(&refs).unwrap();
-                assert!(kernel.scratch_bytes <= data.op.work(&refs, &outs).scratch, "{}", ir::text::print_op(&data.op));
+                assert!(
+                    kernel.scratch_bytes <= data.op.work(&refs, &outs).scratch,
+                    "{}",
+                    ir::text::print_op(&data.op)
+                );
                 if target == Target::AVX2 {
                     all.push(kernel);
                 }
@@ -106,27 +152,53 @@ fn assert_groups_have_kernels(graph: &mut ir::Graph) -> Vec<kernels::Generated> 
 
 #[test]
 fn groups_of_models_have_kernels() {
-    for name in ["bert-tiny", "gpt2-tiny", "llama-tiny", "resnet-tiny", "moe-tiny", "dropout-tiny"] {
-        for level in ["core", "coarse"].into_iter().filter(|&level| (name, level) != ("moe-tiny", "coarse")) {
-            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
-            let model = torch::read(&folder.join(format!("joint_{level}.pt2")), &Default::default()).unwrap();
+    for name in [
+        "bert-tiny",
+        "gpt2-tiny",
+        "llama-tiny",
+        "resnet-tiny",
+        "moe-tiny",
+        "dropout-tiny",
+    ] {
+        for level in ["core", "coarse"]
+            .into_iter()
+            .filter(|&level| (name, level) != ("moe-tiny", "coarse"))
+        {
+            let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("data/models")
+                .join(name);
+            let model = torch::read(
+                &folder.join(format!("joint_{level}.pt2")),
+                &Default::default(),
+            )
+            .unwrap();
             let mut graph = model.graph;
             passes::graph::canonical::run(&mut graph);
-            let attach = Attach { optimizer: Optimizer::AdamW, ..Attach::default() };
+            let attach = Attach {
+                optimizer: Optimizer::AdamW,
+                ..Attach::default()
+            };
             passes::graph::optimizer::run(&mut graph, attach).unwrap();
-            assert!(!assert_groups_have_kernels(&mut graph).is_empty(), "{name} {level}");
+            assert!(
+                !assert_groups_have_kernels(&mut graph).is_empty(),
+                "{name} {level}"
+            );
         }
     }
 }
 
-/// Groups of ops, whose numbers are small integers and whose ops are exact on them, so that a group and its ops one by one agree
-/// bit for bit. `choices` are an op and two operands each.
+/// Groups of ops, whose numbers are small integers and whose ops are exact on them, so that a group
+/// and its ops one by one agree bit for bit. `choices` are an op and two operands each.
 fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64) {
     let full = [lead, &[columns]].concat();
     let dtype = DType::F32;
     let row = [lead, &[1]].concat();
     let last = lead.len() as i64;
-    let repeated: Vec<u64> = full.iter().enumerate().map(|(i, &d)| if i == 0 { 1 } else { d }).collect();
+    let repeated: Vec<u64> = full
+        .iter()
+        .enumerate()
+        .map(|(i, &d)| if i == 0 { 1 } else { d })
+        .collect();
     let operands = [
         ty(dtype, &full),
         ty(dtype, &full),
@@ -143,16 +215,34 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
     let mut push = |types: &mut Vec<TensorType>, op: Op, inputs: Vec<usize>| {
         let refs: Vec<&TensorType> = inputs.iter().map(|&v| &types[v]).collect();
         let outs = op.infer(&refs).unwrap();
-        steps.push(Step { op, inputs, outputs: outs.len() });
+        steps.push(Step {
+            op,
+            inputs,
+            outputs: outs.len(),
+        });
         types.extend(outs);
         types.len() - 1
     };
-    let small = || op("clamp", &[("max", Attr::Float(8.0)), ("min", Attr::Float(-8.0))]);
+    let small = || {
+        op(
+            "clamp",
+            &[("max", Attr::Float(8.0)), ("min", Attr::Float(-8.0))],
+        )
+    };
     for &(which, a, b) in choices {
         let (a, b) = (open[a as usize % open.len()], open[b as usize % open.len()]);
         let whole = types[a].shape() == full;
-        let rows = |name| op(name, &[("dims", Attr::Ints(vec![last])), ("keepdim", Attr::Bool(true))]);
-        // A row's number and a column's would make another whole value: that is a kernel's space, if there is a whole value.
+        let rows = |name| {
+            op(
+                name,
+                &[
+                    ("dims", Attr::Ints(vec![last])),
+                    ("keepdim", Attr::Bool(true)),
+                ],
+            )
+        };
+        // A row's number and a column's would make another whole value: that is a kernel's space,
+        // if there is a whole value.
         let fits = whole || types[b].shape() == full || types[a].shape() == types[b].shape();
         let value = match which % 10 {
             0 if fits => push(&mut types, op("add", &[]), vec![a, b]),
@@ -171,9 +261,17 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
                 continue;
             }
             7 => {
-                let narrow = push(&mut types, op("cast", &[("dtype", Attr::Type(DType::BF16))]), vec![a]);
+                let narrow = push(
+                    &mut types,
+                    op("cast", &[("dtype", Attr::Type(DType::BF16))]),
+                    vec![a],
+                );
                 let twice = push(&mut types, op("add", &[]), vec![narrow, narrow]);
-                push(&mut types, op("cast", &[("dtype", Attr::Type(dtype))]), vec![twice])
+                push(
+                    &mut types,
+                    op("cast", &[("dtype", Attr::Type(dtype))]),
+                    vec![twice],
+                )
             }
             8 if whole && seed & 1 == 1 => {
                 let flat = Attr::Ints(vec![lead.iter().product::<u64>() as i64, columns as i64]);
@@ -198,7 +296,9 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
     }
     let mut random = Random(seed);
     let mut ints = |ty: &TensorType| {
-        let numbers: Vec<f64> = (0..ty.numel()).map(|_| (random.next() % 9) as f64 - 4.0).collect();
+        let numbers: Vec<f64> = (0..ty.numel())
+            .map(|_| (random.next() % 9) as f64 - 4.0)
+            .collect();
         OwnedTensor::from_f64s(codegen::dtype(ty.dtype()), &shape_of(ty), &numbers)
     };
     let ins: Vec<OwnedTensor> = operands.iter().map(&mut ints).collect();
@@ -214,11 +314,23 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
         };
         values.push(value);
     }
-    let generated = kernels::generate(&body, &operands, &host()).unwrap_or_else(|e| panic!("{e}: {body:?}"));
+    let generated =
+        kernels::generate(&body, &operands, &host()).unwrap_or_else(|e| panic!("{e}: {body:?}"));
     let kernel = compile(generated, &host());
     let check = |pairs: &[(usize, usize)], cuts: &[u16]| {
-        for ((got, &v), ty) in kernel.run(&ins, &outs, pairs, cuts).iter().zip(&results).zip(&outs) {
-            assert_close(got, &values[v], ty, Close::Ulps(0.0), &format!("{pairs:?} {cuts:?} {body:?}"));
+        for ((got, &v), ty) in kernel
+            .run(&ins, &outs, pairs, cuts)
+            .iter()
+            .zip(&results)
+            .zip(&outs)
+        {
+            assert_close(
+                got,
+                &values[v],
+                ty,
+                Close::Ulps(0.0),
+                &format!("{pairs:?} {cuts:?} {body:?}"),
+            );
         }
     };
     check(&[], &[]);
@@ -230,32 +342,47 @@ fn check_body(lead: &[u64], columns: u64, choices: &[(u8, u16, u16)], seed: u64)
 
 fn gelus(n: u64) -> Vec<kernels::Generated> {
     let gelu = op("gelu", &[("tanh", Attr::Bool(true))]);
-    (1..=n).map(|i| kernels::generate_op(&gelu, &[ty(DType::F32, &[i, 5])], &host()).unwrap()).collect()
+    (1..=n)
+        .map(|i| kernels::generate_op(&gelu, &[ty(DType::F32, &[i, 5])], &host()).unwrap())
+        .collect()
 }
 
 #[test]
 fn compiled_kernels_are_kept() {
-    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cache{}", std::process::id()));
+    let folder = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("cache{}", std::process::id()));
     let cache = Cache::at(&folder);
     let kernels = gelus(9);
     let kernels: Vec<_> = kernels.iter().collect();
     let fresh = compile_kernels(&kernels, &host(), &Cache::off()).unwrap();
     assert_eq!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
     let files = || -> Vec<_> {
-        let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        let mut files: Vec<_> = std::fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
         files.sort();
         files
     };
     assert_eq!(files().len(), 9);
     // Broken, cut off, empty: each is compiled and kept again.
-    let whole: Vec<Vec<u8>> = files().iter().map(|file| std::fs::read(file).unwrap()).collect();
+    let whole: Vec<Vec<u8>> = files()
+        .iter()
+        .map(|file| std::fs::read(file).unwrap())
+        .collect();
     let mut broken = whole[0].clone();
     broken[100] ^= 1;
     std::fs::write(&files()[0], &broken).unwrap();
     std::fs::write(&files()[1], &whole[1][..200]).unwrap();
     std::fs::write(&files()[2], []).unwrap();
     assert_eq!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
-    assert_eq!(files().iter().map(|file| std::fs::read(file).unwrap()).collect::<Vec<_>>(), whole);
+    assert_eq!(
+        files()
+            .iter()
+            .map(|file| std::fs::read(file).unwrap())
+            .collect::<Vec<_>>(),
+        whole
+    );
     // What is there is taken as it is: a kernel under another's name comes out.
     std::fs::write(&files()[0], &whole[1]).unwrap();
     assert_ne!(compile_kernels(&kernels, &host(), &cache).unwrap(), fresh);
@@ -270,7 +397,11 @@ fn compiled_kernels_are_kept() {
     let kept: u64 = left.iter().map(size).sum();
     assert!(0 < kept && kept <= bytes / 2, "{kept} of {bytes}");
     compile_kernels(old, &host(), &cache).unwrap();
-    assert_eq!(files(), left, "the kernel that was used last should be there still");
+    assert_eq!(
+        files(),
+        left,
+        "the kernel that was used last should be there still"
+    );
     std::fs::remove_dir_all(&folder).unwrap();
     // No folder can be made where a file is: that is no error.
     std::fs::write(&folder, "").unwrap();
@@ -282,12 +413,26 @@ fn compiled_kernels_are_kept() {
 fn errors_of_the_generator_are_errors() {
     let program = kernels::find().unwrap();
     let mut generator = Generator::start(&program).unwrap();
-    let refused =
-        generator.run("k1", "module { llvm.func @f() { foo } }", &host(), Stage::Object).unwrap_err().to_string();
-    assert!(refused.contains("k1") && refused.contains("refused"), "{refused}");
+    let refused = generator
+        .run(
+            "k1",
+            "module { llvm.func @f() { foo } }",
+            &host(),
+            Stage::Object,
+        )
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("k1") && refused.contains("refused"),
+        "{refused}"
+    );
     // It goes on after that.
     let kernel = &gelus(1)[0];
-    assert!(generator.run(&kernel.name, &kernel.mlir, &host(), Stage::Object).is_ok());
+    assert!(
+        generator
+            .run(&kernel.name, &kernel.mlir, &host(), Stage::Object)
+            .is_ok()
+    );
     // LLVM has no instruction for this on a GPU, and ends the process.
     let fatal = "module { llvm.func @f(%p: !llvm.ptr<1>) attributes {nvvm.kernel} {
         %x = llvm.load %p : !llvm.ptr<1> -> f32
@@ -295,13 +440,23 @@ fn errors_of_the_generator_are_errors() {
         llvm.store %y, %p : f32, !llvm.ptr<1>
         llvm.return
     } }";
-    let stopped = generator.run("k2", fatal, &Target::SM_90, Stage::Asm).unwrap_err().to_string();
+    let stopped = generator
+        .run("k2", fatal, &Target::SM_90, Stage::Asm)
+        .unwrap_err()
+        .to_string();
     assert!(
-        stopped.starts_with("the kernel generator stopped: LLVM ERROR") && stopped.contains("kernel k2"),
+        stopped.starts_with("the kernel generator stopped: LLVM ERROR")
+            && stopped.contains("kernel k2"),
         "{stopped}"
     );
-    let missing = Generator::start(std::path::Path::new("/nowhere/lighterage-mlir")).err().unwrap().to_string();
-    assert!(missing.contains("/nowhere/lighterage-mlir does not start"), "{missing}");
+    let missing = Generator::start(std::path::Path::new("/nowhere/lighterage-mlir"))
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        missing.contains("/nowhere/lighterage-mlir does not start"),
+        "{missing}"
+    );
 }
 
 /// Every kind of kernel and element type compiles for processors that this machine need not be.
@@ -325,19 +480,40 @@ fn kernels_compile_for_other_processors() {
                 (op("layer_norm", &norm), vec![x.clone(), w.clone(), w]),
             ];
             cases.extend(ANY.map(|to| (cast(to), vec![x.clone()])));
-            let dropout = op("dropout", &[("p", Attr::Float(0.1)), ("stream", Attr::Int(1))]);
+            let dropout = op(
+                "dropout",
+                &[("p", Attr::Float(0.1)), ("stream", Attr::Int(1))],
+            );
             cases.push((dropout, vec![x.clone(), ty(DType::I64, &[2])]));
-            let moments = [x.clone(), x.clone(), x.clone(), x, ty(DType::I64, &[]), ty(DType::F64, &[5])];
+            let moments = [
+                x.clone(),
+                x.clone(),
+                x.clone(),
+                x,
+                ty(DType::I64, &[]),
+                ty(DType::F64, &[5]),
+            ];
             cases.push((op("adamw", &[]), moments.to_vec()));
             // Not every op is for every type.
-            kernels.extend(cases.iter().filter_map(|(op, types)| kernels::generate_op(op, types, &target).ok()));
+            kernels.extend(
+                cases
+                    .iter()
+                    .filter_map(|(op, types)| kernels::generate_op(op, types, &target).ok()),
+            );
         }
         assert!(140 < kernels.len());
-        let objects = compile_kernels(&kernels.iter().collect::<Vec<_>>(), &target, &Cache::off()).unwrap();
+        let objects =
+            compile_kernels(&kernels.iter().collect::<Vec<_>>(), &target, &Cache::off()).unwrap();
         if cfg!(target_arch = "x86_64") && target == Target::AVX512 {
             for (object, kernel) in objects.iter().zip(&kernels) {
-                let loaded = runtime::Loaded::new(object).unwrap_or_else(|e| panic!("{e}\n{}", kernel.mlir));
-                assert!(kernel.phases.iter().all(|phase| loaded.function(&phase.symbol).is_some()));
+                let loaded =
+                    runtime::Loaded::new(object).unwrap_or_else(|e| panic!("{e}\n{}", kernel.mlir));
+                assert!(
+                    kernel
+                        .phases
+                        .iter()
+                        .all(|phase| loaded.function(&phase.symbol).is_some())
+                );
             }
         }
     }
@@ -347,8 +523,8 @@ proptest! {
     #![proptest_config(config(24))]
 
     #[test]
-    fn groups_have_kernels(recipe in tests::generate::recipes(60)) {
-        let mut graph = tests::generate::graph(&recipe);
+    fn groups_have_kernels(recipe in lighterage_tests::generate::recipes(60)) {
+        let mut graph = lighterage_tests::generate::graph(&recipe);
         passes::graph::canonical::run(&mut graph);
         assert_groups_have_kernels(&mut graph);
     }
@@ -368,7 +544,8 @@ proptest! {
                 Some(name) => check(&op(name, &[]), &types, Numbers::Wild, ulps, seed),
                 None => {
                     let tanh = Attr::Bool(which & 1 == 0);
-                    // 1 + tanh loses digits where tanh is near -1: errors are of the size of x there.
+                    // 1 + tanh loses digits where tanh is near -1: errors are of the size of x
+                    // there.
                     let close = Close::OfLargest(if half { 1.0 } else { 4.0 });
                     check(&op("gelu", &[("tanh", tanh)]), &types, Numbers::Plain, close, seed);
                 }
@@ -529,7 +706,8 @@ proptest! {
         }
     }
 
-    /// Rows that are gone through in blocks, whose largest elements differ: some rise, and a part, or all, is masked out.
+    /// Rows that are gone through in blocks, whose largest elements differ: some rise, and a part,
+    /// or all, is masked out.
     #[test]
     fn softmaxes_of_long_rows(
         rows in 1u64..4,
@@ -615,7 +793,8 @@ proptest! {
             types.push(ty(DType::F32, &[]));
             ins.push(OwnedTensor::from_f64s(artifact::DType::F32, &[], &[0.25]));
         }
-        // A power's last bit may differ, and so a coefficient's; halves of a number do not show how near they are.
+        // A power's last bit may differ, and so a coefficient's; halves of a number do not show how
+        // near they are.
         let close = if dtype == DType::F64 { Close::OfLargest(64.0) } else { Close::Ulps(0.0) };
         check_with(&op(name, &[]), &types, &ins, close, &[9000, 40000]);
     }

@@ -1,4 +1,5 @@
-//! The loss in chunks of rows: no bit of it, of its gradients or of what is trained with them depends on how many there are.
+//! The loss in chunks of rows: no bit of it, of its gradients or of what is trained with them
+//! depends on how many there are.
 
 use artifact::PRODUCT_DEPTH;
 use codegen::Data;
@@ -15,9 +16,9 @@ use proptest::prelude::*;
 use runtime::{Machine, StateInit};
 use std::collections::BTreeMap;
 use std::path::Path;
-use tests::evaluate::{self, Tensors};
-use tests::generate::config;
-use tests::gpt2::gpt2;
+use lighterage_tests::evaluate::{self, Tensors};
+use lighterage_tests::generate::config;
+use lighterage_tests::gpt2::gpt2;
 
 const DEPTH: u64 = PRODUCT_DEPTH as u64;
 const IGNORED: i64 = -100;
@@ -42,33 +43,57 @@ struct Head {
 }
 
 fn heads() -> impl Strategy<Value = Head> {
-    let sizes = (DEPTH + 1..4 * DEPTH, 1u64..12, 12u64..40, any::<bool>(), any::<bool>());
-    let forms = (any::<bool>(), any::<bool>(), any::<bool>(), 1usize..9, any::<u64>());
-    (sizes, forms).prop_map(|((rows, width, vocabulary, single, mean), (bias, scaled, transposed, ignored, seed))| {
-        Head {
-            rows,
-            width,
-            vocabulary,
-            dtype: if single { DType::F32 } else { DType::F64 },
-            mean,
-            ignored,
-            bias,
-            scale: scaled.then_some(0.37),
-            transposed,
-            seed,
-        }
-    })
+    let sizes = (
+        DEPTH + 1..4 * DEPTH,
+        1u64..12,
+        12u64..40,
+        any::<bool>(),
+        any::<bool>(),
+    );
+    let forms = (
+        any::<bool>(),
+        any::<bool>(),
+        any::<bool>(),
+        1usize..9,
+        any::<u64>(),
+    );
+    (sizes, forms).prop_map(
+        |((rows, width, vocabulary, single, mean), (bias, scaled, transposed, ignored, seed))| {
+            Head {
+                rows,
+                width,
+                vocabulary,
+                dtype: if single { DType::F32 } else { DType::F64 },
+                mean,
+                ignored,
+                bias,
+                scale: scaled.then_some(0.37),
+                transposed,
+                seed,
+            }
+        },
+    )
 }
 
 impl Head {
     fn graph(&self) -> Graph {
         let mut graph = Graph::new("head");
-        let Head { rows, width, vocabulary, dtype, .. } = *self;
+        let Head {
+            rows,
+            width,
+            vocabulary,
+            dtype,
+            ..
+        } = *self;
         let ty = |shape: &[u64]| TensorType::new(dtype, shape).unwrap();
         let targets = graph.add_input("t", TensorType::new(DType::I64, [rows]).unwrap());
         let factor = graph.add_input("factor", ty(&[]));
         let x = graph.add_input("x", ty(&[rows, width]));
-        let shape = if self.transposed { [width, vocabulary] } else { [vocabulary, width] };
+        let shape = if self.transposed {
+            [width, vocabulary]
+        } else {
+            [vocabulary, width]
+        };
         let w = graph.add_input("w", ty(&shape));
         let bias = graph.add_input("bias", ty(&[vocabulary]));
         let flags = |ta, tb| vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
@@ -77,27 +102,75 @@ impl Head {
         let common = vec![("ignore", Attr::Int(IGNORED)), ("reduction", reduction)];
         let (fwd, bwd) = (Phase::Forward, Phase::Backward);
         let mut logits = match self.bias {
-            true => node(&mut graph, "addmm", flags(false, !self.transposed), &[bias, x, w], fwd)[0],
-            false => node(&mut graph, "matmul", flags(false, !self.transposed), &[x, w], fwd)[0],
+            true => node(
+                &mut graph,
+                "addmm",
+                flags(false, !self.transposed),
+                &[bias, x, w],
+                fwd,
+            )[0],
+            false => node(
+                &mut graph,
+                "matmul",
+                flags(false, !self.transposed),
+                &[x, w],
+                fwd,
+            )[0],
         };
         let scale = |graph: &mut Graph, value, phase| match self.scale {
-            Some(s) => node(graph, "mul_scalar", vec![("value", Attr::Float(s))], &[value], phase)[0],
+            Some(s) => node(
+                graph,
+                "mul_scalar",
+                vec![("value", Attr::Float(s))],
+                &[value],
+                phase,
+            )[0],
             None => value,
         };
         logits = scale(&mut graph, logits, fwd);
         let logp = node(&mut graph, "log_softmax", dim.clone(), &[logits], fwd)[0];
-        let loss = node(&mut graph, "nll_loss", common.clone(), &[logp, targets], fwd);
+        let loss = node(
+            &mut graph,
+            "nll_loss",
+            common.clone(),
+            &[logp, targets],
+            fwd,
+        );
         let sizes = Attr::Ints(vec![rows as i64, vocabulary as i64]);
         let more = [("dtype", Attr::Type(dtype)), ("shape", sizes)];
         let attrs = common.into_iter().chain(more).collect();
-        let dlogp = node(&mut graph, "nll_loss_bwd", attrs, &[factor, targets, loss[1]], bwd)[0];
+        let dlogp = node(
+            &mut graph,
+            "nll_loss_bwd",
+            attrs,
+            &[factor, targets, loss[1]],
+            bwd,
+        )[0];
         let dlogits = node(&mut graph, "log_softmax_bwd", dim, &[dlogp, logp], bwd)[0];
         let dlogits = scale(&mut graph, dlogits, bwd);
-        let factors = if self.transposed { [x, dlogits] } else { [dlogits, x] };
+        let factors = if self.transposed {
+            [x, dlogits]
+        } else {
+            [dlogits, x]
+        };
         let dw = node(&mut graph, "matmul", flags(true, false), &factors, bwd)[0];
-        let dx = node(&mut graph, "matmul", flags(false, self.transposed), &[dlogits, w], bwd)[0];
-        for (name, value) in [("loss", loss[0]), ("weight", loss[1]), ("dw", dw), ("dx", dx)] {
-            graph.outputs.push(Output { name: name.into(), value });
+        let dx = node(
+            &mut graph,
+            "matmul",
+            flags(false, self.transposed),
+            &[dlogits, w],
+            bwd,
+        )[0];
+        for (name, value) in [
+            ("loss", loss[0]),
+            ("weight", loss[1]),
+            ("dw", dw),
+            ("dx", dx),
+        ] {
+            graph.outputs.push(Output {
+                name: name.into(),
+                value,
+            });
         }
         graph
     }
@@ -105,7 +178,9 @@ impl Head {
     fn data(&self, graph: &Graph) -> Tensors {
         let mut state = self.seed;
         let mut next = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             state >> 33
         };
         let mut tensors = Tensors::new();
@@ -117,7 +192,11 @@ impl Head {
                 match data.ty.dtype() {
                     DType::I64 => {
                         let counts = !i.is_multiple_of(self.ignored);
-                        let target = if counts { (next() % self.vocabulary) as i64 } else { IGNORED };
+                        let target = if counts {
+                            (next() % self.vocabulary) as i64
+                        } else {
+                            IGNORED
+                        };
                         bytes.extend(target.to_le_bytes());
                     }
                     DType::F32 => bytes.extend((number as f32).to_le_bytes()),
@@ -130,10 +209,18 @@ impl Head {
     }
 }
 
-fn node(graph: &mut Graph, op: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value], phase: Phase) -> Vec<Value> {
+fn node(
+    graph: &mut Graph,
+    op: &str,
+    attrs: Vec<(&'static str, Attr)>,
+    inputs: &[Value],
+    phase: Phase,
+) -> Vec<Value> {
     let op = Op::new(op, attrs).unwrap();
     let n = if op.name() == "nll_loss" { 2 } else { 1 };
-    let names: Vec<String> = (0..n).map(|i| format!("v{}.{i}", graph.values.len())).collect();
+    let names: Vec<String> = (0..n)
+        .map(|i| format!("v{}.{i}", graph.values.len()))
+        .collect();
     graph.add_node(op, inputs, &names, phase, "head").unwrap()
 }
 
@@ -159,7 +246,8 @@ proptest! {
         };
         // The gradient of a transposed weight has as many columns; it may be wider than a chunk.
         let chunk = head.rows.div_ceil(n).next_multiple_of(DEPTH);
-        prop_assert!(widest(&cut) <= Some(chunk.max(head.width).max(head.vocabulary)), "logits are whole");
+        prop_assert!(widest(&cut) <= Some(chunk.max(head.width).max(head.vocabulary)), "logits \
+            are whole");
     }
 }
 
@@ -182,45 +270,100 @@ fn head() -> Head {
 #[test]
 fn what_cannot_be_cut_is_named() {
     let why = |graph: &Graph| loss::run(&mut graph.clone(), 2).unwrap_err();
-    let few = Head { rows: DEPTH, ..head() }.graph();
-    assert!(why(&few).contains("rows, and chunks are multiples of"), "{}", why(&few));
-    let half = Head { dtype: DType::BF16, ..head() }.graph();
-    assert!(why(&half).contains("matmul, reads what would be cut"), "{}", why(&half));
+    let few = Head {
+        rows: DEPTH,
+        ..head()
+    }
+    .graph();
+    assert!(
+        why(&few).contains("rows, and chunks are multiples of"),
+        "{}",
+        why(&few)
+    );
+    let half = Head {
+        dtype: DType::BF16,
+        ..head()
+    }
+    .graph();
+    assert!(
+        why(&half).contains("matmul, reads what would be cut"),
+        "{}",
+        why(&half)
+    );
 
     let named = |graph: &Graph, op: &str| {
-        let found = graph.order.iter().find(|&&node| graph.nodes[node].op.name() == op);
+        let found = graph
+            .order
+            .iter()
+            .find(|&&node| graph.nodes[node].op.name() == op);
         graph.nodes[*found.unwrap()].outputs[0]
     };
     // A bias's gradient is a sum over rows, which kernels cut as they like.
-    let mut bias = Head { bias: true, ..head() }.graph();
+    let mut bias = Head {
+        bias: true,
+        ..head()
+    }
+    .graph();
     let dlogits = named(&bias, "log_softmax_bwd");
-    let sum = vec![("dims", Attr::Ints(vec![0])), ("keepdim", Attr::Bool(false))];
+    let sum = vec![
+        ("dims", Attr::Ints(vec![0])),
+        ("keepdim", Attr::Bool(false)),
+    ];
     let value = node(&mut bias, "sum", sum, &[dlogits], Phase::Backward)[0];
-    bias.outputs.push(Output { name: "db".into(), value });
-    assert!(why(&bias).contains("sum, reads what would be cut"), "{}", why(&bias));
+    bias.outputs.push(Output {
+        name: "db".into(),
+        value,
+    });
+    assert!(
+        why(&bias).contains("sum, reads what would be cut"),
+        "{}",
+        why(&bias)
+    );
     // Somebody wants the logits.
     let mut whole = head().graph();
     let value = named(&whole, "matmul");
-    whole.outputs.push(Output { name: "logits".into(), value });
-    assert!(why(&whole).contains("is to leave the step whole"), "{}", why(&whole));
+    whole.outputs.push(Output {
+        name: "logits".into(),
+        value,
+    });
+    assert!(
+        why(&whole).contains("is to leave the step whole"),
+        "{}",
+        why(&whole)
+    );
     // The gradient's factor is not known before the loss is.
     let mut late = head().graph();
     let (loss, dlogp) = (named(&late, "nll_loss"), named(&late, "nll_loss_bwd"));
     let at = late.def_node(dlogp).unwrap();
     late.nodes[at].inputs[0] = loss;
-    assert!(why(&late).contains("waits for the whole of it"), "{}", why(&late));
+    assert!(
+        why(&late).contains("waits for the whole of it"),
+        "{}",
+        why(&late)
+    );
     let mut none = Graph::new("none");
-    none.add_state("s", "s", StateKind::Param, TensorType::new(DType::F32, [4]).unwrap());
+    none.add_state(
+        "s",
+        "s",
+        StateKind::Param,
+        TensorType::new(DType::F32, [4]).unwrap(),
+    );
     assert!(why(&none).contains("no mean or sum"), "{}", why(&none));
     assert_eq!(loss::chunks(&whole, 8), 1);
     assert_eq!(loss::chunks(&head().graph(), 8), 4);
 }
 
-// ---------------------------------------------------------------------------------------------------------- whole steps
+// --- whole steps ---
 
 fn compile(graph: &Graph, options: &Options) -> Result<Compiled, Error> {
     let device = devices::named("cpu").unwrap();
-    pipeline::compile(graph.clone(), options, &device, &Roofline::new(&device), &mut |_| ())
+    pipeline::compile(
+        graph.clone(),
+        options,
+        &device,
+        &Roofline::new(&device),
+        &mut |_| (),
+    )
 }
 
 #[derive(PartialEq)]
@@ -230,18 +373,32 @@ struct Trained {
 }
 
 /// Some steps on tokens below `vocabulary`; also the measured peak.
-fn train(compiled: &Compiled, optimizer: Optimizer, vocabulary: u64, options: runtime::Options) -> (Trained, u64) {
+fn train(
+    compiled: &Compiled,
+    optimizer: Optimizer,
+    vocabulary: u64,
+    options: runtime::Options,
+) -> (Trained, u64) {
     let artifact = codegen::emit(compiled, &Data::new(), optimizer).unwrap();
     let mut machine = Machine::new(artifact.clone(), options).unwrap();
-    machine.initialise(&StateInit { seed: 7, std: Some(0.1) }).unwrap();
+    machine
+        .initialise(&StateInit {
+            seed: 7,
+            std: Some(0.1),
+        })
+        .unwrap();
     let mut outputs = vec![];
     for step in 0..2u64 {
         for input in &artifact.inputs {
             let bytes: Vec<u8> = if input.name == HYPER {
-                [1e-3f64, 0.9, 0.999, 1e-8, 0.01].iter().flat_map(|x| x.to_le_bytes()).collect()
+                [1e-3f64, 0.9, 0.999, 1e-8, 0.01]
+                    .iter()
+                    .flat_map(|x| x.to_le_bytes())
+                    .collect()
             } else {
                 let n: u64 = input.operand.shape.iter().product();
-                let token = |i: u64| (i * i + 7 * i + step * 31 + input.name.len() as u64) % vocabulary;
+                let token =
+                    |i: u64| (i * i + 7 * i + step * 31 + input.name.len() as u64) % vocabulary;
                 (0..n).flat_map(|i| token(i).to_le_bytes()).collect()
             };
             machine.write_input(&input.name, &bytes).unwrap();
@@ -250,24 +407,46 @@ fn train(compiled: &Compiled, optimizer: Optimizer, vocabulary: u64, options: ru
         let read = |o: &artifact::Binding| (o.name.clone(), machine.read_output(&o.name).unwrap());
         outputs.push(artifact.outputs.iter().map(read).collect());
     }
-    let states = artifact.states.iter().map(|s| (s.path.clone(), machine.read_state(&s.path).unwrap())).collect();
+    let states = artifact
+        .states
+        .iter()
+        .map(|s| (s.path.clone(), machine.read_state(&s.path).unwrap()))
+        .collect();
     (Trained { outputs, states }, machine.measured_peak_bytes())
 }
 
-/// A real model: gradients, losses and what is trained, with plain and generated kernels, on one thread and two.
+/// A real model: gradients, losses and what is trained, with plain and generated kernels, on one
+/// thread and two.
 #[test]
 fn a_model_trains_alike_in_any_number_of_chunks() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/gpt2/gpt2.pt2");
     let model = torch::read(&file, &BTreeMap::new()).unwrap();
-    let ways = Kernels::ALL.map(|kernels| (kernels, Optimizer::None)).into_iter();
+    let ways = Kernels::ALL
+        .map(|kernels| (kernels, Optimizer::None))
+        .into_iter();
     for (kernels, optimizer) in ways.chain([(Kernels::Generated, Optimizer::AdamW)]) {
-        let options = Options { kernels, optimizer, planner: Planner::Keep, ..Options::default() };
+        let options = Options {
+            kernels,
+            optimizer,
+            planner: Planner::Keep,
+            ..Options::default()
+        };
         let [whole, cut] = [1, 4].map(|chunks| {
-            let options = Options { loss_chunks: Chunks::Of(chunks), ..options.clone() };
+            let options = Options {
+                loss_chunks: Chunks::Of(chunks),
+                ..options.clone()
+            };
             let compiled = compile(&model.graph, &options).unwrap();
             // Of 1024 rows.
-            assert_eq!(compiled.loss_chunks, chunks.min(1024 / DEPTH), "{kernels:?}");
-            let threads = runtime::Options { threads: Some(if chunks == 1 { 1 } else { 2 }), ..Default::default() };
+            assert_eq!(
+                compiled.loss_chunks,
+                chunks.min(1024 / DEPTH),
+                "{kernels:?}"
+            );
+            let threads = runtime::Options {
+                threads: Some(if chunks == 1 { 1 } else { 2 }),
+                ..Default::default()
+            };
             let (trained, peak) = train(&compiled, optimizer, 256, threads);
             assert_eq!(peak, compiled.planned_peak);
             trained
@@ -276,19 +455,35 @@ fn a_model_trains_alike_in_any_number_of_chunks() {
     }
 }
 
-/// Where logits are what is most, a lower budget has the loss in chunks; peaks stay below, the smallest budget is met, and every
-/// bit is the same.
+/// Where logits are what is most, a lower budget has the loss in chunks; peaks stay below, the
+/// smallest budget is met, and every bit is the same.
 #[test]
 fn budgets_choose_chunks() {
     let vocabulary = 1024;
     let graph = gpt2(1, 16, 2, 4 * DEPTH / 64, 64, vocabulary);
     for kernels in Kernels::ALL {
-        let options = Options { kernels, optimizer: Optimizer::AdamW, ..Options::default() };
-        let with = |budget, loss_chunks| compile(&graph, &Options { budget, loss_chunks, ..options.clone() });
+        let options = Options {
+            kernels,
+            optimizer: Optimizer::AdamW,
+            ..Options::default()
+        };
+        let with = |budget, loss_chunks| {
+            compile(
+                &graph,
+                &Options {
+                    budget,
+                    loss_chunks,
+                    ..options.clone()
+                },
+            )
+        };
         let whole = with(Budget::Share(1.0), Chunks::Of(1)).unwrap();
         let roomy = with(Budget::Share(1.0), Chunks::Auto).unwrap();
         let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest.unwrap());
-        assert_eq!(keep, whole.decided.keep_peak, "a share is one of the whole loss");
+        assert_eq!(
+            keep, whole.decided.keep_peak,
+            "a share is one of the whole loss"
+        );
         let least = whole.decided.smallest.unwrap();
         assert!(2 * smallest < least, "{smallest}, whole {least}");
         let (expected, _) = train(&whole, Optimizer::AdamW, vocabulary, Default::default());
@@ -299,20 +494,77 @@ fn budgets_choose_chunks() {
             let budget = smallest + (keep - smallest) * (BUDGETS - k) / BUDGETS;
             let compiled = with(Budget::Bytes(budget), Chunks::Auto).unwrap();
             let peak = compiled.planned_peak;
-            assert!(peak <= budget && peak <= higher, "{peak} planned for {budget}, {higher} for more");
-            assert_eq!(compiled.decided.curve, roomy.decided.curve, "the curve is that of every budget");
+            assert!(
+                peak <= budget && peak <= higher,
+                "{peak} planned for {budget}, {higher} for more"
+            );
+            assert_eq!(
+                compiled.decided.curve, roomy.decided.curve,
+                "the curve is that of every budget"
+            );
             higher = peak;
             chunks = compiled.loss_chunks;
-            let (trained, measured) = train(&compiled, Optimizer::AdamW, vocabulary, Default::default());
+            let (trained, measured) =
+                train(&compiled, Optimizer::AdamW, vocabulary, Default::default());
             assert_eq!(measured, peak);
-            assert!(trained == expected, "{kernels:?}: {chunks} chunks at {budget}");
+            assert!(
+                trained == expected,
+                "{kernels:?}: {chunks} chunks at {budget}"
+            );
         }
         assert_eq!(higher, smallest, "the smallest budget is met exactly");
         assert!(1 < chunks, "the least budget needs chunks");
-        assert!(matches!(with(Budget::Bytes(smallest - 1), Chunks::Auto), Err(Error::Infeasible(_))));
-        let [one, several] = &roomy.ways[..] else { panic!("two ways, not {:?}", roomy.ways) };
+        assert!(matches!(
+            with(Budget::Bytes(smallest - 1), Chunks::Auto),
+            Err(Error::Infeasible(_))
+        ));
+        let [one, several] = &roomy.ways[..] else {
+            panic!("two ways, not {:?}", roomy.ways)
+        };
         assert_eq!((one.chunks, several.chunks), (1, chunks));
         assert_eq!(one.outcome.keep.0, keep, "both are told");
         assert!(several.outcome.keep.0 < keep && several.outcome.smallest == Some(smallest));
     }
+}
+
+/// What keeps everything in chunks, as fast as can be, is the plan for every budget that it fits;
+/// with a whole loss asked for, that is.
+#[test]
+fn chunks_that_are_as_fast_are_preferred() {
+    let graph = gpt2(1, 512, 8, 4 * DEPTH / 64, 64, 16384);
+    let with = |budget, loss_chunks| {
+        let compiled = compile(
+            &graph,
+            &Options {
+                budget,
+                loss_chunks,
+                optimizer: Optimizer::AdamW,
+                ..Options::default()
+            },
+        );
+        compiled.unwrap()
+    };
+    let whole = with(Budget::Share(1.0), Chunks::Of(1));
+    let roomy = with(Budget::Share(1.0), Chunks::Auto);
+    assert_eq!(
+        (whole.loss_chunks, whole.planned_peak),
+        (1, whole.decided.keep_peak)
+    );
+    let [one, several] = &roomy.ways[..] else {
+        panic!("two ways, not {:?}", roomy.ways)
+    };
+    let ((_, least), (peak, micros)) = (one.outcome.keep, several.outcome.keep);
+    assert!(
+        least < micros && micros < 1.001 * least,
+        "the whole loss should be hardly faster: {least}, {micros}"
+    );
+    for budget in [Budget::Share(1.0), Budget::Bytes(peak)] {
+        let compiled = with(budget, Chunks::Auto);
+        assert_eq!(
+            (compiled.loss_chunks, compiled.planned_peak),
+            (several.chunks, peak)
+        );
+    }
+    let below = with(Budget::Bytes(peak - 1), Chunks::Auto);
+    assert!(below.planned_peak < peak);
 }

@@ -1,6 +1,6 @@
-//! The checker against mutants of real programs: drop a wait, move a buffer, swap two lines. Either `check` or the
-//! machine's own validation refuses the mutant, or it is harmless, which shuffled runs show: they still compute what the
-//! graph means.
+//! The checker against mutants of real programs: drop a wait, move a buffer, swap two lines. Either
+//! `check` or the machine's own validation refuses the mutant, or it is harmless, which shuffled
+//! runs show: they still compute what the graph means.
 
 use ir::schedule::{Dep, InstrKind};
 use ir::{Buffer, Id, Instr, Plan, Program};
@@ -14,9 +14,9 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use runtime::Error;
 use std::collections::BTreeMap;
-use tests::evaluate::Tensors;
-use tests::run::Outcome;
-use tests::{forced, generate, run};
+use lighterage_tests::evaluate::Tensors;
+use lighterage_tests::run::Outcome;
+use lighterage_tests::{forced, generate, run};
 
 /// A real program and what it computes.
 struct Original {
@@ -38,16 +38,29 @@ fn original(recipe: &generate::Recipe, choices: &[u8], seed: u64) -> Original {
     let graph = graph.compact();
     let problem = Problem::new(&graph, &device, &cost);
     let decisions = generate::decisions(&problem, choices);
-    let compiled = forced::finish(&problem, decisions, (seed % 2) as usize).unwrap_or_else(|text| panic!("{text}"));
-    let (start, feed) = (generate::states(&graph, seed), generate::feed(&graph, seed, 0));
+    let compiled = forced::finish(&problem, decisions, (seed % 2) as usize)
+        .unwrap_or_else(|text| panic!("{text}"));
+    let (start, feed) = (
+        generate::states(&graph, seed),
+        generate::feed(&graph, seed, 0),
+    );
     let mut expected = run::plain(&graph, &start, &vec![feed.clone(); STEPS]);
     expected.outputs.drain(..STEPS - 1);
-    Original { compiled, start, feed, expected }
+    Original {
+        compiled,
+        start,
+        feed,
+        expected,
+    }
 }
 
 /// Every program with one wait less.
 fn without_a_wait(program: &Program) -> Vec<Program> {
-    let waits = program.schedule.instrs.iter().flat_map(|(instr, data)| (0..data.after.len()).map(move |k| (instr, k)));
+    let waits = program
+        .schedule
+        .instrs
+        .iter()
+        .flat_map(|(instr, data)| (0..data.after.len()).map(move |k| (instr, k)));
     let drop = |(instr, k): (Instr, usize)| {
         let mut mutant = program.clone();
         mutant.schedule.instrs[instr].after.remove(k);
@@ -62,15 +75,25 @@ fn with_a_buffer_moved(program: &Program) -> Vec<Program> {
     let mut mutants = vec![];
     for (buffer, data) in program.schedule.buffers.iter() {
         let at = plan.offset[buffer];
-        let beside = |other: Buffer| program.schedule.buffers[other].pool == data.pool && plan.offset[other] != at;
-        let others = program.schedule.buffers.ids().filter(|&other| beside(other)).map(|other| plan.offset[other]);
+        let beside = |other: Buffer| {
+            program.schedule.buffers[other].pool == data.pool && plan.offset[other] != at
+        };
+        let others = program
+            .schedule
+            .buffers
+            .ids()
+            .filter(|&other| beside(other))
+            .map(|other| plan.offset[other]);
         let mut places: Vec<u64> = others.chain([at + 64]).chain(at.checked_sub(64)).collect();
         places.sort_unstable();
         places.dedup();
         for place in places {
             let mut offset = plan.offset.clone();
             offset[buffer] = place;
-            mutants.push(Program { plan: Some(Plan::new(&program.schedule, offset)), ..program.clone() });
+            mutants.push(Program {
+                plan: Some(Plan::new(&program.schedule, offset)),
+                ..program.clone()
+            });
         }
     }
     mutants
@@ -95,7 +118,9 @@ fn with_lines_swapped(program: &Program) -> Vec<Program> {
                     *dep
                 };
             }
-            instrs[instr].after.sort_unstable_by_key(|dep| (dep.previous, dep.instr));
+            instrs[instr]
+                .after
+                .sort_unstable_by_key(|dep| (dep.previous, dep.instr));
         }
         mutant
     };
@@ -114,27 +139,35 @@ fn fate(original: &Original, mutant: Program, seed: u64) -> Fate {
         return Fate::Refused;
     }
     let peak = mutant.plan.as_ref().unwrap().peak[ir::Pool::new(0)];
-    let compiled = Compiled { program: mutant, planned_peak: peak, ..original.compiled.clone() };
+    let compiled = Compiled {
+        program: mutant,
+        planned_peak: peak,
+        ..original.compiled.clone()
+    };
     let artifact = codegen::emit(&compiled, &original.start, Optimizer::None).unwrap();
-    // `check` knows that the host waits between two steps; the machine also launches steps without that, and validates it.
+    // `check` knows that the host waits between two steps; the machine also launches steps without
+    // that, and validates it.
     if runtime::validate(&artifact).is_err() {
         return Fate::Refused;
     }
     let program = || ir::text::print_program(&compiled.program);
     for seed in [seed, seed ^ 1] {
         let feeds = vec![original.feed.clone(); STEPS];
-        let apart = run::compiled(&artifact, run::shuffled(seed), &feeds).map(|(mut outcome, _)| {
-            outcome.outputs.drain(..STEPS - 1);
-            outcome
-        });
+        let apart =
+            run::compiled(&artifact, run::shuffled(seed), &feeds).map(|(mut outcome, _)| {
+                outcome.outputs.drain(..STEPS - 1);
+                outcome
+            });
         let together = match run::together(&artifact, run::shuffled(seed), &original.feed, STEPS) {
-            // An input that nothing reads any more may be overwritten; then steps cannot be launched together.
+            // An input that nothing reads any more may be overwritten; then steps cannot be
+            // launched together.
             Err(Error::Host(_)) => None,
             other => Some(other),
         };
         for outcome in together.into_iter().chain([apart]) {
-            let outcome =
-                outcome.unwrap_or_else(|e| panic!("check accepts what the machine refuses: {e}\n{}", program()));
+            let outcome = outcome.unwrap_or_else(|e| {
+                panic!("check accepts what the machine refuses: {e}\n{}", program())
+            });
             assert!(
                 outcome == original.expected,
                 "check accepts a mutant that computes something else:\n{}",
@@ -165,7 +198,9 @@ fn mutants_are_refused_or_harmless() {
             // Enough of each kind, spread over the program.
             let stride = mutants.len().div_ceil(40).max(1);
             for mutant in mutants.into_iter().step_by(stride) {
-                *fates.entry((name, fate(&original, mutant, seed))).or_default() += 1;
+                *fates
+                    .entry((name, fate(&original, mutant, seed)))
+                    .or_default() += 1;
             }
         }
     }
@@ -174,19 +209,50 @@ fn mutants_are_refused_or_harmless() {
     assert_eq!(count("wait dropped", Fate::Harmless), 0, "{fates:?}");
     assert!(200 <= count("wait dropped", Fate::Refused), "{fates:?}");
     for name in ["buffer moved", "lines swapped"] {
-        assert!(100 <= count(name, Fate::Refused) && 20 <= count(name, Fate::Harmless), "{fates:?}");
+        assert!(
+            100 <= count(name, Fate::Refused) && 20 <= count(name, Fate::Harmless),
+            "{fates:?}"
+        );
     }
 }
 
 /// What the mutations do, on a program where each is plain to see.
 #[test]
 fn mutations_change_what_they_say() {
-    let recipe = generate::Recipe { nodes: vec![(0, 0, 0, 0), (4, 0, 0, 0), (2, 0, 1, 0)], n_states: 1, n_inputs: 1 };
+    let recipe = generate::Recipe {
+        nodes: vec![(0, 0, 0, 0), (4, 0, 0, 0), (2, 0, 1, 0)],
+        n_states: 1,
+        n_inputs: 1,
+    };
     let program = original(&recipe, &[3], 1).compiled.program;
-    let waits = |p: &Program| p.schedule.instrs.values().map(|data| data.after.len()).sum::<usize>();
+    let waits = |p: &Program| {
+        p.schedule
+            .instrs
+            .values()
+            .map(|data| data.after.len())
+            .sum::<usize>()
+    };
     assert!(0 < waits(&program));
-    assert!(without_a_wait(&program).iter().all(|mutant| waits(mutant) + 1 == waits(&program)));
-    let copies = |p: &Program| p.schedule.instrs.values().filter(|i| matches!(i.kind, InstrKind::Copy { .. })).count();
-    assert!(with_lines_swapped(&program).iter().all(|m| m != &program && copies(m) == copies(&program)));
-    assert!(with_a_buffer_moved(&program).iter().all(|m| m.plan != program.plan && m.schedule == program.schedule));
+    assert!(
+        without_a_wait(&program)
+            .iter()
+            .all(|mutant| waits(mutant) + 1 == waits(&program))
+    );
+    let copies = |p: &Program| {
+        p.schedule
+            .instrs
+            .values()
+            .filter(|i| matches!(i.kind, InstrKind::Copy { .. }))
+            .count()
+    };
+    assert!(
+        with_lines_swapped(&program)
+            .iter()
+            .all(|m| m != &program && copies(m) == copies(&program))
+    );
+    assert!(
+        with_a_buffer_moved(&program)
+            .iter()
+            .all(|m| m.plan != program.plan && m.schedule == program.schedule)
+    );
 }

@@ -1,5 +1,5 @@
-//! Every operator that the importer knows, through the whole pipeline, against what PyTorch computed:
-//! `tests/data/ops/gen_ops.py` writes the graph and the answers.
+//! Every operator that the importer knows, through the whole pipeline, against what PyTorch
+//! computed: `tests/data/ops/gen_ops.py` writes the graph and the answers.
 
 use codegen::Data;
 use passes::cost::Roofline;
@@ -14,12 +14,24 @@ use std::path::Path;
 fn numbers(tensor: &TensorView<'_>, bytes: &[u8]) -> Vec<f64> {
     let chunks = |n| bytes.chunks_exact(n);
     match tensor.dtype() {
-        Dtype::F32 => chunks(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect(),
-        Dtype::F64 => chunks(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect(),
-        Dtype::BF16 => chunks(2).map(|b| half::bf16::from_le_bytes(b.try_into().unwrap()).to_f64()).collect(),
-        Dtype::F16 => chunks(2).map(|b| half::f16::from_le_bytes(b.try_into().unwrap()).to_f64()).collect(),
-        Dtype::I64 => chunks(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f64).collect(),
-        Dtype::I32 => chunks(4).map(|b| f64::from(i32::from_le_bytes(b.try_into().unwrap()))).collect(),
+        Dtype::F32 => chunks(4)
+            .map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap())))
+            .collect(),
+        Dtype::F64 => chunks(8)
+            .map(|b| f64::from_le_bytes(b.try_into().unwrap()))
+            .collect(),
+        Dtype::BF16 => chunks(2)
+            .map(|b| half::bf16::from_le_bytes(b.try_into().unwrap()).to_f64())
+            .collect(),
+        Dtype::F16 => chunks(2)
+            .map(|b| half::f16::from_le_bytes(b.try_into().unwrap()).to_f64())
+            .collect(),
+        Dtype::I64 => chunks(8)
+            .map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f64)
+            .collect(),
+        Dtype::I32 => chunks(4)
+            .map(|b| f64::from(i32::from_le_bytes(b.try_into().unwrap())))
+            .collect(),
         Dtype::BOOL | Dtype::U8 => bytes.iter().map(|&b| f64::from(b)).collect(),
         other => panic!("a tensor of {other:?} should be compared too"),
     }
@@ -31,10 +43,19 @@ fn every_operator_is_pytorchs() {
     let model = torch::read(&folder.join("ops.pt2"), &BTreeMap::new()).unwrap();
     assert!(model.unsupported.is_empty(), "{:?}", model.unsupported);
     let device = passes::devices::named("cpu").unwrap();
-    let options = Options { budget: Budget::Share(1.0), ..Options::default() };
+    let options = Options {
+        budget: Budget::Share(1.0),
+        ..Options::default()
+    };
     let cost = Roofline::new(&device);
     let compiled = pipeline::compile(model.graph, &options, &device, &cost, &mut |_| ()).unwrap();
-    let names: Vec<&str> = compiled.program.graph.states.iter().map(|s| s.path.as_str()).collect();
+    let names: Vec<&str> = compiled
+        .program
+        .graph
+        .states
+        .iter()
+        .map(|s| s.path.as_str())
+        .collect();
     let data: Data = model
         .tensors
         .into_iter()
@@ -42,15 +63,25 @@ fn every_operator_is_pytorchs() {
         .map(|(path, tensor)| (path, tensor.data))
         .collect();
     let artifact = codegen::emit(&compiled, &data, options.optimizer).unwrap();
-    let outputs: Vec<String> = artifact.outputs.iter().map(|output| output.name.clone()).collect();
+    let outputs: Vec<String> = artifact
+        .outputs
+        .iter()
+        .map(|output| output.name.clone())
+        .collect();
     let mut machine = Machine::new(artifact, runtime::Options::default()).unwrap();
 
     let bytes = std::fs::read(folder.join("ops.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let (_, metadata): (usize, Metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     let order = metadata.metadata().as_ref().unwrap()["order"].clone();
-    for input in machine.inputs().map(|input| input.name.clone()).collect::<Vec<_>>() {
-        machine.write_input(&input, file.tensor(&format!("in.{input}")).unwrap().data()).unwrap();
+    for input in machine
+        .inputs()
+        .map(|input| input.name.clone())
+        .collect::<Vec<_>>()
+    {
+        machine
+            .write_input(&input, file.tensor(&format!("in.{input}")).unwrap().data())
+            .unwrap();
     }
     machine.step().unwrap();
     let order: Vec<&str> = order.split_whitespace().collect();
@@ -61,12 +92,27 @@ fn every_operator_is_pytorchs() {
         let got = numbers(&expected, &machine.read_output(output).unwrap());
         let expected_numbers = numbers(&expected, expected.data());
         assert_eq!(got.len(), expected_numbers.len(), "{name}");
-        let tolerance = if matches!(expected.dtype(), Dtype::BF16 | Dtype::F16) { 1e-2 } else { 2e-5 };
-        let largest = expected_numbers.iter().filter(|x| x.is_finite()).fold(1.0f64, |m, x| m.max(x.abs()));
-        let close = |(a, b): (&f64, &f64)| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * largest;
+        let tolerance = if matches!(expected.dtype(), Dtype::BF16 | Dtype::F16) {
+            1e-2
+        } else {
+            2e-5
+        };
+        let largest = expected_numbers
+            .iter()
+            .filter(|x| x.is_finite())
+            .fold(1.0f64, |m, x| m.max(x.abs()));
+        let close = |(a, b): (&f64, &f64)| {
+            a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * largest
+        };
         if !got.iter().zip(&expected_numbers).all(close) {
             wrong.push(format!("{name}: {got:?}, not {expected_numbers:?}"));
         }
     }
-    assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), order.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} of {} differ:\n{}",
+        wrong.len(),
+        order.len(),
+        wrong.join("\n")
+    );
 }

@@ -1,5 +1,6 @@
-//! Generated kernels for GPUs, as far as a machine without one can tell: NVIDIA's assembler takes every kernel of every model,
-//! for every GPU, none of them calls anything or spills registers, and those that only move numbers move 16 bytes at a time.
+//! Generated kernels for GPUs, as far as a machine without one can tell: NVIDIA's assembler takes
+//! every kernel of every model, for every GPU, none of them calls anything or spills registers, and
+//! those that only move numbers move 16 bytes at a time.
 
 use codegen::kernels::{self, Generated, Generator, Stage, Target};
 use ir::op::{Attr, Op};
@@ -8,37 +9,60 @@ use passes::graph::optimizer::{Attach, Optimizer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tests::gpu::ptxas;
+use lighterage_tests::gpu::ptxas;
 
 const GPUS: [Target; 3] = [Target::SM_80, Target::SM_90, Target::SM_100];
 
 /// The PTX of several kernels as one module.
 fn ptx(kernels: &[Generated], target: &Target) -> String {
     let body = |kernel: &Generated| {
-        let inside = kernel.mlir.strip_prefix("module {\n").and_then(|text| text.strip_suffix("}\n"));
+        let inside = kernel
+            .mlir
+            .strip_prefix("module {\n")
+            .and_then(|text| text.strip_suffix("}\n"));
         inside.expect("a kernel should be a module").to_string()
     };
-    let module = format!("module {{\n{}}}\n", kernels.iter().map(body).collect::<String>());
-    let mut generator =
-        Generator::start(&kernels::find().expect("the generator should be there")).expect("it should start");
-    let ptx = generator.run("all", &module, target, Stage::Asm).unwrap_or_else(|e| panic!("{target}: {e}"));
+    let module = format!(
+        "module {{\n{}}}\n",
+        kernels.iter().map(body).collect::<String>()
+    );
+    let mut generator = Generator::start(&kernels::find().expect("the generator should be there"))
+        .expect("it should start");
+    let ptx = generator
+        .run("all", &module, target, Stage::Asm)
+        .unwrap_or_else(|e| panic!("{target}: {e}"));
     String::from_utf8(ptx).expect("PTX should be text")
 }
 
 /// Assembles PTX; registers of each kernel. Panics at spills.
 fn assemble(ptxas: &Path, ptx: &str, target: &Target) -> Vec<u32> {
-    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.{}.ptx", target.cpu, std::process::id()));
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!(
+        "{}.{}.ptx",
+        target.cpu,
+        std::process::id()
+    ));
     std::fs::write(&file, ptx).unwrap();
     let cubin = file.with_extension("cubin");
-    let out =
-        Command::new(ptxas).arg(format!("-arch={}", target.cpu)).arg("-v").arg(&file).arg("-o").arg(&cubin).output();
+    let out = Command::new(ptxas)
+        .arg(format!("-arch={}", target.cpu))
+        .arg("-v")
+        .arg(&file)
+        .arg("-o")
+        .arg(&cubin)
+        .output();
     let out = out.expect("ptxas should run");
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(out.status.success(), "{} of {target}:\n{said}", file.display());
+    assert!(
+        out.status.success(),
+        "{} of {target}:\n{said}",
+        file.display()
+    );
     let mut registers = vec![];
     let mut function = "";
     for line in said.lines() {
-        function = line.split_once("Function properties for ").map_or(function, |(_, name)| name);
+        function = line
+            .split_once("Function properties for ")
+            .map_or(function, |(_, name)| name);
         if line.contains("spill") {
             let none = line.contains(" 0 bytes spill stores, 0 bytes spill loads");
             assert!(none, "{function} in {}: {line}", file.display());
@@ -66,20 +90,42 @@ fn kernels_of_models_assemble() {
 
 fn assemble_models(ptxas: &Path, target: Target) {
     let mut kernels: BTreeMap<String, Generated> = BTreeMap::new();
-    for name in ["bert-tiny", "gpt2-tiny", "llama-tiny", "resnet-tiny", "moe-tiny", "dropout-tiny"] {
-        for level in ["core", "coarse"].into_iter().filter(|&level| (name, level) != ("moe-tiny", "coarse")) {
-            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
-            let model = torch::read(&folder.join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
+    for name in [
+        "bert-tiny",
+        "gpt2-tiny",
+        "llama-tiny",
+        "resnet-tiny",
+        "moe-tiny",
+        "dropout-tiny",
+    ] {
+        for level in ["core", "coarse"]
+            .into_iter()
+            .filter(|&level| (name, level) != ("moe-tiny", "coarse"))
+        {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("data/models")
+                .join(name);
+            let model =
+                torch::read(&folder.join(format!("joint_{level}.pt2")), &BTreeMap::new()).unwrap();
             let mut graph = model.graph;
             passes::graph::canonical::run(&mut graph);
-            let attach = Attach { optimizer: Optimizer::AdamW, ..Attach::default() };
+            let attach = Attach {
+                optimizer: Optimizer::AdamW,
+                ..Attach::default()
+            };
             passes::graph::optimizer::run(&mut graph, attach).unwrap();
             passes::graph::fuse::run(&mut graph);
             for &node in &graph.order {
                 let data = &graph.nodes[node];
-                let types: Vec<TensorType> = data.inputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
+                let types: Vec<TensorType> = data
+                    .inputs
+                    .iter()
+                    .map(|&v| graph.values[v].ty.clone())
+                    .collect();
                 match kernels::generate_op(&data.op, &types, &target) {
-                    Ok(kernel) if !kernel.phases.is_empty() => drop(kernels.insert(kernel.name.clone(), kernel)),
+                    Ok(kernel) if !kernel.phases.is_empty() => {
+                        drop(kernels.insert(kernel.name.clone(), kernel))
+                    }
                     Ok(_) => {}
                     Err(e) => assert!(data.op.body().is_none(), "{e}"),
                 }
@@ -98,33 +144,54 @@ fn assemble_models(ptxas: &Path, target: Target) {
 
 #[test]
 fn memory_is_accessed_by_16_bytes() {
-    let op = |name: &str, attrs: &[(&'static str, Attr)]| Op::new(name, attrs.iter().cloned()).unwrap();
+    let op =
+        |name: &str, attrs: &[(&'static str, Attr)]| Op::new(name, attrs.iter().cloned()).unwrap();
     let ty = |dtype, shape: &[u64]| TensorType::new(dtype, shape).unwrap();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let (x, w) = (ty(dtype, &[512, 768]), ty(dtype, &[768]));
         let statistic = ty(DType::F32, &[512, 1]);
-        let moments = [x.clone(), x.clone(), x.clone(), x.clone(), ty(DType::I64, &[]), ty(DType::F64, &[5])];
+        let moments = [
+            x.clone(),
+            x.clone(),
+            x.clone(),
+            x.clone(),
+            ty(DType::I64, &[]),
+            ty(DType::F64, &[5]),
+        ];
         let norm = [("dims", Attr::Int(1)), ("eps", Attr::Float(1e-5))];
         let norm_bwd = [("dims", Attr::Int(1)), ("mask", Attr::Ints(vec![1, 1, 1]))];
         let cases: [(Op, Vec<TensorType>); 6] = [
             (op("add", &[]), vec![x.clone(), w.clone()]),
             (op("gelu", &[("tanh", Attr::Bool(true))]), vec![x.clone()]),
-            (op("layer_norm", &norm), vec![x.clone(), w.clone(), w.clone()]),
-            (op("layer_norm_bwd", &norm_bwd), vec![x.clone(), x.clone(), statistic.clone(), statistic, w]),
+            (
+                op("layer_norm", &norm),
+                vec![x.clone(), w.clone(), w.clone()],
+            ),
+            (
+                op("layer_norm_bwd", &norm_bwd),
+                vec![x.clone(), x.clone(), statistic.clone(), statistic, w],
+            ),
             (op("softmax", &[("dim", Attr::Int(1))]), vec![x]),
             (op("adamw", &[]), moments.to_vec()),
         ];
         for target in GPUS {
             for (op, types) in &cases {
-                let text = ptx(&[kernels::generate_op(op, types, &target).unwrap()], &target);
+                let text = ptx(
+                    &[kernels::generate_op(op, types, &target).unwrap()],
+                    &target,
+                );
                 let narrow = |line: &str| {
-                    let wide = line.contains(".v4.b32") || line.contains(".v2.b64") || line.contains(".v4.f32");
+                    let wide = line.contains(".v4.b32")
+                        || line.contains(".v2.b64")
+                        || line.contains(".v4.f32");
                     let wider = line.contains(".v8.") || line.contains(".v4.b64");
                     !wide && !wider
                 };
                 // What is left are numbers of a row, options, and what a single thread writes.
-                let accesses: Vec<&str> =
-                    text.lines().filter(|line| line.contains("ld.global") || line.contains("st.global")).collect();
+                let accesses: Vec<&str> = text
+                    .lines()
+                    .filter(|line| line.contains("ld.global") || line.contains("st.global"))
+                    .collect();
                 let few = accesses.iter().filter(|line| narrow(line)).count();
                 let most = match op.name() {
                     "adamw" => 6,

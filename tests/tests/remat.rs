@@ -3,10 +3,13 @@
 use passes::remat::{Effort, Problem, curve, evaluate, lower_bound, solve};
 
 fn problem(name: &str) -> Problem {
-    tests::remat::read(name).and_then(|listed| listed.problem()).expect("the graph should be there, and in order")
+    lighterage_tests::remat::read(name)
+        .and_then(|listed| listed.problem())
+        .expect("the graph should be there, and in order")
 }
 
-/// Reruns' time at a share of what keeping everything needs, in percent of the step's, and the bound on it.
+/// Reruns' time at a share of what keeping everything needs, in percent of the step's, and the
+/// bound on it.
 fn percent(problem: &Problem, share: f64, steps: u64) -> (f64, f64) {
     let budget = (evaluate(problem, &[]).peak as f64 * share) as u64;
     let solution = solve(problem, budget, Effort { steps, seed: 0 }).expect("the graph should fit");
@@ -15,9 +18,9 @@ fn percent(problem: &Problem, share: f64, steps: u64) -> (f64, f64) {
     (over(solution.micros), over(lower_bound(problem, budget)))
 }
 
-/// Graph, budget as a share, and the most that the reruns may cost in percent. The best published figures are 1.56, 8.80,
-/// 16.0; 6.47, 8.07, 10.4; 4.11, 9.39 and 12.55. 9.39 is PyTorch's at a budget that rounds to 0.68: at 0.68 itself the
-/// bound is above it, and at 0.683 it is reached.
+/// Graph, budget as a share, and the most that the reruns may cost in percent. The best published
+/// figures are 1.56, 8.80, 16.0; 6.47, 8.07, 10.4; 4.11, 9.39 and 12.55. 9.39 is PyTorch's at a
+/// budget that rounds to 0.68: at 0.68 itself the bound is above it, and at 0.683 it is reached.
 #[test]
 fn published_figures_are_reached() {
     let rows = [
@@ -34,50 +37,85 @@ fn published_figures_are_reached() {
     ];
     for (name, share, most) in rows {
         let (ours, bound) = percent(&problem(name), share, 100_000);
-        assert!(ours <= most, "{name} at {share}: {ours:.3} % is more than {most} %");
-        assert!(bound <= ours + 1e-6, "{name} at {share}: {ours:.3} % is below the bound, {bound:.3} %");
+        assert!(
+            ours <= most,
+            "{name} at {share}: {ours:.3} % is more than {most} %"
+        );
+        assert!(
+            bound <= ours + 1e-6,
+            "{name} at {share}: {ours:.3} % is below the bound, {bound:.3} %"
+        );
     }
-    assert!(9.39 < percent(&problem("gpt12"), 0.68, 1).1, "the published figure should be below the bound at 0.68");
+    assert!(
+        9.39 < percent(&problem("gpt12"), 0.68, 1).1,
+        "the published figure should be below the bound at 0.68"
+    );
 }
 
 /// Ten times deeper, the answer is within a hundredth of the bound.
 #[test]
 fn deep_graphs_are_solved_near_the_bound() {
-    let deep = tests::remat::read("gpt12").expect("the graph should be there").deeper(120);
-    let (ours, bound) = percent(&deep.problem().expect("the graph should be in order"), 0.6, 30_000);
-    assert!(bound <= ours && ours <= 1.01 * bound, "{ours:.3} % against {bound:.3} %");
+    let deep = lighterage_tests::remat::read("gpt12")
+        .expect("the graph should be there")
+        .deeper(120);
+    let (ours, bound) = percent(
+        &deep.problem().expect("the graph should be in order"),
+        0.6,
+        30_000,
+    );
+    assert!(
+        bound <= ours && ours <= 1.01 * bound,
+        "{ours:.3} % against {bound:.3} %"
+    );
 }
 
 /// As many layers as before are the same graph.
 #[test]
 fn deeper_by_nothing_is_the_same() {
     for (name, layers) in [("gpt2", 2), ("gpt4", 4), ("gpt12", 12)] {
-        let listed = tests::remat::read(name).expect("the graph should be there");
+        let listed = lighterage_tests::remat::read(name).expect("the graph should be there");
         assert_eq!(listed.deeper(layers).problem(), listed.problem(), "{name}");
     }
 }
 
-/// A curve reaches from everything kept to about a third, and says of each solution what it comes to.
+/// A curve reaches from everything kept to about a third, and says of each solution what it comes
+/// to.
 #[test]
 fn a_curve_reaches_far_down() {
     let problem = problem("gpt12");
-    let curve = curve(&problem, Effort { steps: 100_000, seed: 0 });
+    let curve = curve(
+        &problem,
+        Effort {
+            steps: 100_000,
+            seed: 0,
+        },
+    );
     let least = curve.last().expect("a curve should have a point");
     assert!((least.peak as f64) < 0.36 * curve[0].peak as f64);
     for solution in &curve {
         let evaluation = evaluate(&problem, &solution.reruns);
-        assert_eq!((evaluation.peak, evaluation.micros), (solution.peak, solution.micros));
+        assert_eq!(
+            (evaluation.peak, evaluation.micros),
+            (solution.peak, solution.micros)
+        );
     }
 }
 
-/// Without reruns, peak and time are those from which the published figures' shares and overheads were taken.
+/// Without reruns, peak and time are those from which the published figures' shares and overheads
+/// were taken.
 #[test]
 fn baselines_are_the_published_ones() {
-    for (name, peak, micros) in
-        [("gpt2", 364_579_842, 4462.888), ("gpt4", 666_635_266, 8638.756), ("gpt12", 7_328_079_874, 79_482.351)]
-    {
+    for (name, peak, micros) in [
+        ("gpt2", 364_579_842, 4462.888),
+        ("gpt4", 666_635_266, 8638.756),
+        ("gpt12", 7_328_079_874, 79_482.351),
+    ] {
         let evaluation = evaluate(&problem(name), &[]);
         assert_eq!(evaluation.peak, peak, "{name}");
-        assert!((evaluation.micros - micros).abs() < 1e-3, "{name}: {} us", evaluation.micros);
+        assert!(
+            (evaluation.micros - micros).abs() < 1e-3,
+            "{name}: {} us",
+            evaluation.micros
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! Planners cannot break meaning, whatever they answer: random graphs with random legal decisions become programs that
-//! `check` proves, and that compute on the machine, threaded and shuffled, what the graph means, bit for bit.
+//! Planners cannot break meaning, whatever they answer: random graphs with random legal decisions
+//! become programs that `check` proves, and that compute on the machine, threaded and shuffled,
+//! what the graph means, bit for bit.
 
 use codegen::Data;
 use ir::schedule::{InstrKind, Why};
@@ -9,7 +10,7 @@ use passes::graph::optimizer::Optimizer;
 use passes::{devices, realise};
 use proptest::prelude::*;
 use runtime::Options;
-use tests::{forced, generate, run};
+use lighterage_tests::{forced, generate, run};
 
 proptest! {
     #![proptest_config(generate::config(150))]
@@ -35,7 +36,8 @@ proptest! {
         let exact = graph.values.values().all(|data| 0 < data.ty.bytes());
         for variant in 0..realise::VARIANTS {
             let compiled = forced::finish(&problem, decisions.clone(), variant);
-            let compiled = compiled.map_err(|text| TestCaseError::fail(format!("variant {variant}:\n{text}")))?;
+            let compiled = compiled.map_err(|text| TestCaseError::fail(format!("variant \
+                {variant}:\n{text}")))?;
             let artifact = codegen::emit(&compiled, &start, Optimizer::None).unwrap();
             let text = || ir::text::print_program(&compiled.program);
             for options in [Options::default(), run::shuffled(seed), run::shuffled(seed ^ 1)] {
@@ -45,11 +47,13 @@ proptest! {
                 prop_assert!(!exact || measured == compiled.planned_peak, "{}", text());
                 // Inputs are written and outputs read while the step before still runs.
                 let outcome = run::overlapped(&artifact, options, &feeds).unwrap();
-                prop_assert!(outcome == expected, "overlapped, variant {variant}, {options:?}:\n{}", text());
+                prop_assert!(outcome == expected, "overlapped, variant {variant}, \
+                    {options:?}:\n{}", text());
                 // Launched together, steps overlap.
                 let outcome = run::together(&artifact, options, &feeds[0], 3).unwrap();
                 prop_assert_eq!(outcome.outputs.last(), still.outputs.last(), "{}", text());
-                prop_assert!(outcome.states == still.states, "variant {variant}, {options:?}:\n{}", text());
+                prop_assert!(outcome.states == still.states, "variant {variant}, \
+                    {options:?}:\n{}", text());
             }
         }
     }
@@ -81,8 +85,8 @@ proptest! {
     }
 }
 
-/// The properties above test something: most random programs have waits, reruns, swaps, scratch, hosted states, results
-/// in place; and they are refused without waits.
+/// The properties above test something: most random programs have waits, reruns, swaps, scratch,
+/// hosted states, results in place; and they are refused without waits.
 #[test]
 fn random_programs_are_not_trivial() {
     use proptest::strategy::ValueTree;
@@ -98,11 +102,24 @@ fn random_programs_are_not_trivial() {
         passes::graph::canonical::run(&mut graph);
         let graph = graph.compact();
         let problem = Problem::new(&graph, &device, &cost);
-        let mut program = forced::finish(&problem, generate::decisions(&problem, &choices), 1).unwrap().program;
+        let mut program = forced::finish(&problem, generate::decisions(&problem, &choices), 1)
+            .unwrap()
+            .program;
         let schedule = &program.schedule;
-        let mut note = |what: &'static str, has: bool| *count.entry(what).or_insert(0) += usize::from(has);
-        for why in [Why::Recompute, Why::SwapOut, Why::SwapIn, Why::Gather, Why::Offload, Why::Update] {
-            note(why.name(), schedule.instrs.values().any(|data| data.why == why));
+        let mut note =
+            |what: &'static str, has: bool| *count.entry(what).or_insert(0) += usize::from(has);
+        for why in [
+            Why::Recompute,
+            Why::SwapOut,
+            Why::SwapIn,
+            Why::Gather,
+            Why::Offload,
+            Why::Update,
+        ] {
+            note(
+                why.name(),
+                schedule.instrs.values().any(|data| data.why == why),
+            );
         }
         let gathers_several = |i: &ir::schedule::InstrData| {
             i.why == Why::Gather
@@ -111,7 +128,18 @@ fn random_programs_are_not_trivial() {
         note("chunk", schedule.instrs.values().any(gathers_several));
         note("on the host", schedule.streams.len() == 4);
         let runs = |is: fn(&InstrKind) -> bool| schedule.instrs.values().any(|data| is(&data.kind));
-        note("scratch", runs(|kind| matches!(kind, InstrKind::Run { scratch: Some(_), .. })));
+        note(
+            "scratch",
+            runs(|kind| {
+                matches!(
+                    kind,
+                    InstrKind::Run {
+                        scratch: Some(_),
+                        ..
+                    }
+                )
+            }),
+        );
         note(
             "in place",
             runs(|kind| match kind {
@@ -119,7 +147,14 @@ fn random_programs_are_not_trivial() {
                 InstrKind::Copy { .. } => false,
             }),
         );
-        note("previous", schedule.instrs.values().flat_map(|data| &data.after).any(|dep| dep.previous));
+        note(
+            "previous",
+            schedule
+                .instrs
+                .values()
+                .flat_map(|data| &data.after)
+                .any(|dep| dep.previous),
+        );
         for instr in program.schedule.instrs.ids() {
             program.schedule.instrs[instr].after.clear();
         }

@@ -1,4 +1,5 @@
-//! From a recorded trace to requests served: a mixture of experts whose routing differs in every step.
+//! From a recorded trace to requests served: a mixture of experts whose routing differs in every
+//! step.
 
 #[path = "../../runtime/allocator/tests/arena/mod.rs"]
 mod arena;
@@ -13,16 +14,23 @@ use std::collections::BTreeMap;
 /// What a program does, in its order.
 #[derive(Clone, Debug)]
 enum Event {
-    Alloc { id: usize, bytes: u64, stream: u32, dynamic: bool },
+    Alloc {
+        id: usize,
+        bytes: u64,
+        stream: u32,
+        dynamic: bool,
+    },
     Free(usize),
     Enter,
     Leave,
 }
 
-/// A model of some layers, each with experts. Sizes in units of 512 bytes, so that none of an expert is another's.
+/// A model of some layers, each with experts. Sizes in units of 512 bytes, so that none of an
+/// expert is another's.
 #[derive(Clone, Debug)]
 struct Model {
-    /// Of each layer: what it keeps for the backward, what it needs for itself, and the bytes of its experts as recorded.
+    /// Of each layer: what it keeps for the backward, what it needs for itself, and the bytes of
+    /// its experts as recorded.
     layers: Vec<(u64, u64, Vec<u64>)>,
     /// True if a layer's experts are freed in the layer, as with recomputing; else in its backward.
     recomputed: bool,
@@ -37,7 +45,12 @@ impl Model {
         let mut n = 0;
         let mut alloc = |events: &mut Vec<Event>, bytes, stream, dynamic| {
             n += 1;
-            events.push(Event::Alloc { id: n, bytes, stream, dynamic });
+            events.push(Event::Alloc {
+                id: n,
+                bytes,
+                stream,
+                dynamic,
+            });
             n
         };
         for (i, (keeps, ..)) in self.layers.iter().enumerate() {
@@ -51,9 +64,15 @@ impl Model {
                 let output = alloc(&mut events, keeps * 512, 0, false);
                 // Every other layer gathers on a stream of its own.
                 let input = alloc(&mut events, needs * 512, i as u32 % 2, false);
-                let bytes: Vec<u64> =
-                    experts.iter().map(|&bytes| tokens(step, bytes)).filter(|bytes| 0 < *bytes).collect();
-                let experts: Vec<usize> = bytes.iter().map(|&bytes| alloc(&mut events, bytes, 0, true)).collect();
+                let bytes: Vec<u64> = experts
+                    .iter()
+                    .map(|&bytes| tokens(step, bytes))
+                    .filter(|bytes| 0 < *bytes)
+                    .collect();
+                let experts: Vec<usize> = bytes
+                    .iter()
+                    .map(|&bytes| alloc(&mut events, bytes, 0, true))
+                    .collect();
                 events.push(Event::Free(input));
                 if self.recomputed {
                     events.extend(experts.iter().copied().map(Event::Free));
@@ -72,21 +91,45 @@ impl Model {
                 events.extend([gradient, next].map(Event::Free));
                 events.push(Event::Leave);
             }
-            carried = self.carried.iter().map(|bytes| alloc(&mut events, bytes * 512, 0, false)).collect();
+            carried = self
+                .carried
+                .iter()
+                .map(|bytes| alloc(&mut events, bytes * 512, 0, false))
+                .collect();
         }
         events
     }
 }
 
 fn trace(events: &[Event]) -> Trace {
-    let mut trace = Trace { modules: vec![Span::default()], phases: vec![Span::default()], ..Trace::default() };
+    let mut trace = Trace {
+        modules: vec![Span::default()],
+        phases: vec![Span::default()],
+        ..Trace::default()
+    };
     let (mut open, mut module, mut tick) = (BTreeMap::new(), 0, 0);
     for event in events {
         match *event {
-            Event::Alloc { id, bytes, stream, dynamic } => {
+            Event::Alloc {
+                id,
+                bytes,
+                stream,
+                dynamic,
+            } => {
                 open.insert(id, trace.blocks.len());
-                let origin = Origin { stream, dynamic, modules: (module, 0), phases: (0, 0) };
-                trace.blocks.push(Block { id: id.to_string(), start: tick, bytes, origin, ..Block::default() });
+                let origin = Origin {
+                    stream,
+                    dynamic,
+                    modules: (module, 0),
+                    phases: (0, 0),
+                };
+                trace.blocks.push(Block {
+                    id: id.to_string(),
+                    start: tick,
+                    bytes,
+                    origin,
+                    ..Block::default()
+                });
                 tick += 1;
             }
             Event::Free(id) => {
@@ -95,7 +138,11 @@ fn trace(events: &[Event]) -> Trace {
                 tick += 1;
             }
             Event::Enter => {
-                trace.modules.push(Span { name: "moe".into(), start: tick, end: tick });
+                trace.modules.push(Span {
+                    name: "moe".into(),
+                    start: tick,
+                    end: tick,
+                });
                 module = trace.modules.len() as u32 - 1;
             }
             Event::Leave => {
@@ -111,9 +158,13 @@ fn trace(events: &[Event]) -> Trace {
 /// First fit, largest first: slow and plain.
 fn first_fit(trace: &Trace) -> Vec<u64> {
     let has = |block: &Block, tick| {
-        block.start <= tick && tick < block.end && !block.gaps.iter().any(|gap| gap.0 <= tick && tick < gap.1)
+        block.start <= tick
+            && tick < block.end
+            && !block.gaps.iter().any(|gap| gap.0 <= tick && tick < gap.1)
     };
-    let meet = |a: &Block, b: &Block| (a.start.max(b.start)..a.end.min(b.end)).any(|tick| has(a, tick) && has(b, tick));
+    let meet = |a: &Block, b: &Block| {
+        (a.start.max(b.start)..a.end.min(b.end)).any(|tick| has(a, tick) && has(b, tick))
+    };
     let mut order: Vec<usize> = (0..trace.blocks.len()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(trace.blocks[i].bytes), i));
     let mut offsets = vec![0; trace.blocks.len()];
@@ -121,7 +172,9 @@ fn first_fit(trace: &Trace) -> Vec<u64> {
     for i in order {
         let block = &trace.blocks[i];
         let others = placed.iter().filter(|&&j| meet(block, &trace.blocks[j]));
-        let mut taken: Vec<(u64, u64)> = others.map(|&j| (offsets[j], offsets[j] + trace.blocks[j].bytes)).collect();
+        let mut taken: Vec<(u64, u64)> = others
+            .map(|&j| (offsets[j], offsets[j] + trace.blocks[j].bytes))
+            .collect();
         taken.sort_unstable();
         for (lo, hi) in taken {
             if offsets[i] + block.bytes <= lo {
@@ -141,13 +194,22 @@ fn plan(trace: &Trace) -> Plan {
 
 fn models() -> impl Strategy<Value = Model> {
     let layer = (1u64..9, 1u64..40, prop::collection::vec(1u64..12_000, 0..5));
-    (prop::collection::vec(layer, 1..7), any::<bool>(), prop::collection::vec(1u64..30, 0..3))
-        .prop_map(|(layers, recomputed, carried)| Model { layers, recomputed, carried })
+    (
+        prop::collection::vec(layer, 1..7),
+        any::<bool>(),
+        prop::collection::vec(1u64..30, 0..3),
+    )
+        .prop_map(|(layers, recomputed, carried)| Model {
+            layers,
+            recomputed,
+            carried,
+        })
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
-    /// Every planned request gets its planned place, whatever the experts get, in every step; and no two blocks meet.
+    /// Every planned request gets its planned place, whatever the experts get, in every step; and
+    /// no two blocks meet.
     #[test]
     fn a_dynamic_block_never_meets_a_planned_one(model in models(), seed in any::<u64>()) {
         let recorded = model.run(3, |_, bytes| bytes | 1);
@@ -164,7 +226,8 @@ proptest! {
             state % n
         };
         let mut missing = 0;
-        // As many tokens as before in the mean, never a multiple of 512 bytes; none for an expert in eight.
+        // As many tokens as before in the mean, never a multiple of 512 bytes; none for an expert
+        // in eight.
         let events = model.run(8, |_, bytes| match random(8) {
             0 => { missing += 1; 0 }
             _ => (random(2 * bytes) | 1).max(1),
@@ -201,15 +264,27 @@ proptest! {
     }
 }
 
-/// A plan in which streams keep apart needs no waits; one in which they share bytes is smaller, and they wait.
+/// A plan in which streams keep apart needs no waits; one in which they share bytes is smaller, and
+/// they wait.
 #[test]
 fn streams_that_keep_apart_do_not_wait() {
     let layers = (0..6).map(|i| (2 + i % 3, 24 + i, vec![])).collect();
-    let model = Model { layers, recomputed: false, carried: vec![] };
+    let model = Model {
+        layers,
+        recomputed: false,
+        carried: vec![],
+    };
     let served = |share: bool| {
         let placed = |step: &Trace| {
-            let step = if share { step.one_stream() } else { step.clone() };
-            let options = Options { align: 512, ..Options::default() };
+            let step = if share {
+                step.one_stream()
+            } else {
+                step.clone()
+            };
+            let options = Options {
+                align: 512,
+                ..Options::default()
+            };
             place(&step, &options, &mut |_, _| ()).map(|placement| placement.offsets)
         };
         let text = serve::plan(&trace(&model.run(3, |_, bytes| bytes)), 512, placed).unwrap();
@@ -219,7 +294,9 @@ fn streams_that_keep_apart_do_not_wait() {
         let mut live = BTreeMap::new();
         for event in model.run(4, |_, bytes| bytes) {
             match event {
-                Event::Alloc { id, bytes, stream, .. } => {
+                Event::Alloc {
+                    id, bytes, stream, ..
+                } => {
                     live.insert(id, allocator.malloc(bytes, u64::from(stream) * 64).unwrap());
                 }
                 Event::Free(id) => assert!(allocator.free(live.remove(&id).unwrap())),
@@ -227,7 +304,11 @@ fn streams_that_keep_apart_do_not_wait() {
             }
         }
         let stats = allocator.stats();
-        assert_eq!((stats.planned, stats.fallback), (stats.requests, 0), "{stats}");
+        assert_eq!(
+            (stats.planned, stats.fallback),
+            (stats.requests, 0),
+            "{stats}"
+        );
         (bytes, stats.waits)
     };
     let (apart, shared) = (served(false), served(true));
@@ -235,12 +316,16 @@ fn streams_that_keep_apart_do_not_wait() {
     assert!(0 < shared.1 && shared.0 < apart.0, "{apart:?} {shared:?}");
 }
 
-/// With the idle bytes of the plan, experts need less from the cache than without (Table 3 of the paper).
+/// With the idle bytes of the plan, experts need less from the cache than without (Table 3 of the
+/// paper).
 #[test]
 fn idle_bytes_are_used() {
-    // Weights of a layer's backward are larger than what its forward keeps: bytes lie idle while experts run.
+    // Weights of a layer's backward are larger than what its forward keeps: bytes lie idle while
+    // experts run.
     let model = Model {
-        layers: (0..6).map(|i| (2 + i % 3, 24, vec![3000, 2000 + 100 * i, 2500])).collect(),
+        layers: (0..6)
+            .map(|i| (2 + i % 3, 24, vec![3000, 2000 + 100 * i, 2500]))
+            .collect(),
         recomputed: true,
         carried: vec![],
     };
@@ -249,7 +334,9 @@ fn idle_bytes_are_used() {
     let mut live = BTreeMap::new();
     for event in model.run(4, |step, bytes| (bytes + step as u64 * 200) | 1) {
         match event {
-            Event::Alloc { id, bytes, stream, .. } => {
+            Event::Alloc {
+                id, bytes, stream, ..
+            } => {
                 live.insert(id, allocator.malloc(bytes, stream.into()).unwrap());
             }
             Event::Free(id) => assert!(allocator.free(live.remove(&id).unwrap())),
@@ -257,5 +344,9 @@ fn idle_bytes_are_used() {
         }
     }
     let stats = allocator.stats();
-    assert_eq!((stats.dynamic, stats.fallback, stats.peak_cache_bytes), (4 * 6 * 3, 0, 0), "{stats}");
+    assert_eq!(
+        (stats.dynamic, stats.fallback, stats.peak_cache_bytes),
+        (4 * 6 * 3, 0, 0),
+        "{stats}"
+    );
 }

@@ -1,11 +1,12 @@
-//! The pass `simplify`: each rule holds, and what a tracer took apart comes out as good as what it did not.
+//! The pass `simplify`: each rule holds, and what a tracer took apart comes out as good as what it
+//! did not.
 
 use ir::{DType, Graph, TensorType};
 use passes::graph::simplify::{Close, rules, sample};
 use passes::graph::{canonical, simplify};
 use std::collections::BTreeMap;
 use std::path::Path;
-use tests::evaluate::{Tensors, step};
+use lighterage_tests::evaluate::{Tensors, step};
 
 /// Numbers that repeat for a seed: xorshift64*.
 struct Random(u64);
@@ -19,12 +20,25 @@ impl Random {
     }
     /// Bytes of a tensor; with `all` its floats take every kind of value.
     fn tensor(&mut self, ty: &TensorType, all: bool) -> Vec<u8> {
-        const ODD: [f64; 8] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.0, 1e-40, 3e38, -1.0];
+        const ODD: [f64; 8] = [
+            f64::NAN,
+            f64::INFINITY,
+            f64::NEG_INFINITY,
+            -0.0,
+            0.0,
+            1e-40,
+            3e38,
+            -1.0,
+        ];
         let mut bytes = vec![];
         for _ in 0..ty.numel() {
             let odd = all && self.next().is_multiple_of(2);
             let uniform = (self.next() % 4096) as f64 / 1024.0 - 2.0;
-            let x = if odd { ODD[(self.next() % 8) as usize] } else { uniform };
+            let x = if odd {
+                ODD[(self.next() % 8) as usize]
+            } else {
+                uniform
+            };
             match ty.dtype() {
                 DType::F32 => bytes.extend((x as f32).to_le_bytes()),
                 DType::F64 => bytes.extend(x.to_le_bytes()),
@@ -41,9 +55,18 @@ impl Random {
 
 fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
     match dtype {
-        DType::F32 => bytes.chunks(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect(),
-        DType::F64 => bytes.chunks(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect(),
-        DType::BF16 => bytes.chunks(2).map(|b| half::bf16::from_le_bytes(b.try_into().unwrap()).to_f64()).collect(),
+        DType::F32 => bytes
+            .chunks(4)
+            .map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap())))
+            .collect(),
+        DType::F64 => bytes
+            .chunks(8)
+            .map(|b| f64::from_le_bytes(b.try_into().unwrap()))
+            .collect(),
+        DType::BF16 => bytes
+            .chunks(2)
+            .map(|b| half::bf16::from_le_bytes(b.try_into().unwrap()).to_f64())
+            .collect(),
         _ => bytes.iter().map(|&b| f64::from(b)).collect(),
     }
 }
@@ -54,7 +77,8 @@ fn output(graph: &Graph, inputs: &Tensors) -> Vec<f64> {
     floats(&out["out"], graph.values[graph.outputs[0].value].ty.dtype())
 }
 
-/// Every rule, at every sample: the sides are as close as the rule says, and egg finds and applies it.
+/// Every rule, at every sample: the sides are as close as the rule says, and egg finds and applies
+/// it.
 #[test]
 fn rules_hold_at_their_samples() {
     let mut failures = vec![];
@@ -91,12 +115,16 @@ fn rules_hold_at_their_samples() {
             }
         }
     }
-    assert!(names.values().all(|&n| n == 1), "rules of the same name: {names:?}");
+    assert!(
+        names.values().all(|&n| n == 1),
+        "rules of the same name: {names:?}"
+    );
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 fn fixture(name: &str, level: &str) -> Graph {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("data/models/{name}/joint_{level}.pt2"));
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("data/models/{name}/joint_{level}.pt2"));
     let mut graph = torch::read(&path, &BTreeMap::new()).unwrap().graph;
     canonical::run(&mut graph);
     graph
@@ -105,25 +133,43 @@ fn fixture(name: &str, level: &str) -> Graph {
 /// Nodes that become lines, by op.
 fn lines(graph: &Graph) -> BTreeMap<&'static str, usize> {
     let mut lines = BTreeMap::new();
-    for op in graph.order.iter().map(|&node| &graph.nodes[node].op).filter(|op| !op.is_alias()) {
+    for op in graph
+        .order
+        .iter()
+        .map(|&node| &graph.nodes[node].op)
+        .filter(|op| !op.is_alias())
+    {
         *lines.entry(op.name()).or_insert(0) += 1;
     }
     lines
 }
 
-/// A graph traced at the level of core ATen has no more than 10 % more lines than one traced with attention, normalisations
-/// and losses in one piece, both simplified.
+/// A graph traced at the level of core ATen has no more than 10 % more lines than one traced with
+/// attention, normalisations and losses in one piece, both simplified.
 #[test]
 fn core_graphs_become_as_good_as_coarse_ones() {
-    for name in ["bert-tiny", "gpt2-tiny", "llama-tiny", "resnet-tiny", "dropout-tiny"] {
+    for name in [
+        "bert-tiny",
+        "gpt2-tiny",
+        "llama-tiny",
+        "resnet-tiny",
+        "dropout-tiny",
+    ] {
         let [core, coarse] = ["core", "coarse"].map(|level| {
             let mut graph = fixture(name, level);
             let before = lines(&graph);
             simplify::run(&mut graph);
             let after = lines(&graph);
-            let (n_before, n_after) = (before.values().sum::<usize>(), after.values().sum::<usize>());
+            let (n_before, n_after) = (
+                before.values().sum::<usize>(),
+                after.values().sum::<usize>(),
+            );
             eprintln!("{name} {level}: {n_before} -> {n_after}");
-            for op in before.keys().chain(after.keys()).collect::<std::collections::BTreeSet<_>>() {
+            for op in before
+                .keys()
+                .chain(after.keys())
+                .collect::<std::collections::BTreeSet<_>>()
+            {
                 let of = |lines: &BTreeMap<&str, usize>| lines.get(op).copied().unwrap_or(0);
                 if of(&before) != of(&after) {
                     eprintln!("    {op} {} -> {}", of(&before), of(&after));
@@ -132,11 +178,23 @@ fn core_graphs_become_as_good_as_coarse_ones() {
             assert!(n_after <= n_before);
             (n_after, after)
         });
-        assert!(10 * core.0 <= 11 * coarse.0, "{name}: {} lines at core, {} at coarse", core.0, coarse.0);
+        assert!(
+            10 * core.0 <= 11 * coarse.0,
+            "{name}: {} lines at core, {} at coarse",
+            core.0,
+            coarse.0
+        );
         // Nothing is left in pieces.
-        for op in
-            ["sdpa", "sdpa_bwd", "layer_norm_bwd", "batch_norm_bwd", "nll_loss", "nll_loss_bwd", "gelu_bwd", "silu_bwd"]
-        {
+        for op in [
+            "sdpa",
+            "sdpa_bwd",
+            "layer_norm_bwd",
+            "batch_norm_bwd",
+            "nll_loss",
+            "nll_loss_bwd",
+            "gelu_bwd",
+            "silu_bwd",
+        ] {
             assert_eq!(core.1.get(op), coarse.1.get(op), "{name}: {op}");
         }
     }
@@ -145,9 +203,12 @@ fn core_graphs_become_as_good_as_coarse_ones() {
 /// Simplified again, a graph stays as it is.
 #[test]
 fn simplify_ends() {
-    for (name, level) in
-        [("gpt2-tiny", "core"), ("llama-tiny", "coarse"), ("moe-tiny", "core"), ("resnet-tiny", "core")]
-    {
+    for (name, level) in [
+        ("gpt2-tiny", "core"),
+        ("llama-tiny", "coarse"),
+        ("moe-tiny", "core"),
+        ("resnet-tiny", "core"),
+    ] {
         let mut graph = fixture(name, level);
         simplify::run(&mut graph);
         let once = graph.clone();
@@ -161,7 +222,10 @@ fn simplify_ends() {
 fn filetests_compute_the_same() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("filetests/simplify");
     let mut n_graphs = 0;
-    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+    for path in std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+    {
         let text = std::fs::read_to_string(&path).unwrap();
         // An extern has no kernel.
         if path.extension().is_none_or(|e| e != "ir") || text.contains("extern") {
@@ -173,15 +237,33 @@ fn filetests_compute_the_same() {
         for seed in 1..=3 {
             let mut random = Random(seed);
             let mut tensor = |v: ir::Value| random.tensor(&before.values[v].ty, false);
-            let inputs: Tensors = before.inputs.iter().map(|&v| (before.values[v].name.clone(), tensor(v))).collect();
-            let states: Tensors = before.states.iter().map(|s| (s.path.clone(), tensor(s.before))).collect();
-            let [expected, computed] = [&before, &after].map(|g| step(g, &mut states.clone(), &inputs).unwrap());
+            let inputs: Tensors = before
+                .inputs
+                .iter()
+                .map(|&v| (before.values[v].name.clone(), tensor(v)))
+                .collect();
+            let states: Tensors = before
+                .states
+                .iter()
+                .map(|s| (s.path.clone(), tensor(s.before)))
+                .collect();
+            let [expected, computed] =
+                [&before, &after].map(|g| step(g, &mut states.clone(), &inputs).unwrap());
             for output in &before.outputs {
                 let dtype = before.values[output.value].ty.dtype();
                 let [a, b] = [&expected, &computed].map(|out| floats(&out[&output.name], dtype));
                 let scale = a.iter().fold(1.0f64, |max, x| max.max(x.abs()));
-                let off = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-                assert!(off <= 2e-5 * scale, "{}: {} is off by {off:e}", path.display(), output.name);
+                let off = a
+                    .iter()
+                    .zip(&b)
+                    .map(|(a, b)| (a - b).abs())
+                    .fold(0.0, f64::max);
+                assert!(
+                    off <= 2e-5 * scale,
+                    "{}: {} is off by {off:e}",
+                    path.display(),
+                    output.name
+                );
             }
         }
         n_graphs += 1;

@@ -1,5 +1,5 @@
-//! The simulator against a plain one that knows no speeds: on a machine where lines do not slow each other, both give the
-//! same steady state.
+//! The simulator against a plain one that knows no speeds: on a machine where lines do not slow
+//! each other, both give the same steady state.
 
 use ir::graph::Def;
 use ir::{Graph, Schedule};
@@ -8,14 +8,20 @@ use passes::decide::Problem;
 use passes::sim::simulate;
 use passes::{devices, realise};
 use proptest::prelude::*;
-use tests::{forced, generate};
+use lighterage_tests::{forced, generate};
 
 const STEPS: usize = 40;
 
 /// The ends of steps: lines in list order, each as early as it may be.
 fn ends(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Vec<f64> {
-    let outputs: Vec<_> = schedule.exit[graph.states.len()..].iter().map(|(_, loc)| loc.buffer).collect();
-    let inputs = schedule.entry.iter().filter(|(value, _)| matches!(graph.values[*value].def, Def::Input(_)));
+    let outputs: Vec<_> = schedule.exit[graph.states.len()..]
+        .iter()
+        .map(|(_, loc)| loc.buffer)
+        .collect();
+    let inputs = schedule
+        .entry
+        .iter()
+        .filter(|(value, _)| matches!(graph.values[*value].def, Def::Input(_)));
     let inputs: Vec<_> = inputs.map(|(_, loc)| loc.buffer).collect();
     let mut free = vec![0.0f64; schedule.streams.len()];
     let (mut before, mut launch, mut ends) = (vec![0.0; schedule.instrs.len()], 0.0f64, vec![]);
@@ -25,12 +31,18 @@ fn ends(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Vec<f64> {
         for (instr, data) in schedule.instrs.iter() {
             let stream = ir::Id::index(data.stream);
             let dep = |dep: &ir::schedule::Dep| if dep.previous { &before } else { &now }[ir::Id::index(dep.instr)];
-            let start = data.after.iter().map(dep).fold(free[stream].max(launch), f64::max);
+            let start = data
+                .after
+                .iter()
+                .map(dep)
+                .fold(free[stream].max(launch), f64::max);
             let end = start + cost.line(graph, schedule, instr);
             (now[ir::Id::index(instr)], free[stream]) = (end, end);
             let io = schedule.accesses(graph, instr).into_iter();
             let mut io = io.map(|access| (access.loc.buffer, access.write));
-            if io.any(|(buffer, write)| inputs.contains(&buffer) || write && outputs.contains(&buffer)) {
+            if io.any(|(buffer, write)| {
+                inputs.contains(&buffer) || write && outputs.contains(&buffer)
+            }) {
                 next_launch = next_launch.max(end);
             }
         }
@@ -58,7 +70,8 @@ proptest! {
             let ends = ends(&graph, schedule, &cost);
             let period = (ends[STEPS - 1] - ends[STEPS - 1 - 12]) / 12.0;
             let timeline = simulate(&graph, schedule, &cost);
-            let text = || format!("{period} {timeline:?} {ends:?}\n{}", ir::text::print_program(&compiled.program));
+            let text = || format!("{period} {timeline:?} \
+                {ends:?}\n{}", ir::text::print_program(&compiled.program));
             prop_assert!((timeline.micros - period).abs() <= 1e-6 * period, "{}", text());
             for instr in schedule.instrs.ids() {
                 let micros = timeline.end[instr] - timeline.start[instr];

@@ -1,5 +1,5 @@
-//! What updates do to memory, and that they do nothing else: in backward or after it, with gradients clipped to a norm over
-//! all of them, over micro-batches, on masters in halves.
+//! What updates do to memory, and that they do nothing else: in backward or after it, with
+//! gradients clipped to a norm over all of them, over micro-batches, on masters in halves.
 
 use codegen::Data;
 use ir::graph::Output;
@@ -16,9 +16,9 @@ use runtime::kernels::owned::{OwnedTensor, run_op};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::Path;
-use tests::evaluate::{self, Tensors};
-use tests::linears::linears;
-use tests::{forced, run};
+use lighterage_tests::evaluate::{self, Tensors};
+use lighterage_tests::linears::linears;
+use lighterage_tests::{forced, run};
 
 const ADAMW: [f64; 5] = [1e-2, 0.9, 0.999, 1e-8, 1e-2];
 
@@ -29,8 +29,18 @@ fn cpu() -> Device {
 /// What keeping everything makes of a graph.
 fn compile(graph: &Graph, options: &Options) -> Compiled {
     let device = cpu();
-    let options = Options { planner: Planner::Keep, ..options.clone() };
-    pipeline::compile(graph.clone(), &options, &device, &Roofline::new(&device), &mut |_| ()).unwrap()
+    let options = Options {
+        planner: Planner::Keep,
+        ..options.clone()
+    };
+    pipeline::compile(
+        graph.clone(),
+        &options,
+        &device,
+        &Roofline::new(&device),
+        &mut |_| (),
+    )
+    .unwrap()
 }
 
 fn bytes(x: impl IntoIterator<Item = f32>) -> Vec<u8> {
@@ -38,7 +48,10 @@ fn bytes(x: impl IntoIterator<Item = f32>) -> Vec<u8> {
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    bytes
+        .chunks(4)
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+        .collect()
 }
 
 fn doubles(x: &[f64]) -> Vec<u8> {
@@ -47,7 +60,9 @@ fn doubles(x: &[f64]) -> Vec<u8> {
 
 /// Numbers between -1 and 1 that are the same in every run.
 fn noise(seed: u64, n: u64) -> impl Iterator<Item = f32> {
-    let mix = move |i: u64| (i ^ seed.wrapping_mul(0x9E37_79B9)).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 40;
+    let mix = move |i: u64| {
+        (i ^ seed.wrapping_mul(0x9E37_79B9)).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 40
+    };
     (0..n).map(move |i| mix(i * 7919 + 1) as f32 / (1 << 23) as f32 - 1.0)
 }
 
@@ -55,7 +70,10 @@ fn noise(seed: u64, n: u64) -> impl Iterator<Item = f32> {
 fn start(graph: &Graph, scale: f32) -> Data {
     let value = |(i, state): (usize, &ir::graph::State)| {
         let n = graph.values[state.before].ty.numel();
-        (state.path.clone(), bytes(noise(i as u64, n).map(|x| x * scale)))
+        (
+            state.path.clone(),
+            bytes(noise(i as u64, n).map(|x| x * scale)),
+        )
     };
     graph.states.iter().enumerate().map(value).collect()
 }
@@ -74,36 +92,61 @@ fn feed(compiled: &Graph, step: u64, hyper: &[f64]) -> Tensors {
 }
 
 /// Runs `steps` steps; the states that they leave, and the losses.
-fn train(compiled: &Compiled, optimizer: Optimizer, start: &Data, hyper: &[f64], steps: u64) -> run::Outcome {
+fn train(
+    compiled: &Compiled,
+    optimizer: Optimizer,
+    start: &Data,
+    hyper: &[f64],
+    steps: u64,
+) -> run::Outcome {
     let artifact = codegen::emit(compiled, start, optimizer).unwrap();
-    let feeds: Vec<_> = (0..steps).map(|step| feed(&compiled.program.graph, step, hyper)).collect();
-    let (outcome, measured) = run::compiled(&artifact, runtime::Options::default(), &feeds).unwrap();
+    let feeds: Vec<_> = (0..steps)
+        .map(|step| feed(&compiled.program.graph, step, hyper))
+        .collect();
+    let (outcome, measured) =
+        run::compiled(&artifact, runtime::Options::default(), &feeds).unwrap();
     assert_eq!(measured, compiled.planned_peak);
     let shuffled = run::compiled(&artifact, run::shuffled(steps), &feeds).unwrap();
     assert!(shuffled.0 == outcome, "shuffled");
     outcome
 }
 
-// ---------------------------------------------------------------------------------------------- updates in backward
+// --- updates in backward ---
 
-/// The toy of "Faster PyTorch Training by Reducing Peak Memory" (Lightning, 2023): 20 linear layers. The article has 20 %
-/// less with AdamW, and over 40 % with SGD.
+/// The toy of "Faster PyTorch Training by Reducing Peak Memory" (Lightning, 2023): 20 linear
+/// layers. The article has 20 % less with AdamW, and over 40 % with SGD.
 #[test]
 fn updates_in_backward_need_less() {
     let graph = linears(20, 128, 4);
     let start = start(&graph, 0.1);
-    for (optimizer, hyper, most) in
-        [(Optimizer::AdamW, &ADAMW[..], 0.80), (Optimizer::Sgd, &[1e-2, 0.0, 0.0][..], 0.60)]
-    {
+    for (optimizer, hyper, most) in [
+        (Optimizer::AdamW, &ADAMW[..], 0.80),
+        (Optimizer::Sgd, &[1e-2, 0.0, 0.0][..], 0.60),
+    ] {
         let [inside, after] = [Update::Backward, Update::After].map(|update| {
-            let compiled = compile(&graph, &Options { optimizer, update, ..Options::default() });
+            let compiled = compile(
+                &graph,
+                &Options {
+                    optimizer,
+                    update,
+                    ..Options::default()
+                },
+            );
             let outcome = train(&compiled, optimizer, &start, hyper, 3);
             (compiled.planned_peak, outcome)
         });
-        assert!(inside.1 == after.1, "{optimizer:?}: the bits do not depend on where updates stand");
+        assert!(
+            inside.1 == after.1,
+            "{optimizer:?}: the bits do not depend on where updates stand"
+        );
         assert_ne!(inside.1.states["0.weight"], start["0.weight"]);
         let share = inside.0 as f64 / after.0 as f64;
-        assert!(share <= most, "{optimizer:?}: {} in backward, {} after it: {share}", inside.0, after.0);
+        assert!(
+            share <= most,
+            "{optimizer:?}: {} in backward, {} after it: {share}",
+            inside.0,
+            after.0
+        );
     }
 }
 
@@ -118,43 +161,86 @@ fn small_updates_are_grouped() {
     for (optimizer, hyper, clip_norm, update) in [
         (Optimizer::AdamW, &ADAMW[..], None, Update::Backward),
         (Optimizer::AdamW, &ADAMW[..], Some(1e-3), Update::Backward),
-        (Optimizer::SgdMomentum, &momentum[..], None, Update::Backward),
+        (
+            Optimizer::SgdMomentum,
+            &momentum[..],
+            None,
+            Update::Backward,
+        ),
         (Optimizer::Sgd, &momentum[..], None, Update::After),
     ] {
-        let options = Options { optimizer, clip_norm, update, ..Options::default() };
-        let [plain, grouped] = Kernels::ALL.map(|kernels| compile(&graph, &Options { kernels, ..options.clone() }));
+        let options = Options {
+            optimizer,
+            clip_norm,
+            update,
+            ..Options::default()
+        };
+        let [plain, grouped] = Kernels::ALL.map(|kernels| {
+            compile(
+                &graph,
+                &Options {
+                    kernels,
+                    ..options.clone()
+                },
+            )
+        });
         let updates = |compiled: &Compiled| {
             let nodes = compiled.program.graph.nodes.values();
-            nodes.filter(|data| data.phase == Phase::Optimizer && !data.op.inplace().is_empty()).count()
+            nodes
+                .filter(|data| data.phase == Phase::Optimizer && !data.op.inplace().is_empty())
+                .count()
         };
         // Weights are by themselves: a gradient of one is too much to keep.
         let (before, after) = (updates(&plain), updates(&grouped));
-        assert!(after <= before - layers + 3, "{options:?}: {after} of {before}");
+        assert!(
+            after <= before - layers + 3,
+            "{options:?}: {after} of {before}"
+        );
         let expected = train(&grouped, optimizer, &start, hyper, 3);
         let others = train(&plain, optimizer, &start, hyper, 3);
-        for (path, x) in expected.states.iter().filter(|(path, _)| *path != "optimizer.step") {
+        for (path, x) in expected
+            .states
+            .iter()
+            .filter(|(path, _)| *path != "optimizer.step")
+        {
             let (x, y) = (floats(x), floats(&others.states[path]));
             let off: f32 = x.iter().zip(&y).map(|(x, y)| (x - y).powi(2)).sum();
             let norm: f32 = y.iter().map(|y| y * y).sum();
-            assert!(off <= 1e-8 * norm, "{options:?}: {path} is off by {off} of {norm}");
+            assert!(
+                off <= 1e-8 * norm,
+                "{options:?}: {path} is off by {off} of {norm}"
+            );
         }
         for (planner, above) in [(Planner::Auto, 0), (Planner::Protrain, 2)] {
             let make = |budget| {
-                let options = Options { planner, budget, ..options.clone() };
+                let options = Options {
+                    planner,
+                    budget,
+                    ..options.clone()
+                };
                 pipeline::compile(graph.clone(), &options, &device, &cost, &mut |_| ())
             };
             let smallest = match make(Budget::Bytes(1)) {
                 Err(Error::Infeasible(infeasible)) => infeasible.smallest,
-                other => panic!("{options:?}: {:?}", other.map(|compiled| compiled.planned_peak)),
+                other => panic!(
+                    "{options:?}: {:?}",
+                    other.map(|compiled| compiled.planned_peak)
+                ),
             };
             let bytes = smallest + (grouped.planned_peak - smallest) * above / 4;
-            let outcome = train(&make(Budget::Bytes(bytes)).unwrap(), optimizer, &start, hyper, 3);
+            let outcome = train(
+                &make(Budget::Bytes(bytes)).unwrap(),
+                optimizer,
+                &start,
+                hyper,
+                3,
+            );
             assert!(outcome == expected, "{options:?}, {planner:?} at {bytes}");
         }
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- clipping
+// --- clipping ---
 
 /// PyTorch's losses and parameters: `tests/data/clip/gen_clip.py`.
 #[test]
@@ -164,36 +250,63 @@ fn clipping_is_pytorchs() {
     let file = SafeTensors::deserialize(&file).unwrap();
     let tensor = |name: &str| file.tensor(name).unwrap().data().to_vec();
     let graph = linears(3, 8, 4);
-    let start: Data = graph.states.iter().map(|s| (s.path.clone(), tensor(&format!("start.{}", s.path)))).collect();
+    let start: Data = graph
+        .states
+        .iter()
+        .map(|s| (s.path.clone(), tensor(&format!("start.{}", s.path))))
+        .collect();
     let norms = floats(&tensor("norms"));
-    assert!(norms.iter().any(|&norm| norm < 1.0) && norms.iter().any(|&norm| 1.0 < norm), "both kinds of steps");
+    assert!(
+        norms.iter().any(|&norm| norm < 1.0) && norms.iter().any(|&norm| 1.0 < norm),
+        "both kinds of steps"
+    );
     let feeds: Vec<Tensors> = (0..norms.len())
         .map(|k| {
-            let batch = ["x", "t"].map(|input| (input.to_string(), tensor(&format!("batch.{k}.{input}"))));
-            batch.into_iter().chain([(HYPER.to_string(), doubles(&ADAMW))]).collect()
+            let batch =
+                ["x", "t"].map(|input| (input.to_string(), tensor(&format!("batch.{k}.{input}"))));
+            batch
+                .into_iter()
+                .chain([(HYPER.to_string(), doubles(&ADAMW))])
+                .collect()
         })
         .collect();
     let close = |what: &str, ours: &[f32], theirs: &[f32]| {
         assert_eq!(ours.len(), theirs.len());
         for (a, b) in ours.iter().zip(theirs) {
-            assert!((a - b).abs() <= 1e-5 * (1.0 + b.abs()), "{what}: {a}, PyTorch has {b}");
+            assert!(
+                (a - b).abs() <= 1e-5 * (1.0 + b.abs()),
+                "{what}: {a}, PyTorch has {b}"
+            );
         }
     };
     for update in [Update::Backward, Update::After] {
-        let options = Options { optimizer: Optimizer::AdamW, clip_norm: Some(1.0), update, ..Options::default() };
+        let options = Options {
+            optimizer: Optimizer::AdamW,
+            clip_norm: Some(1.0),
+            update,
+            ..Options::default()
+        };
         let compiled = compile(&graph, &options);
         let artifact = codegen::emit(&compiled, &start, Optimizer::AdamW).unwrap();
         let (outcome, _) = run::compiled(&artifact, runtime::Options::default(), &feeds).unwrap();
-        let losses: Vec<f32> = outcome.outputs.iter().map(|output| floats(&output["loss"])[0]).collect();
+        let losses: Vec<f32> = outcome
+            .outputs
+            .iter()
+            .map(|output| floats(&output["loss"])[0])
+            .collect();
         close("losses", &losses, &floats(&tensor("losses")));
         for state in &graph.states {
-            close(&state.path, &floats(&outcome.states[&state.path]), &floats(&tensor(&format!("end.{}", state.path))));
+            close(
+                &state.path,
+                &floats(&outcome.states[&state.path]),
+                &floats(&tensor(&format!("end.{}", state.path))),
+            );
         }
     }
 }
 
-/// Clipping in two phases is nothing but decisions: gradients leave memory once their squares are summed, and are computed
-/// again for their updates.
+/// Clipping in two phases is nothing but decisions: gradients leave memory once their squares are
+/// summed, and are computed again for their updates.
 #[test]
 fn gradients_may_be_computed_again_after_the_norm() {
     let (model, device, optimizer) = (linears(6, 64, 4), cpu(), Optimizer::Sgd);
@@ -201,20 +314,55 @@ fn gradients_may_be_computed_again_after_the_norm() {
     let clip_norm = Some(0.05);
     let hyper = [1e-1, 0.0, 0.0];
     let start = start(&model, 0.2);
-    let plain = compile(&model, &Options { optimizer, clip_norm, kernels: Kernels::Plain, ..Options::default() });
+    let plain = compile(
+        &model,
+        &Options {
+            optimizer,
+            clip_norm,
+            kernels: Kernels::Plain,
+            ..Options::default()
+        },
+    );
     let expected = train(&plain, optimizer, &start, &hyper, 3);
-    let unclipped = compile(&model, &Options { optimizer, kernels: Kernels::Plain, ..Options::default() });
-    assert_ne!(train(&unclipped, optimizer, &start, &hyper, 3).states, expected.states, "the norm is above the bound");
+    let unclipped = compile(
+        &model,
+        &Options {
+            optimizer,
+            kernels: Kernels::Plain,
+            ..Options::default()
+        },
+    );
+    assert_ne!(
+        train(&unclipped, optimizer, &start, &hyper, 3).states,
+        expected.states,
+        "the norm is above the bound"
+    );
 
     let mut graph = model.clone();
     graph::canonical::run(&mut graph);
     let gradients = graph.gradients.clone();
-    graph::optimizer::run(&mut graph, Attach { optimizer, clip_norm, master: Master::None }).unwrap();
-    let names: Vec<String> = gradients.iter().map(|&(_, value)| graph.values[value].name.clone()).collect();
+    graph::optimizer::run(
+        &mut graph,
+        Attach {
+            optimizer,
+            clip_norm,
+            master: Master::None,
+        },
+    )
+    .unwrap();
+    let names: Vec<String> = gradients
+        .iter()
+        .map(|&(_, value)| graph.values[value].name.clone())
+        .collect();
     order::run(&mut graph, Update::Backward);
     let graph = graph.compact();
     let problem = Problem::new(&graph, &device, &cost);
-    let reason = Reason { bytes: 0, swap: None, recompute: None, line: 0 };
+    let reason = Reason {
+        bytes: 0,
+        swap: None,
+        recompute: None,
+        line: 0,
+    };
     let mut decisions = Decisions::default();
     for value in graph.values.ids().filter(|&v| graph.root(v) == v) {
         let data = &graph.values[value];
@@ -223,26 +371,48 @@ fn gradients_may_be_computed_again_after_the_norm() {
         for (gap, pair) in accesses.windows(2).enumerate() {
             let means = match (phase(pair[0]), phase(pair[1])) {
                 // The definition, the squares, the update.
-                (Phase::Optimizer, Phase::Optimizer) if names.contains(&data.name) => Means::Recompute,
+                (Phase::Optimizer, Phase::Optimizer) if names.contains(&data.name) => {
+                    Means::Recompute
+                }
                 // Layers' inputs are on the host for when gradients are computed again.
                 (Phase::Forward, Phase::Backward) => Means::Swap,
                 _ => continue,
             };
             if graph.def_node(value).is_some() {
-                decisions.cuts.insert(Gap { value, gap: gap as u32 }, (means, reason));
+                decisions.cuts.insert(
+                    Gap {
+                        value,
+                        gap: gap as u32,
+                    },
+                    (means, reason),
+                );
             }
         }
     }
     let again = forced::finish(&problem, decisions, 0).unwrap_or_else(|text| panic!("{text}"));
-    let reruns = again.program.schedule.instrs.values().filter(|line| line.why == Why::Recompute).count();
+    let reruns = again
+        .program
+        .schedule
+        .instrs
+        .values()
+        .filter(|line| line.why == Why::Recompute)
+        .count();
     assert!(gradients.len() <= reruns, "{reruns} reruns");
-    assert!(train(&again, optimizer, &start, &hyper, 3) == expected, "the bits");
+    assert!(
+        train(&again, optimizer, &start, &hyper, 3) == expected,
+        "the bits"
+    );
     // Parameters and gradients against parameters and one gradient.
     let share = again.planned_peak as f64 / plain.planned_peak as f64;
-    assert!(share <= 0.70, "{} computed again, {} kept: {share}", again.planned_peak, plain.planned_peak);
+    assert!(
+        share <= 0.70,
+        "{} computed again, {} kept: {share}",
+        again.planned_peak,
+        plain.planned_peak
+    );
 }
 
-// -------------------------------------------------------------------------------------------------------- micro-batches
+// --- micro-batches ---
 
 fn f32s(shape: &[u64], bytes: &[u8]) -> OwnedTensor {
     let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
@@ -258,7 +428,8 @@ fn mean(all: &[Vec<u8>]) -> Vec<u8> {
     bytes(sum.into_iter().map(|sum| sum / all.len() as f32))
 }
 
-/// Steps over `n` micro-batches by hand: batch by batch through the graph, which gives gradients; their mean; AdamW.
+/// Steps over `n` micro-batches by hand: batch by batch through the graph, which gives gradients;
+/// their mean; AdamW.
 fn by_hand(model: &Graph, start: &Data, feeds: &[Tensors], n: usize) -> (Vec<Vec<u8>>, Tensors) {
     let mut one = model.clone();
     graph::canonical::run(&mut one);
@@ -279,15 +450,24 @@ fn by_hand(model: &Graph, start: &Data, feeds: &[Tensors], n: usize) -> (Vec<Vec
                 .collect();
             outputs.push(evaluate::step(&one, &mut states, &batch).unwrap());
         }
-        let of = |name: &str| outputs.iter().map(|output| output[name].clone()).collect::<Vec<_>>();
+        let of = |name: &str| {
+            outputs
+                .iter()
+                .map(|output| output[name].clone())
+                .collect::<Vec<_>>()
+        };
         losses.push(mean(&of("loss")));
         for &(state, _) in &model.gradients {
-            let (path, shape) = (&model.states[state].path, model.values[model.states[state].before].ty.shape());
+            let (path, shape) = (
+                &model.states[state].path,
+                model.values[model.states[state].before].ty.shape(),
+            );
             let tensor = |path: &str| match states.get(path) {
                 Some(bytes) => f32s(shape, bytes),
-                None => {
-                    OwnedTensor::zeros(artifact::DType::F32, &shape.iter().map(|&d| d as usize).collect::<Vec<_>>())
-                }
+                None => OwnedTensor::zeros(
+                    artifact::DType::F32,
+                    &shape.iter().map(|&d| d as usize).collect::<Vec<_>>(),
+                ),
             };
             let (m, v) = (format!("exp_avg.{path}"), format!("exp_avg_sq.{path}"));
             let gradient = f32s(shape, &mean(&of(&format!("grad.{path}"))));
@@ -308,48 +488,97 @@ fn by_hand(model: &Graph, start: &Data, feeds: &[Tensors], n: usize) -> (Vec<Vec
 #[test]
 fn micro_batches_are_batches_one_after_the_other() {
     for name in ["dropout-tiny", "resnet-tiny"] {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models").join(name);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("data/models")
+            .join(name);
         let model = torch::read(&folder.join("joint_core.pt2"), &BTreeMap::new()).unwrap();
-        let file = ["ref.safetensors", "batches.safetensors"].map(|f| folder.join(f)).into_iter().find(|f| f.exists());
+        let file = ["ref.safetensors", "batches.safetensors"]
+            .map(|f| folder.join(f))
+            .into_iter()
+            .find(|f| f.exists());
         let file = std::fs::read(file.unwrap()).unwrap();
         let file = SafeTensors::deserialize(&file).unwrap();
-        let mut start: Data = model.tensors.iter().map(|(path, t)| (path.clone(), t.data.clone())).collect();
+        let mut start: Data = model
+            .tensors
+            .iter()
+            .map(|(path, t)| (path.clone(), t.data.clone()))
+            .collect();
         for state in &model.graph.states {
             let zeros = || vec![0; model.graph.values[state.before].ty.bytes() as usize];
             start.entry(state.path.clone()).or_insert_with(zeros);
         }
-        let one: Vec<String> = model.graph.inputs.iter().map(|&v| model.graph.values[v].name.clone()).collect();
+        let one: Vec<String> = model
+            .graph
+            .inputs
+            .iter()
+            .map(|&v| model.graph.values[v].name.clone())
+            .collect();
         for n in [1, 2, 3] {
             let feeds: Vec<Tensors> = (0..2)
                 .map(|step| {
                     let batch = |k: usize, input: &str| {
-                        let tensor = file.tensor(&format!("batch.{}.{input}", (step * n + k) % 2)).unwrap();
+                        let tensor = file
+                            .tensor(&format!("batch.{}.{input}", (step * n + k) % 2))
+                            .unwrap();
                         (format!("{input}.{k}"), tensor.data().to_vec())
                     };
-                    (0..n).flat_map(|k| one.iter().map(move |input| batch(k, input))).collect()
+                    (0..n)
+                        .flat_map(|k| one.iter().map(move |input| batch(k, input)))
+                        .collect()
                 })
                 .collect();
             let (losses, states) = by_hand(&model.graph, &start, &feeds, n);
             let kernels = Kernels::Plain;
-            let options =
-                Options { optimizer: Optimizer::AdamW, micro_batches: Some(n), kernels, ..Options::default() };
+            let options = Options {
+                optimizer: Optimizer::AdamW,
+                micro_batches: Some(n),
+                kernels,
+                ..Options::default()
+            };
             let compiled = compile(&model.graph, &options);
-            let known: Vec<&String> = compiled.program.graph.states.iter().map(|state| &state.path).collect();
-            let kept: Data = start.clone().into_iter().filter(|(path, _)| known.contains(&path)).collect();
+            let known: Vec<&String> = compiled
+                .program
+                .graph
+                .states
+                .iter()
+                .map(|state| &state.path)
+                .collect();
+            let kept: Data = start
+                .clone()
+                .into_iter()
+                .filter(|(path, _)| known.contains(&path))
+                .collect();
             let artifact = codegen::emit(&compiled, &kept, Optimizer::AdamW).unwrap();
             let feeds: Vec<Tensors> = feeds
                 .into_iter()
                 .map(|feed| {
-                    let name = |name: String| if n == 1 { name.trim_end_matches(".0").to_string() } else { name };
+                    let name = |name: String| {
+                        if n == 1 {
+                            name.trim_end_matches(".0").to_string()
+                        } else {
+                            name
+                        }
+                    };
                     let batch = feed.into_iter().map(|(input, bytes)| (name(input), bytes));
-                    batch.chain([(HYPER.to_string(), doubles(&ADAMW))]).collect()
+                    batch
+                        .chain([(HYPER.to_string(), doubles(&ADAMW))])
+                        .collect()
                 })
                 .collect();
-            let (outcome, _) = run::compiled(&artifact, runtime::Options::default(), &feeds).unwrap();
+            let (outcome, _) =
+                run::compiled(&artifact, runtime::Options::default(), &feeds).unwrap();
             for (step, loss) in losses.iter().enumerate() {
-                assert_eq!(floats(&outcome.outputs[step]["loss"]), floats(loss), "{name}, {n}: loss {step}");
+                assert_eq!(
+                    floats(&outcome.outputs[step]["loss"]),
+                    floats(loss),
+                    "{name}, {n}: loss {step}"
+                );
             }
-            for (path, bytes) in outcome.states.iter().filter(|(path, _)| *path != "optimizer.step") {
+            for (path, bytes) in outcome
+                .states
+                .iter()
+                .filter(|(path, _)| *path != "optimizer.step")
+            {
                 assert!(*bytes == states[path], "{name}, {n} micro-batches: {path}");
             }
         }
@@ -361,7 +590,11 @@ fn micro_batches_are_batches_one_after_the_other() {
 fn one_micro_batch_is_none() {
     let graph = linears(3, 8, 4);
     let compiled = |micro_batches| {
-        let options = Options { optimizer: Optimizer::AdamW, micro_batches, ..Options::default() };
+        let options = Options {
+            optimizer: Optimizer::AdamW,
+            micro_batches,
+            ..Options::default()
+        };
         ir::text::print_program(&compile(&graph, &options).program)
     };
     assert_eq!(compiled(Some(1)), compiled(None));
@@ -372,14 +605,28 @@ fn one_micro_batch_is_none() {
 fn micro_batches_need_one_more_set_of_gradients() {
     let graph = linears(10, 64, 256);
     let peak = |n| {
-        let options = Options { optimizer: Optimizer::AdamW, micro_batches: Some(n), ..Options::default() };
+        let options = Options {
+            optimizer: Optimizer::AdamW,
+            micro_batches: Some(n),
+            ..Options::default()
+        };
         compile(&graph, &options).planned_peak
     };
-    let gradients: u64 = graph.gradients.iter().map(|&(_, value)| graph.values[value].ty.bytes()).sum();
+    let gradients: u64 = graph
+        .gradients
+        .iter()
+        .map(|&(_, value)| graph.values[value].ty.bytes())
+        .sum();
     let [one, two, four, eight] = [1, 2, 4, 8].map(peak);
-    assert!(one < two && two <= one + gradients + 4096, "one {one}, two {two}, gradients {gradients}");
+    assert!(
+        one < two && two <= one + gradients + 4096,
+        "one {one}, two {two}, gradients {gradients}"
+    );
     // A loss is a number, and takes 64 bytes.
-    assert!(four <= two + 4096 && eight <= two + 4096, "two {two}, four {four}, eight {eight}");
+    assert!(
+        four <= two + 4096 && eight <= two + 4096,
+        "two {two}, four {four}, eight {eight}"
+    );
 }
 
 #[test]
@@ -387,10 +634,13 @@ fn nothing_to_accumulate_is_told() {
     let mut graph = linears(1, 4, 2);
     graph.gradients.clear();
     let error = graph::microbatch::run(&mut graph, 2).unwrap_err();
-    assert_eq!(error, "micro-batches accumulate gradients, and the graph names none");
+    assert_eq!(
+        error,
+        "micro-batches accumulate gradients, and the graph names none"
+    );
 }
 
-// ---------------------------------------------------------------------------------------------------- masters in halves
+// --- masters in halves ---
 
 /// A bf16 parameter with a gradient that does not vanish.
 fn half_precision() -> Graph {
@@ -399,11 +649,22 @@ fn half_precision() -> Graph {
     let x = graph.add_input("x", ty());
     let w = graph.add_state("w", "fc.weight", ir::StateKind::Param, ty());
     let mut node = |op, inputs: &[ir::Value], name: &str, phase| {
-        graph.add_node(Op::new(op, []).unwrap(), inputs, &[name.to_string()], phase, "fc").unwrap()[0]
+        graph
+            .add_node(
+                Op::new(op, []).unwrap(),
+                inputs,
+                &[name.to_string()],
+                phase,
+                "fc",
+            )
+            .unwrap()[0]
     };
     let y = node("mul", &[w, x], "y", Phase::Forward);
     let dw = node("add", &[y, x], "dw", Phase::Backward);
-    graph.outputs.push(Output { name: "y".into(), value: y });
+    graph.outputs.push(Output {
+        name: "y".into(),
+        value: y,
+    });
     graph.gradients.push((0, dw));
     graph
 }
@@ -415,42 +676,94 @@ fn masters_do_not_lose_small_steps() {
     let half = |x: f32| half::bf16::from_f32(x).to_le_bytes();
     let start: Data = [("fc.weight".to_string(), half(1.0).repeat(32))].into();
     let feed: Tensors = [
-        ("x".to_string(), (0..32).flat_map(|i| half(2.0 + i as f32 / 64.0)).collect()),
+        (
+            "x".to_string(),
+            (0..32).flat_map(|i| half(2.0 + i as f32 / 64.0)).collect(),
+        ),
         (HYPER.to_string(), doubles(&[1e-4, 0.9, 0.999, 1e-8, 0.0])),
     ]
     .into();
     let train = |master| {
-        let compiled = compile(&graph, &Options { optimizer: Optimizer::AdamW, master, ..Options::default() });
+        let compiled = compile(
+            &graph,
+            &Options {
+                optimizer: Optimizer::AdamW,
+                master,
+                ..Options::default()
+            },
+        );
         let artifact = codegen::emit(&compiled, &start, Optimizer::AdamW).unwrap();
-        let outcome = run::compiled(&artifact, runtime::Options::default(), &vec![feed.clone(); 200]).unwrap().0;
+        let outcome = run::compiled(
+            &artifact,
+            runtime::Options::default(),
+            &vec![feed.clone(); 200],
+        )
+        .unwrap()
+        .0;
         let graph = &compiled.program.graph;
-        let state_bytes: u64 = graph.states.iter().map(|state| graph.values[state.before].ty.bytes()).sum();
+        let state_bytes: u64 = graph
+            .states
+            .iter()
+            .map(|state| graph.values[state.before].ty.bytes())
+            .sum();
         (outcome, state_bytes - 8)
     };
     let ((plain, plain_bytes), (split, split_bytes)) = (train(Master::None), train(Master::Split));
-    assert_eq!((plain_bytes, split_bytes), (6 * 32, 12 * 32), "bytes of 32 parameters and their states");
+    assert_eq!(
+        (plain_bytes, split_bytes),
+        (6 * 32, 12 * 32),
+        "bytes of 32 parameters and their states"
+    );
     let value = |outcome: &run::Outcome| {
         let bytes = &outcome.states["fc.weight"];
         half::bf16::from_le_bytes([bytes[62], bytes[63]]).to_f32()
     };
     // A bf16 next to 1 is 1/256 away: steps of 1e-4 are lost on it, and 200 of them are 0.02.
     assert_eq!(value(&plain), 1.0);
-    assert!((0.975..=0.985).contains(&value(&split)), "{}", value(&split));
+    assert!(
+        (0.975..=0.985).contains(&value(&split)),
+        "{}",
+        value(&split)
+    );
     assert!(split.states["low.fc.weight"].iter().any(|&byte| byte != 0));
 }
 
 #[test]
 fn what_does_not_go_together_is_told() {
     let run = |attach| graph::optimizer::run(&mut linears(1, 4, 2), attach).unwrap_err();
-    let attach = |optimizer| Attach { optimizer, ..Attach::default() };
-    let split = Attach { master: Master::Split, ..attach(Optimizer::AdamW) };
-    assert_eq!(run(split), "masters are kept for bf16 parameters, and the model has none");
-    let split = Attach { master: Master::Split, ..attach(Optimizer::Sgd) };
+    let attach = |optimizer| Attach {
+        optimizer,
+        ..Attach::default()
+    };
+    let split = Attach {
+        master: Master::Split,
+        ..attach(Optimizer::AdamW)
+    };
+    assert_eq!(
+        run(split),
+        "masters are kept for bf16 parameters, and the model has none"
+    );
+    let split = Attach {
+        master: Master::Split,
+        ..attach(Optimizer::Sgd)
+    };
     assert_eq!(run(split), "masters are kept by adamw alone, not by sgd");
-    let clip = |norm| Attach { clip_norm: Some(norm), ..attach(Optimizer::AdamW) };
+    let clip = |norm| Attach {
+        clip_norm: Some(norm),
+        ..attach(Optimizer::AdamW)
+    };
     for norm in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        assert!(run(clip(norm)).contains("it should be a positive number"), "{norm}");
+        assert!(
+            run(clip(norm)).contains("it should be a positive number"),
+            "{norm}"
+        );
     }
-    let clip = Attach { clip_norm: Some(1.0), ..Attach::default() };
-    assert_eq!(run(clip), "gradients are clipped for an optimizer's updates, and there is none");
+    let clip = Attach {
+        clip_norm: Some(1.0),
+        ..Attach::default()
+    };
+    assert_eq!(
+        run(clip),
+        "gradients are clipped for an optimizer's updates, and there is none"
+    );
 }

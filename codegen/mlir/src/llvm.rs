@@ -1,6 +1,9 @@
-//! LLVM's C interface, as far as it is needed: from a module of the LLVM dialect to an object or a text. mlir-sys links
-//! LLVM and declares MLIR's functions alone, so these are declared here.
-#![allow(unsafe_code, reason = "LLVM's C interface is called here, and nowhere else")]
+//! LLVM's C interface, as far as it is needed: from a module of the LLVM dialect to an object or a
+//! text. mlir-sys links LLVM and declares MLIR's functions alone, so these are declared here.
+#![allow(
+    unsafe_code,
+    reason = "LLVM's C interface is called here, and nowhere else"
+)]
 
 use crate::Stage;
 use melior::Context;
@@ -12,8 +15,9 @@ use std::ptr::null_mut;
 
 type Ptr = *mut c_void;
 
-// SAFETY: the declarations are those of LLVM 22's headers llvm-c/{Core,Error,Target,TargetMachine}.h and
-// llvm-c/Transforms/PassBuilder.h, with every reference as an untyped pointer.
+// SAFETY: the declarations are those of LLVM 22's headers
+// llvm-c/{Core,Error,Target,TargetMachine}.h and llvm-c/Transforms/PassBuilder.h, with every
+// reference as an untyped pointer.
 unsafe extern "C" {
     fn LLVMContextCreate() -> Ptr;
     fn LLVMContextDispose(context: Ptr);
@@ -29,7 +33,11 @@ unsafe extern "C" {
     fn LLVMInitializeNVPTXTargetInfo();
     fn LLVMInitializeNVPTXTargetMC();
     fn LLVMInitializeNVPTXAsmPrinter();
-    fn LLVMGetTargetFromTriple(triple: *const c_char, target: *mut Ptr, error: *mut *mut c_char) -> c_int;
+    fn LLVMGetTargetFromTriple(
+        triple: *const c_char,
+        target: *mut Ptr,
+        error: *mut *mut c_char,
+    ) -> c_int;
     fn LLVMCreateTargetMachine(
         target: Ptr,
         triple: *const c_char,
@@ -63,8 +71,8 @@ unsafe extern "C" {
     fn LLVMDisposeMessage(message: *mut c_char);
 }
 
-// SAFETY: C++ functions of MLIR 22 that take one reference, by their mangled names: MLIR's C interface registers all
-// dialects' interfaces or none.
+// SAFETY: C++ functions of MLIR 22 that take one reference, by their mangled names: MLIR's C
+// interface registers all dialects' interfaces or none.
 unsafe extern "C" {
     #[link_name = "_ZN4mlir30registerLLVMDialectTranslationERNS_11MLIRContextE"]
     fn register_llvm_translation(context: Ptr);
@@ -78,7 +86,8 @@ unsafe extern "C" {
 
 /// Registers the dialects that melior has no handle for, and the passes.
 pub(crate) fn register(registry: &DialectRegistry) {
-    // SAFETY: handles are constants, the registry lives through the calls; passes are registered once, by the one caller.
+    // SAFETY: handles are constants, the registry lives through the calls; passes are registered
+    // once, by the one caller.
     unsafe {
         for handle in [
             mlir_sys::mlirGetDialectHandle__math__(),
@@ -139,8 +148,13 @@ pub(crate) struct Machine {
 impl Machine {
     fn new(target: &Target) -> Result<Machine, String> {
         let text = |s: &str| CString::new(s).map_err(|e| e.to_string());
-        let (triple, cpu, features) = (text(&target.triple)?, text(&target.cpu)?, text(&target.features)?);
-        // SAFETY: initialising twice does nothing more; strings end with 0 and live through the calls.
+        let (triple, cpu, features) = (
+            text(&target.triple)?,
+            text(&target.cpu)?,
+            text(&target.features)?,
+        );
+        // SAFETY: initialising twice does nothing more; strings end with 0 and live through the
+        // calls.
         unsafe {
             match target.triple.split('-').next() {
                 Some("x86_64") => {
@@ -168,9 +182,20 @@ impl Machine {
                 return Err(taken(error));
             }
             // Aggressive optimisation, position-independent code, the small code model.
-            let raw = LLVMCreateTargetMachine(found, triple.as_ptr(), cpu.as_ptr(), features.as_ptr(), 3, 2, 3);
+            let raw = LLVMCreateTargetMachine(
+                found,
+                triple.as_ptr(),
+                cpu.as_ptr(),
+                features.as_ptr(),
+                3,
+                2,
+                3,
+            );
             if raw.is_null() {
-                return Err(format!("LLVM has no machine for {} {}", target.triple, target.cpu));
+                return Err(format!(
+                    "LLVM has no machine for {} {}",
+                    target.triple, target.cpu
+                ));
             }
             Ok(Machine { raw, triple })
         }
@@ -182,8 +207,8 @@ impl Machine {
         module: &impl OperationLike<'c, 'a>,
         stage: Stage,
     ) -> Result<Vec<u8>, String> {
-        // SAFETY: each object is made here and disposed of here, the module before its context; what LLVM answers is
-        // looked at while its owner lives.
+        // SAFETY: each object is made here and disposed of here, the module before its context;
+        // what LLVM answers is looked at while its owner lives.
         unsafe {
             let context = LLVMContextCreate();
             let result = self.emit_in(context, module.to_raw(), stage);
@@ -193,7 +218,12 @@ impl Machine {
     }
 
     /// SAFETY: `context` is a context of LLVM's, `module` an operation.
-    unsafe fn emit_in(&self, context: Ptr, module: mlir_sys::MlirOperation, stage: Stage) -> Result<Vec<u8>, String> {
+    unsafe fn emit_in(
+        &self,
+        context: Ptr,
+        module: mlir_sys::MlirOperation,
+        stage: Stage,
+    ) -> Result<Vec<u8>, String> {
         // SAFETY: as promised by the caller; the module is disposed of on every way out.
         unsafe {
             let module: Ptr = mlir_sys::mlirTranslateModuleToLLVMIR(module, context.cast()).cast();
@@ -221,8 +251,10 @@ impl Machine {
 
     /// SAFETY: `module` is a module of LLVM's.
     unsafe fn optimise(&self, module: Ptr) -> Result<(), String> {
-        // Kernels come vectorised and with their loops as they should be: of the usual passes these alone pay.
-        let passes = c"function(instcombine<no-verify-fixpoint>,early-cse,loop-mssa(licm),simplifycfg)";
+        // Kernels come vectorised and with their loops as they should be: of the usual passes these
+        // alone pay.
+        let passes =
+            c"function(instcombine<no-verify-fixpoint>,early-cse,loop-mssa(licm),simplifycfg)";
         // SAFETY: as promised by the caller; an error is taken once.
         unsafe {
             let options = LLVMCreatePassBuilderOptions();
@@ -243,10 +275,19 @@ impl Machine {
         // SAFETY: as promised by the caller; the buffer is copied before it goes.
         unsafe {
             let (mut error, mut buffer) = (null_mut(), null_mut());
-            if LLVMTargetMachineEmitToMemoryBuffer(self.raw, module, file_type, &mut error, &mut buffer) != 0 {
+            if LLVMTargetMachineEmitToMemoryBuffer(
+                self.raw,
+                module,
+                file_type,
+                &mut error,
+                &mut buffer,
+            ) != 0
+            {
                 return Err(taken(error));
             }
-            let bytes = std::slice::from_raw_parts(LLVMGetBufferStart(buffer), LLVMGetBufferSize(buffer)).to_vec();
+            let bytes =
+                std::slice::from_raw_parts(LLVMGetBufferStart(buffer), LLVMGetBufferSize(buffer))
+                    .to_vec();
             LLVMDisposeMemoryBuffer(buffer);
             Ok(bytes)
         }

@@ -1,16 +1,18 @@
-//! MLIR text in, objects and PTX out: the only program of Lighterage that links LLVM. LLVM ends the process when it cannot
-//! select an instruction, so it has a process of its own, which the compiler starts (`codegen::kernels::generator`) and may
-//! lose without harm.
+//! MLIR text in, objects and PTX out: the only program of Lighterage that links LLVM. LLVM ends the
+//! process when it cannot select an instruction, so it has a process of its own, which the compiler
+//! starts (`codegen::kernels::generator`) and may lose without harm.
 //!
-//! On standard input come requests, one after the other; each is a line of words and the module's text:
+//! On standard input come requests, one after the other; each is a line of words and the module's
+//! text:
 //!
 //! ```text
 //! NAME STAGE TRIPLE CPU FEATURES BYTES\n      STAGE: object, asm (PTX for a GPU), llvm; FEATURES: `-` for none
 //! the module, BYTES bytes
 //! ```
 //!
-//! and each is answered on standard output by `ok BYTES\n` or `error BYTES\n` and so many bytes: what was asked for, or a
-//! message. The end of the input ends the process. The same request has the same answer, byte for byte.
+//! and each is answered on standard output by `ok BYTES\n` or `error BYTES\n` and so many bytes:
+//! what was asked for, or a message. The end of the input ends the process. The same request has
+//! the same answer, byte for byte.
 
 mod llvm;
 mod lower;
@@ -32,7 +34,11 @@ fn main() -> io::Result<()> {
         // What LLVM prints before it gives up is the last that the compiler hears.
         let answer = String::from_utf8(text)
             .map_err(|e| e.to_string())
-            .and_then(|text| lowering.run(&text, &request).map_err(|e| format!("{}: {e}", request.name)));
+            .and_then(|text| {
+                lowering
+                    .run(&text, &request)
+                    .map_err(|e| format!("{}: {e}", request.name))
+            });
         let (word, bytes) = match answer {
             Ok(bytes) => ("ok", bytes),
             Err(message) => ("error", message.into_bytes()),
@@ -60,9 +66,16 @@ enum Stage {
 
 impl Request {
     fn parse(line: &str) -> io::Result<Request> {
-        let bad = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what} in the request {line:?}"));
+        let bad = |what: &str| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{what} in the request {line:?}"),
+            )
+        };
         let words: Vec<&str> = line.split_whitespace().collect();
-        let &[name, stage, triple, cpu, features, bytes] = &words[..] else { return Err(bad("not six words")) };
+        let &[name, stage, triple, cpu, features, bytes] = &words[..] else {
+            return Err(bad("not six words"));
+        };
         let stage = match stage {
             "object" => Stage::Object,
             "asm" => Stage::Asm,
@@ -70,7 +83,16 @@ impl Request {
             _ => return Err(bad("no such stage")),
         };
         let features = if features == "-" { "" } else { features };
-        let target = llvm::Target { triple: triple.into(), cpu: cpu.into(), features: features.into() };
-        Ok(Request { name: name.into(), stage, target, bytes: bytes.parse().map_err(|_| bad("no number of bytes"))? })
+        let target = llvm::Target {
+            triple: triple.into(),
+            cpu: cpu.into(),
+            features: features.into(),
+        };
+        Ok(Request {
+            name: name.into(),
+            stage,
+            target,
+            bytes: bytes.parse().map_err(|_| bad("no number of bytes"))?,
+        })
     }
 }

@@ -1,9 +1,9 @@
-//! MLIR text of attention's kernels: what they share. Tiles lie in shared memory, go through tensor cores by
-//! `ldmatrix` and `mma.sync`, and come from global memory by `cp.async`.
+//! MLIR text of attention's kernels: what they share. Tiles lie in shared memory, go through tensor
+//! cores by `ldmatrix` and `mma.sync`, and come from global memory by `cp.async`.
 //!
-//! A tile has rows of D numbers of bf16. The 16-byte chunk `c` of row `r` lies at chunk `c ^ (r % 8)` of the row: the
-//! eight rows of a matrix that `ldmatrix` reads then lie in different banks, without padding (CUTLASS's 128-byte
-//! swizzle).
+//! A tile has rows of D numbers of bf16. The 16-byte chunk `c` of row `r` lies at chunk `c ^ (r %
+//! 8)` of the row: the eight rows of a matrix that `ldmatrix` reads then lie in different banks,
+//! without padding (CUTLASS's 128-byte swizzle).
 
 use std::fmt::{Display, Write};
 
@@ -38,10 +38,11 @@ pub(super) struct Start {
 /// How the lanes of a warp address 16 × 16 numbers for `ldmatrix.x4`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lanes {
-    /// Lane `l` has row `l % 16` and half `l / 16`: the left factor; transposed, the right factor whose rows are
-    /// summed over.
+    /// Lane `l` has row `l % 16` and half `l / 16`: the left factor; transposed, the right factor
+    /// whose rows are summed over.
     A,
-    /// Lane `l` has row `l % 8 + 8 (l / 16)` and half `l / 8 % 2`: the right factor whose columns are summed over.
+    /// Lane `l` has row `l % 8 + 8 (l / 16)` and half `l / 8 % 2`: the right factor whose columns
+    /// are summed over.
     B,
 }
 
@@ -52,7 +53,11 @@ pub(super) struct Fragments {
 
 impl Emitter {
     pub(super) fn new(d: u32) -> Emitter {
-        Emitter { text: String::new(), n_values: 0, d }
+        Emitter {
+            text: String::new(),
+            n_values: 0,
+            d,
+        }
     }
     /// Bytes of a row.
     pub(super) fn pitch(&self) -> u32 {
@@ -63,7 +68,7 @@ impl Emitter {
         self.d / 16
     }
 
-    // ----------------------------------------------------------------------------------------------------------- text
+    // --- text ---
 
     pub(super) fn line(&mut self, text: impl Display) {
         writeln!(self.text, "    {text}").expect("a string takes any text");
@@ -81,7 +86,10 @@ impl Emitter {
         self.def(format_args!("arith.constant {value} : i32"))
     }
     pub(super) fn float(&mut self, value: f32) -> V {
-        self.def(format_args!("arith.constant 0x{:08X} : f32", value.to_bits()))
+        self.def(format_args!(
+            "arith.constant 0x{:08X} : f32",
+            value.to_bits()
+        ))
     }
     pub(super) fn i32(&mut self, op: &str, a: &str, b: &str) -> V {
         self.def(format_args!("arith.{op} {a}, {b} : i32"))
@@ -104,12 +112,15 @@ impl Emitter {
         self.def(format_args!("math.fma {a}, {b}, {c} : f32"))
     }
     pub(super) fn intrinsic(&mut self, name: &str, x: &str) -> V {
-        self.def(format_args!("llvm.call_intrinsic \"{name}\"({x}) : (f32) -> f32"))
+        self.def(format_args!(
+            "llvm.call_intrinsic \"{name}\"({x}) : (f32) -> f32"
+        ))
     }
     pub(super) fn ex2(&mut self, x: &str) -> V {
         self.intrinsic("llvm.nvvm.ex2.approx.ftz.f32", x)
     }
-    /// The rest of a division by a number that is no constant is as much work as the division: both.
+    /// The rest of a division by a number that is no constant is as much work as the division:
+    /// both.
     pub(super) fn divide(&mut self, a: &str, b: &str) -> (V, V) {
         let quotient = self.i32("divui", a, b);
         let product = self.i32("muli", &quotient, b);
@@ -124,9 +135,15 @@ impl Emitter {
     /// The pointer `bytes` bytes behind another; `bytes` is 64 bits wide, or a number.
     pub(super) fn behind(&mut self, pointer: &str, bytes: &str, space: u32) -> V {
         let ty = if bytes.starts_with('%') { "i64" } else { "" };
-        let operands = if ty.is_empty() { String::new() } else { format!(", {ty}") };
+        let operands = if ty.is_empty() {
+            String::new()
+        } else {
+            format!(", {ty}")
+        };
         let p = format!("!llvm.ptr<{space}>");
-        self.def(format_args!("llvm.getelementptr {pointer}[{bytes}] : ({p}{operands}) -> {p}, i8"))
+        self.def(format_args!(
+            "llvm.getelementptr {pointer}[{bytes}] : ({p}{operands}) -> {p}, i8"
+        ))
     }
     pub(super) fn wide(&mut self, x: &str) -> V {
         self.def(format_args!("arith.extui {x} : i32 to i64"))
@@ -146,14 +163,22 @@ impl Emitter {
         let offset = self.def(format_args!("arith.muli {at}, {bytes} : i64"));
         self.behind(pointer, &offset, 1)
     }
-    /// Runs `then` where a condition holds; it writes instructions and gives the values of the whole, which are
-    /// `others` elsewhere.
-    pub(super) fn when(&mut self, condition: &str, others: &[V], then: impl FnOnce(&mut Emitter) -> Vec<V>) -> Vec<V> {
+    /// Runs `then` where a condition holds; it writes instructions and gives the values of the
+    /// whole, which are `others` elsewhere.
+    pub(super) fn when(
+        &mut self,
+        condition: &str,
+        others: &[V],
+        then: impl FnOnce(&mut Emitter) -> Vec<V>,
+    ) -> Vec<V> {
         let types = vec!["f32"; others.len()].join(", ");
         let name = self.fresh();
         match others.is_empty() {
             true => self.line(format_args!("scf.if {condition} {{")),
-            false => self.line(format_args!("{name}:{} = scf.if {condition} -> ({types}) {{", others.len())),
+            false => self.line(format_args!(
+                "{name}:{} = scf.if {condition} -> ({types}) {{",
+                others.len()
+            )),
         }
         let values = then(self);
         if others.is_empty() {
@@ -166,8 +191,8 @@ impl Emitter {
         self.line("}");
         (0..others.len()).map(|i| format!("{name}#{i}")).collect()
     }
-    /// A loop from 0 to `n`; `body` gets the number of the round and the values that rounds hand on, and gives the
-    /// next.
+    /// A loop from 0 to `n`; `body` gets the number of the round and the values that rounds hand
+    /// on, and gives the next.
     pub(super) fn repeat(
         &mut self,
         n: &str,
@@ -178,10 +203,14 @@ impl Emitter {
         let names: Vec<V> = first.iter().map(|_| self.fresh()).collect();
         let types: Vec<&str> = first.iter().map(|&(_, ty)| ty).collect();
         let types = types.join(", ");
-        let pairs: Vec<String> =
-            names.iter().zip(first).map(|(name, (value, _))| format!("{name} = {value}")).collect();
+        let pairs: Vec<String> = names
+            .iter()
+            .zip(first)
+            .map(|(name, (value, _))| format!("{name} = {value}"))
+            .collect();
         self.line(format_args!(
-            "{name}:{} = scf.for {at} = {zero} to {n} step {one} iter_args({}) -> ({types}) : i32 {{",
+            "{name}:{} = scf.for {at} = {zero} to {n} step {one} iter_args({}) -> ({types}) : i32 \
+             {{",
             first.len(),
             pairs.join(", ")
         ));
@@ -191,15 +220,25 @@ impl Emitter {
         (0..first.len()).map(|i| format!("{name}#{i}")).collect()
     }
 
-    // --------------------------------------------------------------------------------------------------------- threads
+    // --- threads ---
 
     /// What kernels with tiles begin with.
     pub(super) fn start(&mut self) -> Start {
         let thread = self.thread();
-        let (warp, lane) = (self.i32c("divui", &thread, 32), self.i32c("remui", &thread, 32));
+        let (warp, lane) = (
+            self.i32c("divui", &thread, 32),
+            self.i32c("remui", &thread, 32),
+        );
         let (group, place) = (self.i32c("divui", &lane, 4), self.i32c("remui", &lane, 4));
         let tiles = self.def("llvm.mlir.addressof @tiles : !llvm.ptr<3>");
-        Start { thread, warp, lane, group, place, tiles }
+        Start {
+            thread,
+            warp,
+            lane,
+            group,
+            place,
+            tiles,
+        }
     }
     pub(super) fn thread(&mut self) -> V {
         self.def("nvvm.read.ptx.sreg.tid.x : i32")
@@ -219,15 +258,17 @@ impl Emitter {
         let (all, clamp) = (self.int(-1), self.int(31));
         distances.iter().fold(x.to_string(), |x, &distance| {
             let distance = self.int(distance);
-            let other = self.def(format_args!("nvvm.shfl.sync bfly {all}, {x}, {distance}, {clamp} : f32 -> f32"));
+            let other = self.def(format_args!(
+                "nvvm.shfl.sync bfly {all}, {x}, {distance}, {clamp} : f32 -> f32"
+            ));
             self.f32(op, &x, &other)
         })
     }
 
-    // ----------------------------------------------------------------------------------------------------------- tiles
+    // --- tiles ---
 
-    /// Where a thread's chunk lies in a tile that all threads fill, and where it comes from: its row, its place in
-    /// the tile and its place in the rows, in bytes.
+    /// Where a thread's chunk lies in a tile that all threads fill, and where it comes from: its
+    /// row, its place in the tile and its place in the rows, in bytes.
     pub(super) fn filler(&mut self, thread: &str) -> Filler {
         let chunks = i64::from(self.d / 8);
         let row = self.i32c("divui", thread, chunks);
@@ -238,7 +279,12 @@ impl Emitter {
         let chunk = self.i32c("shli", &chunk, 4);
         let from = self.i32("addi", &start, &chunk);
         let from = self.wide(&from);
-        Filler { row, place, from, step: THREADS / (self.d / 8) }
+        Filler {
+            row,
+            place,
+            from,
+            step: THREADS / (self.d / 8),
+        }
     }
     /// The offset of a chunk of a row.
     pub(super) fn swizzled(&mut self, row: &str, chunk: &str) -> V {
@@ -248,8 +294,17 @@ impl Emitter {
         let start = self.i32c("muli", row, i64::from(self.pitch()));
         self.i32("addi", &start, &moved)
     }
-    /// Begins to fill a tile of `rows` rows with those from `first` on of a matrix that has `count`; zeros lie behind.
-    pub(super) fn fill(&mut self, filler: &Filler, tile: &str, rows: u32, matrix: &str, first: &str, count: &str) {
+    /// Begins to fill a tile of `rows` rows with those from `first` on of a matrix that has
+    /// `count`; zeros lie behind.
+    pub(super) fn fill(
+        &mut self,
+        filler: &Filler,
+        tile: &str,
+        rows: u32,
+        matrix: &str,
+        first: &str,
+        count: &str,
+    ) {
         let at = self.row(matrix, first, self.pitch(), 1);
         let from = self.behind(&at, &filler.from, 1);
         let to = self.behind(tile, &filler.place, 3);
@@ -262,7 +317,8 @@ impl Emitter {
             let offset = (i * filler.step * self.pitch()).to_string();
             let (to, from) = (self.behind(&to, &offset, 3), self.behind(&from, &offset, 1));
             self.line(format_args!(
-                "nvvm.cp.async.shared.global {to}, {from}, 16, cache = cg, {bytes} : !llvm.ptr<3>, !llvm.ptr<1>, i32"
+                "nvvm.cp.async.shared.global {to}, {from}, 16, cache = cg, {bytes} : \
+                 !llvm.ptr<3>, !llvm.ptr<1>, i32"
             ));
         }
     }
@@ -293,10 +349,12 @@ impl Emitter {
             let offset = self.wide(&offset);
             self.behind(tile, &offset, 3)
         });
-        Fragments { addresses: addresses.collect() }
+        Fragments {
+            addresses: addresses.collect(),
+        }
     }
-    /// The four 8 × 8 matrices of 16 rows from `row` on and 16 numbers of them; `offset` (64 bits) is added to the
-    /// tile.
+    /// The four 8 × 8 matrices of 16 rows from `row` on and 16 numbers of them; `offset` (64 bits)
+    /// is added to the tile.
     pub(super) fn load(
         &mut self,
         of: &Fragments,
@@ -313,26 +371,34 @@ impl Emitter {
         let layout = if transposed { "col" } else { "row" };
         let all = self.def(format_args!(
             "nvvm.ldmatrix {at} {{num = 4 : i32, layout = #nvvm.mma_layout<{layout}>, \
-             shape = #nvvm.ld_st_matrix_shape<m = 8, n = 8>, eltType = #nvvm.ld_st_matrix_elt_type<b16>}} : \
+             shape = #nvvm.ld_st_matrix_shape<m = 8, n = 8>, eltType = \
+             #nvvm.ld_st_matrix_elt_type<b16>}} : \
              (!llvm.ptr<3>) -> !llvm.struct<(i32, i32, i32, i32)>"
         ));
         std::array::from_fn(|i| {
-            self.def(format_args!("llvm.extractvalue {all}[{i}] : !llvm.struct<(i32, i32, i32, i32)>"))
+            self.def(format_args!(
+                "llvm.extractvalue {all}[{i}] : !llvm.struct<(i32, i32, i32, i32)>"
+            ))
         })
     }
     /// c + a·b for 16 × 8 numbers.
     pub(super) fn mma(&mut self, a: &[V; 4], b: [&V; 2], c: &[V; 4]) -> [V; 4] {
         let d = self.def(format_args!(
-            "nvvm.mma.sync A[{}] B[{}, {}] C[{}] {{layoutA = #nvvm.mma_layout<row>, layoutB = #nvvm.mma_layout<col>, \
-             multiplicandAPtxType = #nvvm.mma_type<bf16>, multiplicandBPtxType = #nvvm.mma_type<bf16>, \
-             shape = #nvvm.shape<m = 16, n = 8, k = 16>}} : (i32, i32, f32) -> !llvm.struct<(f32, f32, f32, f32)>",
+            "nvvm.mma.sync A[{}] B[{}, {}] C[{}] {{layoutA = #nvvm.mma_layout<row>, layoutB = \
+             #nvvm.mma_layout<col>, \
+             multiplicandAPtxType = #nvvm.mma_type<bf16>, multiplicandBPtxType = \
+             #nvvm.mma_type<bf16>, \
+             shape = #nvvm.shape<m = 16, n = 8, k = 16>}} : (i32, i32, f32) -> !llvm.struct<(f32, \
+             f32, f32, f32)>",
             a.join(", "),
             b[0],
             b[1],
             c.join(", ")
         ));
         std::array::from_fn(|i| {
-            self.def(format_args!("llvm.extractvalue {d}[{i}] : !llvm.struct<(f32, f32, f32, f32)>"))
+            self.def(format_args!(
+                "llvm.extractvalue {d}[{i}] : !llvm.struct<(f32, f32, f32, f32)>"
+            ))
         })
     }
     /// a·bᵀ: `a` gives a step's left factor, `b` has `rows` rows, the columns of the result.
@@ -356,7 +422,8 @@ impl Emitter {
         }
         c
     }
-    /// c + a·b: `a` are 16 rows of a result of [`Emitter::times_transposed`], packed, `b` has their columns as rows.
+    /// c + a·b: `a` are 16 rows of a result of [`Emitter::times_transposed`], packed, `b` has their
+    /// columns as rows.
     pub(super) fn times(&mut self, a: &[[V; 4]], b: &Fragments, offset: &str, c: &mut [[V; 4]]) {
         for (k, a) in a.iter().enumerate() {
             for step in 0..self.steps() {
@@ -370,7 +437,8 @@ impl Emitter {
     /// Two floats as a pair of bf16, the first in the lower half.
     pub(super) fn pair(&mut self, low: &str, high: &str) -> V {
         let pair = self.def(format_args!(
-            "llvm.call_intrinsic \"llvm.nvvm.ff2bf16x2.rn\"({high}, {low}) : (f32, f32) -> vector<2xbf16>"
+            "llvm.call_intrinsic \"llvm.nvvm.ff2bf16x2.rn\"({high}, {low}) : (f32, f32) -> \
+             vector<2xbf16>"
         ));
         self.def(format_args!("llvm.bitcast {pair} : vector<2xbf16> to i32"))
     }
@@ -387,10 +455,18 @@ impl Emitter {
         });
         pairs.collect()
     }
-    /// Writes a warp's 16 rows of a result to rows of a matrix, 16 bytes at a time, by way of a tile's rows that only
-    /// this warp reads: a barrier should lie behind those reads. `first` is the matrix's row of the tile's first, `count`
-    /// how many rows the matrix has.
-    pub(super) fn write(&mut self, s: &Start, c: &[[V; 4]], tile: &str, matrix: &str, first: &str, count: &str) {
+    /// Writes a warp's 16 rows of a result to rows of a matrix, 16 bytes at a time, by way of a
+    /// tile's rows that only this warp reads: a barrier should lie behind those reads. `first` is
+    /// the matrix's row of the tile's first, `count` how many rows the matrix has.
+    pub(super) fn write(
+        &mut self,
+        s: &Start,
+        c: &[[V; 4]],
+        tile: &str,
+        matrix: &str,
+        first: &str,
+        count: &str,
+    ) {
         let start = self.i32c("muli", &s.warp, 16);
         let byte = self.i32c("shli", &s.place, 2);
         for lower in [0, 8] {
@@ -402,9 +478,15 @@ impl Emitter {
                 let at = self.i32("addi", &at, &byte);
                 let at = self.wide(&at);
                 let to = self.behind(tile, &at, 3);
-                let half = if lower == 0 { &numbers[..2] } else { &numbers[2..] };
+                let half = if lower == 0 {
+                    &numbers[..2]
+                } else {
+                    &numbers[2..]
+                };
                 let pair = self.pair(&half[0], &half[1]);
-                self.line(format_args!("llvm.store {pair}, {to} {{alignment = 4 : i64}} : i32, !llvm.ptr<3>"));
+                self.line(format_args!(
+                    "llvm.store {pair}, {to} {{alignment = 4 : i64}} : i32, !llvm.ptr<3>"
+                ));
             }
         }
         self.warp_barrier();
@@ -422,12 +504,15 @@ impl Emitter {
             let row = self.i32("addi", first, &row);
             let inside = self.compare("slt", &row, count);
             self.when(&inside, &[], |e| {
-                let numbers =
-                    e.def(format_args!("llvm.load {from} {{alignment = 16 : i64}} : !llvm.ptr<3> -> vector<4xi32>"));
+                let numbers = e.def(format_args!(
+                    "llvm.load {from} {{alignment = 16 : i64}} : !llvm.ptr<3> \
+                        -> vector<4xi32>"
+                ));
                 let to = e.row(matrix, &row, e.pitch(), 1);
                 let to = e.behind(&to, &offset, 1);
                 e.line(format_args!(
-                    "llvm.store {numbers}, {to} {{alignment = 16 : i64}} : vector<4xi32>, !llvm.ptr<1>"
+                    "llvm.store {numbers}, {to} {{alignment = 16 : i64}} : vector<4xi32>, \
+                     !llvm.ptr<1>"
                 ));
                 vec![]
             });
@@ -443,6 +528,7 @@ pub(super) struct Filler {
     place: V,
     /// Its chunk's place in the matrix, from the tile's first row on.
     from: V,
-    /// Rows that all threads fill at once: a multiple of 8, so that a thread's chunks lie alike in all of its rows.
+    /// Rows that all threads fill at once: a multiple of 8, so that a thread's chunks lie alike in
+    /// all of its rows.
     step: u32,
 }

@@ -1,17 +1,18 @@
-//! Attention for NVIDIA's GPUs: forward and backward without the matrix of scores, by tensor cores; one text for
-//! every GPU from sm_80 on.
+//! Attention for NVIDIA's GPUs: forward and backward without the matrix of scores, by tensor cores;
+//! one text for every GPU from sm_80 on.
 //!
-//! What is computed is `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask but the causal one: q, out, dout,
-//! dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H; logsumexp and delta are f32 [B, H, S].
-//! Scores, sums and gradients are f32; probabilities and the gradients of scores are rounded to bf16 before they are
-//! multiplied, as every implementation on tensor cores does. A query that may look at nothing gives zeros and a
-//! logsumexp of 0.
+//! What is computed is `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask but the causal
+//! one: q, out, dout, dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H;
+//! logsumexp and delta are f32 [B, H, S]. Scores, sums and gradients are f32; probabilities and the
+//! gradients of scores are rounded to bf16 before they are multiplied, as every implementation on
+//! tensor cores does. A query that may look at nothing gives zeros and a logsumexp of 0.
 //!
-//! The method is FlashAttention-2's (Dao, 2023). Forward: a block has 64 queries and goes over the keys, with a
-//! running maximum and sum. Backward: [`Kind::Delta`] is the sums over dout · out; [`Kind::Keys`] has 64 keys to a
-//! block, goes over the queries of all heads of their group and computes scores transposed, so that they need not go
-//! through shared memory before they are multiplied again; [`Kind::Queries`] is like the forward. Scores are computed
-//! twice, and in return nothing is added up by atomics: results are the same bits in every run.
+//! The method is FlashAttention-2's (Dao, 2023). Forward: a block has 64 queries and goes over the
+//! keys, with a running maximum and sum. Backward: [`Kind::Delta`] is the sums over dout · out;
+//! [`Kind::Keys`] has 64 keys to a block, goes over the queries of all heads of their group and
+//! computes scores transposed, so that they need not go through shared memory before they are
+//! multiplied again; [`Kind::Queries`] is like the forward. Scores are computed twice, and in
+//! return nothing is added up by atomics: results are the same bits in every run.
 
 mod emit;
 
@@ -19,7 +20,8 @@ use crate::kernels::{Generator, GeneratorError, Stage, Target};
 use emit::{Emitter, Lanes, ROWS, Start, THREADS, V};
 use std::fmt;
 
-/// Which kernel. Each takes the addresses of bf16 tensors unless it says f32, then [`Sizes::arguments`].
+/// Which kernel. Each takes the addresses of bf16 tensors unless it says f32, then
+/// [`Sizes::arguments`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// q, k, v -> out, logsumexp (f32).
@@ -47,7 +49,13 @@ impl Kind {
     /// Its tensors, results last; true where they are f32.
     fn tensors(self) -> &'static [(&'static str, bool)] {
         match self {
-            Kind::Forward => &[("q", false), ("k", false), ("v", false), ("out", false), ("lse", true)],
+            Kind::Forward => &[
+                ("q", false),
+                ("k", false),
+                ("v", false),
+                ("out", false),
+                ("lse", true),
+            ],
             Kind::Delta => &[("dout", false), ("out", false), ("delta", true)],
             Kind::Keys => &[
                 ("dout", false),
@@ -71,7 +79,11 @@ impl Kind {
         }
     }
     fn n_results(self) -> usize {
-        if matches!(self, Kind::Forward | Kind::Keys) { 2 } else { 1 }
+        if matches!(self, Kind::Forward | Kind::Keys) {
+            2
+        } else {
+            1
+        }
     }
 }
 
@@ -81,7 +93,11 @@ pub struct NoSuchHead(pub u32);
 
 impl fmt::Display for NoSuchHead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "attention for GPUs has heads of 64 or 128 numbers, not {}", self.0)
+        write!(
+            f,
+            "attention for GPUs has heads of 64 or 128 numbers, not {}",
+            self.0
+        )
     }
 }
 
@@ -141,10 +157,11 @@ impl Sizes {
 }
 
 impl Kernel {
-    /// How many blocks there are for some sizes, below 2^31; they lie along x. With none, nothing is to be started;
-    /// without keys the forward still writes its zeros.
+    /// How many blocks there are for some sizes, below 2^31; they lie along x. With none, nothing
+    /// is to be started; without keys the forward still writes its zeros.
     pub fn blocks(&self, sizes: &Sizes) -> u64 {
-        let [heads, group, queries, keys] = [sizes.heads, sizes.group, sizes.queries, sizes.keys].map(u64::from);
+        let [heads, group, queries, keys] =
+            [sizes.heads, sizes.group, sizes.queries, sizes.keys].map(u64::from);
         let rows = u64::from(ROWS);
         match self.kind {
             Kind::Forward | Kind::Queries => heads * queries.div_ceil(rows),
@@ -153,7 +170,11 @@ impl Kernel {
         }
     }
     /// Its PTX for a GPU.
-    pub fn ptx(&self, generator: &mut Generator, target: &Target) -> Result<String, GeneratorError> {
+    pub fn ptx(
+        &self,
+        generator: &mut Generator,
+        target: &Target,
+    ) -> Result<String, GeneratorError> {
         let text = generator.run(&self.symbol, &self.mlir, target, Stage::Asm)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
@@ -164,7 +185,11 @@ pub fn kernel(kind: Kind, head_size: u32, causal: bool) -> Result<Kernel, NoSuch
     if ![64, 128].contains(&head_size) {
         return Err(NoSuchHead(head_size));
     }
-    let mask = if causal && kind != Kind::Delta { "_causal" } else { "" };
+    let mask = if causal && kind != Kind::Delta {
+        "_causal"
+    } else {
+        ""
+    };
     let symbol = format!("attention_{}_{head_size}{mask}", kind.name());
     let mut emitter = Emitter::new(head_size);
     let shared_bytes = match kind {
@@ -175,29 +200,43 @@ pub fn kernel(kind: Kind, head_size: u32, causal: bool) -> Result<Kernel, NoSuch
     };
     let tensors = kind.tensors();
     let parameter = |(i, (name, _)): (usize, &(&str, bool))| {
-        let reads = if i + kind.n_results() < tensors.len() { ", llvm.readonly" } else { "" };
+        let reads = if i + kind.n_results() < tensors.len() {
+            ", llvm.readonly"
+        } else {
+            ""
+        };
         format!("%{name}: !llvm.ptr<1> {{llvm.align = 64 : i64, llvm.noalias{reads}}}, ")
     };
     let parameters: String = tensors.iter().enumerate().map(parameter).collect();
     let mlir = format!(
-        "module {{\n  llvm.mlir.global external @tiles() {{addr_space = 3 : i32, alignment = 1024 : i64}} : \
-         !llvm.array<0 x i8>\n  llvm.func @{symbol}({parameters}%n_heads: i32, %group: i32, %n_queries: i32, \
-         %n_keys: i32, %scale: f32) attributes {{nvvm.kernel, nvvm.maxntid = array<i32: {THREADS}, 1, 1>, \
+        "module {{\n  llvm.mlir.global external @tiles() {{addr_space = 3 : i32, alignment = 1024 \
+         : i64}} : \
+         !llvm.array<0 x i8>\n  llvm.func @{symbol}({parameters}%n_heads: i32, %group: i32, \
+         %n_queries: i32, \
+         %n_keys: i32, %scale: f32) attributes {{nvvm.kernel, nvvm.maxntid = array<i32: \
+         {THREADS}, 1, 1>, \
          nvvm.minctasm = {BLOCKS} : i32}} {{\n{}    llvm.return\n  }}\n}}\n",
         emitter.text
     );
-    Ok(Kernel { symbol, mlir, threads: THREADS, shared_bytes, kind, head_size })
+    Ok(Kernel {
+        symbol,
+        mlir,
+        threads: THREADS,
+        shared_bytes,
+        kind,
+        head_size,
+    })
 }
 
-/// Blocks that a multiprocessor should hold at once. Two leave each thread all of its 255 registers; unless told,
-/// ptxas takes 128 and spills.
+/// Blocks that a multiprocessor should hold at once. Two leave each thread all of its 255
+/// registers; unless told, ptxas takes 128 and spills.
 const BLOCKS: u32 = 2;
 /// 1 / ln 2 and ln 2.
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 const LN_2: f32 = std::f32::consts::LN_2;
 
-/// A block's head and the first of its 64 rows. The last rows of a head come first if `backwards`: with a causal mask
-/// they have the most to do.
+/// A block's head and the first of its 64 rows. The last rows of a head come first if `backwards`:
+/// with a causal mask they have the most to do.
 fn part(e: &mut Emitter, rows: &str, backwards: bool) -> (V, V) {
     let (block, n) = (e.block(), e.blocks(rows, ROWS));
     let (head, mut at) = e.divide(&block, &n);
@@ -234,8 +273,9 @@ fn quads(values: &[V]) -> Vec<[V; 4]> {
     values.as_chunks::<4>().0.to_vec()
 }
 
-/// Replaces scores that a mask hides by `hidden`, in tiles where there are any. A row of a result looks at the columns
-/// `range` of its tile: below the first number, or, if `from`, from it on; there are two rows to a thread.
+/// Replaces scores that a mask hides by `hidden`, in tiles where there are any. A row of a result
+/// looks at the columns `range` of its tile: below the first number, or, if `from`, from it on;
+/// there are two rows to a thread.
 fn masked(
     e: &mut Emitter,
     scores: &[[V; 4]],
@@ -250,7 +290,11 @@ fn masked(
         for (i, score) in all.iter().enumerate() {
             let column = e.int((i / 4 * 8 + i % 2) as i64);
             let limit = limits[i % 4 / 2];
-            let visible = if from { e.compare("sle", limit, &column) } else { e.compare("slt", &column, limit) };
+            let visible = if from {
+                e.compare("sle", limit, &column)
+            } else {
+                e.compare("slt", &column, limit)
+            };
             values.push(e.select(&visible, score, hidden, "f32"));
         }
         values
@@ -258,9 +302,17 @@ fn masked(
     quads(&values)
 }
 
-/// Of each of a thread's two rows, the first column of a tile that it does not look at, less the thread's own: rows are
-/// queries, columns keys. And whether there are any such columns in the tile.
-fn key_limits(e: &mut Emitter, s: &Start, first_query: &str, first_key: &str, rows: u32, causal: bool) -> ([V; 2], V) {
+/// Of each of a thread's two rows, the first column of a tile that it does not look at, less the
+/// thread's own: rows are queries, columns keys. And whether there are any such columns in the
+/// tile.
+fn key_limits(
+    e: &mut Emitter,
+    s: &Start,
+    first_query: &str,
+    first_key: &str,
+    rows: u32,
+    causal: bool,
+) -> ([V; 2], V) {
     let place = e.i32c("shli", &s.place, 1);
     let at = e.i32("addi", first_key, &place);
     let left = e.i32("subi", "%n_keys", &at);
@@ -290,7 +342,10 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
     let kv = e.i32("divui", &head, "%group");
     let (pitch, d) = (e.pitch(), e.d as usize);
     let q = e.matrix("%q", &head, "%n_queries", pitch);
-    let (k, v) = (e.matrix("%k", &kv, "%n_keys", pitch), e.matrix("%v", &kv, "%n_keys", pitch));
+    let (k, v) = (
+        e.matrix("%k", &kv, "%n_keys", pitch),
+        e.matrix("%v", &kv, "%n_keys", pitch),
+    );
     let filler = e.filler(&s.thread);
     let k_tiles = e.behind(&s.tiles, &tile.to_string(), 3);
     let v_tiles = e.behind(&s.tiles, &(3 * tile).to_string(), 3);
@@ -302,8 +357,9 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
     e.commit();
     e.arrive();
 
-    // The maximum is taken of scores before they are scaled: a negative scale changes the queries' signs. A scale of
-    // 0 counts as the smallest there is, so that hidden scores stay at minus infinity.
+    // The maximum is taken of scores before they are scaled: a negative scale changes the queries'
+    // signs. A scale of 0 counts as the smallest there is, so that hidden scores stay at minus
+    // infinity.
     let bits = e.def("llvm.bitcast %scale : f32 to i32");
     let negative = e.compare("slt", &bits, &zero);
     let (signs, none) = (e.int(-0x7fff_8000), e.int(0));
@@ -328,9 +384,10 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
     let lowest = e.float(f32::NEG_INFINITY);
     let nothing = e.float(0.0);
 
-    // Handed on: 16 × D numbers of the result; of each of two rows the maximum, and the sum of what this thread has
-    // of it.
-    let mut first_values: Vec<(V, &str)> = zeros(e).concat().into_iter().map(|v| (v, "f32")).collect();
+    // Handed on: 16 × D numbers of the result; of each of two rows the maximum, and the sum of what
+    // this thread has of it.
+    let mut first_values: Vec<(V, &str)> =
+        zeros(e).concat().into_iter().map(|v| (v, "f32")).collect();
     first_values.extend([&lowest, &lowest, &nothing, &nothing].map(|v| (v.clone(), "f32")));
     let last = e.repeat(&n, &first_values, |e, round, values| {
         let mut out = quads(&values[..d / 2]);
@@ -348,10 +405,18 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
         });
         e.commit();
 
-        let scores = e.times_transposed(|_, step| q[step as usize].clone(), &k_fragments, &now, ROWS);
+        let scores =
+            e.times_transposed(|_, step| q[step as usize].clone(), &k_fragments, &now, ROWS);
         let first_key = e.i32c("muli", round, i64::from(ROWS));
         let (limits, needed) = key_limits(e, &s, &first, &first_key, ROWS, causal);
-        let scores = masked(e, &scores, &needed, [&limits[0], &limits[1]], false, &lowest);
+        let scores = masked(
+            e,
+            &scores,
+            &needed,
+            [&limits[0], &limits[1]],
+            false,
+            &lowest,
+        );
 
         let mut handed = vec![];
         let (mut shifts, mut shrinks) = (vec![], vec![]);
@@ -371,7 +436,9 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
             shifts.push(e.f32("mulf", &shift, &scale));
             handed.push(largest);
         }
-        let mut sums: Vec<V> = (0..2).map(|row| e.f32("mulf", &sum[row], &shrinks[row])).collect();
+        let mut sums: Vec<V> = (0..2)
+            .map(|row| e.f32("mulf", &sum[row], &shrinks[row]))
+            .collect();
         let mut p = vec![];
         for score in &scores {
             p.push(std::array::from_fn(|i| {
@@ -398,7 +465,9 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
     for row in 0..2 {
         let sum = e.over_lanes("addf", &sum[row], &[1, 2]);
         let none = e.def(format_args!("arith.cmpf oeq, {sum}, {nothing} : f32"));
-        let inverse = e.def(format_args!("arith.divf {one}, {sum} fastmath<arcp,afn> : f32"));
+        let inverse = e.def(format_args!(
+            "arith.divf {one}, {sum} fastmath<arcp,afn> : f32"
+        ));
         inverses.push(e.select(&none, &nothing, &inverse, "f32"));
         let log = e.intrinsic("llvm.nvvm.lg2.approx.ftz.f", &sum);
         let log = e.fma(&max[row], &scale, &log);
@@ -423,7 +492,9 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
         let writes = e.def(format_args!("arith.andi {leads}, {inside} : i1"));
         e.when(&writes, &[], |e| {
             let to = e.row(&lse, &row, 4, 1);
-            e.line(format_args!("llvm.store {log}, {to} {{alignment = 4 : i64}} : f32, !llvm.ptr<1>"));
+            e.line(format_args!(
+                "llvm.store {log}, {to} {{alignment = 4 : i64}} : f32, !llvm.ptr<1>"
+            ));
             vec![]
         });
     }
@@ -434,7 +505,10 @@ fn forward(e: &mut Emitter, causal: bool) -> u32 {
 fn delta(e: &mut Emitter) -> u32 {
     let thread = e.thread();
     let each = i64::from(e.d / 8);
-    let (upper, chunk) = (e.i32c("divui", &thread, each), e.i32c("remui", &thread, each));
+    let (upper, chunk) = (
+        e.i32c("divui", &thread, each),
+        e.i32c("remui", &thread, each),
+    );
     let block = e.block();
     let first = e.i32c("muli", &block, i64::from(THREADS) / each);
     let row = e.i32("addi", &first, &upper);
@@ -447,12 +521,22 @@ fn delta(e: &mut Emitter) -> u32 {
     let [a, b] = ["%dout", "%out"].map(|tensor| {
         let at = e.row(tensor, &read, e.pitch(), 1);
         let at = e.behind(&at, &offset, 1);
-        e.def(format_args!("llvm.load {at} {{alignment = 16 : i64}} : !llvm.ptr<1> -> vector<8xbf16>"))
+        e.def(format_args!(
+            "llvm.load {at} {{alignment = 16 : i64}} : !llvm.ptr<1> -> vector<8xbf16>"
+        ))
     });
-    let [a, b] = [a, b].map(|x| e.def(format_args!("arith.extf {x} : vector<8xbf16> to vector<8xf32>")));
+    let [a, b] = [a, b].map(|x| {
+        e.def(format_args!(
+            "arith.extf {x} : vector<8xbf16> to vector<8xf32>"
+        ))
+    });
     let mut sum = e.float(0.0);
     for i in 0..8 {
-        let [a, b] = [&a, &b].map(|x| e.def(format_args!("vector.extract {x}[{i}] : f32 from vector<8xf32>")));
+        let [a, b] = [&a, &b].map(|x| {
+            e.def(format_args!(
+                "vector.extract {x}[{i}] : f32 from vector<8xf32>"
+            ))
+        });
         sum = e.fma(&a, &b, &sum);
     }
     let distances: Vec<i64> = [1, 2, 4, 8].into_iter().filter(|&d| d < each).collect();
@@ -462,7 +546,9 @@ fn delta(e: &mut Emitter) -> u32 {
     let writes = e.def(format_args!("arith.andi {leads}, {inside} : i1"));
     e.when(&writes, &[], |e| {
         let to = e.row("%delta", &row, 4, 1);
-        e.line(format_args!("llvm.store {sum}, {to} {{alignment = 4 : i64}} : f32, !llvm.ptr<1>"));
+        e.line(format_args!(
+            "llvm.store {sum}, {to} {{alignment = 4 : i64}} : f32, !llvm.ptr<1>"
+        ));
         vec![]
     });
     0
@@ -481,12 +567,19 @@ fn exponents(e: &mut Emitter) -> V {
 
 /// Gradients of scores before they were scaled: the scale is left to the end.
 fn scaled(e: &mut Emitter, c: &[[V; 4]]) -> Vec<[V; 4]> {
-    let scaled = c.iter().map(|numbers| std::array::from_fn(|i| e.f32("mulf", &numbers[i], "%scale")));
+    let scaled = c
+        .iter()
+        .map(|numbers| std::array::from_fn(|i| e.f32("mulf", &numbers[i], "%scale")));
     scaled.collect()
 }
 
 /// p (dp - delta); `delta` of a number's index in its quad and its column.
-fn score_gradients(e: &mut Emitter, p: &[[V; 4]], dp: &[[V; 4]], delta: impl Fn(usize, usize) -> V) -> Vec<[V; 4]> {
+fn score_gradients(
+    e: &mut Emitter,
+    p: &[[V; 4]],
+    dp: &[[V; 4]],
+    delta: impl Fn(usize, usize) -> V,
+) -> Vec<[V; 4]> {
     let mut ds = vec![];
     for (column, (p, dp)) in p.iter().zip(dp).enumerate() {
         ds.push(std::array::from_fn(|i| {
@@ -497,7 +590,8 @@ fn score_gradients(e: &mut Emitter, p: &[[V; 4]], dp: &[[V; 4]], delta: impl Fn(
     ds
 }
 
-/// dout, q, k, v, logsumexp, delta -> dq. Shared memory: 64 queries and their dout, twice some keys and values.
+/// dout, q, k, v, logsumexp, delta -> dq. Shared memory: 64 queries and their dout, twice some keys
+/// and values.
 fn queries(e: &mut Emitter, causal: bool) -> u32 {
     let s = e.start();
     let (pitch, d, rows) = (e.pitch(), e.d as usize, passing(e));
@@ -506,7 +600,10 @@ fn queries(e: &mut Emitter, causal: bool) -> u32 {
     let kv = e.i32("divui", &head, "%group");
     let q = e.matrix("%q", &head, "%n_queries", pitch);
     let dout = e.matrix("%dout", &head, "%n_queries", pitch);
-    let (k, v) = (e.matrix("%k", &kv, "%n_keys", pitch), e.matrix("%v", &kv, "%n_keys", pitch));
+    let (k, v) = (
+        e.matrix("%k", &kv, "%n_keys", pitch),
+        e.matrix("%v", &kv, "%n_keys", pitch),
+    );
     let filler = e.filler(&s.thread);
     let dout_tile = e.behind(&s.tiles, &tile.to_string(), 3);
     let k_tiles = e.behind(&s.tiles, &(2 * tile).to_string(), 3);
@@ -534,7 +631,9 @@ fn queries(e: &mut Emitter, causal: bool) -> u32 {
         let [lse, delta] = ["%lse", "%delta"].map(|tensor| {
             let at = e.matrix(tensor, &head, "%n_queries", 4);
             let at = e.row(&at, &row, 4, 1);
-            e.def(format_args!("llvm.load {at} {{alignment = 4 : i64}} : !llvm.ptr<1> -> f32"))
+            e.def(format_args!(
+                "llvm.load {at} {{alignment = 4 : i64}} : !llvm.ptr<1> -> f32"
+            ))
         });
         shifts.push(e.f32("mulf", &lse, &log2_e));
         deltas.push(delta);
@@ -564,8 +663,12 @@ fn queries(e: &mut Emitter, causal: bool) -> u32 {
         });
         e.commit();
 
-        let scores =
-            e.times_transposed(|e, step| e.load(&q_fragments, Some(&mine), 0, step, false), &k_fragments, &now, rows);
+        let scores = e.times_transposed(
+            |e, step| e.load(&q_fragments, Some(&mine), 0, step, false),
+            &k_fragments,
+            &now,
+            rows,
+        );
         let mut p = vec![];
         for score in &scores {
             p.push(std::array::from_fn(|i| {
@@ -594,14 +697,18 @@ fn queries(e: &mut Emitter, causal: bool) -> u32 {
     2 * tile + 4 * small
 }
 
-/// dout, q, k, v, logsumexp, delta -> dk, dv. Scores are computed transposed: rows are keys, columns queries. Shared
-/// memory: 64 keys and values, twice some queries and their dout, logsumexp and delta.
+/// dout, q, k, v, logsumexp, delta -> dk, dv. Scores are computed transposed: rows are keys,
+/// columns queries. Shared memory: 64 keys and values, twice some queries and their dout, logsumexp
+/// and delta.
 fn keys(e: &mut Emitter, causal: bool) -> u32 {
     let s = e.start();
     let (pitch, d, rows) = (e.pitch(), e.d as usize, passing(e));
     let (tile, small) = (ROWS * pitch, rows * pitch);
     let (kv, first) = part(e, "%n_keys", false);
-    let (k, v) = (e.matrix("%k", &kv, "%n_keys", pitch), e.matrix("%v", &kv, "%n_keys", pitch));
+    let (k, v) = (
+        e.matrix("%k", &kv, "%n_keys", pitch),
+        e.matrix("%v", &kv, "%n_keys", pitch),
+    );
     let filler = e.filler(&s.thread);
     let v_tile = e.behind(&s.tiles, &tile.to_string(), 3);
     let q_tiles = e.behind(&s.tiles, &(2 * tile).to_string(), 3);
@@ -612,7 +719,11 @@ fn keys(e: &mut Emitter, causal: bool) -> u32 {
     let all = e.blocks("%n_queries", rows);
     let zero = e.int(0);
     // With a causal mask the queries before the first key do not look at it.
-    let begin = if causal { e.i32c("divui", &first, i64::from(rows)) } else { zero.clone() };
+    let begin = if causal {
+        e.i32c("divui", &first, i64::from(rows))
+    } else {
+        zero.clone()
+    };
     let each = e.i32("subi", &all, &begin);
     let each = e.i32("maxsi", &each, &zero);
     let n = e.i32("muli", &each, "%group");
@@ -623,7 +734,9 @@ fn keys(e: &mut Emitter, causal: bool) -> u32 {
     let is_delta = e.def(format_args!("arith.trunci {second} : i32 to i1"));
     let limit = e.int(i64::from(2 * rows));
     let copies = e.compare("ult", &s.thread, &limit);
-    let numbers = e.def(format_args!("arith.select {is_delta}, %delta, %lse : !llvm.ptr<1>"));
+    let numbers = e.def(format_args!(
+        "arith.select {is_delta}, %delta, %lse : !llvm.ptr<1>"
+    ));
     let number_place = e.i32c("shli", &s.thread, 2);
     let number_place = e.wide(&number_place);
     let fill = |e: &mut Emitter, round: &str, head: &str, at: &str| {
@@ -645,7 +758,8 @@ fn keys(e: &mut Emitter, causal: bool) -> u32 {
             let (bytes, none) = (e.int(4), e.int(0));
             let bytes = e.select(&inside, &bytes, &none, "i32");
             e.line(format_args!(
-                "nvvm.cp.async.shared.global {to}, {from}, 4, cache = ca, {bytes} : !llvm.ptr<3>, !llvm.ptr<1>, i32"
+                "nvvm.cp.async.shared.global {to}, {from}, 4, cache = ca, {bytes} : !llvm.ptr<3>, \
+                 !llvm.ptr<1>, i32"
             ));
             vec![]
         });
@@ -707,13 +821,23 @@ fn keys(e: &mut Emitter, causal: bool) -> u32 {
             let mut numbers = vec![];
             for column in 0..rows / 8 {
                 let at = e.behind(&row_tile, &(4 * rows * which + 32 * column).to_string(), 3);
-                let two = e.def(format_args!("llvm.load {at} {{alignment = 8 : i64}} : !llvm.ptr<3> -> vector<2xf32>"));
-                numbers.push([0, 1].map(|i| e.def(format_args!("vector.extract {two}[{i}] : f32 from vector<2xf32>"))));
+                let two = e.def(format_args!(
+                    "llvm.load {at} {{alignment = 8 : i64}} : !llvm.ptr<3> -> vector<2xf32>"
+                ));
+                numbers.push([0, 1].map(|i| {
+                    e.def(format_args!(
+                        "vector.extract {two}[{i}] : f32 from vector<2xf32>"
+                    ))
+                }));
             }
             numbers
         };
-        let scores =
-            e.times_transposed(|e, step| e.load(&k_fragments, Some(&mine), 0, step, false), &q_fragments, &now, rows);
+        let scores = e.times_transposed(
+            |e, step| e.load(&k_fragments, Some(&mine), 0, step, false),
+            &q_fragments,
+            &now,
+            rows,
+        );
         let logs = of_queries(e, 0);
         let mut p = vec![];
         for (score, logs) in scores.iter().zip(&logs) {

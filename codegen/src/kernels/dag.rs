@@ -1,5 +1,6 @@
-//! What a kernel computes, as a graph of instructions: a node is one instruction of the dialects `arith` and `math`, a load,
-//! or a sum over a row. Equal nodes are one, and a node's operands come before it.
+//! What a kernel computes, as a graph of instructions: a node is one instruction of the dialects
+//! `arith` and `math`, a load, or a sum over a row. Equal nodes are one, and a node's operands come
+//! before it.
 
 use ir::body::{Axes, Space};
 use std::collections::HashMap;
@@ -7,7 +8,8 @@ use std::collections::HashMap;
 /// A node's number.
 pub(super) type Id = usize;
 
-/// The type of a number that instructions compute with. Integers have no sign; bf16 is an I16 until it is widened.
+/// The type of a number that instructions compute with. Integers have no sign; bf16 is an I16 until
+/// it is widened.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Kind {
     I1,
@@ -61,7 +63,10 @@ impl Span {
         Span { rows, columns }
     }
     pub(super) fn and(self, other: Span) -> Span {
-        Span { rows: self.rows || other.rows, columns: self.columns || other.columns }
+        Span {
+            rows: self.rows || other.rows,
+            columns: self.columns || other.columns,
+        }
     }
 }
 
@@ -98,7 +103,8 @@ pub(super) enum Prim {
     Fold(Fold),
     /// A power: an F64 and an I64, the exponent. One number, not a vector.
     Power,
-    /// Random words: the element's number selects one; operands are the seed and the step, I64 both.
+    /// Random words: the element's number selects one; operands are the seed and the step, I64
+    /// both.
     Random(u32),
 }
 
@@ -127,7 +133,8 @@ pub(super) struct Dag {
     pub(super) nodes: Vec<Node>,
     pub(super) exponentials: Vec<Exponentials>,
     index: HashMap<Node, Id>,
-    /// True for results of expensive functions, which are kept from pass to pass and not computed again.
+    /// True for results of expensive functions, which are kept from pass to pass and not computed
+    /// again.
     pub(super) dear: Vec<bool>,
     /// True if functions may be those that GPUs have.
     pub(super) gpu: bool,
@@ -135,7 +142,10 @@ pub(super) struct Dag {
 
 impl Dag {
     pub(super) fn new(gpu: bool) -> Dag {
-        Dag { gpu, ..Dag::default() }
+        Dag {
+            gpu,
+            ..Dag::default()
+        }
     }
     pub(super) fn kind(&self, id: Id) -> Kind {
         self.nodes[id].kind
@@ -151,19 +161,45 @@ impl Dag {
         id
     }
     fn op(&mut self, prim: Prim, args: &[Id], kind: Kind) -> Id {
-        let span = args.iter().fold(Span::default(), |span, &a| span.and(self.nodes[a].span));
+        let span = args
+            .iter()
+            .fold(Span::default(), |span, &a| span.and(self.nodes[a].span));
         let stage = args.iter().map(|&a| self.nodes[a].stage).max().unwrap_or(0);
-        self.node(Node { prim, args: args.to_vec(), kind, span, stage })
+        self.node(Node {
+            prim,
+            args: args.to_vec(),
+            kind,
+            span,
+            stage,
+        })
     }
 
     pub(super) fn load(&mut self, operand: usize, axes: Axes, kind: Kind, span: Span) -> Id {
-        self.node(Node { prim: Prim::Load(operand, axes), args: vec![], kind, span, stage: 0 })
+        self.node(Node {
+            prim: Prim::Load(operand, axes),
+            args: vec![],
+            kind,
+            span,
+            stage: 0,
+        })
     }
     pub(super) fn load_at(&mut self, operand: usize, at: u64, kind: Kind) -> Id {
-        self.node(Node { prim: Prim::LoadAt(operand, at), args: vec![], kind, span: Span::default(), stage: 0 })
+        self.node(Node {
+            prim: Prim::LoadAt(operand, at),
+            args: vec![],
+            kind,
+            span: Span::default(),
+            stage: 0,
+        })
     }
     pub(super) fn bits(&mut self, bits: u64, kind: Kind) -> Id {
-        self.node(Node { prim: Prim::Const(bits), args: vec![], kind, span: Span::default(), stage: 0 })
+        self.node(Node {
+            prim: Prim::Const(bits),
+            args: vec![],
+            kind,
+            span: Span::default(),
+            stage: 0,
+        })
     }
     /// A number, rounded to a floating-point kind.
     pub(super) fn float(&mut self, x: f64, kind: Kind) -> Id {
@@ -173,7 +209,11 @@ impl Dag {
         }
     }
     pub(super) fn int(&mut self, x: i64, kind: Kind) -> Id {
-        let mask = if kind == Kind::I64 { u64::MAX } else { (1 << (8 * kind.bytes())) - 1 };
+        let mask = if kind == Kind::I64 {
+            u64::MAX
+        } else {
+            (1 << (8 * kind.bytes())) - 1
+        };
         self.bits(x as u64 & mask, kind)
     }
     pub(super) fn bit(&mut self, x: bool) -> Id {
@@ -187,23 +227,49 @@ impl Dag {
         self.op(Prim::Compare(name), &[a, b], Kind::I1)
     }
     pub(super) fn select(&mut self, c: Id, x: Id, y: Id) -> Id {
-        if x == y { x } else { self.op(Prim::Select, &[c, x, y], self.kind(x)) }
+        if x == y {
+            x
+        } else {
+            self.op(Prim::Select, &[c, x, y], self.kind(x))
+        }
     }
     pub(super) fn convert(&mut self, name: &'static str, x: Id, to: Kind) -> Id {
-        if self.kind(x) == to { x } else { self.op(Prim::Convert(name), &[x], to) }
+        if self.kind(x) == to {
+            x
+        } else {
+            self.op(Prim::Convert(name), &[x], to)
+        }
     }
     pub(super) fn fold(&mut self, fold: Fold, x: Id) -> Id {
         let node = &self.nodes[x];
         let (kind, stage) = (node.kind, node.stage + 1);
-        let span = Span { rows: true, columns: false };
-        self.node(Node { prim: Prim::Fold(fold), args: vec![x], kind, span, stage })
+        let span = Span {
+            rows: true,
+            columns: false,
+        };
+        self.node(Node {
+            prim: Prim::Fold(fold),
+            args: vec![x],
+            kind,
+            span,
+            stage,
+        })
     }
     pub(super) fn power(&mut self, x: Id, exponent: Id) -> Id {
         self.op(Prim::Power, &[x, exponent], Kind::F64)
     }
     pub(super) fn random(&mut self, seed: Id, step: Id, stream: u32) -> Id {
-        let span = Span { rows: true, columns: true };
-        self.node(Node { prim: Prim::Random(stream), args: vec![seed, step], kind: Kind::I32, span, stage: 0 })
+        let span = Span {
+            rows: true,
+            columns: true,
+        };
+        self.node(Node {
+            prim: Prim::Random(stream),
+            args: vec![seed, step],
+            kind: Kind::I32,
+            span,
+            stage: 0,
+        })
     }
     /// Says that a value should be kept rather than computed again.
     pub(super) fn keep(&mut self, id: Id) -> Id {
@@ -212,13 +278,34 @@ impl Dag {
     }
 
     pub(super) fn add(&mut self, a: Id, b: Id) -> Id {
-        self.same(if self.kind(a).is_float() { "arith.addf" } else { "arith.addi" }, &[a, b])
+        self.same(
+            if self.kind(a).is_float() {
+                "arith.addf"
+            } else {
+                "arith.addi"
+            },
+            &[a, b],
+        )
     }
     pub(super) fn sub(&mut self, a: Id, b: Id) -> Id {
-        self.same(if self.kind(a).is_float() { "arith.subf" } else { "arith.subi" }, &[a, b])
+        self.same(
+            if self.kind(a).is_float() {
+                "arith.subf"
+            } else {
+                "arith.subi"
+            },
+            &[a, b],
+        )
     }
     pub(super) fn mul(&mut self, a: Id, b: Id) -> Id {
-        self.same(if self.kind(a).is_float() { "arith.mulf" } else { "arith.muli" }, &[a, b])
+        self.same(
+            if self.kind(a).is_float() {
+                "arith.mulf"
+            } else {
+                "arith.muli"
+            },
+            &[a, b],
+        )
     }
     pub(super) fn div(&mut self, a: Id, b: Id) -> Id {
         self.same("arith.divf", &[a, b])
@@ -232,21 +319,57 @@ impl Dag {
     }
     /// `a < b`; false if one is NaN.
     pub(super) fn less(&mut self, a: Id, b: Id) -> Id {
-        self.compare(if self.kind(a).is_float() { "arith.cmpf olt" } else { "arith.cmpi slt" }, a, b)
+        self.compare(
+            if self.kind(a).is_float() {
+                "arith.cmpf olt"
+            } else {
+                "arith.cmpi slt"
+            },
+            a,
+            b,
+        )
     }
     /// `a <= b`; false if one is NaN.
     pub(super) fn at_most(&mut self, a: Id, b: Id) -> Id {
-        self.compare(if self.kind(a).is_float() { "arith.cmpf ole" } else { "arith.cmpi sle" }, a, b)
+        self.compare(
+            if self.kind(a).is_float() {
+                "arith.cmpf ole"
+            } else {
+                "arith.cmpi sle"
+            },
+            a,
+            b,
+        )
     }
     pub(super) fn equal(&mut self, a: Id, b: Id) -> Id {
-        self.compare(if self.kind(a).is_float() { "arith.cmpf oeq" } else { "arith.cmpi eq" }, a, b)
+        self.compare(
+            if self.kind(a).is_float() {
+                "arith.cmpf oeq"
+            } else {
+                "arith.cmpi eq"
+            },
+            a,
+            b,
+        )
     }
     pub(super) fn differs(&mut self, a: Id, b: Id) -> Id {
-        self.compare(if self.kind(a).is_float() { "arith.cmpf une" } else { "arith.cmpi ne" }, a, b)
+        self.compare(
+            if self.kind(a).is_float() {
+                "arith.cmpf une"
+            } else {
+                "arith.cmpi ne"
+            },
+            a,
+            b,
+        )
     }
     /// The larger (`most`) or the smaller; NaN if one is.
     pub(super) fn extreme(&mut self, most: bool, a: Id, b: Id) -> Id {
-        let wins = if most { self.less(b, a) } else { self.less(a, b) };
+        let wins = if most {
+            self.less(b, a)
+        } else {
+            self.less(a, b)
+        };
         if !self.kind(a).is_float() {
             return self.select(wins, a, b);
         }

@@ -1,8 +1,9 @@
 //! Instructions to MLIR text: the loops over rows and columns, loads and stores.
 //!
 //! A row is gone through in passes: see `passes`. On a CPU a pass is a loop over vectors of 16
-//! elements and one over those that are left; on a GPU a block of threads shares the row, with vectors of 16 bytes.
-//! Values that do not vary along a row are scalars, computed outside of the loops.
+//! elements and one over those that are left; on a GPU a block of threads shares the row, with
+//! vectors of 16 bytes. Values that do not vary along a row are scalars, computed outside of the
+//! loops.
 
 use super::dag::{Dag, Exponentials, Fold, Id, Kind, Prim};
 use super::lower::{Known, storage};
@@ -16,13 +17,17 @@ use std::fmt::Write;
 const LANES: u64 = 16;
 /// Elements of a part, about: enough that starting a part costs nothing.
 const PART: u64 = 16384;
-/// A result of so many bytes is not in any cache when it is read next: storing past the caches saves reading it in first.
+/// A result of so many bytes is not in any cache when it is read next: storing past the caches
+/// saves reading it in first.
 const STREAMED: u64 = 32 << 20;
-/// The most bytes of a row that is fetched into the first cache, and into the second, while the row before it is computed.
+/// The most bytes of a row that is fetched into the first cache, and into the second, while the row
+/// before it is computed.
 const FETCHED: [u64; 2] = [16 << 10, 256 << 10];
-/// Columns of a block of a long row; it is gone through twice and should not leave the first cache in between.
+/// Columns of a block of a long row; it is gone through twice and should not leave the first cache
+/// in between.
 const BLOCK: u64 = 1024;
-/// A number of each block: its largest element, later what its exponentials are to be multiplied with; their sum.
+/// A number of each block: its largest element, later what its exponentials are to be multiplied
+/// with; their sum.
 const BLOCK_SCALES: &str = "%block_scales";
 const BLOCK_SUMS: &str = "%block_sums";
 /// So many blocks ahead are fetched.
@@ -41,10 +46,16 @@ pub(super) struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// True if a result is stored past the caches: it is large, and its rows begin where a vector of it may lie.
+    /// True if a result is stored past the caches: it is large, and its rows begin where a vector
+    /// of it may lie.
     pub(super) fn streams(&self, j: usize) -> bool {
         let out = &self.results[j];
-        let aligned = || self.space.strides(self.space.axes(out.value)).iter().all(|s| s.is_multiple_of(LANES));
+        let aligned = || {
+            self.space
+                .strides(self.space.axes(out.value))
+                .iter()
+                .all(|s| s.is_multiple_of(LANES))
+        };
         !self.gpu && STREAMED <= out.ty.bytes() && aligned()
     }
 }
@@ -80,13 +91,23 @@ struct Sums {
 
 pub(super) fn emit(plan: &Plan<'_>) -> Result<Text, String> {
     let passes = kept_passes(plan);
-    let sums: Vec<usize> = (0..plan.results.len()).filter(|&j| is_sum(&plan.results[j])).collect();
+    let sums: Vec<usize> = (0..plan.results.len())
+        .filter(|&j| is_sum(&plan.results[j]))
+        .collect();
     let (mut scratch_bytes, mut layout) = (0, BTreeMap::new());
     let (rows_each, sum_parts) = plan.space.parts();
     for &j in &sums {
-        let Known::Columns { of, .. } = plan.results[j].known else { continue };
+        let Known::Columns { of, .. } = plan.results[j].known else {
+            continue;
+        };
         let kind = plan.dag.kind(of);
-        layout.insert(j, Sums { kind, offset: scratch_bytes });
+        layout.insert(
+            j,
+            Sums {
+                kind,
+                offset: scratch_bytes,
+            },
+        );
         scratch_bytes += plan.space.partial_bytes(plan.results[j].value);
     }
     let mut module = String::from("module {\n");
@@ -100,17 +121,21 @@ pub(super) fn emit(plan: &Plan<'_>) -> Result<Text, String> {
         module.push_str(&emitter.finish());
     }
     module.push_str("}\n");
-    Ok(Text { mlir: module, functions, scratch_bytes })
+    Ok(Text {
+        mlir: module,
+        functions,
+        scratch_bytes,
+    })
 }
 
 fn is_sum(out: &Out) -> bool {
     matches!(out.known, Known::Columns { .. })
 }
 
-// ----------------------------------------------------------------------------------------------------------- emitter
+// --- emitter ---
 
-/// The text of one function. Instructions are appended to scopes, the function's, the row's, the loop's: what does not
-/// depend on a loop stands before it.
+/// The text of one function. Instructions are appended to scopes, the function's, the row's, the
+/// loop's: what does not depend on a loop stands before it.
 struct Emitter<'a> {
     plan: &'a Plan<'a>,
     passes: &'a Passes,
@@ -142,15 +167,29 @@ struct Emitter<'a> {
 type Emitted<T> = Result<T, String>;
 
 impl<'a> Emitter<'a> {
-    fn new(plan: &'a Plan<'a>, passes: &'a Passes, sums: &'a BTreeMap<usize, Sums>, scratch_bytes: u64) -> Emitter<'a> {
-        let draws = plan.dag.nodes.iter().any(|node| matches!(node.prim, Prim::Random(_)));
-        // The rounds of a random number wait for each other: two vectors of them at a time keep the multipliers busy.
+    fn new(
+        plan: &'a Plan<'a>,
+        passes: &'a Passes,
+        sums: &'a BTreeMap<usize, Sums>,
+        scratch_bytes: u64,
+    ) -> Emitter<'a> {
+        let draws = plan
+            .dag
+            .nodes
+            .iter()
+            .any(|node| matches!(node.prim, Prim::Random(_)));
+        // The rounds of a random number wait for each other: two vectors of them at a time keep the
+        // multipliers busy.
         let lanes = match draws {
             _ if plan.gpu => gpu_lanes(plan),
             true => 2 * LANES,
             false => LANES,
         };
-        let threads = if plan.gpu { gpu_threads(plan, lanes) } else { 1 };
+        let threads = if plan.gpu {
+            gpu_threads(plan, lanes)
+        } else {
+            1
+        };
         Emitter {
             plan,
             passes,
@@ -197,7 +236,10 @@ impl<'a> Emitter<'a> {
     }
     /// Ends the innermost scope. What stood before it in the text stands before it still.
     fn close(&mut self) {
-        let (inner, header) = (self.scopes.pop().unwrap_or_default(), self.headers.pop().unwrap_or_default());
+        let (inner, header) = (
+            self.scopes.pop().unwrap_or_default(),
+            self.headers.pop().unwrap_or_default(),
+        );
         self.line(&header);
         let scope = self.scopes.len() - 1;
         self.scopes[scope].push_str(&inner);
@@ -220,11 +262,18 @@ impl<'a> Emitter<'a> {
     }
 
     fn begin(&mut self, phase: usize) -> String {
-        let symbol = if phase == 0 { self.plan.symbol.to_string() } else { format!("{}_{phase}", self.plan.symbol) };
-        let n = self.plan.operands.len() + self.plan.results.len() + usize::from(self.scratch_bytes != 0);
+        let symbol = if phase == 0 {
+            self.plan.symbol.to_string()
+        } else {
+            format!("{}_{phase}", self.plan.symbol)
+        };
+        let n = self.plan.operands.len()
+            + self.plan.results.len()
+            + usize::from(self.scratch_bytes != 0);
         if self.plan.gpu {
-            let pointers: Vec<String> =
-                (0..n).map(|i| format!("%a{i}: !llvm.ptr<1> {{llvm.align = 64 : i64}}")).collect();
+            let pointers: Vec<String> = (0..n)
+                .map(|i| format!("%a{i}: !llvm.ptr<1> {{llvm.align = 64 : i64}}"))
+                .collect();
             self.signature = format!(
                 "  llvm.func @{symbol}({}) attributes {{nvvm.kernel, nvvm.minctasm = 1 : i32, \
                  nvvm.maxntid = array<i32: {}, 1, 1>}} {{\n",
@@ -239,13 +288,19 @@ impl<'a> Emitter<'a> {
             self.line_at(0, &format!("%step = arith.extui {blocks} : i32 to i64"));
         } else {
             self.signature = format!(
-                "  llvm.func @{symbol}(%args: !llvm.ptr {{llvm.noalias}}, %first: i64, %end: i64) attributes \
+                "  llvm.func @{symbol}(%args: !llvm.ptr {{llvm.noalias}}, %first: i64, %end: i64) \
+                 attributes \
                  {{passthrough = [\"nounwind\", [\"prefer-vector-width\", \"512\"]]}} {{\n"
             );
             for i in 0..n {
-                let at =
-                    self.def_at(0, &format!("llvm.getelementptr %args[{i}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr"));
-                self.line_at(0, &format!("%a{i} = llvm.load {at} : !llvm.ptr -> !llvm.ptr"));
+                let at = self.def_at(
+                    0,
+                    &format!("llvm.getelementptr %args[{i}] : (!llvm.ptr) -> !llvm.ptr, !llvm.ptr"),
+                );
+                self.line_at(
+                    0,
+                    &format!("%a{i} = llvm.load {at} : !llvm.ptr -> !llvm.ptr"),
+                );
             }
         }
         symbol
@@ -260,7 +315,8 @@ impl<'a> Emitter<'a> {
             let name = self.shared_name();
             let _ = writeln!(
                 text,
-                "  llvm.mlir.global internal @{name}() {{addr_space = 3 : i32, alignment = 16 : i64}} : \
+                "  llvm.mlir.global internal @{name}() {{addr_space = 3 : i32, alignment = 16 : \
+                 i64}} : \
                  !llvm.array<{} x i8>",
                 self.shared
             );
@@ -271,18 +327,25 @@ impl<'a> Emitter<'a> {
         format!("{}_shared", self.plan.symbol)
     }
     fn pointer_type(&self) -> &'static str {
-        if self.plan.gpu { "!llvm.ptr<1>" } else { "!llvm.ptr" }
+        if self.plan.gpu {
+            "!llvm.ptr<1>"
+        } else {
+            "!llvm.ptr"
+        }
     }
     /// The pointer `at` elements behind another.
     fn offset_at(&mut self, scope: usize, pointer: &str, at: &str, kind: Kind) -> String {
         let (ty, k) = (self.pointer_type(), kind.name());
-        self.def_at(scope, &format!("llvm.getelementptr {pointer}[{at}] : ({ty}, i64) -> {ty}, {k}"))
+        self.def_at(
+            scope,
+            &format!("llvm.getelementptr {pointer}[{at}] : ({ty}, i64) -> {ty}, {k}"),
+        )
     }
     fn offset(&mut self, pointer: &str, at: &str, kind: Kind) -> String {
         self.offset_at(self.scopes.len() - 1, pointer, at, kind)
     }
 
-    // ------------------------------------------------------------------------------------------------------- memory
+    // --- memory ---
 
     /// Where the row's elements of an operand or result are: its pointer, and how it is aligned.
     fn row_pointer(&mut self, argument: usize, axes: Axes, kind: Kind) -> (String, u64) {
@@ -322,7 +385,11 @@ impl<'a> Emitter<'a> {
             let mut below = 1;
             for i in (0..strides.len()).rev() {
                 if strides[i] != 0 {
-                    let (unit, size, stride) = (self.index(below), self.index(sizes[i]), self.index(strides[i]));
+                    let (unit, size, stride) = (
+                        self.index(below),
+                        self.index(sizes[i]),
+                        self.index(strides[i]),
+                    );
                     let at = self.def_at(scope, &format!("arith.divui {row}, {unit} : i64"));
                     let at = self.def_at(scope, &format!("arith.remui {at}, {size} : i64"));
                     let at = self.def_at(scope, &format!("arith.muli {at}, {stride} : i64"));
@@ -337,21 +404,42 @@ impl<'a> Emitter<'a> {
     }
     fn load(&mut self, pointer: &str, at: &str, kind: Kind, width: u64, align: u64) -> String {
         let from = self.offset(pointer, at, kind);
-        let (ty, align) = (self.pointer_type(), if width == 1 { kind.bytes() } else { align });
-        self.def(&format!("llvm.load {from} {{alignment = {align} : i64}} : {ty} -> {}", type_of(kind, width)))
+        let (ty, align) = (
+            self.pointer_type(),
+            if width == 1 { kind.bytes() } else { align },
+        );
+        self.def(&format!(
+            "llvm.load {from} {{alignment = {align} : i64}} : {ty} -> {}",
+            type_of(kind, width)
+        ))
     }
     fn store(&mut self, x: &str, pointer: &str, at: &str, kind: Kind, width: u64, align: u64) {
         self.store_as("", x, pointer, at, kind, width, align);
     }
     /// The same with an attribute.
     #[allow(clippy::too_many_arguments, reason = "they are a store's")]
-    fn store_as(&mut self, how: &str, x: &str, pointer: &str, at: &str, kind: Kind, width: u64, align: u64) {
+    fn store_as(
+        &mut self,
+        how: &str,
+        x: &str,
+        pointer: &str,
+        at: &str,
+        kind: Kind,
+        width: u64,
+        align: u64,
+    ) {
         let to = self.offset(pointer, at, kind);
-        let (ty, align) = (self.pointer_type(), if width == 1 { kind.bytes() } else { align });
-        self.line(&format!("llvm.store {x}, {to} {{alignment = {align} : i64{how}}} : {}, {ty}", type_of(kind, width)));
+        let (ty, align) = (
+            self.pointer_type(),
+            if width == 1 { kind.bytes() } else { align },
+        );
+        self.line(&format!(
+            "llvm.store {x}, {to} {{alignment = {align} : i64{how}}} : {}, {ty}",
+            type_of(kind, width)
+        ));
     }
 
-    // ------------------------------------------------------------------------------------------------- instructions
+    // --- instructions ---
 
     fn constant(&mut self, bits: u64, kind: Kind, width: u64) -> String {
         let value = match kind {
@@ -367,7 +455,10 @@ impl<'a> Emitter<'a> {
         match width {
             1 if kind == Kind::I1 => self.def_at(0, &format!("arith.constant {value}")),
             1 => self.def_at(0, &format!("arith.constant {value} : {}", kind.name())),
-            _ => self.def_at(0, &format!("arith.constant dense<{value}> : {}", type_of(kind, width))),
+            _ => self.def_at(
+                0,
+                &format!("arith.constant dense<{value}> : {}", type_of(kind, width)),
+            ),
         }
     }
     /// One instruction on scalars or vectors.
@@ -388,20 +479,31 @@ impl<'a> Emitter<'a> {
             &Prim::Load(i, axes) => {
                 let (pointer, _) = self.row_pointer(i, axes, node.kind);
                 let (align, kind) = (node.kind.bytes(), node.kind.name());
-                self.def_at(scope, &format!("llvm.load {pointer} {{alignment = {align} : i64}} : {ty} -> {kind}"))
+                self.def_at(
+                    scope,
+                    &format!("llvm.load {pointer} {{alignment = {align} : i64}} : {ty} -> {kind}"),
+                )
             }
             &Prim::LoadAt(i, at) => {
                 let at = self.index(at);
                 let pointer = self.offset_at(0, &format!("%a{i}"), &at, node.kind);
                 let (align, kind) = (node.kind.bytes(), node.kind.name());
-                self.def_at(0, &format!("llvm.load {pointer} {{alignment = {align} : i64}} : {ty} -> {kind}"))
+                self.def_at(
+                    0,
+                    &format!("llvm.load {pointer} {{alignment = {align} : i64}} : {ty} -> {kind}"),
+                )
             }
             Prim::Power => {
                 let (x, n) = (self.scalar(node.args[0]), self.scalar(node.args[1]));
                 self.power(&x, &n)
             }
             _ => {
-                let args: Vec<String> = node.args.clone().into_iter().map(|a| self.scalar(a)).collect();
+                let args: Vec<String> = node
+                    .args
+                    .clone()
+                    .into_iter()
+                    .map(|a| self.scalar(a))
+                    .collect();
                 self.instruction(scope, id, &args, 1)
             }
         };
@@ -441,7 +543,8 @@ impl<'a> Emitter<'a> {
         self.line_at(
             0,
             &format!(
-                "{result}:3 = scf.for %i{} = {zero} to {most} step {one} iter_args({acc} = {unit}, {base} = {x}, \
+                "{result}:3 = scf.for %i{} = {zero} to {most} step {one} iter_args({acc} = \
+                 {unit}, {base} = {x}, \
                  {rest} = {n}) -> (f64, f64, i64) : i64 {{",
                 self.next
             ),
@@ -452,14 +555,26 @@ impl<'a> Emitter<'a> {
         let chosen = self.def_at(0, &format!("arith.select {bit}, {product}, {acc} : f64"));
         let square = self.def_at(0, &format!("arith.mulf {base}, {base} : f64"));
         let half = self.def_at(0, &format!("arith.shrui {rest}, {one} : i64"));
-        self.line_at(0, &format!("scf.yield {chosen}, {square}, {half} : f64, f64, i64"));
+        self.line_at(
+            0,
+            &format!("scf.yield {chosen}, {square}, {half} : f64, f64, i64"),
+        );
         self.line_at(0, "}");
         let inverse = self.def_at(0, &format!("arith.divf {unit}, {result}#0 : f64"));
-        self.def_at(0, &format!("arith.select {negative}, {inverse}, {result}#0 : f64"))
+        self.def_at(
+            0,
+            &format!("arith.select {negative}, {inverse}, {result}#0 : f64"),
+        )
     }
 
     /// The elements `at..at + width` of all that a pass needs: names of the instructions' results.
-    fn elements(&mut self, pass: &Pass, at: &str, width: u64, mut names: BTreeMap<Id, String>) -> BTreeMap<Id, String> {
+    fn elements(
+        &mut self,
+        pass: &Pass,
+        at: &str,
+        width: u64,
+        mut names: BTreeMap<Id, String>,
+    ) -> BTreeMap<Id, String> {
         let dag = self.plan.dag;
         for &id in &pass.needs {
             if names.contains_key(&id) {
@@ -472,7 +587,10 @@ impl<'a> Emitter<'a> {
                 match self.scale.clone().filter(|(of, _)| *of == id) {
                     Some((_, [scalar, vector])) => {
                         let scale = if width == 1 { scalar } else { vector };
-                        self.def(&format!("arith.mulf {x}, {scale} : {}", type_of(node.kind, width)))
+                        self.def(&format!(
+                            "arith.mulf {x}, {scale} : {}",
+                            type_of(node.kind, width)
+                        ))
                     }
                     None => x,
                 }
@@ -487,7 +605,11 @@ impl<'a> Emitter<'a> {
                         self.random(&seed, &step, stream, at, width)
                     }
                     _ => {
-                        let args: Vec<String> = node.args.iter().map(|&a| self.element(a, width, &names)).collect();
+                        let args: Vec<String> = node
+                            .args
+                            .iter()
+                            .map(|&a| self.element(a, width, &names))
+                            .collect();
                         self.instruction(self.scopes.len() - 1, id, &args, width)
                     }
                 }
@@ -509,7 +631,11 @@ impl<'a> Emitter<'a> {
             Buffer::Stack(n) => (format!("%buffer{n}"), (self.lanes * kind.bytes()).min(64)),
             Buffer::Result(j) => {
                 let out = &self.plan.results[j];
-                self.row_pointer(self.plan.operands.len() + j, self.plan.space.axes(out.value), kind)
+                self.row_pointer(
+                    self.plan.operands.len() + j,
+                    self.plan.space.axes(out.value),
+                    kind,
+                )
             }
         }
     }
@@ -525,26 +651,39 @@ impl<'a> Emitter<'a> {
         };
         let first = self.def(&format!("arith.addi {base}, {at} : i64"));
         // Whole blocks, if rows begin with one; else each element has its block computed.
-        let whole = width.is_multiple_of(4) && (space.rows() == 1 || space.columns().is_multiple_of(4));
+        let whole =
+            width.is_multiple_of(4) && (space.rows() == 1 || space.columns().is_multiple_of(4));
         let n = if whole { width / 4 } else { width };
         let (wide, word) = (format!("vector<{n}xi64>"), format!("vector<{n}xi32>"));
         // Blocks lie in fours in the order that puts them right below, by cheap instructions.
         let in_fours = whole && n.is_multiple_of(4);
-        let place = |i: u64| if in_fours { i / 4 * 4 + [0, 2, 1, 3][i as usize % 4] } else { i };
-        let list =
-            |numbers: &mut dyn Iterator<Item = u64>| numbers.map(|i| i.to_string()).collect::<Vec<_>>().join(", ");
+        let place = |i: u64| {
+            if in_fours {
+                i / 4 * 4 + [0, 2, 1, 3][i as usize % 4]
+            } else {
+                i
+            }
+        };
+        let list = |numbers: &mut dyn Iterator<Item = u64>| {
+            numbers
+                .map(|i| i.to_string())
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         let scale = if whole { 4 } else { 1 };
         let numbers = list(&mut (0..n).map(|i| place(i) * scale));
         let lanes = self.def_at(0, &format!("arith.constant dense<[{numbers}]> : {wide}"));
         let first = self.def(&format!("vector.broadcast {first} : i64 to {wide}"));
         let element = self.def(&format!("arith.addi {first}, {lanes} : {wide}"));
         // A vector even if it has but one element.
-        let wide_constant =
-            |emitter: &mut Self, i: u64| emitter.def_at(0, &format!("arith.constant dense<{i}> : {wide}"));
+        let wide_constant = |emitter: &mut Self, i: u64| {
+            emitter.def_at(0, &format!("arith.constant dense<{i}> : {wide}"))
+        };
         let (two, half) = (wide_constant(self, 2), wide_constant(self, 32));
         let block = self.def(&format!("arith.shrui {element}, {two} : {wide}"));
-        // Words are kept in twice their bits, so that products have room. What is above a word is rubbish: the processor's
-        // products of words do not read it, so that masks before them cost nothing.
+        // Words are kept in twice their bits, so that products have room. What is above a word is
+        // rubbish: the processor's products of words do not read it, so that masks before them cost
+        // nothing.
         let mask = wide_constant(self, 0xFFFF_FFFF);
         let high = self.def(&format!("arith.shrui {block}, {half} : {wide}"));
         // Seed and step are scalars.
@@ -556,7 +695,10 @@ impl<'a> Emitter<'a> {
         let stream = wide_constant(self, stream.into());
         let mut counter = [block, high, stream, step];
         let mut key = [key0, key1];
-        let factors = [wide_constant(self, 0xD251_1F53), wide_constant(self, 0xCD9E_8D57)];
+        let factors = [
+            wide_constant(self, 0xD251_1F53),
+            wide_constant(self, 0xCD9E_8D57),
+        ];
         for round in 0..10 {
             if round != 0 {
                 for (key, add) in key.iter_mut().zip([0x9E37_79B9u64, 0xBB67_AE85]) {
@@ -565,7 +707,8 @@ impl<'a> Emitter<'a> {
                     *key = self.def_at(0, &format!("arith.andi {key}, {all} : i64"));
                 }
             }
-            let keys = [0, 1].map(|i| self.def_at(0, &format!("vector.broadcast {} : i64 to {wide}", key[i])));
+            let keys = [0, 1]
+                .map(|i| self.def_at(0, &format!("vector.broadcast {} : i64 to {wide}", key[i])));
             let mut products = vec![];
             for (i, factor) in [0, 2].into_iter().zip(&factors) {
                 let word = self.def(&format!("arith.andi {}, {mask} : {wide}", counter[i]));
@@ -582,27 +725,39 @@ impl<'a> Emitter<'a> {
             counter = [c0, products[1].0.clone(), c2, products[0].0.clone()];
         }
         if whole {
-            // Words of a block follow each other: 0 1 and 2 3 are put into one number each, then these beside each other.
+            // Words of a block follow each other: 0 1 and 2 3 are put into one number each, then
+            // these beside each other.
             let halves = format!("vector<{}xi32>", 2 * n);
-            let counter = counter.map(|words| self.def(&format!("vector.bitcast {words} : {wide} to {halves}")));
+            let counter = counter
+                .map(|words| self.def(&format!("vector.bitcast {words} : {wide} to {halves}")));
             let lower = list(&mut (0..n).flat_map(|i| [2 * i, 2 * (n + i)]));
             let [a, b] = [0, 2].map(|i| {
                 let (a, b) = (&counter[i], &counter[i + 1]);
-                let pair = self.def(&format!("vector.shuffle {a}, {b} [{lower}] : {halves}, {halves}"));
+                let pair = self.def(&format!(
+                    "vector.shuffle {a}, {b} [{lower}] : {halves}, {halves}"
+                ));
                 self.def(&format!("vector.bitcast {pair} : {halves} to {wide}"))
             });
             let order = list(&mut (0..n).flat_map(|i| [place(i), n + place(i)]));
-            let blocks = self.def(&format!("vector.shuffle {a}, {b} [{order}] : {wide}, {wide}"));
-            return self.def(&format!("vector.bitcast {blocks} : vector<{}xi64> to vector<{width}xi32>", 2 * n));
+            let blocks = self.def(&format!(
+                "vector.shuffle {a}, {b} [{order}] : {wide}, {wide}"
+            ));
+            return self.def(&format!(
+                "vector.bitcast {blocks} : vector<{}xi64> to vector<{width}xi32>",
+                2 * n
+            ));
         }
-        let counter = counter.map(|words| self.def(&format!("arith.trunci {words} : {wide} to {word}")));
+        let counter =
+            counter.map(|words| self.def(&format!("arith.trunci {words} : {wide} to {word}")));
         let three = wide_constant(self, 3);
         let which = self.def(&format!("arith.andi {element}, {three} : {wide}"));
         let mut chosen = counter[3].clone();
         for (i, words) in counter.iter().enumerate().take(3) {
             let number = wide_constant(self, i as u64);
             let this = self.def(&format!("arith.cmpi eq, {which}, {number} : {wide}"));
-            chosen = self.def(&format!("arith.select {this}, {words}, {chosen} : vector<{n}xi1>, {word}"));
+            chosen = self.def(&format!(
+                "arith.select {this}, {words}, {chosen} : vector<{n}xi1>, {word}"
+            ));
         }
         match width {
             1 => self.def(&format!("vector.extract {chosen}[0] : i32 from {word}")),
@@ -610,7 +765,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    // -------------------------------------------------------------------------------------------------------- folds
+    // --- folds ---
 
     fn start(&mut self, fold: Fold, kind: Kind, width: u64) -> String {
         let bits = match (fold, kind) {
@@ -634,7 +789,9 @@ impl<'a> Emitter<'a> {
             Fold::Any => self.def(&format!("arith.ori {a}, {b} : {ty}")),
             Fold::Max | Fold::MaxNumber | Fold::Min => {
                 let wins = match real {
-                    true if fold == Fold::MaxNumber => self.def(&format!("arith.cmpf ogt, {a}, {b} : {ty}")),
+                    true if fold == Fold::MaxNumber => {
+                        self.def(&format!("arith.cmpf ogt, {a}, {b} : {ty}"))
+                    }
                     true => {
                         let name = if most { "ogt" } else { "olt" };
                         let wins = self.def(&format!("arith.cmpf {name}, {a}, {b} : {ty}"));
@@ -661,20 +818,27 @@ impl<'a> Emitter<'a> {
             let halves = [0, half].map(|at| {
                 let to = format!("vector<{half}x{}>", kind.name());
                 self.def(&format!(
-                    "vector.extract_strided_slice {x} {{offsets = [{at}], sizes = [{half}], strides = [1]}} : {ty} to {to}"
+                    "vector.extract_strided_slice {x} {{offsets = [{at}], sizes = [{half}], \
+                     strides = [1]}} : {ty} to {to}"
                 ))
             });
             width = half;
             if width == 1 {
                 let ty = format!("vector<1x{}>", kind.name());
-                let [a, b] = halves.map(|h| self.def(&format!("vector.extract {h}[0] : {} from {ty}", kind.name())));
+                let [a, b] = halves.map(|h| {
+                    self.def(&format!(
+                        "vector.extract {h}[0] : {} from {ty}",
+                        kind.name()
+                    ))
+                });
                 return self.combine_two(fold, kind, 1, &a, &b);
             }
             x = self.combine_two(fold, kind, width, &halves[0], &halves[1]);
         }
         x
     }
-    /// A number of each thread as one, known to all threads of the block. `slot` is its place in shared memory.
+    /// A number of each thread as one, known to all threads of the block. `slot` is its place in
+    /// shared memory.
     fn across_threads(&mut self, fold: Fold, kind: Kind, x: &str, slot: u64) -> String {
         // Bits travel as integers.
         let (travels, mut x) = match kind {
@@ -682,19 +846,29 @@ impl<'a> Emitter<'a> {
             _ => (kind, x.to_string()),
         };
         let ty = travels.name();
-        let (all, clamp) = (self.def("arith.constant -1 : i32"), self.def("arith.constant 31 : i32"));
+        let (all, clamp) = (
+            self.def("arith.constant -1 : i32"),
+            self.def("arith.constant 31 : i32"),
+        );
         for distance in [16, 8, 4, 2, 1] {
             let distance = self.def(&format!("arith.constant {distance} : i32"));
             let other = match travels.bytes() {
-                4 => self.def(&format!("nvvm.shfl.sync bfly {all}, {x}, {distance}, {clamp} : {ty} -> {ty}")),
+                4 => self.def(&format!(
+                    "nvvm.shfl.sync bfly {all}, {x}, {distance}, {clamp} : {ty} -> {ty}"
+                )),
                 _ => {
                     let halves = self.def(&format!("llvm.bitcast {x} : {ty} to vector<2xi32>"));
                     let mut moved = self.def("llvm.mlir.undef : vector<2xi32>");
                     for i in 0..2 {
-                        let half = self.def(&format!("vector.extract {halves}[{i}] : i32 from vector<2xi32>"));
-                        let half =
-                            self.def(&format!("nvvm.shfl.sync bfly {all}, {half}, {distance}, {clamp} : i32 -> i32"));
-                        moved = self.def(&format!("vector.insert {half}, {moved} [{i}] : i32 into vector<2xi32>"));
+                        let half = self.def(&format!(
+                            "vector.extract {halves}[{i}] : i32 from vector<2xi32>"
+                        ));
+                        let half = self.def(&format!(
+                            "nvvm.shfl.sync bfly {all}, {half}, {distance}, {clamp} : i32 -> i32"
+                        ));
+                        moved = self.def(&format!(
+                            "vector.insert {half}, {moved} [{i}] : i32 into vector<2xi32>"
+                        ));
                     }
                     self.def(&format!("llvm.bitcast {moved} : vector<2xi32> to {ty}"))
                 }
@@ -709,16 +883,28 @@ impl<'a> Emitter<'a> {
             let (five, start) = (self.index(5), self.index(slot * 32));
             let warp = self.def(&format!("arith.shrui %tid, {five} : i64"));
             let at = self.def(&format!("arith.addi {warp}, {start} : i64"));
-            let to = self.def(&format!("llvm.getelementptr {base}[{at}] : (!llvm.ptr<3>, i64) -> !llvm.ptr<3>, i64"));
+            let to = self.def(&format!(
+                "llvm.getelementptr {base}[{at}] : (!llvm.ptr<3>, i64) -> !llvm.ptr<3>, i64"
+            ));
             // Every thread of a warp has the same number.
-            self.line(&format!("llvm.store {x}, {to} {{alignment = 8 : i64}} : {ty}, !llvm.ptr<3>"));
+            self.line(&format!(
+                "llvm.store {x}, {to} {{alignment = 8 : i64}} : {ty}, !llvm.ptr<3>"
+            ));
             self.line("nvvm.barrier0");
             let mut sum = String::new();
             for i in 0..warps {
                 let at = slot * 32 + i;
-                let from = self.def(&format!("llvm.getelementptr {base}[{at}] : (!llvm.ptr<3>) -> !llvm.ptr<3>, i64"));
-                let one = self.def(&format!("llvm.load {from} {{alignment = 8 : i64}} : !llvm.ptr<3> -> {ty}"));
-                sum = if i == 0 { one } else { self.combine_two(fold, travels, 1, &sum, &one) };
+                let from = self.def(&format!(
+                    "llvm.getelementptr {base}[{at}] : (!llvm.ptr<3>) -> !llvm.ptr<3>, i64"
+                ));
+                let one = self.def(&format!(
+                    "llvm.load {from} {{alignment = 8 : i64}} : !llvm.ptr<3> -> {ty}"
+                ));
+                sum = if i == 0 {
+                    one
+                } else {
+                    self.combine_two(fold, travels, 1, &sum, &one)
+                };
             }
             x = sum;
         }
@@ -728,7 +914,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    // -------------------------------------------------------------------------------------------------------- loops
+    // --- loops ---
 
     /// A pass over columns `lo..hi` of the row.
     fn pass(&mut self, pass: &Pass, columns: &Columns, slots: u64) {
@@ -741,11 +927,16 @@ impl<'a> Emitter<'a> {
             })
             .collect();
         let lanes = self.lanes;
-        // Sums wait for each other: two vectors at a time keep the adders busy, if nothing else does.
+        // Sums wait for each other: two vectors at a time keep the adders busy, if nothing else
+        // does.
         let busy = folds.is_empty() || pass.needs.iter().any(|&id| self.plan.dag.dear[id]);
         // A piece may have an odd number of vectors.
         let odd = columns.range.is_some() && !columns.whole.is_multiple_of(2 * lanes);
-        let unroll = if busy || odd || self.plan.gpu || columns.whole < 2 * lanes { 1 } else { 2 };
+        let unroll = if busy || odd || self.plan.gpu || columns.whole < 2 * lanes {
+            1
+        } else {
+            2
+        };
         let mut totals: Vec<Option<String>> = vec![None; folds.len()];
         if 0 < columns.whole {
             let block = lanes * unroll;
@@ -755,7 +946,12 @@ impl<'a> Emitter<'a> {
                 Some((from, to)) => (from.clone(), to.clone()),
             };
             let mut accumulators: Vec<Vec<String>> = (0..unroll)
-                .map(|_| folds.iter().map(|&(fold, kind)| self.start(fold, kind, lanes)).collect())
+                .map(|_| {
+                    folds
+                        .iter()
+                        .map(|&(fold, kind)| self.start(fold, kind, lanes))
+                        .collect()
+                })
                 .collect();
             if 0 < main {
                 let types: Vec<String> = folds.iter().map(|f| type_of(f.1, lanes)).collect();
@@ -782,7 +978,10 @@ impl<'a> Emitter<'a> {
                     true => body(self, &from, &flat),
                     false => self.fold_loop(&from, &to, &step, &flat, &all, body),
                 };
-                accumulators = sums.chunks(folds.len().max(1)).map(<[String]>::to_vec).collect();
+                accumulators = sums
+                    .chunks(folds.len().max(1))
+                    .map(<[String]>::to_vec)
+                    .collect();
                 accumulators.resize(unroll as usize, vec![]);
             }
             // What is left of whole vectors.
@@ -801,14 +1000,21 @@ impl<'a> Emitter<'a> {
         }
         if columns.rest {
             let (from, to) = match &columns.range {
-                None => (self.index(columns.whole), self.index(self.plan.space.columns())),
+                None => (
+                    self.index(columns.whole),
+                    self.index(self.plan.space.columns()),
+                ),
                 Some(_) => columns.tail.clone(),
             };
-            let starts: Vec<String> = folds.iter().map(|&(fold, kind)| self.start(fold, kind, 1)).collect();
+            let starts: Vec<String> = folds
+                .iter()
+                .map(|&(fold, kind)| self.start(fold, kind, 1))
+                .collect();
             let types: Vec<String> = folds.iter().map(|f| type_of(f.1, 1)).collect();
             let (from, step) = self.shared_loop(&from, 1, 1);
-            let sums =
-                self.fold_loop(&from, &to, &step, &starts, &types, |e, j, sums| e.body(pass, j, 1, &folds, sums));
+            let sums = self.fold_loop(&from, &to, &step, &starts, &types, |e, j, sums| {
+                e.body(pass, j, 1, &folds, sums)
+            });
             for (f, &(fold, kind)) in folds.iter().enumerate() {
                 totals[f] = Some(match &totals[f] {
                     Some(total) => self.combine_two(fold, kind, 1, &total.clone(), &sums[f]),
@@ -817,28 +1023,41 @@ impl<'a> Emitter<'a> {
             }
         }
         for (f, &(fold, kind)) in folds.iter().enumerate() {
-            let mut total = totals[f].clone().unwrap_or_else(|| self.start(fold, kind, 1));
+            let mut total = totals[f]
+                .clone()
+                .unwrap_or_else(|| self.start(fold, kind, 1));
             if self.plan.gpu {
                 total = self.across_threads(fold, kind, &total, slots + f as u64);
             }
             self.scalars.insert(pass.folds[f], total);
         }
     }
-    /// Two passes in one reading of a long row. The first finds the largest element, the second the sum of the exponentials
-    /// below it: each block is gone through by both, with its own largest element, and its sum is scaled in the end.
+    /// Two passes in one reading of a long row. The first finds the largest element, the second the
+    /// sum of the exponentials below it: each block is gone through by both, with its own largest
+    /// element, and its sum is scaled in the end.
     fn largest_and_sum(&mut self, passes: [&Pass; 2], found: Exponentials) {
         let ahead = self.ahead(passes[0]);
         self.blocks(|e, block, columns| {
             e.pass(passes[0], columns, 0);
             // Infinitely small elements are to be 0, even if there is nothing else in the block.
-            let (max, least) = (e.scalars[&found.max].clone(), e.constant(f32::MIN.to_bits().into(), Kind::F32, 1));
+            let (max, least) = (
+                e.scalars[&found.max].clone(),
+                e.constant(f32::MIN.to_bits().into(), Kind::F32, 1),
+            );
             let max = e.combine_two(Fold::MaxNumber, Kind::F32, 1, &max, &least);
             e.store(&max, BLOCK_SCALES, block, Kind::F32, 1, 4);
             e.scalars.insert(found.max, max);
             e.fetched.clone_from(&ahead);
             e.pass(passes[1], columns, 0);
             e.fetched.clear();
-            e.store(&e.scalars[&found.sum].clone(), BLOCK_SUMS, block, Kind::F32, 1, 4);
+            e.store(
+                &e.scalars[&found.sum].clone(),
+                BLOCK_SUMS,
+                block,
+                Kind::F32,
+                1,
+                4,
+            );
         });
         let (zero, one) = (self.index(0), self.index(1));
         let all = self.index(self.plan.space.columns().div_ceil(BLOCK));
@@ -868,13 +1087,17 @@ impl<'a> Emitter<'a> {
     fn scaled(&mut self, pass: &Pass, kept: Id) {
         self.blocks(|e, block, columns| {
             let scalar = e.load(BLOCK_SCALES, block, Kind::F32, 1, 4);
-            let vector = e.def(&format!("vector.broadcast {scalar} : f32 to {}", type_of(Kind::F32, e.lanes)));
+            let vector = e.def(&format!(
+                "vector.broadcast {scalar} : f32 to {}",
+                type_of(Kind::F32, e.lanes)
+            ));
             e.scale = Some((kept, [scalar, vector]));
             e.pass(pass, columns, 0);
             e.scale = None;
         });
     }
-    /// Goes through a row in blocks: `body` has a block's number and columns. What it finds is known in the block alone.
+    /// Goes through a row in blocks: `body` has a block's number and columns. What it finds is
+    /// known in the block alone.
     fn blocks(&mut self, body: impl Fn(&mut Self, &str, &Columns)) {
         let columns = self.plan.space.columns();
         let block = |e: &mut Self, number: &str, columns: Columns| {
@@ -886,20 +1109,44 @@ impl<'a> Emitter<'a> {
         };
         let (full, whole) = (columns / BLOCK, columns / self.lanes * self.lanes);
         if 0 < full {
-            let (zero, all, one, size) = (self.index(0), self.index(full), self.index(1), self.index(BLOCK));
+            let (zero, all, one, size) = (
+                self.index(0),
+                self.index(full),
+                self.index(1),
+                self.index(BLOCK),
+            );
             self.fold_loop(&zero, &all, &one, &[], &[], |e, number, _| {
                 let from = e.def(&format!("arith.muli {number}, {size} : i64"));
                 let to = e.def(&format!("arith.addi {from}, {size} : i64"));
                 let tail = (to.clone(), to.clone());
-                block(e, number, Columns { whole: BLOCK, rest: false, range: Some((from, to)), tail });
+                block(
+                    e,
+                    number,
+                    Columns {
+                        whole: BLOCK,
+                        rest: false,
+                        range: Some((from, to)),
+                        tail,
+                    },
+                );
                 vec![]
             });
         }
         if full * BLOCK < columns {
-            let [number, from, to, end] = [full, full * BLOCK, whole, columns].map(|i| self.index(i));
+            let [number, from, to, end] =
+                [full, full * BLOCK, whole, columns].map(|i| self.index(i));
             let range = Some((from, to.clone()));
             let rest = whole != columns;
-            block(self, &number, Columns { whole: whole - full * BLOCK, rest, range, tail: (to, end) });
+            block(
+                self,
+                &number,
+                Columns {
+                    whole: whole - full * BLOCK,
+                    rest,
+                    range,
+                    tail: (to, end),
+                },
+            );
         }
     }
     /// The operands that a pass reads, some blocks ahead.
@@ -909,7 +1156,11 @@ impl<'a> Emitter<'a> {
             let node = &self.plan.dag.nodes[id];
             if let Prim::Load(i, axes) = node.prim {
                 let (pointer, _) = self.row_pointer(i, axes, node.kind);
-                found.push((self.offset_at(self.row_scope, &pointer, &distance, node.kind), node.kind, 0));
+                found.push((
+                    self.offset_at(self.row_scope, &pointer, &distance, node.kind),
+                    node.kind,
+                    0,
+                ));
             }
         }
         found
@@ -921,7 +1172,10 @@ impl<'a> Emitter<'a> {
         }
         let each = self.index(each);
         let at = self.def(&format!("arith.muli %tid, {each} : i64"));
-        (self.def(&format!("arith.addi {from}, {at} : i64")), self.index(step * self.threads))
+        (
+            self.def(&format!("arith.addi {from}, {at} : i64")),
+            self.index(step * self.threads),
+        )
     }
     /// A loop that carries values along.
     fn fold_loop(
@@ -935,51 +1189,79 @@ impl<'a> Emitter<'a> {
     ) -> Vec<String> {
         let name = self.name();
         let j = name.replace('%', "%j");
-        let carried: Vec<String> = (0..starts.len()).map(|i| format!("{}_{i}", name.replace('%', "%s"))).collect();
+        let carried: Vec<String> = (0..starts.len())
+            .map(|i| format!("{}_{i}", name.replace('%', "%s")))
+            .collect();
         if starts.is_empty() {
-            self.open(&format!("scf.for {j} = {from} to {to} step {step} : i64 {{"));
+            self.open(&format!(
+                "scf.for {j} = {from} to {to} step {step} : i64 {{"
+            ));
             body(self, &j, &[]);
             self.close();
             return vec![];
         }
-        let pairs: Vec<String> = carried.iter().zip(starts).map(|(c, s)| format!("{c} = {s}")).collect();
+        let pairs: Vec<String> = carried
+            .iter()
+            .zip(starts)
+            .map(|(c, s)| format!("{c} = {s}"))
+            .collect();
         let (pairs, list) = (pairs.join(", "), types.join(", "));
         let n = starts.len();
         self.open(&format!(
-            "{name}:{n} = scf.for {j} = {from} to {to} step {step} iter_args({pairs}) -> ({list}) : i64 {{"
+            "{name}:{n} = scf.for {j} = {from} to {to} step {step} iter_args({pairs}) -> ({list}) \
+             : i64 {{"
         ));
         let next = body(self, &j, &carried);
         self.line(&format!("scf.yield {} : {list}", next.join(", ")));
         self.close();
         (0..n).map(|i| format!("{name}#{i}")).collect()
     }
-    /// The operands that the first of several passes reads: where the next row of each begins, and into which cache it fits. The
-    /// memory waits while passes compute over a row that is in a cache.
+    /// The operands that the first of several passes reads: where the next row of each begins, and
+    /// into which cache it fits. The memory waits while passes compute over a row that is in a
+    /// cache.
     fn next_row(&mut self, first: &Pass) -> Vec<(String, Kind, usize)> {
         let (columns, mut found) = (self.plan.space.columns(), vec![]);
         for &id in &first.needs {
             let node = &self.plan.dag.nodes[id];
-            let Prim::Load(i, axes) = node.prim else { continue };
+            let Prim::Load(i, axes) = node.prim else {
+                continue;
+            };
             let strides = self.plan.space.strides(axes);
             let follows = strides.last() == Some(&columns);
-            let cache = FETCHED.iter().position(|&most| columns * node.kind.bytes() <= most);
-            let Some(cache) = cache.filter(|_| follows && !self.plan.gpu && !first.kept.contains(&id)) else {
+            let cache = FETCHED
+                .iter()
+                .position(|&most| columns * node.kind.bytes() <= most);
+            let Some(cache) =
+                cache.filter(|_| follows && !self.plan.gpu && !first.kept.contains(&id))
+            else {
                 continue;
             };
             let (pointer, _) = self.row_pointer(i, axes, node.kind);
             let (columns, kind) = (self.index(columns), node.kind);
-            found.push((self.offset_at(self.row_scope, &pointer, &columns, kind), kind, cache));
+            found.push((
+                self.offset_at(self.row_scope, &pointer, &columns, kind),
+                kind,
+                cache,
+            ));
         }
         found
     }
     /// What a pass does with the elements `at..at + width`; the folds' next values.
-    fn body(&mut self, pass: &Pass, at: &str, width: u64, folds: &[(Fold, Kind)], before: &[String]) -> Vec<String> {
+    fn body(
+        &mut self,
+        pass: &Pass,
+        at: &str,
+        width: u64,
+        folds: &[(Fold, Kind)],
+        before: &[String],
+    ) -> Vec<String> {
         let plan = self.plan;
         if width == self.lanes {
             for (pointer, kind, cache) in self.fetched.clone() {
                 let (at, hint) = (self.offset(&pointer, at, kind), 3 - cache);
                 self.line(&format!(
-                    "\"llvm.intr.prefetch\"({at}) <{{cache = 1 : i32, hint = {hint} : i32, rw = 0 : i32}}> : (!llvm.ptr) -> ()"
+                    "\"llvm.intr.prefetch\"({at}) <{{cache = 1 : i32, hint = {hint} : i32, rw = 0 \
+                     : i32}}> : (!llvm.ptr) -> ()"
                 ));
             }
         }
@@ -995,7 +1277,9 @@ impl<'a> Emitter<'a> {
             self.store(&names[&id], &pointer, at, plan.dag.kind(id), width, align);
         }
         for &j in &pass.sums {
-            let Known::Columns { of, .. } = plan.results[j].known else { continue };
+            let Known::Columns { of, .. } = plan.results[j].known else {
+                continue;
+            };
             let (kind, x) = (self.sums[&j].kind, self.element(of, width, &names));
             let pointer = format!("%sums{j}");
             let align = self.sum_align(kind);
@@ -1004,7 +1288,9 @@ impl<'a> Emitter<'a> {
             self.store(&new, &pointer, at, kind, width, align);
         }
         for &j in &pass.stores {
-            let Known::Node(id) = plan.results[j].known else { continue };
+            let Known::Node(id) = plan.results[j].known else {
+                continue;
+            };
             let x = self.element(id, width, &names);
             self.store_result(j, id, &x, at, width);
         }
@@ -1015,12 +1301,24 @@ impl<'a> Emitter<'a> {
         let axes = self.plan.space.axes(self.plan.results[j].value);
         let (pointer, align) = self.row_pointer(self.plan.operands.len() + j, axes, memory);
         let x = match kind {
-            Kind::I1 => self.def(&format!("arith.extui {x} : {} to {}", type_of(kind, width), type_of(memory, width))),
+            Kind::I1 => self.def(&format!(
+                "arith.extui {x} : {} to {}",
+                type_of(kind, width),
+                type_of(memory, width)
+            )),
             _ => x.to_string(),
         };
         let streamed = 1 < width && self.plan.streams(j);
         self.fenced |= streamed;
-        self.store_as(if streamed { ", nontemporal" } else { "" }, &x, &pointer, at, memory, width, align);
+        self.store_as(
+            if streamed { ", nontemporal" } else { "" },
+            &x,
+            &pointer,
+            at,
+            memory,
+            width,
+            align,
+        );
     }
     fn memory(&self, j: usize) -> Kind {
         storage(self.plan.results[j].ty.dtype()).unwrap_or(Kind::I8)
@@ -1031,7 +1329,7 @@ impl<'a> Emitter<'a> {
         (1 << bytes.trailing_zeros()).min(most)
     }
 
-    // ---------------------------------------------------------------------------------------------------- functions
+    // --- functions ---
 
     /// The first phase: all rows, or all elements.
     fn main(&mut self, rows_each: u64, sum_parts: u64) -> Emitted<Function> {
@@ -1040,7 +1338,11 @@ impl<'a> Emitter<'a> {
         self.stack_buffers();
         let sums = !self.sums.is_empty();
         let folds = self.passes.all.iter().any(|pass| !pass.folds.is_empty());
-        let per_part = if self.plan.gpu { self.lanes * self.threads * 4 } else { PART };
+        let per_part = if self.plan.gpu {
+            self.lanes * self.threads * 4
+        } else {
+            PART
+        };
         let parts;
         if sums {
             parts = sum_parts;
@@ -1052,14 +1354,18 @@ impl<'a> Emitter<'a> {
                 let at = self.def(&format!("arith.muli %part, {stride} : i64"));
                 let ty = self.pointer_type();
                 let kind = sum.kind.name();
-                self.line(&format!("%sums{j} = llvm.getelementptr {base}[{at}] : ({ty}, i64) -> {ty}, {kind}"));
+                self.line(&format!(
+                    "%sums{j} = llvm.getelementptr {base}[{at}] : ({ty}, i64) -> {ty}, {kind}"
+                ));
                 self.zero(j, sum.kind);
             }
             let (each, all, one) = (self.index(rows_each), self.index(rows), self.index(1));
             let from = self.def(&format!("arith.muli %part, {each} : i64"));
             let to = self.def(&format!("arith.addi {from}, {each} : i64"));
             let to = self.def(&format!("arith.minui {to}, {all} : i64"));
-            self.open(&format!("scf.for %row = {from} to {to} step {one} : i64 {{"));
+            self.open(&format!(
+                "scf.for %row = {from} to {to} step {one} : i64 {{"
+            ));
             self.rows(&Columns::all(columns, self.lanes));
             self.close();
             self.close();
@@ -1068,7 +1374,11 @@ impl<'a> Emitter<'a> {
             let pieces = columns.div_ceil(per_part);
             parts = rows * pieces;
             self.parts_loop(parts);
-            let (pieces, each, all) = (self.index(pieces), self.index(per_part), self.index(columns));
+            let (pieces, each, all) = (
+                self.index(pieces),
+                self.index(per_part),
+                self.index(columns),
+            );
             let (row, piece) = match rows {
                 1 => (self.index(0), "%part".to_string()),
                 _ => (
@@ -1093,7 +1403,11 @@ impl<'a> Emitter<'a> {
             self.rows(&range);
             self.close();
         } else {
-            let each = if self.plan.gpu && folds { 1 } else { (per_part / columns.max(1)).max(1) };
+            let each = if self.plan.gpu && folds {
+                1
+            } else {
+                (per_part / columns.max(1)).max(1)
+            };
             parts = rows.div_ceil(each);
             let (each, all, one) = (self.index(each), self.index(rows), self.index(1));
             let (from, to) = if self.plan.gpu {
@@ -1106,14 +1420,20 @@ impl<'a> Emitter<'a> {
                 (from, self.def(&format!("arith.muli %end, {each} : i64")))
             };
             let to = self.def(&format!("arith.minui {to}, {all} : i64"));
-            self.open(&format!("scf.for %row = {from} to {to} step {one} : i64 {{"));
+            self.open(&format!(
+                "scf.for %row = {from} to {to} step {one} : i64 {{"
+            ));
             self.rows(&Columns::all(columns, self.lanes));
             self.close();
             if self.plan.gpu {
                 self.close();
             }
         }
-        Ok(Function { symbol, parts, threads: self.threads as u32 })
+        Ok(Function {
+            symbol,
+            parts,
+            threads: self.threads as u32,
+        })
     }
     /// Makes room for what passes keep and no result has room for.
     fn stack_buffers(&mut self) {
@@ -1131,13 +1451,19 @@ impl<'a> Emitter<'a> {
             let kind = self.plan.dag.kind(id).name();
             self.line_at(
                 0,
-                &format!("%buffer{n} = llvm.alloca {size} x {kind} {{alignment = 64 : i64}} : (i64) -> {ty}"),
+                &format!(
+                    "%buffer{n} = llvm.alloca {size} x {kind} {{alignment = 64 : i64}} : \
+                    (i64) -> {ty}"
+                ),
             );
         }
         if self.passes.blocks.is_some() {
             let blocks = self.index(self.plan.space.columns().div_ceil(BLOCK));
             for name in [BLOCK_SCALES, BLOCK_SUMS] {
-                self.line_at(0, &format!("{name} = llvm.alloca {blocks} x f32 : (i64) -> !llvm.ptr"));
+                self.line_at(
+                    0,
+                    &format!("{name} = llvm.alloca {blocks} x f32 : (i64) -> !llvm.ptr"),
+                );
             }
         }
     }
@@ -1159,11 +1485,18 @@ impl<'a> Emitter<'a> {
     fn zero(&mut self, j: usize, kind: Kind) {
         let columns = Columns::all(self.plan.space.columns(), self.lanes);
         let align = self.sum_align(kind);
-        for (width, from, to) in [(self.lanes, 0, columns.whole), (1, columns.whole, self.plan.space.columns())] {
+        for (width, from, to) in [
+            (self.lanes, 0, columns.whole),
+            (1, columns.whole, self.plan.space.columns()),
+        ] {
             if from == to {
                 continue;
             }
-            let (zero, from, to) = (self.constant(0, kind, width), self.index(from), self.index(to));
+            let (zero, from, to) = (
+                self.constant(0, kind, width),
+                self.index(from),
+                self.index(to),
+            );
             let (from, step) = self.shared_loop(&from, width, width);
             self.fold_loop(&from, &to, &step, &[], &[], |e, at, _| {
                 e.store(&zero, &format!("%sums{j}"), at, kind, width, align);
@@ -1181,7 +1514,9 @@ impl<'a> Emitter<'a> {
             self.fetched.clear();
             let idle = pass.folds.is_empty() && pass.stores.is_empty() && pass.sums.is_empty();
             match passes.blocks.filter(|(first, _)| *first <= p) {
-                Some((first, found)) if p == first => self.largest_and_sum([pass, &passes.all[p + 1]], found),
+                Some((first, found)) if p == first => {
+                    self.largest_and_sum([pass, &passes.all[p + 1]], found)
+                }
                 Some((first, _)) if p == first + 1 => {}
                 Some((_, found)) if pass.kept.contains(&found.e) => self.scaled(pass, found.e),
                 _ if idle => {}
@@ -1218,12 +1553,18 @@ impl<'a> Emitter<'a> {
         if let Some((from, _)) = &columns.range {
             conditions.push(self.def(&format!("arith.cmpi eq, {from}, {zero} : i64")));
         }
-        let condition = conditions.into_iter().reduce(|a, b| self.def(&format!("arith.andi {a}, {b} : i1")));
+        let condition = conditions
+            .into_iter()
+            .reduce(|a, b| self.def(&format!("arith.andi {a}, {b} : i1")));
         if let Some(condition) = &condition {
             // Pointers belong to the row, not to the branch.
             for &(j, _) in &singles {
                 let memory = self.memory(j);
-                self.row_pointer(plan.operands.len() + j, plan.space.axes(plan.results[j].value), memory);
+                self.row_pointer(
+                    plan.operands.len() + j,
+                    plan.space.axes(plan.results[j].value),
+                    memory,
+                );
             }
             self.open(&format!("scf.if {condition} {{"));
         }
@@ -1239,7 +1580,11 @@ impl<'a> Emitter<'a> {
         let symbol = self.begin(1);
         let plan = self.plan;
         let columns = plan.space.columns();
-        let each = if plan.gpu { self.lanes * self.threads } else { COMBINED };
+        let each = if plan.gpu {
+            self.lanes * self.threads
+        } else {
+            COMBINED
+        };
         let parts = columns.div_ceil(each);
         self.parts_loop(parts);
         let argument = plan.operands.len() + plan.results.len();
@@ -1251,12 +1596,17 @@ impl<'a> Emitter<'a> {
         let vectors = self.index(whole);
         let end = self.def(&format!("arith.minui {to}, {vectors} : i64"));
         for &j in sums {
-            let Known::Columns { divisor, .. } = plan.results[j].known else { continue };
+            let Known::Columns { divisor, .. } = plan.results[j].known else {
+                continue;
+            };
             let (kind, offset) = (self.sums[&j].kind, self.index(self.sums[&j].offset));
             let base = self.offset_at(0, &format!("%a{argument}"), &offset, Kind::I8);
             let align = self.sum_align(kind);
             let memory = self.memory(j);
-            let widths = [(self.lanes, from.clone(), end.clone()), (1, end.clone(), to.clone())];
+            let widths = [
+                (self.lanes, from.clone(), end.clone()),
+                (1, end.clone(), to.clone()),
+            ];
             for (width, from, to) in widths {
                 if (width == 1) == (whole == columns) && width == 1 || (width != 1 && whole == 0) {
                     continue;
@@ -1266,13 +1616,20 @@ impl<'a> Emitter<'a> {
                 self.fold_loop(&from, &to, &step, &[], &[], |e, at, _| {
                     let (zero, parts, one) = (e.index(0), e.index(sum_parts), e.index(1));
                     let start = e.constant(0, kind, width);
-                    let total = e.fold_loop(&zero, &parts, &one, &[start], &[type_of(kind, width)], |e, p, before| {
-                        let stride = e.index(columns);
-                        let row = e.def(&format!("arith.muli {p}, {stride} : i64"));
-                        let place = e.def(&format!("arith.addi {row}, {at} : i64"));
-                        let x = e.load(&base, &place, kind, width, align);
-                        vec![e.combine_two(Fold::Sum, kind, width, &before[0], &x)]
-                    });
+                    let total = e.fold_loop(
+                        &zero,
+                        &parts,
+                        &one,
+                        &[start],
+                        &[type_of(kind, width)],
+                        |e, p, before| {
+                            let stride = e.index(columns);
+                            let row = e.def(&format!("arith.muli {p}, {stride} : i64"));
+                            let place = e.def(&format!("arith.addi {row}, {at} : i64"));
+                            let x = e.load(&base, &place, kind, width, align);
+                            vec![e.combine_two(Fold::Sum, kind, width, &before[0], &x)]
+                        },
+                    );
                     let x = e.finish_sum(j, &total[0], divisor, kind, width);
                     let result = format!("%a{}", plan.operands.len() + j);
                     let align = (e.lanes * memory.bytes()).min(if plan.gpu { 16 } else { 64 });
@@ -1282,14 +1639,29 @@ impl<'a> Emitter<'a> {
             }
         }
         self.close();
-        Ok(Function { symbol, parts, threads: self.threads as u32 })
+        Ok(Function {
+            symbol,
+            parts,
+            threads: self.threads as u32,
+        })
     }
     /// A sum as its result's element.
-    fn finish_sum(&mut self, j: usize, x: &str, divisor: Option<u64>, kind: Kind, width: u64) -> String {
+    fn finish_sum(
+        &mut self,
+        j: usize,
+        x: &str,
+        divisor: Option<u64>,
+        kind: Kind,
+        width: u64,
+    ) -> String {
         let ty = type_of(kind, width);
         let mut x = x.to_string();
         if let Some(n) = divisor {
-            let bits = if kind == Kind::F32 { (n as f32).to_bits().into() } else { (n as f64).to_bits() };
+            let bits = if kind == Kind::F32 {
+                (n as f32).to_bits().into()
+            } else {
+                (n as f64).to_bits()
+            };
             let n = self.constant(bits, kind, width);
             x = self.def(&format!("arith.divf {x}, {n} : {ty}"));
         }
@@ -1299,7 +1671,15 @@ impl<'a> Emitter<'a> {
         match dtype {
             ir::DType::BF16 => {
                 let mut dag = Dag::new(self.plan.gpu);
-                let load = dag.load(0, 0, Kind::F32, super::dag::Span { rows: false, columns: true });
+                let load = dag.load(
+                    0,
+                    0,
+                    Kind::F32,
+                    super::dag::Span {
+                        rows: false,
+                        columns: true,
+                    },
+                );
                 let rounded = dag.rounded_bf16(load);
                 self.apart(&dag, load, &x, rounded, width)
             }
@@ -1342,12 +1722,21 @@ struct Columns {
 impl Columns {
     fn all(columns: u64, lanes: u64) -> Columns {
         let whole = columns / lanes * lanes;
-        Columns { whole, rest: whole != columns, range: None, tail: Default::default() }
+        Columns {
+            whole,
+            rest: whole != columns,
+            range: None,
+            tail: Default::default(),
+        }
     }
 }
 
 fn type_of(kind: Kind, width: u64) -> String {
-    if width == 1 { kind.name().into() } else { format!("vector<{width}x{}>", kind.name()) }
+    if width == 1 {
+        kind.name().into()
+    } else {
+        format!("vector<{width}x{}>", kind.name())
+    }
 }
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
@@ -1371,13 +1760,26 @@ fn instruction_text(dag: &Dag, id: Id, args: &[String], width: u64) -> String {
 
 /// 16 bytes of the narrowest that is read or written for each element.
 fn gpu_lanes(plan: &Plan<'_>) -> u64 {
-    let loads = plan.dag.nodes.iter().filter(|node| node.span.columns && matches!(node.prim, Prim::Load(..)));
-    let results = plan.results.iter().filter(|out| plan.space.span(out.value).1);
-    let bytes = loads.map(|node| node.kind.bytes()).chain(results.map(|out| out.ty.dtype().bytes()));
+    let loads = plan
+        .dag
+        .nodes
+        .iter()
+        .filter(|node| node.span.columns && matches!(node.prim, Prim::Load(..)));
+    let results = plan
+        .results
+        .iter()
+        .filter(|out| plan.space.span(out.value).1);
+    let bytes = loads
+        .map(|node| node.kind.bytes())
+        .chain(results.map(|out| out.ty.dtype().bytes()));
     let narrowest = bytes.filter(|&b| 1 < b).min().unwrap_or(4);
     (16 / narrowest).clamp(2, 8)
 }
 /// As many threads as a row keeps busy.
 fn gpu_threads(plan: &Plan<'_>, lanes: u64) -> u64 {
-    plan.space.columns().div_ceil(lanes).next_power_of_two().clamp(32, 256)
+    plan.space
+        .columns()
+        .div_ceil(lanes)
+        .next_power_of_two()
+        .clamp(32, 256)
 }

@@ -1,6 +1,6 @@
-//! A body's ops as instructions. Each formula is that of the op's plain kernel in `runtime::kernels`, in the same order, and
-//! intermediate values are rounded to their element types, so that a kernel of several ops computes what those ops compute
-//! one by one.
+//! A body's ops as instructions. Each formula is that of the op's plain kernel in
+//! `runtime::kernels`, in the same order, and intermediate values are rounded to their element
+//! types, so that a kernel of several ops computes what those ops compute one by one.
 
 use super::Step;
 use super::dag::{Dag, Exponentials, Fold, Id, Kind, Span};
@@ -49,7 +49,8 @@ const REAL: [&str; 29] = [
     "sgd_momentum",
 ];
 
-/// The kind of an element type in memory; none if there are no kernels for it. A bool in a register is a bit.
+/// The kind of an element type in memory; none if there are no kernels for it. A bool in a register
+/// is a bit.
 pub(super) fn storage(dtype: DType) -> Option<Kind> {
     Some(match dtype {
         DType::Bool | DType::U8 | DType::I8 => Kind::I8,
@@ -96,7 +97,12 @@ impl<'a> Lowering<'a> {
             }
             known[v] = Some(Known::Node(id));
         }
-        Ok(Lowering { dag, space, types, known })
+        Ok(Lowering {
+            dag,
+            space,
+            types,
+            known,
+        })
     }
 
     /// What is known of a value that a step before has computed.
@@ -107,7 +113,9 @@ impl<'a> Lowering<'a> {
     fn node(&self, v: usize) -> Lowered<Id> {
         match self.known(v) {
             Known::Node(id) => Ok(id),
-            Known::Columns { .. } => Err("it uses sums over rows, which are known at the kernel's end alone".into()),
+            Known::Columns { .. } => {
+                Err("it uses sums over rows, which are known at the kernel's end alone".into())
+            }
         }
     }
     fn dtype(&self, v: usize) -> DType {
@@ -140,10 +148,18 @@ impl<'a> Lowering<'a> {
         }
     }
     fn zero(&mut self, kind: Kind) -> Id {
-        if kind.is_float() { self.dag.float(0.0, kind) } else { self.dag.int(0, kind) }
+        if kind.is_float() {
+            self.dag.float(0.0, kind)
+        } else {
+            self.dag.int(0, kind)
+        }
     }
     fn one(&mut self, kind: Kind) -> Id {
-        if kind.is_float() { self.dag.float(1.0, kind) } else { self.dag.int(1, kind) }
+        if kind.is_float() {
+            self.dag.float(1.0, kind)
+        } else {
+            self.dag.int(1, kind)
+        }
     }
     /// A bit: true if the number is not zero.
     fn truth(&mut self, x: Id) -> Id {
@@ -174,7 +190,10 @@ impl<'a> Lowering<'a> {
             (Kind::I64, _) => d.convert("arith.sitofp", x, to),
             (from, _) => {
                 // NaN becomes 0, what is too large or small the largest or smallest.
-                let (lo, hi) = (d.float(-(2f64.powi(63)), from), d.float(2f64.powi(63), from));
+                let (lo, hi) = (
+                    d.float(-(2f64.powi(63)), from),
+                    d.float(2f64.powi(63), from),
+                );
                 let zero = d.float(0.0, from);
                 let (low, high) = (d.less(x, lo), d.at_most(hi, x));
                 let (nan, out) = (d.differs(x, x), d.same("arith.ori", &[low, high]));
@@ -213,7 +232,11 @@ impl<'a> Lowering<'a> {
             "dropout" => self.dropout(step)?,
             "where" => {
                 // Chosen, not computed: the elements stay what they are in memory.
-                let [c, x, y] = [self.node(step.inputs[0])?, self.node(step.inputs[1])?, self.node(step.inputs[2])?];
+                let [c, x, y] = [
+                    self.node(step.inputs[0])?,
+                    self.node(step.inputs[1])?,
+                    self.node(step.inputs[2])?,
+                ];
                 vec![Known::Node(self.dag.select(c, x, y))]
             }
             _ => {
@@ -230,7 +253,11 @@ impl<'a> Lowering<'a> {
     /// An op that gives one value and combines no elements but, perhaps, those of a row.
     fn element(&mut self, step: &Step, result: DType) -> Lowered<Id> {
         let (op, name) = (&step.op, step.op.name());
-        let args = step.inputs.iter().map(|&v| self.wide(v)).collect::<Lowered<Vec<Id>>>()?;
+        let args = step
+            .inputs
+            .iter()
+            .map(|&v| self.wide(v))
+            .collect::<Lowered<Vec<Id>>>()?;
         let &x = args.first().ok_or("there is no vector code for it")?;
         let kind = self.dag.kind(x);
         let real = kind.is_float();
@@ -268,8 +295,8 @@ impl<'a> Lowering<'a> {
                 let one = self.one(kind);
                 self.dag.div(one, x)
             }
-            "exp" | "log" | "tanh" | "erf" | "sigmoid" | "silu" | "gelu" | "silu_bwd" | "gelu_bwd" | "softmax"
-            | "log_softmax" | "log_softmax_bwd"
+            "exp" | "log" | "tanh" | "erf" | "sigmoid" | "silu" | "gelu" | "silu_bwd"
+            | "gelu_bwd" | "softmax" | "log_softmax" | "log_softmax_bwd"
                 if kind != Kind::F32 =>
             {
                 return Err(f32_only());
@@ -351,11 +378,21 @@ impl<'a> Lowering<'a> {
             "bitwise_xor" => self.dag.same("arith.xori", &[x, y]),
             "logical_and" | "logical_or" => {
                 let (a, b) = (self.truth(x), self.truth(y));
-                self.dag.same(if name == "logical_and" { "arith.andi" } else { "arith.ori" }, &[a, b])
+                self.dag.same(
+                    if name == "logical_and" {
+                        "arith.andi"
+                    } else {
+                        "arith.ori"
+                    },
+                    &[a, b],
+                )
             }
             "dropout_bwd" => {
                 let bit = self.truth(y);
-                let (mask, scale) = (self.flag(bit, kind), self.dag.float(op.float("scale"), kind));
+                let (mask, scale) = (
+                    self.flag(bit, kind),
+                    self.dag.float(op.float("scale"), kind),
+                );
                 let dy = self.dag.mul(x, mask);
                 self.dag.mul(dy, scale)
             }
@@ -413,7 +450,11 @@ impl<'a> Lowering<'a> {
         let value = op.float("value");
         if value.abs() == 0.5 {
             let root = self.dag.sqrt(x);
-            return Ok(if value < 0.0 { self.dag.div(one, root) } else { root });
+            return Ok(if value < 0.0 {
+                self.dag.div(one, root)
+            } else {
+                root
+            });
         }
         if value.fract() != 0.0 || 64.0 < value.abs() {
             return Err(format!("there is no vector function for the power {value}"));
@@ -430,7 +471,7 @@ impl<'a> Lowering<'a> {
         Ok(if value < 0.0 { self.dag.div(one, y) } else { y })
     }
 
-    // --------------------------------------------------------------------------------------------------------- rows
+    // --- rows ---
 
     /// A row below its largest element, the exponentials of that, and their sum.
     fn exponentials(&mut self, x: Id) -> (Id, (Id, Id)) {
@@ -451,7 +492,11 @@ impl<'a> Lowering<'a> {
     fn reduction(&mut self, step: &Step, at: usize) -> Lowered<Known> {
         let (op, x) = (&step.op, step.inputs[0]);
         let along = self.space.along(step, at);
-        let n: u64 = op.ints("dims").iter().map(|&d| self.types[x].shape()[d as usize]).product();
+        let n: u64 = op
+            .ints("dims")
+            .iter()
+            .map(|&d| self.types[x].shape()[d as usize])
+            .product();
         let dtype = self.dtype(at);
         let wide = self.wide(x)?;
         let fold = match op.name() {
@@ -460,16 +505,27 @@ impl<'a> Lowering<'a> {
             "amin" => Fold::Min,
             _ => Fold::Any,
         };
-        let element = if fold == Fold::Any { self.truth(wide) } else { wide };
+        let element = if fold == Fold::Any {
+            self.truth(wide)
+        } else {
+            wide
+        };
         let sum = match along {
             Along::Nothing => element,
             Along::Rows => self.dag.fold(fold, element),
             Along::Columns => {
                 // Small integers wrap in the end, so they may as well on the way.
                 let narrow = self.dag.kind(element) == Kind::I64 && dtype.bytes() < 8;
-                let element = if narrow { self.dag.convert("arith.trunci", element, Kind::I32) } else { element };
+                let element = if narrow {
+                    self.dag.convert("arith.trunci", element, Kind::I32)
+                } else {
+                    element
+                };
                 let divisor = (op.name() == "mean").then_some(n);
-                return Ok(Known::Columns { of: element, divisor });
+                return Ok(Known::Columns {
+                    of: element,
+                    divisor,
+                });
             }
         };
         let y = match op.name() {
@@ -485,7 +541,9 @@ impl<'a> Lowering<'a> {
         let v = step.inputs[0];
         let (dtype, x) = (self.dtype(v), self.wide(v)?);
         let shape = self.types[v].shape();
-        let n: u64 = shape[shape.len() - step.op.int("dims") as usize..].iter().product();
+        let n: u64 = shape[shape.len() - step.op.int("dims") as usize..]
+            .iter()
+            .product();
         let kind = self.dag.kind(x);
         let mean = self.mean(x, n);
         let below = self.dag.sub(x, mean);
@@ -504,15 +562,23 @@ impl<'a> Lowering<'a> {
             let b = self.wide(b)?;
             y = self.dag.add(y, b);
         }
-        Ok([self.narrow(y, dtype), mean, rstd].map(Known::Node).to_vec())
+        Ok([self.narrow(y, dtype), mean, rstd]
+            .map(Known::Node)
+            .to_vec())
     }
     fn layer_norm_bwd(&mut self, step: &Step) -> Lowered<Vec<Known>> {
         let v = step.inputs[1];
         let dtype = self.dtype(v);
-        let [dy, x, mean, rstd] =
-            [self.wide(step.inputs[0])?, self.wide(v)?, self.wide(step.inputs[2])?, self.wide(step.inputs[3])?];
+        let [dy, x, mean, rstd] = [
+            self.wide(step.inputs[0])?,
+            self.wide(v)?,
+            self.wide(step.inputs[2])?,
+            self.wide(step.inputs[3])?,
+        ];
         let shape = self.types[v].shape();
-        let n: u64 = shape[shape.len() - step.op.int("dims") as usize..].iter().product();
+        let n: u64 = shape[shape.len() - step.op.int("dims") as usize..]
+            .iter()
+            .product();
         let below = self.dag.sub(x, mean);
         let normal = self.dag.mul(below, rstd);
         let mask = step.op.ints("mask");
@@ -534,15 +600,21 @@ impl<'a> Lowering<'a> {
         }
         if mask[1] == 1 {
             let product = self.dag.mul(dy, normal);
-            results.push(Known::Columns { of: product, divisor: None });
+            results.push(Known::Columns {
+                of: product,
+                divisor: None,
+            });
         }
         if mask[2] == 1 {
-            results.push(Known::Columns { of: dy, divisor: None });
+            results.push(Known::Columns {
+                of: dy,
+                divisor: None,
+            });
         }
         Ok(results)
     }
 
-    // --------------------------------------------------------------------------------------------------- optimizers
+    // --- optimizers ---
 
     /// Element `at` of an operand of options.
     fn option(&mut self, v: usize, at: u64) -> Id {
@@ -554,7 +626,9 @@ impl<'a> Lowering<'a> {
     }
     /// The gradient, scaled if operand `i` is there to scale it.
     fn gradient(&mut self, step: &Step, g: Id, i: usize) -> Id {
-        let Some(&scale) = step.inputs.get(i) else { return g };
+        let Some(&scale) = step.inputs.get(i) else {
+            return g;
+        };
         let scale = self.dag.load_at(scale, 0, Kind::F32);
         let scale = self.widened(scale, self.dag.kind(g));
         self.dag.mul(g, scale)
@@ -578,8 +652,26 @@ impl<'a> Lowering<'a> {
         let decayed = d.mul(lr, decay);
         let keep = d.sub(one, decayed);
         let near = d.less(rest1, half);
-        let wide = [keep, rest1, beta1, beta2, rest2, eps, correction2, step_size];
-        let [keep, weight, rest, beta2, rest2, eps, correction2, step_size] = wide.map(|x| self.coefficient(x, kind));
+        let wide = [
+            keep,
+            rest1,
+            beta1,
+            beta2,
+            rest2,
+            eps,
+            correction2,
+            step_size,
+        ];
+        let [
+            keep,
+            weight,
+            rest,
+            beta2,
+            rest2,
+            eps,
+            correction2,
+            step_size,
+        ] = wide.map(|x| self.coefficient(x, kind));
         let d = &mut self.dag;
         // PyTorch's lerp counts from the nearer end.
         let far = d.sub(g, m);
@@ -607,9 +699,16 @@ impl<'a> Lowering<'a> {
     /// On numbers in two halves: see `runtime::kernels::optim`.
     fn adamw_split(&mut self, step: &Step) -> Lowered<Vec<Known>> {
         let [high, low] = [self.node(step.inputs[0])?, self.node(step.inputs[2])?];
-        let [g, m, v] = [self.wide(step.inputs[1])?, self.wide(step.inputs[3])?, self.wide(step.inputs[4])?];
+        let [g, m, v] = [
+            self.wide(step.inputs[1])?,
+            self.wide(step.inputs[3])?,
+            self.wide(step.inputs[4])?,
+        ];
         let d = &mut self.dag;
-        let (high, low) = (d.convert("arith.extui", high, Kind::I32), d.convert("arith.extui", low, Kind::I32));
+        let (high, low) = (
+            d.convert("arith.extui", high, Kind::I32),
+            d.convert("arith.extui", low, Kind::I32),
+        );
         let (fifteen, sixteen) = (d.int(15, Kind::I32), d.int(16, Kind::I32));
         let below = d.same("arith.shrui", &[low, fifteen]);
         let high = d.sub(high, below);
@@ -619,22 +718,30 @@ impl<'a> Lowering<'a> {
         let [p, m, v] = self.adamw_of(step, [master, g, m, v], 5);
         let d = &mut self.dag;
         let bits = d.convert("arith.bitcast", p, Kind::I32);
-        let (upper, quiet, half) =
-            (d.int(0xFFFF_0000, Kind::I32), d.int(0x0040_0000, Kind::I32), d.int(0x8000, Kind::I32));
+        let (upper, quiet, half) = (
+            d.int(0xFFFF_0000, Kind::I32),
+            d.int(0x0040_0000, Kind::I32),
+            d.int(0x8000, Kind::I32),
+        );
         let nan = d.same("arith.andi", &[bits, upper]);
         let nan = d.same("arith.ori", &[nan, quiet]);
         let is_nan = d.differs(p, p);
         let bits = d.select(is_nan, nan, bits);
         let rounded = d.add(bits, half);
         let rounded = d.same("arith.shrui", &[rounded, sixteen]);
-        let (high, low) = (d.convert("arith.trunci", rounded, Kind::I16), d.convert("arith.trunci", bits, Kind::I16));
+        let (high, low) = (
+            d.convert("arith.trunci", rounded, Kind::I16),
+            d.convert("arith.trunci", bits, Kind::I16),
+        );
         Ok([high, low, m, v].map(Known::Node).to_vec())
     }
     fn sgd(&mut self, step: &Step) -> Lowered<Vec<Known>> {
         let (dtype, hyper) = (self.dtype(step.inputs[0]), step.inputs[2]);
         let [p, g] = [self.wide(step.inputs[0])?, self.wide(step.inputs[1])?];
         let kind = self.dag.kind(p);
-        let [lr, decay] = [0, 2].map(|i| self.option(hyper, i)).map(|x| self.coefficient(x, kind));
+        let [lr, decay] = [0, 2]
+            .map(|i| self.option(hyper, i))
+            .map(|x| self.coefficient(x, kind));
         let g = self.gradient(step, g, 3);
         let decayed = self.dag.mul(decay, p);
         let g = self.dag.add(g, decayed);
@@ -644,9 +751,15 @@ impl<'a> Lowering<'a> {
     }
     fn sgd_momentum(&mut self, step: &Step) -> Lowered<Vec<Known>> {
         let (dtype, hyper) = (self.dtype(step.inputs[0]), step.inputs[3]);
-        let [p, g, b] = [self.wide(step.inputs[0])?, self.wide(step.inputs[1])?, self.wide(step.inputs[2])?];
+        let [p, g, b] = [
+            self.wide(step.inputs[0])?,
+            self.wide(step.inputs[1])?,
+            self.wide(step.inputs[2])?,
+        ];
         let kind = self.dag.kind(p);
-        let [lr, momentum, decay] = [0, 1, 2].map(|i| self.option(hyper, i)).map(|x| self.coefficient(x, kind));
+        let [lr, momentum, decay] = [0, 1, 2]
+            .map(|i| self.option(hyper, i))
+            .map(|x| self.coefficient(x, kind));
         let g = self.gradient(step, g, 4);
         let decayed = self.dag.mul(decay, p);
         let g = self.dag.add(g, decayed);
@@ -657,7 +770,7 @@ impl<'a> Lowering<'a> {
         Ok([p, b].map(|x| Known::Node(self.narrow(x, dtype))).to_vec())
     }
 
-    // ------------------------------------------------------------------------------------------------ random numbers
+    // --- random numbers ---
 
     fn dropout(&mut self, step: &Step) -> Lowered<Vec<Known>> {
         let (v, rng) = (step.inputs[0], step.inputs[1]);
@@ -667,7 +780,10 @@ impl<'a> Lowering<'a> {
         }
         let kind = self.dag.kind(x);
         let p = step.op.float("p");
-        let (seed, count) = (self.dag.load_at(rng, 0, Kind::I64), self.dag.load_at(rng, 1, Kind::I64));
+        let (seed, count) = (
+            self.dag.load_at(rng, 0, Kind::I64),
+            self.dag.load_at(rng, 1, Kind::I64),
+        );
         // A word below this many 2^32ths drops its element.
         let kept = match u32::try_from((p * 4_294_967_296.0) as u64) {
             Ok(threshold) => {

@@ -1,6 +1,6 @@
-//! Functions of f32 as instructions, after `runtime::kernels::math`: the same polynomials with fused multiply-adds, the same
-//! answers for NaN, infinities and numbers too large or small. Errors are a few units in the last place. On GPUs exponential
-//! and logarithm are the machine's.
+//! Functions of f32 as instructions, after `runtime::kernels::math`: the same polynomials with
+//! fused multiply-adds, the same answers for NaN, infinities and numbers too large or small. Errors
+//! are a few units in the last place. On GPUs exponential and logarithm are the machine's.
 
 use super::dag::{Dag, Id, Kind};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, LOG2_E, SQRT_2};
@@ -12,14 +12,20 @@ const I32: Kind = Kind::I32;
 const BETA: f64 = SQRT_2 * FRAC_2_SQRT_PI * 0.5;
 const KAPPA: f64 = 0.044715;
 /// (e^r - 1 - r) / r², highest power first, for |r| <= ln 2 / 2.
-const EXP: [f64; 5] = [1.381_454e-3, 8.368_745e-3, 4.166_839e-2, 1.666_652_1e-1, 0.499_999_94];
+const EXP: [f64; 5] = [
+    1.381_454e-3,
+    8.368_745e-3,
+    4.166_839e-2,
+    1.666_652_1e-1,
+    0.499_999_94,
+];
 
 impl Dag {
     fn f(&mut self, x: f64) -> Id {
         self.float(x, F32)
     }
-    /// A polynomial, highest power first, by Estrin's scheme: pairs, then pairs of pairs, so that few operations wait for
-    /// each other.
+    /// A polynomial, highest power first, by Estrin's scheme: pairs, then pairs of pairs, so that
+    /// few operations wait for each other.
     fn polynomial(&mut self, x: Id, coefficients: &[f64]) -> Id {
         let mut terms: Vec<Id> = coefficients.iter().rev().map(|&c| self.f(c)).collect();
         let mut power = x;
@@ -69,25 +75,31 @@ impl Dag {
         if self.gpu {
             return self.exp(x);
         }
-        // As `MAGIC` above; the low bits have the exponent's bias already, and are 0 at the bound below.
+        // As `MAGIC` above; the low bits have the exponent's bias already, and are 0 at the bound
+        // below.
         const MAGIC: f32 = 12_582_912.0 + 127.0;
         let lo = self.f(-88.0);
         let below = self.less(x, lo);
         let x = self.select(below, lo, x);
         let (shifted, r) = self.reduced(x, MAGIC);
-        // Elements do not wait for each other, so Horner's scheme, which has the fewest operations, is the fastest.
+        // Elements do not wait for each other, so Horner's scheme, which has the fewest operations,
+        // is the fastest.
         let mut y = self.f(EXP[0]);
         for c in EXP[1..].iter().chain(&[1.0, 1.0]) {
             let c = self.f(*c);
             y = self.fma(y, r, c);
         }
-        let (bits, places) = (self.convert("arith.bitcast", shifted, I32), self.int(23, I32));
+        let (bits, places) = (
+            self.convert("arith.bitcast", shifted, I32),
+            self.int(23, I32),
+        );
         let bits = self.same("arith.shli", &[bits, places]);
         let power = self.convert("arith.bitcast", bits, F32);
         let y = self.mul(y, power);
         self.keep(y)
     }
-    /// x = n ln 2 + r with the nearest integer n: n added to `magic`, which leaves it in the low bits, and r.
+    /// x = n ln 2 + r with the nearest integer n: n added to `magic`, which leaves it in the low
+    /// bits, and r.
     fn reduced(&mut self, x: Id, magic: f32) -> (Id, Id) {
         let (log2e, magic) = (self.f(LOG2_E), self.f(magic.into()));
         let shifted = self.fma(x, log2e, magic);
@@ -108,7 +120,10 @@ impl Dag {
     /// The natural logarithm, after Cephes' `logf`.
     pub(super) fn log(&mut self, x: Id) -> Id {
         // Subnormal numbers are made normal first.
-        let (least, up) = (self.f(f32::MIN_POSITIVE.into()), self.f(f64::from(1u32 << 23)));
+        let (least, up) = (
+            self.f(f32::MIN_POSITIVE.into()),
+            self.f(f64::from(1u32 << 23)),
+        );
         let small = self.less(x, least);
         let raised = self.mul(x, up);
         let scaled = self.select(small, raised, x);
@@ -182,7 +197,12 @@ impl Dag {
             6.372_619_3e-4,
             4.893_524_6e-3,
         ];
-        self.ratio(x, 8.000_488, &p, &[1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3])
+        self.ratio(
+            x,
+            8.000_488,
+            &p,
+            &[1.198_258_4e-6, 1.185_347_1e-4, 2.268_434_6e-3, 4.893_525e-3],
+        )
     }
     /// erf as a ratio of polynomials (Eigen's): odd of degree 13 over even of degree 8.
     pub(super) fn erf(&mut self, x: Id) -> Id {
@@ -195,7 +215,13 @@ impl Dag {
             -2.954_6e-3,
             -1.609_603_3e-2,
         ];
-        let q = [-1.456_607_2e-5, -2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2];
+        let q = [
+            -1.456_607_2e-5,
+            -2.133_740_6e-4,
+            -1.682_827e-3,
+            -7.373_329e-3,
+            -1.426_473_9e-2,
+        ];
         self.ratio(x, 3.832_522_9, &p, &q)
     }
 
@@ -237,7 +263,10 @@ impl Dag {
         let minus = self.f(-0.5);
         let square = self.mul(minus, x);
         let square = self.mul(square, x);
-        let (e, norm) = (self.exp(square), self.f(0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2));
+        let (e, norm) = (
+            self.exp(square),
+            self.f(0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2),
+        );
         let pdf = self.mul(e, norm);
         let slope = self.mul(x, pdf);
         let slope = self.add(cdf, slope);

@@ -1,26 +1,30 @@
-//! Kernels made for a graph: from a [`Body`] and the types of its operands to MLIR text, and from that to objects and PTX.
+//! Kernels made for a graph: from a [`Body`] and the types of its operands to MLIR text, and from
+//! that to objects and PTX.
 //!
 //! # What a kernel is
 //!
-//! One function or two, its phases. A phase is cut into parts, at places that depend on shapes alone: parts know nothing of
-//! each other, may run at the same time and in any order, and their bits do not depend on who runs them. A phase starts when
-//! all parts of the one before are done. The first phase computes; the second, if there is one, adds up what the parts of the
-//! first summed over rows.
+//! One function or two, its phases. A phase is cut into parts, at places that depend on shapes
+//! alone: parts know nothing of each other, may run at the same time and in any order, and their
+//! bits do not depend on who runs them. A phase starts when all parts of the one before are done.
+//! The first phase computes; the second, if there is one, adds up what the parts of the first
+//! summed over rows.
 //!
-//! For a CPU, a phase is `extern "C" fn(args: *const *mut u8, first: u64, end: u64)` and computes the parts `first..end`.
-//! `args` points to the addresses of the operands, the results and, if the kernel has any, the scratch, in that order. Each
-//! address is a multiple of 64, also of a tensor without elements; tensors have the bytes that their types say; results are
-//! disjoint from each other, from the scratch, and from operands, but that a result may lie exactly on one operand if
+//! For a CPU, a phase is `extern "C" fn(args: *const *mut u8, first: u64, end: u64)` and computes
+//! the parts `first..end`. `args` points to the addresses of the operands, the results and, if the
+//! kernel has any, the scratch, in that order. Each address is a multiple of 64, also of a tensor
+//! without elements; tensors have the bytes that their types say; results are disjoint from each
+//! other, from the scratch, and from operands, but that a result may lie exactly on one operand if
 //! [`Generated::inplace`] has the pair. A function calls nothing and touches no other memory.
 //!
-//! For a GPU, a phase is a kernel that takes the same addresses as its arguments, with blocks of [`Phase::threads`] threads
-//! and any number of blocks, at best [`Phase::parts`].
+//! For a GPU, a phase is a kernel that takes the same addresses as its arguments, with blocks of
+//! [`Phase::threads`] threads and any number of blocks, at best [`Phase::parts`].
 //!
 //! # What it computes
 //!
-//! What the ops' plain kernels compute one by one: the same formulas in the same order, intermediate values rounded to
-//! their element types. Exponentials, `tanh` and `erf` use fused multiply-adds and differ by a few units in the last place;
-//! sums over rows and columns of f32 and half-precision numbers are taken in f32, 16 at a time and by halves at the end.
+//! What the ops' plain kernels compute one by one: the same formulas in the same order,
+//! intermediate values rounded to their element types. Exponentials, `tanh` and `erf` use fused
+//! multiply-adds and differ by a few units in the last place; sums over rows and columns of f32 and
+//! half-precision numbers are taken in f32, 16 at a time and by halves at the end.
 
 mod cache;
 mod dag;
@@ -87,20 +91,43 @@ impl std::error::Error for Unsupported {}
 const WHOLE: [&str; 2] = ["reshape", "dropout"];
 
 /// The kernel of a body over operands of the given types.
-pub fn generate(body: &Body, operands: &[TensorType], target: &Target) -> Result<Generated, Unsupported> {
+pub fn generate(
+    body: &Body,
+    operands: &[TensorType],
+    target: &Target,
+) -> Result<Generated, Unsupported> {
     kernel(body.steps(), body.results(), operands, target)
 }
 
 /// The kernel of one op.
-pub fn generate_op(op: &Op, operands: &[TensorType], target: &Target) -> Result<Generated, Unsupported> {
+pub fn generate_op(
+    op: &Op,
+    operands: &[TensorType],
+    target: &Target,
+) -> Result<Generated, Unsupported> {
     if let Some(body) = op.body() {
         return generate(body, operands, target);
     }
     let types: Vec<&TensorType> = operands.iter().collect();
-    let outputs = op.infer(&types).map_err(|why| Unsupported { op: op.name().into(), why })?.len();
+    let outputs = op
+        .infer(&types)
+        .map_err(|why| Unsupported {
+            op: op.name().into(),
+            why,
+        })?
+        .len();
     let n = operands.len();
-    let step = Step { op: op.clone(), inputs: (0..n).collect(), outputs };
-    kernel(&[step], &(n..n + outputs).collect::<Vec<_>>(), operands, target)
+    let step = Step {
+        op: op.clone(),
+        inputs: (0..n).collect(),
+        outputs,
+    };
+    kernel(
+        &[step],
+        &(n..n + outputs).collect::<Vec<_>>(),
+        operands,
+        target,
+    )
 }
 
 fn kernel(
@@ -110,19 +137,32 @@ fn kernel(
     target: &Target,
 ) -> Result<Generated, Unsupported> {
     let whole = |why: String| {
-        let op = if steps.len() == 1 { steps[0].op.name() } else { "fused" };
+        let op = if steps.len() == 1 {
+            steps[0].op.name()
+        } else {
+            "fused"
+        };
         Unsupported { op: op.into(), why }
     };
     for step in steps {
         if step.op.row().access == Access::Whole && !WHOLE.contains(&step.op.name()) {
-            return Err(Unsupported { op: step.op.name().into(), why: "there is no vector code for it".into() });
+            return Err(Unsupported {
+                op: step.op.name().into(),
+                why: "there is no vector code for it".into(),
+            });
         }
     }
     let types = body::types(steps, operands).map_err(whole)?;
     if types.iter().any(|ty| ty.numel() == 0) {
         if results.iter().all(|&v| types[v].numel() == 0) {
             let mlir = "module {\n}\n".to_string();
-            return Ok(Generated { name: "nothing".into(), phases: vec![], scratch_bytes: 0, inplace: vec![], mlir });
+            return Ok(Generated {
+                name: "nothing".into(),
+                phases: vec![],
+                scratch_bytes: 0,
+                inplace: vec![],
+                mlir,
+            });
         }
         return Err(whole("it makes something of no elements".into()));
     }
@@ -130,20 +170,32 @@ fn kernel(
     let mut lowering = lower::Lowering::new(target.is_gpu(), &space).map_err(whole)?;
     let mut at = operands.len();
     for step in &space.steps {
-        lowering.step(step, at).map_err(|why| Unsupported { op: step.op.name().into(), why })?;
+        lowering.step(step, at).map_err(|why| Unsupported {
+            op: step.op.name().into(),
+            why,
+        })?;
         at += step.outputs;
     }
-    let out = |&v: &usize| emit::Out { value: v, ty: space.types[v].clone(), known: lowering.known(v) };
+    let out = |&v: &usize| emit::Out {
+        value: v,
+        ty: space.types[v].clone(),
+        known: lowering.known(v),
+    };
     let outs: Vec<emit::Out> = space.results.iter().map(out).collect();
     for out in &outs {
         if lower::storage(out.ty.dtype()).is_none() {
-            return Err(whole(format!("there are no kernels for {}", out.ty.dtype())));
+            return Err(whole(format!(
+                "there are no kernels for {}",
+                out.ty.dtype()
+            )));
         }
     }
     let mut inplace = vec![];
     for (i, ty) in operands.iter().enumerate() {
         for (j, out) in outs.iter().enumerate() {
-            let unlike = |&(v, operand): &(usize, usize)| operand == i && space.axes(v) != space.axes(out.value);
+            let unlike = |&(v, operand): &(usize, usize)| {
+                operand == i && space.axes(v) != space.axes(out.value)
+            };
             if *ty == out.ty && !space.tables.contains(&i) && !space.reads.iter().any(unlike) {
                 inplace.push((i, j));
             }
@@ -157,16 +209,29 @@ fn kernel(
         results: &outs,
         gpu: target.is_gpu(),
     };
-    // The name is a hash of the text, which has the name in it: so the text is made with another first.
+    // The name is a hash of the text, which has the name in it: so the text is made with another
+    // first.
     let name = name(&emit::emit(&plan("k")).map_err(whole)?.mlir);
     let text = emit::emit(&plan(&name)).map_err(whole)?;
-    let phase = |f: emit::Function| Phase { symbol: f.symbol, parts: f.parts, threads: f.threads };
+    let phase = |f: emit::Function| Phase {
+        symbol: f.symbol,
+        parts: f.parts,
+        threads: f.threads,
+    };
     let phases = text.functions.into_iter().map(phase).collect();
-    Ok(Generated { name, phases, scratch_bytes: text.scratch_bytes, inplace, mlir: text.mlir })
+    Ok(Generated {
+        name,
+        phases,
+        scratch_bytes: text.scratch_bytes,
+        inplace,
+        mlir: text.mlir,
+    })
 }
 
 /// A short name for a text: FNV-1a's hash.
 fn name(text: &str) -> String {
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    });
     format!("k{hash:016x}")
 }

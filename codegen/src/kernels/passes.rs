@@ -1,10 +1,12 @@
-//! Passes over a row. The first computes the sums that need nothing, the next those that need these, and so on; each stores the
-//! results that it knows. What is dear to compute and needed again is kept in memory from the first pass that needs it: in a
-//! result that is written last and through the caches, or in a buffer on the stack; what has room in neither is computed again.
+//! Passes over a row. The first computes the sums that need nothing, the next those that need
+//! these, and so on; each stores the results that it knows. What is dear to compute and needed
+//! again is kept in memory from the first pass that needs it: in a result that is written last and
+//! through the caches, or in a buffer on the stack; what has room in neither is computed again.
 //!
-//! The largest element of a long row and the sum of the exponentials below it are found in one reading, block by block, after
-//! Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018): exponentials below the block's largest element
-//! are kept, and scaled by what it lies below the row's.
+//! The largest element of a long row and the sum of the exponentials below it are found in one
+//! reading, block by block, after Milakov and Gimelshein, "Online normalizer calculation for
+//! softmax" (2018): exponentials below the block's largest element are kept, and scaled by what it
+//! lies below the row's.
 
 use super::dag::{Dag, Exponentials, Id, Kind, Prim};
 use super::emit::Plan;
@@ -13,9 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The most bytes of a row's buffer on the stack.
 const MOST_BUFFER: u64 = 32 << 10;
-/// The same of exponentials that are found block by block: with the operands' next blocks they stay in the second cache.
+/// The same of exponentials that are found block by block: with the operands' next blocks they stay
+/// in the second cache.
 const MOST_EXPONENTIALS: u64 = 256 << 10;
-/// Columns of a row that is long enough to be gone through in blocks: it and what is kept of it fill the first cache.
+/// Columns of a row that is long enough to be gone through in blocks: it and what is kept of it
+/// fill the first cache.
 const LONG: u64 = 4096;
 
 /// Where something that outlives a pass is kept.
@@ -41,7 +45,8 @@ pub(super) struct Pass {
     pub(super) kept: Vec<Id>,
 }
 
-/// Instructions that vary along the row and are needed for `roots`, in order; instructions in `stop` are not looked into.
+/// Instructions that vary along the row and are needed for `roots`, in order; instructions in
+/// `stop` are not looked into.
 fn needs(dag: &Dag, roots: &[Id], stop: &BTreeSet<Id>) -> Vec<Id> {
     let mut found = BTreeSet::new();
     let mut work: Vec<Id> = roots.to_vec();
@@ -60,16 +65,21 @@ pub(super) struct Passes {
     pub(super) all: Vec<Pass>,
     /// Where they keep what later passes need.
     pub(super) buffers: BTreeMap<Id, Buffer>,
-    /// A pass that goes with the next, block by block: the first finds the largest elements, the second the sums.
+    /// A pass that goes with the next, block by block: the first finds the largest elements, the
+    /// second the sums.
     pub(super) blocks: Option<(usize, Exponentials)>,
 }
 
 /// The pass that may go with the next: the largest element is needed for nothing else yet.
 fn blocks(plan: &Plan<'_>, passes: &[Pass]) -> Option<(usize, Exponentials)> {
     let found = plan.dag.exponentials.iter().find_map(|&found| {
-        let p = passes.windows(2).position(|pair| pair[0].folds == [found.max] && pair[1].folds == [found.sum])?;
+        let p = passes
+            .windows(2)
+            .position(|pair| pair[0].folds == [found.max] && pair[1].folds == [found.sum])?;
         let next = &passes[p + 1];
-        let alone = next.stores.is_empty() && next.sums.is_empty() && next.keeps.iter().all(|&id| id == found.e);
+        let alone = next.stores.is_empty()
+            && next.sums.is_empty()
+            && next.keeps.iter().all(|&id| id == found.e);
         // What is kept has yet to be scaled.
         let scaled = |pass: &Pass| pass.folds.is_empty() || !pass.kept.contains(&found.e);
         (alone && passes[p + 2..].iter().all(scaled)).then_some((p, found))
@@ -90,7 +100,11 @@ pub(super) fn kept_passes(plan: &Plan<'_>) -> Passes {
             for &id in &pass.keeps {
                 let kind = plan.dag.kind(id);
                 let in_blocks = blocks.is_some_and(|(_, found)| found.e == id);
-                let most = if in_blocks { MOST_EXPONENTIALS } else { MOST_BUFFER };
+                let most = if in_blocks {
+                    MOST_EXPONENTIALS
+                } else {
+                    MOST_BUFFER
+                };
                 if let Some(j) = free_result(plan, &passes, p, kind, &taken) {
                     taken.insert(j);
                     buffers.insert(id, Buffer::Result(j));
@@ -102,17 +116,29 @@ pub(super) fn kept_passes(plan: &Plan<'_>) -> Passes {
             }
         }
         if homeless.len() == known {
-            return Passes { all: passes, buffers, blocks };
+            return Passes {
+                all: passes,
+                buffers,
+                blocks,
+            };
         }
     }
 }
-/// A result that is written last and may keep numbers of a kind from pass `p` on: none of the operands that might lie there
-/// is read later.
-fn free_result(plan: &Plan<'_>, passes: &[Pass], p: usize, kind: Kind, taken: &BTreeSet<usize>) -> Option<usize> {
+/// A result that is written last and may keep numbers of a kind from pass `p` on: none of the
+/// operands that might lie there is read later.
+fn free_result(
+    plan: &Plan<'_>,
+    passes: &[Pass],
+    p: usize,
+    kind: Kind,
+    taken: &BTreeSet<usize>,
+) -> Option<usize> {
     let later = |i: usize| {
         passes[p + 1..].iter().any(|q| {
-            let reads =
-                |&id: &Id| !q.kept.contains(&id) && matches!(plan.dag.nodes[id].prim, Prim::Load(of, _) if of == i);
+            let reads = |&id: &Id| {
+                !q.kept.contains(&id)
+                    && matches!(plan.dag.nodes[id].prim, Prim::Load(of, _) if of == i)
+            };
             q.needs.iter().any(reads)
         })
     };
@@ -143,7 +169,11 @@ fn passes(plan: &Plan<'_>, homeless: &BTreeSet<Id>) -> Vec<Pass> {
             work.extend(&dag.nodes[id].args);
         }
     }
-    let last = used.iter().map(|&id| dag.nodes[id].stage).max().unwrap_or(0);
+    let last = used
+        .iter()
+        .map(|&id| dag.nodes[id].stage)
+        .max()
+        .unwrap_or(0);
     let mut passes: Vec<Pass> = (0..=last).map(|_| Pass::default()).collect();
     for &id in &used {
         let node = &dag.nodes[id];
@@ -157,16 +187,22 @@ fn passes(plan: &Plan<'_>, homeless: &BTreeSet<Id>) -> Vec<Pass> {
             Known::Node(id) if plan.space.span(out.value).1 => {
                 // It may lie on an operand that later passes read.
                 let shared = plan.operands.contains(&out.ty);
-                passes[if shared { last } else { dag.nodes[id].stage }].stores.push(j);
+                passes[if shared { last } else { dag.nodes[id].stage }]
+                    .stores
+                    .push(j);
             }
             Known::Node(_) => {}
         }
     }
     let roots = |pass: &Pass| -> Vec<Id> {
         let folds = pass.folds.iter().map(|&id| dag.nodes[id].args[0]);
-        let outs = pass.stores.iter().chain(&pass.sums).map(|&j| match plan.results[j].known {
-            Known::Node(id) | Known::Columns { of: id, .. } => id,
-        });
+        let outs = pass
+            .stores
+            .iter()
+            .chain(&pass.sums)
+            .map(|&j| match plan.results[j].known {
+                Known::Node(id) | Known::Columns { of: id, .. } => id,
+            });
         folds.chain(outs).collect()
     };
     // Dear instructions that more than one pass needs are kept by the first that does.
@@ -183,7 +219,11 @@ fn passes(plan: &Plan<'_>, homeless: &BTreeSet<Id>) -> Vec<Pass> {
     for (p, pass) in passes.iter_mut().enumerate() {
         let stop: BTreeSet<Id> = again.iter().copied().filter(|id| first[id] < p).collect();
         let found = needs(dag, &roots(pass), &stop);
-        pass.kept = found.iter().copied().filter(|id| stop.contains(id)).collect();
+        pass.kept = found
+            .iter()
+            .copied()
+            .filter(|id| stop.contains(id))
+            .collect();
         for id in &pass.kept {
             kept_by.entry(first[id]).or_default().insert(*id);
         }

@@ -1,7 +1,8 @@
 //! `lighterage alloc`: addresses for the blocks of a trace, whoever asked for them.
 
 use crate::args::{
-    AddressPlanner, AllocArgs, AllocCheckArgs, AllocCommand, AllocConvertArgs, AllocPlanArgs, AllocStatsArgs, TraceArgs,
+    AddressPlanner, AllocArgs, AllocCheckArgs, AllocCommand, AllocConvertArgs, AllocPlanArgs,
+    AllocStatsArgs, TraceArgs,
 };
 use crate::data::{check_writable, save_atomically};
 use crate::failure::Failure;
@@ -38,7 +39,9 @@ fn read(args: &TraceArgs) -> Result<Vec<Pool>, Failure> {
 /// Lets streams have each other's bytes, if that is asked.
 fn share_streams(share: bool, pools: &mut [Pool]) {
     if share {
-        pools.iter_mut().for_each(|pool| pool.trace = pool.trace.one_stream());
+        pools
+            .iter_mut()
+            .for_each(|pool| pool.trace = pool.trace.one_stream());
     }
 }
 
@@ -50,15 +53,33 @@ struct Planned<'a> {
 }
 
 fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
-    for (option, path) in [("--output", &args.output), ("--serve", &args.serve), ("--svg", &args.svg)] {
-        path.iter().try_for_each(|path| check_writable(option, path))?;
+    for (option, path) in [
+        ("--output", &args.output),
+        ("--serve", &args.serve),
+        ("--svg", &args.svg),
+    ] {
+        path.iter()
+            .try_for_each(|path| check_writable(option, path))?;
     }
     let mut pools = read(&args.trace)?;
-    let recorded: Vec<Trace> = pools.iter().map(|pool| pool.trace.clone()).filter(|_| args.serve.is_some()).collect();
+    let recorded: Vec<Trace> = pools
+        .iter()
+        .map(|pool| pool.trace.clone())
+        .filter(|_| args.serve.is_some())
+        .collect();
     share_streams(args.share_streams, &mut pools);
-    let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()), usize::from);
+    let threads = args.threads.map_or_else(
+        || std::thread::available_parallelism().map_or(1, |n| n.get()),
+        usize::from,
+    );
     let without = Method::ALL.map(|method| args.without.contains(&method).then_some(method));
-    let options = Options { effort: args.effort, capacity: args.capacity, align: args.align, threads, without };
+    let options = Options {
+        effort: args.effort,
+        capacity: args.capacity,
+        align: args.align,
+        threads,
+        without,
+    };
     let planner = |trace: &Trace, see: &mut dyn FnMut(&str, u64)| match args.planner {
         AddressPlanner::Ours => place(trace, &options, see),
         AddressPlanner::Stalloc => stalloc::place(trace, args.align),
@@ -70,7 +91,11 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
         let start = Instant::now();
         let mut see = |found: &str, peak: u64| {
             if let Some(spinner) = &spinner {
-                spinner.set_message(format!("placing {n_blocks} blocks of {}: {}, {found}", pool.name, short(peak)));
+                spinner.set_message(format!(
+                    "placing {n_blocks} blocks of {}: {}, {found}",
+                    pool.name,
+                    short(peak)
+                ));
             }
         };
         let placement = planner(&pool.trace, &mut see);
@@ -79,50 +104,95 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
             spinner.finish_and_clear();
         }
         let path = args.trace.trace.display();
-        let placement = placement.map_err(|error| Failure::Input(format!("{path}: pool {}: {error}", pool.name)))?;
+        let placement = placement
+            .map_err(|error| Failure::Input(format!("{path}: pool {}: {error}", pool.name)))?;
         // Whoever made the plan, it is checked by one who did not.
         match check(&pool.trace, &placement.offsets, args.align, None) {
             Ok(peak) if peak <= placement.peak => {}
             Ok(peak) => {
-                return Err(Failure::Bug(format!("the plan's peak is {peak} and was said to be {}", placement.peak)));
+                return Err(Failure::Bug(format!(
+                    "the plan's peak is {peak} and was said to be {}",
+                    placement.peak
+                )));
             }
-            Err(faults) => return Err(wrong_plan(&faults, pool, &placement.offsets, &path.to_string())),
+            Err(faults) => {
+                return Err(wrong_plan(
+                    &faults,
+                    pool,
+                    &placement.offsets,
+                    &path.to_string(),
+                ));
+            }
         }
-        planned.push(Planned { pool, placement, time });
+        planned.push(Planned {
+            pool,
+            placement,
+            time,
+        });
     }
     match args.json {
         true => out::line(&plan_json(&planned, args.capacity).to_string()),
         false => out::text(&plan_report(&planned, args.capacity)),
     }
-    let over = planned.iter().find(|planned| args.capacity.is_some_and(|capacity| capacity < planned.placement.peak));
-    if let (Some(Planned { pool, placement, .. }), Some(capacity)) = (over, args.capacity) {
+    let over = planned.iter().find(|planned| {
+        args.capacity
+            .is_some_and(|capacity| capacity < planned.placement.peak)
+    });
+    if let (
+        Some(Planned {
+            pool, placement, ..
+        }),
+        Some(capacity),
+    ) = (over, args.capacity)
+    {
         let why = match capacity < placement.lower_bound {
-            true => format!("{} are alive at once, so that no plan fits", bytes(placement.lower_bound)),
-            false => format!("the best plan found takes {}; --effort max looks longer", bytes(placement.peak)),
+            true => format!(
+                "{} are alive at once, so that no plan fits",
+                bytes(placement.lower_bound)
+            ),
+            false => format!(
+                "the best plan found takes {}; --effort max looks longer",
+                bytes(placement.peak)
+            ),
         };
-        return Err(Failure::NoSchedule(format!("{} does not fit {}: {why}", pool.name, bytes(capacity))));
+        return Err(Failure::NoSchedule(format!(
+            "{} does not fit {}: {why}",
+            pool.name,
+            bytes(capacity)
+        )));
     }
     let offsets = || planned.iter().map(|planned| &planned.placement.offsets[..]);
     if let Some(path) = &args.output {
         save_atomically(
             path,
-            &[table::write_plan(&pools, &offsets().map(<[u64]>::to_vec).collect::<Vec<_>>()).as_bytes()],
+            &[
+                table::write_plan(&pools, &offsets().map(<[u64]>::to_vec).collect::<Vec<_>>())
+                    .as_bytes(),
+            ],
         )?;
     }
     if let Some(path) = &args.serve {
         let [_] = &pools[..] else {
-            return Err(Failure::Input(format!("--serve: the trace has {} pools; a plan file is of one", pools.len())));
+            return Err(Failure::Input(format!(
+                "--serve: the trace has {} pools; a plan file is of one",
+                pools.len()
+            )));
         };
         // Addresses of the step alone: it follows itself.
         let fixed = |step: &Trace| {
             let shared = args.share_streams.then(|| step.one_stream());
-            planner(shared.as_ref().unwrap_or(step), &mut |_, _| ()).map(|placement| placement.offsets)
+            planner(shared.as_ref().unwrap_or(step), &mut |_, _| ())
+                .map(|placement| placement.offsets)
         };
-        let plan = serve::plan(&recorded[0], args.align, fixed).map_err(|error| Failure::Input(error.to_string()))?;
+        let plan = serve::plan(&recorded[0], args.align, fixed)
+            .map_err(|error| Failure::Input(error.to_string()))?;
         save_atomically(path, &[plan.as_bytes()])?;
     }
     if let Some(path) = &args.svg {
-        save_atomically(path, &[picture::draw(&pools, &offsets().collect::<Vec<_>>()).as_bytes()])?;
+        save_atomically(
+            path,
+            &[picture::draw(&pools, &offsets().collect::<Vec<_>>()).as_bytes()],
+        )?;
     }
     Ok(())
 }
@@ -131,17 +201,24 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
 fn wrong_plan(faults: &[Fault], pool: &Pool, offsets: &[u64], path: &str) -> Failure {
     let fixed = |block: usize| pool.trace.blocks[block].offset.is_some();
     let given = |fault: &&Fault| match **fault {
-        Fault::Overlap { below: a, above: b, .. } | Fault::Unordered { before: a, after: b, .. } => {
-            fixed(a) && fixed(b)
+        Fault::Overlap {
+            below: a, above: b, ..
         }
+        | Fault::Unordered {
+            before: a,
+            after: b,
+            ..
+        } => fixed(a) && fixed(b),
         Fault::Misaligned { block, .. } | Fault::Outside { block, .. } => fixed(block),
         Fault::Count { .. } | Fault::Moved { .. } | Fault::Apart { .. } => false,
     };
     let told = |fault: &Fault| Told(fault, &pool.trace, offsets).to_string();
     match (faults.iter().find(given), faults.first()) {
-        (Some(fault), _) => {
-            Failure::Input(format!("{path}: pool {}: {}, as the trace fixes it", pool.name, told(fault)))
-        }
+        (Some(fault), _) => Failure::Input(format!(
+            "{path}: pool {}: {}, as the trace fixes it",
+            pool.name,
+            told(fault)
+        )),
         (None, Some(fault)) => Failure::Bug(format!("a wrong plan: {}", told(fault))),
         (None, None) => Failure::Bug("a plan was refused without a reason".into()),
     }
@@ -160,28 +237,58 @@ fn plan_json(planned: &[Planned<'_>], capacity: Option<u64>) -> Json {
     };
     let pools: Vec<Json> = planned
         .iter()
-        .map(|Planned { pool, placement, time }| {
-            let Placement { peak, lower_bound, optimal, method, .. } = placement;
-            let mut json = row(*peak, *lower_bound, *optimal, pool.trace.blocks.len(), *time);
-            json["pool"] = json!(pool.name);
-            json["method"] = json!(method);
-            if let Some(capacity) = capacity {
-                json["fits"] = json!(*peak <= capacity);
-            }
-            json
-        })
+        .map(
+            |Planned {
+                 pool,
+                 placement,
+                 time,
+             }| {
+                let Placement {
+                    peak,
+                    lower_bound,
+                    optimal,
+                    method,
+                    ..
+                } = placement;
+                let mut json = row(
+                    *peak,
+                    *lower_bound,
+                    *optimal,
+                    pool.trace.blocks.len(),
+                    *time,
+                );
+                json["pool"] = json!(pool.name);
+                json["method"] = json!(method);
+                if let Some(capacity) = capacity {
+                    json["fits"] = json!(*peak <= capacity);
+                }
+                json
+            },
+        )
         .collect();
-    let sum = |number: fn(&Placement) -> u64| planned.iter().map(|planned| number(&planned.placement)).sum();
+    let sum = |number: fn(&Placement) -> u64| {
+        planned
+            .iter()
+            .map(|planned| number(&planned.placement))
+            .sum()
+    };
     let mut json = row(
         sum(|placement| placement.peak),
         sum(|placement| placement.lower_bound),
         planned.iter().all(|planned| planned.placement.optimal),
-        planned.iter().map(|planned| planned.pool.trace.blocks.len()).sum(),
+        planned
+            .iter()
+            .map(|planned| planned.pool.trace.blocks.len())
+            .sum(),
         planned.iter().map(|planned| planned.time).sum(),
     );
     if let Some(capacity) = capacity {
         json["capacity_bytes"] = json!(capacity);
-        json["fits"] = json!(planned.iter().all(|planned| planned.placement.peak <= capacity));
+        json["fits"] = json!(
+            planned
+                .iter()
+                .all(|planned| planned.placement.peak <= capacity)
+        );
     }
     json["pools"] = json!(pools);
     json
@@ -189,20 +296,43 @@ fn plan_json(planned: &[Planned<'_>], capacity: Option<u64>) -> Json {
 
 fn plan_report(planned: &[Planned<'_>], capacity: Option<u64>) -> String {
     let mut out = String::new();
-    for Planned { pool, placement, time } in planned {
-        let Placement { peak, lower_bound, optimal, method, .. } = placement;
+    for Planned {
+        pool,
+        placement,
+        time,
+    } in planned
+    {
+        let Placement {
+            peak,
+            lower_bound,
+            optimal,
+            method,
+            ..
+        } = placement;
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "{}: {} blocks, checked", pool.name, pool.trace.blocks.len());
+        let _ = writeln!(
+            out,
+            "{}: {} blocks, checked",
+            pool.name,
+            pool.trace.blocks.len()
+        );
         let _ = writeln!(out, "  peak         {}", bytes(*peak));
         let over = match optimal {
             true => "the peak is the least there is".into(),
-            false => format!("the peak is {:.2}% above it", 100.0 * gap(*peak, *lower_bound)),
+            false => format!(
+                "the peak is {:.2}% above it",
+                100.0 * gap(*peak, *lower_bound)
+            ),
         };
         let _ = writeln!(out, "  lower bound  {}; {over}", bytes(*lower_bound));
         if let Some(capacity) = capacity {
             let _ = writeln!(out, "  capacity     {}", bytes(capacity));
         }
-        let _ = writeln!(out, "  found by     {method}, in {:.2} s", time.as_secs_f64());
+        let _ = writeln!(
+            out,
+            "  found by     {method}, in {:.2} s",
+            time.as_secs_f64()
+        );
     }
     out
 }
@@ -214,8 +344,8 @@ fn check_plan(args: &AllocCheckArgs) -> Result<(), Failure> {
     let mut pools = read(&args.trace)?;
     share_streams(args.share_streams, &mut pools);
     let path = args.plan.display();
-    let offsets =
-        table::read_plan(&read_text(&args.plan)?, &pools).map_err(|e| Failure::Input(format!("{path}: {e}")))?;
+    let offsets = table::read_plan(&read_text(&args.plan)?, &pools)
+        .map_err(|e| Failure::Input(format!("{path}: {e}")))?;
     let mut rows = vec![];
     let mut told: Vec<String> = vec![];
     let mut n_faults = 0;
@@ -226,7 +356,10 @@ fn check_plan(args: &AllocCheckArgs) -> Result<(), Failure> {
         };
         n_faults += faults.len();
         told.extend(
-            faults.iter().take(TOLD).map(|fault| format!("{}: {}", pool.name, Told(fault, &pool.trace, offsets))),
+            faults
+                .iter()
+                .take(TOLD)
+                .map(|fault| format!("{}: {}", pool.name, Told(fault, &pool.trace, offsets))),
         );
         rows.push((pool, peak));
     }
@@ -234,10 +367,21 @@ fn check_plan(args: &AllocCheckArgs) -> Result<(), Failure> {
     if args.json {
         let pool = |(pool, peak): &(&Pool, Option<u64>)| json!({"pool": pool.name, "buffers": pool.trace.blocks.len(), "valid": peak.is_some(), "peak_bytes": peak});
         let pools: Vec<Json> = rows.iter().map(pool).collect();
-        out::line(&json!({"valid": valid, "pools": pools, "faults": n_faults, "first_faults": told}).to_string());
+        out::line(
+            &json!({"valid": valid, "pools": pools, "faults": n_faults, "first_faults": told})
+                .to_string(),
+        );
     } else {
-        for (pool, peak) in rows.iter().filter_map(|(pool, peak)| peak.map(|peak| (pool, peak))) {
-            out::line(&format!("{}: {} blocks, none meet; peak {}", pool.name, pool.trace.blocks.len(), bytes(peak)));
+        for (pool, peak) in rows
+            .iter()
+            .filter_map(|(pool, peak)| peak.map(|peak| (pool, peak)))
+        {
+            out::line(&format!(
+                "{}: {} blocks, none meet; peak {}",
+                pool.name,
+                pool.trace.blocks.len(),
+                bytes(peak)
+            ));
         }
         told.iter().for_each(|line| out::line(line));
     }
@@ -266,7 +410,9 @@ fn describe(args: &AllocStatsArgs) -> Result<(), Failure> {
         (pool, stats(&pool.trace), holding)
     });
     if args.json {
-        let pools: Vec<Json> = described.map(|(pool, stats, holding)| stats_json(pool, &stats, &holding)).collect();
+        let pools: Vec<Json> = described
+            .map(|(pool, stats, holding)| stats_json(pool, &stats, &holding))
+            .collect();
         out::line(&json!({"pools": pools}).to_string());
         return Ok(());
     }
@@ -289,7 +435,11 @@ fn convert(args: &AllocConvertArgs) -> Result<(), Failure> {
 
 /// Memory efficiency: what is needed of what is held (STAlloc, Eq 1).
 fn efficiency(stats: &Stats, held: u64) -> f64 {
-    if held == 0 { 1.0 } else { stats.live_peak_bytes as f64 / held as f64 }
+    if held == 0 {
+        1.0
+    } else {
+        stats.live_peak_bytes as f64 / held as f64
+    }
 }
 
 fn stats_json(pool: &Pool, stats: &Stats, holding: &Holding) -> Json {
@@ -301,9 +451,16 @@ fn stats_json(pool: &Pool, stats: &Stats, holding: &Holding) -> Json {
             "efficiency": efficiency(stats, held.reserved_bytes),
         })
     };
-    let sizes: Vec<Json> = stats.frequent.iter().map(|(bytes, n)| json!({"bytes": bytes, "blocks": n})).collect();
-    let classes: serde_json::Map<String, Json> =
-        Class::ALL.iter().zip(&stats.classes).map(|(class, of)| (class.name().into(), share(of))).collect();
+    let sizes: Vec<Json> = stats
+        .frequent
+        .iter()
+        .map(|(bytes, n)| json!({"bytes": bytes, "blocks": n}))
+        .collect();
+    let classes: serde_json::Map<String, Json> = Class::ALL
+        .iter()
+        .zip(&stats.classes)
+        .map(|(class, of)| (class.name().into(), share(of)))
+        .collect();
     json!({
         "pool": pool.name,
         "buffers": stats.blocks,
@@ -333,25 +490,62 @@ fn stats_report(pool: &Pool, stats: &Stats, holding: &Holding) -> String {
     out
 }
 
-fn write_stats(out: &mut String, pool: &Pool, stats: &Stats, holding: &Holding) -> std::fmt::Result {
-    writeln!(out, "{}: {} blocks in {} ticks\n", pool.name, stats.blocks, stats.ticks)?;
-    writeln!(out, "  live peak   {} at tick {}", bytes(stats.live_peak_bytes), stats.peak_tick)?;
-    writeln!(out, "  sizes       {} above 512 bytes, of {} blocks", stats.sizes_above_512, stats.above_512)?;
+fn write_stats(
+    out: &mut String,
+    pool: &Pool,
+    stats: &Stats,
+    holding: &Holding,
+) -> std::fmt::Result {
+    writeln!(
+        out,
+        "{}: {} blocks in {} ticks\n",
+        pool.name, stats.blocks, stats.ticks
+    )?;
+    writeln!(
+        out,
+        "  live peak   {} at tick {}",
+        bytes(stats.live_peak_bytes),
+        stats.peak_tick
+    )?;
+    writeln!(
+        out,
+        "  sizes       {} above 512 bytes, of {} blocks",
+        stats.sizes_above_512, stats.above_512
+    )?;
     for (size, n) in &stats.frequent {
         writeln!(out, "              {n:>8} of {}", bytes(*size))?;
     }
-    let by = if stats.by_phases { "phases" } else { "how long they live: the trace has no phases" };
-    writeln!(out, "\n  classes, by {by}\n                blocks   bytes in all   at the peak")?;
+    let by = if stats.by_phases {
+        "phases"
+    } else {
+        "how long they live: the trace has no phases"
+    };
+    writeln!(
+        out,
+        "\n  classes, by {by}\n                blocks   bytes in all   at the peak"
+    )?;
     let dynamic = (0 < stats.dynamic.blocks).then_some(("dynamic", &stats.dynamic));
-    for (name, share) in Class::ALL.iter().map(|class| class.name()).zip(&stats.classes).chain(dynamic) {
+    for (name, share) in Class::ALL
+        .iter()
+        .map(|class| class.name())
+        .zip(&stats.classes)
+        .chain(dynamic)
+    {
         let (all, peak) = (short(share.bytes), short(share.peak_bytes));
-        writeln!(out, "    {name:<10}  {:>6}   {all:>12}   {peak:>11}", share.blocks)?;
+        writeln!(
+            out,
+            "    {name:<10}  {:>6}   {all:>12}   {peak:>11}",
+            share.blocks
+        )?;
     }
     writeln!(out, "\n  phases      {}", stats.phases)?;
     writeln!(out, "  modules     {}", stats.modules)?;
     writeln!(out, "  streams     {}", stats.streams)?;
     writeln!(out, "\n  what an allocator would hold")?;
-    for (name, held) in [("PyTorch's", &holding.cached), ("expandable", &holding.expandable)] {
+    for (name, held) in [
+        ("PyTorch's", &holding.cached),
+        ("expandable", &holding.expandable),
+    ] {
         let percent = 100.0 * efficiency(stats, held.reserved_bytes);
         writeln!(
             out,
@@ -366,11 +560,18 @@ fn write_stats(out: &mut String, pool: &Pool, stats: &Stats, holding: &Holding) 
             true => format!(", {:.1}% of it needed", 100.0 * efficiency(stats, reserved)),
             false => String::new(),
         };
-        writeln!(out, "    recorded    {:>10}  at the end{needed}", short(reserved))?;
+        writeln!(
+            out,
+            "    recorded    {:>10}  at the end{needed}",
+            short(reserved)
+        )?;
     }
     if let Some(agreement) = holding.replayed {
         let caching::Agreement { requests, same } = agreement;
-        writeln!(out, "    replayed    {same} of {requests} requests land where they did, by PyTorch's rules")?;
+        writeln!(
+            out,
+            "    replayed    {same} of {requests} requests land where they did, by PyTorch's rules"
+        )?;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! What stands on the command line. Every option says what it takes; every subcommand shows an example.
+//! What stands on the command line. Every option says what it takes; every subcommand shows an
+//! example.
 
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -17,8 +18,9 @@ use trace::Format;
 
 /// Compiles a training step so that it fits the memory it is given.
 ///
-/// A step (forward, backward, optimizer) comes in as a .pt2 file. What is kept, swapped and recomputed, and at which
-/// address each tensor lies, is decided before the first step runs, and proved.
+/// A step (forward, backward, optimizer) comes in as a .pt2 file. What is kept, swapped and
+/// recomputed, and at which address each tensor lies, is decided before the first step runs, and
+/// proved.
 #[derive(Parser, Debug)]
 #[command(name = "lighterage", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -27,7 +29,8 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0; 1 the system refused, as when a disk is full; 2 bad usage or bad input; 3 no plan fits; \
+const EXIT_CODES: &str = "Exit codes: 0; 1 the system refused, as when a disk is full; 2 bad \
+    usage or bad input; 3 no plan fits; \
     101 a bug; 130 Ctrl-C";
 
 /// A subcommand.
@@ -37,40 +40,63 @@ pub(crate) enum Command {
     #[command(after_help = "Example:\n  lighterage import gpt2.pt2 -o gpt2.ir")]
     Import(ImportArgs),
     /// Plan a step and say what it needs, what was decided, and what other budgets would cost
-    #[command(after_help = "Example:\n  lighterage plan gpt2.pt2 --optimizer adamw --device cpu --budget 60%\n  \
+    #[command(
+        after_help = "Example:\n  lighterage plan gpt2.pt2 --optimizer adamw --device cpu \
+            --budget 60%\n  \
         lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --curve --report plan.html\n\n\
-        With --dump-ir-after and without --dump-dir the dump goes to standard output and the report to standard error.")]
+        With --dump-ir-after and without --dump-dir the dump goes to standard output and the \
+        report to standard error."
+    )]
     Plan(PlanArgs),
     /// Compile a step to a .lit file, which holds all that running it takes
-    #[command(after_help = "Example:\n  lighterage compile gpt2.pt2 --optimizer adamw --budget 60% -o step.lit\n  \
-        lighterage compile gpt2.pt2 --optimizer adamw --emit ptx --target sm_90 > kernels.ptx")]
+    #[command(
+        after_help = "Example:\n  lighterage compile gpt2.pt2 --optimizer adamw --budget 60% -o \
+            step.lit\n  \
+        lighterage compile gpt2.pt2 --optimizer adamw --emit ptx --target sm_90 > kernels.ptx"
+    )]
     Compile(CompileArgs),
     /// Train: run a step again and again on batches
-    #[command(after_help = "Examples:\n  lighterage train gpt2.pt2 --optimizer adamw --lr 1e-3 --budget 50% \
-        --batches data.safetensors \\\n      --steps 60 --init normal:0.02 --seed 0 --save out.safetensors\n  \
+    #[command(
+        after_help = "Examples:\n  lighterage train gpt2.pt2 --optimizer adamw --lr 1e-3 --budget \
+            50% \
+        --batches data.safetensors \\\n      --steps 60 --init normal:0.02 --seed 0 --save \
+        out.safetensors\n  \
         lighterage train step.lit --batches data.safetensors --steps 60\n\n\
-        DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K. With --micro-batches N a step uses N \
-        batches, one after the other.")]
+        DATA holds the tensors batch.K.INPUT; step i, from 0, uses batch i mod K. With \
+        --micro-batches N a step uses N \
+        batches, one after the other."
+    )]
     Train(TrainArgs),
     /// Say why a tensor was kept, swapped or recomputed, and what else would cost
-    #[command(after_help = "Example:\n  lighterage explain gpt2.pt2 --optimizer adamw --budget 60% %gelu_1")]
+    #[command(
+        after_help = "Example:\n  lighterage explain gpt2.pt2 --optimizer adamw --budget 60% \
+            %gelu_1"
+    )]
     Explain(ExplainArgs),
     /// Measure how long a model's ops and the link take on this machine, for --profile
-    #[command(after_help = "Example:\n  lighterage profile gpt2.pt2 --device cpu -o cpu.prof\n  \
-        lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --profile cpu.prof")]
+    #[command(
+        after_help = "Example:\n  lighterage profile gpt2.pt2 --device cpu -o cpu.prof\n  \
+        lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --profile cpu.prof"
+    )]
     Profile(ProfileArgs),
     /// Prove a schedule: every read finds its value, every conflict is ordered, everything fits
-    #[command(after_help = "Example:\n  lighterage plan gpt2.pt2 --budget 60% --dump-ir-after sync > step.ir\n  \
-        lighterage check step.ir")]
+    #[command(
+        after_help = "Example:\n  lighterage plan gpt2.pt2 --budget 60% --dump-ir-after sync > \
+            step.ir\n  \
+        lighterage check step.ir"
+    )]
     Check(CheckArgs),
     /// Estimate what training takes on each device, by formula: no model file is needed
     #[command(after_help = "Examples:\n  lighterage estimate --params 7B\n  \
-        lighterage estimate --params 7B --layers 32 --width 4096 --heads 32 --seq 2048 --batch 4 \\\n      \
+        lighterage estimate --params 7B --layers 32 --width 4096 --heads 32 --seq 2048 --batch \
+        4 \\\n      \
         --recompute full --device a100-80g\n  \
-        lighterage estimate --params 70B --tensor-parallel 8 --pipeline 4 --data-parallel 2 --zero 1\n\n\
+        lighterage estimate --params 70B --tensor-parallel 8 --pipeline 4 --data-parallel 2 \
+        --zero 1\n\n\
         docs/estimate.md has the formulas. `plan` is exact where there is a model.")]
     Estimate(EstimateArgs),
-    /// Weight offloading as a problem by itself: which bytes of a chain's weights leave the device, and when
+    /// Weight offloading as a problem by itself: which bytes of a chain's weights leave the device,
+    /// and when
     Offload(OffloadArgs),
     /// Addresses for blocks of memory as a problem by itself: plan a trace of any program
     Alloc(AllocArgs),
@@ -96,28 +122,30 @@ pub(crate) struct Compiling {
     /// The optimizer to attach [default: none]
     #[arg(long, value_parser = optimizer())]
     pub(crate) optimizer: Option<Optimizer>,
-    /// Masters of bf16 parameters, with adamw: split keeps an f32 as the parameter and 16 bits more, 12 bytes a parameter
-    /// with its moments [default: none]
+    /// Masters of bf16 parameters, with adamw: split keeps an f32 as the parameter and 16 bits
+    /// more, 12 bytes a parameter with its moments [default: none]
     #[arg(long, value_parser = master())]
     pub(crate) master: Option<Master>,
-    /// Scale gradients down so that the norm over all of them is at most this, as torch.nn.utils.clip_grad_norm_ does
+    /// Scale gradients down so that the norm over all of them is at most this, as
+    /// torch.nn.utils.clip_grad_norm_ does
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip_norm: Option<f64>,
     /// Accumulate gradients over so many batches for one update: their mean [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_MICRO_BATCHES))]
     pub(crate) micro_batches: Option<u64>,
-    /// In how many chunks of rows the loss over the vocabulary is computed, so that its logits never exist whole: so many at most,
-    /// or as the budget asks for [default: auto]
+    /// In how many chunks of rows the loss over the vocabulary is computed, so that its logits
+    /// never exist whole: so many at most, or as the budget asks for [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = parse_chunks)]
     pub(crate) loss_chunks: Option<Chunks>,
-    /// Where updates stand: in backward as soon as a gradient is complete, or after it [default: backward]
+    /// Where updates stand: in backward as soon as a gradient is complete, or after it [default:
+    /// backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
     /// The machine: its name, or a .toml file that describes it [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) device: Option<String>,
-    /// Peak of device memory for the whole step: 20GiB, 64MiB, bytes, or 60% of what keeping everything needs [default:
-    /// what the device has]
+    /// Peak of device memory for the whole step: 20GiB, 64MiB, bytes, or 60% of what keeping
+    /// everything needs [default: what the device has]
     #[arg(long, value_name = "BYTES|PERCENT", value_parser = parse_budget)]
     pub(crate) budget: Option<Budget>,
     /// What the host's pool may hold [default: what the device's file says]
@@ -126,10 +154,12 @@ pub(crate) struct Compiling {
     /// Who decides [default: auto]
     #[arg(long, value_parser = planner())]
     pub(crate) planner: Option<Planner>,
-    /// What computes: each op's own kernel, or kernels of several ops that are generated [default: generated]
+    /// What computes: each op's own kernel, or kernels of several ops that are generated [default:
+    /// generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
-    /// Bandwidth of the link between device and host, each way: 2GB/s; with `train`, copies take that long
+    /// Bandwidth of the link between device and host, each way: 2GB/s; with `train`, copies take
+    /// that long
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
     /// Times that `profile` measured, in place of those that the device's file implies
@@ -175,7 +205,8 @@ pub(crate) struct PlanArgs {
     /// Draw step time against budget
     #[arg(long, value_name = "FILE.svg", help_heading = "Report")]
     pub(crate) curve_svg: Option<PathBuf>,
-    /// Write a page for the browser: memory over time, streams, decisions and their reasons, other budgets
+    /// Write a page for the browser: memory over time, streams, decisions and their reasons, other
+    /// budgets
     #[arg(long, value_name = "FILE.html", help_heading = "Report")]
     pub(crate) report: Option<PathBuf>,
 }
@@ -190,7 +221,8 @@ pub(crate) struct CompileArgs {
     /// The file to write
     #[arg(short, long, value_name = "FILE.lit", required_unless_present = "emit")]
     pub(crate) output: Option<PathBuf>,
-    /// Write the text of the generated kernels in place of the artifact, to standard output where no file is named
+    /// Write the text of the generated kernels in place of the artifact, to standard output where
+    /// no file is named
     #[arg(long, value_name = "FORM", value_parser = named(&Emit::ALL, Emit::name))]
     pub(crate) emit: Option<Emit>,
     /// For whom --emit makes them [default: this machine; for ptx sm_90]
@@ -244,9 +276,14 @@ pub(crate) struct TrainArgs {
     pub(crate) steps: u64,
     #[command(flatten)]
     pub(crate) hyper: HyperArgs,
-    /// Initial values of the parameters: normal:STD draws them (gains become 1, biases 0), a file gives tensors by path
-    /// [default: those that the model's file has]
-    #[arg(long, visible_alias = "weights", value_name = "normal:STD|FILE.safetensors", help_heading = "Training")]
+    /// Initial values of the parameters: normal:STD draws them (gains become 1, biases 0), a file
+    /// gives tensors by path [default: those that the model's file has]
+    #[arg(
+        long,
+        visible_alias = "weights",
+        value_name = "normal:STD|FILE.safetensors",
+        help_heading = "Training"
+    )]
     pub(crate) init: Option<String>,
     /// Seed of --init normal and of the model's random numbers
     #[arg(long, default_value_t = 0, help_heading = "Training")]
@@ -257,10 +294,12 @@ pub(crate) struct TrainArgs {
     /// Write what ran when, for ui.perfetto.dev
     #[arg(long, value_name = "OUT.json", help_heading = "Training")]
     pub(crate) trace: Option<PathBuf>,
-    /// Run streams in a random order among those that the schedule permits, and fill dead bytes with NaN: a test
+    /// Run streams in a random order among those that the schedule permits, and fill dead bytes
+    /// with NaN: a test
     #[arg(long, value_name = "SEED", help_heading = "Training")]
     pub(crate) shuffle: Option<u64>,
-    /// Threads that share a kernel's run; results do not depend on it [default: as many as the machine has cores]
+    /// Threads that share a kernel's run; results do not depend on it [default: as many as the
+    /// machine has cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Training")]
     pub(crate) threads: Option<u16>,
     /// Print one JSON object a step, and a summary
@@ -318,7 +357,8 @@ pub(crate) struct ProfileArgs {
     /// The device that this machine plays: its name, or a .toml file [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) device: Option<String>,
-    /// What computes, as for `plan`; generated kernels of several ops are measured together and apart [default: generated]
+    /// What computes, as for `plan`; generated kernels of several ops are measured together and
+    /// apart [default: generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
     /// Slow copies between device and host to this, each way: 2GB/s
@@ -327,11 +367,12 @@ pub(crate) struct ProfileArgs {
     /// How often to run each op
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
-    /// Take the times of the fastest round and not medians over rounds: for a machine on which others run too
+    /// Take the times of the fastest round and not medians over rounds: for a machine on which
+    /// others run too
     #[arg(long)]
     pub(crate) fastest: bool,
-    /// The most memory that ops may take: what does not fit is made anew where it is read. What the largest op needs is
-    /// taken in any case [default: 256MiB]
+    /// The most memory that ops may take: what does not fit is made anew where it is read. What the
+    /// largest op needs is taken in any case [default: 256MiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
     /// The file to write
@@ -355,7 +396,8 @@ pub(crate) struct CheckArgs {
 /// `estimate`.
 #[derive(Args, Debug)]
 pub(crate) struct EstimateArgs {
-    /// Parameters of the whole model: 7B, 350M, 124439808 [default: those of a GPT of the given shape]
+    /// Parameters of the whole model: 7B, 350M, 124439808 [default: those of a GPT of the given
+    /// shape]
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     pub(crate) params: Option<u64>,
     /// The optimizer
@@ -382,27 +424,48 @@ pub(crate) struct EstimateArgs {
     /// Words of the vocabulary: counts the logits, and the embeddings where --params is absent
     #[arg(long, value_name = "V", help_heading = "Shape")]
     pub(crate) vocab: Option<u64>,
-    /// What is computed again in the backward: selective is attention's scores, full all but each layer's input
+    /// What is computed again in the backward: selective is attention's scores, full all but each
+    /// layer's input
     #[arg(long, default_value = "none", value_parser = named(&estimate::Recompute::ALL, estimate::Recompute::name))]
     pub(crate) recompute: estimate::Recompute,
     /// Train adapters of so many percent of the parameters, beside frozen weights
     #[arg(long, value_name = "PERCENT", help_heading = "Adapters")]
     pub(crate) lora: Option<f64>,
     /// The same beside frozen weights of four bits
-    #[arg(long, value_name = "PERCENT", conflicts_with = "lora", help_heading = "Adapters")]
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        conflicts_with = "lora",
+        help_heading = "Adapters"
+    )]
     pub(crate) qlora: Option<f64>,
     /// Devices that share each layer
-    #[arg(long, value_name = "T", default_value_t = 1, help_heading = "Parallelism")]
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 1,
+        help_heading = "Parallelism"
+    )]
     pub(crate) tensor_parallel: u64,
     /// Devices that have some of the layers each
-    #[arg(long, value_name = "P", default_value_t = 1, help_heading = "Parallelism")]
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 1,
+        help_heading = "Parallelism"
+    )]
     pub(crate) pipeline: u64,
-    /// Micro-batches of a step; a stage holds the activations of at most as many as there are stages [default: as many as
-    /// stages]
+    /// Micro-batches of a step; a stage holds the activations of at most as many as there are
+    /// stages [default: as many as stages]
     #[arg(long, value_name = "M", help_heading = "Parallelism")]
     pub(crate) micro_batches: Option<u64>,
     /// Replicas of all that
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Parallelism")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        help_heading = "Parallelism"
+    )]
     pub(crate) data_parallel: u64,
     /// What replicas share: 1 the optimizer's states, 2 gradients too, 3 weights too
     #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3),
@@ -428,9 +491,12 @@ pub(crate) struct OffloadArgs {
 #[derive(Subcommand, Debug)]
 pub(crate) enum OffloadCommand {
     /// Schedule a step's transfers, check the schedule, and say how far from the lower bound it is
-    #[command(after_help = "Example:\n  lighterage offload solve gpt2.json --memory 9GiB\n\n\
-        INSTANCE.json has link_bytes_per_second, memory_bytes and layers; a layer has weight_bytes, activation_bytes,\n\
-        forward_micros, backward_micros and, if there are several like it, count.")]
+    #[command(
+        after_help = "Example:\n  lighterage offload solve gpt2.json --memory 9GiB\n\n\
+        INSTANCE.json has link_bytes_per_second, memory_bytes and layers; a layer has \
+        weight_bytes, activation_bytes,\n\
+        forward_micros, backward_micros and, if there are several like it, count."
+    )]
     Solve(OffloadSolveArgs),
 }
 
@@ -462,10 +528,14 @@ pub(crate) struct AllocArgs {
 /// A subcommand of `alloc`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum AllocCommand {
-    /// Give every block of a trace an address, check that none meet, and say how far from the lower bound the peak is
-    #[command(after_help = "Examples:\n  lighterage alloc plan snapshot.pickle -o plan.csv --svg plan.svg\n  \
+    /// Give every block of a trace an address, check that none meet, and say how far from the lower
+    /// bound the peak is
+    #[command(
+        after_help = "Examples:\n  lighterage alloc plan snapshot.pickle -o plan.csv --svg \
+            plan.svg\n  \
         lighterage alloc plan A.1048576.csv --capacity 1048576 --align 1 --effort max\n\n\
-        docs/alloc.md describes the formats.")]
+        docs/alloc.md describes the formats."
+    )]
     Plan(AllocPlanArgs),
     /// Check a plan: overlaps, bounds, alignment, every block placed once
     #[command(after_help = "Example:\n  lighterage alloc check snapshot.pickle plan.csv")]
@@ -474,15 +544,17 @@ pub(crate) enum AllocCommand {
     #[command(after_help = "Example:\n  lighterage alloc stats snapshot.pickle")]
     Stats(AllocStatsArgs),
     /// Write a trace of any format as events: one line for each request
-    #[command(after_help = "Example:\n  lighterage alloc convert snapshot.pickle -o snapshot.trace")]
+    #[command(
+        after_help = "Example:\n  lighterage alloc convert snapshot.pickle -o snapshot.trace"
+    )]
     Convert(AllocConvertArgs),
 }
 
 /// A trace.
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
-    /// What a program asked for: a table as minimalloc's, a PyTorch memory snapshot, lines of START END SIZE, a log of STAlloc,
-    /// or events as docs/alloc.md describes them
+    /// What a program asked for: a table as minimalloc's, a PyTorch memory snapshot, lines of START
+    /// END SIZE, a log of STAlloc, or events as docs/alloc.md describes them
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
     /// How the trace is written [default: told from its content]
@@ -530,13 +602,15 @@ pub(crate) struct AllocPlanArgs {
     /// Methods to do without, to see what each is good for
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = named(&Method::ALL, Method::name))]
     pub(crate) without: Vec<Method>,
-    /// Let streams have each other's bytes without a wait; whoever uses the plan makes them wait, as the run-time allocator does
+    /// Let streams have each other's bytes without a wait; whoever uses the plan makes them wait,
+    /// as the run-time allocator does
     #[arg(long)]
     pub(crate) share_streams: bool,
     /// Write the plan: the trace's blocks as a table with offsets
     #[arg(short, long, value_name = "PLAN.csv")]
     pub(crate) output: Option<PathBuf>,
-    /// Write a plan file for the run-time allocator, which serves the step that the trace repeats; of one pool
+    /// Write a plan file for the run-time allocator, which serves the step that the trace repeats;
+    /// of one pool
     #[arg(long, value_name = "STEP.plan", conflicts_with = "planner")]
     pub(crate) serve: Option<PathBuf>,
     /// Draw the plan: time across, addresses up
@@ -600,7 +674,11 @@ pub(crate) enum OffloadAlgorithm {
 
 /// Names that a dump may be asked after.
 pub(crate) fn dumps() -> Vec<&'static str> {
-    ["import"].into_iter().chain(pipeline::names()).chain(["all"]).collect()
+    ["import"]
+        .into_iter()
+        .chain(pipeline::names())
+        .chain(["all"])
+        .collect()
 }
 
 /// The word of an update.
@@ -639,12 +717,15 @@ fn offload_algorithm() -> impl TypedValueParser<Value = OffloadAlgorithm> {
 }
 
 fn effort() -> impl TypedValueParser<Value = Effort> {
-    named(&[Effort::Fast, Effort::Brief, Effort::Normal, Effort::Max], |effort| match effort {
-        Effort::Fast => "fast",
-        Effort::Brief => "brief",
-        Effort::Normal => "normal",
-        Effort::Max => "max",
-    })
+    named(
+        &[Effort::Fast, Effort::Brief, Effort::Normal, Effort::Max],
+        |effort| match effort {
+            Effort::Fast => "fast",
+            Effort::Brief => "brief",
+            Effort::Normal => "normal",
+            Effort::Max => "max",
+        },
+    )
 }
 
 fn update() -> impl TypedValueParser<Value = Update> {
@@ -680,14 +761,19 @@ fn parse_chunks(text: &str) -> Result<Chunks, String> {
     match (text.trim(), text.trim().parse()) {
         ("auto", _) => Ok(Chunks::Auto),
         (_, Ok(n @ 1..=MOST_CHUNKS)) => Ok(Chunks::Of(n)),
-        _ => Err(format!("{text:?} is neither auto nor a number from 1 to {MOST_CHUNKS}")),
+        _ => Err(format!(
+            "{text:?} is neither auto nor a number from 1 to {MOST_CHUNKS}"
+        )),
     }
 }
 
 fn parse_betas(text: &str) -> Result<(f64, f64), String> {
     let bad = || format!("{text:?} is not a pair: write 0.9,0.999");
     let (a, b) = text.split_once(',').ok_or_else(bad)?;
-    Ok((a.trim().parse().map_err(|_| bad())?, b.trim().parse().map_err(|_| bad())?))
+    Ok((
+        a.trim().parse().map_err(|_| bad())?,
+        b.trim().parse().map_err(|_| bad())?,
+    ))
 }
 
 #[cfg(test)]

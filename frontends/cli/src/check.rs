@@ -12,13 +12,18 @@ use serde_json::json;
 /// Runs the command.
 pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let path = args.schedule.display();
-    let parsed = text::parse_file(&read_text(&args.schedule)?).map_err(|e| Failure::Input(format!("{path}: {e}")))?;
+    let parsed = text::parse_file(&read_text(&args.schedule)?)
+        .map_err(|e| Failure::Input(format!("{path}: {e}")))?;
     let program = match parsed {
         File::Program(program) => program,
         File::Graph(graph) => {
             let findings = ir::verify::graph(&graph);
             if !findings.is_empty() {
-                return Err(refuse(args, &findings, &text::print_graph_with_findings(&graph, &findings)));
+                return Err(refuse(
+                    args,
+                    &findings,
+                    &text::print_graph_with_findings(&graph, &findings),
+                ));
             }
             let help = "there is no schedule to prove; `plan --dump-ir-after sync` prints one";
             return Err(Failure::Input(format!("{path}: a graph alone: {help}")));
@@ -27,19 +32,28 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     let mut findings = ir::verify::program(&program);
     if findings.is_empty() && program.plan.is_none() {
         let help = "its buffers have no addresses; dump it after `sync`";
-        return Err(Failure::Input(format!("{path}: the schedule has no plan: {help}")));
+        return Err(Failure::Input(format!(
+            "{path}: the schedule has no plan: {help}"
+        )));
     }
     let proof = match findings.is_empty() {
-        true => ir::check::check(&program).map_err(|found| findings = found).ok(),
+        true => ir::check::check(&program)
+            .map_err(|found| findings = found)
+            .ok(),
         false => None,
     };
     let Some(proof) = proof else {
-        return Err(refuse(args, &findings, &text::print_program_with_findings(&program, &findings)));
+        return Err(refuse(
+            args,
+            &findings,
+            &text::print_program_with_findings(&program, &findings),
+        ));
     };
     let peaks = || program.schedule.pools.iter().zip(proof.peak.values());
     if args.json {
-        let peaks: serde_json::Map<String, serde_json::Value> =
-            peaks().map(|((_, pool), &peak)| (pool.name.clone(), json!(peak))).collect();
+        let peaks: serde_json::Map<String, serde_json::Value> = peaks()
+            .map(|((_, pool), &peak)| (pool.name.clone(), json!(peak)))
+            .collect();
         out!(
             "{}",
             json!({
@@ -57,11 +71,19 @@ pub(crate) fn run(args: &CheckArgs) -> Result<(), Failure> {
     out!("proved: {}", program.schedule.name);
     out!("  lines      {}", proof.lines);
     out!("  waits      {}", proof.waits);
-    out!("  reads      {}, each found whole at its address", proof.reads);
-    out!("  conflicts  {}, each ordered, this step's and the next one's", proof.conflicts);
+    out!(
+        "  reads      {}, each found whole at its address",
+        proof.reads
+    );
+    out!(
+        "  conflicts  {}, each ordered, this step's and the next one's",
+        proof.conflicts
+    );
     out!("  copied     {} a step", size::bytes(proof.copied_bytes));
     for ((_, pool), &peak) in peaks() {
-        let limit = pool.limit.map_or(String::new(), |limit| format!(" of {}", size::short(limit)));
+        let limit = pool
+            .limit
+            .map_or(String::new(), |limit| format!(" of {}", size::short(limit)));
         out!("  {:<9}  {}{limit}", pool.name, size::bytes(peak));
     }
     Ok(())
@@ -74,5 +96,9 @@ fn refuse(args: &CheckArgs, findings: &[Finding], text: &str) -> Failure {
     } else {
         output::text(text);
     }
-    Failure::Input(format!("{}: refused, {}", args.schedule.display(), findings_count(findings.len())))
+    Failure::Input(format!(
+        "{}: refused, {}",
+        args.schedule.display(),
+        findings_count(findings.len())
+    ))
 }

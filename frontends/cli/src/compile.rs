@@ -22,17 +22,32 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
     let path = match (args.emit, &args.output) {
         (Some(emit), output) => return kernels(&model, emit, args, output.as_deref()),
         (None, Some(path)) => path,
-        (None, None) => return Err(Failure::Input("--output should name the file to write".into())),
+        (None, None) => {
+            return Err(Failure::Input(
+                "--output should name the file to write".into(),
+            ));
+        }
     };
     // The report is a sentence: the dump may have standard output to itself.
     let to_stdout = args.compiling.dump_ir_after.is_some() && args.compiling.dump_dir.is_none();
-    let dumps = if args.json { Dumps::Stderr } else { Dumps::Stdout };
+    let dumps = if args.json {
+        Dumps::Stderr
+    } else {
+        Dumps::Stdout
+    };
     let artifact = artifact(model, &args.compiling, dumps)?;
-    artifact::write_file(path, &artifact).map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
+    artifact::write_file(path, &artifact)
+        .map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
     let summary = &artifact.summary;
     if args.json {
-        let (bytes, commands) = (std::fs::metadata(path).map_or(0, |data| data.len()), artifact.commands.len());
-        out::line(&json!({"path": path, "bytes": bytes, "commands": commands, "summary": summary}).to_string());
+        let (bytes, commands) = (
+            std::fs::metadata(path).map_or(0, |data| data.len()),
+            artifact.commands.len(),
+        );
+        out::line(
+            &json!({"path": path, "bytes": bytes, "commands": commands, "summary": summary})
+                .to_string(),
+        );
         return Ok(());
     }
     let sentence = format!(
@@ -52,10 +67,21 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
 }
 
 /// Writes the text of the kernels that a model's step needs.
-fn kernels(model: &Model, emit: Emit, args: &CompileArgs, output: Option<&Path>) -> Result<(), Failure> {
-    let default = if emit == Emit::Ptx { Some(Target::SM_90) } else { Target::host() };
+fn kernels(
+    model: &Model,
+    emit: Emit,
+    args: &CompileArgs,
+    output: Option<&Path>,
+) -> Result<(), Failure> {
+    let default = if emit == Emit::Ptx {
+        Some(Target::SM_90)
+    } else {
+        Target::host()
+    };
     let target = args.target.or(default).ok_or_else(|| {
-        Failure::Input("no kernels are generated for this processor; --target names one that has some".into())
+        Failure::Input(
+            "no kernels are generated for this processor; --target names one that has some".into(),
+        )
     })?;
     if emit == Emit::Ptx && !target.is_gpu() {
         let named = target.name();
@@ -96,15 +122,24 @@ fn listing_json(listing: &Listing, emit: Emit, target: &Target) -> Json {
 }
 
 /// Compiles a model to an artifact.
-pub(crate) fn artifact(model: Model, compiling: &Compiling, dumps: Dumps) -> Result<Artifact, Failure> {
+pub(crate) fn artifact(
+    model: Model,
+    compiling: &Compiling,
+    dumps: Dumps,
+) -> Result<Artifact, Failure> {
     // Known before any work: what cannot be run need not be planned.
     if !model.unsupported.is_empty() {
         return Err(Failure::Input(unsupported(&model.unsupported)));
     }
     let machine = model::machine(compiling)?;
     let compiled = model::compile(&model.graph, compiling, &machine, dumps)?;
-    let data = model.tensors.into_iter().map(|(path, (_, bytes))| (path, bytes)).collect();
-    let mut artifact = codegen::emit(&compiled, &data, model::options(compiling).optimizer).map_err(Failure::Input)?;
+    let data = model
+        .tensors
+        .into_iter()
+        .map(|(path, (_, bytes))| (path, bytes))
+        .collect();
+    let mut artifact = codegen::emit(&compiled, &data, model::options(compiling).optimizer)
+        .map_err(Failure::Input)?;
     artifact.summary.micro_batches = compiling.micro_batches.unwrap_or(1);
     Ok(artifact)
 }
@@ -113,9 +148,19 @@ pub(crate) fn artifact(model: Model, compiling: &Compiling, dumps: Dumps) -> Res
 const NAMED: usize = 10;
 
 fn unsupported(ops: &[torch::Unsupported]) -> String {
-    let lines: Vec<String> =
-        ops.iter().take(NAMED).map(|op| format!("Unsupported: {} (node {}): {}", op.target, op.node, op.why)).collect();
+    let lines: Vec<String> = ops
+        .iter()
+        .take(NAMED)
+        .map(|op| format!("Unsupported: {} (node {}): {}", op.target, op.node, op.why))
+        .collect();
     let rest = ops.len().saturating_sub(NAMED);
-    let rest = if rest == 0 { String::new() } else { format!("\n  and {rest} more") };
-    format!("the model calls what has no kernel; it can be planned, not run\n  {}{rest}", lines.join("\n  "))
+    let rest = if rest == 0 {
+        String::new()
+    } else {
+        format!("\n  and {rest} more")
+    };
+    format!(
+        "the model calls what has no kernel; it can be planned, not run\n  {}{rest}",
+        lines.join("\n  ")
+    )
 }

@@ -1,4 +1,5 @@
-//! Step time against budget: the plans that no other beats in both, as a table, as JSON and as a drawing.
+//! Step time against budget: the plans that no other beats in both, as a table, as JSON and as a
+//! drawing.
 //!
 //! A budget between two points gets the plan of the smaller one: the curve is a staircase.
 
@@ -20,7 +21,8 @@ pub(crate) struct Point {
     pub(crate) of_keep: f64,
     /// How much longer its step takes than the fastest: 0.1 is 10 %.
     pub(crate) slower: f64,
-    /// What each percent of `keep` saved costs, against the next faster plan, µs; none for the fastest.
+    /// What each percent of `keep` saved costs, against the next faster plan, µs; none for the
+    /// fastest.
     pub(crate) micros_per_percent: Option<f64>,
     /// What only the plan that was finished is known of.
     pub(crate) chosen: Option<Chosen>,
@@ -40,8 +42,13 @@ pub(crate) fn points(compiled: &Compiled) -> Vec<Point> {
     let decided = &compiled.decided;
     let fastest = decided.curve.first().map_or(1.0, |&(_, micros)| micros);
     let keep = decided.keep_peak.max(1) as f64;
-    // Of equally fast plans that with the fewest decisions is chosen: its peak may be above the point it stands for.
-    let stands_for = decided.curve.iter().map(|&(bytes, _)| bytes).find(|&bytes| bytes <= compiled.planned_peak);
+    // Of equally fast plans that with the fewest decisions is chosen: its peak may be above the
+    // point it stands for.
+    let stands_for = decided
+        .curve
+        .iter()
+        .map(|&(bytes, _)| bytes)
+        .find(|&bytes| bytes <= compiled.planned_peak);
     let mut before: Option<(u64, f64)> = None;
     let point = |&(bytes, micros): &(u64, f64)| {
         let percent = |more: u64| 100.0 * more.saturating_sub(bytes).max(1) as f64 / keep;
@@ -51,7 +58,11 @@ pub(crate) fn points(compiled: &Compiled) -> Vec<Point> {
             bytes,
             micros,
             of_keep: bytes as f64 / keep,
-            slower: if 0.0 < fastest { micros / fastest - 1.0 } else { 0.0 },
+            slower: if 0.0 < fastest {
+                micros / fastest - 1.0
+            } else {
+                0.0
+            },
             micros_per_percent,
             chosen: (Some(bytes) == stands_for).then(|| chosen(compiled)),
         }
@@ -60,8 +71,15 @@ pub(crate) fn points(compiled: &Compiled) -> Vec<Point> {
 }
 
 fn chosen(compiled: &Compiled) -> Chosen {
-    let host_peak = compiled.program.plan.as_ref().map_or(0, |plan| plan.peak[Pool::new(HOST)]);
-    Chosen { host_peak, dominant: dominant(compiled) }
+    let host_peak = compiled
+        .program
+        .plan
+        .as_ref()
+        .map_or(0, |plan| plan.peak[Pool::new(HOST)]);
+    Chosen {
+        host_peak,
+        dominant: dominant(compiled),
+    }
 }
 
 /// The stream that is busy most, with its share of the step: `computing 97%`, `h2d 88%`.
@@ -70,7 +88,9 @@ fn dominant(compiled: &Compiled) -> String {
     let streams = &compiled.program.schedule.streams;
     // The first of equally busy ones.
     let busiest = timeline.busy.iter().rev().max_by(|a, b| a.1.total_cmp(b.1));
-    let Some((stream, busy)) = busiest else { return "nothing".into() };
+    let Some((stream, busy)) = busiest else {
+        return "nothing".into();
+    };
     let share = 100.0 * busy / timeline.micros.max(f64::MIN_POSITIVE);
     match stream.index() == COMPUTE {
         true => format!("computing {share:.0}%"),
@@ -104,7 +124,10 @@ pub(crate) fn table(points: &[Point]) -> String {
     for p in points {
         let price = p.micros_per_percent.map_or("-".into(), micros);
         let chosen = match &p.chosen {
-            Some(Chosen { host_peak, dominant }) => format!("  < chosen: host peak {}, {dominant}", short(*host_peak)),
+            Some(Chosen {
+                host_peak,
+                dominant,
+            }) => format!("  < chosen: host peak {}, {dominant}", short(*host_peak)),
             None => String::new(),
         };
         // Writing to a String cannot fail.
@@ -120,7 +143,7 @@ pub(crate) fn table(points: &[Point]) -> String {
     out
 }
 
-// ---------------------------------------------------------------------------------------------------------- drawing
+// --- drawing ---
 
 /// The drawing's size, and the frame within it: left, top, right, bottom.
 const SIZE: (f64, f64) = (920.0, 340.0);
@@ -145,32 +168,53 @@ impl Axis {
         let log = 0.0 < low && WIDE < high / low;
         let (low, high) = match log {
             true => (low / 1.1, high * 1.1),
-            // Not from zero: what is read off is how steep the curve is. The labels say where it starts.
+            // Not from zero: what is read off is how steep the curve is. The labels say where it
+            // starts.
             false => {
                 let room = 0.06 * (high - low).max(0.02 * high.abs()).max(f64::MIN_POSITIVE);
                 ((low - room).max(0.0), high + room)
             }
         };
-        Axis { low, high, log, from, to }
+        Axis {
+            low,
+            high,
+            log,
+            from,
+            to,
+        }
     }
 
     fn at(&self, value: f64) -> f64 {
-        let scale = |v: f64| if self.log { v.max(f64::MIN_POSITIVE).ln() } else { v };
+        let scale = |v: f64| {
+            if self.log {
+                v.max(f64::MIN_POSITIVE).ln()
+            } else {
+                v
+            }
+        };
         let share = (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low));
         self.from + share.clamp(0.0, 1.0) * (self.to - self.from)
     }
 
-    /// Round values, in `unit`s: 1, 2 or 5 times a power of ten apart; powers of two on a logarithmic axis.
+    /// Round values, in `unit`s: 1, 2 or 5 times a power of ten apart; powers of two on a
+    /// logarithmic axis.
     fn ticks(&self, unit: f64) -> Vec<f64> {
         let (low, high) = (self.low / unit, self.high / unit);
         if self.log {
             let (first, last) = (low.log2().ceil() as i32, high.log2().floor() as i32);
             let step = 1 + (last - first).max(0) as usize / 10;
-            return (first..=last).step_by(step).map(|power| unit * f64::from(power).exp2()).collect();
+            return (first..=last)
+                .step_by(step)
+                .map(|power| unit * f64::from(power).exp2())
+                .collect();
         }
         let rough = (high - low) / 9.0;
         let power = 10f64.powf(rough.log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|&s| rough <= s).unwrap_or(rough);
+        let step = [1.0, 2.0, 5.0, 10.0]
+            .into_iter()
+            .map(|m| m * power)
+            .find(|&s| rough <= s)
+            .unwrap_or(rough);
         let (first, last) = ((low / step).ceil() as i64, (high / step).floor() as i64);
         (first..=last).map(|k| unit * k as f64 * step).collect()
     }
@@ -178,11 +222,20 @@ impl Axis {
 
 /// The largest unit that is not above `value`, with its name.
 fn unit(value: f64, units: &[(f64, &'static str)]) -> (f64, &'static str) {
-    units.iter().copied().find(|&(unit, _)| unit <= value).unwrap_or((1.0, units[units.len() - 1].1))
+    units
+        .iter()
+        .copied()
+        .find(|&(unit, _)| unit <= value)
+        .unwrap_or((1.0, units[units.len() - 1].1))
 }
 
-const BYTES: [(f64, &str); 5] =
-    [(1099511627776.0, "TiB"), (1073741824.0, "GiB"), (1048576.0, "MiB"), (1024.0, "KiB"), (1.0, "bytes")];
+const BYTES: [(f64, &str); 5] = [
+    (1099511627776.0, "TiB"),
+    (1073741824.0, "GiB"),
+    (1048576.0, "MiB"),
+    (1024.0, "KiB"),
+    (1.0, "bytes"),
+];
 const TIMES: [(f64, &str); 3] = [(1e6, "s"), (1e3, "ms"), (1.0, "µs")];
 
 /// A number without needless zeros: `12`, `0.25`.
@@ -195,7 +248,8 @@ fn plain(value: f64) -> String {
 pub(crate) fn svg(points: &[Point], budget: Option<u64>) -> String {
     let (width, height) = SIZE;
     let mut out = format!(
-        "<svg class=\"curve\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"Predicted step time against budget\">\n"
+        "<svg class=\"curve\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
+         aria-label=\"Predicted step time against budget\">\n"
     );
     // Writing to a String cannot fail.
     let _ = draw(&mut out, points, budget);
@@ -206,12 +260,16 @@ pub(crate) fn svg(points: &[Point], budget: Option<u64>) -> String {
 pub(crate) fn svg_file(points: &[Point], budget: Option<u64>) -> String {
     let svg = svg(points, budget);
     let (width, height) = SIZE;
-    let root = format!("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" ");
+    let root =
+        format!("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" ");
     let style = format!(
         "<style>\n{}</style>\n<rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n",
         include_str!("report/curve.css")
     );
-    match svg.strip_prefix("<svg ").and_then(|rest| rest.split_once('\n')) {
+    match svg
+        .strip_prefix("<svg ")
+        .and_then(|rest| rest.split_once('\n'))
+    {
         Some((attributes, body)) => format!("{root}{attributes}\n{style}{body}"),
         None => svg,
     }
@@ -219,14 +277,19 @@ pub(crate) fn svg_file(points: &[Point], budget: Option<u64>) -> String {
 
 fn draw(out: &mut String, points: &[Point], budget: Option<u64>) -> std::fmt::Result {
     let (left, top, right, bottom) = FRAME;
-    let (Some(fastest), Some(smallest)) = (points.first(), points.last()) else { return Ok(()) };
+    let (Some(fastest), Some(smallest)) = (points.first(), points.last()) else {
+        return Ok(());
+    };
     let x = Axis::new(smallest.bytes as f64, fastest.bytes as f64, left, right);
     let y = Axis::new(fastest.micros, smallest.micros, bottom, top);
     let (bytes, bytes_name) = unit(x.high / 2.0, &BYTES);
     let (time, time_name) = unit(y.high / 2.0, &TIMES);
     for tick in x.ticks(bytes) {
         let at = x.at(tick);
-        writeln!(out, "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>")?;
+        writeln!(
+            out,
+            "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>"
+        )?;
         writeln!(
             out,
             "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
@@ -236,7 +299,10 @@ fn draw(out: &mut String, points: &[Point], budget: Option<u64>) -> std::fmt::Re
     }
     for tick in y.ticks(time) {
         let at = y.at(tick);
-        writeln!(out, "<line class=\"grid\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>")?;
+        writeln!(
+            out,
+            "<line class=\"grid\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>"
+        )?;
         writeln!(
             out,
             "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
@@ -248,7 +314,8 @@ fn draw(out: &mut String, points: &[Point], budget: Option<u64>) -> std::fmt::Re
     let scale = |axis: &Axis| if axis.log { ", logarithmic" } else { "" };
     writeln!(
         out,
-        "<text class=\"title\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">budget, {bytes_name}{}</text>",
+        "<text class=\"title\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">budget, \
+         {bytes_name}{}</text>",
         (left + right) / 2.0,
         bottom + 42.0,
         scale(&x)
@@ -256,21 +323,28 @@ fn draw(out: &mut String, points: &[Point], budget: Option<u64>) -> std::fmt::Re
     let middle = (top + bottom) / 2.0;
     writeln!(
         out,
-        "<text class=\"title\" x=\"20\" y=\"{middle}\" text-anchor=\"middle\" transform=\"rotate(-90 20 {middle})\">predicted \
+        "<text class=\"title\" x=\"20\" y=\"{middle}\" text-anchor=\"middle\" \
+         transform=\"rotate(-90 20 {middle})\">predicted \
          step, {time_name}{}</text>",
         scale(&y)
     )?;
     // From the fastest leftwards: a budget below a point gets the next slower one.
     let mut path = format!("M{right:.1} {:.1}", y.at(fastest.micros));
     for pair in points.windows(2) {
-        write!(path, "H{:.1}V{:.1}", x.at(pair[0].bytes as f64), y.at(pair[1].micros))?;
+        write!(
+            path,
+            "H{:.1}V{:.1}",
+            x.at(pair[0].bytes as f64),
+            y.at(pair[1].micros)
+        )?;
     }
     write!(path, "H{:.1}", x.at(smallest.bytes as f64))?;
     writeln!(out, "<path class=\"stairs\" d=\"{path}\"/>")?;
     let limit = x.at(smallest.bytes as f64);
     writeln!(
         out,
-        "<rect class=\"none\" x=\"{left}\" y=\"{top}\" width=\"{:.1}\" height=\"{:.1}\"><title>nothing fits below {}</title></rect>",
+        "<rect class=\"none\" x=\"{left}\" y=\"{top}\" width=\"{:.1}\" \
+         height=\"{:.1}\"><title>nothing fits below {}</title></rect>",
         limit - left,
         bottom - top,
         short(smallest.bytes)
@@ -280,10 +354,15 @@ fn draw(out: &mut String, points: &[Point], budget: Option<u64>) -> std::fmt::Re
         if p.chosen.is_none() && k % every != 0 && k + 1 != points.len() {
             continue;
         }
-        let (class, radius) = if p.chosen.is_some() { ("chosen", 6.0) } else { ("dot", 2.5) };
+        let (class, radius) = if p.chosen.is_some() {
+            ("chosen", 6.0)
+        } else {
+            ("dot", 2.5)
+        };
         writeln!(
             out,
-            "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius}\"><title>{}: {}, {:+.1}%</title></circle>",
+            "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius}\"><title>{}: {}, \
+             {:+.1}%</title></circle>",
             x.at(p.bytes as f64),
             y.at(p.micros),
             short(p.bytes),
@@ -291,10 +370,18 @@ fn draw(out: &mut String, points: &[Point], budget: Option<u64>) -> std::fmt::Re
             100.0 * p.slower
         )?;
     }
-    if let Some(budget) = budget.filter(|&budget| x.low <= budget as f64 && budget as f64 <= x.high) {
+    if let Some(budget) = budget.filter(|&budget| x.low <= budget as f64 && budget as f64 <= x.high)
+    {
         let at = x.at(budget as f64);
-        let (anchor, shift) = if at < (left + right) / 2.0 { ("start", 6.0) } else { ("end", -6.0) };
-        writeln!(out, "<line class=\"budget\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>")?;
+        let (anchor, shift) = if at < (left + right) / 2.0 {
+            ("start", 6.0)
+        } else {
+            ("end", -6.0)
+        };
+        writeln!(
+            out,
+            "<line class=\"budget\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>"
+        )?;
         writeln!(
             out,
             "<text class=\"budget\" x=\"{:.1}\" y=\"{}\" text-anchor=\"{anchor}\">budget {}</text>",

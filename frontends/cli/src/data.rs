@@ -28,9 +28,14 @@ pub(crate) struct Tensors {
 impl Tensors {
     /// Reads a file; a cut or damaged one is an error.
     pub(crate) fn read(path: &Path) -> Result<Tensors, Failure> {
-        let bytes = fs::read(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
-        Tensors::parse(path, bytes)
-            .map_err(|e| Failure::Input(format!("{}: not a whole safetensors file: {e}", path.display())))
+        let bytes =
+            fs::read(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+        Tensors::parse(path, bytes).map_err(|e| {
+            Failure::Input(format!(
+                "{}: not a whole safetensors file: {e}",
+                path.display()
+            ))
+        })
     }
 
     fn parse(path: &Path, bytes: Vec<u8>) -> Result<Tensors, safetensors::SafeTensorError> {
@@ -39,10 +44,22 @@ impl Tensors {
         let entry = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
             let start = view.data().as_ptr() as usize - base;
             let shape = view.shape().iter().map(|&d| d as u64).collect();
-            (name.to_string(), Entry { dtype: view.dtype(), shape, start, end: start + view.data().len() })
+            (
+                name.to_string(),
+                Entry {
+                    dtype: view.dtype(),
+                    shape,
+                    start,
+                    end: start + view.data().len(),
+                },
+            )
         };
         let entries = file.iter().map(entry).collect();
-        Ok(Tensors { path: path.to_path_buf(), bytes, entries })
+        Ok(Tensors {
+            path: path.to_path_buf(),
+            bytes,
+            entries,
+        })
     }
 
     /// The file.
@@ -57,19 +74,33 @@ impl Tensors {
     pub(crate) fn has(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
-    /// The bytes of a tensor that must have an operand's type; the error names what was expected and what is there.
+    /// The bytes of a tensor that must have an operand's type; the error names what was expected
+    /// and what is there.
     pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<&[u8], Failure> {
         let path = self.path.display();
         let expected = type_name(&dtype_name(operand.dtype), &operand.shape);
         let Some(entry) = self.entries.get(name) else {
             let near = passes::explain::nearest(name, self.names());
-            let near = if near.is_empty() { String::new() } else { format!("; it has {}", near.join(", ")) };
-            return Err(Failure::Input(format!("{path}: there is no {name}, which should be {expected}{near}")));
+            let near = if near.is_empty() {
+                String::new()
+            } else {
+                format!("; it has {}", near.join(", "))
+            };
+            return Err(Failure::Input(format!(
+                "{path}: there is no {name}, which should be {expected}{near}"
+            )));
         };
         if file_dtype(operand.dtype) != entry.dtype || operand.shape != entry.shape {
-            let known = ALL_DTYPES.into_iter().find(|&dtype| file_dtype(dtype) == entry.dtype);
-            let found = type_name(&known.map_or(format!("{:?}", entry.dtype), dtype_name), &entry.shape);
-            return Err(Failure::Input(format!("{path}: {name} is {found}, it should be {expected}")));
+            let known = ALL_DTYPES
+                .into_iter()
+                .find(|&dtype| file_dtype(dtype) == entry.dtype);
+            let found = type_name(
+                &known.map_or(format!("{:?}", entry.dtype), dtype_name),
+                &entry.shape,
+            );
+            return Err(Failure::Input(format!(
+                "{path}: {name} is {found}, it should be {expected}"
+            )));
         }
         Ok(&self.bytes[entry.start..entry.end])
     }
@@ -89,17 +120,36 @@ impl Batches {
         numbers.sort_unstable();
         numbers.dedup();
         let count = numbers.len() as u64;
-        let wanted = || inputs.iter().map(|(name, _)| format!("batch.0.{name}")).collect::<Vec<_>>().join(", ");
+        let wanted = || {
+            inputs
+                .iter()
+                .map(|(name, _)| format!("batch.0.{name}"))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         if count == 0 && !inputs.is_empty() {
             let found: Vec<&str> = tensors.names().take(5).collect();
-            let found = if found.is_empty() { "nothing".to_string() } else { found.join(", ") };
-            let message = format!("{}: there is no batch; expected {}; found {found}", path.display(), wanted());
+            let found = if found.is_empty() {
+                "nothing".to_string()
+            } else {
+                found.join(", ")
+            };
+            let message = format!(
+                "{}: there is no batch; expected {}; found {found}",
+                path.display(),
+                wanted()
+            );
             return Err(Failure::Input(message));
         }
-        if let Some(gap) = numbers.iter().zip(0..).find_map(|(&number, k)| (number != k).then_some(k)) {
+        if let Some(gap) = numbers
+            .iter()
+            .zip(0..)
+            .find_map(|(&number, k)| (number != k).then_some(k))
+        {
             let last = numbers[numbers.len() - 1];
             let message = format!(
-                "{}: batches are numbered from 0 without gaps: batch.{gap} is missing, batch.{last} is there",
+                "{}: batches are numbered from 0 without gaps: batch.{gap} is missing, \
+                 batch.{last} is there",
                 path.display()
             );
             return Err(Failure::Input(message));
@@ -119,7 +169,10 @@ impl Batches {
 
     /// The bytes of an input in a batch; they go round.
     pub(crate) fn get(&self, step: u64, name: &str, operand: &Operand) -> Result<&[u8], Failure> {
-        self.tensors.get(&format!("batch.{}.{name}", step % self.count.max(1)), operand)
+        self.tensors.get(
+            &format!("batch.{}.{name}", step % self.count.max(1)),
+            operand,
+        )
     }
 }
 
@@ -127,7 +180,10 @@ impl Batches {
 fn batch_number(name: &str) -> Option<u64> {
     let (number, _) = name.strip_prefix("batch.")?.split_once('.')?;
     // "007" and "+7" are other names.
-    number.parse().ok().filter(|parsed: &u64| parsed.to_string() == number)
+    number
+        .parse()
+        .ok()
+        .filter(|parsed: &u64| parsed.to_string() == number)
 }
 
 /// A tensor to be saved.
@@ -157,8 +213,8 @@ impl View for Saved {
 
 /// Saves tensors by name; the same tensors give the same bytes.
 pub(crate) fn save(path: &Path, tensors: BTreeMap<String, Saved>) -> Result<(), Failure> {
-    let bytes =
-        safetensors::serialize(tensors, None).map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
+    let bytes = safetensors::serialize(tensors, None)
+        .map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
     save_atomically(path, &[&bytes])
 }
 
@@ -169,17 +225,29 @@ pub(crate) fn save_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), Failur
         // A device or a pipe is written to; a rename would replace it.
         Ok(metadata) if !metadata.is_file() => {
             let mut file = File::options().write(true).open(path).map_err(failed)?;
-            return parts.iter().try_for_each(|part| file.write_all(part)).map_err(failed);
+            return parts
+                .iter()
+                .try_for_each(|part| file.write_all(part))
+                .map_err(failed);
         }
         // Through links, so that the file is replaced and not the link.
         Ok(_) => fs::canonicalize(path).map_err(failed)?,
         Err(_) => path.to_path_buf(),
     };
-    let name = target.file_name().ok_or_else(|| Failure::Input(format!("{}: names no file", path.display())))?;
-    let temporary = target.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+    let name = target
+        .file_name()
+        .ok_or_else(|| Failure::Input(format!("{}: names no file", path.display())))?;
+    let temporary = target.with_file_name(format!(
+        ".{}.{}.tmp",
+        name.to_string_lossy(),
+        std::process::id()
+    ));
     let write = || {
         let _ = fs::remove_file(&temporary);
-        let mut file = File::options().write(true).create_new(true).open(&temporary)?;
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(&temporary)?;
         parts.iter().try_for_each(|part| file.write_all(part))?;
         file.sync_all()?;
         fs::rename(&temporary, &target)
@@ -193,11 +261,19 @@ pub(crate) fn save_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), Failur
 
 /// Sees that a file can be written at the end, before hours are spent on what goes into it.
 pub(crate) fn check_writable(option: &str, path: &Path) -> Result<(), Failure> {
-    let refused = |why: String| Err(Failure::Input(format!("{option} {}: {why}", path.display())));
+    let refused = |why: String| {
+        Err(Failure::Input(format!(
+            "{option} {}: {why}",
+            path.display()
+        )))
+    };
     if path.is_dir() {
         return refused("a folder; name a file".into());
     }
-    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|folder| *folder != Path::new(""))
+        .unwrap_or(Path::new("."));
     match fs::metadata(folder) {
         Ok(metadata) if metadata.is_dir() => Ok(()),
         Ok(_) => refused(format!("{} is not a folder", folder.display())),

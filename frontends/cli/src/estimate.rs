@@ -1,4 +1,5 @@
-//! `lighterage estimate`: what training takes on each device, by formula, and which devices that fits.
+//! `lighterage estimate`: what training takes on each device, by formula, and which devices that
+//! fits.
 
 use crate::args::EstimateArgs;
 use crate::failure::Failure;
@@ -15,10 +16,16 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
     let estimate = estimate::estimate(&setup).map_err(Failure::Input)?;
     let names: Vec<&str> = match args.device.is_empty() {
         // `test` has round numbers and is no machine.
-        true => devices::names().into_iter().filter(|&name| name != "test").collect(),
+        true => devices::names()
+            .into_iter()
+            .filter(|&name| name != "test")
+            .collect(),
         false => args.device.iter().map(String::as_str).collect(),
     };
-    let machines = names.into_iter().map(model::device).collect::<Result<Vec<_>, _>>()?;
+    let machines = names
+        .into_iter()
+        .map(model::device)
+        .collect::<Result<Vec<_>, _>>()?;
     if args.json {
         out::line(&object(&setup, &estimate, &machines).to_string());
         return Ok(());
@@ -33,24 +40,37 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
 fn setup(args: &EstimateArgs) -> Result<Setup, String> {
     let shape = match (args.layers, args.width, args.heads, args.seq) {
         (None, None, None, None) => None,
-        (Some(layers), Some(width), Some(heads), Some(sequence)) => {
-            Some(Shape { layers, width, heads, sequence, batch: args.batch, vocabulary: args.vocab })
-        }
+        (Some(layers), Some(width), Some(heads), Some(sequence)) => Some(Shape {
+            layers,
+            width,
+            heads,
+            sequence,
+            batch: args.batch,
+            vocabulary: args.vocab,
+        }),
         _ => return Err("a shape is --layers, --width, --heads and --seq together".into()),
     };
     let parameters = match (args.params, shape) {
         (Some(parameters), _) => parameters,
         (None, Some(shape)) => shape.parameters()?,
-        (None, None) => return Err("--params COUNT says how large the model is; or give its shape".into()),
+        (None, None) => {
+            return Err("--params COUNT says how large the model is; or give its shape".into());
+        }
     };
-    let adapters = |percent: f64, four_bit| Adapters { share: percent / 100.0, four_bit };
+    let adapters = |percent: f64, four_bit| Adapters {
+        share: percent / 100.0,
+        four_bit,
+    };
     Ok(Setup {
         parameters,
         shape,
         optimizer: args.optimizer,
         precision: args.precision,
         recompute: args.recompute,
-        adapters: args.lora.map(|p| adapters(p, false)).or(args.qlora.map(|p| adapters(p, true))),
+        adapters: args
+            .lora
+            .map(|p| adapters(p, false))
+            .or(args.qlora.map(|p| adapters(p, true))),
         parallel: Parallel {
             tensor: args.tensor_parallel,
             pipeline: args.pipeline,
@@ -101,13 +121,32 @@ fn gigabytes(bytes: u64) -> String {
 
 /// `7B`, `124.44M`.
 fn count(parameters: u64) -> String {
-    let (amount, unit) = if parameters < 1_000_000_000 { (1e6, "M") } else { (1e9, "B") };
+    let (amount, unit) = if parameters < 1_000_000_000 {
+        (1e6, "M")
+    } else {
+        (1e9, "B")
+    };
     let digits = format!("{:.2}", parameters as f64 / amount);
-    format!("{}{unit}", digits.trim_end_matches('0').trim_end_matches('.'))
+    format!(
+        "{}{unit}",
+        digits.trim_end_matches('0').trim_end_matches('.')
+    )
 }
 
-fn report(out: &mut String, setup: &Setup, estimate: &Estimate, machines: &[Device]) -> std::fmt::Result {
-    let Setup { parameters, optimizer, precision, recompute, parallel, .. } = setup;
+fn report(
+    out: &mut String,
+    setup: &Setup,
+    estimate: &Estimate,
+    machines: &[Device],
+) -> std::fmt::Result {
+    let Setup {
+        parameters,
+        optimizer,
+        precision,
+        recompute,
+        parallel,
+        ..
+    } = setup;
     let devices = match parallel.devices() {
         1 => "one device".to_string(),
         n => format!("each of {n} devices"),
@@ -133,12 +172,16 @@ fn report(out: &mut String, setup: &Setup, estimate: &Estimate, machines: &[Devi
     }
     row("total", total)?;
     if estimate.activations.is_none() {
-        writeln!(out, "\nwithout activations: --layers, --width, --heads and --seq tell their sizes")?;
+        writeln!(
+            out,
+            "\nwithout activations: --layers, --width, --heads and --seq tell their sizes"
+        )?;
     }
     if 1 < parallel.pipeline {
         writeln!(
             out,
-            "\npipeline: {} layers a stage, activations of {} micro-batches, {:.1}% of the time in the bubble",
+            "\npipeline: {} layers a stage, activations of {} micro-batches, {:.1}% of the time \
+             in the bubble",
             estimate.stage_layers,
             estimate.in_flight,
             100.0 * parallel.bubble()
@@ -148,17 +191,35 @@ fn report(out: &mut String, setup: &Setup, estimate: &Estimate, machines: &[Devi
         writeln!(out, "\nsaved by a layer for a micro-batch")?;
         for saved in &estimate.layer {
             let again = if saved.kept { "" } else { "  computed again" };
-            writeln!(out, "  {:<31} {:<15} {:>10.3} GB{again}", saved.name, saved.shape, saved.bytes as f64 / 1e9)?;
+            writeln!(
+                out,
+                "  {:<31} {:<15} {:>10.3} GB{again}",
+                saved.name,
+                saved.shape,
+                saved.bytes as f64 / 1e9
+            )?;
         }
     }
-    writeln!(out, "\na checkpoint on disk has {}\n", gigabytes(estimate.checkpoint))?;
+    writeln!(
+        out,
+        "\na checkpoint on disk has {}\n",
+        gigabytes(estimate.checkpoint)
+    )?;
     writeln!(out, "  {:<18} {:>12}", "device", "memory")?;
     for device in machines {
         let says = match device.device_bytes.checked_sub(total) {
             Some(rest) => format!("fits, {} to spare", gigabytes(rest)),
-            None => format!("does not fit, {} too much", gigabytes(total - device.device_bytes)),
+            None => format!(
+                "does not fit, {} too much",
+                gigabytes(total - device.device_bytes)
+            ),
         };
-        writeln!(out, "  {:<18} {:>12}  {says}", device.name, gigabytes(device.device_bytes))?;
+        writeln!(
+            out,
+            "  {:<18} {:>12}  {says}",
+            device.name,
+            gigabytes(device.device_bytes)
+        )?;
     }
     Ok(())
 }

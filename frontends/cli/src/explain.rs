@@ -20,12 +20,22 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let machine = model::machine(&args.compiling)?;
     let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stderr)?;
     let graph = &compiled.program.graph;
-    let problem = Problem { host_limit: None, ..Problem::new(graph, &machine.device, &*machine.cost) };
+    let problem = Problem {
+        host_limit: None,
+        ..Problem::new(graph, &machine.device, &*machine.cost)
+    };
     let planner = model::options(&args.compiling).planner.name();
     let asked = args.value.strip_prefix('%').unwrap_or(&args.value);
     // One parameter may have several paths; the graph has one of them.
-    let tied = model.tied.iter().find(|group| group.iter().any(|path| path == asked));
-    let path = tied.and_then(|group| group.iter().find(|path| graph.states.iter().any(|state| state.path == **path)));
+    let tied = model
+        .tied
+        .iter()
+        .find(|group| group.iter().any(|path| path == asked));
+    let path = tied.and_then(|group| {
+        group
+            .iter()
+            .find(|path| graph.states.iter().any(|state| state.path == **path))
+    });
     let name = path.map_or(args.value.as_str(), String::as_str);
     let explain = |value: Value| explain::explain(&compiled, &problem, value, planner);
     let spinner = out::spinner(format!("simulating the alternatives for {name}"));
@@ -44,14 +54,17 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
             let explanation = explain(value);
             stop();
             let note = format!(
-                "%{asked} is not in the compiled step: `canonical` put %{} in its place, which has the same elements",
+                "%{asked} is not in the compiled step: `canonical` put %{} in its place, which \
+                 has the same elements",
                 graph.values[value].name
             );
             show(args, Some(note), &explanation);
         }
         Named::Removed(None) => {
             stop();
-            let note = format!("%{asked} is not in the compiled step: no state, output or gradient needs it");
+            let note = format!(
+                "%{asked} is not in the compiled step: no state, output or gradient needs it"
+            );
             if args.json {
                 out!("{}", json!({"asked": asked, "removed": true, "note": note}));
             } else {
@@ -60,7 +73,10 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
         }
         Named::Module(values) => {
             stop();
-            let rows: Vec<Row> = values.iter().map(|&value| row(&compiled, &problem, value)).collect();
+            let rows: Vec<Row> = values
+                .iter()
+                .map(|&value| row(&compiled, &problem, value))
+                .collect();
             list(args, asked, &rows);
         }
         Named::Unknown(near) => {
@@ -69,7 +85,9 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
                 true => "`import` prints all names".to_string(),
                 false => format!("near: {}", near.join(", ")),
             };
-            return Err(Failure::Input(format!("there is no value, state or module {asked}; {near}")));
+            return Err(Failure::Input(format!(
+                "there is no value, state or module {asked}; {near}"
+            )));
         }
     }
     Ok(())
@@ -120,9 +138,20 @@ fn list(args: &ExplainArgs, module: &str, rows: &[Row]) {
     out!("{module}: {} values", rows.len());
     let mut sorted: Vec<&Row> = rows.iter().collect();
     sorted.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-    let width = sorted.iter().take(LISTED).map(|r| r.name.chars().count()).max().unwrap_or(0);
+    let width = sorted
+        .iter()
+        .take(LISTED)
+        .map(|r| r.name.chars().count())
+        .max()
+        .unwrap_or(0);
     for row in sorted.iter().take(LISTED) {
-        out!("  %{:<width$}  {:>10}  {:<10}  {}", row.name, short(row.bytes), row.class, row.what);
+        out!(
+            "  %{:<width$}  {:>10}  {:<10}  {}",
+            row.name,
+            short(row.bytes),
+            row.class,
+            row.what
+        );
     }
     if LISTED < sorted.len() {
         let rest: u64 = sorted[LISTED..].iter().map(|r| r.bytes).sum();

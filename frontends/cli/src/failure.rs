@@ -42,7 +42,10 @@ impl fmt::Display for Failure {
             }
             Failure::NoFit(infeasible) => write!(f, "error: {}", no_fit(infeasible)),
             Failure::Bug(message) => {
-                write!(f, "internal error: {message}; this is a bug of lighterage, please report it")
+                write!(
+                    f,
+                    "internal error: {message}; this is a bug of lighterage, please report it"
+                )
             }
             Failure::Interrupted(message) => f.write_str(message),
         }
@@ -54,22 +57,42 @@ const NAMED: usize = 8;
 
 /// What does not fit, where, and what would.
 fn no_fit(infeasible: &Infeasible) -> String {
-    let Infeasible { budget, smallest, line, live, pool, planner } = infeasible;
+    let Infeasible {
+        budget,
+        smallest,
+        line,
+        live,
+        pool,
+        planner,
+    } = infeasible;
     let (what, option) = match pool.as_str() {
         "host" => ("the host's pool", "--host"),
         _ => ("the device", "--budget"),
     };
-    let mut text =
-        format!("the step does not fit {what}: it needs {}, and the limit is {}", bytes(*smallest), bytes(*budget));
+    let mut text = format!(
+        "the step does not fit {what}: it needs {}, and the limit is {}",
+        bytes(*smallest),
+        bytes(*budget)
+    );
     text.push_str(&format!("\n  most is needed at  {line}"));
-    let width = live.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
+    let width = live
+        .iter()
+        .take(NAMED)
+        .map(|(name, _)| name.len())
+        .max()
+        .unwrap_or(0);
     for (k, (name, size)) in live.iter().take(NAMED).enumerate() {
         let head = if k == 0 { "what lies there  " } else { "" };
         text.push_str(&format!("\n  {head:<17}  {name:<width$}  {}", bytes(*size)));
     }
     if NAMED < live.len() {
         let rest: u64 = live[NAMED..].iter().map(|(_, size)| size).sum();
-        text.push_str(&format!("\n  {:<17}  and {} more, {}", "", live.len() - NAMED, bytes(rest)));
+        text.push_str(&format!(
+            "\n  {:<17}  and {} more, {}",
+            "",
+            live.len() - NAMED,
+            bytes(rest)
+        ));
     }
     text.push_str(&format!("\n  the smallest that fits: {option} {smallest}"));
     if *planner == Planner::Keep {

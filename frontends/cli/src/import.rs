@@ -13,10 +13,16 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
     let model = model::read(&args.model.model, &args.model.dim)?;
     let text = ir::text::print_graph(&model.graph);
     for unsupported in model.unsupported.iter().take(NAMED) {
-        out::note(&format!("warning: {} (node {}): {}", unsupported.target, unsupported.node, unsupported.why));
+        out::note(&format!(
+            "warning: {} (node {}): {}",
+            unsupported.target, unsupported.node, unsupported.why
+        ));
     }
     if NAMED < model.unsupported.len() {
-        out::note(&format!("warning: and {} more without a kernel", model.unsupported.len() - NAMED));
+        out::note(&format!(
+            "warning: and {} more without a kernel",
+            model.unsupported.len() - NAMED
+        ));
     }
     match &args.output {
         Some(path) => save_atomically(path, &[text.as_bytes()]),

@@ -1,6 +1,7 @@
 //! The `lighterage` command: one file for each subcommand, and what they share.
 //!
-//! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 101 our bug; 130 Ctrl-C.
+//! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 101
+//! our bug; 130 Ctrl-C.
 
 mod alloc;
 mod args;
@@ -32,9 +33,16 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         let payload = panic.payload();
         let message = payload.downcast_ref::<String>().map(String::as_str);
-        let message = message.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        let place = panic.location().map(|place| format!(" ({}:{})", place.file(), place.line())).unwrap_or_default();
-        out::note(&format!("internal error: {message}{place}; this is a bug of lighterage, please report it"));
+        let message = message
+            .or_else(|| payload.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        let place = panic
+            .location()
+            .map(|place| format!(" ({}:{})", place.file(), place.line()))
+            .unwrap_or_default();
+        out::note(&format!(
+            "internal error: {message}{place}; this is a bug of lighterage, please report it"
+        ));
     }));
     let outcome = std::panic::catch_unwind(|| {
         let cli = Cli::parse();

@@ -39,7 +39,8 @@ pub(crate) enum Format {
 
 /// Tells a file's format.
 pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
-    let metadata = std::fs::metadata(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+    let metadata =
+        std::fs::metadata(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
     if !metadata.is_file() {
         return Err(Failure::Input(format!("{}: not a file", path.display())));
     }
@@ -62,8 +63,10 @@ pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
 
 /// Reads a text file.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
-    let bytes = std::fs::read(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
-    String::from_utf8(bytes).map_err(|_| Failure::Input(format!("{}: not a text file", path.display())))
+    let bytes =
+        std::fs::read(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+    String::from_utf8(bytes)
+        .map_err(|_| Failure::Input(format!("{}: not a text file", path.display())))
 }
 
 /// Reads a model.
@@ -74,8 +77,17 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
             let dims: BTreeMap<String, u64> = dims.iter().cloned().collect();
             let model = torch::read(path, &dims).map_err(|e| Failure::Input(e.to_string()))?;
             drop(spinner);
-            let tensors = model.tensors.into_iter().map(|(path, tensor)| (path, (tensor.ty, tensor.data))).collect();
-            Ok(Model { graph: model.graph, tensors, unsupported: model.unsupported, tied: model.tied })
+            let tensors = model
+                .tensors
+                .into_iter()
+                .map(|(path, tensor)| (path, (tensor.ty, tensor.data)))
+                .collect();
+            Ok(Model {
+                graph: model.graph,
+                tensors,
+                unsupported: model.unsupported,
+                tied: model.tied,
+            })
         }
         Format::Ir => {
             if let Some((name, _)) = dims.first() {
@@ -85,7 +97,8 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
                 )));
             }
             let text = read_text(path)?;
-            let file = ir::text::parse_file(&text).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+            let file = ir::text::parse_file(&text)
+                .map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
             let graph = match file {
                 File::Graph(graph) => graph,
                 File::Program(program) => program.graph,
@@ -93,10 +106,19 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
             let findings = ir::verify::graph(&graph);
             if !findings.is_empty() {
                 let text = with_context(&ir::text::print_graph_with_findings(&graph, &findings));
-                return Err(Failure::Input(format!("{}: {}\n{text}", path.display(), findings_count(findings.len()))));
+                return Err(Failure::Input(format!(
+                    "{}: {}\n{text}",
+                    path.display(),
+                    findings_count(findings.len())
+                )));
             }
             let unsupported = externs(&graph);
-            Ok(Model { graph, tensors: BTreeMap::new(), unsupported, tied: vec![] })
+            Ok(Model {
+                graph,
+                tensors: BTreeMap::new(),
+                unsupported,
+                tied: vec![],
+            })
         }
         Format::Lit => {
             let path = path.display();
@@ -108,7 +130,10 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
 }
 
 fn externs(graph: &Graph) -> Vec<torch::Unsupported> {
-    let is_extern = graph.order.iter().filter(|&&node| graph.nodes[node].op.is_extern());
+    let is_extern = graph
+        .order
+        .iter()
+        .filter(|&&node| graph.nodes[node].op.is_extern());
     is_extern
         .map(|&node| torch::Unsupported {
             target: graph.nodes[node].op.str("name").to_string(),
@@ -120,7 +145,11 @@ fn externs(graph: &Graph) -> Vec<torch::Unsupported> {
 
 /// `3 findings`.
 pub(crate) fn findings_count(n: usize) -> String {
-    if n == 1 { "1 finding".into() } else { format!("{n} findings") }
+    if n == 1 {
+        "1 finding".into()
+    } else {
+        format!("{n} findings")
+    }
 }
 
 /// Lines of a text with findings that are shown: all of a short text, else those around findings.
@@ -134,7 +163,9 @@ pub(crate) fn with_context(text: &str) -> String {
     if lines.len() <= SHORT {
         return text.trim_end().to_string();
     }
-    let found: Vec<usize> = (0..lines.len()).filter(|&i| lines[i].starts_with("  ; error:")).collect();
+    let found: Vec<usize> = (0..lines.len())
+        .filter(|&i| lines[i].starts_with("  ; error:"))
+        .collect();
     let mut shown: Vec<String> = vec![];
     let mut next = 0;
     for &i in found.iter().take(SHOWN) {
@@ -170,18 +201,29 @@ pub(crate) fn machine(compiling: &Compiling) -> Result<Machine, Failure> {
     }
     let Some(path) = &compiling.profile else {
         let cost = Box::new(Roofline::new(&device));
-        return Ok(Machine { device, cost, profiled: None });
+        return Ok(Machine {
+            device,
+            cost,
+            profiled: None,
+        });
     };
     let text = read_text(path)?;
-    let refused = |e: String| Failure::Input(format!("--profile {}: {}", path.display(), e.trim_end()));
+    let refused =
+        |e: String| Failure::Input(format!("--profile {}: {}", path.display(), e.trim_end()));
     let profile = Profile::from_toml(&text).map_err(refused)?;
     let (measured, asked) = (profile.kernels, compiling.kernels.unwrap_or_default());
     if measured != asked {
         let (measured, asked) = (measured.name(), asked.name());
-        return Err(refused(format!("it measured {measured} kernels; profile again with --kernels {asked}")));
+        return Err(refused(format!(
+            "it measured {measured} kernels; profile again with --kernels {asked}"
+        )));
     }
     let profiled = Profiled::new(profile, &device, compiling.link).map_err(refused)?;
-    Ok(Machine { device, cost: Box::new(profiled.clone()), profiled: Some(profiled) })
+    Ok(Machine {
+        device,
+        cost: Box::new(profiled.clone()),
+        profiled: Some(profiled),
+    })
 }
 
 /// How many ops that a profile lacks are named.
@@ -195,16 +237,24 @@ fn tell_guesses(profiled: &Profiled, graph: &Graph) {
     }
     let named: Vec<&str> = guesses.iter().take(GUESSED).map(String::as_str).collect();
     let rest = guesses.len() - named.len();
-    let rest = if rest == 0 { String::new() } else { format!("\n  and {rest} more") };
+    let rest = if rest == 0 {
+        String::new()
+    } else {
+        format!("\n  and {rest} more")
+    };
     let named = named.join("\n  ");
-    out::note(&format!("note: {} of {n} ops guessed: the profile lacks\n  {named}{rest}", guesses.len()));
+    out::note(&format!(
+        "note: {} of {n} ops guessed: the profile lacks\n  {named}{rest}",
+        guesses.len()
+    ));
 }
 
 /// The device of a name, or of a file.
 pub(crate) fn device(name: &str) -> Result<Device, Failure> {
     if name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR) {
         let text = read_text(Path::new(name))?;
-        return Device::from_toml(&text).map_err(|e| Failure::Input(format!("{name}: {}", e.trim_end())));
+        return Device::from_toml(&text)
+            .map_err(|e| Failure::Input(format!("{name}: {}", e.trim_end())));
     }
     devices::named(name).map_err(Failure::Input)
 }
@@ -255,18 +305,33 @@ fn run(
     extent: Extent,
 ) -> Result<(Compiled, Vec<PassTime>), Failure> {
     let mut observer = Observer::new(compiling, dumps, graph)?;
-    let options = Options { extent, ..options(compiling) };
-    let compiled =
-        pipeline::compile(graph.clone(), &options, &machine.device, &*machine.cost, &mut |report| observer.see(report));
+    let options = Options {
+        extent,
+        ..options(compiling)
+    };
+    let compiled = pipeline::compile(
+        graph.clone(),
+        &options,
+        &machine.device,
+        &*machine.cost,
+        &mut |report| observer.see(report),
+    );
     let times = observer.finish()?;
     if let (Some(profiled), Ok(compiled)) = (&machine.profiled, &compiled) {
         tell_guesses(profiled, &compiled.program.graph);
     }
-    compiled.map(|compiled| (compiled, times)).map_err(|error| match error {
-        pipeline::Error::Input(message) => Failure::Input(message),
-        pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),
-        pipeline::Error::Broken { pass, summary, text } => {
-            Failure::Bug(format!("pass {pass} left a program that is not right ({summary})\n{}\n", with_context(&text)))
-        }
-    })
+    compiled
+        .map(|compiled| (compiled, times))
+        .map_err(|error| match error {
+            pipeline::Error::Input(message) => Failure::Input(message),
+            pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),
+            pipeline::Error::Broken {
+                pass,
+                summary,
+                text,
+            } => Failure::Bug(format!(
+                "pass {pass} left a program that is not right ({summary})\n{}\n",
+                with_context(&text)
+            )),
+        })
 }

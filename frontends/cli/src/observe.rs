@@ -39,13 +39,21 @@ pub(crate) struct Observer {
 
 impl Observer {
     /// An observer for the options; the graph as imported is dumped at once.
-    pub(crate) fn new(compiling: &Compiling, dumps: Dumps, graph: &Graph) -> Result<Observer, Failure> {
+    pub(crate) fn new(
+        compiling: &Compiling,
+        dumps: Dumps,
+        graph: &Graph,
+    ) -> Result<Observer, Failure> {
         let folder = compiling.dump_dir.clone();
         if let Some(folder) = &folder {
-            fs::create_dir_all(folder).map_err(|e| Failure::Input(format!("--dump-dir {}: {e}", folder.display())))?;
+            fs::create_dir_all(folder)
+                .map_err(|e| Failure::Input(format!("--dump-dir {}: {e}", folder.display())))?;
         }
         // A folder alone asks for everything.
-        let after = compiling.dump_ir_after.clone().or_else(|| folder.as_ref().map(|_| "all".to_string()));
+        let after = compiling
+            .dump_ir_after
+            .clone()
+            .or_else(|| folder.as_ref().map(|_| "all".to_string()));
         let size = format!("{}, {} nodes", graph.name, graph.order.len());
         let mut observer = Observer {
             after,
@@ -64,22 +72,35 @@ impl Observer {
     /// A pass has ended.
     pub(crate) fn see(&mut self, report: &Report<'_>) {
         self.times.push((report.name, report.time, report.changed));
-        self.dump(report.name, report.position + 1, report.changed, report.text);
+        self.dump(
+            report.name,
+            report.position + 1,
+            report.changed,
+            report.text,
+        );
         if let Some(spinner) = &self.spinner {
-            let next = pipeline::names().get(report.position + 1).copied().unwrap_or("check");
+            let next = pipeline::names()
+                .get(report.position + 1)
+                .copied()
+                .unwrap_or("check");
             spinner.set_message(format!("compiling {}: {next}", self.size));
         }
     }
 
     fn dump(&mut self, name: &str, position: usize, changed: bool, text: &dyn Fn() -> String) {
-        if !self.after.as_deref().is_some_and(|after| after == "all" || after == name) {
+        if !self
+            .after
+            .as_deref()
+            .is_some_and(|after| after == "all" || after == name)
+        {
             return;
         }
         match &self.folder {
             Some(folder) if changed => {
                 let path = folder.join(format!("{position:02}-{name}.ir"));
                 if let Err(e) = fs::write(&path, text()) {
-                    self.failure.get_or_insert(Failure::System(format!("{}: {e}", path.display())));
+                    self.failure
+                        .get_or_insert(Failure::System(format!("{}: {e}", path.display())));
                 }
             }
             Some(_) => {}
@@ -103,7 +124,10 @@ impl Observer {
             out::note("pass             ms  changed");
             for (name, time, changed) in &times {
                 let millis = time.as_secs_f64() * 1e3;
-                out::note(&format!("{name:<10} {millis:>9.2}  {}", if *changed { "yes" } else { "no" }));
+                out::note(&format!(
+                    "{name:<10} {millis:>9.2}  {}",
+                    if *changed { "yes" } else { "no" }
+                ));
             }
             let total: Duration = times.iter().map(|(_, time, _)| time).sum();
             out::note(&format!("{:<10} {:>9.2}", "all", total.as_secs_f64() * 1e3));

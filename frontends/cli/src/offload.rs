@@ -54,9 +54,9 @@ fn solve(args: &OffloadSolveArgs) -> Result<(), Failure> {
     let path = args.instance.display();
     let failure = |error: Error| match &error {
         Error::Invalid(_) => Failure::Input(format!("{path}: {error}")),
-        Error::TooSmall { needed_bytes, .. } => {
-            Failure::NoSchedule(format!("{error}\n  the smallest that fits: --memory {needed_bytes}"))
-        }
+        Error::TooSmall { needed_bytes, .. } => Failure::NoSchedule(format!(
+            "{error}\n  the smallest that fits: --memory {needed_bytes}"
+        )),
         Error::Stuck(_) => Failure::NoSchedule(error.to_string()),
     };
     let algorithm = match args.algorithm {
@@ -65,18 +65,22 @@ fn solve(args: &OffloadSolveArgs) -> Result<(), Failure> {
             let bound = offload::bound(&instance).map_err(failure)?;
             let compute = instance.compute_micros();
             match args.json {
-                true => out::line(&json!({"compute_micros": compute, "bound_micros": bound}).to_string()),
-                false => {
-                    out::line(&format!("no step is shorter than {}: {} of operations", micros(bound), micros(compute)))
-                }
+                true => out::line(
+                    &json!({"compute_micros": compute, "bound_micros": bound}).to_string(),
+                ),
+                false => out::line(&format!(
+                    "no step is shorter than {}: {} of operations",
+                    micros(bound),
+                    micros(compute)
+                )),
             }
             return Ok(());
         }
     };
     let solution = offload::solve(&instance, algorithm).map_err(failure)?;
     // Whoever made the schedule, it is checked by one who did not.
-    let peak =
-        validate(&instance, &solution.schedule).map_err(|error| Failure::Bug(format!("a wrong schedule: {error}")))?;
+    let peak = validate(&instance, &solution.schedule)
+        .map_err(|error| Failure::Bug(format!("a wrong schedule: {error}")))?;
     match args.json {
         true => out::line(&to_json(&instance, &solution, peak).to_string()),
         false => out::text(&report(&instance, &solution, peak)),
@@ -89,13 +93,32 @@ fn read(args: &OffloadSolveArgs) -> Result<Instance, Failure> {
     let path = args.instance.display();
     let file: File = serde_json::from_str(&read_text(&args.instance)?)
         .map_err(|error| Failure::Input(format!("{path}: not an offloading problem: {error}")))?;
-    let n_layers = file.layers.iter().fold(0usize, |sum, layer| sum.saturating_add(layer.count));
+    let n_layers = file
+        .layers
+        .iter()
+        .fold(0usize, |sum, layer| sum.saturating_add(layer.count));
     if MOST_LAYERS < n_layers {
-        return Err(Failure::Input(format!("{path}: {n_layers} layers are more than {MOST_LAYERS}")));
+        return Err(Failure::Input(format!(
+            "{path}: {n_layers} layers are more than {MOST_LAYERS}"
+        )));
     }
     let layers = file.layers.iter().flat_map(|layer| {
-        let &FileLayer { weight_bytes, activation_bytes, forward_micros, backward_micros, count } = layer;
-        std::iter::repeat_n(Layer { weight_bytes, activation_bytes, forward_micros, backward_micros }, count)
+        let &FileLayer {
+            weight_bytes,
+            activation_bytes,
+            forward_micros,
+            backward_micros,
+            count,
+        } = layer;
+        std::iter::repeat_n(
+            Layer {
+                weight_bytes,
+                activation_bytes,
+                forward_micros,
+                backward_micros,
+            },
+            count,
+        )
     });
     Ok(Instance {
         layers: layers.collect(),
@@ -118,18 +141,26 @@ fn gap_name(gap: Gap) -> &'static str {
 
 fn to_json(instance: &Instance, solution: &Solution, peak: u64) -> serde_json::Value {
     let schedule = &solution.schedule;
-    let layers = solution.away_bytes().into_iter().zip(&instance.layers).map(|(away, layer)| {
-        json!({
-            "weight_bytes": layer.weight_bytes,
-            "away_backward_to_forward_bytes": away[Gap::BackwardToForward as usize],
-            "away_forward_to_backward_bytes": away[Gap::ForwardToBackward as usize],
-        })
-    });
+    let layers = solution
+        .away_bytes()
+        .into_iter()
+        .zip(&instance.layers)
+        .map(|(away, layer)| {
+            json!({
+                "weight_bytes": layer.weight_bytes,
+                "away_backward_to_forward_bytes": away[Gap::BackwardToForward as usize],
+                "away_forward_to_backward_bytes": away[Gap::ForwardToBackward as usize],
+            })
+        });
     let n_layers = instance.layers.len();
-    let operations = schedule.starts.iter().enumerate().map(|(j, start)| match j < n_layers {
-        true => json!({"layer": n_layers - 1 - j, "op": "backward", "start_micros": start}),
-        false => json!({"layer": j - n_layers, "op": "forward", "start_micros": start}),
-    });
+    let operations = schedule
+        .starts
+        .iter()
+        .enumerate()
+        .map(|(j, start)| match j < n_layers {
+            true => json!({"layer": n_layers - 1 - j, "op": "backward", "start_micros": start}),
+            false => json!({"layer": j - n_layers, "op": "forward", "start_micros": start}),
+        });
     let transfers = schedule.transfers.iter().map(|transfer| {
         json!({
             "layer": transfer.layer,
@@ -176,13 +207,42 @@ fn report(instance: &Instance, solution: &Solution, peak: u64) -> String {
     out
 }
 
-fn write_report(out: &mut String, instance: &Instance, solution: &Solution, peak: u64) -> std::fmt::Result {
-    let (step, compute, bound) = (solution.schedule.period, solution.compute_micros, solution.bound_micros);
-    writeln!(out, "{} layers, {}: checked\n", instance.layers.len(), solution.algorithm.name())?;
+fn write_report(
+    out: &mut String,
+    instance: &Instance,
+    solution: &Solution,
+    peak: u64,
+) -> std::fmt::Result {
+    let (step, compute, bound) = (
+        solution.schedule.period,
+        solution.compute_micros,
+        solution.bound_micros,
+    );
+    writeln!(
+        out,
+        "{} layers, {}: checked\n",
+        instance.layers.len(),
+        solution.algorithm.name()
+    )?;
     let over = percent(step, compute);
-    writeln!(out, "  step         {:>10}  {over:.2}% over its operations, {}", micros(step), micros(compute))?;
-    writeln!(out, "  lower bound  {:>10}  the step is {:.2}% over it", micros(bound), percent(step, bound))?;
-    writeln!(out, "  memory       {:>10}  at most, of {}", short(peak), bytes(instance.memory_bytes))?;
+    writeln!(
+        out,
+        "  step         {:>10}  {over:.2}% over its operations, {}",
+        micros(step),
+        micros(compute)
+    )?;
+    writeln!(
+        out,
+        "  lower bound  {:>10}  the step is {:.2}% over it",
+        micros(bound),
+        percent(step, bound)
+    )?;
+    writeln!(
+        out,
+        "  memory       {:>10}  at most, of {}",
+        short(peak),
+        bytes(instance.memory_bytes)
+    )?;
     let (floor, keep) = (instance.floor_bytes(), instance.keep_bytes());
     writeln!(
         out,
@@ -190,25 +250,55 @@ fn write_report(out: &mut String, instance: &Instance, solution: &Solution, peak
         short(floor),
         short(keep)
     )?;
-    writeln!(out, "  to the host  {:>10}  a step", short(solution.moved_bytes(Way::ToHost)))?;
-    writeln!(out, "  and back     {:>10}  a step, in {} transfers", short(solution.moved_bytes(Way::ToDevice)), {
-        solution.schedule.transfers.iter().filter(|transfer| transfer.way == Way::ToDevice).count()
-    })?;
+    writeln!(
+        out,
+        "  to the host  {:>10}  a step",
+        short(solution.moved_bytes(Way::ToHost))
+    )?;
+    writeln!(
+        out,
+        "  and back     {:>10}  a step, in {} transfers",
+        short(solution.moved_bytes(Way::ToDevice)),
+        {
+            solution
+                .schedule
+                .transfers
+                .iter()
+                .filter(|transfer| transfer.way == Way::ToDevice)
+                .count()
+        }
+    )?;
     let away = solution.away_bytes();
     if away.iter().flatten().all(|&bytes| bytes == 0) {
         return Ok(());
     }
-    writeln!(out, "\n  away                   backward to forward   forward to backward")?;
+    writeln!(
+        out,
+        "\n  away                   backward to forward   forward to backward"
+    )?;
     // Layers that fare alike in a row are one line.
-    let share = |layer: usize, gap: Gap| match (away[layer][gap as usize], instance.layers[layer].weight_bytes) {
+    let share = |layer: usize, gap: Gap| match (
+        away[layer][gap as usize],
+        instance.layers[layer].weight_bytes,
+    ) {
         (0, _) => "-".to_string(),
         (bytes, whole) if bytes == whole => "all".to_string(),
-        (bytes, whole) => format!("{:.0}%", (100.0 * bytes as f64 / whole as f64).clamp(1.0, 99.0)),
+        (bytes, whole) => format!(
+            "{:.0}%",
+            (100.0 * bytes as f64 / whole as f64).clamp(1.0, 99.0)
+        ),
     };
-    let fate = |layer: usize| (share(layer, Gap::BackwardToForward), share(layer, Gap::ForwardToBackward));
+    let fate = |layer: usize| {
+        (
+            share(layer, Gap::BackwardToForward),
+            share(layer, Gap::ForwardToBackward),
+        )
+    };
     let mut first = 0;
     while first < away.len() {
-        let end = (first..away.len()).find(|&layer| fate(layer) != fate(first)).unwrap_or(away.len());
+        let end = (first..away.len())
+            .find(|&layer| fate(layer) != fate(first))
+            .unwrap_or(away.len());
         let name = match end - first {
             1 => format!("layer {first}"),
             _ => format!("layers {first} to {}", end - 1),

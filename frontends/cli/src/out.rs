@@ -1,5 +1,5 @@
-//! Standard output, and how it ends. A reader that closes the pipe (`| head`) is no error: what comes after is dropped.
-//! Nothing else in the command writes to standard output.
+//! Standard output, and how it ends. A reader that closes the pipe (`| head`) is no error: what
+//! comes after is dropped. Nothing else in the command writes to standard output.
 
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,8 @@ static BARS: Mutex<Option<indicatif::MultiProgress>> = Mutex::new(None);
 /// Prepares the terminal.
 pub(crate) fn start() {
     if stderr().is_terminal() {
-        *BARS.lock().unwrap_or_else(PoisonError::into_inner) = Some(indicatif::MultiProgress::new());
+        *BARS.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(indicatif::MultiProgress::new());
     }
 }
 
@@ -26,7 +27,9 @@ pub(crate) fn bar(bar: indicatif::ProgressBar) -> Option<indicatif::ProgressBar>
 /// A line that turns while something long is under way.
 pub(crate) fn spinner(message: String) -> Option<indicatif::ProgressBar> {
     let style = indicatif::ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}").ok()?;
-    let spinner = bar(indicatif::ProgressBar::new_spinner().with_style(style).with_message(message))?;
+    let spinner = bar(indicatif::ProgressBar::new_spinner()
+        .with_style(style)
+        .with_message(message))?;
     spinner.enable_steady_tick(std::time::Duration::from_millis(120));
     Some(spinner)
 }
@@ -48,7 +51,9 @@ pub(crate) fn text(text: &str) {
     }
     let write = || {
         let mut stdout = stdout().lock();
-        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+        stdout
+            .write_all(text.as_bytes())
+            .and_then(|()| stdout.flush())
     };
     let bars = BARS.lock().unwrap_or_else(PoisonError::into_inner);
     let written = match &*bars {

@@ -1,8 +1,9 @@
 //! A plan as a picture: time across, addresses up, coloured by class.
 //!
-//! A block of some pixels is a rectangle that tells what it is. What is smaller is added up in cells of two pixels by two,
-//! and a cell is coloured by the class that covers most of it, if it is covered at all; equal cells are one shape. So the
-//! picture stays small and legible however many blocks there are.
+//! A block of some pixels is a rectangle that tells what it is. What is smaller is added up in
+//! cells of two pixels by two, and a cell is coloured by the class that covers most of it, if it is
+//! covered at all; equal cells are one shape. So the picture stays small and legible however many
+//! blocks there are.
 
 use crate::size::short;
 use passes::alloc::stats::{Class, classes, live_bytes};
@@ -21,15 +22,20 @@ const BELOW: usize = 36;
 const CELL: usize = 2;
 const COLUMNS: usize = WIDTH / CELL;
 const ROWS: usize = HEIGHT / CELL;
-/// A block with sides of so many pixels is drawn by itself; of more such blocks than this, the largest.
+/// A block with sides of so many pixels is drawn by itself; of more such blocks than this, the
+/// largest.
 const LEGIBLE: f64 = 3.0;
 const MOST_RECTANGLES: usize = 4000;
 /// A cell is coloured if so much of it is covered.
 const COVERED: f32 = 0.25;
 
 /// Names and colours: the three classes, and blocks whose sizes were not known.
-const KINDS: [(&str, &str); 4] =
-    [("persistent", "#4e79a7"), ("scoped", "#59a14f"), ("transient", "#f28e2b"), ("dynamic", "#e15759")];
+const KINDS: [(&str, &str); 4] = [
+    ("persistent", "#4e79a7"),
+    ("scoped", "#59a14f"),
+    ("transient", "#f28e2b"),
+    ("dynamic", "#e15759"),
+];
 const DYNAMIC: usize = 3;
 
 /// A rectangle in pixels of the plot, from the upper left corner.
@@ -47,12 +53,18 @@ pub(crate) fn draw(pools: &[Pool], offsets: &[&[u64]]) -> String {
     let step = ABOVE + HEIGHT + BELOW;
     let height = step * pools.len();
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"#fff\"/>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         width=\"{width}\" height=\"{height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{width}\" \
+         height=\"{height}\" fill=\"#fff\"/>\n"
     );
     for (i, (pool, offsets)) in pools.iter().zip(offsets).enumerate() {
         // Writing to a String cannot fail.
-        let _ = writeln!(out, "<g transform=\"translate({LEFT} {})\">", i * step + ABOVE);
+        let _ = writeln!(
+            out,
+            "<g transform=\"translate({LEFT} {})\">",
+            i * step + ABOVE
+        );
         let _ = draw_pool(&mut out, pool, offsets);
         out += "</g>\n";
     }
@@ -63,7 +75,13 @@ fn draw_pool(out: &mut String, pool: &Pool, offsets: &[u64]) -> std::fmt::Result
     let blocks = &pool.trace.blocks;
     let first = blocks.iter().map(|block| block.start).min().unwrap_or(0);
     let last = blocks.iter().map(|block| block.end).max().unwrap_or(1);
-    let peak = blocks.iter().zip(offsets).map(|(block, offset)| offset + block.bytes).max().unwrap_or(1).max(1);
+    let peak = blocks
+        .iter()
+        .zip(offsets)
+        .map(|(block, offset)| offset + block.bytes)
+        .max()
+        .unwrap_or(1)
+        .max(1);
     // Some room above the peak's line.
     let top = peak as f64 * 1.04;
     let x = |tick: u64| (tick - first) as f64 / (last - first).max(1) as f64 * WIDTH as f64;
@@ -74,12 +92,20 @@ fn draw_pool(out: &mut String, pool: &Pool, offsets: &[u64]) -> std::fmt::Result
     for (i, (block, &offset)) in blocks.iter().zip(offsets).enumerate() {
         let kind = match block.origin.dynamic {
             true => DYNAMIC,
-            false => Class::ALL.iter().position(|&known| known == class[i]).unwrap_or(0),
+            false => Class::ALL
+                .iter()
+                .position(|&known| known == class[i])
+                .unwrap_or(0),
         };
         let mut start = block.start;
         for (until, next) in block.gaps.iter().copied().chain([(block.end, block.end)]) {
             let (left, top) = (x(start), y(offset + block.bytes));
-            let area = Area { left, top, width: x(until.max(start)) - left, height: y(offset) - top };
+            let area = Area {
+                left,
+                top,
+                width: x(until.max(start)) - left,
+                height: y(offset) - top,
+            };
             rectangles.push((area, i, kind));
             start = next;
         }
@@ -97,23 +123,42 @@ fn draw_pool(out: &mut String, pool: &Pool, offsets: &[u64]) -> std::fmt::Result
         }
     }
     let name = escaped(&pool.name);
-    writeln!(out, "<text x=\"0\" y=\"-36\" font-size=\"15\">{name}: {} blocks</text>", blocks.len())?;
+    writeln!(
+        out,
+        "<text x=\"0\" y=\"-36\" font-size=\"15\">{name}: {} blocks</text>",
+        blocks.len()
+    )?;
     for (i, (name, colour)) in KINDS.iter().enumerate() {
         let at = 300 + 110 * i;
-        writeln!(out, "<rect x=\"{at}\" y=\"-47\" width=\"12\" height=\"12\" fill=\"{colour}\"/>")?;
+        writeln!(
+            out,
+            "<rect x=\"{at}\" y=\"-47\" width=\"12\" height=\"12\" fill=\"{colour}\"/>"
+        )?;
         writeln!(out, "<text x=\"{}\" y=\"-36\">{name}</text>", at + 18)?;
     }
     writeln!(
         out,
-        "<path d=\"M745 -41h24\" stroke=\"#000\" fill=\"none\"/><text x=\"775\" y=\"-36\">bytes alive</text>"
+        "<path d=\"M745 -41h24\" stroke=\"#000\" fill=\"none\"/><text x=\"775\" y=\"-36\">bytes \
+         alive</text>"
     )?;
     shapes(out, &cells)?;
-    for (Area { left, top, width, height }, i, kind) in drawn {
+    for (
+        Area {
+            left,
+            top,
+            width,
+            height,
+        },
+        i,
+        kind,
+    ) in drawn
+    {
         let (block, offset) = (&blocks[i], offsets[i]);
         let (id, size, at) = (escaped(&block.id), short(block.bytes), short(offset));
         writeln!(
             out,
-            "<rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{}\" stroke=\"#fff\" \
+            "<rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
+             fill=\"{}\" stroke=\"#fff\" \
              stroke-width=\".4\"><title>{id}: {size} at {at}, ticks {} to {}, {}</title></rect>",
             KINDS[kind].1, block.start, block.end, KINDS[kind].0
         )?;
@@ -130,13 +175,21 @@ fn draw_pool(out: &mut String, pool: &Pool, offsets: &[u64]) -> std::fmt::Result
     }
     let mut path = format!("M0 {:.1}", y(columns[0]));
     let mut before = columns[0];
-    for (column, &bytes) in columns.iter().enumerate().skip(1).filter(|&(_, &bytes)| bytes != 0) {
+    for (column, &bytes) in columns
+        .iter()
+        .enumerate()
+        .skip(1)
+        .filter(|&(_, &bytes)| bytes != 0)
+    {
         if bytes != before {
             write!(path, "H{column}V{:.1}", y(bytes))?;
             before = bytes;
         }
     }
-    writeln!(out, "<path d=\"{path}H{WIDTH}\" fill=\"none\" stroke=\"#000\" stroke-width=\".8\"/>")?;
+    writeln!(
+        out,
+        "<path d=\"{path}H{WIDTH}\" fill=\"none\" stroke=\"#000\" stroke-width=\".8\"/>"
+    )?;
     // The peak, and when most is alive.
     let (mut tick, mut most) = (first, 0);
     for &(at, bytes) in &live {
@@ -145,20 +198,41 @@ fn draw_pool(out: &mut String, pool: &Pool, offsets: &[u64]) -> std::fmt::Result
         }
     }
     let line = y(peak);
-    writeln!(out, "<path d=\"M0 {line:.1}H{WIDTH}\" stroke=\"#c00\" stroke-dasharray=\"6 4\"/>")?;
-    writeln!(out, "<path d=\"M{:.1} 0V{HEIGHT}\" stroke=\"#c00\" stroke-dasharray=\"2 4\"/>", x(tick))?;
     writeln!(
         out,
-        "<text x=\"{WIDTH}\" y=\"-8\" text-anchor=\"end\" fill=\"#c00\">peak {} ({peak} bytes); most alive {}, at tick {tick}</text>",
+        "<path d=\"M0 {line:.1}H{WIDTH}\" stroke=\"#c00\" stroke-dasharray=\"6 4\"/>"
+    )?;
+    writeln!(
+        out,
+        "<path d=\"M{:.1} 0V{HEIGHT}\" stroke=\"#c00\" stroke-dasharray=\"2 4\"/>",
+        x(tick)
+    )?;
+    writeln!(
+        out,
+        "<text x=\"{WIDTH}\" y=\"-8\" text-anchor=\"end\" fill=\"#c00\">peak {} ({peak} bytes); \
+         most alive {}, at tick {tick}</text>",
         short(peak),
         short(most)
     )?;
-    writeln!(out, "<path d=\"M0 0V{HEIGHT}H{WIDTH}\" fill=\"none\" stroke=\"#333\"/>")?;
+    writeln!(
+        out,
+        "<path d=\"M0 0V{HEIGHT}H{WIDTH}\" fill=\"none\" stroke=\"#333\"/>"
+    )?;
     for quarter in 0..=4u64 {
         let bytes = (u128::from(peak) * u128::from(quarter) / 4) as u64;
-        writeln!(out, "<text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>", y(bytes) + 4.0, short(bytes))?;
+        writeln!(
+            out,
+            "<text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            y(bytes) + 4.0,
+            short(bytes)
+        )?;
         let tick = first + (u128::from(last - first) * u128::from(quarter) / 4) as u64;
-        writeln!(out, "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{tick}</text>", x(tick), HEIGHT + 18)?;
+        writeln!(
+            out,
+            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{tick}</text>",
+            x(tick),
+            HEIGHT + 18
+        )?;
     }
     Ok(())
 }
@@ -192,7 +266,9 @@ fn shapes(out: &mut String, cells: &[[f32; KINDS.len()]]) -> std::fmt::Result {
     for row in 0..=ROWS {
         let mut runs: Vec<(usize, usize, usize)> = vec![];
         for column in 0..COLUMNS {
-            let Some(kind) = cells.get(row * COLUMNS + column).and_then(kind) else { continue };
+            let Some(kind) = cells.get(row * COLUMNS + column).and_then(kind) else {
+                continue;
+            };
             match runs.last_mut() {
                 Some((before, _, end)) if *before == kind && *end == column => *end += 1,
                 _ => runs.push((kind, column, column + 1)),
@@ -206,13 +282,20 @@ fn shapes(out: &mut String, cells: &[[f32; KINDS.len()]]) -> std::fmt::Result {
                     still.push((kind, start, end, since));
                 }
                 None => {
-                    let (x, y, width, height) =
-                        (start * CELL, since * CELL, (end - start) * CELL, (row - since) * CELL);
+                    let (x, y, width, height) = (
+                        start * CELL,
+                        since * CELL,
+                        (end - start) * CELL,
+                        (row - since) * CELL,
+                    );
                     write!(paths[kind], "M{x} {y}h{width}v{height}h-{width}z")?;
                 }
             }
         }
-        still.extend(runs.into_iter().map(|(kind, start, end)| (kind, start, end, row)));
+        still.extend(
+            runs.into_iter()
+                .map(|(kind, start, end)| (kind, start, end, row)),
+        );
         open = still;
     }
     for (path, (_, colour)) in paths.iter().zip(KINDS) {

@@ -26,29 +26,34 @@ const ROWS: usize = 12;
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     for (option, path) in [("--report", &args.report), ("--curve-svg", &args.curve_svg)] {
-        path.iter().try_for_each(|path| check_writable(option, path))?;
+        path.iter()
+            .try_for_each(|path| check_writable(option, path))?;
     }
     let model = model::read(&args.model.model, &args.model.dim)?;
     let machine = model::machine(&args.compiling)?;
-    let (compiled, times) = match model::plan(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
-        Ok(compiled) => compiled,
-        Err(failure) => {
-            if let (true, Failure::NoFit(infeasible)) = (args.json, &failure) {
-                let live =
-                    infeasible.live.iter().take(NAMED).map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
-                let object = json!({
-                    "error": "does not fit",
-                    "pool": infeasible.pool,
-                    "budget_bytes": infeasible.budget,
-                    "smallest_feasible_bytes": infeasible.smallest,
-                    "line": infeasible.line,
-                    "tensors": live.collect::<Vec<_>>(),
-                });
-                out::line(&object.to_string());
+    let (compiled, times) =
+        match model::plan(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
+            Ok(compiled) => compiled,
+            Err(failure) => {
+                if let (true, Failure::NoFit(infeasible)) = (args.json, &failure) {
+                    let live = infeasible
+                        .live
+                        .iter()
+                        .take(NAMED)
+                        .map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
+                    let object = json!({
+                        "error": "does not fit",
+                        "pool": infeasible.pool,
+                        "budget_bytes": infeasible.budget,
+                        "smallest_feasible_bytes": infeasible.smallest,
+                        "line": infeasible.line,
+                        "tensors": live.collect::<Vec<_>>(),
+                    });
+                    out::line(&object.to_string());
+                }
+                return Err(failure);
             }
-            return Err(failure);
-        }
-    };
+        };
     let problem = Problem::new(&compiled.program.graph, &machine.device, &*machine.cost);
     let facts = Facts {
         args,
@@ -59,7 +64,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         curve: curve::points(&compiled),
     };
     if let Some(path) = &args.curve_svg {
-        save_atomically(path, &[curve::svg_file(&facts.curve, compiled.decided.budget).as_bytes()])?;
+        save_atomically(
+            path,
+            &[curve::svg_file(&facts.curve, compiled.decided.budget).as_bytes()],
+        )?;
     }
     if let Some(path) = &args.report {
         let source = report::Source {
@@ -96,26 +104,46 @@ struct Facts<'a> {
 
 impl Facts<'_> {
     fn host_peak(&self) -> u64 {
-        self.compiled.program.plan.as_ref().map_or(0, |plan| plan.peak[Pool::new(HOST)])
+        self.compiled
+            .program
+            .plan
+            .as_ref()
+            .map_or(0, |plan| plan.peak[Pool::new(HOST)])
     }
 
     /// Of each pool: its name, its peak, and the least that its buffers need.
     fn pools(&self) -> Vec<(&str, u64, u64)> {
         let Program { schedule, plan, .. } = &self.compiled.program;
         let peak = |pool| plan.as_ref().map_or(0, |plan| plan.peak[pool]);
-        schedule.pools.iter().map(|(pool, data)| (data.name.as_str(), peak(pool), self.compiled.bounds[pool])).collect()
+        schedule
+            .pools
+            .iter()
+            .map(|(pool, data)| (data.name.as_str(), peak(pool), self.compiled.bounds[pool]))
+            .collect()
     }
 
     fn json(&self) -> serde_json::Value {
-        let Compiled { program, timeline, decided, certificate, planned_peak, live_peak, .. } = self.compiled;
+        let Compiled {
+            program,
+            timeline,
+            decided,
+            certificate,
+            planned_peak,
+            live_peak,
+            ..
+        } = self.compiled;
         let options = model::options(&self.args.compiling);
         let count = |count: Count| json!({"count": count.count, "bytes": count.bytes});
         let millis = |micros: f64| micros / 1e3;
-        let unsupported: Vec<_> =
-            self.unsupported.iter().map(|op| json!({"op": op.target, "node": op.node, "why": op.why})).collect();
+        let unsupported: Vec<_> = self
+            .unsupported
+            .iter()
+            .map(|op| json!({"op": op.target, "node": op.node, "why": op.why}))
+            .collect();
         let tensors = self.peak.tensors.iter().take(NAMED);
-        let tensors: Vec<_> =
-            tensors.map(|t| json!({"name": t.name, "bytes": t.bytes, "class": t.class.name()})).collect();
+        let tensors: Vec<_> = tensors
+            .map(|t| json!({"name": t.name, "bytes": t.bytes, "class": t.class.name()}))
+            .collect();
         json!({
             "model": program.graph.name,
             "device": program.schedule.device,
@@ -186,7 +214,15 @@ impl Facts<'_> {
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
-        let Compiled { program, timeline, decided, certificate, planned_peak, live_peak, .. } = self.compiled;
+        let Compiled {
+            program,
+            timeline,
+            decided,
+            certificate,
+            planned_peak,
+            live_peak,
+            ..
+        } = self.compiled;
         let options = model::options(&self.args.compiling);
         let (graph, schedule) = (&program.graph, &program.schedule);
         writeln!(
@@ -202,8 +238,14 @@ impl Facts<'_> {
             share if share < 1000.0 => format!("{share:5.1}% of keep"),
             _ => format!("{:14}", ""),
         };
-        let mut row =
-            |name: &str, bytes: u64| writeln!(out, "  {name:<18} {:>10}  {}  {bytes}", short(bytes), share(bytes));
+        let mut row = |name: &str, bytes: u64| {
+            writeln!(
+                out,
+                "  {name:<18} {:>10}  {}  {bytes}",
+                short(bytes),
+                share(bytes)
+            )
+        };
         if let Some(budget) = decided.budget {
             row("budget", budget)?;
         }
@@ -214,28 +256,74 @@ impl Facts<'_> {
         }
         row("keep everything", decided.keep_peak)?;
         writeln!(out, "  {:<18} {:>10}", "host peak", short(self.host_peak()))?;
-        let gaps =
-            self.pools().into_iter().map(|(pool, peak, bound)| format!("{pool} {:.2}%", 100.0 * gap(peak, bound)));
+        let gaps = self
+            .pools()
+            .into_iter()
+            .map(|(pool, peak, bound)| format!("{pool} {:.2}%", 100.0 * gap(peak, bound)));
         let gaps = gaps.collect::<Vec<_>>().join(", ");
-        writeln!(out, "  {:<18} {gaps} above the least that their buffers need", "addresses")?;
-        writeln!(out, "  {:<18} {:>10}", "predicted step", micros(timeline.micros))?;
-        if let Some(Certificate { lower_bound, gap, changes }) = certificate {
+        writeln!(
+            out,
+            "  {:<18} {gaps} above the least that their buffers need",
+            "addresses"
+        )?;
+        writeln!(
+            out,
+            "  {:<18} {:>10}",
+            "predicted step",
+            micros(timeline.micros)
+        )?;
+        if let Some(Certificate {
+            lower_bound,
+            gap,
+            changes,
+        }) = certificate
+        {
             let (bound, gap) = (micros(*lower_bound), 100.0 * gap);
-            writeln!(out, "  {:<18} {bound:>10}  no plan at this budget is faster; gap {gap:.1}%", "lower bound")?;
-            let changes = changes.iter().map(|&(change, bound)| format!("{} with {}", micros(bound), change.name()));
+            writeln!(
+                out,
+                "  {:<18} {bound:>10}  no plan at this budget is faster; gap {gap:.1}%",
+                "lower bound"
+            )?;
+            let changes = changes
+                .iter()
+                .map(|&(change, bound)| format!("{} with {}", micros(bound), change.name()));
             let changes = changes.collect::<Vec<_>>().join(", ");
             writeln!(out, "  {:<18} {:>10}  {changes}", "", "it would be")?;
         }
         let link = |stream: usize| micros(timeline.busy[Stream::new(stream)]);
-        writeln!(out, "  {:<18} {:>10} in, {} out", "link at work", link(H2D), link(D2H))?;
-        writeln!(out, "  {:<18} {:>10}", "recomputing", micros(timeline.recomputed))?;
+        writeln!(
+            out,
+            "  {:<18} {:>10} in, {} out",
+            "link at work",
+            link(H2D),
+            link(D2H)
+        )?;
+        writeln!(
+            out,
+            "  {:<18} {:>10}",
+            "recomputing",
+            micros(timeline.recomputed)
+        )?;
 
         writeln!(out, "\ndecisions           count       bytes")?;
-        let Tally { kept, swap, recompute, hosted } = self.tally;
-        for (name, count) in
-            [("kept", kept), ("swapped", swap), ("recomputed", recompute), ("states on the host", hosted)]
-        {
-            writeln!(out, "  {name:<18} {:>4}  {:>10}", count.count, short(count.bytes))?;
+        let Tally {
+            kept,
+            swap,
+            recompute,
+            hosted,
+        } = self.tally;
+        for (name, count) in [
+            ("kept", kept),
+            ("swapped", swap),
+            ("recomputed", recompute),
+            ("states on the host", hosted),
+        ] {
+            writeln!(
+                out,
+                "  {name:<18} {:>4}  {:>10}",
+                count.count,
+                short(count.bytes)
+            )?;
         }
 
         if 1 < self.compiled.loss_chunks || 1 < self.compiled.ways.len() {
@@ -244,14 +332,29 @@ impl Facts<'_> {
 
         writeln!(out, "\nat the peak: {}", self.peak.text)?;
         let named = self.peak.tensors.iter().take(NAMED);
-        let width = named.clone().map(|t| t.name.chars().count()).max().unwrap_or(0);
+        let width = named
+            .clone()
+            .map(|t| t.name.chars().count())
+            .max()
+            .unwrap_or(0);
         for tensor in named {
-            writeln!(out, "  {:<width$}  {:>10}  {}", tensor.name, short(tensor.bytes), tensor.class.name())?;
+            writeln!(
+                out,
+                "  {:<width$}  {:>10}  {}",
+                tensor.name,
+                short(tensor.bytes),
+                tensor.class.name()
+            )?;
         }
         let rest = self.peak.tensors.get(NAMED..).unwrap_or(&[]);
         if !rest.is_empty() {
             let bytes: u64 = rest.iter().map(|t| t.bytes).sum();
-            writeln!(out, "  {:<width$}  {:>10}", format!("{} more", rest.len()), short(bytes))?;
+            writeln!(
+                out,
+                "  {:<width$}  {:>10}",
+                format!("{} more", rest.len()),
+                short(bytes)
+            )?;
         }
 
         if self.args.curve {
@@ -260,17 +363,31 @@ impl Facts<'_> {
             writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
             for p in curve_rows(&self.curve) {
                 let chosen = if p.chosen.is_some() { "  <" } else { "" };
-                let (bytes, share, time, slower) = (short(p.bytes), share(p.bytes), micros(p.micros), 100.0 * p.slower);
-                writeln!(out, "{bytes:>12}  {share}  {time:>10}  +{slower:.1}%{chosen}")?;
+                let (bytes, share, time, slower) = (
+                    short(p.bytes),
+                    share(p.bytes),
+                    micros(p.micros),
+                    100.0 * p.slower,
+                );
+                writeln!(
+                    out,
+                    "{bytes:>12}  {share}  {time:>10}  +{slower:.1}%{chosen}"
+                )?;
             }
         }
         if !self.unsupported.is_empty() {
-            writeln!(out, "\nno kernel for {} calls: this step can be planned, not run", self.unsupported.len())?;
+            writeln!(
+                out,
+                "\nno kernel for {} calls: this step can be planned, not run",
+                self.unsupported.len()
+            )?;
             for op in self.unsupported.iter().take(NAMED) {
                 writeln!(out, "  {} (node {}): {}", op.target, op.node, op.why)?;
             }
         }
-        let budget = decided.budget.map_or(String::new(), |budget| format!(" of {}", size::short(budget)));
+        let budget = decided.budget.map_or(String::new(), |budget| {
+            format!(" of {}", size::short(budget))
+        });
         writeln!(
             out,
             "\nproved: every read finds its value, every conflict is ordered; peak {}{budget}",
@@ -282,28 +399,51 @@ impl Facts<'_> {
 impl Facts<'_> {
     /// What the ways to compute the loss come to.
     fn write_ways(&self, out: &mut String) -> std::fmt::Result {
-        writeln!(out, "\n{:<20} {:<22}  {:<22}  smallest", "loss", "keeping everything", "within the budget")?;
+        writeln!(
+            out,
+            "\n{:<20} {:<22}  {:<22}  smallest",
+            "loss", "keeping everything", "within the budget"
+        )?;
         for Way { chunks, outcome } in &self.compiled.ways {
-            let name = if *chunks == 1 { "whole".to_string() } else { format!("{chunks} chunks of rows") };
-            let figures = |(bytes, time): (u64, f64)| format!("{:>10}  {:>10}", short(bytes), micros(time));
+            let name = if *chunks == 1 {
+                "whole".to_string()
+            } else {
+                format!("{chunks} chunks of rows")
+            };
+            let figures =
+                |(bytes, time): (u64, f64)| format!("{:>10}  {:>10}", short(bytes), micros(time));
             let keep = figures(outcome.keep);
-            let unknown = if outcome.planned { "does not fit" } else { "not planned" };
+            let unknown = if outcome.planned {
+                "does not fit"
+            } else {
+                "not planned"
+            };
             let fastest = outcome.fastest.map_or(format!("{unknown:<22}"), figures);
             let smallest = outcome.smallest.map_or("-".into(), short);
-            let chosen = if *chunks == self.compiled.loss_chunks { "  <" } else { "" };
-            writeln!(out, "  {name:<18} {keep}  {fastest}  {smallest:>10}{chosen}")?;
+            let chosen = if *chunks == self.compiled.loss_chunks {
+                "  <"
+            } else {
+                ""
+            };
+            writeln!(
+                out,
+                "  {name:<18} {keep}  {fastest}  {smallest:>10}{chosen}"
+            )?;
         }
         Ok(())
     }
 }
 
-/// Rows of the curve, evenly chosen; the first, the last and the one that was chosen are among them.
+/// Rows of the curve, evenly chosen; the first, the last and the one that was chosen are among
+/// them.
 fn curve_rows(curve: &[Point]) -> Vec<&Point> {
     if curve.len() <= ROWS {
         return curve.iter().collect();
     }
     let even = (0..ROWS - 1).map(|row| row * (curve.len() - 1) / (ROWS - 2));
-    let mut rows: Vec<usize> = even.chain(curve.iter().position(|p| p.chosen.is_some())).collect();
+    let mut rows: Vec<usize> = even
+        .chain(curve.iter().position(|p| p.chosen.is_some()))
+        .collect();
     rows.sort_unstable();
     rows.dedup();
     rows.into_iter().map(|row| &curve[row]).collect()

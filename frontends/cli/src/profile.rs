@@ -1,4 +1,5 @@
-//! `lighterage profile`: measures the ops of a step, the link and what they cost each other, for `--profile`.
+//! `lighterage profile`: measures the ops of a step, the link and what they cost each other, for
+//! `--profile`.
 
 use crate::args::{Compiling, ProfileArgs};
 use crate::data::{check_writable, save_atomically};
@@ -25,12 +26,13 @@ use std::time::{Duration, Instant};
 
 /// Rows of the report's tables.
 const ROWS: usize = 12;
-/// Without `--memory`: four times a large last-level cache, so that what a replay folds is cold in the step too.
+/// Without `--memory`: four times a large last-level cache, so that what a replay folds is cold in
+/// the step too.
 const MEMORY: u64 = 256 << 20;
 /// Medians whose sum is more than this many times the fastest round's are told to be disturbed.
 const DISTURBED: f64 = 1.15;
-/// The shortest and the longest measurement of the machine, seconds: a part of a step's time, between these. There are
-/// about a hundred.
+/// The shortest and the longest measurement of the machine, seconds: a part of a step's time,
+/// between these. There are about a hundred.
 const SHORTEST: f64 = 0.01;
 const LONGEST: f64 = 0.1;
 const PART: f64 = 12.0;
@@ -57,15 +59,22 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     let model = model::read(&args.model.model, &args.model.dim)?;
     let step = Step::new(&model.graph, &compiling, &machine, target.as_ref())?;
     // What is in groups is measured apart too: `fuse` wants to know which is faster.
-    let plain = Compiling { kernels: Some(Kernels::Plain), ..compiling.clone() };
-    let apart = target.as_ref().map(|_| Step::new(&model.graph, &plain, &machine, target.as_ref())).transpose()?;
+    let plain = Compiling {
+        kernels: Some(Kernels::Plain),
+        ..compiling.clone()
+    };
+    let apart = target
+        .as_ref()
+        .map(|_| Step::new(&model.graph, &plain, &machine, target.as_ref()))
+        .transpose()?;
     let start = Instant::now();
     let n_ops = step.ops.len() + apart.as_ref().map_or(0, |apart| apart.ops.len());
     let bar = bar(n_ops as u64 * (u64::from(args.repeat) + 1));
     let replayed = |step: &Step| -> Result<(Replay, Times), Failure> {
         let memory = args.memory.unwrap_or(MEMORY);
         let contents = contents(&step.compiled, optimizer);
-        let mut replay = Replay::new(&step.ops, &step.objects, &contents, memory).map_err(failure)?;
+        let mut replay =
+            Replay::new(&step.ops, &step.objects, &contents, memory).map_err(failure)?;
         let times = replay.run(args.repeat as usize, &mut || {
             if let Some(bar) = &bar {
                 bar.inc(1);
@@ -74,7 +83,9 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         });
         Ok((replay, times))
     };
-    let apart = apart.map(|apart| replayed(&apart).map(|(_, times)| (apart, times))).transpose()?;
+    let apart = apart
+        .map(|apart| replayed(&apart).map(|(_, times)| (apart, times)))
+        .transpose()?;
     let (replay, times) = replayed(&step)?;
     let sum = |of: fn(&Micros) -> f64| times.micros.iter().flatten().map(of).sum::<f64>();
     let (median, fastest) = (sum(|op| op.median), sum(|op| op.fastest));
@@ -82,28 +93,45 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     if let Some(bar) = &bar {
         bar.set_message("the machine");
     }
-    let link =
-        args.link.map(|bandwidth| (bandwidth, Duration::from_secs_f64(machine.device.link_micros.min(1e6) / 1e6)));
+    let link = args.link.map(|bandwidth| {
+        (
+            bandwidth,
+            Duration::from_secs_f64(machine.device.link_micros.min(1e6) / 1e6),
+        )
+    });
     let seconds = (micros / 1e6 / PART).clamp(SHORTEST, LONGEST);
     let figures = runtime::profile::machine(&replay, link, seconds).map_err(failure)?;
     if let Some(bar) = &bar {
         bar.finish_and_clear();
     }
-    let measured = Measured { args, step: &step, times: &times, apart, figures: &figures, micros, fastest };
+    let measured = Measured {
+        args,
+        step: &step,
+        times: &times,
+        apart,
+        figures: &figures,
+        micros,
+        fastest,
+    };
     let profile = measured.profile(&machine.device, start.elapsed().as_secs_f64());
     let text = profile.to_toml().map_err(Failure::Bug)?;
     save_atomically(&args.output, &[text.as_bytes()])?;
     if DISTURBED * fastest < micros {
         let more = 100.0 * (micros / fastest.max(1e-3) - 1.0);
         out::note(&format!(
-            "note: ops took {more:.0}% more than in the fastest round: the machine is busy, and predictions will be as if it stayed so; --fastest predicts it undisturbed"
+            "note: ops took {more:.0}% more than in the fastest round: the machine is busy, and \
+             predictions will be as if it stayed so; --fastest predicts it undisturbed"
         ));
     }
     if args.json {
         out!("{}", measured.json(&profile));
     } else {
         out::text(&measured.report(&profile));
-        out!("\nwrote {}, {}", args.output.display(), crate::data::file_size(&args.output));
+        out!(
+            "\nwrote {}, {}",
+            args.output.display(),
+            crate::data::file_size(&args.output)
+        );
     }
     Ok(())
 }
@@ -139,20 +167,49 @@ impl Step {
     ) -> Result<Step, Failure> {
         let compiled = model::compile(graph, compiling, machine, Dumps::Stderr)?;
         let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
-        let plan = compiled.program.plan.as_ref().expect("a compiled program should have a plan");
-        let place = |loc: Loc| artifact::Place { pool: 0, offset: plan.address(loc) };
+        let plan = compiled
+            .program
+            .plan
+            .as_ref()
+            .expect("a compiled program should have a plan");
+        let place = |loc: Loc| artifact::Place {
+            pool: 0,
+            offset: plan.address(loc),
+        };
         let operand = |(&value, &loc): (&Value, &Loc)| {
             let ty = &graph.values[value].ty;
-            artifact::Operand { place: place(loc), dtype: codegen::dtype(ty.dtype()), shape: ty.shape().to_vec() }
+            artifact::Operand {
+                place: place(loc),
+                dtype: codegen::dtype(ty.dtype()),
+                shape: ty.shape().to_vec(),
+            }
         };
-        let types = |values: &[Value]| values.iter().map(|&v| graph.values[v].ty.clone()).collect::<Vec<_>>();
+        let types = |values: &[Value]| {
+            values
+                .iter()
+                .map(|&v| graph.values[v].ty.clone())
+                .collect::<Vec<_>>()
+        };
         let (mut ops, mut nodes) = (vec![], vec![]);
         let mut generated: Vec<Generated> = vec![];
         let mut objects: BTreeMap<String, usize> = BTreeMap::new();
         for data in schedule.instrs.values() {
-            let InstrKind::Run { node, args, outs, scratch } = &data.kind else { continue };
+            let InstrKind::Run {
+                node,
+                args,
+                outs,
+                scratch,
+            } = &data.kind
+            else {
+                continue;
+            };
             let op = &graph.nodes[*node];
-            let attrs = op.op.attrs().iter().map(|(&key, attr)| (key.to_string(), codegen::attr(attr))).collect();
+            let attrs = op
+                .op
+                .attrs()
+                .iter()
+                .map(|(&key, attr)| (key.to_string(), codegen::attr(attr)))
+                .collect();
             let scratch = scratch.map(|loc| artifact::Range {
                 place: place(loc),
                 bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
@@ -160,7 +217,9 @@ impl Step {
             let bytes = scratch.map_or(0, |scratch| scratch.bytes);
             let kernel = codegen::generated(graph, *node, bytes, target).map_err(Failure::Input)?;
             let code = kernel.map(|kernel| {
-                let object = *objects.entry(kernel.name.clone()).or_insert(generated.len());
+                let object = *objects
+                    .entry(kernel.name.clone())
+                    .or_insert(generated.len());
                 let code = codegen::code(&kernel, &types(&op.inputs), &types(&op.outputs), object);
                 if object == generated.len() {
                     generated.push(kernel);
@@ -169,24 +228,38 @@ impl Step {
             });
             nodes.push(*node);
             ops.push(Op {
-                kernel: artifact::Kernel { op: op.op.name().into(), attrs, code },
+                kernel: artifact::Kernel {
+                    op: op.op.name().into(),
+                    attrs,
+                    code,
+                },
                 ins: op.inputs.iter().zip(args).map(operand).collect(),
                 outs: op.outputs.iter().zip(outs).map(operand).collect(),
                 scratch,
             });
         }
         let objects = match target {
-            Some(target) => codegen::objects(&generated.iter().collect::<Vec<_>>(), target).map_err(Failure::Input)?,
+            Some(target) => codegen::objects(&generated.iter().collect::<Vec<_>>(), target)
+                .map_err(Failure::Input)?,
             None => vec![],
         };
-        Ok(Step { compiled, ops, nodes, objects })
+        Ok(Step {
+            compiled,
+            ops,
+            nodes,
+            objects,
+        })
     }
 }
 
 /// What numbers the step finds that it cannot do with others: the optimizer's options, and moments.
 fn contents(compiled: &Compiled, optimizer: Optimizer) -> BTreeMap<u64, Content> {
     let (graph, schedule) = (&compiled.program.graph, &compiled.program.schedule);
-    let plan = compiled.program.plan.as_ref().expect("a compiled program should have a plan");
+    let plan = compiled
+        .program
+        .plan
+        .as_ref()
+        .expect("a compiled program should have a plan");
     let mut contents = BTreeMap::new();
     for &(value, loc) in &schedule.entry {
         match graph.values[value].def {
@@ -194,8 +267,15 @@ fn contents(compiled: &Compiled, optimizer: Optimizer) -> BTreeMap<u64, Content>
                 contents.insert(plan.address(loc), Content::Zeros);
             }
             Def::Input(_) if graph.values[value].name == HYPER => {
-                let options = optimizer.options().iter().flat_map(|(_, value)| value.to_le_bytes()).collect();
-                let fed = schedule.instrs.values().filter(|data| data.why == Why::Feed);
+                let options = optimizer
+                    .options()
+                    .iter()
+                    .flat_map(|(_, value)| value.to_le_bytes())
+                    .collect();
+                let fed = schedule
+                    .instrs
+                    .values()
+                    .filter(|data| data.why == Why::Feed);
                 for data in fed {
                     if let InstrKind::Copy { src, dst, .. } = data.kind
                         && src == loc
@@ -236,8 +316,15 @@ impl Measured<'_> {
             sums[class][0] += self.taken(micros);
             sums[class][1] += roofline.run(graph, node);
         }
-        for (key, figures) in self.apart.iter().flat_map(|(step, times)| self.figures_of(step, times)) {
-            ops.entry(key).or_insert(OpFigures { count: 0, ..figures });
+        for (key, figures) in self
+            .apart
+            .iter()
+            .flat_map(|(step, times)| self.figures_of(step, times))
+        {
+            ops.entry(key).or_insert(OpFigures {
+                count: 0,
+                ..figures
+            });
         }
         let factor = |[measured, modelled]: [f64; 2]| match 0.0 < measured && 0.0 < modelled {
             true => (measured / modelled).clamp(1e-6, 1e6),
@@ -247,7 +334,10 @@ impl Measured<'_> {
         let mut keeps: BTreeMap<String, BTreeMap<String, f64>> = BTreeMap::new();
         for (a, lane) in Lane::ALL.into_iter().enumerate() {
             for (b, other) in Lane::ALL.into_iter().enumerate().filter(|&(b, _)| a != b) {
-                keeps.entry(lane.name().into()).or_default().insert(other.name().into(), figures.keeps[a][b]);
+                keeps
+                    .entry(lane.name().into())
+                    .or_default()
+                    .insert(other.name().into(), figures.keeps[a][b]);
             }
         }
         Profile {
@@ -279,7 +369,11 @@ impl Measured<'_> {
 
     /// Which of an op's times is taken.
     fn taken(&self, micros: &Micros) -> f64 {
-        if self.args.fastest { micros.fastest } else { micros.median }
+        if self.args.fastest {
+            micros.fastest
+        } else {
+            micros.median
+        }
     }
 
     /// Each op's figures.
@@ -288,13 +382,20 @@ impl Measured<'_> {
         let mut ops: BTreeMap<String, OpFigures> = BTreeMap::new();
         for (&node, micros) in step.nodes.iter().zip(&times.micros) {
             let Ok(micros) = micros else { continue };
-            let none = OpFigures { micros: 0.0, least_micros: Some(0.0), host_micros: None, count: 0 };
+            let none = OpFigures {
+                micros: 0.0,
+                least_micros: Some(0.0),
+                host_micros: None,
+                count: 0,
+            };
             let op = ops.entry(key(graph, node)).or_insert(none);
             // The mean, so that the sum over the step's lines is the step's.
             op.count += 1;
             let n = f64::from(op.count);
             op.micros += (self.taken(micros) - op.micros) / n;
-            op.least_micros = op.least_micros.map(|least| least + (micros.least - least) / n);
+            op.least_micros = op
+                .least_micros
+                .map(|least| least + (micros.least - least) / n);
             // The device is this machine's processor.
             op.host_micros = (graph.nodes[node].phase == Phase::Optimizer).then_some(op.micros);
         }
@@ -305,7 +406,8 @@ impl Measured<'_> {
     fn refused(&self) -> BTreeMap<String, &str> {
         let graph = &self.step.compiled.program.graph;
         let ops = self.step.nodes.iter().zip(&self.times.micros);
-        ops.filter_map(|(&node, micros)| Some((key(graph, node), micros.as_ref().err()?.as_str()))).collect()
+        ops.filter_map(|(&node, micros)| Some((key(graph, node), micros.as_ref().err()?.as_str())))
+            .collect()
     }
 
     fn json(&self, profile: &Profile) -> serde_json::Value {
@@ -349,8 +451,17 @@ impl Measured<'_> {
             self.step.nodes.len()
         );
         let mut row = |name: &str, value: String| text.push_str(&format!("  {name:<16} {value}\n"));
-        row("one step", format!("{}, the sum of its ops", micros(profile.step_micros)));
-        row("profiling took", format!("{}: {steps:.1} steps", micros(profile.profiling_seconds * 1e6)));
+        row(
+            "one step",
+            format!("{}, the sum of its ops", micros(profile.step_micros)),
+        );
+        row(
+            "profiling took",
+            format!(
+                "{}: {steps:.1} steps",
+                micros(profile.profiling_seconds * 1e6)
+            ),
+        );
         row(
             "memory",
             format!(
@@ -362,7 +473,9 @@ impl Measured<'_> {
             ),
         );
         let link = &profile.link;
-        let paced = link.paced.map_or(String::new(), |paced| format!(", slowed to {}", rate(paced)));
+        let paced = link.paced.map_or(String::new(), |paced| {
+            format!(", slowed to {}", rate(paced))
+        });
         row(
             "link",
             format!(
@@ -377,11 +490,17 @@ impl Measured<'_> {
         row("handoff", micros(profile.handoff_micros));
 
         text.push_str("\nspeed kept beside  ");
-        Lane::ALL.iter().for_each(|lane| text.push_str(&format!("{:>8}", lane.name())));
+        Lane::ALL
+            .iter()
+            .for_each(|lane| text.push_str(&format!("{:>8}", lane.name())));
         for (a, lane) in Lane::ALL.iter().enumerate() {
             text.push_str(&format!("\n  {:<16} ", lane.name()));
             for b in 0..Lane::ALL.len() {
-                let share = if a == b { "-".into() } else { format!("{:.0}%", 100.0 * self.figures.keeps[a][b]) };
+                let share = if a == b {
+                    "-".into()
+                } else {
+                    format!("{:.0}%", 100.0 * self.figures.keeps[a][b])
+                };
                 text.push_str(&format!("{share:>8}"));
             }
         }
@@ -393,14 +512,21 @@ impl Measured<'_> {
         text.push_str("\n  share      a run  runs  op\n");
         for (key, op) in ops.iter().take(ROWS) {
             let share = 100.0 * total(op) / profile.step_micros.max(1e-3);
-            text.push_str(&format!("  {share:4.1}%  {:>9}  {:>4}  {key}\n", micros(op.micros), op.count));
+            text.push_str(&format!(
+                "  {share:4.1}%  {:>9}  {:>4}  {key}\n",
+                micros(op.micros),
+                op.count
+            ));
         }
         if ROWS < ops.len() {
             text.push_str(&format!("  and {} more\n", ops.len() - ROWS));
         }
         let refused = self.refused();
         if !refused.is_empty() {
-            text.push_str(&format!("\n{} ops could not be run; their times will be guesses:\n", refused.len()));
+            text.push_str(&format!(
+                "\n{} ops could not be run; their times will be guesses:\n",
+                refused.len()
+            ));
             for (key, why) in refused.iter().take(ROWS) {
                 text.push_str(&format!("  {key}: {why}\n"));
             }
@@ -416,6 +542,11 @@ fn first_line(path: &str) -> Option<String> {
 
 fn cpu() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    model.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, model)| model.trim().to_string())
+    let model = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    model.map_or_else(
+        || std::env::consts::ARCH.to_string(),
+        |(_, model)| model.trim().to_string(),
+    )
 }

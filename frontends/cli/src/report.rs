@@ -1,9 +1,11 @@
-//! `lighterage plan --report`: one page for the browser that shows a whole plan. It needs nothing besides itself.
+//! `lighterage plan --report`: one page for the browser that shows a whole plan. It needs nothing
+//! besides itself.
 //!
-//! What is short stands in the page as text: figures, who is there at the peak, other budgets, the passes' times. What is
-//! long is in it as JSON, columns side by side, for the script (`report/page.js`) to draw: lines, who lies where when,
-//! decisions. Names come from files that anyone may have written: [`escaped`] and [`embedded`] are the only ways into the
-//! page, and the script makes text of them, never markup.
+//! What is short stands in the page as text: figures, who is there at the peak, other budgets, the
+//! passes' times. What is long is in it as JSON, columns side by side, for the script
+//! (`report/page.js`) to draw: lines, who lies where when, decisions. Names come from files that
+//! anyone may have written: [`escaped`] and [`embedded`] are the only ways into the page, and the
+//! script makes text of them, never markup.
 
 use crate::args::update_name;
 use crate::curve::{self, Chosen, Point};
@@ -34,12 +36,14 @@ pub(crate) struct Source<'a> {
 
 /// Tensors at the peak that stand in the page; the script shows all of any moment.
 const NAMED: usize = 30;
-/// A tensor with at least this share of the bytes that a decision frees was decided about alone; padding is the rest.
+/// A tensor with at least this share of the bytes that a decision frees was decided about alone;
+/// padding is the rest.
 const NEARLY_ALONE: f64 = 0.98;
 /// Calls without a kernel that are named.
 const CALLS: usize = 10;
 
-/// What tensors are, as the drawing colours them, from the bottom up. The script and the styles know them by position.
+/// What tensors are, as the drawing colours them, from the bottom up. The script and the styles
+/// know them by position.
 const CLASSES: [&str; 8] = [
     "parameters",
     "optimizer states",
@@ -94,7 +98,10 @@ fn escaped(text: &str) -> String {
 
 /// JSON for a `script` element: whatever a string holds, the element does not end in it.
 fn embedded(json: &Json) -> String {
-    json.to_string().replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
+    json.to_string()
+        .replace('<', "\\u003c")
+        .replace('>', "\\u003e")
+        .replace('&', "\\u0026")
 }
 
 /// A time for people.
@@ -108,19 +115,27 @@ fn rounded(micros: f64) -> f64 {
 }
 
 fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
-    let Compiled { program, timeline, .. } = source.compiled;
-    // Times as they are written, so that what ends within a digit of what starts is no longer there in either.
+    let Compiled {
+        program, timeline, ..
+    } = source.compiled;
+    // Times as they are written, so that what ends within a digit of what starts is no longer there
+    // in either.
     let mut residences = explain::residences(source.compiled);
-    residences.iter_mut().for_each(|r| (r.from, r.to) = (rounded(r.from), rounded(r.to)));
+    residences
+        .iter_mut()
+        .for_each(|r| (r.from, r.to) = (rounded(r.from), rounded(r.to)));
     residences.retain(|r| r.from < r.to);
     let grouped = Grouped::new(source, &residences);
     let name = escaped(&program.graph.name);
     writeln!(
         out,
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; script-src \
-         'unsafe-inline'\"/>\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <meta name=\"color-scheme\" content=\"light dark\"/>\n<title>{name}: plan</title>\n<style>\n{}{}</style>\n</head>\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src \
+         'unsafe-inline'; script-src \
+         'unsafe-inline'\"/>\n<meta name=\"viewport\" content=\"width=device-width, \
+         initial-scale=1\"/>\n\
+         <meta name=\"color-scheme\" content=\"light dark\"/>\n<title>{name}: \
+         plan</title>\n<style>\n{}{}</style>\n</head>\n\
          <body>\n<main>",
         include_str!("report/page.css"),
         include_str!("report/curve.css")
@@ -128,20 +143,28 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     head(out, source)?;
     writeln!(
         out,
-        "<noscript><p class=\"note\">The drawings of memory and streams, and the table of decisions, need JavaScript; it is \
+        "<noscript><p class=\"note\">The drawings of memory and streams, and the table of \
+         decisions, need JavaScript; it is \
          in this file.</p></noscript>"
     )?;
     writeln!(
         out,
-        "<section id=\"time\">\n<h2>One step in time</h2>\n<p class=\"lead\">A step of {}, simulated, among others like it. \
-         Drag to pan; Ctrl, Shift or ⌘ and the wheel zoom, as do the buttons; click a moment to see who is there.</p>\n\
-         <div class=\"tools\"><button type=\"button\" data-zoom=\"in\">+</button><button type=\"button\" \
-         data-zoom=\"out\">−</button><button type=\"button\" data-zoom=\"all\">whole step</button><span id=\"range\"></span></div>\n\
+        "<section id=\"time\">\n<h2>One step in time</h2>\n<p class=\"lead\">A step of {}, \
+         simulated, among others like it. \
+         Drag to pan; Ctrl, Shift or ⌘ and the wheel zoom, as do the buttons; click a moment to \
+         see who is there.</p>\n\
+         <div class=\"tools\"><button type=\"button\" data-zoom=\"in\">+</button><button \
+         type=\"button\" \
+         data-zoom=\"out\">−</button><button type=\"button\" data-zoom=\"all\">whole \
+         step</button><span id=\"range\"></span></div>\n\
          <h3>Device memory</h3>\n<div class=\"legend\" id=\"classes\"></div>\n\
-         <canvas id=\"memory\" class=\"figure\" tabindex=\"0\" aria-label=\"Device memory over time, by class\"></canvas>\n\
+         <canvas id=\"memory\" class=\"figure\" tabindex=\"0\" aria-label=\"Device memory over \
+         time, by class\"></canvas>\n\
          <h3>Streams</h3>\n<div class=\"legend\" id=\"kinds\"></div>\n\
-         <canvas id=\"streams\" class=\"figure\" tabindex=\"0\" aria-label=\"What each stream does when\"></canvas>\n\
-         <h3>Host memory</h3>\n<canvas id=\"host\" class=\"figure\" tabindex=\"0\" aria-label=\"Host memory over time, by \
+         <canvas id=\"streams\" class=\"figure\" tabindex=\"0\" aria-label=\"What each stream \
+         does when\"></canvas>\n\
+         <h3>Host memory</h3>\n<canvas id=\"host\" class=\"figure\" tabindex=\"0\" \
+         aria-label=\"Host memory over time, by \
          class\"></canvas>\n<div id=\"tip\" hidden=\"hidden\"></div>\n</section>",
         duration(timeline.micros)
     )?;
@@ -153,20 +176,37 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     unsupported(out, source.unsupported)?;
     writeln!(
         out,
-        "<footer>lighterage {}. Times are predicted. Places and waits are proved: every read finds its value, every \
+        "<footer>lighterage {}. Times are predicted. Places and waits are proved: every read \
+         finds its value, every \
          conflict is ordered.</footer>\n</main>",
         env!("CARGO_PKG_VERSION")
     )?;
     let data = data(source, &residences, &grouped);
-    writeln!(out, "<script id=\"data\" type=\"application/json\">{}</script>", embedded(&data))?;
-    writeln!(out, "<script>\n{}</script>\n</body>\n</html>", include_str!("report/page.js"))
+    writeln!(
+        out,
+        "<script id=\"data\" type=\"application/json\">{}</script>",
+        embedded(&data)
+    )?;
+    writeln!(
+        out,
+        "<script>\n{}</script>\n</body>\n</html>",
+        include_str!("report/page.js")
+    )
 }
 
-// -------------------------------------------------------------------------------------------------------- in words
+// --- in words ---
 
 /// The title and the figures.
 fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
-    let Compiled { program, timeline, decided, planned_peak, certificate, live_peak, .. } = source.compiled;
+    let Compiled {
+        program,
+        timeline,
+        decided,
+        planned_peak,
+        certificate,
+        live_peak,
+        ..
+    } = source.compiled;
     let (graph, schedule, options) = (&program.graph, &program.schedule, &source.options);
     let optimizer = match options.optimizer.name() {
         "none" => "no optimizer".to_string(),
@@ -187,47 +227,89 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         escaped(options.planner.name()),
         grouped_digits(schedule.instrs.len())
     )?;
-    let host_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[Pool::new(HOST)]);
+    let host_peak = program
+        .plan
+        .as_ref()
+        .map_or(0, |plan| plan.peak[Pool::new(HOST)]);
     let host_limit = schedule.pools[Pool::new(HOST)].limit;
-    let of = |part: f64, whole: f64| if 0.0 < whole { format!("{:.1}%", 100.0 * part / whole) } else { "-".into() };
+    let of = |part: f64, whole: f64| {
+        if 0.0 < whole {
+            format!("{:.1}%", 100.0 * part / whole)
+        } else {
+            "-".into()
+        }
+    };
     let fastest = source.curve.first().map_or(timeline.micros, |p| p.micros);
-    let of_keep = |bytes: u64| format!("{} of keeping everything", of(bytes as f64, decided.keep_peak as f64));
+    let of_keep = |bytes: u64| {
+        format!(
+            "{} of keeping everything",
+            of(bytes as f64, decided.keep_peak as f64)
+        )
+    };
     let smallest = smallest(source);
     // The figures in their order: what, how much, a remark. A new figure is one line.
     let mut figures: Vec<(&str, String, String)> = vec![(
         "predicted step",
         duration(timeline.micros),
-        format!("{:+.1}% over the fastest plan", 100.0 * (timeline.micros / fastest.max(f64::MIN_POSITIVE) - 1.0)),
+        format!(
+            "{:+.1}% over the fastest plan",
+            100.0 * (timeline.micros / fastest.max(f64::MIN_POSITIVE) - 1.0)
+        ),
     )];
-    if let Some(Certificate { lower_bound, gap, .. }) = certificate {
+    if let Some(Certificate {
+        lower_bound, gap, ..
+    }) = certificate
+    {
         let remark = format!("no plan at this budget is faster; gap {:.1}%", 100.0 * gap);
         figures.push(("lower bound", duration(*lower_bound), remark));
     }
     figures.push(("planned peak", short(*planned_peak), of_keep(*planned_peak)));
     if let Some(budget) = decided.budget {
-        figures.push(("budget", short(budget), format!("{} used", of(*planned_peak as f64, budget as f64))));
+        figures.push((
+            "budget",
+            short(budget),
+            format!("{} used", of(*planned_peak as f64, budget as f64)),
+        ));
     }
     figures.extend([
         (
             "most bytes alive",
             short(*live_peak),
-            format!("{} between tensors", short(planned_peak.saturating_sub(*live_peak))),
+            format!(
+                "{} between tensors",
+                short(planned_peak.saturating_sub(*live_peak))
+            ),
         ),
         ("smallest feasible", short(smallest), of_keep(smallest)),
-        ("keep everything", short(decided.keep_peak), "nothing swapped or recomputed".into()),
-        ("host peak", short(host_peak), host_limit.map_or("no limit".into(), |limit| format!("of {}", short(limit)))),
+        (
+            "keep everything",
+            short(decided.keep_peak),
+            "nothing swapped or recomputed".into(),
+        ),
+        (
+            "host peak",
+            short(host_peak),
+            host_limit.map_or("no limit".into(), |limit| format!("of {}", short(limit))),
+        ),
         (
             "recomputing",
             duration(timeline.recomputed),
             format!("{} of the step", of(timeline.recomputed, timeline.micros)),
         ),
-        ("swapped a step", short(timeline.swapped_bytes), "both ways over the link".into()),
+        (
+            "swapped a step",
+            short(timeline.swapped_bytes),
+            "both ways over the link".into(),
+        ),
     ]);
     figures.extend(loss(source.compiled));
     writeln!(out, "<dl class=\"figures\">")?;
     for (what, value, remark) in figures {
         let (what, value, remark) = (escaped(what), escaped(&value), escaped(&remark));
-        writeln!(out, "<div><dt>{what}</dt><dd><b>{value}</b><span>{remark}</span></dd></div>")?;
+        writeln!(
+            out,
+            "<div><dt>{what}</dt><dd><b>{value}</b><span>{remark}</span></dd></div>"
+        )?;
     }
     writeln!(out, "</dl>\n</header>")
 }
@@ -235,17 +317,34 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
 /// How the loss is computed, if there was a choice, and what the other way comes to.
 fn loss(compiled: &Compiled) -> Option<(&'static str, String, String)> {
     let chunks = compiled.loss_chunks;
-    let name = |chunks| if chunks == 1 { "whole".to_string() } else { format!("in {chunks} chunks") };
+    let name = |chunks| {
+        if chunks == 1 {
+            "whole".to_string()
+        } else {
+            format!("in {chunks} chunks")
+        }
+    };
     let other = compiled.ways.iter().find(|way| way.chunks != chunks);
     let remark = other.map(|way| match way.outcome.fastest {
-        Some((bytes, time)) => format!("{}: {}, {}", name(way.chunks), short(bytes), duration(time)),
-        None => format!("{}: {}, which does not fit", name(way.chunks), short(way.outcome.keep.0)),
+        Some((bytes, time)) => {
+            format!("{}: {}, {}", name(way.chunks), short(bytes), duration(time))
+        }
+        None => format!(
+            "{}: {}, which does not fit",
+            name(way.chunks),
+            short(way.outcome.keep.0)
+        ),
     });
     (1 < chunks || other.is_some()).then(|| ("loss", name(chunks), remark.unwrap_or_default()))
 }
 
 /// Who is there where most is.
-fn peak(out: &mut String, source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> std::fmt::Result {
+fn peak(
+    out: &mut String,
+    source: &Source<'_>,
+    residences: &[Residence],
+    grouped: &Grouped,
+) -> std::fmt::Result {
     let device = Pool::new(DEVICE);
     let (at, bytes) = explain::fullest(residences, device);
     let here = |(_, r): &(usize, &Residence)| r.pool == device && r.from <= at && at < r.to;
@@ -259,23 +358,30 @@ fn peak(out: &mut String, source: &Source<'_>, residences: &[Residence], grouped
     }
     writeln!(
         out,
-        "<section id=\"peak\">\n<h2>Who is there</h2>\n<p class=\"lead\" id=\"moment\">At the peak, {} into the step: {} in {} \
+        "<section id=\"peak\">\n<h2>Who is there</h2>\n<p class=\"lead\" id=\"moment\">At the \
+         peak, {} into the step: {} in {} \
          tensors. The pool has {}{}.</p>\n<div class=\"beside\">",
         duration(at),
         short(bytes),
         there.len(),
         short(source.compiled.planned_peak),
-        if bytes < source.compiled.planned_peak { ": the rest lies in gaps between tensors" } else { "" }
+        if bytes < source.compiled.planned_peak {
+            ": the rest lies in gaps between tensors"
+        } else {
+            ""
+        }
     )?;
     writeln!(
         out,
-        "<table id=\"sums\"><thead><tr><th>class</th><th>tensors</th><th>bytes</th><th>share</th></tr></thead><tbody>"
+        "<table \
+         id=\"sums\"><thead><tr><th>class</th><th>tensors</th><th>bytes</th><th>share</th></tr></thead><tbody>"
     )?;
     for (k, (sum, count)) in sums.iter().enumerate().filter(|(_, (_, count))| 0 < *count) {
         let share = 100.0 * *sum as f64 / bytes.max(1) as f64;
         writeln!(
             out,
-            "<tr><td><i class=\"key c{k}\"></i>{}</td><td class=\"n\">{count}</td><td class=\"n\">{}</td><td \
+            "<tr><td><i class=\"key c{k}\"></i>{}</td><td class=\"n\">{count}</td><td \
+             class=\"n\">{}</td><td \
              class=\"n\">{share:.1}%</td></tr>",
             CLASSES[k],
             short(*sum)
@@ -283,14 +389,16 @@ fn peak(out: &mut String, source: &Source<'_>, residences: &[Residence], grouped
     }
     writeln!(
         out,
-        "</tbody></table>\n<div class=\"scroll\"><table id=\"there\"><thead><tr><th>tensor</th><th>class</th>\
+        "</tbody></table>\n<div class=\"scroll\"><table \
+         id=\"there\"><thead><tr><th>tensor</th><th>class</th>\
          <th>bytes</th></tr></thead><tbody>"
     )?;
     for (k, residence) in there.iter().take(NAMED) {
         let class = grouped.class[*k];
         writeln!(
             out,
-            "<tr><td><code>{}</code></td><td><i class=\"key c{class}\"></i>{}</td><td class=\"n\">{}</td></tr>",
+            "<tr><td><code>{}</code></td><td><i class=\"key c{class}\"></i>{}</td><td \
+             class=\"n\">{}</td></tr>",
             escaped(&residence.name),
             CLASSES[class],
             short(residence.bytes)
@@ -299,14 +407,23 @@ fn peak(out: &mut String, source: &Source<'_>, residences: &[Residence], grouped
     if NAMED < there.len() {
         let rest: u64 = there[NAMED..].iter().map(|(_, r)| r.bytes).sum();
         let n = there.len() - NAMED;
-        writeln!(out, "<tr><td>{n} more</td><td></td><td class=\"n\">{}</td></tr>", short(rest))?;
+        writeln!(
+            out,
+            "<tr><td>{n} more</td><td></td><td class=\"n\">{}</td></tr>",
+            short(rest)
+        )?;
     }
     writeln!(out, "</tbody></table></div>\n</div>\n</section>")
 }
 
 /// The counts of decisions, and the place of their table.
 fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
-    let Tally { kept, swap, recompute, hosted } = source.tally;
+    let Tally {
+        kept,
+        swap,
+        recompute,
+        hosted,
+    } = source.tally;
     let decisions = &source.compiled.decided.decisions;
     let words = [
         (kept, "tensors are kept"),
@@ -316,7 +433,13 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     ];
     let words: Vec<String> = words
         .iter()
-        .map(|(count, what)| format!("{} {what} ({})", grouped_digits(count.count as usize), short(count.bytes)))
+        .map(|(count, what)| {
+            format!(
+                "{} {what} ({})",
+                grouped_digits(count.count as usize),
+                short(count.bytes)
+            )
+        })
         .collect();
     let mut lead = words.join(", ");
     if !decisions.chunks.is_empty() {
@@ -327,20 +450,32 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     }
     writeln!(
         out,
-        "<section id=\"decided\">\n<h2>Decisions</h2>\n<p class=\"lead\">{lead}.</p>\n<p class=\"hint\">The price is what a \
-         decision was reckoned to add to the step when it was made, by the means that was taken; the last simulation decides, \
-         not their sum. Memory was short from the line that is named, of the plan before. <code>lighterage explain MODEL VALUE</code> simulates what the alternatives would really come to.</p>\n\
-         <div class=\"tools\"><input id=\"filter\" type=\"search\" placeholder=\"filter by name, module or class\" \
-         aria-label=\"Filter decisions\"/><select id=\"means\" aria-label=\"Means\"><option value=\"\">every means</option>\
-         <option>swap</option><option>recompute</option><option>host</option></select><button type=\"button\" \
-         id=\"unfold\">unfold all</button><span id=\"shown\"></span></div>\n<div class=\"scroll tall\"><table \
+        "<section id=\"decided\">\n<h2>Decisions</h2>\n<p class=\"lead\">{lead}.</p>\n<p \
+         class=\"hint\">The price is what a \
+         decision was reckoned to add to the step when it was made, by the means that was taken; \
+         the last simulation decides, \
+         not their sum. Memory was short from the line that is named, of the plan before. \
+         <code>lighterage explain MODEL VALUE</code> simulates what the alternatives would really \
+         come to.</p>\n\
+         <div class=\"tools\"><input id=\"filter\" type=\"search\" placeholder=\"filter by name, \
+         module or class\" \
+         aria-label=\"Filter decisions\"/><select id=\"means\" aria-label=\"Means\"><option \
+         value=\"\">every means</option>\
+         <option>swap</option><option>recompute</option><option>host</option></select><button \
+         type=\"button\" \
+         id=\"unfold\">unfold all</button><span id=\"shown\"></span></div>\n<div class=\"scroll \
+         tall\"><table \
          id=\"decisions\"><thead></thead><tbody></tbody></table></div>\n</section>"
     )
 }
 
 /// The smallest budget that fits, bytes.
 fn smallest(source: &Source<'_>) -> u64 {
-    source.compiled.decided.smallest.unwrap_or(source.compiled.planned_peak)
+    source
+        .compiled
+        .decided
+        .smallest
+        .unwrap_or(source.compiled.planned_peak)
 }
 
 /// The curve.
@@ -348,7 +483,8 @@ fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let decided = &source.compiled.decided;
     writeln!(
         out,
-        "<section id=\"budgets\">\n<h2>Other budgets</h2>\n<p class=\"lead\">The plans that no other beats in both memory and \
+        "<section id=\"budgets\">\n<h2>Other budgets</h2>\n<p class=\"lead\">The plans that no \
+         other beats in both memory and \
          time: from {} down to {}, below which nothing fits.</p>\n{}",
         short(source.curve.first().map_or(decided.keep_peak, |p| p.bytes)),
         short(smallest(source)),
@@ -356,21 +492,35 @@ fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     )?;
     writeln!(
         out,
-        "<details><summary>Plans: {}</summary>\n<div class=\"scroll\"><table><thead><tr><th>budget</th><th>of keep</th>\
-         <th>predicted step</th><th>overhead</th><th>1% less costs</th><th></th></tr></thead><tbody>",
+        "<details><summary>Plans: {}</summary>\n<div \
+         class=\"scroll\"><table><thead><tr><th>budget</th><th>of keep</th>\
+         <th>predicted step</th><th>overhead</th><th>1% less \
+         costs</th><th></th></tr></thead><tbody>",
         source.curve.len()
     )?;
     for p in source.curve {
         let chosen = match &p.chosen {
-            Some(Chosen { host_peak, dominant }) => {
-                format!("chosen: host peak {}, {}", short(*host_peak), escaped(dominant))
+            Some(Chosen {
+                host_peak,
+                dominant,
+            }) => {
+                format!(
+                    "chosen: host peak {}, {}",
+                    short(*host_peak),
+                    escaped(dominant)
+                )
             }
             None => String::new(),
         };
-        let class = if p.chosen.is_some() { " class=\"chosen\"" } else { "" };
+        let class = if p.chosen.is_some() {
+            " class=\"chosen\""
+        } else {
+            ""
+        };
         writeln!(
             out,
-            "<tr{class}><td class=\"n\">{}</td><td class=\"n\">{:.1}%</td><td class=\"n\">{}</td><td \
+            "<tr{class}><td class=\"n\">{}</td><td class=\"n\">{:.1}%</td><td \
+             class=\"n\">{}</td><td \
              class=\"n\">{:+.1}%</td><td class=\"n\">{}</td><td>{chosen}</td></tr>",
             short(p.bytes),
             100.0 * p.of_keep,
@@ -384,15 +534,19 @@ fn budgets(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
 
 /// How busy each stream is, and with what.
 fn streams(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
-    let Compiled { program, timeline, .. } = source.compiled;
+    let Compiled {
+        program, timeline, ..
+    } = source.compiled;
     let schedule = &program.schedule;
     writeln!(
         out,
-        "<section id=\"busy\">\n<h2>What the time is spent on</h2>\n<div class=\"beside\">\n<table><thead><tr><th>stream</th>\
+        "<section id=\"busy\">\n<h2>What the time is spent on</h2>\n<div \
+         class=\"beside\">\n<table><thead><tr><th>stream</th>\
          <th>busy</th><th>of the step</th><th></th></tr></thead><tbody>"
     )?;
     for (stream, data) in schedule.streams.iter() {
-        let share = (100.0 * timeline.busy[stream] / timeline.micros.max(f64::MIN_POSITIVE)).clamp(0.0, 100.0);
+        let share = (100.0 * timeline.busy[stream] / timeline.micros.max(f64::MIN_POSITIVE))
+            .clamp(0.0, 100.0);
         writeln!(
             out,
             "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{share:.1}%</td>{}</tr>",
@@ -403,7 +557,8 @@ fn streams(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     }
     writeln!(
         out,
-        "</tbody></table>\n<table><thead><tr><th>lines</th><th>count</th><th>time</th><th>bytes copied</th></tr></thead><tbody>"
+        "</tbody></table>\n<table><thead><tr><th>lines</th><th>count</th><th>time</th><th>bytes \
+         copied</th></tr></thead><tbody>"
     )?;
     let mut sums = [(0usize, 0f64, 0u64); KINDS.len()];
     for (instr, data) in schedule.instrs.iter() {
@@ -414,11 +569,16 @@ fn streams(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
             *bytes += copied;
         }
     }
-    for (k, (count, time, bytes)) in sums.into_iter().enumerate().filter(|(_, (count, ..))| 0 < *count) {
+    for (k, (count, time, bytes)) in sums
+        .into_iter()
+        .enumerate()
+        .filter(|(_, (count, ..))| 0 < *count)
+    {
         let bytes = if bytes == 0 { "-".into() } else { short(bytes) };
         writeln!(
             out,
-            "<tr><td><i class=\"key k{k}\"></i>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{bytes}</td></tr>",
+            "<tr><td><i class=\"key k{k}\"></i>{}</td><td class=\"n\">{}</td><td \
+             class=\"n\">{}</td><td class=\"n\">{bytes}</td></tr>",
             KINDS[k],
             grouped_digits(count),
             duration(time)
@@ -437,7 +597,8 @@ fn passes(out: &mut String, times: &[PassTime]) -> std::fmt::Result {
     let total: f64 = times.iter().map(|(_, time, _)| time.as_secs_f64()).sum();
     writeln!(
         out,
-        "<section id=\"passes\">\n<h2>Compiling</h2>\n<p class=\"lead\">{} in all.</p>\n<table><thead><tr><th>pass</th><th>time\
+        "<section id=\"passes\">\n<h2>Compiling</h2>\n<p class=\"lead\">{} in \
+         all.</p>\n<table><thead><tr><th>pass</th><th>time\
          </th><th>changed</th><th></th></tr></thead><tbody>",
         duration(total * 1e6)
     )?;
@@ -462,12 +623,20 @@ fn unsupported(out: &mut String, calls: &[torch::Unsupported]) -> std::fmt::Resu
     let n = calls.len();
     writeln!(
         out,
-        "<section id=\"unsupported\">\n<h2>No kernel</h2>\n<p class=\"lead\">{n} calls have no kernel: this step can be planned, \
+        "<section id=\"unsupported\">\n<h2>No kernel</h2>\n<p class=\"lead\">{n} calls have no \
+         kernel: this step can be planned, \
          not run.</p>\n<ul>"
     )?;
     for call in calls.iter().take(CALLS) {
-        let (target, node, why) = (escaped(&call.target), escaped(&call.node), escaped(&call.why));
-        writeln!(out, "<li><code>{target}</code> (node <code>{node}</code>): {why}</li>")?;
+        let (target, node, why) = (
+            escaped(&call.target),
+            escaped(&call.node),
+            escaped(&call.why),
+        );
+        writeln!(
+            out,
+            "<li><code>{target}</code> (node <code>{node}</code>): {why}</li>"
+        )?;
     }
     writeln!(out, "</ul>\n</section>")
 }
@@ -485,7 +654,7 @@ fn grouped_digits(n: usize) -> String {
     out
 }
 
-// ---------------------------------------------------------------------------------------------------- for the script
+// --- for the script ---
 
 /// The class of each residence, as the drawing has it.
 struct Grouped {
@@ -510,7 +679,9 @@ impl Grouped {
             Class::Activation => 4,
             Class::Update => 5,
         };
-        Grouped { class: residences.iter().map(class).collect() }
+        Grouped {
+            class: residences.iter().map(class).collect(),
+        }
     }
 }
 
@@ -555,7 +726,13 @@ impl Words {
 
 /// Everything that the script draws.
 fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Json {
-    let Compiled { program, timeline, decided, planned_peak, .. } = source.compiled;
+    let Compiled {
+        program,
+        timeline,
+        decided,
+        planned_peak,
+        ..
+    } = source.compiled;
     let (graph, schedule) = (&program.graph, &program.schedule);
     let mut words = Words::default();
     let (peak_at, peak_bytes) = explain::fullest(residences, Pool::new(DEVICE));
@@ -572,10 +749,18 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
     let (mut names, mut ops, mut modules, mut bytes) = (vec![], vec![], vec![], vec![]);
     for data in schedule.instrs.values() {
         let (name, op, module, size) = match &data.kind {
-            InstrKind::Run { node, .. } => {
-                (graph.node_name(*node), graph.nodes[*node].op.name(), graph.nodes[*node].module.as_str(), 0)
-            }
-            InstrKind::Copy { src, bytes, .. } => (schedule.buffers[src.buffer].name.as_str(), "copy", "", *bytes),
+            InstrKind::Run { node, .. } => (
+                graph.node_name(*node),
+                graph.nodes[*node].op.name(),
+                graph.nodes[*node].module.as_str(),
+                0,
+            ),
+            InstrKind::Copy { src, bytes, .. } => (
+                schedule.buffers[src.buffer].name.as_str(),
+                "copy",
+                "",
+                *bytes,
+            ),
         };
         names.push(words.number(name));
         ops.push(words.number(op));
@@ -594,7 +779,10 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
     });
     let decisions = rows(source, &mut words);
     let pool = |pool: usize| {
-        let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[Pool::new(pool)]);
+        let peak = program
+            .plan
+            .as_ref()
+            .map_or(0, |plan| plan.peak[Pool::new(pool)]);
         json!({"name": schedule.pools[Pool::new(pool)].name, "peak": peak, "limit": schedule.pools[Pool::new(pool)].limit})
     };
     json!({
@@ -619,18 +807,28 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
     })
 }
 
-/// Each decision, a row: value, class, module, block, bytes, means, where, price, and what was reckoned. What was decided
-/// together, as the states of a block are, has one reason: a row has its share of it, by bytes.
+/// Each decision, a row: value, class, module, block, bytes, means, where, price, and what was
+/// reckoned. What was decided together, as the states of a block are, has one reason: a row has its
+/// share of it, by bytes.
 fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
     let (graph, decisions) = (source.problem.graph, &source.compiled.decided.decisions);
-    let params: BTreeSet<&str> = graph.states.iter().map(|state| state.path.as_str()).collect();
+    let params: BTreeSet<&str> = graph
+        .states
+        .iter()
+        .map(|state| state.path.as_str())
+        .collect();
     let module = |value: Value| match graph.values[value].def {
         Def::Input(_) => "",
         Def::State(state) => {
             let path = graph.states[state].path.as_str();
             // A moment belongs to its parameter's module: `exp_avg.` stands before that one's path.
-            let of = path.split_once('.').map(|(_, of)| of).filter(|of| params.contains(of));
-            of.unwrap_or(path).rsplit_once('.').map_or("", |(module, _)| module)
+            let of = path
+                .split_once('.')
+                .map(|(_, of)| of)
+                .filter(|of| params.contains(of));
+            of.unwrap_or(path)
+                .rsplit_once('.')
+                .map_or("", |(module, _)| module)
         }
         Def::Node(node, _) => graph.nodes[node].module.as_str(),
     };
@@ -638,11 +836,17 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
         let module = module(value);
         let bytes = graph.values[value].ty.bytes();
         let share = (bytes as f64 / reason.bytes.max(1) as f64).min(1.0);
-        let price = if means == "recompute" { reason.recompute } else { reason.swap };
+        let price = if means == "recompute" {
+            reason.recompute
+        } else {
+            reason.swap
+        };
         let together = match price {
-            Some(price) if share < NEARLY_ALONE => {
-                Some(format!("one of {} taken together for {}", short(reason.bytes), duration(price)))
-            }
+            Some(price) if share < NEARLY_ALONE => Some(format!(
+                "one of {} taken together for {}",
+                short(reason.bytes),
+                duration(price)
+            )),
             _ => None,
         };
         let reasoned = reason.swap.is_some() || reason.recompute.is_some();
@@ -671,25 +875,43 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
     let mut rows = vec![];
     for (&state, reason) in &decisions.hosted {
         let data = &graph.states[state];
-        let chunk = chunk_of.get(&state).map(|chunk| format!("comes in chunk {chunk}"));
-        let update = on_host(graph.def_node(graph.root(data.after))).then(|| "updated on the host".to_string());
-        rows.push(row(data.before, "host", [chunk, update].into_iter().flatten().collect(), reason));
+        let chunk = chunk_of
+            .get(&state)
+            .map(|chunk| format!("comes in chunk {chunk}"));
+        let update = on_host(graph.def_node(graph.root(data.after)))
+            .then(|| "updated on the host".to_string());
+        rows.push(row(
+            data.before,
+            "host",
+            [chunk, update].into_iter().flatten().collect(),
+            reason,
+        ));
     }
     for (gap, (means, reason)) in &decisions.cuts {
         let means = match means {
             Means::Swap => "swap",
             Means::Recompute => "recompute",
         };
-        rows.push(row(gap.value, means, vec![format!("after access {}", gap.gap)], reason));
+        rows.push(row(
+            gap.value,
+            means,
+            vec![format!("after access {}", gap.gap)],
+            reason,
+        ));
     }
     for (gap, reason) in &decisions.solved(source.problem) {
-        rows.push(row(gap.value, "recompute", vec![format!("after access {}", gap.gap)], reason));
+        rows.push(row(
+            gap.value,
+            "recompute",
+            vec![format!("after access {}", gap.gap)],
+            reason,
+        ));
     }
     rows
 }
 
-/// The block of a module: its path up to its first number, `model.layers.3` of `model.layers.3.mlp.up`; else its first
-/// two parts.
+/// The block of a module: its path up to its first number, `model.layers.3` of
+/// `model.layers.3.mlp.up`; else its first two parts.
 fn block(module: &str) -> &str {
     let mut end = 0;
     for (k, part) in module.split('.').enumerate() {
@@ -711,7 +933,10 @@ mod tests {
 
     #[test]
     fn names_cannot_leave_their_place() {
-        assert_eq!(escaped("<a href=\"x\">&'\u{0}"), "&lt;a href=&quot;x&quot;&gt;&amp;&#39;\u{FFFD}");
+        assert_eq!(
+            escaped("<a href=\"x\">&'\u{0}"),
+            "&lt;a href=&quot;x&quot;&gt;&amp;&#39;\u{FFFD}"
+        );
         let hostile = "</script><!--&\u{2028}";
         let text = embedded(&json!(hostile));
         assert!(!text.contains(['<', '>', '&']), "{text}");

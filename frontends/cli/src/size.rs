@@ -27,7 +27,9 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     if let Ok(bytes) = text.parse::<u64>() {
         return Ok(bytes);
     }
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let split = text
+        .find(|c: char| c.is_ascii_alphabetic())
+        .unwrap_or(text.len());
     let (number, unit) = (text[..split].trim(), text[split..].to_ascii_lowercase());
     // "1e9" is split at its e, and "inf" has no digits: neither is taken.
     let number: f64 = number.parse().map_err(|_| bad())?;
@@ -35,7 +37,10 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     if unit.is_empty() {
         return Err(format!("{}; for a share write {}%", bad(), number * 100.0));
     }
-    let (_, unit) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+    let (_, unit) = UNITS
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .ok_or_else(bad)?;
     let bytes = (number * unit).round();
     if !(0.0..9e18).contains(&bytes) {
         return Err(bad());
@@ -113,7 +118,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
 
 /// `61.2 MiB`.
 pub(crate) fn short(bytes: u64) -> String {
-    let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    let units = [
+        (1u64 << 40, "TiB"),
+        (1 << 30, "GiB"),
+        (1 << 20, "MiB"),
+        (1 << 10, "KiB"),
+    ];
     match units.into_iter().find(|&(unit, _)| unit <= bytes) {
         Some((unit, name)) => {
             let amount = bytes as f64 / unit as f64;
@@ -139,13 +149,30 @@ mod tests {
 
     #[test]
     fn bytes_are_read() {
-        let cases = [("0", 0), ("4096", 4096), ("64MiB", 64 << 20), ("20GiB", 20 << 30), ("1.5 GB", 1_500_000_000)];
+        let cases = [
+            ("0", 0),
+            ("4096", 4096),
+            ("64MiB", 64 << 20),
+            ("20GiB", 20 << 30),
+            ("1.5 GB", 1_500_000_000),
+        ];
         for (text, expected) in cases {
             assert_eq!(parse_bytes(text), Ok(expected), "{text}");
         }
         assert_eq!(parse_bytes("2k"), Ok(2048));
         assert_eq!(parse_bytes("18446744073709551615"), Ok(u64::MAX));
-        for text in ["", "GiB", "-1", "1e9", "inf", "nan", "5 apples", "99999999TiB", "-1GiB", "ü"] {
+        for text in [
+            "",
+            "GiB",
+            "-1",
+            "1e9",
+            "inf",
+            "nan",
+            "5 apples",
+            "99999999TiB",
+            "-1GiB",
+            "ü",
+        ] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
@@ -167,11 +194,29 @@ mod tests {
 
     #[test]
     fn counts_are_read() {
-        let cases = [("7B", 7_000_000_000), ("1.5b", 1_500_000_000), ("350M", 350_000_000), ("124439808", 124_439_808)];
+        let cases = [
+            ("7B", 7_000_000_000),
+            ("1.5b", 1_500_000_000),
+            ("350M", 350_000_000),
+            ("124439808", 124_439_808),
+        ];
         for (text, expected) in cases {
             assert_eq!(parse_count(text), Ok(expected), "{text}");
         }
-        for text in ["", "B", "0", "-7B", "7e9B", "infB", "nan", "seven", "99999999T", "7 apples", "ü", "1.2.3B"] {
+        for text in [
+            "",
+            "B",
+            "0",
+            "-7B",
+            "7e9B",
+            "infB",
+            "nan",
+            "seven",
+            "99999999T",
+            "7 apples",
+            "ü",
+            "1.2.3B",
+        ] {
             assert!(parse_count(text).is_err(), "{text}");
         }
     }

@@ -35,15 +35,28 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
     }
     let init = Init::parse(args.init.as_deref())?;
-    let Source { mut artifact, tied, link_latency } = source(args)?;
+    let Source {
+        mut artifact,
+        tied,
+        link_latency,
+    } = source(args)?;
     let hyper = hyper(&args.hyper, &artifact)?;
-    let fed: Vec<_> = artifact.inputs.iter().filter(|input| hyper.is_none() || input.name != HYPER).cloned().collect();
+    let fed: Vec<_> = artifact
+        .inputs
+        .iter()
+        .filter(|input| hyper.is_none() || input.name != HYPER)
+        .cloned()
+        .collect();
     let micro_batches = artifact.summary.micro_batches.max(1);
     let inputs = of_one_batch(&fed, micro_batches);
     let batches = Batches::read(&args.batches, &inputs)?;
     if let Init::Normal(_) = init {
         // Parameters that the file brings are drawn like the others.
-        for state in artifact.states.iter_mut().filter(|state| state.kind == StateKind::Param) {
+        for state in artifact
+            .states
+            .iter_mut()
+            .filter(|state| state.kind == StateKind::Param)
+        {
             state.initial = Initial::Absent;
         }
     }
@@ -59,8 +72,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut machine = Machine::new(artifact, options).map_err(failure)?;
     give_values(&mut machine, &init, args.seed, &tied)?;
 
-    // From here on Ctrl-C ends after the step that runs, so that there is something to save; before, it just ends. Where no
-    // handler can be set, it does so too.
+    // From here on Ctrl-C ends after the step that runs, so that there is something to save;
+    // before, it just ends. Where no handler can be set, it does so too.
     let _ = ctrlc::set_handler(|| {
         if STOP.swap(true, Ordering::SeqCst) {
             std::process::exit(130);
@@ -69,7 +82,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut progress = Progress::new(args, &machine, items);
     let mut run = Run::default();
     for step in 0..args.steps {
-        if STOP.load(Ordering::SeqCst) || (out::closed() && args.save.is_none() && args.trace.is_none()) {
+        if STOP.load(Ordering::SeqCst)
+            || (out::closed() && args.save.is_none() && args.trace.is_none())
+        {
             break;
         }
         for (i, input) in fed.iter().enumerate() {
@@ -83,7 +98,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         }
         // Updates and offloads overlap the next step, but for the last step's.
         machine.launch().map_err(failure)?;
-        let report = if step + 1 == args.steps { machine.wait() } else { machine.wait_io() }.map_err(failure)?;
+        let report = if step + 1 == args.steps {
+            machine.wait()
+        } else {
+            machine.wait_io()
+        }
+        .map_err(failure)?;
         let value = match &loss {
             Some(loss) => loss.read(&mut machine)?,
             None => None,
@@ -99,30 +119,48 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     if let Some(path) = &args.trace {
         machine.write_trace(path).map_err(failure)?;
     }
-    let report = Summary { machine: &machine, run: &run, items, batches: batches.count() };
+    let report = Summary {
+        machine: &machine,
+        run: &run,
+        items,
+        batches: batches.count(),
+    };
     if args.json {
         out!("{}", json!({"summary": report.json()}));
     } else {
         out::text(&report.text());
         for path in [&args.save, &args.trace].into_iter().flatten() {
-            out!("wrote         {}, {}", path.display(), crate::data::file_size(path));
+            out!(
+                "wrote         {}, {}",
+                path.display(),
+                crate::data::file_size(path)
+            );
         }
     }
     if STOP.load(Ordering::SeqCst) {
-        let saved = args.save.as_ref().map_or(String::new(), |path| format!("; saved to {}", path.display()));
-        return Err(Failure::Interrupted(format!("interrupted after step {}{saved}", run.millis.len())));
+        let saved = args.save.as_ref().map_or(String::new(), |path| {
+            format!("; saved to {}", path.display())
+        });
+        return Err(Failure::Interrupted(format!(
+            "interrupted after step {}{saved}",
+            run.millis.len()
+        )));
     }
     Ok(())
 }
 
-/// The inputs of one batch by the names that they have in data; `fed` has those of every micro-batch, in order.
+/// The inputs of one batch by the names that they have in data; `fed` has those of every
+/// micro-batch, in order.
 fn of_one_batch(fed: &[Binding], micro_batches: u64) -> Vec<(String, Operand)> {
     let name = |name: &str| match micro_batches {
         1 => name.to_string(),
         _ => name.strip_suffix(".0").unwrap_or(name).to_string(),
     };
     let first = &fed[..fed.len() / micro_batches as usize];
-    first.iter().map(|input| (name(&input.name), input.operand.clone())).collect()
+    first
+        .iter()
+        .map(|input| (name(&input.name), input.operand.clone()))
+        .collect()
 }
 
 fn failure(error: Error) -> Failure {
@@ -132,7 +170,7 @@ fn failure(error: Error) -> Failure {
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- source
+// --- source ---
 
 /// What is to be run.
 struct Source {
@@ -146,20 +184,31 @@ struct Source {
 fn source(args: &TrainArgs) -> Result<Source, Failure> {
     if model::format(&args.model)? == Format::Lit {
         let artifact = artifact::read_file(&args.model);
-        let artifact = artifact.map_err(|e| Failure::Input(prefixed(&args.model, &e.to_string())))?;
+        let artifact =
+            artifact.map_err(|e| Failure::Input(prefixed(&args.model, &e.to_string())))?;
         refuse_compiling(args, &artifact)?;
-        return Ok(Source { artifact, tied: vec![], link_latency: Duration::ZERO });
+        return Ok(Source {
+            artifact,
+            tied: vec![],
+            link_latency: Duration::ZERO,
+        });
     }
     let model = model::read(&args.model, &args.dim)?;
     let tied = model.tied.clone();
     let machine = model::machine(&args.compiling)?;
     let mut compiling = args.compiling.clone();
-    if compiling.optimizer == Some(Optimizer::Sgd) && args.hyper.momentum.is_some_and(|momentum| momentum != 0.0) {
+    if compiling.optimizer == Some(Optimizer::Sgd)
+        && args.hyper.momentum.is_some_and(|momentum| momentum != 0.0)
+    {
         compiling.optimizer = Some(Optimizer::SgdMomentum);
     }
-    let learns = compiling.optimizer.is_some_and(|optimizer| optimizer != Optimizer::None);
+    let learns = compiling
+        .optimizer
+        .is_some_and(|optimizer| optimizer != Optimizer::None);
     if !learns && !model.graph.gradients.is_empty() {
-        out::note("note: no optimizer, so nothing is learned; --optimizer adamw or sgd attaches one");
+        out::note(
+            "note: no optimizer, so nothing is learned; --optimizer adamw or sgd attaches one",
+        );
     }
     let artifact = compile::artifact(model, &compiling, Dumps::Stderr)?;
     if machine.device.name != "cpu" {
@@ -178,17 +227,33 @@ fn source(args: &TrainArgs) -> Result<Source, Failure> {
 /// A path before a message that may begin with it.
 fn prefixed(path: &Path, message: &str) -> String {
     let path = path.display().to_string();
-    if message.starts_with(&path) { message.to_string() } else { format!("{path}: {message}") }
+    if message.starts_with(&path) {
+        message.to_string()
+    } else {
+        format!("{path}: {message}")
+    }
 }
 
 /// What was decided when the file was written cannot be chosen again.
 fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
     let compiling = &args.compiling;
-    let attached = artifact.summary.optimizer.as_ref().map_or("none", |(name, _)| name);
-    let other_device = compiling.device.as_ref().is_some_and(|device| *device != artifact.device);
+    let attached = artifact
+        .summary
+        .optimizer
+        .as_ref()
+        .map_or("none", |(name, _)| name);
+    let other_device = compiling
+        .device
+        .as_ref()
+        .is_some_and(|device| *device != artifact.device);
     let other_update = compiling.update.map(update_name);
     let given = [
-        ("--optimizer", compiling.optimizer.is_some_and(|optimizer| optimizer.name() != attached)),
+        (
+            "--optimizer",
+            compiling
+                .optimizer
+                .is_some_and(|optimizer| optimizer.name() != attached),
+        ),
         ("--master", compiling.master.is_some()),
         ("--clip-norm", compiling.clip_norm.is_some()),
         ("--micro-batches", compiling.micro_batches.is_some()),
@@ -206,7 +271,8 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
     ];
     match given.iter().find(|(_, given)| *given) {
         Some((option, _)) => Err(Failure::Input(format!(
-            "{option}: {} is compiled already, for {} with optimizer {attached}; compile the model again to change that",
+            "{option}: {} is compiled already, for {} with optimizer {attached}; compile the \
+             model again to change that",
             args.model.display(),
             artifact.device
         ))),
@@ -214,7 +280,7 @@ fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ values
+// --- values ---
 
 /// The bytes of the optimizer's options; none if the step takes none.
 fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failure> {
@@ -224,14 +290,24 @@ fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failu
         ("beta1", "--betas", beta1, 1.0),
         ("beta2", "--betas", beta2, 1.0),
         ("eps", "--eps", args.eps, f64::MAX),
-        ("weight_decay", "--weight-decay", args.weight_decay, f64::MAX),
+        (
+            "weight_decay",
+            "--weight-decay",
+            args.weight_decay,
+            f64::MAX,
+        ),
         ("momentum", "--momentum", args.momentum, f64::MAX),
     ];
     for (_, option, value, below) in given {
         if let Some(value) = value.filter(|value| !(0.0 <= *value && *value < below)) {
-            let below =
-                if below == 1.0 { "from 0 up to, but not including, 1" } else { "a number that is not negative" };
-            return Err(Failure::Input(format!("{option} should be {below}, not {value}")));
+            let below = if below == 1.0 {
+                "from 0 up to, but not including, 1"
+            } else {
+                "a number that is not negative"
+            };
+            return Err(Failure::Input(format!(
+                "{option} should be {below}, not {value}"
+            )));
         }
     }
     let (name, defaults): (&str, &[(String, f64)]) = match &artifact.summary.optimizer {
@@ -245,20 +321,32 @@ fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failu
             Some(position) => values[position] = value,
             None if name == "none" => {
                 let help = "compile the model with --optimizer adamw, sgd or sgd-momentum";
-                return Err(Failure::Input(format!("{option}: the step has no optimizer; {help}")));
+                return Err(Failure::Input(format!(
+                    "{option}: the step has no optimizer; {help}"
+                )));
             }
             None => {
                 let has: Vec<&str> = defaults.iter().map(|(key, _)| key.as_str()).collect();
-                return Err(Failure::Input(format!("{option}: {name} has no such option; it has {}", has.join(", "))));
+                return Err(Failure::Input(format!(
+                    "{option}: {name} has no such option; it has {}",
+                    has.join(", ")
+                )));
             }
         }
     }
     if name == "sgd" && args.momentum.is_some_and(|momentum| momentum != 0.0) {
         let help = "compile the model with --optimizer sgd-momentum";
-        return Err(Failure::Input(format!("--momentum: the step was compiled without momentum; {help}")));
+        return Err(Failure::Input(format!(
+            "--momentum: the step was compiled without momentum; {help}"
+        )));
     }
     let takes = artifact.inputs.iter().any(|input| input.name == HYPER);
-    Ok((takes && !defaults.is_empty()).then(|| values.iter().flat_map(|value| value.to_le_bytes()).collect()))
+    Ok((takes && !defaults.is_empty()).then(|| {
+        values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect()
+    }))
 }
 
 /// Where parameters come from.
@@ -273,37 +361,50 @@ enum Init {
 
 impl Init {
     fn parse(text: Option<&str>) -> Result<Init, Failure> {
-        let Some(text) = text else { return Ok(Init::File) };
+        let Some(text) = text else {
+            return Ok(Init::File);
+        };
         let Some(std) = text.strip_prefix("normal:") else {
             let path = PathBuf::from(text);
             return match path.extension() {
-                None if !path.exists() => {
-                    Err(Failure::Input(format!("--init {text}: neither normal:STD, as in normal:0.02, nor a file")))
-                }
+                None if !path.exists() => Err(Failure::Input(format!(
+                    "--init {text}: neither normal:STD, as in normal:0.02, nor a file"
+                ))),
                 _ => Ok(Init::Tensors(Tensors::read(&path)?)),
             };
         };
         match std.parse::<f64>() {
             Ok(std) if std.is_finite() && 0.0 <= std => Ok(Init::Normal(std)),
-            _ => Err(Failure::Input(format!("--init {text}: {std:?} is not a deviation; write normal:0.02"))),
+            _ => Err(Failure::Input(format!(
+                "--init {text}: {std:?} is not a deviation; write normal:0.02"
+            ))),
         }
     }
 }
 
 /// Gives every state its value; an error lists those that have none.
-fn give_values(machine: &mut Machine, init: &Init, seed: u64, tied: &[Vec<String>]) -> Result<(), Failure> {
+fn give_values(
+    machine: &mut Machine,
+    init: &Init,
+    seed: u64,
+    tied: &[Vec<String>],
+) -> Result<(), Failure> {
     let std = match init {
         Init::Normal(std) => Some(*std),
         Init::File | Init::Tensors(_) => None,
     };
-    machine.initialise(&StateInit { seed, std }).map_err(failure)?;
+    machine
+        .initialise(&StateInit { seed, std })
+        .map_err(failure)?;
     if let Init::Tensors(tensors) = init {
         let states: Vec<artifact::State> = machine.states().cloned().collect();
         let mut missing = vec![];
         for state in &states {
             match name_in(tensors, &state.path, tied) {
                 Some(name) => {
-                    machine.write_state(&state.path, tensors.get(name, &state.operand)?).map_err(failure)?;
+                    machine
+                        .write_state(&state.path, tensors.get(name, &state.operand)?)
+                        .map_err(failure)?;
                 }
                 None if state.kind == StateKind::Param => missing.push(state.path.clone()),
                 None => {}
@@ -311,7 +412,11 @@ fn give_values(machine: &mut Machine, init: &Init, seed: u64, tied: &[Vec<String
         }
         if !missing.is_empty() {
             let has: Vec<&str> = tensors.names().take(3).collect();
-            let has = if has.is_empty() { "nothing".to_string() } else { has.join(", ") };
+            let has = if has.is_empty() {
+                "nothing".to_string()
+            } else {
+                has.join(", ")
+            };
             return Err(Failure::Input(format!(
                 "{}: no tensor for {}; the file has {has}, ..",
                 tensors.path().display(),
@@ -319,28 +424,52 @@ fn give_values(machine: &mut Machine, init: &Init, seed: u64, tied: &[Vec<String
             )));
         }
     }
-    let lacking: Vec<String> =
-        machine.states().map(|state| state.path.clone()).filter(|path| !machine.has_state(path)).collect();
+    let lacking: Vec<String> = machine
+        .states()
+        .map(|state| state.path.clone())
+        .filter(|path| !machine.has_state(path))
+        .collect();
     if lacking.is_empty() {
         return Ok(());
     }
-    let help = "the model's file has no values for them; give --init normal:0.02, or --init FILE.safetensors with a tensor for each";
-    Err(Failure::Input(format!("no value for {}; {help}", listed(&lacking))))
+    let help = "the model's file has no values for them; give --init normal:0.02, or --init \
+        FILE.safetensors with a tensor for each";
+    Err(Failure::Input(format!(
+        "no value for {}; {help}",
+        listed(&lacking)
+    )))
 }
 
 /// The name under which a file has a state: its path, or one that is tied to it.
 fn name_in<'a>(tensors: &Tensors, path: &'a str, tied: &'a [Vec<String>]) -> Option<&'a str> {
-    let group = tied.iter().find(|group| group.iter().any(|name| name == path));
+    let group = tied
+        .iter()
+        .find(|group| group.iter().any(|name| name == path));
     let others = group.into_iter().flatten().map(String::as_str);
-    std::iter::once(path).chain(others).find(|name| tensors.has(name))
+    std::iter::once(path)
+        .chain(others)
+        .find(|name| tensors.has(name))
 }
 
 /// `5 states: a, b, c and 2 more`.
 fn listed(names: &[String]) -> String {
-    let shown = names.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    let shown = names
+        .iter()
+        .take(NAMED)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join(", ");
     let rest = names.len().saturating_sub(NAMED);
-    let count = if names.len() == 1 { "1 state".to_string() } else { format!("{} states", names.len()) };
-    if rest == 0 { format!("{count}: {shown}") } else { format!("{count}: {shown} and {rest} more") }
+    let count = if names.len() == 1 {
+        "1 state".to_string()
+    } else {
+        format!("{} states", names.len())
+    };
+    if rest == 0 {
+        format!("{count}: {shown}")
+    } else {
+        format!("{count}: {shown} and {rest} more")
+    }
 }
 
 /// All states by path.
@@ -350,12 +479,19 @@ fn states(machine: &mut Machine) -> Result<BTreeMap<String, Saved>, Failure> {
     for state in states {
         let bytes = machine.read_state(&state.path).map_err(failure)?;
         let shape = state.operand.shape.iter().map(|&d| d as usize).collect();
-        saved.insert(state.path, Saved { dtype: state.operand.dtype, shape, bytes });
+        saved.insert(
+            state.path,
+            Saved {
+                dtype: state.operand.dtype,
+                shape,
+                bytes,
+            },
+        );
     }
     Ok(saved)
 }
 
-// --------------------------------------------------------------------------------------------------------- the loss
+// --- the loss ---
 
 /// The output that is reported: `loss`, or the first that is one number.
 struct Loss {
@@ -369,9 +505,15 @@ impl Loss {
             let float = matches!(o.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
             float && o.shape.iter().product::<u64>() == 1
         };
-        let mut numbers = artifact.outputs.iter().filter(|output| is_number(&output.operand));
+        let mut numbers = artifact
+            .outputs
+            .iter()
+            .filter(|output| is_number(&output.operand));
         let named = numbers.clone().find(|output| output.name == "loss");
-        named.or_else(|| numbers.next()).map(|output| Loss { name: output.name.clone(), dtype: output.operand.dtype })
+        named.or_else(|| numbers.next()).map(|output| Loss {
+            name: output.name.clone(),
+            dtype: output.operand.dtype,
+        })
     }
 
     /// Its value after a step. An f32 is widened: a shortest f64 reads back to the same f32.
@@ -379,9 +521,13 @@ impl Loss {
         let bytes = machine.read_output(&self.name).map_err(failure)?;
         Ok(match self.dtype {
             DType::F64 => bytes.first_chunk().map(|b| f64::from_le_bytes(*b)),
-            DType::F32 => bytes.first_chunk().map(|b| f64::from(f32::from_le_bytes(*b))),
+            DType::F32 => bytes
+                .first_chunk()
+                .map(|b| f64::from(f32::from_le_bytes(*b))),
             DType::F16 => bytes.first_chunk().map(|b| f16::from_le_bytes(*b).to_f64()),
-            DType::BF16 => bytes.first_chunk().map(|b| bf16::from_le_bytes(*b).to_f64()),
+            DType::BF16 => bytes
+                .first_chunk()
+                .map(|b| bf16::from_le_bytes(*b).to_f64()),
             _ => None,
         })
     }
@@ -398,21 +544,45 @@ impl Items {
     /// Tokens if the first input is a matrix of integers, else samples.
     fn of(inputs: &[(String, Operand)], micro_batches: u64) -> Items {
         let Items { count, word } = Items::of_one_batch(inputs);
-        Items { count: count * micro_batches, word }
+        Items {
+            count: count * micro_batches,
+            word,
+        }
     }
 
     fn of_one_batch(inputs: &[(String, Operand)]) -> Items {
-        let Some((_, first)) = inputs.first() else { return Items { count: 1, word: "steps" } };
-        let integer = matches!(first.dtype, DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64);
+        let Some((_, first)) = inputs.first() else {
+            return Items {
+                count: 1,
+                word: "steps",
+            };
+        };
+        let integer = matches!(
+            first.dtype,
+            DType::U8 | DType::I8 | DType::I16 | DType::I32 | DType::I64
+        );
         match (integer, &first.shape[..]) {
-            (true, [rows, columns]) => Items { count: rows * columns, word: "tokens" },
-            (_, [samples, ..]) => Items { count: *samples, word: "samples" },
-            (_, []) => Items { count: 1, word: "samples" },
+            (true, [rows, columns]) => Items {
+                count: rows * columns,
+                word: "tokens",
+            },
+            (_, [samples, ..]) => Items {
+                count: *samples,
+                word: "samples",
+            },
+            (_, []) => Items {
+                count: 1,
+                word: "samples",
+            },
         }
     }
 
     fn rate(&self, millis: f64) -> String {
-        format!("{:.0} {}/s", self.count as f64 * 1e3 / millis.max(1e-6), self.word)
+        format!(
+            "{:.0} {}/s",
+            self.count as f64 * 1e3 / millis.max(1e-6),
+            self.word
+        )
     }
 }
 
@@ -431,7 +601,11 @@ impl Run {
 
     /// The median time of the steps after the first, which meets cold memory.
     fn median(&self) -> Option<f64> {
-        let mut millis = if 1 < self.millis.len() { self.millis[1..].to_vec() } else { self.millis.clone() };
+        let mut millis = if 1 < self.millis.len() {
+            self.millis[1..].to_vec()
+        } else {
+            self.millis.clone()
+        };
         millis.sort_by(f64::total_cmp);
         let n = millis.len();
         match n {
@@ -442,11 +616,15 @@ impl Run {
     }
 
     fn last_loss(&self) -> String {
-        self.losses.last().copied().flatten().map_or("-".into(), |loss| format!("{loss:.4}"))
+        self.losses
+            .last()
+            .copied()
+            .flatten()
+            .map_or("-".into(), |loss| format!("{loss:.4}"))
     }
 }
 
-// --------------------------------------------------------------------------------------------------------- progress
+// --- progress ---
 
 /// What is shown while steps run: a bar on a terminal, lines elsewhere, objects for programs.
 struct Progress {
@@ -478,7 +656,10 @@ impl Progress {
         let loss = run.losses.last().copied().flatten();
         let message = || {
             // The first step's time ends with its loss: that of a whole step is not known yet.
-            let rate = run.median().filter(|_| 1 < step).map_or(String::new(), |ms| self.items.rate(ms) + "  ");
+            let rate = run
+                .median()
+                .filter(|_| 1 < step)
+                .map_or(String::new(), |ms| self.items.rate(ms) + "  ");
             format!("loss {}  {rate}peak {}", run.last_loss(), self.peak)
         };
         if self.json {
@@ -492,8 +673,13 @@ impl Progress {
             bar.set_message(message());
             bar.set_position(step);
         }
-        if loss.is_some_and(|loss| !loss.is_finite()) && !std::mem::replace(&mut self.noted_nan, true) {
-            out::note(&format!("warning: the loss of step {step} is {}", run.last_loss()));
+        if loss.is_some_and(|loss| !loss.is_finite())
+            && !std::mem::replace(&mut self.noted_nan, true)
+        {
+            out::note(&format!(
+                "warning: the loss of step {step} is {}",
+                run.last_loss()
+            ));
         }
     }
 
@@ -538,18 +724,32 @@ impl Summary<'_> {
         let measured = self.machine.measured_peak_bytes();
         let peak = match measured == planned.planned_peak_bytes {
             true => format!("{}, planned = measured", bytes(measured)),
-            false => format!("planned {}, measured {}", bytes(planned.planned_peak_bytes), bytes(measured)),
+            false => format!(
+                "planned {}, measured {}",
+                bytes(planned.planned_peak_bytes),
+                bytes(measured)
+            ),
         };
-        let share = 100.0 * planned.planned_peak_bytes as f64 / planned.keep_peak_bytes.max(1) as f64;
+        let share =
+            100.0 * planned.planned_peak_bytes as f64 / planned.keep_peak_bytes.max(1) as f64;
         let predicted = micros(planned.predicted_ms * 1e3);
         let step = match self.run.median() {
             Some(ms) => {
                 let rate = self.items.rate(ms);
-                format!("{} measured (median), {predicted} predicted; {rate}", micros(ms * 1e3))
+                format!(
+                    "{} measured (median), {predicted} predicted; {rate}",
+                    micros(ms * 1e3)
+                )
             }
             None => format!("{predicted} predicted"),
         };
-        let first = self.run.losses.first().copied().flatten().map_or("-".into(), |loss| format!("{loss:.4}"));
+        let first = self
+            .run
+            .losses
+            .first()
+            .copied()
+            .flatten()
+            .map_or("-".into(), |loss| format!("{loss:.4}"));
         let steps = self.run.millis.len();
         let moved = format!(
             "{} swapped, {} recomputed a step",
@@ -557,7 +757,8 @@ impl Summary<'_> {
             micros(planned.recomputed_ms * 1e3)
         );
         format!(
-            "peak          {peak}\nkeep          {}; this is {share:.1}% of it\nstep          {step}\nmoved         {moved}\nloss          \
+            "peak          {peak}\nkeep          {}; this is {share:.1}% of it\nstep          \
+             {step}\nmoved         {moved}\nloss          \
              {first} -> {} in {steps} steps on {} batches\n",
             bytes(planned.keep_peak_bytes),
             self.run.last_loss(),

@@ -11,7 +11,9 @@ fn training() -> String {
     text += "phase fwd.0\n";
     (0..6).for_each(|i| text += &format!("alloc a{i} 300000\nalloc t{i} 70000\nfree t{i}\n"));
     text += "phase bwd.0\n";
-    (0..6).rev().for_each(|i| text += &format!("alloc g{i} 300000\nfree a{i}\nfree g{i}\n"));
+    (0..6)
+        .rev()
+        .for_each(|i| text += &format!("alloc g{i} 300000\nfree a{i}\nfree g{i}\n"));
     text + "phase -\n"
 }
 
@@ -20,22 +22,45 @@ fn a_trace_is_planned_checked_and_drawn() {
     let folder = Folder::new("alloc-plan");
     let trace = folder.write("a.trace", training());
     let (plan, svg) = (folder.file("plan.csv"), folder.file("plan.svg"));
-    let json = run(&format!("alloc plan {trace} --json -o {plan} --svg {svg}")).expect(0).json();
+    let json = run(&format!("alloc plan {trace} --json -o {plan} --svg {svg}"))
+        .expect(0)
+        .json();
     // 1048576 is a multiple of 512; 300000 becomes 300032.
     assert_eq!(json[0]["lower_bound_bytes"], 4 * 1048576 + 7 * 300032);
     assert_eq!(json[0]["buffers"], 22);
     let pool = &json[0]["pools"][0];
-    for key in ["peak_bytes", "lower_bound_bytes", "gap", "optimal", "buffers"] {
+    for key in [
+        "peak_bytes",
+        "lower_bound_bytes",
+        "gap",
+        "optimal",
+        "buffers",
+    ] {
         assert_eq!(json[0][key], pool[key], "{key}");
     }
     assert!(pool["ms"].is_number());
-    assert_eq!(pool["optimal"], pool["peak_bytes"] == pool["lower_bound_bytes"]);
-    let checked = run(&format!("alloc check {trace} {plan} --align 512 --json")).expect(0).json();
+    assert_eq!(
+        pool["optimal"],
+        pool["peak_bytes"] == pool["lower_bound_bytes"]
+    );
+    let checked = run(&format!("alloc check {trace} {plan} --align 512 --json"))
+        .expect(0)
+        .json();
     assert_eq!(checked[0]["valid"], true);
     assert!(checked[0]["pools"][0]["peak_bytes"].as_u64() <= pool["peak_bytes"].as_u64());
     let picture = std::fs::read_to_string(svg).unwrap();
-    for words in ["<svg ", "22 blocks", "persistent", "peak ", "w0: 1.00 MiB", "</svg>"] {
-        assert!(picture.contains(words), "{words:?} should be in the picture");
+    for words in [
+        "<svg ",
+        "22 blocks",
+        "persistent",
+        "peak ",
+        "w0: 1.00 MiB",
+        "</svg>",
+    ] {
+        assert!(
+            picture.contains(words),
+            "{words:?} should be in the picture"
+        );
     }
     let text = run(&format!("alloc plan {trace}")).expect(0).out;
     for words in ["memory: 22 blocks, checked", "lower bound", "found by"] {
@@ -52,10 +77,16 @@ fn planners_can_be_compared() {
     let folder = Folder::new("alloc-planners");
     let trace = folder.write("a.trace", training());
     let plan = folder.file("plan.csv");
-    let json = run(&format!("alloc plan {trace} --planner stalloc --json -o {plan}")).expect(0).json();
+    let json = run(&format!(
+        "alloc plan {trace} --planner stalloc --json -o {plan}"
+    ))
+    .expect(0)
+    .json();
     assert_eq!(json[0]["pools"][0]["method"], "stalloc");
     run(&format!("alloc check {trace} {plan} --align 512")).expect(0);
-    run(&format!("alloc plan {plan} --planner stalloc")).expect(2).says(&["address is given"]);
+    run(&format!("alloc plan {plan} --planner stalloc"))
+        .expect(2)
+        .says(&["address is given"]);
 }
 
 /// Each method can be left out; what is left is one pass of first fit.
@@ -64,90 +95,186 @@ fn methods_can_be_left_out() {
     let folder = Folder::new("alloc-without");
     let mut table = "id,lower,upper,size\n".to_string();
     for i in 0..60 {
-        table += &format!("b{i},{},{},{}\n", i * 7 % 40, i * 7 % 40 + 1 + i * 5 % 13, 1 + i * 37 % 90);
+        table += &format!(
+            "b{i},{},{},{}\n",
+            i * 7 % 40,
+            i * 7 % 40 + 1 + i * 5 % 13,
+            1 + i * 37 % 90
+        );
     }
     let trace = folder.write("a.csv", table);
-    let plan = |options: &str| run(&format!("alloc plan {trace} --align 1 --json {options}")).expect(0).json();
+    let plan = |options: &str| {
+        run(&format!("alloc plan {trace} --align 1 --json {options}"))
+            .expect(0)
+            .json()
+    };
     let all = plan("");
     let none = plan("--without sweeps,orders,best-fit,repair,search");
     assert_eq!(none[0]["pools"][0]["method"], "first fit by size, end");
-    assert!(all[0]["peak_bytes"].as_u64() < none[0]["peak_bytes"].as_u64(), "{all:?} {none:?}");
+    assert!(
+        all[0]["peak_bytes"].as_u64() < none[0]["peak_bytes"].as_u64(),
+        "{all:?} {none:?}"
+    );
     for method in ["sweeps", "orders", "best-fit", "repair", "search"] {
-        assert!(plan(&format!("--without {method}"))[0]["peak_bytes"].as_u64() <= none[0]["peak_bytes"].as_u64());
+        assert!(
+            plan(&format!("--without {method}"))[0]["peak_bytes"].as_u64()
+                <= none[0]["peak_bytes"].as_u64()
+        );
     }
-    run(&format!("alloc plan {trace} --without luck")).expect(2).says(&["luck", "best-fit"]);
+    run(&format!("alloc plan {trace} --without luck"))
+        .expect(2)
+        .says(&["luck", "best-fit"]);
 }
 
-/// Bytes go from one stream to another behind a wait, or where that is asked; blocks lie in the bytes of others.
+/// Bytes go from one stream to another behind a wait, or where that is asked; blocks lie in the
+/// bytes of others.
 #[test]
 fn streams_and_operations_in_place() {
     let folder = Folder::new("alloc-streams");
     let text = |wait: &str| {
-        format!("lighterage-trace 1\nalloc a 4096\nalloc b 4096 in=a\nfree a\nfree b\n{wait}alloc c 4096 stream=1\n")
+        format!(
+            "lighterage-trace 1\nalloc a 4096\nalloc b 4096 in=a\nfree a\nfree b\n{wait}alloc c \
+             4096 stream=1\n"
+        )
     };
-    let (trace, waits) = (folder.write("a.trace", text("")), folder.write("b.trace", text("wait 1 0\n")));
+    let (trace, waits) = (
+        folder.write("a.trace", text("")),
+        folder.write("b.trace", text("wait 1 0\n")),
+    );
     let plan = folder.file("plan.csv");
-    let peak = |options: &str| run(&format!("alloc plan {options} --json")).expect(0).json()[0]["peak_bytes"].as_u64();
+    let peak = |options: &str| {
+        run(&format!("alloc plan {options} --json"))
+            .expect(0)
+            .json()[0]["peak_bytes"]
+            .as_u64()
+    };
     assert_eq!(peak(&format!("{trace} -o {plan}")), Some(8192));
     run(&format!("alloc check {trace} {plan}")).expect(0);
     assert_eq!(peak(&waits), Some(4096));
     assert_eq!(peak(&format!("{trace} --planner stalloc")), Some(8192));
-    assert_eq!(peak(&format!("{trace} --share-streams -o {plan}")), Some(4096));
+    assert_eq!(
+        peak(&format!("{trace} --share-streams -o {plan}")),
+        Some(4096)
+    );
     run(&format!("alloc check {trace} {plan} --share-streams")).expect(0);
-    let told = "block c (4096 bytes at 0) gets bytes of block b (4096 bytes at 0) at tick 4, and stream 1 has not waited for 0";
+    let told = "block c (4096 bytes at 0) gets bytes of block b (4096 bytes at 0) at tick 4, and \
+        stream 1 has not waited for 0";
     let refused = run(&format!("alloc check {trace} {plan}")).expect(2);
     assert!(refused.out.contains(told), "{}", refused.out);
-    let moved =
-        folder.write("moved.csv", "id,lower,upper,size,offset\na,0,2,4096,0\nb,1,3,4096,4096\nc,4,5,4096,8192\n");
+    let moved = folder.write(
+        "moved.csv",
+        "id,lower,upper,size,offset\na,0,2,4096,0\nb,1,3,4096,4096\nc,4,5,4096,8192\n",
+    );
     let refused = run(&format!("alloc check {trace} {moved}")).expect(2);
-    assert!(refused.out.contains("is not where block a (4096 bytes at 0) is"), "{}", refused.out);
+    assert!(
+        refused
+            .out
+            .contains("is not where block a (4096 bytes at 0) is"),
+        "{}",
+        refused.out
+    );
     // Served to a program, the allocator makes streams wait where they share.
     let served = |options: &str| {
         run(&format!("alloc plan {trace} --serve {plan} {options}")).expect(0);
-        std::fs::read_to_string(&plan).unwrap().lines().nth(1).unwrap().to_string()
+        std::fs::read_to_string(&plan)
+            .unwrap()
+            .lines()
+            .nth(1)
+            .unwrap()
+            .to_string()
     };
-    assert_eq!((served(""), served("--share-streams")), ("pool 12288 512".into(), "pool 8192 512".into()));
-    assert_eq!(run(&format!("alloc convert {trace}")).expect(0).out, text("") + "free c\n");
+    assert_eq!(
+        (served(""), served("--share-streams")),
+        ("pool 12288 512".into(), "pool 8192 512".into())
+    );
+    assert_eq!(
+        run(&format!("alloc convert {trace}")).expect(0).out,
+        text("") + "free c\n"
+    );
 }
 
 /// A recorded run of equal steps becomes a plan of one step.
 #[test]
 fn a_step_is_found_for_the_run_time_allocator() {
     let folder = Folder::new("alloc-serve");
-    let steps =
-        (0..8).map(|i| format!("alloc a{i} 65536\nalloc b{i} 1000\nfree b{i}\nfree a{i}\n")).collect::<String>();
-    let trace = folder.write("run.trace", format!("lighterage-trace 1\nalloc w 4096\n{steps}"));
+    let steps = (0..8)
+        .map(|i| format!("alloc a{i} 65536\nalloc b{i} 1000\nfree b{i}\nfree a{i}\n"))
+        .collect::<String>();
+    let trace = folder.write(
+        "run.trace",
+        format!("lighterage-trace 1\nalloc w 4096\n{steps}"),
+    );
     let plan = folder.file("run.plan");
     run(&format!("alloc plan {trace} --serve {plan}")).expect(0);
     let text = std::fs::read_to_string(plan).unwrap();
     // The weight comes once; then the step's two requests.
     assert!(text.contains("\nrequests 3 1\n"), "{text}");
-    let two = folder.write("two.trace", "lighterage-trace 1\npool a\nalloc x 64\npool b\nalloc y 64\n");
-    run(&format!("alloc plan {two} --serve {}", folder.file("no.plan"))).expect(2).says(&["2 pools"]);
+    let two = folder.write(
+        "two.trace",
+        "lighterage-trace 1\npool a\nalloc x 64\npool b\nalloc y 64\n",
+    );
+    run(&format!(
+        "alloc plan {two} --serve {}",
+        folder.file("no.plan")
+    ))
+    .expect(2)
+    .says(&["2 pools"]);
 }
 
 #[test]
 fn a_false_plan_is_refused() {
     let folder = Folder::new("alloc-check");
-    let trace = folder.write("a.csv", "id,lower,upper,size\na,0,4,100\nb,2,6,100\nc,5,8,100\n");
+    let trace = folder.write(
+        "a.csv",
+        "id,lower,upper,size\na,0,4,100\nb,2,6,100\nc,5,8,100\n",
+    );
     let check = |rows: &str, more: &str| {
         let plan = folder.write("plan.csv", format!("id,offset,lower,upper,size\n{rows}"));
         run(&format!("alloc check {trace} {plan} {more}"))
     };
-    check("a,0,0,4,100\nb,100,2,6,100\nc,0,5,8,100\n", "--capacity 200").expect(0);
-    let run = check("a,0,0,4,100\nb,99,2,6,100\nc,0,5,8,100\n", "").expect(2).says(&["refused, 1 fault"]);
+    check(
+        "a,0,0,4,100\nb,100,2,6,100\nc,0,5,8,100\n",
+        "--capacity 200",
+    )
+    .expect(0);
+    let run = check("a,0,0,4,100\nb,99,2,6,100\nc,0,5,8,100\n", "")
+        .expect(2)
+        .says(&["refused, 1 fault"]);
     assert!(
-        run.out.contains("block a (100 bytes at 0) and block b (100 bytes at 99) overlap from tick 2 on"),
+        run.out.contains(
+            "block a (100 bytes at 0) and block b (100 bytes at 99) overlap from tick 2 on"
+        ),
         "{}",
         run.out
     );
-    let json = check("a,0,0,4,100\nb,99,2,6,100\nc,0,5,8,100\n", "--json").expect(2).json();
-    assert_eq!((&json[0]["valid"], &json[0]["faults"]), (&false.into(), &1.into()));
-    let run = check("a,0,0,4,100\nb,100,2,6,100\nc,0,5,8,100\n", "--capacity 199 --align 8").expect(2);
-    assert!(run.out.contains("not a multiple of 8") && run.out.contains("ends beyond 199"), "{}", run.out);
-    check("a,0,0,4,100\nb,100,2,6,100\n", "").expect(2).says(&["plan.csv", "does not place block c"]);
-    check("a,0,0,4,100\na,0,0,4,100\n", "").expect(2).says(&["plan.csv", "line 3", "placed twice"]);
-    check("a,0,0,4,90\n", "").expect(2).says(&["plan.csv", "line 2", "size is 90 in the plan and 100"]);
+    let json = check("a,0,0,4,100\nb,99,2,6,100\nc,0,5,8,100\n", "--json")
+        .expect(2)
+        .json();
+    assert_eq!(
+        (&json[0]["valid"], &json[0]["faults"]),
+        (&false.into(), &1.into())
+    );
+    let run = check(
+        "a,0,0,4,100\nb,100,2,6,100\nc,0,5,8,100\n",
+        "--capacity 199 --align 8",
+    )
+    .expect(2);
+    assert!(
+        run.out.contains("not a multiple of 8") && run.out.contains("ends beyond 199"),
+        "{}",
+        run.out
+    );
+    check("a,0,0,4,100\nb,100,2,6,100\n", "")
+        .expect(2)
+        .says(&["plan.csv", "does not place block c"]);
+    check("a,0,0,4,100\na,0,0,4,100\n", "")
+        .expect(2)
+        .says(&["plan.csv", "line 3", "placed twice"]);
+    check("a,0,0,4,90\n", "").expect(2).says(&[
+        "plan.csv",
+        "line 2",
+        "size is 90 in the plan and 100",
+    ]);
 }
 
 #[test]
@@ -155,29 +282,56 @@ fn a_pool_that_is_too_small_is_said() {
     let folder = Folder::new("alloc-capacity");
     let trace = folder.write("a.trace", training());
     let plan = folder.file("plan.csv");
-    run(&format!("alloc plan {trace} --capacity 6000KiB -o {plan}")).expect(3).says(&["alive at once", "no plan fits"]);
+    run(&format!("alloc plan {trace} --capacity 6000KiB -o {plan}"))
+        .expect(3)
+        .says(&["alive at once", "no plan fits"]);
     assert_eq!(folder.names(), ["a.trace"]);
-    let json = run(&format!("alloc plan {trace} --capacity 1GiB --json")).expect(0).json();
-    assert_eq!((&json[0]["fits"], &json[0]["capacity_bytes"]), (&true.into(), &(1u64 << 30).into()));
-    run(&format!("alloc plan {trace} --align 48")).expect(2).says(&["power of two"]);
-    run(&format!("alloc plan {trace} --align 0")).expect(2).says(&["power of two"]);
-    run(&format!("alloc plan {trace} --effort most")).expect(2).says(&["fast", "normal", "max"]);
+    let json = run(&format!("alloc plan {trace} --capacity 1GiB --json"))
+        .expect(0)
+        .json();
+    assert_eq!(
+        (&json[0]["fits"], &json[0]["capacity_bytes"]),
+        (&true.into(), &(1u64 << 30).into())
+    );
+    run(&format!("alloc plan {trace} --align 48"))
+        .expect(2)
+        .says(&["power of two"]);
+    run(&format!("alloc plan {trace} --align 0"))
+        .expect(2)
+        .says(&["power of two"]);
+    run(&format!("alloc plan {trace} --effort most"))
+        .expect(2)
+        .says(&["fast", "normal", "max"]);
 }
 
 #[test]
 fn a_trace_is_described() {
     let folder = Folder::new("alloc-stats");
     // Gradients are another stream's.
-    let trace = folder.write("a.trace", training().replace(" 300000\nfree a", " 300000 stream=7\nfree a"));
+    let trace = folder.write(
+        "a.trace",
+        training().replace(" 300000\nfree a", " 300000 stream=7\nfree a"),
+    );
     let json = run(&format!("alloc stats {trace} --json")).expect(0).json();
     let pool = &json[0]["pools"][0];
     assert_eq!(pool["live_peak_bytes"], 4 * 1048576 + 7 * 300000);
     for (class, n) in [("persistent", 4), ("scoped", 6), ("transient", 12)] {
         assert_eq!(pool["classes"][class]["blocks"], n, "{class}");
     }
-    assert_eq!((&pool["phases"], &pool["streams"], &pool["sizes_above_512_bytes"]), (&2.into(), &2.into(), &3.into()));
-    // Two small segments of the weights, which are just small; one of the rest; one of the other stream.
-    assert_eq!(pool["caching"]["reserved_bytes"].as_u64().unwrap() % (2 << 20), 0);
+    assert_eq!(
+        (
+            &pool["phases"],
+            &pool["streams"],
+            &pool["sizes_above_512_bytes"]
+        ),
+        (&2.into(), &2.into(), &3.into())
+    );
+    // Two small segments of the weights, which are just small; one of the rest; one of the other
+    // stream.
+    assert_eq!(
+        pool["caching"]["reserved_bytes"].as_u64().unwrap() % (2 << 20),
+        0
+    );
     assert!(pool["live_peak_bytes"].as_u64() <= pool["caching"]["reserved_bytes"].as_u64());
     let text = run(&format!("alloc stats {trace}")).expect(0).out;
     for words in ["live peak", "persistent", "PyTorch's", "expandable"] {
@@ -188,7 +342,10 @@ fn a_trace_is_described() {
 #[test]
 fn any_trace_becomes_events() {
     let folder = Folder::new("alloc-convert");
-    let table = folder.write("a.csv", "id,lower,upper,size,alignment,gaps\na,0,4,100,8,1-2\nb,2,6,100,1,\n");
+    let table = folder.write(
+        "a.csv",
+        "id,lower,upper,size,alignment,gaps\na,0,4,100,8,1-2\nb,2,6,100,1,\n",
+    );
     let trace = folder.file("a.trace");
     run(&format!("alloc convert {table} -o {trace}")).expect(0);
     let text = run(&format!("alloc convert {trace}")).expect(0).out;
@@ -203,15 +360,23 @@ fn any_trace_becomes_events() {
 #[test]
 fn a_snapshot_is_planned() {
     let folder = Folder::new("alloc-snapshot");
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/data/training.pickle");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../trace/tests/data/training.pickle");
     let (snapshot, plan) = (path.display(), folder.file("plan.csv"));
-    let json = run(&format!("alloc plan {snapshot} --json -o {plan}")).expect(0).json();
+    let json = run(&format!("alloc plan {snapshot} --json -o {plan}"))
+        .expect(0)
+        .json();
     assert_eq!(json[0]["pools"][0]["pool"], "cuda:0");
     assert!(json[0]["gap"].as_f64().unwrap() <= 0.001);
     run(&format!("alloc check {snapshot} {plan}")).expect(0);
-    let json = run(&format!("alloc stats {snapshot} --json")).expect(0).json();
+    let json = run(&format!("alloc stats {snapshot} --json"))
+        .expect(0)
+        .json();
     let replay = &json[0]["pools"][0]["replay"];
-    assert_eq!((&replay["requests"], &replay["same_address"]), (&1721.into(), &1721.into()));
+    assert_eq!(
+        (&replay["requests"], &replay["same_address"]),
+        (&1721.into(), &1721.into())
+    );
 }
 
 #[test]
@@ -219,13 +384,26 @@ fn what_is_wrong_is_said() {
     let folder = Folder::new("alloc-errors");
     let file = folder.write("bad.csv", "id,lower,upper,size\n0,4,4,1\n");
     for command in ["plan", "stats"] {
-        run(&format!("alloc {command} {file}")).expect(2).says(&["bad.csv", "line 2", "ends at 4"]);
-        run(&format!("alloc {command} /nowhere.csv")).expect(2).says(&["/nowhere.csv"]);
+        run(&format!("alloc {command} {file}"))
+            .expect(2)
+            .says(&["bad.csv", "line 2", "ends at 4"]);
+        run(&format!("alloc {command} /nowhere.csv"))
+            .expect(2)
+            .says(&["/nowhere.csv"]);
     }
-    let fixed = folder.write("fixed.csv", "id,lower,upper,size,offset\na,0,4,8,0\nb,2,6,8,512\nc,3,5,600,512\n");
-    run(&format!("alloc plan {fixed}")).expect(2).says(&["fixed.csv", "b", "c"]);
-    run(&format!("alloc stats {file} --format json")).expect(2).says(&["events", "snapshot"]);
-    run(&format!("alloc stats {file} --format lines")).expect(2).says(&["bad.csv", "line 1"]);
+    let fixed = folder.write(
+        "fixed.csv",
+        "id,lower,upper,size,offset\na,0,4,8,0\nb,2,6,8,512\nc,3,5,600,512\n",
+    );
+    run(&format!("alloc plan {fixed}"))
+        .expect(2)
+        .says(&["fixed.csv", "b", "c"]);
+    run(&format!("alloc stats {file} --format json"))
+        .expect(2)
+        .says(&["events", "snapshot"]);
+    run(&format!("alloc stats {file} --format lines"))
+        .expect(2)
+        .says(&["bad.csv", "line 1"]);
     run("alloc plan").expect(2).says(&["TRACE"]);
     run("alloc").expect(2);
 }

@@ -5,7 +5,10 @@ use common::{Folder, run};
 use serde_json::Value;
 
 fn object(args: &str) -> Value {
-    run(&format!("estimate {args} --json")).expect(0).json().remove(0)
+    run(&format!("estimate {args} --json"))
+        .expect(0)
+        .json()
+        .remove(0)
 }
 
 #[test]
@@ -19,7 +22,12 @@ fn seven_billion_parameters_take_112_gigabytes() {
     assert_eq!(object["activation_bytes"], Value::Null);
     let fits = |name: &str| {
         let devices = object["devices"].as_array().unwrap();
-        devices.iter().find(|d| d["device"] == name).unwrap_or_else(|| panic!("{name}"))["fits"].as_bool().unwrap()
+        devices
+            .iter()
+            .find(|d| d["device"] == name)
+            .unwrap_or_else(|| panic!("{name}"))["fits"]
+            .as_bool()
+            .unwrap()
     };
     assert!(fits("h200") && !fits("a100-80g") && !fits("rtx3090"));
     let text = run("estimate --params 7B").expect(0).out;
@@ -35,7 +43,9 @@ fn seventy_billion_on_64_devices_take_21_9_gigabytes() {
     assert_eq!(object["gpus"], 64);
     assert_eq!(object["total_bytes"], 21_875_000_000u64);
     assert_eq!(object["devices"].as_array().unwrap().len(), 2);
-    let text = run(&format!("estimate --params 70B {parallel}")).expect(0).out;
+    let text = run(&format!("estimate --params 70B {parallel}"))
+        .expect(0)
+        .out;
     for words in ["4.4 GB", "13.1 GB", "21.9 GB", "each of 64 devices"] {
         assert!(text.contains(words), "{words:?} should be in:\n{text}");
     }
@@ -48,38 +58,76 @@ fn a_shape_tells_activations_and_parameters() {
     let none = of("none");
     assert_eq!(none["parameters"], 124_439_808);
     let (sbdl, logits) = (1024 * 8 * 768 * 12u64, 6 * 1024 * 8 * 50257u64);
-    assert_eq!(none["activation_bytes"], sbdl * (34 + 5 * 12 * 1024 / 768) + logits);
+    assert_eq!(
+        none["activation_bytes"],
+        sbdl * (34 + 5 * 12 * 1024 / 768) + logits
+    );
     assert_eq!(of("selective")["activation_bytes"], sbdl * 34 + logits);
     assert_eq!(of("full")["activation_bytes"], sbdl * 2 + logits);
     assert_eq!(none["layer"].as_array().unwrap().len(), 15);
-    let text = run(&format!("estimate {shape} --recompute full")).expect(0).out;
-    assert!(text.contains("attention probabilities") && text.contains("computed again"), "{text}");
+    let text = run(&format!("estimate {shape} --recompute full"))
+        .expect(0)
+        .out;
+    assert!(
+        text.contains("attention probabilities") && text.contains("computed again"),
+        "{text}"
+    );
 }
 
 #[test]
 fn adapters_and_optimizers_are_counted() {
-    assert_eq!(object("--params 10B --qlora 2")["total_bytes"], 8_200_000_000u64);
-    for (optimizer, bytes) in [("adamw", 12u64), ("sgd", 4), ("momentum", 8), ("adamw8bit", 6), ("adafactor", 6)] {
+    assert_eq!(
+        object("--params 10B --qlora 2")["total_bytes"],
+        8_200_000_000u64
+    );
+    for (optimizer, bytes) in [
+        ("adamw", 12u64),
+        ("sgd", 4),
+        ("momentum", 8),
+        ("adamw8bit", 6),
+        ("adafactor", 6),
+    ] {
         let object = object(&format!("--params 1B --optimizer {optimizer}"));
-        assert_eq!(object["optimizer_bytes"], bytes * 1_000_000_000, "{optimizer}");
+        assert_eq!(
+            object["optimizer_bytes"],
+            bytes * 1_000_000_000,
+            "{optimizer}"
+        );
     }
-    assert_eq!(object("--params 7B --data-parallel 8 --zero 1")["optimizer_bytes"], 10_500_000_000u64);
+    assert_eq!(
+        object("--params 7B --data-parallel 8 --zero 1")["optimizer_bytes"],
+        10_500_000_000u64
+    );
 }
 
 #[test]
 fn what_cannot_be_is_refused() {
     run("estimate").expect(2).says(&["--params"]);
     run("estimate --params 7apples").expect(2).says(&["350M"]);
-    run("estimate --params 7B --layers 32").expect(2).says(&["--heads"]);
-    run("estimate --params 7B --layers 32 --width 0 --heads 8 --seq 128").expect(2).says(&["width"]);
+    run("estimate --params 7B --layers 32")
+        .expect(2)
+        .says(&["--heads"]);
+    run("estimate --params 7B --layers 32 --width 0 --heads 8 --seq 128")
+        .expect(2)
+        .says(&["width"]);
     run("estimate --params 7B --zero 4").expect(2);
-    run("estimate --params 7B --pipeline 0").expect(2).says(&["pipeline"]);
-    run("estimate --params 7B --lora 200").expect(2).says(&["100%"]);
+    run("estimate --params 7B --pipeline 0")
+        .expect(2)
+        .says(&["pipeline"]);
+    run("estimate --params 7B --lora 200")
+        .expect(2)
+        .says(&["100%"]);
     run("estimate --params 7B --lora 2 --qlora 2").expect(2);
-    run("estimate --params 7B --device abacus").expect(2).says(&["abacus", "h200"]);
-    run("estimate --params 9000000000000000000").expect(2).says(&["2^64"]);
+    run("estimate --params 7B --device abacus")
+        .expect(2)
+        .says(&["abacus", "h200"]);
+    run("estimate --params 9000000000000000000")
+        .expect(2)
+        .says(&["2^64"]);
     assert!(run("estimate --help").expect(0).out.contains("Example"));
     let folder = Folder::new("estimate");
     let file = folder.write("bad.toml", "name = 1");
-    run(&format!("estimate --params 7B --device {file}")).expect(2).says(&["bad.toml"]);
+    run(&format!("estimate --params 7B --device {file}"))
+        .expect(2)
+        .says(&["bad.toml"]);
 }

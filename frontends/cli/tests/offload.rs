@@ -17,10 +17,16 @@ const INSTANCE: &str = r#"{
 fn an_instance_is_solved_by_every_algorithm() {
     let folder = Folder::new("offload-solve");
     let file = folder.write("gpt2.json", INSTANCE);
-    let bound =
-        run(&format!("offload solve {file} --algorithm bound --json")).expect(0).json()[0]["bound_micros"].as_f64();
+    let bound = run(&format!("offload solve {file} --algorithm bound --json"))
+        .expect(0)
+        .json()[0]["bound_micros"]
+        .as_f64();
     for algorithm in ["greedy+", "greedy", "greedy*", "l2l", "first-half"] {
-        let json = run(&format!("offload solve {file} --algorithm {algorithm} --json")).expect(0).json();
+        let json = run(&format!(
+            "offload solve {file} --algorithm {algorithm} --json"
+        ))
+        .expect(0)
+        .json();
         let number = |name: &str| json[0][name].as_f64().unwrap();
         assert_eq!(json[0]["algorithm"], algorithm);
         assert!((number("bound_micros") - bound.unwrap()).abs() <= 1e-6 * bound.unwrap());
@@ -42,7 +48,9 @@ fn an_instance_is_solved_by_every_algorithm() {
 fn with_memory_enough_nothing_moves() {
     let folder = Folder::new("offload-keep");
     let file = folder.write("gpt2.json", INSTANCE);
-    let json = run(&format!("offload solve {file} --memory 20GiB --json")).expect(0).json();
+    let json = run(&format!("offload solve {file} --memory 20GiB --json"))
+        .expect(0)
+        .json();
     assert_eq!(json[0]["overhead_percent"], 0.0);
     assert_eq!(json[0]["to_device_bytes"], 0);
 }
@@ -51,21 +59,48 @@ fn with_memory_enough_nothing_moves() {
 fn what_is_wrong_is_said() {
     let folder = Folder::new("offload-errors");
     let file = folder.write("gpt2.json", INSTANCE);
-    run(&format!("offload solve {file} --memory 1GiB")).expect(3).says(&["layer 36", "--memory 1837424640"]);
-    run(&format!("offload solve {file} --algorithm best")).expect(2).says(&["greedy+"]);
-    run("offload solve /nowhere.json").expect(2).says(&["/nowhere.json"]);
-    let layer = r#"{"weight_bytes": 1, "activation_bytes": 1, "forward_micros": 1, "backward_micros": 1}"#;
+    run(&format!("offload solve {file} --memory 1GiB"))
+        .expect(3)
+        .says(&["layer 36", "--memory 1837424640"]);
+    run(&format!("offload solve {file} --algorithm best"))
+        .expect(2)
+        .says(&["greedy+"]);
+    run("offload solve /nowhere.json")
+        .expect(2)
+        .says(&["/nowhere.json"]);
+    let layer =
+        r#"{"weight_bytes": 1, "activation_bytes": 1, "forward_micros": 1, "backward_micros": 1}"#;
     for (layers, link, words) in [
         ("", "1", "there are no layers"),
         (layer, "0", "bandwidth"),
         (layer, "-1", "bandwidth"),
-        (&layer.replace("\"weight_bytes\": 1", "\"weight_bytes\": -1"), "1", "-1"),
-        (&layer.replace("\"forward_micros\": 1", "\"forward_micros\": -1"), "1", "time of its forward"),
-        (&layer.replace("weight_bytes", "weights"), "1", "unknown field `weights`"),
-        (&layer.replace('}', ", \"count\": 100000}"), "1", "100000 layers"),
+        (
+            &layer.replace("\"weight_bytes\": 1", "\"weight_bytes\": -1"),
+            "1",
+            "-1",
+        ),
+        (
+            &layer.replace("\"forward_micros\": 1", "\"forward_micros\": -1"),
+            "1",
+            "time of its forward",
+        ),
+        (
+            &layer.replace("weight_bytes", "weights"),
+            "1",
+            "unknown field `weights`",
+        ),
+        (
+            &layer.replace('}', ", \"count\": 100000}"),
+            "1",
+            "100000 layers",
+        ),
     ] {
-        let text = format!(r#"{{"link_bytes_per_second": {link}, "memory_bytes": 100, "layers": [{layers}]}}"#);
+        let text = format!(
+            r#"{{"link_bytes_per_second": {link}, "memory_bytes": 100, "layers": [{layers}]}}"#
+        );
         let file = folder.write("bad.json", text);
-        run(&format!("offload solve {file}")).expect(2).says(&["bad.json", words]);
+        run(&format!("offload solve {file}"))
+            .expect(2)
+            .says(&["bad.json", words]);
     }
 }

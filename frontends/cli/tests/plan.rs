@@ -13,18 +13,38 @@ fn usage_errors_exit_with_2() {
     run("plan").expect(2).says(&["MODEL"]);
     run("nonsense").expect(2);
     let mlp = mlp();
-    run(&format!("plan {mlp} --optimizr adamw")).expect(2).says(&["--optimizer"]);
-    run(&format!("plan {mlp} --optimizer adam")).expect(2).says(&["adamw", "sgd-momentum"]);
-    run(&format!("plan {mlp} --planner best")).expect(2).says(&["greedy"]);
-    run(&format!("plan {mlp} --budget lots")).expect(2).says(&["20GiB"]);
+    run(&format!("plan {mlp} --optimizr adamw"))
+        .expect(2)
+        .says(&["--optimizer"]);
+    run(&format!("plan {mlp} --optimizer adam"))
+        .expect(2)
+        .says(&["adamw", "sgd-momentum"]);
+    run(&format!("plan {mlp} --planner best"))
+        .expect(2)
+        .says(&["greedy"]);
+    run(&format!("plan {mlp} --budget lots"))
+        .expect(2)
+        .says(&["20GiB"]);
     run(&format!("plan {mlp} --budget 0%")).expect(2);
-    run(&format!("plan {mlp} --link fast")).expect(2).says(&["2GB/s"]);
-    run(&format!("plan {mlp} --dump-ir-after nowhere")).expect(2).says(&["canonical", "sync"]);
-    run(&format!("plan {mlp} --device abacus")).expect(2).says(&["abacus", "h200"]);
+    run(&format!("plan {mlp} --link fast"))
+        .expect(2)
+        .says(&["2GB/s"]);
+    run(&format!("plan {mlp} --dump-ir-after nowhere"))
+        .expect(2)
+        .says(&["canonical", "sync"]);
+    run(&format!("plan {mlp} --device abacus"))
+        .expect(2)
+        .says(&["abacus", "h200"]);
     run("plan missing.pt2").expect(2).says(&["missing.pt2"]);
     run("--help").expect(0);
     for name in ["import", "plan", "compile", "train", "explain", "check"] {
-        assert!(run(&format!("{name} --help")).expect(0).out.contains("Example"), "{name}");
+        assert!(
+            run(&format!("{name} --help"))
+                .expect(0)
+                .out
+                .contains("Example"),
+            "{name}"
+        );
     }
 }
 
@@ -32,7 +52,12 @@ fn usage_errors_exit_with_2() {
 fn import_prints_a_graph_that_parses() {
     let text = run(&format!("import {}", model(GPT2))).expect(0).out;
     let graph = ir::text::parse_graph(&text).unwrap();
-    assert!(graph.states.iter().any(|state| state.path == "model.lm_head.weight"));
+    assert!(
+        graph
+            .states
+            .iter()
+            .any(|state| state.path == "model.lm_head.weight")
+    );
     let folder = Folder::new("import");
     let file = folder.file("g.ir");
     run(&format!("import {} -o {file}", model(GPT2))).expect(0);
@@ -43,16 +68,28 @@ fn import_prints_a_graph_that_parses() {
 
 #[test]
 fn plan_tells_what_it_promises() {
-    let object =
-        &run(&format!("plan {} --optimizer adamw --device cpu --budget 60% --json", model(GPT2))).expect(0).json()[0];
-    let bytes = |key: &str| object[key].as_u64().unwrap_or_else(|| panic!("{key}: {object}"));
+    let object = &run(&format!(
+        "plan {} --optimizer adamw --device cpu --budget 60% --json",
+        model(GPT2)
+    ))
+    .expect(0)
+    .json()[0];
+    let bytes = |key: &str| {
+        object[key]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{key}: {object}"))
+    };
     let (planned, keep) = (bytes("planned_peak_bytes"), bytes("keep_peak_bytes"));
     assert!(planned as f64 <= 0.6 * keep as f64);
     assert!(bytes("lower_bound_bytes") <= planned);
     assert!(bytes("smallest_feasible_bytes") <= planned);
     assert!(0.0 < object["predicted_ms"].as_f64().unwrap());
     for kind in ["kept", "swap", "recompute", "hosted_states"] {
-        assert!(object["decisions"][kind]["count"].is_u64() && object["decisions"][kind]["bytes"].is_u64(), "{kind}");
+        assert!(
+            object["decisions"][kind]["count"].is_u64()
+                && object["decisions"][kind]["bytes"].is_u64(),
+            "{kind}"
+        );
     }
     assert!(!object["curve"].as_array().unwrap().is_empty());
     assert_eq!(object["unsupported"], serde_json::json!([]));
@@ -60,21 +97,39 @@ fn plan_tells_what_it_promises() {
 
 #[test]
 fn what_lies_at_the_peak_adds_up_to_it() {
-    let object =
-        &run(&format!("plan {} --optimizer adamw --device test --budget 70% --json", mlp())).expect(0).json()[0];
+    let object = &run(&format!(
+        "plan {} --optimizer adamw --device test --budget 70% --json",
+        mlp()
+    ))
+    .expect(0)
+    .json()[0];
     let tensors = object["peak_tensors"].as_array().unwrap();
     assert!(tensors.len() < 10, "all of them should be listed");
-    let sum: u64 = tensors.iter().map(|tensor| tensor["bytes"].as_u64().unwrap()).sum();
+    let sum: u64 = tensors
+        .iter()
+        .map(|tensor| tensor["bytes"].as_u64().unwrap())
+        .sum();
     assert_eq!(sum, object["lower_bound_bytes"]);
     assert!(tensors.iter().any(|tensor| tensor["class"] == "param"));
 }
 
 #[test]
 fn plan_reports_to_people() {
-    let report = run(&format!("plan {} --optimizer adamw --device test --budget 70%", mlp())).expect(0).out;
-    for words in
-        ["planned peak", "smallest feasible", "keep everything", "decisions", "at the peak", "predicted step", "proved"]
-    {
+    let report = run(&format!(
+        "plan {} --optimizer adamw --device test --budget 70%",
+        mlp()
+    ))
+    .expect(0)
+    .out;
+    for words in [
+        "planned peak",
+        "smallest feasible",
+        "keep everything",
+        "decisions",
+        "at the peak",
+        "predicted step",
+        "proved",
+    ] {
         assert!(report.contains(words), "{words}:\n{report}");
     }
 }
@@ -82,12 +137,16 @@ fn plan_reports_to_people() {
 #[test]
 fn what_does_not_fit_exits_with_3_and_says_what_would() {
     let args = format!("plan {} --optimizer adamw --device test", mlp());
-    let refused = run(&format!("{args} --budget 1KiB")).expect(3).says(&["does not fit", "--budget"]);
+    let refused = run(&format!("{args} --budget 1KiB"))
+        .expect(3)
+        .says(&["does not fit", "--budget"]);
     let smallest = refused.err.split_whitespace().last().unwrap().to_string();
     run(&format!("{args} --budget {smallest}")).expect(0);
     let bytes: u64 = smallest.parse().unwrap();
     run(&format!("{args} --budget {}", bytes - 1)).expect(3);
-    let object = &run(&format!("{args} --budget 1KiB --json")).expect(3).json()[0];
+    let object = &run(&format!("{args} --budget 1KiB --json"))
+        .expect(3)
+        .json()[0];
     assert_eq!(object["smallest_feasible_bytes"], bytes);
     run(&format!("{args} --host 1")).expect(3).says(&["--host"]);
 }
@@ -95,8 +154,12 @@ fn what_does_not_fit_exits_with_3_and_says_what_would() {
 #[test]
 fn a_link_changes_what_is_predicted() {
     let predicted = |link: &str| {
-        let object =
-            run(&format!("plan {} --optimizer adamw --budget 30% --json {link}", model(GPT2))).expect(0).json();
+        let object = run(&format!(
+            "plan {} --optimizer adamw --budget 30% --json {link}",
+            model(GPT2)
+        ))
+        .expect(0)
+        .json();
         object[0]["predicted_ms"].as_f64().unwrap()
     };
     assert!(predicted("") < predicted("--link 10MB/s"));
@@ -105,61 +168,126 @@ fn a_link_changes_what_is_predicted() {
 #[test]
 fn a_device_may_be_a_file() {
     let folder = Folder::new("device");
-    let text = "name = \"mine\"\ndevice_bytes = 200000\nhost_bytes = 1000000\nf32_flops = 1e9\nbf16_flops = 1e9\n\
-                memory_bandwidth = 1e9\nlaunch_micros = 1.0\nlink_bandwidth = 1e9\nduplex = 1.0\nlink_micros = 1.0\n\
+    let text = "name = \"mine\"\ndevice_bytes = 200000\nhost_bytes = 1000000\nf32_flops = \
+        1e9\nbf16_flops = 1e9\n\
+                memory_bandwidth = 1e9\nlaunch_micros = 1.0\nlink_bandwidth = 1e9\nduplex = \
+                1.0\nlink_micros = 1.0\n\
                 host_bandwidth = 1e9\n";
     let device = folder.write("mine.toml", text);
-    let object = &run(&format!("plan {} --device {device} --json", mlp())).expect(0).json()[0];
-    assert_eq!((&object["device"], &object["budget_bytes"]), (&"mine".into(), &200_000.into()));
-    let broken = folder.write("broken.toml", text.replace("launch_micros = 1.0", "launch_micros = -1.0"));
-    run(&format!("plan {} --device {broken}", mlp())).expect(2).says(&["launch_micros"]);
-    run(&format!("plan {} --device {}", mlp(), folder.file("none.toml"))).expect(2).says(&["none.toml"]);
+    let object = &run(&format!("plan {} --device {device} --json", mlp()))
+        .expect(0)
+        .json()[0];
+    assert_eq!(
+        (&object["device"], &object["budget_bytes"]),
+        (&"mine".into(), &200_000.into())
+    );
+    let broken = folder.write(
+        "broken.toml",
+        text.replace("launch_micros = 1.0", "launch_micros = -1.0"),
+    );
+    run(&format!("plan {} --device {broken}", mlp()))
+        .expect(2)
+        .says(&["launch_micros"]);
+    run(&format!(
+        "plan {} --device {}",
+        mlp(),
+        folder.file("none.toml")
+    ))
+    .expect(2)
+    .says(&["none.toml"]);
 }
 
 #[test]
 fn dumps_stand_where_they_were_asked_for() {
     let folder = Folder::new("dumps");
-    let args = format!("plan {} --optimizer adamw --device test --budget 60%", mlp());
+    let args = format!(
+        "plan {} --optimizer adamw --device test --budget 60%",
+        mlp()
+    );
     let dumped = run(&format!("{args} --dump-ir-after sync")).expect(0);
-    assert!(dumped.out.starts_with("; after sync\ngraph mlp {"), "{}", dumped.out);
-    assert!(dumped.out.contains(" us\n"), "lines should have their times:\n{}", dumped.out);
+    assert!(
+        dumped.out.starts_with("; after sync\ngraph mlp {"),
+        "{}",
+        dumped.out
+    );
+    assert!(
+        dumped.out.contains(" us\n"),
+        "lines should have their times:\n{}",
+        dumped.out
+    );
     assert!(dumped.err.contains("planned peak"));
     run(&format!("{args} --dump-dir {}", folder.file("d"))).expect(0);
-    let names: Vec<String> =
-        std::fs::read_dir(folder.file("d")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let names: Vec<String> = std::fs::read_dir(folder.file("d"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     assert!(
-        names.iter().any(|name| name == "00-import.ir") && names.iter().any(|name| name.ends_with("-sync.ir")),
+        names.iter().any(|name| name == "00-import.ir")
+            && names.iter().any(|name| name.ends_with("-sync.ir")),
         "{names:?}"
     );
-    let sync = names.iter().find(|name| name.ends_with("-sync.ir")).unwrap();
+    let sync = names
+        .iter()
+        .find(|name| name.ends_with("-sync.ir"))
+        .unwrap();
     let text = std::fs::read_to_string(folder.file(&format!("d/{sync}"))).unwrap();
     assert_eq!(format!("; after sync\n{text}"), dumped.out);
     let times = run(&format!("{args} --time-passes")).expect(0).err;
-    assert!(times.contains("decide") && times.contains("changed"), "{times}");
+    assert!(
+        times.contains("decide") && times.contains("changed"),
+        "{times}"
+    );
 }
 
 #[test]
 fn a_dump_after_sync_is_proved_and_a_changed_one_is_not() {
     let folder = Folder::new("check");
     for (source, optimizer) in [(mlp(), "sgd"), (model(GPT2), "adamw")] {
-        let dump =
-            run(&format!("plan {source} --optimizer {optimizer} --budget 70% --dump-ir-after sync")).expect(0).out;
+        let dump = run(&format!(
+            "plan {source} --optimizer {optimizer} --budget 70% --dump-ir-after sync"
+        ))
+        .expect(0)
+        .out;
         let file = folder.write("sync.ir", &dump);
-        assert!(run(&format!("check {file}")).expect(0).out.contains("proved"));
-        assert_eq!(run(&format!("check {file} --json")).expect(0).json()[0]["proved"], true);
+        assert!(
+            run(&format!("check {file}"))
+                .expect(0)
+                .out
+                .contains("proved")
+        );
+        assert_eq!(
+            run(&format!("check {file} --json")).expect(0).json()[0]["proved"],
+            true
+        );
         // The first copy in does not wait for what it must wait for.
         let waits = dump.find(" after i").unwrap() + 1;
         let end = waits + dump[waits..].find(" ;").unwrap();
         let broken = folder.write("broken.ir", format!("{}{}", &dump[..waits], &dump[end..]));
         let refused = run(&format!("check {broken}")).expect(2).says(&["refused"]);
         assert!(refused.out.contains("; error:"), "{}", refused.out);
-        assert_eq!(run(&format!("check {broken} --json")).expect(2).json()[0]["proved"], false);
+        assert_eq!(
+            run(&format!("check {broken} --json")).expect(2).json()[0]["proved"],
+            false
+        );
     }
-    run(&format!("check {}", mlp())).expect(2).says(&["no schedule"]);
-    let unplanned = run(&format!("plan {} --dump-ir-after apply", mlp())).expect(0).out;
-    run(&format!("check {}", folder.write("apply.ir", unplanned))).expect(2).says(&["no plan"]);
-    run(&format!("check {}", folder.write("no.ir", "graph {"))).expect(2).says(&["line 1"]);
-    run(&format!("check {}", folder.write("binary.ir", [0xFF, 0xFE]))).expect(2).says(&["not a text file"]);
+    run(&format!("check {}", mlp()))
+        .expect(2)
+        .says(&["no schedule"]);
+    let unplanned = run(&format!("plan {} --dump-ir-after apply", mlp()))
+        .expect(0)
+        .out;
+    run(&format!("check {}", folder.write("apply.ir", unplanned)))
+        .expect(2)
+        .says(&["no plan"]);
+    run(&format!("check {}", folder.write("no.ir", "graph {")))
+        .expect(2)
+        .says(&["line 1"]);
+    run(&format!(
+        "check {}",
+        folder.write("binary.ir", [0xFF, 0xFE])
+    ))
+    .expect(2)
+    .says(&["not a text file"]);
 }
 
 #[test]
@@ -169,8 +297,15 @@ fn the_same_command_gives_the_same_bytes() {
     for file in ["a.lit", "b.lit"] {
         run(&format!("compile {args} -o {}", folder.file(file))).expect(0);
     }
-    assert_eq!(std::fs::read(folder.file("a.lit")).unwrap(), std::fs::read(folder.file("b.lit")).unwrap());
-    assert_eq!(folder.names(), ["a.lit", "b.lit"], "no temporary file should be left");
+    assert_eq!(
+        std::fs::read(folder.file("a.lit")).unwrap(),
+        std::fs::read(folder.file("b.lit")).unwrap()
+    );
+    assert_eq!(
+        folder.names(),
+        ["a.lit", "b.lit"],
+        "no temporary file should be left"
+    );
     let plan = || run(&format!("plan {args} --json")).expect(0).out;
     assert_eq!(plan(), plan());
 }
@@ -178,8 +313,13 @@ fn the_same_command_gives_the_same_bytes() {
 #[test]
 fn explain_says_why_and_what_else_would_cost() {
     let args = format!("explain {} --optimizer adamw --budget 40%", model(GPT2));
-    let object = &run(&format!("{args} %_log_softmax --json")).expect(0).json()[0];
-    assert_eq!((&object["name"], &object["class"]), (&"_log_softmax".into(), &"activation".into()));
+    let object = &run(&format!("{args} %_log_softmax --json"))
+        .expect(0)
+        .json()[0];
+    assert_eq!(
+        (&object["name"], &object["class"]),
+        (&"_log_softmax".into(), &"activation".into())
+    );
     assert!(!object["events"].as_array().unwrap().is_empty());
     let gaps = object["gaps"].as_array().unwrap();
     assert!(!gaps.is_empty());
@@ -187,19 +327,62 @@ fn explain_says_why_and_what_else_would_cost() {
         assert_eq!(gap["alternatives"].as_array().unwrap().len(), 2, "{gap}");
     }
     // With or without the sign; a reshape; a state's path; a module.
-    assert!(run(&format!("{args} _log_softmax")).expect(0).out.contains("instead: step"));
-    assert!(run(&format!("{args} view_9")).expect(0).out.contains("shares the bytes"));
-    assert!(run(&format!("{args} model.transformer.wpe.weight")).expect(0).out.contains("as a state"));
-    assert!(run(&format!("{args} model.transformer.h.0.attn")).expect(0).out.contains("values"));
-    run(&format!("{args} %_log_softmx")).expect(2).says(&["_log_softmax"]);
-    let removed = run(&format!("explain {} %flat --device test", mlp())).expect(0).out;
-    assert!(removed.contains("not in the compiled step") && removed.contains("%a :"), "{removed}");
+    assert!(
+        run(&format!("{args} _log_softmax"))
+            .expect(0)
+            .out
+            .contains("instead: step")
+    );
+    assert!(
+        run(&format!("{args} view_9"))
+            .expect(0)
+            .out
+            .contains("shares the bytes")
+    );
+    assert!(
+        run(&format!("{args} model.transformer.wpe.weight"))
+            .expect(0)
+            .out
+            .contains("as a state")
+    );
+    assert!(
+        run(&format!("{args} model.transformer.h.0.attn"))
+            .expect(0)
+            .out
+            .contains("values")
+    );
+    run(&format!("{args} %_log_softmx"))
+        .expect(2)
+        .says(&["_log_softmax"]);
+    let removed = run(&format!("explain {} %flat --device test", mlp()))
+        .expect(0)
+        .out;
+    assert!(
+        removed.contains("not in the compiled step") && removed.contains("%a :"),
+        "{removed}"
+    );
     // What the compiler cut into rows is known by the model's name; its parts by theirs.
-    let head = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/filetests/loss/rows-in-turn.ir");
-    let cut = |name: &str| run(&format!("explain {head} --device test --loss-chunks 2 {name}")).expect(0).out;
+    let head = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/filetests/loss/rows-in-turn.ir"
+    );
+    let cut = |name: &str| {
+        run(&format!(
+            "explain {head} --device test --loss-chunks 2 {name}"
+        ))
+        .expect(0)
+        .out
+    };
     let parts = cut("logits");
-    assert!(parts.contains("logits: 2 values") && parts.contains("%logits.1"), "{parts}");
-    assert!(cut("logits.1").contains("%logits.1 = matmul"), "{}", cut("logits.1"));
+    assert!(
+        parts.contains("logits: 2 values") && parts.contains("%logits.1"),
+        "{parts}"
+    );
+    assert!(
+        cut("logits.1").contains("%logits.1 = matmul"),
+        "{}",
+        cut("logits.1")
+    );
 }
 
 #[test]
@@ -210,35 +393,55 @@ fn damaged_files_are_refused() {
         let cut = folder.write("cut.pt2", &whole[..n]);
         run(&format!("plan {cut}")).expect(2).says(&["cut.pt2"]);
     }
-    let wrong = folder.write("wrong.ir", "graph g {\n  input %x : f32[4]\n  fwd - %y = relu %z : f32[4]\n}\n");
+    let wrong = folder.write(
+        "wrong.ir",
+        "graph g {\n  input %x : f32[4]\n  fwd - %y = relu %z : f32[4]\n}\n",
+    );
     run(&format!("plan {wrong}")).expect(2).says(&["line 3"]);
-    let unsound =
-        folder.write("unsound.ir", "graph g {\n  input  %x : f32[4]\n  output loss = %x\n  output loss = %x\n}\n");
+    let unsound = folder.write(
+        "unsound.ir",
+        "graph g {\n  input  %x : f32[4]\n  output loss = %x\n  output loss = %x\n}\n",
+    );
     run(&format!("plan {unsound}")).expect(2).says(&["error:"]);
 }
 
 #[test]
 fn sizes_that_are_symbols_are_asked_for() {
     let dynamic = model("gpt2-dynbatch/joint_coarse.pt2");
-    run(&format!("plan {dynamic}")).expect(2).says(&["s72", "--dim"]);
+    run(&format!("plan {dynamic}"))
+        .expect(2)
+        .says(&["s72", "--dim"]);
     let peak = |dim: &str| {
-        run(&format!("plan {dynamic} --dim s72={dim} --json")).expect(0).json()[0]["planned_peak_bytes"]
+        run(&format!("plan {dynamic} --dim s72={dim} --json"))
+            .expect(0)
+            .json()[0]["planned_peak_bytes"]
             .as_u64()
             .unwrap()
     };
     assert!(peak("2") < peak("8"));
-    run(&format!("plan {dynamic} --dim q=4")).expect(2).says(&["q"]);
-    run(&format!("plan {} --dim q=4", mlp())).expect(2).says(&["q"]);
+    run(&format!("plan {dynamic} --dim q=4"))
+        .expect(2)
+        .says(&["q"]);
+    run(&format!("plan {} --dim q=4", mlp()))
+        .expect(2)
+        .says(&["q"]);
 }
 
 #[test]
 fn a_reader_that_leaves_is_no_error() {
-    let mut child =
-        command(&format!("import {}", model(GPT2))).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command(&format!("import {}", model(GPT2)))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut first = [0; 5];
     child.stdout.take().unwrap().read_exact(&mut first).unwrap();
     let end = child.wait_with_output().unwrap();
     assert_eq!(&first, b"graph");
     assert!(end.status.success());
-    assert!(end.stderr.is_empty(), "{}", String::from_utf8_lossy(&end.stderr));
+    assert!(
+        end.stderr.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&end.stderr)
+    );
 }

@@ -8,23 +8,43 @@ use common::{Folder, mlp, run};
 fn a_profile_is_planned_with() {
     let folder = Folder::new("profile");
     let file = folder.file("cpu.prof");
-    let object = &run(&format!("profile {} -o {file} --repeat 2 --json", mlp())).expect(0).json()[0];
+    let object = &run(&format!("profile {} -o {file} --repeat 2 --json", mlp()))
+        .expect(0)
+        .json()[0];
     assert_eq!(object["refused"].as_object().unwrap().len(), 0);
     assert!(0 < object["distinct_ops"].as_u64().unwrap());
     assert!(object["largest_op_bytes"].as_u64().unwrap() <= object["peak_bytes"].as_u64().unwrap());
 
     // Everything was measured, and the keep schedule takes what its ops took, and handing over.
-    let plan = run(&format!("plan {} --optimizer adamw --planner keep --profile {file} --json", mlp())).expect(0);
+    let plan = run(&format!(
+        "plan {} --optimizer adamw --planner keep --profile {file} --json",
+        mlp()
+    ))
+    .expect(0);
     assert!(!plan.err.contains("guessed"), "{}", plan.err);
-    let (predicted, sum) = (plan.json()[0]["predicted_ms"].as_f64().unwrap(), object["step_ms"].as_f64().unwrap());
+    let (predicted, sum) = (
+        plan.json()[0]["predicted_ms"].as_f64().unwrap(),
+        object["step_ms"].as_f64().unwrap(),
+    );
     assert!(0.99 * sum <= predicted, "{predicted} {sum}");
 
     // Another optimizer's updates were not.
     let plan = run(&format!("plan {} --optimizer sgd --profile {file}", mlp())).expect(0);
     plan.says(&["ops guessed", "sgd f32"]);
 
-    let report = run(&format!("profile {} -o {file} --repeat 1 --link 1GB/s --memory 0", mlp())).expect(0).out;
-    for words in ["one step", "profiling took", "slowed to 1.00 GB/s", "speed kept beside", "wrote"] {
+    let report = run(&format!(
+        "profile {} -o {file} --repeat 1 --link 1GB/s --memory 0",
+        mlp()
+    ))
+    .expect(0)
+    .out;
+    for words in [
+        "one step",
+        "profiling took",
+        "slowed to 1.00 GB/s",
+        "speed kept beside",
+        "wrote",
+    ] {
         assert!(report.contains(words), "{words}:\n{report}");
     }
     let compiled = folder.file("step.lit");
@@ -36,23 +56,42 @@ fn a_profile_is_planned_with() {
 fn generated_kernels_are_measured_together_and_apart() {
     let folder = Folder::new("profile-generated");
     let file = folder.file("cpu.prof");
-    let arguments = format!("profile {} --kernels generated -o {file} --repeat 2 --json", mlp());
+    let arguments = format!(
+        "profile {} --kernels generated -o {file} --repeat 2 --json",
+        mlp()
+    );
     let object = &run(&arguments).expect(0).json()[0];
     assert_eq!(object["kernels"], "generated");
     assert_eq!(object["refused"].as_object().unwrap().len(), 0);
     // What was measured apart only is run by no step.
     let text = std::fs::read_to_string(&file).unwrap();
-    assert!(text.contains("kernels = \"generated\"") && text.contains("fused body=") && text.contains("count = 0"));
+    assert!(
+        text.contains("kernels = \"generated\"")
+            && text.contains("fused body=")
+            && text.contains("count = 0")
+    );
 
-    let with = |kernels: &str| format!("plan {} --optimizer adamw --planner keep --kernels {kernels} --profile", mlp());
+    let with = |kernels: &str| {
+        format!(
+            "plan {} --optimizer adamw --planner keep --kernels {kernels} --profile",
+            mlp()
+        )
+    };
     let plan = run(&format!("{} {file} --json", with("generated"))).expect(0);
     assert!(!plan.err.contains("guessed"), "{}", plan.err);
-    run(&format!("{} {file}", with("plain"))).expect(2).says(&["measured generated kernels", "--kernels plain"]);
+    run(&format!("{} {file}", with("plain")))
+        .expect(2)
+        .says(&["measured generated kernels", "--kernels plain"]);
 
     // A group is made where it is faster, and there alone.
     let graph = |name: &str, group: &str, op: &str| {
         let file = folder.write(name, timed(&text, group, op));
-        run(&format!("{} {file} --dump-ir-after fuse", with("generated"))).expect(0).out
+        run(&format!(
+            "{} {file} --dump-ir-after fuse",
+            with("generated")
+        ))
+        .expect(0)
+        .out
     };
     assert!(graph("fast.prof", "1.0", "1000.0").contains(" fused "));
     assert!(!graph("slow.prof", "1000.0", "1.0").contains(" fused "));
@@ -78,12 +117,30 @@ fn a_profile_that_cannot_be_used_is_refused() {
     let folder = Folder::new("profile-refused");
     let file = folder.file("cpu.prof");
     run(&format!("profile {} -o {file} --repeat 1", mlp())).expect(0);
-    run(&format!("plan {} --device h100 --profile {file}", mlp())).expect(2).says(&["measured for cpu"]);
-    run(&format!("plan {} --profile {}", mlp(), folder.file("none.prof"))).expect(2).says(&["none.prof"]);
+    run(&format!("plan {} --device h100 --profile {file}", mlp()))
+        .expect(2)
+        .says(&["measured for cpu"]);
+    run(&format!(
+        "plan {} --profile {}",
+        mlp(),
+        folder.file("none.prof")
+    ))
+    .expect(2)
+    .says(&["none.prof"]);
     let text = std::fs::read_to_string(&file).unwrap();
     let other = folder.write("other.prof", text.replace("version = 1", "version = 9"));
-    run(&format!("plan {} --profile {other}", mlp())).expect(2).says(&["version 9", "profile again"]);
+    run(&format!("plan {} --profile {other}", mlp()))
+        .expect(2)
+        .says(&["version 9", "profile again"]);
     let half = folder.write("half.prof", &text[..text.len() / 2]);
-    run(&format!("plan {} --profile {half}", mlp())).expect(2).says(&["half.prof"]);
-    run(&format!("profile {} -o {} --repeat 0", mlp(), folder.file("x.prof"))).expect(2).says(&["--repeat"]);
+    run(&format!("plan {} --profile {half}", mlp()))
+        .expect(2)
+        .says(&["half.prof"]);
+    run(&format!(
+        "profile {} -o {} --repeat 0",
+        mlp(),
+        folder.file("x.prof")
+    ))
+    .expect(2)
+    .says(&["--repeat"]);
 }

@@ -12,7 +12,14 @@ const GPT2: &str = "gpt2-tiny/joint_core.pt2";
 fn curve(args: &str) -> Vec<(u64, f64)> {
     let object = &run(&format!("plan {args} --json")).expect(0).json()[0];
     let points = object["curve"].as_array().unwrap().iter();
-    points.map(|p| (p["budget_bytes"].as_u64().unwrap(), p["predicted_ms"].as_f64().unwrap())).collect()
+    points
+        .map(|p| {
+            (
+                p["budget_bytes"].as_u64().unwrap(),
+                p["predicted_ms"].as_f64().unwrap(),
+            )
+        })
+        .collect()
 }
 
 #[test]
@@ -21,12 +28,18 @@ fn fewer_bytes_are_never_faster() {
         (mlp(), "--optimizer adamw --device test"),
         (model(GPT2), "--optimizer adamw --budget 60%"),
         (model("llama-tiny/joint_core.pt2"), "--optimizer sgd"),
-        (model("resnet-tiny/joint_core.pt2"), "--optimizer sgd-momentum --device test"),
+        (
+            model("resnet-tiny/joint_core.pt2"),
+            "--optimizer sgd-momentum --device test",
+        ),
     ] {
         let curve = curve(&format!("{source} {options}"));
         assert!(1 < curve.len(), "{source}: {curve:?}");
         for pair in curve.windows(2) {
-            assert!(pair[1].0 < pair[0].0 && pair[0].1 <= pair[1].1, "{source}: {pair:?}");
+            assert!(
+                pair[1].0 < pair[0].0 && pair[0].1 <= pair[1].1,
+                "{source}: {pair:?}"
+            );
         }
     }
 }
@@ -36,7 +49,9 @@ fn a_point_of_the_curve_is_what_its_budget_gives() {
     let args = format!("{} --optimizer adamw --device test", mlp());
     let curve = curve(&args);
     for &(bytes, millis) in [&curve[0], &curve[curve.len() / 2], &curve[curve.len() - 1]] {
-        let object = &run(&format!("plan {args} --budget {bytes} --json")).expect(0).json()[0];
+        let object = &run(&format!("plan {args} --budget {bytes} --json"))
+            .expect(0)
+            .json()[0];
         assert_eq!(object["predicted_ms"].as_f64().unwrap(), millis, "{bytes}");
         let points = object["curve"].as_array().unwrap();
         let chosen: Vec<&Json> = points.iter().filter(|p| p["chosen"] == true).collect();
@@ -45,14 +60,20 @@ fn a_point_of_the_curve_is_what_its_budget_gives() {
         assert_eq!(chosen[0]["host_peak_bytes"], object["host_peak_bytes"]);
         // One byte less is slower, or nothing fits.
         let less = run(&format!("plan {args} --budget {} --json", bytes - 1));
-        assert!(less.code == 3 || millis < less.json()[0]["predicted_ms"].as_f64().unwrap(), "{bytes}");
+        assert!(
+            less.code == 3 || millis < less.json()[0]["predicted_ms"].as_f64().unwrap(),
+            "{bytes}"
+        );
     }
 }
 
 #[test]
 fn the_whole_curve_is_printed_where_it_is_asked_for() {
     let args = format!("plan {} --optimizer adamw --budget 50%", model(GPT2));
-    let points = run(&format!("{args} --json")).expect(0).json()[0]["curve"].as_array().unwrap().len();
+    let points = run(&format!("{args} --json")).expect(0).json()[0]["curve"]
+        .as_array()
+        .unwrap()
+        .len();
     let whole = run(&format!("{args} --curve")).expect(0).out;
     let rows = |text: &str| {
         text.lines()
@@ -63,7 +84,10 @@ fn the_whole_curve_is_printed_where_it_is_asked_for() {
     };
     assert_eq!(rows(&whole), points);
     assert_eq!(whole.matches("< chosen: host peak").count(), 1, "{whole}");
-    assert!(whole.contains("overhead") && whole.contains("1% less costs"), "{whole}");
+    assert!(
+        whole.contains("overhead") && whole.contains("1% less costs"),
+        "{whole}"
+    );
     assert!(!run(&args).expect(0).out.contains("overhead"));
 }
 
@@ -71,16 +95,29 @@ fn the_whole_curve_is_printed_where_it_is_asked_for() {
 fn the_curve_is_drawn() {
     let folder = Folder::new("curve");
     let file = folder.file("curve.svg");
-    let args = format!("plan {} --optimizer adamw --budget 50% --curve-svg {file}", model(GPT2));
-    let points = run(&format!("{args} --json")).expect(0).json()[0]["curve"].as_array().unwrap().len();
+    let args = format!(
+        "plan {} --optimizer adamw --budget 50% --curve-svg {file}",
+        model(GPT2)
+    );
+    let points = run(&format!("{args} --json")).expect(0).json()[0]["curve"]
+        .as_array()
+        .unwrap()
+        .len();
     let svg = std::fs::read_to_string(&file).unwrap();
     let tags = balanced(&svg);
     assert_eq!(tags[0], "svg");
     assert_eq!(tags.iter().filter(|tag| *tag == "circle").count(), points);
     assert_eq!(svg.matches("class=\"chosen\"").count(), 1);
-    assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"") && svg.contains("budget, KiB"), "{svg}");
+    assert!(
+        svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"") && svg.contains("budget, KiB"),
+        "{svg}"
+    );
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-    assert_eq!(folder.names(), ["curve.svg"], "no temporary file should be left");
+    assert_eq!(
+        folder.names(),
+        ["curve.svg"],
+        "no temporary file should be left"
+    );
 }
 
 #[test]
@@ -91,23 +128,42 @@ fn the_page_has_the_figures_and_needs_nothing_else() {
     let told = run(&args).expect(0).out;
     let reported = run(&format!("{args} --report {file}")).expect(0);
     assert_eq!(reported.out, told, "the report to people should not change");
-    assert_eq!(folder.names(), ["plan.html"], "no temporary file should be left");
+    assert_eq!(
+        folder.names(),
+        ["plan.html"],
+        "no temporary file should be left"
+    );
     let page = std::fs::read_to_string(&file).unwrap();
 
     let tags = balanced(&page);
-    for (tag, n) in [("html", 1), ("h1", 1), ("canvas", 3), ("svg", 1), ("script", 2), ("style", 1)] {
+    for (tag, n) in [
+        ("html", 1),
+        ("h1", 1),
+        ("canvas", 3),
+        ("svg", 1),
+        ("script", 2),
+        ("style", 1),
+    ] {
         assert_eq!(tags.iter().filter(|t| *t == tag).count(), n, "{tag}");
     }
-    for outside in ["http://", "https://", "//cdn", " src=", " href=", "@import", "url("] {
+    for outside in [
+        "http://", "https://", "//cdn", " src=", " href=", "@import", "url(",
+    ] {
         assert!(!page.contains(outside), "{outside}");
     }
 
     // The figures that `plan` prints stand in the page.
     let object = &run(&format!("{args} --json")).expect(0).json()[0];
     let figure = |name: &str| {
-        let row =
-            told.lines().find(|line| line.trim_start().starts_with(name)).unwrap_or_else(|| panic!("{name}:\n{told}"));
-        row.trim_start()[name.len()..].split_whitespace().take(2).collect::<Vec<_>>().join(" ")
+        let row = told
+            .lines()
+            .find(|line| line.trim_start().starts_with(name))
+            .unwrap_or_else(|| panic!("{name}:\n{told}"));
+        row.trim_start()[name.len()..]
+            .split_whitespace()
+            .take(2)
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     for name in [
         "planned peak",
@@ -118,7 +174,10 @@ fn the_page_has_the_figures_and_needs_nothing_else() {
         "host peak",
         "predicted step",
     ] {
-        let cell = format!("<dt>{name}</dt><dd><b>{}</b>", figure(name).replace(" us", " µs"));
+        let cell = format!(
+            "<dt>{name}</dt><dd><b>{}</b>",
+            figure(name).replace(" us", " µs")
+        );
         assert!(page.contains(&cell), "{cell}");
     }
 
@@ -127,19 +186,34 @@ fn the_page_has_the_figures_and_needs_nothing_else() {
     assert_eq!(data["curve"], object["curve"]);
     let length = |path: &str| data.pointer(path).unwrap().as_array().unwrap().len();
     let lines = object["lines"].as_u64().unwrap() as usize;
-    for column in ["stream", "kind", "start", "end", "name", "op", "module", "bytes"] {
+    for column in [
+        "stream", "kind", "start", "end", "name", "op", "module", "bytes",
+    ] {
         assert_eq!(length(&format!("/lines/{column}")), lines, "{column}");
     }
     for column in ["pool", "class", "bytes", "from", "to", "name"] {
-        assert_eq!(length(&format!("/stays/{column}")), length("/stays/pool"), "{column}");
+        assert_eq!(
+            length(&format!("/stays/{column}")),
+            length("/stays/pool"),
+            "{column}"
+        );
     }
     let decided = &object["decisions"];
-    let counted: u64 =
-        ["swap", "recompute", "hosted_states"].iter().map(|k| decided[k]["count"].as_u64().unwrap()).sum();
+    let counted: u64 = ["swap", "recompute", "hosted_states"]
+        .iter()
+        .map(|k| decided[k]["count"].as_u64().unwrap())
+        .sum();
     assert_eq!(length("/decisions") as u64, counted);
     let words = length("/words") as u64;
     for pointer in ["/lines/name", "/lines/op", "/lines/module", "/stays/name"] {
-        assert!(data.pointer(pointer).unwrap().as_array().unwrap().iter().all(|word| word.as_u64().unwrap() < words));
+        assert!(
+            data.pointer(pointer)
+                .unwrap()
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|word| word.as_u64().unwrap() < words)
+        );
     }
 }
 
@@ -149,20 +223,32 @@ fn what_is_drawn_lies_within_what_is_planned() {
     for (name, source, options) in [
         ("a", model(GPT2), "--optimizer adamw --budget 100%"),
         ("b", model(GPT2), "--optimizer adamw --budget 30%"),
-        ("c", model("llama-tiny/joint_core.pt2"), "--optimizer sgd --budget 40%"),
+        (
+            "c",
+            model("llama-tiny/joint_core.pt2"),
+            "--optimizer sgd --budget 40%",
+        ),
         ("d", mlp(), "--optimizer adamw --device test --budget 70%"),
     ] {
         let file = folder.file(&format!("{name}.html"));
-        let object = &run(&format!("plan {source} {options} --report {file} --json")).expect(0).json()[0];
+        let object = &run(&format!("plan {source} {options} --report {file} --json"))
+            .expect(0)
+            .json()[0];
         let data = data(&std::fs::read_to_string(&file).unwrap());
         let step = data["step"].as_f64().unwrap();
         for (pool, planned) in [(0, "planned_peak_bytes"), (1, "host_peak_bytes")] {
             let column = |name: &str| data["stays"][name].as_array().unwrap();
             let mut changes: Vec<(f64, i64)> = vec![];
             for k in (0..column("pool").len()).filter(|&k| column("pool")[k] == pool) {
-                let (from, to) = (column("from")[k].as_f64().unwrap(), column("to")[k].as_f64().unwrap());
+                let (from, to) = (
+                    column("from")[k].as_f64().unwrap(),
+                    column("to")[k].as_f64().unwrap(),
+                );
                 let bytes = column("bytes")[k].as_i64().unwrap();
-                assert!(0.0 <= from && from <= to && to <= step, "{source}: {from}..{to} of {step}");
+                assert!(
+                    0.0 <= from && from <= to && to <= step,
+                    "{source}: {from}..{to} of {step}"
+                );
                 changes.extend([(from, bytes), (to, -bytes)]);
             }
             changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
@@ -177,7 +263,11 @@ fn what_is_drawn_lies_within_what_is_planned() {
                 .unwrap();
             assert_eq!(now, 0);
             // Places do not meet, so what is there at one moment cannot be more than the pool.
-            assert!(most <= object[planned].as_i64().unwrap(), "{source} {options}: {most} of {}", object[planned]);
+            assert!(
+                most <= object[planned].as_i64().unwrap(),
+                "{source} {options}: {most} of {}",
+                object[planned]
+            );
             assert!(0 < most);
             if pool == 0 {
                 assert_eq!(data["peak"]["bytes"], most);
@@ -188,7 +278,8 @@ fn what_is_drawn_lies_within_what_is_planned() {
 
 #[test]
 fn names_are_text_whatever_they_hold() {
-    const HOSTILE: &str = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \" ' & ${1} <!--";
+    const HOSTILE: &str =
+        "</script><script>alert(1)</script><img src=x onerror=alert(1)> \" ' & ${1} <!--";
     let folder = Folder::new("hostile");
     let quoted = HOSTILE.replace('\\', "\\\\").replace('"', "\\\"");
     let text = std::fs::read_to_string(mlp()).unwrap();
@@ -202,22 +293,42 @@ fn names_are_text_whatever_they_hold() {
         .replace("%h\n", &format!("%\"{quoted}\"\n"));
     assert_ne!(hostile, text);
     let file = folder.write("hostile.ir", &hostile);
-    let device = "name = \"NAME\"\ndevice_bytes = 200000\nhost_bytes = 1000000\nf32_flops = 1e9\nbf16_flops = 1e9\n\
-                  memory_bandwidth = 1e9\nlaunch_micros = 1.0\nlink_bandwidth = 1e9\nduplex = 1.0\nlink_micros = 1.0\n\
+    let device = "name = \"NAME\"\ndevice_bytes = 200000\nhost_bytes = 1000000\nf32_flops = \
+        1e9\nbf16_flops = 1e9\n\
+                  memory_bandwidth = 1e9\nlaunch_micros = 1.0\nlink_bandwidth = 1e9\nduplex = \
+                  1.0\nlink_micros = 1.0\n\
                   host_bandwidth = 1e9\n";
-    let device = folder.write("device.toml", device.replace("\"NAME\"", &format!("\"{quoted}\"")));
+    let device = folder.write(
+        "device.toml",
+        device.replace("\"NAME\"", &format!("\"{quoted}\"")),
+    );
     let page_file = folder.file("plan.html");
-    let args = format!("--optimizer adamw --budget 70% --device {device} --curve-svg {}", folder.file("c.svg"));
+    let args = format!(
+        "--optimizer adamw --budget 70% --device {device} --curve-svg {}",
+        folder.file("c.svg")
+    );
     run(&format!("plan {file} {args} --report {page_file}")).expect(0);
     let page = std::fs::read_to_string(&page_file).unwrap();
     let tags = balanced(&page);
     assert_eq!(tags.iter().filter(|tag| *tag == "script").count(), 2);
     assert!(!tags.iter().any(|tag| tag == "img"), "{tags:?}");
-    assert!(!page.contains("<img") && !page.contains("<script>alert"), "a name should not be markup");
-    let data = data(&page);
-    assert_eq!((&data["model"], &data["device"]), (&HOSTILE.into(), &HOSTILE.into()));
     assert!(
-        data["words"].as_array().unwrap().iter().filter(|word| word.as_str().unwrap().contains(HOSTILE)).count() != 0
+        !page.contains("<img") && !page.contains("<script>alert"),
+        "a name should not be markup"
+    );
+    let data = data(&page);
+    assert_eq!(
+        (&data["model"], &data["device"]),
+        (&HOSTILE.into(), &HOSTILE.into())
+    );
+    assert!(
+        data["words"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|word| word.as_str().unwrap().contains(HOSTILE))
+            .count()
+            != 0
     );
     balanced(&std::fs::read_to_string(folder.file("c.svg")).unwrap());
 }
@@ -227,8 +338,15 @@ fn a_place_that_cannot_be_written_is_told_before_the_work() {
     let folder = Folder::new("unwritable");
     // The model does not exist: whoever had begun to work would say so.
     for option in ["--report", "--curve-svg"] {
-        run(&format!("plan missing.pt2 {option} {}", folder.file("none/plan.html"))).expect(2).says(&[option, "none"]);
-        run(&format!("plan missing.pt2 {option} {}", folder.file(""))).expect(2).says(&[option, "folder"]);
+        run(&format!(
+            "plan missing.pt2 {option} {}",
+            folder.file("none/plan.html")
+        ))
+        .expect(2)
+        .says(&[option, "none"]);
+        run(&format!("plan missing.pt2 {option} {}", folder.file("")))
+            .expect(2)
+            .says(&[option, "folder"]);
     }
     // What is there stays if nothing fits.
     let old = folder.write("old.html", "old");
@@ -241,15 +359,27 @@ fn a_place_that_cannot_be_written_is_told_before_the_work() {
 fn a_browser_draws_the_page() {
     let Some(browser) = ["chromium", "chromium-browser", "google-chrome"]
         .into_iter()
-        .find(|name| Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success()))
+        .find(|name| {
+            Command::new(name)
+                .arg("--version")
+                .output()
+                .is_ok_and(|out| out.status.success())
+        })
     else {
         // Not `eprintln!`: the harness would swallow it.
-        let _ = writeln!(std::io::stderr(), "skipped: no chromium here; the page's script was not run");
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: no chromium here; the page's script was not run"
+        );
         return;
     };
     let folder = Folder::new("browser");
     let file = folder.file("plan.html");
-    run(&format!("plan {} --optimizer adamw --budget 40% --report {file}", model(GPT2))).expect(0);
+    run(&format!(
+        "plan {} --optimizer adamw --budget 40% --report {file}",
+        model(GPT2)
+    ))
+    .expect(0);
     let out = Command::new(browser)
         .args([
             "--headless",
@@ -265,10 +395,17 @@ fn a_browser_draws_the_page() {
         .unwrap();
     let drawn = String::from_utf8(out.stdout).unwrap();
     // The script sets it when everything has been drawn.
-    assert!(drawn.contains("data-drawn=\"yes\""), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(
+        drawn.contains("data-drawn=\"yes\""),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     let page = std::fs::read_to_string(&file).unwrap();
     let decisions = data(&page)["decisions"].as_array().unwrap().len();
-    assert!(drawn.contains(&format!("{decisions} of {decisions}, ")), "the table of decisions should be filled");
+    assert!(
+        drawn.contains(&format!("{decisions} of {decisions}, ")),
+        "the table of decisions should be filled"
+    );
     assert!(drawn.contains("class=\"group") && drawn.contains("class=\"key k1\""));
 }
 
@@ -280,7 +417,8 @@ fn data(page: &str) -> Json {
     serde_json::from_str(&page[from..to]).unwrap()
 }
 
-/// The names of all tags, in order, of a text whose tags are balanced and whose attributes are quoted.
+/// The names of all tags, in order, of a text whose tags are balanced and whose attributes are
+/// quoted.
 #[track_caller]
 fn balanced(text: &str) -> Vec<String> {
     let mut tags = vec![];
@@ -306,8 +444,14 @@ fn balanced(text: &str) -> Vec<String> {
             continue;
         }
         let name = tag.split([' ', '/']).next().unwrap().to_string();
-        assert!(!name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric()), "{tag:?}");
-        assert!(tag.matches('"').count().is_multiple_of(2) && !tag.contains('<'), "{tag:?}");
+        assert!(
+            !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric()),
+            "{tag:?}"
+        );
+        assert!(
+            tag.matches('"').count().is_multiple_of(2) && !tag.contains('<'),
+            "{tag:?}"
+        );
         tags.push(name.clone());
         if tag.ends_with('/') {
             continue;
@@ -315,7 +459,10 @@ fn balanced(text: &str) -> Vec<String> {
         // Their content is no markup.
         if name == "script" || name == "style" {
             let end = rest.find(&format!("</{name}>")).expect("it should end");
-            assert!(!rest[..end].contains("</"), "{name} should not hold an end of anything");
+            assert!(
+                !rest[..end].contains("</"),
+                "{name} should not hold an end of anything"
+            );
             rest = &rest[end..];
         }
         open.push(name);

@@ -1,5 +1,6 @@
-//! The zip around a .pt2 file, and the tensors in it. Nothing is allocated that the file's length does not warrant: a
-//! size that a header claims is checked first, and all reads draw on one [`Archive::allowance`].
+//! The zip around a .pt2 file, and the tensors in it. Nothing is allocated that the file's length
+//! does not warrant: a size that a header claims is checked first, and all reads draw on one
+//! [`Archive::allowance`].
 
 use crate::error::Error;
 use crate::schema::{self, Payload, PayloadConfig, SymInt, TensorMeta};
@@ -20,11 +21,13 @@ pub(crate) struct Archive<R> {
 }
 
 /// The folders of the two kinds of payloads, and their tables.
-const PAYLOADS: [(&str, &str); 2] =
-    [("data/weights", "model_weights_config.json"), ("data/constants", "model_constants_config.json")];
+const PAYLOADS: [(&str, &str); 2] = [
+    ("data/weights", "model_weights_config.json"),
+    ("data/constants", "model_constants_config.json"),
+];
 
-/// Text deflates to a tenth; expanded and shared tensors are written once and read several times. A factor of 16 and
-/// 16 MiB more leave room for all of that, and none for a bomb.
+/// Text deflates to a tenth; expanded and shared tensors are written once and read several times. A
+/// factor of 16 and 16 MiB more leave room for all of that, and none for a bomb.
 fn allowance(file_bytes: u64) -> u64 {
     file_bytes.saturating_mul(16).saturating_add(16 << 20)
 }
@@ -33,11 +36,15 @@ impl<R: Read + Seek> Archive<R> {
     /// Opens an archive of `bytes` bytes and reads its tables of tensors.
     pub(crate) fn open(reader: R, bytes: u64) -> Result<Archive<R>, Error> {
         let zip = Zip::open(reader, bytes).map_err(|e| {
-            Error::new("", format!("is not a whole zip archive: {e}"))
-                .help("a .pt2 file is what torch.export.save writes; this one may be cut off or of another kind")
+            Error::new("", format!("is not a whole zip archive: {e}")).help(
+                "a .pt2 file is what torch.export.save writes; this one may be cut off or \
+                    of another kind",
+            )
         })?;
         let Some(model) = zip.names().find(|name| name.ends_with(MODEL)) else {
-            let old = zip.names().any(|name| name.ends_with("serialized_exported_program.json"));
+            let old = zip
+                .names()
+                .any(|name| name.ends_with("serialized_exported_program.json"));
             let help = if old {
                 "it was written by torch before 2.8; export it again with torch 2.11"
             } else {
@@ -47,11 +54,21 @@ impl<R: Read + Seek> Archive<R> {
         };
         let root = model[..model.len() - MODEL.len()].to_string();
         let payloads = [BTreeMap::new(), BTreeMap::new()];
-        let mut archive = Archive { zip, root, allowance: allowance(bytes), payloads };
-        let order = archive.entry("byteorder")?.ok_or_else(|| Error::new("byteorder", "the entry is missing"))?;
+        let mut archive = Archive {
+            zip,
+            root,
+            allowance: allowance(bytes),
+            payloads,
+        };
+        let order = archive
+            .entry("byteorder")?
+            .ok_or_else(|| Error::new("byteorder", "the entry is missing"))?;
         if order != b"little" {
             let order = String::from_utf8_lossy(&order[..order.len().min(16)]).into_owned();
-            return Err(Error::new("byteorder", format!("is {order:?}, should be \"little\"")));
+            return Err(Error::new(
+                "byteorder",
+                format!("is {order:?}, should be \"little\""),
+            ));
         }
         for (i, (folder, table)) in PAYLOADS.into_iter().enumerate() {
             let place = format!("{folder}/{table}");
@@ -66,18 +83,25 @@ impl<R: Read + Seek> Archive<R> {
     /// The bytes of an entry, if there is one of that name.
     pub(crate) fn entry(&mut self, name: &str) -> Result<Option<Vec<u8>>, Error> {
         let path = format!("{}{name}", self.root);
-        let Some(size) = self.zip.size(&path) else { return Ok(None) };
+        let Some(size) = self.zip.size(&path) else {
+            return Ok(None);
+        };
         if self.allowance < size {
             let message = format!("claims {size} bytes, more than a file of this length warrants");
             return Err(Error::new(name, message));
         }
         self.allowance -= size;
-        self.zip.read(&path).map(Some).map_err(|e| Error::new(name, format!("cannot be read: {e}")))
+        self.zip
+            .read(&path)
+            .map(Some)
+            .map_err(|e| Error::new(name, format!("cannot be read: {e}")))
     }
 
     /// The model's JSON, once its version is known to be one that is understood.
     pub(crate) fn model(&mut self) -> Result<schema::ExportedProgram, Error> {
-        let text = self.entry(MODEL)?.ok_or_else(|| Error::new(MODEL, "the entry is missing"))?;
+        let text = self
+            .entry(MODEL)?
+            .ok_or_else(|| Error::new(MODEL, "the entry is missing"))?;
         let header: schema::Header = json(&text, MODEL)?;
         let version = header.schema_version;
         if version.major != 8 {
@@ -101,41 +125,60 @@ impl<R: Read + Seek> Archive<R> {
             let entry = format!("{}{}/{path}", self.root, PAYLOADS[0].0);
             self.zip.size(&entry).is_some_and(|bytes| 0 < bytes)
         };
-        let groups = names.into_iter().filter(|(path, names)| 1 < names.len() && is_present(path));
-        groups.map(|(_, names)| names.into_iter().map(str::to_string).collect()).collect()
+        let groups = names
+            .into_iter()
+            .filter(|(path, names)| 1 < names.len() && is_present(path));
+        groups
+            .map(|(_, names)| names.into_iter().map(str::to_string).collect())
+            .collect()
     }
 
-    /// The bytes of a tensor, row-major and contiguous; none if the file holds the graph without its weights.
+    /// The bytes of a tensor, row-major and contiguous; none if the file holds the graph without
+    /// its weights.
     pub(crate) fn tensor(&mut self, path: &str, ty: &TensorType) -> Result<Option<Vec<u8>>, Error> {
-        let kind = self.payloads.iter().position(|table| table.contains_key(path));
+        let kind = self
+            .payloads
+            .iter()
+            .position(|table| table.contains_key(path));
         let Some(kind) = kind else { return Ok(None) };
         let (folder, table) = PAYLOADS[kind];
         let payload = &self.payloads[kind][path];
         let place = format!("{folder}/{table}: {path}");
         let Some(meta) = payload.tensor_meta.as_ref().filter(|_| !payload.use_pickle) else {
             let error = Error::new(place, "is stored as a Python pickle, which is not read");
-            return Err(error.help("use plain tensors, not tensor subclasses, as parameters and buffers"));
+            return Err(
+                error.help("use plain tensors, not tensor subclasses, as parameters and buffers")
+            );
         };
         let strided = Strided::new(meta).map_err(|e| Error::new(&place, e))?;
         if strided.dtype != ty.dtype() || strided.sizes != ty.shape() {
-            let message = format!("is {}{:?}, but the graph takes {ty}", strided.dtype, strided.sizes);
+            let message = format!(
+                "is {}{:?}, but the graph takes {ty}",
+                strided.dtype, strided.sizes
+            );
             return Err(Error::new(place, message));
         }
         let entry = format!("{folder}/{}", payload.path_name);
         let storage = self.entry(&entry)?;
-        let storage = storage.ok_or_else(|| Error::new(place.clone(), format!("its bytes, {entry}, are missing")))?;
+        let storage = storage
+            .ok_or_else(|| Error::new(place.clone(), format!("its bytes, {entry}, are missing")))?;
         if ty.numel() == 0 {
             return Ok(Some(vec![]));
         }
         if storage.is_empty() {
             return Ok(None);
         }
-        strided.check(storage.len() as u64).map_err(|e| Error::new(&place, e))?;
+        strided
+            .check(storage.len() as u64)
+            .map_err(|e| Error::new(&place, e))?;
         if strided.is_whole(storage.len() as u64) {
             return Ok(Some(storage));
         }
         if self.allowance < ty.bytes() {
-            let message = format!("takes {} bytes, more than a file of this length warrants", ty.bytes());
+            let message = format!(
+                "takes {} bytes, more than a file of this length warrants",
+                ty.bytes()
+            );
             return Err(Error::new(place, message));
         }
         self.allowance -= ty.bytes();
@@ -148,7 +191,8 @@ const MODEL: &str = "models/model.json";
 
 /// Reads JSON; serde_json bounds the depth.
 pub(crate) fn json<T: serde::de::DeserializeOwned>(text: &[u8], place: &str) -> Result<T, Error> {
-    serde_json::from_slice(text).map_err(|e| Error::new(place, format!("is not the JSON expected here: {e}")))
+    serde_json::from_slice(text)
+        .map_err(|e| Error::new(place, format!("is not the JSON expected here: {e}")))
 }
 
 /// A tensor as a view of its storage; all numbers count elements.
@@ -161,24 +205,43 @@ struct Strided {
 
 impl Strided {
     fn new(meta: &TensorMeta) -> Result<Strided, String> {
-        let dtype = schema::dtype(meta.dtype).ok_or_else(|| format!("element type {} is not known", meta.dtype))?;
+        let dtype = schema::dtype(meta.dtype)
+            .ok_or_else(|| format!("element type {} is not known", meta.dtype))?;
         if meta.layout != schema::STRIDED {
             return Err(format!("layout {} is not strided", meta.layout));
         }
         let number = |size: &SymInt| match size {
-            &SymInt::AsInt(i) => u64::try_from(i).map_err(|_| format!("{i} should not be negative")),
-            SymInt::AsExpr(e) => Err(format!("the size {} of a stored tensor should be a number", e.expr_str)),
+            &SymInt::AsInt(i) => {
+                u64::try_from(i).map_err(|_| format!("{i} should not be negative"))
+            }
+            SymInt::AsExpr(e) => Err(format!(
+                "the size {} of a stored tensor should be a number",
+                e.expr_str
+            )),
         };
         let sizes: Vec<u64> = meta.sizes.iter().map(number).collect::<Result<_, _>>()?;
         let strides: Vec<u64> = meta.strides.iter().map(number).collect::<Result<_, _>>()?;
         if sizes.len() != strides.len() {
-            return Err(format!("has {} sizes and {} strides", sizes.len(), strides.len()));
+            return Err(format!(
+                "has {} sizes and {} strides",
+                sizes.len(),
+                strides.len()
+            ));
         }
-        Ok(Strided { dtype, sizes, strides, offset: number(&meta.storage_offset)? })
+        Ok(Strided {
+            dtype,
+            sizes,
+            strides,
+            offset: number(&meta.storage_offset)?,
+        })
     }
     /// Checks that a tensor that is not empty lies within `bytes` bytes.
     fn check(&self, bytes: u64) -> Result<(), String> {
-        let mut spans = self.sizes.iter().zip(&self.strides).map(|(&size, &stride)| (size - 1).checked_mul(stride));
+        let mut spans = self
+            .sizes
+            .iter()
+            .zip(&self.strides)
+            .map(|(&size, &stride)| (size - 1).checked_mul(stride));
         let last = spans.try_fold(self.offset, |sum, span| sum.checked_add(span?));
         let end = last.and_then(|last| last.checked_add(1)?.checked_mul(self.dtype.bytes()));
         match end {

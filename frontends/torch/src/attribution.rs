@@ -1,8 +1,9 @@
 //! Which part of the step a traced node belongs to, and which module.
 //!
-//! Files of our exporter say so in each node's `custom` metadata. Of other files we know less: what the loss depends on
-//! is forward and the rest backward; a node that reads the parameter `a.b.weight` belongs to module `a.b`, other forward
-//! nodes to the module of what they read, and backward nodes to that of the parameter or activation they use.
+//! Files of our exporter say so in each node's `custom` metadata. Of other files we know less: what
+//! the loss depends on is forward and the rest backward; a node that reads the parameter
+//! `a.b.weight` belongs to module `a.b`, other forward nodes to the module of what they read, and
+//! backward nodes to that of the parameter or activation they use.
 
 use ir::Phase;
 use serde::Deserialize;
@@ -38,9 +39,12 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
-    /// Reads a node's `custom` metadata. Other tools may write anything there, so what is not ours is no error.
+    /// Reads a node's `custom` metadata. Other tools may write anything there, so what is not ours
+    /// is no error.
     pub(crate) fn parse(custom: Option<&str>) -> Tag {
-        custom.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+        custom
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default()
     }
 }
 
@@ -63,7 +67,14 @@ pub(crate) struct Place {
 pub(crate) fn attribute(nodes: &[Traced], roots: &Roots, modules: &[&str]) -> Vec<Place> {
     let phases = phases(nodes, roots);
     let names = paths(nodes, roots, modules, &phases);
-    phases.into_iter().zip(names).map(|(phase, module)| Place { phase, module: module.to_string() }).collect()
+    phases
+        .into_iter()
+        .zip(names)
+        .map(|(phase, module)| Place {
+            phase,
+            module: module.to_string(),
+        })
+        .collect()
 }
 
 fn phases(nodes: &[Traced], roots: &Roots) -> Vec<Phase> {
@@ -94,14 +105,20 @@ fn phases(nodes: &[Traced], roots: &Roots) -> Vec<Phase> {
     phases
 }
 
-fn paths<'a>(nodes: &'a [Traced], roots: &Roots, modules: &[&'a str], phases: &[Phase]) -> Vec<&'a str> {
+fn paths<'a>(
+    nodes: &'a [Traced],
+    roots: &Roots,
+    modules: &[&'a str],
+    phases: &[Phase],
+) -> Vec<&'a str> {
     let tagged = nodes.iter().any(|node| node.tag.path.is_some());
     let known = if tagged {
         nodes.iter().map(|node| node.tag.path.as_deref()).collect()
     } else {
         by_parameters(nodes, roots, modules, phases)
     };
-    // True for what depends on a parameter. Masks and tables do not, and are shared by many modules.
+    // True for what depends on a parameter. Masks and tables do not, and are shared by many
+    // modules.
     let mut trained: Vec<bool> = vec![];
     let mut found: Vec<&str> = vec![];
     for (n, node) in nodes.iter().enumerate() {
@@ -119,16 +136,29 @@ fn paths<'a>(nodes: &'a [Traced], roots: &Roots, modules: &[&'a str], phases: &[
             Phase::Backward => latest(&|m| trained[m] && phases[m] == Phase::Forward),
             _ => None,
         };
-        let state = || node.reads.iter().find_map(|s| if let Source::State(s) = s { Some(modules[*s]) } else { None });
+        let state = || {
+            node.reads.iter().find_map(|s| {
+                if let Source::State(s) = s {
+                    Some(modules[*s])
+                } else {
+                    None
+                }
+            })
+        };
         let path = match known[n] {
             Some(path) => Some(path),
-            // In a file with paths, a node without one adds gradients: it stands where the later of them was computed.
+            // In a file with paths, a node without one adds gradients: it stands where the later of
+            // them was computed.
             None if tagged => latest(&|_| true),
-            None => activation().or_else(|| latest(&|m| trained[m])).or_else(|| latest(&|_| true)).or_else(state),
+            None => activation()
+                .or_else(|| latest(&|m| trained[m]))
+                .or_else(|| latest(&|_| true))
+                .or_else(state),
         };
         found.push(path.unwrap_or_default());
     }
-    // What is left was computed from nothing: it belongs to the innermost module that holds all who read it.
+    // What is left was computed from nothing: it belongs to the innermost module that holds all who
+    // read it.
     let mut readers: Vec<Option<&str>> = vec![None; nodes.len()];
     for n in (0..nodes.len()).rev() {
         if found[n].is_empty() {
@@ -154,7 +184,12 @@ fn common<'a>(a: &'a str, b: &str) -> &'a str {
 }
 
 /// The modules of nodes that work for one parameter.
-fn by_parameters<'a>(nodes: &[Traced], roots: &Roots, modules: &[&'a str], phases: &[Phase]) -> Vec<Option<&'a str>> {
+fn by_parameters<'a>(
+    nodes: &[Traced],
+    roots: &Roots,
+    modules: &[&'a str],
+    phases: &[Phase],
+) -> Vec<Option<&'a str>> {
     // Parameters, and what is computed from one parameter alone by moving its elements.
     let mut param_of: Vec<Option<usize>> = vec![];
     let mut known: Vec<Option<&str>> = vec![];
@@ -165,7 +200,11 @@ fn by_parameters<'a>(nodes: &[Traced], roots: &Roots, modules: &[&'a str], phase
             Source::State(_) | Source::Input => None,
         };
         known.push(node.reads.iter().find_map(from).map(|p| modules[p]));
-        let moved = if let [only] = &node.reads[..] { from(only) } else { None };
+        let moved = if let [only] = &node.reads[..] {
+            from(only)
+        } else {
+            None
+        };
         param_of.push(moved.filter(|_| node.is_shape));
     }
     // What computes a parameter's gradient, before it is summed, transposed or reshaped.
@@ -179,10 +218,13 @@ fn by_parameters<'a>(nodes: &[Traced], roots: &Roots, modules: &[&'a str], phase
             }
         }
     }
-    // What only one module reads is that module's: the mean that a norm takes before it reads its weight. The outer
-    // option is none without readers, the inner one with readers that differ.
+    // What only one module reads is that module's: the mean that a norm takes before it reads its
+    // weight. The outer option is none without readers, the inner one with readers that differ.
     let mut reader: Vec<Option<Option<&str>>> = vec![None; nodes.len()];
-    for n in (0..nodes.len()).rev().filter(|&n| phases[n] == Phase::Forward) {
+    for n in (0..nodes.len())
+        .rev()
+        .filter(|&n| phases[n] == Phase::Forward)
+    {
         known[n] = known[n].or(reader[n].flatten());
         for m in read_nodes(&nodes[n]) {
             reader[m] = Some(match reader[m] {
@@ -195,7 +237,13 @@ fn by_parameters<'a>(nodes: &[Traced], roots: &Roots, modules: &[&'a str], phase
 }
 
 fn read_nodes(node: &Traced) -> impl Iterator<Item = usize> {
-    node.reads.iter().filter_map(|source| if let Source::Node(m) = source { Some(*m) } else { None })
+    node.reads.iter().filter_map(|source| {
+        if let Source::Node(m) = source {
+            Some(*m)
+        } else {
+            None
+        }
+    })
 }
 
 /// The module of a parameter or buffer.

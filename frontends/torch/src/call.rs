@@ -1,6 +1,8 @@
-//! One traced call, and the nodes planned for it: reading arguments, and the steps from which `ops` composes.
+//! One traced call, and the nodes planned for it: reading arguments, and the steps from which `ops`
+//! composes.
 //!
-//! Nothing here touches the graph: a plan is data, and a call that turns out not to be expressible leaves no trace.
+//! Nothing here touches the graph: a plan is data, and a call that turns out not to be expressible
+//! leaves no trace.
 
 use crate::schema::{self, Argument, Item, Node};
 use crate::symbols::Symbols;
@@ -107,8 +109,16 @@ pub(crate) fn rng_type() -> TensorType {
 }
 
 /// Arguments that say where or how a tensor is stored, which is for the planner to decide.
-const PLACEMENT: [&str; 8] =
-    ["device", "pin_memory", "memory_format", "non_blocking", "implicit", "generator", "copy", "physical_layout"];
+const PLACEMENT: [&str; 8] = [
+    "device",
+    "pin_memory",
+    "memory_format",
+    "non_blocking",
+    "implicit",
+    "generator",
+    "copy",
+    "physical_layout",
+];
 
 impl<'a, 's> Call<'a, 's> {
     pub(crate) fn new(
@@ -120,27 +130,48 @@ impl<'a, 's> Call<'a, 's> {
         streams: i64,
     ) -> Call<'a, 's> {
         let used = vec![false; node.inputs.len()];
-        Call { graph, env, symbols, node, types, used, steps: vec![], made: vec![], streams, rng: rng_type() }
+        Call {
+            graph,
+            env,
+            symbols,
+            node,
+            types,
+            used,
+            steps: vec![],
+            made: vec![],
+            streams,
+            rng: rng_type(),
+        }
     }
 
     /// What is called, without the leading `torch.ops.`.
     pub(crate) fn target(&self) -> &'a str {
-        self.node.target.strip_prefix("torch.ops.").unwrap_or(&self.node.target)
+        self.node
+            .target
+            .strip_prefix("torch.ops.")
+            .unwrap_or(&self.node.target)
     }
 
     /// The plan, once every argument has been taken into account.
     pub(crate) fn finish(self, results: Vec<Option<Ref>>) -> R<Plan> {
         for (arg, used) in self.node.inputs.iter().zip(&self.used) {
-            let is_strided = arg.name == "layout" && matches!(arg.arg, Argument::Layout(schema::STRIDED));
-            let is_idle = matches!(arg.arg, Argument::None) || is_strided || PLACEMENT.contains(&arg.name.as_str());
+            let is_strided =
+                arg.name == "layout" && matches!(arg.arg, Argument::Layout(schema::STRIDED));
+            let is_idle = matches!(arg.arg, Argument::None)
+                || is_strided
+                || PLACEMENT.contains(&arg.name.as_str());
             if !used && !is_idle {
                 return Err(format!("the argument {} is not known", arg.name));
             }
         }
-        Ok(Plan { steps: self.steps, results, streams: Some(self.streams) })
+        Ok(Plan {
+            steps: self.steps,
+            results,
+            streams: Some(self.streams),
+        })
     }
 
-    // ------------------------------------------------------------------------------------------------- arguments
+    // --- arguments ---
 
     /// An argument, if it is given and not None.
     fn arg(&mut self, name: &str) -> Option<&'a Argument> {
@@ -150,7 +181,8 @@ impl<'a, 's> Call<'a, 's> {
     }
     /// An argument, which has to be given.
     fn need(&mut self, name: &str) -> R<&'a Argument> {
-        self.arg(name).ok_or_else(|| format!("the argument {name} is missing"))
+        self.arg(name)
+            .ok_or_else(|| format!("the argument {name} is missing"))
     }
     fn wrong<T>(&self, name: &str, expected: &str) -> R<T> {
         Err(format!("the argument {name} is not {expected}"))
@@ -162,7 +194,10 @@ impl<'a, 's> Call<'a, 's> {
         }
     }
     fn value(&self, name: &str) -> R<Ref> {
-        let value = self.env.get(name).ok_or_else(|| format!("{name} is not defined"))?;
+        let value = self
+            .env
+            .get(name)
+            .ok_or_else(|| format!("{name} is not defined"))?;
         Ok(Ref::Value(*value))
     }
     pub(crate) fn tensor(&mut self, name: &str) -> R<Ref> {
@@ -180,7 +215,9 @@ impl<'a, 's> Call<'a, 's> {
     }
     /// Tensors, some of which may be absent.
     pub(crate) fn opt_tensors(&mut self, name: &str) -> R<Vec<Option<Ref>>> {
-        let Argument::Tensors(items) = self.need(name)? else { return self.wrong(name, "a list of tensors") };
+        let Argument::Tensors(items) = self.need(name)? else {
+            return self.wrong(name, "a list of tensors");
+        };
         let one = |item: &Item| match item {
             Item::Name(tensor) => self.value(tensor).map(Some),
             Item::None => Ok(None),
@@ -204,12 +241,15 @@ impl<'a, 's> Call<'a, 's> {
             Some(&Argument::Int(i)) => Ok(Some(Scalar::Int(i))),
             Some(&Argument::Float(x)) => Ok(Some(Scalar::Float(x))),
             Some(&Argument::Bool(b)) => Ok(Some(Scalar::Bool(b))),
-            Some(Argument::SymInt(symbol)) => self.symbols.named(symbol).map(|i| Some(Scalar::Int(i))),
+            Some(Argument::SymInt(symbol)) => {
+                self.symbols.named(symbol).map(|i| Some(Scalar::Int(i)))
+            }
             Some(_) => self.wrong(name, "a number"),
         }
     }
     pub(crate) fn scalar(&mut self, name: &str) -> R<Scalar> {
-        self.opt_scalar(name)?.ok_or_else(|| format!("the argument {name} is missing"))
+        self.opt_scalar(name)?
+            .ok_or_else(|| format!("the argument {name} is missing"))
     }
     pub(crate) fn scalar_or(&mut self, name: &str, default: Scalar) -> R<Scalar> {
         Ok(self.opt_scalar(name)?.unwrap_or(default))
@@ -228,7 +268,8 @@ impl<'a, 's> Call<'a, 's> {
         }
     }
     pub(crate) fn int(&mut self, name: &str) -> R<i64> {
-        self.opt_int(name)?.ok_or_else(|| format!("the argument {name} is missing"))
+        self.opt_int(name)?
+            .ok_or_else(|| format!("the argument {name} is missing"))
     }
     pub(crate) fn int_or(&mut self, name: &str, default: i64) -> R<i64> {
         Ok(self.opt_int(name)?.unwrap_or(default))
@@ -270,9 +311,11 @@ impl<'a, 's> Call<'a, 's> {
         items.iter().map(one).collect::<R<_>>().map(Some)
     }
     pub(crate) fn ints(&mut self, name: &str) -> R<Vec<i64>> {
-        self.opt_ints(name)?.ok_or_else(|| format!("the argument {name} is missing"))
+        self.opt_ints(name)?
+            .ok_or_else(|| format!("the argument {name} is missing"))
     }
-    /// A list of `n` integers; a list of one stands for `n` equal ones, an absent or empty one for `default`.
+    /// A list of `n` integers; a list of one stands for `n` equal ones, an absent or empty one for
+    /// `default`.
     pub(crate) fn ints_of(&mut self, name: &str, n: usize, default: &[i64]) -> R<Vec<i64>> {
         match self.opt_ints(name)?.as_deref() {
             None | Some([]) => Ok(default.to_vec()),
@@ -283,7 +326,10 @@ impl<'a, 's> Call<'a, 's> {
     }
     /// A dimension below `rank`, counted from the front.
     pub(crate) fn dim(&mut self, name: &str, default: Option<i64>, rank: usize) -> R<usize> {
-        let dim = self.opt_int(name)?.or(default).ok_or_else(|| format!("the argument {name} is missing"))?;
+        let dim = self
+            .opt_int(name)?
+            .or(default)
+            .ok_or_else(|| format!("the argument {name} is missing"))?;
         wrap(dim, rank)
     }
     /// Sorted dimensions; all of them if none is named.
@@ -293,7 +339,10 @@ impl<'a, 's> Call<'a, 's> {
             // The one element of a scalar lies along dimension 0, which it does not have.
             Some([0 | -1]) if rank == 0 => Ok(vec![]),
             Some(list) => {
-                let mut dims = list.iter().map(|&d| wrap(d, rank)).collect::<R<Vec<usize>>>()?;
+                let mut dims = list
+                    .iter()
+                    .map(|&d| wrap(d, rank))
+                    .collect::<R<Vec<usize>>>()?;
                 dims.sort_unstable();
                 dims.dedup();
                 Ok(dims)
@@ -302,21 +351,24 @@ impl<'a, 's> Call<'a, 's> {
     }
     /// A shape; no size is -1.
     pub(crate) fn shape(&mut self, name: &str) -> R<Vec<u64>> {
-        let one = |d: i64| u64::try_from(d).map_err(|_| format!("the argument {name} has the negative size {d}"));
+        let one = |d: i64| {
+            u64::try_from(d).map_err(|_| format!("the argument {name} has the negative size {d}"))
+        };
         self.ints(name)?.into_iter().map(one).collect()
     }
     pub(crate) fn opt_dtype(&mut self, name: &str) -> R<Option<DType>> {
         match self.arg(name) {
             None => Ok(None),
             Some(&Argument::ScalarType(number)) => {
-                let dtype = schema::dtype(number).ok_or_else(|| format!("element type {number} is not known"))?;
+                let dtype = schema::dtype(number)
+                    .ok_or_else(|| format!("element type {number} is not known"))?;
                 Ok(Some(dtype))
             }
             Some(_) => self.wrong(name, "an element type"),
         }
     }
 
-    // ----------------------------------------------------------------------------------------------------- types
+    // --- types ---
 
     pub(crate) fn ty(&self, of: Ref) -> &TensorType {
         match of {
@@ -343,22 +395,28 @@ impl<'a, 's> Call<'a, 's> {
     }
     /// The type that the file gives the first result.
     pub(crate) fn result(&self) -> R<&'a TensorType> {
-        self.wanted(0).ok_or_else(|| "the file wants no first result".into())
+        self.wanted(0)
+            .ok_or_else(|| "the file wants no first result".into())
     }
-    /// torch's rule for the element type of mixed operands: tensors with dimensions come before those without, and those
-    /// before numbers; a later group counts only if its kind (boolean, integer, float) is higher.
+    /// torch's rule for the element type of mixed operands: tensors with dimensions come before
+    /// those without, and those before numbers; a later group counts only if its kind (boolean,
+    /// integer, float) is higher.
     pub(crate) fn promoted(&self, operands: &[Operand]) -> DType {
         let mut groups: [Option<DType>; 3] = [None; 3];
         for &operand in operands {
             let (group, dtype) = match operand {
-                Operand::Tensor(tensor) => (usize::from(self.rank(tensor) == 0), self.dtype(tensor)),
+                Operand::Tensor(tensor) => {
+                    (usize::from(self.rank(tensor) == 0), self.dtype(tensor))
+                }
                 Operand::Scalar(scalar) => (2, scalar.dtype()),
             };
             groups[group] = Some(groups[group].map_or(dtype, |other| promote(other, dtype)));
         }
         let combine = |high: Option<DType>, low: Option<DType>| match (high, low) {
             (None, other) | (other, None) => other,
-            (Some(high), Some(low)) if !high.is_float() && (high == DType::Bool || low.is_float()) => {
+            (Some(high), Some(low))
+                if !high.is_float() && (high == DType::Bool || low.is_float()) =>
+            {
                 Some(promote(high, low))
             }
             (high, _) => high,
@@ -367,7 +425,7 @@ impl<'a, 's> Call<'a, 's> {
         combine(combine(tensors, zero_rank), numbers).unwrap_or(DType::F32)
     }
 
-    // ----------------------------------------------------------------------------------------------------- steps
+    // --- steps ---
 
     /// A step with any number of results.
     pub(crate) fn steps(&mut self, name: &str, attrs: AttrList<'_>, inputs: &[Ref]) -> R<Vec<Ref>> {
@@ -375,7 +433,11 @@ impl<'a, 's> Call<'a, 's> {
         let types: Vec<&TensorType> = inputs.iter().map(|&input| self.ty(input)).collect();
         let results = op.infer(&types)?;
         let first = self.made.len();
-        self.steps.push(Step { op, inputs: inputs.to_vec(), n_results: results.len() });
+        self.steps.push(Step {
+            op,
+            inputs: inputs.to_vec(),
+            n_results: results.len(),
+        });
         self.made.extend(results);
         Ok((first..self.made.len()).map(Ref::New).collect())
     }
@@ -416,7 +478,11 @@ impl<'a, 's> Call<'a, 's> {
         if dims.len() == self.rank(x) {
             let shape = self.shape_of(x);
             // If only dimensions of size 1 move, no element does.
-            let moving: Vec<usize> = dims.iter().copied().filter(|&d| shape.get(d).is_some_and(|&s| s != 1)).collect();
+            let moving: Vec<usize> = dims
+                .iter()
+                .copied()
+                .filter(|&d| shape.get(d).is_some_and(|&s| s != 1))
+                .collect();
             let is_permutation = (0..dims.len()).all(|d| dims.contains(&d));
             if is_permutation && moving.is_sorted() {
                 let shape: Vec<u64> = dims.iter().map(|&d| shape[d]).collect();
@@ -427,7 +493,14 @@ impl<'a, 's> Call<'a, 's> {
         self.step("permute", &[("dims", Attr::Ints(dims))], &[x])
     }
     /// `x[.., start:end:step, ..]`, with Python's rules for negative and large bounds.
-    pub(crate) fn slice(&mut self, x: Ref, dim: usize, start: Option<i64>, end: Option<i64>, step: i64) -> R<Ref> {
+    pub(crate) fn slice(
+        &mut self,
+        x: Ref,
+        dim: usize,
+        start: Option<i64>,
+        end: Option<i64>,
+        step: i64,
+    ) -> R<Ref> {
         match self.slice_attrs(x, dim, start, end, step)? {
             None => Ok(x),
             Some(attrs) => self.step("slice", &attrs, &[x]),
@@ -442,19 +515,39 @@ impl<'a, 's> Call<'a, 's> {
         end: Option<i64>,
         step: i64,
     ) -> R<Option<[(&'static str, Attr); 4]>> {
-        let size = self.ty(x).shape().get(dim).copied().ok_or("no such dimension")? as i64;
-        let clip = |i: i64| if i < 0 { i.saturating_add(size).max(0) } else { i.min(size) };
+        let size = self
+            .ty(x)
+            .shape()
+            .get(dim)
+            .copied()
+            .ok_or("no such dimension")? as i64;
+        let clip = |i: i64| {
+            if i < 0 {
+                i.saturating_add(size).max(0)
+            } else {
+                i.min(size)
+            }
+        };
         let start = clip(start.unwrap_or(0));
         let end = clip(end.unwrap_or(size)).max(start);
         if (start, end, step) == (0, size, 1) {
             return Ok(None);
         }
         let int = Attr::Int;
-        Ok(Some([("dim", int(dim as i64)), ("end", int(end)), ("start", int(start)), ("step", int(step))]))
+        Ok(Some([
+            ("dim", int(dim as i64)),
+            ("end", int(end)),
+            ("start", int(start)),
+            ("step", int(step)),
+        ]))
     }
     /// A tensor of one number.
     pub(crate) fn full(&mut self, value: Scalar, dtype: DType, shape: &[u64]) -> R<Ref> {
-        let attrs = [("dtype", Attr::Type(dtype)), ("shape", attr_ints(shape)?), ("value", value.attr(dtype)?)];
+        let attrs = [
+            ("dtype", Attr::Type(dtype)),
+            ("shape", attr_ints(shape)?),
+            ("value", value.attr(dtype)?),
+        ];
         self.step("full", &attrs, &[])
     }
     /// An op with a number: `add_scalar` and the like.
@@ -462,13 +555,18 @@ impl<'a, 's> Call<'a, 's> {
         let value = value.attr(self.dtype(x))?;
         self.step(name, &[("value", value)], &[x])
     }
-    /// `sum`, `mean`, `amax`, `amin` or `any` over `dims`; over none, what the reduction of one element is.
+    /// `sum`, `mean`, `amax`, `amin` or `any` over `dims`; over none, what the reduction of one
+    /// element is.
     pub(crate) fn reduce(&mut self, name: &str, x: Ref, dims: &[usize], keepdim: bool) -> R<Ref> {
         if dims.is_empty() {
             return Ok(x);
         }
         let dims = Attr::Ints(dims.iter().map(|&d| d as i64).collect());
-        self.step(name, &[("dims", dims), ("keepdim", Attr::Bool(keepdim))], &[x])
+        self.step(
+            name,
+            &[("dims", dims), ("keepdim", Attr::Bool(keepdim))],
+            &[x],
+        )
     }
     /// The number by which the next random op differs from all others.
     pub(crate) fn stream(&mut self) -> Attr {
@@ -477,7 +575,11 @@ impl<'a, 's> Call<'a, 's> {
     }
     /// `rand` or `randn`.
     pub(crate) fn random(&mut self, name: &str, dtype: DType, shape: &[u64]) -> R<Ref> {
-        let attrs = [("dtype", Attr::Type(dtype)), ("shape", attr_ints(shape)?), ("stream", self.stream())];
+        let attrs = [
+            ("dtype", Attr::Type(dtype)),
+            ("shape", attr_ints(shape)?),
+            ("stream", self.stream()),
+        ];
         self.step(name, &attrs, &[Ref::Rng])
     }
 }
@@ -490,8 +592,14 @@ pub(crate) fn attr_ints(shape: &[u64]) -> R<Attr> {
 
 /// A dimension counted from the front.
 pub(crate) fn wrap(dim: i64, rank: usize) -> R<usize> {
-    let front = if dim < 0 { dim.checked_add(rank as i64) } else { Some(dim) };
-    let front = front.and_then(|d| usize::try_from(d).ok()).filter(|&d| d < rank);
+    let front = if dim < 0 {
+        dim.checked_add(rank as i64)
+    } else {
+        Some(dim)
+    };
+    let front = front
+        .and_then(|d| usize::try_from(d).ok())
+        .filter(|&d| d < rank);
     front.ok_or_else(|| format!("dimension {dim} is not below rank {rank}"))
 }
 

@@ -18,11 +18,19 @@ pub struct Error {
 impl Error {
     /// An error at a place; [`crate::read_bytes`] adds the file.
     pub(crate) fn new(place: impl Into<String>, message: impl Into<String>) -> Error {
-        Error { file: String::new(), place: place.into(), message: message.into(), help: String::new() }
+        Error {
+            file: String::new(),
+            place: place.into(),
+            message: message.into(),
+            help: String::new(),
+        }
     }
     /// The same, with what would help.
     pub(crate) fn help(self, help: impl Into<String>) -> Error {
-        Error { help: help.into(), ..self }
+        Error {
+            help: help.into(),
+            ..self
+        }
     }
 }
 

@@ -1,13 +1,15 @@
-//! The door from PyTorch: reads a .pt2 file that holds a joint training step into an [`ir::Graph`] and its tensors.
+//! The door from PyTorch: reads a .pt2 file that holds a joint training step into an [`ir::Graph`]
+//! and its tensors.
 //!
 //! ```no_run
 //! let dims = std::collections::BTreeMap::from([("s72".to_string(), 8)]);
-//! let model = torch::read("gpt2.pt2".as_ref(), &dims)?;
+//! let model = lighterage_torch::read("gpt2.pt2".as_ref(), &dims)?;
 //! assert!(model.unsupported.is_empty());
-//! # Ok::<(), torch::Error>(())
+//! # Ok::<(), lighterage_torch::Error>(())
 //! ```
 //!
-//! A damaged or hostile file gives an [`Error`]: reading never panics, and allocates in proportion to the file.
+//! A damaged or hostile file gives an [`Error`]: reading never panics, and allocates in proportion
+//! to the file.
 
 mod archive;
 mod attribution;
@@ -30,7 +32,8 @@ use std::path::Path;
 pub struct Model {
     /// The step.
     pub graph: Graph,
-    /// Tensors by the path of their state. Absent where the file holds the graph without its weights.
+    /// Tensors by the path of their state. Absent where the file holds the graph without its
+    /// weights.
     pub tensors: BTreeMap<String, Tensor>,
     /// Calls that became `extern` nodes: such a graph can be planned, not run.
     pub unsupported: Vec<Unsupported>,
@@ -58,21 +61,31 @@ pub struct Unsupported {
     pub why: String,
 }
 
-/// Reads a file. `dims` gives symbolic sizes their values; the graph takes the file's stem as its name.
+/// Reads a file. `dims` gives symbolic sizes their values; the graph takes the file's stem as its
+/// name.
 pub fn read(path: &Path, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
-    let named = |error: Error| Error { file: path.display().to_string(), ..error };
+    let named = |error: Error| Error {
+        file: path.display().to_string(),
+        ..error
+    };
     let io = |e: std::io::Error| named(Error::new("", format!("cannot be opened ({e})")));
     let file = std::fs::File::open(path).map_err(io)?;
     let meta = file.metadata().map_err(io)?;
     if !meta.is_file() {
         return Err(named(Error::new("", "is not a file")));
     }
-    let name = path.file_stem().map(|stem| stem.to_string_lossy()).unwrap_or_default();
+    let name = path
+        .file_stem()
+        .map(|stem| stem.to_string_lossy())
+        .unwrap_or_default();
     import::model(BufReader::new(file), meta.len(), &name, dims).map_err(named)
 }
 
 /// Reads a file's bytes; `name` is the graph's name, and stands in errors.
 pub fn read_bytes(bytes: &[u8], name: &str, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
-    let named = |error: Error| Error { file: name.to_string(), ..error };
+    let named = |error: Error| Error {
+        file: name.to_string(),
+        ..error
+    };
     import::model(Cursor::new(bytes), bytes.len() as u64, name, dims).map_err(named)
 }

@@ -1,5 +1,6 @@
-//! The JSON inside a .pt2 file, as far as a reader needs it: schema version 8 of `torch._export.serde.schema`. Fields
-//! that are not named here are skipped, so minor versions may add some.
+//! The JSON inside a .pt2 file, as far as a reader needs it: schema version 8 of
+//! `torch._export.serde.schema`. Fields that are not named here are skipped, so minor versions may
+//! add some.
 
 use ir::DType;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -136,7 +137,8 @@ pub(crate) struct JointStep {
     pub(crate) tied: Vec<Vec<String>>,
 }
 
-/// An element type by its number in the schema. Complex types, `u16` and the `fnuz` types have no counterpart.
+/// An element type by its number in the schema. Complex types, `u16` and the `fnuz` types have no
+/// counterpart.
 pub(crate) fn dtype(number: i64) -> Option<DType> {
     Some(match number {
         1 => DType::U8,
@@ -251,7 +253,9 @@ impl<'de> Deserialize<'de> for Argument {
                 f.write_str("an argument: an object with one key")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Argument, A::Error> {
-                let key: String = map.next_key()?.ok_or_else(|| de::Error::custom("an argument should have a key"))?;
+                let key: String = map
+                    .next_key()?
+                    .ok_or_else(|| de::Error::custom("an argument should have a key"))?;
                 let argument = match key.as_str() {
                     "as_none" => map.next_value::<IgnoredAny>().map(|_| Argument::None)?,
                     "as_tensor" => Argument::Tensor(map.next_value::<Name>()?.name),
@@ -302,10 +306,21 @@ impl<'de> Deserialize<'de> for Argument {
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum InputSpec {
-    UserInput { arg: Argument },
-    Parameter { arg: Name, parameter_name: String },
-    Buffer { arg: Name, buffer_name: String },
-    TensorConstant { arg: Name, tensor_constant_name: String },
+    UserInput {
+        arg: Argument,
+    },
+    Parameter {
+        arg: Name,
+        parameter_name: String,
+    },
+    Buffer {
+        arg: Name,
+        buffer_name: String,
+    },
+    TensorConstant {
+        arg: Name,
+        tensor_constant_name: String,
+    },
     CustomObj(IgnoredAny),
     Token(IgnoredAny),
     ConstantInput(IgnoredAny),

@@ -1,7 +1,8 @@
 //! Symbolic sizes: the values of symbols, and of the expressions in which they stand.
 //!
-//! An expression is what sympy's `srepr` writes, as in `Mul(Integer(32), Symbol('s72', positive=True, integer=True))`.
-//! It is evaluated while it is read, over fractions, since sympy writes a half of an even size as a product with 1/2.
+//! An expression is what sympy's `srepr` writes, as in `Mul(Integer(32), Symbol('s72',
+//! positive=True, integer=True))`. It is evaluated while it is read, over fractions, since sympy
+//! writes a half of an even size as a product with 1/2.
 
 use crate::error::Error;
 use crate::schema::{ExportedProgram, Range, SymInt};
@@ -18,13 +19,22 @@ pub(crate) struct Symbols<'a> {
 
 impl<'a> Symbols<'a> {
     /// Checks that every symbol which `program` uses has a value in `dims`, within its range.
-    pub(crate) fn new(program: &'a ExportedProgram, dims: &'a BTreeMap<String, u64>) -> Result<Symbols<'a>, Error> {
+    pub(crate) fn new(
+        program: &'a ExportedProgram,
+        dims: &'a BTreeMap<String, u64>,
+    ) -> Result<Symbols<'a>, Error> {
         let graph = &program.graph_module.graph;
         let ranges = &program.range_constraints;
-        let sizes = graph.tensor_values.values().flat_map(|meta| &meta.sizes).chain(graph.sym_int_values.values());
+        let sizes = graph
+            .tensor_values
+            .values()
+            .flat_map(|meta| &meta.sizes)
+            .chain(graph.sym_int_values.values());
         let expressions: BTreeMap<&str, Option<i64>> = sizes
             .filter_map(|size| match size {
-                SymInt::AsExpr(e) => Some((e.expr_str.as_str(), e.hint.as_ref().and_then(|h| h.as_int))),
+                SymInt::AsExpr(e) => {
+                    Some((e.expr_str.as_str(), e.hint.as_ref().and_then(|h| h.as_int)))
+                }
                 SymInt::AsInt(_) => None,
             })
             .collect();
@@ -32,7 +42,8 @@ impl<'a> Symbols<'a> {
         for text in expressions.keys() {
             used.extend(symbols_of(text));
         }
-        // A symbol that begins with `u` stands for a number that the data decides; tensors that need it are refused.
+        // A symbol that begins with `u` stands for a number that the data decides; tensors that
+        // need it are refused.
         used.retain(|symbol| !is_data_dependent(symbol));
         let list = || {
             let one = |symbol: &&str| format!("{symbol} in {}", range_text(ranges.get(*symbol)));
@@ -40,23 +51,39 @@ impl<'a> Symbols<'a> {
         };
         for symbol in dims.keys() {
             if !used.contains(symbol.as_str()) {
-                let known = if used.is_empty() { "it has none".into() } else { format!("it has {}", list()) };
-                return Err(Error::new("", format!("has no symbolic size {symbol}; {known}")));
+                let known = if used.is_empty() {
+                    "it has none".into()
+                } else {
+                    format!("it has {}", list())
+                };
+                return Err(Error::new(
+                    "",
+                    format!("has no symbolic size {symbol}; {known}"),
+                ));
             }
         }
         if used.iter().any(|symbol| !dims.contains_key(*symbol)) {
             let missing = used.iter().filter(|symbol| !dims.contains_key(**symbol));
             let traced = |symbol: &&str| {
                 let bare = |text: &str| bare_symbol(text) == Some(*symbol);
-                let hint = expressions.iter().find(|&(text, _)| bare(text)).and_then(|(_, hint)| *hint);
-                let least = ranges.get(*symbol).and_then(|r| r.min_val).map_or(1, |min| min as i64);
+                let hint = expressions
+                    .iter()
+                    .find(|&(text, _)| bare(text))
+                    .and_then(|(_, hint)| *hint);
+                let least = ranges
+                    .get(*symbol)
+                    .and_then(|r| r.min_val)
+                    .map_or(1, |min| min as i64);
                 format!("--dim {symbol}={}", hint.unwrap_or(least))
             };
             let help = missing.map(traced).collect::<Vec<_>>().join(" ");
-            return Err(Error::new("", format!("has symbolic sizes: {}", list())).help(format!("choose with {help}")));
+            return Err(Error::new("", format!("has symbolic sizes: {}", list()))
+                .help(format!("choose with {help}")));
         }
         for (symbol, &value) in dims {
-            let Some(range) = ranges.get(symbol) else { continue };
+            let Some(range) = ranges.get(symbol) else {
+                continue;
+            };
             let low = range.min_val.is_none_or(|min| min <= value as f64);
             let high = range.max_val.is_none_or(|max| value as f64 <= max);
             if !low || !high {
@@ -64,7 +91,12 @@ impl<'a> Symbols<'a> {
                 return Err(Error::new("", message).help("export with a wider range to allow it"));
             }
         }
-        Ok(Symbols { dims, ranges, named: &graph.sym_int_values, known: BTreeMap::new() })
+        Ok(Symbols {
+            dims,
+            ranges,
+            named: &graph.sym_int_values,
+            known: BTreeMap::new(),
+        })
     }
 
     /// The value of a size.
@@ -76,29 +108,41 @@ impl<'a> Symbols<'a> {
         if let Some(&value) = self.known.get(text) {
             return Ok(value);
         }
-        let mut parser = Parser { text, at: 0, symbols: self };
-        let value = parser.whole().map_err(|e| format!("size {}: {e}", shortened(text)))?;
+        let mut parser = Parser {
+            text,
+            at: 0,
+            symbols: self,
+        };
+        let value = parser
+            .whole()
+            .map_err(|e| format!("size {}: {e}", shortened(text)))?;
         self.known.insert(text, value);
         Ok(value)
     }
 
     /// The value of a named integer.
     pub(crate) fn named(&mut self, name: &str) -> Result<i64, String> {
-        let size = self.named.get(name).ok_or_else(|| format!("there is no integer {name}"))?;
+        let size = self
+            .named
+            .get(name)
+            .ok_or_else(|| format!("there is no integer {name}"))?;
         self.size(size)
     }
 
     fn symbol(&self, symbol: &str) -> Result<i64, String> {
         if is_data_dependent(symbol) {
             return Err(format!(
-                "{symbol} depends on the data of each step; memory cannot be planned for it, so use a formulation \
+                "{symbol} depends on the data of each step; memory cannot be planned for it, so \
+                 use a formulation \
                  with fixed sizes (masks instead of selections)"
             ));
         }
-        let value = self
-            .dims
-            .get(symbol)
-            .ok_or_else(|| format!("symbol {symbol} in {} has no value", range_text(self.ranges.get(symbol))))?;
+        let value = self.dims.get(symbol).ok_or_else(|| {
+            format!(
+                "symbol {symbol} in {} has no value",
+                range_text(self.ranges.get(symbol))
+            )
+        })?;
         i64::try_from(*value).map_err(|_| format!("{symbol}={value} is too large"))
     }
 }
@@ -109,7 +153,9 @@ fn is_data_dependent(symbol: &str) -> bool {
 
 /// The names of the symbols in an expression.
 fn symbols_of(text: &str) -> impl Iterator<Item = &str> {
-    text.split("Symbol('").skip(1).filter_map(|rest| rest.split('\'').next())
+    text.split("Symbol('")
+        .skip(1)
+        .filter_map(|rest| rest.split('\'').next())
 }
 
 /// The symbol that an expression consists of.
@@ -121,7 +167,11 @@ fn range_text(range: Option<&Range>) -> String {
     // Bounds near 2^63 stand for infinity.
     let bound = |bound: Option<f64>| bound.filter(|b| b.abs() < 9e15).map(|b| format!("{b}"));
     let (min, max) = range.map_or((None, None), |r| (bound(r.min_val), bound(r.max_val)));
-    format!("{}..{}", min.unwrap_or_default(), max.map_or(String::new(), |max| format!("={max}")))
+    format!(
+        "{}..{}",
+        min.unwrap_or_default(),
+        max.map_or(String::new(), |max| format!("={max}"))
+    )
 }
 
 fn shortened(text: &str) -> String {
@@ -152,13 +202,19 @@ impl Fraction {
         let (over, under) = (over / divisor, under / divisor);
         // Within these bounds no product of two overflows.
         let fits = over.abs() < 1 << 62 && under < 1 << 62;
-        if fits { Ok(Fraction { over, under }) } else { Err("is too large".into()) }
+        if fits {
+            Ok(Fraction { over, under })
+        } else {
+            Err("is too large".into())
+        }
     }
     fn times(self, other: Fraction) -> Result<Fraction, String> {
         Fraction::new(self.over * other.over, self.under * other.under)
     }
     fn plus(self, other: Fraction) -> Result<Fraction, String> {
-        let over = (self.over * other.under).checked_add(other.over * self.under).ok_or("is too large")?;
+        let over = (self.over * other.under)
+            .checked_add(other.over * self.under)
+            .ok_or("is too large")?;
         Fraction::new(over, self.under * other.under)
     }
     fn inverse(self) -> Result<Fraction, String> {
@@ -259,7 +315,11 @@ impl<'t> Parser<'t, '_> {
         }
     }
     fn close(&mut self) -> Result<(), String> {
-        if self.skip(")") { Ok(()) } else { Err(self.unexpected("`)`")) }
+        if self.skip(")") {
+            Ok(())
+        } else {
+            Err(self.unexpected("`)`"))
+        }
     }
     fn integer(&mut self) -> Result<i128, String> {
         let text = self.take(|c| c.is_ascii_digit() || c == '-');
@@ -270,20 +330,34 @@ impl<'t> Parser<'t, '_> {
 
 /// A function of torch.utils._sympy.functions, or of sympy itself.
 fn apply(name: &str, args: &[Fraction]) -> Result<Fraction, String> {
-    let whole =
-        |x: Fraction| if x.under == 1 { Ok(x.over) } else { Err("takes a fraction where it should not".to_string()) };
+    let whole = |x: Fraction| {
+        if x.under == 1 {
+            Ok(x.over)
+        } else {
+            Err("takes a fraction where it should not".to_string())
+        }
+    };
     match (name, args) {
         ("Add", [first, rest @ ..]) => rest.iter().try_fold(*first, |sum, &x| sum.plus(x)),
         ("Mul", [first, rest @ ..]) => rest.iter().try_fold(*first, |product, &x| product.times(x)),
-        ("Max", [first, rest @ ..]) => Ok(rest.iter().fold(*first, |max, &x| if max.less(x) { x } else { max })),
-        ("Min", [first, rest @ ..]) => Ok(rest.iter().fold(*first, |min, &x| if x.less(min) { x } else { min })),
+        ("Max", [first, rest @ ..]) => Ok(rest
+            .iter()
+            .fold(*first, |max, &x| if max.less(x) { x } else { max })),
+        ("Min", [first, rest @ ..]) => Ok(rest
+            .iter()
+            .fold(*first, |min, &x| if x.less(min) { x } else { min })),
         ("Pow" | "PowByNatural", &[base, exponent]) => {
             let exponent = whole(exponent)?;
             if 64 < exponent.abs() {
                 return Err("has a power above 64".into());
             }
-            let power = (0..exponent.abs()).try_fold(Fraction::new(1, 1)?, |product, _| product.times(base))?;
-            if exponent < 0 { power.inverse() } else { Ok(power) }
+            let power = (0..exponent.abs())
+                .try_fold(Fraction::new(1, 1)?, |product, _| product.times(base))?;
+            if exponent < 0 {
+                power.inverse()
+            } else {
+                Ok(power)
+            }
         }
         ("FloorDiv", &[a, b]) => Fraction::new(a.times(b.inverse()?)?.floor(), 1),
         ("CleanDiv" | "IntTrueDiv", &[a, b]) => a.times(b.inverse()?),
@@ -292,11 +366,17 @@ fn apply(name: &str, args: &[Fraction]) -> Result<Fraction, String> {
             Fraction::new(-Fraction::new(-quotient.over, quotient.under)?.floor(), 1)
         }
         ("FloorToInt" | "floor", &[a]) => Fraction::new(a.floor(), 1),
-        ("CeilToInt" | "ceiling", &[a]) => Fraction::new(-Fraction::new(-a.over, a.under)?.floor(), 1),
+        ("CeilToInt" | "ceiling", &[a]) => {
+            Fraction::new(-Fraction::new(-a.over, a.under)?.floor(), 1)
+        }
         ("ToFloat" | "Identity", &[a]) => Ok(a),
         ("Mod" | "PythonMod", &[a, b]) => {
             let (a, b) = (whole(a)?, whole(b)?);
-            if b <= 0 { Err("has a remainder by a number below 1".into()) } else { Fraction::new(a.rem_euclid(b), 1) }
+            if b <= 0 {
+                Err("has a remainder by a number below 1".into())
+            } else {
+                Fraction::new(a.rem_euclid(b), 1)
+            }
         }
         ("ModularIndexing", &[a, b, c]) => {
             let (quotient, c) = (a.times(b.inverse()?)?.floor(), whole(c)?);
@@ -306,7 +386,11 @@ fn apply(name: &str, args: &[Fraction]) -> Result<Fraction, String> {
                 Fraction::new(quotient.rem_euclid(c), 1)
             }
         }
-        _ => Err(format!("the function {} of {} numbers is not known", shortened(name), args.len())),
+        _ => Err(format!(
+            "the function {} of {} numbers is not known",
+            shortened(name),
+            args.len()
+        )),
     }
 }
 
@@ -315,39 +399,78 @@ mod tests {
     use super::*;
 
     fn value(text: &str) -> Result<i64, String> {
-        let (dims, ranges, named) = (BTreeMap::from([("s0".to_string(), 6)]), BTreeMap::new(), BTreeMap::new());
-        let symbols = Symbols { dims: &dims, ranges: &ranges, named: &named, known: BTreeMap::new() };
-        Parser { text, at: 0, symbols: &symbols }.whole()
+        let (dims, ranges, named) = (
+            BTreeMap::from([("s0".to_string(), 6)]),
+            BTreeMap::new(),
+            BTreeMap::new(),
+        );
+        let symbols = Symbols {
+            dims: &dims,
+            ranges: &ranges,
+            named: &named,
+            known: BTreeMap::new(),
+        };
+        Parser {
+            text,
+            at: 0,
+            symbols: &symbols,
+        }
+        .whole()
     }
 
     #[test]
     fn expressions_have_values() {
         let s0 = "Symbol('s0', positive=True, integer=True)";
         assert_eq!(value(s0), Ok(6));
-        assert_eq!(value(&format!("Add(Mul(Integer(32), {s0}), Integer(-1))")), Ok(191));
+        assert_eq!(
+            value(&format!("Add(Mul(Integer(32), {s0}), Integer(-1))")),
+            Ok(191)
+        );
         assert_eq!(value(&format!("Mul(Rational(1, 2), {s0})")), Ok(3));
         assert_eq!(value(&format!("FloorDiv({s0}, Integer(4))")), Ok(1));
         assert_eq!(value(&format!("CeilDiv({s0}, Integer(4))")), Ok(2));
         assert_eq!(value(&format!("Mod({s0}, Integer(4))")), Ok(2));
         assert_eq!(value(&format!("Max({s0}, Integer(4), Integer(9))")), Ok(9));
         assert_eq!(
-            value(&format!("torch.utils._sympy.functions.FloorDiv(Pow({s0}, Integer(2)), Integer(-5))")),
+            value(&format!(
+                "torch.utils._sympy.functions.FloorDiv(Pow({s0}, Integer(2)), Integer(-5))"
+            )),
             Ok(-8)
         );
-        assert_eq!(value(&format!("Mul(Integer(6), Pow({s0}, Integer(-1)))")), Ok(1));
+        assert_eq!(
+            value(&format!("Mul(Integer(6), Pow({s0}, Integer(-1)))")),
+            Ok(1)
+        );
     }
 
     #[test]
     fn broken_expressions_are_refused() {
-        let deep = format!("{}Integer(1){}", "Add(".repeat(100_000), ")".repeat(100_000));
+        let deep = format!(
+            "{}Integer(1){}",
+            "Add(".repeat(100_000),
+            ")".repeat(100_000)
+        );
         let huge = format!("Pow({}, Integer(64))", "Integer(9223372036854775807)");
-        for text in ["", "Integer(", "Integer(1))", "Integer(x)", "Symbol(s0)", "Symbol('s1')", "Symbol('u0')", "Add()"]
-        {
+        for text in [
+            "",
+            "Integer(",
+            "Integer(1))",
+            "Integer(x)",
+            "Symbol(s0)",
+            "Symbol('s1')",
+            "Symbol('u0')",
+            "Add()",
+        ] {
             assert!(value(text).is_err(), "{text}");
         }
-        for text in
-            ["Pow(Integer(0), Integer(-1))", "Rational(1, 0)", "Rational(1, 2)", "Sqrt(Integer(4))", &deep, &huge]
-        {
+        for text in [
+            "Pow(Integer(0), Integer(-1))",
+            "Rational(1, 0)",
+            "Rational(1, 2)",
+            "Sqrt(Integer(4))",
+            &deep,
+            &huge,
+        ] {
             assert!(value(text).is_err(), "{}", shortened(text));
         }
     }

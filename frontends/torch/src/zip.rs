@@ -1,6 +1,7 @@
-//! Zip archives, as far as .pt2 files need them: entries that are stored or deflated, with or without the 64-bit
-//! records that large files have. A reader of our own, because it is small, and strict: the directory is where the end
-//! of the file says, an entry lies before the directory, and its checksum is right.
+//! Zip archives, as far as .pt2 files need them: entries that are stored or deflated, with or
+//! without the 64-bit records that large files have. A reader of our own, because it is small, and
+//! strict: the directory is where the end of the file says, an entry lies before the directory, and
+//! its checksum is right.
 
 use flate2::read::DeflateDecoder;
 use std::collections::BTreeMap;
@@ -32,7 +33,8 @@ const DEFLATED: u16 = 8;
 
 /// Bytes of the record at the end of an archive, without its comment of at most 2^16 - 1 bytes.
 const END: usize = 22;
-/// Bytes of the 64-bit record that the end may refer to, and of the reference, which stands before the end.
+/// Bytes of the 64-bit record that the end may refer to, and of the reference, which stands before
+/// the end.
 const END_64: usize = 56;
 const LOCATOR: usize = 20;
 /// Bytes of an entry's header in the directory and before its data, without names and extra fields.
@@ -44,15 +46,26 @@ struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8], String> {
-        let (head, tail) = self.0.split_at_checked(n).ok_or("a record of the archive is cut off")?;
+        let (head, tail) = self
+            .0
+            .split_at_checked(n)
+            .ok_or("a record of the archive is cut off")?;
         self.0 = tail;
         Ok(head)
     }
     fn number(&mut self, n: usize) -> Result<u64, String> {
-        Ok(self.take(n)?.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+        Ok(self
+            .take(n)?
+            .iter()
+            .rev()
+            .fold(0, |number, &byte| number << 8 | u64::from(byte)))
     }
     fn signature(&mut self, signature: &[u8; 4], what: &str) -> Result<(), String> {
-        if self.take(4)? == signature { Ok(()) } else { Err(format!("there is no {what} where it should be")) }
+        if self.take(4)? == signature {
+            Ok(())
+        } else {
+            Err(format!("there is no {what} where it should be"))
+        }
     }
 }
 
@@ -62,19 +75,25 @@ impl<R: Read + Seek> Zip<R> {
         let mut read = |offset: u64, n: u64| -> Result<Vec<u8>, String> {
             let fits = offset.checked_add(n).is_some_and(|end| end <= bytes);
             if !fits {
-                return Err(format!("{n} bytes at {offset} are not within the file's {bytes}"));
+                return Err(format!(
+                    "{n} bytes at {offset} are not within the file's {bytes}"
+                ));
             }
             read_at(&mut reader, offset, n)
         };
         let tail = bytes.min((END + usize::from(u16::MAX)) as u64);
         let text = read(bytes - tail, tail)?;
-        // The record whose comment ends where the file does; the last one, if a comment looks like another.
+        // The record whose comment ends where the file does; the last one, if a comment looks like
+        // another.
         let is_end = |&at: &usize| {
             let record = &text[at..];
             record.starts_with(b"PK\x05\x06")
                 && usize::from(record[20]) + 256 * usize::from(record[21]) == record.len() - END
         };
-        let at = (0..(text.len() + 1).saturating_sub(END)).rev().find(is_end).ok_or("its end is missing")?;
+        let at = (0..(text.len() + 1).saturating_sub(END))
+            .rev()
+            .find(is_end)
+            .ok_or("its end is missing")?;
         let end_at = bytes - tail + at as u64;
         let mut end = Fields(&text[at + 4..]);
         let (disk, first_disk) = (end.number(2)?, end.number(2)?);
@@ -82,7 +101,9 @@ impl<R: Read + Seek> Zip<R> {
         let (mut size, mut offset) = (end.number(4)?, end.number(4)?);
         let mut directory_end = end_at;
         if total == 0xffff || size == 0xffff_ffff || offset == 0xffff_ffff {
-            let locator_at = end_at.checked_sub(LOCATOR as u64).ok_or("its 64-bit end is missing")?;
+            let locator_at = end_at
+                .checked_sub(LOCATOR as u64)
+                .ok_or("its 64-bit end is missing")?;
             let locator = read(locator_at, LOCATOR as u64)?;
             let mut fields = Fields(&locator);
             fields.signature(b"PK\x06\x07", "64-bit end")?;
@@ -98,7 +119,10 @@ impl<R: Read + Seek> Zip<R> {
         if (disk, first_disk) != (0, 0) || here != total {
             return Err("it is one part of several".into());
         }
-        if offset.checked_add(size).is_none_or(|end| directory_end < end) {
+        if offset
+            .checked_add(size)
+            .is_none_or(|end| directory_end < end)
+        {
             return Err("its directory reaches beyond its end".into());
         }
         let directory = read(offset, size)?;
@@ -108,13 +132,19 @@ impl<R: Read + Seek> Zip<R> {
         for _ in 0..total {
             let (name, entry) = central(&mut fields)?;
             // torch writes names in ASCII; an entry of another name is none of ours.
-            let Ok(name) = String::from_utf8(name.to_vec()) else { continue };
+            let Ok(name) = String::from_utf8(name.to_vec()) else {
+                continue;
+            };
             if entries.contains_key(&name) {
                 return Err(format!("two entries have the name {name}"));
             }
             entries.insert(name, entry);
         }
-        Ok(Zip { reader, entries, end: offset })
+        Ok(Zip {
+            reader,
+            entries,
+            end: offset,
+        })
     }
 
     /// The names of all entries, in order.
@@ -140,7 +170,8 @@ impl<R: Read + Seek> Zip<R> {
         let mut fields = Fields(&header);
         fields.signature(b"PK\x03\x04", "header")?;
         fields.take(22)?;
-        // The names and extra fields here may differ in length from those in the directory: torch aligns with them.
+        // The names and extra fields here may differ in length from those in the directory: torch
+        // aligns with them.
         let skipped = LOCAL as u64 + fields.number(2)? + fields.number(2)?;
         let start = bounds(entry.offset, skipped).ok_or(outside)?;
         bounds(start, entry.stored).ok_or(outside)?;
@@ -151,11 +182,18 @@ impl<R: Read + Seek> Zip<R> {
                 let stored = read_at(&mut self.reader, start, entry.stored)?;
                 let mut bytes = vec![];
                 // One byte more than it claims, to notice that there is more.
-                let mut inflated = DeflateDecoder::new(&stored[..]).take(entry.size.saturating_add(1));
-                inflated.read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+                let mut inflated =
+                    DeflateDecoder::new(&stored[..]).take(entry.size.saturating_add(1));
+                inflated
+                    .read_to_end(&mut bytes)
+                    .map_err(|e| e.to_string())?;
                 bytes
             }
-            other => return Err(format!("it is compressed by method {other}; stored and deflated entries are read")),
+            other => {
+                return Err(format!(
+                    "it is compressed by method {other}; stored and deflated entries are read"
+                ));
+            }
         };
         if bytes.len() as u64 != entry.size || crc32fast::hash(&bytes) != entry.crc {
             return Err("its bytes are not those that its checksum was taken of".into());
@@ -166,11 +204,20 @@ impl<R: Read + Seek> Zip<R> {
 
 /// `n` bytes at an offset; both are known to be within the file.
 fn read_at<R: Read + Seek>(reader: &mut R, offset: u64, n: u64) -> Result<Vec<u8>, String> {
-    reader.seek(SeekFrom::Start(offset)).map_err(|e| e.to_string())?;
+    reader
+        .seek(SeekFrom::Start(offset))
+        .map_err(|e| e.to_string())?;
     let mut bytes = Vec::with_capacity(usize::try_from(n).map_err(|_| "it is too large")?);
-    reader.take(n).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    reader
+        .take(n)
+        .read_to_end(&mut bytes)
+        .map_err(|e| e.to_string())?;
     // A file may have become shorter meanwhile.
-    if bytes.len() as u64 == n { Ok(bytes) } else { Err("the file ends before it".into()) }
+    if bytes.len() as u64 == n {
+        Ok(bytes)
+    } else {
+        Err("the file ends before it".into())
+    }
 }
 
 /// The next entry of a directory, and its name.
@@ -188,10 +235,13 @@ fn central<'a>(fields: &mut Fields<'a>) -> Result<(&'a [u8], Entry), String> {
     let name = fields.take(n_name as usize)?;
     let mut extra = Fields(fields.take(n_extra as usize)?);
     fields.take(n_comment as usize)?;
-    // Fields that overflow stand in full in an extra record, in this order. Anything may follow the last whole record.
+    // Fields that overflow stand in full in an extra record, in this order. Anything may follow the
+    // last whole record.
     while 4 <= extra.0.len() {
         let (id, n) = (extra.number(2)?, extra.number(2)?);
-        let Ok(record) = extra.take(n as usize) else { break };
+        let Ok(record) = extra.take(n as usize) else {
+            break;
+        };
         if id == 1 {
             let mut record = Fields(record);
             for number in [&mut size, &mut stored, &mut offset] {
@@ -202,7 +252,17 @@ fn central<'a>(fields: &mut Fields<'a>) -> Result<(&'a [u8], Entry), String> {
         }
     }
     let is_encrypted = flags & 1 != 0;
-    Ok((name, Entry { offset, stored, size, crc: crc as u32, method: method as u16, is_encrypted }))
+    Ok((
+        name,
+        Entry {
+            offset,
+            stored,
+            size,
+            crc: crc as u32,
+            method: method as u16,
+            is_encrypted,
+        },
+    ))
 }
 
 #[cfg(test)]
@@ -217,27 +277,64 @@ mod tests {
         let number = |n: u64, bytes: usize| n.to_le_bytes()[..bytes].to_vec();
         let or_wide = |n: u64, bytes: usize| number(if wide { u64::MAX } else { n }, bytes);
         let mut bytes = b"PK\x03\x04".to_vec();
-        bytes.extend([vec![0; 10], crc.to_vec(), number(6, 4), number(6, 4), number(1, 2), number(3, 2)].concat());
+        bytes.extend(
+            [
+                vec![0; 10],
+                crc.to_vec(),
+                number(6, 4),
+                number(6, 4),
+                number(1, 2),
+                number(3, 2),
+            ]
+            .concat(),
+        );
         bytes.extend(b"a---");
         bytes.extend(data);
         let directory = bytes.len() as u64;
         bytes.extend(b"PK\x01\x02");
-        let sizes = [or_wide(6, 4), or_wide(6, 4), number(1, 2), number(if wide { 28 } else { 0 }, 2)].concat();
+        let sizes = [
+            or_wide(6, 4),
+            or_wide(6, 4),
+            number(1, 2),
+            number(if wide { 28 } else { 0 }, 2),
+        ]
+        .concat();
         bytes.extend([vec![0; 12], crc.to_vec(), sizes, vec![0; 10], or_wide(0, 4)].concat());
         bytes.extend(b"a");
         if wide {
-            bytes.extend([number(1, 2), number(24, 2), number(6, 8), number(6, 8), number(0, 8)].concat());
+            bytes.extend(
+                [
+                    number(1, 2),
+                    number(24, 2),
+                    number(6, 8),
+                    number(6, 8),
+                    number(0, 8),
+                ]
+                .concat(),
+            );
         }
         let end = bytes.len() as u64;
         if wide {
             bytes.extend(b"PK\x06\x06");
-            let counts = [number(1, 8), number(1, 8), number(end - directory, 8), number(directory, 8)].concat();
+            let counts = [
+                number(1, 8),
+                number(1, 8),
+                number(end - directory, 8),
+                number(directory, 8),
+            ]
+            .concat();
             bytes.extend([number(44, 8), vec![0; 12], counts].concat());
             bytes.extend(b"PK\x06\x07");
             bytes.extend([number(0, 4), number(end, 8), number(1, 4)].concat());
         }
         bytes.extend(b"PK\x05\x06");
-        let counts = [or_wide(1, 2), or_wide(1, 2), or_wide(end - directory, 4), or_wide(directory, 4)].concat();
+        let counts = [
+            or_wide(1, 2),
+            or_wide(1, 2),
+            or_wide(end - directory, 4),
+            or_wide(directory, 4),
+        ]
+        .concat();
         bytes.extend([vec![0; 4], counts, number(comment.len() as u64, 2)].concat());
         bytes.extend(comment);
         bytes
@@ -250,8 +347,16 @@ mod tests {
     #[test]
     fn small_and_large_fields_are_read() {
         for wide in [false, true] {
-            for comment in [&b""[..], b"a comment", b"PK\x05\x06 that looks like an end of an archive"] {
-                assert_eq!(read(&archive(wide, comment)).unwrap(), b"abcabc", "{wide} {comment:?}");
+            for comment in [
+                &b""[..],
+                b"a comment",
+                b"PK\x05\x06 that looks like an end of an archive",
+            ] {
+                assert_eq!(
+                    read(&archive(wide, comment)).unwrap(),
+                    b"abcabc",
+                    "{wide} {comment:?}"
+                );
             }
         }
     }

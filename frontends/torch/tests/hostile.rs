@@ -1,4 +1,5 @@
-//! Damaged and hostile files give errors: no panic, no hang, no allocation that the file does not warrant.
+//! Damaged and hostile files give errors: no panic, no hang, no allocation that the file does not
+//! warrant.
 
 mod common;
 
@@ -11,12 +12,14 @@ fn small() -> Vec<u8> {
 }
 
 fn error(bytes: &[u8]) -> String {
-    torch::read_bytes(bytes, "x.pt2", &fixed()).unwrap_err().to_string()
+    lighterage_torch::read_bytes(bytes, "x.pt2", &fixed())
+        .unwrap_err()
+        .to_string()
 }
 
 /// Reads what may be wrong; the graph that comes out, if one does, is well formed.
 fn survives(bytes: &[u8]) {
-    if let Ok(model) = torch::read_bytes(bytes, "x.pt2", &fixed()) {
+    if let Ok(model) = lighterage_torch::read_bytes(bytes, "x.pt2", &fixed()) {
         let findings = ir::verify::graph(&model.graph);
         assert!(findings.is_empty(), "{}", findings[0]);
     }
@@ -27,9 +30,14 @@ fn truncated_files_are_refused() {
     let bytes = small();
     let mut numbers = Numbers(1);
     let near = |end: usize| end.saturating_sub(200)..end;
-    let lengths = (0..200).chain(near(bytes.len())).chain((0..300).map(|_| numbers.below(bytes.len())));
+    let lengths = (0..200)
+        .chain(near(bytes.len()))
+        .chain((0..300).map(|_| numbers.below(bytes.len())));
     for length in lengths {
-        assert!(torch::read_bytes(&bytes[..length], "x.pt2", &fixed()).is_err(), "{length}");
+        assert!(
+            lighterage_torch::read_bytes(&bytes[..length], "x.pt2", &fixed()).is_err(),
+            "{length}"
+        );
     }
 }
 
@@ -40,7 +48,11 @@ fn flipped_bits_do_no_harm() {
     let end = bytes.len();
     for i in 0..1000 {
         // The directory at the end is what an archive hangs on.
-        let at = if i % 2 == 0 { end - 1 - numbers.below(1500) } else { numbers.below(end) };
+        let at = if i % 2 == 0 {
+            end - 1 - numbers.below(1500)
+        } else {
+            numbers.below(end)
+        };
         let bit = 1 << numbers.below(8);
         bytes[at] ^= bit;
         survives(&bytes);
@@ -52,7 +64,9 @@ fn flipped_bits_do_no_harm() {
 fn random_bytes_are_refused() {
     let mut numbers = Numbers(3);
     for i in 0..300 {
-        let mut bytes: Vec<u8> = (0..numbers.below(5000)).map(|_| numbers.below(256) as u8).collect();
+        let mut bytes: Vec<u8> = (0..numbers.below(5000))
+            .map(|_| numbers.below(256) as u8)
+            .collect();
         if i % 2 == 0 {
             // Ends of archives, everywhere.
             for chunk in bytes.chunks_mut(22) {
@@ -60,10 +74,10 @@ fn random_bytes_are_refused() {
                 chunk[..n].copy_from_slice(&b"PK\x05\x06"[..n]);
             }
         }
-        assert!(torch::read_bytes(&bytes, "x.pt2", &fixed()).is_err());
+        assert!(lighterage_torch::read_bytes(&bytes, "x.pt2", &fixed()).is_err());
     }
     let ends = b"PK\x05\x06".repeat(1 << 18);
-    assert!(torch::read_bytes(&ends, "x.pt2", &fixed()).is_err());
+    assert!(lighterage_torch::read_bytes(&ends, "x.pt2", &fixed()).is_err());
 }
 
 /// All places of a JSON value.
@@ -78,28 +92,42 @@ fn visit(value: &mut Value, f: &mut dyn FnMut(&mut Value)) {
 
 #[test]
 fn edited_models_do_no_harm() {
-    let files = [small(), bytes("models/resnet-tiny/joint_coarse.pt2"), bytes("ops/random.pt2"), bytes("ops/ops.pt2")];
+    let files = [
+        small(),
+        bytes("models/resnet-tiny/joint_coarse.pt2"),
+        bytes("ops/random.pt2"),
+        bytes("ops/ops.pt2"),
+    ];
     let mut numbers = Numbers(4);
     for (file, rounds) in files.iter().zip([80, 80, 200, 30]) {
         let entries = entries(file);
         let model: Value = serde_json::from_slice(&entries[MODEL]).unwrap();
         let mut n_values = 0;
         visit(&mut model.clone(), &mut |_| n_values += 1);
-        let names: Vec<String> =
-            model["graph_module"]["graph"]["tensor_values"].as_object().unwrap().keys().cloned().collect();
+        let names: Vec<String> = model["graph_module"]["graph"]["tensor_values"]
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect();
         for _ in 0..rounds {
             let mut model = model.clone();
             // Several values at once, so that some edits meet.
-            let chosen: Vec<usize> = (0..1 + numbers.below(4)).map(|_| numbers.below(n_values)).collect();
+            let chosen: Vec<usize> = (0..1 + numbers.below(4))
+                .map(|_| numbers.below(n_values))
+                .collect();
             let mut i = 0;
             visit(&mut model, &mut |value| {
                 if chosen.contains(&i) {
-                    const NUMBERS: [i64; 10] = [0, -1, 1, 2, 3, 64, 1 << 31, 1 << 40, i64::MAX, i64::MIN];
+                    const NUMBERS: [i64; 10] =
+                        [0, -1, 1, 2, 3, 64, 1 << 31, 1 << 40, i64::MAX, i64::MIN];
                     *value = match value {
                         Value::Number(_) => NUMBERS[numbers.below(10)].into(),
                         Value::String(_) => names[numbers.below(names.len())].clone().into(),
                         Value::Bool(b) => (!*b).into(),
-                        Value::Array(list) if numbers.below(2) == 0 => list.iter().rev().cloned().collect(),
+                        Value::Array(list) if numbers.below(2) == 0 => {
+                            list.iter().rev().cloned().collect()
+                        }
                         Value::Array(list) => list.iter().skip(1).cloned().collect(),
                         _ => Value::Null,
                     };
@@ -116,7 +144,11 @@ fn edited_models_do_no_harm() {
 #[test]
 fn edited_sizes_and_numbers_do_no_harm() {
     // Numbers alone, and more of them: shapes, dimensions, paddings.
-    let files = [small(), bytes("models/resnet-tiny/joint_coarse.pt2"), bytes("ops/ops.pt2")];
+    let files = [
+        small(),
+        bytes("models/resnet-tiny/joint_coarse.pt2"),
+        bytes("ops/ops.pt2"),
+    ];
     let mut numbers = Numbers(5);
     for file in files {
         let entries = entries(&file);
@@ -129,7 +161,8 @@ fn edited_sizes_and_numbers_do_no_harm() {
                 if is_int && numbers.below(rarity) == 0 {
                     visit(value, &mut |value| {
                         if value.is_number() {
-                            const NUMBERS: [i64; 9] = [0, -1, 1, 7, 64, 1 << 32, 1 << 49, i64::MAX, i64::MIN];
+                            const NUMBERS: [i64; 9] =
+                                [0, -1, 1, 7, 64, 1 << 32, 1 << 49, i64::MAX, i64::MIN];
                             *value = NUMBERS[numbers.below(9)].into();
                         }
                     });
@@ -147,7 +180,11 @@ fn broken_json_is_refused() {
     let file = small();
     let entries = entries(&file);
     let mut numbers = Numbers(6);
-    for name in [MODEL, "data/weights/model_weights_config.json", "extra/joint_step.json"] {
+    for name in [
+        MODEL,
+        "data/weights/model_weights_config.json",
+        "extra/joint_step.json",
+    ] {
         for _ in 0..60 {
             let mut entries = entries.clone();
             let text = entries.get_mut(name).unwrap();
@@ -167,7 +204,11 @@ fn deep_arguments_are_refused() {
     let deep = "{\"a\":".repeat(1 << 18) + "1" + &"}".repeat(1 << 18);
     let mut entries = entries(&small());
     let text = String::from_utf8(entries[MODEL].clone()).unwrap();
-    let text = text.replacen("\"arg\": {", &format!("\"arg\": {{\"as_graph\": {deep}, "), 1);
+    let text = text.replacen(
+        "\"arg\": {",
+        &format!("\"arg\": {{\"as_graph\": {deep}, "),
+        1,
+    );
     entries.insert(MODEL.into(), text.into_bytes());
     survives(&archive(&entries, false));
 }
@@ -183,15 +224,22 @@ fn weights_lie_within_their_bytes() {
         entries.insert(config.into(), serde_json::to_vec(&value).unwrap());
         error(&archive(&entries, false))
     };
-    let far = broken(&|payload| payload["tensor_meta"]["storage_offset"] = json!({"as_int": i64::MAX}));
+    let far =
+        broken(&|payload| payload["tensor_meta"]["storage_offset"] = json!({"as_int": i64::MAX}));
     assert!(far.contains("reach beyond"), "{far}");
-    let wide = broken(&|payload| payload["tensor_meta"]["strides"] = json!([{"as_int": i64::MAX}, {"as_int": 1}]));
+    let wide = broken(&|payload| {
+        payload["tensor_meta"]["strides"] = json!([{"as_int": i64::MAX}, {"as_int": 1}])
+    });
     assert!(wide.contains("reach beyond"), "{wide}");
-    let negative = broken(&|payload| payload["tensor_meta"]["strides"] = json!([{"as_int": -1}, {"as_int": 1}]));
+    let negative = broken(&|payload| {
+        payload["tensor_meta"]["strides"] = json!([{"as_int": -1}, {"as_int": 1}])
+    });
     assert!(negative.contains("should not be negative"), "{negative}");
     let short = broken(&|payload| payload["tensor_meta"]["strides"] = json!([{"as_int": 1}]));
     assert!(short.contains("2 sizes and 1 strides"), "{short}");
-    let other = broken(&|payload| payload["tensor_meta"]["sizes"] = json!([{"as_int": 1u64 << 40}, {"as_int": 2}]));
+    let other = broken(&|payload| {
+        payload["tensor_meta"]["sizes"] = json!([{"as_int": 1u64 << 40}, {"as_int": 2}])
+    });
     assert!(other.contains("but the graph takes f32[32,64]"), "{other}");
     let pickle = broken(&|payload| payload["use_pickle"] = json!(true));
     assert!(pickle.contains("pickle"), "{pickle}");
@@ -212,16 +260,21 @@ fn small_files_do_not_unfold_into_large_ones() {
             "signature": {"input_specs": [{"parameter": {"arg": {"name": "p_w"}, "parameter_name": "w"}}], "output_specs": []},
         },
     });
-    let config =
-        json!({"config": {"w": {"path_name": "weight_0", "is_param": true, "use_pickle": false, "tensor_meta": meta}}});
+    let config = json!({"config": {"w": {"path_name": "weight_0", "is_param": true, "use_pickle": false, "tensor_meta": meta}}});
     let mut entries = BTreeMap::from([
         (MODEL.to_string(), model.to_string().into_bytes()),
         ("byteorder".to_string(), b"little".to_vec()),
-        ("data/weights/model_weights_config.json".to_string(), config.to_string().into_bytes()),
+        (
+            "data/weights/model_weights_config.json".to_string(),
+            config.to_string().into_bytes(),
+        ),
         ("data/weights/weight_0".to_string(), vec![0; 4]),
     ]);
     let expanded = error(&archive(&entries, false));
-    assert!(expanded.contains("more than a file of this length warrants"), "{expanded}");
+    assert!(
+        expanded.contains("more than a file of this length warrants"),
+        "{expanded}"
+    );
     // 64 MiB of zeros in 64 KiB.
     entries.insert("data/weights/weight_0".to_string(), vec![0; 64 << 20]);
     let bomb = archive(&entries, true);
@@ -234,9 +287,17 @@ fn small_files_do_not_unfold_into_large_ones() {
 fn errors_say_what_is_wrong() {
     assert!(error(b"").contains("is not a whole zip archive"));
     let path = data("models/no-such-file.pt2");
-    let missing = torch::read(&path, &fixed()).unwrap_err().to_string();
-    assert!(missing.starts_with(&path.display().to_string()) && missing.contains("cannot be opened"), "{missing}");
-    assert!(torch::read(&data("models"), &fixed()).unwrap_err().to_string().ends_with("is not a file"));
+    let missing = lighterage_torch::read(&path, &fixed()).unwrap_err().to_string();
+    assert!(
+        missing.starts_with(&path.display().to_string()) && missing.contains("cannot be opened"),
+        "{missing}"
+    );
+    assert!(
+        lighterage_torch::read(&data("models"), &fixed())
+            .unwrap_err()
+            .to_string()
+            .ends_with("is not a file")
+    );
 
     let without = |name: &str, bytes: Option<&[u8]>| {
         let mut entries = entries(&small());
@@ -247,42 +308,80 @@ fn errors_say_what_is_wrong() {
         error(&archive(&entries, false))
     };
     assert!(
-        without(MODEL, None).contains("has no entry models/model.json; a .pt2 file is what torch.export.save writes")
+        without(MODEL, None).contains(
+            "has no entry models/model.json; a .pt2 file is what torch.export.save writes"
+        )
     );
-    assert_eq!(without("byteorder", Some(b"big")), "x.pt2: byteorder: is \"big\", should be \"little\"");
-    assert_eq!(without("byteorder", None), "x.pt2: byteorder: the entry is missing");
+    assert_eq!(
+        without("byteorder", Some(b"big")),
+        "x.pt2: byteorder: is \"big\", should be \"little\""
+    );
+    assert_eq!(
+        without("byteorder", None),
+        "x.pt2: byteorder: the entry is missing"
+    );
 
-    let old = edited(&small(), |model| model["schema_version"]["major"] = 7.into());
+    let old = edited(&small(), |model| {
+        model["schema_version"]["major"] = 7.into()
+    });
     let old = error(&old);
-    assert!(old.contains("has schema version 7.17") && old.contains("export it again"), "{old}");
+    assert!(
+        old.contains("has schema version 7.17") && old.contains("export it again"),
+        "{old}"
+    );
 
     let sizes = |edit: &dyn Fn(&mut Value)| {
-        error(&edited(&small(), |model| edit(&mut model["graph_module"]["graph"]["tensor_values"]["addmm"])))
+        error(&edited(&small(), |model| {
+            edit(&mut model["graph_module"]["graph"]["tensor_values"]["addmm"])
+        }))
     };
     let other = sizes(&|meta| meta["sizes"] = json!([{"as_int": 64}, {"as_int": 7}]));
-    assert!(other.contains("node addmm (torch.ops.aten.addmm.default)"), "{other}");
-    assert!(other.contains("the file gives addmm the type f32[64,7], its operands give f32[64,192]"), "{other}");
-    let data = sizes(&|meta| meta["sizes"][0] = json!({"as_expr": {"expr_str": "Symbol('u0', integer=True)"}}));
-    assert!(data.contains("u0 depends on the data of each step"), "{data}");
+    assert!(
+        other.contains("node addmm (torch.ops.aten.addmm.default)"),
+        "{other}"
+    );
+    assert!(
+        other.contains("the file gives addmm the type f32[64,7], its operands give f32[64,192]"),
+        "{other}"
+    );
+    let data = sizes(&|meta| {
+        meta["sizes"][0] = json!({"as_expr": {"expr_str": "Symbol('u0', integer=True)"}})
+    });
+    assert!(
+        data.contains("u0 depends on the data of each step"),
+        "{data}"
+    );
     let complex = sizes(&|meta| meta["dtype"] = json!(9));
-    assert!(complex.contains("element type 9 has no counterpart"), "{complex}");
+    assert!(
+        complex.contains("element type 9 has no counterpart"),
+        "{complex}"
+    );
     let huge = sizes(&|meta| meta["sizes"][0] = json!({"as_int": 1u64 << 60}));
     assert!(huge.contains("is larger than"), "{huge}");
 
     let undefined = edited(&small(), |model| {
-        let nodes = model["graph_module"]["graph"]["nodes"].as_array_mut().unwrap();
+        let nodes = model["graph_module"]["graph"]["nodes"]
+            .as_array_mut()
+            .unwrap();
         nodes.remove(0);
     });
     let undefined = error(&undefined);
-    assert!(undefined.contains("is used but never defined"), "{undefined}");
+    assert!(
+        undefined.contains("is used but never defined"),
+        "{undefined}"
+    );
     let twice = edited(&small(), |model| {
-        let nodes = model["graph_module"]["graph"]["nodes"].as_array_mut().unwrap();
+        let nodes = model["graph_module"]["graph"]["nodes"]
+            .as_array_mut()
+            .unwrap();
         nodes.push(nodes[0].clone());
     });
     let twice = error(&twice);
     assert!(twice.contains("the name is defined twice"), "{twice}");
     let odd = edited(&small(), |model| {
-        let text = serde_json::to_string(model).unwrap().replace("\"addmm\"", "\"add mm\"");
+        let text = serde_json::to_string(model)
+            .unwrap()
+            .replace("\"addmm\"", "\"add mm\"");
         *model = serde_json::from_str(&text).unwrap();
     });
     assert!(error(&odd).contains("\"add mm\" is not an identifier"));

@@ -6,12 +6,18 @@ use common::{archive, bytes, data, edited, entries, fixed};
 use ir::graph::Def;
 use ir::{DType, Graph, Phase, StateKind};
 use std::collections::{BTreeMap, BTreeSet};
-use torch::Model;
+use lighterage_torch::Model;
 
-const TINY: [&str; 5] = ["gpt2-tiny", "llama-tiny", "bert-tiny", "resnet-tiny", "moe-tiny"];
+const TINY: [&str; 5] = [
+    "gpt2-tiny",
+    "llama-tiny",
+    "bert-tiny",
+    "resnet-tiny",
+    "moe-tiny",
+];
 
 fn read(path: &str) -> Model {
-    let model = torch::read(&data(path), &fixed()).unwrap_or_else(|e| panic!("{e}"));
+    let model = lighterage_torch::read(&data(path), &fixed()).unwrap_or_else(|e| panic!("{e}"));
     verify(&model);
     model
 }
@@ -25,7 +31,10 @@ fn verify(model: &Model) {
 /// The files of a tiny model, at each level.
 fn files(name: &str) -> Vec<String> {
     let paths = ["core", "coarse"].map(|level| format!("models/{name}/joint_{level}.pt2"));
-    paths.into_iter().filter(|path| data(path).exists()).collect()
+    paths
+        .into_iter()
+        .filter(|path| data(path).exists())
+        .collect()
 }
 
 fn meta(name: &str) -> serde_json::Value {
@@ -33,13 +42,21 @@ fn meta(name: &str) -> serde_json::Value {
 }
 
 fn strings(value: &serde_json::Value) -> BTreeSet<String> {
-    value.as_array().unwrap().iter().map(|s| s.as_str().unwrap().to_string()).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|s| s.as_str().unwrap().to_string())
+        .collect()
 }
 
 /// Each value's node's phase and module.
 fn places(graph: &Graph) -> BTreeMap<&str, (Phase, &str)> {
     let nodes = graph.values.iter().filter_map(|(_, data)| match data.def {
-        Def::Node(node, _) => Some((data.name.as_str(), (graph.nodes[node].phase, graph.nodes[node].module.as_str()))),
+        Def::Node(node, _) => Some((
+            data.name.as_str(),
+            (graph.nodes[node].phase, graph.nodes[node].module.as_str()),
+        )),
         _ => None,
     });
     nodes.collect()
@@ -53,18 +70,59 @@ fn tiny_models_are_read_whole() {
         for path in files(name) {
             let model = read(&path);
             let graph = &model.graph;
-            assert!(!graph.order.iter().any(|&node| graph.nodes[node].op.is_extern()), "{path}");
+            assert!(
+                !graph
+                    .order
+                    .iter()
+                    .any(|&node| graph.nodes[node].op.is_extern()),
+                "{path}"
+            );
 
-            let inputs: BTreeSet<String> = graph.inputs.iter().map(|&v| graph.values[v].name.clone()).collect();
-            assert_eq!(inputs, meta["inputs"].as_object().unwrap().keys().cloned().collect(), "{path}");
-            let graded = graph.gradients.iter().map(|&(state, _)| graph.states[state].path.clone()).collect();
+            let inputs: BTreeSet<String> = graph
+                .inputs
+                .iter()
+                .map(|&v| graph.values[v].name.clone())
+                .collect();
+            assert_eq!(
+                inputs,
+                meta["inputs"]
+                    .as_object()
+                    .unwrap()
+                    .keys()
+                    .cloned()
+                    .collect(),
+                "{path}"
+            );
+            let graded = graph
+                .gradients
+                .iter()
+                .map(|&(state, _)| graph.states[state].path.clone())
+                .collect();
             assert_eq!(parameters, graded, "{path}");
-            let params = graph.states.iter().filter(|state| state.kind == StateKind::Param);
-            assert_eq!(parameters, params.map(|state| state.path.clone()).collect(), "{path}");
-            let mutated = graph.states.iter().filter(|state| state.before != state.after);
-            assert_eq!(strings(&meta["mutated_buffers"]), mutated.map(|state| state.path.clone()).collect(), "{path}");
+            let params = graph
+                .states
+                .iter()
+                .filter(|state| state.kind == StateKind::Param);
+            assert_eq!(
+                parameters,
+                params.map(|state| state.path.clone()).collect(),
+                "{path}"
+            );
+            let mutated = graph
+                .states
+                .iter()
+                .filter(|state| state.before != state.after);
+            assert_eq!(
+                strings(&meta["mutated_buffers"]),
+                mutated.map(|state| state.path.clone()).collect(),
+                "{path}"
+            );
 
-            let names: Vec<&str> = graph.outputs.iter().map(|output| output.name.as_str()).collect();
+            let names: Vec<&str> = graph
+                .outputs
+                .iter()
+                .map(|output| output.name.as_str())
+                .collect();
             assert_eq!(names, ["loss"], "{path}");
             assert_eq!(graph.values[graph.outputs[0].value].ty.to_string(), "f32[]");
 
@@ -78,11 +136,28 @@ fn tiny_models_are_read_whole() {
                     assert_eq!(tensor.data.len() as u64, tensor.ty.bytes());
                 }
             }
-            let tied: BTreeSet<BTreeSet<String>> = meta["tied"].as_array().unwrap().iter().map(strings).collect();
-            assert_eq!(tied, model.tied.iter().map(|group| group.iter().cloned().collect()).collect(), "{path}");
+            let tied: BTreeSet<BTreeSet<String>> = meta["tied"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(strings)
+                .collect();
+            assert_eq!(
+                tied,
+                model
+                    .tied
+                    .iter()
+                    .map(|group| group.iter().cloned().collect())
+                    .collect(),
+                "{path}"
+            );
 
             let text = ir::text::print_graph(graph);
-            assert_eq!(ir::text::print_graph(&ir::text::parse_graph(&text).unwrap()), text, "{path}");
+            assert_eq!(
+                ir::text::print_graph(&ir::text::parse_graph(&text).unwrap()),
+                text,
+                "{path}"
+            );
         }
     }
 }
@@ -92,16 +167,32 @@ fn every_known_operator_has_its_type() {
     // The importer compares the type of each result with the file's.
     let model = read("ops/ops.pt2");
     assert_eq!(model.graph.gradients, []);
-    assert!(model.graph.order.iter().all(|&node| model.graph.nodes[node].phase == Phase::Forward));
+    assert!(
+        model
+            .graph
+            .order
+            .iter()
+            .all(|&node| model.graph.nodes[node].phase == Phase::Forward)
+    );
 }
 
 #[test]
 fn random_operators_share_one_state() {
     let model = read("ops/random.pt2");
     let graph = &model.graph;
-    let rng = graph.states.iter().position(|state| state.kind == StateKind::Rng).unwrap();
+    let rng = graph
+        .states
+        .iter()
+        .position(|state| state.kind == StateKind::Rng)
+        .unwrap();
     let rng = &graph.states[rng];
-    assert_eq!((rng.path.as_str(), graph.values[rng.before].ty.to_string().as_str()), ("rng", "i64[2]"));
+    assert_eq!(
+        (
+            rng.path.as_str(),
+            graph.values[rng.before].ty.to_string().as_str()
+        ),
+        ("rng", "i64[2]")
+    );
     let random: Vec<i64> = graph
         .order
         .iter()
@@ -110,25 +201,34 @@ fn random_operators_share_one_state() {
         .collect();
     assert_eq!(random, (0..8).collect::<Vec<i64>>());
     let last = &graph.nodes[*graph.order.last().unwrap()];
-    assert_eq!((last.op.name(), last.phase, last.outputs[0]), ("rng_next", Phase::Optimizer, rng.after));
+    assert_eq!(
+        (last.op.name(), last.phase, last.outputs[0]),
+        ("rng_next", Phase::Optimizer, rng.after)
+    );
 }
 
 #[test]
 fn symbolic_sizes_take_values() {
     let path = data("models/gpt2-dynbatch/joint_coarse.pt2");
-    let error = torch::read(&path, &fixed()).unwrap_err();
+    let error = lighterage_torch::read(&path, &fixed()).unwrap_err();
     assert_eq!(
         (error.message.as_str(), error.help.as_str()),
-        ("has symbolic sizes: s72 in 2..=64", "choose with --dim s72=4")
+        (
+            "has symbolic sizes: s72 in 2..=64",
+            "choose with --dim s72=4"
+        )
     );
     for (batch, fits) in [(2, true), (7, true), (64, true), (1, false), (65, false)] {
         let dims = BTreeMap::from([("s72".to_string(), batch)]);
-        match torch::read(&path, &dims) {
+        match lighterage_torch::read(&path, &dims) {
             Ok(model) => {
                 assert!(fits);
                 verify(&model);
                 let labels = model.graph.inputs[1];
-                assert_eq!(model.graph.values[labels].ty.to_string(), format!("i64[{batch},32]"));
+                assert_eq!(
+                    model.graph.values[labels].ty.to_string(),
+                    format!("i64[{batch},32]")
+                );
             }
             Err(error) => {
                 assert!(!fits, "{error}");
@@ -137,19 +237,33 @@ fn symbolic_sizes_take_values() {
         }
     }
     let dims = BTreeMap::from([("s72".to_string(), 4), ("batch".to_string(), 4)]);
-    let error = torch::read(&path, &dims).unwrap_err();
-    assert_eq!(error.message, "has no symbolic size batch; it has s72 in 2..=64");
+    let error = lighterage_torch::read(&path, &dims).unwrap_err();
+    assert_eq!(
+        error.message,
+        "has no symbolic size batch; it has s72 in 2..=64"
+    );
 }
 
 #[test]
 fn modules_come_from_the_metadata() {
     let model = read("models/gpt2-tiny/joint_coarse.pt2");
     let places = places(&model.graph);
-    assert_eq!(places["addmm"], (Phase::Forward, "model.transformer.h.0.attn.c_attn"));
+    assert_eq!(
+        places["addmm"],
+        (Phase::Forward, "model.transformer.h.0.attn.c_attn")
+    );
     // It has no path of its own: it adds up what the layer norm and the residual connection give.
     assert_eq!(places["add_10"].0, Phase::Backward);
-    assert!(places["add_10"].1.starts_with("model.transformer.h.1"), "{}", places["add_10"].1);
-    assert!(places.values().all(|(_, module)| module.starts_with("model")));
+    assert!(
+        places["add_10"].1.starts_with("model.transformer.h.1"),
+        "{}",
+        places["add_10"].1
+    );
+    assert!(
+        places
+            .values()
+            .all(|(_, module)| module.starts_with("model"))
+    );
 }
 
 #[test]
@@ -158,11 +272,14 @@ fn stock_files_have_nearly_the_same_places() {
         for path in files(name) {
             let whole = read(&path);
             let bare = edited(&bytes(&path), |model| {
-                for node in model["graph_module"]["graph"]["nodes"].as_array_mut().unwrap() {
+                for node in model["graph_module"]["graph"]["nodes"]
+                    .as_array_mut()
+                    .unwrap()
+                {
                     node["metadata"] = serde_json::json!({});
                 }
             });
-            let bare = torch::read_bytes(&bare, name, &fixed()).unwrap();
+            let bare = lighterage_torch::read_bytes(&bare, name, &fixed()).unwrap();
             let (tagged, guessed) = (places(&whole.graph), places(&bare.graph));
             assert_eq!(tagged.len(), guessed.len());
             let share = |n: usize| n as f64 / tagged.len() as f64;
@@ -191,7 +308,7 @@ fn big_models_are_read_if_present() {
     for file in files {
         let path = file.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "pt2") {
-            verify(&torch::read(&path, &fixed()).unwrap_or_else(|e| panic!("{e}")));
+            verify(&lighterage_torch::read(&path, &fixed()).unwrap_or_else(|e| panic!("{e}")));
         }
     }
 }
@@ -199,38 +316,54 @@ fn big_models_are_read_if_present() {
 #[test]
 fn compressed_archives_are_read_too() {
     let bytes = bytes("models/gpt2-tiny/joint_core.pt2");
-    let stored = torch::read_bytes(&bytes, "gpt2", &fixed()).unwrap();
+    let stored = lighterage_torch::read_bytes(&bytes, "gpt2", &fixed()).unwrap();
     let deflated = archive(&entries(&bytes), true);
     assert!(deflated.len() < bytes.len());
-    assert_eq!(torch::read_bytes(&deflated, "gpt2", &fixed()).unwrap(), stored);
+    assert_eq!(
+        lighterage_torch::read_bytes(&deflated, "gpt2", &fixed()).unwrap(),
+        stored
+    );
 }
 
 /// Lets the signature's `i`th output of a kind be another value.
 fn output_spec(model: &mut serde_json::Value, kind: &str, i: usize, name: &str) {
-    let specs = model["graph_module"]["signature"]["output_specs"].as_array_mut().unwrap();
-    let spec = specs.iter_mut().filter(|spec| spec.get(kind).is_some()).nth(i).unwrap();
+    let specs = model["graph_module"]["signature"]["output_specs"]
+        .as_array_mut()
+        .unwrap();
+    let spec = specs
+        .iter_mut()
+        .filter(|spec| spec.get(kind).is_some())
+        .nth(i)
+        .unwrap();
     spec[kind]["arg"]["name"] = name.into();
 }
 
 #[test]
 fn states_that_keep_their_value_or_share_one() {
     let bytes = bytes("models/resnet-tiny/joint_coarse.pt2");
-    let before = torch::read_bytes(&bytes, "resnet", &fixed()).unwrap().graph;
+    let before = lighterage_torch::read_bytes(&bytes, "resnet", &fixed()).unwrap().graph;
     let is_buffer = |i: &usize| before.states[*i].before != before.states[*i].after;
     let ty = |i: usize| before.values[before.states[i].before].ty.to_string();
-    let buffers: Vec<usize> =
-        (0..before.states.len()).filter(is_buffer).filter(|&i| ty(i) == "f32[8]").take(4).collect();
+    let buffers: Vec<usize> = (0..before.states.len())
+        .filter(is_buffer)
+        .filter(|&i| ty(i) == "f32[8]")
+        .take(4)
+        .collect();
     let name = |value: ir::Value| before.values[value].name.as_str();
-    let (old, new) = (name(before.states[buffers[0]].before), name(before.states[buffers[0]].after));
+    let (old, new) = (
+        name(before.states[buffers[0]].before),
+        name(before.states[buffers[0]].after),
+    );
     let edited = edited(&bytes, |model| {
         for (&buffer, value) in buffers.iter().zip([old, new, new, old]) {
             mutate(model, &before.states[buffer].path, value);
         }
     });
-    let model = torch::read_bytes(&edited, "resnet", &fixed()).unwrap();
+    let model = lighterage_torch::read_bytes(&edited, "resnet", &fixed()).unwrap();
     verify(&model);
     let state = |i: usize| &model.graph.states[buffers[i]];
-    // Its own old value: nothing to do. A new value: as it is. One that is taken already, or of another state: a copy.
+    // Its own old value: nothing to do. A new value: as it is. One that is taken already, or of
+    // another state: a copy.
     assert_eq!(state(0).before, state(0).after);
     assert_eq!(model.graph.values[state(1).after].name, new);
     for i in [2, 3] {
@@ -241,8 +374,12 @@ fn states_that_keep_their_value_or_share_one() {
 
 /// Lets a step leave another value in a buffer.
 fn mutate(model: &mut serde_json::Value, path: &str, value: &str) {
-    let specs = model["graph_module"]["signature"]["output_specs"].as_array_mut().unwrap();
-    let mut specs = specs.iter_mut().filter_map(|spec| spec.get_mut("buffer_mutation"));
+    let specs = model["graph_module"]["signature"]["output_specs"]
+        .as_array_mut()
+        .unwrap();
+    let mut specs = specs
+        .iter_mut()
+        .filter_map(|spec| spec.get_mut("buffer_mutation"));
     let spec = specs.find(|spec| spec["buffer_name"] == path).unwrap();
     spec["arg"]["name"] = value.into();
 }
@@ -250,15 +387,19 @@ fn mutate(model: &mut serde_json::Value, path: &str, value: &str) {
 #[test]
 fn a_gradient_may_be_used_twice() {
     let bytes = bytes("models/gpt2-tiny/joint_coarse.pt2");
-    let graph = torch::read_bytes(&bytes, "gpt2", &fixed()).unwrap().graph;
+    let graph = lighterage_torch::read_bytes(&bytes, "gpt2", &fixed()).unwrap().graph;
     let alike = |i: usize| {
         let ty = |(state, _): (usize, _)| &graph.values[graph.states[state].before].ty;
         (0..i).find(|&j| ty(graph.gradients[j]) == ty(graph.gradients[i]))
     };
-    let (i, j) = (0..graph.gradients.len()).find_map(|i| Some((i, alike(i)?))).unwrap();
+    let (i, j) = (0..graph.gradients.len())
+        .find_map(|i| Some((i, alike(i)?)))
+        .unwrap();
     let name = graph.values[graph.gradients[j].1].name.clone();
-    let edited = edited(&bytes, |model| output_spec(model, "gradient_to_parameter", i, &name));
-    let model = torch::read_bytes(&edited, "gpt2", &fixed()).unwrap();
+    let edited = edited(&bytes, |model| {
+        output_spec(model, "gradient_to_parameter", i, &name)
+    });
+    let model = lighterage_torch::read_bytes(&edited, "gpt2", &fixed()).unwrap();
     verify(&model);
     assert_eq!(model.graph.gradients[i].1, model.graph.gradients[j].1);
 }
@@ -267,25 +408,43 @@ fn a_gradient_may_be_used_twice() {
 fn unknown_operators_become_extern_nodes() {
     let bytes = bytes("models/gpt2-tiny/joint_coarse.pt2");
     let edited = edited(&bytes, |model| {
-        for node in model["graph_module"]["graph"]["nodes"].as_array_mut().unwrap() {
+        for node in model["graph_module"]["graph"]["nodes"]
+            .as_array_mut()
+            .unwrap()
+        {
             if node["target"] == "torch.ops.aten.native_layer_norm.default" {
                 node["target"] = "torch.ops.mylib.fast_norm.default".into();
             } else if node["target"] == "torch.ops.aten.tanh.default" {
-                node["inputs"].as_array_mut().unwrap().push(serde_json::json!(
-                    {"name": "fast", "arg": {"as_bool": true}, "kind": 2}
-                ));
+                node["inputs"]
+                    .as_array_mut()
+                    .unwrap()
+                    .push(serde_json::json!(
+                        {"name": "fast", "arg": {"as_bool": true}, "kind": 2}
+                    ));
             }
         }
     });
-    let model = torch::read_bytes(&edited, "gpt2", &fixed()).unwrap();
+    let model = lighterage_torch::read_bytes(&edited, "gpt2", &fixed()).unwrap();
     let findings = ir::verify::graph(&model.graph);
     assert!(findings.is_empty(), "{}", findings[0]);
     let norm = &model.unsupported[0];
     let (target, why) = (norm.target.as_str(), norm.why.as_str());
-    assert_eq!((target, why), ("torch.ops.mylib.fast_norm.default", "no op for it"));
-    let tanh = model.unsupported.iter().find(|u| u.target.contains("tanh")).unwrap();
+    assert_eq!(
+        (target, why),
+        ("torch.ops.mylib.fast_norm.default", "no op for it")
+    );
+    let tanh = model
+        .unsupported
+        .iter()
+        .find(|u| u.target.contains("tanh"))
+        .unwrap();
     assert_eq!(tanh.why, "the argument fast is not known");
-    let node = model.graph.order.iter().find(|&&node| model.graph.nodes[node].op.is_extern()).unwrap();
+    let node = model
+        .graph
+        .order
+        .iter()
+        .find(|&&node| model.graph.nodes[node].op.is_extern())
+        .unwrap();
     let node = &model.graph.nodes[*node];
     assert_eq!(
         (node.op.str("name"), node.inputs.len(), node.outputs.len()),

@@ -17,17 +17,28 @@ pub struct Error {
 
 impl Error {
     pub(crate) fn new(place: impl Into<String>, message: impl Into<String>) -> Error {
-        Error { file: String::new(), place: place.into(), message: message.into(), help: String::new() }
+        Error {
+            file: String::new(),
+            place: place.into(),
+            message: message.into(),
+            help: String::new(),
+        }
     }
     /// An error on a line, the first of which is 1.
     pub(crate) fn line(line: usize, message: impl Into<String>) -> Error {
         Error::new(format!("line {line}"), message)
     }
     pub(crate) fn help(self, help: impl Into<String>) -> Error {
-        Error { help: help.into(), ..self }
+        Error {
+            help: help.into(),
+            ..self
+        }
     }
     pub(crate) fn of(self, file: &str) -> Error {
-        Error { file: file.into(), ..self }
+        Error {
+            file: file.into(),
+            ..self
+        }
     }
 }
 

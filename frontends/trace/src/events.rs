@@ -14,10 +14,11 @@
 //! pool cuda:1                        what follows is asked of another pool
 //! ```
 //!
-//! Each `alloc`, `free` and `wait` takes a tick, from 0 on. Once a line `tick N` has been read, ticks pass by such lines alone. A
-//! block that is not freed lives to the end of its pool. An id is one word without a comma, and names one block of a pool.
-//! `gaps=3-5/8-9` are ticks at which nobody needs a block. `phase=2` and `module=5` with an `alloc` or `free` name the second
-//! phase of the pool and the fifth run of a module, in place of those that run; 0 is none.
+//! Each `alloc`, `free` and `wait` takes a tick, from 0 on. Once a line `tick N` has been read,
+//! ticks pass by such lines alone. A block that is not freed lives to the end of its pool. An id is
+//! one word without a comma, and names one block of a pool. `gaps=3-5/8-9` are ticks at which
+//! nobody needs a block. `phase=2` and `module=5` with an `alloc` or `free` name the second phase
+//! of the pool and the fifth run of a module, in place of those that run; 0 is none.
 
 use crate::recorder::{Asked, Recorder};
 use crate::{Error, POOL, Pool, shared, table};
@@ -33,13 +34,26 @@ const MOST_POOLS: usize = 1024;
 
 /// Reads a trace.
 pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
-    let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line.trim()));
+    let lines = text
+        .lines()
+        .enumerate()
+        .map(|(i, line)| (i + 1, line.trim()));
     let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let (line, head) = lines.next().unwrap_or((1, ""));
     match head.split_ascii_whitespace().collect::<Vec<_>>()[..] {
         [MAGIC, VERSION] => {}
-        [MAGIC, other] => return Err(Error::line(line, format!("version {other:?}: only {VERSION} is known"))),
-        _ => return Err(Error::line(line, format!("the file does not begin with \"{MAGIC} {VERSION}\""))),
+        [MAGIC, other] => {
+            return Err(Error::line(
+                line,
+                format!("version {other:?}: only {VERSION} is known"),
+            ));
+        }
+        _ => {
+            return Err(Error::line(
+                line,
+                format!("the file does not begin with \"{MAGIC} {VERSION}\""),
+            ));
+        }
     }
     let mut pools: Vec<(String, Recorder<String>)> = vec![(POOL.into(), Recorder::new(POOL))];
     let mut at = 0;
@@ -49,7 +63,9 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
                 let known = pools.iter().position(|(known, _)| known == name);
                 at = known.unwrap_or(pools.len());
                 match known {
-                    None if MOST_POOLS <= pools.len() => return Err(format!("more than {MOST_POOLS} pools")),
+                    None if MOST_POOLS <= pools.len() => {
+                        return Err(format!("more than {MOST_POOLS} pools"));
+                    }
                     None => pools.push((name.into(), Recorder::new(name))),
                     Some(_) => {}
                 }
@@ -62,17 +78,31 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
     let mut read = vec![];
     for (_, recorder) in pools {
         let pool = recorder.finish();
-        let Trace { blocks, phases, modules, .. } = &pool.trace;
+        let Trace {
+            blocks,
+            phases,
+            modules,
+            ..
+        } = &pool.trace;
         shared(&pool)?;
         for block in blocks {
-            let error = |message: String| Error::new(format!("block {} of the pool {}", block.id, pool.name), message);
+            let error = |message: String| {
+                Error::new(
+                    format!("block {} of the pool {}", block.id, pool.name),
+                    message,
+                )
+            };
             table::within(block).map_err(error)?;
             let (phase, module) = (block.origin.phases, block.origin.modules);
-            for (what, given, known) in
-                [("phase", phase.0.max(phase.1), phases.len()), ("module", module.0.max(module.1), modules.len())]
-            {
+            for (what, given, known) in [
+                ("phase", phase.0.max(phase.1), phases.len()),
+                ("module", module.0.max(module.1), modules.len()),
+            ] {
                 if known <= given as usize {
-                    return Err(error(format!("{what} {given} is none of the {} that the pool has", known - 1)));
+                    return Err(error(format!(
+                        "{what} {given} is none of the {} that the pool has",
+                        known - 1
+                    )));
                 }
             }
         }
@@ -87,16 +117,17 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
 fn word<'a>(word: &'a str, what: &str) -> Result<&'a str, String> {
     match word {
         "" => Err(format!("{what} is missing")),
-        word if word.contains([',', ' ', '\t']) => {
-            Err(format!("{what} is {word:?}: it must be one word without commas"))
-        }
+        word if word.contains([',', ' ', '\t']) => Err(format!(
+            "{what} is {word:?}: it must be one word without commas"
+        )),
         word => Ok(word),
     }
 }
 
 fn number<T: std::str::FromStr>(what: &str, text: &str) -> Result<T, String> {
-    text.parse()
-        .map_err(|_| format!("{what} is {text:?}: it must be a whole number that is not negative, nor too large"))
+    text.parse().map_err(|_| {
+        format!("{what} is {text:?}: it must be a whole number that is not negative, nor too large")
+    })
 }
 
 fn event(text: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
@@ -113,8 +144,14 @@ fn event(text: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
             for given in words {
                 match given.split_once('=') {
                     Some(("phase", phase)) => block.origin.phases.1 = number("the phase", phase)?,
-                    Some(("module", module)) => block.origin.modules.1 = number("the module", module)?,
-                    _ => return Err(format!("{given:?} is not known with free: phase=N, module=N are")),
+                    Some(("module", module)) => {
+                        block.origin.modules.1 = number("the module", module)?
+                    }
+                    _ => {
+                        return Err(format!(
+                            "{given:?} is not known with free: phase=N, module=N are"
+                        ));
+                    }
                 }
             }
             Ok(())
@@ -127,24 +164,36 @@ fn event(text: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
         "enter" => word(rest, "the module's name").and_then(|name| recorder.enter(name.into())),
         "leave" => {
             let name = word(rest, "the module's name")?;
-            if recorder.leave(name) { Ok(()) } else { Err(format!("no module {name} runs")) }
+            if recorder.leave(name) {
+                Ok(())
+            } else {
+                Err(format!("no module {name} runs"))
+            }
         }
         "wait" => {
             let words: Vec<&str> = rest.split_ascii_whitespace().collect();
             let [stream, on] = words[..] else {
-                return Err("wait has two streams: the one that waits, and the one that is waited for".into());
+                return Err(
+                    "wait has two streams: the one that waits, and the one that is waited for"
+                        .into(),
+                );
             };
             recorder.wait(number("the stream", stream)?, number("the stream", on)?)
         }
         "tick" => recorder.at(number("the tick", rest)?),
-        _ => Err(format!("{verb:?} is not known: alloc, free, wait, phase, enter, leave, tick and pool are")),
+        _ => Err(format!(
+            "{verb:?} is not known: alloc, free, wait, phase, enter, leave, tick and pool are"
+        )),
     }
 }
 
 fn alloc(rest: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
     let mut words = rest.split_ascii_whitespace();
     let id = word(words.next().unwrap_or(""), "the id")?;
-    let mut asked = Asked { bytes: number("the size", words.next().unwrap_or(""))?, ..Asked::default() };
+    let mut asked = Asked {
+        bytes: number("the size", words.next().unwrap_or(""))?,
+        ..Asked::default()
+    };
     let (mut phase, mut module, mut gaps) = (None, None, vec![]);
     for given in words {
         match given.split_once('=') {
@@ -157,13 +206,18 @@ fn alloc(rest: &str, recorder: &mut Recorder<String>) -> Result<(), String> {
             Some(("module", text)) => module = Some(number("the module", text)?),
             Some(("gaps", text)) => {
                 for gap in text.split('/') {
-                    let (start, end) =
-                        gap.split_once('-').ok_or_else(|| format!("the gap {gap:?} is not START-END"))?;
-                    gaps.push((number("the gap's start", start)?, number("the gap's end", end)?));
+                    let (start, end) = gap
+                        .split_once('-')
+                        .ok_or_else(|| format!("the gap {gap:?} is not START-END"))?;
+                    gaps.push((
+                        number("the gap's start", start)?,
+                        number("the gap's end", end)?,
+                    ));
                 }
             }
             _ => {
-                let known = "stream=N, align=BYTES, at=BYTES, in=ID, gaps=A-B/C-D, phase=N, module=N and dyn are";
+                let known = "stream=N, align=BYTES, at=BYTES, in=ID, gaps=A-B/C-D, phase=N, \
+                    module=N and dyn are";
                 return Err(format!("{given:?} is not known with alloc: {known}"));
             }
         }
@@ -184,12 +238,13 @@ enum Happens {
     Enter(usize),
     Free(usize),
     Wait(usize),
-    /// The last of the block and those in whose bytes it is, how many these are, and the block: they come before it.
+    /// The last of the block and those in whose bytes it is, how many these are, and the block:
+    /// they come before it.
     Alloc(usize, usize, usize),
 }
 
-/// Writes pools, so that reading them again gives the same blocks, in order of their start. Blanks in names, which other
-/// formats allow, become `_`.
+/// Writes pools, so that reading them again gives the same blocks, in order of their start. Blanks
+/// in names, which other formats allow, become `_`.
 pub fn write(pools: &[Pool]) -> String {
     let mut out = format!("{MAGIC} {VERSION}\n");
     for pool in pools {
@@ -205,7 +260,12 @@ pub fn write(pools: &[Pool]) -> String {
 fn write_pool(out: &mut String, trace: &Trace) {
     let mut happens: Vec<(u64, Happens)> = vec![];
     // A phase ends when the next one begins.
-    let next_begins = |i: usize| trace.phases.get(i + 1).is_some_and(|next| next.start == trace.phases[i].end);
+    let next_begins = |i: usize| {
+        trace
+            .phases
+            .get(i + 1)
+            .is_some_and(|next| next.start == trace.phases[i].end)
+    };
     for (i, span) in trace.phases.iter().enumerate().skip(1) {
         happens.push((span.start, Happens::Phase(i)));
         if span.start < span.end && !next_begins(i) {
@@ -219,14 +279,31 @@ fn write_pool(out: &mut String, trace: &Trace) {
         }
     }
     for (i, block) in trace.blocks.iter().enumerate() {
-        let shared = std::iter::successors(Some(i), |&i| trace.blocks[i].within).take(trace.blocks.len());
-        let (depth, last) = shared.fold((0, i), |(depth, last), other| (depth + 1, other.max(last)));
-        happens.extend([(block.start, Happens::Alloc(last, depth, i)), (block.end, Happens::Free(i))]);
+        let shared =
+            std::iter::successors(Some(i), |&i| trace.blocks[i].within).take(trace.blocks.len());
+        let (depth, last) =
+            shared.fold((0, i), |(depth, last), other| (depth + 1, other.max(last)));
+        happens.extend([
+            (block.start, Happens::Alloc(last, depth, i)),
+            (block.end, Happens::Free(i)),
+        ]);
     }
-    happens.extend(trace.waits.iter().enumerate().map(|(i, wait)| (wait.tick, Happens::Wait(i))));
+    happens.extend(
+        trace
+            .waits
+            .iter()
+            .enumerate()
+            .map(|(i, wait)| (wait.tick, Happens::Wait(i))),
+    );
     happens.sort_unstable();
-    // What stays to the end is not freed. Where each other event has a tick of its own, ticks need not be said.
-    let end = trace.blocks.iter().map(|block| block.end).max().unwrap_or(0);
+    // What stays to the end is not freed. Where each other event has a tick of its own, ticks need
+    // not be said.
+    let end = trace
+        .blocks
+        .iter()
+        .map(|block| block.end)
+        .max()
+        .unwrap_or(0);
     let stays = |what: &Happens| match what {
         Happens::Free(i) => {
             let origin = trace.blocks[*i].origin;
@@ -236,10 +313,19 @@ fn write_pool(out: &mut String, trace: &Trace) {
     };
     let consecutive = |stay: bool| {
         let is_event = |what: &Happens| {
-            matches!(what, Happens::Alloc(..) | Happens::Free(_) | Happens::Wait(_)) && !(stay && stays(what))
+            matches!(
+                what,
+                Happens::Alloc(..) | Happens::Free(_) | Happens::Wait(_)
+            ) && !(stay && stays(what))
         };
-        let events = happens.iter().filter(|(_, what)| is_event(what)).map(|&(tick, _)| tick);
-        let (n, last) = (events.clone().count() as u64, happens.last().map_or(0, |&(tick, _)| tick));
+        let events = happens
+            .iter()
+            .filter(|(_, what)| is_event(what))
+            .map(|&(tick, _)| tick);
+        let (n, last) = (
+            events.clone().count() as u64,
+            happens.last().map_or(0, |&(tick, _)| tick),
+        );
         events.eq(0..n) && last <= n && (!stay || n == end)
     };
     let (goes, stay) = (consecutive(false), consecutive(true));
@@ -255,8 +341,13 @@ fn write_pool(out: &mut String, trace: &Trace) {
             now = Some(tick);
         }
         let module = modules.last().map_or(0, |&module| module as u32);
-        let said =
-            |what: &str, given: u32, runs: u32| if given == runs { String::new() } else { format!(" {what}={given}") };
+        let said = |what: &str, given: u32, runs: u32| {
+            if given == runs {
+                String::new()
+            } else {
+                format!(" {what}={given}")
+            }
+        };
         let _ = match what {
             Happens::Leave(i) => {
                 modules.retain(|&module| module != i);
@@ -289,7 +380,12 @@ fn write_pool(out: &mut String, trace: &Trace) {
                 let block = &trace.blocks[i];
                 let (phases, runs) = (block.origin.phases, block.origin.modules);
                 let id = joined(&block.id);
-                writeln!(out, "free {id}{}{}", said("phase", phases.1, phase), said("module", runs.1, module))
+                writeln!(
+                    out,
+                    "free {id}{}{}",
+                    said("phase", phases.1, phase),
+                    said("module", runs.1, module)
+                )
             }
             Happens::Wait(i) => {
                 let wait = trace.waits[i];
@@ -298,8 +394,12 @@ fn write_pool(out: &mut String, trace: &Trace) {
             Happens::Alloc(.., i) => {
                 let block = &trace.blocks[i];
                 let origin = block.origin;
-                let mut line =
-                    format!("alloc {} {}{}", joined(&block.id), block.bytes, said("stream", origin.stream, 0));
+                let mut line = format!(
+                    "alloc {} {}{}",
+                    joined(&block.id),
+                    block.bytes,
+                    said("stream", origin.stream, 0)
+                );
                 if 0 < block.alignment {
                     let _ = write!(line, " align={}", block.alignment);
                 }
@@ -310,7 +410,11 @@ fn write_pool(out: &mut String, trace: &Trace) {
                     let _ = write!(line, " in={}", joined(&trace.blocks[other].id));
                 }
                 if !block.gaps.is_empty() {
-                    let gaps: Vec<String> = block.gaps.iter().map(|(start, end)| format!("{start}-{end}")).collect();
+                    let gaps: Vec<String> = block
+                        .gaps
+                        .iter()
+                        .map(|(start, end)| format!("{start}-{end}"))
+                        .collect();
                     let _ = write!(line, " gaps={}", gaps.join("/"));
                 }
                 line += if origin.dynamic { " dyn" } else { "" };

@@ -1,13 +1,14 @@
-//! Traces of memory: which blocks a program asked for, and when it let them go. One reader for each format, and a writer of
-//! our own format and of plans.
+//! Traces of memory: which blocks a program asked for, and when it let them go. One reader for each
+//! format, and a writer of our own format and of plans.
 //!
-//! Files may come from anywhere: a reader gives blocks or an error that says where the file is wrong. It does not panic,
-//! runs nothing, and takes memory in proportion to the file's size. What comes out holds: a block ends after it starts, its
-//! gaps are within, ascending and apart, alignments are powers of two, ids of a pool differ, sizes and alignments of
-//! a pool add up to less than 2^62 bytes, and who shares another's bytes can.
+//! Files may come from anywhere: a reader gives blocks or an error that says where the file is
+//! wrong. It does not panic, runs nothing, and takes memory in proportion to the file's size. What
+//! comes out holds: a block ends after it starts, its gaps are within, ascending and apart,
+//! alignments are powers of two, ids of a pool differ, sizes and alignments of a pool add up to
+//! less than 2^62 bytes, and who shares another's bytes can.
 //!
-//! [`events`] has our own format, [`table`] minimalloc's and that of plans, [`snapshot`] PyTorch's; docs/alloc.md describes
-//! them all.
+//! [`events`] has our own format, [`table`] minimalloc's and that of plans, [`snapshot`] PyTorch's;
+//! docs/alloc.md describes them all.
 
 mod error;
 pub mod events;
@@ -54,7 +55,13 @@ pub enum Format {
 
 impl Format {
     /// All of them.
-    pub const ALL: [Format; 5] = [Format::Events, Format::Csv, Format::Lines, Format::Snapshot, Format::Stalloc];
+    pub const ALL: [Format; 5] = [
+        Format::Events,
+        Format::Csv,
+        Format::Lines,
+        Format::Snapshot,
+        Format::Stalloc,
+    ];
 
     /// Its word.
     pub fn name(self) -> &'static str {
@@ -99,7 +106,10 @@ pub fn read_bytes(bytes: &[u8], format: Option<Format>) -> Result<Vec<Pool>, Err
 
 fn text(bytes: &[u8]) -> Result<&str, Error> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
-        let line = 1 + bytes[..e.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
+        let line = 1 + bytes[..e.valid_up_to()]
+            .iter()
+            .filter(|&&byte| byte == b'\n')
+            .count();
         Error::line(line, "not text (UTF-8)")
     })?;
     // Some editors put a mark before everything.
@@ -108,7 +118,10 @@ fn text(bytes: &[u8]) -> Result<&str, Error> {
 
 /// The format that the content has.
 fn sniff(bytes: &[u8]) -> Result<Format, Error> {
-    let help = format!("a trace is one of {}; --format says which", Format::ALL.map(Format::name).join(", "));
+    let help = format!(
+        "a trace is one of {}; --format says which",
+        Format::ALL.map(Format::name).join(", ")
+    );
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Err(Error::new("", "the file is empty").help(help));
     }
@@ -119,7 +132,11 @@ fn sniff(bytes: &[u8]) -> Result<Format, Error> {
         return Err(Error::new("", "a compressed file").help("unpack it first"));
     }
     let text = text(bytes).map_err(|error| error.help(help.clone()))?;
-    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or("");
+    let first = text
+        .lines()
+        .map(str::trim)
+        .find(|line| !line.is_empty() && !line.starts_with('#'))
+        .unwrap_or("");
     let words: Vec<&str> = first.split_ascii_whitespace().collect();
     let is_number = |word: &&str| word.parse::<i128>().is_ok();
     match words.as_slice() {
@@ -160,13 +177,18 @@ impl Gate {
         if 1 < alignment && !alignment.is_power_of_two() {
             return Err(format!("the alignment {alignment} is not a power of two"));
         }
-        let sum = self.bytes.checked_add(bytes).and_then(|sum| sum.checked_add(alignment));
+        let sum = self
+            .bytes
+            .checked_add(bytes)
+            .and_then(|sum| sum.checked_add(alignment));
         match sum.filter(|&sum| sum < MOST_BYTES) {
             Some(sum) => {
                 self.bytes = sum;
                 Ok(())
             }
-            None => Err(format!("with its {bytes} bytes the sizes add up to 2^62 bytes or more")),
+            None => Err(format!(
+                "with its {bytes} bytes the sizes add up to 2^62 bytes or more"
+            )),
         }
     }
 
@@ -180,7 +202,10 @@ impl Gate {
 
     /// The position of the block with this id.
     fn find(&self, id: &str) -> Result<usize, String> {
-        self.ids.get(id).copied().ok_or_else(|| format!("there is no block {id} whose bytes it could share"))
+        self.ids
+            .get(id)
+            .copied()
+            .ok_or_else(|| format!("there is no block {id} whose bytes it could share"))
     }
 
     /// Sees that a fixed address leaves room for the block.
@@ -195,5 +220,9 @@ impl Gate {
 /// A trace of no blocks in which nothing is known of phases and modules.
 fn empty() -> Trace {
     let unknown = || vec![passes::alloc::trace::Span::default()];
-    Trace { phases: unknown(), modules: unknown(), ..Trace::default() }
+    Trace {
+        phases: unknown(),
+        modules: unknown(),
+        ..Trace::default()
+    }
 }

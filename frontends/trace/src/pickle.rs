@@ -1,12 +1,13 @@
 //! Python's pickles, as far as they are data: containers, strings, numbers.
 //!
-//! A pickle is a program for a stack machine, and most of what it can do (import, call, build objects) is how it does harm.
-//! Here it can do none of that: an opcode that is not data is an error with its name and its place. Protocols 2 to 5, as
-//! `pickle.dump` writes them; opcodes are those of Python's `pickletools`.
+//! A pickle is a program for a stack machine, and most of what it can do (import, call, build
+//! objects) is how it does harm. Here it can do none of that: an opcode that is not data is an
+//! error with its name and its place. Protocols 2 to 5, as `pickle.dump` writes them; opcodes are
+//! those of Python's `pickletools`.
 //!
-//! Values stand in one table and refer to each other by number, so what a pickle shares is here once, and one that
-//! contains itself is no matter. An opcode has at least one byte and makes at most one value and one entry on the stack:
-//! memory is in proportion to the file. Nothing recurs.
+//! Values stand in one table and refer to each other by number, so what a pickle shares is here
+//! once, and one that contains itself is no matter. An opcode has at least one byte and makes at
+//! most one value and one entry on the stack: memory is in proportion to the file. Nothing recurs.
 
 use crate::Error;
 use std::collections::HashMap;
@@ -71,7 +72,9 @@ impl<'a> Pickle<'a> {
     /// The text that a value is, if it is not longer than 64 KiB.
     pub fn text(&self, id: Id) -> Option<&'a str> {
         match self.value(id) {
-            Value::Text(range) if range.len() <= MOST_TEXT => std::str::from_utf8(&self.bytes[range.clone()]).ok(),
+            Value::Text(range) if range.len() <= MOST_TEXT => {
+                std::str::from_utf8(&self.bytes[range.clone()]).ok()
+            }
             _ => None,
         }
     }
@@ -83,9 +86,11 @@ impl<'a> Pickle<'a> {
             _ => false,
         };
         match self.value(dict) {
-            Value::Dict(entries) if entries.len() <= MOST_ENTRIES => {
-                entries.iter().rev().find(|&&(key, _)| is_key(key)).map(|&(_, value)| value)
-            }
+            Value::Dict(entries) if entries.len() <= MOST_ENTRIES => entries
+                .iter()
+                .rev()
+                .find(|&&(key, _)| is_key(key))
+                .map(|&(_, value)| value),
             _ => None,
         }
     }
@@ -99,7 +104,8 @@ impl<'a> Pickle<'a> {
     }
 }
 
-/// A text and a dictionary that are looked at again and again, because a pickle shares them, must not be large.
+/// A text and a dictionary that are looked at again and again, because a pickle shares them, must
+/// not be large.
 const MOST_TEXT: usize = 1 << 16;
 const MOST_ENTRIES: usize = 1 << 10;
 
@@ -140,12 +146,25 @@ struct Machine<'a> {
 
 /// Reads a pickle. The file ends where it does.
 pub fn read(bytes: &[u8]) -> Result<Pickle<'_>, Error> {
-    let mut machine = Machine { bytes, at: 0, values: vec![], stack: vec![], marks: vec![], memo: HashMap::new() };
+    let mut machine = Machine {
+        bytes,
+        at: 0,
+        values: vec![],
+        stack: vec![],
+        marks: vec![],
+        memo: HashMap::new(),
+    };
     loop {
         let at = machine.at;
         match machine.step() {
             Ok(None) => {}
-            Ok(Some(root)) => return Ok(Pickle { bytes, values: machine.values, root }),
+            Ok(Some(root)) => {
+                return Ok(Pickle {
+                    bytes,
+                    values: machine.values,
+                    root,
+                });
+            }
             Err(message) => return Err(Error::new(format!("byte {at}"), message)),
         }
     }
@@ -155,7 +174,10 @@ impl<'a> Machine<'a> {
     fn take(&mut self, n: usize) -> Result<&'a [u8], String> {
         let rest = &self.bytes[self.at..];
         if rest.len() < n {
-            return Err(format!("the file is cut off: {n} bytes are needed and {} are left", rest.len()));
+            return Err(format!(
+                "the file is cut off: {n} bytes are needed and {} are left",
+                rest.len()
+            ));
         }
         self.at += n;
         Ok(&rest[..n])
@@ -163,7 +185,11 @@ impl<'a> Machine<'a> {
 
     /// A number of `n` bytes, the lowest first.
     fn number(&mut self, n: usize) -> Result<u64, String> {
-        Ok(self.take(n)?.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+        Ok(self
+            .take(n)?
+            .iter()
+            .rev()
+            .fold(0, |number, &byte| number << 8 | u64::from(byte)))
     }
 
     /// The bytes of something whose length is a number of `n` bytes.
@@ -201,7 +227,10 @@ impl<'a> Machine<'a> {
 
     fn top(&self) -> Result<Id, String> {
         let above = &self.stack[self.floor()..];
-        above.last().copied().ok_or_else(|| "the stack is empty".into())
+        above
+            .last()
+            .copied()
+            .ok_or_else(|| "the stack is empty".into())
     }
 
     /// What is above the last mark.
@@ -248,7 +277,8 @@ impl<'a> Machine<'a> {
 
     fn get(&mut self, index: u64) -> Result<(), String> {
         let found = self.memo.get(&(index as u32)).copied();
-        self.stack.push(found.ok_or_else(|| format!("the memo has no entry {index}"))?);
+        self.stack
+            .push(found.ok_or_else(|| format!("the memo has no entry {index}"))?);
         Ok(())
     }
 
@@ -267,7 +297,10 @@ impl<'a> Machine<'a> {
         let range = self.range(n)?;
         let bytes = &self.bytes[range];
         if 16 < bytes.len() {
-            return Err(format!("a number of {} bytes: 16 are the most", bytes.len()));
+            return Err(format!(
+                "a number of {} bytes: 16 are the most",
+                bytes.len()
+            ));
         }
         let negative = bytes.last().is_some_and(|&byte| 128 <= byte);
         let mut whole = [if negative { 255 } else { 0 }; 16];
@@ -316,7 +349,8 @@ impl<'a> Machine<'a> {
             0x8c => self.text(1)?,
             b'X' => self.text(4)?,
             0x8d => self.text(8)?,
-            // SHORT_BINSTRING, BINSTRING: text of Python 2. SHORT_BINBYTES, BINBYTES, BINBYTES8, BYTEARRAY8
+            // SHORT_BINSTRING, BINSTRING: text of Python 2. SHORT_BINBYTES, BINBYTES, BINBYTES8,
+            // BYTEARRAY8
             b'U' => self.text(1)?,
             b'T' => self.text(4)?,
             b'C' => self.raw(1)?,
@@ -410,17 +444,25 @@ impl<'a> Machine<'a> {
 
     /// Why an opcode is not carried out.
     fn refusal(&self, opcode: u8) -> String {
-        if let Some((_, name)) = FORBIDDEN.iter().find(|&&(forbidden, _)| forbidden == opcode) {
+        if let Some((_, name)) = FORBIDDEN
+            .iter()
+            .find(|&&(forbidden, _)| forbidden == opcode)
+        {
             let what = match opcode {
                 b'c' | b'i' => self.lines(),
                 0x93 => self.names(),
                 _ => String::new(),
             };
-            return format!("the opcode {name}{what} runs code: only containers, strings and numbers are read");
+            return format!(
+                "the opcode {name}{what} runs code: only containers, strings and numbers are read"
+            );
         }
         match TEXTUAL.contains(&opcode) {
             true => {
-                format!("the opcode {:?} is one of protocol 0: write the file with protocol 2 or later", opcode as char)
+                format!(
+                    "the opcode {:?} is one of protocol 0: write the file with protocol 2 or later",
+                    opcode as char
+                )
             }
             false => format!("the byte {opcode:#04x} is no opcode"),
         }
@@ -428,23 +470,37 @@ impl<'a> Machine<'a> {
 
     /// The module and name that follow GLOBAL.
     fn lines(&self) -> String {
-        let mut lines = self.bytes[self.at..].split(|&byte| byte == b'\n').map(shown);
-        format!(" {}.{}", lines.next().unwrap_or_default(), lines.next().unwrap_or_default())
+        let mut lines = self.bytes[self.at..]
+            .split(|&byte| byte == b'\n')
+            .map(shown);
+        format!(
+            " {}.{}",
+            lines.next().unwrap_or_default(),
+            lines.next().unwrap_or_default()
+        )
     }
 
     /// The module and name on the stack.
     fn names(&self) -> String {
-        let names = self.stack.iter().rev().take(2).rev().map(|&id| match &self.values[id as usize] {
-            Value::Text(range) => shown(&self.bytes[range.clone()]),
-            other => kind(other).into(),
-        });
+        let names =
+            self.stack
+                .iter()
+                .rev()
+                .take(2)
+                .rev()
+                .map(|&id| match &self.values[id as usize] {
+                    Value::Text(range) => shown(&self.bytes[range.clone()]),
+                    other => kind(other).into(),
+                });
         format!(" {}", names.collect::<Vec<_>>().join("."))
     }
 }
 
 /// The beginning of what may be no text.
 fn shown(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).escape_debug().to_string()
+    String::from_utf8_lossy(&bytes[..bytes.len().min(60)])
+        .escape_debug()
+        .to_string()
 }
 
 /// What a value is, in words.

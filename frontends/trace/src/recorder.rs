@@ -1,8 +1,8 @@
 //! Events in order of time become blocks.
 //!
-//! Each event that asks for a block or lets one go has a tick of its own, so that lives that meet in the file do not
-//! overlap in the trace; unless ticks are given. What is there before the first event lives from tick 0, what nobody lets
-//! go to the last.
+//! Each event that asks for a block or lets one go has a tick of its own, so that lives that meet
+//! in the file do not overlap in the trace; unless ticks are given. What is there before the first
+//! event lives from tick 0, what nobody lets go to the last.
 
 use crate::{Gate, Pool, empty};
 use passes::alloc::trace::{Block, Origin, Span, Wait};
@@ -39,7 +39,11 @@ pub(crate) struct Asked {
 
 impl<K: std::hash::Hash + Eq> Recorder<K> {
     pub(crate) fn new(name: &str) -> Recorder<K> {
-        let pool = Pool { name: name.into(), trace: empty(), ..Pool::default() };
+        let pool = Pool {
+            name: name.into(),
+            trace: empty(),
+            ..Pool::default()
+        };
         Recorder {
             pool,
             gate: Gate::default(),
@@ -74,14 +78,36 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
 
     /// Adds a block that begins at `start`; returns its position.
     fn add(&mut self, key: K, id: String, asked: Asked, start: u64) -> Result<usize, String> {
-        let Asked { bytes, alignment, offset, stream, dynamic, within } = asked;
+        let Asked {
+            bytes,
+            alignment,
+            offset,
+            stream,
+            dynamic,
+            within,
+        } = asked;
         self.gate.id(&id)?;
         self.gate.size(bytes, alignment)?;
         offset.map_or(Ok(()), |offset| self.gate.offset(offset, bytes))?;
-        let origin = Origin { phases: (self.phase, 0), modules: (self.module(), 0), stream, dynamic };
+        let origin = Origin {
+            phases: (self.phase, 0),
+            modules: (self.module(), 0),
+            stream,
+            dynamic,
+        };
         let at = self.pool.trace.blocks.len();
         self.open.insert(key, at);
-        let block = Block { id, start, end: start, bytes, alignment, offset, within, gaps: vec![], origin };
+        let block = Block {
+            id,
+            start,
+            end: start,
+            bytes,
+            alignment,
+            offset,
+            within,
+            gaps: vec![],
+            origin,
+        };
         self.pool.trace.blocks.push(block);
         Ok(at)
     }
@@ -90,7 +116,10 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
     pub(crate) fn alloc(&mut self, key: K, id: String, asked: Asked) -> Result<&mut Block, String> {
         if let Some(&at) = self.open.get(&key) {
             let there = &self.pool.trace.blocks[at];
-            return Err(format!("block {} is still there, from tick {}", there.id, there.start));
+            return Err(format!(
+                "block {} is still there, from tick {}",
+                there.id, there.start
+            ));
         }
         let start = self.tick()?;
         if start == u64::MAX {
@@ -109,7 +138,9 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
 
     /// A block goes. None if there is none of that key.
     pub(crate) fn free(&mut self, key: &K) -> Result<Option<&mut Block>, String> {
-        let Some(at) = self.open.remove(key) else { return Ok(None) };
+        let Some(at) = self.open.remove(key) else {
+            return Ok(None);
+        };
         let end = self.tick()?;
         if end == self.pool.trace.blocks[at].start {
             return Err(format!("the block goes at tick {end}, at which it came"));
@@ -141,7 +172,11 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
         }
         self.phase = match name {
             Some(name) => {
-                self.pool.trace.phases.push(Span { name, start: now, end: now });
+                self.pool.trace.phases.push(Span {
+                    name,
+                    start: now,
+                    end: now,
+                });
                 self.pool.trace.phases.len() as u32 - 1
             }
             None => 0,
@@ -151,10 +186,16 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
     /// A module begins within those that run.
     pub(crate) fn enter(&mut self, name: String) -> Result<(), String> {
         if MOST_NESTED <= self.modules.len() {
-            return Err(format!("more than {MOST_NESTED} modules run within each other"));
+            return Err(format!(
+                "more than {MOST_NESTED} modules run within each other"
+            ));
         }
         let now = self.clock;
-        self.pool.trace.modules.push(Span { name, start: now, end: now });
+        self.pool.trace.modules.push(Span {
+            name,
+            start: now,
+            end: now,
+        });
         self.modules.push(self.pool.trace.modules.len() as u32 - 1);
         Ok(())
     }
@@ -162,7 +203,11 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
     /// The innermost running module of that name ends. False if none runs.
     pub(crate) fn leave(&mut self, name: &str) -> bool {
         let modules = &mut self.pool.trace.modules;
-        match self.modules.iter().rposition(|&module| modules[module as usize].name == name) {
+        match self
+            .modules
+            .iter()
+            .rposition(|&module| modules[module as usize].name == name)
+        {
             Some(at) => {
                 let module = self.modules.remove(at);
                 modules[module as usize].end = self.clock;
@@ -174,13 +219,19 @@ impl<K: std::hash::Hash + Eq> Recorder<K> {
 
     /// Names of the modules that run, the innermost last.
     pub(crate) fn running(&self) -> impl DoubleEndedIterator<Item = &str> {
-        self.modules.iter().map(|&module| &*self.pool.trace.modules[module as usize].name)
+        self.modules
+            .iter()
+            .map(|&module| &*self.pool.trace.modules[module as usize].name)
     }
 
     /// The pool; what still lives does so to the end.
     pub(crate) fn finish(mut self) -> Pool {
         // Nothing happens at the last tick there is.
-        let end = if self.timed { self.clock.saturating_add(1) } else { self.clock.max(1) };
+        let end = if self.timed {
+            self.clock.saturating_add(1)
+        } else {
+            self.clock.max(1)
+        };
         self.clock = end;
         let still: Vec<usize> = self.open.values().copied().collect();
         for at in still {

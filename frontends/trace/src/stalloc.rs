@@ -1,5 +1,5 @@
-//! The log of STAlloc's profiler (github.com/infinigence/STAlloc, `Allocator/trace.cpp` and `utils/`): what it writes in mode
-//! `Trace`, a file for each device.
+//! The log of STAlloc's profiler (github.com/infinigence/STAlloc, `Allocator/trace.cpp` and
+//! `utils/`): what it writes in mode `Trace`, a file for each device.
 //!
 //! ```text
 //! Iteration Index : 0              a step begins; `end` ends the last
@@ -9,8 +9,8 @@
 //! 0 0x7f1e41329c00 2048 0          frees
 //! ```
 //!
-//! What is asked for within a module called `mlp`, and not within its router or shared experts, is dynamic, as STAlloc's
-//! own reader has it. Phases are called `ITERATION.KIND.MICROBATCH`.
+//! What is asked for within a module called `mlp`, and not within its router or shared experts, is
+//! dynamic, as STAlloc's own reader has it. Phases are called `ITERATION.KIND.MICROBATCH`.
 
 use crate::recorder::{Asked, Recorder};
 use crate::{Error, POOL, Pool};
@@ -25,9 +25,14 @@ pub(crate) fn read(text: &str) -> Result<Vec<Pool>, Error> {
         batches: [0; 3],
         blocks: 0,
     };
-    for (line, text) in text.lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {
+    for (line, text) in text
+        .lines()
+        .enumerate()
+        .map(|(i, line)| (i + 1, line.trim()))
+    {
         if !text.is_empty() {
-            log.line(text).map_err(|message| Error::line(line, message))?;
+            log.line(text)
+                .map_err(|message| Error::line(line, message))?;
         }
     }
     Ok(vec![log.recorder.finish()])
@@ -53,20 +58,36 @@ impl Log {
         }
         if let Some(kind) = text.strip_prefix("micro-batch :").map(str::trim) {
             let at = ["F", "B", "W"].iter().position(|known| *known == kind);
-            let at = at.ok_or_else(|| format!("a micro-batch of kind {kind:?}: F, B and W are known"))?;
-            let name = format!("{}.{}.{}", self.iteration, ["fwd", "bwd", "wgrad"][at], self.batches[at]);
+            let at =
+                at.ok_or_else(|| format!("a micro-batch of kind {kind:?}: F, B and W are known"))?;
+            let name = format!(
+                "{}.{}.{}",
+                self.iteration,
+                ["fwd", "bwd", "wgrad"][at],
+                self.batches[at]
+            );
             self.batches[at] += 1;
             self.recorder.phase(Some(name));
             return Ok(());
         }
         if let Some((module, what)) = text.split_once(" Layer :") {
-            let module = module.split_once("->").map_or(module, |(name, _)| name).trim();
+            let module = module
+                .split_once("->")
+                .map_or(module, |(name, _)| name)
+                .trim();
             if module.is_empty() {
                 return Err("the layer has no name".into());
             }
-            let (kind, edge) = what.trim().split_once('-').ok_or("a layer's line ends with F-start, F-end or such")?;
+            let (kind, edge) = what
+                .trim()
+                .split_once('-')
+                .ok_or("a layer's line ends with F-start, F-end or such")?;
             // A backward of a module is another run than its forward.
-            let name = if kind == "F" { module.to_string() } else { format!("{module}:{kind}") };
+            let name = if kind == "F" {
+                module.to_string()
+            } else {
+                format!("{module}:{kind}")
+            };
             return match edge {
                 "start" => self.recorder.enter(name),
                 "end" if self.recorder.leave(&name) => Ok(()),
@@ -77,13 +98,17 @@ impl Log {
         let fields: Vec<&str> = text.split_ascii_whitespace().collect();
         let [status, address, bytes, stream] = fields[..] else {
             return Err(
-                "neither a request (1|0 ADDRESS SIZE STREAM) nor a mark of an iteration, micro-batch or layer".into()
+                "neither a request (1|0 ADDRESS SIZE STREAM) nor a mark of an iteration, \
+                 micro-batch or layer"
+                    .into(),
             );
         };
         let digits = address.strip_prefix("0x");
         let key = digits.map_or_else(|| address.parse(), |digits| u64::from_str_radix(digits, 16));
         let key = key.map_err(|_| format!("{address:?} is no address"))?;
-        let bytes: u64 = bytes.parse().map_err(|_| format!("the size is {bytes:?}: not a whole number"))?;
+        let bytes: u64 = bytes
+            .parse()
+            .map_err(|_| format!("the size is {bytes:?}: not a whole number"))?;
         match status {
             "1" => {
                 // Two names are the first stream's.
@@ -92,7 +117,16 @@ impl Log {
                 let dynamic = self.is_dynamic();
                 let id = self.blocks.to_string();
                 self.blocks += 1;
-                self.recorder.alloc(key, id, Asked { bytes, stream, dynamic, ..Asked::default() })?;
+                self.recorder.alloc(
+                    key,
+                    id,
+                    Asked {
+                        bytes,
+                        stream,
+                        dynamic,
+                        ..Asked::default()
+                    },
+                )?;
             }
             "0" => {
                 // Nobody asked for address 0: a request of no bytes.

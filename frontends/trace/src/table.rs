@@ -1,11 +1,11 @@
 //! Blocks as rows: minimalloc's tables, plain lines, and plans.
 //!
-//! A table has a header that names its columns, in any order: `id`, `lower`, `upper`, `size`, and perhaps `alignment`,
-//! `offset` (the block has to be there), `gaps` (`3-5 8-9`: nobody needs the block then), `hint` (not used), `pool`, and `in` (the
-//! id of a block in whose bytes it is).
-//! minimalloc's other names are known: `begin` and `start` for `lower`, `buffer` and `buffer_id` for `id`, `end` for
-//! `upper`, with ends that belong to the life. A gap in which a part of the block is needed (`3-5@0:16`) is no gap here: a
-//! plan that keeps all of it is right too.
+//! A table has a header that names its columns, in any order: `id`, `lower`, `upper`, `size`, and
+//! perhaps `alignment`, `offset` (the block has to be there), `gaps` (`3-5 8-9`: nobody needs the
+//! block then), `hint` (not used), `pool`, and `in` (the id of a block in whose bytes it is).
+//! minimalloc's other names are known: `begin` and `start` for `lower`, `buffer` and `buffer_id`
+//! for `id`, `end` for `upper`, with ends that belong to the life. A gap in which a part of the
+//! block is needed (`3-5@0:16`) is no gap here: a plan that keeps all of it is right too.
 //!
 //! A plan is such a table with all offsets.
 
@@ -49,7 +49,10 @@ const COLUMNS: [(&str, Column); 15] = [
 
 fn column(name: &str) -> Option<Column> {
     let name = name.trim();
-    COLUMNS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|&(_, column)| column)
+    COLUMNS
+        .iter()
+        .find(|(known, _)| known.eq_ignore_ascii_case(name))
+        .map(|&(_, column)| column)
 }
 
 /// True if a line may be a header: one of its words is a column.
@@ -68,36 +71,60 @@ struct Row<'a> {
 
 /// The rows of a table.
 fn rows(text: &str) -> Result<Vec<Row<'_>>, Error> {
-    let mut lines = text.lines().enumerate().map(|(i, line)| (i + 1, line.trim()));
-    let mut lines = lines.by_ref().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-    let Some((at, header)) = lines.next() else { return Err(Error::new("", "there is no header")) };
+    let mut lines = text
+        .lines()
+        .enumerate()
+        .map(|(i, line)| (i + 1, line.trim()));
+    let mut lines = lines
+        .by_ref()
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let Some((at, header)) = lines.next() else {
+        return Err(Error::new("", "there is no header"));
+    };
     let mut columns: Vec<Column> = vec![];
     // Ends in a column of that name belong to the life: minimalloc's older tables.
     let mut last = 0;
     for name in header.split(',') {
         let known = COLUMNS.map(|(name, _)| name).join(", ");
         let column = column(name).ok_or_else(|| {
-            Error::line(at, format!("the column {:?} is not known", name.trim())).help(format!("known are {known}"))
+            Error::line(at, format!("the column {:?} is not known", name.trim()))
+                .help(format!("known are {known}"))
         })?;
         if columns.contains(&column) {
-            return Err(Error::line(at, format!("the column {} is there twice", name.trim())));
+            return Err(Error::line(
+                at,
+                format!("the column {} is there twice", name.trim()),
+            ));
         }
-        last = if name.trim().eq_ignore_ascii_case("end") { 1 } else { last };
+        last = if name.trim().eq_ignore_ascii_case("end") {
+            1
+        } else {
+            last
+        };
         columns.push(column);
     }
     for needed in [Column::Id, Column::Lower, Column::Upper, Column::Size] {
         if !columns.contains(&needed) {
             let name = format!("{needed:?}").to_lowercase();
-            return Err(Error::line(at, format!("there is no column {name}")).help("id, lower, upper and size must be"));
+            return Err(Error::line(at, format!("there is no column {name}"))
+                .help("id, lower, upper and size must be"));
         }
     }
-    lines.map(|(line, text)| row(line, text, &columns, last).map_err(|message| Error::line(line, message))).collect()
+    lines
+        .map(|(line, text)| {
+            row(line, text, &columns, last).map_err(|message| Error::line(line, message))
+        })
+        .collect()
 }
 
 fn row<'a>(line: usize, text: &'a str, columns: &[Column], last: u64) -> Result<Row<'a>, String> {
     let fields: Vec<&str> = text.split(',').map(str::trim).collect();
     if fields.len() != columns.len() {
-        return Err(format!("{} fields, and the header has {}", fields.len(), columns.len()));
+        return Err(format!(
+            "{} fields, and the header has {}",
+            fields.len(),
+            columns.len()
+        ));
     }
     let mut block = Block::default();
     let (mut pool, mut within_id) = (POOL, "");
@@ -107,7 +134,9 @@ fn row<'a>(line: usize, text: &'a str, columns: &[Column], last: u64) -> Result<
             Column::Id => block.id = field.into(),
             Column::Lower => block.start = number("lower", field)?,
             Column::Upper => {
-                block.end = number("upper", field)?.checked_add(last).ok_or("the end is beyond all time")?
+                block.end = number("upper", field)?
+                    .checked_add(last)
+                    .ok_or("the end is beyond all time")?
             }
             Column::Size => block.bytes = number("size", field)?,
             Column::Alignment if field.is_empty() => {}
@@ -123,16 +152,23 @@ fn row<'a>(line: usize, text: &'a str, columns: &[Column], last: u64) -> Result<
         }
     }
     within(&block)?;
-    Ok(Row { line, pool, within: within_id, block })
+    Ok(Row {
+        line,
+        pool,
+        within: within_id,
+        block,
+    })
 }
 
 /// A number that is not negative.
 fn number(what: &str, field: &str) -> Result<u64, String> {
-    field.parse::<u64>().map_err(|_| match field.parse::<i128>() {
-        Ok(number) if number < 0 => format!("{what} is {field}: it must not be negative"),
-        Ok(_) => format!("{what} is {field}: numbers end at {}", u64::MAX),
-        Err(_) => format!("{what} is {field:?}: not a whole number"),
-    })
+    field
+        .parse::<u64>()
+        .map_err(|_| match field.parse::<i128>() {
+            Ok(number) if number < 0 => format!("{what} is {field}: it must not be negative"),
+            Ok(_) => format!("{what} is {field}: numbers end at {}", u64::MAX),
+            Err(_) => format!("{what} is {field:?}: not a whole number"),
+        })
 }
 
 /// `3-5 8-9`.
@@ -140,9 +176,14 @@ fn gaps(field: &str, last: u64) -> Result<Vec<(u64, u64)>, String> {
     let mut gaps = vec![];
     for gap in field.split_ascii_whitespace() {
         let bad = || format!("the gap {gap:?} is not LOWER-UPPER");
-        let (times, window) = gap.split_once('@').map_or((gap, None), |(times, window)| (times, Some(window)));
+        let (times, window) = gap
+            .split_once('@')
+            .map_or((gap, None), |(times, window)| (times, Some(window)));
         let (start, end) = times.split_once('-').ok_or_else(bad)?;
-        let (start, end) = (number("the gap's start", start)?, number("the gap's end", end)?);
+        let (start, end) = (
+            number("the gap's start", start)?,
+            number("the gap's end", end)?,
+        );
         let end = end.checked_add(last).ok_or_else(bad)?;
         match window {
             None => gaps.push((start, end)),
@@ -160,7 +201,9 @@ fn gaps(field: &str, last: u64) -> Result<Vec<(u64, u64)>, String> {
 pub(crate) fn within(block: &Block) -> Result<(), String> {
     let Block { start, end, .. } = *block;
     if end <= start {
-        return Err(format!("the block ends at {end}, which is not after its start, {start}"));
+        return Err(format!(
+            "the block ends at {end}, which is not after its start, {start}"
+        ));
     }
     let mut before = start;
     for &(lower, upper) in &block.gaps {
@@ -168,7 +211,9 @@ pub(crate) fn within(block: &Block) -> Result<(), String> {
             return Err(format!("the gap {lower}-{upper} ends before it starts"));
         }
         if lower < before || end < upper {
-            return Err(format!("the gap {lower}-{upper} is not within {start}-{end}, after the gaps before it"));
+            return Err(format!(
+                "the gap {lower}-{upper} is not within {start}-{end}, after the gaps before it"
+            ));
         }
         before = upper;
     }
@@ -180,14 +225,33 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
     let mut pools: Vec<(Pool, Gate)> = vec![];
     let mut names: BTreeMap<&str, usize> = BTreeMap::new();
     let mut shares: Vec<(usize, usize, usize, &str)> = vec![];
-    for Row { line, pool, within, block } in rows(text)? {
+    for Row {
+        line,
+        pool,
+        within,
+        block,
+    } in rows(text)?
+    {
         let at = *names.entry(pool).or_insert_with(|| {
-            pools.push((Pool { name: pool.into(), trace: empty(), ..Pool::default() }, Gate::default()));
+            pools.push((
+                Pool {
+                    name: pool.into(),
+                    trace: empty(),
+                    ..Pool::default()
+                },
+                Gate::default(),
+            ));
             pools.len() - 1
         });
         let (pool, gate) = &mut pools[at];
-        let gated = gate.id(&block.id).and_then(|()| gate.size(block.bytes, block.alignment));
-        let gated = gated.and_then(|()| block.offset.map_or(Ok(()), |offset| gate.offset(offset, block.bytes)));
+        let gated = gate
+            .id(&block.id)
+            .and_then(|()| gate.size(block.bytes, block.alignment));
+        let gated = gated.and_then(|()| {
+            block
+                .offset
+                .map_or(Ok(()), |offset| gate.offset(offset, block.bytes))
+        });
         gated.map_err(|message| Error::line(line, message))?;
         if !within.is_empty() {
             shares.push((line, at, pool.trace.blocks.len(), within));
@@ -197,7 +261,10 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
     // The other one may stand below.
     for (line, at, block, within) in shares {
         let (pool, gate) = &mut pools[at];
-        pool.trace.blocks[block].within = Some(gate.find(within).map_err(|message| Error::line(line, message))?);
+        pool.trace.blocks[block].within = Some(
+            gate.find(within)
+                .map_err(|message| Error::line(line, message))?,
+        );
     }
     let pools: Vec<Pool> = pools.into_iter().map(|(pool, _)| pool).collect();
     pools.iter().try_for_each(shared)?;
@@ -206,9 +273,17 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
 
 /// Reads lines of start, end and size. Blocks are numbered from 0.
 pub fn read_lines(text: &str) -> Result<Vec<Pool>, Error> {
-    let mut pool = Pool { name: POOL.into(), trace: empty(), ..Pool::default() };
+    let mut pool = Pool {
+        name: POOL.into(),
+        trace: empty(),
+        ..Pool::default()
+    };
     let mut gate = Gate::default();
-    for (line, text) in text.lines().enumerate().map(|(i, line)| (i + 1, line.trim())) {
+    for (line, text) in text
+        .lines()
+        .enumerate()
+        .map(|(i, line)| (i + 1, line.trim()))
+    {
         if text.is_empty() || text.starts_with('#') {
             continue;
         }
@@ -234,13 +309,20 @@ pub fn read_lines(text: &str) -> Result<Vec<Pool>, Error> {
     Ok(vec![pool])
 }
 
-/// Writes a plan: a table with an offset for each block of each pool. `offsets` has a list for each pool, and an offset for
-/// each of its blocks.
+/// Writes a plan: a table with an offset for each block of each pool. `offsets` has a list for each
+/// pool, and an offset for each of its blocks.
 pub fn write_plan(pools: &[Pool], offsets: &[Vec<u64>]) -> String {
     let blocks = || pools.iter().flat_map(|pool| &pool.trace.blocks);
-    let (aligned, gapped) = (blocks().any(|block| 1 < block.alignment), blocks().any(|block| !block.gaps.is_empty()));
+    let (aligned, gapped) = (
+        blocks().any(|block| 1 < block.alignment),
+        blocks().any(|block| !block.gaps.is_empty()),
+    );
     let mut out = String::new();
-    out += if 1 < pools.len() { "pool,id,lower,upper,size" } else { "id,lower,upper,size" };
+    out += if 1 < pools.len() {
+        "pool,id,lower,upper,size"
+    } else {
+        "id,lower,upper,size"
+    };
     out += if aligned { ",alignment" } else { "" };
     out += if gapped { ",gaps" } else { "" };
     let shared = blocks().any(|block| block.within.is_some());
@@ -253,16 +335,26 @@ pub fn write_plan(pools: &[Pool], offsets: &[Vec<u64>]) -> String {
                 out.push(',');
             }
             // Writing to a String cannot fail.
-            let _ = write!(out, "{},{},{},{}", block.id, block.start, block.end, block.bytes);
+            let _ = write!(
+                out,
+                "{},{},{},{}",
+                block.id, block.start, block.end, block.bytes
+            );
             if aligned {
                 let _ = write!(out, ",{}", block.alignment.max(1));
             }
             if gapped {
-                let gaps: Vec<String> = block.gaps.iter().map(|(start, end)| format!("{start}-{end}")).collect();
+                let gaps: Vec<String> = block
+                    .gaps
+                    .iter()
+                    .map(|(start, end)| format!("{start}-{end}"))
+                    .collect();
                 let _ = write!(out, ",{}", gaps.join(" "));
             }
             if shared {
-                let other = block.within.map_or("", |other| &pool.trace.blocks[other].id);
+                let other = block
+                    .within
+                    .map_or("", |other| &pool.trace.blocks[other].id);
                 let _ = write!(out, ",{other}");
             }
             let _ = writeln!(out, ",{offset}");
@@ -271,38 +363,70 @@ pub fn write_plan(pools: &[Pool], offsets: &[Vec<u64>]) -> String {
     out
 }
 
-/// Reads a plan of these pools: a list of offsets for each. The table's other columns must say what the trace says.
+/// Reads a plan of these pools: a list of offsets for each. The table's other columns must say what
+/// the trace says.
 pub fn read_plan(text: &str, pools: &[Pool]) -> Result<Vec<Vec<u64>>, Error> {
     let mut blocks: BTreeMap<(&str, &str), (usize, usize)> = BTreeMap::new();
     for (p, pool) in pools.iter().enumerate() {
-        blocks.extend(pool.trace.blocks.iter().enumerate().map(|(b, block)| ((&*pool.name, &*block.id), (p, b))));
+        blocks.extend(
+            pool.trace
+                .blocks
+                .iter()
+                .enumerate()
+                .map(|(b, block)| ((&*pool.name, &*block.id), (p, b))),
+        );
     }
-    let mut offsets: Vec<Vec<Option<u64>>> = pools.iter().map(|pool| vec![None; pool.trace.blocks.len()]).collect();
-    for Row { line, pool, block, .. } in rows(text)? {
+    let mut offsets: Vec<Vec<Option<u64>>> = pools
+        .iter()
+        .map(|pool| vec![None; pool.trace.blocks.len()])
+        .collect();
+    for Row {
+        line, pool, block, ..
+    } in rows(text)?
+    {
         // A plan of one pool need not name it.
-        let pool = if pools.len() == 1 && pool == POOL { &*pools[0].name } else { pool };
+        let pool = if pools.len() == 1 && pool == POOL {
+            &*pools[0].name
+        } else {
+            pool
+        };
         let error = |message: String| Error::line(line, message);
         let Some(&(p, b)) = blocks.get(&(pool, &*block.id)) else {
-            return Err(error(format!("the trace has no block {} in the pool {pool}", block.id)));
+            return Err(error(format!(
+                "the trace has no block {} in the pool {pool}",
+                block.id
+            )));
         };
         let known = &pools[p].trace.blocks[b];
-        for (what, here, there) in
-            [("lower", block.start, known.start), ("upper", block.end, known.end), ("size", block.bytes, known.bytes)]
-        {
+        for (what, here, there) in [
+            ("lower", block.start, known.start),
+            ("upper", block.end, known.end),
+            ("size", block.bytes, known.bytes),
+        ] {
             if here != there {
                 let id = &block.id;
-                return Err(error(format!("block {id}: {what} is {here} in the plan and {there} in the trace")));
+                return Err(error(format!(
+                    "block {id}: {what} is {here} in the plan and {there} in the trace"
+                )));
             }
         }
-        let offset = block.offset.ok_or_else(|| error(format!("block {} has no offset", block.id)))?;
+        let offset = block
+            .offset
+            .ok_or_else(|| error(format!("block {} has no offset", block.id)))?;
         if offsets[p][b].replace(offset).is_some() {
             return Err(error(format!("block {} is placed twice", block.id)));
         }
     }
     let mut placed = vec![];
     for (pool, offsets) in pools.iter().zip(offsets) {
-        let missing: Vec<&str> =
-            pool.trace.blocks.iter().zip(&offsets).filter(|(_, o)| o.is_none()).map(|(block, _)| &*block.id).collect();
+        let missing: Vec<&str> = pool
+            .trace
+            .blocks
+            .iter()
+            .zip(&offsets)
+            .filter(|(_, o)| o.is_none())
+            .map(|(block, _)| &*block.id)
+            .collect();
         if let Some(first) = missing.first() {
             let more = match missing.len() {
                 1 => String::new(),
@@ -310,7 +434,10 @@ pub fn read_plan(text: &str, pools: &[Pool]) -> Result<Vec<Vec<u64>>, Error> {
             };
             return Err(Error::new(
                 "",
-                format!("the plan does not place block {first} of the pool {}{more}", pool.name),
+                format!(
+                    "the plan does not place block {first} of the pool {}{more}",
+                    pool.name
+                ),
             ));
         }
         placed.push(offsets.into_iter().flatten().collect());

@@ -1,7 +1,8 @@
-//! What one kernel computes: ops in a line over the kernel's operands, whose intermediate values have no bytes of their own.
-//! A [`Body`] is the attribute of the op `fused`.
+//! What one kernel computes: ops in a line over the kernel's operands, whose intermediate values
+//! have no bytes of their own. A [`Body`] is the attribute of the op `fused`.
 //!
-//! Values are numbered: the operands, then every step's results in order. A step uses values of lower numbers alone.
+//! Values are numbered: the operands, then every step's results in order. A step uses values of
+//! lower numbers alone.
 
 mod space;
 
@@ -33,11 +34,15 @@ pub struct Step {
 pub const MOST_RESULTS: usize = 62;
 
 impl Body {
-    /// A body over so many operands. An error says which step is none: one that uses what comes later, an op that may
-    /// not be part of a kernel, a result that no step computes or that stands twice.
+    /// A body over so many operands. An error says which step is none: one that uses what comes
+    /// later, an op that may not be part of a kernel, a result that no step computes or that stands
+    /// twice.
     pub fn new(operands: usize, steps: Vec<Step>, results: Vec<usize>) -> Result<Body, String> {
         if MOST_RESULTS < results.len() {
-            return Err(format!("a body may have {MOST_RESULTS} results, not {}", results.len()));
+            return Err(format!(
+                "a body may have {MOST_RESULTS} results, not {}",
+                results.len()
+            ));
         }
         let (mut values, mut summed) = (operands, vec![]);
         for (i, step) in steps.iter().enumerate() {
@@ -46,7 +51,9 @@ impl Body {
                 return Err(format!("step {i}: {name} may not be part of a kernel"));
             }
             if let Some(&later) = step.inputs.iter().find(|&&v| values <= v) {
-                return Err(format!("step {i}: {name} uses %{later}, and {values} values come before it"));
+                return Err(format!(
+                    "step {i}: {name} uses %{later}, and {values} values come before it"
+                ));
             }
             if step.outputs == 0 {
                 return Err(format!("step {i}: {name} should have a result"));
@@ -70,12 +77,22 @@ impl Body {
         if results.is_empty() {
             return Err("a body should have a result".into());
         }
-        // A sum over rows is written at the end, by another part of the kernel than what reads operands of its size.
+        // A sum over rows is written at the end, by another part of the kernel than what reads
+        // operands of its size.
         let elementwise = (0..results.len()).filter(|&j| !summed.contains(&results[j]));
         let tables = space::tables(&steps);
-        let read = (0..operands).filter(|i| !tables.contains(i)).collect::<Vec<_>>();
-        let inplace = elementwise.flat_map(|j| read.iter().map(move |&i| (i, j))).collect();
-        Ok(Body { operands, inplace, steps, results })
+        let read = (0..operands)
+            .filter(|i| !tables.contains(i))
+            .collect::<Vec<_>>();
+        let inplace = elementwise
+            .flat_map(|j| read.iter().map(move |&i| (i, j)))
+            .collect();
+        Ok(Body {
+            operands,
+            inplace,
+            steps,
+            results,
+        })
     }
     /// How many operands it has.
     pub fn operands(&self) -> usize {
@@ -89,21 +106,31 @@ impl Body {
     pub fn results(&self) -> &[usize] {
         &self.results
     }
-    /// The (operand, result) pairs that may share their bytes, if their types are equal: an element of a result is written
-    /// after the operands' elements at its place were read. Options, of which every element needs the same, are none of these.
+    /// The (operand, result) pairs that may share their bytes, if their types are equal: an element
+    /// of a result is written after the operands' elements at its place were read. Options, of
+    /// which every element needs the same, are none of these.
     pub fn inplace(&self) -> &[(usize, usize)] {
         &self.inplace
     }
-    /// Types of all values, by number, from those of the operands; the error says which step does not fit.
+    /// Types of all values, by number, from those of the operands; the error says which step does
+    /// not fit.
     pub fn types(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         if operands.len() != self.operands {
-            return Err(format!("the body has {} operands, not {}", self.operands, operands.len()));
+            return Err(format!(
+                "the body has {} operands, not {}",
+                self.operands,
+                operands.len()
+            ));
         }
         types(&self.steps, operands.iter().copied())
     }
     /// Where its kernel runs, over operands of these types.
     pub fn space(&self, operands: &[&TensorType]) -> Result<Space, String> {
-        Space::new(&self.steps, &self.results, &operands.iter().map(|&ty| ty.clone()).collect::<Vec<_>>())
+        Space::new(
+            &self.steps,
+            &self.results,
+            &operands.iter().map(|&ty| ty.clone()).collect::<Vec<_>>(),
+        )
     }
     /// Types of the results; an error too if no kernel goes over such values row by row.
     pub fn infer(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, String> {
@@ -113,7 +140,9 @@ impl Body {
     }
     /// Arithmetic of all steps, and the kernel's scratch. The types should fit.
     pub fn work(&self, operands: &[&TensorType]) -> Work {
-        let Ok(types) = self.types(operands) else { return Work::default() };
+        let Ok(types) = self.types(operands) else {
+            return Work::default();
+        };
         let mut flops = 0.0;
         let mut at = self.operands;
         for step in &self.steps {
@@ -121,8 +150,14 @@ impl Body {
             flops += step.op.work(&inputs, &types[at..at + step.outputs]).flops;
             at += step.outputs;
         }
-        let scratch = self.space(operands).map_or(0, |space| space.scratch_bytes());
-        Work { flops, matrix: false, scratch }
+        let scratch = self
+            .space(operands)
+            .map_or(0, |space| space.scratch_bytes());
+        Work {
+            flops,
+            matrix: false,
+            scratch,
+        }
     }
 }
 
@@ -134,10 +169,16 @@ pub fn types<'a>(
     let mut types: Vec<TensorType> = operands.into_iter().cloned().collect();
     for (i, step) in steps.iter().enumerate() {
         let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
-        let results = step.op.infer(&inputs).map_err(|e| format!("step {i}: {e}"))?;
+        let results = step
+            .op
+            .infer(&inputs)
+            .map_err(|e| format!("step {i}: {e}"))?;
         if results.len() != step.outputs {
             let (name, n) = (step.op.name(), results.len());
-            return Err(format!("step {i}: {name} has {n} results, not {}", step.outputs));
+            return Err(format!(
+                "step {i}: {name} has {n} results, not {}",
+                step.outputs
+            ));
         }
         types.extend(results);
     }

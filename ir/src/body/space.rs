@@ -1,12 +1,14 @@
 //! The rows and columns over which a kernel runs.
 //!
-//! Before: steps and the types of their operands. After: a [`Space`], if one exists: over which axes each value varies. Whatever
-//! makes kernels from bodies goes over such a space row by row, and reads operands where they lie.
+//! Before: steps and the types of their operands. After: a [`Space`], if one exists: over which
+//! axes each value varies. Whatever makes kernels from bodies goes over such a space row by row,
+//! and reads operands where they lie.
 //!
-//! The widest values of a body give the axes: their dimensions, cut where any of them is cut, so that `[B,S,D]` and its
-//! reshape `[B*S,D]` are B, S and D both. A value that is not the widest varies over some of the axes and is repeated along
-//! the others: which, follows from the ops that it takes part in. Then neighbouring axes over which the same values vary
-//! become one, the last is the columns, and the others are the rows.
+//! The widest values of a body give the axes: their dimensions, cut where any of them is cut, so
+//! that `[B,S,D]` and its reshape `[B*S,D]` are B, S and D both. A value that is not the widest
+//! varies over some of the axes and is repeated along the others: which, follows from the ops that
+//! it takes part in. Then neighbouring axes over which the same values vary become one, the last is
+//! the columns, and the others are the rows.
 
 use super::Step;
 use crate::op::broadcast_shapes;
@@ -17,8 +19,8 @@ pub type Axes = u64;
 
 /// Rows and columns, and what is computed at each of them.
 ///
-/// An operand may be read in several ways, along rows here and along columns there, so each reading is a value of its own:
-/// values are the operands, the steps' results in order, and the readings.
+/// An operand may be read in several ways, along rows here and along columns there, so each reading
+/// is a value of its own: values are the operands, the steps' results in order, and the readings.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Space {
     /// Sizes of the axes that make up the rows, outermost first, and the columns last.
@@ -56,8 +58,13 @@ pub enum Along {
 }
 
 impl Space {
-    /// The space of the steps that the results need, over operands of these types. The message says what does not fit into one.
-    pub fn new(steps: &[Step], results: &[usize], operands: &[TensorType]) -> Result<Space, String> {
+    /// The space of the steps that the results need, over operands of these types. The message says
+    /// what does not fit into one.
+    pub fn new(
+        steps: &[Step],
+        results: &[usize],
+        operands: &[TensorType],
+    ) -> Result<Space, String> {
         let n = operands.len();
         let (mut steps, results) = needed(steps, results, n);
         let mut types = super::types(&steps, operands)?;
@@ -69,15 +76,32 @@ impl Space {
             return Err("options are computed".into());
         }
         let mut reads = vec![];
-        for v in steps.iter_mut().flat_map(|step| &mut step.inputs).filter(|v| **v < n && !tables.contains(v)) {
+        for v in steps
+            .iter_mut()
+            .flat_map(|step| &mut step.inputs)
+            .filter(|v| **v < n && !tables.contains(v))
+        {
             reads.push((types.len(), *v));
             types.push(operands[*v].clone());
             *v = types.len() - 1;
         }
         let (sizes, varies) = find(&steps, &types, &tables, n)?;
-        let mut space = Space { sizes, steps, results, types, reads, tables, varies, summed: vec![] };
+        let mut space = Space {
+            sizes,
+            steps,
+            results,
+            types,
+            reads,
+            tables,
+            varies,
+            summed: vec![],
+        };
         space.summed = space.sums(n)?;
-        match space.results.iter().find(|&&v| !space.summed[v] && !space.each_row(v)) {
+        match space
+            .results
+            .iter()
+            .find(|&&v| !space.summed[v] && !space.each_row(v))
+        {
             Some(v) => Err(format!("the result %{v} is the same in several rows")),
             None => Ok(space),
         }
@@ -89,7 +113,9 @@ impl Space {
         for step in &self.steps {
             let name = step.op.name();
             if let Some(v) = step.inputs.iter().find(|&&v| summed[v]) {
-                return Err(format!("{name} uses %{v}, which is a sum over rows and known after the last one alone"));
+                return Err(format!(
+                    "{name} uses %{v}, which is a sum over rows and known after the last one alone"
+                ));
             }
             match name {
                 "layer_norm_bwd" => {
@@ -102,21 +128,32 @@ impl Space {
         }
         Ok(summed)
     }
-    /// Into how many rows each, and how many parts, the rows are cut for sums over rows: each part has its own sums, which
-    /// are added up in order.
+    /// Into how many rows each, and how many parts, the rows are cut for sums over rows: each part
+    /// has its own sums, which are added up in order.
     pub fn parts(&self) -> (u64, u64) {
         let rows = self.rows();
-        let each = rows.div_ceil((rows / SUMMED_ROWS).clamp(1, MOST_SUMS)).max(1);
+        let each = rows
+            .div_ceil((rows / SUMMED_ROWS).clamp(1, MOST_SUMS))
+            .max(1);
         (each, rows.div_ceil(each))
     }
-    /// Bytes of the parts' sums for one result: a multiple of 64. Sums of half precision and of small integers have 4 bytes.
+    /// Bytes of the parts' sums for one result: a multiple of 64. Sums of half precision and of
+    /// small integers have 4 bytes.
     pub fn partial_bytes(&self, v: usize) -> u64 {
-        let bytes = if self.types[v].dtype().bytes() == 8 { 8 } else { 4 };
+        let bytes = if self.types[v].dtype().bytes() == 8 {
+            8
+        } else {
+            4
+        };
         (self.parts().1 * self.columns() * bytes).next_multiple_of(64)
     }
     /// Bytes of all parts' sums.
     pub fn scratch_bytes(&self) -> u64 {
-        self.results.iter().filter(|&&v| self.summed[v]).map(|&v| self.partial_bytes(v)).sum()
+        self.results
+            .iter()
+            .filter(|&&v| self.summed[v])
+            .map(|&v| self.partial_bytes(v))
+            .sum()
     }
     /// How many columns.
     pub fn columns(&self) -> u64 {
@@ -129,7 +166,10 @@ impl Space {
     /// Whether value `v` differs from row to row, and from column to column.
     pub fn span(&self, v: usize) -> (bool, bool) {
         let last = self.sizes.len() - 1;
-        (self.varies[v] & ((1 << last) - 1) != 0, self.varies[v] >> last & 1 == 1)
+        (
+            self.varies[v] & ((1 << last) - 1) != 0,
+            self.varies[v] >> last & 1 == 1,
+        )
     }
     /// True if value `v` has an element for each row.
     fn each_row(&self, v: usize) -> bool {
@@ -141,10 +181,15 @@ impl Space {
     pub fn axes(&self, v: usize) -> Axes {
         self.varies[v]
     }
-    /// The strides of what varies over these axes along those of the rows, in elements; 0 where it is repeated.
+    /// The strides of what varies over these axes along those of the rows, in elements; 0 where it
+    /// is repeated.
     pub fn strides(&self, axes: Axes) -> Vec<u64> {
         let last = self.sizes.len() - 1;
-        let mut stride = if axes >> last & 1 == 1 { self.columns() } else { 1 };
+        let mut stride = if axes >> last & 1 == 1 {
+            self.columns()
+        } else {
+            1
+        };
         let mut strides = vec![0; self.sizes.len() - 1];
         for i in (0..strides.len()).rev() {
             if axes >> i & 1 == 1 {
@@ -166,9 +211,8 @@ impl Space {
                     _ => Along::Columns,
                 }
             }
-            "softmax" | "softmax_bwd" | "log_softmax" | "log_softmax_bwd" | "layer_norm" | "layer_norm_bwd" => {
-                Along::Rows
-            }
+            "softmax" | "softmax_bwd" | "log_softmax" | "log_softmax_bwd" | "layer_norm"
+            | "layer_norm_bwd" => Along::Rows,
             _ => Along::Nothing,
         }
     }
@@ -193,7 +237,10 @@ fn needed(steps: &[Step], results: &[usize], operands: usize) -> (Vec<Step>, Vec
         if wanted[at] {
             (0..step.outputs).for_each(|i| number[at + i] = next + i);
             next += step.outputs;
-            kept.push(Step { inputs: step.inputs.iter().map(|&v| number[v]).collect(), ..step.clone() });
+            kept.push(Step {
+                inputs: step.inputs.iter().map(|&v| number[v]).collect(),
+                ..step.clone()
+            });
         }
         at += step.outputs;
     }
@@ -207,14 +254,24 @@ fn find(
     tables: &[usize],
     operands: usize,
 ) -> Result<(Vec<u64>, Vec<Axes>), String> {
-    let full = types.iter().enumerate().filter(|(v, _)| !tables.contains(v)).map(|(_, t)| t.numel()).max();
+    let full = types
+        .iter()
+        .enumerate()
+        .filter(|(v, _)| !tables.contains(v))
+        .map(|(_, t)| t.numel())
+        .max();
     let full = full.unwrap_or(1);
     let axes = axes(types.iter().filter(|t| t.numel() == full))?;
     if 60 < axes.len() {
         return Err("too many dimensions".into());
     }
     let all: Axes = (1 << axes.len()) - 1;
-    let mut finder = Finder { axes: &axes, all, types, varies: vec![None; types.len()] };
+    let mut finder = Finder {
+        axes: &axes,
+        all,
+        types,
+        varies: vec![None; types.len()],
+    };
     for (v, ty) in types.iter().enumerate() {
         if v < operands || tables.contains(&v) {
             // Operands are read as values of their own.
@@ -225,7 +282,8 @@ fn find(
             finder.varies[v] = Some(0);
         }
     }
-    // Each round settles a value, or is the last. What takes part in nothing wide varies as it would there.
+    // Each round settles a value, or is the last. What takes part in nothing wide varies as it
+    // would there.
     loop {
         while finder.round(steps, operands)? {}
         if !finder.guess()? {
@@ -233,7 +291,8 @@ fn find(
         }
     }
     let varies: Option<Vec<Axes>> = finder.varies.iter().copied().collect();
-    let varies = varies.ok_or("a value is repeated along the others in a way that rows and columns do not show")?;
+    let varies = varies
+        .ok_or("a value is repeated along the others in a way that rows and columns do not show")?;
 
     // Where the columns begin, if an op says so.
     let mut cut = None;
@@ -265,7 +324,12 @@ fn find(
     }
     let varies = varies
         .iter()
-        .map(|v| groups.iter().enumerate().fold(0, |set, (g, group)| set | Axes::from(v & group.1 != 0) << g))
+        .map(|v| {
+            groups
+                .iter()
+                .enumerate()
+                .fold(0, |set, (g, group)| set | Axes::from(v & group.1 != 0) << g)
+        })
         .collect();
     Ok((groups.iter().map(|g| g.0).collect(), varies))
 }
@@ -302,7 +366,11 @@ fn axes<'a>(types: impl Iterator<Item = &'a TensorType>) -> Result<Vec<u64>, Str
     if cuts.windows(2).any(|pair| pair[1] % pair[0] != 0) {
         return Err("a reshape cuts rows where they were not cut".into());
     }
-    let axes: Vec<u64> = cuts.windows(2).rev().map(|pair| pair[1] / pair[0]).collect();
+    let axes: Vec<u64> = cuts
+        .windows(2)
+        .rev()
+        .map(|pair| pair[1] / pair[0])
+        .collect();
     Ok(if axes.is_empty() { vec![1] } else { axes })
 }
 
@@ -342,18 +410,29 @@ impl Finder<'_> {
     fn broadcast(&mut self, v: usize, to: &[u64]) -> Result<bool, String> {
         let dims = self.dims(to);
         let shape = self.types[v].shape();
-        let missing =
-            to.len().checked_sub(shape.len()).ok_or("a value has more dimensions than it is repeated along")?;
-        let axes = shape.iter().enumerate().filter(|&(_, &d)| d != 1).fold(0, |set, (i, _)| set | dims[missing + i]);
+        let missing = to
+            .len()
+            .checked_sub(shape.len())
+            .ok_or("a value has more dimensions than it is repeated along")?;
+        let axes = shape
+            .iter()
+            .enumerate()
+            .filter(|&(_, &d)| d != 1)
+            .fold(0, |set, (i, _)| set | dims[missing + i]);
         self.settle(v, axes)
     }
-    /// Settles a value that is not, as if it were broadcast to one of the widest; true if there was one.
+    /// Settles a value that is not, as if it were broadcast to one of the widest; true if there was
+    /// one.
     fn guess(&mut self) -> Result<bool, String> {
         let types = self.types;
-        let Some(v) = self.varies.iter().position(Option::is_none) else { return Ok(false) };
+        let Some(v) = self.varies.iter().position(Option::is_none) else {
+            return Ok(false);
+        };
         let full = |w: &usize| self.varies[*w] == Some(self.all);
-        let fits =
-            |w: &usize| broadcast_shapes(types[v].shape(), types[*w].shape()).as_deref() == Ok(types[*w].shape());
+        let fits = |w: &usize| {
+            broadcast_shapes(types[v].shape(), types[*w].shape()).as_deref()
+                == Ok(types[*w].shape())
+        };
         match (0..types.len()).filter(full).find(fits) {
             Some(w) => self.broadcast(v, types[w].shape()),
             None => Ok(false),
@@ -373,7 +452,11 @@ impl Finder<'_> {
                     let x = step.inputs[0];
                     if full(x, self) {
                         let dims = self.dims(types[x].shape());
-                        let gone = step.op.ints("dims").iter().fold(0, |set, &d| set | dims[d as usize]);
+                        let gone = step
+                            .op
+                            .ints("dims")
+                            .iter()
+                            .fold(0, |set, &d| set | dims[d as usize]);
                         news |= self.settle(results.start, self.all & !gone)?;
                     } else {
                         return Err("it combines elements of what is not whole".into());
@@ -430,9 +513,13 @@ impl Finder<'_> {
                         }
                         continue;
                     }
-                    // Narrower than the widest: all its values vary over the same axes, or over none.
+                    // Narrower than the widest: all its values vary over the same axes, or over
+                    // none.
                     let n = types[y].numel();
-                    let group: Vec<usize> = inputs.chain(results).filter(|&v| 1 < types[v].numel()).collect();
+                    let group: Vec<usize> = inputs
+                        .chain(results)
+                        .filter(|&v| 1 < types[v].numel())
+                        .collect();
                     if group.iter().any(|&v| types[v].numel() != n) {
                         return Err("it repeats a value that is itself repeated".into());
                     }
@@ -446,8 +533,8 @@ impl Finder<'_> {
         }
         Ok(news)
     }
-    /// The first axis of the columns, as a step that combines whole rows or whole columns has them. `None` if it combines
-    /// nothing.
+    /// The first axis of the columns, as a step that combines whole rows or whole columns has them.
+    /// `None` if it combines nothing.
     fn columns(&self, step: &Step, at: usize) -> Result<Option<usize>, String> {
         let x = || step.inputs[0];
         let gone = match step.op.name() {
@@ -492,8 +579,8 @@ impl Finder<'_> {
 mod tests {
     use crate::text::parse_graph;
 
-    /// The space of the only node of a graph, in short: sizes, then each reading's strides along the rows, and `c` if it has an
-    /// element a column; or why there is none.
+    /// The space of the only node of a graph, in short: sizes, then each reading's strides along
+    /// the rows, and `c` if it has an element a column; or why there is none.
     fn space(text: &str) -> String {
         let graph = match parse_graph(text) {
             Ok(graph) => graph,
@@ -502,11 +589,19 @@ mod tests {
         let node = &graph.nodes[graph.order[0]];
         let body = node.op.body().expect("a fused op should have a body");
         let types: Vec<_> = node.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-        let space = body.space(&types).expect("the shape rule should have asked for the space");
+        let space = body
+            .space(&types)
+            .expect("the shape rule should have asked for the space");
         let read = |&(v, operand): &(usize, usize)| {
-            let strides = space.strides(space.axes(v)).into_iter().map(|stride| stride.to_string());
+            let strides = space
+                .strides(space.axes(v))
+                .into_iter()
+                .map(|stride| stride.to_string());
             let column = space.span(v).1.then(|| "c".to_string());
-            format!("%{operand}:{}", strides.chain(column).collect::<Vec<_>>().join("."))
+            format!(
+                "%{operand}:{}",
+                strides.chain(column).collect::<Vec<_>>().join(".")
+            )
         };
         let sizes: Vec<String> = space.sizes.iter().map(u64::to_string).collect();
         let reads: Vec<String> = space.reads.iter().map(read).collect();
@@ -517,7 +612,8 @@ mod tests {
     fn operands_are_broadcast() {
         let of = |b: &str| {
             space(&format!(
-                "graph g {{\n input %a : f32[2,3,4]\n input %b : f32[{b}]\n fwd - %y = fused %a, %b body={{%2 = add %0, %1 | %2}} : f32[2,3,4]\n output y = %y\n}}"
+                "graph g {{\n input %a : f32[2,3,4]\n input %b : f32[{b}]\n fwd - %y = fused %a, \
+                 %b body={{%2 = add %0, %1 | %2}} : f32[2,3,4]\n output y = %y\n}}"
             ))
         };
         assert_eq!(of("2,3,4"), "24 %0:c %1:c");
@@ -533,16 +629,27 @@ mod tests {
     fn rows_and_sums() {
         let head = "graph g {\n input %a : f32[2,3,4]\n input %w : f32[4]\n";
         let of = |types: &str, body: &str| {
-            space(&format!("{head} fwd - %y = fused %a, %w body={{{body}}} : {types}\n output y = %y\n}}"))
+            space(&format!(
+                "{head} fwd - %y = fused %a, %w body={{{body}}} : {types}\n output y = %y\n}}"
+            ))
         };
         let normed = "%2, %3, %4 = layer_norm %0, %1 dims=1 eps=1e-5 | %5 = mul %2, %3";
-        assert_eq!(of("f32[2,3,4]", &format!("{normed} | %5")), "6x4 %0:4.c %1:0.c");
+        assert_eq!(
+            of("f32[2,3,4]", &format!("{normed} | %5")),
+            "6x4 %0:4.c %1:0.c"
+        );
         let mean = "%2 = mean %0 dims=[2] keepdim=true | %3 = add_scalar %2 value=1.0";
-        assert_eq!(of("f32[2,3,4]", &format!("{mean} | %4 = sub %0, %3 | %4")), "6x4 %0:4.c %0:4.c");
+        assert_eq!(
+            of("f32[2,3,4]", &format!("{mean} | %4 = sub %0, %3 | %4")),
+            "6x4 %0:4.c %0:4.c"
+        );
         let sum = "%2 = mul %0, %1 | %3 = sum %2 dims=[0,1] keepdim=false";
         assert_eq!(of("f32[4]", &format!("{sum} | %3")), "6x4 %0:4.c %1:0.c");
         let used = of("f32[4]", &format!("{sum} | %4 = add %3, %1 | %4"));
-        assert_eq!(used, "add uses %3, which is a sum over rows and known after the last one alone");
+        assert_eq!(
+            used,
+            "add uses %3, which is a sum over rows and known after the last one alone"
+        );
         let other = of("f32[2,4]", "%2 = sum %0 dims=[1] keepdim=false | %2");
         assert_eq!(other, "it combines neither whole rows nor whole columns");
         let flat = "%2 = reshape %0 shape=[6,4] | %3 = add %2, %1 | %3";
@@ -551,8 +658,13 @@ mod tests {
 
     #[test]
     fn a_row_is_not_read_as_columns() {
-        // Row sums [3] of [3,3], added to [3,3] as if they were a row: right as a graph, no kernel of one pass over rows.
-        let text = "graph g {\n input %a : f32[3,3]\n fwd - %y = fused %a body={%1 = sum %0 dims=[1] keepdim=false | %2 = add %0, %1 | %2} : f32[3,3]\n output y = %y\n}";
-        assert_eq!(space(text), "a value is repeated along rows here and along columns there");
+        // Row sums [3] of [3,3], added to [3,3] as if they were a row: right as a graph, no kernel
+        // of one pass over rows.
+        let text = "graph g {\n input %a : f32[3,3]\n fwd - %y = fused %a body={%1 = sum %0 \
+            dims=[1] keepdim=false | %2 = add %0, %1 | %2} : f32[3,3]\n output y = %y\n}";
+        assert_eq!(
+            space(text),
+            "a value is repeated along rows here and along columns there"
+        );
     }
 }

@@ -1,6 +1,7 @@
-//! Three kinds of test. One small program, changed in one place for every rule. Mutants of random programs, compared with
-//! [`legal`], which says the same as the checker in the plainest way, by 64-byte units and by all pairs of lines. And
-//! [`shuffled`], which knows nothing of rules: it runs the lines in random permitted orders and looks at what they read.
+//! Three kinds of test. One small program, changed in one place for every rule. Mutants of random
+//! programs, compared with [`legal`], which says the same as the checker in the plainest way, by
+//! 64-byte units and by all pairs of lines. And [`shuffled`], which knows nothing of rules: it runs
+//! the lines in random permitted orders and looks at what they read.
 
 use super::{Proof, check};
 use crate::finding::Place;
@@ -8,8 +9,8 @@ use crate::graph::{Def, Graph, Phase, StateKind, Value};
 use crate::op::{Attr, Op, parse_type};
 use crate::plan::Plan;
 use crate::schedule::{
-    ALIGN, Access, Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream,
-    StreamData, Why,
+    ALIGN, Access, Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData,
+    Schedule, Stream, StreamData, Why,
 };
 use crate::table::{Id, Table};
 use crate::{DType, Node, Program};
@@ -21,7 +22,7 @@ const COMPUTE: usize = 0;
 const H2D: usize = 1;
 const D2H: usize = 2;
 
-// ----------------------------------------------------------------------------------------------------------- builder
+// --- builder ---
 
 /// A program that grows line by line.
 #[derive(Default)]
@@ -39,10 +40,16 @@ impl Draft {
     fn new() -> Draft {
         let mut draft = Draft::default();
         for name in ["device", "host"] {
-            draft.schedule.pools.push(PoolData { name: name.into(), limit: None });
+            draft.schedule.pools.push(PoolData {
+                name: name.into(),
+                limit: None,
+            });
         }
         for name in ["compute", "h2d", "d2h"] {
-            draft.schedule.streams.push(StreamData { name: name.into() });
+            draft
+                .schedule
+                .streams
+                .push(StreamData { name: name.into() });
         }
         draft
     }
@@ -50,32 +57,65 @@ impl Draft {
         self.graph.add_input(name, parse_type(ty).unwrap())
     }
     fn state(&mut self, name: &str, ty: &str) -> Value {
-        self.graph.add_state(name, name, StateKind::Param, parse_type(ty).unwrap())
+        self.graph
+            .add_state(name, name, StateKind::Param, parse_type(ty).unwrap())
     }
     fn nodes(&mut self, op: Op, inputs: &[Value], names: &[String]) -> Vec<Value> {
-        self.graph.add_node(op, inputs, names, Phase::Forward, "").unwrap()
+        self.graph
+            .add_node(op, inputs, names, Phase::Forward, "")
+            .unwrap()
     }
     fn node(&mut self, op: Op, inputs: &[Value], name: &str) -> Value {
         self.nodes(op, inputs, &[name.to_string()])[0]
     }
     fn reshape(&mut self, value: Value, shape: &[i64], name: &str) -> Value {
-        self.node(Op::new("reshape", [("shape", Attr::Ints(shape.to_vec()))]).unwrap(), &[value], name)
+        self.node(
+            Op::new("reshape", [("shape", Attr::Ints(shape.to_vec()))]).unwrap(),
+            &[value],
+            name,
+        )
     }
     fn output(&mut self, value: Value) {
-        self.graph.outputs.push(crate::graph::Output { name: format!("out{}", self.graph.outputs.len()), value });
+        self.graph.outputs.push(crate::graph::Output {
+            name: format!("out{}", self.graph.outputs.len()),
+            value,
+        });
     }
     fn buffer(&mut self, name: &str, pool: usize, offset: u64, bytes: u64) -> Loc {
         self.offset.push(offset);
-        self.schedule.buffers.push(BufferData { name: name.into(), pool: Pool::new(pool), bytes }).into()
+        self.schedule
+            .buffers
+            .push(BufferData {
+                name: name.into(),
+                pool: Pool::new(pool),
+                bytes,
+            })
+            .into()
     }
     fn line(&mut self, stream: usize, kind: InstrKind, after: &[Instr]) -> Instr {
-        let after = after.iter().map(|&instr| Dep { instr, previous: false }).collect();
-        self.schedule.instrs.push(InstrData { kind, stream: Stream::new(stream), after, why: Why::Model })
+        let after = after
+            .iter()
+            .map(|&instr| Dep {
+                instr,
+                previous: false,
+            })
+            .collect();
+        self.schedule.instrs.push(InstrData {
+            kind,
+            stream: Stream::new(stream),
+            after,
+            why: Why::Model,
+        })
     }
     /// Runs the node that computes a value.
     fn run(&mut self, value: Value, args: &[Loc], outs: &[Loc], after: &[Instr]) -> Instr {
         let node = self.graph.def_node(value).unwrap();
-        let kind = InstrKind::Run { node, args: args.to_vec(), outs: outs.to_vec(), scratch: None };
+        let kind = InstrKind::Run {
+            node,
+            args: args.to_vec(),
+            outs: outs.to_vec(),
+            scratch: None,
+        };
         self.line(COMPUTE, kind, after)
     }
     fn copy(&mut self, stream: usize, src: Loc, dst: Loc, bytes: u64, after: &[Instr]) -> Instr {
@@ -83,18 +123,26 @@ impl Draft {
     }
     fn end(self) -> Program {
         let plan = Plan::new(&self.schedule, self.offset);
-        Program { graph: self.graph, schedule: self.schedule, plan: Some(plan) }
+        Program {
+            graph: self.graph,
+            schedule: self.schedule,
+            plan: Some(plan),
+        }
     }
 }
 
 fn plus(loc: Loc, offset: u64) -> Loc {
-    Loc { buffer: loc.buffer, offset: loc.offset + offset }
+    Loc {
+        buffer: loc.buffer,
+        offset: loc.offset + offset,
+    }
 }
 fn i(index: usize) -> Instr {
     Instr::new(index)
 }
 
-/// Everything in eight lines: a swap, reuse of its bytes, two in-place updates, a reshape, an output.
+/// Everything in eight lines: a swap, reuse of its bytes, two in-place updates, a reshape, an
+/// output.
 fn swap() -> Program {
     let mut draft = Draft::new();
     let x = draft.input("x", "f32[16]");
@@ -141,13 +189,21 @@ fn findings_of(change: impl FnOnce(&mut Program)) -> Vec<String> {
     findings(&program)
 }
 fn findings(program: &Program) -> Vec<String> {
-    check(program).err().unwrap_or_default().iter().map(ToString::to_string).collect()
+    check(program)
+        .err()
+        .unwrap_or_default()
+        .iter()
+        .map(ToString::to_string)
+        .collect()
 }
 
 #[track_caller]
 fn refused(change: impl FnOnce(&mut Program), message: &str) {
     let findings = findings_of(change);
-    assert!(findings.iter().any(|finding| finding.contains(message)), "{message:?} is not in {findings:#?}");
+    assert!(
+        findings.iter().any(|finding| finding.contains(message)),
+        "{message:?} is not in {findings:#?}"
+    );
 }
 #[track_caller]
 fn accepted(change: impl FnOnce(&mut Program)) {
@@ -174,7 +230,13 @@ fn outs(program: &mut Program, index: usize) -> &mut Vec<Loc> {
     }
 }
 fn value(program: &Program, name: &str) -> Value {
-    program.graph.values.iter().find(|(_, data)| data.name == name).unwrap().0
+    program
+        .graph
+        .values
+        .iter()
+        .find(|(_, data)| data.name == name)
+        .unwrap()
+        .0
 }
 fn loc(buffer: usize) -> Loc {
     Buffer::new(buffer).into()
@@ -197,60 +259,183 @@ fn a_right_program_is_proved() {
 #[test]
 fn an_empty_program_is_proved() {
     assert_eq!(proof(&Draft::new().end()).lines, 0);
-    let empty = Program { graph: Graph::default(), schedule: Schedule::default(), plan: None };
-    assert_eq!(findings(&empty), ["has no plan: buffers have no addresses yet"]);
+    let empty = Program {
+        graph: Graph::default(),
+        schedule: Schedule::default(),
+        plan: None,
+    };
+    assert_eq!(
+        findings(&empty),
+        ["has no plan: buffers have no addresses yet"]
+    );
 }
 
-// -------------------------------------------------------------------------------------------------------------- form
+// --- form ---
 
-/// Nothing that can be written into the types makes the checker panic or hang: each of these is refused with a sentence.
+/// Nothing that can be written into the types makes the checker panic or hang: each of these is
+/// refused with a sentence.
 #[test]
 fn malformed_programs_are_refused() {
     let bad = Value::new(99);
     refused(|p| p.plan = None, "has no plan");
-    refused(|p| p.plan.as_mut().unwrap().offset = Table::new(), "the plan is for 0 buffers");
-    refused(|p| p.plan.as_mut().unwrap().peak = Table::new(), "in 0 pools, the schedule has 8 in 2");
+    refused(
+        |p| p.plan.as_mut().unwrap().offset = Table::new(),
+        "the plan is for 0 buffers",
+    );
+    refused(
+        |p| p.plan.as_mut().unwrap().peak = Table::new(),
+        "in 0 pools, the schedule has 8 in 2",
+    );
     // The graph.
     refused(|p| p.graph.inputs[0] = bad, "input 0 names v99");
-    refused(|p| p.graph.inputs.push(p.graph.inputs[0]), "input 1 names v0");
-    refused(|p| p.graph.states[0].before = bad, "state 0: is v99 before the step");
-    refused(|p| p.graph.states[0].after = bad, "state 0: v99 is no value");
-    refused(|p| p.graph.outputs[0].value = bad, "output 0: v99 is no value");
+    refused(
+        |p| p.graph.inputs.push(p.graph.inputs[0]),
+        "input 1 names v0",
+    );
+    refused(
+        |p| p.graph.states[0].before = bad,
+        "state 0: is v99 before the step",
+    );
+    refused(
+        |p| p.graph.states[0].after = bad,
+        "state 0: v99 is no value",
+    );
+    refused(
+        |p| p.graph.outputs[0].value = bad,
+        "output 0: v99 is no value",
+    );
     refused(|p| p.graph.order.push(Node::new(99)), "the order names n99");
-    refused(|p| p.graph.order.push(Node::new(0)), "n0: stands in the order twice");
-    refused(|p| p.graph.nodes[Node::new(1)].inputs[0] = bad, "n1: operand v99 is no value");
-    refused(|p| p.graph.nodes[Node::new(1)].outputs[0] = bad, "n1: result 0 is v99");
-    refused(|p| p.graph.nodes[Node::new(1)].outputs[0] = Value::new(0), "n1: result 0 is v0");
-    refused(|p| p.graph.nodes[Node::new(1)].inputs.clear(), "n1: relu takes 1 to 1 operands, not 0");
-    refused(|p| p.graph.nodes[Node::new(1)].outputs.clear(), "n1: relu has 1 results, not 0");
+    refused(
+        |p| p.graph.order.push(Node::new(0)),
+        "n0: stands in the order twice",
+    );
+    refused(
+        |p| p.graph.nodes[Node::new(1)].inputs[0] = bad,
+        "n1: operand v99 is no value",
+    );
+    refused(
+        |p| p.graph.nodes[Node::new(1)].outputs[0] = bad,
+        "n1: result 0 is v99",
+    );
+    refused(
+        |p| p.graph.nodes[Node::new(1)].outputs[0] = Value::new(0),
+        "n1: result 0 is v0",
+    );
+    refused(
+        |p| p.graph.nodes[Node::new(1)].inputs.clear(),
+        "n1: relu takes 1 to 1 operands, not 0",
+    );
+    refused(
+        |p| p.graph.nodes[Node::new(1)].outputs.clear(),
+        "n1: relu has 1 results, not 0",
+    );
     refused(
         |p| p.graph.values[Value::new(2)].ty = parse_type("f32[8]").unwrap(),
         "n0: mul results in f32[16], but %h is f32[8]",
     );
     refused(|p| p.graph.states[0].after = value(p, "square"), "");
     // The schedule.
-    refused(|p| p.schedule.buffers[Buffer::new(0)].pool = Pool::new(9), "x lies in pool9, which is no pool");
-    refused(|p| line(p, 0).stream = Stream::new(9), "i0: queues on stream9");
-    refused(|p| line(p, 3).after[0].instr = i(99), "i3: waits for i99, which is no line");
-    refused(|p| line(p, 3).after.push(Dep { instr: i(99), previous: true }), "i3: waits for i99, which is no line");
-    refused(|p| line(p, 3).after[0].instr = i(3), "i3: waits for i3, which does not stand before it");
-    refused(|p| line(p, 3).after[0].instr = i(5), "i3: waits for i5, which does not stand before it");
-    let run = |node| InstrKind::Run { node: Node::new(node), args: vec![], outs: vec![], scratch: None };
-    refused(|p| line(p, 3).kind = run(99), "i3: runs n99, which is no node");
-    refused(|p| line(p, 3).kind = run(3), "i3: runs reshape, which shares its operand's bytes");
-    refused(|p| p.graph.order.retain(|&node| node != Node::new(2)), "i3: runs n2, which is not part of the step");
-    refused(|p| args(p, 0).truncate(1), "i0: mul has 2 operands, the line has places for 1");
-    refused(|p| outs(p, 0).push(loc(0)), "i0: mul has 1 results, the line has places for 2");
-    refused(|p| args(p, 0)[0].buffer = Buffer::new(99), "i0: names buffer99, which is no buffer");
-    refused(|p| args(p, 0)[0].offset = 64, "i0: 64 bytes at x+64 end beyond its 64");
+    refused(
+        |p| p.schedule.buffers[Buffer::new(0)].pool = Pool::new(9),
+        "x lies in pool9, which is no pool",
+    );
+    refused(
+        |p| line(p, 0).stream = Stream::new(9),
+        "i0: queues on stream9",
+    );
+    refused(
+        |p| line(p, 3).after[0].instr = i(99),
+        "i3: waits for i99, which is no line",
+    );
+    refused(
+        |p| {
+            line(p, 3).after.push(Dep {
+                instr: i(99),
+                previous: true,
+            })
+        },
+        "i3: waits for i99, which is no line",
+    );
+    refused(
+        |p| line(p, 3).after[0].instr = i(3),
+        "i3: waits for i3, which does not stand before it",
+    );
+    refused(
+        |p| line(p, 3).after[0].instr = i(5),
+        "i3: waits for i5, which does not stand before it",
+    );
+    let run = |node| InstrKind::Run {
+        node: Node::new(node),
+        args: vec![],
+        outs: vec![],
+        scratch: None,
+    };
+    refused(
+        |p| line(p, 3).kind = run(99),
+        "i3: runs n99, which is no node",
+    );
+    refused(
+        |p| line(p, 3).kind = run(3),
+        "i3: runs reshape, which shares its operand's bytes",
+    );
+    refused(
+        |p| p.graph.order.retain(|&node| node != Node::new(2)),
+        "i3: runs n2, which is not part of the step",
+    );
+    refused(
+        |p| args(p, 0).truncate(1),
+        "i0: mul has 2 operands, the line has places for 1",
+    );
+    refused(
+        |p| outs(p, 0).push(loc(0)),
+        "i0: mul has 1 results, the line has places for 2",
+    );
+    refused(
+        |p| args(p, 0)[0].buffer = Buffer::new(99),
+        "i0: names buffer99, which is no buffer",
+    );
+    refused(
+        |p| args(p, 0)[0].offset = 64,
+        "i0: 64 bytes at x+64 end beyond its 64",
+    );
     refused(|p| args(p, 0)[0].offset = u64::MAX, "end beyond its 64");
-    refused(|p| line(p, 1).kind = InstrKind::Copy { src: loc(2), dst: loc(99), bytes: 64 }, "i1: names buffer99");
-    refused(|p| line(p, 1).kind = InstrKind::Copy { src: loc(2), dst: loc(7), bytes: u64::MAX }, "end beyond its 64");
-    refused(|p| p.schedule.entry.push((bad, loc(0))), "entry 2: names v99");
-    refused(|p| p.schedule.entry.push((value(p, "h"), loc(2))), "entry 2: %h is neither an input nor a state");
-    refused(|p| p.schedule.entry[0].1.buffer = Buffer::new(99), "entry 0: names buffer99");
+    refused(
+        |p| {
+            line(p, 1).kind = InstrKind::Copy {
+                src: loc(2),
+                dst: loc(99),
+                bytes: 64,
+            }
+        },
+        "i1: names buffer99",
+    );
+    refused(
+        |p| {
+            line(p, 1).kind = InstrKind::Copy {
+                src: loc(2),
+                dst: loc(7),
+                bytes: u64::MAX,
+            }
+        },
+        "end beyond its 64",
+    );
+    refused(
+        |p| p.schedule.entry.push((bad, loc(0))),
+        "entry 2: names v99",
+    );
+    refused(
+        |p| p.schedule.entry.push((value(p, "h"), loc(2))),
+        "entry 2: %h is neither an input nor a state",
+    );
+    refused(
+        |p| p.schedule.entry[0].1.buffer = Buffer::new(99),
+        "entry 0: names buffer99",
+    );
     refused(|p| p.schedule.exit.push((bad, loc(0))), "exit 2: names v99");
-    refused(|p| p.schedule.exit[0].1.offset = 1, "exit 0: 64 bytes at w+1 end beyond its 64");
+    refused(
+        |p| p.schedule.exit[0].1.offset = 1,
+        "exit 0: 64 bytes at w+1 end beyond its 64",
+    );
 }
 
 /// A reshape of itself has no first value; following it must end, and no line can compute it.
@@ -270,18 +455,37 @@ fn cyclic_reshapes_end() {
 fn types_of_states_agree() {
     let mut draft = Draft::new();
     let w = draft.state("w", "f32[16]");
-    draft.graph.states[0].after = draft.node(Op::new("cast", [("dtype", Attr::Type(DType::F64))]).unwrap(), &[w], "w2");
+    draft.graph.states[0].after = draft.node(
+        Op::new("cast", [("dtype", Attr::Type(DType::F64))]).unwrap(),
+        &[w],
+        "w2",
+    );
     let program = draft.end();
-    assert_eq!(findings(&program), ["state 0: %w2 has 128 bytes and cannot take the place of %w, which has 64"]);
+    assert_eq!(
+        findings(&program),
+        ["state 0: %w2 has 128 bytes and cannot take the place of %w, which has 64"]
+    );
 }
 
 #[test]
 fn buffers_lie_in_their_pools() {
     accepted(|p| p.schedule.pools[Pool::new(0)].limit = Some(384));
-    refused(|p| p.schedule.pools[Pool::new(0)].limit = Some(320), "device needs 384 bytes, 64 more than its limit 320");
-    refused(|p| *offset(p, 6) = 384, "y at device+384:64 ends beyond the pool's 384 bytes");
-    refused(|p| *offset(p, 6) = u64::MAX - 63, "ends beyond the pool's 384 bytes");
-    refused(|p| *offset(p, 6) = 300, "y at device+300 is not at a multiple of 64");
+    refused(
+        |p| p.schedule.pools[Pool::new(0)].limit = Some(320),
+        "device needs 384 bytes, 64 more than its limit 320",
+    );
+    refused(
+        |p| *offset(p, 6) = 384,
+        "y at device+384:64 ends beyond the pool's 384 bytes",
+    );
+    refused(
+        |p| *offset(p, 6) = u64::MAX - 63,
+        "ends beyond the pool's 384 bytes",
+    );
+    refused(
+        |p| *offset(p, 6) = 300,
+        "y at device+300 is not at a multiple of 64",
+    );
 }
 
 /// The state that nobody reads in this step lies where the product's scratch is.
@@ -290,20 +494,32 @@ fn scratch_spoils_what_it_covers() {
     let program = |at: u64| {
         let mut draft = Draft::new();
         let (x, w) = (draft.input("x", "bf16[4,4]"), draft.state("w", "f32[16]"));
-        let product = Op::new("matmul", [("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))]).unwrap();
+        let product = Op::new(
+            "matmul",
+            [("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))],
+        )
+        .unwrap();
         let y = draft.node(product, &[x, x], "y");
-        let (bx, by, bw) =
-            (draft.buffer("x", DEVICE, 0, 64), draft.buffer("y", DEVICE, 64, 64), draft.buffer("w", DEVICE, 128, 64));
+        let (bx, by, bw) = (
+            draft.buffer("x", DEVICE, 0, 64),
+            draft.buffer("y", DEVICE, 64, 64),
+            draft.buffer("w", DEVICE, 128, 64),
+        );
         let place = draft.buffer("scratch", DEVICE, at, 192);
         let line = draft.run(y, &[bx, bx], &[by], &[]);
-        let InstrKind::Run { scratch, .. } = &mut draft.schedule.instrs[line].kind else { panic!() };
+        let InstrKind::Run { scratch, .. } = &mut draft.schedule.instrs[line].kind else {
+            panic!()
+        };
         *scratch = Some(place);
         draft.schedule.entry = vec![(x, bx), (w, bw)];
         draft.schedule.exit = vec![(w, bw)];
         draft.end()
     };
     assert_eq!(findings(&program(192)), [""; 0]);
-    assert_eq!(findings(&program(128)), ["exit 0: should leave %w in w at device+128, which holds scratch since i0"]);
+    assert_eq!(
+        findings(&program(128)),
+        ["exit 0: should leave %w in w at device+128, which holds scratch since i0"]
+    );
 }
 
 /// Kernels load whole vectors; copies may move any bytes.
@@ -317,18 +533,32 @@ fn kernels_touch_aligned_places() {
         let chunk = draft.buffer("chunk", HOST, 0, 128);
         let on_device = draft.buffer("c", DEVICE, 0, 128);
         draft.copy(H2D, plus(chunk, 8), plus(on_device, skew), 64, &[]);
-        draft.run(y, &[plus(on_device, skew)], &[plus(on_device, skew)], &[i(0)]);
+        draft.run(
+            y,
+            &[plus(on_device, skew)],
+            &[plus(on_device, skew)],
+            &[i(0)],
+        );
         draft.schedule.entry = vec![(x, plus(chunk, 8))];
         draft.schedule.exit = vec![(y, plus(on_device, skew))];
         draft.end()
     };
     assert_eq!(findings(&program(64)), [""; 0]);
-    assert_eq!(findings(&program(4)), ["i1: uses c+4, which is not at a multiple of 64"]);
+    assert_eq!(
+        findings(&program(4)),
+        ["i1: uses c+4, which is not at a multiple of 64"]
+    );
 }
 
 #[test]
 fn scratch_is_there_and_apart() {
-    let product = || Op::new("matmul", [("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))]).unwrap();
+    let product = || {
+        Op::new(
+            "matmul",
+            [("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))],
+        )
+        .unwrap()
+    };
     // bf16 factors of 4 × 4 are widened: three times 64 bytes.
     let program = |scratch: Option<(u64, u64)>| {
         let mut draft = Draft::new();
@@ -340,7 +570,9 @@ fn scratch_is_there_and_apart() {
         let line = draft.run(y, &[bx, bx], &[by], &[]);
         if let Some((at, bytes)) = scratch {
             let place = draft.buffer("scratch", DEVICE, at, bytes);
-            let InstrKind::Run { scratch, .. } = &mut draft.schedule.instrs[line].kind else { panic!() };
+            let InstrKind::Run { scratch, .. } = &mut draft.schedule.instrs[line].kind else {
+                panic!()
+            };
             *scratch = Some(place);
         }
         draft.schedule.entry = vec![(x, bx)];
@@ -348,30 +580,52 @@ fn scratch_is_there_and_apart() {
         draft.end()
     };
     assert_eq!(findings(&program(Some((128, 192)))), [""; 0]);
-    assert_eq!(findings(&program(None)), ["i0: matmul needs 192 bytes of scratch, the line has none"]);
-    assert_eq!(findings(&program(Some((128, 128)))), ["i0: 192 bytes at scratch+0 end beyond its 128"]);
+    assert_eq!(
+        findings(&program(None)),
+        ["i0: matmul needs 192 bytes of scratch, the line has none"]
+    );
+    assert_eq!(
+        findings(&program(Some((128, 128)))),
+        ["i0: 192 bytes at scratch+0 end beyond its 128"]
+    );
     assert_eq!(
         findings(&program(Some((64, 192)))),
         ["i0: has its scratch (device+64..256) in the bytes of %y (device+64..96)"]
     );
     let findings = findings(&program(Some((0, 192))));
-    assert_eq!(findings[0], "i0: has its scratch (device+0..192) in the bytes of %x (device+0..32)");
+    assert_eq!(
+        findings[0],
+        "i0: has its scratch (device+0..192) in the bytes of %x (device+0..32)"
+    );
 }
 
-// ---------------------------------------------------------------------------------------------------------- contents
+// --- contents ---
 
 #[test]
 fn operands_are_found() {
     // h's bytes are t's by then, and the other places hold other things.
-    refused(|p| args(p, 5)[1] = loc(2), "i5: reads h for %flat at device+128, which holds %t since i3");
+    refused(
+        |p| args(p, 5)[1] = loc(2),
+        "i5: reads h for %flat at device+128, which holds %t since i3",
+    );
     refused(
         |p| args(p, 5)[1] = loc(0),
         "i5: reads x for %flat at device+0, which holds %x since the start of the step",
     );
-    refused(|p| args(p, 2)[0] = loc(6), "i2: reads y for %h at device+320, which holds nothing yet");
-    // The values of a step are not those of the next: y's bytes still hold the last step's y, under another name.
-    refused(|p| args(p, 5)[0] = loc(6), "i5: reads y for %t at device+320, which holds nothing yet");
-    refused(|p| outs(p, 2)[0] = loc(5), "i3: reads r for %r at device+192, which holds nothing yet");
+    refused(
+        |p| args(p, 2)[0] = loc(6),
+        "i2: reads y for %h at device+320, which holds nothing yet",
+    );
+    // The values of a step are not those of the next: y's bytes still hold the last step's y, under
+    // another name.
+    refused(
+        |p| args(p, 5)[0] = loc(6),
+        "i5: reads y for %t at device+320, which holds nothing yet",
+    );
+    refused(
+        |p| outs(p, 2)[0] = loc(5),
+        "i3: reads r for %r at device+192, which holds nothing yet",
+    );
 }
 
 /// A chunk moves as one copy or in parts, and its values are found at their places in it.
@@ -416,7 +670,10 @@ fn a_value_may_be_overwritten_in_part() {
         let t = draft.node(op("relu"), &[s], "t");
         draft.output(y);
         draft.output(t);
-        let (bx, bs) = (draft.buffer("x", DEVICE, 0, 128), draft.buffer("s", DEVICE, 128, 64));
+        let (bx, bs) = (
+            draft.buffer("x", DEVICE, 0, 128),
+            draft.buffer("s", DEVICE, 128, 64),
+        );
         let by = draft.buffer("y", DEVICE, 192, 128);
         let bt = draft.buffer("t", DEVICE, 64, 64);
         if late {
@@ -431,7 +688,10 @@ fn a_value_may_be_overwritten_in_part() {
         draft.end()
     };
     assert_eq!(findings(&program(false)), [""; 0]);
-    assert_eq!(findings(&program(true)), ["i1: reads x for %x at device+0, which from device+64 on holds %t since i0"]);
+    assert_eq!(
+        findings(&program(true)),
+        ["i1: reads x for %x at device+0, which from device+64 on holds %t since i0"]
+    );
 }
 
 #[test]
@@ -447,7 +707,8 @@ fn values_of_no_bytes_are_everywhere() {
     assert_eq!(findings(&draft.end()), [""; 0]);
 }
 
-/// h is computed again into the bytes that came back from the host; the same node, so the same value.
+/// h is computed again into the bytes that came back from the host; the same node, so the same
+/// value.
 #[test]
 fn reruns_reproduce_their_value() {
     let rerun = |p: &mut Program| {
@@ -472,7 +733,10 @@ fn reruns_reproduce_their_value() {
 fn opaque_nodes_run_once() {
     let program = |runs: usize| {
         let mut draft = Draft::new();
-        let attrs = [("name", Attr::Str("log".into())), ("types", Attr::Str("f32[16]".into()))];
+        let attrs = [
+            ("name", Attr::Str("log".into())),
+            ("types", Attr::Str("f32[16]".into())),
+        ];
         let y = draft.node(Op::new("extern", attrs).unwrap(), &[], "y");
         let place = draft.buffer("place", DEVICE, 0, 64);
         for _ in 0..runs {
@@ -480,12 +744,18 @@ fn opaque_nodes_run_once() {
         }
         draft.end()
     };
-    assert_eq!(findings(&program(0)), ["n0: no line runs extern, which may have effects"]);
+    assert_eq!(
+        findings(&program(0)),
+        ["n0: no line runs extern, which may have effects"]
+    );
     assert_eq!(findings(&program(1)), [""; 0]);
-    assert_eq!(findings(&program(2)), ["i1: runs extern again after i0, but it may have effects"]);
+    assert_eq!(
+        findings(&program(2)),
+        ["i1: runs extern again after i0, but it may have effects"]
+    );
 }
 
-// ---------------------------------------------------------------------------------------------------------- operands
+// --- operands ---
 
 #[test]
 fn in_place_pairs_are_declared() {
@@ -495,14 +765,23 @@ fn in_place_pairs_are_declared() {
         let (x, y) = (draft.input("x", "f32[8,8]"), draft.input("y", "f32[8,8]"));
         let z = draft.node(op, &[x, y], "z");
         draft.output(z);
-        let (bx, by) = (draft.buffer("x", DEVICE, 0, 256), draft.buffer("y", DEVICE, 256, 256));
+        let (bx, by) = (
+            draft.buffer("x", DEVICE, 0, 256),
+            draft.buffer("y", DEVICE, 256, 256),
+        );
         let bz = draft.buffer("z", DEVICE, at, 256);
         draft.run(z, &[bx, by], &[bz], &[]);
         draft.schedule.entry = vec![(x, bx), (y, by)];
         draft.schedule.exit = vec![(z, bz)];
         draft.end()
     };
-    let matmul = || Op::new("matmul", [("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))]).unwrap();
+    let matmul = || {
+        Op::new(
+            "matmul",
+            [("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))],
+        )
+        .unwrap()
+    };
     assert_eq!(findings(&program(matmul(), 512)), [""; 0]);
     assert_eq!(
         findings(&program(matmul(), 256)),
@@ -512,7 +791,10 @@ fn in_place_pairs_are_declared() {
     assert_eq!(findings(&program(op("add"), 256)), [""; 0]);
     // Not the same bytes: element 0 of the result would be written over element 16 of the operand.
     assert_eq!(findings(&program(op("add"), 64)).len(), 2);
-    assert!(findings(&program(op("add"), 448))[0].contains("overwrites its operand %y (device+256..512)"));
+    assert!(
+        findings(&program(op("add"), 448))[0]
+            .contains("overwrites its operand %y (device+256..512)")
+    );
 }
 
 /// p' may lie on p and m' on m, but not p' on m; and the three results are disjoint.
@@ -520,26 +802,55 @@ fn in_place_pairs_are_declared() {
 fn adamw_works_in_place() {
     let program = |to: [usize; 3]| {
         let mut draft = Draft::new();
-        let states: Vec<Value> = ["p", "m", "v"].iter().map(|name| draft.state(name, "f32[16]")).collect();
+        let states: Vec<Value> = ["p", "m", "v"]
+            .iter()
+            .map(|name| draft.state(name, "f32[16]"))
+            .collect();
         let g = draft.input("g", "f32[16]");
         let (step, hyper) = (draft.input("step", "i64[]"), draft.input("hyper", "f64[5]"));
         let names = ["p2", "m2", "v2"].map(String::from);
-        let new = draft.nodes(op("adamw"), &[states[0], g, states[1], states[2], step, hyper], &names);
-        let b: Vec<Loc> = (0..6).map(|k| draft.buffer(&format!("b{k}"), DEVICE, 64 * k, 64)).collect();
+        let new = draft.nodes(
+            op("adamw"),
+            &[states[0], g, states[1], states[2], step, hyper],
+            &names,
+        );
+        let b: Vec<Loc> = (0..6)
+            .map(|k| draft.buffer(&format!("b{k}"), DEVICE, 64 * k, 64))
+            .collect();
         for k in 0..3 {
             draft.graph.states[k].after = new[k];
             draft.schedule.entry.push((states[k], b[k]));
             draft.schedule.exit.push((new[k], b[k]));
         }
-        draft.schedule.entry.extend([(g, b[3]), (step, b[4]), (hyper, b[5])]);
-        draft.run(new[0], &[b[0], b[3], b[1], b[2], b[4], b[5]], &to.map(|k| b[k]), &[]);
+        draft
+            .schedule
+            .entry
+            .extend([(g, b[3]), (step, b[4]), (hyper, b[5])]);
+        draft.run(
+            new[0],
+            &[b[0], b[3], b[1], b[2], b[4], b[5]],
+            &to.map(|k| b[k]),
+            &[],
+        );
         draft.end()
     };
     assert_eq!(findings(&program([0, 1, 2])), [""; 0]);
     let crossed = findings(&program([1, 0, 2]));
-    assert_eq!(crossed.iter().filter(|f| f.contains("overwrites its operand")).count(), 2, "{crossed:#?}");
+    assert_eq!(
+        crossed
+            .iter()
+            .filter(|f| f.contains("overwrites its operand"))
+            .count(),
+        2,
+        "{crossed:#?}"
+    );
     let shared = findings(&program([0, 0, 2]));
-    assert!(shared.iter().any(|f| f.contains("writes %p2 and %m2 to the same bytes")), "{shared:#?}");
+    assert!(
+        shared
+            .iter()
+            .any(|f| f.contains("writes %p2 and %m2 to the same bytes")),
+        "{shared:#?}"
+    );
 }
 
 /// The same bytes may be read as two operands; the broadcast one must not be written.
@@ -549,24 +860,36 @@ fn types_of_in_place_pairs_agree() {
     let (x, b) = (draft.input("x", "f32[4,16]"), draft.input("b", "f32[16]"));
     let y = draft.node(op("add"), &[b, x], "y");
     draft.output(y);
-    let (bx, bb) = (draft.buffer("x", DEVICE, 0, 256), draft.buffer("b", DEVICE, 256, 64));
+    let (bx, bb) = (
+        draft.buffer("x", DEVICE, 0, 256),
+        draft.buffer("b", DEVICE, 256, 64),
+    );
     let by = draft.buffer("y", DEVICE, 256, 256);
     draft.run(y, &[bb, bx], &[by], &[]);
     draft.schedule.entry = vec![(x, bx), (b, bb)];
     draft.schedule.exit = vec![(y, by)];
-    assert_eq!(findings(&draft.end()), ["i0: overwrites its operand %b (device+256..320) with %y (device+256..512)"]);
+    assert_eq!(
+        findings(&draft.end()),
+        ["i0: overwrites its operand %b (device+256..320) with %y (device+256..512)"]
+    );
 
     // As many bytes, but of another type: the pair is declared for equal types alone.
     let mut draft = Draft::new();
     let (x, b) = (draft.input("x", "f32[1,16]"), draft.input("b", "f32[16]"));
     let y = draft.node(op("add"), &[b, x], "y");
     draft.output(y);
-    let (bx, bb) = (draft.buffer("x", DEVICE, 0, 64), draft.buffer("b", DEVICE, 64, 64));
+    let (bx, bb) = (
+        draft.buffer("x", DEVICE, 0, 64),
+        draft.buffer("b", DEVICE, 64, 64),
+    );
     draft.run(y, &[bb, bx], &[bb], &[]);
     draft.schedule.entry = vec![(x, bx), (b, bb)];
     draft.schedule.exit = vec![(y, bb)];
     let program = draft.end();
-    assert_eq!(findings(&program), ["i0: overwrites its operand %b (device+64..128) with %y (device+64..128)"]);
+    assert_eq!(
+        findings(&program),
+        ["i0: overwrites its operand %b (device+64..128) with %y (device+64..128)"]
+    );
 }
 
 #[test]
@@ -574,21 +897,37 @@ fn copies_do_not_overlap_themselves() {
     refused(
         |p| {
             p.schedule.buffers[Buffer::new(5)].bytes = 128;
-            line(p, 4).kind = InstrKind::Copy { src: loc(5), dst: plus(loc(5), 32), bytes: 64 };
+            line(p, 4).kind = InstrKind::Copy {
+                src: loc(5),
+                dst: plus(loc(5), 32),
+                bytes: 64,
+            };
         },
         "i4: copies device+256..320 onto itself: device+288..352",
     );
 }
 
-// --------------------------------------------------------------------------------------------------------- conflicts
+// --- conflicts ---
 
 #[test]
 fn conflicting_lines_are_ordered() {
     let drop = |index: usize| move |p: &mut Program| line(p, index).after.clear();
-    refused(drop(1), "i1: reads h (device+128..192) while i0 on compute still writes h: no wait orders them");
-    refused(drop(3), "i3: writes t (device+128..192) while i1 on d2h still reads h: no wait orders them");
-    refused(drop(4), "i4: reads h.host (host+0..64) while i1 on d2h still writes h.host: no wait orders them");
-    refused(drop(5), "i5: reads h.2 (device+256..320) while i4 on h2d still writes h.2: no wait orders them");
+    refused(
+        drop(1),
+        "i1: reads h (device+128..192) while i0 on compute still writes h: no wait orders them",
+    );
+    refused(
+        drop(3),
+        "i3: writes t (device+128..192) while i1 on d2h still reads h: no wait orders them",
+    );
+    refused(
+        drop(4),
+        "i4: reads h.host (host+0..64) while i1 on d2h still writes h.host: no wait orders them",
+    );
+    refused(
+        drop(5),
+        "i5: reads h.2 (device+256..320) while i4 on h2d still writes h.2: no wait orders them",
+    );
     // Through others is as good: i4 waits for i3, which waits for i1.
     accepted(|p| line(p, 4).after[0].instr = i(3));
 }
@@ -612,13 +951,27 @@ fn steps_overlap() {
         draft.end()
     };
     let races = [
-        "i0: in the next step reads home (host+0..64) while i2 of this step on d2h still writes home: no wait orders them",
-        "i0: in the next step writes place (device+0..64) while i1 of this step on compute still writes place: no wait orders them",
+        "i0: in the next step reads home (host+0..64) while i2 of this step on d2h still writes \
+         home: no wait orders them",
+        "i0: in the next step writes place (device+0..64) while i1 of this step on compute still \
+         writes place: no wait orders them",
     ];
     // That i0 also writes what i2 still reads is not said again: one wait mends both.
     assert_eq!(findings(&program(None)), races);
-    assert_eq!(findings(&program(Some(Dep { instr: i(1), previous: true }))), [races[0]]);
-    assert_eq!(findings(&program(Some(Dep { instr: i(2), previous: true }))), [""; 0]);
+    assert_eq!(
+        findings(&program(Some(Dep {
+            instr: i(1),
+            previous: true
+        }))),
+        [races[0]]
+    );
+    assert_eq!(
+        findings(&program(Some(Dep {
+            instr: i(2),
+            previous: true
+        }))),
+        [""; 0]
+    );
 }
 
 /// The host waits for the output and for the readers of the input, and for nothing else.
@@ -632,8 +985,14 @@ fn the_host_orders_steps() {
         if output {
             draft.output(y);
         }
-        let (home, there) = (draft.buffer("home", HOST, 0, 64), draft.buffer("out", HOST, 64, 64));
-        let (bx, bw) = (draft.buffer("x", DEVICE, 0, 64), draft.buffer("w", DEVICE, 64, 64));
+        let (home, there) = (
+            draft.buffer("home", HOST, 0, 64),
+            draft.buffer("out", HOST, 64, 64),
+        );
+        let (bx, bw) = (
+            draft.buffer("x", DEVICE, 0, 64),
+            draft.buffer("w", DEVICE, 64, 64),
+        );
         let by = draft.buffer("y", DEVICE, 128, 64);
         draft.run(y, &[bx, bw], &[by], &[]);
         draft.copy(D2H, by, there, 64, &[i(0)]);
@@ -645,7 +1004,8 @@ fn the_host_orders_steps() {
         }
         draft.end()
     };
-    let race = "i0: in the next step writes y (device+128..192) while i1 of this step on d2h still reads y: no wait orders them";
+    let race = "i0: in the next step writes y (device+128..192) while i1 of this step on d2h \
+        still reads y: no wait orders them";
     assert_eq!(findings(&program(false, false)), [race]);
     assert_eq!(findings(&program(true, false)), [""; 0]);
     assert_eq!(findings(&program(false, true)), [""; 0]);
@@ -677,17 +1037,25 @@ fn more_streams_than_clocks_can_hold_are_refused() {
     let mut draft = Draft::new();
     let place = draft.buffer("place", DEVICE, 0, 128);
     for stream in 0..9000 {
-        draft.schedule.streams.push(StreamData { name: format!("s{stream}") });
+        draft.schedule.streams.push(StreamData {
+            name: format!("s{stream}"),
+        });
         draft.copy(3 + stream, place, plus(place, 64), 64, &[]);
     }
-    assert_eq!(findings(&draft.end()), ["9000 lines on 9000 streams are too many to prove: use fewer streams"]);
+    assert_eq!(
+        findings(&draft.end()),
+        ["9000 lines on 9000 streams are too many to prove: use fewer streams"]
+    );
 }
 
-// ---------------------------------------------------------------------------------------------------- entry and exit
+// --- entry and exit ---
 
 #[test]
 fn what_a_step_finds_is_disjoint() {
-    refused(|p| *offset(p, 0) = 64, "entry 1: %x in x (device+64..128) shares bytes with %w");
+    refused(
+        |p| *offset(p, 0) = 64,
+        "entry 1: %x in x (device+64..128) shares bytes with %w",
+    );
 }
 
 #[test]
@@ -710,7 +1078,10 @@ fn inputs_states_and_outputs_have_places() {
         },
         "state 0: %w is found in w+0, but %w2 is not left there",
     );
-    refused(|p| p.schedule.exit[0].1 = loc(3), "state 0: %w is found in w+0, but %w2 is not left there");
+    refused(
+        |p| p.schedule.exit[0].1 = loc(3),
+        "state 0: %w is found in w+0, but %w2 is not left there",
+    );
     refused(
         |p| {
             p.schedule.exit.remove(1);
@@ -728,7 +1099,11 @@ fn what_must_leave_leaves() {
     refused(
         |p| {
             p.schedule.instrs.push(InstrData {
-                kind: InstrKind::Copy { src: loc(0), dst: loc(6), bytes: 64 },
+                kind: InstrKind::Copy {
+                    src: loc(0),
+                    dst: loc(6),
+                    bytes: 64,
+                },
                 stream: Stream::new(COMPUTE),
                 after: vec![],
                 why: Why::Fetch,
@@ -744,7 +1119,8 @@ fn what_must_leave_leaves() {
     assert_eq!(findings.unwrap_err()[0].place, Place::Exit(0));
 }
 
-/// The host reads outputs before it writes inputs, so an output may lie in an input's bytes, and may be the input.
+/// The host reads outputs before it writes inputs, so an output may lie in an input's bytes, and
+/// may be the input.
 #[test]
 fn outputs_may_take_the_place_of_inputs() {
     let mut draft = Draft::new();
@@ -752,7 +1128,10 @@ fn outputs_may_take_the_place_of_inputs() {
     let y = draft.node(op("relu"), &[x], "y");
     draft.output(y);
     draft.output(z);
-    let (bx, bz) = (draft.buffer("x", DEVICE, 0, 64), draft.buffer("z", DEVICE, 64, 64));
+    let (bx, bz) = (
+        draft.buffer("x", DEVICE, 0, 64),
+        draft.buffer("z", DEVICE, 64, 64),
+    );
     draft.run(y, &[bx], &[bx], &[]);
     draft.schedule.entry = vec![(x, bx), (z, bz)];
     draft.schedule.exit = vec![(y, bx), (z, bz)];
@@ -767,7 +1146,10 @@ fn states_may_change_places() {
         let (a, b) = (draft.state("a", "f32[16]"), draft.state("b", "f32[16]"));
         draft.graph.states[0].after = b;
         draft.graph.states[1].after = a;
-        let (ba, bb) = (draft.buffer("a", DEVICE, 0, 64), draft.buffer("b", DEVICE, 64, 64));
+        let (ba, bb) = (
+            draft.buffer("a", DEVICE, 0, 64),
+            draft.buffer("b", DEVICE, 64, 64),
+        );
         let third = draft.buffer("third", DEVICE, 128, 64);
         if spare {
             draft.copy(COMPUTE, ba, third, 64, &[]);
@@ -779,10 +1161,13 @@ fn states_may_change_places() {
         draft.end()
     };
     assert_eq!(findings(&program(true)), [""; 0]);
-    assert_eq!(findings(&program(false)), ["exit 1: should leave %a in b at device+64, which holds %b since i1"]);
+    assert_eq!(
+        findings(&program(false)),
+        ["exit 1: should leave %a in b at device+64, which holds %b since i1"]
+    );
 }
 
-// ---------------------------------------------------------------------------------------------------- random programs
+// --- random programs ---
 
 /// SplitMix64: a seed reproduces a program.
 struct Random(u64);
@@ -809,7 +1194,8 @@ impl Random {
     }
 }
 
-/// A legal program with swaps, reruns, chunks and in-place updates. Offsets and waits come last, by brute force.
+/// A legal program with swaps, reruns, chunks and in-place updates. Offsets and waits come last, by
+/// brute force.
 struct Growth {
     random: Random,
     draft: Draft,
@@ -823,11 +1209,16 @@ impl Growth {
         self.draft.graph.values[value].ty.bytes()
     }
     fn place(&mut self, value: Value, pool: usize) -> Loc {
-        let name = format!("{}.{}", self.draft.graph.values[value].name, self.draft.schedule.buffers.len());
+        let name = format!(
+            "{}.{}",
+            self.draft.graph.values[value].name,
+            self.draft.schedule.buffers.len()
+        );
         let bytes = self.bytes(value);
         self.draft.buffer(&name, pool, 0, bytes)
     }
-    /// Brings a value to the device, from the host or by running its node again. Returns where it is.
+    /// Brings a value to the device, from the host or by running its node again. Returns where it
+    /// is.
     fn want(&mut self, value: Value) -> Loc {
         let root = self.draft.graph.root(value);
         if let Some(&at) = self.on_device.get(&root) {
@@ -850,12 +1241,23 @@ impl Growth {
         let node = self.draft.graph.def_node(value).unwrap();
         let data = self.draft.graph.nodes[node].clone();
         // Bringing one operand never drops another.
-        let args: Vec<Loc> = data.inputs.iter().map(|&operand| self.want(operand)).collect();
+        let args: Vec<Loc> = data
+            .inputs
+            .iter()
+            .map(|&operand| self.want(operand))
+            .collect();
         let graph = &self.draft.graph;
         let same = |&&(operand, _): &&(usize, usize)| {
             let root = graph.root(data.inputs[operand]);
-            let alone = data.inputs.iter().filter(|&&other| graph.root(other) == root).count() == 1;
-            alone && graph.def_node(root).is_some() && graph.values[data.inputs[operand]].ty == graph.values[value].ty
+            let alone = data
+                .inputs
+                .iter()
+                .filter(|&&other| graph.root(other) == root)
+                .count()
+                == 1;
+            alone
+                && graph.def_node(root).is_some()
+                && graph.values[data.inputs[operand]].ty == graph.values[value].ty
         };
         let pair = data.op.inplace().iter().find(same).filter(|_| in_place);
         let to = match pair {
@@ -873,7 +1275,12 @@ impl Growth {
     /// Forgets a computed value on the device, swapped out or not.
     fn drop_one(&mut self) {
         let graph = &self.draft.graph;
-        let computed: Vec<Value> = self.on_device.keys().copied().filter(|&v| graph.def_node(v).is_some()).collect();
+        let computed: Vec<Value> = self
+            .on_device
+            .keys()
+            .copied()
+            .filter(|&v| graph.def_node(v).is_some())
+            .collect();
         if computed.is_empty() {
             return;
         }
@@ -890,7 +1297,12 @@ impl Growth {
 
 fn random_program(seed: u64) -> Program {
     let random = Random(mix(seed));
-    let mut growth = Growth { random, draft: Draft::new(), on_device: BTreeMap::new(), on_host: BTreeMap::new() };
+    let mut growth = Growth {
+        random,
+        draft: Draft::new(),
+        on_device: BTreeMap::new(),
+        on_host: BTreeMap::new(),
+    };
     let draft = &mut growth.draft;
     let random = &mut growth.random;
     // The graph: two widths of values, which never meet.
@@ -898,14 +1310,20 @@ fn random_program(seed: u64) -> Program {
     let mut updates: Vec<(usize, Value)> = vec![];
     for (lane, ty) in ["f32[16]", "f32[48]"].iter().enumerate() {
         let x = draft.input(&format!("x{lane}"), ty);
-        let states: Vec<Value> = (0..2).map(|k| draft.state(&format!("w{lane}{k}"), ty)).collect();
+        let states: Vec<Value> = (0..2)
+            .map(|k| draft.state(&format!("w{lane}{k}"), ty))
+            .collect();
         let mut known = vec![x, states[0], states[1]];
         for k in 0..4 + random.below(5) {
             let name = format!("v{lane}.{k}");
             let operand = random.pick(&known[known.len().saturating_sub(4)..]);
             let result = match random.below(5) {
                 0 => draft.node(op("relu"), &[operand], &name),
-                1 => draft.node(Op::new("cumsum", [("dim", Attr::Int(0))]).unwrap(), &[operand], &name),
+                1 => draft.node(
+                    Op::new("cumsum", [("dim", Attr::Int(0))]).unwrap(),
+                    &[operand],
+                    &name,
+                ),
                 2 => {
                     let view = draft.reshape(
                         operand,
@@ -922,9 +1340,13 @@ fn random_program(seed: u64) -> Program {
             known.push(result);
         }
         let gradients: Vec<Value> = known[3..].to_vec();
-        // Not a state's old value under another name: that would have to be saved before the state's update.
-        let computed: Vec<Value> =
-            gradients.iter().copied().filter(|&v| draft.graph.def_node(draft.graph.root(v)).is_some()).collect();
+        // Not a state's old value under another name: that would have to be saved before the
+        // state's update.
+        let computed: Vec<Value> = gradients
+            .iter()
+            .copied()
+            .filter(|&v| draft.graph.def_node(draft.graph.root(v)).is_some())
+            .collect();
         for k in 0..2 {
             if !computed.is_empty() && (k == 0 || random.one_in(2)) {
                 updates.push((2 * lane + k, random.pick(&computed)));
@@ -960,7 +1382,10 @@ fn random_program(seed: u64) -> Program {
     draft.copy(H2D, home, chunk, 384, &[]);
     for (k, &state) in states.iter().enumerate() {
         let (at, entry) = match k {
-            2 | 3 => (plus(chunk, 192 * (k as u64 - 2)), plus(home, 192 * (k as u64 - 2))),
+            2 | 3 => (
+                plus(chunk, 192 * (k as u64 - 2)),
+                plus(home, 192 * (k as u64 - 2)),
+            ),
             _ => {
                 let at = draft.buffer(&format!("state{k}"), DEVICE, 0, 64);
                 (at, at)
@@ -988,7 +1413,10 @@ fn random_program(seed: u64) -> Program {
         growth.draft.schedule.exit.push((value, to));
     }
     // All gradients before the first update: a rerun may need a state's old value.
-    let gradients: Vec<Loc> = updates.iter().map(|&(_, gradient)| growth.want(gradient)).collect();
+    let gradients: Vec<Loc> = updates
+        .iter()
+        .map(|&(_, gradient)| growth.want(gradient))
+        .collect();
     let new: Vec<(Value, Value, Loc)> = updates
         .iter()
         .zip(&gradients)
@@ -1008,7 +1436,8 @@ fn random_program(seed: u64) -> Program {
 /// First fit by list position.
 fn allocate(program: &mut Program) {
     let schedule = &program.schedule;
-    let mut lives: Table<Buffer, Option<(usize, usize)>> = Table::filled(schedule.buffers.len(), None);
+    let mut lives: Table<Buffer, Option<(usize, usize)>> =
+        Table::filled(schedule.buffers.len(), None);
     let mut extend = |buffer: Buffer, at: usize| {
         let (first, last) = lives[buffer].unwrap_or((at, at));
         lives[buffer] = Some((first.min(at), last.max(at)));
@@ -1031,7 +1460,9 @@ fn allocate(program: &mut Program) {
         };
         let mut placed: Vec<(u64, u64)> = offset
             .iter()
-            .filter(|&(other, _)| schedule.buffers[other].pool == data.pool && !apart(lives[other], lives[buffer]))
+            .filter(|&(other, _)| {
+                schedule.buffers[other].pool == data.pool && !apart(lives[other], lives[buffer])
+            })
             .map(|(other, &start)| (start, start + schedule.buffers[other].bytes))
             .collect();
         placed.sort_unstable();
@@ -1046,25 +1477,37 @@ fn allocate(program: &mut Program) {
     program.plan = Some(Plan::new(schedule, offset));
 }
 
-// ------------------------------------------------------------------------------------------------------ brute force
+// --- brute force ---
 
 /// Units of 64 bytes that an access touches.
 fn units(program: &Program, access: &Access) -> (Pool, std::ops::Range<usize>) {
     let plan = program.plan.as_ref().unwrap();
     let start = plan.address(access.loc);
     let pool = program.schedule.buffers[access.loc.buffer].pool;
-    (pool, (start / ALIGN) as usize..((start + access.bytes).div_ceil(ALIGN)) as usize)
+    (
+        pool,
+        (start / ALIGN) as usize..((start + access.bytes).div_ceil(ALIGN)) as usize,
+    )
 }
 fn meet(a: &(Pool, std::ops::Range<usize>), b: &(Pool, std::ops::Range<usize>)) -> bool {
     a.0 == b.0 && a.1.start < b.1.end && b.1.start < a.1.end
 }
 fn value_units(program: &Program, value: Value, loc: Loc) -> (Pool, std::ops::Range<usize>) {
-    units(program, &Access { loc, bytes: program.graph.values[value].ty.bytes(), write: false })
+    units(
+        program,
+        &Access {
+            loc,
+            bytes: program.graph.values[value].ty.bytes(),
+            write: false,
+        },
+    )
 }
 
 /// For each line, which lines the host waits for after its step.
 fn watched(program: &Program) -> Vec<bool> {
-    let Program { graph, schedule, .. } = program;
+    let Program {
+        graph, schedule, ..
+    } = program;
     let is_output = |v: Value| graph.outputs.iter().any(|o| o.value == v);
     let inputs: Vec<_> = schedule
         .entry
@@ -1072,8 +1515,12 @@ fn watched(program: &Program) -> Vec<bool> {
         .filter(|&&(v, _)| matches!(graph.values[v].def, Def::Input(_)))
         .map(|&(v, loc)| value_units(program, v, loc))
         .collect();
-    let outputs: Vec<_> =
-        schedule.exit.iter().filter(|&&(v, _)| is_output(v)).map(|&(v, loc)| value_units(program, v, loc)).collect();
+    let outputs: Vec<_> = schedule
+        .exit
+        .iter()
+        .filter(|&&(v, _)| is_output(v))
+        .map(|&(v, loc)| value_units(program, v, loc))
+        .collect();
     let touches = |line: Instr| {
         schedule.accesses(graph, line).iter().any(|access| {
             let at = units(program, access);
@@ -1091,8 +1538,12 @@ fn unite(set: &mut Set, other: &Set) {
     set.iter_mut().zip(other).for_each(|(a, &b)| *a |= b);
 }
 
-/// For each position the positions before it. `wait` may add waits: it is asked at each line, with what is known.
-fn predecessors(program: &mut Program, mut wait: impl FnMut(&Program, usize, &Set, &[Set]) -> Vec<Dep>) -> Vec<Set> {
+/// For each position the positions before it. `wait` may add waits: it is asked at each line, with
+/// what is known.
+fn predecessors(
+    program: &mut Program,
+    mut wait: impl FnMut(&Program, usize, &Set, &[Set]) -> Vec<Dep>,
+) -> Vec<Set> {
     let n = program.schedule.instrs.len();
     let watched = watched(program);
     let mut before: Vec<Set> = vec![];
@@ -1109,7 +1560,10 @@ fn predecessors(program: &mut Program, mut wait: impl FnMut(&Program, usize, &Se
             }
         }
         let stream = program.schedule.instrs[line].stream;
-        if let Some(other) = (0..t).rev().find(|&other| program.schedule.instrs[i(other % n)].stream == stream) {
+        if let Some(other) = (0..t)
+            .rev()
+            .find(|&other| program.schedule.instrs[i(other % n)].stream == stream)
+        {
             follow(&mut set, other, &before);
         }
         let resolve = |dep: &Dep| match dep.previous {
@@ -1117,7 +1571,11 @@ fn predecessors(program: &mut Program, mut wait: impl FnMut(&Program, usize, &Se
             true => Some(dep.instr.index()),
             false => Some(t / n * n + dep.instr.index()),
         };
-        for other in program.schedule.instrs[line].after.iter().filter_map(resolve) {
+        for other in program.schedule.instrs[line]
+            .after
+            .iter()
+            .filter_map(resolve)
+        {
             follow(&mut set, other, &before);
         }
         let added = wait(program, t, &set, &before);
@@ -1131,12 +1589,20 @@ fn predecessors(program: &mut Program, mut wait: impl FnMut(&Program, usize, &Se
 }
 
 fn conflict(program: &Program, a: usize, b: usize) -> bool {
-    let accesses = |t: usize| program.schedule.accesses(&program.graph, i(t % program.schedule.instrs.len()));
+    let accesses = |t: usize| {
+        program
+            .schedule
+            .accesses(&program.graph, i(t % program.schedule.instrs.len()))
+    };
     let (a, b) = (accesses(a), accesses(b));
-    a.iter().any(|x| b.iter().any(|y| (x.write || y.write) && meet(&units(program, x), &units(program, y))))
+    a.iter().any(|x| {
+        b.iter()
+            .any(|y| (x.write || y.write) && meet(&units(program, x), &units(program, y)))
+    })
 }
 
-/// Adds a wait for every conflict that is not ordered yet, latest first, so that every wait is needed.
+/// Adds a wait for every conflict that is not ordered yet, latest first, so that every wait is
+/// needed.
 fn synchronise(program: &mut Program) {
     let n = program.schedule.instrs.len();
     predecessors(program, |program, t, set, before| {
@@ -1144,7 +1610,10 @@ fn synchronise(program: &mut Program) {
         let mut added = vec![];
         for other in (0..t).rev() {
             if !set[other] && conflict(program, other, t) {
-                added.push(Dep { instr: i(other % n), previous: other / n < t / n });
+                added.push(Dep {
+                    instr: i(other % n),
+                    previous: other / n < t / n,
+                });
                 set[other] = true;
                 unite(&mut set, &before[other]);
             }
@@ -1153,27 +1622,45 @@ fn synchronise(program: &mut Program) {
     });
 }
 
-/// What the checker says, by brute force. Before: the program is well formed but for its lines' order and addresses.
+/// What the checker says, by brute force. Before: the program is well formed but for its lines'
+/// order and addresses.
 fn legal(program: &Program) -> bool {
     /// For each pool and unit: step, root, unit of the root.
     type Memory = Vec<Vec<Option<(usize, Value, usize)>>>;
     let (graph, schedule) = (&program.graph, &program.schedule);
     let plan = program.plan.as_ref().unwrap();
     let n = schedule.instrs.len();
-    let fits = |(buffer, data): (Buffer, &BufferData)| plan.offset[buffer] + data.bytes <= plan.peak[data.pool];
-    let points_up = |(line, data): (Instr, &InstrData)| data.after.iter().all(|dep| dep.previous || dep.instr < line);
+    let fits = |(buffer, data): (Buffer, &BufferData)| {
+        plan.offset[buffer] + data.bytes <= plan.peak[data.pool]
+    };
+    let points_up = |(line, data): (Instr, &InstrData)| {
+        data.after
+            .iter()
+            .all(|dep| dep.previous || dep.instr < line)
+    };
     if !schedule.buffers.iter().all(fits) || !schedule.instrs.iter().all(points_up) {
         return false;
     }
     for data in schedule.instrs.values() {
         match &data.kind {
             InstrKind::Copy { src, dst, bytes } => {
-                let at = |loc: Loc| units(program, &Access { loc, bytes: *bytes, write: false });
+                let at = |loc: Loc| {
+                    units(
+                        program,
+                        &Access {
+                            loc,
+                            bytes: *bytes,
+                            write: false,
+                        },
+                    )
+                };
                 if meet(&at(*src), &at(*dst)) {
                     return false;
                 }
             }
-            InstrKind::Run { node, args, outs, .. } => {
+            InstrKind::Run {
+                node, args, outs, ..
+            } => {
                 let node = &graph.nodes[*node];
                 for (o, &out) in outs.iter().enumerate() {
                     let to = value_units(program, node.outputs[o], out);
@@ -1189,7 +1676,11 @@ fn legal(program: &Program) -> bool {
         }
     }
     // Both steps. A state's old value is what the step before left.
-    let mut memory: Memory = plan.peak.values().map(|&peak| vec![None; peak.div_ceil(ALIGN) as usize]).collect();
+    let mut memory: Memory = plan
+        .peak
+        .values()
+        .map(|&peak| vec![None; peak.div_ceil(ALIGN) as usize])
+        .collect();
     let name = |mut step: usize, value: Value| {
         let mut root = graph.root(value);
         while let Def::State(state) = graph.values[root].def
@@ -1209,7 +1700,9 @@ fn legal(program: &Program) -> bool {
     let holds = |memory: &Memory, step: usize, value: Value, loc: Loc| {
         let (pool, range) = value_units(program, value, loc);
         let (s, v) = name(step, value);
-        range.enumerate().all(|(k, unit)| memory[pool.index()][unit] == Some((s, v, k)))
+        range
+            .enumerate()
+            .all(|(k, unit)| memory[pool.index()][unit] == Some((s, v, k)))
     };
     let mut taken = BTreeSet::new();
     for &(value, loc) in &schedule.entry {
@@ -1228,15 +1721,36 @@ fn legal(program: &Program) -> bool {
         for data in schedule.instrs.values() {
             match &data.kind {
                 &InstrKind::Copy { src, dst, bytes } => {
-                    let (from, source) = units(program, &Access { loc: src, bytes, write: false });
-                    let (to, target) = units(program, &Access { loc: dst, bytes, write: false });
+                    let (from, source) = units(
+                        program,
+                        &Access {
+                            loc: src,
+                            bytes,
+                            write: false,
+                        },
+                    );
+                    let (to, target) = units(
+                        program,
+                        &Access {
+                            loc: dst,
+                            bytes,
+                            write: false,
+                        },
+                    );
                     for (a, b) in source.zip(target) {
                         memory[to.index()][b] = memory[from.index()][a];
                     }
                 }
-                InstrKind::Run { node, args, outs, .. } => {
+                InstrKind::Run {
+                    node, args, outs, ..
+                } => {
                     let node = &graph.nodes[*node];
-                    if !node.inputs.iter().zip(args).all(|(&value, &loc)| holds(&memory, step, value, loc)) {
+                    if !node
+                        .inputs
+                        .iter()
+                        .zip(args)
+                        .all(|(&value, &loc)| holds(&memory, step, value, loc))
+                    {
                         return false;
                     }
                     for (&value, &loc) in node.outputs.iter().zip(outs) {
@@ -1245,7 +1759,11 @@ fn legal(program: &Program) -> bool {
                 }
             }
         }
-        if !schedule.exit.iter().all(|&(value, loc)| holds(&memory, step, value, loc)) {
+        if !schedule
+            .exit
+            .iter()
+            .all(|&(value, loc)| holds(&memory, step, value, loc))
+        {
             return false;
         }
     }
@@ -1254,12 +1772,13 @@ fn legal(program: &Program) -> bool {
     (0..2 * n).all(|t| (0..t).all(|other| before[t][other] || !conflict(&program, other, t)))
 }
 
-// ------------------------------------------------------------------------------------------------------- interpreter
+// --- interpreter ---
 
 const POISON: u64 = 0xdead;
 
-/// Runs three steps in a random order that streams, waits and the host permit. A line first reads and spoils what it
-/// will write; later it reads again and writes. An error is a wrong operand, state or output, or a standstill.
+/// Runs three steps in a random order that streams, waits and the host permit. A line first reads
+/// and spoils what it will write; later it reads again and writes. An error is a wrong operand,
+/// state or output, or a standstill.
 fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
     const STEPS: usize = 3;
     let (graph, schedule) = (&program.graph, &program.schedule);
@@ -1268,7 +1787,9 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
     let watched = watched(program);
     let fresh = |value: Value, step: usize| -> Vec<u64> {
         let n_units = graph.values[value].ty.bytes().div_ceil(ALIGN);
-        (0..n_units).map(|unit| mix(mix(value.index() as u64 ^ (step as u64) << 32) ^ unit)).collect()
+        (0..n_units)
+            .map(|unit| mix(mix(value.index() as u64 ^ (step as u64) << 32) ^ unit))
+            .collect()
     };
     // What each step should compute.
     let mut right: Vec<Table<Value, Vec<u64>>> = vec![];
@@ -1289,25 +1810,38 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
                 values[data.outputs[0]] = values[data.inputs[0]].clone();
                 continue;
             }
-            let key =
-                data.inputs.iter().flat_map(|&v| &values[v]).fold(mix(node.index() as u64 + 1), |h, &u| mix(h ^ u));
+            let key = data
+                .inputs
+                .iter()
+                .flat_map(|&v| &values[v])
+                .fold(mix(node.index() as u64 + 1), |h, &u| mix(h ^ u));
             for (o, &output) in data.outputs.iter().enumerate() {
                 let n_units = graph.values[output].ty.bytes().div_ceil(ALIGN);
-                values[output] = (0..n_units).map(|unit| mix(key ^ (o as u64 + 1) << 32 ^ unit)).collect();
+                values[output] = (0..n_units)
+                    .map(|unit| mix(key ^ (o as u64 + 1) << 32 ^ unit))
+                    .collect();
             }
         }
         right.push(values);
     }
     let plan = program.plan.as_ref().unwrap();
-    let mut memory: Vec<Vec<u64>> =
-        plan.peak.values().map(|&peak| vec![POISON; peak.div_ceil(ALIGN) as usize]).collect();
+    let mut memory: Vec<Vec<u64>> = plan
+        .peak
+        .values()
+        .map(|&peak| vec![POISON; peak.div_ceil(ALIGN) as usize])
+        .collect();
     type Units = (Pool, std::ops::Range<usize>);
-    let read = |memory: &[Vec<u64>], (pool, range): &Units| memory[pool.index()][range.clone()].to_vec();
+    let read =
+        |memory: &[Vec<u64>], (pool, range): &Units| memory[pool.index()][range.clone()].to_vec();
     let write = |memory: &mut [Vec<u64>], (pool, range): &Units, data: &[u64]| {
         memory[pool.index()][range.clone()].copy_from_slice(data);
     };
     for &(value, loc) in &schedule.entry {
-        write(&mut memory, &value_units(program, value, loc), &right[0][value]);
+        write(
+            &mut memory,
+            &value_units(program, value, loc),
+            &right[0][value],
+        );
     }
     let mut queues: Vec<Vec<usize>> = vec![vec![]; schedule.streams.len()];
     for t in 0..STEPS * n {
@@ -1321,16 +1855,27 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
     let mut started = 1;
     let mut priority: Vec<u64> = queues.iter().map(|_| random.next()).collect();
     loop {
-        while started < STEPS && (0..n).all(|line| !watched[line] || done[(started - 1) * n + line]) {
+        while started < STEPS && (0..n).all(|line| !watched[line] || done[(started - 1) * n + line])
+        {
             for output in &graph.outputs {
-                let &(_, loc) = schedule.exit.iter().find(|&&(v, _)| v == output.value).unwrap();
-                if read(&memory, &value_units(program, output.value, loc)) != right[started - 1][output.value] {
+                let &(_, loc) = schedule
+                    .exit
+                    .iter()
+                    .find(|&&(v, _)| v == output.value)
+                    .unwrap();
+                if read(&memory, &value_units(program, output.value, loc))
+                    != right[started - 1][output.value]
+                {
                     return Err(format!("output {} of step {}", output.name, started - 1));
                 }
             }
             for &(value, loc) in &schedule.entry {
                 if matches!(graph.values[value].def, Def::Input(_)) {
-                    write(&mut memory, &value_units(program, value, loc), &right[started][value]);
+                    write(
+                        &mut memory,
+                        &value_units(program, value, loc),
+                        &right[started][value],
+                    );
                 }
             }
             started += 1;
@@ -1344,7 +1889,9 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
             };
             (t / n < started && schedule.instrs[i(t % n)].after.iter().all(free)).then_some(t)
         };
-        let candidates: Vec<(usize, usize)> = (0..queues.len()).filter_map(|q| Some((q, ready(q)?))).collect();
+        let candidates: Vec<(usize, usize)> = (0..queues.len())
+            .filter_map(|q| Some((q, ready(q)?)))
+            .collect();
         if candidates.is_empty() {
             break;
         }
@@ -1353,18 +1900,30 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
             let q = random.below(queues.len());
             priority[q] = random.next();
         }
-        let &(q, t) = candidates.iter().max_by_key(|&&(q, _)| priority[q]).unwrap();
+        let &(q, t) = candidates
+            .iter()
+            .max_by_key(|&&(q, _)| priority[q])
+            .unwrap();
         let (line, step) = (i(t % n), t / n);
         match &schedule.instrs[line].kind {
-            InstrKind::Run { node, args, outs, .. } => {
+            InstrKind::Run {
+                node, args, outs, ..
+            } => {
                 let data = &graph.nodes[*node];
-                let outs: Vec<Units> =
-                    data.outputs.iter().zip(outs).map(|(&v, &loc)| value_units(program, v, loc)).collect();
+                let outs: Vec<Units> = data
+                    .outputs
+                    .iter()
+                    .zip(outs)
+                    .map(|(&v, &loc)| value_units(program, v, loc))
+                    .collect();
                 for (&value, &loc) in data.inputs.iter().zip(args) {
                     let at = value_units(program, value, loc);
                     let spoiled = running[q].is_some() && outs.iter().any(|out| meet(out, &at));
                     if !spoiled && read(&memory, &at) != right[step][value] {
-                        return Err(format!("{line:?} of step {step} reads %{}", graph.values[value].name));
+                        return Err(format!(
+                            "{line:?} of step {step} reads %{}",
+                            graph.values[value].name
+                        ));
                     }
                 }
                 for (out, &value) in outs.iter().zip(&data.outputs) {
@@ -1374,11 +1933,29 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
                         false => write(&mut memory, out, &vec![POISON; result.len()]),
                     }
                 }
-                running[q] = if running[q].is_some() { None } else { Some(vec![]) };
+                running[q] = if running[q].is_some() {
+                    None
+                } else {
+                    Some(vec![])
+                };
             }
             &InstrKind::Copy { src, dst, bytes } => {
-                let src = units(program, &Access { loc: src, bytes, write: false });
-                let dst = units(program, &Access { loc: dst, bytes, write: true });
+                let src = units(
+                    program,
+                    &Access {
+                        loc: src,
+                        bytes,
+                        write: false,
+                    },
+                );
+                let dst = units(
+                    program,
+                    &Access {
+                        loc: dst,
+                        bytes,
+                        write: true,
+                    },
+                );
                 let now = read(&memory, &src);
                 match running[q].take() {
                     None => {
@@ -1386,7 +1963,10 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
                         running[q] = Some(now);
                     }
                     Some(then) => {
-                        let torn = then.iter().zip(&now).map(|(a, b)| if a == b { *a } else { POISON });
+                        let torn = then
+                            .iter()
+                            .zip(&now)
+                            .map(|(a, b)| if a == b { *a } else { POISON });
                         write(&mut memory, &dst, &torn.collect::<Vec<u64>>());
                     }
                 }
@@ -1408,7 +1988,7 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-// ----------------------------------------------------------------------------------------------------------- mutants
+// --- mutants ---
 
 /// The same verdict as brute force; and what is accepted is harmless in many orders.
 #[track_caller]
@@ -1440,12 +2020,17 @@ fn mutants(program: &Program, random: &mut Random) -> Vec<(String, Program)> {
             });
         }
         let stream = Stream::new(random.below(3));
-        add(format!("{line:?} on {stream:?}"), &mut |p| p.schedule.instrs[line].stream = stream);
+        add(format!("{line:?} on {stream:?}"), &mut |p| {
+            p.schedule.instrs[line].stream = stream
+        });
         if let InstrKind::Run { args, .. } = &data.kind {
             let other = Buffer::new(random.below(program.schedule.buffers.len()));
-            let wide = program.schedule.buffers[other].bytes == program.schedule.buffers[args[0].buffer].bytes;
+            let wide = program.schedule.buffers[other].bytes
+                == program.schedule.buffers[args[0].buffer].bytes;
             if wide && args[0].offset == 0 {
-                add(format!("{line:?} reading {other:?}"), &mut |p| self::args(p, line.index())[0] = other.into());
+                add(format!("{line:?} reading {other:?}"), &mut |p| {
+                    self::args(p, line.index())[0] = other.into()
+                });
             }
         }
     }
@@ -1453,7 +2038,9 @@ fn mutants(program: &Program, random: &mut Random) -> Vec<(String, Program)> {
         let peak = program.plan.as_ref().unwrap().peak[data.pool];
         for _ in 0..3 {
             let at = random.below((peak / ALIGN) as usize) as u64 * ALIGN;
-            add(format!("{buffer:?} at {at}"), &mut |p| p.plan.as_mut().unwrap().offset[buffer] = at);
+            add(format!("{buffer:?} at {at}"), &mut |p| {
+                p.plan.as_mut().unwrap().offset[buffer] = at
+            });
         }
     }
     for a in 1..n {
@@ -1464,8 +2051,12 @@ fn mutants(program: &Program, random: &mut Random) -> Vec<(String, Program)> {
             _ => line,
         };
         add(format!("i{b} and i{a} swapped"), &mut |p| {
-            let lines: Vec<InstrData> =
-                p.schedule.instrs.ids().map(|line| program.schedule.instrs[swapped(line)].clone()).collect();
+            let lines: Vec<InstrData> = p
+                .schedule
+                .instrs
+                .ids()
+                .map(|line| program.schedule.instrs[swapped(line)].clone())
+                .collect();
             p.schedule.instrs = lines.into_iter().collect();
             for line in p.schedule.instrs.ids() {
                 for dep in &mut p.schedule.instrs[line].after {
@@ -1481,7 +2072,11 @@ fn mutants(program: &Program, random: &mut Random) -> Vec<(String, Program)> {
 fn random_programs_are_proved() {
     for seed in 0..100 {
         let program = random_program(seed);
-        assert!(agree(&program, &format!("program {seed}")), "program {seed}: {:#?}", check(&program));
+        assert!(
+            agree(&program, &format!("program {seed}")),
+            "program {seed}: {:#?}",
+            check(&program)
+        );
     }
 }
 
@@ -1497,10 +2092,14 @@ fn mutants_are_refused_or_harmless() {
         }
     }
     // Some of each kind, or the test says little.
-    assert!(n_mutants / 20 < n_accepted && n_accepted < n_mutants / 2, "{n_accepted} of {n_mutants} mutants accepted");
+    assert!(
+        n_mutants / 20 < n_accepted && n_accepted < n_mutants / 2,
+        "{n_accepted} of {n_mutants} mutants accepted"
+    );
 }
 
-/// The judge has eyes: most waits, when dropped, let some order go wrong. (Not all: a rerun may write what lies there.)
+/// The judge has eyes: most waits, when dropped, let some order go wrong. (Not all: a rerun may
+/// write what lies there.)
 #[test]
 fn dropped_waits_do_harm() {
     let (mut n_dropped, mut n_harmful) = (0, 0);
@@ -1512,15 +2111,20 @@ fn dropped_waits_do_harm() {
                 mutant.schedule.instrs[line].after.remove(k);
                 if check(&mutant).is_err() {
                     n_dropped += 1;
-                    n_harmful += usize::from((0..40).any(|order| shuffled(&mutant, order).is_err()));
+                    n_harmful +=
+                        usize::from((0..40).any(|order| shuffled(&mutant, order).is_err()));
                 }
             }
         }
     }
-    assert!(n_dropped * 3 / 4 < n_harmful, "{n_harmful} of {n_dropped} dropped waits do harm");
+    assert!(
+        n_dropped * 3 / 4 < n_harmful,
+        "{n_harmful} of {n_dropped} dropped waits do harm"
+    );
 }
 
-/// Any number in the place of any other: the checker answers. Arithmetic that overflows would panic in this build.
+/// Any number in the place of any other: the checker answers. Arithmetic that overflows would panic
+/// in this build.
 #[test]
 fn garbage_is_answered() {
     let mut n_refused = 0;
@@ -1536,7 +2140,11 @@ fn garbage_is_answered() {
 }
 
 fn corrupt(program: &mut Program, random: &mut Random) {
-    let Program { graph, schedule, plan } = program;
+    let Program {
+        graph,
+        schedule,
+        plan,
+    } = program;
     let plan = plan.as_mut().unwrap();
     let number = match random.below(4) {
         0 => random.pick(&[u64::MAX, u64::MAX - 63, 1 << 63, 1 << 32, 0, 1]),
@@ -1550,7 +2158,14 @@ fn corrupt(program: &mut Program, random: &mut Random) {
     let a_node = Node::new(random.below(graph.nodes.len()));
     let a_line = i(random.below(schedule.instrs.len()));
     let a_buffer = Buffer::new(random.below(schedule.buffers.len()));
-    let loc = Loc { buffer: if random.one_in(2) { a_buffer } else { Buffer::new(id) }, offset: number };
+    let loc = Loc {
+        buffer: if random.one_in(2) {
+            a_buffer
+        } else {
+            Buffer::new(id)
+        },
+        offset: number,
+    };
     let k = random.below(2);
     let set = |list: &mut Vec<Value>| {
         if let Some(last) = list.last_mut() {
@@ -1567,14 +2182,20 @@ fn corrupt(program: &mut Program, random: &mut Random) {
         6 => set(&mut graph.nodes[a_node].inputs),
         7 => set(&mut graph.nodes[a_node].outputs),
         8 => drop(graph.nodes[a_node].inputs.pop()),
-        9 => graph.values[a_value].def = random.pick(&[Def::Node(node, k), Def::Input(id), Def::State(id)]),
+        9 => {
+            graph.values[a_value].def =
+                random.pick(&[Def::Node(node, k), Def::Input(id), Def::State(id)])
+        }
         10 => graph.values[a_value].ty = parse_type("i64[3,1]").unwrap(),
         11 if a_buffer.index() < plan.offset.len() => plan.offset[a_buffer] = number,
         12 => plan.peak[Pool::new(k)] = number,
         13 => schedule.buffers[a_buffer].bytes = number,
         14 => schedule.buffers[a_buffer].pool = Pool::new(id % 4),
         15 => schedule.instrs[a_line].stream = Stream::new(id % 5),
-        16 => schedule.instrs[a_line].after.push(Dep { instr: i(id), previous: k == 0 }),
+        16 => schedule.instrs[a_line].after.push(Dep {
+            instr: i(id),
+            previous: k == 0,
+        }),
         17 => schedule.entry[k] = (random.pick(&[value, a_value]), loc),
         18 => schedule.exit[k] = (random.pick(&[value, a_value]), loc),
         19 => plan.offset = Table::filled(id, number),
@@ -1585,7 +2206,12 @@ fn corrupt(program: &mut Program, random: &mut Random) {
                 1 => *dst = loc,
                 _ => *bytes = number,
             },
-            InstrKind::Run { node: ran, args, outs, scratch } => match random.below(5) {
+            InstrKind::Run {
+                node: ran,
+                args,
+                outs,
+                scratch,
+            } => match random.below(5) {
                 0 => *ran = node,
                 1 => args.insert(0, loc),
                 2 => args[0] = loc,
@@ -1596,7 +2222,7 @@ fn corrupt(program: &mut Program, random: &mut Random) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------- size
+// --- size ---
 
 /// A chain of `n` swapped activations with in-place updates: `3 n + 1` nodes, `5 n + 1` lines.
 fn tower(n: usize) -> Program {
@@ -1606,15 +2232,20 @@ fn tower(n: usize) -> Program {
     let bx = draft.buffer("x", DEVICE, 0, 64);
     draft.schedule.entry.push((x, bx));
     // Forward: h[k] = relu h[k-1], swapped out; one of WINDOW places on the device.
-    let place =
-        |draft: &mut Draft, name: String, k: usize| draft.buffer(&name, DEVICE, 64 + 64 * (k % WINDOW) as u64, 64);
+    let place = |draft: &mut Draft, name: String, k: usize| {
+        draft.buffer(&name, DEVICE, 64 + 64 * (k % WINDOW) as u64, 64)
+    };
     let (mut value, mut from) = (x, bx);
     let (mut values, mut hosts, mut outs) = (vec![], vec![], vec![]);
     for k in 0..n {
         value = draft.node(op("relu"), &[value], &format!("h{k}"));
         let to = place(&mut draft, format!("h{k}"), k);
         let host = draft.buffer(&format!("h{k}.host"), HOST, 64 * k as u64, 64);
-        let after: Vec<Instr> = if WINDOW <= k { vec![outs[k - WINDOW]] } else { vec![] };
+        let after: Vec<Instr> = if WINDOW <= k {
+            vec![outs[k - WINDOW]]
+        } else {
+            vec![]
+        };
         let run = draft.run(value, &[from], &[to], &after);
         let out = draft.copy(D2H, to, host, 64, &[run]);
         values.push(value);
@@ -1629,7 +2260,11 @@ fn tower(n: usize) -> Program {
     let mut ends = vec![start];
     for k in (0..n).rev() {
         let back = place(&mut draft, format!("h{k}.back"), k);
-        let after = if ends.len() <= WINDOW { start } else { ends[ends.len() - WINDOW] };
+        let after = if ends.len() <= WINDOW {
+            start
+        } else {
+            ends[ends.len() - WINDOW]
+        };
         let copy = draft.copy(H2D, hosts[k], back, 64, &[after]);
         g = draft.node(op("mul"), &[g, values[k]], &format!("g{k}"));
         ends.push(draft.run(g, &[bg, back], &[bg], &[copy]));
@@ -1657,6 +2292,10 @@ fn large_programs_are_proved() {
     assert!(seconds < 20.0, "{seconds} s");
     if std::env::var_os("LIGHTERAGE_TIMES").is_some() {
         let mut out = std::io::stderr();
-        std::io::Write::write_fmt(&mut out, format_args!("checked {} lines in {seconds:.3} s\n", proof.lines)).unwrap();
+        std::io::Write::write_fmt(
+            &mut out,
+            format_args!("checked {} lines in {seconds:.3} s\n", proof.lines),
+        )
+        .unwrap();
     }
 }

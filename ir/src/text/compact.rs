@@ -1,8 +1,9 @@
-//! Canonical ids: those that the text gives. Values count inputs, then states, then the nodes' results; nodes count in
-//! order; buffers count by first mention. What no line mentions is dropped, but for buffers: they are kept, at the end.
+//! Canonical ids: those that the text gives. Values count inputs, then states, then the nodes'
+//! results; nodes count in order; buffers count by first mention. What no line mentions is dropped,
+//! but for buffers: they are kept, at the end.
 //!
-//! Before: `verify` has no finding. After: the same meaning, and [`print`](super::print_program) then
-//! [`parse`](super::parse_program) gives an equal value.
+//! Before: `verify` has no finding. After: the same meaning, and [`print`](super::print_program)
+//! then [`parse`](super::parse_program) gives an equal value.
 
 use crate::Program;
 use crate::graph::{Def, Graph, Node, NodeData, Output, State, Value, ValueData};
@@ -13,12 +14,16 @@ use crate::table::{Id, Table};
 pub type Moved<K> = Table<K, Option<K>>;
 
 fn moved<K: Id>(map: &Moved<K>, id: K) -> K {
-    map.get(id).copied().flatten().unwrap_or_else(|| panic!("{id:?} should be part of the step: verify first"))
+    map.get(id)
+        .copied()
+        .flatten()
+        .unwrap_or_else(|| panic!("{id:?} should be part of the step: verify first"))
 }
 
 impl Graph {
-    /// The same graph with canonical ids and without values and nodes that are not part of the step. Panics if a line
-    /// uses one of those: [`verify::graph`](crate::verify::graph) finds that.
+    /// The same graph with canonical ids and without values and nodes that are not part of the
+    /// step. Panics if a line uses one of those: [`verify::graph`](crate::verify::graph) finds
+    /// that.
     pub fn compact(&self) -> Graph {
         self.compact_with_maps().0
     }
@@ -30,22 +35,40 @@ impl Graph {
         let mut graph = Graph::new(self.name.clone());
         let mut add = |graph: &mut Graph, value: Value, def: Def| {
             let data = &self.values[value];
-            let new = graph.values.push(ValueData { name: data.name.clone(), ty: data.ty.clone(), def });
-            assert!(values[value].replace(new).is_none(), "{value:?} should have one definition: verify first");
+            let new = graph.values.push(ValueData {
+                name: data.name.clone(),
+                ty: data.ty.clone(),
+                def,
+            });
+            assert!(
+                values[value].replace(new).is_none(),
+                "{value:?} should have one definition: verify first"
+            );
             new
         };
         for (i, &value) in self.inputs.iter().enumerate() {
             let new = add(&mut graph, value, Def::Input(i));
             graph.inputs.push(new);
         }
-        let befores: Vec<Value> =
-            self.states.iter().enumerate().map(|(i, s)| add(&mut graph, s.before, Def::State(i))).collect();
+        let befores: Vec<Value> = self
+            .states
+            .iter()
+            .enumerate()
+            .map(|(i, s)| add(&mut graph, s.before, Def::State(i)))
+            .collect();
         let mut results: Vec<Vec<Value>> = vec![];
         for (i, &node) in self.order.iter().enumerate() {
             let new = Node::new(i);
-            assert!(nodes[node].replace(new).is_none(), "{node:?} should stand once in the order: verify first");
+            assert!(
+                nodes[node].replace(new).is_none(),
+                "{node:?} should stand once in the order: verify first"
+            );
             let outputs = self.nodes[node].outputs.iter().enumerate();
-            results.push(outputs.map(|(k, &v)| add(&mut graph, v, Def::Node(new, k))).collect());
+            results.push(
+                outputs
+                    .map(|(k, &v)| add(&mut graph, v, Def::Node(new, k)))
+                    .collect(),
+            );
         }
         for (&node, outputs) in self.order.iter().zip(results) {
             let data = &self.nodes[node];
@@ -60,18 +83,31 @@ impl Graph {
         }
         for (state, before) in self.states.iter().zip(befores) {
             let after = moved(&values, state.after);
-            graph.states.push(State { path: state.path.clone(), kind: state.kind, before, after });
+            graph.states.push(State {
+                path: state.path.clone(),
+                kind: state.kind,
+                before,
+                after,
+            });
         }
         for output in &self.outputs {
-            graph.outputs.push(Output { name: output.name.clone(), value: moved(&values, output.value) });
+            graph.outputs.push(Output {
+                name: output.name.clone(),
+                value: moved(&values, output.value),
+            });
         }
-        graph.gradients = self.gradients.iter().map(|&(state, v)| (state, moved(&values, v))).collect();
+        graph.gradients = self
+            .gradients
+            .iter()
+            .map(|&(state, v)| (state, moved(&values, v)))
+            .collect();
         (graph, values, nodes)
     }
 }
 
 impl Program {
-    /// The same program with canonical ids: those of [`Graph::compact`], and buffers in the order of their first mention.
+    /// The same program with canonical ids: those of [`Graph::compact`], and buffers in the order
+    /// of their first mention.
     pub fn compact(&self) -> Program {
         let (graph, values, nodes) = self.graph.compact_with_maps();
         let mut buffers = Table::new();
@@ -83,22 +119,47 @@ impl Program {
                 buffers.push(self.schedule.buffers[buffer].clone())
             })
         };
-        let mut place = |loc: Loc| Loc { buffer: mention(loc.buffer), offset: loc.offset };
-        let entry = self.schedule.entry.iter().map(|&(v, loc)| (moved(&values, v), place(loc))).collect();
+        let mut place = |loc: Loc| Loc {
+            buffer: mention(loc.buffer),
+            offset: loc.offset,
+        };
+        let entry = self
+            .schedule
+            .entry
+            .iter()
+            .map(|&(v, loc)| (moved(&values, v), place(loc)))
+            .collect();
         let instrs = self.schedule.instrs.values().map(|data| {
             let kind = match &data.kind {
-                InstrKind::Run { node, args, outs, scratch } => InstrKind::Run {
+                InstrKind::Run {
+                    node,
+                    args,
+                    outs,
+                    scratch,
+                } => InstrKind::Run {
                     node: moved(&nodes, *node),
                     args: args.iter().map(|&loc| place(loc)).collect(),
                     outs: outs.iter().map(|&loc| place(loc)).collect(),
                     scratch: scratch.map(&mut place),
                 },
-                &InstrKind::Copy { src, dst, bytes } => InstrKind::Copy { src: place(src), dst: place(dst), bytes },
+                &InstrKind::Copy { src, dst, bytes } => InstrKind::Copy {
+                    src: place(src),
+                    dst: place(dst),
+                    bytes,
+                },
             };
-            InstrData { kind, ..data.clone() }
+            InstrData {
+                kind,
+                ..data.clone()
+            }
         });
         let instrs = instrs.collect();
-        let exit = self.schedule.exit.iter().map(|&(v, loc)| (moved(&values, v), place(loc))).collect();
+        let exit = self
+            .schedule
+            .exit
+            .iter()
+            .map(|&(v, loc)| (moved(&values, v), place(loc)))
+            .collect();
         for buffer in self.schedule.buffers.ids() {
             mention(buffer);
         }
@@ -106,7 +167,26 @@ impl Program {
             offset: from.values().map(|&buffer| plan.offset[buffer]).collect(),
             peak: plan.peak.clone(),
         });
-        let Schedule { name, device, pools, streams, .. } = self.schedule.clone();
-        Program { graph, schedule: Schedule { name, device, pools, streams, buffers, instrs, entry, exit }, plan }
+        let Schedule {
+            name,
+            device,
+            pools,
+            streams,
+            ..
+        } = self.schedule.clone();
+        Program {
+            graph,
+            schedule: Schedule {
+                name,
+                device,
+                pools,
+                streams,
+                buffers,
+                instrs,
+                entry,
+                exit,
+            },
+            plan,
+        }
     }
 }

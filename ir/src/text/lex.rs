@@ -55,7 +55,12 @@ pub(super) struct Lexer<'a> {
 impl<'a> Lexer<'a> {
     /// At the first token of a text.
     pub(super) fn new(text: &'a str) -> Result<Lexer<'a>, ParseError> {
-        let mut lexer = Lexer { text, start: 0, end: 0, token: Token::End };
+        let mut lexer = Lexer {
+            text,
+            start: 0,
+            end: 0,
+            token: Token::End,
+        };
         lexer.advance()?;
         // A text may start with empty lines and comments.
         if lexer.token == Token::Newline {
@@ -118,7 +123,9 @@ impl<'a> Lexer<'a> {
             }
             _ if is_word(byte) => {
                 // The `-` of an arrow that follows without a space is not part of the word.
-                let ends = |i: usize| !is_word(bytes[i]) || (bytes[i] == b'-' && bytes.get(i + 1) == Some(&b'>'));
+                let ends = |i: usize| {
+                    !is_word(bytes[i]) || (bytes[i] == b'-' && bytes.get(i + 1) == Some(&b'>'))
+                };
                 let end = (at..bytes.len()).find(|&i| ends(i)).unwrap_or(bytes.len());
                 (end, Token::Word(&self.text[at..end]))
             }
@@ -140,7 +147,9 @@ impl<'a> Lexer<'a> {
                 '\n' => break,
                 '\\' => {
                     let at = start + 1 + i;
-                    let unknown = || self.error_at(at, "an escape should be \\\" \\\\ \\n \\r \\t or \\u{hex}");
+                    let unknown = || {
+                        self.error_at(at, "an escape should be \\\" \\\\ \\n \\r \\t or \\u{hex}")
+                    };
                     name.push(match chars.next().ok_or_else(unknown)?.1 {
                         '"' => '"',
                         '\\' => '\\',
@@ -150,8 +159,13 @@ impl<'a> Lexer<'a> {
                         'u' => {
                             // At most six digits, so the number cannot overflow.
                             let hex = chars.as_str().strip_prefix('{').and_then(|rest| {
-                                let digits = rest.bytes().take_while(u8::is_ascii_hexdigit).take(7).count();
-                                let fits = (1..=6).contains(&digits) && rest.as_bytes().get(digits) == Some(&b'}');
+                                let digits = rest
+                                    .bytes()
+                                    .take_while(u8::is_ascii_hexdigit)
+                                    .take(7)
+                                    .count();
+                                let fits = (1..=6).contains(&digits)
+                                    && rest.as_bytes().get(digits) == Some(&b'}');
                                 fits.then(|| &rest[..digits])
                             });
                             let hex = hex.ok_or_else(unknown)?;

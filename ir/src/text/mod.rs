@@ -1,12 +1,14 @@
-//! The text form: every level prints, and what is printed parses back to an equal value. The grammar stands in
-//! `docs/ir.md`.
+//! The text form: every level prints, and what is printed parses back to an equal value. The
+//! grammar stands in `docs/ir.md`.
 //!
-//! Before: any value prints, a broken one too, so that a finding can be shown under its line. After: a value that
-//! [`verify`](crate::verify) accepts parses back to its compact form ([`Graph::compact`], [`Program::compact`]): text has
-//! names where tables have ids, so ids count in the order of the text, and what no line mentions is dropped.
+//! Before: any value prints, a broken one too, so that a finding can be shown under its line.
+//! After: a value that [`verify`](crate::verify) accepts parses back to its compact form
+//! ([`Graph::compact`], [`Program::compact`]): text has names where tables have ids, so ids count
+//! in the order of the text, and what no line mentions is dropped.
 //!
-//! The parser reads a token at a time, in linear time and without recursion. It refuses text whose types do not follow
-//! from the op's shape rule, so that a wrong dump is found where it is wrong. Everything else is left to `verify`.
+//! The parser reads a token at a time, in linear time and without recursion. It refuses text whose
+//! types do not follow from the op's shape rule, so that a wrong dump is found where it is wrong.
+//! Everything else is left to `verify`.
 
 mod compact;
 mod lex;
@@ -23,7 +25,10 @@ use std::fmt;
 
 /// What a file holds.
 #[derive(Clone, PartialEq, Debug)]
-#[expect(clippy::large_enum_variant, reason = "one is made for each file; a Box would be in every reader's way")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one is made for each file; a Box would be in every reader's way"
+)]
 pub enum File {
     /// A graph block.
     Graph(Graph),
@@ -54,7 +59,11 @@ pub struct ParseError {
 
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}, column {}: {}", self.line, self.column, self.message)
+        write!(
+            f,
+            "line {}, column {}: {}",
+            self.line, self.column, self.message
+        )
     }
 }
 
@@ -75,8 +84,8 @@ pub fn print_program_with(program: &Program, comment: &dyn Fn(Instr) -> Option<S
     print::program(program, comment, &[])
 }
 
-/// The text of a graph, each finding under its line as `; error: message`. Findings about lines that are not printed
-/// stand under the first line.
+/// The text of a graph, each finding under its line as `; error: message`. Findings about lines
+/// that are not printed stand under the first line.
 pub fn print_graph_with_findings(graph: &Graph, findings: &[Finding]) -> String {
     print::graph(graph, findings)
 }
@@ -133,5 +142,6 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'\'' | b'$' | b'/' | b'-')
 }
 
-/// Words that may follow a buffer's name in a line; a name that is one of them is quoted. `-` is the empty module.
+/// Words that may follow a buffer's name in a line; a name that is one of them is quoted. `-` is
+/// the empty module.
 const RESERVED: [&str; 3] = ["after", "scratch", "-"];

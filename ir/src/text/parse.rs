@@ -1,7 +1,8 @@
-//! Text to values: one function for each rule of the grammar in `docs/ir.md`, one token of look-ahead.
+//! Text to values: one function for each rule of the grammar in `docs/ir.md`, one token of
+//! look-ahead.
 //!
-//! Statements stand in a fixed order, so that one value has one text; names are looked up where they stand, except a
-//! state's value after the step, which a later line defines.
+//! Statements stand in a fixed order, so that one value has one text; names are looked up where
+//! they stand, except a state's value after the step, which a later line defines.
 
 use super::lex::{Lexer, Token, shortened};
 use super::print::runs;
@@ -10,7 +11,8 @@ use crate::body::Step;
 use crate::graph::{Def, Graph, Output, Phase, StateKind, Value};
 use crate::op::Op;
 use crate::schedule::{
-    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why,
+    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream,
+    StreamData, Why,
 };
 use crate::table::{Id, Table};
 use crate::types::{DType, TensorType};
@@ -21,14 +23,18 @@ use std::sync::Arc;
 type Result<T> = std::result::Result<T, ParseError>;
 
 pub(super) fn graph_alone(text: &str) -> Result<Graph> {
-    let mut parser = Parser { lexer: Lexer::new(text)? };
+    let mut parser = Parser {
+        lexer: Lexer::new(text)?,
+    };
     let (graph, _) = parser.graph()?;
     parser.end()?;
     Ok(graph)
 }
 
 pub(super) fn program_alone(text: &str) -> Result<Program> {
-    let mut parser = Parser { lexer: Lexer::new(text)? };
+    let mut parser = Parser {
+        lexer: Lexer::new(text)?,
+    };
     let (graph, values) = parser.graph()?;
     let program = parser.program(graph, values)?;
     parser.end()?;
@@ -36,7 +42,9 @@ pub(super) fn program_alone(text: &str) -> Result<Program> {
 }
 
 pub(super) fn file(text: &str) -> Result<File> {
-    let mut parser = Parser { lexer: Lexer::new(text)? };
+    let mut parser = Parser {
+        lexer: Lexer::new(text)?,
+    };
     let (graph, values) = parser.graph()?;
     let file = match parser.at_word("schedule") {
         true => File::Program(parser.program(graph, values)?),
@@ -59,11 +67,13 @@ struct Parser<'a> {
     lexer: Lexer<'a>,
 }
 
-// ----------------------------------------------------------------------------------------------------------- pieces
+// --- pieces ---
 
 impl<'a> Parser<'a> {
     fn expected<T>(&self, what: &str) -> Result<T> {
-        Err(self.lexer.error(format!("expected {what}, found {}", self.lexer.token)))
+        Err(self
+            .lexer
+            .error(format!("expected {what}, found {}", self.lexer.token)))
     }
     fn error_at<T>(&self, position: usize, message: impl Into<String>) -> Result<T> {
         Err(self.lexer.error_at(position, message))
@@ -90,10 +100,18 @@ impl<'a> Parser<'a> {
         Ok(found)
     }
     fn word(&mut self, word: &str) -> Result<()> {
-        if self.take_word(word)? { Ok(()) } else { self.expected(&format!("`{word}`")) }
+        if self.take_word(word)? {
+            Ok(())
+        } else {
+            self.expected(&format!("`{word}`"))
+        }
     }
     fn sign(&mut self, sign: char) -> Result<()> {
-        if self.take_sign(sign)? { Ok(()) } else { self.expected(&format!("`{sign}`")) }
+        if self.take_sign(sign)? {
+            Ok(())
+        } else {
+            self.expected(&format!("`{sign}`"))
+        }
     }
     fn arrow(&mut self) -> Result<()> {
         match self.lexer.token {
@@ -146,7 +164,10 @@ impl<'a> Parser<'a> {
         let word = self.bare(what)?;
         match digits(word) {
             Some(number) => Ok(number),
-            None => self.error_at(position, format!("expected {what}, found {}", shortened(word))),
+            None => self.error_at(
+                position,
+                format!("expected {what}, found {}", shortened(word)),
+            ),
         }
     }
     fn bytes(&mut self) -> Result<u64> {
@@ -163,7 +184,10 @@ impl<'a> Parser<'a> {
             Some(bytes) => Ok(bytes),
             None => {
                 let word = shortened(word);
-                self.error_at(position, format!("expected a number of bytes below 2^64, like 4K, found {word}"))
+                self.error_at(
+                    position,
+                    format!("expected a number of bytes below 2^64, like 4K, found {word}"),
+                )
             }
         }
     }
@@ -178,14 +202,25 @@ impl<'a> Parser<'a> {
     /// Items between commas, in brackets.
     fn bracketed<T>(&mut self, item: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
         self.sign('[')?;
-        let items = if self.at_sign(']') { vec![] } else { self.list(item)? };
-        if self.take_sign(']')? { Ok(items) } else { self.expected("`,` or `]`") }
+        let items = if self.at_sign(']') {
+            vec![]
+        } else {
+            self.list(item)?
+        };
+        if self.take_sign(']')? {
+            Ok(items)
+        } else {
+            self.expected("`,` or `]`")
+        }
     }
     fn tensor_type(&mut self) -> Result<TensorType> {
         let position = self.lexer.position();
         let word = self.bare("a type like f32[4,64]")?;
         let Some(dtype) = DType::from_name(word) else {
-            return self.error_at(position, format!("expected a type like f32[4,64], found {}", shortened(word)));
+            return self.error_at(
+                position,
+                format!("expected a type like f32[4,64], found {}", shortened(word)),
+            );
         };
         let shape = self.bracketed(|parser| parser.number("a size"))?;
         TensorType::new(dtype, shape).or_else(|e| self.error_at(position, e))
@@ -193,7 +228,8 @@ impl<'a> Parser<'a> {
     /// An attribute of an op; of a node's, with so many operands, it may be a body.
     fn attr(&mut self, operands: Option<usize>) -> Result<Attr> {
         let position = self.lexer.position();
-        let what = "a number, a list like [0,1], a type, true, false, a quoted text or a body in braces";
+        let what =
+            "a number, a list like [0,1], a type, true, false, a quoted text or a body in braces";
         let word = match &mut self.lexer.token {
             Token::Quoted(text) => {
                 let text = std::mem::take(text);
@@ -206,7 +242,12 @@ impl<'a> Parser<'a> {
                     let word = parser.bare("an integer")?;
                     let integer = word.parse::<i64>().ok();
                     integer.map_or_else(
-                        || parser.error_at(position, format!("expected an integer, found {}", shortened(word))),
+                        || {
+                            parser.error_at(
+                                position,
+                                format!("expected an integer, found {}", shortened(word)),
+                            )
+                        },
                         Ok,
                     )
                 };
@@ -220,24 +261,37 @@ impl<'a> Parser<'a> {
         };
         match attr_word(word) {
             Some(attr) => Ok(attr),
-            None => self.error_at(position, format!("expected {what}, found {}", shortened(word))),
+            None => self.error_at(
+                position,
+                format!("expected {what}, found {}", shortened(word)),
+            ),
         }
     }
     /// Attributes, up to the sign that follows them.
-    fn attrs(&mut self, operands: Option<usize>, end: char, then: &str) -> Result<BTreeMap<String, Attr>> {
+    fn attrs(
+        &mut self,
+        operands: Option<usize>,
+        end: char,
+        then: &str,
+    ) -> Result<BTreeMap<String, Attr>> {
         let mut attrs: BTreeMap<String, Attr> = BTreeMap::new();
         while !self.at_sign(end) {
-            let key = self.name(&format!("an attribute like key=value, or `{end}` and {then}"))?;
+            let key = self.name(&format!(
+                "an attribute like key=value, or `{end}` and {then}"
+            ))?;
             self.sign('=')?;
             let attr = self.attr(operands)?;
             if attrs.insert(key.text.clone(), attr).is_some() {
-                return self.error_at(key.position, format!("the attribute {} stands twice", shortened(&key.text)));
+                return self.error_at(
+                    key.position,
+                    format!("the attribute {} stands twice", shortened(&key.text)),
+                );
             }
         }
         Ok(attrs)
     }
-    /// What a kernel over so many operands computes: `{%2 = add %0, %1 | %3 = relu %2 | %3}`. Bodies do not nest, so there
-    /// is one level of recursion.
+    /// What a kernel over so many operands computes: `{%2 = add %0, %1 | %3 = relu %2 | %3}`.
+    /// Bodies do not nest, so there is one level of recursion.
     fn body(&mut self, operands: usize) -> Result<Body> {
         let start = self.lexer.position();
         self.sign('{')?;
@@ -249,17 +303,29 @@ impl<'a> Parser<'a> {
                 return Body::new(operands, steps, numbers).or_else(|e| self.error_at(start, e));
             }
             if numbers.iter().copied().ne(next..next + numbers.len()) {
-                return self.error_at(position, format!("expected %{next}: results are numbered in order"));
+                return self.error_at(
+                    position,
+                    format!("expected %{next}: results are numbered in order"),
+                );
             }
             next += numbers.len();
             let name = self.name("an op's name")?;
             if name.text == "fused" {
                 return self.error_at(name.position, "fused may not be part of a kernel");
             }
-            let inputs = if self.at_sign('%') { self.numbers()? } else { vec![] };
+            let inputs = if self.at_sign('%') {
+                self.numbers()?
+            } else {
+                vec![]
+            };
             let attrs = self.attrs(None, '|', "the next op or the results")?;
-            let op = Op::from_text(&name.text, attrs).or_else(|e| self.error_at(name.position, e))?;
-            steps.push(Step { op, inputs, outputs: numbers.len() });
+            let op =
+                Op::from_text(&name.text, attrs).or_else(|e| self.error_at(name.position, e))?;
+            steps.push(Step {
+                op,
+                inputs,
+                outputs: numbers.len(),
+            });
             self.sign('|')?;
         }
     }
@@ -277,7 +343,11 @@ impl<'a> Parser<'a> {
 
 /// A number of decimal digits, no sign.
 fn digits(word: &str) -> Option<u64> {
-    if word.bytes().all(|b| b.is_ascii_digit()) { word.parse().ok() } else { None }
+    if word.bytes().all(|b| b.is_ascii_digit()) {
+        word.parse().ok()
+    } else {
+        None
+    }
 }
 
 fn attr_word(word: &str) -> Option<Attr> {
@@ -303,12 +373,16 @@ fn attr_word(word: &str) -> Option<Attr> {
     }
     match word.contains(['.', 'e']) {
         // Finite: a number too large for f64 should not turn into infinity unseen.
-        true => word.parse::<f64>().ok().filter(|x| x.is_finite()).map(Attr::Float),
+        true => word
+            .parse::<f64>()
+            .ok()
+            .filter(|x| x.is_finite())
+            .map(Attr::Float),
         false => word.parse().ok().map(Attr::Int),
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ graph
+// --- graph ---
 
 /// Statements come in sections; going back is an error.
 struct Sections<T> {
@@ -318,7 +392,10 @@ struct Sections<T> {
 impl<T: Ord + Copy> Sections<T> {
     fn enter(&mut self, parser: &Parser<'_>, section: T, order: &str) -> Result<()> {
         if section < self.at {
-            return parser.error_at(parser.lexer.position(), format!("expected the order {order}"));
+            return parser.error_at(
+                parser.lexer.position(),
+                format!("expected the order {order}"),
+            );
         }
         self.at = section;
         Ok(())
@@ -376,7 +453,10 @@ impl Parser<'_> {
                     self.lexer.advance()?;
                     let path = self.name("a state's path")?;
                     let Some(&state) = paths.get(&path.text) else {
-                        return self.error_at(path.position, format!("there is no state {:?}", shortened(&path.text)));
+                        return self.error_at(
+                            path.position,
+                            format!("there is no state {:?}", shortened(&path.text)),
+                        );
                     };
                     self.sign('=')?;
                     let value = self.value(&values)?;
@@ -406,7 +486,10 @@ impl Parser<'_> {
         let what = "a state's kind: param, buffer, const, moment or rng";
         let word = self.bare(what)?;
         let Some(kind) = StateKind::ALL.into_iter().find(|kind| kind.name() == word) else {
-            return self.error_at(position, format!("expected {what}, found {}", shortened(word)));
+            return self.error_at(
+                position,
+                format!("expected {what}, found {}", shortened(word)),
+            );
         };
         let before = self.new_value(values)?;
         let state = graph.states.len();
@@ -418,7 +501,10 @@ impl Parser<'_> {
         let ty = self.tensor_type()?;
         let path = self.name("the state's path")?;
         if paths.insert(path.text.clone(), state).is_some() {
-            return self.error_at(path.position, format!("there is a state {:?} already", shortened(&path.text)));
+            return self.error_at(
+                path.position,
+                format!("there is a state {:?} already", shortened(&path.text)),
+            );
         }
         let value = graph.add_state(before.clone(), path.text, kind, ty);
         values.insert(before, value);
@@ -457,12 +543,15 @@ impl Parser<'_> {
         for (&value, (position, ty)) in results.iter().zip(&types) {
             let follows = &graph.values[value].ty;
             if follows != ty {
-                let message = format!("expected {follows}, the type that follows from the operands, found {ty}");
+                let message = format!(
+                    "expected {follows}, the type that follows from the operands, found {ty}"
+                );
                 return self.error_at(*position, message);
             }
         }
         for ((name, value), position) in names.into_iter().zip(results).zip(positions) {
-            // Names of one line may be equal to each other; those of earlier lines were looked at before.
+            // Names of one line may be equal to each other; those of earlier lines were looked at
+            // before.
             if let Some(_earlier) = values.insert(name, value) {
                 return self.error_at(position, "this value is defined twice");
             }
@@ -474,7 +563,10 @@ impl Parser<'_> {
     fn new_value(&mut self, values: &Values) -> Result<String> {
         let name = self.value_name()?;
         match values.contains_key(&name.text) {
-            true => self.error_at(name.position, format!("%{} is defined already", shortened(&name.text))),
+            true => self.error_at(
+                name.position,
+                format!("%{} is defined already", shortened(&name.text)),
+            ),
             false => Ok(name.text),
         }
     }
@@ -487,12 +579,15 @@ impl Parser<'_> {
     fn lookup(&self, values: &Values, name: &Name) -> Result<Value> {
         match values.get(&name.text) {
             Some(&value) => Ok(value),
-            None => self.error_at(name.position, format!("no line defines %{}", shortened(&name.text))),
+            None => self.error_at(
+                name.position,
+                format!("no line defines %{}", shortened(&name.text)),
+            ),
         }
     }
 }
 
-// --------------------------------------------------------------------------------------------------------- schedule
+// --- schedule ---
 
 /// What the schedule's lines have named so far.
 #[derive(Default)]
@@ -511,7 +606,10 @@ struct Names {
 impl Parser<'_> {
     fn program(&mut self, graph: Graph, values: Values) -> Result<Program> {
         self.word("schedule")?;
-        let mut schedule = Schedule { name: self.name("the schedule's name")?.text, ..Schedule::default() };
+        let mut schedule = Schedule {
+            name: self.name("the schedule's name")?.text,
+            ..Schedule::default()
+        };
         self.word("on")?;
         schedule.device = self.name("the device's name")?.text;
         let mut names = Names::default();
@@ -533,7 +631,9 @@ impl Parser<'_> {
                     sections.enter(self, 1, SCHEDULE_ORDER)?;
                     self.lexer.advance()?;
                     let name = self.name("the stream's name")?;
-                    let stream = schedule.streams.push(StreamData { name: name.text.clone() });
+                    let stream = schedule.streams.push(StreamData {
+                        name: name.text.clone(),
+                    });
                     if names.streams.insert(name.text, stream).is_some() {
                         return self.error_at(name.position, "this stream is declared already");
                     }
@@ -545,7 +645,11 @@ impl Parser<'_> {
                     let value = self.value(&values)?;
                     self.sign('=')?;
                     let loc = self.loc(&mut schedule, &mut names)?;
-                    if entry { schedule.entry.push((value, loc)) } else { schedule.exit.push((value, loc)) }
+                    if entry {
+                        schedule.entry.push((value, loc))
+                    } else {
+                        schedule.exit.push((value, loc))
+                    }
                 }
                 "buffer" => {
                     sections.enter(self, 5, SCHEDULE_ORDER)?;
@@ -554,11 +658,18 @@ impl Parser<'_> {
                     let n_buffers = schedule.buffers.len();
                     let loc = self.loc(&mut schedule, &mut names)?;
                     if schedule.buffers.len() == n_buffers || loc.offset != 0 {
-                        return self.error_at(position, "expected a buffer that no line above names: name@pool:size");
+                        return self.error_at(
+                            position,
+                            "expected a buffer that no line above names: name@pool:size",
+                        );
                     }
                 }
                 _ => {
-                    let Some(number) = word.strip_prefix('i').filter(|n| !n.is_empty()).and_then(digits) else {
+                    let Some(number) = word
+                        .strip_prefix('i')
+                        .filter(|n| !n.is_empty())
+                        .and_then(digits)
+                    else {
                         return self.expected(what);
                     };
                     sections.enter(self, 3, SCHEDULE_ORDER)?;
@@ -576,13 +687,24 @@ impl Parser<'_> {
             self.lexer.advance()?;
         }
         let plan = self.plan(&schedule, &names)?;
-        Ok(Program { graph, schedule, plan })
+        Ok(Program {
+            graph,
+            schedule,
+            plan,
+        })
     }
 
     fn pool(&mut self, schedule: &mut Schedule, names: &mut Names) -> Result<()> {
         let name = self.name("the pool's name")?;
-        let limit = if self.take_word("limit")? { Some(self.bytes()?) } else { None };
-        let pool = schedule.pools.push(PoolData { name: name.text.clone(), limit });
+        let limit = if self.take_word("limit")? {
+            Some(self.bytes()?)
+        } else {
+            None
+        };
+        let pool = schedule.pools.push(PoolData {
+            name: name.text.clone(),
+            limit,
+        });
         if names.pools.insert(name.text, pool).is_some() {
             return self.error_at(name.position, "this pool is declared already");
         }
@@ -593,7 +715,8 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// `name@pool+offset:size` where a buffer is named first, then `name`; `+offset` is a place inside it.
+    /// `name@pool+offset:size` where a buffer is named first, then `name`; `+offset` is a place
+    /// inside it.
     fn loc(&mut self, schedule: &mut Schedule, names: &mut Names) -> Result<Loc> {
         let name = self.name("a buffer's name")?;
         let known = names.buffers.get(&name.text).copied();
@@ -605,7 +728,9 @@ impl Parser<'_> {
             }
             (None, false) => {
                 let name_text = shortened(&name.text);
-                let message = format!("no line above says where {name_text} lies: expected {name_text}@pool:size");
+                let message = format!(
+                    "no line above says where {name_text} lies: expected {name_text}@pool:size"
+                );
                 return self.error_at(name.position, message);
             }
             (None, true) => {
@@ -614,24 +739,42 @@ impl Parser<'_> {
                     let message = format!("there is no pool {}", shortened(&pool_name.text));
                     return self.error_at(pool_name.position, message);
                 };
-                let offset = if self.take_sign('+')? { Some(self.bytes()?) } else { None };
+                let offset = if self.take_sign('+')? {
+                    Some(self.bytes()?)
+                } else {
+                    None
+                };
                 self.sign(':')?;
                 let bytes = self.bytes()?;
                 if offset.unwrap_or(0).checked_add(bytes).is_none() {
                     return self.error_at(name.position, "this buffer ends above 2^64");
                 }
-                let buffer = schedule.buffers.push(BufferData { name: name.text.clone(), pool, bytes });
+                let buffer = schedule.buffers.push(BufferData {
+                    name: name.text.clone(),
+                    pool,
+                    bytes,
+                });
                 names.buffers.insert(name.text, buffer);
                 names.offsets.push(offset);
                 names.positions.push(name.position);
                 buffer
             }
         };
-        let offset = if self.take_sign('+')? { self.bytes()? } else { 0 };
+        let offset = if self.take_sign('+')? {
+            self.bytes()?
+        } else {
+            0
+        };
         Ok(Loc { buffer, offset })
     }
 
-    fn instr(&mut self, graph: &Graph, values: &Values, schedule: &mut Schedule, names: &mut Names) -> Result<()> {
+    fn instr(
+        &mut self,
+        graph: &Graph,
+        values: &Values,
+        schedule: &mut Schedule,
+        names: &mut Names,
+    ) -> Result<()> {
         let stream_name = self.name("a stream's name")?;
         let Some(&stream) = names.streams.get(&stream_name.text) else {
             let message = format!("there is no stream {}", shortened(&stream_name.text));
@@ -641,7 +784,10 @@ impl Parser<'_> {
         let words = Why::ALL.map(Why::name).join(", ");
         let word = self.bare(&format!("one of {words}"))?;
         let Some(why) = Why::from_name(word) else {
-            return self.error_at(position, format!("expected one of {words}, found {}", shortened(word)));
+            return self.error_at(
+                position,
+                format!("expected one of {words}, found {}", shortened(word)),
+            );
         };
         let mut is_run = runs(why);
         if self.take_sign(':')? {
@@ -651,20 +797,40 @@ impl Parser<'_> {
                 _ => return self.expected("`run` or `copy`"),
             };
         }
-        let kind = if is_run { self.run(graph, values, schedule, names)? } else { self.copy(schedule, names)? };
+        let kind = if is_run {
+            self.run(graph, values, schedule, names)?
+        } else {
+            self.copy(schedule, names)?
+        };
         let mut after = vec![];
         if self.take_word("after")? {
-            while after.is_empty() || self.at_sign('^') || matches!(self.lexer.token, Token::Word(_)) {
+            while after.is_empty()
+                || self.at_sign('^')
+                || matches!(self.lexer.token, Token::Word(_))
+            {
                 after.push(self.dep()?);
             }
         }
-        schedule.instrs.push(InstrData { kind, stream, after, why });
+        schedule.instrs.push(InstrData {
+            kind,
+            stream,
+            after,
+            why,
+        });
         Ok(())
     }
 
-    fn run(&mut self, graph: &Graph, values: &Values, schedule: &mut Schedule, names: &mut Names) -> Result<InstrKind> {
+    fn run(
+        &mut self,
+        graph: &Graph,
+        values: &Values,
+        schedule: &mut Schedule,
+        names: &mut Names,
+    ) -> Result<InstrKind> {
         let name = self.name("a node's name: that of its first result")?;
-        let node = values.get(&name.text).and_then(|&value| first_result(graph, value));
+        let node = values
+            .get(&name.text)
+            .and_then(|&value| first_result(graph, value));
         let Some(node) = node else {
             let message = format!("no node has the first result %{}", shortened(&name.text));
             return self.error_at(name.position, message);
@@ -674,10 +840,25 @@ impl Parser<'_> {
             _ => self.list(|parser| parser.loc(schedule, names))?,
         };
         self.arrow()?;
-        let none = matches!(self.lexer.token, Token::Newline) || self.at_word("scratch") || self.at_word("after");
-        let outs = if none { vec![] } else { self.list(|parser| parser.loc(schedule, names))? };
-        let scratch = if self.take_word("scratch")? { Some(self.loc(schedule, names)?) } else { None };
-        Ok(InstrKind::Run { node, args, outs, scratch })
+        let none = matches!(self.lexer.token, Token::Newline)
+            || self.at_word("scratch")
+            || self.at_word("after");
+        let outs = if none {
+            vec![]
+        } else {
+            self.list(|parser| parser.loc(schedule, names))?
+        };
+        let scratch = if self.take_word("scratch")? {
+            Some(self.loc(schedule, names)?)
+        } else {
+            None
+        };
+        Ok(InstrKind::Run {
+            node,
+            args,
+            outs,
+            scratch,
+        })
     }
 
     fn copy(&mut self, schedule: &mut Schedule, names: &mut Names) -> Result<InstrKind> {
@@ -698,10 +879,19 @@ impl Parser<'_> {
         let previous = self.take_sign('^')?;
         let position = self.lexer.position();
         let word = self.bare("a line like i3 or ^i3")?;
-        let number = word.strip_prefix('i').filter(|n| !n.is_empty()).and_then(digits);
+        let number = word
+            .strip_prefix('i')
+            .filter(|n| !n.is_empty())
+            .and_then(digits);
         match number.and_then(|n| u32::try_from(n).ok()) {
-            Some(number) => Ok(Dep { instr: Instr::new(number as usize), previous }),
-            None => self.error_at(position, format!("expected a line like i3 or ^i3, found {}", shortened(word))),
+            Some(number) => Ok(Dep {
+                instr: Instr::new(number as usize),
+                previous,
+            }),
+            None => self.error_at(
+                position,
+                format!("expected a line like i3 or ^i3, found {}", shortened(word)),
+            ),
         }
     }
 
@@ -714,13 +904,21 @@ impl Parser<'_> {
         for (given, &position) in names.offsets.iter().zip(&names.positions) {
             match given {
                 Some(given) => offset.push(*given),
-                None => return self.error_at(position, "this buffer has no offset: expected name@pool+offset:size"),
+                None => {
+                    return self.error_at(
+                        position,
+                        "this buffer has no offset: expected name@pool+offset:size",
+                    );
+                }
             };
         }
         let plan = Plan::new(schedule, offset);
         for &(pool, given, position) in &names.peaks {
             if given != plan.peak[pool] {
-                let message = format!("the buffers of this pool end at {}, not at {given}", plan.peak[pool]);
+                let message = format!(
+                    "the buffers of this pool end at {}, not at {given}",
+                    plan.peak[pool]
+                );
                 return self.error_at(position, message);
             }
         }

@@ -1,4 +1,5 @@
-//! Values to text. Never fails: an id that stands for nothing prints as `"?v7"`, so that `verify` can point at it.
+//! Values to text. Never fails: an id that stands for nothing prints as `"?v7"`, so that `verify`
+//! can point at it.
 
 use super::{RESERVED, is_word};
 use crate::finding::{Finding, Place};
@@ -19,7 +20,11 @@ pub(super) fn graph(graph: &Graph, findings: &[Finding]) -> String {
     lines.finish()
 }
 
-pub(super) fn program(program: &Program, comment: &dyn Fn(Instr) -> Option<String>, findings: &[Finding]) -> String {
+pub(super) fn program(
+    program: &Program,
+    comment: &dyn Fn(Instr) -> Option<String>,
+    findings: &[Finding],
+) -> String {
     let mut lines = Lines::new(findings);
     graph_block(&mut lines, &program.graph);
     schedule_block(&mut lines, program, comment);
@@ -27,7 +32,11 @@ pub(super) fn program(program: &Program, comment: &dyn Fn(Instr) -> Option<Strin
 }
 
 pub(super) fn instr_alone(graph: &Graph, schedule: &Schedule, instr: Instr) -> String {
-    let mut mentions = Mentions { schedule, plan: None, seen: vec![true; schedule.buffers.len()] };
+    let mut mentions = Mentions {
+        schedule,
+        plan: None,
+        seen: vec![true; schedule.buffers.len()],
+    };
     match schedule.instrs.get(instr) {
         Some(data) => instr_line(graph, &mut mentions, instr, data),
         None => format!("{instr:?}"),
@@ -38,7 +47,7 @@ pub(super) fn op_alone(op: &Op) -> String {
     call_text(op, "")
 }
 
-// ------------------------------------------------------------------------------------------------------------ lines
+// --- lines ---
 
 /// The text so far, and the findings that have not found their line yet.
 struct Lines {
@@ -56,7 +65,11 @@ impl Lines {
             let message = finding.message.replace(char::is_control, " ");
             by_place.entry(finding.place).or_default().push(message);
         }
-        Lines { text: String::new(), findings: by_place, heads: [None, None] }
+        Lines {
+            text: String::new(),
+            findings: by_place,
+            heads: [None, None],
+        }
     }
 
     /// Adds a line, then the findings that are about it.
@@ -74,7 +87,8 @@ impl Lines {
         // The schedule's head first: inserting there does not move the graph's head.
         for (block, head) in self.heads.into_iter().enumerate().rev() {
             let Some(head) = head else { continue };
-            let is_here = |place: &Place| (block == 1) == is_of_schedule(*place) || self.heads[1].is_none();
+            let is_here =
+                |place: &Place| (block == 1) == is_of_schedule(*place) || self.heads[1].is_none();
             let left: Vec<Place> = self.findings.keys().copied().filter(is_here).collect();
             let mut text = String::new();
             for place in left {
@@ -90,9 +104,12 @@ impl Lines {
 
 fn is_of_schedule(place: Place) -> bool {
     match place {
-        Place::Graph | Place::Value(_) | Place::Node(_) | Place::State(_) | Place::Output(_) | Place::Gradient(_) => {
-            false
-        }
+        Place::Graph
+        | Place::Value(_)
+        | Place::Node(_)
+        | Place::State(_)
+        | Place::Output(_)
+        | Place::Gradient(_) => false,
         Place::Schedule
         | Place::Pool(_)
         | Place::Stream(_)
@@ -103,22 +120,34 @@ fn is_of_schedule(place: Place) -> bool {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ graph
+// --- graph ---
 
 fn graph_block(lines: &mut Lines, graph: &Graph) {
     lines.push(&format!("graph {} {{", name(&graph.name)), &[Place::Graph]);
     lines.heads[0] = Some(lines.text.len());
     for &value in &graph.inputs {
-        let line = format!("  input  {} : {}", value_name(graph, value), value_type(graph, value));
+        let line = format!(
+            "  input  {} : {}",
+            value_name(graph, value),
+            value_type(graph, value)
+        );
         lines.push(&line, &[Place::Value(value)]);
     }
     for (i, state) in graph.states.iter().enumerate() {
         let before = state.before;
-        let mut line = format!("  state  {:<6} {}", state.kind.name(), value_name(graph, before));
+        let mut line = format!(
+            "  state  {:<6} {}",
+            state.kind.name(),
+            value_name(graph, before)
+        );
         if state.after != before {
             line.push_str(&format!(" -> {}", value_name(graph, state.after)));
         }
-        line.push_str(&format!(" : {} {}", value_type(graph, before), quoted(&state.path)));
+        line.push_str(&format!(
+            " : {} {}",
+            value_type(graph, before),
+            quoted(&state.path)
+        ));
         lines.push(&line, &[Place::State(i), Place::Value(before)]);
     }
     for &node in &graph.order {
@@ -129,12 +158,23 @@ fn graph_block(lines: &mut Lines, graph: &Graph) {
         lines.push(&node_line(graph, node), &places);
     }
     for (i, output) in graph.outputs.iter().enumerate() {
-        let line = format!("  output {} = {}", name(&output.name), value_name(graph, output.value));
+        let line = format!(
+            "  output {} = {}",
+            name(&output.name),
+            value_name(graph, output.value)
+        );
         lines.push(&line, &[Place::Output(i)]);
     }
     for (i, &(state, value)) in graph.gradients.iter().enumerate() {
-        let path = graph.states.get(state).map_or(format!("?state{state}"), |s| s.path.clone());
-        let line = format!("  gradient {} = {}", quoted(&path), value_name(graph, value));
+        let path = graph
+            .states
+            .get(state)
+            .map_or(format!("?state{state}"), |s| s.path.clone());
+        let line = format!(
+            "  gradient {} = {}",
+            quoted(&path),
+            value_name(graph, value)
+        );
         lines.push(&line, &[Place::Gradient(i)]);
     }
     lines.push("}", &[]);
@@ -144,11 +184,19 @@ fn node_line(graph: &Graph, node: Node) -> String {
     let Some(data) = graph.nodes.get(node) else {
         return format!("  ; {node:?} is not in the table of nodes");
     };
-    let module = if data.module.is_empty() { "-".to_string() } else { name(&data.module) };
+    let module = if data.module.is_empty() {
+        "-".to_string()
+    } else {
+        name(&data.module)
+    };
     let names = |values: &[Value]| joined(values.iter().map(|&v| value_name(graph, v)));
     let call = call_text(&data.op, &names(&data.inputs));
     let types = joined(data.outputs.iter().map(|&v| value_type(graph, v)));
-    format!("  {} {module:<10} {} = {call} : {types}", data.phase.name(), names(&data.outputs))
+    format!(
+        "  {} {module:<10} {} = {call} : {types}",
+        data.phase.name(),
+        names(&data.outputs)
+    )
 }
 
 fn value_name(graph: &Graph, value: Value) -> String {
@@ -159,7 +207,10 @@ fn value_name(graph: &Graph, value: Value) -> String {
 }
 
 fn value_type(graph: &Graph, value: Value) -> String {
-    graph.values.get(value).map_or("?".to_string(), |data| data.ty.to_string())
+    graph
+        .values
+        .get(value)
+        .map_or("?".to_string(), |data| data.ty.to_string())
 }
 
 pub(super) fn attr_text(attr: &Attr) -> String {
@@ -185,7 +236,11 @@ fn body_text(body: &Body) -> String {
     for step in body.steps() {
         let results: Vec<usize> = (next..next + step.outputs).collect();
         next += step.outputs;
-        parts.push(format!("{} = {}", numbers(&results), call_text(&step.op, &numbers(&step.inputs))));
+        parts.push(format!(
+            "{} = {}",
+            numbers(&results),
+            call_text(&step.op, &numbers(&step.inputs))
+        ));
     }
     parts.push(numbers(body.results()));
     format!("{{{}}}", parts.join(" | "))
@@ -212,7 +267,7 @@ fn float(x: f64) -> String {
     format!("{x:?}").to_lowercase()
 }
 
-// --------------------------------------------------------------------------------------------------------- schedule
+// --- schedule ---
 
 /// Which buffers the text has named: the first mention says where a buffer lies.
 struct Mentions<'a> {
@@ -244,8 +299,16 @@ impl Mentions<'_> {
 }
 
 fn schedule_block(lines: &mut Lines, program: &Program, comment: &dyn Fn(Instr) -> Option<String>) {
-    let Program { graph, schedule, plan } = program;
-    let head = format!("schedule {} on {} {{", name(&schedule.name), name(&schedule.device));
+    let Program {
+        graph,
+        schedule,
+        plan,
+    } = program;
+    let head = format!(
+        "schedule {} on {} {{",
+        name(&schedule.name),
+        name(&schedule.device)
+    );
     lines.push(&head, &[Place::Schedule]);
     lines.heads[1] = Some(lines.text.len());
     for (pool, data) in schedule.pools.iter() {
@@ -259,17 +322,30 @@ fn schedule_block(lines: &mut Lines, program: &Program, comment: &dyn Fn(Instr) 
         lines.push(&line, &[Place::Pool(pool)]);
     }
     for (stream, data) in schedule.streams.iter() {
-        lines.push(&format!("  stream {}", name(&data.name)), &[Place::Stream(stream)]);
+        lines.push(
+            &format!("  stream {}", name(&data.name)),
+            &[Place::Stream(stream)],
+        );
     }
-    let mut mentions = Mentions { schedule, plan: plan.as_ref(), seen: vec![false; schedule.buffers.len()] };
+    let mut mentions = Mentions {
+        schedule,
+        plan: plan.as_ref(),
+        seen: vec![false; schedule.buffers.len()],
+    };
     for (i, &(value, loc)) in schedule.entry.iter().enumerate() {
         let mut places = vec![Place::Entry(i)];
         let loc = mentions.loc(loc, &mut places);
-        lines.push(&format!("  entry {} = {loc}", value_name(graph, value)), &places);
+        lines.push(
+            &format!("  entry {} = {loc}", value_name(graph, value)),
+            &places,
+        );
     }
     for (instr, data) in schedule.instrs.iter() {
         let mut places = vec![Place::Instr(instr)];
-        let mut line = format!("  {}", instr_text(graph, &mut mentions, instr, data, &mut places));
+        let mut line = format!(
+            "  {}",
+            instr_text(graph, &mut mentions, instr, data, &mut places)
+        );
         if let Some(comment) = comment(instr) {
             let comment = comment.replace(char::is_control, " ");
             line = format!("{line:<COMMENT_COLUMN$} ; {comment}");
@@ -279,7 +355,10 @@ fn schedule_block(lines: &mut Lines, program: &Program, comment: &dyn Fn(Instr) 
     for (i, &(value, loc)) in schedule.exit.iter().enumerate() {
         let mut places = vec![Place::Exit(i)];
         let loc = mentions.loc(loc, &mut places);
-        lines.push(&format!("  exit {} = {loc}", value_name(graph, value)), &places);
+        lines.push(
+            &format!("  exit {} = {loc}", value_name(graph, value)),
+            &places,
+        );
     }
     for buffer in schedule.buffers.ids() {
         if !mentions.seen[buffer.index()] {
@@ -291,7 +370,12 @@ fn schedule_block(lines: &mut Lines, program: &Program, comment: &dyn Fn(Instr) 
     lines.push("}", &[]);
 }
 
-fn instr_line(graph: &Graph, mentions: &mut Mentions<'_>, instr: Instr, data: &InstrData) -> String {
+fn instr_line(
+    graph: &Graph,
+    mentions: &mut Mentions<'_>,
+    instr: Instr,
+    data: &InstrData,
+) -> String {
     instr_text(graph, mentions, instr, data, &mut vec![])
 }
 
@@ -310,14 +394,25 @@ fn instr_text(
     let stream = stream_name(mentions.schedule, data.stream);
     let mut line = format!("{:<4} {stream:<7} {word:<7} ", format!("{instr:?}"));
     match &data.kind {
-        InstrKind::Run { node, args, outs, scratch } => {
+        InstrKind::Run {
+            node,
+            args,
+            outs,
+            scratch,
+        } => {
             line.push_str(&node_name(graph, *node));
             if !args.is_empty() {
-                line.push_str(&format!(" {}", joined(args.iter().map(|&loc| mentions.loc(loc, places)))));
+                line.push_str(&format!(
+                    " {}",
+                    joined(args.iter().map(|&loc| mentions.loc(loc, places)))
+                ));
             }
             line.push_str(" ->");
             if !outs.is_empty() {
-                line.push_str(&format!(" {}", joined(outs.iter().map(|&loc| mentions.loc(loc, places)))));
+                line.push_str(&format!(
+                    " {}",
+                    joined(outs.iter().map(|&loc| mentions.loc(loc, places)))
+                ));
             }
             if let Some(scratch) = scratch {
                 line.push_str(&format!(" scratch {}", mentions.loc(*scratch, places)));
@@ -326,7 +421,11 @@ fn instr_text(
         &InstrKind::Copy { src, dst, bytes } => {
             line.push_str(&format!("{} -> ", mentions.loc(src, places)));
             line.push_str(&mentions.loc(dst, places));
-            let whole = mentions.schedule.buffers.get(dst.buffer).map(|data| data.bytes);
+            let whole = mentions
+                .schedule
+                .buffers
+                .get(dst.buffer)
+                .map(|data| data.bytes);
             if whole != Some(bytes) {
                 line.push_str(&format!(" bytes={}", Bytes(bytes)));
             }
@@ -335,7 +434,11 @@ fn instr_text(
     if !data.after.is_empty() {
         line.push_str(" after");
         for dep in &data.after {
-            line.push_str(&format!(" {}{:?}", if dep.previous { "^" } else { "" }, dep.instr));
+            line.push_str(&format!(
+                " {}{:?}",
+                if dep.previous { "^" } else { "" },
+                dep.instr
+            ));
         }
     }
     line
@@ -355,11 +458,17 @@ fn node_name(graph: &Graph, node: Node) -> String {
 }
 
 fn pool_name(schedule: &Schedule, pool: Pool) -> String {
-    schedule.pools.get(pool).map_or(format!("\"?{pool:?}\""), |data| name(&data.name))
+    schedule
+        .pools
+        .get(pool)
+        .map_or(format!("\"?{pool:?}\""), |data| name(&data.name))
 }
 
 fn stream_name(schedule: &Schedule, stream: Stream) -> String {
-    schedule.streams.get(stream).map_or(format!("\"?{stream:?}\""), |data| name(&data.name))
+    schedule
+        .streams
+        .get(stream)
+        .map_or(format!("\"?{stream:?}\""), |data| name(&data.name))
 }
 
 /// A number of bytes: with K, M or G if it is an exact multiple.
@@ -376,7 +485,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ names
+// --- names ---
 
 fn joined(texts: impl Iterator<Item = String>) -> String {
     texts.collect::<Vec<_>>().join(", ")
@@ -385,7 +494,11 @@ fn joined(texts: impl Iterator<Item = String>) -> String {
 /// A name, in quotes if it is not a bare word.
 fn name(text: &str) -> String {
     let is_bare = !text.is_empty() && text.bytes().all(is_word) && !RESERVED.contains(&text);
-    if is_bare { text.to_string() } else { quoted(text) }
+    if is_bare {
+        text.to_string()
+    } else {
+        quoted(text)
+    }
 }
 
 fn quoted(text: &str) -> String {
@@ -398,7 +511,8 @@ fn quoted(text: &str) -> String {
             '\t' => out.push_str("\\t"),
             ' '..='~' => out.push(c),
             _ if c.is_alphanumeric() => out.push(c),
-            // Whatever could be invisible, or turn the direction of the text, is written by its number.
+            // Whatever could be invisible, or turn the direction of the text, is written by its
+            // number.
             _ => write!(out, "\\u{{{:x}}}", u32::from(c)).expect("a String should take text"),
         }
     }

@@ -1,21 +1,25 @@
-//! What a caching allocator would hold for a trace: PyTorch's rules (`c10/cuda/CUDACachingAllocator.cpp`, 2.x, default
-//! settings), as a simulator.
+//! What a caching allocator would hold for a trace: PyTorch's rules
+//! (`c10/cuda/CUDACachingAllocator.cpp`, 2.x, default settings), as a simulator.
 //!
-//! Memory comes from the system in segments and is never given back. Sizes are rounded up to 512 bytes. Requests of at
-//! most 1 MiB are served from small segments of 2 MiB; others from large ones, of 20 MiB for requests below 10 MiB, and
-//! else of the request rounded up to 2 MiB. A request takes the smallest free block of its stream and kind that holds it,
-//! the lowest of several; what remains is split off if it is at least 512 bytes of a small segment, or more than 1 MiB of a
-//! large one. A freed block is joined with its free neighbours.
+//! Memory comes from the system in segments and is never given back. Sizes are rounded up to 512
+//! bytes. Requests of at most 1 MiB are served from small segments of 2 MiB; others from large
+//! ones, of 20 MiB for requests below 10 MiB, and else of the request rounded up to 2 MiB. A
+//! request takes the smallest free block of its stream and kind that holds it, the lowest of
+//! several; what remains is split off if it is at least 512 bytes of a small segment, or more than
+//! 1 MiB of a large one. A freed block is joined with its free neighbours.
 //!
-//! With *expandable segments* each stream has one growing segment for each kind, which takes memory in steps of 2 MiB and
-//! 20 MiB, and remainders of 512 bytes and more are split off large blocks too.
+//! With *expandable segments* each stream has one growing segment for each kind, which takes memory
+//! in steps of 2 MiB and 20 MiB, and remainders of 512 bytes and more are split off large blocks
+//! too.
 //!
-//! *GMLake* (C. Guo et al., ASPLOS 2024; `GMLake/src/CUDACachingAllocator.cpp` of github.com/antgroup/glake) gives pages of 2 MiB
-//! several addresses: a large request for which no free block is large enough is stitched of the largest ones, if it is as
-//! large as a limit; large sizes are rounded up to pages. What was stitched once may serve requests of down to a tenth of its
-//! size as soon as all of it is free.
+//! *GMLake* (C. Guo et al., ASPLOS 2024; `GMLake/src/CUDACachingAllocator.cpp` of
+//! github.com/antgroup/glake) gives pages of 2 MiB several addresses: a large request for which no
+//! free block is large enough is stitched of the largest ones, if it is as large as a limit; large
+//! sizes are rounded up to pages. What was stitched once may serve requests of down to a tenth of
+//! its size as soon as all of it is free.
 //!
-//! [`replay`] follows a recorded history beside the rules and counts requests that land where they did in truth.
+//! [`replay`] follows a recorded history beside the rules and counts requests that land where they
+//! did in truth.
 
 use super::trace::Trace;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +48,8 @@ pub enum Segments {
     Fixed,
     /// In one growing segment for each stream and kind.
     Expandable,
-    /// Each by itself, and free blocks are stitched for requests from so many bytes on: GMLake's `fragLimit`, 512 MiB if unset.
+    /// Each by itself, and free blocks are stitched for requests from so many bytes on: GMLake's
+    /// `fragLimit`, 512 MiB if unset.
     Stitched(u64),
 }
 
@@ -168,7 +173,14 @@ impl Allocator {
     /// Adds a segment that is free, and joins it to nothing.
     fn add_segment(&mut self, address: u64, bytes: u64, kind: Kind) {
         self.segments.insert(address, kind);
-        self.blocks.insert(address, Block { bytes, used: false, segment: address });
+        self.blocks.insert(
+            address,
+            Block {
+                bytes,
+                used: false,
+                segment: address,
+            },
+        );
         self.free.insert((kind, bytes, address));
         self.held.segments += 1;
         self.held.reserved_bytes = self.held.reserved_bytes.saturating_add(bytes);
@@ -176,8 +188,10 @@ impl Allocator {
 
     /// The block that a request of so many bytes, rounded, would take.
     fn find(&self, bytes: u64, kind: Kind) -> Option<u64> {
-        let mut fitting =
-            self.free.range((kind, bytes, 0)..=(kind, u64::MAX, u64::MAX)).map(|&(_, _, address)| address);
+        let mut fitting = self
+            .free
+            .range((kind, bytes, 0)..=(kind, u64::MAX, u64::MAX))
+            .map(|&(_, _, address)| address);
         let first = fitting.next()?;
         if self.rule != Segments::Expandable {
             return Some(first);
@@ -190,7 +204,8 @@ impl Allocator {
         }
     }
 
-    /// Takes memory from the system for a request of so many bytes, rounded. Returns the free block that holds it.
+    /// Takes memory from the system for a request of so many bytes, rounded. Returns the free block
+    /// that holds it.
     fn reserve(&mut self, bytes: u64, kind: Kind) -> u64 {
         let small = kind.1;
         if self.rule != Segments::Expandable {
@@ -208,23 +223,35 @@ impl Allocator {
         let step = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
         // A free block at the end is a part of what is needed.
         let last = self.blocks.last_key_value();
-        let there = last.filter(|(_, block)| !block.used).map_or(0, |(_, block)| block.bytes);
+        let there = last
+            .filter(|(_, block)| !block.used)
+            .map_or(0, |(_, block)| block.bytes);
         let more = (bytes - there).next_multiple_of(step);
         if end == 0 {
             self.segments.insert(0, kind);
             self.held.segments += 1;
         }
         self.held.reserved_bytes += more;
-        self.blocks.insert(end, Block { bytes: more, used: true, segment: 0 });
+        self.blocks.insert(
+            end,
+            Block {
+                bytes: more,
+                used: true,
+                segment: 0,
+            },
+        );
         self.release(end)
     }
 
     /// One past the last byte.
     fn end(&self) -> u64 {
-        self.blocks.last_key_value().map_or(0, |(address, block)| address + block.bytes)
+        self.blocks
+            .last_key_value()
+            .map_or(0, |(address, block)| address + block.bytes)
     }
 
-    /// Takes the free block at `address` for a request of so many bytes, rounded, and splits off what remains.
+    /// Takes the free block at `address` for a request of so many bytes, rounded, and splits off
+    /// what remains.
     fn take(&mut self, address: u64, bytes: u64) {
         let block = self.blocks[&address];
         let kind = self.segments[&block.segment];
@@ -237,20 +264,40 @@ impl Allocator {
             Segments::Stitched(_) => PAGE <= rest,
         };
         let taken = if splits { bytes } else { block.bytes };
-        self.blocks.insert(address, Block { bytes: taken, used: true, ..block });
+        self.blocks.insert(
+            address,
+            Block {
+                bytes: taken,
+                used: true,
+                ..block
+            },
+        );
         if splits {
-            self.blocks.insert(address + bytes, Block { bytes: rest, used: false, ..block });
+            self.blocks.insert(
+                address + bytes,
+                Block {
+                    bytes: rest,
+                    used: false,
+                    ..block
+                },
+            );
             self.free.insert((kind, rest, address + bytes));
         }
     }
 
-    /// Frees the block at `address`, and joins it with its neighbours. Returns where the free block begins.
+    /// Frees the block at `address`, and joins it with its neighbours. Returns where the free block
+    /// begins.
     fn release(&mut self, address: u64) -> u64 {
         let block = self.blocks[&address];
         let kind = self.segments[&block.segment];
         let (mut lo, mut hi) = (address, address + block.bytes);
         let joins = |other: &Block| !other.used && other.segment == block.segment;
-        if let Some((&at, other)) = self.blocks.range(..address).next_back().filter(|(_, other)| joins(other)) {
+        if let Some((&at, other)) = self
+            .blocks
+            .range(..address)
+            .next_back()
+            .filter(|(_, other)| joins(other))
+        {
             lo = at;
             self.free.remove(&(kind, other.bytes, at));
         }
@@ -260,19 +307,29 @@ impl Allocator {
             hi += other.bytes;
         }
         self.blocks.remove(&address);
-        self.blocks.insert(lo, Block { bytes: hi - lo, used: false, segment: block.segment });
+        self.blocks.insert(
+            lo,
+            Block {
+                bytes: hi - lo,
+                used: false,
+                segment: block.segment,
+            },
+        );
         self.free.insert((kind, hi - lo, lo));
         lo
     }
 
-    /// Serves a request of so many bytes, rounded. Returns where it is: at one address, or at those of its parts.
+    /// Serves a request of so many bytes, rounded. Returns where it is: at one address, or at those
+    /// of its parts.
     fn alloc(&mut self, bytes: u64, kind: Kind) -> Vec<u64> {
         if let Some(address) = self.find(bytes, kind) {
             self.take(address, bytes);
             return vec![address];
         }
         if let Some(parts) = self.stitch(bytes, kind) {
-            parts.iter().for_each(|&(address, bytes)| self.carve(address, bytes));
+            parts
+                .iter()
+                .for_each(|&(address, bytes)| self.carve(address, bytes));
             return parts.into_iter().map(|(address, _)| address).collect();
         }
         let address = self.reserve(bytes, kind);
@@ -280,9 +337,12 @@ impl Allocator {
         vec![address]
     }
 
-    /// Free parts that make up so many bytes where no free block has them: of what was stitched before, else of the largest.
+    /// Free parts that make up so many bytes where no free block has them: of what was stitched
+    /// before, else of the largest.
     fn stitch(&mut self, bytes: u64, kind: Kind) -> Option<Vec<(u64, u64)>> {
-        let Segments::Stitched(limit) = self.rule else { return None };
+        let Segments::Stitched(limit) = self.rule else {
+            return None;
+        };
         if kind.1 {
             return None;
         }
@@ -291,11 +351,16 @@ impl Allocator {
             let there = self.blocks.range(..=address).next_back();
             there.is_some_and(|(&at, block)| !block.used && address + bytes <= at + block.bytes)
         };
-        let known =
-            self.stitched.range(fitting).map(|(_, parts)| parts).find(|parts| parts.iter().all(|part| free(&part)));
+        let known = self
+            .stitched
+            .range(fitting)
+            .map(|(_, parts)| parts)
+            .find(|parts| parts.iter().all(|part| free(&part)));
         let largest = || {
             let all = self.free.range((kind, 0, 0)..=(kind, u64::MAX, u64::MAX));
-            all.rev().map(|&(_, bytes, address)| (address, bytes)).collect()
+            all.rev()
+                .map(|&(_, bytes, address)| (address, bytes))
+                .collect()
         };
         let parts: Vec<(u64, u64)> = match known {
             Some(parts) => parts.clone(),
@@ -309,7 +374,8 @@ impl Allocator {
             missing -= part;
             taken.push((address, part));
             if missing == 0 {
-                self.stitched.insert((bytes, self.stitched.len()), taken.clone());
+                self.stitched
+                    .insert((bytes, self.stitched.len()), taken.clone());
                 return Some(taken);
             }
         }
@@ -318,12 +384,22 @@ impl Allocator {
 
     /// Takes bytes within a free block.
     fn carve(&mut self, address: u64, bytes: u64) {
-        let (&at, &block) = self.blocks.range(..=address).next_back().expect("a part should be of a block");
+        let (&at, &block) = self
+            .blocks
+            .range(..=address)
+            .next_back()
+            .expect("a part should be of a block");
         if at < address {
             let kind = self.segments[&block.segment];
             self.free.remove(&(kind, block.bytes, at));
             for (lo, hi) in [(at, address), (address, at + block.bytes)] {
-                self.blocks.insert(lo, Block { bytes: hi - lo, ..block });
+                self.blocks.insert(
+                    lo,
+                    Block {
+                        bytes: hi - lo,
+                        ..block
+                    },
+                );
                 self.free.insert((kind, hi - lo, lo));
             }
         }
@@ -335,22 +411,36 @@ fn rounded(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(ROUND)
 }
 
-/// What the allocator would hold after the trace's requests, from an empty start. Sizes must add up to less than 2^62
-/// bytes, as readers of traces see to.
+/// What the allocator would hold after the trace's requests, from an empty start. Sizes must add up
+/// to less than 2^62 bytes, as readers of traces see to.
 pub fn simulate(trace: &Trace, rule: Segments) -> Held {
     let mut held = Held::default();
     let mut kinds: BTreeMap<Kind, Allocator> = BTreeMap::new();
     let mut places = vec![vec![]; trace.blocks.len()];
-    let comings = trace.blocks.iter().enumerate().map(|(i, block)| (block.start, true, i));
-    let goings = trace.blocks.iter().enumerate().map(|(i, block)| (block.end, false, i));
-    let mut events: Vec<(u64, bool, usize)> =
-        comings.chain(goings).filter(|&(_, _, i)| 0 < trace.blocks[i].bytes).collect();
+    let comings = trace
+        .blocks
+        .iter()
+        .enumerate()
+        .map(|(i, block)| (block.start, true, i));
+    let goings = trace
+        .blocks
+        .iter()
+        .enumerate()
+        .map(|(i, block)| (block.end, false, i));
+    let mut events: Vec<(u64, bool, usize)> = comings
+        .chain(goings)
+        .filter(|&(_, _, i)| 0 < trace.blocks[i].bytes)
+        .collect();
     events.sort_unstable();
     for (_, comes, i) in events {
         let bytes = rounded(trace.blocks[i].bytes);
         let kind = (trace.blocks[i].origin.stream, bytes <= SMALL);
         let pages = matches!(rule, Segments::Stitched(_)) && !kind.1;
-        let bytes = if pages { bytes.next_multiple_of(PAGE) } else { bytes };
+        let bytes = if pages {
+            bytes.next_multiple_of(PAGE)
+        } else {
+            bytes
+        };
         // Kinds share nothing: an allocator for each.
         let allocator = kinds.entry(kind).or_insert_with(|| Allocator::new(rule));
         match comes {
@@ -369,15 +459,20 @@ pub fn simulate(trace: &Trace, rule: Segments) -> Held {
     held
 }
 
-/// Follows a history from the state that it must have begun in. A request that the rules put elsewhere is counted and then
-/// put where it was, so that one disagreement does not make others. None if the history contradicts itself, as one with
-/// expandable segments does: then nothing is known.
+/// Follows a history from the state that it must have begun in. A request that the rules put
+/// elsewhere is counted and then put where it was, so that one disagreement does not make others.
+/// None if the history contradicts itself, as one with expandable segments does: then nothing is
+/// known.
 pub fn replay(history: &History) -> Option<Agreement> {
     let mut allocator = first_state(history)?;
     let mut agreement = Agreement::default();
     for &event in &history.events {
         match event {
-            Event::Alloc { address, bytes, stream } => {
+            Event::Alloc {
+                address,
+                bytes,
+                stream,
+            } => {
                 agreement.requests += 1;
                 let bytes = rounded(bytes);
                 let kind = (stream, bytes <= SMALL);
@@ -392,9 +487,17 @@ pub fn replay(history: &History) -> Option<Agreement> {
                 allocator.blocks.get(&address).filter(|block| block.used)?;
                 allocator.release(address);
             }
-            Event::Reserve { address, bytes, stream } => {
-                // A segment serves the request that comes next: the recorder writes the segment first.
-                let clash = allocator.blocks.range(..address.checked_add(bytes)?).next_back();
+            Event::Reserve {
+                address,
+                bytes,
+                stream,
+            } => {
+                // A segment serves the request that comes next: the recorder writes the segment
+                // first.
+                let clash = allocator
+                    .blocks
+                    .range(..address.checked_add(bytes)?)
+                    .next_back();
                 if clash.is_some_and(|(&at, block)| address < at + block.bytes) {
                     return None;
                 }
@@ -407,9 +510,14 @@ pub fn replay(history: &History) -> Option<Agreement> {
 }
 
 impl Allocator {
-    /// Takes `bytes` at `address`, where the rules would not have put them. None if they are not free.
+    /// Takes `bytes` at `address`, where the rules would not have put them. None if they are not
+    /// free.
     fn force(&mut self, address: u64, bytes: u64) -> Option<()> {
-        let (&lo, &block) = self.blocks.range(..=address).next_back().filter(|(_, block)| !block.used)?;
+        let (&lo, &block) = self
+            .blocks
+            .range(..=address)
+            .next_back()
+            .filter(|(_, block)| !block.used)?;
         let kind = self.segments[&block.segment];
         let hi = lo + block.bytes;
         if hi < address.checked_add(bytes)? {
@@ -417,10 +525,22 @@ impl Allocator {
         }
         self.free.remove(&(kind, block.bytes, lo));
         if lo < address {
-            self.blocks.insert(lo, Block { bytes: address - lo, ..block });
+            self.blocks.insert(
+                lo,
+                Block {
+                    bytes: address - lo,
+                    ..block
+                },
+            );
             self.free.insert((kind, address - lo, lo));
         }
-        self.blocks.insert(address, Block { bytes: hi - address, ..block });
+        self.blocks.insert(
+            address,
+            Block {
+                bytes: hi - address,
+                ..block
+            },
+        );
         self.free.insert((kind, hi - address, address));
         self.take(address, bytes);
         Some(())
@@ -428,7 +548,9 @@ impl Allocator {
 
     /// Forgets a segment. None if it is not there and free.
     fn remove_segment(&mut self, address: u64, bytes: u64) -> Option<()> {
-        self.blocks.get(&address).filter(|block| !block.used && block.bytes == bytes)?;
+        self.blocks
+            .get(&address)
+            .filter(|block| !block.used && block.bytes == bytes)?;
         let kind = self.segments.remove(&address)?;
         self.blocks.remove(&address);
         self.free.remove(&(kind, bytes, address));
@@ -438,12 +560,15 @@ impl Allocator {
 
 /// The allocator as it was when a history began: its end, with everything undone.
 fn first_state(history: &History) -> Option<Allocator> {
-    // Segments and used blocks, going back in time. Of a block that was freed only the request is known; what was not
-    // split off it is added below.
+    // Segments and used blocks, going back in time. Of a block that was freed only the request is
+    // known; what was not split off it is added below.
     let mut segments: BTreeMap<u64, (u64, Kind)> = BTreeMap::new();
     let mut used: BTreeMap<u64, u64> = BTreeMap::new();
     for segment in &history.segments {
-        segments.insert(segment.address, (segment.bytes, (segment.stream, segment.small)));
+        segments.insert(
+            segment.address,
+            (segment.bytes, (segment.stream, segment.small)),
+        );
         used.extend(segment.used.iter().copied());
     }
     for &event in history.events.iter().rev() {
@@ -454,14 +579,18 @@ fn first_state(history: &History) -> Option<Allocator> {
                 Some(_) => return None,
             },
             Event::Reserve { address, bytes, .. } => {
-                segments.remove(&address).filter(|&(there, _)| there == bytes)?;
+                segments
+                    .remove(&address)
+                    .filter(|&(there, _)| there == bytes)?;
             }
-            Event::Release { address, bytes, stream } => {
-                match segments.insert(address, (bytes, (stream, bytes == SMALL_SEGMENT))) {
-                    None => {}
-                    Some(_) => return None,
-                }
-            }
+            Event::Release {
+                address,
+                bytes,
+                stream,
+            } => match segments.insert(address, (bytes, (stream, bytes == SMALL_SEGMENT))) {
+                None => {}
+                Some(_) => return None,
+            },
         }
     }
     let mut allocator = Allocator::new(Segments::Fixed);
@@ -472,7 +601,10 @@ fn first_state(history: &History) -> Option<Allocator> {
             return None;
         }
         before = end;
-        let mut inside: Vec<(u64, u64)> = used.range(address..end).map(|(&at, &size)| (at, size)).collect();
+        let mut inside: Vec<(u64, u64)> = used
+            .range(address..end)
+            .map(|(&at, &size)| (at, size))
+            .collect();
         for i in 0..inside.len() {
             let next = inside.get(i + 1).map_or(end, |next| next.0);
             let (at, size) = inside[i];
@@ -490,13 +622,32 @@ fn first_state(history: &History) -> Option<Allocator> {
             allocator.free.remove(&(kind, rest.bytes, at));
             allocator.blocks.remove(&at);
             if at < next {
-                allocator.blocks.insert(at, Block { bytes: next - at, ..rest });
+                allocator.blocks.insert(
+                    at,
+                    Block {
+                        bytes: next - at,
+                        ..rest
+                    },
+                );
                 allocator.free.insert((kind, next - at, at));
             }
-            allocator.blocks.insert(next, Block { bytes: size, used: true, ..rest });
+            allocator.blocks.insert(
+                next,
+                Block {
+                    bytes: size,
+                    used: true,
+                    ..rest
+                },
+            );
             at = next + size;
             if at < end {
-                allocator.blocks.insert(at, Block { bytes: end - at, ..rest });
+                allocator.blocks.insert(
+                    at,
+                    Block {
+                        bytes: end - at,
+                        ..rest
+                    },
+                );
                 allocator.free.insert((kind, end - at, at));
             }
         }
@@ -515,8 +666,16 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn trace(items: &[(u64, u64, u64)]) -> Trace {
-        let block = |&(start, end, bytes): &(u64, u64, u64)| Block { start, end, bytes, ..Block::default() };
-        Trace { blocks: items.iter().map(block).collect(), ..Trace::default() }
+        let block = |&(start, end, bytes): &(u64, u64, u64)| Block {
+            start,
+            end,
+            bytes,
+            ..Block::default()
+        };
+        Trace {
+            blocks: items.iter().map(block).collect(),
+            ..Trace::default()
+        }
     }
 
     fn reserved(items: &[(u64, u64, u64)], rule: Segments) -> u64 {
@@ -533,24 +692,59 @@ mod tests {
             (10 * MIB, 10 * MIB),
             (11 * MIB, 12 * MIB),
         ] {
-            assert_eq!(reserved(&[(0, 1, bytes)], Segments::Fixed), segment, "{bytes}");
+            assert_eq!(
+                reserved(&[(0, 1, bytes)], Segments::Fixed),
+                segment,
+                "{bytes}"
+            );
         }
     }
 
     #[test]
     fn a_large_block_is_split_if_more_than_a_mebibyte_remains() {
-        // 19 MiB of 20 leave 1 MiB, which is not split off, and which a second block of 1 MiB and a byte cannot have.
-        assert_eq!(reserved(&[(0, 9, 9 * MIB), (1, 9, 9 * MIB)], Segments::Fixed), 20 * MIB);
-        assert_eq!(reserved(&[(0, 9, 9 * MIB), (1, 9, 9 * MIB), (2, 9, MIB + 1)], Segments::Fixed), 20 * MIB);
-        assert_eq!(reserved(&[(0, 9, 9 * MIB), (1, 9, 9 * MIB + 512), (2, 9, 2 * MIB)], Segments::Fixed), 40 * MIB);
+        // 19 MiB of 20 leave 1 MiB, which is not split off, and which a second block of 1 MiB and a
+        // byte cannot have.
+        assert_eq!(
+            reserved(&[(0, 9, 9 * MIB), (1, 9, 9 * MIB)], Segments::Fixed),
+            20 * MIB
+        );
+        assert_eq!(
+            reserved(
+                &[(0, 9, 9 * MIB), (1, 9, 9 * MIB), (2, 9, MIB + 1)],
+                Segments::Fixed
+            ),
+            20 * MIB
+        );
+        assert_eq!(
+            reserved(
+                &[(0, 9, 9 * MIB), (1, 9, 9 * MIB + 512), (2, 9, 2 * MIB)],
+                Segments::Fixed
+            ),
+            40 * MIB
+        );
     }
 
     #[test]
     fn streams_share_nothing() {
         let mut two = trace(&[(0, 1, 4096), (1, 2, 4096)]);
-        assert_eq!(simulate(&two, Segments::Fixed), Held { reserved_bytes: 2 * MIB, segments: 1 });
-        two.blocks[1].origin = Origin { stream: 7, ..Origin::default() };
-        assert_eq!(simulate(&two, Segments::Fixed), Held { reserved_bytes: 4 * MIB, segments: 2 });
+        assert_eq!(
+            simulate(&two, Segments::Fixed),
+            Held {
+                reserved_bytes: 2 * MIB,
+                segments: 1
+            }
+        );
+        two.blocks[1].origin = Origin {
+            stream: 7,
+            ..Origin::default()
+        };
+        assert_eq!(
+            simulate(&two, Segments::Fixed),
+            Held {
+                reserved_bytes: 4 * MIB,
+                segments: 2
+            }
+        );
     }
 
     #[test]
@@ -559,38 +753,87 @@ mod tests {
         let items = [(0, 1, 30 * MIB), (1, 2, 35 * MIB)];
         assert_eq!(reserved(&items, Segments::Expandable), 40 * MIB);
         assert_eq!(reserved(&items, Segments::Fixed), 66 * MIB);
-        assert_eq!(reserved(&[(0, 1, 30 * MIB), (1, 2, 45 * MIB)], Segments::Expandable), 60 * MIB);
+        assert_eq!(
+            reserved(&[(0, 1, 30 * MIB), (1, 2, 45 * MIB)], Segments::Expandable),
+            60 * MIB
+        );
     }
 
     /// 10 MiB between two of 12 stay; then 24 come, as the two are free.
     #[test]
     fn free_blocks_are_stitched() {
-        let items = [(0, 9, 12 * MIB), (1, 20, 10 * MIB), (2, 9, 12 * MIB), (10, 20, 24 * MIB)];
+        let items = [
+            (0, 9, 12 * MIB),
+            (1, 20, 10 * MIB),
+            (2, 9, 12 * MIB),
+            (10, 20, 24 * MIB),
+        ];
         assert_eq!(reserved(&items, Segments::Fixed), 58 * MIB);
         assert_eq!(reserved(&items, Segments::Stitched(24 * MIB)), 34 * MIB);
         assert_eq!(reserved(&items, Segments::Stitched(25 * MIB)), 58 * MIB);
         // Once stitched, it serves what is below the limit, and a page of it is left for others.
-        let again = [&items[..3], &[(10, 11, 24 * MIB), (12, 20, 21 * MIB), (13, 20, MIB + 1)]].concat();
+        let again = [
+            &items[..3],
+            &[(10, 11, 24 * MIB), (12, 20, 21 * MIB), (13, 20, MIB + 1)],
+        ]
+        .concat();
         assert_eq!(reserved(&again, Segments::Stitched(24 * MIB)), 34 * MIB);
     }
 
     #[test]
     fn a_history_is_followed_back_and_forth() {
-        // One segment of 20 MiB: a block of 4 MiB was there, went, and its place was taken by one of 2 MiB.
+        // One segment of 20 MiB: a block of 4 MiB was there, went, and its place was taken by one
+        // of 2 MiB.
         let at = 1 << 30;
-        let segment = |used| Segment { address: at, bytes: 20 * MIB, stream: 0, small: false, used };
-        let alloc = |address, bytes| Event::Alloc { address, bytes, stream: 0 };
+        let segment = |used| Segment {
+            address: at,
+            bytes: 20 * MIB,
+            stream: 0,
+            small: false,
+            used,
+        };
+        let alloc = |address, bytes| Event::Alloc {
+            address,
+            bytes,
+            stream: 0,
+        };
         let free = |address, bytes| Event::Free { address, bytes };
         let events = vec![free(at, 4 * MIB), alloc(at, 2 * MIB)];
-        let history = History { segments: vec![segment(vec![(at, 2 * MIB)])], events: events.clone() };
-        assert_eq!(replay(&history), Some(Agreement { requests: 1, same: 1 }));
+        let history = History {
+            segments: vec![segment(vec![(at, 2 * MIB)])],
+            events: events.clone(),
+        };
+        assert_eq!(
+            replay(&history),
+            Some(Agreement {
+                requests: 1,
+                same: 1
+            })
+        );
         // The same request elsewhere is against the rules.
         let there = at + 4 * MIB;
-        let events = vec![free(at, 4 * MIB), alloc(there, 2 * MIB), free(there, 2 * MIB), alloc(at, 2 * MIB)];
-        let history = History { segments: vec![segment(vec![(at, 2 * MIB)])], events };
-        assert_eq!(replay(&history), Some(Agreement { requests: 2, same: 1 }));
+        let events = vec![
+            free(at, 4 * MIB),
+            alloc(there, 2 * MIB),
+            free(there, 2 * MIB),
+            alloc(at, 2 * MIB),
+        ];
+        let history = History {
+            segments: vec![segment(vec![(at, 2 * MIB)])],
+            events,
+        };
+        assert_eq!(
+            replay(&history),
+            Some(Agreement {
+                requests: 2,
+                same: 1
+            })
+        );
         // What is free cannot come back.
-        let history = History { segments: vec![segment(vec![])], events: vec![alloc(at, 2 * MIB)] };
+        let history = History {
+            segments: vec![segment(vec![])],
+            events: vec![alloc(at, 2 * MIB)],
+        };
         assert_eq!(replay(&history), None);
     }
 

@@ -1,10 +1,11 @@
 //! Is a plan of addresses right? Sees a trace and offsets, and nothing of whoever chose them.
 //!
-//! Time is swept once. At each moment the blocks that are needed stand in order of their addresses, so a block that comes
-//! has to be compared with its two neighbours alone. Blocks are taken with the bytes that were asked for: what a planner
-//! adds to round them up is its own affair. Where there are several streams, it is swept once more: each range of bytes knows
-//! who had it last, each stream by its waits how much it knows of every other one (a vector clock), and whoever gets bytes has
-//! to know that the last one is done with them.
+//! Time is swept once. At each moment the blocks that are needed stand in order of their addresses,
+//! so a block that comes has to be compared with its two neighbours alone. Blocks are taken with
+//! the bytes that were asked for: what a planner adds to round them up is its own affair. Where
+//! there are several streams, it is swept once more: each range of bytes knows who had it last,
+//! each stream by its waits how much it knows of every other one (a vector clock), and whoever gets
+//! bytes has to know that the last one is done with them.
 
 use super::trace::Trace;
 use std::collections::BTreeMap;
@@ -75,60 +76,107 @@ impl fmt::Display for Told<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Told(fault, trace, offsets) = *self;
         let place = |block: usize| {
-            let (id, bytes, offset) = (&trace.blocks[block].id, trace.blocks[block].bytes, offsets[block]);
+            let (id, bytes, offset) = (
+                &trace.blocks[block].id,
+                trace.blocks[block].bytes,
+                offsets[block],
+            );
             format!("block {id} ({bytes} bytes at {offset})")
         };
         match *fault {
-            Fault::Count { blocks, offsets } => write!(f, "{blocks} blocks and {offsets} addresses"),
-            Fault::Overlap { below, above, tick } => {
-                write!(f, "{} and {} overlap from tick {tick} on", place(below), place(above))
+            Fault::Count { blocks, offsets } => {
+                write!(f, "{blocks} blocks and {offsets} addresses")
             }
-            Fault::Unordered { before, after, tick } => {
+            Fault::Overlap { below, above, tick } => {
+                write!(
+                    f,
+                    "{} and {} overlap from tick {tick} on",
+                    place(below),
+                    place(above)
+                )
+            }
+            Fault::Unordered {
+                before,
+                after,
+                tick,
+            } => {
                 let stream = |block: usize| trace.blocks[block].origin.stream;
                 let (first, second) = (stream(before), stream(after));
                 let (before, after) = (place(before), place(after));
                 write!(
                     f,
-                    "{after} gets bytes of {before} at tick {tick}, and stream {second} has not waited for {first}"
+                    "{after} gets bytes of {before} at tick {tick}, and stream {second} has not \
+                     waited for {first}"
                 )
             }
             Fault::Apart { block, from } => {
-                write!(f, "{} is not where {} is, whose bytes it shares", place(block), place(from))
+                write!(
+                    f,
+                    "{} is not where {} is, whose bytes it shares",
+                    place(block),
+                    place(from)
+                )
             }
-            Fault::Misaligned { block, alignment } => write!(f, "{}: not a multiple of {alignment}", place(block)),
+            Fault::Misaligned { block, alignment } => {
+                write!(f, "{}: not a multiple of {alignment}", place(block))
+            }
             Fault::Moved { block, to } => write!(f, "{}: the trace fixes it at {to}", place(block)),
-            Fault::Outside { block, capacity } => write!(f, "{}: ends beyond {capacity}", place(block)),
+            Fault::Outside { block, capacity } => {
+                write!(f, "{}: ends beyond {capacity}", place(block))
+            }
         }
     }
 }
 
-/// Checks that every block has an address, a multiple of its alignment and of `align`, within `capacity`, where the trace
-/// fixes it if it does or with the block in whose bytes it is made, that no two blocks meet, and that what one stream has used
-/// another uses only after it has waited. Returns the highest address in use, bytes; or what is wrong. A block
-/// that meets another is left out from there on: it is one fault, however many it meets.
-pub fn check(trace: &Trace, offsets: &[u64], align: u64, capacity: Option<u64>) -> Result<u64, Vec<Fault>> {
+/// Checks that every block has an address, a multiple of its alignment and of `align`, within
+/// `capacity`, where the trace fixes it if it does or with the block in whose bytes it is made,
+/// that no two blocks meet, and that what one stream has used another uses only after it has
+/// waited. Returns the highest address in use, bytes; or what is wrong. A block that meets another
+/// is left out from there on: it is one fault, however many it meets.
+pub fn check(
+    trace: &Trace,
+    offsets: &[u64],
+    align: u64,
+    capacity: Option<u64>,
+) -> Result<u64, Vec<Fault>> {
     let blocks = &trace.blocks;
     if blocks.len() != offsets.len() {
-        return Err(vec![Fault::Count { blocks: blocks.len(), offsets: offsets.len() }]);
+        return Err(vec![Fault::Count {
+            blocks: blocks.len(),
+            offsets: offsets.len(),
+        }]);
     }
     let mut faults = vec![];
     let mut peak = 0;
     let capacity = capacity.unwrap_or(u64::MAX);
-    // Comings and goings: a block that ends at a tick makes room for one that begins there, so goings are first.
+    // Comings and goings: a block that ends at a tick makes room for one that begins there, so
+    // goings are first.
     let mut events: Vec<(u64, bool, usize)> = vec![];
     for (i, (block, &offset)) in blocks.iter().zip(offsets).enumerate() {
         for alignment in [block.alignment, align] {
             if 1 < alignment && !offset.is_multiple_of(alignment) {
-                faults.push(Fault::Misaligned { block: i, alignment });
+                faults.push(Fault::Misaligned {
+                    block: i,
+                    alignment,
+                });
             }
         }
-        if let Some(from) = block.within.filter(|&from| offsets.get(from) != Some(&offset)) {
-            faults.push(Fault::Apart { block: i, from: from.min(blocks.len() - 1) });
+        if let Some(from) = block
+            .within
+            .filter(|&from| offsets.get(from) != Some(&offset))
+        {
+            faults.push(Fault::Apart {
+                block: i,
+                from: from.min(blocks.len() - 1),
+            });
         }
         if let Some(to) = block.offset.filter(|&to| to != offset) {
             faults.push(Fault::Moved { block: i, to });
         }
-        match offset.checked_add(block.bytes).filter(|&end| end <= capacity) {
+        match offset
+            .checked_add(block.bytes)
+            .filter(|&end| end <= capacity)
+        {
             Some(end) => peak = peak.max(end),
             None => {
                 faults.push(Fault::Outside { block: i, capacity });
@@ -163,16 +211,27 @@ pub fn check(trace: &Trace, offsets: &[u64], align: u64, capacity: Option<u64>) 
             }
             continue;
         }
-        // Invariant: addresses in `here` are apart, so only those at the last one below `hi` can be in the way.
+        // Invariant: addresses in `here` are apart, so only those at the last one below `hi` can be
+        // in the way.
         let last = here.range(..hi).next_back().map(|(_, there)| there);
-        let meets = |&&j: &&usize| lo < offsets[j] + blocks[j].bytes && !(shares[i] == shares[j] && offsets[j] == lo);
+        let meets = |&&j: &&usize| {
+            lo < offsets[j] + blocks[j].bytes && !(shares[i] == shares[j] && offsets[j] == lo)
+        };
         match last.and_then(|there| there.iter().find(meets)) {
-            Some(&j) => faults.push(Fault::Overlap { below: j, above: i, tick }),
+            Some(&j) => faults.push(Fault::Overlap {
+                below: j,
+                above: i,
+                tick,
+            }),
             None => here.entry(lo).or_default().push(i),
         }
     }
     unordered(trace, offsets, &events, &shares, &mut faults);
-    if faults.is_empty() { Ok(peak) } else { Err(faults) }
+    if faults.is_empty() {
+        Ok(peak)
+    } else {
+        Err(faults)
+    }
 }
 
 /// For each block the first of those that share its bytes; of blocks that lie in themselves any.
@@ -182,7 +241,10 @@ fn shares(trace: &Trace) -> Vec<usize> {
         let (mut path, mut at) = (vec![], i);
         while first[at].is_none() && path.len() <= first.len() {
             path.push(at);
-            at = trace.blocks[at].within.filter(|&other| other < first.len()).unwrap_or(at);
+            at = trace.blocks[at]
+                .within
+                .filter(|&other| other < first.len())
+                .unwrap_or(at);
             if path.last() == Some(&at) {
                 break;
             }
@@ -190,14 +252,27 @@ fn shares(trace: &Trace) -> Vec<usize> {
         let found = first[at].unwrap_or(at);
         path.into_iter().for_each(|at| first[at] = Some(found));
     }
-    first.into_iter().enumerate().map(|(i, found)| found.unwrap_or(i)).collect()
+    first
+        .into_iter()
+        .enumerate()
+        .map(|(i, found)| found.unwrap_or(i))
+        .collect()
 }
 
-/// Finds who gets bytes that another stream may still use. Events are comings and goings in order; what happens at the tick of
-/// a wait may be on either side of it.
-fn unordered(trace: &Trace, offsets: &[u64], events: &[(u64, bool, usize)], shares: &[usize], faults: &mut Vec<Fault>) {
+/// Finds who gets bytes that another stream may still use. Events are comings and goings in order;
+/// what happens at the tick of a wait may be on either side of it.
+fn unordered(
+    trace: &Trace,
+    offsets: &[u64],
+    events: &[(u64, bool, usize)],
+    shares: &[usize],
+    faults: &mut Vec<Fault>,
+) {
     let stream = |i: usize| trace.blocks[i].origin.stream;
-    if events.iter().all(|&(_, _, i)| stream(i) == stream(events[0].2)) {
+    if events
+        .iter()
+        .all(|&(_, _, i)| stream(i) == stream(events[0].2))
+    {
         return;
     }
     let mut waits = trace.waits.clone();
@@ -224,12 +299,24 @@ fn unordered(trace: &Trace, offsets: &[u64], events: &[(u64, bool, usize)], shar
             }
         }
         let (lo, hi) = (offsets[i], offsets[i] + trace.blocks[i].bytes);
-        let from = last.range(..lo).next_back().filter(|(_, (end, ..))| lo < *end).map_or(lo, |(&at, _)| at);
+        let from = last
+            .range(..lo)
+            .next_back()
+            .filter(|(_, (end, ..))| lo < *end)
+            .map_or(lo, |(&at, _)| at);
         let touched: Vec<u64> = last.range(from..hi).map(|(&at, _)| at).collect();
         let mut told = None;
         for at in touched {
-            let (end, j, came) = last.remove(&at).expect("a range that was found should be there");
-            let known = || knows.get(&stream(i)).and_then(|own| own.get(&stream(j))).copied().unwrap_or(0);
+            let (end, j, came) = last
+                .remove(&at)
+                .expect("a range that was found should be there");
+            let known = || {
+                knows
+                    .get(&stream(i))
+                    .and_then(|own| own.get(&stream(j)))
+                    .copied()
+                    .unwrap_or(0)
+            };
             let done = gone[shares[j]];
             // Who is still there is another fault.
             if stream(i) != stream(j) && came < done && known() <= done {
@@ -243,7 +330,11 @@ fn unordered(trace: &Trace, offsets: &[u64], events: &[(u64, bool, usize)], shar
             }
         }
         if let Some(before) = told {
-            faults.push(Fault::Unordered { before, after: i, tick });
+            faults.push(Fault::Unordered {
+                before,
+                after: i,
+                tick,
+            });
         }
         last.insert(lo, (hi, i, tick));
     }
@@ -256,29 +347,78 @@ mod tests {
     use proptest::prelude::*;
 
     fn block(start: u64, end: u64, bytes: u64) -> Block {
-        Block { id: format!("{start}-{end}"), start, end, bytes, ..Block::default() }
+        Block {
+            id: format!("{start}-{end}"),
+            start,
+            end,
+            bytes,
+            ..Block::default()
+        }
     }
 
     fn trace(blocks: Vec<Block>) -> Trace {
-        Trace { blocks, ..Trace::default() }
+        Trace {
+            blocks,
+            ..Trace::default()
+        }
     }
 
     #[test]
     fn each_fault_is_found() {
         let two = trace(vec![block(0, 4, 8), block(2, 6, 8)]);
         assert_eq!(check(&two, &[0, 8], 8, Some(16)), Ok(16));
-        assert_eq!(check(&two, &[0], 1, None), Err(vec![Fault::Count { blocks: 2, offsets: 1 }]));
-        assert_eq!(check(&two, &[0, 4], 1, None), Err(vec![Fault::Overlap { below: 0, above: 1, tick: 2 }]));
-        assert_eq!(check(&two, &[0, 8], 16, None), Err(vec![Fault::Misaligned { block: 1, alignment: 16 }]));
-        assert_eq!(check(&two, &[0, 8], 1, Some(15)), Err(vec![Fault::Outside { block: 1, capacity: 15 }]));
+        assert_eq!(
+            check(&two, &[0], 1, None),
+            Err(vec![Fault::Count {
+                blocks: 2,
+                offsets: 1
+            }])
+        );
+        assert_eq!(
+            check(&two, &[0, 4], 1, None),
+            Err(vec![Fault::Overlap {
+                below: 0,
+                above: 1,
+                tick: 2
+            }])
+        );
+        assert_eq!(
+            check(&two, &[0, 8], 16, None),
+            Err(vec![Fault::Misaligned {
+                block: 1,
+                alignment: 16
+            }])
+        );
+        assert_eq!(
+            check(&two, &[0, 8], 1, Some(15)),
+            Err(vec![Fault::Outside {
+                block: 1,
+                capacity: 15
+            }])
+        );
         let end = u64::MAX;
-        assert_eq!(check(&two, &[0, end], 1, None), Err(vec![Fault::Outside { block: 1, capacity: end }]));
+        assert_eq!(
+            check(&two, &[0, end], 1, None),
+            Err(vec![Fault::Outside {
+                block: 1,
+                capacity: end
+            }])
+        );
         let mut fixed = two.clone();
         fixed.blocks[0].offset = Some(16);
-        assert_eq!(check(&fixed, &[0, 8], 1, None), Err(vec![Fault::Moved { block: 0, to: 16 }]));
+        assert_eq!(
+            check(&fixed, &[0, 8], 1, None),
+            Err(vec![Fault::Moved { block: 0, to: 16 }])
+        );
         let mut aligned = two;
         aligned.blocks[1].alignment = 16;
-        assert_eq!(check(&aligned, &[0, 8], 1, None), Err(vec![Fault::Misaligned { block: 1, alignment: 16 }]));
+        assert_eq!(
+            check(&aligned, &[0, 8], 1, None),
+            Err(vec![Fault::Misaligned {
+                block: 1,
+                alignment: 16
+            }])
+        );
     }
 
     #[test]
@@ -288,7 +428,14 @@ mod tests {
         assert_eq!(check(&trace(blocks.clone()), &[0, 0, 0], 1, None), Ok(8));
         blocks[1].end = 6;
         let found = check(&trace(blocks), &[0, 0, 0], 1, None);
-        assert_eq!(found, Err(vec![Fault::Overlap { below: 1, above: 0, tick: 5 }]));
+        assert_eq!(
+            found,
+            Err(vec![Fault::Overlap {
+                below: 1,
+                above: 0,
+                tick: 5
+            }])
+        );
     }
 
     proptest! {

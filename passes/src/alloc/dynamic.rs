@@ -1,10 +1,13 @@
-//! Where requests may go whose sizes are known only when they come: the bytes that a plan leaves idle for as long as they live.
+//! Where requests may go whose sizes are known only when they come: the bytes that a plan leaves
+//! idle for as long as they live.
 //!
-//! Before: every block that is not dynamic has an offset. After: dynamic blocks are in groups that come and go in the same
-//! modules, and each group has the ranges that no planned block touches during its time. At run time a group's requests are
-//! fitted into these ranges: `runtime/allocator`.
+//! Before: every block that is not dynamic has an offset. After: dynamic blocks are in groups that
+//! come and go in the same modules, and each group has the ranges that no planned block touches
+//! during its time. At run time a group's requests are fitted into these ranges:
+//! `runtime/allocator`.
 //!
-//! Source: STAlloc (EuroSys 2026), section 5.2: HomoLayer groups (Eq 3), Dynamic Reusable Space (Eq 4 to 6).
+//! Source: STAlloc (EuroSys 2026), section 5.2: HomoLayer groups (Eq 3), Dynamic Reusable Space (Eq
+//! 4 to 6).
 
 use super::trace::{Block, Trace};
 use std::collections::BTreeMap;
@@ -12,10 +15,11 @@ use std::collections::BTreeMap;
 /// Dynamic blocks of one coming and going, and what they may use.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// The modules in which they come and go: positions in [`Trace::modules`]. A block of which one is not known is a group of
-    /// its own.
+    /// The modules in which they come and go: positions in [`Trace::modules`]. A block of which one
+    /// is not known is a group of its own.
     pub modules: (u32, u32),
-    /// From the first module's start to the last one's end, T(a, b) in the paper; and no shorter than the blocks live.
+    /// From the first module's start to the last one's end, T(a, b) in the paper; and no shorter
+    /// than the blocks live.
     pub span: (u64, u64),
     /// Positions in [`Trace::blocks`].
     pub blocks: Vec<usize>,
@@ -25,25 +29,56 @@ pub struct Group {
 
 /// The planned part of a trace, and where in the trace each of its blocks stands.
 pub fn statics(trace: &Trace) -> (Trace, Vec<usize>) {
-    let which: Vec<usize> = (0..trace.blocks.len()).filter(|&i| !trace.blocks[i].origin.dynamic).collect();
+    let which: Vec<usize> = (0..trace.blocks.len())
+        .filter(|&i| !trace.blocks[i].origin.dynamic)
+        .collect();
     let blocks = which.iter().map(|&i| trace.blocks[i].clone()).collect();
-    (Trace { blocks, phases: trace.phases.clone(), modules: trace.modules.clone(), waits: vec![] }, which)
+    (
+        Trace {
+            blocks,
+            phases: trace.phases.clone(),
+            modules: trace.modules.clone(),
+            waits: vec![],
+        },
+        which,
+    )
 }
 
-/// The groups in the order of their first blocks, with their space. `offsets` has a number for each block; those of dynamic
-/// ones are not looked at.
+/// The groups in the order of their first blocks, with their space. `offsets` has a number for each
+/// block; those of dynamic ones are not looked at.
 pub fn groups(trace: &Trace, offsets: &[u64]) -> Vec<Group> {
-    assert_eq!(offsets.len(), trace.blocks.len(), "every block should have an offset");
+    assert_eq!(
+        offsets.len(),
+        trace.blocks.len(),
+        "every block should have an offset"
+    );
     let mut groups: Vec<Group> = vec![];
     let mut known: BTreeMap<(u32, u32), usize> = BTreeMap::new();
-    for (i, block) in trace.blocks.iter().enumerate().filter(|(_, block)| block.origin.dynamic) {
+    for (i, block) in trace
+        .blocks
+        .iter()
+        .enumerate()
+        .filter(|(_, block)| block.origin.dynamic)
+    {
         let modules = block.origin.modules;
-        let found = known.get(&modules).copied().filter(|_| modules.0 != 0 && modules.1 != 0);
+        let found = known
+            .get(&modules)
+            .copied()
+            .filter(|_| modules.0 != 0 && modules.1 != 0);
         let at = found.unwrap_or_else(|| {
-            let module = |module: u32| (module != 0).then(|| trace.modules.get(module as usize)).flatten();
+            let module = |module: u32| {
+                (module != 0)
+                    .then(|| trace.modules.get(module as usize))
+                    .flatten()
+            };
             let start = module(modules.0).map_or(block.start, |span| span.start);
             let end = module(modules.1).map_or(block.end, |span| span.end);
-            groups.push(Group { modules, span: (start, end), blocks: vec![], space: vec![] });
+            groups.push(Group {
+                modules,
+                span: (start, end),
+                blocks: vec![],
+                space: vec![],
+            });
             known.insert(modules, groups.len() - 1);
             groups.len() - 1
         });
@@ -78,15 +113,29 @@ struct Planned {
 impl Planned {
     fn new(trace: &Trace, offsets: &[u64]) -> Planned {
         let mut pieces = vec![];
-        for (block, &lo) in
-            trace.blocks.iter().zip(offsets).filter(|(block, _)| !block.origin.dynamic && 0 < block.bytes)
+        for (block, &lo) in trace
+            .blocks
+            .iter()
+            .zip(offsets)
+            .filter(|(block, _)| !block.origin.dynamic && 0 < block.bytes)
         {
-            pieces.extend(times(block).map(|(start, end)| Piece { start, end, lo, hi: lo + block.bytes }));
+            pieces.extend(times(block).map(|(start, end)| Piece {
+                start,
+                end,
+                lo,
+                hi: lo + block.bytes,
+            }));
         }
         pieces.sort_unstable_by_key(|piece| (piece.start, piece.lo));
-        let bounds = (pieces.iter().map(|piece| piece.lo).min(), pieces.iter().map(|piece| piece.hi).max());
-        let mut planned =
-            Planned { latest: vec![0; pieces.len()], pieces, bounds: (bounds.0.unwrap_or(0), bounds.1.unwrap_or(0)) };
+        let bounds = (
+            pieces.iter().map(|piece| piece.lo).min(),
+            pieces.iter().map(|piece| piece.hi).max(),
+        );
+        let mut planned = Planned {
+            latest: vec![0; pieces.len()],
+            pieces,
+            bounds: (bounds.0.unwrap_or(0), bounds.1.unwrap_or(0)),
+        };
         planned.measure(0, planned.pieces.len());
         planned
     }
@@ -124,7 +173,9 @@ impl Planned {
     /// All addresses without those in use at some time of the span (Eq 4 and 6).
     fn idle(&self, span: (u64, u64)) -> Vec<(u64, u64)> {
         let mut occupied: Vec<(u64, u64)> = vec![];
-        self.meeting(span, 0, self.pieces.len(), &mut |piece| occupied.push((piece.lo, piece.hi)));
+        self.meeting(span, 0, self.pieces.len(), &mut |piece| {
+            occupied.push((piece.lo, piece.hi))
+        });
         occupied.sort_unstable();
         let (mut at, top) = self.bounds;
         let mut idle = vec![];
@@ -152,11 +203,22 @@ mod tests {
     use proptest::prelude::*;
 
     fn block(start: u64, len: u64, bytes: u64, dynamic: bool, modules: (u32, u32)) -> Block {
-        let origin = Origin { dynamic, modules, ..Origin::default() };
-        Block { start, end: start + len, bytes, origin, ..Block::default() }
+        let origin = Origin {
+            dynamic,
+            modules,
+            ..Origin::default()
+        };
+        Block {
+            start,
+            end: start + len,
+            bytes,
+            origin,
+            ..Block::default()
+        }
     }
 
-    /// Two experts share a layer; a planned block that comes between its modules' ends keeps its bytes.
+    /// Two experts share a layer; a planned block that comes between its modules' ends keeps its
+    /// bytes.
     #[test]
     fn a_group_avoids_what_lives_in_its_modules() {
         let blocks = vec![
@@ -166,18 +228,33 @@ mod tests {
             block(4, 2, 9, true, (1, 2)),
             block(4, 1, 9, true, (1, 1)),
         ];
-        let module = |start, end| Span { name: "moe".into(), start, end };
-        let trace =
-            Trace { blocks, phases: vec![], modules: vec![Span::default(), module(2, 5), module(6, 8)], waits: vec![] };
+        let module = |start, end| Span {
+            name: "moe".into(),
+            start,
+            end,
+        };
+        let trace = Trace {
+            blocks,
+            phases: vec![],
+            modules: vec![Span::default(), module(2, 5), module(6, 8)],
+            waits: vec![],
+        };
         let groups = groups(&trace, &[50, 0, 200, 0, 0]);
         assert_eq!(groups.len(), 2);
-        assert_eq!((groups[0].modules, groups[0].span, &groups[0].blocks[..]), ((1, 2), (2, 8), &[1, 3][..]));
+        assert_eq!(
+            (groups[0].modules, groups[0].span, &groups[0].blocks[..]),
+            ((1, 2), (2, 8), &[1, 3][..])
+        );
         assert_eq!(groups[0].space, [(150, 200)]);
-        assert_eq!((groups[1].span, &groups[1].space[..]), ((2, 5), &[(150, 250)][..]));
+        assert_eq!(
+            (groups[1].span, &groups[1].space[..]),
+            ((2, 5), &[(150, 250)][..])
+        );
     }
 
     proptest! {
-        /// A byte is in a group's space if and only if no planned block has it at any tick of the span.
+        /// A byte is in a group's space if and only if no planned block has it at any tick of the
+        /// span.
         #[test]
         fn space_is_what_is_idle(
             planned in prop::collection::vec((0u64..30, 1u64..20, 1u64..12, 0u64..60, 0u64..20), 1..25),
@@ -210,7 +287,8 @@ mod tests {
                             && (block.start.max(group.span.0)..block.end.min(group.span.1)).any(|tick| has(&tick))
                     });
                     let inside = group.space.iter().any(|range| range.0 <= byte && byte < range.1);
-                    prop_assert_eq!(inside, lo <= byte && byte < hi && !used, "byte {} of {:?}", byte, group);
+                    prop_assert_eq!(inside, lo <= byte && byte < hi && !used, "byte {} of \
+                        {:?}", byte, group);
                 }
             }
         }

@@ -1,20 +1,25 @@
-//! Whether blocks fit a capacity, by search: the method of MiniMalloc (Moffitt, ASPLOS 2023), with more inference.
+//! Whether blocks fit a capacity, by search: the method of MiniMalloc (Moffitt, ASPLOS 2023), with
+//! more inference.
 //!
-//! If there is a plan at all, there is one in which no block can slide down. Such a plan is found by placing blocks in the order
-//! of their offsets, each directly on the highest block placed under it; ties go by rank. So the search places, at each step, one of
-//! the blocks that may come next in that order, and gives up a branch when
+//! If there is a plan at all, there is one in which no block can slide down. Such a plan is found
+//! by placing blocks in the order of their offsets, each directly on the highest block placed under
+//! it; ties go by rank. So the search places, at each step, one of the blocks that may come next in
+//! that order, and gives up a branch when
 //!
-//! * a section has no room for what still has to be placed in it: blocks come in the order of their lowest possible
-//!   offsets, and every set of blocks that cannot start below some offset has to fit above it;
+//! * a section has no room for what still has to be placed in it: blocks come in the order of their
+//!   lowest possible offsets, and every set of blocks that cannot start below some offset has to
+//!   fit above it;
 //! * a block could still slide into what the next one leaves empty (dominance).
 //!
-//! Where no block that is yet to be placed lives across a time, what is before and after are searched by themselves, so that
-//! one does not try again what the other cannot have. Each part is ranked anew, by what is open in it: what was fullest in the
-//! whole may be easy in a part. (A block whose turn had passed by the old rank stays lifted, so nothing is tried twice.)
+//! Where no block that is yet to be placed lives across a time, what is before and after are
+//! searched by themselves, so that one does not try again what the other cannot have. Each part is
+//! ranked anew, by what is open in it: what was fullest in the whole may be easy in a part. (A
+//! block whose turn had passed by the old rank stays lifted, so nothing is tried twice.)
 //!
-//! A search is limited by what it looks at, and is repeated with other ranks: blocks that go well first are different from one
-//! problem to the next. Searches learn: a section that often had no room weighs more in the ranks of the next (weighted
-//! degrees: Boussemart et al., 2004), so that what is hard comes first.
+//! A search is limited by what it looks at, and is repeated with other ranks: blocks that go well
+//! first are different from one problem to the next. Searches learn: a section that often had no
+//! room weighs more in the ranks of the next (weighted degrees: Boussemart et al., 2004), so that
+//! what is hard comes first.
 
 use super::order::Rank;
 use super::problem::{Item, Problem};
@@ -32,7 +37,8 @@ pub(super) enum Outcome {
     Spent,
 }
 
-/// A section that failed 1000 times weighs twice what it holds. Of 0.02 to 0.2, none does much better on random instances.
+/// A section that failed 1000 times weighs twice what it holds. Of 0.02 to 0.2, none does much
+/// better on random instances.
 const LEARNED: f64 = 0.1;
 /// Not placed.
 const OPEN: u64 = u64::MAX;
@@ -60,7 +66,8 @@ pub(super) struct Search<'a> {
     at: Vec<u64>,
     /// The top of the highest block placed under an open one: it would lie there if it came next.
     low: Vec<u64>,
-    /// The least offset that an open block can still have: more than `low` once its turn at `low` has passed.
+    /// The least offset that an open block can still have: more than `low` once its turn at `low`
+    /// has passed.
     lift: Vec<u64>,
     /// Which open block that is to come under it was last found to allow that offset.
     support: Vec<u32>,
@@ -102,7 +109,10 @@ struct Lists {
 
 impl Lists {
     fn new(lists: impl Iterator<Item = Vec<u32>>) -> Lists {
-        let mut made = Lists { start: vec![0], all: vec![] };
+        let mut made = Lists {
+            start: vec![0],
+            all: vec![],
+        };
         for list in lists {
             made.all.extend(list);
             made.start.push(made.all.len() as u32);
@@ -119,10 +129,18 @@ impl<'a> Blocks<'a> {
     pub(super) fn new(problem: &'a Problem) -> Blocks<'a> {
         let items = &problem.items;
         let n = items.len() as u32;
-        let of_item = |i: u32| problem.spans(&items[i as usize]).iter().flat_map(|(s, e)| s..e).collect::<Vec<u32>>();
+        let of_item = |i: u32| {
+            problem
+                .spans(&items[i as usize])
+                .iter()
+                .flat_map(|(s, e)| s..e)
+                .collect::<Vec<u32>>()
+        };
         let mut members = vec![vec![]; problem.sections() as usize];
         for i in 0..n {
-            of_item(i).into_iter().for_each(|s| members[s as usize].push(i));
+            of_item(i)
+                .into_iter()
+                .for_each(|s| members[s as usize].push(i));
         }
         let meets = |i: u32| {
             let meet = |j: &u32| *j != i && problem.meet(&items[i as usize], &items[*j as usize]);
@@ -185,7 +203,11 @@ impl<'a> Search<'a> {
         let n = self.blocks.bytes.len() as u32;
         self.ranked = rank;
         for (weight, &failed) in self.weight.iter_mut().zip(&self.failed) {
-            *weight = if rank.learned { (1.0 + f64::from(failed)).powf(LEARNED) } else { 1.0 };
+            *weight = if rank.learned {
+                (1.0 + f64::from(failed)).powf(LEARNED)
+            } else {
+                1.0
+            };
         }
         self.capacity = capacity;
         self.at.fill(OPEN);
@@ -209,7 +231,11 @@ impl<'a> Search<'a> {
                 last = Some(s);
             }
         }
-        if self.open.iter().any(|&open| capacity < base.saturating_add(open)) {
+        if self
+            .open
+            .iter()
+            .any(|&open| capacity < base.saturating_add(open))
+        {
             return Outcome::None;
         }
         self.placed.clear();
@@ -231,7 +257,14 @@ impl<'a> Search<'a> {
             self.left = self.left.saturating_sub(4 + sections.len() as u64);
             let tight = |&s: &u32| (self.open[s as usize] as f64 * self.weight[s as usize]) as u64;
             let fullest = sections.iter().map(tight).max().unwrap_or(0);
-            keys.push((Reverse(self.ranked.order.key(&self.blocks.items[i as usize], fullest)), i));
+            keys.push((
+                Reverse(
+                    self.ranked
+                        .order
+                        .key(&self.blocks.items[i as usize], fullest),
+                ),
+                i,
+            ));
         }
         keys.sort_unstable();
         for (place, (_, i)) in (0..).zip(&keys) {
@@ -240,13 +273,19 @@ impl<'a> Search<'a> {
         self.keys = keys;
     }
 
-    /// Places open blocks of a part: those of `lists[part]`, which live in `sections`, each at `next` or after it.
+    /// Places open blocks of a part: those of `lists[part]`, which live in `sections`, each at
+    /// `next` or after it.
     fn search(&mut self, part: Range<usize>, sections: Range<u32>, next: (u64, u32)) -> Outcome {
         // No block may lie where another could still slide under it.
-        let heights = self.lists[part.clone()].iter().map(|&i| self.low[i as usize] + self.blocks.bytes[i as usize]);
+        let heights = self.lists[part.clone()]
+            .iter()
+            .map(|&i| self.low[i as usize] + self.blocks.bytes[i as usize]);
         let height = heights.min().unwrap_or(0);
-        // And what a section still has to take has to fit above it: whatever comes next, the rest is not lower.
-        let open = self.open[sections.start as usize..sections.end as usize].iter().max();
+        // And what a section still has to take has to fit above it: whatever comes next, the rest
+        // is not lower.
+        let open = self.open[sections.start as usize..sections.end as usize]
+            .iter()
+            .max();
         let height = height.min((self.capacity - open.copied().unwrap_or(0)).saturating_add(1));
         let first = self.candidates.len();
         for &i in &self.lists[part.clone()] {
@@ -310,16 +349,22 @@ impl<'a> Search<'a> {
             }
             for j in part.clone() {
                 let i = self.lists[j];
-                let first = self.blocks.sections.all[self.blocks.sections.start[i as usize] as usize];
+                let first =
+                    self.blocks.sections.all[self.blocks.sections.start[i as usize] as usize];
                 if start <= first && first <= s {
                     self.lists.push(i);
                 }
             }
             let own = begun..self.lists.len();
             if !own.is_empty() {
-                // Whose turn has passed is lifted, so nothing else has to be told from the old ranks.
+                // Whose turn has passed is lifted, so nothing else has to be told from the old
+                // ranks.
                 let before = self.ranks.len();
-                self.ranks.extend(self.lists[own.clone()].iter().map(|&i| self.rank[i as usize]));
+                self.ranks.extend(
+                    self.lists[own.clone()]
+                        .iter()
+                        .map(|&i| self.rank[i as usize]),
+                );
                 self.rank_anew(own.clone());
                 outcome = self.search(own.clone(), start..s + 1, (next.0, 0));
                 for (j, rank) in own.zip(self.ranks.drain(before..)) {
@@ -367,7 +412,9 @@ impl<'a> Search<'a> {
         }
         let mut fits = true;
         for s in part {
-            if self.capacity < self.floor[s as usize].max(low) + self.open[s as usize] && 0 < self.open[s as usize] {
+            if self.capacity < self.floor[s as usize].max(low) + self.open[s as usize]
+                && 0 < self.open[s as usize]
+            {
                 fits = false;
                 self.failed[s as usize] += 1;
                 break;
@@ -407,7 +454,8 @@ impl<'a> Search<'a> {
         fits
     }
 
-    /// A block whose turn has passed has to wait until another one is under it, and so lies on top of one that is open.
+    /// A block whose turn has passed has to wait until another one is under it, and so lies on top
+    /// of one that is open.
     fn lift(&mut self, part: Range<usize>, next: (u64, u32)) -> bool {
         for j in part {
             let i = self.lists[j];
@@ -415,13 +463,20 @@ impl<'a> Search<'a> {
             if next <= (low, self.rank[i as usize]) && self.lift[i as usize] == low {
                 continue;
             }
-            let top = |other: u32| self.lift[other as usize].max(next.0) + self.blocks.bytes[other as usize];
+            let top = |other: u32| {
+                self.lift[other as usize].max(next.0) + self.blocks.bytes[other as usize]
+            };
             let support = self.support[i as usize];
-            if support != i && self.at[support as usize] == OPEN && top(support) <= self.lift[i as usize] {
+            if support != i
+                && self.at[support as usize] == OPEN
+                && top(support) <= self.lift[i as usize]
+            {
                 continue;
             }
             let mut least = u64::MAX;
-            self.left = self.left.saturating_sub(self.blocks.meets.range(i).len() as u64);
+            self.left = self
+                .left
+                .saturating_sub(self.blocks.meets.range(i).len() as u64);
             for &other in &self.blocks.meets.all[self.blocks.meets.range(i)] {
                 if self.at[other as usize] == OPEN && top(other) < least {
                     least = top(other);
@@ -451,13 +506,18 @@ impl<'a> Search<'a> {
             self.trail.push(Undo::Floor(section, was));
             self.floor[section as usize] = floor;
         }
-        // Most often all would fit above the highest, or not even above the lowest: that is quick to see.
+        // Most often all would fit above the highest, or not even above the lowest: that is quick
+        // to see.
         if top + bytes <= self.capacity || self.capacity < floor + bytes {
             return top + bytes <= self.capacity;
         }
         self.sorted.clear();
-        let lows =
-            members.iter().filter(open).map(|&i| (self.lift[i as usize].max(least), self.blocks.bytes[i as usize]));
+        let lows = members.iter().filter(open).map(|&i| {
+            (
+                self.lift[i as usize].max(least),
+                self.blocks.bytes[i as usize],
+            )
+        });
         self.sorted.extend(lows);
         self.sorted.sort_unstable();
         let mut above = 0;
@@ -497,16 +557,31 @@ mod tests {
     use crate::alloc::trace::{Block, Trace};
     use proptest::prelude::*;
 
-    /// The best peak there is: some best plan is found by first fit in the order of its offsets, so all orders are tried.
+    /// The best peak there is: some best plan is found by first fit in the order of its offsets, so
+    /// all orders are tried.
     fn best(problem: &Problem, placed: &mut Vec<(usize, u64)>, mut least: u64) -> u64 {
         let items = &problem.items;
         if placed.len() == items.len() {
-            return placed.iter().map(|&(i, at)| at + items[i].bytes).max().unwrap_or(0).min(least);
+            return placed
+                .iter()
+                .map(|&(i, at)| at + items[i].bytes)
+                .max()
+                .unwrap_or(0)
+                .min(least);
         }
         let bottom = placed.last().map_or(0, |last| last.1);
-        for i in (0..items.len()).filter(|&i| placed.iter().all(|&(j, _)| j != i)).collect::<Vec<_>>() {
-            let under = placed.iter().filter(|&&(j, _)| problem.meet(&items[i], &items[j]));
-            let at = under.map(|&(j, at)| at + items[j].bytes).max().unwrap_or(0).next_multiple_of(items[i].align);
+        for i in (0..items.len())
+            .filter(|&i| placed.iter().all(|&(j, _)| j != i))
+            .collect::<Vec<_>>()
+        {
+            let under = placed
+                .iter()
+                .filter(|&&(j, _)| problem.meet(&items[i], &items[j]));
+            let at = under
+                .map(|&(j, at)| at + items[j].bytes)
+                .max()
+                .unwrap_or(0)
+                .next_multiple_of(items[i].align);
             if bottom <= at && at + items[i].bytes < least {
                 placed.push((i, at));
                 least = best(problem, placed, least);
@@ -517,8 +592,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the rank, and whatever was learned: there is a plan of the best peak, and none of a lower one. Few sections
-        /// and short lives, so that there are parts that nothing joins.
+        /// Whatever the rank, and whatever was learned: there is a plan of the best peak, and none
+        /// of a lower one. Few sections and short lives, so that there are parts that nothing
+        /// joins.
         #[test]
         fn finds_what_there_is_and_nothing_else(
             raw in prop::collection::vec((0u64..10, 1u64..5, 1u64..9, 0u32..2, 0u64..5), 1..=7),

@@ -1,6 +1,7 @@
 //! Gives every buffer its place: `Lifetime`s to a [`Plan`].
 //!
-//! A schedule's buffers are one kind of [`trace`], those of other programs are others; [`place`] plans them all alike.
+//! A schedule's buffers are one kind of [`trace`], those of other programs are others; [`place`]
+//! plans them all alike.
 
 pub mod caching;
 pub mod check;
@@ -33,11 +34,17 @@ pub struct Lifetime {
     pub end: u32,
 }
 
-/// Lifetimes by list position: from the first line that touches a buffer to the last. What is there at entry or exit
-/// lives for the whole step.
+/// Lifetimes by list position: from the first line that touches a buffer to the last. What is there
+/// at entry or exit lives for the whole step.
 pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
     let n = schedule.instrs.len() as u32;
-    let mut lives = Table::filled(schedule.buffers.len(), Lifetime { start: u32::MAX, end: 0 });
+    let mut lives = Table::filled(
+        schedule.buffers.len(),
+        Lifetime {
+            start: u32::MAX,
+            end: 0,
+        },
+    );
     for instr in schedule.instrs.ids() {
         // Not by accesses: a zero-byte operand is none, yet its buffer wants a place.
         let mut touch = |loc: &Loc| {
@@ -46,16 +53,27 @@ pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
             life.end = life.end.max(instr.index() as u32 + 1);
         };
         match &schedule.instrs[instr].kind {
-            InstrKind::Run { args, outs, scratch, .. } => args.iter().chain(outs).chain(scratch).for_each(&mut touch),
+            InstrKind::Run {
+                args,
+                outs,
+                scratch,
+                ..
+            } => args.iter().chain(outs).chain(scratch).for_each(&mut touch),
             InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(&mut touch),
         }
     }
     for (_, loc) in schedule.entry.iter().chain(&schedule.exit) {
-        lives[loc.buffer] = Lifetime { start: 0, end: n.max(1) };
+        lives[loc.buffer] = Lifetime {
+            start: 0,
+            end: n.max(1),
+        };
     }
     for buffer in schedule.buffers.ids() {
         if lives[buffer].end <= lives[buffer].start {
-            lives[buffer] = Lifetime { start: 0, end: n.max(1) };
+            lives[buffer] = Lifetime {
+                start: 0,
+                end: n.max(1),
+            };
         }
     }
     lives
@@ -65,7 +83,11 @@ pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
 pub fn live_bytes(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Pool) -> Vec<u64> {
     let n = schedule.instrs.len().max(1);
     let mut change = vec![0i128; n + 1];
-    for (buffer, data) in schedule.buffers.iter().filter(|(_, data)| data.pool == pool) {
+    for (buffer, data) in schedule
+        .buffers
+        .iter()
+        .filter(|(_, data)| data.pool == pool)
+    {
         change[lives[buffer].start as usize] += i128::from(data.bytes);
         change[lives[buffer].end as usize] -= i128::from(data.bytes);
     }
@@ -83,7 +105,12 @@ pub fn live_bytes(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Po
 pub fn neediest(schedule: &Schedule, pool: Pool) -> u64 {
     let needs = |kind: &InstrKind| -> u64 {
         let mut buffers: Vec<Buffer> = match kind {
-            InstrKind::Run { args, outs, scratch, .. } => args.iter().chain(outs).chain(scratch).collect(),
+            InstrKind::Run {
+                args,
+                outs,
+                scratch,
+                ..
+            } => args.iter().chain(outs).chain(scratch).collect(),
             InstrKind::Copy { src, dst, .. } => vec![src, dst],
         }
         .into_iter()
@@ -92,19 +119,34 @@ pub fn neediest(schedule: &Schedule, pool: Pool) -> u64 {
         .collect();
         buffers.sort_unstable();
         buffers.dedup();
-        buffers.into_iter().map(|buffer| schedule.buffers[buffer].bytes).sum()
+        buffers
+            .into_iter()
+            .map(|buffer| schedule.buffers[buffer].bytes)
+            .sum()
     };
-    schedule.instrs.values().map(|data| needs(&data.kind)).max().unwrap_or(0)
+    schedule
+        .instrs
+        .values()
+        .map(|data| needs(&data.kind))
+        .max()
+        .unwrap_or(0)
 }
 
 /// The lower bound of any plan's peak: the most bytes alive at one line.
 pub fn live_peak(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Pool) -> u64 {
-    live_bytes(schedule, lives, pool).into_iter().max().unwrap_or(0)
+    live_bytes(schedule, lives, pool)
+        .into_iter()
+        .max()
+        .unwrap_or(0)
 }
 
 /// By how much a peak is above its lower bound: 0.01 is 1 %.
 pub fn gap(peak: u64, lower_bound: u64) -> f64 {
-    if peak <= lower_bound { 0.0 } else { peak as f64 / lower_bound.max(1) as f64 - 1.0 }
+    if peak <= lower_bound {
+        0.0
+    } else {
+        peak as f64 / lower_bound.max(1) as f64 - 1.0
+    }
 }
 
 /// A plan whose peak comes within this fraction of the lower bound is good enough.
@@ -114,17 +156,34 @@ const NEAR: u64 = 200;
 pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
     let mut offset = Table::filled(schedule.buffers.len(), 0u64);
     for pool in schedule.pools.ids() {
-        let buffers: Vec<Buffer> =
-            schedule.buffers.iter().filter(|(_, data)| data.pool == pool).map(|(b, _)| b).collect();
+        let buffers: Vec<Buffer> = schedule
+            .buffers
+            .iter()
+            .filter(|(_, data)| data.pool == pool)
+            .map(|(b, _)| b)
+            .collect();
         let block = |&buffer: &Buffer| {
             let Lifetime { start, end } = lives[buffer];
             let bytes = schedule.buffers[buffer].bytes;
-            Block { start: start.into(), end: end.into(), bytes, ..Block::default() }
+            Block {
+                start: start.into(),
+                end: end.into(),
+                bytes,
+                ..Block::default()
+            }
         };
-        let trace = Trace { blocks: buffers.iter().map(block).collect(), ..Trace::default() };
+        let trace = Trace {
+            blocks: buffers.iter().map(block).collect(),
+            ..Trace::default()
+        };
         let bound = live_peak(schedule, lives, pool);
-        let options = Options { effort: Effort::Brief, capacity: Some(bound + bound / NEAR), ..Options::default() };
-        let placed = place(&trace, &options, &mut |_, _| ()).expect("a schedule's buffers should be right");
+        let options = Options {
+            effort: Effort::Brief,
+            capacity: Some(bound + bound / NEAR),
+            ..Options::default()
+        };
+        let placed =
+            place(&trace, &options, &mut |_, _| ()).expect("a schedule's buffers should be right");
         for (buffer, at) in buffers.into_iter().zip(placed.offsets) {
             offset[buffer] = at;
         }

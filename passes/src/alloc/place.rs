@@ -1,6 +1,6 @@
-//! Places of a trace's blocks: sweeps through time, then first fit in several orders, then repair and search by turns, until the
-//! plan is as good as the effort allows or as good as it can be. Efforts are counted in what is looked at, not in seconds:
-//! the same trace has the same plan.
+//! Places of a trace's blocks: sweeps through time, then first fit in several orders, then repair
+//! and search by turns, until the plan is as good as the effort allows or as good as it can be.
+//! Efforts are counted in what is looked at, not in seconds: the same trace has the same plan.
 
 use super::exact::{Blocks, Outcome, Search};
 use super::order::{self, Order, Rank};
@@ -17,10 +17,11 @@ pub use super::problem::Error;
 /// How long a planner tries.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Effort {
-    /// A sweep; if that is not near the bound, first fit in one order, or a few if there are few blocks.
+    /// A sweep; if that is not near the bound, first fit in one order, or a few if there are few
+    /// blocks.
     Fast,
-    /// Sweeps and orders, and repair and search as there are blocks: what the compiler spends on each of the schedules that it
-    /// compares.
+    /// Sweeps and orders, and repair and search as there are blocks: what the compiler spends on
+    /// each of the schedules that it compares.
     Brief,
     /// Sweeps and orders, then some repair and search: a second or a few.
     #[default]
@@ -46,7 +47,13 @@ pub enum Method {
 
 impl Method {
     /// All of them.
-    pub const ALL: [Method; 5] = [Method::Sweeps, Method::Orders, Method::BestFit, Method::Repair, Method::Search];
+    pub const ALL: [Method; 5] = [
+        Method::Sweeps,
+        Method::Orders,
+        Method::BestFit,
+        Method::Repair,
+        Method::Search,
+    ];
 
     /// Its word.
     pub fn name(self) -> &'static str {
@@ -83,7 +90,13 @@ impl Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { effort: Effort::default(), capacity: None, align: 1, threads: 1, without: [None; _] }
+        Options {
+            effort: Effort::default(),
+            capacity: None,
+            align: 1,
+            threads: 1,
+            without: [None; _],
+        }
     }
 }
 
@@ -120,31 +133,62 @@ impl Effort {
     /// For so many items.
     fn limits(self, n: u64) -> Limits {
         match self {
-            Effort::Fast => Limits { sweeps: 1, climbed: 150_000, near: 4096, looked: 0, searched: 0 },
+            Effort::Fast => Limits {
+                sweeps: 1,
+                climbed: 150_000,
+                near: 4096,
+                looked: 0,
+                searched: 0,
+            },
             Effort::Brief => {
                 let normal = Effort::Normal.limits(n);
-                // What most schedules need that orders leave above the bound, and no more than is spent on one alone. In small
-                // ones a single gap is a larger share.
+                // What most schedules need that orders leave above the bound, and no more than is
+                // spent on one alone. In small ones a single gap is a larger share.
                 let each = |most: u64| most.min(if n < 512 { 4_000_000 } else { 2_000 * n });
                 let (looked, searched) = (each(normal.looked), each(normal.searched));
-                Limits { climbed: 2_000_000, looked, searched, ..normal }
+                Limits {
+                    climbed: 2_000_000,
+                    looked,
+                    searched,
+                    ..normal
+                }
             }
-            Effort::Normal => {
-                Limits { sweeps: 4, climbed: 60_000_000, near: 1 << 20, looked: 8_000_000, searched: 45_000_000 }
-            }
-            Effort::Max => {
-                Limits { sweeps: 4, climbed: 400_000_000, near: 1 << 40, looked: 200_000_000, searched: 2_000_000_000 }
-            }
+            Effort::Normal => Limits {
+                sweeps: 4,
+                climbed: 60_000_000,
+                near: 1 << 20,
+                looked: 8_000_000,
+                searched: 45_000_000,
+            },
+            Effort::Max => Limits {
+                sweeps: 4,
+                climbed: 400_000_000,
+                near: 1 << 40,
+                looked: 200_000_000,
+                searched: 2_000_000_000,
+            },
         }
     }
 }
 
 /// In the order in which they are tried.
 const SWEEPS: [Sweep; 4] = [
-    Sweep { backward: true, snug: false },
-    Sweep { backward: true, snug: true },
-    Sweep { backward: false, snug: false },
-    Sweep { backward: false, snug: true },
+    Sweep {
+        backward: true,
+        snug: false,
+    },
+    Sweep {
+        backward: true,
+        snug: true,
+    },
+    Sweep {
+        backward: false,
+        snug: false,
+    },
+    Sweep {
+        backward: false,
+        snug: true,
+    },
 ];
 /// The exact search knows of each block all that meet it, so it is for no more than these.
 const SEARCHED: usize = 1500;
@@ -159,13 +203,20 @@ pub(super) fn lower_bound(trace: &Trace, align: u64) -> u64 {
 /// Finds a place for every block. `progress` hears what is being tried, and the least peak so far.
 ///
 /// # Errors
-/// If a block's life, gaps, size, alignment or fixed offset are not right, or if blocks with fixed offsets collide.
-pub(super) fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u64)) -> Result<Placement, Error> {
+/// If a block's life, gaps, size, alignment or fixed offset are not right, or if blocks with fixed
+/// offsets collide.
+pub(super) fn place(
+    trace: &Trace,
+    options: &Options,
+    progress: &mut dyn FnMut(&str, u64),
+) -> Result<Placement, Error> {
     let mut problem = Problem::new(trace, options.align)?;
     let lower_bound = problem.bound();
     problem.fixed_apart(trace)?;
     let (stacked, base) = problem.stack_whole();
-    let target = options.capacity.map_or(lower_bound, |capacity| capacity.max(lower_bound));
+    let target = options
+        .capacity
+        .map_or(lower_bound, |capacity| capacity.max(lower_bound));
     let mut planner = Planner {
         fullest: vec![],
         tree: Tree::new(1),
@@ -180,7 +231,11 @@ pub(super) fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&
         progress,
     };
     planner.plan(options);
-    let mut offsets: Vec<u64> = trace.blocks.iter().map(|block| block.offset.unwrap_or(0)).collect();
+    let mut offsets: Vec<u64> = trace
+        .blocks
+        .iter()
+        .map(|block| block.offset.unwrap_or(0))
+        .collect();
     for (block, at) in stacked {
         offsets[block as usize] = at;
     }
@@ -188,7 +243,13 @@ pub(super) fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&
         offsets[item.block as usize] = at;
     }
     let (peak, method) = (planner.peak, planner.method);
-    Ok(Placement { offsets, peak, lower_bound: planner.proven, optimal: peak == planner.proven, method })
+    Ok(Placement {
+        offsets,
+        peak,
+        lower_bound: planner.proven,
+        optimal: peak == planner.proven,
+        method,
+    })
 }
 
 struct Planner<'a> {
@@ -219,7 +280,11 @@ impl Planner<'_> {
             None => self.bound.saturating_add(self.bound / limits.near),
         };
         let plain = Sweep::can(self.problem);
-        let n_sweeps = if plain && options.has(Method::Sweeps) { limits.sweeps } else { 0 };
+        let n_sweeps = if plain && options.has(Method::Sweeps) {
+            limits.sweeps
+        } else {
+            0
+        };
         for sweep in SWEEPS.iter().take(n_sweeps) {
             let at = sweep.place(self.problem, self.base);
             self.offer(at, &sweep.name());
@@ -254,18 +319,26 @@ impl Planner<'_> {
             }
         }
         // By turns, each with more work than the last: most traces need little of one of the two.
-        let mut repair = options.has(Method::Repair).then(|| Repair::new(self.problem, self.base));
+        let mut repair = options
+            .has(Method::Repair)
+            .then(|| Repair::new(self.problem, self.base));
         let free = self.problem.items.iter().all(|item| item.fixed == FREE);
         let searched = options.has(Method::Search) && self.problem.items.len() <= SEARCHED && free;
         let blocks = searched.then(|| Blocks::new(self.problem));
-        let mut search = blocks.as_ref().map(|blocks| Searches::new(blocks, options.threads));
+        let mut search = blocks
+            .as_ref()
+            .map(|blocks| Searches::new(blocks, options.threads));
         for part in [16, 8, 4, 2] {
             match &mut repair {
-                Some(repair) if self.target < self.peak => self.repair(repair, limits.looked / part),
+                Some(repair) if self.target < self.peak => {
+                    self.repair(repair, limits.looked / part)
+                }
                 _ => {}
             }
             match &mut search {
-                Some(search) if self.target < self.peak => self.search(search, limits.searched / part),
+                Some(search) if self.target < self.peak => {
+                    self.search(search, limits.searched / part)
+                }
                 _ => {}
             }
         }
@@ -273,7 +346,12 @@ impl Planner<'_> {
 
     /// Keeps a plan if it is better. Returns its peak.
     fn offer(&mut self, at: Vec<u64>, method: &str) -> u64 {
-        let ends = self.problem.items.iter().zip(&at).map(|(item, at)| at + item.bytes);
+        let ends = self
+            .problem
+            .items
+            .iter()
+            .zip(&at)
+            .map(|(item, at)| at + item.bytes);
         let peak = ends.max().unwrap_or(0).max(self.base);
         if peak < self.peak {
             (self.at, self.peak, self.method) = (at, peak, method.into());
@@ -282,10 +360,14 @@ impl Planner<'_> {
         peak
     }
 
-    /// Each item in turn at the lowest address that is free over its life, or in the snuggest hole. Returns the peak; the most
-    /// there is for what cannot be better than the best plan so far.
+    /// Each item in turn at the lowest address that is free over its life, or in the snuggest hole.
+    /// Returns the peak; the most there is for what cannot be better than the best plan so far.
     fn first_fit(&mut self, order: &Order, snug: bool) -> u64 {
-        let method = format!("{} by {}", if snug { "best fit" } else { "first fit" }, order.name);
+        let method = format!(
+            "{} by {}",
+            if snug { "best fit" } else { "first fit" },
+            order.name
+        );
         let sorted = order.sorted(self.problem, &self.fullest);
         self.fit(&sorted, snug, &method)
     }
@@ -296,9 +378,17 @@ impl Planner<'_> {
         let mut at = vec![0; problem.items.len()];
         let mut peak = self.base;
         let fixed = |&&i: &&u32| problem.items[i as usize].fixed != FREE;
-        for &i in order.iter().filter(fixed).chain(order.iter().filter(|i| !fixed(i))) {
+        for &i in order
+            .iter()
+            .filter(fixed)
+            .chain(order.iter().filter(|i| !fixed(i)))
+        {
             let item = &problem.items[i as usize];
-            let place = if item.fixed == FREE { self.hole(i, snug) } else { item.fixed };
+            let place = if item.fixed == FREE {
+                self.hole(i, snug)
+            } else {
+                item.fixed
+            };
             peak = peak.max(place + item.bytes);
             if self.peak <= peak {
                 return u64::MAX;
@@ -316,7 +406,13 @@ impl Planner<'_> {
         let item = &self.problem.items[i as usize];
         let spans = self.problem.spans(item);
         if item.spans.0 == item.spans.1 && snug {
-            return self.tree.snuggest((item.start, item.end), item.bytes, item.align, self.base, self.bound);
+            return self.tree.snuggest(
+                (item.start, item.end),
+                item.bytes,
+                item.align,
+                self.base,
+                self.bound,
+            );
         }
         let mut at = self.base;
         loop {
@@ -351,7 +447,8 @@ impl Planner<'_> {
                 }
             } else {
                 low = capacity;
-                // Once the two are as close as to make no difference, what is left of the work goes into one more step down.
+                // Once the two are as close as to make no difference, what is left of the work goes
+                // into one more step down.
                 if self.peak - low <= 1 + self.bound / 2000 {
                     low = self.target;
                 }
@@ -359,7 +456,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Searches for a plan that is good enough; then for one half as far from it as the best, and so on.
+    /// Searches for a plan that is good enough; then for one half as far from it as the best, and
+    /// so on.
     fn search(&mut self, searches: &mut Searches<'_>, work: u64) {
         let mut low = self.target;
         let mut capacity = low;
@@ -396,12 +494,19 @@ struct Searches<'a> {
 
 impl<'a> Searches<'a> {
     fn new(blocks: &'a Blocks<'a>, threads: usize) -> Searches<'a> {
-        let pool = (1 < threads).then(|| ThreadPoolBuilder::new().num_threads(threads).build().ok()).flatten();
-        Searches { searches: order::RANKS.iter().map(|_| Search::new(blocks)).collect(), round: 0, last: (0, 0), pool }
+        let pool = (1 < threads)
+            .then(|| ThreadPoolBuilder::new().num_threads(threads).build().ok())
+            .flatten();
+        Searches {
+            searches: order::RANKS.iter().map(|_| Search::new(blocks)).collect(),
+            round: 0,
+            last: (0, 0),
+            pool,
+        }
     }
 
-    /// Searches with every rank, with little work each, then with more and more, up to so much in all. Returns what came of it, a
-    /// plan if there is one, and the work.
+    /// Searches with every rank, with little work each, then with more and more, up to so much in
+    /// all. Returns what came of it, a plan if there is one, and the work.
     fn run(&mut self, (base, capacity): (u64, u64), work: u64) -> (Outcome, Vec<u64>, u64) {
         let mut used = 0;
         let mut each = 200 * self.searches[0].len() as u64;
@@ -416,12 +521,17 @@ impl<'a> Searches<'a> {
                 (search.run(rank, base, capacity), each - search.left)
             };
             let outcomes: Vec<(Outcome, u64)> = match &self.pool {
-                Some(pool) => pool.install(|| self.searches.par_iter_mut().zip(ranks).map(run).collect()),
+                Some(pool) => {
+                    pool.install(|| self.searches.par_iter_mut().zip(ranks).map(run).collect())
+                }
                 None => self.searches.iter_mut().zip(ranks).map(run).collect(),
             };
             used += outcomes.iter().map(|(_, used)| used).sum::<u64>();
             self.round += 1;
-            if let Some(k) = outcomes.iter().position(|(outcome, _)| *outcome != Outcome::Spent) {
+            if let Some(k) = outcomes
+                .iter()
+                .position(|(outcome, _)| *outcome != Outcome::Spent)
+            {
                 return (outcomes[k].0, self.searches[k].offsets().to_vec(), used);
             }
             each += each / 2;

@@ -1,9 +1,10 @@
 //! A trace as planners see it: blocks over *sections* of time, whichever units the trace counts in.
 //!
-//! What is alive changes with every block that comes or goes, but only moments at which nothing more can come before
-//! something goes matter: at any other time a part of the same blocks is alive. So a section begins with the first
-//! block that comes after one has gone (the maximal cliques of the interval graph; two blocks meet exactly if they share a
-//! section). Traces of training steps have a third to a half as many sections as events.
+//! What is alive changes with every block that comes or goes, but only moments at which nothing
+//! more can come before something goes matter: at any other time a part of the same blocks is
+//! alive. So a section begins with the first block that comes after one has gone (the maximal
+//! cliques of the interval graph; two blocks meet exactly if they share a section). Traces of
+//! training steps have a third to a half as many sections as events.
 
 use super::trace::Trace;
 use super::tree::Tree;
@@ -34,7 +35,8 @@ pub(super) struct Item {
     pub(super) end: u32,
     /// How long it lives in the trace's units.
     pub(super) ticks: u64,
-    /// Where its spans are in [`Problem::spans`], if it has gaps; else empty, and `start..end` is the only one.
+    /// Where its spans are in [`Problem::spans`], if it has gaps; else empty, and `start..end` is
+    /// the only one.
     pub(super) spans: (u32, u32),
     /// Position in the trace.
     pub(super) block: u32,
@@ -65,25 +67,40 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// Takes a trace's blocks of more than zero bytes; sizes are rounded up to multiples of `align`.
+    /// Takes a trace's blocks of more than zero bytes; sizes are rounded up to multiples of
+    /// `align`.
     pub(super) fn new(trace: &Trace, align: u64) -> Result<Problem, Error> {
         let align = align.max(1);
         let mut items: Vec<Item> = Vec::with_capacity(trace.blocks.len());
         let mut spans: Vec<Span> = Vec::with_capacity(trace.blocks.len());
         let mut sum = 0u64;
         for (i, block) in trace.blocks.iter().enumerate() {
-            let error = |message: String| Error { block: i, message: format!("block {}: {message}", block.id) };
+            let error = |message: String| Error {
+                block: i,
+                message: format!("block {}: {message}", block.id),
+            };
             if block.end <= block.start {
-                return Err(error(format!("it lives from {} to {}, which is no time", block.start, block.end)));
+                return Err(error(format!(
+                    "it lives from {} to {}, which is no time",
+                    block.start, block.end
+                )));
             }
             let own = block.alignment.max(align);
             if !own.is_power_of_two() || !align.is_power_of_two() {
-                return Err(error(format!("alignments of {own} and {align} bytes; both have to be powers of two")));
+                return Err(error(format!(
+                    "alignments of {own} and {align} bytes; both have to be powers of two"
+                )));
             }
-            // What may lie below a block: all others, each with what its alignment loses, and what has a fixed place.
+            // What may lie below a block: all others, each with what its alignment loses, and what
+            // has a fixed place.
             let rounded = block.bytes.checked_next_multiple_of(align);
-            let room = rounded.and_then(|bytes| bytes.checked_add(own)?.checked_add(block.offset.unwrap_or(0)));
-            let (Some(bytes), Some(total)) = (rounded, room.and_then(|room| room.checked_add(sum))) else {
+            let room = rounded.and_then(|bytes| {
+                bytes
+                    .checked_add(own)?
+                    .checked_add(block.offset.unwrap_or(0))
+            });
+            let (Some(bytes), Some(total)) = (rounded, room.and_then(|room| room.checked_add(sum)))
+            else {
                 return Err(error(format!(
                     "with its {} bytes, addresses are more than 64 bits can count",
                     block.bytes
@@ -93,7 +110,9 @@ impl Problem {
             if let Some(offset) = block.offset
                 && offset % own != 0
             {
-                return Err(error(format!("its offset {offset} is no multiple of its alignment, {own}")));
+                return Err(error(format!(
+                    "its offset {offset} is no multiple of its alignment, {own}"
+                )));
             }
             if bytes == 0 {
                 continue;
@@ -102,21 +121,44 @@ impl Problem {
             let mut from = block.start;
             for &(lo, hi) in &block.gaps {
                 if lo < from || hi <= lo || block.end < hi {
-                    return Err(error(format!("its gap {lo}..{hi} is not in its life, or not after the one before")));
+                    return Err(error(format!(
+                        "its gap {lo}..{hi} is not in its life, or not after the one before"
+                    )));
                 }
                 if from < lo {
-                    spans.push(Span { from, to: lo, start: 0, end: 0, item });
+                    spans.push(Span {
+                        from,
+                        to: lo,
+                        start: 0,
+                        end: 0,
+                        item,
+                    });
                 }
                 from = hi;
             }
             if from < block.end {
-                spans.push(Span { from, to: block.end, start: 0, end: 0, item });
+                spans.push(Span {
+                    from,
+                    to: block.end,
+                    start: 0,
+                    end: 0,
+                    item,
+                });
             }
             if (first as usize) < spans.len() {
                 let fixed = block.offset.unwrap_or(FREE);
                 let spans = (first, spans.len() as u32);
                 let ticks = block.end - block.start;
-                items.push(Item { start: 0, end: 0, ticks, spans, block: i as u32, bytes, align: own, fixed });
+                items.push(Item {
+                    start: 0,
+                    end: 0,
+                    ticks,
+                    spans,
+                    block: i as u32,
+                    bytes,
+                    align: own,
+                    fixed,
+                });
             }
         }
         let live = sections(&items, &mut spans);
@@ -131,7 +173,11 @@ impl Problem {
             item.spans = (first, kept.len() as u32);
         }
         items.sort_by_key(|item| (item.start, item.block));
-        Ok(Problem { items, spans: kept, live })
+        Ok(Problem {
+            items,
+            spans: kept,
+            live,
+        })
     }
 
     /// How many sections there are.
@@ -152,7 +198,10 @@ impl Problem {
         a.start < b.end
             && b.start < a.end
             && (a.spans.0 == a.spans.1 && b.spans.0 == b.spans.1
-                || self.spans(a).iter().any(|x| self.spans(b).iter().any(|y| x.0 < y.1 && y.0 < x.1)))
+                || self
+                    .spans(a)
+                    .iter()
+                    .any(|x| self.spans(b).iter().any(|y| x.0 < y.1 && y.0 < x.1)))
     }
 
     /// Refuses a trace in which two blocks have places that meet.
@@ -168,12 +217,15 @@ impl Problem {
                             && other.fixed < item.fixed + item.bytes
                             && item.fixed < other.fixed + other.bytes
                     };
-                    let other = fixed().find(meets).expect("what is in the way should be a block");
+                    let other = fixed()
+                        .find(meets)
+                        .expect("what is in the way should be a block");
                     let name = |item: &Item| &trace.blocks[item.block as usize].id;
                     return Err(Error {
                         block: item.block as usize,
                         message: format!(
-                            "block {}: its {} bytes at {} meet those of block {} at {}; both offsets are fixed",
+                            "block {}: its {} bytes at {} meet those of block {} at {}; both \
+                             offsets are fixed",
                             name(item),
                             item.bytes,
                             item.fixed,
@@ -190,17 +242,21 @@ impl Problem {
         Ok(())
     }
 
-    /// Takes out the items that live from the first section to the last, if none has a fixed place, and stacks them: they conflict
-    /// with everything, so nothing is lost. Those whose size is no multiple of all alignments stay: what lies on them would
-    /// not be aligned. Returns their offsets, and where the rest begins.
+    /// Takes out the items that live from the first section to the last, if none has a fixed place,
+    /// and stacks them: they conflict with everything, so nothing is lost. Those whose size is no
+    /// multiple of all alignments stay: what lies on them would not be aligned. Returns their
+    /// offsets, and where the rest begins.
     pub(super) fn stack_whole(&mut self) -> (Vec<(u32, u64)>, u64) {
         if self.items.iter().any(|item| item.fixed != FREE) {
             return (vec![], 0);
         }
         let sections = self.sections();
         let align = self.items.iter().map(|item| item.align).max().unwrap_or(1);
-        let whole = |item: &Item| item.start == 0 && item.end == sections && item.spans.0 == item.spans.1;
-        let stacked = self.items.extract_if(.., |item| whole(item) && item.bytes.is_multiple_of(align));
+        let whole =
+            |item: &Item| item.start == 0 && item.end == sections && item.spans.0 == item.spans.1;
+        let stacked = self
+            .items
+            .extract_if(.., |item| whole(item) && item.bytes.is_multiple_of(align));
         let mut base = 0u64;
         let places = stacked.map(|item| {
             let at = base;
@@ -212,9 +268,14 @@ impl Problem {
         (places, base)
     }
 
-    /// No plan's peak is less: the most bytes alive in a section, or the end of a block that has its place already.
+    /// No plan's peak is less: the most bytes alive in a section, or the end of a block that has
+    /// its place already.
     pub(super) fn bound(&self) -> u64 {
-        let fixed = self.items.iter().filter(|item| item.fixed != FREE).map(|item| item.fixed + item.bytes);
+        let fixed = self
+            .items
+            .iter()
+            .filter(|item| item.fixed != FREE)
+            .map(|item| item.fixed + item.bytes);
         fixed.chain(self.live.iter().copied()).max().unwrap_or(0)
     }
 }

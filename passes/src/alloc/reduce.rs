@@ -1,13 +1,15 @@
-//! What a trace says beyond blocks over time, brought back to blocks over time: blocks in the bytes of others, and streams.
+//! What a trace says beyond blocks over time, brought back to blocks over time: blocks in the bytes
+//! of others, and streams.
 //!
-//! **Blocks in the bytes of others** ([`Block::within`]) become one with them: it lives as long as any of them, and is as large
-//! as the largest, the first.
+//! **Blocks in the bytes of others** ([`Block::within`]) become one with them: it lives as long as
+//! any of them, and is as large as the largest, the first.
 //!
-//! **Streams.** What one stream frees, another may have only if it has waited for the first since; without a wait, two blocks
-//! of different streams conflict whenever they live. With waits, a block is there longer for other streams than for its own,
-//! which no single life expresses. Two conservative plans are made, and the lower one is taken: each stream has a region of
-//! its own, which loses nothing where no stream waits for another; or every block lives until all other streams have waited
-//! for its own.
+//! **Streams.** What one stream frees, another may have only if it has waited for the first since;
+//! without a wait, two blocks of different streams conflict whenever they live. With waits, a block
+//! is there longer for other streams than for its own, which no single life expresses. Two
+//! conservative plans are made, and the lower one is taken: each stream has a region of its own,
+//! which loses nothing where no stream waits for another; or every block lives until all other
+//! streams have waited for its own.
 
 use super::place::{self, Error, Options, Placement};
 use super::problem::Problem;
@@ -16,7 +18,8 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// More streams than this have regions of their own, whatever they wait for: who knows of whom is a square table.
+/// More streams than this have regions of their own, whatever they wait for: who knows of whom is a
+/// square table.
 const MOST_STREAMS: usize = 64;
 
 /// Plans a trace in which only times count, for a capacity.
@@ -25,18 +28,36 @@ type Plan<'a> = dyn FnMut(&Trace, Option<u64>) -> Result<Placement, Error> + 'a;
 /// Finds a place for every block. `progress` hears what is being tried, and the least peak so far.
 ///
 /// # Errors
-/// If a block's life, gaps, size, alignment or fixed offset are not right, if it cannot lie where the trace wants it, or if blocks
-/// with fixed offsets collide.
-pub fn place(trace: &Trace, options: &Options, progress: &mut dyn FnMut(&str, u64)) -> Result<Placement, Error> {
-    reduced(trace, options.align, options.capacity, &mut |trace, capacity| {
-        place::place(trace, &Options { capacity, ..*options }, progress)
-    })
+/// If a block's life, gaps, size, alignment or fixed offset are not right, if it cannot lie where
+/// the trace wants it, or if blocks with fixed offsets collide.
+pub fn place(
+    trace: &Trace,
+    options: &Options,
+    progress: &mut dyn FnMut(&str, u64),
+) -> Result<Placement, Error> {
+    reduced(
+        trace,
+        options.align,
+        options.capacity,
+        &mut |trace, capacity| {
+            place::place(
+                trace,
+                &Options {
+                    capacity,
+                    ..*options
+                },
+                progress,
+            )
+        },
+    )
 }
 
-/// No plan's peak is less: the most bytes alive at once, each stream for itself if none waits for another. 0 for a trace that
-/// [`place`] refuses.
+/// No plan's peak is less: the most bytes alive at once, each stream for itself if none waits for
+/// another. 0 for a trace that [`place`] refuses.
 pub fn lower_bound(trace: &Trace, align: u64) -> u64 {
-    let Ok(merged) = Merged::new(trace) else { return 0 };
+    let Ok(merged) = Merged::new(trace) else {
+        return 0;
+    };
     bound(&merged.trace, align)
 }
 
@@ -45,7 +66,10 @@ fn bound(trace: &Trace, align: u64) -> u64 {
     if streams.len() < 2 || !trace.waits.is_empty() {
         return place::lower_bound(trace, align);
     }
-    streams.values().map(|which| place::lower_bound(&part(trace, which), align)).fold(0, u64::saturating_add)
+    streams
+        .values()
+        .map(|which| place::lower_bound(&part(trace, which), align))
+        .fold(0, u64::saturating_add)
 }
 
 /// Plans a trace by a planner that knows times only.
@@ -57,7 +81,10 @@ pub(super) fn reduced(
 ) -> Result<Placement, Error> {
     let merged = Merged::new(trace)?;
     let placement = over_streams(&merged.trace, align, capacity, plan);
-    let mut placement = placement.map_err(|error| Error { block: merged.first[error.block], ..error })?;
+    let mut placement = placement.map_err(|error| Error {
+        block: merged.first[error.block],
+        ..error
+    })?;
     placement.offsets = merged.of.iter().map(|&i| placement.offsets[i]).collect();
     Ok(placement)
 }
@@ -76,33 +103,61 @@ impl Merged<'_> {
         let roots = roots(&trace.blocks)?;
         let first: Vec<usize> = (0..roots.len()).filter(|&i| roots[i] == i).collect();
         if first.len() == roots.len() {
-            return Ok(Merged { trace: Cow::Borrowed(trace), of: roots, first });
+            return Ok(Merged {
+                trace: Cow::Borrowed(trace),
+                of: roots,
+                first,
+            });
         }
         let place: BTreeMap<usize, usize> = first.iter().copied().zip(0..).collect();
         let mut members = vec![vec![]; first.len()];
         for (block, root) in trace.blocks.iter().zip(&roots) {
             members[place[root]].push(block);
         }
-        let blocks = first.iter().zip(members).map(|(&i, members)| union(&trace.blocks[i], &members)).collect();
+        let blocks = first
+            .iter()
+            .zip(members)
+            .map(|(&i, members)| union(&trace.blocks[i], &members))
+            .collect();
         let of = roots.iter().map(|root| place[root]).collect();
-        let whole = Trace { blocks, waits: trace.waits.clone(), ..Trace::default() };
-        Ok(Merged { trace: Cow::Owned(whole), of, first })
+        let whole = Trace {
+            blocks,
+            waits: trace.waits.clone(),
+            ..Trace::default()
+        };
+        Ok(Merged {
+            trace: Cow::Owned(whole),
+            of,
+            first,
+        })
     }
 }
 
-/// For each block the one in whose bytes it is, through all that are between; itself if it has its own.
+/// For each block the one in whose bytes it is, through all that are between; itself if it has its
+/// own.
 ///
 /// # Errors
-/// A block that lies in itself, in one that is not there, not as large, gone before it comes, or of another stream; dynamic
-/// ones, whose place is found when they come; and given addresses that differ.
+/// A block that lies in itself, in one that is not there, not as large, gone before it comes, or of
+/// another stream; dynamic ones, whose place is found when they come; and given addresses that
+/// differ.
 pub fn roots(blocks: &[Block]) -> Result<Vec<usize>, Error> {
-    let mut roots: Vec<Option<usize>> =
-        blocks.iter().enumerate().map(|(i, b)| b.within.is_none().then_some(i)).collect();
+    let mut roots: Vec<Option<usize>> = blocks
+        .iter()
+        .enumerate()
+        .map(|(i, b)| b.within.is_none().then_some(i))
+        .collect();
     for i in 0..blocks.len() {
         let block = &blocks[i];
         let Some(other) = block.within else { continue };
-        let error = |message: String| Err(Error { block: i, message: format!("block {}: {message}", block.id) });
-        let Some(there) = blocks.get(other) else { return error("it is in a block that is not there".into()) };
+        let error = |message: String| {
+            Err(Error {
+                block: i,
+                message: format!("block {}: {message}", block.id),
+            })
+        };
+        let Some(there) = blocks.get(other) else {
+            return error("it is in a block that is not there".into());
+        };
         let id = &there.id;
         if there.bytes < block.bytes {
             return error(format!(
@@ -112,13 +167,19 @@ pub fn roots(blocks: &[Block]) -> Result<Vec<usize>, Error> {
         }
         if block.start < there.start || there.end < block.start {
             let (begin, from, to) = (block.start, there.start, there.end);
-            return error(format!("it begins at {begin} in the bytes of {id}, which lives from {from} to {to}"));
+            return error(format!(
+                "it begins at {begin} in the bytes of {id}, which lives from {from} to {to}"
+            ));
         }
         if block.origin.stream != there.origin.stream {
-            return error(format!("it is in the bytes of {id}, which belongs to another stream"));
+            return error(format!(
+                "it is in the bytes of {id}, which belongs to another stream"
+            ));
         }
         if block.origin.dynamic || there.origin.dynamic {
-            return error(format!("it is in the bytes of {id}, and the place of a dynamic block is not planned"));
+            return error(format!(
+                "it is in the bytes of {id}, and the place of a dynamic block is not planned"
+            ));
         }
         // Invariant: those on the path have no root yet.
         let mut path = vec![];
@@ -138,9 +199,17 @@ pub fn roots(blocks: &[Block]) -> Result<Vec<usize>, Error> {
         };
         path.into_iter().for_each(|at| roots[at] = Some(root));
     }
-    let roots: Vec<usize> = roots.into_iter().enumerate().map(|(i, root)| root.unwrap_or(i)).collect();
+    let roots: Vec<usize> = roots
+        .into_iter()
+        .enumerate()
+        .map(|(i, root)| root.unwrap_or(i))
+        .collect();
     let mut given: BTreeMap<usize, usize> = BTreeMap::new();
-    for (i, block) in blocks.iter().enumerate().filter(|(_, block)| block.offset.is_some()) {
+    for (i, block) in blocks
+        .iter()
+        .enumerate()
+        .filter(|(_, block)| block.offset.is_some())
+    {
         let other = &blocks[*given.entry(roots[i]).or_insert(i)];
         if other.offset != block.offset {
             let message = format!(
@@ -158,7 +227,11 @@ fn union(first: &Block, members: &[&Block]) -> Block {
     let mut needed: Vec<(u64, u64)> = members.iter().flat_map(|block| spans(block)).collect();
     needed.sort_unstable();
     Block {
-        alignment: members.iter().map(|block| block.alignment).max().unwrap_or(0),
+        alignment: members
+            .iter()
+            .map(|block| block.alignment)
+            .max()
+            .unwrap_or(0),
         offset: members.iter().find_map(|block| block.offset),
         ..during(first, &needed)
     }
@@ -181,8 +254,17 @@ fn during(block: &Block, needed: &[(u64, u64)]) -> Block {
         end = end.max(to);
     }
     match needed.first() {
-        Some(&(start, _)) => Block { start, end, gaps, within: None, ..block.clone() },
-        None => Block { within: None, ..block.clone() },
+        Some(&(start, _)) => Block {
+            start,
+            end,
+            gaps,
+            within: None,
+            ..block.clone()
+        },
+        None => Block {
+            within: None,
+            ..block.clone()
+        },
     }
 }
 
@@ -198,10 +280,18 @@ fn by_stream(trace: &Trace) -> BTreeMap<u32, Vec<usize>> {
 /// Some blocks of a trace, which is all that planners look at.
 fn part(trace: &Trace, which: &[usize]) -> Trace {
     let blocks = which.iter().map(|&i| trace.blocks[i].clone()).collect();
-    Trace { blocks, ..Trace::default() }
+    Trace {
+        blocks,
+        ..Trace::default()
+    }
 }
 
-fn over_streams(trace: &Trace, align: u64, capacity: Option<u64>, plan: &mut Plan<'_>) -> Result<Placement, Error> {
+fn over_streams(
+    trace: &Trace,
+    align: u64,
+    capacity: Option<u64>,
+    plan: &mut Plan<'_>,
+) -> Result<Placement, Error> {
     let streams = by_stream(trace);
     if streams.len() < 2 {
         return plan(trace, capacity);
@@ -220,13 +310,24 @@ fn over_streams(trace: &Trace, align: u64, capacity: Option<u64>, plan: &mut Pla
     if fixed || !good && !trace.waits.is_empty() && streams.len() <= MOST_STREAMS {
         let together = plan(&until_waited(trace), capacity)?;
         if best.as_ref().is_none_or(|best| together.peak < best.peak) {
-            best = Some(Placement { method: format!("{}, streams together", together.method), ..together });
+            best = Some(Placement {
+                method: format!("{}, streams together", together.method),
+                ..together
+            });
         }
     }
     let best = best.expect("one of both should have been tried");
     // What a planner has proven is about the lives that it was given.
-    let lower_bound = if trace.waits.is_empty() && !fixed { best.lower_bound } else { bound };
-    Ok(Placement { lower_bound, optimal: best.peak == lower_bound, ..best })
+    let lower_bound = if trace.waits.is_empty() && !fixed {
+        best.lower_bound
+    } else {
+        bound
+    };
+    Ok(Placement {
+        lower_bound,
+        optimal: best.peak == lower_bound,
+        ..best
+    })
 }
 
 /// A region for each stream.
@@ -240,38 +341,72 @@ fn apart(
     let mut parts: Vec<(u64, &Vec<usize>, Trace)> = streams
         .values()
         .map(|which| {
-            let own = which.iter().map(|&i| trace.blocks[i].alignment).max().unwrap_or(0);
+            let own = which
+                .iter()
+                .map(|&i| trace.blocks[i].alignment)
+                .max()
+                .unwrap_or(0);
             (own.max(align).max(1), which, part(trace, which))
         })
         .collect();
     // By falling alignment, so that no bytes are lost between regions.
     parts.sort_by_key(|(own, ..)| Reverse(*own));
-    let bounds: Vec<u64> = parts.iter().map(|(_, _, part)| place::lower_bound(part, align)).collect();
+    let bounds: Vec<u64> = parts
+        .iter()
+        .map(|(_, _, part)| place::lower_bound(part, align))
+        .collect();
     let mut offsets = vec![0; trace.blocks.len()];
     let (mut base, mut lower_bound, mut methods) = (0u64, 0, BTreeSet::new());
     for (k, (own, which, part)) in parts.iter().enumerate() {
         base = base.next_multiple_of(*own);
         let above: u64 = bounds[k + 1..].iter().sum();
         let capacity = capacity.map(|capacity| capacity.saturating_sub(base).saturating_sub(above));
-        let placement = plan(part, capacity).map_err(|error| Error { block: which[error.block], ..error })?;
-        which.iter().zip(&placement.offsets).for_each(|(&i, at)| offsets[i] = base + at);
+        let placement = plan(part, capacity).map_err(|error| Error {
+            block: which[error.block],
+            ..error
+        })?;
+        which
+            .iter()
+            .zip(&placement.offsets)
+            .for_each(|(&i, at)| offsets[i] = base + at);
         base += placement.peak;
         lower_bound += placement.lower_bound;
         methods.insert(placement.method);
     }
     let methods: Vec<String> = methods.into_iter().collect();
     let method = format!("{}, {} streams apart", methods.join(" and "), parts.len());
-    Ok(Placement { offsets, peak: base, lower_bound, optimal: base == lower_bound, method })
+    Ok(Placement {
+        offsets,
+        peak: base,
+        lower_bound,
+        optimal: base == lower_bound,
+        method,
+    })
 }
 
-/// The trace as of one stream, in which every block lives until all other streams that ask for blocks have waited for its own.
-/// What nobody waits for stays to the end.
+/// The trace as of one stream, in which every block lives until all other streams that ask for
+/// blocks have waited for its own. What nobody waits for stays to the end.
 pub(super) fn until_waited(trace: &Trace) -> Trace {
-    let asking: BTreeSet<u32> = trace.blocks.iter().map(|block| block.origin.stream).collect();
+    let asking: BTreeSet<u32> = trace
+        .blocks
+        .iter()
+        .map(|block| block.origin.stream)
+        .collect();
     let named = trace.waits.iter().flat_map(|wait| [wait.stream, wait.on]);
-    let number: BTreeMap<u32, usize> =
-        asking.iter().copied().chain(named).collect::<BTreeSet<u32>>().into_iter().zip(0..).collect();
-    let over = trace.blocks.iter().map(|block| block.end).max().unwrap_or(0);
+    let number: BTreeMap<u32, usize> = asking
+        .iter()
+        .copied()
+        .chain(named)
+        .collect::<BTreeSet<u32>>()
+        .into_iter()
+        .zip(0..)
+        .collect();
+    let over = trace
+        .blocks
+        .iter()
+        .map(|block| block.end)
+        .max()
+        .unwrap_or(0);
     let mut ends: Vec<(u64, usize)> = vec![];
     for (i, block) in trace.blocks.iter().enumerate() {
         ends.extend(spans(block).map(|(_, to)| (to, i)));
@@ -279,7 +414,8 @@ pub(super) fn until_waited(trace: &Trace) -> Trace {
     ends.sort_unstable();
     let mut waits: Vec<_> = trace.waits.iter().collect();
     waits.sort_by_key(|wait| wait.tick);
-    // From the end of time to its beginning: when each stream will know of all that another has been asked to do by now.
+    // From the end of time to its beginning: when each stream will know of all that another has
+    // been asked to do by now.
     let never = u64::MAX;
     let mut knows = vec![vec![never; number.len()]; number.len()];
     let mut until: BTreeMap<(u64, u32), u64> = BTreeMap::new();
@@ -290,18 +426,34 @@ pub(super) fn until_waited(trace: &Trace) -> Trace {
                 continue;
             }
             let news = knows[stream].clone();
-            knows[on].iter_mut().zip(news).for_each(|(known, new)| *known = new.min(*known));
+            knows[on]
+                .iter_mut()
+                .zip(news)
+                .for_each(|(known, new)| *known = new.min(*known));
             knows[on][stream] = wait.tick;
         }
         let own = trace.blocks[i].origin.stream;
-        let known = asking.iter().filter(|&&other| other != own).map(|other| knows[number[&own]][number[other]]).max();
+        let known = asking
+            .iter()
+            .filter(|&&other| other != own)
+            .map(|other| knows[number[&own]][number[other]])
+            .max();
         // What comes at the tick of the wait itself may come before it.
-        until.insert((to, own), known.unwrap_or(0).saturating_add(1).min(over).max(to));
+        until.insert(
+            (to, own),
+            known.unwrap_or(0).saturating_add(1).min(over).max(to),
+        );
     }
     let blocks = trace.blocks.iter().map(|block| {
         let own = block.origin.stream;
-        let needed: Vec<(u64, u64)> = spans(block).map(|(from, to)| (from, until[&(to, own)])).collect();
+        let needed: Vec<(u64, u64)> = spans(block)
+            .map(|(from, to)| (from, until[&(to, own)]))
+            .collect();
         during(block, &needed)
     });
-    Trace { blocks: blocks.collect(), ..Trace::default() }.one_stream()
+    Trace {
+        blocks: blocks.collect(),
+        ..Trace::default()
+    }
+    .one_stream()
 }

@@ -1,7 +1,9 @@
-//! Makes a plan fit a capacity by moving few blocks: what lies above it is taken out and put back in one by one; a block that
-//! finds no hole takes the place of others that are the cheapest to move, and they are put back in turn. Each time that a
-//! block is in the way it becomes dearer to move, so that the search leaves the same corner alone for a while (ejection pools:
-//! Nagata and Bräysy, 2009, for vehicle routes; priorities that grow with trouble: Joslin and Clements' squeaky wheels).
+//! Makes a plan fit a capacity by moving few blocks: what lies above it is taken out and put back
+//! in one by one; a block that finds no hole takes the place of others that are the cheapest to
+//! move, and they are put back in turn. Each time that a block is in the way it becomes dearer to
+//! move, so that the search leaves the same corner alone for a while (ejection pools: Nagata and
+//! Bräysy, 2009, for vehicle routes; priorities that grow with trouble: Joslin and Clements'
+//! squeaky wheels).
 
 use super::order::next;
 use super::problem::{FREE, Item, Problem};
@@ -24,7 +26,8 @@ pub(super) struct Repair<'a> {
     trouble: Vec<u32>,
     at: Vec<u64>,
     random: u64,
-    /// Placed items that meet the one at hand: addresses and numbers, by their beginning; and ends and costs, by their ends.
+    /// Placed items that meet the one at hand: addresses and numbers, by their beginning; and ends
+    /// and costs, by their ends.
     near: Vec<(u64, u64, u32)>,
     ends: Vec<(u64, u64)>,
     /// How many items were looked at.
@@ -49,7 +52,8 @@ impl<'a> Repair<'a> {
         for s in 1..first.len() {
             first[s] = first[s].max(first[s - 1]);
         }
-        let weight = |item: &Item| ((item.bytes as f64 * item.sections() as f64).sqrt() as u64).max(1);
+        let weight =
+            |item: &Item| ((item.bytes as f64 * item.sections() as f64).sqrt() as u64).max(1);
         Repair {
             problem,
             base,
@@ -66,7 +70,8 @@ impl<'a> Repair<'a> {
         }
     }
 
-    /// Looks for a plan within `capacity`, starting from another, until so many items have been looked at.
+    /// Looks for a plan within `capacity`, starting from another, until so many items have been
+    /// looked at.
     pub(super) fn run(&mut self, start: &[u64], capacity: u64, limit: u64) -> Option<Vec<u64>> {
         let items = &self.problem.items;
         self.at = start.to_vec();
@@ -74,7 +79,9 @@ impl<'a> Repair<'a> {
         let mut pool = vec![];
         for (i, item) in items.iter().enumerate() {
             if capacity < start[i] + item.bytes {
-                if item.fixed != FREE || capacity < self.base.next_multiple_of(item.align) + item.bytes {
+                if item.fixed != FREE
+                    || capacity < self.base.next_multiple_of(item.align) + item.bytes
+                {
                     return None;
                 }
                 self.at[i] = OPEN;
@@ -108,7 +115,8 @@ impl<'a> Repair<'a> {
         self.near.sort_unstable();
     }
 
-    /// Puts an item into the smallest hole that it fits, or in place of others, which go to the pool.
+    /// Puts an item into the smallest hole that it fits, or in place of others, which go to the
+    /// pool.
     fn insert(&mut self, i: u32, capacity: u64, pool: &mut Vec<u32>) -> Option<()> {
         let item = self.problem.items[i as usize];
         self.look(i);
@@ -141,14 +149,21 @@ impl<'a> Repair<'a> {
         if self.problem.items[i as usize].fixed != FREE {
             return 1 << 60;
         }
-        self.weight[i as usize].saturating_mul(u64::from(self.trouble[i as usize])).min(1 << 40)
+        self.weight[i as usize]
+            .saturating_mul(u64::from(self.trouble[i as usize]))
+            .min(1 << 40)
     }
 
-    /// The place at which what is in the way costs the least to move; none if there are fixed blocks wherever it could be.
+    /// The place at which what is in the way costs the least to move; none if there are fixed
+    /// blocks wherever it could be.
     fn cheapest(&mut self, item: &Item, capacity: u64) -> Option<u64> {
         let mut ends = std::mem::take(&mut self.ends);
         ends.clear();
-        ends.extend(self.near.iter().map(|&(_, hi, other)| (hi, self.cost(other))));
+        ends.extend(
+            self.near
+                .iter()
+                .map(|&(_, hi, other)| (hi, self.cost(other))),
+        );
         ends.sort_unstable();
         let mut best: Option<(u128, u64)> = None;
         let mut ties = 0;
@@ -170,25 +185,35 @@ impl<'a> Repair<'a> {
             if capacity < at + item.bytes {
                 break;
             }
-            consider(in_way.cost(self, &ends, at, item.bytes), at, &mut self.random);
+            consider(
+                in_way.cost(self, &ends, at, item.bytes),
+                at,
+                &mut self.random,
+            );
         }
         // Directly under one, or at the top.
         let mut in_way = InWay::default();
         for k in 0..=self.near.len() {
             let hi = self.near.get(k).map_or(capacity, |&(lo, _, _)| lo);
-            let Some(at) = hi.checked_sub(item.bytes).map(|at| at & !(item.align - 1)) else { continue };
+            let Some(at) = hi.checked_sub(item.bytes).map(|at| at & !(item.align - 1)) else {
+                continue;
+            };
             if at < self.base {
                 continue;
             }
-            consider(in_way.cost(self, &ends, at, item.bytes), at, &mut self.random);
+            consider(
+                in_way.cost(self, &ends, at, item.bytes),
+                at,
+                &mut self.random,
+            );
         }
         self.ends = ends;
         best.filter(|&(cost, _)| cost < 1 << 60).map(|(_, at)| at)
     }
 }
 
-/// What costs the items that are in the way at addresses that rise: how many begin below a place's end and how many end before
-/// it, and what these cost.
+/// What costs the items that are in the way at addresses that rise: how many begin below a place's
+/// end and how many end before it, and what these cost.
 #[derive(Default)]
 struct InWay {
     begun: (usize, u128),

@@ -1,9 +1,10 @@
 //! What kind of requests a trace has: sizes, classes by life, the most bytes alive.
 //!
-//! The classes are those of STAlloc (paper section 2.3): *persistent* blocks are there before the first phase and stay after
-//! the last, as weights do; *scoped* ones come in one phase and go in another, as activations do; *transient* ones come
-//! and go within a phase. Where phases are not known, those are persistent that come before anything goes and stay after
-//! the last has come, and the others are told apart by how long they live: the two classes that differ most in the
+//! The classes are those of STAlloc (paper section 2.3): *persistent* blocks are there before the
+//! first phase and stay after the last, as weights do; *scoped* ones come in one phase and go in
+//! another, as activations do; *transient* ones come and go within a phase. Where phases are not
+//! known, those are persistent that come before anything goes and stay after the last has come, and
+//! the others are told apart by how long they live: the two classes that differ most in the
 //! logarithm of it (Otsu's threshold).
 
 use super::trace::{Block, Trace};
@@ -81,7 +82,9 @@ pub fn classes(trace: &Trace) -> (Vec<Class>, bool) {
     let blocks = &trace.blocks;
     let first_end = blocks.iter().map(|block| block.end).min().unwrap_or(0);
     let last_start = blocks.iter().map(|block| block.start).max().unwrap_or(0);
-    let by_phases = blocks.iter().any(|block| block.origin.phases.0 != 0 && block.origin.phases.1 != 0);
+    let by_phases = blocks
+        .iter()
+        .any(|block| block.origin.phases.0 != 0 && block.origin.phases.1 != 0);
     let first_phase = trace.phases.get(1).map_or(0, |span| span.start);
     let last_phase = trace.phases.last().map_or(0, |span| span.end);
     let persists = |block: &Block| match by_phases {
@@ -102,8 +105,8 @@ pub fn classes(trace: &Trace) -> (Vec<Class>, bool) {
     (blocks.iter().map(class).collect(), by_phases)
 }
 
-/// The threshold that parts numbers into two classes with the largest variance between them (N. Otsu, 1979). Numbers up to
-/// it are the lower class; all are, if they are equal.
+/// The threshold that parts numbers into two classes with the largest variance between them (N.
+/// Otsu, 1979). Numbers up to it are the lower class; all are, if they are equal.
 fn otsu(numbers: impl Iterator<Item = f64>) -> f64 {
     let mut numbers: Vec<f64> = numbers.collect();
     numbers.sort_unstable_by(f64::total_cmp);
@@ -124,12 +127,16 @@ fn otsu(numbers: impl Iterator<Item = f64>) -> f64 {
     threshold
 }
 
-/// Bytes alive over time, as they were asked for: ticks at which the sum changes, ascending, and the sum from there on.
+/// Bytes alive over time, as they were asked for: ticks at which the sum changes, ascending, and
+/// the sum from there on.
 pub fn live_bytes(trace: &Trace) -> Vec<(u64, u64)> {
     let mut change: BTreeMap<u64, i128> = BTreeMap::new();
     for block in &trace.blocks {
         let bytes = i128::from(block.bytes);
-        let gaps = block.gaps.iter().flat_map(|&(start, end)| [(start, -bytes), (end, bytes)]);
+        let gaps = block
+            .gaps
+            .iter()
+            .flat_map(|&(start, end)| [(start, -bytes), (end, bytes)]);
         for (tick, bytes) in gaps.chain([(block.start, bytes), (block.end, -bytes)]) {
             *change.entry(tick).or_insert(0) += bytes;
         }
@@ -163,7 +170,12 @@ pub fn stats(trace: &Trace) -> Stats {
     };
     let share = |chosen: &dyn Fn(usize) -> bool| {
         let mut share = Share::default();
-        for block in blocks.iter().enumerate().filter(|&(i, _)| chosen(i)).map(|(_, block)| block) {
+        for block in blocks
+            .iter()
+            .enumerate()
+            .filter(|&(i, _)| chosen(i))
+            .map(|(_, block)| block)
+        {
             share.blocks += 1;
             share.bytes += block.bytes;
             share.peak_bytes += if alive(block) { block.bytes } else { 0 };
@@ -177,7 +189,8 @@ pub fn stats(trace: &Trace) -> Stats {
     let mut frequent: Vec<(u64, usize)> = sizes.iter().map(|(&bytes, &n)| (bytes, n)).collect();
     frequent.sort_by_key(|&(bytes, n)| (std::cmp::Reverse(n), bytes));
     frequent.truncate(FREQUENT);
-    let streams: std::collections::BTreeSet<u32> = blocks.iter().map(|block| block.origin.stream).collect();
+    let streams: std::collections::BTreeSet<u32> =
+        blocks.iter().map(|block| block.origin.stream).collect();
     Stats {
         blocks: blocks.len(),
         above_512: sizes.values().sum(),
@@ -201,7 +214,16 @@ mod tests {
     use super::*;
 
     fn block(start: u64, end: u64, bytes: u64, phases: (u32, u32)) -> Block {
-        Block { start, end, bytes, origin: Origin { phases, ..Origin::default() }, ..Block::default() }
+        Block {
+            start,
+            end,
+            bytes,
+            origin: Origin {
+                phases,
+                ..Origin::default()
+            },
+            ..Block::default()
+        }
     }
 
     #[test]
@@ -213,15 +235,29 @@ mod tests {
             block(2, 3, 50, (1, 1)),
             block(6, 7, 600, (2, 2)),
         ];
-        let span = |name: &str, start, end| Span { name: name.into(), start, end };
+        let span = |name: &str, start, end| Span {
+            name: name.into(),
+            start,
+            end,
+        };
         let phases = vec![Span::default(), span("fwd.0", 1, 5), span("bwd.0", 5, 9)];
-        let trace = Trace { blocks, phases, ..Trace::default() };
+        let trace = Trace {
+            blocks,
+            phases,
+            ..Trace::default()
+        };
         let stats = stats(&trace);
         assert!(stats.by_phases);
         assert_eq!(stats.classes.map(|share| share.blocks), [1, 1, 2]);
-        assert_eq!(stats.classes.map(|share| share.peak_bytes), [1000, 600, 600]);
+        assert_eq!(
+            stats.classes.map(|share| share.peak_bytes),
+            [1000, 600, 600]
+        );
         assert_eq!((stats.live_peak_bytes, stats.peak_tick), (2200, 6));
-        assert_eq!((stats.above_512, stats.sizes_above_512, stats.phases), (3, 2, 2));
+        assert_eq!(
+            (stats.above_512, stats.sizes_above_512, stats.phases),
+            (3, 2, 2)
+        );
         assert_eq!(stats.frequent, [(600, 2), (1000, 1)]);
     }
 
@@ -232,11 +268,17 @@ mod tests {
             blocks.push(block(i, 100 - i, 8, (0, 0)));
             blocks.push(block(i, i + 1, 8, (0, 0)));
         }
-        let trace = Trace { blocks, ..Trace::default() };
+        let trace = Trace {
+            blocks,
+            ..Trace::default()
+        };
         let (classes, by_phases) = classes(&trace);
         assert!(!by_phases);
         assert_eq!(classes[0], Class::Persistent);
-        let transient = classes.iter().filter(|&&class| class == Class::Transient).count();
+        let transient = classes
+            .iter()
+            .filter(|&&class| class == Class::Transient)
+            .count();
         // The innermost of the nested ones live as briefly as some others.
         assert!((39..45).contains(&transient), "{transient}");
     }
@@ -244,6 +286,9 @@ mod tests {
     #[test]
     fn nothing_is_nothing() {
         let stats = stats(&Trace::default());
-        assert_eq!((stats.blocks, stats.live_peak_bytes, stats.classes), (0, 0, [Share::default(); 3]));
+        assert_eq!(
+            (stats.blocks, stats.live_peak_bytes, stats.classes),
+            (0, 0, [Share::default(); 3])
+        );
     }
 }

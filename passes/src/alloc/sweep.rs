@@ -1,6 +1,7 @@
-//! First fit and best fit in the order of time, forward or backward: an allocator that serves the trace. What is in a block's
-//! way at the moment it comes is all that ever is, so one set of free addresses is enough, and a block takes a tenth of the time
-//! that it takes in any other order. Backward is better most often: a step's last part tears down what its first built up.
+//! First fit and best fit in the order of time, forward or backward: an allocator that serves the
+//! trace. What is in a block's way at the moment it comes is all that ever is, so one set of free
+//! addresses is enough, and a block takes a tenth of the time that it takes in any other order.
+//! Backward is better most often: a step's last part tears down what its first built up.
 
 use super::problem::{FREE, Problem};
 use std::cmp::Reverse;
@@ -18,11 +19,16 @@ pub(super) struct Sweep {
 struct Holes(Vec<(u64, u64)>);
 
 impl Holes {
-    /// Takes the lowest multiple of `align` at which `bytes` bytes are free, or one in the smallest hole.
+    /// Takes the lowest multiple of `align` at which `bytes` bytes are free, or one in the smallest
+    /// hole.
     fn take(&mut self, bytes: u64, align: u64, snug: bool) -> u64 {
         let up = |address: u64| (address + (align - 1)) & !(align - 1);
         let mut fitting = (0..self.0.len()).filter(|&k| up(self.0[k].0) + bytes <= self.0[k].1);
-        let k = if snug { fitting.min_by_key(|&k| self.0[k].1 - self.0[k].0) } else { fitting.next() };
+        let k = if snug {
+            fitting.min_by_key(|&k| self.0[k].1 - self.0[k].0)
+        } else {
+            fitting.next()
+        };
         let k = k.expect("the last hole should have room");
         let (lo, hi) = self.0[k];
         let at = up(lo);
@@ -57,7 +63,10 @@ impl Sweep {
     /// What it is called.
     pub(super) fn name(self) -> String {
         let direction = if self.backward { "backward" } else { "forward" };
-        format!("{} fit {direction}", if self.snug { "best" } else { "first" })
+        format!(
+            "{} fit {direction}",
+            if self.snug { "best" } else { "first" }
+        )
     }
 
     /// Whether it can place a problem's items: none has a fixed place or a gap.
@@ -85,7 +94,10 @@ impl Sweep {
         let mut at = vec![0; items.len()];
         for i in coming {
             while let Some(gone) = going.next_if(|&other| goes(other) <= comes(i)) {
-                holes.give(at[gone as usize], at[gone as usize] + items[gone as usize].bytes);
+                holes.give(
+                    at[gone as usize],
+                    at[gone as usize] + items[gone as usize].bytes,
+                );
             }
             let item = &items[i as usize];
             at[i as usize] = holes.take(item.bytes, item.align, self.snug);
@@ -126,7 +138,8 @@ mod tests {
                     let item = &problem.items[i];
                     let span = (item.start, item.end);
                     prop_assert!(at[i].is_multiple_of(item.align) && base <= at[i]);
-                    prop_assert_eq!(tree.lowest(span, item.bytes, 1, at[i]), at[i], "it meets another");
+                    prop_assert_eq!(tree.lowest(span, item.bytes, 1, at[i]), at[i], "it meets \
+                        another");
                     prop_assert!(snug || tree.lowest(span, item.bytes, item.align, base) == at[i]);
                     tree.insert(item.start, item.end, at[i], at[i] + item.bytes);
                 }

@@ -1,5 +1,5 @@
-//! What an address planner plans: blocks of memory over time, whoever asked for them. A schedule's buffers are one source,
-//! traces of other programs are others.
+//! What an address planner plans: blocks of memory over time, whoever asked for them. A schedule's
+//! buffers are one source, traces of other programs are others.
 
 /// A block of memory. Times are ticks: the block lives in `start..end`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -16,16 +16,18 @@ pub struct Block {
     pub alignment: u64,
     /// Where it has to be, if that is given.
     pub offset: Option<u64>,
-    /// The position of a block in whose bytes it is made: it lies where that one lies. That one lives until this one begins, or
-    /// longer, and is no smaller.
+    /// The position of a block in whose bytes it is made: it lies where that one lies. That one
+    /// lives until this one begins, or longer, and is no smaller.
     pub within: Option<usize>,
-    /// Times within `start..end`, ascending and apart, in which nobody needs its bytes: others may lie there.
+    /// Times within `start..end`, ascending and apart, in which nobody needs its bytes: others may
+    /// lie there.
     pub gaps: Vec<(u64, u64)>,
     /// What is known of who asked for it.
     pub origin: Origin,
 }
 
-/// Who asked for a block, and who let it go. Numbers are positions in the lists of [`Trace`]; 0 is unknown.
+/// Who asked for a block, and who let it go. Numbers are positions in the lists of [`Trace`]; 0 is
+/// unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Origin {
     /// The computation phases (forward or backward of one micro-batch) in which it came and went.
@@ -38,8 +40,8 @@ pub struct Origin {
     pub dynamic: bool,
 }
 
-/// A stream waits for all that another has been asked to do. What that one freed before this tick, the waiting one may have
-/// after it.
+/// A stream waits for all that another has been asked to do. What that one freed before this tick,
+/// the waiting one may have after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Wait {
     /// When.
@@ -67,7 +69,10 @@ impl Trace {
     /// The trace as if one stream had asked for everything.
     pub fn one_stream(&self) -> Trace {
         let mut trace = self.clone();
-        trace.blocks.iter_mut().for_each(|block| block.origin.stream = 0);
+        trace
+            .blocks
+            .iter_mut()
+            .for_each(|block| block.origin.stream = 0);
         trace.waits.clear();
         trace
     }

@@ -1,8 +1,10 @@
-//! Which addresses are in use over a span of time: a segment tree over time whose nodes hold sets of address ranges.
+//! Which addresses are in use over a span of time: a segment tree over time whose nodes hold sets
+//! of address ranges.
 //!
-//! A range that is in use over the whole of a node's time, and not of its parent's, is in the node's `here`. `below` is
-//! the union of `here` over the node and all its descendants. The ranges in use at some time of a span are then the
-//! `below` of the nodes that make up the span, and the `here` of their ancestors.
+//! A range that is in use over the whole of a node's time, and not of its parent's, is in the
+//! node's `here`. `below` is the union of `here` over the node and all its descendants. The ranges
+//! in use at some time of a span are then the `below` of the nodes that make up the span, and the
+//! `here` of their ancestors.
 
 /// Disjoint ranges `lo..hi` in ascending order, none touching the next.
 #[derive(Clone, Default)]
@@ -50,7 +52,14 @@ impl Tree {
     pub(super) fn new(n: u32) -> Tree {
         let leaves = (n as usize).next_power_of_two();
         let sets = vec![Ranges::default(); 4 * leaves];
-        Tree { leaves, sets, query: vec![], passed: vec![], used: vec![], work: 0 }
+        Tree {
+            leaves,
+            sets,
+            query: vec![],
+            passed: vec![],
+            used: vec![],
+            work: 0,
+        }
     }
 
     /// Forgets all addresses.
@@ -75,12 +84,13 @@ impl Tree {
         }
     }
 
-    /// Calls `above` with the ancestors of the nodes that make up `start..end`, each once, from below; it says whether its own
-    /// ancestors are wanted.
+    /// Calls `above` with the ancestors of the nodes that make up `start..end`, each once, from
+    /// below; it says whether its own ancestors are wanted.
     fn ancestors(&self, start: u32, end: u32, mut above: impl FnMut(usize) -> bool) {
         let (first, last) = (start as usize + self.leaves, end as usize + self.leaves);
         let mut wanted = (true, true);
-        // A node over an end of the span is an ancestor exactly if it reaches out of the span at that end.
+        // A node over an end of the span is an ancestor exactly if it reaches out of the span at
+        // that end.
         for up in 1..=self.leaves.ilog2() {
             let (left, right) = (first >> up, (last - 1) >> up);
             let reaches = (left << up != first, ((right + 1) << up) != last);
@@ -135,8 +145,15 @@ impl Tree {
         self.query = query;
     }
 
-    /// The lowest multiple of `align` from `from` on at which `bytes` bytes are free over all of `start..end`.
-    pub(super) fn lowest(&mut self, (start, end): (u32, u32), bytes: u64, align: u64, from: u64) -> u64 {
+    /// The lowest multiple of `align` from `from` on at which `bytes` bytes are free over all of
+    /// `start..end`.
+    pub(super) fn lowest(
+        &mut self,
+        (start, end): (u32, u32),
+        bytes: u64,
+        align: u64,
+        from: u64,
+    ) -> u64 {
         self.find(start, end);
         self.passed.clear();
         self.passed.resize(self.query.len(), 0);
@@ -146,8 +163,8 @@ impl Tree {
         loop {
             let mut next = at;
             for (&set, passed) in self.query.iter().zip(&mut self.passed) {
-                // Most often there are none or one or two to pass. Ranges of one set do not touch, yet the gap between two may be
-                // too small.
+                // Most often there are none or one or two to pass. Ranges of one set do not touch,
+                // yet the gap between two may be too small.
                 let before = *passed;
                 for &(lo, hi) in &self.sets[set].0[*passed..] {
                     if next + bytes <= lo {
@@ -167,9 +184,16 @@ impl Tree {
         }
     }
 
-    /// The same in the smallest hole that is large enough; what is free below `top` counts as one. If there is none, above
-    /// all that is in use.
-    pub(super) fn snuggest(&mut self, (start, end): (u32, u32), bytes: u64, align: u64, from: u64, top: u64) -> u64 {
+    /// The same in the smallest hole that is large enough; what is free below `top` counts as one.
+    /// If there is none, above all that is in use.
+    pub(super) fn snuggest(
+        &mut self,
+        (start, end): (u32, u32),
+        bytes: u64,
+        align: u64,
+        from: u64,
+        top: u64,
+    ) -> u64 {
         self.find(start, end);
         self.used.clear();
         for &set in &self.query {

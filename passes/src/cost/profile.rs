@@ -1,5 +1,6 @@
-//! A machine as it was measured: the file that `lighterage profile` writes, and a cost model made of it. What was not
-//! measured is a guess: the roofline, times what measured ops took more than theirs.
+//! A machine as it was measured: the file that `lighterage profile` writes, and a cost model made
+//! of it. What was not measured is a guess: the roofline, times what measured ops took more than
+//! theirs.
 
 use super::{Cost, Lane, Roofline, Shares};
 use crate::pipeline::Kernels;
@@ -78,13 +79,15 @@ pub struct LinkFigures {
 pub struct OpFigures {
     /// One run on the device, µs.
     pub micros: f64,
-    /// The shortest run, µs: what ways to compute the same are compared by, whatever else the machine did.
+    /// The shortest run, µs: what ways to compute the same are compared by, whatever else the
+    /// machine did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least_micros: Option<f64>,
     /// One run on the host's cores, µs, if they can run it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_micros: Option<f64>,
-    /// How often a step runs it; 0 if it was measured for what it takes beside a group that it is in.
+    /// How often a step runs it; 0 if it was measured for what it takes beside a group that it is
+    /// in.
     pub count: u32,
 }
 
@@ -92,10 +95,18 @@ pub struct OpFigures {
 pub fn key(graph: &Graph, node: Node) -> String {
     let data = &graph.nodes[node];
     let types = |values: &[ir::Value]| {
-        let types: Vec<String> = values.iter().map(|&v| graph.values[v].ty.to_string()).collect();
+        let types: Vec<String> = values
+            .iter()
+            .map(|&v| graph.values[v].ty.to_string())
+            .collect();
         types.join(" ")
     };
-    format!("{} {} -> {}", text::print_op(&data.op), types(&data.inputs), types(&data.outputs))
+    format!(
+        "{} {} -> {}",
+        text::print_op(&data.op),
+        types(&data.inputs),
+        types(&data.outputs)
+    )
 }
 
 impl Profile {
@@ -108,12 +119,17 @@ impl Profile {
         }
         let head: Head = toml::from_str(text).map_err(|e| e.to_string())?;
         if head.version != VERSION {
-            return Err(format!("a profile of version {}; this reads version {VERSION}: profile again", head.version));
+            return Err(format!(
+                "a profile of version {}; this reads version {VERSION}: profile again",
+                head.version
+            ));
         }
         let profile: Profile = toml::from_str(text).map_err(|e| e.to_string())?;
         profile.validate()?;
         if !text.trim_end().ends_with(END) {
-            return Err(format!("it was cut off, for its last line is not `{END}`: profile again"));
+            return Err(format!(
+                "it was cut off, for its last line is not `{END}`: profile again"
+            ));
         }
         Ok(profile)
     }
@@ -135,7 +151,10 @@ impl Profile {
             ("guess_factor", self.guess_factor[1]),
         ];
         // As much as a byte a day, as little as a petabyte a microsecond.
-        if let Some((field, rate)) = rates.into_iter().find(|(_, rate)| !(1e-6 <= *rate && *rate <= 1e21)) {
+        if let Some((field, rate)) = rates
+            .into_iter()
+            .find(|(_, rate)| !(1e-6 <= *rate && *rate <= 1e21))
+        {
             return Err(format!("{field} should be a positive number, not {rate}"));
         }
         let times = [
@@ -150,17 +169,25 @@ impl Profile {
                 .flatten()
                 .map(|micros| (key.as_str(), micros))
         });
-        if let Some((field, micros)) = times.into_iter().chain(ops).find(|(_, t)| !(0.0 <= *t && *t <= MAX_MICROS)) {
+        if let Some((field, micros)) = times
+            .into_iter()
+            .chain(ops)
+            .find(|(_, t)| !(0.0 <= *t && *t <= MAX_MICROS))
+        {
             return Err(format!("{field}: {micros} is not a time"));
         }
         let lanes: BTreeSet<&str> = Lane::ALL.into_iter().map(Lane::name).collect();
         for (lane, shares) in &self.keeps {
             for (other, share) in shares {
                 if !(lanes.contains(&**lane) && lanes.contains(&**other) && lane != other) {
-                    return Err(format!("keeps.{lane}.{other}: there is no such pair of lanes"));
+                    return Err(format!(
+                        "keeps.{lane}.{other}: there is no such pair of lanes"
+                    ));
                 }
                 if !(0.01 <= *share && *share <= 1.0) {
-                    return Err(format!("keeps.{lane}.{other} should be a share, from 0.01 to 1, not {share}"));
+                    return Err(format!(
+                        "keeps.{lane}.{other} should be a share, from 0.01 to 1, not {share}"
+                    ));
                 }
             }
         }
@@ -183,21 +210,33 @@ pub struct Profiled {
 }
 
 impl Profiled {
-    /// The costs that were measured. With `link`, copies are slowed to so many bytes per second, and take the device's
-    /// time to start. An error if the profile stands for another device.
+    /// The costs that were measured. With `link`, copies are slowed to so many bytes per second,
+    /// and take the device's time to start. An error if the profile stands for another device.
     pub fn new(profile: Profile, device: &Device, link: Option<f64>) -> Result<Profiled, String> {
         if profile.device != device.name {
-            return Err(format!("it was measured for {}, not for {}", profile.device, device.name));
+            return Err(format!(
+                "it was measured for {}, not for {}",
+                profile.device, device.name
+            ));
         }
         let figures = profile.link;
-        let mut shares = Shares { handoff: profile.handoff_micros, ..Shares::default() };
+        let mut shares = Shares {
+            handoff: profile.handoff_micros,
+            ..Shares::default()
+        };
         for (a, lane) in Lane::ALL.into_iter().enumerate() {
             for (b, other) in Lane::ALL.into_iter().enumerate() {
-                let share = profile.keeps.get(lane.name()).and_then(|shares| shares.get(other.name()));
+                let share = profile
+                    .keeps
+                    .get(lane.name())
+                    .and_then(|shares| shares.get(other.name()));
                 shares.keeps[a][b] = share.copied().unwrap_or(1.0);
             }
         }
-        let (mut rates, mut link_micros) = ([figures.in_bandwidth, figures.out_bandwidth], figures.micros);
+        let (mut rates, mut link_micros) = (
+            [figures.in_bandwidth, figures.out_bandwidth],
+            figures.micros,
+        );
         if let Some(link) = link.filter(|&link| figures.paced != Some(link)) {
             // A slowed copy moves bytes only a part of the time, and is in others' way only then.
             let at_work = |rate: f64| (rate / figures.copy_bandwidth).min(1.0);
@@ -206,7 +245,8 @@ impl Profiled {
             let is_link = |lane: usize| matches!(Lane::ALL[lane], Lane::In | Lane::Out);
             for (a, keeps) in shares.keeps.iter_mut().enumerate() {
                 for (b, share) in keeps.iter_mut().enumerate() {
-                    // Others lose less to a slowed copy, and it loses less to others: it has time to catch up.
+                    // Others lose less to a slowed copy, and it loses less to others: it has time
+                    // to catch up.
                     let times = match (is_link(a), is_link(b)) {
                         (false, true) => less,
                         (true, false) | (true, true) if less < 1.0 => less * less,
@@ -216,18 +256,39 @@ impl Profiled {
                     *share = (1.0 - (1.0 - *share) * times).clamp(0.01, 1.0);
                 }
             }
-            rates = rates.map(|rate| if figures.paced.is_some() { link } else { link.min(rate) });
+            rates = rates.map(|rate| {
+                if figures.paced.is_some() {
+                    link
+                } else {
+                    link.min(rate)
+                }
+            });
             link_micros = link_micros.max(device.link_micros);
         }
-        Ok(Profiled { profile, roofline: Roofline::new(device), link: rates, link_micros, shares })
+        Ok(Profiled {
+            profile,
+            roofline: Roofline::new(device),
+            link: rates,
+            link_micros,
+            shares,
+        })
     }
 
-    /// Names of the ops of a graph that were not measured, and how many ops there are. Each kind is named once.
+    /// Names of the ops of a graph that were not measured, and how many ops there are. Each kind is
+    /// named once.
     pub fn guesses(&self, graph: &Graph) -> (Vec<String>, usize) {
-        let real = graph.order.iter().filter(|&&node| !graph.nodes[node].op.is_alias());
+        let real = graph
+            .order
+            .iter()
+            .filter(|&&node| !graph.nodes[node].op.is_alias());
         let keys: BTreeSet<String> = real.map(|&node| key(graph, node)).collect();
         let n = keys.len();
-        (keys.into_iter().filter(|key| !self.profile.ops.contains_key(key)).collect(), n)
+        (
+            keys.into_iter()
+                .filter(|key| !self.profile.ops.contains_key(key))
+                .collect(),
+            n,
+        )
     }
 }
 
@@ -239,7 +300,8 @@ impl Cost for Profiled {
         match self.profile.ops.get(&key(graph, node)) {
             Some(op) => op.micros,
             None => {
-                let factor = self.profile.guess_factor[usize::from(!super::is_product(graph, node))];
+                let factor =
+                    self.profile.guess_factor[usize::from(!super::is_product(graph, node))];
                 self.roofline.run(graph, node) * factor
             }
         }
@@ -248,8 +310,14 @@ impl Cost for Profiled {
         self.profile.ops.get(&key(graph, node))?.least_micros
     }
     fn host(&self, graph: &Graph, node: Node) -> f64 {
-        let measured = self.profile.ops.get(&key(graph, node)).and_then(|op| op.host_micros);
-        measured.unwrap_or_else(|| 1e6 * super::operand_bytes(graph, node) as f64 / self.profile.host_bandwidth)
+        let measured = self
+            .profile
+            .ops
+            .get(&key(graph, node))
+            .and_then(|op| op.host_micros);
+        measured.unwrap_or_else(|| {
+            1e6 * super::operand_bytes(graph, node) as f64 / self.profile.host_bandwidth
+        })
     }
     fn link(&self, bytes: u64) -> f64 {
         self.link_micros + 1e6 * bytes as f64 / self.link[0].min(self.link[1])
@@ -270,12 +338,22 @@ mod tests {
     use super::*;
     use crate::devices;
 
-    const GRAPH: &str = "graph m {\n  input  %x : f32[4,4]\n  state  param %w -> %w : f32[4,4] \"w\"\n  \
-        fwd - %y = matmul %x, %w ta=false tb=false : f32[4,4]\n  fwd - %z = relu %y : f32[4,4]\n  output z = %z\n}\n";
+    const GRAPH: &str = "graph m {\n  input  %x : f32[4,4]\n  state  param %w -> %w : \
+        f32[4,4] \"w\"\n  \
+        fwd - %y = matmul %x, %w ta=false tb=false : f32[4,4]\n  fwd - %z = relu %y : f32[4,4]\n  \
+        output z = %z\n}\n";
 
     fn profile(ops: &[(&str, f64)]) -> Profile {
         let op = |&(key, micros): &(&str, f64)| {
-            (key.to_string(), OpFigures { micros, least_micros: Some(micros), host_micros: None, count: 1 })
+            (
+                key.to_string(),
+                OpFigures {
+                    micros,
+                    least_micros: Some(micros),
+                    host_micros: None,
+                    count: 1,
+                },
+            )
         };
         Profile {
             version: VERSION,
@@ -292,7 +370,13 @@ mod tests {
             guess_factor: [2.0, 3.0],
             handoff_micros: 5.0,
             host_bandwidth: 1e9,
-            link: LinkFigures { paced: None, in_bandwidth: 4e9, out_bandwidth: 2e9, micros: 0.5, copy_bandwidth: 4e9 },
+            link: LinkFigures {
+                paced: None,
+                in_bandwidth: 4e9,
+                out_bandwidth: 2e9,
+                micros: 0.5,
+                copy_bandwidth: 4e9,
+            },
             keeps: BTreeMap::from([("compute".into(), BTreeMap::from([("in".into(), 0.8)]))]),
             ops: ops.iter().map(op).collect(),
         }
@@ -301,12 +385,17 @@ mod tests {
     #[test]
     fn a_profile_comes_back() {
         let profile = profile(&[("relu f32[4,4] -> f32[4,4]", 7.5)]);
-        assert_eq!(Profile::from_toml(&profile.to_toml().unwrap()).unwrap(), profile);
+        assert_eq!(
+            Profile::from_toml(&profile.to_toml().unwrap()).unwrap(),
+            profile
+        );
     }
 
     #[test]
     fn a_broken_profile_is_refused_by_field() {
-        let text = profile(&[("relu f32[4,4] -> f32[4,4]", 7.5)]).to_toml().unwrap();
+        let text = profile(&[("relu f32[4,4] -> f32[4,4]", 7.5)])
+            .to_toml()
+            .unwrap();
         for (good, bad, says) in [
             ("version = 1", "version = 2", "version 2"),
             ("version = 1\n", "", "version"),
@@ -315,8 +404,16 @@ mod tests {
             ("micros = 7.5", "micros = \"x\"", "micros"),
             ("in = 0.8", "in = 0.0", "compute.in"),
             ("in = 0.8", "up = 0.8", "compute.up"),
-            ("host_bandwidth = 1000000000.0", "host_bandwidth = 0.0", "host_bandwidth"),
-            ("copy_bandwidth = 4000000000.0", "copy_bandwidth = inf", "copy_bandwidth"),
+            (
+                "host_bandwidth = 1000000000.0",
+                "host_bandwidth = 0.0",
+                "host_bandwidth",
+            ),
+            (
+                "copy_bandwidth = 4000000000.0",
+                "copy_bandwidth = inf",
+                "copy_bandwidth",
+            ),
             ("cores = 2", "cores = 2\nspeed = 3", "speed"),
             ("kernels = \"plain\"", "kernels = \"quick\"", "kernels"),
         ] {
@@ -325,7 +422,11 @@ mod tests {
             assert!(error.contains(says), "{bad}: {error}");
         }
         for cut in 0..text.trim_end().len() {
-            assert!(Profile::from_toml(&text[..cut]).is_err(), "{}", &text[..cut]);
+            assert!(
+                Profile::from_toml(&text[..cut]).is_err(),
+                "{}",
+                &text[..cut]
+            );
         }
     }
 
@@ -336,21 +437,40 @@ mod tests {
         let (matmul, relu) = (graph.order[0], graph.order[1]);
         let cost = Profiled::new(profile(&[(&key(&graph, relu), 7.5)]), &device, None).unwrap();
         assert_eq!(cost.run(&graph, relu), 7.5);
-        assert_eq!(cost.run(&graph, matmul), 2.0 * Roofline::new(&device).run(&graph, matmul));
+        assert_eq!(
+            cost.run(&graph, matmul),
+            2.0 * Roofline::new(&device).run(&graph, matmul)
+        );
         assert_eq!(cost.guesses(&graph), (vec![key(&graph, matmul)], 2));
-        assert_eq!((cost.link_way(4000, true), cost.link_way(4000, false), cost.link(4000)), (1.5, 2.5, 2.5));
+        assert_eq!(
+            (
+                cost.link_way(4000, true),
+                cost.link_way(4000, false),
+                cost.link(4000)
+            ),
+            (1.5, 2.5, 2.5)
+        );
     }
 
     #[test]
     fn a_slowed_link_is_less_in_the_way() {
         let device = devices::named("test").unwrap();
-        let shares = |link| Profiled::new(profile(&[]), &device, link).unwrap().shares().keeps[0][1];
+        let shares = |link| {
+            Profiled::new(profile(&[]), &device, link)
+                .unwrap()
+                .shares()
+                .keeps[0][1]
+        };
         assert_eq!(shares(None), 0.8);
         // A quarter of the time at work.
         assert!((shares(Some(1e9)) - 0.95).abs() < 1e-12);
         let slowed = Profiled::new(profile(&[]), &device, Some(1e9)).unwrap();
         assert_eq!(slowed.link(1000), 1.0 + device.link_micros);
         let other = devices::named("cpu").unwrap();
-        assert!(Profiled::new(profile(&[]), &other, None).unwrap_err().contains("test"));
+        assert!(
+            Profiled::new(profile(&[]), &other, None)
+                .unwrap_err()
+                .contains("test")
+        );
     }
 }

@@ -1,13 +1,14 @@
 //! The repeated blocks of a model: what planners decide about as one.
 //!
-//! Before: any graph. After: every forward and backward node that is not a reshape is in one block, every parameter in the
-//! block that uses it first. What stands before the first repeated block (embeddings) and after the last (the head, the
-//! loss) are blocks too, marked as not repeated.
+//! Before: any graph. After: every forward and backward node that is not a reshape is in one block,
+//! every parameter in the block that uses it first. What stands before the first repeated block
+//! (embeddings) and after the last (the head, the loss) are blocks too, marked as not repeated.
 //!
-//! Where nodes have module paths, blocks are siblings with numbers for names: `h.0`, `h.1`. Otherwise they are the period
-//! that repeats the most of the forward's work. The period is looked for among the nodes that read parameters: each block
-//! has its own, so that no merging of equal nodes, no shared mask and no reordering of what is cheap breaks the pattern.
-//! A border between two blocks stands where the fewest bytes cross it: the residual stream.
+//! Where nodes have module paths, blocks are siblings with numbers for names: `h.0`, `h.1`.
+//! Otherwise they are the period that repeats the most of the forward's work. The period is looked
+//! for among the nodes that read parameters: each block has its own, so that no merging of equal
+//! nodes, no shared mask and no reordering of what is cheap breaks the pattern. A border between
+//! two blocks stands where the fewest bytes cross it: the residual stream.
 
 use crate::schedule::order::users;
 use ir::body::Step;
@@ -27,15 +28,17 @@ pub struct Block {
     pub forward: Vec<Node>,
     /// Its backward nodes, in the graph's order, without reshapes.
     pub backward: Vec<Node>,
-    /// Its parameters, by their positions in the graph's states, in order of first use: a tied one is here only if no
-    /// earlier block reads it.
+    /// Its parameters, by their positions in the graph's states, in order of first use: a tied one
+    /// is here only if no earlier block reads it.
     pub states: Vec<usize>,
 }
 
-/// The blocks of a graph, in the order of the forward. A graph without repetition is one block that is not repeated.
+/// The blocks of a graph, in the order of the forward. A graph without repetition is one block that
+/// is not repeated.
 pub fn find(graph: &Graph) -> Vec<Block> {
     let lines = |phase: Phase| -> Vec<Node> {
-        let of_phase = |&node: &Node| graph.nodes[node].phase == phase && !graph.nodes[node].op.is_alias();
+        let of_phase =
+            |&node: &Node| graph.nodes[node].phase == phase && !graph.nodes[node].op.is_alias();
         graph.order.iter().copied().filter(of_phase).collect()
     };
     let (forward, backward) = (lines(Phase::Forward), lines(Phase::Backward));
@@ -43,7 +46,10 @@ pub fn find(graph: &Graph) -> Vec<Block> {
     let (names, own) = match &modules {
         Some(modules) => {
             let paths: BTreeMap<&str, usize> = modules.iter().copied().zip(1..).collect();
-            let own = forward.iter().map(|&node| within(&graph.nodes[node].module, &paths)).collect();
+            let own = forward
+                .iter()
+                .map(|&node| within(&graph.nodes[node].module, &paths))
+                .collect();
             (modules.iter().map(|path| path.to_string()).collect(), own)
         }
         None => by_repetition(graph, &forward),
@@ -58,22 +64,35 @@ pub fn find(graph: &Graph) -> Vec<Block> {
         _ if n == 0 => vec![0; backward.len()],
         Some(modules) => {
             let paths: BTreeMap<&str, usize> = modules.iter().copied().zip(1..).collect();
-            let own: Vec<_> = backward.iter().map(|&node| within(&graph.nodes[node].module, &paths)).collect();
+            let own: Vec<_> = backward
+                .iter()
+                .map(|&node| within(&graph.nodes[node].module, &paths))
+                .collect();
             in_between(&own, n + 1, 0)
         }
         None => by_operands(graph, &backward, &block_of, n + 1),
     };
 
-    let names = std::iter::once("before".to_string()).chain(names).chain(["after".to_string()]);
+    let names = std::iter::once("before".to_string())
+        .chain(names)
+        .chain(["after".to_string()]);
     let mut blocks: Vec<Block> = names
         .enumerate()
         .map(|(i, name)| {
             let repeated = 0 < i && i <= n;
-            Block { name, repeated, forward: vec![], backward: vec![], states: vec![] }
+            Block {
+                name,
+                repeated,
+                forward: vec![],
+                backward: vec![],
+                states: vec![],
+            }
         })
         .collect();
     for &node in &forward {
-        blocks[block_of[node].expect("a forward node should have a block")].forward.push(node);
+        blocks[block_of[node].expect("a forward node should have a block")]
+            .forward
+            .push(node);
     }
     for (&node, &block) in backward.iter().zip(&of_backward) {
         blocks[block].backward.push(node);
@@ -92,7 +111,9 @@ pub fn find(graph: &Graph) -> Vec<Block> {
             }
         }
     }
-    blocks.retain(|block| !block.forward.is_empty() || !block.backward.is_empty() || !block.states.is_empty());
+    blocks.retain(|block| {
+        !block.forward.is_empty() || !block.backward.is_empty() || !block.states.is_empty()
+    });
     blocks
 }
 
@@ -104,14 +125,18 @@ fn parameter(graph: &Graph, root: Value) -> Option<usize> {
     }
 }
 
-/// Blocks of all nodes, from those of some: what stands before the first of these is in `first`, what stands after the
-/// last in `last`, and what stands between is in the block that began last.
+/// Blocks of all nodes, from those of some: what stands before the first of these is in `first`,
+/// what stands after the last in `last`, and what stands between is in the block that began last.
 fn in_between(own: &[Option<usize>], first: usize, last: usize) -> Vec<usize> {
     let end = own.iter().rposition(Option::is_some).map_or(0, |i| i + 1);
     let mut current = first;
     let mut blocks = vec![];
     for (i, &block) in own.iter().enumerate() {
-        current = if i < end { block.unwrap_or(current) } else { last };
+        current = if i < end {
+            block.unwrap_or(current)
+        } else {
+            last
+        };
         blocks.push(current);
     }
     // Without any block, everything stands before.
@@ -122,13 +147,18 @@ fn in_between(own: &[Option<usize>], first: usize, last: usize) -> Vec<usize> {
 fn work(graph: &Graph, node: Node) -> f64 {
     let data = &graph.nodes[node];
     let inputs: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-    let outputs: Vec<TensorType> = data.outputs.iter().map(|&v| graph.values[v].ty.clone()).collect();
-    let bytes = inputs.iter().map(|t| t.bytes()).sum::<u64>() + outputs.iter().map(|t| t.bytes()).sum::<u64>();
+    let outputs: Vec<TensorType> = data
+        .outputs
+        .iter()
+        .map(|&v| graph.values[v].ty.clone())
+        .collect();
+    let bytes = inputs.iter().map(|t| t.bytes()).sum::<u64>()
+        + outputs.iter().map(|t| t.bytes()).sum::<u64>();
     data.op.work(&inputs, &outputs).flops + bytes as f64
 }
 
-/// The ends of a path's numeric components: of `h.0.mlp.2.w`, those of `h.0` and `h.0.mlp.2`, each with its container's
-/// end: `h.`, `h.0.mlp.`.
+/// The ends of a path's numeric components: of `h.0.mlp.2.w`, those of `h.0` and `h.0.mlp.2`, each
+/// with its container's end: `h.`, `h.0.mlp.`.
 fn numbers(path: &str) -> Vec<(usize, usize)> {
     let mut ends = vec![];
     let mut start = 0;
@@ -144,31 +174,43 @@ fn numbers(path: &str) -> Vec<(usize, usize)> {
 
 /// The block, by paths of blocks, that a module lies in.
 fn within(module: &str, paths: &BTreeMap<&str, usize>) -> Option<usize> {
-    numbers(module).into_iter().find_map(|(_, end)| paths.get(&module[..end]).copied())
+    numbers(module)
+        .into_iter()
+        .find_map(|(_, end)| paths.get(&module[..end]).copied())
 }
 
-/// A list joins the one with the most work if its members have at least this share of that one's: an encoder beside a
-/// decoder does, a small classifier made of numbered layers does not.
+/// A list joins the one with the most work if its members have at least this share of that one's:
+/// an encoder beside a decoder does, a small classifier made of numbered layers does not.
 const JOINS: f64 = 0.1;
-/// Members of members are the blocks if they do at least this share of the members' work (`stages.2.0` of `stages.2`).
+/// Members of members are the blocks if they do at least this share of the members' work
+/// (`stages.2.0` of `stages.2`).
 const REFINES: f64 = 0.9;
 
-/// Paths of the blocks, in order of the forward, if at least two siblings with numbers for names are found.
+/// Paths of the blocks, in order of the forward, if at least two siblings with numbers for names
+/// are found.
 fn by_modules<'g>(graph: &'g Graph, forward: &[Node]) -> Option<Vec<&'g str>> {
     let module = |node: Node| graph.nodes[node].module.as_str();
     let mut children: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for &node in forward {
         let path = module(node);
         for (start, end) in numbers(path) {
-            children.entry(&path[..start]).or_default().insert(&path[..end]);
+            children
+                .entry(&path[..start])
+                .or_default()
+                .insert(&path[..end]);
         }
     }
     // The outermost list with more than one member; a container of one is passed through.
     let outermost = |path: &'g str| {
-        let several = |&(start, _): &(usize, usize)| children.get(&path[..start]).is_some_and(|c| 1 < c.len());
+        let several = |&(start, _): &(usize, usize)| {
+            children.get(&path[..start]).is_some_and(|c| 1 < c.len())
+        };
         numbers(path).into_iter().find(several)
     };
-    let mut member: Vec<Option<(usize, usize)>> = forward.iter().map(|&node| outermost(module(node))).collect();
+    let mut member: Vec<Option<(usize, usize)>> = forward
+        .iter()
+        .map(|&node| outermost(module(node)))
+        .collect();
     while let Some(finer) = refined(graph, forward, &member) {
         member = finer;
     }
@@ -182,9 +224,15 @@ fn by_modules<'g>(graph: &'g Graph, forward: &[Node]) -> Option<Vec<&'g str>> {
         }
     }
     let mean = |(work, members): &(f64, BTreeSet<&str>)| work / members.len() as f64;
-    let main = containers.values().max_by(|a, b| a.0.total_cmp(&b.0)).map(mean)?;
-    let joined: BTreeSet<&str> =
-        containers.iter().filter(|(_, container)| JOINS * main <= mean(container)).map(|(&path, _)| path).collect();
+    let main = containers
+        .values()
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(mean)?;
+    let joined: BTreeSet<&str> = containers
+        .iter()
+        .filter(|(_, container)| JOINS * main <= mean(container))
+        .map(|(&path, _)| path)
+        .collect();
     let mut paths = vec![];
     for (&node, at) in forward.iter().zip(&member) {
         if let &Some((start, end)) = at {
@@ -197,10 +245,15 @@ fn by_modules<'g>(graph: &'g Graph, forward: &[Node]) -> Option<Vec<&'g str>> {
     (1 < paths.len()).then_some(paths)
 }
 
-/// The next numbered components, if they are blocks rather than parts of one: there are more of them, they do nearly all
-/// of the work, and most of them read what the one before computed and consist of the same ops. Stages of a residual
-/// network are refined so; experts (beside each other) and layers of a sequential block (unlike each other) are not.
-fn refined(graph: &Graph, forward: &[Node], member: &[Option<(usize, usize)>]) -> Option<Vec<Option<(usize, usize)>>> {
+/// The next numbered components, if they are blocks rather than parts of one: there are more of
+/// them, they do nearly all of the work, and most of them read what the one before computed and
+/// consist of the same ops. Stages of a residual network are refined so; experts (beside each
+/// other) and layers of a sequential block (unlike each other) are not.
+fn refined(
+    graph: &Graph,
+    forward: &[Node],
+    member: &[Option<(usize, usize)>],
+) -> Option<Vec<Option<(usize, usize)>>> {
     let module = |node: Node| graph.nodes[node].module.as_str();
     let (mut all, mut kept) = (0.0, 0.0);
     let mut finer = vec![];
@@ -212,7 +265,8 @@ fn refined(graph: &Graph, forward: &[Node], member: &[Option<(usize, usize)>]) -
     let mut follows: BTreeSet<usize> = BTreeSet::new();
     for (&node, at) in forward.iter().zip(member) {
         let path = module(node);
-        let next = at.and_then(|(_, end)| numbers(path).into_iter().find(|&(start, _)| end < start));
+        let next =
+            at.and_then(|(_, end)| numbers(path).into_iter().find(|&(start, _)| end < start));
         finer.push(next);
         if let Some((_, end)) = at {
             coarse.insert(&path[..*end]);
@@ -228,39 +282,62 @@ fn refined(graph: &Graph, forward: &[Node], member: &[Option<(usize, usize)>]) -
         ops[at].insert(graph.nodes[node].op.name());
         of[node] = Some(at);
         let reads = |&value: &Value| graph.def_node(graph.root(value)).and_then(|n| of[n]);
-        if graph.nodes[node].inputs.iter().filter_map(reads).any(|from| from + 1 == at) {
+        if graph.nodes[node]
+            .inputs
+            .iter()
+            .filter_map(reads)
+            .any(|from| from + 1 == at)
+        {
             follows.insert(at);
         }
     }
-    let alike = (1..ops.len()).filter(|&at| follows.contains(&at) && ops[at] == ops[at - 1]).count();
-    (coarse.len() < order.len() && REFINES * all <= kept && ops.len() - 1 <= 2 * alike).then_some(finer)
+    let alike = (1..ops.len())
+        .filter(|&at| follows.contains(&at) && ops[at] == ops[at - 1])
+        .count();
+    (coarse.len() < order.len() && REFINES * all <= kept && ops.len() - 1 <= 2 * alike)
+        .then_some(finer)
 }
 
-/// A block that has at least this share of the period's parameters at an end of the repetition is a block: the first one
-/// may begin differently.
+/// A block that has at least this share of the period's parameters at an end of the repetition is a
+/// block: the first one may begin differently.
 const PARTIAL: f64 = 0.5;
 
-/// Names of the blocks, and the block of each forward node, from the period of the nodes that read parameters.
+/// Names of the blocks, and the block of each forward node, from the period of the nodes that read
+/// parameters.
 fn by_repetition(graph: &Graph, forward: &[Node]) -> (Vec<String>, Vec<Option<usize>>) {
     let none = || (vec![], vec![None; forward.len()]);
     let anchors = anchors(graph, forward);
-    let Some((from, to, period)) = longest_run(graph, forward, &anchors) else { return none() };
+    let Some((from, to, period)) = longest_run(graph, forward, &anchors) else {
+        return none();
+    };
     let crossing = crossing(graph, forward);
-    // The cheapest border between anchor `a - 1` and anchor `a`: a position in `forward`, the first one of the best.
+    // The cheapest border between anchor `a - 1` and anchor `a`: a position in `forward`, the first
+    // one of the best.
     let border = |a: usize| {
         let low = if a == 0 { 0 } else { anchors[a - 1].0 + 1 };
-        (low..=anchors[a].0).min_by_key(|&at| crossing[at]).unwrap_or(low)
+        (low..=anchors[a].0)
+            .min_by_key(|&at| crossing[at])
+            .unwrap_or(low)
     };
     let offset = (0..period)
         .min_by_key(|&o| {
-            let borders: Vec<u64> = (from + o..to).step_by(period).map(|a| crossing[border(a)]).collect();
-            // Fewest bytes in the mean; then the most complete blocks; then the latest, for what stands before the first
-            // block may look like a block's end (the norm of the embeddings, where norms stand behind).
-            (borders.iter().sum::<u64>() / borders.len() as u64, Reverse((to - from - o) / period), Reverse(o))
+            let borders: Vec<u64> = (from + o..to)
+                .step_by(period)
+                .map(|a| crossing[border(a)])
+                .collect();
+            // Fewest bytes in the mean; then the most complete blocks; then the latest, for what
+            // stands before the first block may look like a block's end (the norm of the
+            // embeddings, where norms stand behind).
+            (
+                borders.iter().sum::<u64>() / borders.len() as u64,
+                Reverse((to - from - o) / period),
+                Reverse(o),
+            )
         })
         .unwrap_or(0);
     let mut starts: Vec<usize> = (from + offset..to).step_by(period).map(border).collect();
-    // The rest behind the last complete block is a block if it is large enough, and otherwise what comes after.
+    // The rest behind the last complete block is a block if it is large enough, and otherwise what
+    // comes after.
     let rest = (to - from - offset) % period;
     let enough = |anchors: usize| PARTIAL * period as f64 <= anchors as f64;
     let mut end = match rest {
@@ -269,9 +346,13 @@ fn by_repetition(graph: &Graph, forward: &[Node]) -> (Vec<String>, Vec<Option<us
         _ => starts.pop().unwrap_or(0),
     };
     if enough(offset) {
-        // The first block begins before the repetition does, by at most as many anchors as it lacks.
+        // The first block begins before the repetition does, by at most as many anchors as it
+        // lacks.
         let low = from.saturating_sub(period - offset);
-        let first = (low..=from).rev().min_by_key(|&a| crossing[border(a)]).unwrap_or(from);
+        let first = (low..=from)
+            .rev()
+            .min_by_key(|&a| crossing[border(a)])
+            .unwrap_or(from);
         starts.insert(0, border(first));
     }
     if starts.len() < 2 {
@@ -279,33 +360,61 @@ fn by_repetition(graph: &Graph, forward: &[Node]) -> (Vec<String>, Vec<Option<us
     }
     end = end.max(starts[starts.len() - 1] + 1);
     let own = (0..forward.len())
-        .map(|i| if i < end { starts.partition_point(|&start| start <= i).checked_sub(1).map(|b| b + 1) } else { None })
+        .map(|i| {
+            if i < end {
+                starts
+                    .partition_point(|&start| start <= i)
+                    .checked_sub(1)
+                    .map(|b| b + 1)
+            } else {
+                None
+            }
+        })
         .collect();
-    ((0..starts.len()).map(|i| format!("block.{i}")).collect(), own)
+    (
+        (0..starts.len()).map(|i| format!("block.{i}")).collect(),
+        own,
+    )
 }
 
-/// Where the last block ends: the border before the next anchor, or the cheapest place behind the last one.
-fn next_border(anchors: &[(usize, usize)], to: usize, border: impl Fn(usize) -> usize, crossing: &[u64]) -> usize {
+/// Where the last block ends: the border before the next anchor, or the cheapest place behind the
+/// last one.
+fn next_border(
+    anchors: &[(usize, usize)],
+    to: usize,
+    border: impl Fn(usize) -> usize,
+    crossing: &[u64],
+) -> usize {
     if to < anchors.len() {
         return border(to);
     }
     let low = anchors[to - 1].0 + 1;
     // The first of the cheapest: what follows is the loss.
-    (low..crossing.len()).min_by_key(|&at| (crossing[at] == 0, crossing[at])).unwrap_or(low)
+    (low..crossing.len())
+        .min_by_key(|&at| (crossing[at] == 0, crossing[at]))
+        .unwrap_or(low)
 }
 
-/// The forward nodes that read a parameter and something else: position in `forward`, number of their kind. A kind is the
-/// op, its attributes and all types.
+/// The forward nodes that read a parameter and something else: position in `forward`, number of
+/// their kind. A kind is the op, its attributes and all types.
 fn anchors(graph: &Graph, forward: &[Node]) -> Vec<(usize, usize)> {
     // True for parameters and what is computed from one alone: a transposed or cast weight.
     let mut weight: Table<Value, bool> = Table::filled(graph.values.len(), false);
-    for state in graph.states.iter().filter(|state| state.kind == StateKind::Param) {
+    for state in graph
+        .states
+        .iter()
+        .filter(|state| state.kind == StateKind::Param)
+    {
         weight[state.before] = true;
     }
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
     let mut anchors = vec![];
     let positions: BTreeMap<Node, usize> = forward.iter().copied().zip(0..).collect();
-    for &node in graph.order.iter().filter(|&&node| graph.nodes[node].phase == Phase::Forward) {
+    for &node in graph
+        .order
+        .iter()
+        .filter(|&&node| graph.nodes[node].phase == Phase::Forward)
+    {
         let data = &graph.nodes[node];
         if !data.inputs.iter().any(|&value| weight[value]) {
             continue;
@@ -316,7 +425,12 @@ fn anchors(graph: &Graph, forward: &[Node]) -> Vec<(usize, usize)> {
             }
             continue;
         }
-        let types: Vec<&TensorType> = data.inputs.iter().chain(&data.outputs).map(|&v| &graph.values[v].ty).collect();
+        let types: Vec<&TensorType> = data
+            .inputs
+            .iter()
+            .chain(&data.outputs)
+            .map(|&v| &graph.values[v].ty)
+            .collect();
         let kind = format!("{} {:?} {types:?}", data.op.name(), data.op.attrs());
         let next = kinds.len();
         if let Some(&at) = positions.get(&node) {
@@ -326,9 +440,13 @@ fn anchors(graph: &Graph, forward: &[Node]) -> Vec<(usize, usize)> {
     anchors
 }
 
-/// The anchors `from..to` that repeat with a period, and the period: those with the most work; of equal ones, the shortest
-/// period.
-fn longest_run(graph: &Graph, forward: &[Node], anchors: &[(usize, usize)]) -> Option<(usize, usize, usize)> {
+/// The anchors `from..to` that repeat with a period, and the period: those with the most work; of
+/// equal ones, the shortest period.
+fn longest_run(
+    graph: &Graph,
+    forward: &[Node],
+    anchors: &[(usize, usize)],
+) -> Option<(usize, usize, usize)> {
     let n = anchors.len();
     let mut sums = vec![0.0];
     for &(at, _) in anchors {
@@ -341,7 +459,8 @@ fn longest_run(graph: &Graph, forward: &[Node], anchors: &[(usize, usize)]) -> O
             if i + period < n && anchors[i].1 == anchors[i + period].1 {
                 continue;
             }
-            // Anchors from..i each have an equal one a period later; two periods at least are a repetition.
+            // Anchors from..i each have an equal one a period later; two periods at least are a
+            // repetition.
             if from + period <= i {
                 let covered = sums[i + period] - sums[from];
                 if best.is_none_or(|(most, _)| most < covered) {
@@ -354,8 +473,9 @@ fn longest_run(graph: &Graph, forward: &[Node], anchors: &[(usize, usize)]) -> O
     best.map(|(_, run)| run)
 }
 
-/// Bytes of forward values that are computed before each position of `forward` and read by a forward node at or after it;
-/// one entry more than nodes. Only what depends on a parameter counts: masks and tables cross every border.
+/// Bytes of forward values that are computed before each position of `forward` and read by a
+/// forward node at or after it; one entry more than nodes. Only what depends on a parameter counts:
+/// masks and tables cross every border.
 fn crossing(graph: &Graph, forward: &[Node]) -> Vec<u64> {
     let positions: BTreeMap<Node, usize> = forward.iter().copied().zip(0..).collect();
     let users = users(graph, &graph.order);
@@ -366,12 +486,18 @@ fn crossing(graph: &Graph, forward: &[Node]) -> Vec<u64> {
             .inputs
             .iter()
             .map(|&value| graph.root(value))
-            .any(|root| parameter(graph, root).is_some() || graph.def_node(root).is_some_and(|def| trained[def]));
+            .any(|root| {
+                parameter(graph, root).is_some()
+                    || graph.def_node(root).is_some_and(|def| trained[def])
+            });
         if !trained[node] {
             continue;
         }
         for &value in &graph.nodes[node].outputs {
-            let last = users[value].iter().filter_map(|user| positions.get(user)).max();
+            let last = users[value]
+                .iter()
+                .filter_map(|user| positions.get(user))
+                .max();
             if let Some(&last) = last {
                 let bytes = i128::from(graph.values[value].ty.bytes());
                 change[at + 1] += bytes;
@@ -388,7 +514,12 @@ fn crossing(graph: &Graph, forward: &[Node]) -> Vec<u64> {
 }
 
 /// Blocks of backward nodes, by what they read and compute, where modules do not tell.
-fn by_operands(graph: &Graph, backward: &[Node], forward: &Table<Node, Option<usize>>, after: usize) -> Vec<usize> {
+fn by_operands(
+    graph: &Graph,
+    backward: &[Node],
+    forward: &Table<Node, Option<usize>>,
+    after: usize,
+) -> Vec<usize> {
     let users = users(graph, &graph.order);
     // First and last block whose forward reads a value.
     let readers = |root: Value| {
@@ -397,13 +528,23 @@ fn by_operands(graph: &Graph, backward: &[Node], forward: &Table<Node, Option<us
             Some(span.map_or((b, b), |(low, high)| (low.min(b), high.max(b))))
         })
     };
-    let only_reader = |root: Value| readers(root).filter(|(low, high)| low == high).map(|(block, _)| block);
-    // What computes a parameter's gradient, before it is summed, transposed or reshaped, works for the parameter's block.
+    let only_reader = |root: Value| {
+        readers(root)
+            .filter(|(low, high)| low == high)
+            .map(|(block, _)| block)
+    };
+    // What computes a parameter's gradient, before it is summed, transposed or reshaped, works for
+    // the parameter's block.
     let mut known: Table<Node, Option<usize>> = Table::filled(graph.nodes.len(), None);
     for (state, gradient) in gradients(graph) {
-        let Some(block) = only_reader(graph.states[state].before) else { continue };
+        let Some(block) = only_reader(graph.states[state].before) else {
+            continue;
+        };
         let mut value = gradient;
-        while let Some(node) = graph.def_node(value).filter(|&node| graph.nodes[node].phase == Phase::Backward) {
+        while let Some(node) = graph
+            .def_node(value)
+            .filter(|&node| graph.nodes[node].phase == Phase::Backward)
+        {
             known[node].get_or_insert(block);
             match graph.nodes[node].inputs[..] {
                 [only] => value = only,
@@ -415,10 +556,19 @@ fn by_operands(graph: &Graph, backward: &[Node], forward: &Table<Node, Option<us
     let mut latest = after;
     let mut blocks = vec![];
     for &node in backward {
-        let roots: Vec<Value> = graph.nodes[node].inputs.iter().map(|&value| graph.root(value)).collect();
-        let weights = || roots.iter().filter(|&&r| parameter(graph, r).is_some()).find_map(|&r| only_reader(r));
-        // What stands before the blocks or is read by several (masks, tables) tells nothing. An input of a block is the
-        // result of the one before: the block is the one that reads it.
+        let roots: Vec<Value> = graph.nodes[node]
+            .inputs
+            .iter()
+            .map(|&value| graph.root(value))
+            .collect();
+        let weights = || {
+            roots
+                .iter()
+                .filter(|&&r| parameter(graph, r).is_some())
+                .find_map(|&r| only_reader(r))
+        };
+        // What stands before the blocks or is read by several (masks, tables) tells nothing. An
+        // input of a block is the result of the one before: the block is the one that reads it.
         let activation = |&root: &Value| {
             let def = forward[graph.def_node(root)?].filter(|&block| 0 < block)?;
             match readers(root) {
@@ -439,28 +589,51 @@ fn by_operands(graph: &Graph, backward: &[Node], forward: &Table<Node, Option<us
     blocks
 }
 
-/// Parameters and their gradients, with or without an optimizer attached: position in the states, gradient.
+/// Parameters and their gradients, with or without an optimizer attached: position in the states,
+/// gradient.
 fn gradients(graph: &Graph) -> Vec<(usize, Value)> {
     let mut all = graph.gradients.clone();
     for output in &graph.outputs {
-        let state = output.name.strip_prefix("grad.").and_then(|path| graph.states.iter().position(|s| s.path == path));
+        let state = output
+            .name
+            .strip_prefix("grad.")
+            .and_then(|path| graph.states.iter().position(|s| s.path == path));
         all.extend(state.map(|state| (state, output.value)));
     }
-    for &node in graph.order.iter().filter(|&&node| graph.nodes[node].phase == Phase::Optimizer) {
+    for &node in graph
+        .order
+        .iter()
+        .filter(|&&node| graph.nodes[node].phase == Phase::Optimizer)
+    {
         let data = &graph.nodes[node];
         let computed = |value: &Value| {
-            graph.def_node(graph.root(*value)).is_some_and(|def| graph.nodes[def].phase == Phase::Backward)
+            graph
+                .def_node(graph.root(*value))
+                .is_some_and(|def| graph.nodes[def].phase == Phase::Backward)
         };
         let pair = |inputs: &[Value]| {
-            let state = inputs.iter().find_map(|&value| parameter(graph, graph.root(value)));
+            let state = inputs
+                .iter()
+                .find_map(|&value| parameter(graph, graph.root(value)));
             state.zip(inputs.iter().copied().find(computed))
         };
         // A group may be several updates, a step each.
         let steps = data.op.body().map_or(&[][..], |body| body.steps());
-        let operands =
-            |step: &Step| step.inputs.iter().filter_map(|&i| data.inputs.get(i).copied()).collect::<Vec<_>>();
-        let pairs: Vec<_> = steps.iter().filter_map(|step| pair(&operands(step))).collect();
-        all.extend(if pairs.is_empty() { pair(&data.inputs).into_iter().collect() } else { pairs });
+        let operands = |step: &Step| {
+            step.inputs
+                .iter()
+                .filter_map(|&i| data.inputs.get(i).copied())
+                .collect::<Vec<_>>()
+        };
+        let pairs: Vec<_> = steps
+            .iter()
+            .filter_map(|step| pair(&operands(step)))
+            .collect();
+        all.extend(if pairs.is_empty() {
+            pair(&data.inputs).into_iter().collect()
+        } else {
+            pairs
+        });
     }
     all
 }
@@ -479,7 +652,10 @@ mod tests {
 
     #[test]
     fn what_stands_between_blocks_belongs_to_the_last_that_began() {
-        assert_eq!(in_between(&[None, Some(1), None, Some(2), None], 0, 3), [0, 1, 1, 2, 3]);
+        assert_eq!(
+            in_between(&[None, Some(1), None, Some(2), None], 0, 3),
+            [0, 1, 1, 2, 3]
+        );
         assert_eq!(in_between(&[None, None], 0, 1), [0, 0]);
     }
 }

@@ -1,16 +1,21 @@
-//! Several ways to keep each block, beside the four numbers: what a block computes again may be a part of it.
+//! Several ways to keep each block, beside the four numbers: what a block computes again may be a
+//! part of it.
 //!
-//! ProTrain keeps a block, swaps it or computes all of it again. Most of a block's bytes are often cheap to compute again
-//! (attention's scores, activations, norms) and most of its time is not (products), so that a choice between the two ends
-//! of that curve costs more than it has to. Here each block has a list of [`Choice`]s; persistent chunks, buffers and swaps
-//! keep ProTrain's structure, which costs nothing against free placement (measured on its models).
+//! ProTrain keeps a block, swaps it or computes all of it again. Most of a block's bytes are often
+//! cheap to compute again (attention's scores, activations, norms) and most of its time is not
+//! (products), so that a choice between the two ends of that curve costs more than it has to. Here
+//! each block has a list of [`Choice`]s; persistent chunks, buffers and swaps keep ProTrain's
+//! structure, which costs nothing against free placement (measured on its models).
 //!
-//! For each structure the best choices are found by dynamic programming along the forward, over labels: bytes held so far
-//! and time of the backward so far. A label that is beaten in both is dropped, which is exact; if too many remain, bytes are
-//! rounded up, and a second pass that rounds them down says how much that can have cost. So there is always a lower bound.
-//! Structures are tried in the order of the least that their steps can be, with choices taken in parts.
+//! For each structure the best choices are found by dynamic programming along the forward, over
+//! labels: bytes held so far and time of the backward so far. A label that is beaten in both is
+//! dropped, which is exact; if too many remain, bytes are rounded up, and a second pass that rounds
+//! them down says how much that can have cost. So there is always a lower bound. Structures are
+//! tried in the order of the least that their steps can be, with choices taken in parts.
 
-use super::protrain::{self, Activation, Config, Instance, Stages, Times, around, leaving, moved, stages, total};
+use super::protrain::{
+    self, Activation, Config, Instance, Stages, Times, around, leaving, moved, stages, total,
+};
 
 /// A way to keep a block.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -41,7 +46,8 @@ const LABELS: usize = 1024;
 /// Times that differ by less than this share are equal.
 const EQUAL: f64 = 1e-9;
 
-/// What a chunk's blocks come to together: bytes held, the most bytes while they run beyond those held before, time added.
+/// What a chunk's blocks come to together: bytes held, the most bytes while they run beyond those
+/// held before, time added.
 #[derive(Clone, Debug)]
 struct Combination {
     held: u64,
@@ -75,8 +81,9 @@ enum Rounding {
     Down,
 }
 
-/// The fastest placement. `choices` has a list for each block; what is not repeated has one entry. An error if a list is
-/// missing or empty, or if blocks are not in the order of their chunks; `Ok(None)` if nothing fits.
+/// The fastest placement. `choices` has a list for each block; what is not repeated has one entry.
+/// An error if a list is missing or empty, or if blocks are not in the order of their chunks;
+/// `Ok(None)` if nothing fits.
 pub fn search(instance: &Instance, choices: &[Vec<Choice>]) -> Result<Option<Found>, String> {
     if choices.len() != instance.blocks.len() || choices.iter().any(Vec::is_empty) {
         return Err("there should be at least one choice for each block".into());
@@ -85,48 +92,77 @@ pub fn search(instance: &Instance, choices: &[Vec<Choice>]) -> Result<Option<Fou
         return Err("blocks should be in the order of their chunks".into());
     }
     let n_chunks = instance.chunks.len();
-    let swaps: Vec<Swaps> = (0..=instance.most_swaps()).map(|n_swap| Swaps::new(instance, choices, n_swap)).collect();
+    let swaps: Vec<Swaps> = (0..=instance.most_swaps())
+        .map(|n_swap| Swaps::new(instance, choices, n_swap))
+        .collect();
     // Every structure with the least that its step can be, best first: most are never looked into.
     let mut structures: Vec<(f64, Config)> = vec![];
     for (n_swap, swaps) in swaps.iter().enumerate() {
         for n_persist in 0..=n_chunks {
-            let config = Config { n_persist, n_swap, ..Config::default() };
-            if instance.host_capacity.is_some_and(|host| host < protrain::host_memory(instance, &config)) {
+            let config = Config {
+                n_persist,
+                n_swap,
+                ..Config::default()
+            };
+            if instance
+                .host_capacity
+                .is_some_and(|host| host < protrain::host_memory(instance, &config))
+            {
                 continue;
             }
             let (fewest, most) = instance.buffers(n_persist);
             for n_buffer in fewest..=most {
                 let config = Config { n_buffer, ..config };
-                let least = room(instance, &config).and_then(|room| swaps.least(instance, &config, room));
+                let least =
+                    room(instance, &config).and_then(|room| swaps.least(instance, &config, room));
                 structures.extend(least.map(|least| (least, config)));
             }
         }
     }
     structures.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let mut combinations: Vec<Option<Vec<[Combinations; 2]>>> = swaps.iter().map(|_| None).collect();
+    let mut combinations: Vec<Option<Vec<[Combinations; 2]>>> =
+        swaps.iter().map(|_| None).collect();
     let mut best: Option<Found> = None;
     let mut bound = f64::INFINITY;
     for (least, config) in structures {
-        let incumbent = best.as_ref().map_or(f64::INFINITY, |best| best.times.step());
+        let incumbent = best
+            .as_ref()
+            .map_or(f64::INFINITY, |best| best.times.step());
         if incumbent * (1.0 - EQUAL) <= least {
             break;
         }
-        let Some(room) = room(instance, &config) else { continue };
+        let Some(room) = room(instance, &config) else {
+            continue;
+        };
         let swaps = &swaps[config.n_swap];
         let combinations = combinations[config.n_swap].get_or_insert_with(|| {
-            let both =
-                |c| [Rounding::Up, Rounding::Down].map(|rounding| combine(instance, choices, swaps, c, rounding));
+            let both = |c| {
+                [Rounding::Up, Rounding::Down]
+                    .map(|rounding| combine(instance, choices, swaps, c, rounding))
+            };
             (0..n_chunks).map(both).collect()
         });
         let around = around(instance, &swaps.stages, &config);
-        let moved: Vec<f64> = (0..n_chunks).map(|c| moved(instance, &swaps.stages, &config, c).1).collect();
+        let moved: Vec<f64> = (0..n_chunks)
+            .map(|c| moved(instance, &swaps.stages, &config, c).1)
+            .collect();
         let step = |backward: f64| Times { backward, ..around }.step();
         let run = |rounding| through(combinations, &swaps.stages.backward, &moved, room, rounding);
         let (found, exact) = run(Rounding::Up);
-        let low = if exact { found.as_ref().map(|f| f.0) } else { run(Rounding::Down).0.map(|f| f.0) };
+        let low = if exact {
+            found.as_ref().map(|f| f.0)
+        } else {
+            run(Rounding::Down).0.map(|f| f.0)
+        };
         bound = bound.min(low.map_or(f64::INFINITY, step));
         if let Some((backward, choices)) = found.filter(|f| step(f.0) < incumbent * (1.0 - EQUAL)) {
-            best = Some(Found { config, choices, times: Times { backward, ..around }, memory: 0, bound: 0.0 });
+            best = Some(Found {
+                config,
+                choices,
+                times: Times { backward, ..around },
+                memory: 0,
+                bound: 0.0,
+            });
         }
     }
     Ok(best.map(|found| Found {
@@ -138,7 +174,10 @@ pub fn search(instance: &Instance, choices: &[Vec<Choice>]) -> Result<Option<Fou
 
 /// Bytes that a structure leaves for activations; `None` if it does not fit itself.
 fn room(instance: &Instance, config: &Config) -> Option<u64> {
-    let persistent: u64 = instance.chunks[..config.n_persist].iter().map(|chunk| chunk.persistent_bytes).sum();
+    let persistent: u64 = instance.chunks[..config.n_persist]
+        .iter()
+        .map(|chunk| chunk.persistent_bytes)
+        .sum();
     // The inverse of `total`: what may be used, less what is.
     let used = instance.base + persistent + config.n_buffer as u64 * instance.buffer_bytes;
     ((instance.capacity as f64 / instance.alpha) as u64).checked_sub(used)
@@ -151,16 +190,29 @@ struct Swaps {
     stages: Stages,
     /// The least bytes that all blocks but the last can hold, and what that adds to the backward.
     fewest: (u64, f64),
-    /// What more bytes save, dearest microseconds first: bytes, µs. Each block's choices, made convex.
+    /// What more bytes save, dearest microseconds first: bytes, µs. Each block's choices, made
+    /// convex.
     savings: Vec<(f64, f64)>,
 }
 
 impl Swaps {
     fn new(instance: &Instance, choices: &[Vec<Choice>], n_swap: usize) -> Swaps {
-        let layout = Config { n_swap, ..Config::default() }.layout(instance);
-        let swapped: Vec<bool> = layout.activation.iter().map(|a| *a == Some(Activation::Swap)).collect();
+        let layout = Config {
+            n_swap,
+            ..Config::default()
+        }
+        .layout(instance);
+        let swapped: Vec<bool> = layout
+            .activation
+            .iter()
+            .map(|a| *a == Some(Activation::Swap))
+            .collect();
         let (mut fewest, mut savings) = ((0u64, 0.0), vec![]);
-        for (i, options) in choices.iter().enumerate().take(choices.len().saturating_sub(1)) {
+        for (i, options) in choices
+            .iter()
+            .enumerate()
+            .take(choices.len().saturating_sub(1))
+        {
             if swapped[i] {
                 continue;
             }
@@ -181,14 +233,21 @@ impl Swaps {
         }
         savings.sort_by(|a, b| (b.1 / b.0).total_cmp(&(a.1 / a.0)));
         let leaving = leaving(instance, |i| swapped[i]);
-        Swaps { leaving, stages: stages(instance, &layout.activation), swapped, fewest, savings }
+        Swaps {
+            leaving,
+            stages: stages(instance, &layout.activation),
+            swapped,
+            fewest,
+            savings,
+        }
     }
 
-    /// A step that no placement of a structure undercuts: choices are taken in parts, and only the last block's peak is
-    /// looked at. `None` if even that does not fit.
+    /// A step that no placement of a structure undercuts: choices are taken in parts, and only the
+    /// last block's peak is looked at. `None` if even that does not fit.
     fn least(&self, instance: &Instance, config: &Config, room: u64) -> Option<f64> {
         let last = instance.blocks.len().checked_sub(1)?;
-        let running = self.leaving[last] + instance.blocks[last].activation + instance.blocks[last].transient;
+        let running =
+            self.leaving[last] + instance.blocks[last].activation + instance.blocks[last].transient;
         let mut left = room.checked_sub(running)?.checked_sub(self.fewest.0)? as f64;
         let mut extra = self.fewest.1;
         for &(bytes, micros) in &self.savings {
@@ -206,7 +265,13 @@ impl Swaps {
         }
         // Sums in another order: what is equal shall not be ruled out.
         let backward = stages.max((compute + extra) * (1.0 - EQUAL));
-        Some(Times { backward, ..around(instance, &self.stages, config) }.step())
+        Some(
+            Times {
+                backward,
+                ..around(instance, &self.stages, config)
+            }
+            .step(),
+        )
     }
 }
 
@@ -218,7 +283,10 @@ fn memory(instance: &Instance, choices: &[Vec<Choice>], found: &Found) -> u64 {
         peak = peak.max(held + leaving[i] + block.activation + block.transient);
         held += found.choices[i].map_or(0, |choice| choices[i][choice].held);
     }
-    let persistent = instance.chunks[..found.config.n_persist].iter().map(|chunk| chunk.persistent_bytes).sum();
+    let persistent = instance.chunks[..found.config.n_persist]
+        .iter()
+        .map(|chunk| chunk.persistent_bytes)
+        .sum();
     total(instance, peak, persistent, found.config.n_buffer)
 }
 
@@ -231,12 +299,33 @@ fn combine(
     rounding: Rounding,
 ) -> Combinations {
     let mut exact = true;
-    let mut all = vec![Combination { held: 0, peak: 0, extra: 0.0, choices: vec![] }];
-    for (i, block) in instance.blocks.iter().enumerate().filter(|(_, block)| block.chunk == chunk) {
+    let mut all = vec![Combination {
+        held: 0,
+        peak: 0,
+        extra: 0.0,
+        choices: vec![],
+    }];
+    for (i, block) in instance
+        .blocks
+        .iter()
+        .enumerate()
+        .filter(|(_, block)| block.chunk == chunk)
+    {
         let running = swaps.leaving[i] + block.activation + block.transient;
         let options: Vec<(Option<usize>, Choice)> = match swaps.swapped[i] {
-            true => vec![(None, Choice { held: 0, extra: 0.0 })],
-            false => choices[i].iter().copied().enumerate().map(|(k, choice)| (Some(k), choice)).collect(),
+            true => vec![(
+                None,
+                Choice {
+                    held: 0,
+                    extra: 0.0,
+                },
+            )],
+            false => choices[i]
+                .iter()
+                .copied()
+                .enumerate()
+                .map(|(k, choice)| (Some(k), choice))
+                .collect(),
         };
         let mut next = vec![];
         for one in &all {
@@ -244,7 +333,12 @@ fn combine(
                 let mut choices = one.choices.clone();
                 choices.push(position);
                 let (held, peak) = (one.held + choice.held, one.peak.max(one.held + running));
-                next.push(Combination { held, peak, extra: one.extra + choice.extra, choices });
+                next.push(Combination {
+                    held,
+                    peak,
+                    extra: one.extra + choice.extra,
+                    choices,
+                });
             }
         }
         all = undominated(next);
@@ -271,7 +365,12 @@ fn round(bytes: u64, unit: u64, rounding: Rounding) -> u64 {
 }
 
 fn undominated(mut all: Vec<Combination>) -> Vec<Combination> {
-    all.sort_by(|a, b| a.held.cmp(&b.held).then(a.peak.cmp(&b.peak)).then(a.extra.total_cmp(&b.extra)));
+    all.sort_by(|a, b| {
+        a.held
+            .cmp(&b.held)
+            .then(a.peak.cmp(&b.peak))
+            .then(a.extra.total_cmp(&b.extra))
+    });
     let mut kept: Vec<Combination> = vec![];
     for c in all {
         if kept.iter().all(|k| c.peak < k.peak || c.extra < k.extra) {
@@ -281,8 +380,8 @@ fn undominated(mut all: Vec<Combination>) -> Vec<Combination> {
     kept
 }
 
-/// The shortest backward that fits into `room` bytes of activations, and each block's choice; and whether nothing was
-/// rounded.
+/// The shortest backward that fits into `room` bytes of activations, and each block's choice; and
+/// whether nothing was rounded.
 #[allow(clippy::type_complexity, reason = "a name for it would say no more")]
 fn through(
     combinations: &[[Combinations; 2]],
@@ -293,7 +392,12 @@ fn through(
 ) -> (Option<(f64, Vec<Option<usize>>)>, bool) {
     let side = usize::from(rounding == Rounding::Down);
     let mut exact = true;
-    let mut layers = vec![vec![Label { held: 0, micros: 0.0, from: 0, by: 0 }]];
+    let mut layers = vec![vec![Label {
+        held: 0,
+        micros: 0.0,
+        from: 0,
+        by: 0,
+    }]];
     for (c, combinations) in combinations.iter().enumerate() {
         let combinations = &combinations[side];
         exact &= combinations.exact;
@@ -303,7 +407,12 @@ fn through(
             for (by, combination) in combinations.all.iter().enumerate() {
                 if label.held + combination.peak <= room {
                     let micros = label.micros + (compute[c] + combination.extra).max(moved[c]);
-                    labels.push(Label { held: label.held + combination.held, micros, from, by });
+                    labels.push(Label {
+                        held: label.held + combination.held,
+                        micros,
+                        from,
+                        by,
+                    });
                 }
             }
         }
@@ -319,7 +428,8 @@ fn through(
         layers.push(labels);
     }
     let last = layers.len() - 1;
-    let Some(end) = (0..layers[last].len()).min_by(|&a, &b| layers[last][a].micros.total_cmp(&layers[last][b].micros))
+    let Some(end) = (0..layers[last].len())
+        .min_by(|&a, &b| layers[last][a].micros.total_cmp(&layers[last][b].micros))
     else {
         return (None, exact);
     };
@@ -330,7 +440,10 @@ fn through(
         parts.push(&combinations[c][side].all[label.by].choices);
         at = label.from;
     }
-    (Some((micros, parts.into_iter().rev().flatten().copied().collect())), exact)
+    (
+        Some((micros, parts.into_iter().rev().flatten().copied().collect())),
+        exact,
+    )
 }
 
 /// The labels that no other beats in both bytes and time.
@@ -355,12 +468,21 @@ mod tests {
     fn brute(instance: &Instance, choices: &[Vec<Choice>]) -> Option<f64> {
         let mut best: Option<f64> = None;
         for n_swap in 0..=instance.most_swaps() {
-            let layout = Config { n_swap, ..Config::default() }.layout(instance);
+            let layout = Config {
+                n_swap,
+                ..Config::default()
+            }
+            .layout(instance);
             let stages = stages(instance, &layout.activation);
             for n_persist in 0..=instance.chunks.len() {
                 let (fewest, most) = instance.buffers(n_persist);
                 for n_buffer in fewest..=most {
-                    let config = Config { n_persist, n_buffer, n_swap, n_recompute: 0 };
+                    let config = Config {
+                        n_persist,
+                        n_buffer,
+                        n_swap,
+                        n_recompute: 0,
+                    };
                     let host = protrain::host_memory(instance, &config);
                     if instance.host_capacity.is_some_and(|limit| limit < host) {
                         continue;
@@ -368,22 +490,41 @@ mod tests {
                     let mut picks: Vec<Vec<Option<usize>>> = vec![vec![]];
                     for (i, options) in choices.iter().enumerate() {
                         let swapped = layout.activation[i] == Some(Activation::Swap);
-                        let of_block: Vec<_> =
-                            if swapped { vec![None] } else { (0..options.len()).map(Some).collect() };
+                        let of_block: Vec<_> = if swapped {
+                            vec![None]
+                        } else {
+                            (0..options.len()).map(Some).collect()
+                        };
                         let longer = |pick: &Vec<Option<usize>>| {
-                            of_block.iter().map(|&o| pick.iter().copied().chain([o]).collect()).collect::<Vec<_>>()
+                            of_block
+                                .iter()
+                                .map(|&o| pick.iter().copied().chain([o]).collect())
+                                .collect::<Vec<_>>()
                         };
                         picks = picks.iter().flat_map(longer).collect();
                     }
                     for pick in picks {
                         let mut compute = stages.backward.clone();
-                        for ((block, options), pick) in instance.blocks.iter().zip(choices).zip(&pick) {
+                        for ((block, options), pick) in
+                            instance.blocks.iter().zip(choices).zip(&pick)
+                        {
                             compute[block.chunk] += pick.map_or(0.0, |p| options[p].extra);
                         }
-                        let stage = |(c, &compute): (usize, &f64)| compute.max(moved(instance, &stages, &config, c).1);
+                        let stage = |(c, &compute): (usize, &f64)| {
+                            compute.max(moved(instance, &stages, &config, c).1)
+                        };
                         let backward = compute.iter().enumerate().map(stage).sum();
-                        let times = Times { backward, ..around(instance, &stages, &config) };
-                        let found = Found { config, choices: pick, times, memory: 0, bound: 0.0 };
+                        let times = Times {
+                            backward,
+                            ..around(instance, &stages, &config)
+                        };
+                        let found = Found {
+                            config,
+                            choices: pick,
+                            times,
+                            memory: 0,
+                            bound: 0.0,
+                        };
                         if memory(instance, choices, &found) <= instance.capacity {
                             let step = times.step();
                             best = Some(best.map_or(step, |best| best.min(step)));
@@ -399,11 +540,23 @@ mod tests {
     fn three(instance: &Instance) -> Vec<Vec<Choice>> {
         let of_block = |block: &protrain::BlockCost| match block.repeated {
             true => vec![
-                Choice { held: block.activation, extra: 0.0 },
-                Choice { held: (block.activation + block.input) / 2, extra: block.forward / 4.0 },
-                Choice { held: block.input, extra: block.forward },
+                Choice {
+                    held: block.activation,
+                    extra: 0.0,
+                },
+                Choice {
+                    held: (block.activation + block.input) / 2,
+                    extra: block.forward / 4.0,
+                },
+                Choice {
+                    held: block.input,
+                    extra: block.forward,
+                },
             ],
-            false => vec![Choice { held: block.activation, extra: 0.0 }],
+            false => vec![Choice {
+                held: block.activation,
+                extra: 0.0,
+            }],
         };
         instance.blocks.iter().map(of_block).collect()
     }
@@ -419,7 +572,8 @@ mod tests {
             prop_assert_eq!(found.is_some(), best.is_some());
             if let (Some(found), Some(best)) = (found, best) {
                 prop_assert!((found.times.step() - best).abs() <= 1e-6 * best, "{found:?} {best}");
-                prop_assert!((found.bound - best).abs() <= 1e-6 * best, "nothing was rounded: {found:?} {best}");
+                prop_assert!((found.bound - best).abs() <= 1e-6 * best, "nothing was rounded: \
+                    {found:?} {best}");
                 prop_assert!(found.memory <= instance.capacity);
                 // ProTrain's own choices are among these.
                 let protrain = protrain::search(&instance).map(|(_, p)| p.times.step());
@@ -453,11 +607,36 @@ mod tests {
 
     #[test]
     fn what_cannot_be_searched_is_refused() {
-        let blocks = vec![protrain::BlockCost { chunk: 1, ..Default::default() }, Default::default()];
-        let instance = Instance { blocks, chunks: vec![Default::default(); 2], ..Default::default() };
-        let keep = vec![Choice { held: 0, extra: 0.0 }];
-        assert!(search(&instance, std::slice::from_ref(&keep)).unwrap_err().contains("each block"));
-        assert!(search(&instance, &[keep.clone(), vec![]]).unwrap_err().contains("each block"));
-        assert!(search(&instance, &[keep.clone(), keep]).unwrap_err().contains("order"));
+        let blocks = vec![
+            protrain::BlockCost {
+                chunk: 1,
+                ..Default::default()
+            },
+            Default::default(),
+        ];
+        let instance = Instance {
+            blocks,
+            chunks: vec![Default::default(); 2],
+            ..Default::default()
+        };
+        let keep = vec![Choice {
+            held: 0,
+            extra: 0.0,
+        }];
+        assert!(
+            search(&instance, std::slice::from_ref(&keep))
+                .unwrap_err()
+                .contains("each block")
+        );
+        assert!(
+            search(&instance, &[keep.clone(), vec![]])
+                .unwrap_err()
+                .contains("each block")
+        );
+        assert!(
+            search(&instance, &[keep.clone(), keep])
+                .unwrap_err()
+                .contains("order")
+        );
     }
 }

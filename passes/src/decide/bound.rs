@@ -1,24 +1,29 @@
 //! How fast a step could be at a budget, at best: a certificate beside every plan.
 //!
-//! Every line that is not an update runs once on the device: that is the compute bound. At some lines, moreover, what lies
-//! in memory between two accesses must go until the rest fits. A value goes by waiting on the host, and then its bytes go
-//! over the link, or by being computed again, and then its node runs once more at least. The best mixture of whole and
-//! broken values, with both ways of the link and the processor at work side by side, takes no longer than any plan: it
-//! forgets the lines between, latencies, gaps between addresses, and what recomputing needs in turn.
+//! Every line that is not an update runs once on the device: that is the compute bound. At some
+//! lines, moreover, what lies in memory between two accesses must go until the rest fits. A value
+//! goes by waiting on the host, and then its bytes go over the link, or by being computed again,
+//! and then its node runs once more at least. The best mixture of whole and broken values, with
+//! both ways of the link and the processor at work side by side, takes no longer than any plan: it
+//! forgets the lines between, latencies, gaps between addresses, and what recomputing needs in
+//! turn.
 //!
-//! What goes over the link at least: a value in for its next access, and once out if a node made it; for an update, which
-//! may be the host's, a gradient out and nothing in; of the moments that such an update changes nothing but that gradient.
+//! What goes over the link at least: a value in for its next access, and once out if a node made
+//! it; for an update, which may be the host's, a gradient out and nothing in; of the moments that
+//! such an update changes nothing but that gradient.
 //!
-//! The mixture is a linear program, and any multipliers of it prove a bound (Lagrange): prices `λ >= 0` of a byte at each
-//! line, and weights `i + o + n = 1` of the link's two ways and the processor. No step at a budget is shorter than
+//! The mixture is a linear program, and any multipliers of it prove a bound (Lagrange): prices `λ
+//! >= 0` of a byte at each line, and weights `i + o + n = 1` of the link's two ways and the
+//! processor. No step at a budget is shorter than
 //!
 //! ```text
 //! n compute + Σ λ (bytes - budget)  -  Σ max( Σ max(0, bytes Λ - min(i in, n run)) - o out,  Σ max(0, bytes Λ - n run) )
 //!            lines                  values   gaps                                         gaps
 //! ```
 //!
-//! with `Λ` the sum of the prices of the lines within a gap, and 0 for values that stay. It is concave; a subgradient method (B. Polyak, 1969) climbs
-//! it. Where the method stops costs tightness and not truth.
+//! with `Λ` the sum of the prices of the lines within a gap, and 0 for values that stay. It is
+//! concave; a subgradient method (B. Polyak, 1969) climbs it. Where the method stops costs
+//! tightness and not truth.
 
 use super::Problem;
 use ir::graph::Def;
@@ -72,35 +77,65 @@ const PATIENCE: usize = 8;
 const SCALES: i32 = 12;
 const SCALE: f64 = 0.4;
 /// Weights of the link's ways and the processor that it may start from.
-const TIMES: [[f64; 3]; 6] =
-    [[0.0, 0.0, 1.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5], [0.3, 0.3, 0.4], [0.1, 0.0, 0.9], [0.0, 0.1, 0.9]];
+const TIMES: [[f64; 3]; 6] = [
+    [0.0, 0.0, 1.0],
+    [0.5, 0.0, 0.5],
+    [0.0, 0.5, 0.5],
+    [0.3, 0.3, 0.4],
+    [0.1, 0.0, 0.9],
+    [0.0, 0.1, 0.9],
+];
 
 /// The certificate of a plan that takes `micros` µs in `budget` bytes.
 pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certificate {
     let facts = Facts::new(problem);
-    let now = Terms { budget: budget as f64, link: 1.0, compute: 1.0 };
+    let now = Terms {
+        budget: budget as f64,
+        link: 1.0,
+        compute: 1.0,
+    };
     let here = facts.prices(now, micros);
     let mut lower_bound = facts.bound(now, &here).0;
     let changes = Change::ALL.map(|change| {
         let terms = match change {
-            Change::Budget => Terms { budget: 1.5 * now.budget, ..now },
+            Change::Budget => Terms {
+                budget: 1.5 * now.budget,
+                ..now
+            },
             Change::Link => Terms { link: 2.0, ..now },
-            Change::Compute => Terms { compute: 2.0, ..now },
+            Change::Compute => Terms {
+                compute: 2.0,
+                ..now
+            },
         };
         let prices = facts.climb(terms, micros, here.clone());
         // The same prices prove no less of what is harder.
         lower_bound = lower_bound.max(facts.bound(now, &prices).0);
-        (change, facts.bound(terms, &prices).0.max(facts.bound(terms, &here).0))
+        (
+            change,
+            facts
+                .bound(terms, &prices)
+                .0
+                .max(facts.bound(terms, &here).0),
+        )
     });
-    let gap = if 0.0 < lower_bound { micros / lower_bound - 1.0 } else { 0.0 };
-    Certificate { lower_bound, gap, changes: changes.to_vec() }
+    let gap = if 0.0 < lower_bound {
+        micros / lower_bound - 1.0
+    } else {
+        0.0
+    };
+    Certificate {
+        lower_bound,
+        gap,
+        changes: changes.to_vec(),
+    }
 }
 
 /// A value that may be away between accesses. Times are in µs, without latencies.
 struct Item {
     bytes: f64,
-    /// The lines that are looked at between two accesses, which may go over the step's end; and the time on the link's way
-    /// in that absence there takes, unless the value runs again.
+    /// The lines that are looked at between two accesses, which may go over the step's end; and the
+    /// time on the link's way in that absence there takes, unless the value runs again.
     gaps: Vec<(Range<usize>, f64)>,
     /// The time on the way out that it takes, once for all gaps.
     outward: f64,
@@ -140,12 +175,25 @@ impl Facts {
         let n = problem.lines.len();
         let phase = |at: u32| graph.nodes[problem.lines[at as usize]].phase;
         let on_device = |at: &usize| phase(*at as u32) != Phase::Optimizer;
-        let compute = (0..n).filter(on_device).map(|at| problem.cost.run(graph, problem.lines[at])).sum();
+        let compute = (0..n)
+            .filter(on_device)
+            .map(|at| problem.cost.run(graph, problem.lines[at]))
+            .sum();
         let mut all: Vec<(Value, Range<usize>)> = vec![];
-        for value in graph.values.ids().filter(|&v| graph.root(v) == v && 0 < graph.values[v].ty.bytes()) {
+        for value in graph
+            .values
+            .ids()
+            .filter(|&v| graph.root(v) == v && 0 < graph.values[v].ty.bytes())
+        {
             let accesses = &problem.accesses[value];
-            let (Some(&first), Some(&last)) = (accesses.first(), accesses.last()) else { continue };
-            all.extend(accesses.windows(2).map(|pair| (value, pair[0] as usize + 1..pair[1] as usize)));
+            let (Some(&first), Some(&last)) = (accesses.first(), accesses.last()) else {
+                continue;
+            };
+            all.extend(
+                accesses
+                    .windows(2)
+                    .map(|pair| (value, pair[0] as usize + 1..pair[1] as usize)),
+            );
             if matches!(graph.values[value].def, Def::State(_)) {
                 all.push((value, last as usize + 1..n + first as usize));
             }
@@ -168,9 +216,12 @@ impl Facts {
         let stretch = n.div_ceil(LINES).max(1);
         let looked_at: Vec<usize> = (0..n)
             .step_by(stretch)
-            .filter_map(|from| (from..n.min(from + stretch)).max_by(|&a, &b| bytes(a).total_cmp(&bytes(b))))
+            .filter_map(|from| {
+                (from..n.min(from + stretch)).max_by(|&a, &b| bytes(a).total_cmp(&bytes(b)))
+            })
             .collect();
-        let index = |at: usize| looked_at.partition_point(|&line| line < at % n) + at / n * looked_at.len();
+        let index =
+            |at: usize| looked_at.partition_point(|&line| line < at % n) + at / n * looked_at.len();
         let gradients = gradients(problem);
         let mut items: Vec<Item> = vec![];
         let mut last = None;
@@ -181,17 +232,31 @@ impl Facts {
             }
             if last != Some(value) {
                 let (outward, run) = times(problem, &gradients, value);
-                items.push(Item { bytes: sizes(value), gaps: vec![], outward, run });
+                items.push(Item {
+                    bytes: sizes(value),
+                    gaps: vec![],
+                    outward,
+                    run,
+                });
                 last = Some(value);
             }
             // An update may be the host's.
             let by_device = phase((lines.end % n) as u32) != Phase::Optimizer;
             let inward = if by_device { wire(problem, value) } else { 0.0 };
-            items.last_mut().expect("an item was pushed").gaps.push((within, inward));
+            items
+                .last_mut()
+                .expect("an item was pushed")
+                .gaps
+                .push((within, inward));
         }
         let large = 1u64 << 30;
         let wire = (problem.cost.link(large) - problem.cost.link(0)) / large as f64;
-        Facts { compute, items, bytes: looked_at.into_iter().map(bytes).collect(), wire }
+        Facts {
+            compute,
+            items,
+            bytes: looked_at.into_iter().map(bytes).collect(),
+            wire,
+        }
     }
 
     /// The bound that the prices prove, µs, and how it grows with each price.
@@ -202,27 +267,53 @@ impl Facts {
         for at in 0..2 * n {
             until[at + 1] = until[at] + prices.lines[at % n];
         }
-        let excess: Vec<f64> = self.bytes.iter().map(|bytes| bytes - terms.budget).collect();
+        let excess: Vec<f64> = self
+            .bytes
+            .iter()
+            .map(|bytes| bytes - terms.budget)
+            .collect();
         let mut bound = compute * self.compute / terms.compute;
-        bound += excess.iter().zip(&prices.lines).map(|(excess, price)| excess * price).sum::<f64>();
+        bound += excess
+            .iter()
+            .zip(&prices.lines)
+            .map(|(excess, price)| excess * price)
+            .sum::<f64>();
         let mut times = [0.0, 0.0, self.compute / terms.compute];
         let mut change = vec![0.0; 2 * n + 1];
         for item in &self.items {
-            let run = if item.run.is_finite() { compute * item.run / terms.compute } else { f64::INFINITY };
+            let run = if item.run.is_finite() {
+                compute * item.run / terms.compute
+            } else {
+                f64::INFINITY
+            };
             let out = outward * item.outward / terms.link;
-            // Each gap by the cheaper way or not at all; once the value is out, coming in costs the way in alone.
+            // Each gap by the cheaper way or not at all; once the value is out, coming in costs the
+            // way in alone.
             let gain = |(lines, inward): &(Range<usize>, f64), is_out: bool| {
-                let copied = if is_out { times_in * inward / terms.link } else { f64::INFINITY };
+                let copied = if is_out {
+                    times_in * inward / terms.link
+                } else {
+                    f64::INFINITY
+                };
                 item.bytes * (until[lines.end] - until[lines.start]) - copied.min(run)
             };
-            let all = |is_out| item.gaps.iter().map(|gap| gain(gap, is_out).max(0.0)).sum::<f64>();
+            let all = |is_out| {
+                item.gaps
+                    .iter()
+                    .map(|gap| gain(gap, is_out).max(0.0))
+                    .sum::<f64>()
+            };
             let (with, without) = (all(true) - out, all(false));
             if with.max(without) <= 0.0 {
                 continue;
             }
             bound -= with.max(without);
             let is_out = without < with;
-            times[1] += if is_out { item.outward / terms.link } else { 0.0 };
+            times[1] += if is_out {
+                item.outward / terms.link
+            } else {
+                0.0
+            };
             for gap in item.gaps.iter().filter(|gap| 0.0 < gain(gap, is_out)) {
                 let (lines, inward) = gap;
                 change[lines.start] -= item.bytes;
@@ -242,10 +333,13 @@ impl Facts {
         (bound, Prices { lines, times })
     }
 
-    /// Good prices, for what some plan does in `most` µs. The slopes break where a way to be away becomes the cheapest, so
-    /// the method starts from several weights of times.
+    /// Good prices, for what some plan does in `most` µs. The slopes break where a way to be away
+    /// becomes the cheapest, so the method starts from several weights of times.
     fn prices(&self, terms: Terms, most: f64) -> Prices {
-        let mut best = Prices { lines: vec![0.0; self.bytes.len()], times: [0.0, 0.0, 1.0] };
+        let mut best = Prices {
+            lines: vec![0.0; self.bytes.len()],
+            times: [0.0, 0.0, 1.0],
+        };
         let mut bound = self.bound(terms, &best).0;
         for times in TIMES {
             let prices = self.climb(terms, most, self.start(terms, times));
@@ -257,17 +351,29 @@ impl Facts {
         best
     }
 
-    /// With some weights of times, the best of a few prices of a byte, at the fullest line or at all that are too full.
+    /// With some weights of times, the best of a few prices of a byte, at the fullest line or at
+    /// all that are too full.
     fn start(&self, terms: Terms, times: [f64; 3]) -> Prices {
         let fullest = self.bytes.iter().copied().fold(0.0, f64::max);
         let uniform = |(scale, at_all): (i32, bool)| {
             let priced = |&bytes: &f64| terms.budget < bytes && (at_all || bytes == fullest);
             let n = self.bytes.iter().filter(|bytes| priced(bytes)).count();
             let price = self.wire / terms.link * SCALE.powi(scale) / n.max(1) as f64;
-            Prices { lines: self.bytes.iter().map(|bytes| if priced(bytes) { price } else { 0.0 }).collect(), times }
+            Prices {
+                lines: self
+                    .bytes
+                    .iter()
+                    .map(|bytes| if priced(bytes) { price } else { 0.0 })
+                    .collect(),
+                times,
+            }
         };
-        let all = (0..SCALES).flat_map(|scale| [(scale, false), (scale, true)]).map(uniform);
-        let best = all.map(|prices| (self.bound(terms, &prices).0, prices)).max_by(|a, b| a.0.total_cmp(&b.0));
+        let all = (0..SCALES)
+            .flat_map(|scale| [(scale, false), (scale, true)])
+            .map(uniform);
+        let best = all
+            .map(|prices| (self.bound(terms, &prices).0, prices))
+            .max_by(|a, b| a.0.total_cmp(&b.0));
         best.expect("there should be scales").1
     }
 
@@ -292,7 +398,13 @@ impl Facts {
                 prices = best.1.clone();
                 continue;
             }
-            let up = |(price, slope): (&f64, &f64)| if *price <= 0.0 { slope.max(0.0) } else { *slope };
+            let up = |(price, slope): (&f64, &f64)| {
+                if *price <= 0.0 {
+                    slope.max(0.0)
+                } else {
+                    *slope
+                }
+            };
             let lines: Vec<f64> = prices.lines.iter().zip(&slope.lines).map(up).collect();
             // Along the simplex only differences of the times count.
             let mean = slope.times.iter().sum::<f64>() / 3.0;
@@ -341,26 +453,51 @@ fn needed(problem: &Problem<'_>, at: usize) -> f64 {
     let mut accessed: BTreeSet<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
     // A result in an operand's place needs no bytes of its own.
     let in_place = |j: usize| data.op.inplace().iter().any(|&(_, k)| k == j);
-    accessed.extend(data.outputs.iter().enumerate().filter(|&(j, _)| !in_place(j)).map(|(_, &v)| graph.root(v)));
-    let bytes = accessed.into_iter().map(|value| graph.values[value].ty.bytes()).filter(|&bytes| 0 < bytes);
+    accessed.extend(
+        data.outputs
+            .iter()
+            .enumerate()
+            .filter(|&(j, _)| !in_place(j))
+            .map(|(_, &v)| graph.root(v)),
+    );
+    let bytes = accessed
+        .into_iter()
+        .map(|value| graph.values[value].ty.bytes())
+        .filter(|&bytes| 0 < bytes);
     bytes.map(|bytes| buffer_bytes(bytes) as f64).sum::<f64>() + problem.scratch[node] as f64
 }
 
-/// What a value's absence takes of the link's way out, once, or else of the processor each time, µs.
+/// What a value's absence takes of the link's way out, once, or else of the processor each time,
+/// µs.
 fn times(problem: &Problem<'_>, gradients: &Gradients, value: Value) -> (f64, f64) {
     let graph = problem.graph;
     let link = wire(problem, value);
     match graph.values[value].def {
-        Def::State(state) if graph.states[state].kind == StateKind::Moment => {
-            (gradients.moment.get(&state).map_or(0.0, |&gradient| link.min(gradient)), f64::INFINITY)
-        }
+        Def::State(state) if graph.states[state].kind == StateKind::Moment => (
+            gradients
+                .moment
+                .get(&state)
+                .map_or(0.0, |&gradient| link.min(gradient)),
+            f64::INFINITY,
+        ),
         Def::State(_) | Def::Input(_) => (0.0, f64::INFINITY),
         Def::Node(node, _) => {
             let data = &graph.nodes[node];
             let share = problem.cost.run(graph, node) / data.outputs.len() as f64;
-            let run = if data.op.is_pure() { share } else { f64::INFINITY };
+            let run = if data.op.is_pure() {
+                share
+            } else {
+                f64::INFINITY
+            };
             let outward = gradients.own.get(&value).copied().unwrap_or(link);
-            (if data.phase == Phase::Optimizer { 0.0 } else { outward }, run)
+            (
+                if data.phase == Phase::Optimizer {
+                    0.0
+                } else {
+                    outward
+                },
+                run,
+            )
         }
     }
 }
@@ -373,13 +510,20 @@ struct Gradients {
     moment: BTreeMap<usize, f64>,
 }
 
-/// One way out of a gradient lets itself and all moments of its update be away: each counts an equal part of it.
+/// One way out of a gradient lets itself and all moments of its update be away: each counts an
+/// equal part of it.
 fn gradients(problem: &Problem<'_>) -> Gradients {
     let graph = problem.graph;
-    let optimizer = |value: Value| graph.def_node(value).filter(|&node| graph.nodes[node].phase == Phase::Optimizer);
+    let optimizer = |value: Value| {
+        graph
+            .def_node(value)
+            .filter(|&node| graph.nodes[node].phase == Phase::Optimizer)
+    };
     let mut readers: BTreeMap<Value, BTreeSet<usize>> = BTreeMap::new();
     for (i, state) in graph.states.iter().enumerate() {
-        let Some(update) = optimizer(graph.root(state.after)) else { continue };
+        let Some(update) = optimizer(graph.root(state.after)) else {
+            continue;
+        };
         // What other nodes of the optimizer make of a gradient may be made on the host too.
         let mut stack = vec![update];
         let mut seen: BTreeSet<Node> = stack.iter().copied().collect();
@@ -397,11 +541,16 @@ fn gradients(problem: &Problem<'_>) -> Gradients {
             }
         }
     }
-    let mut gradients = Gradients { own: BTreeMap::new(), moment: BTreeMap::new() };
+    let mut gradients = Gradients {
+        own: BTreeMap::new(),
+        moment: BTreeMap::new(),
+    };
     for (value, moments) in readers {
         let part = wire(problem, value) / (1 + moments.len()) as f64;
         gradients.own.insert(value, part);
-        moments.into_iter().for_each(|moment| *gradients.moment.entry(moment).or_default() += part);
+        moments
+            .into_iter()
+            .for_each(|moment| *gradients.moment.entry(moment).or_default() += part);
     }
     gradients
 }

@@ -1,14 +1,16 @@
-//! The best of all records, without most of them: a draft is known to be no faster and no smaller than so and so long before it
-//! is placed.
+//! The best of all records, without most of them: a draft is known to be no faster and no smaller
+//! than so and so long before it is placed.
 //!
-//! Every draft, finished in each way, is a record, and the records stand in a fixed order. What is asked for is the first that
-//! keeps the limits. Each draft begins with what bounds it from below: the time that its busiest stream is at work, and the
-//! bytes alive in it. The one whose bound comes first is looked at more closely: its lines are built and played on a machine
-//! where every buffer has bytes of its own; after that it is placed, and is a record. When a record comes first, all that is left
-//! comes after it (best-first search: Hart, Nilsson and Raphael, 1968).
+//! Every draft, finished in each way, is a record, and the records stand in a fixed order. What is
+//! asked for is the first that keeps the limits. Each draft begins with what bounds it from below:
+//! the time that its busiest stream is at work, and the bytes alive in it. The one whose bound
+//! comes first is looked at more closely: its lines are built and played on a machine where every
+//! buffer has bytes of its own; after that it is placed, and is a record. When a record comes
+//! first, all that is left comes after it (best-first search: Hart, Nilsson and Raphael, 1968).
 //!
-//! Invariant: bounds only rise, so the answer is that of judging everything. It does not depend on threads, nor on which drafts
-//! a limit leaves out: see [`decide`](super::decide) on why peaks are monotone.
+//! Invariant: bounds only rise, so the answer is that of judging everything. It does not depend on
+//! threads, nor on which drafts a limit leaves out: see [`decide`](super::decide) on why peaks are
+//! monotone.
 
 use super::record::{Draft, Record, least};
 use super::{Decisions, Problem};
@@ -43,7 +45,10 @@ pub struct Limits {
 
 impl Limits {
     /// None.
-    pub const NONE: Limits = Limits { device: u64::MAX, host: u64::MAX };
+    pub const NONE: Limits = Limits {
+        device: u64::MAX,
+        host: u64::MAX,
+    };
 }
 
 /// What is asked for.
@@ -57,22 +62,47 @@ pub struct Asked {
     pub enough: f64,
 }
 
-/// Finds the first record of all problems' drafts that keeps the limits, and which problem's it is; `None` if none keeps them.
-pub fn first(problems: &[Problem<'_>], drafts: &[Vec<Draft>], asked: Asked) -> Option<(usize, Record)> {
-    let mut queue = Queue { asked, heap: BinaryHeap::new(), entries: vec![] };
+/// Finds the first record of all problems' drafts that keeps the limits, and which problem's it is;
+/// `None` if none keeps them.
+pub fn first(
+    problems: &[Problem<'_>],
+    drafts: &[Vec<Draft>],
+    asked: Asked,
+) -> Option<(usize, Record)> {
+    let mut queue = Queue {
+        asked,
+        heap: BinaryHeap::new(),
+        entries: vec![],
+    };
     for (problem, drafts) in drafts.iter().enumerate() {
         for (number, draft) in drafts.iter().enumerate() {
-            let bound = Bound { micros: least(&problems[problem], draft), peak: draft.live, host: draft.host };
-            queue.push(Entry { problem, number, draft, variant: 0, bound, known: Known::Draft });
+            let bound = Bound {
+                micros: least(&problems[problem], draft),
+                peak: draft.live,
+                host: draft.host,
+            };
+            queue.push(Entry {
+                problem,
+                number,
+                draft,
+                variant: 0,
+                bound,
+                known: Known::Draft,
+            });
         }
     }
-    // What is looked at beside the first one, for the sake of idle threads, is looked at early at worst.
+    // What is looked at beside the first one, for the sake of idle threads, is looked at early at
+    // worst.
     let most = rayon::current_num_threads();
     loop {
         let mut next = vec![];
         while next.len() < most {
             match queue.pop() {
-                Some(Entry { problem, known: Known::Record(record), .. }) if next.is_empty() => {
+                Some(Entry {
+                    problem,
+                    known: Known::Record(record),
+                    ..
+                }) if next.is_empty() => {
                     return Some((problem, record));
                 }
                 Some(entry) if matches!(entry.known, Known::Record(_)) => {
@@ -88,7 +118,10 @@ pub fn first(problems: &[Problem<'_>], drafts: &[Vec<Draft>], asked: Asked) -> O
         }
         let next = next.into_par_iter().with_max_len(1);
         let closer: Vec<Vec<Entry<'_>>> = next.map(|entry| entry.closer(problems)).collect();
-        closer.into_iter().flatten().for_each(|entry| queue.push(entry));
+        closer
+            .into_iter()
+            .flatten()
+            .for_each(|entry| queue.push(entry));
     }
 }
 
@@ -99,7 +132,8 @@ struct Queue<'a> {
     entries: Vec<Option<Entry<'a>>>,
 }
 
-/// Bits of a time that say nothing: sums of the same numbers in another order differ by less than a thousand-millionth.
+/// Bits of a time that say nothing: sums of the same numbers in another order differ by less than a
+/// thousand-millionth.
 const BLURRED: u32 = 22;
 
 /// Where an entry stands: what is compared first, then what is compared next, and so on.
@@ -110,7 +144,8 @@ impl<'a> Queue<'a> {
     fn push(&mut self, entry: Entry<'a>) {
         let Limits { device, host } = self.asked.limits;
         if entry.bound.peak <= device && entry.bound.host <= host {
-            self.heap.push(Reverse((self.key(&entry), self.entries.len())));
+            self.heap
+                .push(Reverse((self.key(&entry), self.entries.len())));
             self.entries.push(Some(entry));
         }
     }
@@ -172,20 +207,42 @@ impl<'a> Entry<'a> {
         let problem = &problems[self.problem];
         match self.known {
             Known::Draft => {
-                let Ok(schedule) = realise::unnamed(problem, &self.draft.decisions) else { return vec![] };
+                let Ok(schedule) = realise::unnamed(problem, &self.draft.decisions) else {
+                    return vec![];
+                };
                 let (micros, schedule) = (realise::roomy(problem, &schedule), Arc::new(schedule));
                 let of = |(variant, lives): (usize, Table<Buffer, Lifetime>)| {
-                    let [peak, host] = [DEVICE, HOST].map(|pool| live_peak(&schedule, &lives, Pool::new(pool)));
+                    let [peak, host] =
+                        [DEVICE, HOST].map(|pool| live_peak(&schedule, &lives, Pool::new(pool)));
                     let bound = Bound { micros, peak, host }.above(self.bound);
-                    Entry { variant, bound, known: Known::Lines(schedule.clone(), lives), ..self }
+                    Entry {
+                        variant,
+                        bound,
+                        known: Known::Lines(schedule.clone(), lives),
+                        ..self
+                    }
                 };
-                realise::variants(problem, &schedule).into_iter().enumerate().map(of).collect()
+                realise::variants(problem, &schedule)
+                    .into_iter()
+                    .enumerate()
+                    .map(of)
+                    .collect()
             }
             Known::Lines(schedule, lives) => {
                 let Finished { peak, host, micros } = realise::finish(problem, &schedule, &lives);
                 let (decisions, variant) = (self.draft.decisions.clone(), self.variant);
                 let bound = Bound { micros, peak, host }.above(self.bound);
-                vec![Entry { bound, known: Known::Record(Record { decisions, peak, host, micros, variant }), ..self }]
+                vec![Entry {
+                    bound,
+                    known: Known::Record(Record {
+                        decisions,
+                        peak,
+                        host,
+                        micros,
+                        variant,
+                    }),
+                    ..self
+                }]
             }
             Known::Record(_) => vec![self],
         }

@@ -1,9 +1,10 @@
-//! Packs model states into chunks of one size: the unit in which parameters come, go and are updated elsewhere.
+//! Packs model states into chunks of one size: the unit in which parameters come, go and are
+//! updated elsewhere.
 //!
-//! Parameters stand in the order in which the step first uses them, so that a chunk is never fetched twice in a pass, and
-//! those of one block are in one chunk, so that running a block again touches one chunk (ProTrain, section 3.1.1 and
-//! appendix B.1). Chunks have one size because their buffers are reused; what does not fill a chunk is waste. The size is
-//! that with the least waste.
+//! Parameters stand in the order in which the step first uses them, so that a chunk is never
+//! fetched twice in a pass, and those of one block are in one chunk, so that running a block again
+//! touches one chunk (ProTrain, section 3.1.1 and appendix B.1). Chunks have one size because their
+//! buffers are reused; what does not fill a chunk is waste. The size is that with the least waste.
 
 use super::blocks::Block;
 use ir::Graph;
@@ -31,12 +32,19 @@ pub struct Packing {
 impl Packing {
     /// Bytes that no parameter fills.
     pub fn waste(&self) -> u64 {
-        self.chunks.iter().map(|chunk| self.capacity - chunk.bytes).sum()
+        self.chunks
+            .iter()
+            .map(|chunk| self.capacity - chunk.bytes)
+            .sum()
     }
     /// The same as a share of what the chunks take, in percent.
     pub fn waste_percent(&self) -> f64 {
         let taken = self.capacity as f64 * self.chunks.len() as f64;
-        if taken == 0.0 { 0.0 } else { 100.0 * self.waste() as f64 / taken }
+        if taken == 0.0 {
+            0.0
+        } else {
+            100.0 * self.waste() as f64 / taken
+        }
     }
     /// The chunk of each block; `None` for a block without parameters.
     pub fn chunk_of(&self, n_blocks: usize) -> Vec<Option<usize>> {
@@ -53,12 +61,15 @@ impl Packing {
 /// The sizes of each block's parameters in bytes, in order of first use.
 pub fn sizes(graph: &Graph, blocks: &[Block]) -> Vec<Vec<u64>> {
     let bytes = |&state: &usize| graph.values[graph.states[state].before].ty.bytes();
-    blocks.iter().map(|block| block.states.iter().map(bytes).collect()).collect()
+    blocks
+        .iter()
+        .map(|block| block.states.iter().map(bytes).collect())
+        .collect()
 }
 
-/// Fills chunks of `capacity` bytes with blocks in order: a block goes into the chunk that was begun last if it fits there,
-/// and otherwise begins one. Blocks without parameters are in the chunk around them. `None` if a block is larger than a
-/// chunk.
+/// Fills chunks of `capacity` bytes with blocks in order: a block goes into the chunk that was
+/// begun last if it fits there, and otherwise begins one. Blocks without parameters are in the
+/// chunk around them. `None` if a block is larger than a chunk.
 pub fn pack(sizes_by_block: &[Vec<u64>], capacity: u64) -> Option<Packing> {
     let mut chunks: Vec<Chunk> = vec![];
     for (block, sizes) in sizes_by_block.iter().enumerate() {
@@ -72,21 +83,29 @@ pub fn pack(sizes_by_block: &[Vec<u64>], capacity: u64) -> Option<Packing> {
                 chunk.bytes += bytes;
             }
             None if bytes == 0 => {}
-            _ => chunks.push(Chunk { blocks: block..block + 1, bytes }),
+            _ => chunks.push(Chunk {
+                blocks: block..block + 1,
+                bytes,
+            }),
         }
     }
     Some(Packing { capacity, chunks })
 }
 
-/// How far above the largest block the search goes: 32 Mi parameters of two bytes, as in Colossal-AI, from which ProTrain
-/// has its chunks. With it the sizes of ProTrain's table 4 come out: 12 chunks for GPT-2 1B, 49 for 10B.
+/// How far above the largest block the search goes: 32 Mi parameters of two bytes, as in
+/// Colossal-AI, from which ProTrain has its chunks. With it the sizes of ProTrain's table 4 come
+/// out: 12 chunks for GPT-2 1B, 49 for 10B.
 pub const RANGE: u64 = 64 << 20;
 
-/// The packing with the least waste among all capacities from the largest block's bytes to `range` bytes above; of equal
-/// ones, that with the smallest chunks. A capacity matters only where one more block fits, so that the grid consists of the
-/// sums of neighbouring blocks: no finer grid finds less. `None` if there are no parameters.
+/// The packing with the least waste among all capacities from the largest block's bytes to `range`
+/// bytes above; of equal ones, that with the smallest chunks. A capacity matters only where one
+/// more block fits, so that the grid consists of the sums of neighbouring blocks: no finer grid
+/// finds less. `None` if there are no parameters.
 pub fn grid_search(sizes_by_block: &[Vec<u64>], range: u64) -> Option<Packing> {
-    let sums: Vec<u64> = sizes_by_block.iter().map(|sizes| sizes.iter().sum()).collect();
+    let sums: Vec<u64> = sizes_by_block
+        .iter()
+        .map(|sizes| sizes.iter().sum())
+        .collect();
     let least = sums.iter().copied().max().filter(|&bytes| 0 < bytes)?;
     let most = least.saturating_add(range);
     let mut capacities = BTreeSet::new();
@@ -102,7 +121,9 @@ pub fn grid_search(sizes_by_block: &[Vec<u64>], range: u64) -> Option<Packing> {
             }
         }
     }
-    let packings = capacities.into_iter().filter_map(|capacity| pack(sizes_by_block, capacity));
+    let packings = capacities
+        .into_iter()
+        .filter_map(|capacity| pack(sizes_by_block, capacity));
     packings.min_by_key(|packing| (packing.waste(), packing.capacity))
 }
 
@@ -112,8 +133,20 @@ mod tests {
 
     /// GPT-2 in bf16: embeddings, then `blocks` blocks of width `h`.
     fn gpt2(blocks: usize, h: u64) -> Vec<Vec<u64>> {
-        let block =
-            vec![2 * h, 2 * h, 6 * h * h, 6 * h, 2 * h * h, 2 * h, 2 * h, 2 * h, 8 * h * h, 8 * h, 8 * h * h, 2 * h];
+        let block = vec![
+            2 * h,
+            2 * h,
+            6 * h * h,
+            6 * h,
+            2 * h * h,
+            2 * h,
+            2 * h,
+            2 * h,
+            8 * h * h,
+            8 * h,
+            8 * h * h,
+            2 * h,
+        ];
         let mut sizes = vec![vec![2 * 50257 * h, 2 * 1024 * h]];
         sizes.extend(vec![block; blocks]);
         sizes.push(vec![2 * h, 2 * h]);
@@ -124,21 +157,43 @@ mod tests {
     fn blocks_stay_together_and_in_order() {
         let sizes = [vec![3], vec![2, 2], vec![], vec![4], vec![1, 1, 1]];
         let packing = pack(&sizes, 7).unwrap();
-        assert_eq!(packing.chunks, [Chunk { blocks: 0..3, bytes: 7 }, Chunk { blocks: 3..5, bytes: 7 }]);
+        assert_eq!(
+            packing.chunks,
+            [
+                Chunk {
+                    blocks: 0..3,
+                    bytes: 7
+                },
+                Chunk {
+                    blocks: 3..5,
+                    bytes: 7
+                }
+            ]
+        );
         assert_eq!((packing.waste(), packing.waste_percent()), (0, 0.0));
-        assert_eq!(packing.chunk_of(5), [Some(0), Some(0), Some(0), Some(1), Some(1)]);
+        assert_eq!(
+            packing.chunk_of(5),
+            [Some(0), Some(0), Some(0), Some(1), Some(1)]
+        );
         let packing = pack(&sizes, 5).unwrap();
         assert_eq!(packing.chunks.len(), 4);
         assert_eq!(packing.waste(), 20 - 14);
         assert_eq!(pack(&sizes, 3), None);
-        assert_eq!(pack(&[vec![], vec![5]], 5).unwrap().chunk_of(2), [None, Some(0)]);
+        assert_eq!(
+            pack(&[vec![], vec![5]], 5).unwrap().chunk_of(2),
+            [None, Some(0)]
+        );
         assert_eq!(grid_search(&[vec![], vec![]], 10), None);
     }
 
-    /// Table 4 of ProTrain: `N_chunk` of 1B (hidden size 1600, 32 blocks) and 10B (4096, 48 blocks).
+    /// Table 4 of ProTrain: `N_chunk` of 1B (hidden size 1600, 32 blocks) and 10B (4096, 48
+    /// blocks).
     #[test]
     fn the_papers_numbers_of_chunks_come_out() {
-        assert_eq!(grid_search(&gpt2(32, 1600), RANGE).unwrap().chunks.len(), 12);
+        assert_eq!(
+            grid_search(&gpt2(32, 1600), RANGE).unwrap().chunks.len(),
+            12
+        );
         let large = grid_search(&gpt2(48, 4096), RANGE).unwrap();
         assert_eq!(large.chunks.len(), 49);
         assert!(large.waste_percent() < 5.0);
@@ -146,19 +201,32 @@ mod tests {
 
     #[test]
     fn no_finer_grid_wastes_less() {
-        let sizes: Vec<Vec<u64>> = (0..40u64).map(|i| vec![3 + i * 7 % 11, 2 + i * 5 % 7]).collect();
+        let sizes: Vec<Vec<u64>> = (0..40u64)
+            .map(|i| vec![3 + i * 7 % 11, 2 + i * 5 % 7])
+            .collect();
         let best = grid_search(&sizes, 60).unwrap();
         let least = sizes.iter().map(|s| s.iter().sum::<u64>()).max().unwrap();
-        let brute = (least..=least + 60).map(|capacity| pack(&sizes, capacity).unwrap().waste()).min().unwrap();
+        let brute = (least..=least + 60)
+            .map(|capacity| pack(&sizes, capacity).unwrap().waste())
+            .min()
+            .unwrap();
         assert_eq!(best.waste(), brute);
     }
 
-    /// Colossal-AI's own search, for GPT-2 small in its documentation, ends with 0.63 % of waste. Blocks that must stay
-    /// together cost more than that; parameters alone, as there, cost less.
+    /// Colossal-AI's own search, for GPT-2 small in its documentation, ends with 0.63 % of waste.
+    /// Blocks that must stay together cost more than that; parameters alone, as there, cost less.
     #[test]
     fn parameters_alone_waste_less_than_in_colossal_ai() {
-        let alone: Vec<Vec<u64>> = gpt2(12, 768).into_iter().flatten().map(|bytes| vec![bytes]).collect();
+        let alone: Vec<Vec<u64>> = gpt2(12, 768)
+            .into_iter()
+            .flatten()
+            .map(|bytes| vec![bytes])
+            .collect();
         let packing = grid_search(&alone, RANGE).unwrap();
-        assert!(packing.waste_percent() <= 0.63, "{}", packing.waste_percent());
+        assert!(
+            packing.waste_percent() <= 0.63,
+            "{}",
+            packing.waste_percent()
+        );
     }
 }

@@ -1,16 +1,17 @@
 //! Cuts gaps where memory is short, cheapest byte first, and lets the simulator judge.
 //!
-//! A *trajectory* starts from `keep` and lowers the live peak round by round. In a round, every idle stretch of a buffer
-//! (a value that lies on the device between two accesses) is a candidate: swap it, compute it again, or, for a state,
-//! let it live on the host; so is what a block of the model holds for its backward, all together. Candidates are priced
-//! from the last simulation and taken in order of price per byte while they still cover a line above the round's target;
-//! then the lines are built, placed and simulated anew. What the decisions really come to is recorded, whether that is
-//! what was hoped or not.
+//! A *trajectory* starts from `keep` and lowers the live peak round by round. In a round, every
+//! idle stretch of a buffer (a value that lies on the device between two accesses) is a candidate:
+//! swap it, compute it again, or, for a state, let it live on the host; so is what a block of the
+//! model holds for its backward, all together. Candidates are priced from the last simulation and
+//! taken in order of price per byte while they still cover a line above the round's target; then
+//! the lines are built, placed and simulated anew. What the decisions really come to is recorded,
+//! whether that is what was hoped or not.
 //!
-//! There is one trajectory for each [`Taste`]. None depends on the budget, so a plan for a budget is a choice among the
-//! records: the fastest that fits. Hence a lower budget never plans a higher peak, and the smallest record is the
-//! smallest feasible budget. Where one budget alone is planned, records that would not be chosen are spared: see
-//! [`Wanted`].
+//! There is one trajectory for each [`Taste`]. None depends on the budget, so a plan for a budget
+//! is a choice among the records: the fastest that fits. Hence a lower budget never plans a higher
+//! peak, and the smallest record is the smallest feasible budget. Where one budget alone is
+//! planned, records that would not be chosen are spared: see [`Wanted`].
 
 use super::record::{Draft, Wanted, draft};
 use super::{Decisions, Gap, Means, Problem, Reason};
@@ -34,7 +35,8 @@ pub enum Taste {
     Swap,
     /// Recompute wherever that is possible.
     Recompute,
-    /// Whole blocks first, by whatever is reckoned cheaper for all that a block holds from forward to backward.
+    /// Whole blocks first, by whatever is reckoned cheaper for all that a block holds from forward
+    /// to backward.
     Block,
 }
 
@@ -43,8 +45,9 @@ pub const TASTES: [Taste; 4] = [Taste::Cheaper, Taste::Swap, Taste::Recompute, T
 
 /// The first round lowers the live peak by this share. Small steps find more plans.
 const STEP: f64 = 0.03;
-/// Each round's share is the last one's times this, up to [`LARGEST_STEP`]: budgets near what `keep` needs are where people
-/// are, and far below it tensors are large beside the peak. 45 rounds reach a hundredth.
+/// Each round's share is the last one's times this, up to [`LARGEST_STEP`]: budgets near what
+/// `keep` needs are where people are, and far below it tensors are large beside the peak. 45 rounds
+/// reach a hundredth.
 const GROWTH: f64 = 1.05;
 const LARGEST_STEP: f64 = 0.25;
 /// For graphs of [`LARGE`] lines and more: 26 rounds.
@@ -61,7 +64,8 @@ const MISSED: f64 = 1.5;
 pub const HOSTED: [f64; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
 /// Rounds that do not lower the live peak before a trajectory ends.
 const PATIENCE: usize = 6;
-/// More reruns than this for each line of the model mean cascades that start over and over: such cuts are given up.
+/// More reruns than this for each line of the model mean cascades that start over and over: such
+/// cuts are given up.
 const MOST_RERUNS: usize = 1;
 /// A cascade longer than this many nodes is not worth pricing further.
 const LONGEST_CASCADE: usize = 64;
@@ -80,10 +84,16 @@ pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
 pub fn trajectory(problem: &Problem<'_>, taste: Taste, wanted: &Wanted) -> Vec<Draft> {
     let mut drafts = vec![];
     let mut decisions = Decisions::default();
-    let Ok(mut schedule) = realise::unnamed(problem, &decisions) else { return drafts };
+    let Ok(mut schedule) = realise::unnamed(problem, &decisions) else {
+        return drafts;
+    };
     // Recomputes that made matters worse.
     let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
-    let (mut step, growth) = if large(problem) { (LARGE_STEP, LARGE_GROWTH) } else { (STEP, GROWTH) };
+    let (mut step, growth) = if large(problem) {
+        (LARGE_STEP, LARGE_GROWTH)
+    } else {
+        (STEP, GROWTH)
+    };
     let mut fruitless = 0;
     let mut lowest = live(&schedule).into_iter().max().unwrap_or(0);
     let mut timeline = draft(problem, &decisions, &schedule, &mut drafts);
@@ -92,7 +102,8 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste, wanted: &Wanted) -> Vec<D
         let peak = live.iter().copied().max().unwrap_or(0);
         let target = (peak as f64 * (1.0 - step)) as u64;
         step = (step * growth).min(LARGEST_STEP);
-        let chosen = Round::new(problem, &decisions, &schedule, &timeline, &banned, taste).choose(&live, target);
+        let chosen = Round::new(problem, &decisions, &schedule, &timeline, &banned, taste)
+            .choose(&live, target);
         if chosen.is_empty() {
             return drafts;
         }
@@ -108,7 +119,9 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste, wanted: &Wanted) -> Vec<D
             schedule.instrs.len()
         );
         match (built, new_peak) {
-            (Some(built), Some(new_peak)) if new_peak < peak || chosen.iter().all(|c| c.means == Means::Swap) => {
+            (Some(built), Some(new_peak))
+                if new_peak < peak || chosen.iter().all(|c| c.means == Means::Swap) =>
+            {
                 decisions = next;
                 schedule = built;
                 if new_peak < lowest {
@@ -135,16 +148,18 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste, wanted: &Wanted) -> Vec<D
     }
 }
 
-/// Drafts that do not build on each other: for each of a ladder of targets, from a share of the model's states on the host,
-/// those of the last blocks, and everything else kept. What a trajectory has once cut it never takes back; here a large
-/// cut spares many small ones.
+/// Drafts that do not build on each other: for each of a ladder of targets, from a share of the
+/// model's states on the host, those of the last blocks, and everything else kept. What a
+/// trajectory has once cut it never takes back; here a large cut spares many small ones.
 pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) -> Vec<Draft> {
     let mut drafts = vec![];
     let base = problem.hosted(hosted);
     if !problem.host_has_room(&base) {
         return drafts;
     }
-    let Ok(start) = realise::unnamed(problem, &base) else { return drafts };
+    let Ok(start) = realise::unnamed(problem, &base) else {
+        return drafts;
+    };
     let timeline = draft(problem, &base, &start, &mut drafts);
     let start_live = live(&start);
     let peak = start_live.iter().copied().max().unwrap_or(0) as f64;
@@ -184,7 +199,9 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) 
                 }
             }
         }
-        let Some(schedule) = schedule else { return drafts };
+        let Some(schedule) = schedule else {
+            return drafts;
+        };
         draft(problem, &decisions, &schedule, &mut drafts);
         // Where the host updates everything, nothing is left on the device.
         let last = lowest == 0 || target * MISSED < lowest as f64;
@@ -194,9 +211,12 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) 
     }
 }
 
-/// True if the last draft has more on the host than that may hold: what frees more of the device leaves more there.
+/// True if the last draft has more on the host than that may hold: what frees more of the device
+/// leaves more there.
 pub(super) fn beyond_host(problem: &Problem<'_>, drafts: &[Draft]) -> bool {
-    drafts.last().is_some_and(|draft| !problem.host_holds(draft.host))
+    drafts
+        .last()
+        .is_some_and(|draft| !problem.host_holds(draft.host))
 }
 
 /// True where a round takes long, and a share of the bytes holds many tensors.
@@ -212,35 +232,60 @@ pub(super) fn live(schedule: &Schedule) -> Vec<u64> {
 /// The lines of decisions, unless they are mostly reruns.
 fn build(problem: &Problem<'_>, decisions: &Decisions) -> Option<Schedule> {
     let schedule = realise::unnamed(problem, decisions).ok()?;
-    let reruns = schedule.instrs.values().filter(|data| data.why == Why::Recompute).count();
+    let reruns = schedule
+        .instrs
+        .values()
+        .filter(|data| data.why == Why::Recompute)
+        .count();
     (reruns <= MOST_RERUNS * problem.lines.len()).then_some(schedule)
 }
 
 /// The gaps that cuts compute over.
 fn recomputed(cuts: &[Cut]) -> impl Iterator<Item = (Value, u32)> {
     let again = cuts.iter().filter(|cut| cut.means == Means::Recompute);
-    again.flat_map(|cut| cut.gaps.iter().map(|&(value, gap)| (value, gap.unwrap_or(u32::MAX))))
+    again.flat_map(|cut| {
+        cut.gaps
+            .iter()
+            .map(|&(value, gap)| (value, gap.unwrap_or(u32::MAX)))
+    })
 }
 
-/// Swaps what is dearest to compute again, over its gap between forward and backward, as long as the link has time: `share`
-/// of what the step leaves it. False if nothing does.
+/// Swaps what is dearest to compute again, over its gap between forward and backward, as long as
+/// the link has time: `share` of what the step leaves it. False if nothing does.
 pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64) -> bool {
-    let Ok(schedule) = realise::unnamed(problem, decisions) else { return false };
+    let Ok(schedule) = realise::unnamed(problem, decisions) else {
+        return false;
+    };
     let timeline = unlimited(problem.graph, &schedule, problem.cost);
     let banned = BTreeSet::new();
-    let round = Round::new(problem, decisions, &schedule, &timeline, &banned, Taste::Swap);
+    let round = Round::new(
+        problem,
+        decisions,
+        &schedule,
+        &timeline,
+        &banned,
+        Taste::Swap,
+    );
     let graph = problem.graph;
-    let phase_of = |line: usize| match schedule.instrs.get(ir::Instr::new(line)).map(|data| &data.kind) {
+    let phase_of = |line: usize| match schedule
+        .instrs
+        .get(ir::Instr::new(line))
+        .map(|data| &data.kind)
+    {
         Some(InstrKind::Run { node, .. }) => Some(graph.nodes[*node].phase),
         _ => None,
     };
     let crosses = |idle: &&Idle| {
-        let def = graph.def_node(idle.value).map(|node| graph.nodes[node].phase);
+        let def = graph
+            .def_node(idle.value)
+            .map(|node| graph.nodes[node].phase);
         def == Some(Phase::Forward) && phase_of(idle.to) == Some(Phase::Backward)
     };
     let mut cascade = Cascade::new(problem);
     let crossing = round.idle.iter().filter(crosses);
-    let mut candidates: Vec<Cut> = crossing.filter_map(|idle| round.gap_candidate(idle, &mut cascade)).collect();
+    let mut candidates: Vec<Cut> = crossing
+        .filter_map(|idle| round.gap_candidate(idle, &mut cascade))
+        .collect();
     // Dearest first; what cannot be computed again is the dearest.
     let dear = |cut: &Cut| cut.recompute.unwrap_or(f64::INFINITY) / cut.bytes as f64;
     candidates.sort_by(|a, b| dear(b).total_cmp(&dear(a)).then(a.gaps.cmp(&b.gaps)));
@@ -254,7 +299,10 @@ pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64
         let worth = 8.0 * problem.cost.link(0) < micros && 2.0 * micros < cut.room;
         if worth && micros <= room {
             room -= micros;
-            chosen.push(Cut { means: Means::Swap, ..cut });
+            chosen.push(Cut {
+                means: Means::Swap,
+                ..cut
+            });
         }
     }
     chosen.iter().for_each(|cut| cut.add_to(decisions, problem));
@@ -274,7 +322,10 @@ impl PartialOrd for Score {
 impl Ord for Score {
     fn cmp(&self, other: &Score) -> Ordering {
         let places = (self.2, self.3).cmp(&(other.2, other.3));
-        self.0.total_cmp(&other.0).then(other.1.cmp(&self.1)).then(places)
+        self.0
+            .total_cmp(&other.0)
+            .then(other.1.cmp(&self.1))
+            .then(places)
     }
 }
 
@@ -312,18 +363,29 @@ impl Cut {
         };
     }
     fn price(&self) -> f64 {
-        if self.means == Means::Recompute { self.recompute.unwrap_or(f64::INFINITY) } else { self.swap }
+        if self.means == Means::Recompute {
+            self.recompute.unwrap_or(f64::INFINITY)
+        } else {
+            self.swap
+        }
     }
     fn score(&self) -> Score {
         let (value, gap) = self.gaps[0];
         Score(self.price() / self.bytes as f64, self.bytes, value, gap)
     }
     fn add_to(&self, decisions: &mut Decisions, problem: &Problem<'_>) {
-        let reason = Reason { bytes: self.bytes, swap: Some(self.swap), recompute: self.recompute, line: self.line };
+        let reason = Reason {
+            bytes: self.bytes,
+            swap: Some(self.swap),
+            recompute: self.recompute,
+            line: self.line,
+        };
         for &(value, gap) in &self.gaps {
             match (gap, problem.graph.values[value].def) {
                 (Some(gap), _) => {
-                    decisions.cuts.insert(Gap { value, gap }, (self.means, reason));
+                    decisions
+                        .cuts
+                        .insert(Gap { value, gap }, (self.means, reason));
                 }
                 (None, Def::State(state)) => {
                     decisions.hosted.insert(state, reason);
@@ -337,7 +399,8 @@ impl Cut {
     }
 }
 
-/// What a buffer holds: at which offset which value, and since which line nobody has touched it. Chunks hold several.
+/// What a buffer holds: at which offset which value, and since which line nobody has touched it.
+/// Chunks hold several.
 type Held = SmallVec<[(u64, Value, usize); 1]>;
 
 /// Lines over which the device's memory is freed, and how many bytes.
@@ -428,9 +491,18 @@ impl<'a> Round<'a> {
         let idle = &self.idle;
         let above = Above::new(live, target);
         let mut cascade = Cascade::new(self.problem);
-        let blocks = if self.taste == Taste::Block { self.block_candidates(&above, &mut cascade) } else { vec![] };
-        let in_blocks: BTreeSet<_> = blocks.iter().flat_map(|cut| cut.gaps.iter().copied()).collect();
-        let alone = idle.iter().filter(|idle| !in_blocks.contains(&(idle.value, idle.gap)));
+        let blocks = if self.taste == Taste::Block {
+            self.block_candidates(&above, &mut cascade)
+        } else {
+            vec![]
+        };
+        let in_blocks: BTreeSet<_> = blocks
+            .iter()
+            .flat_map(|cut| cut.gaps.iter().copied())
+            .collect();
+        let alone = idle
+            .iter()
+            .filter(|idle| !in_blocks.contains(&(idle.value, idle.gap)));
         let mut candidates: Vec<Cut> = alone
             .filter(|idle| above.any(idle.from + 1, idle.to))
             .filter_map(|idle| self.gap_candidate(idle, &mut cascade))
@@ -441,16 +513,23 @@ impl<'a> Round<'a> {
         let mut load = Load::default();
         let mut tree = MaxTree::new(live);
         let mut chosen: Vec<Cut> = vec![];
-        // Prices rise as the link fills up: whatever comes to the top of the heap is priced anew, and goes back if it has
-        // become dearer.
-        let mut heap: BinaryHeap<Reverse<(Score, usize)>> =
-            candidates.iter().enumerate().map(|(i, cut)| Reverse((cut.score(), i))).collect();
+        // Prices rise as the link fills up: whatever comes to the top of the heap is priced anew,
+        // and goes back if it has become dearer.
+        let mut heap: BinaryHeap<Reverse<(Score, usize)>> = candidates
+            .iter()
+            .enumerate()
+            .map(|(i, cut)| Reverse((cut.score(), i)))
+            .collect();
         while let Some(Reverse((score, i))) = heap.pop() {
             if tree.most() <= target {
                 break;
             }
             let cut = &mut candidates[i];
-            if cut.frees.iter().all(|&(from, to, _)| tree.max(from, to) <= target) {
+            if cut
+                .frees
+                .iter()
+                .all(|&(from, to, _)| tree.max(from, to) <= target)
+            {
                 continue;
             }
             cut.swap = self.swap_price(cut, load);
@@ -471,14 +550,25 @@ impl<'a> Round<'a> {
         }
         // What the later, larger choices made needless stays after all, dearest first.
         let mut order: Vec<usize> = (0..chosen.len()).collect();
-        order.sort_by(|&a, &b| chosen[b].price().total_cmp(&chosen[a].price()).then(a.cmp(&b)));
+        order.sort_by(|&a, &b| {
+            chosen[b]
+                .price()
+                .total_cmp(&chosen[a].price())
+                .then(a.cmp(&b))
+        });
         let mut needless = vec![false; chosen.len()];
         for i in order.into_iter().filter(|&i| 0.0 < chosen[i].price()) {
             let frees = &chosen[i].frees;
-            frees.iter().for_each(|&(from, to, bytes)| tree.add(from, to, bytes as i64));
-            needless[i] = frees.iter().all(|&(from, to, _)| tree.max(from, to) <= target);
+            frees
+                .iter()
+                .for_each(|&(from, to, bytes)| tree.add(from, to, bytes as i64));
+            needless[i] = frees
+                .iter()
+                .all(|&(from, to, _)| tree.max(from, to) <= target);
             if !needless[i] {
-                frees.iter().for_each(|&(from, to, bytes)| tree.add(from, to, -(bytes as i64)));
+                frees
+                    .iter()
+                    .for_each(|&(from, to, bytes)| tree.add(from, to, -(bytes as i64)));
             }
         }
         let mut needless = needless.into_iter();
@@ -501,16 +591,34 @@ impl<'a> Round<'a> {
         for (instr, data) in schedule.instrs.iter() {
             let line = instr.index();
             match &data.kind {
-                InstrKind::Run { node, args, outs, .. } => {
+                InstrKind::Run {
+                    node, args, outs, ..
+                } => {
                     let node = &graph.nodes[*node];
-                    touches.extend(args.iter().zip(&node.inputs).map(|(&loc, &v)| (loc, self.problem.root[v])));
+                    touches.extend(
+                        args.iter()
+                            .zip(&node.inputs)
+                            .map(|(&loc, &v)| (loc, self.problem.root[v])),
+                    );
                     touches.extend(outs.iter().zip(&node.outputs).map(|(&loc, &v)| (loc, v)));
                 }
                 &InstrKind::Copy { src, dst, bytes } => {
                     for &(offset, value, _) in &holds[src.buffer] {
                         if src.offset <= offset && offset < src.offset + bytes {
-                            let to = Loc { buffer: dst.buffer, offset: dst.offset + offset - src.offset };
-                            touches.extend([(Loc { buffer: src.buffer, offset }, value), (to, value)]);
+                            let to = Loc {
+                                buffer: dst.buffer,
+                                offset: dst.offset + offset - src.offset,
+                            };
+                            touches.extend([
+                                (
+                                    Loc {
+                                        buffer: src.buffer,
+                                        offset,
+                                    },
+                                    value,
+                                ),
+                                (to, value),
+                            ]);
                         }
                     }
                 }
@@ -522,11 +630,20 @@ impl<'a> Round<'a> {
                     self.touched[buffer].push(line as u32);
                 }
                 let held = holds[buffer].iter_mut().find(|held| held.0 == loc.offset);
-                let since = held.as_ref().filter(|held| held.1 == value).map(|held| held.2);
+                let since = held
+                    .as_ref()
+                    .filter(|held| held.1 == value)
+                    .map(|held| held.2);
                 if let Some(since) = since.filter(|_| on_device) {
                     let done = self.accesses_done(value, since, self.home[buffer] && since == 0);
                     if since + 1 < line {
-                        idle.push(Idle { value, buffer, from: since, to: line, gap: done.checked_sub(1) });
+                        idle.push(Idle {
+                            value,
+                            buffer,
+                            from: since,
+                            to: line,
+                            gap: done.checked_sub(1),
+                        });
                     }
                     match self.resident[value].last_mut() {
                         Some(last) if last.1 == since as u32 => last.1 = line as u32,
@@ -545,8 +662,16 @@ impl<'a> Round<'a> {
             self.shared[buffer] = 1 < held.len();
         }
         for &(value, loc) in schedule.entry.iter().filter(|(_, loc)| device(loc.buffer)) {
-            if let Some(&(_, held, since)) = holds[loc.buffer].iter().find(|held| held.0 == loc.offset) {
-                idle.push(Idle { value, buffer: loc.buffer, from: since, to: n, gap: Some(u32::MAX) });
+            if let Some(&(_, held, since)) =
+                holds[loc.buffer].iter().find(|held| held.0 == loc.offset)
+            {
+                idle.push(Idle {
+                    value,
+                    buffer: loc.buffer,
+                    from: since,
+                    to: n,
+                    gap: Some(u32::MAX),
+                });
                 self.resident[held].push((since as u32, n as u32));
             }
         }
@@ -565,11 +690,16 @@ impl<'a> Round<'a> {
     }
 
     fn start(&self, line: usize) -> f64 {
-        if line < self.timeline.start.len() { self.timeline.start[ir::Instr::new(line)] } else { self.timeline.micros }
+        if line < self.timeline.start.len() {
+            self.timeline.start[ir::Instr::new(line)]
+        } else {
+            self.timeline.micros
+        }
     }
 
-    /// The price of `copies` copies of `bytes` bytes each within a stretch of `room` µs: nearly nothing while the link
-    /// has time to spare and the stretch is long enough, all of it otherwise.
+    /// The price of `copies` copies of `bytes` bytes each within a stretch of `room` µs: nearly
+    /// nothing while the link has time to spare and the stretch is long enough, all of it
+    /// otherwise.
     fn link_price(&self, bytes: u64, copies: f64, room: f64, load: Load) -> f64 {
         let micros = self.problem.cost.link(bytes);
         let busy = self.timeline.busy[Stream::new(H2D)].max(self.timeline.busy[Stream::new(D2H)]);
@@ -579,11 +709,18 @@ impl<'a> Round<'a> {
         copies * micros * if hidden { 0.05 } else { 1.0 }
     }
 
-    /// The gap of an idle stretch, if it is one that may be cut: not of a state at home, and not cut already.
+    /// The gap of an idle stretch, if it is one that may be cut: not of a state at home, and not
+    /// cut already.
     fn cuttable(&self, idle: &Idle) -> Option<u32> {
-        let gap = idle.gap.filter(|&gap| gap != u32::MAX && !self.home[idle.buffer])?;
+        let gap = idle
+            .gap
+            .filter(|&gap| gap != u32::MAX && !self.home[idle.buffer])?;
 
-        (!self.decisions.cuts.contains_key(&Gap { value: idle.value, gap })).then_some(gap)
+        (!self.decisions.cuts.contains_key(&Gap {
+            value: idle.value,
+            gap,
+        }))
+        .then_some(gap)
     }
 
     /// The candidate of one idle stretch.
@@ -594,42 +731,92 @@ impl<'a> Round<'a> {
     }
 
     /// The candidate of several idle stretches together; `copies` is what a swap of one byte takes.
-    fn candidate(&self, members: &[(&Idle, u32)], copies: f64, cascade: &mut Cascade) -> Option<Cut> {
-        let gaps: Gaps = members.iter().map(|&(idle, gap)| (idle.value, Some(gap))).collect();
-        let frees: Frees = members.iter().map(|(idle, _)| (idle.from + 1, idle.to, self.bytes(idle.buffer))).collect();
+    fn candidate(
+        &self,
+        members: &[(&Idle, u32)],
+        copies: f64,
+        cascade: &mut Cascade,
+    ) -> Option<Cut> {
+        let gaps: Gaps = members
+            .iter()
+            .map(|&(idle, gap)| (idle.value, Some(gap)))
+            .collect();
+        let frees: Frees = members
+            .iter()
+            .map(|(idle, _)| (idle.from + 1, idle.to, self.bytes(idle.buffer)))
+            .collect();
         let first = members.iter().map(|(idle, _)| idle.from).min()?;
         let to = members.iter().map(|(idle, _)| idle.to).min()?;
         let bytes = frees.iter().map(|&(.., bytes)| bytes).sum();
-        let room =
-            members.iter().map(|(idle, _)| self.start(idle.to) - self.start(idle.from)).fold(f64::INFINITY, f64::min);
-        let banned = members.iter().any(|&(idle, gap)| self.banned.contains(&(idle.value, gap)));
-        let recompute = if banned { None } else { self.recompute_price(&gaps, to, cascade) };
+        let room = members
+            .iter()
+            .map(|(idle, _)| self.start(idle.to) - self.start(idle.from))
+            .fold(f64::INFINITY, f64::min);
+        let banned = members
+            .iter()
+            .any(|&(idle, gap)| self.banned.contains(&(idle.value, gap)));
+        let recompute = if banned {
+            None
+        } else {
+            self.recompute_price(&gaps, to, cascade)
+        };
         let line = first as u32 + 1;
         let (means, swap) = (Means::Swap, 0.0);
-        let mut cut =
-            Cut { gaps, means, frees, bytes, sent: bytes, copies, room, swap, recompute, line, group: None, host: 0.0 };
+        let mut cut = Cut {
+            gaps,
+            means,
+            frees,
+            bytes,
+            sent: bytes,
+            copies,
+            room,
+            swap,
+            recompute,
+            line,
+            group: None,
+            host: 0.0,
+        };
         cut.swap = self.swap_price(&cut, Load::default());
         cut.choose(self.taste);
         Some(cut)
     }
 
-    /// What a swap adds to the step: its copies and the host's updates, less the device's, as far as they do not hide.
+    /// What a swap adds to the step: its copies and the host's updates, less the device's, as far
+    /// as they do not hide.
     fn swap_price(&self, cut: &Cut, load: Load) -> f64 {
-        let room = if cut.group.is_some() { self.timeline.micros } else { cut.room };
+        let room = if cut.group.is_some() {
+            self.timeline.micros
+        } else {
+            cut.room
+        };
         let link = self.link_price(cut.sent, cut.copies, room, load);
         let Some(group) = cut.group else { return link };
-        let busy = self.timeline.busy.get(Stream::new(ON_HOST)).copied().unwrap_or(0.0);
+        let busy = self
+            .timeline
+            .busy
+            .get(Stream::new(ON_HOST))
+            .copied()
+            .unwrap_or(0.0);
         let hidden = busy + load.host + cut.host <= 0.9 * self.timeline.busy[Stream::new(COMPUTE)];
         let updates = &self.problem.groups[group].updates;
-        let spared: f64 = updates.iter().map(|&node| self.problem.cost.run(self.problem.graph, node)).sum();
-        // From gradient to next use there is time for the gradient's copy, the update and the weights' copy; the more, the
-        // better: the last blocks' gradients come first and their weights are wanted last (ProTrain, section 3.1.1).
+        let spared: f64 = updates
+            .iter()
+            .map(|&node| self.problem.cost.run(self.problem.graph, node))
+            .sum();
+        // From gradient to next use there is time for the gradient's copy, the update and the
+        // weights' copy; the more, the better: the last blocks' gradients come first and their
+        // weights are wanted last (ProTrain, section 3.1.1).
         let late = (cut.host + 2.0 * self.problem.cost.link(cut.sent) - cut.room).max(0.0);
-        let share = if hidden { 0.05 * (2.0 - cut.room / self.timeline.micros) } else { 1.0 };
+        let share = if hidden {
+            0.05 * (2.0 - cut.room / self.timeline.micros)
+        } else {
+            1.0
+        };
         link + late + cut.host * share - spared
     }
 
-    /// Stretches in which nobody touches a chunk that is on the device: it may leave and come again.
+    /// Stretches in which nobody touches a chunk that is on the device: it may leave and come
+    /// again.
     fn chunk_candidates(&self, above: &Above, cascade: &mut Cascade) -> Vec<Cut> {
         let mut members: BTreeMap<Buffer, Vec<&Idle>> = BTreeMap::new();
         for idle in self.idle.iter().filter(|idle| self.shared[idle.buffer]) {
@@ -642,15 +829,27 @@ impl<'a> Round<'a> {
                 if !above.any(from + 1, to) {
                     continue;
                 }
-                let over = members.iter().filter(|idle| idle.from <= from && to <= idle.to);
-                let Some(over) = over.map(|&idle| Some((idle, self.cuttable(idle)?))).collect::<Option<Vec<_>>>()
+                let over = members
+                    .iter()
+                    .filter(|idle| idle.from <= from && to <= idle.to);
+                let Some(over) = over
+                    .map(|&idle| Some((idle, self.cuttable(idle)?)))
+                    .collect::<Option<Vec<_>>>()
                 else {
                     continue;
                 };
-                let Some(mut cut) = self.candidate(&over, 1.0, cascade) else { continue };
+                let Some(mut cut) = self.candidate(&over, 1.0, cascade) else {
+                    continue;
+                };
                 let bytes = self.bytes(buffer);
                 let frees = Frees::from_iter([(from + 1, to, bytes)]);
-                cut = Cut { frees, bytes, sent: bytes, line: from as u32 + 1, ..cut };
+                cut = Cut {
+                    frees,
+                    bytes,
+                    sent: bytes,
+                    line: from as u32 + 1,
+                    ..cut
+                };
                 cut.room = self.start(to) - self.start(from);
                 cut.recompute = None;
                 cut.swap = self.swap_price(&cut, Load::default());
@@ -661,30 +860,49 @@ impl<'a> Round<'a> {
         cuts
     }
 
-    /// For each block of the model, all that its forward left for its backward, but for what other blocks' forwards read
-    /// too: with that, the block can run again.
+    /// For each block of the model, all that its forward left for its backward, but for what other
+    /// blocks' forwards read too: with that, the block can run again.
     fn block_candidates(&self, above: &Above, cascade: &mut Cascade) -> Vec<Cut> {
         let graph = self.problem.graph;
         let mut members: BTreeMap<usize, Vec<(&Idle, u32)>> = BTreeMap::new();
         for idle in &self.idle {
-            let (Some(gap), Some(def)) = (self.cuttable(idle), graph.def_node(idle.value)) else { continue };
-            let (Some(block), Phase::Forward) = (self.problem.block_of[def], graph.nodes[def].phase) else { continue };
-            let wanted_by = self.schedule.instrs.get(ir::Instr::new(idle.to)).map(|data| &data.kind);
-            let for_backward =
-                matches!(wanted_by, Some(InstrKind::Run { node, .. }) if graph.nodes[*node].phase == Phase::Backward);
+            let (Some(gap), Some(def)) = (self.cuttable(idle), graph.def_node(idle.value)) else {
+                continue;
+            };
+            let (Some(block), Phase::Forward) =
+                (self.problem.block_of[def], graph.nodes[def].phase)
+            else {
+                continue;
+            };
+            let wanted_by = self
+                .schedule
+                .instrs
+                .get(ir::Instr::new(idle.to))
+                .map(|data| &data.kind);
+            let for_backward = matches!(wanted_by, Some(InstrKind::Run { node, .. }) if graph.nodes[*node].phase == Phase::Backward);
             let at_border = self.problem.uses[idle.value].iter().any(|&at| {
                 let user = self.problem.lines[at as usize];
-                graph.nodes[user].phase == Phase::Forward && self.problem.block_of[user] != Some(block)
+                graph.nodes[user].phase == Phase::Forward
+                    && self.problem.block_of[user] != Some(block)
             });
             if for_backward && !at_border {
                 members.entry(block).or_default().push((idle, gap));
             }
         }
-        let covers = |members: &Vec<(&Idle, u32)>| members.iter().any(|(idle, _)| above.any(idle.from + 1, idle.to));
-        members.into_values().filter(covers).filter_map(|members| self.candidate(&members, 2.0, cascade)).collect()
+        let covers = |members: &Vec<(&Idle, u32)>| {
+            members
+                .iter()
+                .any(|(idle, _)| above.any(idle.from + 1, idle.to))
+        };
+        members
+            .into_values()
+            .filter(covers)
+            .filter_map(|members| self.candidate(&members, 2.0, cascade))
+            .collect()
     }
 
-    /// What it takes to compute the gaps' values again before `line`, with whatever is not there; `None` if it cannot be.
+    /// What it takes to compute the gaps' values again before `line`, with whatever is not there;
+    /// `None` if it cannot be.
     fn recompute_price(&self, gaps: &Gaps, line: usize, cascade: &mut Cascade) -> Option<f64> {
         let graph = self.problem.graph;
         let position = self.position.get(line).copied().unwrap_or(u32::MAX);
@@ -726,13 +944,15 @@ impl<'a> Round<'a> {
         0 < k && line <= spans[k - 1].1
     }
 
-    /// States that might live on the host: they come before their first use, stay to their last and go home if changed.
+    /// States that might live on the host: they come before their first use, stay to their last and
+    /// go home if changed.
     fn state_candidates(&self, above: &Above) -> Vec<Cut> {
         let graph = self.problem.graph;
         let mut at_home: Table<Buffer, SmallVec<[(usize, usize); 2]>> =
             Table::filled(self.schedule.buffers.len(), SmallVec::new());
         for idle in &self.idle {
-            // Before the first use and after the last; the stretches between uses are gaps of their own once it is hosted.
+            // Before the first use and after the last; the stretches between uses are gaps of their
+            // own once it is hosted.
             if idle.gap.is_none() || idle.gap == Some(u32::MAX) {
                 at_home[idle.buffer].push((idle.from + usize::from(idle.gap.is_some()), idle.to));
             }
@@ -748,12 +968,19 @@ impl<'a> Round<'a> {
             }
             let bytes = self.bytes(loc.buffer);
             let stretches = &at_home[loc.buffer];
-            let frees: Frees = stretches.iter().map(|&(from, to)| (from, to, bytes)).collect();
+            let frees: Frees = stretches
+                .iter()
+                .map(|&(from, to)| (from, to, bytes))
+                .collect();
             stays.push(Some((loc.buffer, frees.clone())));
             if stretches.iter().all(|&(from, to)| !above.any(from, to)) {
                 continue;
             }
-            let copies = if self.problem.root[state.after] == state.before { 1.0 } else { 2.0 };
+            let copies = if self.problem.root[state.after] == state.before {
+                1.0
+            } else {
+                2.0
+            };
             let line = stretches.first().map_or(0, |s| s.0 as u32);
             cuts.push(self.host_candidate(
                 Gaps::from_iter([(state.before, None)]),
@@ -770,8 +997,11 @@ impl<'a> Round<'a> {
             let (mut bytes, mut sent) = (0, 0);
             let mut at_home = true;
             let (mut first, mut last) = (n, 0);
-            for (&state, is_param) in
-                group.params.iter().map(|s| (s, true)).chain(group.moments.iter().map(|s| (s, false)))
+            for (&state, is_param) in group
+                .params
+                .iter()
+                .map(|s| (s, true))
+                .chain(group.moments.iter().map(|s| (s, false)))
             {
                 let Some((buffer, stretches)) = &stays[state] else {
                     at_home = false;
@@ -782,8 +1012,16 @@ impl<'a> Round<'a> {
                 if is_param {
                     sent += self.bytes(*buffer);
                     frees.extend(stretches.iter().copied());
-                    first = first.min(self.touched[*buffer].first().map_or(0, |&line| line as usize));
-                    last = last.max(self.touched[*buffer].last().map_or(0, |&line| line as usize));
+                    first = first.min(
+                        self.touched[*buffer]
+                            .first()
+                            .map_or(0, |&line| line as usize),
+                    );
+                    last = last.max(
+                        self.touched[*buffer]
+                            .last()
+                            .map_or(0, |&line| line as usize),
+                    );
                 } else {
                     frees.push((0, n, self.bytes(*buffer)));
                 }
@@ -809,9 +1047,25 @@ impl<'a> Round<'a> {
         group: Option<usize>,
     ) -> Cut {
         let updates = group.map_or(&[][..], |group| &self.problem.groups[group].updates);
-        let host = updates.iter().map(|&node| self.problem.cost.host(self.problem.graph, node)).sum();
+        let host = updates
+            .iter()
+            .map(|&node| self.problem.cost.host(self.problem.graph, node))
+            .sum();
         let (means, room, swap) = (Means::Swap, self.timeline.micros, 0.0);
-        let mut cut = Cut { gaps, means, frees, bytes, sent, copies, room, swap, recompute: None, line, group, host };
+        let mut cut = Cut {
+            gaps,
+            means,
+            frees,
+            bytes,
+            sent,
+            copies,
+            room,
+            swap,
+            recompute: None,
+            line,
+            group,
+            host,
+        };
         cut.swap = self.swap_price(&cut, Load::default());
         cut
     }
@@ -830,7 +1084,13 @@ impl Cascade {
     fn new(problem: &Problem<'_>) -> Cascade {
         let wanted = Table::filled(problem.graph.values.len(), 0);
         let runs = Table::filled(problem.graph.nodes.len(), 0);
-        Cascade { number: 0, wanted, runs, n_wanted: 0, stack: vec![] }
+        Cascade {
+            number: 0,
+            wanted,
+            runs,
+            n_wanted: 0,
+            stack: vec![],
+        }
     }
     /// Another cascade, for these values.
     fn begin(&mut self, values: impl Iterator<Item = Value>) {
@@ -864,7 +1124,11 @@ impl Above {
             count += u32::from(target < bytes);
             count
         });
-        Above(std::iter::once(0).chain(counts.collect::<Vec<_>>()).collect())
+        Above(
+            std::iter::once(0)
+                .chain(counts.collect::<Vec<_>>())
+                .collect(),
+        )
     }
     /// True if one of lines `from..to` is.
     fn any(&self, from: usize, to: usize) -> bool {
@@ -890,7 +1154,11 @@ impl MaxTree {
         for node in (1..leaves).rev() {
             max[node] = max[2 * node].max(max[2 * node + 1]);
         }
-        MaxTree { leaves, max, add: vec![0; 2 * leaves] }
+        MaxTree {
+            leaves,
+            max,
+            add: vec![0; 2 * leaves],
+        }
     }
     fn add(&mut self, from: usize, to: usize, amount: i64) {
         self.add_at(1, 0, self.leaves, from, to, amount);

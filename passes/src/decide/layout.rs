@@ -1,13 +1,15 @@
 //! ProTrain as a planner: what its [`Layout`]s mean as [`Decisions`], and its drafts.
 //!
-//! Before: a problem. After: drafts, one or a few for each of a ladder of capacities. The four numbers are searched on
-//! figures of blocks and chunks ([`protrain`]); what the plans really need and take is for the judge to say, so that a
-//! formula that is off by some percent moves a rung of the ladder and spoils nothing. No rung depends on the budget.
+//! Before: a problem. After: drafts, one or a few for each of a ladder of capacities. The four
+//! numbers are searched on figures of blocks and chunks ([`protrain`]); what the plans really need
+//! and take is for the judge to say, so that a formula that is off by some percent moves a rung of
+//! the ladder and spoils nothing. No rung depends on the budget.
 //!
-//! A swapped block sends all that its forward leaves for its backward to the host, its input among it. A recomputed block
-//! keeps its input and computes the rest again, but for what cannot be: that stays. A chunk that is not persistent lives on
-//! the host with its optimizer states, comes in one copy for each pass, and is updated there; a cached one stays from
-//! forward to backward (ProTrain, sections 3.1 and 3.2).
+//! A swapped block sends all that its forward leaves for its backward to the host, its input among
+//! it. A recomputed block keeps its input and computes the rest again, but for what cannot be: that
+//! stays. A chunk that is not persistent lives on the host with its optimizer states, comes in one
+//! copy for each pass, and is updated there; a cached one stays from forward to backward (ProTrain,
+//! sections 3.1 and 3.2).
 
 use super::blocks::Block;
 use super::chunks::{self, Packing};
@@ -19,7 +21,8 @@ use ir::graph::Def;
 use ir::{Node, Phase, Table, Value};
 use std::collections::BTreeSet;
 
-/// Capacities that the planner tries, from what keeping everything needs to the least that anything needs.
+/// Capacities that the planner tries, from what keeping everything needs to the least that anything
+/// needs.
 pub const RUNGS: usize = 24;
 
 /// A planner's view of a model: its chunks, and the figures of blocks and chunks.
@@ -31,7 +34,10 @@ pub struct Model {
 impl Model {
     /// The model of a problem; `None` if it has no parameters.
     pub fn new(problem: &Problem<'_>) -> Option<Model> {
-        let packing = chunks::grid_search(&chunks::sizes(problem.graph, &problem.blocks), chunks::RANGE)?;
+        let packing = chunks::grid_search(
+            &chunks::sizes(problem.graph, &problem.blocks),
+            chunks::RANGE,
+        )?;
         let instance = protrain::instance(problem, &problem.blocks, &packing, host_rate(problem))?;
         Some(Model { packing, instance })
     }
@@ -39,7 +45,13 @@ impl Model {
     /// The configurations of a ladder of `rungs` capacities, roomiest first, each once.
     pub fn ladder(&self, rungs: usize) -> impl Iterator<Item = Config> {
         let n_chunks = self.instance.chunks.len();
-        let keep = protrain::memory(&self.instance, &Config { n_persist: n_chunks, ..Config::default() });
+        let keep = protrain::memory(
+            &self.instance,
+            &Config {
+                n_persist: n_chunks,
+                ..Config::default()
+            },
+        );
         let outlines = protrain::outlines(&self.instance);
         let least = self.least(&outlines).min(keep).max(1);
         let ratio = least as f64 / keep as f64;
@@ -48,7 +60,10 @@ impl Model {
             let share = ratio.powf(rung as f64 / (rungs.max(2) - 1) as f64);
             // The last rung is the least itself, however the power is rounded.
             let capacity = ((keep as f64 * share).ceil() as u64).max(least);
-            let instance = Instance { capacity, ..self.instance.clone() };
+            let instance = Instance {
+                capacity,
+                ..self.instance.clone()
+            };
             let (config, _) = protrain::search_among(&instance, &outlines)?;
             seen.insert(config).then_some(config)
         })
@@ -57,20 +72,29 @@ impl Model {
     /// The least memory that any configuration takes.
     fn least(&self, outlines: &[Vec<Outline>]) -> u64 {
         let (n_buffer, _) = self.instance.buffers(0);
-        let memory = |outline: &Outline| protrain::total(&self.instance, outline.activations, 0, n_buffer);
+        let memory =
+            |outline: &Outline| protrain::total(&self.instance, outline.activations, 0, n_buffer);
         outlines.iter().flatten().map(memory).min().unwrap_or(0)
     }
 
     /// What a configuration decides.
     pub fn decisions(&self, problem: &Problem<'_>, config: &Config) -> Decisions {
-        decisions(problem, &problem.blocks, &self.packing, &config.layout(&self.instance))
+        decisions(
+            problem,
+            &problem.blocks,
+            &self.packing,
+            &config.layout(&self.instance),
+        )
     }
 }
 
-/// Drafts for a ladder of `rungs` capacities, as far as they are wanted; none for a graph without parameters.
+/// Drafts for a ladder of `rungs` capacities, as far as they are wanted; none for a graph without
+/// parameters.
 pub fn drafts(problem: &Problem<'_>, rungs: usize, wanted: &Wanted) -> Vec<Draft> {
     let mut drafts = vec![];
-    let Some(model) = Model::new(problem) else { return drafts };
+    let Some(model) = Model::new(problem) else {
+        return drafts;
+    };
     for config in model.ladder(rungs) {
         propose(problem, &model.decisions(problem, &config), &mut drafts);
         if wanted.end(problem, &drafts).is_some() {
@@ -83,18 +107,28 @@ pub fn drafts(problem: &Problem<'_>, rungs: usize, wanted: &Wanted) -> Vec<Draft
 /// Shares of the chunks that stay on the device, and of the blocks that swap, in [`parts`].
 const SHARES: usize = 4;
 
-/// Drafts beside ProTrain's structure: every block computes again what takes no product (activations, norms), which is most
-/// of its bytes and little of its time; of the rest, blocks from the start swap and the others keep. Chunks as in
-/// ProTrain, for several shares of both.
+/// Drafts beside ProTrain's structure: every block computes again what takes no product
+/// (activations, norms), which is most of its bytes and little of its time; of the rest, blocks
+/// from the start swap and the others keep. Chunks as in ProTrain, for several shares of both.
 pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
-    let Some(Model { packing, instance }) = Model::new(problem) else { return drafts };
+    let Some(Model { packing, instance }) = Model::new(problem) else {
+        return drafts;
+    };
     let (n_blocks, n_chunks) = (instance.n_repeated(), instance.chunks.len());
-    let shares = |n: usize| (0..=SHARES).map(move |k| n * k / SHARES).collect::<BTreeSet<usize>>();
+    let shares = |n: usize| {
+        (0..=SHARES)
+            .map(move |k| n * k / SHARES)
+            .collect::<BTreeSet<usize>>()
+    };
     for n_persist in shares(n_chunks) {
         for n_swap in shares(n_blocks) {
             let (n_buffer, _) = instance.buffers(n_persist);
-            let config = Config { n_persist, n_buffer, ..Config::default() };
+            let config = Config {
+                n_persist,
+                n_buffer,
+                ..Config::default()
+            };
             let mut layout = config.layout(&instance);
             for activation in layout.activation.iter_mut().flatten().take(n_swap) {
                 *activation = Activation::Swap;
@@ -106,39 +140,64 @@ pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
     drafts
 }
 
-/// Bytes of states and gradients that the host updates in a µs, as [`protrain::instance`] counts them.
+/// Bytes of states and gradients that the host updates in a µs, as [`protrain::instance`] counts
+/// them.
 fn host_rate(problem: &Problem<'_>) -> f64 {
     let graph = problem.graph;
     let (mut bytes, mut micros) = (0u64, 0.0);
     for &node in problem.groups.iter().flat_map(|group| &group.updates) {
-        // Parameters and moments, which the update changes, and the gradients, which are as large as parameters.
+        // Parameters and moments, which the update changes, and the gradients, which are as large
+        // as parameters.
         let states = states_of(problem, node);
         let of = |param: bool| {
-            let states = states.iter().filter(move |&&s| (graph.states[s].kind == ir::StateKind::Param) == param);
-            states.map(|&s| graph.values[graph.states[s].before].ty.bytes()).sum::<u64>()
+            let states = states
+                .iter()
+                .filter(move |&&s| (graph.states[s].kind == ir::StateKind::Param) == param);
+            states
+                .map(|&s| graph.values[graph.states[s].before].ty.bytes())
+                .sum::<u64>()
         };
         bytes += 2 * of(true) + of(false);
         micros += problem.cost.host(graph, node);
     }
     // Without updates, no rate matters.
-    if 0.0 < micros { bytes as f64 / micros } else { 1.0 }
+    if 0.0 < micros {
+        bytes as f64 / micros
+    } else {
+        1.0
+    }
 }
 
 /// The states that a node makes new values of.
 fn states_of(problem: &Problem<'_>, node: Node) -> Vec<usize> {
-    let mut states: Vec<usize> =
-        problem.graph.nodes[node].outputs.iter().flat_map(|&value| &problem.renews[value]).copied().collect();
+    let mut states: Vec<usize> = problem.graph.nodes[node]
+        .outputs
+        .iter()
+        .flat_map(|&value| &problem.renews[value])
+        .copied()
+        .collect();
     states.sort_unstable();
     states
 }
 
 /// What a layout of these blocks and chunks decides.
-pub fn decisions(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, layout: &Layout) -> Decisions {
+pub fn decisions(
+    problem: &Problem<'_>,
+    blocks: &[Block],
+    packing: &Packing,
+    layout: &Layout,
+) -> Decisions {
     plan(problem, blocks, packing, layout, false)
 }
 
 /// The same; with `parts`, repeated blocks compute again whatever takes no product, too.
-fn plan(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, layout: &Layout, parts: bool) -> Decisions {
+fn plan(
+    problem: &Problem<'_>,
+    blocks: &[Block],
+    packing: &Packing,
+    layout: &Layout,
+    parts: bool,
+) -> Decisions {
     let mut block_of: Table<Node, Option<usize>> = Table::filled(problem.graph.nodes.len(), None);
     for (i, block) in blocks.iter().enumerate() {
         for &node in block.forward.iter().chain(&block.backward) {
@@ -166,32 +225,45 @@ fn activations(
     // Values that the block that computes them can compute again.
     let mut again: Table<Value, bool> = Table::filled(graph.values.len(), false);
     let given = |root: Value| !matches!(graph.values[root].def, Def::Node(..));
-    for &node in problem.lines.iter().filter(|&&node| graph.nodes[node].phase == Phase::Forward) {
+    for &node in problem
+        .lines
+        .iter()
+        .filter(|&&node| graph.nodes[node].phase == Phase::Forward)
+    {
         let data = &graph.nodes[node];
-        let Some(block) = block_of[node] else { continue };
+        let Some(block) = block_of[node] else {
+            continue;
+        };
         let from = |root: Value| match graph.def_node(root) {
             None => true,
             Some(def) => {
-                let alone = graph.nodes[def].inputs.iter().all(|&input| given(graph.root(input)));
+                let alone = graph.nodes[def]
+                    .inputs
+                    .iter()
+                    .all(|&input| given(graph.root(input)));
                 at_hand[root] || again[root] && (block_of[def] == Some(block) || alone)
             }
         };
         let cheap = !parts || !is_product(graph, node);
-        let possible = cheap && data.op.is_pure() && data.inputs.iter().all(|&input| from(graph.root(input)));
+        let possible =
+            cheap && data.op.is_pure() && data.inputs.iter().all(|&input| from(graph.root(input)));
         for &value in &data.outputs {
             again[value] = possible;
             let accesses = &problem.accesses[value];
             // The gap between the last forward and the first backward.
-            let Some(gap) = accesses
-                .windows(2)
-                .position(|pair| phase(pair[0]) == Phase::Forward && phase(pair[1]) == Phase::Backward)
-            else {
+            let Some(gap) = accesses.windows(2).position(|pair| {
+                phase(pair[0]) == Phase::Forward && phase(pair[1]) == Phase::Backward
+            }) else {
                 continue;
             };
-            let readers = problem.uses[value].iter().map(|&at| problem.lines[at as usize]);
+            let readers = problem.uses[value]
+                .iter()
+                .map(|&at| problem.lines[at as usize]);
             let readers = readers.filter(|&reader| graph.nodes[reader].phase == Phase::Forward);
-            let others: BTreeSet<usize> =
-                readers.filter_map(|reader| block_of[reader]).filter(|&reader| reader != block).collect();
+            let others: BTreeSet<usize> = readers
+                .filter_map(|reader| block_of[reader])
+                .filter(|&reader| reader != block)
+                .collect();
             // Whose it is: an input belongs to the block that reads it; what several read stays.
             let (owner, is_input) = match (others.len(), others.first()) {
                 (0, _) => (Some(block), false),
@@ -213,7 +285,13 @@ fn activations(
                     recompute: possible.then(|| problem.cost.run(graph, node)),
                     line: accesses[gap],
                 };
-                decisions.cuts.insert(Gap { value, gap: gap as u32 }, (means, reason));
+                decisions.cuts.insert(
+                    Gap {
+                        value,
+                        gap: gap as u32,
+                    },
+                    (means, reason),
+                );
             }
         }
     }
@@ -230,20 +308,32 @@ fn states(
 ) {
     let graph = problem.graph;
     let of_state = |state: usize| problem.hosted_reason(state);
-    for (c, chunk) in packing.chunks.iter().enumerate().filter(|(c, _)| !layout.persistent[*c]) {
-        let params: Vec<usize> = blocks[chunk.blocks.clone()].iter().flat_map(|b| &b.states).copied().collect();
+    for (c, chunk) in packing
+        .chunks
+        .iter()
+        .enumerate()
+        .filter(|(c, _)| !layout.persistent[*c])
+    {
+        let params: Vec<usize> = blocks[chunk.blocks.clone()]
+            .iter()
+            .flat_map(|b| &b.states)
+            .copied()
+            .collect();
         for &state in &params {
             decisions.hosted.insert(state, of_state(state));
             let update = graph.def_node(graph.root(graph.states[state].after));
-            if let Some(update) = update.filter(|&node| graph.nodes[node].phase == Phase::Optimizer) {
+            if let Some(update) = update.filter(|&node| graph.nodes[node].phase == Phase::Optimizer)
+            {
                 decisions.on_host.insert(update);
                 let moments = states_of(problem, update).into_iter();
                 let moments = moments.filter(|&s| graph.states[s].kind == ir::StateKind::Moment);
-                decisions.hosted.extend(moments.map(|moment| (moment, of_state(moment))));
+                decisions
+                    .hosted
+                    .extend(moments.map(|moment| (moment, of_state(moment))));
             }
             let value = graph.states[state].before;
-            // Away between passes and blocks; what is cached lies where it is until its backward. The last block's backward
-            // follows its forward: to it, both are one pass.
+            // Away between passes and blocks; what is cached lies where it is until its backward.
+            // The last block's backward follows its forward: to it, both are one pass.
             let stage = |at: u32| {
                 let node = problem.lines[at as usize];
                 let last = block_of[node] == Some(blocks.len() - 1);
@@ -256,7 +346,13 @@ fn states(
                 let (before, after) = (stage(pair[0]), stage(pair[1]));
                 let stays = layout.cached[c] && after.0 != Phase::Optimizer;
                 if before != after && !stays {
-                    decisions.cuts.insert(Gap { value, gap: gap as u32 }, (Means::Swap, of_state(state)));
+                    decisions.cuts.insert(
+                        Gap {
+                            value,
+                            gap: gap as u32,
+                        },
+                        (Means::Swap, of_state(state)),
+                    );
                 }
             }
         }

@@ -1,14 +1,17 @@
-//! Four numbers that decide everything: how many chunks of model states stay, how many buffers serve the others, how many
-//! blocks swap their activations and how many compute them again (ProTrain: sections 3.1 to 3.3, appendix A; the equations
-//! are rebuilt from its prose).
+//! Four numbers that decide everything: how many chunks of model states stay, how many buffers
+//! serve the others, how many blocks swap their activations and how many compute them again
+//! (ProTrain: sections 3.1 to 3.3, appendix A; the equations are rebuilt from its prose).
 //!
-//! Before: an [`Instance`], plain figures of blocks, chunks and machine. After: the fastest [`Config`] that fits, what it
-//! comes to, and, by [`Config::layout`], what it means for each block and chunk.
+//! Before: an [`Instance`], plain figures of blocks, chunks and machine. After: the fastest
+//! [`Config`] that fits, what it comes to, and, by [`Config::layout`], what it means for each block
+//! and chunk.
 //!
-//! The search is exhaustive over what can matter. Time never rises with the number of buffers, so only the fewest that keep
-//! the pipeline going and the most that fit are tried; of more than 128 blocks, the numbers that are tried stand further apart; at
-//! most one block in `interval` may swap, for the swap has to be over before the next begins; chunks are made persistent one by one
-//! until memory is full; and a number of recomputed blocks whose arithmetic alone takes longer than the best step is not looked into.
+//! The search is exhaustive over what can matter. Time never rises with the number of buffers, so
+//! only the fewest that keep the pipeline going and the most that fit are tried; of more than 128
+//! blocks, the numbers that are tried stand further apart; at most one block in `interval` may
+//! swap, for the swap has to be over before the next begins; chunks are made persistent one by one
+//! until memory is full; and a number of recomputed blocks whose arithmetic alone takes longer than
+//! the best step is not looked into.
 
 use super::Problem;
 use super::blocks::Block;
@@ -79,8 +82,8 @@ pub struct Instance {
     pub host_capacity: Option<u64>,
     /// True if collectives go over the link to the host too (no NVLink): their times add up.
     pub shared_link: bool,
-    /// Bytes that are reserved for each byte that is used: 1 where addresses are planned, ProTrain's 1.1 where an
-    /// allocator fragments them.
+    /// Bytes that are reserved for each byte that is used: 1 where addresses are planned,
+    /// ProTrain's 1.1 where an allocator fragments them.
     pub alpha: f64,
 }
 
@@ -115,7 +118,8 @@ pub struct Layout {
     pub activation: Vec<Option<Activation>>,
     /// For each chunk: it stays on the device, and is updated there.
     pub persistent: Vec<bool>,
-    /// For each chunk: it still lies in its buffer when the backward begins, and is not fetched again.
+    /// For each chunk: it still lies in its buffer when the backward begins, and is not fetched
+    /// again.
     pub cached: Vec<bool>,
 }
 
@@ -164,11 +168,21 @@ impl Instance {
     }
     /// `N_interval`: how many blocks' forwards it takes to swap one block out; at least 1.
     pub fn interval(&self) -> usize {
-        let of = |f: fn(&BlockCost) -> f64| self.blocks.iter().filter(|b| b.repeated).map(f).sum::<f64>();
+        let of = |f: fn(&BlockCost) -> f64| {
+            self.blocks
+                .iter()
+                .filter(|b| b.repeated)
+                .map(f)
+                .sum::<f64>()
+        };
         let (swap, forward) = (of(|b| b.swap_out), of(|b| b.forward));
         let blocks = (swap * (1.0 - EQUAL) / forward).ceil();
         // Without any compute, no number of blocks hides a swap.
-        if blocks.is_finite() { (blocks as usize).max(1) } else { usize::MAX }
+        if blocks.is_finite() {
+            (blocks as usize).max(1)
+        } else {
+            usize::MAX
+        }
     }
     /// The most blocks that may swap.
     pub fn most_swaps(&self) -> usize {
@@ -185,24 +199,45 @@ impl Config {
     /// What the configuration means.
     pub fn layout(&self, instance: &Instance) -> Layout {
         let n_chunks = instance.chunks.len();
-        let mut repeated =
-            interleaved(instance.n_repeated(), self.n_swap, self.n_recompute, instance.interval()).into_iter();
+        let mut repeated = interleaved(
+            instance.n_repeated(),
+            self.n_swap,
+            self.n_recompute,
+            instance.interval(),
+        )
+        .into_iter();
         Layout {
-            activation: instance.blocks.iter().map(|b| if b.repeated { repeated.next() } else { None }).collect(),
+            activation: instance
+                .blocks
+                .iter()
+                .map(|b| if b.repeated { repeated.next() } else { None })
+                .collect(),
             persistent: (0..n_chunks).map(|c| c < self.n_persist).collect(),
-            cached: (0..n_chunks).map(|c| self.n_persist <= c && n_chunks - self.n_buffer <= c).collect(),
+            cached: (0..n_chunks)
+                .map(|c| self.n_persist <= c && n_chunks - self.n_buffer <= c)
+                .collect(),
         }
     }
 }
 
-/// The layout of the repeated blocks: swapped blocks from the start, one in `interval`; recomputed ones in the places between
-/// and after; kept ones last, where their activations are used first (section 3.1.2, figure 2).
-pub fn interleaved(n_blocks: usize, n_swap: usize, n_recompute: usize, interval: usize) -> Vec<Activation> {
+/// The layout of the repeated blocks: swapped blocks from the start, one in `interval`; recomputed
+/// ones in the places between and after; kept ones last, where their activations are used first
+/// (section 3.1.2, figure 2).
+pub fn interleaved(
+    n_blocks: usize,
+    n_swap: usize,
+    n_recompute: usize,
+    interval: usize,
+) -> Vec<Activation> {
     let mut layout = vec![Activation::Keep; n_blocks];
     for block in (0..n_blocks).step_by(interval.max(1)).take(n_swap) {
         layout[block] = Activation::Swap;
     }
-    for block in layout.iter_mut().filter(|block| **block == Activation::Keep).take(n_recompute) {
+    for block in layout
+        .iter_mut()
+        .filter(|block| **block == Activation::Keep)
+        .take(n_recompute)
+    {
         *block = Activation::Recompute;
     }
     layout
@@ -217,7 +252,11 @@ pub(super) struct Stages {
 
 pub(super) fn stages(instance: &Instance, activation: &[Option<Activation>]) -> Stages {
     let n = instance.chunks.len();
-    let mut stages = Stages { forward: vec![0.0; n], backward: vec![0.0; n], contended: vec![false; n] };
+    let mut stages = Stages {
+        forward: vec![0.0; n],
+        backward: vec![0.0; n],
+        contended: vec![false; n],
+    };
     let interval = instance.interval();
     // How many of the blocks ahead the swap that began last still takes.
     let mut swapping = 0;
@@ -254,7 +293,14 @@ pub(super) fn moved(instance: &Instance, stages: &Stages, config: &Config, c: us
     };
     let chunk = &instance.chunks[c];
     let away = slow_collective * chunk.reduce + if stays(c) { 0.0 } else { slow * chunk.offload };
-    (next, if instance.shared_link { previous + away } else { previous.max(away) })
+    (
+        next,
+        if instance.shared_link {
+            previous + away
+        } else {
+            previous.max(away)
+        },
+    )
 }
 
 /// Times of everything but the backward, for a number of persistent chunks and of buffers.
@@ -277,7 +323,10 @@ pub(super) fn around(instance: &Instance, stages: &Stages, config: &Config) -> T
 fn chunk_times(instance: &Instance, stages: &Stages, config: &Config) -> Times {
     let stage = |c: usize| stages.backward[c].max(moved(instance, stages, config, c).1);
     let backward = (0..instance.chunks.len()).map(stage).sum();
-    Times { backward, ..around(instance, stages, config) }
+    Times {
+        backward,
+        ..around(instance, stages, config)
+    }
 }
 
 /// Times of a configuration's parts (Eqs 2 to 7).
@@ -286,8 +335,8 @@ pub fn times(instance: &Instance, config: &Config) -> Times {
     chunk_times(instance, &stages(instance, &layout.activation), config)
 }
 
-/// Bytes of swapped blocks that are still on the device while each block's forward runs: the link takes one after the
-/// other.
+/// Bytes of swapped blocks that are still on the device while each block's forward runs: the link
+/// takes one after the other.
 pub(super) fn leaving(instance: &Instance, swapped: impl Fn(usize) -> bool) -> Vec<u64> {
     let (mut clock, mut link, mut bytes) = (0.0, 0.0f64, 0u64);
     // When each swap is over, and what it frees.
@@ -295,7 +344,10 @@ pub(super) fn leaving(instance: &Instance, swapped: impl Fn(usize) -> bool) -> V
     let blocks = instance.blocks.iter().enumerate();
     blocks
         .map(|(i, block)| {
-            while let Some(&(_, gone)) = swaps.front().filter(|(over, _)| *over <= clock * (1.0 + EQUAL)) {
+            while let Some(&(_, gone)) = swaps
+                .front()
+                .filter(|(over, _)| *over <= clock * (1.0 + EQUAL))
+            {
                 bytes -= gone;
                 swaps.pop_front();
             }
@@ -311,11 +363,15 @@ pub(super) fn leaving(instance: &Instance, swapped: impl Fn(usize) -> bool) -> V
         .collect()
 }
 
-/// The most bytes of activations: those of all blocks before, what is leaving, and the block that runs (Eqs 8 to 10). The
-/// backward meets what the forward left, in the other order. A swapped block comes back for its own backward: earlier only
-/// where there is room (appendix A.2).
+/// The most bytes of activations: those of all blocks before, what is leaving, and the block that
+/// runs (Eqs 8 to 10). The backward meets what the forward left, in the other order. A swapped
+/// block comes back for its own backward: earlier only where there is room (appendix A.2).
 fn activation_peak(instance: &Instance, activation: &[Option<Activation>]) -> u64 {
-    held_peak(instance, activation, &leaving(instance, |i| activation[i] == Some(Activation::Swap)))
+    held_peak(
+        instance,
+        activation,
+        &leaving(instance, |i| activation[i] == Some(Activation::Swap)),
+    )
 }
 
 /// The same, with what is leaving while each block runs.
@@ -333,27 +389,47 @@ fn held_peak(instance: &Instance, activation: &[Option<Activation>], leaving: &[
 }
 
 /// All of it, with what fragmentation takes (Eq 11).
-pub(super) fn total(instance: &Instance, activations: u64, persistent: u64, n_buffer: usize) -> u64 {
+pub(super) fn total(
+    instance: &Instance,
+    activations: u64,
+    persistent: u64,
+    n_buffer: usize,
+) -> u64 {
     let used = instance.base + activations + persistent + n_buffer as u64 * instance.buffer_bytes;
     (instance.alpha * used as f64).ceil() as u64
 }
 
 /// Peak of the device's memory, bytes (Eqs 8 to 11).
 pub fn memory(instance: &Instance, config: &Config) -> u64 {
-    let persistent = instance.chunks[..config.n_persist].iter().map(|chunk| chunk.persistent_bytes).sum();
-    total(instance, activation_peak(instance, &config.layout(instance).activation), persistent, config.n_buffer)
+    let persistent = instance.chunks[..config.n_persist]
+        .iter()
+        .map(|chunk| chunk.persistent_bytes)
+        .sum();
+    total(
+        instance,
+        activation_peak(instance, &config.layout(instance).activation),
+        persistent,
+        config.n_buffer,
+    )
 }
 
 /// Bytes on the host: states of chunks that are not persistent, and swapped activations.
 pub fn host_memory(instance: &Instance, config: &Config) -> u64 {
     let layout = config.layout(instance);
-    let swapped = instance.blocks.iter().zip(&layout.activation).filter(|(_, a)| **a == Some(Activation::Swap));
-    instance.chunks[config.n_persist..].iter().map(|chunk| chunk.host_bytes).sum::<u64>()
+    let swapped = instance
+        .blocks
+        .iter()
+        .zip(&layout.activation)
+        .filter(|(_, a)| **a == Some(Activation::Swap));
+    instance.chunks[config.n_persist..]
+        .iter()
+        .map(|chunk| chunk.host_bytes)
+        .sum::<u64>()
         + swapped.map(|(block, _)| block.activation).sum::<u64>()
 }
 
-/// The fastest configuration that fits; of equally fast ones that with the fewest swapped and recomputed blocks, then that
-/// with the least memory. `None` if nothing fits.
+/// The fastest configuration that fits; of equally fast ones that with the fewest swapped and
+/// recomputed blocks, then that with the least memory. `None` if nothing fits.
 pub fn search(instance: &Instance) -> Option<(Config, Predicted)> {
     search_among(instance, &outlines(instance))
 }
@@ -370,20 +446,31 @@ pub(super) struct Outline {
     backward: f64,
 }
 
-/// Of more blocks than this, not every number is tried: one block less in a hundred is no other plan.
+/// Of more blocks than this, not every number is tried: one block less in a hundred is no other
+/// plan.
 const FINE: usize = 128;
 
-/// For each number of swapped blocks those of each number of recomputed ones: they do not depend on the capacity.
+/// For each number of swapped blocks those of each number of recomputed ones: they do not depend on
+/// the capacity.
 pub(super) fn outlines(instance: &Instance) -> Vec<Vec<Outline>> {
     let n = instance.n_repeated();
     let stride = n.div_ceil(FINE).max(1);
     let tried = |number: usize, most: usize| number.is_multiple_of(stride) || number == most;
     let of_swaps = |n_swap: usize| {
-        let mut activation = Config { n_swap, ..Config::default() }.layout(instance).activation;
+        let mut activation = Config {
+            n_swap,
+            ..Config::default()
+        }
+        .layout(instance)
+        .activation;
         let leaving = leaving(instance, |i| activation[i] == Some(Activation::Swap));
         let forward = instance.blocks.iter().map(|block| block.forward).sum();
         let mut backward = instance.blocks.iter().map(|block| block.backward).sum();
-        let kept = activation.iter().enumerate().filter(|(_, a)| **a == Some(Activation::Keep)).map(|(i, _)| i);
+        let kept = activation
+            .iter()
+            .enumerate()
+            .filter(|(_, a)| **a == Some(Activation::Keep))
+            .map(|(i, _)| i);
         let kept: Vec<usize> = kept.collect();
         // One more is computed again each time: see `interleaved`.
         let outline = |n_recompute: usize| {
@@ -393,17 +480,29 @@ pub(super) fn outlines(instance: &Instance) -> Vec<Vec<Outline>> {
             }
             tried(n_recompute, n - n_swap).then(|| {
                 let activations = held_peak(instance, &activation, &leaving);
-                Outline { n_swap, n_recompute, activations, forward, backward }
+                Outline {
+                    n_swap,
+                    n_recompute,
+                    activations,
+                    forward,
+                    backward,
+                }
             })
         };
         (0..=n - n_swap).filter_map(outline).collect()
     };
     let most = instance.most_swaps().min(n);
-    (0..=most).filter(|&n_swap| tried(n_swap, most)).map(of_swaps).collect()
+    (0..=most)
+        .filter(|&n_swap| tried(n_swap, most))
+        .map(of_swaps)
+        .collect()
 }
 
 /// [`search`] with the instance's outlines.
-pub(super) fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Option<(Config, Predicted)> {
+pub(super) fn search_among(
+    instance: &Instance,
+    outlines: &[Vec<Outline>],
+) -> Option<(Config, Predicted)> {
     let n_chunks = instance.chunks.len();
     let sums = |bytes: fn(&ChunkCost) -> u64| {
         let mut sums = vec![0];
@@ -422,57 +521,109 @@ pub(super) fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Op
     let mut best: Option<(Config, Predicted)> = None;
     let mut evaluated = 0;
     for outlines in outlines {
-        for &Outline { n_swap, n_recompute, activations, forward, backward } in outlines {
-            if best.is_some_and(|(_, best)| best.times.step() * (1.0 + EQUAL) < forward + backward) {
+        for &Outline {
+            n_swap,
+            n_recompute,
+            activations,
+            forward,
+            backward,
+        } in outlines
+        {
+            if best.is_some_and(|(_, best)| best.times.step() * (1.0 + EQUAL) < forward + backward)
+            {
                 break;
             }
             if instance.capacity < total(instance, activations, 0, 0) {
                 continue;
             }
-            // Nothing is done before the arithmetic is, and updates come on top of it: the more chunks stay, the more the device
-            // updates after it, and the less the host beside it. What takes too long either way is not looked into.
-            let longest = best.map_or(f64::INFINITY, |(_, best)| best.times.step() * (1.0 + 3.0 * EQUAL) - forward);
-            let first = updates.1.partition_point(|update| longest < updates.1[n_chunks] - update);
-            let stays = |n: usize| total(instance, activations, persistent[n], 0) <= instance.capacity;
+            // Nothing is done before the arithmetic is, and updates come on top of it: the more
+            // chunks stay, the more the device updates after it, and the less the host beside it.
+            // What takes too long either way is not looked into.
+            let longest = best.map_or(f64::INFINITY, |(_, best)| {
+                best.times.step() * (1.0 + 3.0 * EQUAL) - forward
+            });
+            let first = updates
+                .1
+                .partition_point(|update| longest < updates.1[n_chunks] - update);
+            let stays =
+                |n: usize| total(instance, activations, persistent[n], 0) <= instance.capacity;
             let (mut last, mut above) = (0, n_chunks + 1);
             while 1 < above - last {
                 let middle = last.midpoint(above);
                 let may_stay = stays(middle) && backward + updates.0[middle] <= longest;
-                if may_stay { last = middle } else { above = middle }
+                if may_stay {
+                    last = middle
+                } else {
+                    above = middle
+                }
             }
             if last < first {
                 continue;
             }
-            let config = Config { n_persist: 0, n_buffer: 0, n_swap, n_recompute };
+            let config = Config {
+                n_persist: 0,
+                n_buffer: 0,
+                n_swap,
+                n_recompute,
+            };
             let layout = config.layout(instance);
             let stages = stages(instance, &layout.activation);
-            let swapped = host_memory(instance, &Config { n_persist: n_chunks, ..config });
+            let swapped = host_memory(
+                instance,
+                &Config {
+                    n_persist: n_chunks,
+                    ..config
+                },
+            );
             for n_persist in first..=last {
                 let on_host = swapped + hosted[n_chunks] - hosted[n_persist];
-                if instance.host_capacity.is_some_and(|capacity| capacity < on_host) {
+                if instance
+                    .host_capacity
+                    .is_some_and(|capacity| capacity < on_host)
+                {
                     continue;
                 }
-                let fits = |n: usize| total(instance, activations, persistent[n_persist], n) <= instance.capacity;
+                let fits = |n: usize| {
+                    total(instance, activations, persistent[n_persist], n) <= instance.capacity
+                };
                 let (fewest, most) = instance.buffers(n_persist);
                 if !fits(fewest) {
                     continue;
                 }
-                let later = (backward + updates.0[n_persist]).max(updates.1[n_chunks] - updates.1[n_persist]);
-                if best.is_some_and(|(_, best)| best.times.step() * (1.0 + EQUAL) < (forward + later) * (1.0 - EQUAL)) {
+                let later = (backward + updates.0[n_persist])
+                    .max(updates.1[n_chunks] - updates.1[n_persist]);
+                if best.is_some_and(|(_, best)| {
+                    best.times.step() * (1.0 + EQUAL) < (forward + later) * (1.0 - EQUAL)
+                }) {
                     continue;
                 }
                 // The most buffers that fit.
                 let (mut fit, mut above) = (fewest, most + 1);
                 while 1 < above - fit {
                     let middle = fit.midpoint(above);
-                    if fits(middle) { fit = middle } else { above = middle }
+                    if fits(middle) {
+                        fit = middle
+                    } else {
+                        above = middle
+                    }
                 }
                 for n_buffer in BTreeSet::from([fewest, fit]) {
                     evaluated += 1;
-                    let config = Config { n_persist, n_buffer, ..config };
+                    let config = Config {
+                        n_persist,
+                        n_buffer,
+                        ..config
+                    };
                     let times = chunk_times(instance, &stages, &config);
                     let memory = total(instance, activations, persistent[n_persist], n_buffer);
-                    let found = (config, Predicted { times, memory, evaluated: 0 });
+                    let found = (
+                        config,
+                        Predicted {
+                            times,
+                            memory,
+                            evaluated: 0,
+                        },
+                    );
                     if best.is_none_or(|best| better(&found, &best)) {
                         best = Some(found);
                     }
@@ -483,34 +634,62 @@ pub(super) fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Op
     let (mut config, mut predicted) = best?;
     // Buffers that save no time are given back.
     while instance.buffers(config.n_persist).0 < config.n_buffer {
-        let fewer = Config { n_buffer: config.n_buffer - 1, ..config };
+        let fewer = Config {
+            n_buffer: config.n_buffer - 1,
+            ..config
+        };
         let times = times(instance, &fewer);
         if predicted.times.step() * (1.0 + EQUAL) < times.step() {
             break;
         }
-        (config, predicted) = (fewer, Predicted { times, memory: memory(instance, &fewer), evaluated });
+        (config, predicted) = (
+            fewer,
+            Predicted {
+                times,
+                memory: memory(instance, &fewer),
+                evaluated,
+            },
+        );
     }
-    Some((config, Predicted { evaluated, ..predicted }))
+    Some((
+        config,
+        Predicted {
+            evaluated,
+            ..predicted
+        },
+    ))
 }
 
 fn better((config, new): &(Config, Predicted), (of_best, best): &(Config, Predicted)) -> bool {
     let (new_step, best_step) = (new.times.step(), best.times.step());
     if (new_step - best_step).abs() <= EQUAL * best_step {
         let decisions = |config: &Config| config.n_swap + config.n_recompute;
-        return (decisions(config), new.memory, *config) < (decisions(of_best), best.memory, *of_best);
+        return (decisions(config), new.memory, *config)
+            < (decisions(of_best), best.memory, *of_best);
     }
     new_step < best_step
 }
 
-/// The instance of a graph on one device. `host_rate`: bytes of states that the host updates in a µs, each byte of
-/// parameters, gradients and optimizer's states counted once. `None` if the packing is not one of these blocks, or holds no
-/// parameter.
+/// The instance of a graph on one device. `host_rate`: bytes of states that the host updates in a
+/// µs, each byte of parameters, gradients and optimizer's states counted once. `None` if the
+/// packing is not one of these blocks, or holds no parameter.
 ///
-/// Times are the problem's costs. A block's activation is what its forward computes or is given by the block before, and a
-/// backward node reads; what several blocks read (masks, tables) is always there.
-pub fn instance(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, host_rate: f64) -> Option<Instance> {
+/// Times are the problem's costs. A block's activation is what its forward computes or is given by
+/// the block before, and a backward node reads; what several blocks read (masks, tables) is always
+/// there.
+pub fn instance(
+    problem: &Problem<'_>,
+    blocks: &[Block],
+    packing: &Packing,
+    host_rate: f64,
+) -> Option<Instance> {
     let graph = problem.graph;
-    if packing.chunks.is_empty() || packing.chunks.last().is_some_and(|chunk| blocks.len() < chunk.blocks.end) {
+    if packing.chunks.is_empty()
+        || packing
+            .chunks
+            .last()
+            .is_some_and(|chunk| blocks.len() < chunk.blocks.end)
+    {
         return None;
     }
     let mut block_of: Table<Node, Option<usize>> = Table::filled(graph.nodes.len(), None);
@@ -522,7 +701,12 @@ pub fn instance(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, host
     let held = held(graph, &block_of, blocks.len());
     let transient = transients(problem, &block_of, blocks.len(), &held);
     let chunk_of = packing.chunk_of(blocks.len());
-    let run = |nodes: &[Node]| nodes.iter().map(|&node| problem.cost.run(graph, node)).sum::<f64>();
+    let run = |nodes: &[Node]| {
+        nodes
+            .iter()
+            .map(|&node| problem.cost.run(graph, node))
+            .sum::<f64>()
+    };
     let mut chunk = 0;
     let costs = blocks.iter().enumerate().map(|(i, block)| {
         chunk = chunk_of[i].unwrap_or(chunk);
@@ -542,7 +726,9 @@ pub fn instance(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, host
     let costs = costs.collect();
     let updates = updates(graph);
     let chunks = packing.chunks.iter().map(|chunk| {
-        let states = blocks[chunk.blocks.clone()].iter().flat_map(|block| &block.states);
+        let states = blocks[chunk.blocks.clone()]
+            .iter()
+            .flat_map(|block| &block.states);
         let (mut trained, mut gradients, mut all, mut device) = (0u64, 0u64, chunk.bytes, 0.0);
         for &state in states {
             let bytes = graph.values[graph.states[state].before].ty.bytes();
@@ -550,27 +736,45 @@ pub fn instance(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, host
                 trained += bytes;
                 gradients += bytes;
                 device += problem.cost.run(graph, update);
-                all += moments(graph, update).map(|m| graph.values[m].ty.bytes()).sum::<u64>();
+                all += moments(graph, update)
+                    .map(|m| graph.values[m].ty.bytes())
+                    .sum::<u64>();
             }
         }
         ChunkCost {
             upload: problem.cost.link(chunk.bytes),
-            offload: if 0 < trained { problem.cost.link(gradients) } else { 0.0 },
+            offload: if 0 < trained {
+                problem.cost.link(gradients)
+            } else {
+                0.0
+            },
             gather: 0.0,
             reduce: 0.0,
             update_device: device,
-            update_host: if 0 < trained { (all + gradients) as f64 / host_rate } else { 0.0 },
+            update_host: if 0 < trained {
+                (all + gradients) as f64 / host_rate
+            } else {
+                0.0
+            },
             persistent_bytes: all + gradients,
             host_bytes: all,
         }
     });
     let chunks = chunks.collect();
-    let fixed = graph.states.iter().filter(|s| !matches!(s.kind, StateKind::Param | StateKind::Moment));
+    let fixed = graph
+        .states
+        .iter()
+        .filter(|s| !matches!(s.kind, StateKind::Param | StateKind::Moment));
     let fixed: u64 = fixed.map(|s| graph.values[s.before].ty.bytes()).sum();
     Some(Instance {
         blocks: costs,
         chunks,
-        buffer_bytes: packing.chunks.iter().map(|chunk| chunk.bytes).max().unwrap_or(0),
+        buffer_bytes: packing
+            .chunks
+            .iter()
+            .map(|chunk| chunk.bytes)
+            .max()
+            .unwrap_or(0),
         base: fixed + held.shared,
         capacity: problem.device.device_bytes,
         host_capacity: Some(problem.host_limit.unwrap_or(problem.device.host_bytes)),
@@ -583,12 +787,19 @@ pub fn instance(problem: &Problem<'_>, blocks: &[Block], packing: &Packing, host
 fn updates(graph: &Graph) -> Vec<Option<Node>> {
     let update = |after: Value| graph.def_node(graph.root(after));
     let is_update = |&node: &Node| graph.nodes[node].phase == Phase::Optimizer;
-    graph.states.iter().map(|state| update(state.after).filter(is_update)).collect()
+    graph
+        .states
+        .iter()
+        .map(|state| update(state.after).filter(is_update))
+        .collect()
 }
 
 /// The optimizer's states of its own that an update reads: not what several updates share.
 fn moments(graph: &Graph, update: Node) -> impl Iterator<Item = Value> {
-    let roots = graph.nodes[update].inputs.iter().map(|&value| graph.root(value));
+    let roots = graph.nodes[update]
+        .inputs
+        .iter()
+        .map(|&value| graph.root(value));
     roots.filter(|&root| match graph.values[root].def {
         Def::State(state) => graph.states[state].kind == StateKind::Moment,
         _ => false,
@@ -605,17 +816,34 @@ struct Held {
 }
 
 fn held(graph: &Graph, block_of: &Table<Node, Option<usize>>, n: usize) -> Held {
-    let mut held =
-        Held { activation: vec![0; n], input: vec![0; n], shared: 0, values: Table::filled(graph.values.len(), false) };
+    let mut held = Held {
+        activation: vec![0; n],
+        input: vec![0; n],
+        shared: 0,
+        values: Table::filled(graph.values.len(), false),
+    };
     let users = users(graph, &graph.order);
-    let in_phase = |phase: Phase| graph.order.iter().filter(move |&&node| graph.nodes[node].phase == phase);
+    let in_phase = |phase: Phase| {
+        graph
+            .order
+            .iter()
+            .filter(move |&&node| graph.nodes[node].phase == phase)
+    };
     for &node in in_phase(Phase::Forward) {
-        let Some(block) = block_of[node] else { continue };
+        let Some(block) = block_of[node] else {
+            continue;
+        };
         for &value in &graph.nodes[node].outputs {
             let bytes = graph.values[value].ty.bytes();
-            let readers = |phase: Phase| users[value].iter().filter(move |&&user| graph.nodes[user].phase == phase);
-            let others: BTreeSet<usize> =
-                readers(Phase::Forward).filter_map(|&user| block_of[user]).filter(|&other| other != block).collect();
+            let readers = |phase: Phase| {
+                users[value]
+                    .iter()
+                    .filter(move |&&user| graph.nodes[user].phase == phase)
+            };
+            let others: BTreeSet<usize> = readers(Phase::Forward)
+                .filter_map(|&user| block_of[user])
+                .filter(|&other| other != block)
+                .collect();
             let backward = readers(Phase::Backward).next().is_some();
             let mut hold = |to: &mut u64| {
                 *to += bytes;
@@ -624,7 +852,8 @@ fn held(graph: &Graph, block_of: &Table<Node, Option<usize>>, n: usize) -> Held 
             match (others.len(), others.first()) {
                 (0, _) if backward => hold(&mut held.activation[block]),
                 (0, _) => {}
-                // The next block's input, whether or not its backward reads it: it may be computed again.
+                // The next block's input, whether or not its backward reads it: it may be computed
+                // again.
                 (1, Some(&reader)) => {
                     hold(&mut held.activation[reader]);
                     held.input[reader] += bytes;
@@ -636,14 +865,21 @@ fn held(graph: &Graph, block_of: &Table<Node, Option<usize>>, n: usize) -> Held 
     held
 }
 
-/// The most bytes that each block needs while it runs, beyond what it holds: results of its forward that no backward reads,
-/// and all that backward computes but parameters' gradients, which are model states.
-fn transients(problem: &Problem<'_>, block_of: &Table<Node, Option<usize>>, n: usize, held: &Held) -> Vec<u64> {
+/// The most bytes that each block needs while it runs, beyond what it holds: results of its forward
+/// that no backward reads, and all that backward computes but parameters' gradients, which are
+/// model states.
+fn transients(
+    problem: &Problem<'_>,
+    block_of: &Table<Node, Option<usize>>,
+    n: usize,
+    held: &Held,
+) -> Vec<u64> {
     let graph = problem.graph;
     let mut change = vec![0i128; problem.lines.len() + 1];
     for (at, &node) in problem.lines.iter().enumerate() {
         for &value in &graph.nodes[node].outputs {
-            let for_update = |&user: &u32| graph.nodes[problem.lines[user as usize]].phase == Phase::Optimizer;
+            let for_update =
+                |&user: &u32| graph.nodes[problem.lines[user as usize]].phase == Phase::Optimizer;
             let gradient = problem.leaves[value] || problem.uses[value].iter().any(for_update);
             if held.values[value] || gradient || graph.nodes[node].phase == Phase::Optimizer {
                 continue;
@@ -678,15 +914,31 @@ pub(super) mod tests {
         assert_eq!(interleaved(0, 0, 0, 1), []);
     }
 
-    /// Figure 2 again: interleaving needs less memory than swapping all at first, which piles up what waits for the link.
+    /// Figure 2 again: interleaving needs less memory than swapping all at first, which piles up
+    /// what waits for the link.
     #[test]
     fn interleaving_keeps_the_peak_low() {
-        let block =
-            BlockCost { repeated: true, forward: 1.0, activation: 100, input: 1, swap_out: 3.0, ..Default::default() };
-        let instance =
-            Instance { blocks: vec![block; 8], chunks: vec![ChunkCost::default()], alpha: 1.0, ..Default::default() };
+        let block = BlockCost {
+            repeated: true,
+            forward: 1.0,
+            activation: 100,
+            input: 1,
+            swap_out: 3.0,
+            ..Default::default()
+        };
+        let instance = Instance {
+            blocks: vec![block; 8],
+            chunks: vec![ChunkCost::default()],
+            alpha: 1.0,
+            ..Default::default()
+        };
         assert_eq!(instance.interval(), 3);
-        let config = Config { n_persist: 1, n_buffer: 0, n_swap: 2, n_recompute: 4 };
+        let config = Config {
+            n_persist: 1,
+            n_buffer: 0,
+            n_swap: 2,
+            n_recompute: 4,
+        };
         // Two kept, four inputs.
         assert_eq!(memory(&instance, &config), 204);
         // Both swaps at the start: while the fourth block runs, the first two wait for the link.
@@ -710,29 +962,64 @@ pub(super) mod tests {
                 swap_in: f64::from(swap),
             },
         );
-        let chunk = (0u32..30, 0u32..30, 0u32..20, 0u32..20, 0u32..10, 0u32..60, 10u64..80).prop_map(
-            |(upload, offload, gather, reduce, device, host, bytes)| ChunkCost {
-                upload: f64::from(upload),
-                offload: f64::from(offload),
-                gather: f64::from(gather),
-                reduce: f64::from(reduce),
-                update_device: f64::from(device),
-                update_host: f64::from(host),
-                persistent_bytes: bytes,
-                host_bytes: bytes,
-            },
-        );
-        let parts = (prop::collection::vec(block, 2..7), prop::collection::vec(chunk, 1..7), 1u64..30);
-        (parts, 50u64..600, prop::option::of(20u64..400), any::<bool>(), any::<bool>()).prop_map(
-            |((mut blocks, chunks, buffer_bytes), capacity, host_capacity, shared_link, ends)| {
-                let n = blocks.len();
-                for (i, block) in blocks.iter_mut().enumerate() {
-                    block.chunk = i * chunks.len() / n;
-                    block.repeated = !ends || (0 < i && i + 1 < n);
-                }
-                Instance { blocks, chunks, buffer_bytes, base: 3, capacity, host_capacity, shared_link, alpha: 1.1 }
-            },
+        let chunk = (
+            0u32..30,
+            0u32..30,
+            0u32..20,
+            0u32..20,
+            0u32..10,
+            0u32..60,
+            10u64..80,
         )
+            .prop_map(
+                |(upload, offload, gather, reduce, device, host, bytes)| ChunkCost {
+                    upload: f64::from(upload),
+                    offload: f64::from(offload),
+                    gather: f64::from(gather),
+                    reduce: f64::from(reduce),
+                    update_device: f64::from(device),
+                    update_host: f64::from(host),
+                    persistent_bytes: bytes,
+                    host_bytes: bytes,
+                },
+            );
+        let parts = (
+            prop::collection::vec(block, 2..7),
+            prop::collection::vec(chunk, 1..7),
+            1u64..30,
+        );
+        (
+            parts,
+            50u64..600,
+            prop::option::of(20u64..400),
+            any::<bool>(),
+            any::<bool>(),
+        )
+            .prop_map(
+                |(
+                    (mut blocks, chunks, buffer_bytes),
+                    capacity,
+                    host_capacity,
+                    shared_link,
+                    ends,
+                )| {
+                    let n = blocks.len();
+                    for (i, block) in blocks.iter_mut().enumerate() {
+                        block.chunk = i * chunks.len() / n;
+                        block.repeated = !ends || (0 < i && i + 1 < n);
+                    }
+                    Instance {
+                        blocks,
+                        chunks,
+                        buffer_bytes,
+                        base: 3,
+                        capacity,
+                        host_capacity,
+                        shared_link,
+                        alpha: 1.1,
+                    }
+                },
+            )
     }
 
     /// Every configuration, without any pruning.
@@ -743,9 +1030,16 @@ pub(super) mod tests {
                 for n_persist in 0..=instance.chunks.len() {
                     let (fewest, most) = instance.buffers(n_persist);
                     for n_buffer in fewest..=most {
-                        let config = Config { n_persist, n_buffer, n_swap, n_recompute };
+                        let config = Config {
+                            n_persist,
+                            n_buffer,
+                            n_swap,
+                            n_recompute,
+                        };
                         let fits = memory(instance, &config) <= instance.capacity
-                            && instance.host_capacity.is_none_or(|host| host_memory(instance, &config) <= host);
+                            && instance
+                                .host_capacity
+                                .is_none_or(|host| host_memory(instance, &config) <= host);
                         if fits {
                             let step = times(instance, &config).step();
                             best = Some(best.map_or(step, |best| best.min(step)));
@@ -764,7 +1058,8 @@ pub(super) mod tests {
             let best = brute(&instance);
             prop_assert_eq!(found.is_some(), best.is_some());
             if let (Some((config, predicted)), Some(best)) = (found, best) {
-                prop_assert!((predicted.times.step() - best).abs() <= 1e-6 * best, "{config:?} {predicted:?} {best}");
+                prop_assert!((predicted.times.step() - best).abs() <= 1e-6 * best, "{config:?} \
+                    {predicted:?} {best}");
                 prop_assert_eq!(predicted.times, times(&instance, &config));
                 prop_assert_eq!(predicted.memory, memory(&instance, &config));
                 prop_assert!(predicted.memory <= instance.capacity);
@@ -783,19 +1078,62 @@ pub(super) mod tests {
         }
     }
 
-    /// The limits of Eq 2: with every chunk persistent nothing is fetched, and the host updates nothing.
+    /// The limits of Eq 2: with every chunk persistent nothing is fetched, and the host updates
+    /// nothing.
     #[test]
     fn persistent_everything_is_compute_and_update() {
-        let block = BlockCost { repeated: true, forward: 2.0, backward: 4.0, ..Default::default() };
-        let chunk =
-            ChunkCost { upload: 9.0, offload: 9.0, update_device: 1.0, update_host: 50.0, ..Default::default() };
-        let blocks = (0..3).map(|chunk| BlockCost { chunk, ..block.clone() }).collect();
-        let instance = Instance { blocks, chunks: vec![chunk; 3], capacity: 10, alpha: 1.0, ..Default::default() };
-        let all = times(&instance, &Config { n_persist: 3, ..Config::default() });
-        assert_eq!(all, Times { forward: 6.0, backward: 12.0, update_device: 3.0, update_host: 0.0 });
+        let block = BlockCost {
+            repeated: true,
+            forward: 2.0,
+            backward: 4.0,
+            ..Default::default()
+        };
+        let chunk = ChunkCost {
+            upload: 9.0,
+            offload: 9.0,
+            update_device: 1.0,
+            update_host: 50.0,
+            ..Default::default()
+        };
+        let blocks = (0..3)
+            .map(|chunk| BlockCost {
+                chunk,
+                ..block.clone()
+            })
+            .collect();
+        let instance = Instance {
+            blocks,
+            chunks: vec![chunk; 3],
+            capacity: 10,
+            alpha: 1.0,
+            ..Default::default()
+        };
+        let all = times(
+            &instance,
+            &Config {
+                n_persist: 3,
+                ..Config::default()
+            },
+        );
+        assert_eq!(
+            all,
+            Times {
+                forward: 6.0,
+                backward: 12.0,
+                update_device: 3.0,
+                update_host: 0.0
+            }
+        );
         assert_eq!(all.step(), 21.0);
-        // None: the first chunk is waited for, two more in the forward; the last two are cached in the backward.
-        let none = times(&instance, &Config { n_buffer: 2, ..Config::default() });
+        // None: the first chunk is waited for, two more in the forward; the last two are cached in
+        // the backward.
+        let none = times(
+            &instance,
+            &Config {
+                n_buffer: 2,
+                ..Config::default()
+            },
+        );
         assert_eq!(none.forward, 9.0 + 9.0 + 9.0 + 2.0);
         assert_eq!(none.backward, 9.0 + 9.0 + 9.0);
         assert_eq!(none.step(), none.forward + 150.0);

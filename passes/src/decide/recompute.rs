@@ -1,9 +1,10 @@
-//! Recompute, solved for the whole step at once, on top of states that live on the host and of activations that swap.
+//! Recompute, solved for the whole step at once, on top of states that live on the host and of
+//! activations that swap.
 //!
-//! What swaps and what the host holds is settled first, in a few ways; the lines that come of it are a [`remat`] problem:
-//! values that stay are its values, and all other bytes of the device are there whatever it decides. Its reruns go into the
-//! decisions as they are. Bytes that results take over from operands blur its view, so that budgets are corrected by what
-//! the lines really need.
+//! What swaps and what the host holds is settled first, in a few ways; the lines that come of it
+//! are a [`remat`] problem: values that stay are its values, and all other bytes of the device are
+//! there whatever it decides. Its reruns go into the decisions as they are. Bytes that results take
+//! over from operands blur its view, so that budgets are corrected by what the lines really need.
 
 use super::greedy::{beyond_host, large, live, swaps};
 use super::record::{Draft, Wanted, draft};
@@ -16,9 +17,19 @@ use crate::schedule::inplace;
 use ir::schedule::{Buffer, InstrKind, Schedule, Why};
 use ir::{Id, Node, Phase, Pool, Table, Value};
 
-/// Shares of the blocks whose states live on the host, and of the link's spare time that swaps take.
-pub const STARTS: [(f64, f64); 9] =
-    [(0.0, 0.0), (0.0, 0.5), (0.0, 0.9), (0.5, 0.0), (0.5, 0.5), (0.5, 0.9), (1.0, 0.0), (1.0, 0.5), (1.0, 0.9)];
+/// Shares of the blocks whose states live on the host, and of the link's spare time that swaps
+/// take.
+pub const STARTS: [(f64, f64); 9] = [
+    (0.0, 0.0),
+    (0.0, 0.5),
+    (0.0, 0.9),
+    (0.5, 0.0),
+    (0.5, 0.5),
+    (0.5, 0.9),
+    (1.0, 0.0),
+    (1.0, 0.5),
+    (1.0, 0.9),
+];
 /// Each budget is the last one's times this; the second is for large graphs.
 const LADDER: [f64; 2] = [0.9, 0.82];
 /// Steps of the solver for a budget, a line, and at most.
@@ -39,14 +50,20 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wan
     if 0.0 < swapped && !swaps(problem, &mut base, swapped) {
         return drafts;
     }
-    let Ok(start) = realise::unnamed(problem, &base) else { return drafts };
+    let Ok(start) = realise::unnamed(problem, &base) else {
+        return drafts;
+    };
     draft(problem, &base, &start, &mut drafts);
     if beyond_host(problem, &drafts) {
         return drafts;
     }
-    let Ok(mut schedule) = apply::unnamed(problem, &base) else { return drafts };
+    let Ok(mut schedule) = apply::unnamed(problem, &base) else {
+        return drafts;
+    };
     inplace::run(problem.graph, &mut schedule);
-    let Some(model) = Model::new(problem, &base, &schedule) else { return drafts };
+    let Some(model) = Model::new(problem, &base, &schedule) else {
+        return drafts;
+    };
     let peak = |schedule: &Schedule| live(schedule).into_iter().max().unwrap_or(0);
     let start = peak(&start) as f64;
     // What the solver sees beyond the truth.
@@ -59,10 +76,14 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wan
             let budget = (target + excess).max(0.0) as u64;
             let steps = (STEPS * schedule.instrs.len() as u64).min(MOST_STEPS);
             let effort = Effort { steps, seed: 0 };
-            let Some(solution) = remat::solve(&model.problem, budget, effort) else { break };
+            let Some(solution) = remat::solve(&model.problem, budget, effort) else {
+                break;
+            };
             let mut decisions = base.clone();
             model.add_to(&solution, &mut decisions);
-            let Ok(schedule) = realise::unnamed(problem, &decisions) else { break };
+            let Ok(schedule) = realise::unnamed(problem, &decisions) else {
+                break;
+            };
             let real = peak(&schedule) as f64;
             found = Some((decisions, schedule));
             if real <= target {
@@ -70,7 +91,9 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wan
             }
             excess += target - real;
         }
-        let Some((decisions, schedule)) = found else { return drafts };
+        let Some((decisions, schedule)) = found else {
+            return drafts;
+        };
         draft(problem, &decisions, &schedule, &mut drafts);
         if wanted.end(problem, &drafts).is_some() {
             return drafts;
@@ -101,9 +124,14 @@ impl Model {
         let mut values = vec![];
         let mut nodes = vec![remat::Node::default(); n];
         let mut home = Table::filled(schedule.buffers.len(), false);
-        schedule.entry.iter().chain(&schedule.exit).for_each(|(_, loc)| home[loc.buffer] = true);
+        schedule
+            .entry
+            .iter()
+            .chain(&schedule.exit)
+            .for_each(|(_, loc)| home[loc.buffer] = true);
         // Where each state is overwritten.
-        let mut overwritten: Table<Buffer, u32> = Table::filled(schedule.buffers.len(), n as u32 - 1);
+        let mut overwritten: Table<Buffer, u32> =
+            Table::filled(schedule.buffers.len(), n as u32 - 1);
         let mut position = vec![];
         let mut models = 0;
         for (instr, data) in schedule.instrs.iter() {
@@ -111,7 +139,8 @@ impl Model {
             models += u32::from(data.why == Why::Model);
             schedule.each_access(graph, instr, |access| {
                 if access.write && home[access.loc.buffer] {
-                    overwritten[access.loc.buffer] = overwritten[access.loc.buffer].min(instr.index() as u32);
+                    overwritten[access.loc.buffer] =
+                        overwritten[access.loc.buffer].min(instr.index() as u32);
                 }
             });
         }
@@ -123,7 +152,12 @@ impl Model {
         for (instr, data) in schedule.instrs.iter() {
             let line = instr.index();
             match &data.kind {
-                InstrKind::Run { node, args, outs, scratch } => {
+                InstrKind::Run {
+                    node,
+                    args,
+                    outs,
+                    scratch,
+                } => {
                     let node_data = &graph.nodes[*node];
                     let remat = &mut nodes[line];
                     let device = data.stream.index() == COMPUTE;
@@ -132,13 +166,16 @@ impl Model {
                     }
                     let mut until = n as u32 - 1;
                     for (&input, loc) in node_data.inputs.iter().zip(args) {
-                        if let Some(number) = number[problem.root[input]].filter(|_| on_device(loc.buffer)) {
+                        if let Some(number) =
+                            number[problem.root[input]].filter(|_| on_device(loc.buffer))
+                        {
                             remat.reads.push(number);
                         } else if home[loc.buffer] {
                             until = until.min(overwritten[loc.buffer]);
                         }
                     }
-                    let again = device && node_data.op.is_pure() && node_data.phase != Phase::Optimizer;
+                    let again =
+                        device && node_data.op.is_pure() && node_data.phase != Phase::Optimizer;
                     if again && outs.iter().all(|loc| !home[loc.buffer]) {
                         remat.until = until;
                         runs[line] = Some(*node);
@@ -154,7 +191,11 @@ impl Model {
                         number[output] = Some(values.len() as u32);
                         holds[loc.buffer] = number[output];
                         let bytes = schedule.buffers[loc.buffer].bytes;
-                        values.push(remat::Value { bytes, maker: line as u32, kept: false });
+                        values.push(remat::Value {
+                            bytes,
+                            maker: line as u32,
+                            kept: false,
+                        });
                         if args.contains(loc) {
                             shared[line] += bytes;
                         }
@@ -169,7 +210,11 @@ impl Model {
         }
         let lives = lifetimes(schedule);
         let mut change = vec![0i64; n + 1];
-        for (buffer, data) in schedule.buffers.iter().filter(|&(buffer, _)| on_device(buffer) && !seen[buffer]) {
+        for (buffer, data) in schedule
+            .buffers
+            .iter()
+            .filter(|&(buffer, _)| on_device(buffer) && !seen[buffer])
+        {
             change[lives[buffer].start as usize] += data.bytes as i64;
             change[lives[buffer].end as usize] -= data.bytes as i64;
         }
@@ -183,13 +228,21 @@ impl Model {
             })
             .collect();
         let problem = remat::Problem::new(nodes, values, fixed).ok()?;
-        Some(Model { problem, position, node: runs })
+        Some(Model {
+            problem,
+            position,
+            node: runs,
+        })
     }
 
     fn add_to(&self, solution: &remat::Solution, decisions: &mut Decisions) {
         for rerun in &solution.reruns {
             if let Some(node) = self.node[rerun.node as usize] {
-                decisions.reruns.entry(self.position[rerun.line as usize]).or_default().push(node);
+                decisions
+                    .reruns
+                    .entry(self.position[rerun.line as usize])
+                    .or_default()
+                    .push(node);
             }
         }
     }

@@ -1,7 +1,7 @@
-//! What decisions come to. A planner answers with drafts: decisions, and what they would come to on a machine where
-//! tensors lie without gaps and no copy waits for bytes, which is quickly found. [`front`] drops those that another draft
-//! clearly beats; [`judge_best`] places and simulates of the rest what may be better than what it has, and these records are
-//! what a budget chooses from.
+//! What decisions come to. A planner answers with drafts: decisions, and what they would come to on
+//! a machine where tensors lie without gaps and no copy waits for bytes, which is quickly found.
+//! [`front`] drops those that another draft clearly beats; [`judge_best`] places and simulates of
+//! the rest what may be better than what it has, and these records are what a budget chooses from.
 
 use super::choose::Limits;
 use super::greedy::large;
@@ -50,17 +50,25 @@ pub struct Record {
 pub struct Wanted {
     /// What the plan may need; `None` if all budgets are planned.
     pub limits: Option<Limits>,
-    /// A step that is possible within the limits, µs; infinite if none is known, and a ladder's own drafts have to say.
+    /// A step that is possible within the limits, µs; infinite if none is known, and a ladder's own
+    /// drafts have to say.
     pub possible: f64,
 }
 
 impl Wanted {
     /// Those of all budgets.
-    pub const ALL: Wanted = Wanted { limits: None, possible: f64::INFINITY };
+    pub const ALL: Wanted = Wanted {
+        limits: None,
+        possible: f64::INFINITY,
+    };
 
     /// The fastest draft that surely keeps the limits, µs; infinite if none does.
     pub fn fastest(&self, problem: &Problem<'_>, drafts: &[Draft]) -> f64 {
-        drafts.iter().filter(|draft| self.keeps_limits(problem, draft)).map(|d| d.micros).fold(f64::INFINITY, f64::min)
+        drafts
+            .iter()
+            .filter(|draft| self.keeps_limits(problem, draft))
+            .map(|d| d.micros)
+            .fold(f64::INFINITY, f64::min)
     }
 
     fn keeps_limits(&self, problem: &Problem<'_>, draft: &Draft) -> bool {
@@ -69,16 +77,20 @@ impl Wanted {
         draft.live as f64 <= device * (1.0 - CLEARLY) && problem.host_holds(draft.host)
     }
 
-    /// A ladder's drafts need less and less, and first become faster, as more updates are the host's, then slower. So it may end,
-    /// for a plan for one budget, where two rungs that keep the limits are clearly slower than what is possible and the
-    /// second is no faster. Then no draft below was seen to be faster than those two: their time, µs. `None` if it may not
-    /// end. Of small graphs, each step of a ladder is a leap, and all of them take no time.
+    /// A ladder's drafts need less and less, and first become faster, as more updates are the
+    /// host's, then slower. So it may end, for a plan for one budget, where two rungs that keep the
+    /// limits are clearly slower than what is possible and the second is no faster. Then no draft
+    /// below was seen to be faster than those two: their time, µs. `None` if it may not end. Of
+    /// small graphs, each step of a ladder is a leap, and all of them take no time.
     pub fn end(&self, problem: &Problem<'_>, drafts: &[Draft]) -> Option<f64> {
         if self.limits.is_none() || !large(problem) {
             return None;
         }
         let mut rungs: Vec<f64> = vec![];
-        for draft in drafts.iter().filter(|draft| self.keeps_limits(problem, draft)) {
+        for draft in drafts
+            .iter()
+            .filter(|draft| self.keeps_limits(problem, draft))
+        {
             match rungs.last_mut() {
                 // More room for copies on the same rung.
                 Some(rung) if 0 < draft.decisions.ahead => *rung = rung.min(draft.micros),
@@ -89,7 +101,9 @@ impl Wanted {
             true => self.possible,
             false => rungs.iter().copied().fold(f64::INFINITY, f64::min),
         };
-        let [.., before, last] = rungs[..] else { return None };
+        let [.., before, last] = rungs[..] else {
+            return None;
+        };
         (possible * LONGER < before && before * (1.0 - SAME) <= last).then_some(before)
     }
 }
@@ -102,7 +116,8 @@ const AHEAD: [f64; 4] = [0.0, 0.05, 0.15, 0.4];
 const WORTH: f64 = 0.001;
 /// Graphs of fewer lines have every draft judged.
 const SMALL: usize = 64;
-/// A draft is dropped if another is better by this share in both bytes and time. Gaps between tensors blur the bytes.
+/// A draft is dropped if another is better by this share in both bytes and time. Gaps between
+/// tensors blur the bytes.
 const CLEARLY: f64 = 0.005;
 /// The share of a draft's step that overlapping it with the next wins at most: 0.2 % was seen.
 const OVERLAP: f64 = 0.003;
@@ -111,9 +126,15 @@ const SAME: f64 = 1e-9;
 /// So few drafts are judged at once, for the sake of idle threads.
 const FEW: usize = 8;
 
-/// The drafts of decisions, with more and less room for copies to come early; returns the timeline of the first, which has
-/// none. `schedule` is what the decisions, without such room, make of the problem.
-pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, drafts: &mut Vec<Draft>) -> Timeline {
+/// The drafts of decisions, with more and less room for copies to come early; returns the timeline
+/// of the first, which has none. `schedule` is what the decisions, without such room, make of the
+/// problem.
+pub fn draft(
+    problem: &Problem<'_>,
+    decisions: &Decisions,
+    schedule: &Schedule,
+    drafts: &mut Vec<Draft>,
+) -> Timeline {
     let live_of = |schedule: &Schedule| {
         let lives = lifetimes(schedule);
         [DEVICE, HOST].map(|pool| live_peak(schedule, &lives, Pool::new(pool)))
@@ -123,7 +144,13 @@ pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, 
     let timeline = lines.unlimited();
     let mut fastest = timeline.micros;
     let busiest = lines.busiest();
-    drafts.push(Draft { decisions: Arc::new(decisions.clone()), live, host, micros: fastest, busiest });
+    drafts.push(Draft {
+        decisions: Arc::new(decisions.clone()),
+        live,
+        host,
+        micros: fastest,
+        busiest,
+    });
     // No order of the lines wins more than this.
     let enough = |fastest: f64| fastest * (1.0 - WORTH) <= busiest;
     if enough(fastest) {
@@ -133,15 +160,29 @@ pub fn draft(problem: &Problem<'_>, decisions: &Decisions, schedule: &Schedule, 
     let mut last = None;
     for share in &AHEAD[1..] {
         let ahead = (live as f64 * share) as u64;
-        let Some(order) = room.order(ahead).filter(|order| last.as_ref() != Some(order)) else { continue };
+        let Some(order) = room
+            .order(ahead)
+            .filter(|order| last.as_ref() != Some(order))
+        else {
+            continue;
+        };
         let micros = lines.unlimited_micros(&order);
         if micros < fastest * (1.0 - WORTH) {
             fastest = micros;
-            let decisions = Arc::new(Decisions { ahead, ..decisions.clone() });
+            let decisions = Arc::new(Decisions {
+                ahead,
+                ..decisions.clone()
+            });
             let mut early = schedule.clone();
             reorder(&mut early, &order);
             let [live, host] = live_of(&early);
-            drafts.push(Draft { decisions, live, host, micros, busiest });
+            drafts.push(Draft {
+                decisions,
+                live,
+                host,
+                micros,
+                busiest,
+            });
             if enough(fastest) {
                 break;
             }
@@ -162,14 +203,22 @@ pub fn propose(problem: &Problem<'_>, decisions: &Decisions, drafts: &mut Vec<Dr
     }
 }
 
-/// Places and simulates drafts, on as many threads as there are processors. The order of the records is that of the drafts.
+/// Places and simulates drafts, on as many threads as there are processors. The order of the
+/// records is that of the drafts.
 pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
-    let all = |draft| (0..realise::VARIANTS).filter_map(move |variant| record(problem, draft, variant, &[]));
-    drafts.par_iter().with_max_len(1).flat_map_iter(all).collect()
+    let all = |draft| {
+        (0..realise::VARIANTS).filter_map(move |variant| record(problem, draft, variant, &[]))
+    };
+    drafts
+        .par_iter()
+        .with_max_len(1)
+        .flat_map_iter(all)
+        .collect()
 }
 
-/// The same, added to `records`, without those that cannot beat all of them. It goes in waves, what looks best first: each
-/// looks at the records of those before, so that no choice depends on threads.
+/// The same, added to `records`, without those that cannot beat all of them. It goes in waves, what
+/// looks best first: each looks at the records of those before, so that no choice depends on
+/// threads.
 pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut Vec<Record>) {
     if problem.lines.len() < SMALL {
         records.extend(judge(problem, &drafts));
@@ -182,12 +231,24 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
             let known = &records[..];
             let judged = |(draft, &floor): (&Draft, &f64)| {
                 let hopeless = beaten(problem, known, draft, draft.live, floor);
-                if hopeless { None } else { record(problem, draft, variant, known) }
+                if hopeless {
+                    None
+                } else {
+                    record(problem, draft, variant, known)
+                }
             };
-            let new: Vec<Option<Record>> = drafts.par_iter().zip(&floor).with_max_len(1).map(judged).collect();
+            let new: Vec<Option<Record>> = drafts
+                .par_iter()
+                .zip(&floor)
+                .with_max_len(1)
+                .map(judged)
+                .collect();
             for (floor, record) in floor.iter_mut().zip(&new).filter(|_| large(problem)) {
-                // In the next variant, copies wait for bytes: of large graphs, it was never seen to be faster.
-                *floor = record.as_ref().map_or(*floor, |record| floor.max(record.micros));
+                // In the next variant, copies wait for bytes: of large graphs, it was never seen to
+                // be faster.
+                *floor = record
+                    .as_ref()
+                    .map_or(*floor, |record| floor.max(record.micros));
             }
             records.extend(new.into_iter().flatten());
         }
@@ -216,26 +277,45 @@ fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> V
     rest
 }
 
-/// True if a record beats all that a draft may come to with so many bytes alive, in a step of `micros` if it is as good as
-/// it can be; of equally fast ones, that of fewer decisions is the better. Of large graphs, gaps between tensors blur the bytes;
-/// yet what may lower the smallest budget is never beaten.
-fn beaten(problem: &Problem<'_>, records: &[Record], draft: &Draft, live: u64, micros: f64) -> bool {
+/// True if a record beats all that a draft may come to with so many bytes alive, in a step of
+/// `micros` if it is as good as it can be; of equally fast ones, that of fewer decisions is the
+/// better. Of large graphs, gaps between tensors blur the bytes; yet what may lower the smallest
+/// budget is never beaten.
+fn beaten(
+    problem: &Problem<'_>,
+    records: &[Record],
+    draft: &Draft,
+    live: u64,
+    micros: f64,
+) -> bool {
     let as_simple = |record: &Record| record.decisions.count() <= draft.decisions.count();
-    let faster =
-        |record: &Record| record.micros < micros * (1.0 - SAME) || (record.micros <= micros && as_simple(record));
-    let blurred = if large(problem) { (live as f64 * (1.0 + CLEARLY)) as u64 } else { live };
-    let mut possible = records.iter().filter(|record| problem.host_holds(record.host));
+    let faster = |record: &Record| {
+        record.micros < micros * (1.0 - SAME) || (record.micros <= micros && as_simple(record))
+    };
+    let blurred = if large(problem) {
+        (live as f64 * (1.0 + CLEARLY)) as u64
+    } else {
+        live
+    };
+    let mut possible = records
+        .iter()
+        .filter(|record| problem.host_holds(record.host));
     let smaller = possible.clone().any(|record| record.peak <= live);
     smaller && possible.any(|record| record.peak <= blurred && faster(record))
 }
 
-/// The least time that a step of a draft takes, µs: nothing is shorter than the busiest stream. Of large graphs, overlapping
-/// steps were never seen to win more than `OVERLAP`.
+/// The least time that a step of a draft takes, µs: nothing is shorter than the busiest stream. Of
+/// large graphs, overlapping steps were never seen to win more than `OVERLAP`.
 pub fn least(problem: &Problem<'_>, draft: &Draft) -> f64 {
-    if large(problem) { draft.busiest.max(draft.micros * (1.0 - OVERLAP)) } else { draft.busiest }
+    if large(problem) {
+        draft.busiest.max(draft.micros * (1.0 - OVERLAP))
+    } else {
+        draft.busiest
+    }
 }
 
-/// The drafts that no other clearly beats, fewest bytes first; all of them where judging takes no time.
+/// The drafts that no other clearly beats, fewest bytes first; all of them where judging takes no
+/// time.
 pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
     if problem.lines.len() < SMALL {
         return drafts;
@@ -250,7 +330,9 @@ pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
             fastest = fastest.min(drafts[behind].micros);
             behind += 1;
         }
-        let same = kept.last().is_some_and(|last| last.live == draft.live && last.micros == draft.micros);
+        let same = kept
+            .last()
+            .is_some_and(|last| last.live == draft.live && last.micros == draft.micros);
         if draft.micros * (1.0 - CLEARLY) < fastest && !same {
             kept.push(draft.clone());
         }
@@ -258,12 +340,21 @@ pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
     kept
 }
 
-/// What a variant of a draft comes to; `None` if it is the same as the one before, or if known records beat it.
-fn record(problem: &Problem<'_>, draft: &Draft, variant: usize, known: &[Record]) -> Option<Record> {
+/// What a variant of a draft comes to; `None` if it is the same as the one before, or if known
+/// records beat it.
+fn record(
+    problem: &Problem<'_>,
+    draft: &Draft,
+    variant: usize,
+    known: &[Record],
+) -> Option<Record> {
     let schedule = realise::unnamed(problem, &draft.decisions).ok()?;
     let lives = |variant| realise::lives(problem.graph, &schedule, problem.cost, variant);
     let own = lives(variant);
-    if variant.checked_sub(1).is_some_and(|before| lives(before) == own) {
+    if variant
+        .checked_sub(1)
+        .is_some_and(|before| lives(before) == own)
+    {
         return None;
     }
     let live = live_peak(&schedule, &own, Pool::new(DEVICE));
@@ -271,5 +362,11 @@ fn record(problem: &Problem<'_>, draft: &Draft, variant: usize, known: &[Record]
         return None;
     }
     let Finished { peak, host, micros } = realise::finish(problem, &schedule, &own);
-    Some(Record { decisions: draft.decisions.clone(), peak, host, micros, variant })
+    Some(Record {
+        decisions: draft.decisions.clone(),
+        peak,
+        host,
+        micros,
+        variant,
+    })
 }

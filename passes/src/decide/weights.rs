@@ -1,9 +1,10 @@
-//! Weight offloading (paper: O. Beaumont et al., "Weight Offloading Strategies for Training Large DNN Models", 2022) as a
-//! planner of whole graphs: the model's blocks are the chain's layers, activations stay, and every update is the device's.
-//! [`offload`](crate::offload) says how much of each block's weights leaves in which gap; whole parameters are taken until it is reached.
+//! Weight offloading (paper: O. Beaumont et al., "Weight Offloading Strategies for Training Large
+//! DNN Models", 2022) as a planner of whole graphs: the model's blocks are the chain's layers,
+//! activations stay, and every update is the device's. [`offload`](crate::offload) says how much of
+//! each block's weights leaves in which gap; whole parameters are taken until it is reached.
 //!
-//! A parameter that is to be away between forward and backward alone is away between steps too: a state either lives on
-//! the device, all the time, or on the host.
+//! A parameter that is to be away between forward and backward alone is away between steps too: a
+//! state either lives on the device, all the time, or on the host.
 
 use super::record::{Draft, propose};
 use super::{Decisions, Gap, Means, Problem};
@@ -23,12 +24,19 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
         return vec![];
     }
     let bytes = |state: usize| graph.values[graph.states[state].before].ty.bytes();
-    let micros = |nodes: &[Node]| -> f64 { nodes.iter().map(|&node| problem.cost.run(graph, node)).sum() };
+    let micros = |nodes: &[Node]| -> f64 {
+        nodes
+            .iter()
+            .map(|&node| problem.cost.run(graph, node))
+            .sum()
+    };
     // What a block's forward leaves to be read in backward.
     let kept = |nodes: &[Node]| -> u64 {
         let values = nodes.iter().flat_map(|&node| &graph.nodes[node].outputs);
         let wanted = values.filter(|&&value| {
-            let last = problem.uses[value].last().map(|&at| graph.nodes[problem.lines[at as usize]].phase);
+            let last = problem.uses[value]
+                .last()
+                .map(|&at| graph.nodes[problem.lines[at as usize]].phase);
             last.is_some_and(|phase| phase != Phase::Forward)
         });
         wanted.map(|&value| graph.values[value].ty.bytes()).sum()
@@ -45,13 +53,22 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
     let latency = problem.cost.link(0);
     let large = 1u64 << 30;
     let bytes_per_micro = large as f64 / (problem.cost.link(large) - latency);
-    let all: u64 = layers.iter().map(|l| 2 * l.weight_bytes + l.activation_bytes).sum();
+    let all: u64 = layers
+        .iter()
+        .map(|l| 2 * l.weight_bytes + l.activation_bytes)
+        .sum();
     let mut memory_bytes = all;
     let mut drafts = vec![];
     loop {
         memory_bytes = (memory_bytes as f64 * LADDER) as u64;
-        let instance = Instance { layers: layers.clone(), bytes_per_micro, memory_bytes };
-        let Ok(solution) = solve(&instance, Algorithm::GreedyPlus) else { return drafts };
+        let instance = Instance {
+            layers: layers.clone(),
+            bytes_per_micro,
+            memory_bytes,
+        };
+        let Ok(solution) = solve(&instance, Algorithm::GreedyPlus) else {
+            return drafts;
+        };
         let away = solution.away_bytes();
         if away.iter().all(|&[outside, within]| outside + within == 0) {
             continue;
@@ -68,7 +85,9 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
                     if inside < within {
                         inside += bytes(state);
                         if let Some(gap) = problem.between_phases(value) {
-                            decisions.cuts.insert(Gap { value, gap }, (Means::Swap, reason));
+                            decisions
+                                .cuts
+                                .insert(Gap { value, gap }, (Means::Swap, reason));
                         }
                     }
                 }

@@ -1,9 +1,10 @@
 //! Brings graphs from any tracer into one form, so that the passes after it meet fewer shapes.
 //!
-//! After: no node that nothing needs; no two nodes that compute the same (recompute lives in schedules, so sharing is
-//! always right in a graph); no operation that changes nothing; a transposition before or after a product is the
-//! product's `ta` and `tb`; no `expand` before an operation that broadcasts by itself; chains of reshapes and permutes are
-//! one. Names stay those of the trace.
+//! After: no node that nothing needs; no two nodes that compute the same (recompute lives in
+//! schedules, so sharing is always right in a graph); no operation that changes nothing; a
+//! transposition before or after a product is the product's `ta` and `tb`; no `expand` before an
+//! operation that broadcasts by itself; chains of reshapes and permutes are one. Names stay those
+//! of the trace.
 
 use super::reshape_to;
 use ir::graph::{Def, NodeData, Output};
@@ -22,7 +23,8 @@ pub fn run(graph: &mut Graph) {
     *graph = new.compact();
 }
 
-/// The name of the value that a value of the graph before the pass becomes; `None` if nothing needs it.
+/// The name of the value that a value of the graph before the pass becomes; `None` if nothing needs
+/// it.
 pub fn became(graph: &Graph, value: Value) -> Option<String> {
     let mut rewrite = Rewrite::new(graph);
     for &node in &graph.order {
@@ -31,11 +33,14 @@ pub fn became(graph: &Graph, value: Value) -> Option<String> {
     let new = rewrite.value[value]?;
     let mut graph = rewrite.finish();
     remove_dead(&mut graph);
-    let is_live = graph.def_node(new).is_none_or(|node| graph.order.contains(&node));
+    let is_live = graph
+        .def_node(new)
+        .is_none_or(|node| graph.order.contains(&node));
     is_live.then(|| graph.values[new].name.clone())
 }
 
-/// Leaves only nodes that a state, an output or a gradient needs, and those whose effects are unknown.
+/// Leaves only nodes that a state, an output or a gradient needs, and those whose effects are
+/// unknown.
 pub(super) fn remove_dead(graph: &mut Graph) {
     let live = live(graph);
     graph.order.retain(|&node| live[node]);
@@ -45,10 +50,20 @@ pub(super) fn remove_dead(graph: &mut Graph) {
 fn live(graph: &Graph) -> Table<Node, bool> {
     let mut live = Table::filled(graph.nodes.len(), false);
     let mut stack: Vec<Node> = graph.wanted().filter_map(|v| graph.def_node(v)).collect();
-    stack.extend(graph.order.iter().filter(|&&node| !graph.nodes[node].op.is_pure()));
+    stack.extend(
+        graph
+            .order
+            .iter()
+            .filter(|&&node| !graph.nodes[node].op.is_pure()),
+    );
     while let Some(node) = stack.pop() {
         if !std::mem::replace(&mut live[node], true) {
-            stack.extend(graph.nodes[node].inputs.iter().filter_map(|&v| graph.def_node(v)));
+            stack.extend(
+                graph.nodes[node]
+                    .inputs
+                    .iter()
+                    .filter_map(|&v| graph.def_node(v)),
+            );
         }
     }
     live
@@ -69,8 +84,11 @@ impl<'a> Rewrite<'a> {
     fn new(old: &'a Graph) -> Rewrite<'a> {
         let mut n_uses = Table::filled(old.values.len(), 0);
         let live = live(old);
-        let reads =
-            old.order.iter().filter(|&&node| live[node]).flat_map(|&node| old.nodes[node].inputs.iter().copied());
+        let reads = old
+            .order
+            .iter()
+            .filter(|&&node| live[node])
+            .flat_map(|&node| old.nodes[node].inputs.iter().copied());
         for value in reads.chain(old.wanted()) {
             n_uses[value] += 1;
         }
@@ -82,20 +100,43 @@ impl<'a> Rewrite<'a> {
         }
         for state in &old.states {
             let data = &old.values[state.before];
-            value[state.before] =
-                Some(new.add_state(data.name.clone(), state.path.clone(), state.kind, data.ty.clone()));
+            value[state.before] = Some(new.add_state(
+                data.name.clone(),
+                state.path.clone(),
+                state.kind,
+                data.ty.clone(),
+            ));
         }
-        Rewrite { old, new, value, n_uses, known: BTreeMap::new() }
+        Rewrite {
+            old,
+            new,
+            value,
+            n_uses,
+            known: BTreeMap::new(),
+        }
     }
 
     fn finish(mut self) -> Graph {
-        let to = |v: Value| self.value[v].expect("every value of the order should have been rewritten");
+        let to =
+            |v: Value| self.value[v].expect("every value of the order should have been rewritten");
         for (i, state) in self.old.states.iter().enumerate() {
             self.new.states[i].after = to(state.after);
         }
-        self.new.outputs =
-            self.old.outputs.iter().map(|o| Output { name: o.name.clone(), value: to(o.value) }).collect();
-        self.new.gradients = self.old.gradients.iter().map(|&(state, v)| (state, to(v))).collect();
+        self.new.outputs = self
+            .old
+            .outputs
+            .iter()
+            .map(|o| Output {
+                name: o.name.clone(),
+                value: to(o.value),
+            })
+            .collect();
+        self.new.gradients = self
+            .old
+            .gradients
+            .iter()
+            .map(|&(state, v)| (state, to(v)))
+            .collect();
         self.new
     }
 
@@ -105,8 +146,11 @@ impl<'a> Rewrite<'a> {
 
     fn node(&mut self, node: Node) {
         let data = &self.old.nodes[node];
-        let inputs: Vec<Value> =
-            data.inputs.iter().map(|&v| self.value[v].expect("operands should come before their readers")).collect();
+        let inputs: Vec<Value> = data
+            .inputs
+            .iter()
+            .map(|&v| self.value[v].expect("operands should come before their readers"))
+            .collect();
         let (op, inputs) = self.fold(data, data.op.clone(), inputs);
         if let Some(same) = self.unchanged(&op, &inputs) {
             self.value[data.outputs[0]] = Some(same);
@@ -121,7 +165,11 @@ impl<'a> Rewrite<'a> {
             }
             return;
         }
-        let names: Vec<String> = data.outputs.iter().map(|&v| self.old.values[v].name.clone()).collect();
+        let names: Vec<String> = data
+            .outputs
+            .iter()
+            .map(|&v| self.old.values[v].name.clone())
+            .collect();
         let outputs = self
             .new
             .add_node(op, &inputs, &names, data.phase, data.module.clone())
@@ -152,13 +200,19 @@ impl<'a> Rewrite<'a> {
                 }
             }
             "permute" => {
-                // (a b)^T = b^T a^T: the product writes its result transposed, and no copy is needed.
+                // (a b)^T = b^T a^T: the product writes its result transposed, and no copy is
+                // needed.
                 if let Some((product, a, b)) = self.only_product(data, inputs[0], op.ints("dims")) {
                     let (ta, tb) = (!product.bool("tb"), !product.bool("ta"));
-                    return (with(&with(&product, "ta", Attr::Bool(ta)), "tb", Attr::Bool(tb)), vec![b, a]);
+                    return (
+                        with(&with(&product, "ta", Attr::Bool(ta)), "tb", Attr::Bool(tb)),
+                        vec![b, a],
+                    );
                 }
                 while let Some(source) = self.operand_of(inputs[0], "permute") {
-                    let Def::Node(inner, _) = self.new.values[inputs[0]].def else { break };
+                    let Def::Node(inner, _) = self.new.values[inputs[0]].def else {
+                        break;
+                    };
                     let inner = self.new.nodes[inner].op.ints("dims");
                     let dims = op.ints("dims").iter().map(|&d| inner[d as usize]).collect();
                     op = with(&op, "dims", Attr::Ints(dims));
@@ -166,7 +220,12 @@ impl<'a> Rewrite<'a> {
                 }
                 // Moving dimensions of size one moves no byte.
                 let shape = self.ty(inputs[0]).shape();
-                let moved: Vec<i64> = op.ints("dims").iter().copied().filter(|&d| shape[d as usize] != 1).collect();
+                let moved: Vec<i64> = op
+                    .ints("dims")
+                    .iter()
+                    .copied()
+                    .filter(|&d| shape[d as usize] != 1)
+                    .collect();
                 if moved.is_sorted() {
                     op = reshape_to(op.ints("dims").iter().map(|&d| shape[d as usize]));
                     return self.fold(data, op, inputs);
@@ -175,7 +234,11 @@ impl<'a> Rewrite<'a> {
             _ => {}
         }
         if is_broadcasting(op.name()) {
-            self.drop_expands(&op, &mut inputs, self.old.values[data.outputs[0]].ty.shape());
+            self.drop_expands(
+                &op,
+                &mut inputs,
+                self.old.values[data.outputs[0]].ty.shape(),
+            );
         }
         (op, inputs)
     }
@@ -183,13 +246,22 @@ impl<'a> Rewrite<'a> {
     /// The value that `value` is the last-two-dimensions transposition of.
     fn transposed(&self, value: Value) -> Option<Value> {
         let source = self.operand_of(value, "permute")?;
-        let Def::Node(node, _) = self.new.values[value].def else { return None };
+        let Def::Node(node, _) = self.new.values[value].def else {
+            return None;
+        };
         swaps_last_two(self.new.nodes[node].op.ints("dims")).then_some(source)
     }
 
     /// The product whose result, read by nobody else, is transposed by `dims`.
-    fn only_product(&self, data: &NodeData, value: Value, dims: &[i64]) -> Option<(Op, Value, Value)> {
-        let Def::Node(node, _) = self.new.values[value].def else { return None };
+    fn only_product(
+        &self,
+        data: &NodeData,
+        value: Value,
+        dims: &[i64],
+    ) -> Option<(Op, Value, Value)> {
+        let Def::Node(node, _) = self.new.values[value].def else {
+            return None;
+        };
         let product = &self.new.nodes[node];
         let only = self.n_uses[data.inputs[0]] == 1;
         (product.op.name() == "matmul" && only && swaps_last_two(dims))
@@ -198,7 +270,9 @@ impl<'a> Rewrite<'a> {
 
     /// The operand of the node that computes `value`, if its op is `name`.
     fn operand_of(&self, value: Value, name: &str) -> Option<Value> {
-        let Def::Node(node, _) = self.new.values[value].def else { return None };
+        let Def::Node(node, _) = self.new.values[value].def else {
+            return None;
+        };
         let data = &self.new.nodes[node];
         (data.op.name() == name).then(|| data.inputs[0])
     }
@@ -206,10 +280,14 @@ impl<'a> Rewrite<'a> {
     /// Reads through expands where the operands still broadcast to `shape`.
     fn drop_expands(&self, op: &Op, inputs: &mut [Value], shape: &[u64]) {
         for k in 0..inputs.len() {
-            let Some(source) = self.operand_of(inputs[k], "expand") else { continue };
+            let Some(source) = self.operand_of(inputs[k], "expand") else {
+                continue;
+            };
             let before = inputs[k];
             inputs[k] = source;
-            let all = inputs.iter().try_fold(vec![], |all, &v| broadcast_shapes(&all, self.ty(v).shape()));
+            let all = inputs
+                .iter()
+                .try_fold(vec![], |all, &v| broadcast_shapes(&all, self.ty(v).shape()));
             let types: Vec<&TensorType> = inputs.iter().map(|&v| self.ty(v)).collect();
             if all.as_deref() != Ok(shape) || op.infer(&types).is_err() {
                 inputs[k] = before;
@@ -223,7 +301,8 @@ impl<'a> Rewrite<'a> {
         let ty = self.ty(input);
         let same_type = || {
             let types: Vec<&TensorType> = inputs.iter().map(|&v| self.ty(v)).collect();
-            op.infer(&types).is_ok_and(|results| results.len() == 1 && results[0] == *ty)
+            op.infer(&types)
+                .is_ok_and(|results| results.len() == 1 && results[0] == *ty)
         };
         let same = match op.name() {
             "cast" | "reshape" | "expand" => same_type(),
@@ -232,7 +311,9 @@ impl<'a> Rewrite<'a> {
             "pad" => op.ints("pad").iter().all(|&n| n == 0),
             "mul_scalar" | "div_scalar" => op.float("value") == 1.0,
             // x + 0 is not x for x = -0.
-            "add_scalar" => op.float("value") == 0.0 && !ty.dtype().is_float() && ty.dtype() != DType::Bool,
+            "add_scalar" => {
+                op.float("value") == 0.0 && !ty.dtype().is_float() && ty.dtype() != DType::Bool
+            }
             _ => false,
         };
         same.then_some(input)
@@ -281,6 +362,9 @@ fn is_broadcasting(name: &str) -> bool {
 }
 
 fn with(op: &Op, key: &'static str, attr: Attr) -> Op {
-    let attrs = op.attrs().iter().map(|(&k, v)| (k, if k == key { attr.clone() } else { v.clone() }));
+    let attrs = op
+        .attrs()
+        .iter()
+        .map(|(&k, v)| (k, if k == key { attr.clone() } else { v.clone() }));
     Op::new(op.name(), attrs).expect("an op with one attribute replaced should be well-formed")
 }

@@ -1,27 +1,35 @@
-//! Groups ops into kernels: chains of elementwise ops, broadcasts, reductions and normalisations become one `fused` node, so
-//! that what lies between them needs no bytes and no trip through memory.
+//! Groups ops into kernels: chains of elementwise ops, broadcasts, reductions and normalisations
+//! become one `fused` node, so that what lies between them needs no bytes and no trip through
+//! memory.
 //!
-//! Before: a graph in canonical form, updates included. After: the same outputs, states and gradients; groups are `fused` nodes
-//! whose bodies have a [`Space`](ir::body::Space), so that whoever generates kernels can make each in one pass over rows.
+//! Before: a graph in canonical form, updates included. After: the same outputs, states and
+//! gradients; groups are `fused` nodes whose bodies have a [`Space`](ir::body::Space), so that
+//! whoever generates kernels can make each in one pass over rows.
 //!
 //! What is grouped:
-//! 1. What is cheap is computed where it is read. A constant or a broadcast, or an elementwise op that the backward reads and
-//!    whose operands are there anyway, is copied to each reader. Copies become steps of bodies; they are never values of the
-//!    graph that is left, but where a group's ops stay apart, so that merging equal nodes stays right.
-//! 2. A value and all its readers. A value that something else reads as well, a product or the backward, stays: it exists
-//!    anyway, and a node that needs little to run again is what recomputation likes best (a layer norm must not want the sum
-//!    before it computed again). Small values, one a row, may be read elsewhere too.
-//! 3. Sums over rows, with the kernel that computes what they sum, or else with one that reads it: they add a few numbers to it
-//!    and save a reading of the operand.
-//! 4. Updates of small parameters alike, whose gradients are there at about the same time. A group keeps its gradients until the
-//!    last is there; all groups of a window together keep less than a thousandth of what the neediest node reads.
+//! 1. What is cheap is computed where it is read. A constant or a broadcast, or an elementwise op
+//!    that the backward reads and whose operands are there anyway, is copied to each reader. Copies
+//!    become steps of bodies; they are never values of the graph that is left, but where a group's
+//!    ops stay apart, so that merging equal nodes stays right.
+//! 2. A value and all its readers. A value that something else reads as well, a product or the
+//!    backward, stays: it exists anyway, and a node that needs little to run again is what
+//!    recomputation likes best (a layer norm must not want the sum before it computed again). Small
+//!    values, one a row, may be read elsewhere too.
+//! 3. Sums over rows, with the kernel that computes what they sum, or else with one that reads it:
+//!    they add a few numbers to it and save a reading of the operand.
+//! 4. Updates of small parameters alike, whose gradients are there at about the same time. A group
+//!    keeps its gradients until the last is there; all groups of a window together keep less than a
+//!    thousandth of what the neediest node reads.
 //!
-//! A group that was measured to be slower than its ops, by themselves, is not made: its ops stay apart.
+//! A group that was measured to be slower than its ops, by themselves, is not made: its ops stay
+//! apart.
 //!
-//! Groups are of one phase, must not need each other in a circle, and do not reach over more than `REACH` nodes. They hold no more
-//! bytes than they save: a group that runs late keeps its operands alive until then, where its ops by themselves would have kept
-//! what they had computed; one that runs as soon as it can keeps its results. So the sum of three gradients that are computed
-//! one after the other stays two sums. Updates, which stand behind everything else, have a rule of their own.
+//! Groups are of one phase, must not need each other in a circle, and do not reach over more than
+//! `REACH` nodes. They hold no more bytes than they save: a group that runs late keeps its operands
+//! alive until then, where its ops by themselves would have kept what they had computed; one that
+//! runs as soon as it can keeps its results. So the sum of three gradients that are computed one
+//! after the other stays two sums. Updates, which stand behind everything else, have a rule of
+//! their own.
 
 use super::canonical::remove_dead;
 use super::{Readers, add_beside, readers, reshape_to};
@@ -38,12 +46,13 @@ use std::sync::Arc;
 const REACH: usize = 64;
 /// The most operands of a group.
 const OPERANDS: usize = 24;
-/// The most updates of a group. A GPU has 255 registers a thread, of which four of `adamw_split` take 235, and six too many.
+/// The most updates of a group. A GPU has 255 registers a thread, of which four of `adamw_split`
+/// take 235, and six too many.
 const UPDATES: usize = 4;
 /// Bytes of a gradient whose update takes hardly longer than starting it.
 const SMALL_UPDATE: u64 = 64 << 10;
-/// What the neediest node reads is so many times what a window's updates may keep alive: no plan goes below that, so no peak rises
-/// by more than this part.
+/// What the neediest node reads is so many times what a window's updates may keep alive: no plan
+/// goes below that, so no peak rises by more than this part.
 const EXCESS: u64 = 1000;
 /// A value is small beside another that has so many times its elements.
 const SMALL: u64 = 8;
@@ -72,7 +81,8 @@ pub fn run(graph: &mut Graph) {
     group(graph, |_| {});
 }
 
-/// The same, but that the ops of a group stay apart that is slower than they are, as far as all of that was measured.
+/// The same, but that the ops of a group stay apart that is slower than they are, as far as all of
+/// that was measured.
 pub fn run_where_faster(graph: &mut Graph, cost: &dyn Cost) {
     group(graph, |groups| groups.part_slow(cost));
 }
@@ -86,7 +96,8 @@ fn group(graph: &mut Graph, revise: impl FnOnce(&mut Groups<'_>)) {
     *graph = groups.rewrite().compact();
 }
 
-/// True if the op may be a step of a kernel that is generated: there are vector functions for f32 only, and for few powers.
+/// True if the op may be a step of a kernel that is generated: there are vector functions for f32
+/// only, and for few powers.
 fn may_join(graph: &Graph, node: Node) -> bool {
     let data = &graph.nodes[node];
     let is_function = FUNCTIONS.contains(&data.op.name());
@@ -96,18 +107,21 @@ fn may_join(graph: &Graph, node: Node) -> bool {
         _ => true,
     };
     let power = || match graph.values[data.outputs[0]].ty.dtype() {
-        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => POWERS.contains(&data.op.float("value")),
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => {
+            POWERS.contains(&data.op.float("value"))
+        }
         _ => true,
     };
     let fits = data.op.row().access != Access::Whole && data.op.is_pure();
-    fits && data.inputs.iter().chain(&data.outputs).all(computable) && (data.op.name() != "pow_scalar" || power())
+    fits && data.inputs.iter().chain(&data.outputs).all(computable)
+        && (data.op.name() != "pow_scalar" || power())
 }
 
 fn numel(graph: &Graph, value: Value) -> u64 {
     graph.values[value].ty.numel()
 }
 
-// ------------------------------------------------------------------------------------------------------------ copies
+// --- copies ---
 
 /// Rule 1. Returns each copy with its reader: they are to be one group.
 fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
@@ -125,7 +139,12 @@ fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
                     readers.push(vec![Some(reader)]);
                 });
             }
-            for root in graph.nodes[node].inputs.iter().map(|&v| graph.root(v)).collect::<BTreeSet<_>>() {
+            for root in graph.nodes[node]
+                .inputs
+                .iter()
+                .map(|&v| graph.root(v))
+                .collect::<BTreeSet<_>>()
+            {
                 readers[root].push(Some(made[0]));
             }
             pairs.push((made[0], reader));
@@ -133,22 +152,44 @@ fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
         }
     }
     let order = std::mem::take(&mut graph.order);
-    graph.order =
-        order.into_iter().flat_map(|node| before.remove(&node).unwrap_or_default().into_iter().chain([node])).collect();
+    graph.order = order
+        .into_iter()
+        .flat_map(|node| {
+            before
+                .remove(&node)
+                .unwrap_or_default()
+                .into_iter()
+                .chain([node])
+        })
+        .collect();
     remove_dead(graph);
     pairs
 }
 
-/// The readers that are to have a copy of this node each; none if it is not cheap, or would be left beside its copies.
+/// The readers that are to have a copy of this node each; none if it is not cheap, or would be left
+/// beside its copies.
 fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     let data = &graph.nodes[node];
-    let &[value] = &data.outputs[..] else { return vec![] };
+    let &[value] = &data.outputs[..] else {
+        return vec![];
+    };
     if !may_join(graph, node) || data.op.row().access != Access::Element || data.op.is_alias() {
         return vec![];
     }
-    let Some(all) = readers[value].iter().copied().collect::<Option<Vec<Node>>>() else { return vec![] };
+    let Some(all) = readers[value]
+        .iter()
+        .copied()
+        .collect::<Option<Vec<Node>>>()
+    else {
+        return vec![];
+    };
     let is_small = |&operand: &Value| numel(graph, operand) * SMALL <= numel(graph, value);
-    let wide: Vec<Value> = data.inputs.iter().filter(|v| !is_small(v)).map(|&v| graph.root(v)).collect();
+    let wide: Vec<Value> = data
+        .inputs
+        .iter()
+        .filter(|v| !is_small(v))
+        .map(|&v| graph.root(v))
+        .collect();
     let backward = |&reader: &Node| graph.nodes[reader].phase == Phase::Backward;
     // An operand that is there at a reader in the backward, whether or not it is read from a copy.
     let kept = |&root: &Value| {
@@ -157,11 +198,17 @@ fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     };
     let to: Vec<Node> = match wide.is_empty() {
         true => all,
-        false if data.phase == Phase::Forward && wide.iter().all(kept) => all.into_iter().filter(backward).collect(),
+        false if data.phase == Phase::Forward && wide.iter().all(kept) => {
+            all.into_iter().filter(backward).collect()
+        }
         false => vec![],
     };
     let fits = |&reader: &Node| {
-        let read: BTreeSet<Value> = graph.nodes[reader].inputs.iter().map(|&v| graph.root(v)).collect();
+        let read: BTreeSet<Value> = graph.nodes[reader]
+            .inputs
+            .iter()
+            .map(|&v| graph.root(v))
+            .collect();
         let new = wide.iter().filter(|root| !read.contains(root)).count();
         may_join(graph, reader)
             && new <= 1
@@ -170,11 +217,15 @@ fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     if to.iter().all(fits) { to } else { vec![] }
 }
 
-/// Adds a copy of a node for a reader, and of the aliases through which it reads it. They are in no order yet.
+/// Adds a copy of a node for a reader, and of the aliases through which it reads it. They are in no
+/// order yet.
 fn add_copy(graph: &mut Graph, node: Node, reader: Node) -> Vec<Node> {
     let value = graph.nodes[node].outputs[0];
     let name = format!("{}.{}", graph.values[value].name, graph.node_name(reader));
-    let (op, inputs) = (graph.nodes[node].op.clone(), graph.nodes[node].inputs.clone());
+    let (op, inputs) = (
+        graph.nodes[node].op.clone(),
+        graph.nodes[node].inputs.clone(),
+    );
     let ty = graph.values[value].ty.clone();
     let (made, copy) = add_beside(graph, reader, op, inputs, ty, name.clone());
     let mut all = vec![made];
@@ -187,7 +238,8 @@ fn add_copy(graph: &mut Graph, node: Node, reader: Node) -> Vec<Node> {
         if input != value {
             let ty = graph.values[input].ty.clone();
             let op = reshape_to(ty.shape().iter().copied());
-            let (alias, reshaped) = add_beside(graph, reader, op, vec![copy], ty, format!("{name}.{i}"));
+            let (alias, reshaped) =
+                add_beside(graph, reader, op, vec![copy], ty, format!("{name}.{i}"));
             graph.nodes[reader].inputs[i] = reshaped;
             all.push(alias);
         }
@@ -195,7 +247,7 @@ fn add_copy(graph: &mut Graph, node: Node, reader: Node) -> Vec<Node> {
     all
 }
 
-// ------------------------------------------------------------------------------------------------------------ groups
+// --- groups ---
 
 /// A partition of a graph's nodes. Aliases are alone: a group that needs one has a step for it.
 struct Groups<'a> {
@@ -221,7 +273,14 @@ impl<'a> Groups<'a> {
             members[ir::Id::index(node)].push(node);
         }
         let group = graph.nodes.ids().map(ir::Id::index).collect();
-        Groups { graph, position, readers: readers(graph), group, members, apart: BTreeSet::new() }
+        Groups {
+            graph,
+            position,
+            readers: readers(graph),
+            group,
+            members,
+            apart: BTreeSet::new(),
+        }
     }
 
     /// Rules 2 and 3. Each copy is grouped with its reader first.
@@ -251,12 +310,22 @@ impl<'a> Groups<'a> {
         let mut fused: Option<Graph> = None;
         for g in 0..self.members.len() {
             let members = &self.members[g];
-            let apart: Option<f64> = members.iter().map(|&node| cost.least(self.graph, node)).sum();
-            let Some(apart) = apart.filter(|_| self.worth_it(members)) else { continue };
-            let Some(kernel) = kernel(self.graph, &self.readers, members) else { continue };
+            let apart: Option<f64> = members
+                .iter()
+                .map(|&node| cost.least(self.graph, node))
+                .sum();
+            let Some(apart) = apart.filter(|_| self.worth_it(members)) else {
+                continue;
+            };
+            let Some(kernel) = kernel(self.graph, &self.readers, members) else {
+                continue;
+            };
             let fused = fused.get_or_insert_with(|| self.graph.clone());
             let node = kernel.add_to(fused, members[0]);
-            if cost.least(fused, node).is_some_and(|together| apart < together) {
+            if cost
+                .least(fused, node)
+                .is_some_and(|together| apart < together)
+            {
                 for node in std::mem::take(&mut self.members[g]) {
                     self.group[node] = ir::Id::index(node);
                     self.members[ir::Id::index(node)] = vec![node];
@@ -269,8 +338,12 @@ impl<'a> Groups<'a> {
     /// True for a sum over rows, alone in its group or not.
     fn is_sum(&self, node: Node) -> bool {
         let data = &self.graph.nodes[node];
-        let small = || numel(self.graph, data.outputs[0]) * SMALL <= numel(self.graph, data.inputs[0]);
-        data.op.name() == "sum" && may_join(self.graph, node) && data.op.ints("dims").first() == Some(&0) && small()
+        let small =
+            || numel(self.graph, data.outputs[0]) * SMALL <= numel(self.graph, data.inputs[0]);
+        data.op.name() == "sum"
+            && may_join(self.graph, node)
+            && data.op.ints("dims").first() == Some(&0)
+            && small()
     }
 
     /// Rule 2: the node and whoever reads its results.
@@ -278,7 +351,13 @@ impl<'a> Groups<'a> {
         let mut nodes = vec![node];
         let mut small = vec![];
         for &value in &self.graph.nodes[node].outputs {
-            let readers = || self.readers[value].iter().copied().flatten().filter(|&r| may_join(self.graph, r));
+            let readers = || {
+                self.readers[value]
+                    .iter()
+                    .copied()
+                    .flatten()
+                    .filter(|&r| may_join(self.graph, r))
+            };
             let around = readers().chain(self.members[self.group[node]].iter().copied());
             let widest = around.map(|node| self.widest(node)).max().unwrap_or(0);
             if numel(self.graph, value) * SMALL <= widest {
@@ -300,23 +379,47 @@ impl<'a> Groups<'a> {
     /// Elements of the widest operand or result.
     fn widest(&self, node: Node) -> u64 {
         let data = &self.graph.nodes[node];
-        data.inputs.iter().chain(&data.outputs).map(|&v| numel(self.graph, v)).max().unwrap_or(0)
+        data.inputs
+            .iter()
+            .chain(&data.outputs)
+            .map(|&v| numel(self.graph, v))
+            .max()
+            .unwrap_or(0)
     }
 
-    /// Rule 3: the group of a sum, if it computes nothing wide, with whoever computes one of its wide operands, or reads it.
+    /// Rule 3: the group of a sum, if it computes nothing wide, with whoever computes one of its
+    /// wide operands, or reads it.
     fn join_neighbour(&mut self, node: Node) {
         let members = self.members[self.group[node]].clone();
-        let widest = members.iter().map(|&member| self.widest(member)).max().unwrap_or(0);
+        let widest = members
+            .iter()
+            .map(|&member| self.widest(member))
+            .max()
+            .unwrap_or(0);
         let is_wide = |&value: &Value| widest < numel(self.graph, value) * SMALL;
         let inside = |node: &Node| members.contains(node);
-        let leaves = |v: &&Value| self.readers[**v].iter().any(|reader| reader.is_none_or(|r| !inside(&r)));
-        if members.iter().flat_map(|&m| &self.graph.nodes[m].outputs).filter(leaves).any(is_wide) {
+        let leaves = |v: &&Value| {
+            self.readers[**v]
+                .iter()
+                .any(|reader| reader.is_none_or(|r| !inside(&r)))
+        };
+        if members
+            .iter()
+            .flat_map(|&m| &self.graph.nodes[m].outputs)
+            .filter(leaves)
+            .any(is_wide)
+        {
             return;
         }
-        let roots = members.iter().flat_map(|&m| &self.graph.nodes[m].inputs).map(|&v| self.graph.root(v));
+        let roots = members
+            .iter()
+            .flat_map(|&m| &self.graph.nodes[m].inputs)
+            .map(|&v| self.graph.root(v));
         let wide: BTreeSet<Value> = roots.filter(is_wide).collect();
         let makers = wide.iter().filter_map(|&root| self.graph.def_node(root));
-        let readers = wide.iter().flat_map(|&root| self.readers[root].iter().copied().flatten());
+        let readers = wide
+            .iter()
+            .flat_map(|&root| self.readers[root].iter().copied().flatten());
         let others: Vec<Node> = makers.chain(readers).filter(|node| !inside(node)).collect();
         for other in others {
             if self.merge(&[node, other]) {
@@ -328,12 +431,21 @@ impl<'a> Groups<'a> {
     /// Makes one group of the groups of these nodes, if that may be.
     fn merge(&mut self, nodes: &[Node]) -> bool {
         let groups: BTreeSet<usize> = nodes.iter().map(|&node| self.group[node]).collect();
-        let Some(&first) = groups.first().filter(|_| 1 < groups.len()) else { return false };
-        let mut members: Vec<Node> = groups.iter().flat_map(|&g| self.members[g].iter().copied()).collect();
+        let Some(&first) = groups.first().filter(|_| 1 < groups.len()) else {
+            return false;
+        };
+        let mut members: Vec<Node> = groups
+            .iter()
+            .flat_map(|&g| self.members[g].iter().copied())
+            .collect();
         members.sort_unstable_by_key(|&node| self.position[node]);
         let phase = self.graph.nodes[members[0]].phase;
-        let alike = |&node: &Node| may_join(self.graph, node) && self.graph.nodes[node].phase == phase;
-        if !members.iter().all(alike) || self.circular(&groups, &members) || self.place(&members).is_none() {
+        let alike =
+            |&node: &Node| may_join(self.graph, node) && self.graph.nodes[node].phase == phase;
+        if !members.iter().all(alike)
+            || self.circular(&groups, &members)
+            || self.place(&members).is_none()
+        {
             return false;
         }
         if !kernel(self.graph, &self.readers, &members).is_some_and(|kernel| kernel.is_narrow()) {
@@ -347,27 +459,40 @@ impl<'a> Groups<'a> {
         true
     }
 
-    /// Rule 4. Updates whose gradients are there at about the same time, as far as all of these may be kept at once, and of these
-    /// the like.
+    /// Rule 4. Updates whose gradients are there at about the same time, as far as all of these may
+    /// be kept at once, and of these the like.
     fn join_updates(&mut self) {
         let graph = self.graph;
-        // What computes the operands of a node, and where the last stands of those that are no updates' or options'.
+        // What computes the operands of a node, and where the last stands of those that are no
+        // updates' or options'.
         let makers = |node: Node| {
-            graph.nodes[node].inputs.iter().filter_map(|&value| Some((value, graph.def_node(graph.root(value))?)))
+            graph.nodes[node]
+                .inputs
+                .iter()
+                .filter_map(|&value| Some((value, graph.def_node(graph.root(value))?)))
         };
         let of_optimizer = |node: Node| graph.nodes[node].phase == Phase::Optimizer;
         let mut ready = Table::filled(graph.nodes.len(), 0);
         for &node in &graph.order {
-            let place = |(_, maker)| if of_optimizer(maker) { ready[maker] } else { self.position[maker] };
+            let place = |(_, maker)| {
+                if of_optimizer(maker) {
+                    ready[maker]
+                } else {
+                    self.position[maker]
+                }
+            };
             ready[node] = makers(node).map(place).max().unwrap_or(0);
         }
         let bytes = |node: Node| {
             let gradients = makers(node).filter(|&(_, maker)| !of_optimizer(maker));
-            gradients.map(|(value, _)| graph.values[value].ty.bytes()).sum::<u64>()
+            gradients
+                .map(|(value, _)| graph.values[value].ty.bytes())
+                .sum::<u64>()
         };
         let most = self.neediest() / EXCESS;
         // A few go into each window.
-        let small = |&&node: &&Node| self.is_update(node) && bytes(node) <= SMALL_UPDATE.min(most / 4);
+        let small =
+            |&&node: &&Node| self.is_update(node) && bytes(node) <= SMALL_UPDATE.min(most / 4);
         let mut updates: Vec<Node> = graph.order.iter().filter(small).copied().collect();
         updates.sort_by_key(|&node| (ready[node], self.position[node]));
         // A window at a time: groups of one hold no more than its gradients, and none of another's.
@@ -384,7 +509,10 @@ impl<'a> Groups<'a> {
                 None => groups.push(vec![node]),
             }
         }
-        for group in groups.iter().filter(|group| kernel(graph, &self.readers, group).is_some()) {
+        for group in groups
+            .iter()
+            .filter(|group| kernel(graph, &self.readers, group).is_some())
+        {
             let mut members = group.clone();
             members.sort_unstable_by_key(|&node| self.position[node]);
             let first = self.group[members[0]];
@@ -401,7 +529,10 @@ impl<'a> Groups<'a> {
         let data = &self.graph.nodes[node];
         let leaves = |&value: &Value| self.readers[value].iter().all(Option::is_none);
         let alone = self.members[self.group[node]].len() == 1;
-        data.phase == Phase::Optimizer && alone && may_join(self.graph, node) && data.outputs.iter().all(leaves)
+        data.phase == Phase::Optimizer
+            && alone
+            && may_join(self.graph, node)
+            && data.outputs.iter().all(leaves)
     }
 
     /// True if two updates are the same but for what they update.
@@ -411,21 +542,39 @@ impl<'a> Groups<'a> {
         a.op == b.op && a.inputs.iter().map(ty).eq(b.inputs.iter().map(ty))
     }
 
-    /// The most bytes that a node of forward or backward reads that is in no group, whatever is grouped.
+    /// The most bytes that a node of forward or backward reads that is in no group, whatever is
+    /// grouped.
     fn neediest(&self) -> u64 {
         let graph = self.graph;
-        let alone = |&&node: &&Node| graph.nodes[node].phase != Phase::Optimizer && !may_join(graph, node);
+        let alone =
+            |&&node: &&Node| graph.nodes[node].phase != Phase::Optimizer && !may_join(graph, node);
         let reads = |&node: &Node| {
-            let operands: BTreeSet<Value> = graph.nodes[node].inputs.iter().map(|&value| graph.root(value)).collect();
-            operands.into_iter().map(|value| graph.values[value].ty.bytes()).sum()
+            let operands: BTreeSet<Value> = graph.nodes[node]
+                .inputs
+                .iter()
+                .map(|&value| graph.root(value))
+                .collect();
+            operands
+                .into_iter()
+                .map(|value| graph.values[value].ty.bytes())
+                .sum()
         };
-        graph.order.iter().filter(alone).map(reads).max().unwrap_or(0)
+        graph
+            .order
+            .iter()
+            .filter(alone)
+            .map(reads)
+            .max()
+            .unwrap_or(0)
     }
 
     /// True if a group of these members would need what needs it, or reach too far.
     fn circular(&self, groups: &BTreeSet<usize>, members: &[Node]) -> bool {
         let place = |node: &Node| self.position[*node];
-        let (start, end) = (members.first().map_or(0, place), members.last().map_or(0, place));
+        let (start, end) = (
+            members.first().map_or(0, place),
+            members.last().map_or(0, place),
+        );
         if REACH < end - start {
             return true;
         }
@@ -433,14 +582,20 @@ impl<'a> Groups<'a> {
         let mut seen: BTreeSet<usize> = groups.clone();
         let mut stack: Vec<(Node, bool)> = members.iter().map(|&node| (node, false)).collect();
         while let Some((node, outside)) = stack.pop() {
-            for reader in self.graph.nodes[node].outputs.iter().flat_map(|&v| self.readers[v].iter().copied().flatten())
+            for reader in self.graph.nodes[node]
+                .outputs
+                .iter()
+                .flat_map(|&v| self.readers[v].iter().copied().flatten())
             {
                 let group = self.group[reader];
                 if groups.contains(&group) {
                     if outside {
                         return true;
                     }
-                } else if self.members[group].first().is_some_and(|m| place(m) <= end + 2 * REACH) && seen.insert(group)
+                } else if self.members[group]
+                    .first()
+                    .is_some_and(|m| place(m) <= end + 2 * REACH)
+                    && seen.insert(group)
                 {
                     stack.extend(self.members[group].iter().map(|&member| (member, true)));
                 }
@@ -449,33 +604,56 @@ impl<'a> Groups<'a> {
         false
     }
 
-    /// Where in the graph's order a group of these members is to run: late, or as soon as its operands are there, so that it keeps
-    /// no more bytes than its members would one by one. None if it does in both places.
+    /// Where in the graph's order a group of these members is to run: late, or as soon as its
+    /// operands are there, so that it keeps no more bytes than its members would one by one. None
+    /// if it does in both places.
     fn place(&self, members: &[Node]) -> Option<usize> {
-        let makers = members.iter().flat_map(|&node| &self.graph.nodes[node].inputs);
+        let makers = members
+            .iter()
+            .flat_map(|&node| &self.graph.nodes[node].inputs);
         let makers = makers.filter_map(|&value| self.graph.def_node(self.graph.root(value)));
-        let makers = makers.filter(|node| !members.contains(node)).map(|node| self.position[node]);
+        let makers = makers
+            .filter(|node| !members.contains(node))
+            .map(|node| self.position[node]);
         let early = makers.chain([self.position[members[0]]]).max()?;
-        [self.position[self.last_wide(members)], early].into_iter().find(|&place| !self.holds(members, place))
+        [self.position[self.last_wide(members)], early]
+            .into_iter()
+            .find(|&place| !self.holds(members, place))
     }
 
-    /// True if, while other nodes run, a group of these members in this place keeps more bytes than its members would one by one.
+    /// True if, while other nodes run, a group of these members in this place keeps more bytes than
+    /// its members would one by one.
     fn holds(&self, members: &[Node], end: usize) -> bool {
         let graph = self.graph;
         let is_member = |node: &Node| members.contains(node);
-        let bytes = |values: BTreeSet<Value>| values.iter().map(|&value| graph.values[value].ty.bytes()).sum::<u64>();
+        let bytes = |values: BTreeSet<Value>| {
+            values
+                .iter()
+                .map(|&value| graph.values[value].ty.bytes())
+                .sum::<u64>()
+        };
         let read_from = |value: Value, at: usize, who: &dyn Fn(&Node) -> bool| {
-            let reads = |reader: &Option<Node>| reader.is_none_or(|node| at <= self.position[node] && who(&node));
+            let reads = |reader: &Option<Node>| {
+                reader.is_none_or(|node| at <= self.position[node] && who(&node))
+            };
             self.readers[graph.root(value)].iter().any(reads)
         };
         let (anyone, others) = (|_: &Node| true, |node: &Node| !is_member(node));
-        let results =
-            |of: &[Node]| of.iter().flat_map(|&node| graph.nodes[node].outputs.clone()).collect::<BTreeSet<_>>();
+        let results = |of: &[Node]| {
+            of.iter()
+                .flat_map(|&node| graph.nodes[node].outputs.clone())
+                .collect::<BTreeSet<_>>()
+        };
         let all = results(members);
         // What other nodes compute that the members read.
         let operands = |of: &[Node]| {
-            let roots = of.iter().flat_map(|&node| &graph.nodes[node].inputs).map(|&value| graph.root(value));
-            roots.filter(|value| graph.def_node(*value).is_some() && !all.contains(value)).collect::<BTreeSet<_>>()
+            let roots = of
+                .iter()
+                .flat_map(|&node| &graph.nodes[node].inputs)
+                .map(|&value| graph.root(value));
+            roots
+                .filter(|value| graph.def_node(*value).is_some() && !all.contains(value))
+                .collect::<BTreeSet<_>>()
         };
         // What needs a member comes after the group; all else, up to the group's place, before it.
         let mut after: BTreeSet<Node> = BTreeSet::new();
@@ -484,8 +662,13 @@ impl<'a> Groups<'a> {
             let (last, next) = (self.position[before[i - 1]], self.position[rest[0]]);
             let (mut some_before, mut some_after) = (false, false);
             for &node in &graph.order[last + 1..next] {
-                let made = graph.nodes[node].inputs.iter().filter_map(|&value| graph.def_node(value));
-                let needs = made.into_iter().any(|node| is_member(&node) || after.contains(&node));
+                let made = graph.nodes[node]
+                    .inputs
+                    .iter()
+                    .filter_map(|&value| graph.def_node(value));
+                let needs = made
+                    .into_iter()
+                    .any(|node| is_member(&node) || after.contains(&node));
                 if needs {
                     after.insert(node);
                 }
@@ -495,16 +678,34 @@ impl<'a> Groups<'a> {
             }
             // Waiting keeps operands that would have died, in place of results.
             let waits = || {
-                let held = operands(before).into_iter().filter(|&value| !read_from(value, next, &anyone)).collect();
-                let saved = results(before).into_iter().filter(|&value| read_from(value, next, &anyone)).collect();
+                let held = operands(before)
+                    .into_iter()
+                    .filter(|&value| !read_from(value, next, &anyone))
+                    .collect();
+                let saved = results(before)
+                    .into_iter()
+                    .filter(|&value| read_from(value, next, &anyone))
+                    .collect();
                 bytes(saved) < bytes(held)
             };
             // Hurrying makes results earlier, in place of what only members read later.
             let hurries = || {
-                let early = results(rest).into_iter().filter(|&value| read_from(value, 0, &others)).collect();
-                let there = |value: &Value| graph.def_node(*value).is_some_and(|node| self.position[node] < next);
-                let kept = operands(rest).into_iter().chain(results(before)).filter(there);
-                let gone = |value: &Value| read_from(*value, next, &anyone) && !read_from(*value, next, &others);
+                let early = results(rest)
+                    .into_iter()
+                    .filter(|&value| read_from(value, 0, &others))
+                    .collect();
+                let there = |value: &Value| {
+                    graph
+                        .def_node(*value)
+                        .is_some_and(|node| self.position[node] < next)
+                };
+                let kept = operands(rest)
+                    .into_iter()
+                    .chain(results(before))
+                    .filter(there);
+                let gone = |value: &Value| {
+                    read_from(*value, next, &anyone) && !read_from(*value, next, &others)
+                };
                 bytes(kept.filter(gone).collect()) < bytes(early)
             };
             some_before && waits() || some_after && hurries()
@@ -513,7 +714,11 @@ impl<'a> Groups<'a> {
 
     /// The last wide member, whose results' readers come after.
     fn last_wide(&self, members: &[Node]) -> Node {
-        let last = members.iter().rev().find(|&&node| !self.is_sum(node)).or(members.last());
+        let last = members
+            .iter()
+            .rev()
+            .find(|&&node| !self.is_sum(node))
+            .or(members.last());
         *last.expect("a group should have members")
     }
 
@@ -523,27 +728,52 @@ impl<'a> Groups<'a> {
         let mut new = graph.clone();
         new.order.clear();
         let mut units: BTreeMap<usize, Unit> = BTreeMap::new();
-        for (g, members) in self.members.iter().enumerate().filter(|(_, members)| !members.is_empty()) {
+        for (g, members) in self
+            .members
+            .iter()
+            .enumerate()
+            .filter(|(_, members)| !members.is_empty())
+        {
             let node = self.last_wide(members);
-            let kernel = self.worth_it(members).then(|| kernel(graph, &self.readers, members)).flatten();
-            units.insert(g, Unit { node, kernel, place: self.place(members).unwrap_or(self.position[node]) });
+            let kernel = self
+                .worth_it(members)
+                .then(|| kernel(graph, &self.readers, members))
+                .flatten();
+            units.insert(
+                g,
+                Unit {
+                    node,
+                    kernel,
+                    place: self.place(members).unwrap_or(self.position[node]),
+                },
+            );
         }
         // In order of their places, each after those that it needs.
         let mut missing: BTreeMap<usize, usize> = BTreeMap::new();
         let mut needed_by: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for &g in units.keys() {
             let mut needs: BTreeSet<usize> = BTreeSet::new();
-            for &value in self.members[g].iter().flat_map(|&member| &graph.nodes[member].inputs) {
-                let root = graph.def_node(graph.root(value)).map(|node| self.group[node]);
+            for &value in self.members[g]
+                .iter()
+                .flat_map(|&member| &graph.nodes[member].inputs)
+            {
+                let root = graph
+                    .def_node(graph.root(value))
+                    .map(|node| self.group[node]);
                 if root != Some(g) {
                     needs.extend(root);
                     needs.extend(graph.def_node(value).map(|node| self.group[node]));
                 }
             }
             missing.insert(g, needs.len());
-            needs.into_iter().for_each(|other| needed_by.entry(other).or_default().push(g));
+            needs
+                .into_iter()
+                .for_each(|other| needed_by.entry(other).or_default().push(g));
         }
-        let free = missing.iter().filter(|&(_, &n)| n == 0).map(|(&g, _)| Reverse((units[&g].place, g)));
+        let free = missing
+            .iter()
+            .filter(|&(_, &n)| n == 0)
+            .map(|(&g, _)| Reverse((units[&g].place, g)));
         let mut ready: BinaryHeap<Reverse<(usize, usize)>> = free.collect();
         while let Some(Reverse((_, g))) = ready.pop() {
             let unit = &units[&g];
@@ -553,23 +783,32 @@ impl<'a> Groups<'a> {
             };
             new.order.push(node);
             for &other in needed_by.get(&g).map_or(&[][..], |list| list) {
-                let n = missing.get_mut(&other).expect("each group should have its needs");
+                let n = missing
+                    .get_mut(&other)
+                    .expect("each group should have its needs");
                 *n -= 1;
                 if *n == 0 {
                     ready.push(Reverse((units[&other].place, other)));
                 }
             }
         }
-        assert_eq!(new.order.len(), units.len(), "groups should not need each other in a circle");
+        assert_eq!(
+            new.order.len(),
+            units.len(),
+            "groups should not need each other in a circle"
+        );
         remove_dead(&mut new);
         new
     }
 
-    /// True if a group is another kernel than its only node's own: of several ops, or with sums over rows, which the op's own
-    /// kernel has no scratch for.
+    /// True if a group is another kernel than its only node's own: of several ops, or with sums
+    /// over rows, which the op's own kernel has no scratch for.
     fn worth_it(&self, members: &[Node]) -> bool {
-        let sums = |&node: &Node| self.is_sum(node) || self.graph.nodes[node].op.name() == "layer_norm_bwd";
-        let alone = |node: &Node| sums(node) && may_join(self.graph, *node) && !self.apart.contains(node);
+        let sums = |&node: &Node| {
+            self.is_sum(node) || self.graph.nodes[node].op.name() == "layer_norm_bwd"
+        };
+        let alone =
+            |node: &Node| sums(node) && may_join(self.graph, *node) && !self.apart.contains(node);
         1 < members.len() || members.iter().any(alone)
     }
 }
@@ -582,7 +821,7 @@ struct Unit {
     place: usize,
 }
 
-// ----------------------------------------------------------------------------------------------------------- kernels
+// --- kernels ---
 
 struct Kernel {
     operands: Vec<Value>,
@@ -590,19 +829,25 @@ struct Kernel {
     results: Vec<Value>,
 }
 
-/// The kernel of these nodes: its operands, its body, the values that leave it. `None` if no kernel computes them.
+/// The kernel of these nodes: its operands, its body, the values that leave it. `None` if no kernel
+/// computes them.
 fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> {
     let inside: BTreeSet<Node> = members.iter().copied().collect();
     let mut operands: Vec<Value> = vec![];
-    // The kernel's number of a value; the value by which a root with rows of some length is known. A vector may be a row here
-    // and a column there, so aliases with other rows are operands of their own.
+    // The kernel's number of a value; the value by which a root with rows of some length is known.
+    // A vector may be a row here and a column there, so aliases with other rows are operands of
+    // their own.
     let mut number: BTreeMap<Value, usize> = BTreeMap::new();
     let row = |value: Value| graph.values[value].ty.shape().last().copied();
     let mut by_root: BTreeMap<(Value, Option<u64>), Value> = BTreeMap::new();
     for &value in members.iter().flat_map(|&node| &graph.nodes[node].inputs) {
         let root = graph.root(value);
         let key = (root, row(value));
-        if graph.def_node(root).is_none_or(|node| !inside.contains(&node)) && !by_root.contains_key(&key) {
+        if graph
+            .def_node(root)
+            .is_none_or(|node| !inside.contains(&node))
+            && !by_root.contains_key(&key)
+        {
             number.insert(value, operands.len());
             by_root.insert(key, value);
             operands.push(value);
@@ -613,10 +858,17 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
     let mut next = operands.len();
     let mut push = |op: Op, inputs: Vec<usize>, outputs: usize| {
         // Copies may compute the same as another step.
-        if let Some(i) = steps.iter().position(|step| step.op == op && step.inputs == inputs) {
+        if let Some(i) = steps
+            .iter()
+            .position(|step| step.op == op && step.inputs == inputs)
+        {
             return first[i];
         }
-        steps.push(Step { op, inputs, outputs });
+        steps.push(Step {
+            op,
+            inputs,
+            outputs,
+        });
         first.push(next);
         next += outputs;
         next - outputs
@@ -628,7 +880,12 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
         for &value in &data.inputs {
             if !number.contains_key(&value) {
                 // An alias of what the kernel has in another shape.
-                let shape = graph.values[value].ty.shape().iter().map(|&size| size as i64).collect();
+                let shape = graph.values[value]
+                    .ty
+                    .shape()
+                    .iter()
+                    .map(|&size| size as i64)
+                    .collect();
                 let op = Op::new("reshape", [("shape", Attr::Ints(shape))]).ok()?;
                 let root = graph.root(value);
                 let from = number[by_root.get(&(root, row(value))).unwrap_or(&root)];
@@ -639,7 +896,9 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
         let start = push(data.op.clone(), inputs, data.outputs.len());
         for (&value, at) in data.outputs.iter().zip(start..) {
             number.insert(value, at);
-            let leaves = readers[value].iter().any(|reader| reader.is_none_or(|reader| !inside.contains(&reader)));
+            let leaves = readers[value]
+                .iter()
+                .any(|reader| reader.is_none_or(|reader| !inside.contains(&reader)));
             if leaves && results.iter().any(|&(_, other)| other == at) {
                 return None;
             }
@@ -653,9 +912,16 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
     }
     let (results, numbers) = results.into_iter().unzip();
     let body = Body::new(operands.len(), steps, numbers).ok()?;
-    let types: Vec<&TensorType> = operands.iter().map(|&value| &graph.values[value].ty).collect();
+    let types: Vec<&TensorType> = operands
+        .iter()
+        .map(|&value| &graph.values[value].ty)
+        .collect();
     body.infer(&types).ok()?;
-    Some(Kernel { operands, body, results })
+    Some(Kernel {
+        operands,
+        body,
+        results,
+    })
 }
 
 impl Kernel {
@@ -669,7 +935,13 @@ impl Kernel {
         let op = op.expect("a kernel should have a fused op's attributes");
         let (phase, module) = (graph.nodes[like].phase, graph.nodes[like].module.clone());
         let (inputs, outputs) = (self.operands.clone(), self.results.clone());
-        let node = graph.nodes.push(NodeData { op, inputs, outputs, phase, module });
+        let node = graph.nodes.push(NodeData {
+            op,
+            inputs,
+            outputs,
+            phase,
+            module,
+        });
         for (j, &value) in self.results.iter().enumerate() {
             graph.values[value].def = Def::Node(node, j);
         }

@@ -1,19 +1,23 @@
-//! Computes the loss over a large vocabulary some rows at a time, so that neither the logits nor their gradient ever exist whole.
+//! Computes the loss over a large vocabulary some rows at a time, so that neither the logits nor
+//! their gradient ever exist whole.
 //!
-//! Before: the rows of logits are a product of the hidden rows and the head's weight; their negative log likelihood is summed or
-//! averaged; and what the backward makes of their gradient is rows again, the gradient of the hidden ones, or a sum over rows,
-//! that of the weight. The factor of the loss's gradient does not depend on the loss, so the backward of some rows can follow
-//! their forward at once. After: the same values, with the region between once for each chunk of rows. A chunk's rows of the
-//! hidden gradient are put together by `cat`, its part of the weight's gradient is added to those before it by `addmm`, in
-//! place, and its losses by `nll_sum`. How many targets count, which the mean's gradient wants first, is counted from the
-//! targets.
+//! Before: the rows of logits are a product of the hidden rows and the head's weight; their
+//! negative log likelihood is summed or averaged; and what the backward makes of their gradient is
+//! rows again, the gradient of the hidden ones, or a sum over rows, that of the weight. The factor
+//! of the loss's gradient does not depend on the loss, so the backward of some rows can follow
+//! their forward at once. After: the same values, with the region between once for each chunk of
+//! rows. A chunk's rows of the hidden gradient are put together by `cat`, its part of the weight's
+//! gradient is added to those before it by `addmm`, in place, and its losses by `nll_sum`. How many
+//! targets count, which the mean's gradient wants first, is counted from the targets.
 //!
-//! **Invariant:** no bit depends on the number of chunks. Rows know nothing of each other. Chunks begin at multiples of
-//! [`PRODUCT_DEPTH`], where products over rows are cut anyway; `nll_sum` goes on as `nll_loss` does; the mean is divided last.
-//! What would not come out the same, a bias's gradient or a product in half precision, whose sum would be rounded after each
-//! chunk, keeps the loss whole.
+//! **Invariant:** no bit depends on the number of chunks. Rows know nothing of each other. Chunks
+//! begin at multiples of [`PRODUCT_DEPTH`], where products over rows are cut anyway; `nll_sum` goes
+//! on as `nll_loss` does; the mean is divided last. What would not come out the same, a bias's
+//! gradient or a product in half precision, whose sum would be rounded after each chunk, keeps the
+//! loss whole.
 //!
-//! The idea is that of Liger Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv 2410.10989).
+//! The idea is that of Liger Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv
+//! 2410.10989).
 
 use artifact::PRODUCT_DEPTH;
 use ir::graph::{Def, NodeData};
@@ -31,19 +35,32 @@ pub enum Chunks {
     Of(u64),
 }
 
-/// How many chunks the loss comes to where `n` are the most; 1 if it cannot be cut. Of several losses, the one of the most.
+/// How many chunks the loss comes to where `n` are the most; 1 if it cannot be cut. Of several
+/// losses, the one of the most.
 pub fn chunks(graph: &Graph, n: u64) -> u64 {
     let region = |&node: &Node| Region::around(graph, node).ok();
     let chunks = |region: Region| region.rows.div_ceil(region.chunk(n.max(1)));
-    graph.order.iter().filter_map(region).map(chunks).max().unwrap_or(1)
+    graph
+        .order
+        .iter()
+        .filter_map(region)
+        .map(chunks)
+        .max()
+        .unwrap_or(1)
 }
 
-/// Computes every loss that can be cut in `n` chunks of rows at most. An error if there is no such loss, and says why.
+/// Computes every loss that can be cut in `n` chunks of rows at most. An error if there is no such
+/// loss, and says why.
 pub fn run(graph: &mut Graph, n: u64) -> Result<(), String> {
     if n <= 1 {
         return Ok(());
     }
-    let losses: Vec<Node> = graph.order.iter().copied().filter(|&node| is_loss(graph, node)).collect();
+    let losses: Vec<Node> = graph
+        .order
+        .iter()
+        .copied()
+        .filter(|&node| is_loss(graph, node))
+        .collect();
     let mut why = "the graph has no mean or sum of negative log likelihoods".to_string();
     let mut cut = false;
     for node in losses {
@@ -56,7 +73,13 @@ pub fn run(graph: &mut Graph, n: u64) -> Result<(), String> {
         }
     }
     *graph = graph.compact();
-    if cut { Ok(()) } else { Err(format!("the loss cannot be computed in {n} chunks of rows: {why}")) }
+    if cut {
+        Ok(())
+    } else {
+        Err(format!(
+            "the loss cannot be computed in {n} chunks of rows: {why}"
+        ))
+    }
 }
 
 const DEPTH: u64 = PRODUCT_DEPTH as u64;
@@ -81,7 +104,8 @@ enum Part {
     Loss,
 }
 
-/// What lies between the hidden rows and the gradients that others read: it is computed once for each chunk.
+/// What lies between the hidden rows and the gradients that others read: it is computed once for
+/// each chunk.
 struct Region {
     rows: u64,
     /// In the graph's order.
@@ -98,9 +122,15 @@ impl Region {
         let logp = graph.nodes[loss].inputs[0];
         let rows = graph.values[logp].ty.shape()[0];
         if rows <= DEPTH {
-            return Err(format!("it has {rows} rows, and chunks are multiples of {DEPTH}"));
+            return Err(format!(
+                "it has {rows} rows, and chunks are multiples of {DEPTH}"
+            ));
         }
-        let mut region = Region { rows, nodes: BTreeMap::from([(loss, Part::Loss)]), loss };
+        let mut region = Region {
+            rows,
+            nodes: BTreeMap::from([(loss, Part::Loss)]),
+            loss,
+        };
         region.forward(graph, logp)?;
         region.readers(graph)?;
         region.is_alone(graph)?;
@@ -116,14 +146,21 @@ impl Region {
     fn forward(&mut self, graph: &Graph, logp: Value) -> Result<(), String> {
         let mut value = logp;
         loop {
-            let Some(node) = graph.def_node(value) else { return Err("its logits are no product".into()) };
+            let Some(node) = graph.def_node(value) else {
+                return Err("its logits are no product".into());
+            };
             let data = &graph.nodes[node];
             let alike = data.inputs.len() == 1
                 && graph.values[data.inputs[0]].ty.shape() == graph.values[value].ty.shape()
                 && self.is_rowwise(graph, node, &BTreeSet::from([data.inputs[0]]));
-            let is_product = is_product(&data.op) && self.is_product_of_rows(graph, node, &BTreeSet::new());
+            let is_product =
+                is_product(&data.op) && self.is_product_of_rows(graph, node, &BTreeSet::new());
             if !alike && !is_product {
-                return Err(format!("its logits come from %{}, {}", graph.node_name(node), data.op.name()));
+                return Err(format!(
+                    "its logits come from %{}, {}",
+                    graph.node_name(node),
+                    data.op.name()
+                ));
             }
             self.nodes.insert(node, Part::Inner);
             if is_product {
@@ -136,15 +173,24 @@ impl Region {
     /// From the region's rows on to all that reads them.
     fn readers(&mut self, graph: &Graph) -> Result<(), String> {
         let mut wide: BTreeSet<Value> = BTreeSet::new();
-        let (targets, weight) = (graph.nodes[self.loss].inputs[1], graph.nodes[self.loss].outputs[1]);
+        let (targets, weight) = (
+            graph.nodes[self.loss].inputs[1],
+            graph.nodes[self.loss].outputs[1],
+        );
         for &node in &graph.order {
             let data = &graph.nodes[node];
             let part = match self.nodes.get(&node) {
                 Some(&part) => part,
-                None if data.op.name() == "nll_loss_bwd" && data.inputs[1..] == [targets, weight] => Part::Inner,
+                None if data.op.name() == "nll_loss_bwd"
+                    && data.inputs[1..] == [targets, weight] =>
+                {
+                    Part::Inner
+                }
                 None if !data.inputs.iter().any(|v| wide.contains(v)) => continue,
                 None if self.is_rowwise(graph, node, &wide) => Part::Inner,
-                None if is_product(&data.op) && self.is_product_of_rows(graph, node, &wide) => Part::Rows,
+                None if is_product(&data.op) && self.is_product_of_rows(graph, node, &wide) => {
+                    Part::Rows
+                }
                 None if self.is_product_over_rows(graph, node) => Part::Sum,
                 None => {
                     let (name, op) = (graph.node_name(node), data.op.name());
@@ -157,12 +203,16 @@ impl Region {
             }
         }
         match graph.wanted().find(|value| wide.contains(value)) {
-            Some(value) => Err(format!("%{} is to leave the step whole", graph.values[value].name)),
+            Some(value) => Err(format!(
+                "%{} is to leave the step whole",
+                graph.values[value].name
+            )),
             None => Ok(()),
         }
     }
 
-    /// Nothing in the region may need what the region gives, but for the number of targets that count.
+    /// Nothing in the region may need what the region gives, but for the number of targets that
+    /// count.
     fn is_alone(&self, graph: &Graph) -> Result<(), String> {
         let weight = graph.nodes[self.loss].outputs[1];
         let mut after: BTreeSet<Value> = BTreeSet::new();
@@ -171,9 +221,15 @@ impl Region {
             let is_after = data.inputs.iter().any(|v| after.contains(v));
             if self.nodes.contains_key(&node) {
                 if is_after {
-                    return Err(format!("%{} waits for the whole of it", graph.node_name(node)));
+                    return Err(format!(
+                        "%{} waits for the whole of it",
+                        graph.node_name(node)
+                    ));
                 }
-                let gives = data.outputs.iter().filter(|&&v| v != weight && self.nodes[&node] != Part::Inner);
+                let gives = data
+                    .outputs
+                    .iter()
+                    .filter(|&&v| v != weight && self.nodes[&node] != Part::Inner);
                 after.extend(gives);
             } else if is_after {
                 after.extend(&data.outputs);
@@ -182,7 +238,8 @@ impl Region {
         Ok(())
     }
 
-    /// An op whose rows are made of the same rows of its operands, where all operands with rows are `wide`.
+    /// An op whose rows are made of the same rows of its operands, where all operands with rows are
+    /// `wide`.
     fn is_rowwise(&self, graph: &Graph, node: Node, wide: &BTreeSet<Value>) -> bool {
         let data = &graph.nodes[node];
         let shape = |v: Value| graph.values[v].ty.shape();
@@ -198,7 +255,8 @@ impl Region {
                 !sized && data.inputs.iter().all(|v| whole(v) || no_rows(shape(*v)))
             }
             Access::Row => {
-                let along = data.op.attrs().len() == 1 && data.op.attrs().get("dim") == Some(&Attr::Int(1));
+                let along =
+                    data.op.attrs().len() == 1 && data.op.attrs().get("dim") == Some(&Attr::Int(1));
                 along && data.inputs.iter().all(whole)
             }
             Access::Whole => false,
@@ -209,12 +267,15 @@ impl Region {
     fn is_product_of_rows(&self, graph: &Graph, node: Node, wide: &BTreeSet<Value>) -> bool {
         let data = &graph.nodes[node];
         let shape = |v: &Value| graph.values[*v].ty.shape();
-        let [before @ .., left, right] = &data.inputs[..] else { return false };
+        let [before @ .., left, right] = &data.inputs[..] else {
+            return false;
+        };
         let fits = shape(left).len() == 2 && shape(left)[0] == self.rows && !data.op.bool("ta");
         fits && before.iter().all(|v| no_rows(shape(v))) && left != right && !wide.contains(right)
     }
 
-    /// A product that sums over rows of two values, in a type whose sums are not rounded after each chunk.
+    /// A product that sums over rows of two values, in a type whose sums are not rounded after each
+    /// chunk.
     fn is_product_over_rows(&self, graph: &Graph, node: Node) -> bool {
         let data = &graph.nodes[node];
         let ty = |v: &Value| &graph.values[*v].ty;
@@ -235,14 +296,23 @@ fn no_rows(shape: &[u64]) -> bool {
     shape.len() < 2 || (shape.len() == 2 && shape[0] == 1)
 }
 
-// ----------------------------------------------------------------------------------------------------------- rewriting
+// --- rewriting ---
 
 /// Puts the region's chunks in its place.
 fn rewrite(graph: &mut Graph, region: &Region, chunk: u64) -> Result<(), String> {
     let order = std::mem::take(&mut graph.order);
     let needed = needed(graph, region, &order);
-    let names = graph.values.values().map(|data| data.name.clone()).collect();
-    let mut chunks = Chunked { graph, region, names, counted: None };
+    let names = graph
+        .values
+        .values()
+        .map(|data| data.name.clone())
+        .collect();
+    let mut chunks = Chunked {
+        graph,
+        region,
+        names,
+        counted: None,
+    };
     let mut done: BTreeSet<Node> = region.nodes.keys().copied().collect();
     let mut begun = false;
     for &node in &order {
@@ -315,7 +385,13 @@ impl Chunked<'_> {
     fn define(&mut self, value: Value, op: Op, inputs: &[Value], like: Node) {
         let NodeData { phase, module, .. } = &self.graph.nodes[like];
         let (phase, module) = (*phase, module.clone());
-        let node = self.graph.nodes.push(NodeData { op, inputs: inputs.to_vec(), outputs: vec![value], phase, module });
+        let node = self.graph.nodes.push(NodeData {
+            op,
+            inputs: inputs.to_vec(),
+            outputs: vec![value],
+            phase,
+            module,
+        });
         self.graph.values[value].def = Def::Node(node, 0);
         self.graph.order.push(node);
     }
@@ -326,15 +402,33 @@ impl Chunked<'_> {
             return Ok(counted);
         }
         let loss = self.region.loss;
-        let (targets, weight) = (self.graph.nodes[loss].inputs[1], self.graph.nodes[loss].outputs[1]);
+        let (targets, weight) = (
+            self.graph.nodes[loss].inputs[1],
+            self.graph.nodes[loss].outputs[1],
+        );
         let name = self.graph.values[weight].name.clone();
         let ignore = Attr::Int(self.graph.nodes[loss].op.int("ignore"));
-        let counts =
-            self.add(Op::new("ne_scalar", [("value", ignore)])?, &[targets], format!("{name}.counts"), loss)?;
+        let counts = self.add(
+            Op::new("ne_scalar", [("value", ignore)])?,
+            &[targets],
+            format!("{name}.counts"),
+            loss,
+        )?;
         let ones = self.add(cast(DType::F64)?, &[counts], format!("{name}.ones"), loss)?;
-        let sum = Op::new("sum", [("dims", Attr::Ints(vec![0])), ("keepdim", Attr::Bool(false))])?;
+        let sum = Op::new(
+            "sum",
+            [
+                ("dims", Attr::Ints(vec![0])),
+                ("keepdim", Attr::Bool(false)),
+            ],
+        )?;
         let counted = self.add(sum, &[ones], format!("{name}.sum"), loss)?;
-        self.define(weight, cast(self.graph.values[weight].ty.dtype())?, &[counted], loss);
+        self.define(
+            weight,
+            cast(self.graph.values[weight].ty.dtype())?,
+            &[counted],
+            loss,
+        );
         self.counted = Some(counted);
         Ok(counted)
     }
@@ -343,8 +437,10 @@ impl Chunked<'_> {
     fn all(&mut self, order: &[Node], chunk: u64) -> Result<(), String> {
         let counted = self.count()?;
         let (region, rows) = (self.region, self.region.rows);
-        let nodes: Vec<(Node, Part)> =
-            order.iter().filter_map(|&node| Some((node, *region.nodes.get(&node)?))).collect();
+        let nodes: Vec<(Node, Part)> = order
+            .iter()
+            .filter_map(|&node| Some((node, *region.nodes.get(&node)?)))
+            .collect();
         // The parts so far of what leaves the region: rows to be put together, or one sum.
         let mut parts: BTreeMap<Node, Vec<Value>> = BTreeMap::new();
         let n = rows.div_ceil(chunk);
@@ -354,15 +450,24 @@ impl Chunked<'_> {
             // The chunk's rows of each value.
             let mut here: BTreeMap<Value, Value> = BTreeMap::new();
             for &(node, part) in &nodes {
-                let NodeData { op, inputs, outputs, .. } = self.graph.nodes[node].clone();
+                let NodeData {
+                    op,
+                    inputs,
+                    outputs,
+                    ..
+                } = self.graph.nodes[node].clone();
                 let sliced = self.operands_with_rows(&op, inputs.len(), part);
                 let mut operands = vec![];
                 for (i, &value) in inputs.iter().enumerate() {
                     operands.push(match here.get(&value) {
                         Some(&own) => own,
                         None if sliced.contains(&i) => {
-                            let ends = [("end", range.end), ("start", range.start)].map(|(key, at)| (key, int(at)));
-                            let op = Op::new("slice", [("dim", int(0)), ("step", int(1))].into_iter().chain(ends))?;
+                            let ends = [("end", range.end), ("start", range.start)]
+                                .map(|(key, at)| (key, int(at)));
+                            let op = Op::new(
+                                "slice",
+                                [("dim", int(0)), ("step", int(1))].into_iter().chain(ends),
+                            )?;
                             let name = format!("{}.rows.{k}", self.graph.values[value].name);
                             let own = self.add(op, &[value], name, node)?;
                             here.insert(value, own);
@@ -420,7 +525,12 @@ impl Chunked<'_> {
                         MEAN => self.add(Op::new("div", [])?, &[parts[0], counted], name, node)?,
                         _ => parts[0],
                     };
-                    self.define(value, cast(self.graph.values[value].ty.dtype())?, &[loss], node);
+                    self.define(
+                        value,
+                        cast(self.graph.values[value].ty.dtype())?,
+                        &[loss],
+                        node,
+                    );
                 }
             }
         }
@@ -452,7 +562,9 @@ fn cast(dtype: DType) -> Result<Op, String> {
 fn with_rows(op: &Op, rows: u64) -> Result<Op, String> {
     let attrs = op.attrs().iter().map(|(&key, attr)| match (key, attr) {
         ("shape", Attr::Ints(shape)) => {
-            let sizes = [rows as i64].into_iter().chain(shape.iter().copied().skip(1));
+            let sizes = [rows as i64]
+                .into_iter()
+                .chain(shape.iter().copied().skip(1));
             (key, Attr::Ints(sizes.collect()))
         }
         _ => (key, attr.clone()),

@@ -1,20 +1,24 @@
-//! Makes one step of several batches: gradients are accumulated over micro-batches, and what needs memory with the batch's
-//! size needs it for one at a time.
+//! Makes one step of several batches: gradients are accumulated over micro-batches, and what needs
+//! memory with the batch's size needs it for one at a time.
 //!
-//! Before: forward and backward of one batch, and the gradients. After: the same nodes once for each of `n` micro-batches,
-//! one after the other, on inputs `NAME.0` to `NAME.n-1` of the same types. All read the same parameters; what a batch leaves
-//! of another state (the random generator's, running statistics) the next one finds. A gradient is the mean over the
-//! micro-batches', added up in their order in the gradient's own type: so, for losses that are means over equally many
-//! samples, it is that of the whole batch. The output `loss` is the mean of the losses; others become `NAME.0`, ….
+//! Before: forward and backward of one batch, and the gradients. After: the same nodes once for
+//! each of `n` micro-batches, one after the other, on inputs `NAME.0` to `NAME.n-1` of the same
+//! types. All read the same parameters; what a batch leaves of another state (the random
+//! generator's, running statistics) the next one finds. A gradient is the mean over the
+//! micro-batches', added up in their order in the gradient's own type: so, for losses that are
+//! means over equally many samples, it is that of the whole batch. The output `loss` is the mean of
+//! the losses; others become `NAME.0`, ….
 //!
-//! The optimizer comes after this pass: the last micro-batch's backward is the one in which gradients are complete.
+//! The optimizer comes after this pass: the last micro-batch's backward is the one in which
+//! gradients are complete.
 
 use ir::graph::Output;
 use ir::op::{Attr, Op};
 use ir::{Graph, Node, Phase, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Makes a step of `n` micro-batches. An error if there is nothing to accumulate, or if an input would have a taken name.
+/// Makes a step of `n` micro-batches. An error if there is nothing to accumulate, or if an input
+/// would have a taken name.
 pub fn run(graph: &mut Graph, n: usize) -> Result<(), String> {
     if n <= 1 {
         return Ok(());
@@ -53,7 +57,12 @@ impl<'a> Many<'a> {
         for state in &one.states {
             let data = &one.values[state.before];
             names.insert(data.name.clone());
-            found.push(graph.add_state(data.name.clone(), state.path.clone(), state.kind, data.ty.clone()));
+            found.push(graph.add_state(
+                data.name.clone(),
+                state.path.clone(),
+                state.kind,
+                data.ty.clone(),
+            ));
         }
         let mut computed: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
         for (i, &(_, gradient)) in one.gradients.iter().enumerate() {
@@ -61,8 +70,19 @@ impl<'a> Many<'a> {
                 computed.entry(node).or_default().push(i);
             }
         }
-        let (sums, losses) = (vec![None; one.gradients.len()], vec![None; one.outputs.len()]);
-        Many { one, graph, names, found, computed, sums, losses }
+        let (sums, losses) = (
+            vec![None; one.gradients.len()],
+            vec![None; one.outputs.len()],
+        );
+        Many {
+            one,
+            graph,
+            names,
+            found,
+            computed,
+            sums,
+            losses,
+        }
     }
 
     /// A name that is not taken.
@@ -73,7 +93,14 @@ impl<'a> Many<'a> {
         name
     }
 
-    fn node(&mut self, op: Op, inputs: &[Value], name: String, phase: Phase, module: &str) -> Result<Value, String> {
+    fn node(
+        &mut self,
+        op: Op,
+        inputs: &[Value],
+        name: String,
+        phase: Phase,
+        module: &str,
+    ) -> Result<Value, String> {
         let name = self.name(name);
         Ok(self.graph.add_node(op, inputs, &[name], phase, module)?[0])
     }
@@ -89,7 +116,9 @@ impl<'a> Many<'a> {
         for &input in &one.inputs {
             let name = format!("{}.{k}", one.values[input].name);
             if !self.names.insert(name.clone()) {
-                return Err(format!("micro-batch {k} needs an input {name}, and the graph has a value of that name"));
+                return Err(format!(
+                    "micro-batch {k} needs an input {name}, and the graph has a value of that name"
+                ));
             }
             here[input] = Some(self.graph.add_input(name, one.values[input].ty.clone()));
         }
@@ -101,9 +130,18 @@ impl<'a> Many<'a> {
         for &node in &one.order {
             let data = &one.nodes[node];
             let inputs: Vec<Value> = data.inputs.iter().map(|&v| now(&here, v)).collect();
-            let names: Vec<String> =
-                data.outputs.iter().map(|&v| self.name(format!("{}.{k}", one.values[v].name))).collect();
-            let outputs = self.graph.add_node(data.op.clone(), &inputs, &names, data.phase, data.module.clone())?;
+            let names: Vec<String> = data
+                .outputs
+                .iter()
+                .map(|&v| self.name(format!("{}.{k}", one.values[v].name)))
+                .collect();
+            let outputs = self.graph.add_node(
+                data.op.clone(),
+                &inputs,
+                &names,
+                data.phase,
+                data.module.clone(),
+            )?;
             for (&output, value) in data.outputs.iter().zip(outputs) {
                 here[output] = Some(value);
             }
@@ -111,24 +149,39 @@ impl<'a> Many<'a> {
                 self.accumulate(i, now(&here, one.gradients[i].1), k, is_last)?;
             }
         }
-        self.found = one.states.iter().map(|state| now(&here, state.after)).collect();
+        self.found = one
+            .states
+            .iter()
+            .map(|state| now(&here, state.after))
+            .collect();
         for (i, output) in one.outputs.iter().enumerate() {
             let value = now(&here, output.value);
             if is_loss(one, output) {
                 let name = format!("{}.sum.{k}", one.values[output.value].name);
                 self.losses[i] = Some(match self.losses[i] {
-                    Some(sum) => self.node(Op::new("add", [])?, &[sum, value], name, Phase::Forward, "")?,
+                    Some(sum) => {
+                        self.node(Op::new("add", [])?, &[sum, value], name, Phase::Forward, "")?
+                    }
                     None => value,
                 });
             } else {
-                self.graph.outputs.push(Output { name: format!("{}.{k}", output.name), value });
+                self.graph.outputs.push(Output {
+                    name: format!("{}.{k}", output.name),
+                    value,
+                });
             }
         }
         Ok(())
     }
 
     /// Adds gradient number `i` of micro-batch `k` to its sum, which the last one divides.
-    fn accumulate(&mut self, i: usize, gradient: Value, k: usize, is_last: bool) -> Result<(), String> {
+    fn accumulate(
+        &mut self,
+        i: usize,
+        gradient: Value,
+        k: usize,
+        is_last: bool,
+    ) -> Result<(), String> {
         let one = self.one;
         let state = &one.states[one.gradients[i].0];
         let name = &one.values[state.before].name;
@@ -136,7 +189,13 @@ impl<'a> Many<'a> {
         let mut sum = match self.sums[i] {
             Some(sum) => {
                 let name = format!("grad.{name}.sum.{k}");
-                self.node(Op::new("add", [])?, &[sum, gradient], name, Phase::Backward, module)?
+                self.node(
+                    Op::new("add", [])?,
+                    &[sum, gradient],
+                    name,
+                    Phase::Backward,
+                    module,
+                )?
             }
             None => gradient,
         };
@@ -154,14 +213,18 @@ impl<'a> Many<'a> {
             if let Some(sum) = self.losses[i] {
                 let name = format!("{}.mean", one.values[output.value].name);
                 let value = self.node(divided_by(n)?, &[sum], name, Phase::Forward, "")?;
-                self.graph.outputs.push(Output { name: output.name.clone(), value });
+                self.graph.outputs.push(Output {
+                    name: output.name.clone(),
+                    value,
+                });
             }
         }
         for (state, &found) in self.graph.states.iter_mut().zip(&self.found) {
             state.after = found;
         }
         for (i, &(state, _)) in one.gradients.iter().enumerate() {
-            let mean = self.sums[i].expect("every gradient should be computed in every micro-batch");
+            let mean =
+                self.sums[i].expect("every gradient should be computed in every micro-batch");
             self.graph.gradients.push((state, mean));
         }
         Ok(self.graph)

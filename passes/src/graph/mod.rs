@@ -12,7 +12,8 @@ use ir::graph::{Def, NodeData, ValueData};
 use ir::{Attr, Graph, Node, Op, Table, TensorType, Value};
 use std::collections::BTreeSet;
 
-/// Who reads each value or an alias of it, aliases left out; by root. `None` stands for the step's end.
+/// Who reads each value or an alias of it, aliases left out; by root. `None` stands for the step's
+/// end.
 type Readers = Table<Value, Vec<Option<Node>>>;
 
 fn readers(graph: &Graph) -> Readers {
@@ -21,7 +22,9 @@ fn readers(graph: &Graph) -> Readers {
         let data = &graph.nodes[node];
         if !data.op.is_alias() {
             let roots: BTreeSet<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
-            roots.into_iter().for_each(|root: Value| readers[root].push(Some(node)));
+            roots
+                .into_iter()
+                .for_each(|root: Value| readers[root].push(Some(node)));
         }
     }
     for value in graph.wanted() {
@@ -39,9 +42,22 @@ fn add_beside(
     ty: TensorType,
     name: String,
 ) -> (Node, Value) {
-    let (phase, module) = (graph.nodes[beside].phase, graph.nodes[beside].module.clone());
-    let node = graph.nodes.push(NodeData { op, inputs, outputs: vec![], phase, module });
-    let value = graph.values.push(ValueData { name, ty, def: Def::Node(node, 0) });
+    let (phase, module) = (
+        graph.nodes[beside].phase,
+        graph.nodes[beside].module.clone(),
+    );
+    let node = graph.nodes.push(NodeData {
+        op,
+        inputs,
+        outputs: vec![],
+        phase,
+        module,
+    });
+    let value = graph.values.push(ValueData {
+        name,
+        ty,
+        def: Def::Node(node, 0),
+    });
     graph.nodes[node].outputs.push(value);
     (node, value)
 }

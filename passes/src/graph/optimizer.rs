@@ -1,15 +1,18 @@
 //! Attaches an optimizer to a graph that computes gradients.
 //!
-//! Before: `graph.gradients` names the gradient of each trained parameter. After: each parameter's new value is computed
-//! from its gradient; moments and the step count are states; the options (learning rate, …) are one small input, so that
-//! they may change from step to step. Without an optimizer the gradients become outputs `grad.PATH`.
+//! Before: `graph.gradients` names the gradient of each trained parameter. After: each parameter's
+//! new value is computed from its gradient; moments and the step count are states; the options
+//! (learning rate, …) are one small input, so that they may change from step to step. Without an
+//! optimizer the gradients become outputs `grad.PATH`.
 //!
-//! With a bound on the norm over all gradients, as `torch.nn.utils.clip_grad_norm_` has it, each gradient's squares are
-//! summed as soon as it is there, and every update takes the factor that follows from the sums. So updates stand after all
-//! gradients; a gradient may leave memory in between, or be computed again, as any value may.
+//! With a bound on the norm over all gradients, as `torch.nn.utils.clip_grad_norm_` has it, each
+//! gradient's squares are summed as soon as it is there, and every update takes the factor that
+//! follows from the sums. So updates stand after all gradients; a gradient may leave memory in
+//! between, or be computed again, as any value may.
 //!
-//! Bytes of a parameter with its states, gradient not counted, under AdamW: 12 in f32; 6 in bf16, whose moments are bf16
-//! then; 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that make it an f32 master, and two moments in f32.
+//! Bytes of a parameter with its states, gradient not counted, under AdamW: 12 in f32; 6 in bf16,
+//! whose moments are bf16 then; 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that make
+//! it an f32 master, and two moments in f32.
 
 use ir::graph::{Output, State};
 use ir::op::{Attr, Op};
@@ -31,7 +34,12 @@ pub enum Optimizer {
 
 impl Optimizer {
     /// Every optimizer.
-    pub const ALL: [Optimizer; 4] = [Optimizer::None, Optimizer::Sgd, Optimizer::SgdMomentum, Optimizer::AdamW];
+    pub const ALL: [Optimizer; 4] = [
+        Optimizer::None,
+        Optimizer::Sgd,
+        Optimizer::SgdMomentum,
+        Optimizer::AdamW,
+    ];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
@@ -42,15 +50,20 @@ impl Optimizer {
             Optimizer::AdamW => "adamw",
         }
     }
-    /// The options in the order in which the `optimizer.hyper` input holds them, with their defaults.
+    /// The options in the order in which the `optimizer.hyper` input holds them, with their
+    /// defaults.
     pub fn options(self) -> &'static [(&'static str, f64)] {
         match self {
             Optimizer::None => &[],
             Optimizer::Sgd => &[("lr", 1e-3), ("momentum", 0.0), ("weight_decay", 0.0)],
             Optimizer::SgdMomentum => &[("lr", 1e-3), ("momentum", 0.9), ("weight_decay", 0.0)],
-            Optimizer::AdamW => {
-                &[("lr", 1e-3), ("beta1", 0.9), ("beta2", 0.999), ("eps", 1e-8), ("weight_decay", 1e-2)]
-            }
+            Optimizer::AdamW => &[
+                ("lr", 1e-3),
+                ("beta1", 0.9),
+                ("beta2", 0.999),
+                ("eps", 1e-8),
+                ("weight_decay", 1e-2),
+            ],
         }
     }
 }
@@ -61,8 +74,9 @@ pub enum Master {
     /// Of nothing: it is updated as it is, in its own type.
     #[default]
     None,
-    /// Of an f32 that is updated: a bf16 parameter is its upper half, and a state `low.PATH` its lower 16 bits. Nothing of
-    /// the f32 is lost, and nothing is stored twice. See the op `adamw_split`.
+    /// Of an f32 that is updated: a bf16 parameter is its upper half, and a state `low.PATH` its
+    /// lower 16 bits. Nothing of the f32 is lost, and nothing is stored twice. See the op
+    /// `adamw_split`.
     Split,
 }
 
@@ -91,7 +105,10 @@ pub struct Attach {
 
 impl From<Optimizer> for Attach {
     fn from(optimizer: Optimizer) -> Attach {
-        Attach { optimizer, ..Attach::default() }
+        Attach {
+            optimizer,
+            ..Attach::default()
+        }
     }
 }
 
@@ -100,32 +117,51 @@ pub const HYPER: &str = "optimizer.hyper";
 
 /// Attaches an optimizer. An error says what it does not go with.
 pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
-    let Attach { optimizer, master, clip_norm } = attach.into();
+    let Attach {
+        optimizer,
+        master,
+        clip_norm,
+    } = attach.into();
     if let Some(norm) = clip_norm.filter(|norm| !(norm.is_finite() && 0.0 < *norm)) {
-        return Err(format!("gradients cannot be clipped to a norm of {norm}; it should be a positive number"));
+        return Err(format!(
+            "gradients cannot be clipped to a norm of {norm}; it should be a positive number"
+        ));
     }
     if clip_norm.is_some() && optimizer == Optimizer::None {
         return Err("gradients are clipped for an optimizer's updates, and there is none".into());
     }
     if master == Master::Split && optimizer != Optimizer::AdamW {
-        return Err(format!("masters are kept by adamw alone, not by {}", optimizer.name()));
+        return Err(format!(
+            "masters are kept by adamw alone, not by {}",
+            optimizer.name()
+        ));
     }
     let gradients = std::mem::take(&mut graph.gradients);
     if optimizer == Optimizer::None {
         for (state, gradient) in gradients {
             let name = format!("grad.{}", graph.states[state].path);
-            graph.outputs.push(Output { name, value: gradient });
+            graph.outputs.push(Output {
+                name,
+                value: gradient,
+            });
         }
         return Ok(());
     }
     if gradients.is_empty() {
-        return Err(format!("{} cannot be attached: the graph computes no gradient", optimizer.name()));
+        return Err(format!(
+            "{} cannot be attached: the graph computes no gradient",
+            optimizer.name()
+        ));
     }
     if let Some((_, v)) = graph.values.iter().find(|(_, v)| v.name == HYPER) {
-        return Err(format!("%{} is there already: the graph has an optimizer", v.name));
+        return Err(format!(
+            "%{} is there already: the graph has an optimizer",
+            v.name
+        ));
     }
     let is_split = |graph: &Graph, state: usize| {
-        master == Master::Split && graph.values[graph.states[state].before].ty.dtype() == DType::BF16
+        master == Master::Split
+            && graph.values[graph.states[state].before].ty.dtype() == DType::BF16
     };
     if master == Master::Split && !gradients.iter().any(|&(state, _)| is_split(graph, state)) {
         return Err("masters are kept for bf16 parameters, and the model has none".into());
@@ -136,7 +172,9 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
         Optimizer::AdamW => Some(step_count(graph)?),
         _ => None,
     };
-    let scale = clip_norm.map(|norm| clip_scale(graph, &gradients, norm)).transpose()?;
+    let scale = clip_norm
+        .map(|norm| clip_scale(graph, &gradients, norm))
+        .transpose()?;
     for (state, gradient) in gradients {
         let path = graph.states[state].path.clone();
         let parameter = graph.states[state].before;
@@ -149,21 +187,33 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
         let (op, moments): (&str, &[(&str, DType)]) = match optimizer {
             Optimizer::None | Optimizer::Sgd => ("sgd", &[]),
             Optimizer::SgdMomentum => ("sgd_momentum", &[("momentum_buffer", own)]),
-            Optimizer::AdamW if is_split(graph, state) => {
-                ("adamw_split", &[("low", DType::I16), ("exp_avg", DType::F32), ("exp_avg_sq", DType::F32)])
-            }
+            Optimizer::AdamW if is_split(graph, state) => (
+                "adamw_split",
+                &[
+                    ("low", DType::I16),
+                    ("exp_avg", DType::F32),
+                    ("exp_avg_sq", DType::F32),
+                ],
+            ),
             Optimizer::AdamW => ("adamw", &[("exp_avg", own), ("exp_avg_sq", own)]),
         };
         for &(moment, dtype) in moments {
             let ty = TensorType::new(dtype, shape.clone())?;
             changed.push(graph.states.len());
-            inputs.push(graph.add_state(format!("{moment}.{name}"), format!("{moment}.{path}"), StateKind::Moment, ty));
+            inputs.push(graph.add_state(
+                format!("{moment}.{name}"),
+                format!("{moment}.{path}"),
+                StateKind::Moment,
+                ty,
+            ));
         }
         inputs.extend(step);
         inputs.push(hyper);
         inputs.extend(scale);
-        let names: Vec<String> =
-            changed.iter().map(|&s| format!("{}'", graph.values[graph.states[s].before].name)).collect();
+        let names: Vec<String> = changed
+            .iter()
+            .map(|&s| format!("{}'", graph.values[graph.states[s].before].name))
+            .collect();
         let after = graph
             .add_node(Op::new(op, [])?, &inputs, &names, Phase::Optimizer, module)
             .map_err(|e| format!("{} cannot be attached to {path}: {e}", optimizer.name()))?;
@@ -176,15 +226,21 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
 
 /// The module of a parameter.
 fn module_of(path: &str) -> String {
-    path.rsplit_once('.').map_or("", |(module, _)| module).to_string()
+    path.rsplit_once('.')
+        .map_or("", |(module, _)| module)
+        .to_string()
 }
 
-/// Adds the factor by which gradients are multiplied so that the norm over all of them is at most `norm`.
+/// Adds the factor by which gradients are multiplied so that the norm over all of them is at most
+/// `norm`.
 fn clip_scale(graph: &mut Graph, gradients: &[(usize, Value)], norm: f64) -> Result<Value, String> {
     let mut sums = vec![];
     for &(state, gradient) in gradients {
         let State { before, path, .. } = &graph.states[state];
-        let (name, module) = (format!("sum_squares.{}", graph.values[*before].name), module_of(path));
+        let (name, module) = (
+            format!("sum_squares.{}", graph.values[*before].name),
+            module_of(path),
+        );
         let op = Op::new("sum_squares", [])?;
         sums.extend(graph.add_node(op, &[gradient], &[name], Phase::Optimizer, module)?);
     }
@@ -198,7 +254,13 @@ fn step_count(graph: &mut Graph) -> Result<Value, String> {
     let ty = TensorType::new(DType::I64, [])?;
     let before = graph.add_state("optimizer.step", "optimizer.step", StateKind::Moment, ty);
     let op = Op::new("add_scalar", [("value", Attr::Int(1))])?;
-    let after = graph.add_node(op, &[before], &["optimizer.step'".into()], Phase::Optimizer, "")?;
+    let after = graph.add_node(
+        op,
+        &[before],
+        &["optimizer.step'".into()],
+        Phase::Optimizer,
+        "",
+    )?;
     graph.states[state].after = after[0];
     Ok(after[0])
 }

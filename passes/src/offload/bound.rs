@@ -1,15 +1,19 @@
-//! A lower bound of the step time, and the plan that attains it in a fluid world: the paper's program (Section 6) relaxed.
+//! A lower bound of the step time, and the plan that attains it in a fluid world: the paper's
+//! program (Section 6) relaxed.
 //!
-//! The paper has a variable for each layer and operation. Bytes of different layers are alike but for when they may leave
-//! and must be back, and gaps of one kind are nested in each other, so that here the amounts of all layers flow together:
-//! a few levels and flows for each operation, and for each layer how much of it is away in each gap. Dropped besides, as
-//! in the paper's relaxation: that transfers are of whole layers (Eqs 7, 8). Dropped, too, are uploads of bytes that are away
-//! between forward and backward alone: each such byte is prefetched once, so the way up, which has fewer bytes than the way
-//! down, has the time for them; when, is for the timetable to find. Unlike the paper's, the memory is held to its limit at an
-//! operation's end as well as at its start. Anything that a schedule does is a point of this program, in pieces of any size;
-//! so its optimum is no more than any schedule's step time.
+//! The paper has a variable for each layer and operation. Bytes of different layers are alike but
+//! for when they may leave and must be back, and gaps of one kind are nested in each other, so that
+//! here the amounts of all layers flow together: a few levels and flows for each operation, and for
+//! each layer how much of it is away in each gap. Dropped besides, as in the paper's relaxation:
+//! that transfers are of whole layers (Eqs 7, 8). Dropped, too, are uploads of bytes that are away
+//! between forward and backward alone: each such byte is prefetched once, so the way up, which has
+//! fewer bytes than the way down, has the time for them; when, is for the timetable to find. Unlike
+//! the paper's, the memory is held to its limit at an operation's end as well as at its start.
+//! Anything that a schedule does is a point of this program, in pieces of any size; so its optimum
+//! is no more than any schedule's step time.
 //!
-//! With `t` a moment, `y0` a layer's bytes away between backward and forward, `y1` those between forward and backward:
+//! With `t` a moment, `y0` a layer's bytes away between backward and forward, `y1` those between
+//! forward and backward:
 //!
 //! ```text
 //! back(t)  back already, not yet needed     back' = back + prefetched - needed             >= 0
@@ -18,10 +22,12 @@
 //! away     c0 + c1 - late - back  >=  what must be away for the operation at t to fit
 //! ```
 //!
-//! Flows are limited by an operation's time and by the idle time after it, which is what the program minimises.
+//! Flows are limited by an operation's time and by the idle time after it, which is what the
+//! program minimises.
 //!
-//! Rows go from the last layer to the first, a layer's backward and forward together: the chain folded in the middle. So
-//! those that meet are near each other, and the solver's time is linear in the layers.
+//! Rows go from the last layer to the first, a layer's backward and forward together: the chain
+//! folded in the middle. So those that meet are near each other, and the solver's time is linear in
+//! the layers.
 
 use super::lp::{Program, Var};
 use super::{Instance, Op};
@@ -29,7 +35,8 @@ use super::{Instance, Op};
 /// The relaxed problem's optimum.
 #[derive(Clone, Debug)]
 pub(super) struct Relaxed {
-    /// No step is shorter, µs. Proved from multipliers, so it stands whatever the solver's rounding.
+    /// No step is shorter, µs. Proved from multipliers, so it stands whatever the solver's
+    /// rounding.
     pub(super) micros: f64,
     /// Idle time after each operation, µs.
     pub(super) idle: Vec<f64>,
@@ -37,14 +44,20 @@ pub(super) struct Relaxed {
     pub(super) away: Vec<[f64; 2]>,
 }
 
-/// What moving a byte costs beside its time: of two plans that are equally fast, the one that moves less.
+/// What moving a byte costs beside its time: of two plans that are equally fast, the one that moves
+/// less.
 const MOVE: f64 = 1e-5;
 
-/// Relaxes `instance`. `reserve` is memory to leave free during each operation, bytes; all 0 for a bound.
+/// Relaxes `instance`. `reserve` is memory to leave free during each operation, bytes; all 0 for a
+/// bound.
 pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed {
     let n_layers = instance.layers.len();
     let n_ops = ops.len();
-    let total: f64 = instance.layers.iter().map(|layer| layer.weight_bytes as f64).sum();
+    let total: f64 = instance
+        .layers
+        .iter()
+        .map(|layer| layer.weight_bytes as f64)
+        .sum();
     let compute: f64 = ops.iter().map(|op| op.micros).sum();
     let limit = instance.memory_bytes as f64;
     let excess: Vec<f64> = ops
@@ -53,45 +66,65 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
         .map(|(op, reserve)| (total + op.held_bytes as f64 + reserve - limit).max(0.0))
         .collect();
     if excess.iter().all(|&excess| excess <= 0.0) {
-        return Relaxed { micros: compute, idle: vec![0.0; n_ops], away: vec![[0.0; 2]; n_layers] };
+        return Relaxed {
+            micros: compute,
+            idle: vec![0.0; n_ops],
+            away: vec![[0.0; 2]; n_layers],
+        };
     }
     // A mean layer is 1, and so is the time in which it moves.
     let unit = total / n_layers as f64;
     let tick = unit / instance.bytes_per_micro;
     let no_limit = f64::INFINITY;
     let mut program = Program::default();
-    let weights: Vec<f64> = instance.layers.iter().map(|layer| layer.weight_bytes as f64 / unit).collect();
+    let weights: Vec<f64> = instance
+        .layers
+        .iter()
+        .map(|layer| layer.weight_bytes as f64 / unit)
+        .collect();
     let moves = |program: &mut Program, layer: usize, useful: bool| {
         (useful && 0.0 < weights[layer]).then(|| program.variable(0.0, weights[layer]))
     };
-    // Bytes of the first layer are not missed between its backward and its forward, which follow each other; so too the
-    // last layer's in the other gap.
-    let y0: Vec<_> = (0..n_layers).map(|layer| moves(&mut program, layer, layer != 0)).collect();
-    let y1: Vec<_> = (0..n_layers).map(|layer| moves(&mut program, layer, layer + 1 != n_layers)).collect();
+    // Bytes of the first layer are not missed between its backward and its forward, which follow
+    // each other; so too the last layer's in the other gap.
+    let y0: Vec<_> = (0..n_layers)
+        .map(|layer| moves(&mut program, layer, layer != 0))
+        .collect();
+    let y1: Vec<_> = (0..n_layers)
+        .map(|layer| moves(&mut program, layer, layer + 1 != n_layers))
+        .collect();
     // Away of other layers while a layer runs, by gap; those of the outermost are 0.
     let mut level = |present: bool| present.then(|| program.variable(0.0, no_limit));
-    let c0: Vec<_> = (0..n_layers).map(|layer| level(layer + 1 != n_layers)).collect();
+    let c0: Vec<_> = (0..n_layers)
+        .map(|layer| level(layer + 1 != n_layers))
+        .collect();
     let c1: Vec<_> = (0..n_layers).map(|layer| level(layer != 0)).collect();
-    let idle: Vec<Var> = (0..n_ops).map(|_| program.variable(1.0, no_limit)).collect();
+    let idle: Vec<Var> = (0..n_ops)
+        .map(|_| program.variable(1.0, no_limit))
+        .collect();
     struct Levels {
         back: Var,
         late: Var,
     }
     let levels: Vec<Levels> = (0..n_ops)
-        .map(|_| Levels { back: program.variable(0.0, no_limit), late: program.variable(0.0, no_limit) })
+        .map(|_| Levels {
+            back: program.variable(0.0, no_limit),
+            late: program.variable(0.0, no_limit),
+        })
         .collect();
     fn push(terms: &mut Vec<(Var, f64)>, var: Option<Var>, factor: f64) {
         terms.extend(var.map(|var| (var, factor)));
     }
     for layer in (0..n_layers).rev() {
         // c0 of the layer before: this one's joins. c1 of the layer after, likewise.
-        let inner = |program: &mut Program, of: Option<Var>, outer: Option<Var>, own: Option<Var>| {
-            let Some(of) = of else { return };
-            let mut terms = vec![(of, 1.0)];
-            push(&mut terms, outer, -1.0);
-            push(&mut terms, own, -1.0);
-            program.row(&terms, 0.0);
-        };
+        let inner =
+            |program: &mut Program, of: Option<Var>, outer: Option<Var>, own: Option<Var>| {
+                let Some(of) = of else { return };
+                let mut terms = vec![(of, 1.0)];
+                push(&mut terms, outer, -1.0);
+                push(&mut terms, own, -1.0);
+                program.row(&terms, 0.0);
+            };
         if layer + 1 < n_layers {
             inner(&mut program, c0[layer], c0[layer + 1], y0[layer + 1]);
             inner(&mut program, c1[layer + 1], c1[layer], y1[layer]);
@@ -105,7 +138,11 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
             let p = runs.then(|| program.variable(MOVE, capacity));
             let v = runs.then(|| program.variable(MOVE, capacity));
             let [pg, vg] = [(); 2].map(|()| program.variable(MOVE, no_limit));
-            let needed = if ops[next].backward { y1[ops[next].layer] } else { y0[ops[next].layer] };
+            let needed = if ops[next].backward {
+                y1[ops[next].layer]
+            } else {
+                y0[ops[next].layer]
+            };
             let mut terms = vec![(levels[next].back, 1.0), (back, -1.0), (pg, -1.0)];
             push(&mut terms, p, -1.0);
             push(&mut terms, needed, 1.0);
@@ -137,9 +174,9 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
         }
     }
     let point = program.solve();
-    // A schedule that does one thing at a time idles three times its weights' transfers at most; no better one holds a
-    // level above its weights. And none need move more than thrice its weights, one up and two down: what `MOVE` adds for
-    // that is taken off at once, and not flow by flow.
+    // A schedule that does one thing at a time idles three times its weights' transfers at most; no
+    // better one holds a level above its weights. And none need move more than thrice its weights,
+    // one up and two down: what `MOVE` adds for that is taken off at once, and not flow by flow.
     let most = 3.0 * n_layers as f64 + 1.0;
     let bound = program.safe_bound(&point.rows, most) - MOVE * 3.0 * n_layers as f64;
     // An inner point is never quite at 0.
@@ -147,7 +184,13 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
     let at = |var: Option<Var>| var.map_or(0.0, |var| point.x[var.0] * unit);
     Relaxed {
         micros: compute + (bound * tick).max(0.0),
-        idle: idle.iter().map(|var| point.x[var.0] * tick).map(|idle| if idle < none { 0.0 } else { idle }).collect(),
-        away: (0..n_layers).map(|layer| [at(y0[layer]), at(y1[layer])]).collect(),
+        idle: idle
+            .iter()
+            .map(|var| point.x[var.0] * tick)
+            .map(|idle| if idle < none { 0.0 } else { idle })
+            .collect(),
+        away: (0..n_layers)
+            .map(|layer| [at(y0[layer]), at(y1[layer])])
+            .collect(),
     }
 }

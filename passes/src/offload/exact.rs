@@ -1,17 +1,19 @@
-//! Small instances, exactly: is there a step without a pause that moves whole layers? And the instances of the proof that this
-//! is hard (Theorem 1): 3-partition as weight offloading.
+//! Small instances, exactly: is there a step without a pause that moves whole layers? And the
+//! instances of the proof that this is hard (Theorem 1): 3-partition as weight offloading.
 //!
-//! The search goes through states, in time: which layers are away, which are on the host, what is on the link. Whenever
-//! something ends it tries every transfer and every deletion. It is complete but for schedules in which, at the start of the
-//! first forward, a transfer is under way or a layer is on both sides; instances of 3-partition that have a step without a pause
-//! have one with nothing of the kind.
+//! The search goes through states, in time: which layers are away, which are on the host, what is
+//! on the link. Whenever something ends it tries every transfer and every deletion. It is complete
+//! but for schedules in which, at the start of the first forward, a transfer is under way or a
+//! layer is on both sides; instances of 3-partition that have a step without a pause have one with
+//! nothing of the kind.
 
 use super::{Instance, Layer, Op};
 use std::collections::BTreeSet;
 
-/// 3-partition as weight offloading: the numbers, thrice as many as parts, of equal sum each. The instance has a step of 2 µs a
-/// part if and only if they can be parted so (each number between a quarter and half of a part's sum; else parts may have other
-/// than three numbers). None unless the numbers are 3 m with a sum of m V.
+/// 3-partition as weight offloading: the numbers, thrice as many as parts, of equal sum each. The
+/// instance has a step of 2 µs a part if and only if they can be parted so (each number between a
+/// quarter and half of a part's sum; else parts may have other than three numbers). None unless the
+/// numbers are 3 m with a sum of m V.
 pub fn three_partition(numbers: &[u64]) -> Option<Instance> {
     let m = numbers.len() / 3;
     let sum: u64 = numbers.iter().sum();
@@ -31,7 +33,11 @@ pub fn three_partition(numbers: &[u64]) -> Option<Instance> {
         layers.push(layer(0, if k + 1 == m { m as f64 } else { 0.0 }, 1.0));
     }
     layers.extend(numbers.iter().map(|&number| layer(number, 0.0, 0.0)));
-    Some(Instance { layers, bytes_per_micro: part as f64, memory_bytes: sum + part })
+    Some(Instance {
+        layers,
+        bytes_per_micro: part as f64,
+        memory_bytes: sum + part,
+    })
 }
 
 /// Where a layer's weights are.
@@ -63,18 +69,36 @@ struct State {
     at: Vec<At>,
 }
 
-/// Is there a step that takes as long as its operations, without splitting a layer? None if more than `most` states would have
-/// to be looked at. Times are rounded to what the link takes for a byte. Meant for a dozen layers with weights.
+/// Is there a step that takes as long as its operations, without splitting a layer? None if more
+/// than `most` states would have to be looked at. Times are rounded to what the link takes for a
+/// byte. Meant for a dozen layers with weights.
 pub fn without_pause(instance: &Instance, most: usize) -> Option<bool> {
     let n_layers = instance.layers.len();
     let ops = instance.ops();
-    let ops: Vec<Op> = ops[n_layers..].iter().chain(&ops[..n_layers]).copied().collect();
-    let heavy: Vec<usize> = (0..n_layers).filter(|&layer| 0 < instance.weight(layer)).collect();
+    let ops: Vec<Op> = ops[n_layers..]
+        .iter()
+        .chain(&ops[..n_layers])
+        .copied()
+        .collect();
+    let heavy: Vec<usize> = (0..n_layers)
+        .filter(|&layer| 0 < instance.weight(layer))
+        .collect();
     let mut left = most;
     for code in 0..1u64.checked_shl(heavy.len() as u32)? {
         let mut at = vec![At::Device; n_layers];
-        heavy.iter().enumerate().filter(|(k, _)| code >> k & 1 == 1).for_each(|(_, &layer)| at[layer] = At::Host);
-        let start = State { now: 0, next: 0, until: None, down: None, up: None, at };
+        heavy
+            .iter()
+            .enumerate()
+            .filter(|(k, _)| code >> k & 1 == 1)
+            .for_each(|(_, &layer)| at[layer] = At::Host);
+        let start = State {
+            now: 0,
+            next: 0,
+            until: None,
+            down: None,
+            up: None,
+            at,
+        };
         if search(instance, &ops, start, &mut left)? {
             return Some(true);
         }
@@ -93,8 +117,10 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
     let begin = start.at.clone();
     // Without a pause, it stands when operations start; the last entry is the end.
     let mut clock = vec![0];
-    ops.iter().for_each(|op| clock.push(clock[clock.len() - 1] + ticks(op.micros)));
-    // Is there time left for what must come back before an operation, and for what must leave before the end?
+    ops.iter()
+        .for_each(|op| clock.push(clock[clock.len() - 1] + ticks(op.micros)));
+    // Is there time left for what must come back before an operation, and for what must leave
+    // before the end?
     let in_time = |state: &State| {
         let mut missing = 0;
         let in_need = (state.next..ops.len()).all(|j| {
@@ -107,17 +133,24 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
         });
         let mut leaving = 0;
         let until = clock[ops.len()];
-        let out = (0..ops.len()).rev().filter(|&j| ops[j].backward && begin[ops[j].layer] == At::Host).all(|j| {
-            let layer = ops[j].layer;
-            let ready = clock[j] + ticks(ops[j].micros);
-            leaving += match state.at[layer] {
-                // It has left, after its backward.
-                At::Host | At::Both if j < state.next && !(j + 1 == state.next && state.until.is_some()) => 0,
-                At::Leaving if j < state.next => state.up.map_or(0, |(_, end)| end - state.now),
-                _ => instance.weight(layer),
-            };
-            leaving == 0 || ready.max(state.now) + leaving <= until
-        });
+        let out = (0..ops.len())
+            .rev()
+            .filter(|&j| ops[j].backward && begin[ops[j].layer] == At::Host)
+            .all(|j| {
+                let layer = ops[j].layer;
+                let ready = clock[j] + ticks(ops[j].micros);
+                leaving += match state.at[layer] {
+                    // It has left, after its backward.
+                    At::Host | At::Both
+                        if j < state.next && !(j + 1 == state.next && state.until.is_some()) =>
+                    {
+                        0
+                    }
+                    At::Leaving if j < state.next => state.up.map_or(0, |(_, end)| end - state.now),
+                    _ => instance.weight(layer),
+                };
+                leaving == 0 || ready.max(state.now) + leaving <= until
+            });
         in_need && out
     };
     let mut seen = BTreeSet::new();
@@ -147,7 +180,10 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
                     (next.at[layer], next.down) = (At::Arriving, Some((layer, end)));
                 }
                 // A backward that runs is changing them.
-                At::Device if state.up.is_none() && !(busy == Some(layer) && running.is_some_and(|op| op.backward)) => {
+                At::Device
+                    if state.up.is_none()
+                        && !(busy == Some(layer) && running.is_some_and(|op| op.backward)) =>
+                {
                     (next.at[layer], next.up) = (At::Leaving, Some((layer, end)));
                 }
                 _ => continue,
@@ -160,7 +196,11 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
                 // Back where it began, or better: nothing keeps bytes from being on both sides.
                 let idle = state.up.is_none() && state.down.is_none();
                 let same = state.at.iter().zip(&begin);
-                if idle && same.into_iter().all(|(now, then)| now == then || (*now, *then) == (At::Both, At::Device)) {
+                if idle
+                    && same
+                        .into_iter()
+                        .all(|(now, then)| now == then || (*now, *then) == (At::Both, At::Device))
+                {
                     return Some(true);
                 }
                 continue;
@@ -178,7 +218,10 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
             }
             continue;
         };
-        next.now = [state.down, state.up].into_iter().flatten().fold(until, |least, (_, end)| least.min(end));
+        next.now = [state.down, state.up]
+            .into_iter()
+            .flatten()
+            .fold(until, |least, (_, end)| least.min(end));
         open.push(settle(next, ops));
     }
     Some(false)
@@ -212,22 +255,40 @@ mod tests {
 
     /// Can the numbers be parted into sets of this sum?
     fn parts(numbers: &[u64], part: u64) -> bool {
-        let Some((&first, rest)) = numbers.split_first() else { return true };
+        let Some((&first, rest)) = numbers.split_first() else {
+            return true;
+        };
         (0..1u32 << rest.len()).any(|set| {
             let chosen = |k: usize| set >> k & 1 == 1;
-            let sum = first + (0..rest.len()).filter(|&k| chosen(k)).map(|k| rest[k]).sum::<u64>();
-            let others: Vec<u64> = (0..rest.len()).filter(|&k| !chosen(k)).map(|k| rest[k]).collect();
+            let sum = first
+                + (0..rest.len())
+                    .filter(|&k| chosen(k))
+                    .map(|k| rest[k])
+                    .sum::<u64>();
+            let others: Vec<u64> = (0..rest.len())
+                .filter(|&k| !chosen(k))
+                .map(|k| rest[k])
+                .collect();
             sum == part && parts(&others, part)
         })
     }
 
     #[test]
     fn theorem_1() {
-        for numbers in [[4u64, 4, 5, 4, 4, 5], [4, 4, 4, 4, 4, 6], [5, 5, 5, 5, 7, 7], [6, 6, 6, 7, 7, 8]] {
+        for numbers in [
+            [4u64, 4, 5, 4, 4, 5],
+            [4, 4, 4, 4, 4, 6],
+            [5, 5, 5, 5, 7, 7],
+            [6, 6, 6, 7, 7, 8],
+        ] {
             let part = numbers.iter().sum::<u64>() / 2;
             let instance = three_partition(&numbers).unwrap();
             assert_eq!(instance.compute_micros(), 4.0);
-            assert_eq!(without_pause(&instance, 20_000_000), Some(parts(&numbers, part)), "{numbers:?}");
+            assert_eq!(
+                without_pause(&instance, 20_000_000),
+                Some(parts(&numbers, part)),
+                "{numbers:?}"
+            );
         }
     }
 

@@ -1,12 +1,15 @@
 //! Greedy+: the relaxed problem's optimum made into a schedule.
 //!
-//! 1. Whole layers by [`select::windowed`], without a pause: where that fits, it is optimal, and takes milliseconds.
-//! 2. Else [`bound::relax`] says how much of each layer leaves in which gap and where the pauses are. [`timetable`] finds times.
-//!    Pieces in flight hold their place from start to end, which the fluid plan knows nothing of: where the memory is
-//!    exceeded, the relaxed problem is solved again with a reserve there. Then pauses are shortened one by one, as long as all
-//!    fits: the timetable judges.
-//! 3. Pieces are made smaller if the step is further from the bound than [`CLOSE`]; if it still is, the paper's algorithms may
-//!    know better. That happens on chains of a few layers, where a piece is much of the whole.
+//! 1. Whole layers by [`select::windowed`], without a pause: where that fits, it is optimal, and
+//!    takes milliseconds.
+//! 2. Else [`bound::relax`] says how much of each layer leaves in which gap and where the pauses
+//!    are. [`timetable`] finds times. Pieces in flight hold their place from start to end, which
+//!    the fluid plan knows nothing of: where the memory is exceeded, the relaxed problem is solved
+//!    again with a reserve there. Then pauses are shortened one by one, as long as all fits: the
+//!    timetable judges.
+//! 3. Pieces are made smaller if the step is further from the bound than [`CLOSE`]; if it still is,
+//!    the paper's algorithms may know better. That happens on chains of a few layers, where a piece
+//!    is much of the whole.
 
 use super::timetable::{Draft, Timetable, timetable};
 use super::{Algorithm, Instance, Op, Schedule, bound, lists, select, whole_layers};
@@ -23,21 +26,39 @@ const ROUNDS: usize = 10;
 /// When operations start if these pauses follow them; the period comes last.
 fn starts(ops: &[Op], idle: &[f64]) -> Vec<f64> {
     let mut starts = vec![0.0];
-    ops.iter().zip(idle).for_each(|(op, idle)| starts.push(starts[starts.len() - 1] + op.micros + idle));
+    ops.iter()
+        .zip(idle)
+        .for_each(|(op, idle)| starts.push(starts[starts.len() - 1] + op.micros + idle));
     starts
 }
 
 /// The best timetable for these pauses: early uploads last, or first.
-fn best(instance: &Instance, ops: &[Op], idle: &[f64], away: &[[u64; 2]], piece_bytes: u64) -> Timetable {
+fn best(
+    instance: &Instance,
+    ops: &[Op],
+    idle: &[f64],
+    away: &[[u64; 2]],
+    piece_bytes: u64,
+) -> Timetable {
     let starts = starts(ops, idle);
     let (period, starts) = starts.split_last().expect("a chain should have operations");
-    let draft = |early_first| Draft { starts, period: *period, away, piece_bytes, early_first };
+    let draft = |early_first| Draft {
+        starts,
+        period: *period,
+        away,
+        piece_bytes,
+        early_first,
+    };
     let first = timetable(instance, ops, &draft(false));
     if excess(&first) == 0 || away.iter().all(|away| away[1] <= away[0]) {
         return first;
     }
     let second = timetable(instance, ops, &draft(true));
-    if excess(&second) < excess(&first) { second } else { first }
+    if excess(&second) < excess(&first) {
+        second
+    } else {
+        first
+    }
 }
 
 fn excess(timetable: &Timetable) -> u64 {
@@ -46,7 +67,12 @@ fn excess(timetable: &Timetable) -> u64 {
 
 /// A schedule, and the bound where it was needed, µs.
 pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
-    let largest = instance.layers.iter().map(|layer| layer.weight_bytes).max().unwrap_or(0);
+    let largest = instance
+        .layers
+        .iter()
+        .map(|layer| layer.weight_bytes)
+        .max()
+        .unwrap_or(0);
     let pieces = |n: u64| (largest / n).max(LEAST_PIECE.min(largest)).max(1);
     if let Some(schedule) = whole(instance, ops, pieces(8)) {
         return (schedule, None);
@@ -65,7 +91,11 @@ pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
         }
     }
     if relaxed.micros * (1.0 + CLOSE) < schedule.period {
-        for algorithm in [Algorithm::Greedy, Algorithm::GreedyStar, Algorithm::FirstHalf] {
+        for algorithm in [
+            Algorithm::Greedy,
+            Algorithm::GreedyStar,
+            Algorithm::FirstHalf,
+        ] {
             if let Some(found) = whole_layers(instance, ops, algorithm) {
                 schedule = shorter(schedule, found);
             }
@@ -76,7 +106,11 @@ pub(super) fn fit(instance: &Instance, ops: &[Op]) -> (Schedule, Option<f64>) {
 
 /// The shorter of two; the first, if they are equal.
 fn shorter(first: Schedule, second: Schedule) -> Schedule {
-    if second.period < first.period { second } else { first }
+    if second.period < first.period {
+        second
+    } else {
+        first
+    }
 }
 
 /// Whole layers without a pause.
@@ -85,7 +119,9 @@ fn whole(instance: &Instance, ops: &[Op], piece_bytes: u64) -> Option<Schedule> 
     for windows in [2.0, 1.0] {
         let mut reserve = vec![0.0; ops.len()];
         for _ in 0..3 {
-            let Some(away) = select::windowed(instance, ops, &reserve, windows) else { break };
+            let Some(away) = select::windowed(instance, ops, &reserve, windows) else {
+                break;
+            };
             // What comes back in a step must come back within it.
             let moved: u64 = away.iter().flatten().sum();
             if instance.compute_micros() < moved as f64 / instance.bytes_per_micro {
@@ -95,7 +131,10 @@ fn whole(instance: &Instance, ops: &[Op], piece_bytes: u64) -> Option<Schedule> 
             if excess(&timetable) == 0 {
                 return Some(timetable.schedule);
             }
-            reserve.iter_mut().zip(&timetable.over).for_each(|(reserve, over)| *reserve += *over as f64);
+            reserve
+                .iter_mut()
+                .zip(&timetable.over)
+                .for_each(|(reserve, over)| *reserve += *over as f64);
         }
     }
     None
@@ -115,7 +154,10 @@ fn pauses(
     };
     for round in 0..ROUNDS {
         let away: Vec<[u64; 2]> = (0..instance.layers.len())
-            .map(|layer| plan.away[layer].map(|bytes| (bytes.max(0.0).round() as u64).min(instance.weight(layer))))
+            .map(|layer| {
+                plan.away[layer]
+                    .map(|bytes| (bytes.max(0.0).round() as u64).min(instance.weight(layer)))
+            })
             .collect();
         let timetable = best(instance, ops, &plan.idle, &away, piece_bytes);
         if excess(&timetable) == 0 {
@@ -123,7 +165,11 @@ fn pauses(
         }
         // A little more each time, lest the last bytes take many rounds.
         let more = |over: u64| over as f64 * (1.0 + 0.1 * round as f64) + 0.01 * piece_bytes as f64;
-        let over = timetable.over.iter().zip(reserve.iter_mut()).filter(|(over, _)| 0 < **over);
+        let over = timetable
+            .over
+            .iter()
+            .zip(reserve.iter_mut())
+            .filter(|(over, _)| 0 < **over);
         over.for_each(|(&over, reserve)| *reserve += more(over));
         plan = bound::relax(instance, ops, reserve);
     }

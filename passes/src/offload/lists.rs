@@ -1,9 +1,11 @@
-//! Schedules of whole layers, each transfer and operation as soon as it can be: the paper's Algorithm 2, and layer to layer.
+//! Schedules of whole layers, each transfer and operation as soon as it can be: the paper's
+//! Algorithm 2, and layer to layer.
 //!
-//! Prefetches go in the order in which they are needed, uploads in the order in which their bytes are ready. A prefetch waits
-//! for the link and for its place in memory; an operation for its weights, the one before it and its place. The cycle is cut
-//! at its last backward: a number of prefetches ("the cut") happens at the end of the step before, all other transfers begin
-//! and end within the step. The best of all cuts is returned.
+//! Prefetches go in the order in which they are needed, uploads in the order in which their bytes
+//! are ready. A prefetch waits for the link and for its place in memory; an operation for its
+//! weights, the one before it and its place. The cycle is cut at its last backward: a number of
+//! prefetches ("the cut") happens at the end of the step before, all other transfers begin and end
+//! within the step. The best of all cuts is returned.
 
 use super::select::Away;
 use super::{Absence, Gap, Instance, Op, Schedule, Transfer, Way};
@@ -52,7 +54,9 @@ impl Step<'_> {
 
     fn change(&mut self, at: f64, by: i64) {
         let key = (at, 0 < by);
-        let place = self.changes.partition_point(|&(when, by)| (when, 0 < by) <= key);
+        let place = self
+            .changes
+            .partition_point(|&(when, by)| (when, 0 < by) <= key);
         self.changes.insert(place, (at, by));
         self.level += by;
     }
@@ -60,7 +64,13 @@ impl Step<'_> {
     fn transfer(&mut self, layer: usize, way: Way, start: f64) -> f64 {
         let bytes = self.instance.weight(layer);
         let end = start + bytes as f64 / self.instance.bytes_per_micro;
-        self.transfers.push(Transfer { layer, way, bytes: 0..bytes, start, end });
+        self.transfers.push(Transfer {
+            layer,
+            way,
+            bytes: 0..bytes,
+            start,
+            end,
+        });
         match way {
             Way::ToDevice => self.to_device = end,
             Way::ToHost => self.to_host = end,
@@ -86,7 +96,13 @@ impl Step<'_> {
     }
 
     fn absent(&mut self, layer: usize, gap: Gap, from: f64, until: f64) {
-        self.absences.push(Absence { layer, gap, bytes: 0..self.instance.weight(layer), from, until });
+        self.absences.push(Absence {
+            layer,
+            gap,
+            bytes: 0..self.instance.weight(layer),
+            from,
+            until,
+        });
     }
 
     /// Runs the next operation, not before `at`: when it ends.
@@ -95,7 +111,8 @@ impl Step<'_> {
         let (held, left) = (op.held_bytes as i64, op.left_bytes as i64);
         let start = self.fits(self.ready.max(at), held - self.left)?;
         self.change(start, held - self.left);
-        // Within a moment, releases come first: an operation that takes no time would take no memory either.
+        // Within a moment, releases come first: an operation that takes no time would take no
+        // memory either.
         let end = start + op.micros.max(self.instant);
         self.change(end, left - held);
         (self.ready, self.left) = (end, left);
@@ -105,7 +122,11 @@ impl Step<'_> {
 }
 
 /// Begins a step with these layers absent.
-fn begin<'a>(instance: &'a Instance, ops: &'a [Op], absent: impl Iterator<Item = usize>) -> Option<Step<'a>> {
+fn begin<'a>(
+    instance: &'a Instance,
+    ops: &'a [Op],
+    absent: impl Iterator<Item = usize>,
+) -> Option<Step<'a>> {
     let left = ops[ops.len() - 1].left_bytes as i64;
     let absent: i64 = absent.map(|layer| instance.weight(layer) as i64).sum();
     let level = instance.weight_bytes() as i64 - absent + left;
@@ -121,14 +142,21 @@ fn begin<'a>(instance: &'a Instance, ops: &'a [Op], absent: impl Iterator<Item =
         left,
         to_device: 0.0,
         to_host: 0.0,
-        instant: 1e-8 * (instance.compute_micros() + 3.0 * instance.weight_bytes() as f64 / instance.bytes_per_micro),
+        instant: 1e-8
+            * (instance.compute_micros()
+                + 3.0 * instance.weight_bytes() as f64 / instance.bytes_per_micro),
     };
     (level <= instance.memory_bytes as i64).then_some(step)
 }
 
-/// Algorithm 2: the shortest step over all cuts, or none if at each something never finds its place. Without `discount`, a
-/// layer that leaves in both gaps is uploaded twice.
-pub(super) fn schedule(instance: &Instance, ops: &[Op], away: &Away, discount: bool) -> Option<Schedule> {
+/// Algorithm 2: the shortest step over all cuts, or none if at each something never finds its
+/// place. Without `discount`, a layer that leaves in both gaps is uploaded twice.
+pub(super) fn schedule(
+    instance: &Instance,
+    ops: &[Op],
+    away: &Away,
+    discount: bool,
+) -> Option<Schedule> {
     let n_layers = instance.layers.len();
     // Gaps without an operation of another layer in between are none.
     let gap = |layer: usize, gap: usize| {
@@ -136,9 +164,16 @@ pub(super) fn schedule(instance: &Instance, ops: &[Op], away: &Away, discount: b
         !none && 0 < away[layer][gap]
     };
     let first: Vec<usize> = (0..n_layers).rev().filter(|&layer| gap(layer, 1)).collect();
-    let steps = (0..=first.len()).filter_map(|cut| at_cut(instance, ops, &gap, &first, cut, discount));
+    let steps =
+        (0..=first.len()).filter_map(|cut| at_cut(instance, ops, &gap, &first, cut, discount));
     // The first of the shortest.
-    steps.reduce(|best, step| if step.period < best.period { step } else { best })
+    steps.reduce(|best, step| {
+        if step.period < best.period {
+            step
+        } else {
+            best
+        }
+    })
 }
 
 fn at_cut(
@@ -151,7 +186,8 @@ fn at_cut(
 ) -> Option<Schedule> {
     let n_layers = instance.layers.len();
     let mut step = begin(instance, ops, first[cut..].iter().copied())?;
-    // When a layer's bytes are on the host, when its absence from the step before ends, when its own one begins.
+    // When a layer's bytes are on the host, when its absence from the step before ends, when its
+    // own one begins.
     let mut on_host: Vec<Option<f64>> = vec![None; n_layers];
     let mut returned = vec![None; n_layers];
     let mut waiting: Vec<(usize, f64)> = Vec::new();
@@ -164,7 +200,8 @@ fn at_cut(
         }
         let end = step.run(at)?;
         if gap(layer, 0) {
-            // Uploads that only the other gap needs, as long as they are over before this one is ready: the smallest first.
+            // Uploads that only the other gap needs, as long as they are over before this one is
+            // ready: the smallest first.
             while let Some((k, start)) = waiting
                 .iter()
                 .enumerate()
@@ -196,7 +233,11 @@ fn at_cut(
         }
         let end = step.run(at)?;
         if gap(layer, 1) {
-            let uploaded = if discount || !gap(layer, 0) { on_host[layer] } else { None };
+            let uploaded = if discount || !gap(layer, 0) {
+                on_host[layer]
+            } else {
+                None
+            };
             let from = match uploaded {
                 Some(uploaded) => end.max(uploaded),
                 None => step.upload(layer, end),
@@ -209,17 +250,31 @@ fn at_cut(
         let (start, _) = step.prefetch(layer, deleted[layer])?;
         step.absent(layer, Gap::ForwardToBackward, deleted[layer], start);
     }
-    let period = step.changes.last().map_or(step.ready, |change| change.0.max(step.ready));
+    let period = step
+        .changes
+        .last()
+        .map_or(step.ready, |change| change.0.max(step.ready));
     let period = period.max(step.to_device).max(step.to_host);
     for &layer in &first[cut..] {
         let start = returned[layer].expect("a layer behind the cut should have come back");
-        step.absent(layer, Gap::ForwardToBackward, deleted[layer], period + start);
+        step.absent(
+            layer,
+            Gap::ForwardToBackward,
+            deleted[layer],
+            period + start,
+        );
     }
-    Some(Schedule { period, starts: step.starts, transfers: step.transfers, absences: step.absences })
+    Some(Schedule {
+        period,
+        starts: step.starts,
+        transfers: step.transfers,
+        absences: step.absences,
+    })
 }
 
-/// Layer to layer: before each operation its layer comes, and nothing else runs meanwhile; after it the layer leaves. A layer
-/// that is there already is waited for all the same. Fits any memory that some schedule fits.
+/// Layer to layer: before each operation its layer comes, and nothing else runs meanwhile; after it
+/// the layer leaves. A layer that is there already is waited for all the same. Fits any memory that
+/// some schedule fits.
 pub(super) fn layer_to_layer(instance: &Instance, ops: &[Op]) -> Schedule {
     let n_layers = instance.layers.len();
     let moves = |layer: usize| 0 < instance.weight(layer);
@@ -235,7 +290,9 @@ pub(super) fn layer_to_layer(instance: &Instance, ops: &[Op]) -> Schedule {
         let at = match stays || !moves(layer) {
             true => step.ready + instance.weight(layer) as f64 / instance.bytes_per_micro,
             false => {
-                let (start, end) = step.prefetch(layer, step.ready.max(on_host[layer])).expect(fits);
+                let (start, end) = step
+                    .prefetch(layer, step.ready.max(on_host[layer]))
+                    .expect(fits);
                 match op.backward {
                     true => returned[layer] = start,
                     false => step.absent(layer, Gap::BackwardToForward, on_host[layer], start),
@@ -258,9 +315,22 @@ pub(super) fn layer_to_layer(instance: &Instance, ops: &[Op]) -> Schedule {
         }
     }
     let period = step.ready.max(step.to_host).max(step.to_device);
-    let period = step.changes.last().map_or(period, |change| change.0.max(period));
+    let period = step
+        .changes
+        .last()
+        .map_or(period, |change| change.0.max(period));
     for layer in (0..n_layers - 1).filter(|&layer| moves(layer)) {
-        step.absent(layer, Gap::ForwardToBackward, deleted[layer], period + returned[layer]);
+        step.absent(
+            layer,
+            Gap::ForwardToBackward,
+            deleted[layer],
+            period + returned[layer],
+        );
     }
-    Schedule { period, starts: step.starts, transfers: step.transfers, absences: step.absences }
+    Schedule {
+        period,
+        starts: step.starts,
+        transfers: step.transfers,
+        absences: step.absences,
+    }
 }

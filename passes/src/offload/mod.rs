@@ -1,14 +1,18 @@
-//! Weight offloading as a problem by itself: which bytes of a chain's weights leave the device, when, and when they return.
+//! Weight offloading as a problem by itself: which bytes of a chain's weights leave the device,
+//! when, and when they return.
 //!
-//! Source: O. Beaumont, L. Eyraud-Dubois, A. Shilova, X. Zhao, "Weight Offloading Strategies for Training Large DNN Models",
-//! 2022. A step runs forwards `F_1 … F_L`, then backwards `B_L … B_1`; the update of
-//! a layer is part of its backward, so that one layer's gradient lives at a time. The step repeats: transfers may cross from
-//! one into the next. Before: an [`Instance`]. After: a [`Solution`], whose schedule [`validate`](validate::validate) accepts.
+//! Source: O. Beaumont, L. Eyraud-Dubois, A. Shilova, X. Zhao, "Weight Offloading Strategies for
+//! Training Large DNN Models",
+//! 2022. A step runs forwards `F_1 … F_L`, then backwards `B_L … B_1`; the update of a layer is
+//!       part of its backward, so that one layer's gradient lives at a time. The step repeats:
+//!       transfers may cross from one into the next. Before: an [`Instance`]. After: a
+//!       [`Solution`], whose schedule [`validate`](validate::validate) accepts.
 //!
-//! A layer's weights may be away in two gaps ([`Gap`]). Only a backward changes them, so bytes that were uploaded since need
-//! no second upload: of two absences one upload may serve both.
+//! A layer's weights may be away in two gaps ([`Gap`]). Only a backward changes them, so bytes that
+//! were uploaded since need no second upload: of two absences one upload may serve both.
 //!
-//! [`solve`] offers the paper's algorithms, two others from the literature, and [`Algorithm::GreedyPlus`], which is to be used.
+//! [`solve`] offers the paper's algorithms, two others from the literature, and
+//! [`Algorithm::GreedyPlus`], which is to be used.
 
 mod bound;
 pub mod exact;
@@ -83,8 +87,8 @@ pub struct Transfer {
     pub end: f64,
 }
 
-/// Bytes that are not on the device: from their deletion until the prefetch that brings them back begins, when their place is
-/// taken again.
+/// Bytes that are not on the device: from their deletion until the prefetch that brings them back
+/// begins, when their place is taken again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Absence {
     /// The layer, from 0.
@@ -104,7 +108,8 @@ pub struct Absence {
 pub struct Schedule {
     /// µs from one step's start to the next one's.
     pub period: f64,
-    /// When the operations start, µs: `B_L … B_1`, then `F_1 … F_L`. The cycle is cut before `B_L`, as in the paper.
+    /// When the operations start, µs: `B_L … B_1`, then `F_1 … F_L`. The cycle is cut before `B_L`,
+    /// as in the paper.
     pub starts: Vec<f64>,
     /// What moves.
     pub transfers: Vec<Transfer>,
@@ -121,16 +126,23 @@ pub enum Algorithm {
     Greedy,
     /// The same without discount: each absence has its own upload (Section 7).
     GreedyStar,
-    /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, each prefetch waited for.
+    /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, each prefetch
+    /// waited for.
     L2l,
-    /// The first layers, as many as it takes (STRONGHOLD, X. Sun et al., 2022), scheduled by Algorithm 2.
+    /// The first layers, as many as it takes (STRONGHOLD, X. Sun et al., 2022), scheduled by
+    /// Algorithm 2.
     FirstHalf,
 }
 
 impl Algorithm {
     /// All of them, the best first.
-    pub const ALL: [Algorithm; 5] =
-        [Algorithm::GreedyPlus, Algorithm::Greedy, Algorithm::GreedyStar, Algorithm::L2l, Algorithm::FirstHalf];
+    pub const ALL: [Algorithm; 5] = [
+        Algorithm::GreedyPlus,
+        Algorithm::Greedy,
+        Algorithm::GreedyStar,
+        Algorithm::L2l,
+        Algorithm::FirstHalf,
+    ];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -153,7 +165,8 @@ pub enum Error {
     TooSmall {
         /// The layer, from 0.
         layer: usize,
-        /// What its backward needs: activations up to it, its weights, its gradient. Less fits no schedule at all.
+        /// What its backward needs: activations up to it, its weights, its gradient. Less fits no
+        /// schedule at all.
         needed_bytes: u64,
         /// What there is.
         memory_bytes: u64,
@@ -166,13 +179,22 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Invalid(what) => f.write_str(what),
-            Error::TooSmall { layer, needed_bytes, memory_bytes } => write!(
+            Error::TooSmall {
+                layer,
+                needed_bytes,
+                memory_bytes,
+            } => write!(
                 f,
-                "layer {layer} does not fit the memory: its backward needs {needed_bytes} bytes with the activations before \
+                "layer {layer} does not fit the memory: its backward needs {needed_bytes} bytes \
+                 with the activations before \
                  it, and there are {memory_bytes}"
             ),
             Error::Stuck(algorithm) => {
-                write!(f, "{} finds no schedule within this memory; greedy+ does", algorithm.name())
+                write!(
+                    f,
+                    "{} finds no schedule within this memory; greedy+ does",
+                    algorithm.name()
+                )
             }
         }
     }
@@ -194,7 +216,8 @@ pub struct Solution {
 }
 
 impl Solution {
-    /// For each layer, how many of its bytes are away in [`Gap::BackwardToForward`] and in [`Gap::ForwardToBackward`].
+    /// For each layer, how many of its bytes are away in [`Gap::BackwardToForward`] and in
+    /// [`Gap::ForwardToBackward`].
     pub fn away_bytes(&self) -> Vec<[u64; 2]> {
         let mut away = vec![[0; 2]; self.schedule.starts.len() / 2];
         for absence in &self.schedule.absences {
@@ -205,8 +228,14 @@ impl Solution {
 
     /// Bytes that move in a step, one way.
     pub fn moved_bytes(&self, way: Way) -> u64 {
-        let moved = self.schedule.transfers.iter().filter(|transfer| transfer.way == way);
-        moved.map(|transfer| transfer.bytes.end - transfer.bytes.start).sum()
+        let moved = self
+            .schedule
+            .transfers
+            .iter()
+            .filter(|transfer| transfer.way == way);
+        moved
+            .map(|transfer| transfer.bytes.end - transfer.bytes.start)
+            .sum()
     }
 }
 
@@ -216,7 +245,8 @@ struct Op {
     layer: usize,
     backward: bool,
     micros: f64,
-    /// What it needs beside all weights on the device: activations, and a backward its gradient (Eq 1).
+    /// What it needs beside all weights on the device: activations, and a backward its gradient (Eq
+    /// 1).
     held_bytes: u64,
     /// What stays until the next operation starts: activations.
     left_bytes: u64,
@@ -240,33 +270,55 @@ impl Instance {
         const MOST: u64 = 1 << 52;
         let mut total = 0u64;
         for (k, layer) in self.layers.iter().enumerate() {
-            for (micros, what) in [(layer.forward_micros, "forward"), (layer.backward_micros, "backward")] {
+            for (micros, what) in [
+                (layer.forward_micros, "forward"),
+                (layer.backward_micros, "backward"),
+            ] {
                 if !(micros.is_finite() && 0.0 <= micros) {
-                    return invalid(format!("layer {k}: the time of its {what} should be a number, at least 0"));
+                    return invalid(format!(
+                        "layer {k}: the time of its {what} should be a number, at least 0"
+                    ));
                 }
             }
-            let bytes = layer.weight_bytes.checked_mul(2).and_then(|bytes| bytes.checked_add(layer.activation_bytes));
+            let bytes = layer
+                .weight_bytes
+                .checked_mul(2)
+                .and_then(|bytes| bytes.checked_add(layer.activation_bytes));
             total = match bytes.and_then(|bytes| total.checked_add(bytes)) {
                 Some(total) if total <= MOST => total,
-                _ => return invalid(format!("layer {k}: the layers up to it have more than {MOST} bytes")),
+                _ => {
+                    return invalid(format!(
+                        "layer {k}: the layers up to it have more than {MOST} bytes"
+                    ));
+                }
             };
         }
         if !self.compute_micros().is_finite() {
             return invalid("the operations' times have no finite sum".into());
         }
         let ops = self.ops();
-        let alone = ops.iter().map(|op| (op.held_bytes + self.layers[op.layer].weight_bytes, op.layer));
+        let alone = ops
+            .iter()
+            .map(|op| (op.held_bytes + self.layers[op.layer].weight_bytes, op.layer));
         let (needed_bytes, layer) = alone.max().expect("a chain should have operations");
         match needed_bytes <= self.memory_bytes {
             true => Ok(()),
-            false => Err(Error::TooSmall { layer, needed_bytes, memory_bytes: self.memory_bytes }),
+            false => Err(Error::TooSmall {
+                layer,
+                needed_bytes,
+                memory_bytes: self.memory_bytes,
+            }),
         }
     }
 
-    /// The smallest memory that any schedule fits: an operation's activations, weights and gradient, the most of all
-    /// operations.
+    /// The smallest memory that any schedule fits: an operation's activations, weights and
+    /// gradient, the most of all operations.
     pub fn floor_bytes(&self) -> u64 {
-        self.ops().iter().map(|op| op.held_bytes + self.layers[op.layer].weight_bytes).max().unwrap_or(0)
+        self.ops()
+            .iter()
+            .map(|op| op.held_bytes + self.layers[op.layer].weight_bytes)
+            .max()
+            .unwrap_or(0)
     }
 
     /// The memory with which nothing need ever move.
@@ -294,9 +346,21 @@ impl Instance {
             activations += layer.activation_bytes;
             let held_bytes = activations + layer.weight_bytes;
             let micros = layer.backward_micros;
-            backwards.push(Op { layer: k, backward: true, micros, held_bytes, left_bytes: before });
+            backwards.push(Op {
+                layer: k,
+                backward: true,
+                micros,
+                held_bytes,
+                left_bytes: before,
+            });
             let (held_bytes, micros) = (activations, layer.forward_micros);
-            forwards.push(Op { layer: k, backward: false, micros, held_bytes, left_bytes: activations });
+            forwards.push(Op {
+                layer: k,
+                backward: false,
+                micros,
+                held_bytes,
+                left_bytes: activations,
+            });
         }
         backwards.into_iter().rev().chain(forwards).collect()
     }
@@ -307,20 +371,23 @@ impl Instance {
     }
 }
 
-/// Solves an instance. The bound is computed besides, unless the step has no pause and so needs none.
+/// Solves an instance. The bound is computed besides, unless the step has no pause and so needs
+/// none.
 ///
 /// # Errors
 ///
-/// What [`Instance::validate`] says, and [`Error::Stuck`] for algorithms other than [`Algorithm::GreedyPlus`].
+/// What [`Instance::validate`] says, and [`Error::Stuck`] for algorithms other than
+/// [`Algorithm::GreedyPlus`].
 pub fn solve(instance: &Instance, algorithm: Algorithm) -> Result<Solution, Error> {
     instance.validate()?;
     let ops = instance.ops();
     let compute_micros = instance.compute_micros();
     let (schedule, known) = match algorithm {
         Algorithm::GreedyPlus => fit::fit(instance, &ops),
-        Algorithm::Greedy | Algorithm::GreedyStar | Algorithm::FirstHalf => {
-            (whole_layers(instance, &ops, algorithm).ok_or(Error::Stuck(algorithm))?, None)
-        }
+        Algorithm::Greedy | Algorithm::GreedyStar | Algorithm::FirstHalf => (
+            whole_layers(instance, &ops, algorithm).ok_or(Error::Stuck(algorithm))?,
+            None,
+        ),
         Algorithm::L2l => (lists::layer_to_layer(instance, &ops), None),
     };
     let bound_micros = match known {
@@ -328,14 +395,24 @@ pub fn solve(instance: &Instance, algorithm: Algorithm) -> Result<Solution, Erro
         None if schedule.period <= compute_micros * (1.0 + 1e-12) => compute_micros,
         None => bound::relax(instance, &ops, &vec![0.0; ops.len()]).micros,
     };
-    Ok(Solution { algorithm, schedule, compute_micros, bound_micros })
+    Ok(Solution {
+        algorithm,
+        schedule,
+        compute_micros,
+        bound_micros,
+    })
 }
 
-/// A selection, then Algorithm 2. A selection that fills the memory to the last byte leaves no place for the next layer while
-/// one runs, and each prefetch is waited for. With a place for one layer left free, gaps come out as in the paper's Table 1; so
-/// we take the best of one, a half and none.
+/// A selection, then Algorithm 2. A selection that fills the memory to the last byte leaves no
+/// place for the next layer while one runs, and each prefetch is waited for. With a place for one
+/// layer left free, gaps come out as in the paper's Table 1; so we take the best of one, a half and
+/// none.
 fn whole_layers(instance: &Instance, ops: &[Op], algorithm: Algorithm) -> Option<Schedule> {
-    let largest = instance.layers.iter().map(|layer| layer.weight_bytes as f64).fold(0.0, f64::max);
+    let largest = instance
+        .layers
+        .iter()
+        .map(|layer| layer.weight_bytes as f64)
+        .fold(0.0, f64::max);
     let schedules = [1.0, 0.5, 0.0].into_iter().filter_map(|share| {
         let reserve = share * largest;
         let away = match algorithm {
@@ -344,7 +421,13 @@ fn whole_layers(instance: &Instance, ops: &[Op], algorithm: Algorithm) -> Option
         };
         lists::schedule(instance, ops, &away, algorithm != Algorithm::GreedyStar)
     });
-    schedules.reduce(|best, schedule| if schedule.period < best.period { schedule } else { best })
+    schedules.reduce(|best, schedule| {
+        if schedule.period < best.period {
+            schedule
+        } else {
+            best
+        }
+    })
 }
 
 /// No step of this instance is shorter, µs.

@@ -1,9 +1,10 @@
 //! The paper's experiments: Table 1's instances, reconstructed, and its columns.
 //!
-//! The paper gives neither weights nor memories. Table 1 tells them: L2L's column less the first is what moving all weights
-//! twice takes, and greedy's gaps are multiples of what moving one block takes. β = 12 MiB/ms. GPT-2: h = 3072, blocks of
-//! 12 h² + 13 h parameters in f32, an embedding that takes no time, a head without weights: depth D has D - 2 blocks. BERT:
-//! h = 2560 and 3072 inside, D blocks and an embedding. Assumed: a forward takes a quarter of a block's time (its
+//! The paper gives neither weights nor memories. Table 1 tells them: L2L's column less the first is
+//! what moving all weights twice takes, and greedy's gaps are multiples of what moving one block
+//! takes. β = 12 MiB/ms. GPT-2: h = 3072, blocks of 12 h² + 13 h parameters in f32, an embedding
+//! that takes no time, a head without weights: depth D has D - 2 blocks. BERT: h = 2560 and 3072
+//! inside, D blocks and an embedding. Assumed: a forward takes a quarter of a block's time (its
 //! backward recomputes), sequences of 128.
 
 use super::{Instance, Layer};
@@ -27,8 +28,21 @@ pub struct Row {
     pub greedy_star: u32,
 }
 
-const fn row(gpt2: bool, depth: usize, batch: usize, [compute, greedy, l2l, greedy_star]: [u32; 4]) -> Row {
-    Row { gpt2, depth, batch, compute, greedy, l2l, greedy_star }
+const fn row(
+    gpt2: bool,
+    depth: usize,
+    batch: usize,
+    [compute, greedy, l2l, greedy_star]: [u32; 4],
+) -> Row {
+    Row {
+        gpt2,
+        depth,
+        batch,
+        compute,
+        greedy,
+        l2l,
+        greedy_star,
+    }
 }
 
 /// Table 1.
@@ -56,26 +70,55 @@ pub const MIB_PER_MS: f64 = 1048576.0 / 1e3;
 impl Row {
     /// `GPT-2 38, batch 16`.
     pub fn name(&self) -> String {
-        format!("{} {}, batch {}", if self.gpt2 { "GPT-2" } else { "BERT" }, self.depth, self.batch)
+        format!(
+            "{} {}, batch {}",
+            if self.gpt2 { "GPT-2" } else { "BERT" },
+            self.depth,
+            self.batch
+        )
     }
 
-    /// The row's chain: its embedding and its blocks. Memory is for the caller to choose, and here what keeps all.
+    /// The row's chain: its embedding and its blocks. Memory is for the caller to choose, and here
+    /// what keeps all.
     pub fn instance(&self) -> Instance {
-        let (n_blocks, h) = if self.gpt2 { (self.depth - 2, 3072u64) } else { (self.depth, 2560) };
-        let embedding = if self.gpt2 { (50257 + 1024) * h } else { (30522 + 512 + 2) * h };
+        let (n_blocks, h) = if self.gpt2 {
+            (self.depth - 2, 3072u64)
+        } else {
+            (self.depth, 2560)
+        };
+        let embedding = if self.gpt2 {
+            (50257 + 1024) * h
+        } else {
+            (30522 + 512 + 2) * h
+        };
         let inner = 3072;
-        let block = if self.gpt2 { 12 * h * h + 13 * h } else { 4 * (h * h + h) + 2 * h * inner + inner + h + 4 * h };
+        let block = if self.gpt2 {
+            12 * h * h + 13 * h
+        } else {
+            4 * (h * h + h) + 2 * h * inner + inner + h + 4 * h
+        };
         let activation_bytes = self.batch as u64 * 128 * h * 4;
         let micros = f64::from(self.compute) * 1e3 / n_blocks as f64;
-        let first = Layer { weight_bytes: 4 * embedding, activation_bytes, forward_micros: 0.0, backward_micros: 0.0 };
+        let first = Layer {
+            weight_bytes: 4 * embedding,
+            activation_bytes,
+            forward_micros: 0.0,
+            backward_micros: 0.0,
+        };
         let other = Layer {
             weight_bytes: 4 * block,
             activation_bytes,
             forward_micros: micros / 4.0,
             backward_micros: micros * 0.75,
         };
-        let layers = std::iter::once(first).chain(std::iter::repeat_n(other, n_blocks)).collect();
-        let mut instance = Instance { layers, bytes_per_micro: 12.0 * MIB_PER_MS, memory_bytes: 0 };
+        let layers = std::iter::once(first)
+            .chain(std::iter::repeat_n(other, n_blocks))
+            .collect();
+        let mut instance = Instance {
+            layers,
+            bytes_per_micro: 12.0 * MIB_PER_MS,
+            memory_bytes: 0,
+        };
         instance.memory_bytes = instance.keep_bytes();
         instance
     }

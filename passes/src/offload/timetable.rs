@@ -1,12 +1,13 @@
 //! Transfers for operations whose times stand: prefetches as late as they can be, uploads as soon.
 //!
-//! Before: when the operations start, and how many bytes of each layer are to be away in each gap. After: a schedule, and how
-//! far each operation is from fitting the memory. With the operations fixed, late prefetches and early uploads leave the
-//! least on the device at every moment at once, up to the size of a piece; so nothing is lost by not searching among
-//! transfers. Layers split into pieces as the link's free time asks for.
+//! Before: when the operations start, and how many bytes of each layer are to be away in each gap.
+//! After: a schedule, and how far each operation is from fitting the memory. With the operations
+//! fixed, late prefetches and early uploads leave the least on the device at every moment at once,
+//! up to the size of a piece; so nothing is lost by not searching among transfers. Layers split
+//! into pieces as the link's free time asks for.
 //!
-//! Bytes of a layer are numbered so that those away in both gaps are the same ones, as far as there are such: the discount of
-//! Section 3.
+//! Bytes of a layer are numbered so that those away in both gaps are the same ones, as far as there
+//! are such: the discount of Section 3.
 
 use super::{Absence, Gap, Instance, Op, Schedule, Transfer, Way};
 use std::ops::Range;
@@ -21,7 +22,8 @@ pub(super) struct Draft<'a> {
     pub(super) away: &'a [[u64; 2]],
     /// The largest transfer.
     pub(super) piece_bytes: u64,
-    /// Uploads that only the gap before backward needs go first, and not in what the others leave of the link.
+    /// Uploads that only the gap before backward needs go first, and not in what the others leave
+    /// of the link.
     pub(super) early_first: bool,
 }
 
@@ -41,12 +43,23 @@ struct Free {
 
 impl Free {
     fn new(period: f64) -> Free {
-        Free { period, spans: vec![(0.0, period)] }
+        Free {
+            period,
+            spans: vec![(0.0, period)],
+        }
     }
 
-    /// Takes `amount` of free time within `[from, from + length]`, the first or the last there is; spans of no more than `least`
-    /// are passed over. What was taken, ascending, counted on from `from`'s period; it may be less than asked for.
-    fn take(&mut self, from: f64, length: f64, amount: f64, last: bool, least: f64) -> Vec<(f64, f64)> {
+    /// Takes `amount` of free time within `[from, from + length]`, the first or the last there is;
+    /// spans of no more than `least` are passed over. What was taken, ascending, counted on from
+    /// `from`'s period; it may be less than asked for.
+    fn take(
+        &mut self,
+        from: f64,
+        length: f64,
+        amount: f64,
+        last: bool,
+        least: f64,
+    ) -> Vec<(f64, f64)> {
         let length = length.clamp(0.0, self.period);
         let turn = (from / self.period).floor() * self.period;
         let begin = from - turn;
@@ -64,7 +77,11 @@ impl Free {
         for (a, b, shift) in windows {
             let first = self.spans.partition_point(|span| span.1 <= a);
             let behind = self.spans.partition_point(|span| span.0 < b);
-            let inside: Vec<usize> = if last { (first..behind).rev().collect() } else { (first..behind).collect() };
+            let inside: Vec<usize> = if last {
+                (first..behind).rev().collect()
+            } else {
+                (first..behind).collect()
+            };
             // Cuts, to be made when the numbers of spans matter no more.
             let mut cuts = Vec::new();
             for k in inside {
@@ -96,15 +113,17 @@ impl Free {
     }
 }
 
-/// A piece of a layer in flight: which bytes, from when to when. Times count on from the gap's period.
+/// A piece of a layer in flight: which bytes, from when to when. Times count on from the gap's
+/// period.
 type Piece = (Range<u64>, f64, f64);
 
 /// Makes the timetable. Bytes that find no time on the link stay on the device.
 pub(super) fn timetable(instance: &Instance, ops: &[Op], draft: &Draft<'_>) -> Timetable {
     let n_layers = instance.layers.len();
     let mut away = draft.away.to_vec();
-    // Bytes whose prefetch would begin before their upload ends stay on the device; then there is room for others to move
-    // differently, so all is made anew. Twice is nearly always enough, and any number is right.
+    // Bytes whose prefetch would begin before their upload ends stay on the device; then there is
+    // room for others to move differently, so all is made anew. Twice is nearly always enough, and
+    // any number is right.
     loop {
         let links = link(instance, ops, draft, &away);
         let mut crossed = vec![[0u64; 2]; n_layers];
@@ -117,7 +136,13 @@ pub(super) fn timetable(instance: &Instance, ops: &[Op], draft: &Draft<'_>) -> T
                     let (from, end) = fresh(at);
                     let end = end.min(bytes.end);
                     match from < *start {
-                        true => absences.push(Absence { layer, gap, bytes: at..end, from, until: *start }),
+                        true => absences.push(Absence {
+                            layer,
+                            gap,
+                            bytes: at..end,
+                            from,
+                            until: *start,
+                        }),
                         false => crossed[layer][gap as usize] += end - at,
                     }
                     at = end;
@@ -138,7 +163,12 @@ pub(super) fn timetable(instance: &Instance, ops: &[Op], draft: &Draft<'_>) -> T
 
 /// All gaps of all layers.
 fn gaps(n_layers: usize) -> impl Iterator<Item = (usize, Gap)> {
-    (0..n_layers).flat_map(|layer| [(layer, Gap::BackwardToForward), (layer, Gap::ForwardToBackward)])
+    (0..n_layers).flat_map(|layer| {
+        [
+            (layer, Gap::BackwardToForward),
+            (layer, Gap::ForwardToBackward),
+        ]
+    })
 }
 
 /// When a gap starts, and how long it is.
@@ -148,7 +178,10 @@ fn span(ops: &[Op], draft: &Draft<'_>, layer: usize, gap: Gap) -> (f64, f64) {
     let end = |j: usize| draft.starts[j] + ops[j].micros;
     match gap {
         Gap::BackwardToForward => (end(backward), draft.starts[forward] - end(backward)),
-        Gap::ForwardToBackward => (end(forward), draft.period + draft.starts[backward] - end(forward)),
+        Gap::ForwardToBackward => (
+            end(forward),
+            draft.period + draft.starts[backward] - end(forward),
+        ),
     }
 }
 
@@ -165,14 +198,33 @@ fn link(instance: &Instance, ops: &[Op], draft: &Draft<'_>, away: &[[u64; 2]]) -
     let mut prefetches: Vec<[Vec<Piece>; 2]> = vec![Default::default(); n_layers];
     // A gap's bytes as pieces of the time taken for them; how many found time.
     let least = 0.125 * draft.piece_bytes as f64 / rate;
-    let place = |free: &mut Free, (from, length): (f64, f64), bytes: Range<u64>, last: bool, out: &mut Vec<Piece>| {
-        let taken = free.take(from, length, (bytes.end - bytes.start) as f64 / rate, last, least);
+    let place = |free: &mut Free,
+                 (from, length): (f64, f64),
+                 bytes: Range<u64>,
+                 last: bool,
+                 out: &mut Vec<Piece>| {
+        let taken = free.take(
+            from,
+            length,
+            (bytes.end - bytes.start) as f64 / rate,
+            last,
+            least,
+        );
         let (mut at, mut sum) = (bytes.start, 0.0);
         for (k, (a, b)) in taken.iter().enumerate() {
-            let n_pieces = ((b - a) * rate / draft.piece_bytes as f64 - 1e-6).ceil().max(1.0);
+            let n_pieces = ((b - a) * rate / draft.piece_bytes as f64 - 1e-6)
+                .ceil()
+                .max(1.0);
             for piece in 0..n_pieces as u64 {
                 let part = |piece: u64| a + (b - a) * piece as f64 / n_pieces;
-                let (start, end) = (part(piece), if piece + 1 == n_pieces as u64 { *b } else { part(piece + 1) });
+                let (start, end) = (
+                    part(piece),
+                    if piece + 1 == n_pieces as u64 {
+                        *b
+                    } else {
+                        part(piece + 1)
+                    },
+                );
                 sum += end - start;
                 let whole = k + 1 == taken.len() && piece + 1 == n_pieces as u64;
                 let next = bytes.start + (sum * rate + if whole { 0.5 } else { 0.0 }) as u64;
@@ -185,13 +237,24 @@ fn link(instance: &Instance, ops: &[Op], draft: &Draft<'_>, away: &[[u64; 2]]) -
         }
         at
     };
-    // Shortest gaps first: they have the least choice. Whose bytes go when is all the same to the memory.
-    let mut order: Vec<(usize, Gap)> = gaps(n_layers).filter(|&(layer, gap)| 0 < away[layer][gap as usize]).collect();
-    order.sort_by(|&(i, a), &(k, b)| span(ops, draft, i, a).1.total_cmp(&span(ops, draft, k, b).1).then(i.cmp(&k)));
+    // Shortest gaps first: they have the least choice. Whose bytes go when is all the same to the
+    // memory.
+    let mut order: Vec<(usize, Gap)> = gaps(n_layers)
+        .filter(|&(layer, gap)| 0 < away[layer][gap as usize])
+        .collect();
+    order.sort_by(|&(i, a), &(k, b)| {
+        span(ops, draft, i, a)
+            .1
+            .total_cmp(&span(ops, draft, k, b).1)
+            .then(i.cmp(&k))
+    });
     let mut free = Free::new(draft.period);
     let mut kept = away.to_vec();
     let late = |free: &mut Free, uploads: &mut Vec<Vec<Piece>>, kept: &mut Vec<[u64; 2]>| {
-        for &(layer, gap) in order.iter().filter(|(_, gap)| *gap == Gap::BackwardToForward) {
+        for &(layer, gap) in order
+            .iter()
+            .filter(|(_, gap)| *gap == Gap::BackwardToForward)
+        {
             let window = span(ops, draft, layer, gap);
             let placed = place(free, window, 0..away[layer][0], false, &mut uploads[layer]);
             kept[layer][0] = placed;
@@ -210,7 +273,13 @@ fn link(instance: &Instance, ops: &[Op], draft: &Draft<'_>, away: &[[u64; 2]]) -
             let (from, _) = span(ops, draft, layer, Gap::BackwardToForward);
             let window = (from, draft.period - ops[n_layers - 1 - layer].micros);
             let mut pieces = Vec::new();
-            kept[layer][1] = place(free, window, kept[layer][0]..away[layer][1], false, &mut pieces);
+            kept[layer][1] = place(
+                free,
+                window,
+                kept[layer][0]..away[layer][1],
+                false,
+                &mut pieces,
+            );
             uploads[layer].extend(pieces);
         }
     };
@@ -228,17 +297,35 @@ fn link(instance: &Instance, ops: &[Op], draft: &Draft<'_>, away: &[[u64; 2]]) -
     for &(layer, gap) in &order {
         let bytes = kept[layer][gap as usize];
         let mut pieces = Vec::new();
-        place(&mut free, span(ops, draft, layer, gap), 0..bytes, true, &mut pieces);
+        place(
+            &mut free,
+            span(ops, draft, layer, gap),
+            0..bytes,
+            true,
+            &mut pieces,
+        );
         prefetches[layer][gap as usize] = pieces;
     }
-    Links { prefetches, uploads }
+    Links {
+        prefetches,
+        uploads,
+    }
 }
 
 impl Links {
     /// When a byte may be deleted in a gap, and up to which byte that is so.
-    fn uploaded(&self, ops: &[Op], draft: &Draft<'_>, layer: usize, gap: Gap, byte: u64) -> (f64, u64) {
+    fn uploaded(
+        &self,
+        ops: &[Op],
+        draft: &Draft<'_>,
+        layer: usize,
+        gap: Gap,
+        byte: u64,
+    ) -> (f64, u64) {
         let (from, _) = span(ops, draft, layer, gap);
-        let piece = self.uploads[layer].iter().find(|(bytes, _, _)| bytes.contains(&byte));
+        let piece = self.uploads[layer]
+            .iter()
+            .find(|(bytes, _, _)| bytes.contains(&byte));
         let (bytes, _, end) = piece.expect("a prefetched byte should have been uploaded");
         (from.max(*end), bytes.end)
     }
@@ -247,20 +334,39 @@ impl Links {
         let mut transfers = Vec::new();
         let mut add = |layer: usize, way: Way, (bytes, start, end): Piece| {
             let turn = (start / draft.period).floor() * draft.period;
-            transfers.push(Transfer { layer, way, bytes, start: start - turn, end: end - turn });
+            transfers.push(Transfer {
+                layer,
+                way,
+                bytes,
+                start: start - turn,
+                end: end - turn,
+            });
         };
         for (layer, pieces) in self.uploads.into_iter().enumerate() {
-            pieces.into_iter().for_each(|piece| add(layer, Way::ToHost, piece));
+            pieces
+                .into_iter()
+                .for_each(|piece| add(layer, Way::ToHost, piece));
         }
         for (layer, gaps) in self.prefetches.into_iter().enumerate() {
-            gaps.into_iter().flatten().for_each(|piece| add(layer, Way::ToDevice, piece));
+            gaps.into_iter()
+                .flatten()
+                .for_each(|piece| add(layer, Way::ToDevice, piece));
         }
         transfers.sort_by(|a, b| a.start.total_cmp(&b.start).then(a.way.cmp(&b.way)));
         let absences = absences.into_iter().map(|absence| {
             let turn = (absence.from / draft.period).floor() * draft.period;
-            Absence { from: absence.from - turn, until: absence.until - turn, ..absence }
+            Absence {
+                from: absence.from - turn,
+                until: absence.until - turn,
+                ..absence
+            }
         });
-        Schedule { period: draft.period, starts: draft.starts.to_vec(), transfers, absences: absences.collect() }
+        Schedule {
+            period: draft.period,
+            starts: draft.starts.to_vec(),
+            transfers,
+            absences: absences.collect(),
+        }
     }
 }
 
@@ -269,9 +375,11 @@ fn over(instance: &Instance, ops: &[Op], schedule: &Schedule) -> Vec<u64> {
     let n_ops = ops.len();
     let period = schedule.period;
     let close = 1e-9 * period;
-    // Taken counts after released, as the validator has it; the operation, where order within a moment matters.
+    // Taken counts after released, as the validator has it; the operation, where order within a
+    // moment matters.
     let brief = |j: usize| ops[j].micros <= 2.0 * close;
-    let mut changes: Vec<(f64, usize, i64)> = Vec::with_capacity(2 * schedule.absences.len() + 2 * n_ops);
+    let mut changes: Vec<(f64, usize, i64)> =
+        Vec::with_capacity(2 * schedule.absences.len() + 2 * n_ops);
     let mut level = instance.weight_bytes() as i64;
     for absence in &schedule.absences {
         let bytes = (absence.bytes.end - absence.bytes.start) as i64;
@@ -290,9 +398,17 @@ fn over(instance: &Instance, ops: &[Op], schedule: &Schedule) -> Vec<u64> {
     let mut held = ops[n_ops - 1].left_bytes as i64;
     level += held;
     for (j, op) in ops.iter().enumerate() {
-        let (start, during, left) = (schedule.starts[j], op.held_bytes as i64, op.left_bytes as i64);
+        let (start, during, left) = (
+            schedule.starts[j],
+            op.held_bytes as i64,
+            op.left_bytes as i64,
+        );
         changes.push((start + close, 2 * j + 1, during - held));
-        let end = if brief(j) { (start + close, 2 * j + 2) } else { (start + op.micros, 0) };
+        let end = if brief(j) {
+            (start + close, 2 * j + 2)
+        } else {
+            (start + op.micros, 0)
+        };
         changes.push((end.0, end.1, left - during));
         held = left;
     }

@@ -1,10 +1,12 @@
-//! Is a schedule right? Shares nothing with those who make schedules but the types, and reads the problem anew.
+//! Is a schedule right? Shares nothing with those who make schedules but the types, and reads the
+//! problem anew.
 //!
-//! Proves of a cyclic [`Schedule`]: operations run one at a time, in order, for as long as they take; each way of the link
-//! carries one transfer at a time, no faster than its bandwidth; an operation finds all of its layer's bytes on the device; what
-//! is deleted has been uploaded since its layer's backward, and what is away comes back once; and at every moment the
-//! activations, the gradient, the weights and the places of arriving ones fit the memory. Times are compared to within a
-//! thousand-millionth of the period, and transfers to within a byte.
+//! Proves of a cyclic [`Schedule`]: operations run one at a time, in order, for as long as they
+//! take; each way of the link carries one transfer at a time, no faster than its bandwidth; an
+//! operation finds all of its layer's bytes on the device; what is deleted has been uploaded since
+//! its layer's backward, and what is away comes back once; and at every moment the activations, the
+//! gradient, the weights and the places of arriving ones fit the memory. Times are compared to
+//! within a thousand-millionth of the period, and transfers to within a byte.
 
 use super::{Instance, Schedule, Transfer, Way};
 
@@ -21,11 +23,17 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
     }
     let close = 1e-9 * period;
     let fits = |layer: usize, bytes: &std::ops::Range<u64>| {
-        layer < n_layers && bytes.start < bytes.end && bytes.end <= instance.layers[layer].weight_bytes
+        layer < n_layers
+            && bytes.start < bytes.end
+            && bytes.end <= instance.layers[layer].weight_bytes
     };
     // Operations: one at a time, in order.
     if schedule.starts.len() != 2 * n_layers {
-        return Err(format!("{} starts for {} operations", schedule.starts.len(), 2 * n_layers));
+        return Err(format!(
+            "{} starts for {} operations",
+            schedule.starts.len(),
+            2 * n_layers
+        ));
     }
     let micros = |j: usize| match j < n_layers {
         true => instance.layers[n_layers - 1 - j].backward_micros,
@@ -35,7 +43,9 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         let end = start + micros(j);
         let next = schedule.starts.get(j + 1).copied().unwrap_or(period);
         if !(-close <= start && end <= next + close) {
-            return Err(format!("operation {j} runs from {start} to {end}, and the next one starts at {next}"));
+            return Err(format!(
+                "operation {j} runs from {start} to {end}, and the next one starts at {next}"
+            ));
         }
     }
     let backward = |layer: usize| {
@@ -43,14 +53,27 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         (schedule.starts[j], schedule.starts[j] + micros(j))
     };
     let forward = |layer: usize| {
-        (schedule.starts[n_layers + layer], schedule.starts[n_layers + layer] + micros(n_layers + layer))
+        (
+            schedule.starts[n_layers + layer],
+            schedule.starts[n_layers + layer] + micros(n_layers + layer),
+        )
     };
     // The link: one transfer at a time each way.
     for way in [Way::ToDevice, Way::ToHost] {
-        let mut busy: Vec<&Transfer> = schedule.transfers.iter().filter(|transfer| transfer.way == way).collect();
+        let mut busy: Vec<&Transfer> = schedule
+            .transfers
+            .iter()
+            .filter(|transfer| transfer.way == way)
+            .collect();
         busy.sort_by(|a, b| a.start.total_cmp(&b.start));
         for (k, transfer) in busy.iter().enumerate() {
-            let Transfer { layer, bytes, start, end, .. } = transfer;
+            let Transfer {
+                layer,
+                bytes,
+                start,
+                end,
+                ..
+            } = transfer;
             if !(fits(*layer, bytes) && 0.0 <= *start && *start <= period && start <= end) {
                 return Err(format!("{transfer:?} makes no sense"));
             }
@@ -58,7 +81,9 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
             if end - start < takes - close {
                 return Err(format!("{transfer:?} is faster than the link: {takes}"));
             }
-            let next = busy.get(k + 1).map_or(busy[0].start + period, |next| next.start);
+            let next = busy
+                .get(k + 1)
+                .map_or(busy[0].start + period, |next| next.start);
             if next + close < *end {
                 return Err(format!("{transfer:?} overlaps the next, at {next}"));
             }
@@ -78,7 +103,9 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
             a + close < at && at < b - close
         })
     };
-    let touches = |(a, b): (f64, f64), interval: (f64, f64)| meet((a, b), interval) || within(0.5 * (a + b), interval);
+    let touches = |(a, b): (f64, f64), interval: (f64, f64)| {
+        meet((a, b), interval) || within(0.5 * (a + b), interval)
+    };
     let mut away: Vec<Vec<(std::ops::Range<u64>, f64, f64)>> = vec![Vec::new(); n_layers];
     let mut prefetches: Vec<Vec<&Transfer>> = vec![Vec::new(); n_layers];
     let mut uploads: Vec<Vec<&Transfer>> = vec![Vec::new(); n_layers];
@@ -90,16 +117,19 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
     }
     for absence in &schedule.absences {
         let (layer, bytes) = (absence.layer, &absence.bytes);
-        let timely = 0.0 <= absence.from && absence.from <= absence.until && absence.until.is_finite();
+        let timely =
+            0.0 <= absence.from && absence.from <= absence.until && absence.until.is_finite();
         if !(fits(layer, bytes) && timely) {
             return Err(format!("{absence:?} makes no sense"));
         }
-        // Every byte comes back by one prefetch that begins as the absence ends; until its end they are of no use.
+        // Every byte comes back by one prefetch that begins as the absence ends; until its end they
+        // are of no use.
         let mut arrived = absence.until;
         let mut covered: Vec<_> = prefetches[layer]
             .iter()
             .filter(|transfer| {
-                let late = (transfer.start - absence.until).rem_euclid(period.max(f64::MIN_POSITIVE));
+                let late =
+                    (transfer.start - absence.until).rem_euclid(period.max(f64::MIN_POSITIVE));
                 late <= close || period - late <= close
             })
             .filter(|transfer| transfer.bytes.start < bytes.end && bytes.start < transfer.bytes.end)
@@ -121,7 +151,9 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         }
         for (what, op) in [("forward", forward(layer)), ("backward", backward(layer))] {
             if touches(op, gone) {
-                return Err(format!("{absence:?}: its {what} at {op:?} does not find it; it is back at {arrived}"));
+                return Err(format!(
+                    "{absence:?}: its {what} at {op:?} does not find it; it is back at {arrived}"
+                ));
             }
         }
         // Uploaded since the backward that ended last before the deletion, and before the deletion.
@@ -140,7 +172,9 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
             }
         }
         if at < bytes.end {
-            return Err(format!("{absence:?}: byte {at} is not on the host when it is deleted"));
+            return Err(format!(
+                "{absence:?}: byte {at} is not on the host when it is deleted"
+            ));
         }
         for (other, from, until) in &away[layer] {
             if other.start < bytes.end && bytes.start < other.end && meet(gone, (*from, *until)) {
@@ -164,12 +198,14 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
             }
         }
     }
-    // Memory: weights all the time, less what is away; activations and gradients with the operations.
+    // Memory: weights all the time, less what is away; activations and gradients with the
+    // operations.
     let weights: u64 = instance.layers.iter().map(|layer| layer.weight_bytes).sum();
     let mut level = i128::from(weights);
-    // (when, which operation if it matters, by how much). Times are not exact, so that what is taken counts a little later
-    // than what is released. An operation without length takes and releases at one moment: then their order decides, and what
-    // it leaves to be deleted goes after it.
+    // (when, which operation if it matters, by how much). Times are not exact, so that what is
+    // taken counts a little later than what is released. An operation without length takes and
+    // releases at one moment: then their order decides, and what it leaves to be deleted goes after
+    // it.
     let brief = |j: usize| micros(j) <= 2.0 * close;
     let mut changes: Vec<(f64, usize, i128)> = Vec::new();
     for absence in &schedule.absences {
@@ -180,24 +216,29 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         // It spans the start of a period as often as it wraps.
         level -= bytes * turns as i128;
         let own = [n_layers - 1 - absence.layer, n_layers + absence.layer];
-        match own.into_iter().find(|&j| brief(j) && (from - schedule.starts[j]).abs() <= 2.0 * close) {
+        match own
+            .into_iter()
+            .find(|&j| brief(j) && (from - schedule.starts[j]).abs() <= 2.0 * close)
+        {
             Some(j) => changes.push((schedule.starts[j] + close, 2 * j + 2, -bytes)),
             None => changes.push((from, 0, -bytes)),
         }
         changes.push((until - turns * period + close, 0, bytes));
     }
     let mut activations = vec![0u64];
-    instance
-        .layers
-        .iter()
-        .for_each(|layer| activations.push(activations[activations.len() - 1] + layer.activation_bytes));
+    instance.layers.iter().for_each(|layer| {
+        activations.push(activations[activations.len() - 1] + layer.activation_bytes)
+    });
     let mut held = i128::from(activations[n_layers]);
     level += held;
     for (j, &start) in schedule.starts.iter().enumerate() {
         let (during, then) = match j < n_layers {
             true => {
                 let layer = n_layers - 1 - j;
-                (activations[layer + 1] + instance.layers[layer].weight_bytes, activations[layer])
+                (
+                    activations[layer + 1] + instance.layers[layer].weight_bytes,
+                    activations[layer],
+                )
             }
             false => (activations[j - n_layers + 1], activations[j - n_layers + 1]),
         };
@@ -215,7 +256,10 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         level += by;
         peak = peak.max(level);
         if i128::from(instance.memory_bytes) < level {
-            return Err(format!("at {when} µs {level} bytes are in use, and there are {}", instance.memory_bytes));
+            return Err(format!(
+                "at {when} µs {level} bytes are in use, and there are {}",
+                instance.memory_bytes
+            ));
         }
     }
     u64::try_from(peak).map_err(|_| format!("more is away than there is: {peak}"))

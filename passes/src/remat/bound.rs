@@ -1,27 +1,32 @@
 //! What no set of reruns can beat.
 //!
-//! Take one line. The values that are there while its own node runs fit into the budget. Whatever else is read later was
-//! made again after the line, by a run that had its operands: from among those there, or made again in turn. So the reruns
-//! after the line are a choice as in [`cut`](super::cut) whose saved bytes fit, and the least time of such a choice is a
-//! bound. Pricing the bytes instead of limiting them (Lagrange) can only lower it, and makes it a smallest cut; the best
-//! price gives the bound of the linear relaxation, for the cut's program is integral. The bound is the best of several lines.
+//! Take one line. The values that are there while its own node runs fit into the budget. Whatever
+//! else is read later was made again after the line, by a run that had its operands: from among
+//! those there, or made again in turn. So the reruns after the line are a choice as in
+//! [`cut`](super::cut) whose saved bytes fit, and the least time of such a choice is a bound.
+//! Pricing the bytes instead of limiting them (Lagrange) can only lower it, and makes it a smallest
+//! cut; the best price gives the bound of the linear relaxation, for the cut's program is integral.
+//! The bound is the best of several lines.
 
 use super::Problem;
 use super::cut::{self, Choice};
 use super::profile::{Profile, line_of, step};
 
-/// At least so many lines are asked for their bound, and more of short problems: as many as make this many lines' length.
+/// At least so many lines are asked for their bound, and more of short problems: as many as make
+/// this many lines' length.
 const N_LINES: usize = 6;
 const LENGTH: usize = 20_000;
 /// Prices that are tried at a line. The search for the best price ends before in practice.
 const N_PRICES: usize = 24;
 
-/// A bound on a step's time at a budget: no set of reruns whose peak is within `budget` bytes takes fewer µs. Infinite if
-/// it is certain that none fits.
+/// A bound on a step's time at a budget: no set of reruns whose peak is within `budget` bytes takes
+/// fewer µs. Infinite if it is certain that none fits.
 pub fn lower_bound(problem: &Problem, budget: u64) -> f64 {
     let profile = Profile::new(problem);
     let n_lines = problem.nodes.len() as u32;
-    let mut lines: Vec<(i64, u32)> = (0..n_lines).map(|line| (profile.bytes_at(step(line, line)), line)).collect();
+    let mut lines: Vec<(i64, u32)> = (0..n_lines)
+        .map(|line| (profile.bytes_at(step(line, line)), line))
+        .collect();
     if (0..n_lines).any(|line| budget < cut::must(problem, line)) {
         return f64::INFINITY;
     }
@@ -32,8 +37,9 @@ pub fn lower_bound(problem: &Problem, budget: u64) -> f64 {
     lines.sort_unstable_by_key(|l| l.1);
     let most = (N_LINES + LENGTH / n_lines.max(1) as usize).min(lines.len());
     chosen.extend((0..most).map(|k| lines[k * lines.len() / most].1));
-    let reruns =
-        chosen.into_iter().map(|line| at_line(problem, line, budget, &|n| problem.nodes[n as usize].micros).least);
+    let reruns = chosen
+        .into_iter()
+        .map(|line| at_line(problem, line, budget, &|n| problem.nodes[n as usize].micros).least);
     problem.base_micros() + reruns.fold(0.0, f64::max)
 }
 
@@ -55,11 +61,22 @@ pub(super) fn fullest(problem: &Problem) -> u32 {
 }
 
 /// The bound of one line, with the choices on both sides of the budget.
-pub(super) fn at_line(problem: &Problem, line: u32, budget: u64, time: &dyn Fn(u32) -> f64) -> AtLine {
-    let mut known = AtLine { least: 0.0, price: 0.0, fits: None, above: None };
+pub(super) fn at_line(
+    problem: &Problem,
+    line: u32,
+    budget: u64,
+    time: &dyn Fn(u32) -> f64,
+) -> AtLine {
+    let mut known = AtLine {
+        least: 0.0,
+        price: 0.0,
+        fits: None,
+        above: None,
+    };
     let room = budget as f64 - cut::must(problem, line) as f64;
-    // The value of a choice at a price is a line over prices: its time, and its bytes above the budget as slope. The lowest
-    // of all is concave; its top is where a falling and a rising one meet.
+    // The value of a choice at a price is a line over prices: its time, and its bytes above the
+    // budget as slope. The lowest of all is concave; its top is where a falling and a rising one
+    // meet.
     let all = saved_at_no_price(problem, line);
     if all as f64 <= room {
         return known;

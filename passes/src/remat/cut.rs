@@ -1,9 +1,11 @@
 //! What to save across one line and what to compute again after it, as a smallest cut.
 //!
-//! Seen from one line, all that matters is which values survive it. Each value that is read after the line is either saved,
-//! at a price per byte, or its maker runs again, at its time, and then needs its own operands. For a given price the best
-//! choice is a smallest cut, as in Griewank and Walther's and in PyTorch's partitioner (He, "Min-cut optimal recomputation", 2022).
-//! What happens before and after the line is left out: so the choice is a start for a search, and its value is a bound.
+//! Seen from one line, all that matters is which values survive it. Each value that is read after
+//! the line is either saved, at a price per byte, or its maker runs again, at its time, and then
+//! needs its own operands. For a given price the best choice is a smallest cut, as in Griewank and
+//! Walther's and in PyTorch's partitioner (He, "Min-cut optimal recomputation", 2022). What happens
+//! before and after the line is left out: so the choice is a start for a search, and its value is a
+//! bound.
 
 use super::flow::{Network, UNLIMITED};
 use super::{Problem, Rerun};
@@ -23,28 +25,44 @@ pub(super) struct Choice {
     pub(super) least: f64,
 }
 
-/// Bytes that are there on a line whatever is chosen: what it makes and reads, its scratch, and what is fixed.
+/// Bytes that are there on a line whatever is chosen: what it makes and reads, its scratch, and
+/// what is fixed.
 pub(super) fn must(problem: &Problem, line: u32) -> u64 {
     let node = &problem.nodes[line as usize];
     let values = node.reads.iter().chain(&problem.results[line as usize]);
-    problem.fixed[line as usize] + node.scratch + values.map(|&v| problem.values[v as usize].bytes).sum::<u64>()
+    problem.fixed[line as usize]
+        + node.scratch
+        + values
+            .map(|&v| problem.values[v as usize].bytes)
+            .sum::<u64>()
 }
 
 /// The best choice at a line for a price in µs per byte. `time` is what a node's rerun takes.
-pub(super) fn choose(problem: &Problem, line: u32, price: f64, time: &dyn Fn(u32) -> f64) -> Choice {
+pub(super) fn choose(
+    problem: &Problem,
+    line: u32,
+    price: f64,
+    time: &dyn Fn(u32) -> f64,
+) -> Choice {
     let here = |value: u32| {
         let node = &problem.nodes[line as usize];
         problem.values[value as usize].maker == line || node.reads.binary_search(&value).is_ok()
     };
     let mut wanted: BTreeSet<u32> = BTreeSet::new();
     for node in &problem.nodes[line as usize + 1..] {
-        wanted.extend(node.reads.iter().filter(|&&v| problem.values[v as usize].maker <= line));
+        wanted.extend(
+            node.reads
+                .iter()
+                .filter(|&&v| problem.values[v as usize].maker <= line),
+        );
     }
-    let kept = |&x: &u32| problem.values[x as usize].kept && problem.values[x as usize].maker <= line;
+    let kept =
+        |&x: &u32| problem.values[x as usize].kept && problem.values[x as usize].maker <= line;
     wanted.extend((0..problem.values.len() as u32).filter(kept));
     wanted.retain(|&value| !here(value));
 
-    // A value on the source's side must be there after the line; a node on the source's side runs again.
+    // A value on the source's side must be there after the line; a node on the source's side runs
+    // again.
     let (source, sink) = (0, 1);
     let mut network = Network::new(2);
     let mut vertex_of: BTreeMap<u32, u32> = BTreeMap::new();
@@ -69,7 +87,11 @@ pub(super) fn choose(problem: &Problem, line: u32, price: f64, time: &dyn Fn(u32
         let node = *node_of.entry(maker).or_insert_with(|| {
             let node = network.vertex();
             network.arc(node, sink, (time(maker) * PER_MICRO) as i64);
-            for &read in problem.nodes[maker as usize].reads.iter().filter(|&&read| !here(read)) {
+            for &read in problem.nodes[maker as usize]
+                .reads
+                .iter()
+                .filter(|&&read| !here(read))
+            {
                 let vertex = *vertex_of.entry(read).or_insert_with(|| {
                     stack.push(read);
                     network.vertex()
@@ -81,13 +103,23 @@ pub(super) fn choose(problem: &Problem, line: u32, price: f64, time: &dyn Fn(u32
         network.arc(vertex, node, saved);
     }
     let (least, reached) = network.cut(source, sink);
-    let runs = |maker: u32| node_of.get(&maker).is_some_and(|&vertex| reached[vertex as usize]);
-    let nodes: BTreeSet<u32> = node_of.keys().copied().filter(|&maker| runs(maker)).collect();
-    let saved = vertex_of
-        .iter()
-        .filter(|&(&value, &vertex)| reached[vertex as usize] && !runs(problem.values[value as usize].maker));
+    let runs = |maker: u32| {
+        node_of
+            .get(&maker)
+            .is_some_and(|&vertex| reached[vertex as usize])
+    };
+    let nodes: BTreeSet<u32> = node_of
+        .keys()
+        .copied()
+        .filter(|&maker| runs(maker))
+        .collect();
+    let saved = vertex_of.iter().filter(|&(&value, &vertex)| {
+        reached[vertex as usize] && !runs(problem.values[value as usize].maker)
+    });
     Choice {
-        bytes: saved.map(|(&value, _)| problem.values[value as usize].bytes).sum(),
+        bytes: saved
+            .map(|(&value, _)| problem.values[value as usize].bytes)
+            .sum(),
         nodes,
         least: least as f64 / PER_MICRO,
     }
@@ -102,7 +134,10 @@ pub(super) fn lay(problem: &Problem, line: u32, choice: &Choice) -> Vec<Rerun> {
         while let Some(value) = stack.pop() {
             let node = problem.values[value as usize].maker;
             if left.remove(&node) {
-                reruns.push(Rerun { line: reader.min(problem.nodes[node as usize].until), node });
+                reruns.push(Rerun {
+                    line: reader.min(problem.nodes[node as usize].until),
+                    node,
+                });
                 stack.extend(&problem.nodes[node as usize].reads);
             }
         }

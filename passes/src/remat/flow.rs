@@ -15,7 +15,11 @@ pub(super) const UNLIMITED: i64 = i64::MAX / 4;
 impl Network {
     /// Vertices without arcs.
     pub(super) fn new(n_vertices: usize) -> Network {
-        Network { out: vec![vec![]; n_vertices], head: vec![], room: vec![] }
+        Network {
+            out: vec![vec![]; n_vertices],
+            head: vec![],
+            room: vec![],
+        }
     }
     /// Another vertex.
     pub(super) fn vertex(&mut self) -> u32 {
@@ -31,8 +35,8 @@ impl Network {
         }
     }
 
-    /// Sends as much as possible; returns how much, and whether each vertex is on the source's side of the smallest cut that
-    /// is nearest to the source.
+    /// Sends as much as possible; returns how much, and whether each vertex is on the source's side
+    /// of the smallest cut that is nearest to the source.
     pub(super) fn cut(&mut self, source: u32, sink: u32) -> (i64, Vec<bool>) {
         let mut sent = 0;
         loop {
@@ -82,20 +86,31 @@ impl Network {
         loop {
             let at = path.last().map_or(source, |&arc| self.head[arc as usize]) as usize;
             if at == sink as usize {
-                let least = path.iter().map(|&arc| self.room[arc as usize]).min().expect("a path should have arcs");
+                let least = path
+                    .iter()
+                    .map(|&arc| self.room[arc as usize])
+                    .min()
+                    .expect("a path should have arcs");
                 for &arc in &path {
                     self.room[arc as usize] -= least;
                     self.room[(arc ^ 1) as usize] += least;
                 }
                 sent += least;
-                let full = path.iter().position(|&arc| self.room[arc as usize] == 0).unwrap_or(0);
+                let full = path
+                    .iter()
+                    .position(|&arc| self.room[arc as usize] == 0)
+                    .unwrap_or(0);
                 path.truncate(full);
                 continue;
             }
-            let fits =
-                |&arc: &u32| 0 < self.room[arc as usize] && level[self.head[arc as usize] as usize] + 1 == level[at];
+            let fits = |&arc: &u32| {
+                0 < self.room[arc as usize]
+                    && level[self.head[arc as usize] as usize] + 1 == level[at]
+            };
             match self.out[at].get(next[at]) {
-                Some(arc) if level[self.head[*arc as usize] as usize] != u32::MAX && fits(arc) => path.push(*arc),
+                Some(arc) if level[self.head[*arc as usize] as usize] != u32::MAX && fits(arc) => {
+                    path.push(*arc)
+                }
                 Some(_) => next[at] += 1,
                 None => {
                     let Some(arc) = path.pop() else { return sent };

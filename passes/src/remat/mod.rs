@@ -1,24 +1,30 @@
-//! Which nodes to run again so that a training step fits: recompute alone, op by op, in a fixed order.
+//! Which nodes to run again so that a training step fits: recompute alone, op by op, in a fixed
+//! order.
 //!
-//! A problem is a list of nodes in their order, each with its time and the bytes of its results. A solution is a set of
-//! [`Rerun`]s: before line `line`, node `node` runs once more. The reruns before a line stand in the nodes' own order. A
-//! reader takes a value from its maker's latest run, so that a value lies in memory from each run of its maker to the last
-//! read before the next run; values that the step must leave lie there from the last run to the end. Any set is therefore
-//! a program that computes the right values: only its memory and its time differ. This is the space of Checkmate's integer
-//! program (Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", 2020, section 4).
+//! A problem is a list of nodes in their order, each with its time and the bytes of its results. A
+//! solution is a set of [`Rerun`]s: before line `line`, node `node` runs once more. The reruns
+//! before a line stand in the nodes' own order. A reader takes a value from its maker's latest run,
+//! so that a value lies in memory from each run of its maker to the last read before the next run;
+//! values that the step must leave lie there from the last run to the end. Any set is therefore a
+//! program that computes the right values: only its memory and its time differ. This is the space
+//! of Checkmate's integer program (Jain et al., "Checkmate: Breaking the Memory Wall with Optimal
+//! Tensor Rematerialization", 2020, section 4).
 //!
-//! [`solve`] finds a set whose peak is within a budget, [`curve`] a family from what keeping everything needs down to the
-//! least that was found, [`lower_bound`] what no set can beat, and [`evaluate`] is the meaning of a set, spelled out.
+//! [`solve`] finds a set whose peak is within a budget, [`curve`] a family from what keeping
+//! everything needs down to the least that was found, [`lower_bound`] what no set can beat, and
+//! [`evaluate`] is the meaning of a set, spelled out.
 //!
-//! A set says more than cuts of gaps can: that a value whose last reader among the lines is gone is held for a rerun, or that a
-//! rerun stands earlier than the next read. To act on it as it is, run the reruns listed before each line, let readers take the
-//! latest copy, and end each buffer at its last read; nothing else is to be decided.
+//! A set says more than cuts of gaps can: that a value whose last reader among the lines is gone is
+//! held for a rerun, or that a rerun stands earlier than the next read. To act on it as it is, run
+//! the reruns listed before each line, let readers take the latest copy, and end each buffer at its
+//! last read; nothing else is to be decided.
 //!
-//! `fixed` may also say what else is asked of a line. If a block is to hold at most `h` bytes from its forward to its backward
-//! and need at most `b` bytes at once, a line between the two that fixes `b - h` bytes makes both one budget, `b`.
+//! `fixed` may also say what else is asked of a line. If a block is to hold at most `h` bytes from
+//! its forward to its backward and need at most `b` bytes at once, a line between the two that
+//! fixes `b - h` bytes makes both one budget, `b`.
 //!
-//! After: the reruns are plain data. They say nothing of addresses, so that padding and fragmentation come on top, and
-//! nothing of results written over operands, which need less.
+//! After: the reruns are plain data. They say nothing of addresses, so that padding and
+//! fragmentation come on top, and nothing of results written over operands, which need less.
 
 mod bound;
 mod cut;
@@ -43,8 +49,8 @@ pub struct Node {
     pub scratch: u64,
     /// The values that it reads.
     pub reads: Vec<u32>,
-    /// It may run again before any line up to this one; 0 where it may not. A node that reads what a later line
-    /// overwrites may run again up to that line.
+    /// It may run again before any line up to this one; 0 where it may not. A node that reads what
+    /// a later line overwrites may run again up to that line.
     pub until: u32,
 }
 
@@ -70,23 +76,35 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem of nodes in their final order, their values, and the bytes that lie in memory on each line besides
-    /// (`fixed`, one for each node; none at all stand for zeros).
+    /// A problem of nodes in their final order, their values, and the bytes that lie in memory on
+    /// each line besides (`fixed`, one for each node; none at all stand for zeros).
     ///
     /// # Errors
-    /// If a value's maker is no node, if a node reads a value that is not made before it, if `fixed` has another length,
-    /// or if a time is negative or not a number.
-    pub fn new(mut nodes: Vec<Node>, values: Vec<Value>, mut fixed: Vec<u64>) -> Result<Problem, String> {
+    /// If a value's maker is no node, if a node reads a value that is not made before it, if
+    /// `fixed` has another length, or if a time is negative or not a number.
+    pub fn new(
+        mut nodes: Vec<Node>,
+        values: Vec<Value>,
+        mut fixed: Vec<u64>,
+    ) -> Result<Problem, String> {
         if fixed.is_empty() {
             fixed = vec![0; nodes.len()];
         }
         if fixed.len() != nodes.len() {
-            return Err(format!("{} lines have {} entries of fixed bytes", nodes.len(), fixed.len()));
+            return Err(format!(
+                "{} lines have {} entries of fixed bytes",
+                nodes.len(),
+                fixed.len()
+            ));
         }
         let mut results = vec![vec![]; nodes.len()];
         for (x, value) in values.iter().enumerate() {
             let Some(results) = results.get_mut(value.maker as usize) else {
-                return Err(format!("value {x} is made by node {}, of {} nodes", value.maker, nodes.len()));
+                return Err(format!(
+                    "value {x} is made by node {}, of {} nodes",
+                    value.maker,
+                    nodes.len()
+                ));
             };
             results.push(x as u32);
         }
@@ -97,16 +115,30 @@ impl Problem {
             node.reads.sort_unstable();
             node.reads.dedup();
             for &read in &node.reads {
-                if values.get(read as usize).is_none_or(|value| line <= value.maker as usize) {
-                    return Err(format!("node {line} reads value {read}, which is not made before it"));
+                if values
+                    .get(read as usize)
+                    .is_none_or(|value| line <= value.maker as usize)
+                {
+                    return Err(format!(
+                        "node {line} reads value {read}, which is not made before it"
+                    ));
                 }
             }
         }
-        let total = values.iter().map(|v| v.bytes).chain(nodes.iter().map(|n| n.scratch)).chain(fixed.iter().copied());
+        let total = values
+            .iter()
+            .map(|v| v.bytes)
+            .chain(nodes.iter().map(|n| n.scratch))
+            .chain(fixed.iter().copied());
         if total.map(u128::from).sum::<u128>() > 1 << 62 {
             return Err("the sizes add up to more than 2^62 bytes".into());
         }
-        Ok(Problem { nodes, values, fixed, results })
+        Ok(Problem {
+            nodes,
+            values,
+            fixed,
+            results,
+        })
     }
 
     /// The nodes, in their order.
@@ -128,7 +160,9 @@ impl Problem {
     /// True if a node may run again before a line.
     pub fn may_rerun(&self, rerun: Rerun) -> bool {
         let n_lines = self.nodes.len() as u32;
-        rerun.node < rerun.line && rerun.line < n_lines && rerun.line <= self.nodes[rerun.node as usize].until
+        rerun.node < rerun.line
+            && rerun.line < n_lines
+            && rerun.line <= self.nodes[rerun.node as usize].until
     }
 }
 
@@ -165,18 +199,25 @@ impl Solution {
     fn new(problem: &Problem, mut reruns: Vec<Rerun>) -> Solution {
         reruns.sort_unstable();
         let Evaluation { peak, micros } = evaluate(problem, &reruns);
-        Solution { reruns, peak, micros }
+        Solution {
+            reruns,
+            peak,
+            micros,
+        }
     }
 }
 
-/// The meaning of a set of reruns: the lines run one by one, each value's latest copy found and its last read noted.
-/// Every solution is measured by this.
+/// The meaning of a set of reruns: the lines run one by one, each value's latest copy found and its
+/// last read noted. Every solution is measured by this.
 ///
 /// # Panics
 /// If a node runs again that may not: see [`Problem::may_rerun`].
 pub fn evaluate(problem: &Problem, reruns: &[Rerun]) -> Evaluation {
     let n_lines = problem.nodes.len() as u32;
-    assert!(reruns.iter().all(|&rerun| problem.may_rerun(rerun)), "a rerun should be allowed");
+    assert!(
+        reruns.iter().all(|&rerun| problem.may_rerun(rerun)),
+        "a rerun should be allowed"
+    );
     let own = (0..n_lines).map(|line| Rerun { line, node: line });
     let mut steps: Vec<Rerun> = reruns.iter().copied().chain(own).collect();
     steps.sort_unstable();
@@ -198,8 +239,10 @@ pub fn evaluate(problem: &Problem, reruns: &[Rerun]) -> Evaluation {
             copies[copy].2 = steps.len() - 1;
         }
     }
-    let mut bytes: Vec<u64> =
-        steps.iter().map(|run| problem.fixed[run.line as usize] + problem.nodes[run.node as usize].scratch).collect();
+    let mut bytes: Vec<u64> = steps
+        .iter()
+        .map(|run| problem.fixed[run.line as usize] + problem.nodes[run.node as usize].scratch)
+        .collect();
     let mut starts = vec![0; steps.len() + 1];
     let mut ends = vec![0; steps.len() + 1];
     for (value, first, last) in copies {
@@ -211,6 +254,12 @@ pub fn evaluate(problem: &Problem, reruns: &[Rerun]) -> Evaluation {
         live = live + starts[step] - ends[step];
         *bytes += live;
     }
-    let micros = steps.iter().map(|run| problem.nodes[run.node as usize].micros).sum();
-    Evaluation { peak: bytes.into_iter().max().unwrap_or(0), micros }
+    let micros = steps
+        .iter()
+        .map(|run| problem.nodes[run.node as usize].micros)
+        .sum();
+    Evaluation {
+        peak: bytes.into_iter().max().unwrap_or(0),
+        micros,
+    }
 }

@@ -1,9 +1,10 @@
 //! The memory of a set of reruns, kept up to date while reruns come and go one at a time.
 //!
-//! Bytes are held per step: a step is a run of a node, `(line, node)`, and steps are ordered as pairs. A line's steps are a
-//! short list; over the lines stands a tree of maxima with pending additions, so that "so many bytes more from this step to
-//! that" costs a logarithm. A rerun changes the last read of its operands' copies and splits its results' copies in two;
-//! nothing else.
+//! Bytes are held per step: a step is a run of a node, `(line, node)`, and steps are ordered as
+//! pairs. A line's steps are a short list; over the lines stands a tree of maxima with pending
+//! additions, so that "so many bytes more from this step to that" costs a logarithm. A rerun
+//! changes the last read of its operands' copies and splits its results' copies in two; nothing
+//! else.
 //!
 //! Invariant: what [`Profile::peak`] says is what [`evaluate`](super::evaluate) says.
 
@@ -28,13 +29,15 @@ pub(super) fn node_of(step: Step) -> u32 {
 /// See the module.
 pub(super) struct Profile<'a> {
     problem: &'a Problem,
-    /// The lines before which each node runs, ascending, with the place of each rerun in `reruns`; its own line comes first.
+    /// The lines before which each node runs, ascending, with the place of each rerun in `reruns`;
+    /// its own line comes first.
     runs: Vec<Vec<(u32, u32)>>,
     /// The steps that read each value, ascending.
     reads: Vec<Vec<Step>>,
     /// Each line's runs in order, with their bytes less what the tree adds.
     steps: Vec<Vec<(u32, i64)>>,
-    /// Maxima, the root at 1, the lines from `first_leaf` on; each includes its own addition and not its ancestors'.
+    /// Maxima, the root at 1, the lines from `first_leaf` on; each includes its own addition and
+    /// not its ancestors'.
     most: Vec<i64>,
     more: Vec<i64>,
     first_leaf: usize,
@@ -59,7 +62,11 @@ impl<'a> Profile<'a> {
         }
         let mut change = vec![0i64; n_lines + 1];
         for (value, &last) in problem.values.iter().zip(&last) {
-            let last = if value.kept { n_lines - 1 } else { last as usize };
+            let last = if value.kept {
+                n_lines - 1
+            } else {
+                last as usize
+            };
             change[value.maker as usize] += value.bytes as i64;
             change[last + 1] -= value.bytes as i64;
         }
@@ -77,8 +84,20 @@ impl<'a> Profile<'a> {
             most[k] = most[2 * k].max(most[2 * k + 1]);
         }
         let more = vec![0; 2 * first_leaf];
-        let runs = (0..n_lines as u32).map(|line| vec![(line, u32::MAX)]).collect();
-        Profile { problem, runs, reads, steps, most, more, first_leaf, reruns: vec![], micros: 0.0 }
+        let runs = (0..n_lines as u32)
+            .map(|line| vec![(line, u32::MAX)])
+            .collect();
+        Profile {
+            problem,
+            runs,
+            reads,
+            steps,
+            most,
+            more,
+            first_leaf,
+            reruns: vec![],
+            micros: 0.0,
+        }
     }
 
     /// The most bytes at any step.
@@ -89,12 +108,19 @@ impl<'a> Profile<'a> {
     pub(super) fn peak_step(&self) -> Step {
         let mut k = 1;
         while k < self.first_leaf {
-            k = if self.most[2 * k + 1] <= self.most[2 * k] { 2 * k } else { 2 * k + 1 };
+            k = if self.most[2 * k + 1] <= self.most[2 * k] {
+                2 * k
+            } else {
+                2 * k + 1
+            };
         }
         let line = k - self.first_leaf;
         let bytes = self.most[k] - self.more[k];
         let steps = &self.steps[line];
-        let at = steps.iter().position(|s| s.1 == bytes).expect("a line's maximum should be one of its steps'");
+        let at = steps
+            .iter()
+            .position(|s| s.1 == bytes)
+            .expect("a line's maximum should be one of its steps'");
         step(line as u32, steps[at].0)
     }
     /// Bytes at a step.
@@ -113,11 +139,15 @@ impl<'a> Profile<'a> {
     }
     /// True if the node runs again before the line.
     pub(super) fn has(&self, rerun: Rerun) -> bool {
-        self.runs[rerun.node as usize].binary_search_by_key(&rerun.line, |r| r.0).is_ok()
+        self.runs[rerun.node as usize]
+            .binary_search_by_key(&rerun.line, |r| r.0)
+            .is_ok()
     }
     /// The reruns of a node, ascending.
     pub(super) fn reruns_of(&self, node: u32) -> impl Iterator<Item = Rerun> + '_ {
-        self.runs[node as usize][1..].iter().map(move |&(line, _)| Rerun { line, node })
+        self.runs[node as usize][1..]
+            .iter()
+            .map(move |&(line, _)| Rerun { line, node })
     }
     /// The nodes that run again before a line, ascending.
     pub(super) fn before(&self, line: u32) -> impl Iterator<Item = u32> + '_ {
@@ -125,8 +155,8 @@ impl<'a> Profile<'a> {
         steps[..steps.len() - 1].iter().map(|s| s.0)
     }
 
-    /// The next read of a copy that lies idle at a step; `None` if no copy is there, or the step makes or reads it. What the
-    /// step must leave counts as read by the last line.
+    /// The next read of a copy that lies idle at a step; `None` if no copy is there, or the step
+    /// makes or reads it. What the step must leave counts as read by the last line.
     pub(super) fn idle(&self, value: u32, at: Step) -> Option<Step> {
         let data = &self.problem.values[value as usize];
         if line_of(at) <= data.maker || data.maker == node_of(at) {
@@ -142,12 +172,19 @@ impl<'a> Profile<'a> {
             return None;
         }
         let last_line = self.problem.nodes.len() as u32 - 1;
-        let read = reads.get(next).copied().unwrap_or(step(last_line, last_line));
+        let read = reads
+            .get(next)
+            .copied()
+            .unwrap_or(step(last_line, last_line));
         let runs = &self.runs[data.maker as usize];
         let run = runs.partition_point(|&(line, _)| step(line, data.maker) <= at);
-        (runs.get(run).is_none_or(|&(line, _)| read < step(line, data.maker))).then_some(read)
+        (runs
+            .get(run)
+            .is_none_or(|&(line, _)| read < step(line, data.maker)))
+        .then_some(read)
     }
-    /// The last step at which the copy is there that a read at a step would take. Its maker runs before the step.
+    /// The last step at which the copy is there that a read at a step would take. Its maker runs
+    /// before the step.
     pub(super) fn end_for(&self, value: u32, at: Step) -> Step {
         let maker = self.problem.values[value as usize].maker;
         let runs = &self.runs[maker as usize];
@@ -161,7 +198,10 @@ impl<'a> Profile<'a> {
         let runs = &self.runs[data.maker as usize];
         let reads = &self.reads[value as usize];
         let (next, is_last) = match runs.get(run + 1) {
-            Some(&(line, _)) => (reads.partition_point(|&read| read < step(line, data.maker)), false),
+            Some(&(line, _)) => (
+                reads.partition_point(|&read| read < step(line, data.maker)),
+                false,
+            ),
             None => (reads.len(), true),
         };
         if is_last && data.kept {
@@ -169,12 +209,20 @@ impl<'a> Profile<'a> {
             return step(last, last);
         }
         let made = step(runs[run].0, data.maker);
-        if 0 < next { reads[next - 1].max(made) } else { made }
+        if 0 < next {
+            reads[next - 1].max(made)
+        } else {
+            made
+        }
     }
 
     /// Adds a rerun that is not there, or takes away one that is.
     pub(super) fn toggle(&mut self, rerun: Rerun) {
-        if self.has(rerun) { self.remove(rerun) } else { self.insert(rerun) }
+        if self.has(rerun) {
+            self.remove(rerun)
+        } else {
+            self.insert(rerun)
+        }
     }
 
     fn insert(&mut self, rerun: Rerun) {
@@ -223,13 +271,21 @@ impl<'a> Profile<'a> {
             reads.remove(place);
             let end = self.end_for(value, at);
             if end < at {
-                self.add(end + 1, at + 1, -(problem.values[value as usize].bytes as i64));
+                self.add(
+                    end + 1,
+                    at + 1,
+                    -(problem.values[value as usize].bytes as i64),
+                );
             }
         }
         let run = self.runs[node as usize].partition_point(|&(l, _)| l < line);
         for &value in &problem.results[node as usize] {
             if at < self.end(value, run) || self.is_kept_from(value, run) {
-                self.add(self.end(value, run - 1) + 1, at, problem.values[value as usize].bytes as i64);
+                self.add(
+                    self.end(value, run - 1) + 1,
+                    at,
+                    problem.values[value as usize].bytes as i64,
+                );
             }
         }
         let (_, place) = self.runs[node as usize].remove(run);
@@ -280,7 +336,9 @@ impl<'a> Profile<'a> {
 
     /// Adds bytes to a line's runs of the nodes from `from` on and before `to`.
     fn add_in_line(&mut self, line: u32, from: u32, to: u32, bytes: i64) {
-        let Some(steps) = self.steps.get_mut(line as usize) else { return };
+        let Some(steps) = self.steps.get_mut(line as usize) else {
+            return;
+        };
         let mut changed = false;
         for (node, at) in steps.iter_mut() {
             if from <= *node && *node < to {
@@ -319,7 +377,11 @@ impl<'a> Profile<'a> {
 
     /// Finds a line's maximum again.
     fn refresh(&mut self, line: u32) {
-        let most = self.steps[line as usize].iter().map(|s| s.1).max().expect("a line should have its own step");
+        let most = self.steps[line as usize]
+            .iter()
+            .map(|s| s.1)
+            .max()
+            .expect("a line should have its own step");
         let leaf = self.first_leaf + line as usize;
         if self.most[leaf] != most + self.more[leaf] {
             self.most[leaf] = most + self.more[leaf];
@@ -338,6 +400,8 @@ impl<'a> Profile<'a> {
 
 /// What a run of a node adds to what lies there before it.
 fn made_by(problem: &Problem, node: u32) -> i64 {
-    let results = problem.results[node as usize].iter().map(|&value| problem.values[value as usize].bytes);
+    let results = problem.results[node as usize]
+        .iter()
+        .map(|&value| problem.values[value as usize].bytes);
     (results.sum::<u64>() + problem.nodes[node as usize].scratch) as i64
 }

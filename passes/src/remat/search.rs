@@ -1,14 +1,17 @@
 //! The search for a fast set of reruns within a budget.
 //!
-//! 1. *Fill*: while some step is above the budget, take the fullest and cut values that lie idle there, the cheapest µs per byte
-//!    first: the value's maker runs again before its next read. Operands that are gone by then are either computed
-//!    again too or held until then, whichever is cheaper at a going price of a byte.
+//! 1. *Fill*: while some step is above the budget, take the fullest and cut values that lie idle
+//!    there, the cheapest µs per byte first: the value's maker runs again before its next read.
+//!    Operands that are gone by then are either computed again too or held until then, whichever is
+//!    cheaper at a going price of a byte.
 //! 2. *Thin*: take reruns back, slowest first, wherever the budget allows it.
-//! 3. *Change*: take a few neighbouring reruns away, fill with times that are a little wrong, thin, and keep what came out if it
-//!    is no slower (greedy randomised adaptive search: Feo and Resende 1995; ruin and recreate: Schrimpf et al. 2000).
+//! 3. *Change*: take a few neighbouring reruns away, fill with times that are a little wrong, thin,
+//!    and keep what came out if it is no slower (greedy randomised adaptive search: Feo and Resende
+//!    1995; ruin and recreate: Schrimpf et al. 2000).
 //!
-//! Starts are nothing at all, and what a smallest cut saves across the fullest line ([`cut`]). Problems
-//! with few possible reruns are enumerated. The search ends after a number of elementary steps, never after a time.
+//! Starts are nothing at all, and what a smallest cut saves across the fullest line ([`cut`]).
+//! Problems with few possible reruns are enumerated. The search ends after a number of elementary
+//! steps, never after a time.
 
 use super::bound::{at_line, fullest};
 use super::cut::{self, Choice};
@@ -28,7 +31,10 @@ pub struct Effort {
 
 impl Default for Effort {
     fn default() -> Effort {
-        Effort { steps: 1_000_000, seed: 0 }
+        Effort {
+            steps: 1_000_000,
+            seed: 0,
+        }
     }
 }
 
@@ -40,7 +46,12 @@ pub fn solve(problem: &Problem, budget: u64, effort: Effort) -> Option<Solution>
     solve_from(problem, budget, effort, &[])
 }
 
-fn solve_from(problem: &Problem, budget: u64, effort: Effort, starts: &[Vec<Rerun>]) -> Option<Solution> {
+fn solve_from(
+    problem: &Problem,
+    budget: u64,
+    effort: Effort,
+    starts: &[Vec<Rerun>],
+) -> Option<Solution> {
     let possible = possible(problem);
     if possible.len() <= ENUMERABLE {
         return enumerate(problem, budget, &possible);
@@ -49,23 +60,36 @@ fn solve_from(problem: &Problem, budget: u64, effort: Effort, starts: &[Vec<Reru
 }
 
 /// The fastest set found without enumeration.
-pub(super) fn search(problem: &Problem, budget: u64, effort: Effort, starts: &[Vec<Rerun>]) -> Option<Solution> {
+pub(super) fn search(
+    problem: &Problem,
+    budget: u64,
+    effort: Effort,
+    starts: &[Vec<Rerun>],
+) -> Option<Solution> {
     let mut search = Search::new(problem, budget, effort.seed);
     if search.profile.peak() <= search.budget {
         return Some(Solution::new(problem, vec![]));
     }
     search.find(effort, starts);
-    search.best.filter(|best| best.above == 0).map(|best| Solution::new(problem, best.reruns))
+    search
+        .best
+        .filter(|best| best.above == 0)
+        .map(|best| Solution::new(problem, best.reruns))
 }
 
-/// Solutions from keeping everything down to the least memory that was found: each needs less and takes longer than the
-/// one before it.
+/// Solutions from keeping everything down to the least memory that was found: each needs less and
+/// takes longer than the one before it.
 pub fn curve(problem: &Problem, effort: Effort) -> Vec<Solution> {
     let mut solutions = vec![Solution::new(problem, vec![])];
-    let each = Effort { steps: effort.steps / N_POINTS, ..effort };
+    let each = Effort {
+        steps: effort.steps / N_POINTS,
+        ..effort
+    };
     let mut steps = STEPS.into_iter().peekable();
     while let Some(step) = steps.peek() {
-        let last = solutions.last().expect("keeping everything should be a solution");
+        let last = solutions
+            .last()
+            .expect("keeping everything should be a solution");
         let budget = (last.peak as f64 * step) as u64;
         match solve_from(problem, budget, each, std::slice::from_ref(&last.reruns)) {
             Some(solution) if solution.peak < last.peak => solutions.push(solution),
@@ -87,9 +111,11 @@ pub fn curve(problem: &Problem, effort: Effort) -> Vec<Solution> {
     curve
 }
 
-/// Each budget of a curve is this share of the last peak: the first, until nothing is found, then the next.
+/// Each budget of a curve is this share of the last peak: the first, until nothing is found, then
+/// the next.
 const STEPS: [f64; 3] = [0.97, 0.99, 0.997];
-/// What share of a curve's effort each budget has. There may be more budgets, but where they are close, starts are good.
+/// What share of a curve's effort each budget has. There may be more budgets, but where they are
+/// close, starts are good.
 const N_POINTS: u64 = 10;
 
 /// The reruns that are allowed; of a problem that is too large to enumerate, some of them.
@@ -115,7 +141,9 @@ pub(super) fn enumerate(problem: &Problem, budget: u64, possible: &[Rerun]) -> O
     let mut best: Option<(f64, Vec<Rerun>)> = None;
     // Gray's order: one rerun comes or goes at a time.
     for set in 1..=1u64 << possible.len() {
-        let beaten = best.as_ref().is_some_and(|(micros, _)| *micros <= profile.micros());
+        let beaten = best
+            .as_ref()
+            .is_some_and(|(micros, _)| *micros <= profile.micros());
         if profile.peak() <= budget as i64 && !beaten {
             best = Some((profile.micros(), profile.reruns().to_vec()));
         }
@@ -134,7 +162,10 @@ struct Priced {
 impl Ord for Priced {
     /// The cheapest is the greatest.
     fn cmp(&self, other: &Priced) -> Ordering {
-        other.price.total_cmp(&self.price).then(other.value.cmp(&self.value))
+        other
+            .price
+            .total_cmp(&self.price)
+            .then(other.value.cmp(&self.value))
     }
 }
 impl PartialOrd for Priced {
@@ -165,7 +196,8 @@ struct Search<'a> {
     salt: u64,
     /// The going price, µs per byte, at which operands are held rather than computed again.
     price: f64,
-    /// Reruns may stand before lines that still have their operands, rather than directly before the next read.
+    /// Reruns may stand before lines that still have their operands, rather than directly before
+    /// the next read.
     early: bool,
     /// The nodes of the cascade asked for last.
     cascade: Vec<u32>,
@@ -213,18 +245,25 @@ impl<'a> Search<'a> {
         let line = fullest(problem);
         let time = |node: u32| {
             // Alike blocks have alike times; told apart, the cut may choose some of them.
-            problem.nodes[node as usize].micros * (1.0 + 1e-3 * unit(scramble(u64::from(node) ^ effort.seed)))
+            problem.nodes[node as usize].micros
+                * (1.0 + 1e-3 * unit(scramble(u64::from(node) ^ effort.seed)))
         };
         let known = at_line(problem, line, self.budget as u64, &time);
         let going = known.price;
-        let laid = |choice: Option<Choice>| choice.map(|choice| cut::lay(problem, line, &choice)).unwrap_or_default();
+        let laid = |choice: Option<Choice>| {
+            choice
+                .map(|choice| cut::lay(problem, line, &choice))
+                .unwrap_or_default()
+        };
         // The best starts first: a short search does not come to the last.
         let mut all = vec![laid(known.fits), laid(known.above)];
         all.extend_from_slice(starts);
         all.push(vec![]);
         for start in &all {
             for price in [f64::INFINITY, going] {
-                if effort.steps < self.steps && self.best.as_ref().is_some_and(|best| best.above == 0) {
+                if effort.steps < self.steps
+                    && self.best.as_ref().is_some_and(|best| best.above == 0)
+                {
                     break;
                 }
                 self.set(start);
@@ -245,18 +284,23 @@ impl<'a> Search<'a> {
 
     /// How far the present set's peak is above the budget, and its time: less is better.
     fn score(&self) -> (i64, f64) {
-        ((self.profile.peak() - self.budget).max(0), self.profile.micros())
+        (
+            (self.profile.peak() - self.budget).max(0),
+            self.profile.micros(),
+        )
     }
 
     /// Notes the present set if it is the best so far.
     fn note(&mut self) {
         let (above, micros) = self.score();
-        if self
-            .best
-            .as_ref()
-            .is_none_or(|best| above < best.above || above == best.above && micros < best.micros - 1e-9)
-        {
-            self.best = Some(Best { above, micros, reruns: self.profile.reruns().to_vec() });
+        if self.best.as_ref().is_none_or(|best| {
+            above < best.above || above == best.above && micros < best.micros - 1e-9
+        }) {
+            self.best = Some(Best {
+                above,
+                micros,
+                reruns: self.profile.reruns().to_vec(),
+            });
         }
     }
 
@@ -329,7 +373,9 @@ impl<'a> Search<'a> {
                     break;
                 }
                 // What was cut since may have changed the price.
-                let Some((price, line)) = self.ask(value, at) else { continue };
+                let Some((price, line)) = self.ask(value, at) else {
+                    continue;
+                };
                 if heap.peek().is_some_and(|next| next.price < price) {
                     heap.push(Priced { price, value });
                     continue;
@@ -351,21 +397,28 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The price, µs per byte, of cutting a value that lies idle at a step, and the line before which it would be computed
-    /// again; the nodes that would run are left in `cascade`. `None` if it does not lie idle there, or cutting it frees
-    /// nothing.
+    /// The price, µs per byte, of cutting a value that lies idle at a step, and the line before
+    /// which it would be computed again; the nodes that would run are left in `cascade`. `None` if
+    /// it does not lie idle there, or cutting it frees nothing.
     fn ask(&mut self, value: u32, at: Step) -> Option<(f64, u32)> {
         let data = self.problem.values[value as usize];
         if data.bytes == 0 {
             return None;
         }
         let read = self.profile.idle(value, at)?;
-        let rerun = Rerun { line: line_of(read), node: data.maker };
+        let rerun = Rerun {
+            line: line_of(read),
+            node: data.maker,
+        };
         if step(rerun.line, rerun.node) <= at {
             return None;
         }
         self.steps += 1;
-        let early = if self.early { self.early(rerun, at) } else { None };
+        let early = if self.early {
+            self.early(rerun, at)
+        } else {
+            None
+        };
         if let Some(line) = early {
             self.cascade.clear();
             self.cascade.push(rerun.node);
@@ -378,18 +431,22 @@ impl<'a> Search<'a> {
         (0 < freed).then(|| (micros / freed as f64, rerun.line))
     }
 
-    /// The last line after a step, and before that of a rerun, before which the rerun would find its operands there.
+    /// The last line after a step, and before that of a rerun, before which the rerun would find
+    /// its operands there.
     fn early(&self, rerun: Rerun, at: Step) -> Option<u32> {
         let Rerun { line, node } = rerun;
-        let ends =
-            self.problem.nodes[node as usize].reads.iter().map(|&read| self.profile.end_for(read, step(line, node)));
+        let ends = self.problem.nodes[node as usize]
+            .reads
+            .iter()
+            .map(|&read| self.profile.end_for(read, step(line, node)));
         let end = line_of(ends.min()?);
-        (end < line && at < step(end, node) && self.problem.may_rerun(Rerun { line: end, node })).then_some(end)
+        (end < line && at < step(end, node) && self.problem.may_rerun(Rerun { line: end, node }))
+            .then_some(end)
     }
 
-    /// What running a node again before a line takes, µs, and the bytes it holds at a step that would not be there otherwise;
-    /// the nodes are added to `cascade`. `None`, and nothing added, if that is impossible or no less than `limit`, held
-    /// bytes reckoned at the going price.
+    /// What running a node again before a line takes, µs, and the bytes it holds at a step that
+    /// would not be there otherwise; the nodes are added to `cascade`. `None`, and nothing added,
+    /// if that is impossible or no less than `limit`, held bytes reckoned at the going price.
     fn again(&mut self, node: u32, line: u32, at: Step, limit: f64) -> Option<(f64, u64)> {
         if !self.problem.may_rerun(Rerun { line, node }) || LONGEST_CASCADE <= self.cascade.len() {
             return None;
@@ -410,7 +467,12 @@ impl<'a> Search<'a> {
             if step(line, node) <= end || line_of(end) == line {
                 continue;
             }
-            let spent = micros + if held == 0 { 0.0 } else { held as f64 * self.price };
+            let spent = micros
+                + if held == 0 {
+                    0.0
+                } else {
+                    held as f64 * self.price
+                };
             // Held, it lies there for longer; where it lay already, that is reckoned as half.
             let holding = if self.price.is_infinite() {
                 f64::INFINITY
@@ -422,14 +484,21 @@ impl<'a> Search<'a> {
                     micros += more;
                     held += bytes;
                 }
-                None if holding.is_finite() && spent + holding < limit => held += if end < at { data.bytes } else { 0 },
+                None if holding.is_finite() && spent + holding < limit => {
+                    held += if end < at { data.bytes } else { 0 }
+                }
                 None => {
                     possible = false;
                     break;
                 }
             }
         }
-        let total = micros + if held == 0 { 0.0 } else { held as f64 * self.price };
+        let total = micros
+            + if held == 0 {
+                0.0
+            } else {
+                held as f64 * self.price
+            };
         if !possible || limit <= total {
             for node in self.cascade.drain(before..) {
                 self.mark[node as usize] = 0;
@@ -439,12 +508,16 @@ impl<'a> Search<'a> {
         Some((micros, held))
     }
 
-    /// Takes reruns back, slowest first, where the peak stays within the budget, or is no higher than it was. Asks at most
-    /// `most` of them.
+    /// Takes reruns back, slowest first, where the peak stays within the budget, or is no higher
+    /// than it was. Asks at most `most` of them.
     fn thin(&mut self, most: usize) {
         let limit = self.budget.max(self.profile.peak());
         let mut reruns: Vec<(f64, Rerun)> = if self.profile.reruns().len() <= most {
-            self.profile.reruns().iter().map(|&rerun| (self.micros(rerun.node), rerun)).collect()
+            self.profile
+                .reruns()
+                .iter()
+                .map(|&rerun| (self.micros(rerun.node), rerun))
+                .collect()
         } else {
             let mut some: Vec<Rerun> = self.trail.clone();
             for _ in 0..most.saturating_sub(some.len()) {
@@ -454,7 +527,9 @@ impl<'a> Search<'a> {
             some.sort_unstable();
             some.dedup();
             some.retain(|&rerun| self.profile.has(rerun));
-            some.into_iter().map(|rerun| (self.micros(rerun.node), rerun)).collect()
+            some.into_iter()
+                .map(|rerun| (self.micros(rerun.node), rerun))
+                .collect()
         };
         reruns.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         for (_, rerun) in reruns {
@@ -503,7 +578,10 @@ impl<'a> Search<'a> {
             let first = self.pick();
             match self.below(6) {
                 // A whole cascade.
-                0 => out.extend(self.profile.before(first.line).map(|node| Rerun { line: first.line, node })),
+                0 => out.extend(self.profile.before(first.line).map(|node| Rerun {
+                    line: first.line,
+                    node,
+                })),
                 // A node and those that it reads, wherever they run again.
                 1 => {
                     out.extend(self.profile.reruns_of(first.node));
@@ -527,7 +605,8 @@ impl<'a> Search<'a> {
                 }
                 // One moves to a line nearby.
                 _ => {
-                    let line = (first.line + self.below(2 * NEARBY) as u32).saturating_sub(NEARBY as u32);
+                    let line =
+                        (first.line + self.below(2 * NEARBY) as u32).saturating_sub(NEARBY as u32);
                     let moved = Rerun { line, ..first };
                     if problem.may_rerun(moved) && !self.profile.has(moved) {
                         out.extend([first, moved]);
@@ -554,7 +633,11 @@ impl<'a> Search<'a> {
         for _ in 0..20 {
             let value = self.below(self.problem.values.len()) as u32;
             if let Some((_, line)) = self.ask(value, at) {
-                return self.cascade.iter().map(|&node| Rerun { line, node }).collect();
+                return self
+                    .cascade
+                    .iter()
+                    .map(|&node| Rerun { line, node })
+                    .collect();
             }
         }
         vec![]

@@ -7,12 +7,23 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-/// Random problems: nodes with one or two results, reads among what is made before, some kept, some that may not rerun.
+/// Random problems: nodes with one or two results, reads among what is made before, some kept, some
+/// that may not rerun.
 fn problems(n_nodes: std::ops::Range<usize>) -> impl Strategy<Value = Problem> {
-    let node = (0u32..20, 0u64..3, prop::collection::vec(any::<prop::sample::Index>(), 0..4), 0u32..12, 1usize..3);
+    let node = (
+        0u32..20,
+        0u64..3,
+        prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+        0u32..12,
+        1usize..3,
+    );
     let sizes = prop::collection::vec((0u64..40, prop::bool::weighted(0.1)), 1..80);
-    (prop::collection::vec(node, n_nodes), sizes, prop::collection::vec(0u64..10, 80)).prop_map(
-        |(list, sizes, fixed)| {
+    (
+        prop::collection::vec(node, n_nodes),
+        sizes,
+        prop::collection::vec(0u64..10, 80),
+    )
+        .prop_map(|(list, sizes, fixed)| {
             let mut values: Vec<Value> = vec![];
             let mut nodes: Vec<Node> = vec![];
             let n = list.len();
@@ -21,22 +32,34 @@ fn problems(n_nodes: std::ops::Range<usize>) -> impl Strategy<Value = Problem> {
                     vec![]
                 } else {
                     // Mostly from nearby.
-                    reads.iter().map(|index| (values.len() - 1 - index.index(values.len())) as u32).collect()
+                    reads
+                        .iter()
+                        .map(|index| (values.len() - 1 - index.index(values.len())) as u32)
+                        .collect()
                 };
                 let until = match until {
                     0 => 0,
                     1 => line as u32 + 2,
                     _ => u32::MAX,
                 };
-                nodes.push(Node { micros: f64::from(micros), scratch, reads, until });
+                nodes.push(Node {
+                    micros: f64::from(micros),
+                    scratch,
+                    reads,
+                    until,
+                });
                 for k in 0..n_results {
                     let (bytes, kept) = sizes[(3 * line + k) % sizes.len()];
-                    values.push(Value { bytes, maker: line as u32, kept });
+                    values.push(Value {
+                        bytes,
+                        maker: line as u32,
+                        kept,
+                    });
                 }
             }
-            Problem::new(nodes, values, fixed[..n].to_vec()).expect("a generated problem should be one")
-        },
-    )
+            Problem::new(nodes, values, fixed[..n].to_vec())
+                .expect("a generated problem should be one")
+        })
 }
 
 proptest! {
@@ -62,7 +85,8 @@ proptest! {
         }
     }
 
-    /// On problems that are small enough to try every set, the answer is the fastest that fits, and the bound is no higher.
+    /// On problems that are small enough to try every set, the answer is the fastest that fits, and
+    /// the bound is no higher.
     #[test]
     fn small_problems_are_solved(problem in problems(2..6), share in 0.3f64..1.0) {
         let budget = (evaluate(&problem, &[]).peak as f64 * share) as u64;
@@ -113,23 +137,44 @@ fn allowed(problem: &Problem) -> Vec<Rerun> {
 /// The time of the fastest of all sets that fit.
 fn fastest(problem: &Problem, budget: u64) -> Option<f64> {
     let all = allowed(problem);
-    let set = |bits: u32| -> Vec<Rerun> { (0..all.len()).filter(|k| bits >> k & 1 == 1).map(|k| all[k]).collect() };
-    let fits = (0..1 << all.len()).map(|bits| evaluate(problem, &set(bits))).filter(|e| e.peak <= budget);
+    let set = |bits: u32| -> Vec<Rerun> {
+        (0..all.len())
+            .filter(|k| bits >> k & 1 == 1)
+            .map(|k| all[k])
+            .collect()
+    };
+    let fits = (0..1 << all.len())
+        .map(|bits| evaluate(problem, &set(bits)))
+        .filter(|e| e.peak <= budget);
     fits.map(|e| e.micros).min_by(f64::total_cmp)
 }
 
-/// The search itself, without enumeration, finds nearly always what enumeration finds: of up to 15 reruns, 32768 sets.
+/// The search itself, without enumeration, finds nearly always what enumeration finds: of up to 15
+/// reruns, 32768 sets.
 #[test]
 fn the_search_alone_is_nearly_exact() {
     let mut runner = TestRunner::deterministic();
     let (mut n_missed, mut n_slower, mut n_solved) = (0, 0, 0);
     for _ in 0..300 {
-        let problem = problems(5..7).new_tree(&mut runner).expect("a problem should be generated").current();
+        let problem = problems(5..7)
+            .new_tree(&mut runner)
+            .expect("a problem should be generated")
+            .current();
         let (keep, allowed) = (evaluate(&problem, &[]).peak, allowed(&problem));
         for budget in [keep * 9 / 10, keep * 8 / 10, keep * 7 / 10] {
-            let Some(best) = enumerate(&problem, budget, &allowed) else { continue };
+            let Some(best) = enumerate(&problem, budget, &allowed) else {
+                continue;
+            };
             n_solved += 1;
-            match search(&problem, budget, Effort { steps: 2000, seed: 0 }, &[]) {
+            match search(
+                &problem,
+                budget,
+                Effort {
+                    steps: 2000,
+                    seed: 0,
+                },
+                &[],
+            ) {
                 None => n_missed += 1,
                 Some(solution) if best.micros < solution.micros => n_slower += 1,
                 Some(_) => {}
@@ -137,16 +182,34 @@ fn the_search_alone_is_nearly_exact() {
         }
     }
     assert!(100 < n_solved, "only {n_solved} have a solution");
-    assert!(n_missed == 0 && n_slower <= 2, "of {n_solved}, {n_missed} missed and {n_slower} slower");
+    assert!(
+        n_missed == 0 && n_slower <= 2,
+        "of {n_solved}, {n_missed} missed and {n_slower} slower"
+    );
 }
 
-/// A chain of `n` forward nodes and its backward, in which node `k` of the backward reads node `k` of the forward.
+/// A chain of `n` forward nodes and its backward, in which node `k` of the backward reads node `k`
+/// of the forward.
 fn chain(n: u32) -> Problem {
-    let value = |maker: u32| Value { bytes: 10, maker, kept: maker == 2 * n - 1 };
+    let value = |maker: u32| Value {
+        bytes: 10,
+        maker,
+        kept: maker == 2 * n - 1,
+    };
     let forward = (0..n).map(|k| k.checked_sub(1).into_iter().collect());
     let backward = (0..n).map(|k| vec![n - 1 - k, n + k - 1]);
-    let node = |reads: Vec<u32>| Node { micros: 1.0, scratch: 0, reads, until: u32::MAX };
-    Problem::new(forward.chain(backward).map(node).collect(), (0..2 * n).map(value).collect(), vec![]).expect("a chain")
+    let node = |reads: Vec<u32>| Node {
+        micros: 1.0,
+        scratch: 0,
+        reads,
+        until: u32::MAX,
+    };
+    Problem::new(
+        forward.chain(backward).map(node).collect(),
+        (0..2 * n).map(value).collect(),
+        vec![],
+    )
+    .expect("a chain")
 }
 
 /// A chain of 16: every second value of some is dropped, and computed again from the one before it.
@@ -159,14 +222,30 @@ fn a_chain_drops_every_second() {
     assert_eq!(solution.micros, 32.0 + 6.0);
 }
 
-/// A rerun makes all of a node's results: both of a pair are dropped and come back for the time of one run.
+/// A rerun makes all of a node's results: both of a pair are dropped and come back for the time of
+/// one run.
 #[test]
 fn a_rerun_restores_every_result() {
     let value = |bytes, maker, kept| Value { bytes, maker, kept };
-    let values =
-        vec![value(1, 0, false), value(40, 1, false), value(40, 1, false), value(50, 2, false), value(1, 3, true)];
-    let node = |scratch, reads: &[u32]| Node { micros: 5.0, scratch, reads: reads.to_vec(), until: u32::MAX };
-    let nodes = vec![node(0, &[]), node(0, &[0]), node(30, &[0]), node(0, &[1, 2, 0])];
+    let values = vec![
+        value(1, 0, false),
+        value(40, 1, false),
+        value(40, 1, false),
+        value(50, 2, false),
+        value(1, 3, true),
+    ];
+    let node = |scratch, reads: &[u32]| Node {
+        micros: 5.0,
+        scratch,
+        reads: reads.to_vec(),
+        until: u32::MAX,
+    };
+    let nodes = vec![
+        node(0, &[]),
+        node(0, &[0]),
+        node(30, &[0]),
+        node(0, &[1, 2, 0]),
+    ];
     let problem = Problem::new(nodes, values, vec![]).expect("a pair");
     let solution = solve(&problem, 140, Effort::default()).expect("without the pair it should fit");
     assert_eq!(solution.reruns, [Rerun { line: 3, node: 1 }]);
@@ -177,7 +256,12 @@ fn a_rerun_restores_every_result() {
 #[test]
 fn what_may_not_run_again_stays() {
     let mut problem = chain(8);
-    let smallest = |problem: &Problem| curve(problem, Effort::default()).pop().expect("a curve").peak;
+    let smallest = |problem: &Problem| {
+        curve(problem, Effort::default())
+            .pop()
+            .expect("a curve")
+            .peak
+    };
     assert!(smallest(&problem) < 90);
     for node in &mut problem.nodes {
         node.until = 0;
@@ -190,16 +274,44 @@ fn what_may_not_run_again_stays() {
 /// Problems that mean nothing are refused.
 #[test]
 fn malformed_problems_are_refused() {
-    let node = Node { micros: 1.0, ..Node::default() };
-    let value = Value { bytes: 1, maker: 0, kept: false };
-    let reads = |read| Node { reads: vec![read], ..node.clone() };
+    let node = Node {
+        micros: 1.0,
+        ..Node::default()
+    };
+    let value = Value {
+        bytes: 1,
+        maker: 0,
+        kept: false,
+    };
+    let reads = |read| Node {
+        reads: vec![read],
+        ..node.clone()
+    };
     let bad = [
-        Problem::new(vec![node.clone()], vec![Value { maker: 1, ..value }], vec![]),
+        Problem::new(
+            vec![node.clone()],
+            vec![Value { maker: 1, ..value }],
+            vec![],
+        ),
         Problem::new(vec![reads(0)], vec![value], vec![]),
         Problem::new(vec![node.clone(), reads(1)], vec![value], vec![]),
         Problem::new(vec![node.clone()], vec![value], vec![1, 2]),
-        Problem::new(vec![Node { micros: f64::NAN, ..node.clone() }], vec![value], vec![]),
-        Problem::new(vec![node.clone()], vec![Value { bytes: u64::MAX, ..value }], vec![]),
+        Problem::new(
+            vec![Node {
+                micros: f64::NAN,
+                ..node.clone()
+            }],
+            vec![value],
+            vec![],
+        ),
+        Problem::new(
+            vec![node.clone()],
+            vec![Value {
+                bytes: u64::MAX,
+                ..value
+            }],
+            vec![],
+        ),
     ];
     for (k, problem) in bad.iter().enumerate() {
         assert!(problem.is_err(), "problem {k}");
@@ -211,6 +323,13 @@ fn malformed_problems_are_refused() {
 fn an_empty_problem_is_solved() {
     let problem = Problem::new(vec![], vec![], vec![]).expect("an empty problem");
     assert_eq!(curve(&problem, Effort::default()).len(), 1);
-    assert_eq!(solve(&problem, 0, Effort::default()), Some(Solution { reruns: vec![], peak: 0, micros: 0.0 }));
+    assert_eq!(
+        solve(&problem, 0, Effort::default()),
+        Some(Solution {
+            reruns: vec![],
+            peak: 0,
+            micros: 0.0
+        })
+    );
     assert_eq!(lower_bound(&problem, 0), 0.0);
 }

@@ -1,22 +1,27 @@
 //! Turns decisions into lines. The only place that inserts copies and reruns.
 //!
-//! Before: an ordered graph and decisions. After: a schedule whose meaning, run from top to bottom, is the graph's; each
-//! value's bytes are in a buffer of their own from where they are made to where they are last read.
+//! Before: an ordered graph and decisions. After: a schedule whose meaning, run from top to bottom,
+//! is the graph's; each value's bytes are in a buffer of their own from where they are made to
+//! where they are last read.
 //!
-//! The nodes are walked in order. Before a node, whatever operands are not on the device are brought there: copied in if
-//! the host has them, else computed again, with whatever that needs in turn. After it, values whose gap is cut leave.
-//! Copies in stand directly before their use; [`prefetch`](super::prefetch) moves them up.
+//! The nodes are walked in order. Before a node, whatever operands are not on the device are
+//! brought there: copied in if the host has them, else computed again, with whatever that needs in
+//! turn. After it, values whose gap is cut leave. Copies in stand directly before their use;
+//! [`prefetch`](super::prefetch) moves them up.
 //!
-//! Nodes that the host runs find their operands in the host's pool and leave their results there: what the host does not
-//! have yet, a gradient mostly, is copied out before. Hosted states of one chunk lie in one buffer and come in one copy.
+//! Nodes that the host runs find their operands in the host's pool and leave their results there:
+//! what the host does not have yet, a gradient mostly, is copied out before. Hosted states of one
+//! chunk lie in one buffer and come in one copy.
 //!
-//! A state's new value is written over the old one where the op can do that in place; where it cannot, or where the old
-//! value is read again later (by a rerun), it waits in a buffer of its own until the end of the step.
+//! A state's new value is written over the old one where the op can do that in place; where it
+//! cannot, or where the old value is read again later (by a rerun), it waits in a buffer of its own
+//! until the end of the step.
 
 use crate::decide::{Decisions, Gap, Means, Problem};
 use ir::graph::Def;
 use ir::schedule::{
-    Buffer, BufferData, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData, Why, buffer_bytes,
+    Buffer, BufferData, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData,
+    Why, buffer_bytes,
 };
 use ir::{Id, Node, Phase, Table, Value};
 use smallvec::SmallVec;
@@ -35,19 +40,21 @@ pub const D2H: usize = 2;
 /// The stream of what the host computes; there only if it computes something.
 pub const ON_HOST: usize = 3;
 
-/// Builds the schedule. An error if a decision asks for what cannot be: to run an op again that is not pure, or to
-/// compute a value that no node computes.
+/// Builds the schedule. An error if a decision asks for what cannot be: to run an op again that is
+/// not pure, or to compute a value that no node computes.
 pub fn run(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
     build(problem, decisions, true)
 }
 
-/// The same with buffers that have no names, in half the time: planners build thousands of schedules that nobody reads.
+/// The same with buffers that have no names, in half the time: planners build thousands of
+/// schedules that nobody reads.
 pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
     build(problem, decisions, false)
 }
 
 fn build(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<Schedule, String> {
-    // States whose old value is still read after their update: each round finds some, or is the last.
+    // States whose old value is still read after their update: each round finds some, or is the
+    // last.
     let mut held: BTreeSet<usize> = BTreeSet::new();
     loop {
         let mut lines = Lines::new(problem, decisions, &held);
@@ -70,7 +77,8 @@ enum Bring {
     Rerun(Node),
 }
 
-/// What is known of values in a cascade of copies and reruns: marked with its number, for there are thousands.
+/// What is known of values in a cascade of copies and reruns: marked with its number, for there are
+/// thousands.
 struct Cascades {
     number: u32,
     /// Values that its steps bring, and those that the steps so far have brought.
@@ -116,16 +124,29 @@ struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    fn new(problem: &'a Problem<'a>, decisions: &'a Decisions, held: &'a BTreeSet<usize>) -> Lines<'a> {
+    fn new(
+        problem: &'a Problem<'a>,
+        decisions: &'a Decisions,
+        held: &'a BTreeSet<usize>,
+    ) -> Lines<'a> {
         let graph = problem.graph;
         let mut fetches: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
         for (i, output) in graph.outputs.iter().enumerate() {
-            fetches.entry(problem.root[output.value]).or_default().push(i);
+            fetches
+                .entry(problem.root[output.value])
+                .or_default()
+                .push(i);
         }
         let mut hosted = vec![false; graph.states.len()];
-        decisions.hosted.keys().for_each(|&state| hosted[state] = true);
+        decisions
+            .hosted
+            .keys()
+            .for_each(|&state| hosted[state] = true);
         let mut on_host_runs = Table::filled(graph.nodes.len(), false);
-        decisions.on_host.iter().for_each(|&node| on_host_runs[node] = true);
+        decisions
+            .on_host
+            .iter()
+            .for_each(|&node| on_host_runs[node] = true);
         let mut cuts = Vec::with_capacity(decisions.cuts.len());
         let mut cuts_of = Table::filled(graph.values.len(), (0, 0));
         for (&Gap { value, gap }, &(means, _)) in &decisions.cuts {
@@ -142,10 +163,17 @@ impl<'a> Lines<'a> {
             name: graph.name.clone(),
             device: problem.device.name.clone(),
             pools: [("device", None), ("host", problem.host_limit)]
-                .map(|(name, limit)| PoolData { name: name.into(), limit })
+                .map(|(name, limit)| PoolData {
+                    name: name.into(),
+                    limit,
+                })
                 .into_iter()
                 .collect(),
-            streams: ["compute", "h2d", "d2h"].into_iter().chain(host).map(stream).collect(),
+            streams: ["compute", "h2d", "d2h"]
+                .into_iter()
+                .chain(host)
+                .map(stream)
+                .collect(),
             ..Schedule::default()
         };
         Lines {
@@ -187,7 +215,11 @@ impl<'a> Lines<'a> {
                 Some(loc) => loc,
                 None => self.buffer(state.before, if hosted { HOST } else { DEVICE }),
             };
-            let place = if hosted { &mut self.on_host } else { &mut self.on_device };
+            let place = if hosted {
+                &mut self.on_host
+            } else {
+                &mut self.on_device
+            };
             place[state.before] = Some(loc);
             self.home.push(loc);
             self.schedule.entry.push((state.before, loc));
@@ -232,7 +264,10 @@ impl<'a> Lines<'a> {
             for &state in chunk {
                 let path = || &graph.states[state].path;
                 if !self.hosted[state] {
-                    return Err(format!("chunk {k} holds {}, which does not live on the host", path()));
+                    return Err(format!(
+                        "chunk {k} holds {}, which does not live on the host",
+                        path()
+                    ));
                 }
                 if self.chunk[state].replace(k).is_some() {
                     return Err(format!("{} is in two chunks", path()));
@@ -241,21 +276,34 @@ impl<'a> Lines<'a> {
                 bytes += buffer_bytes(self.bytes(graph.states[state].before));
             }
             let name = self.fresh(|| format!("c{k}.host"));
-            let buffer = self.schedule.buffers.push(BufferData { name, pool: Pool::new(HOST), bytes });
+            let buffer = self.schedule.buffers.push(BufferData {
+                name,
+                pool: Pool::new(HOST),
+                bytes,
+            });
             self.chunk_home.push(buffer);
-            offsets.into_iter().for_each(|(state, offset)| homes[state] = Some(Loc { buffer, offset }));
+            offsets
+                .into_iter()
+                .for_each(|(state, offset)| homes[state] = Some(Loc { buffer, offset }));
         }
         Ok(homes)
     }
 
-    /// Outputs and new values of states that are inputs or other states' old values: fetched at the start, while they
-    /// are there. Returns the states, with copies of what they become.
+    /// Outputs and new values of states that are inputs or other states' old values: fetched at the
+    /// start, while they are there. Returns the states, with copies of what they become.
     fn found_not_computed(&mut self) -> Result<Vec<(usize, Loc)>, String> {
         let graph = self.problem.graph;
         let found = |&&value: &&Value| graph.def_node(value).is_none();
         let renewed = (0..graph.states.len()).filter(|&state| self.is_renewed(state));
-        let renewed: Vec<Value> = renewed.map(|state| self.problem.root[graph.states[state].after]).collect();
-        let wanted: BTreeSet<Value> = renewed.iter().chain(self.fetches.keys()).filter(found).copied().collect();
+        let renewed: Vec<Value> = renewed
+            .map(|state| self.problem.root[graph.states[state].after])
+            .collect();
+        let wanted: BTreeSet<Value> = renewed
+            .iter()
+            .chain(self.fetches.keys())
+            .filter(found)
+            .copied()
+            .collect();
         let mut late = vec![];
         for value in wanted {
             self.bring(&[value], None)?;
@@ -282,14 +330,27 @@ impl<'a> Lines<'a> {
         operands.sort_unstable();
         operands.dedup();
         self.reruns(position)?;
-        let pool = if self.on_host_runs[node] { HOST } else { DEVICE };
+        let pool = if self.on_host_runs[node] {
+            HOST
+        } else {
+            DEVICE
+        };
         match pool {
             HOST => self.bring_to_host(&operands, position)?,
             _ => self.bring(&operands, Some(position))?,
         }
-        let outs = data.outputs.iter().enumerate().map(|(j, &v)| self.result_place(node, j, v, pool)).collect();
+        let outs = data
+            .outputs
+            .iter()
+            .enumerate()
+            .map(|(j, &v)| self.result_place(node, j, v, pool))
+            .collect();
         self.run_node(node, outs, pool, Why::Model);
-        for &value in data.outputs.iter().filter(|&&value| self.problem.leaves[value]) {
+        for &value in data
+            .outputs
+            .iter()
+            .filter(|&&value| self.problem.leaves[value])
+        {
             self.fetch(value);
             self.update(value, position);
         }
@@ -302,14 +363,25 @@ impl<'a> Lines<'a> {
     /// Nodes that are to run again before a line. Their results take the place of earlier copies.
     fn reruns(&mut self, position: u32) -> Result<(), String> {
         let decisions = self.decisions;
-        for &node in decisions.reruns.get(&position).map_or(&[][..], |nodes| nodes) {
+        for &node in decisions
+            .reruns
+            .get(&position)
+            .map_or(&[][..], |nodes| nodes)
+        {
             let data = &self.problem.graph.nodes[node];
             if !data.op.is_pure() || data.phase == Phase::Optimizer {
-                return Err(format!("{} cannot run again", self.problem.graph.node_name(node)));
+                return Err(format!(
+                    "{} cannot run again",
+                    self.problem.graph.node_name(node)
+                ));
             }
             let operands: Operands = data.inputs.iter().map(|&v| self.problem.root[v]).collect();
             self.bring(&operands, Some(position))?;
-            let outs: Vec<Loc> = data.outputs.iter().map(|&value| self.buffer(value, DEVICE)).collect();
+            let outs: Vec<Loc> = data
+                .outputs
+                .iter()
+                .map(|&value| self.buffer(value, DEVICE))
+                .collect();
             self.run_node(node, outs.clone(), DEVICE, Why::Recompute);
             for (&value, loc) in data.outputs.iter().zip(outs) {
                 self.on_device[value] = Some(loc);
@@ -318,16 +390,21 @@ impl<'a> Lines<'a> {
         Ok(())
     }
 
-    /// Where a node's result goes: over a state's old value where that is allowed, else into a new buffer.
+    /// Where a node's result goes: over a state's old value where that is allowed, else into a new
+    /// buffer.
     fn result_place(&mut self, node: Node, j: usize, value: Value, pool: usize) -> Loc {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
         let mut place = None;
         for state in self.updates(value) {
             let before = graph.states[state].before;
-            let position = self.problem.position[node].expect("a line's node should have a position");
-            let read_again = self.problem.uses[before].last().is_some_and(|&last| position < last);
-            let mut from = (0..data.inputs.len()).filter(|&i| self.problem.root[data.inputs[i]] == before);
+            let position =
+                self.problem.position[node].expect("a line's node should have a position");
+            let read_again = self.problem.uses[before]
+                .last()
+                .is_some_and(|&last| position < last);
+            let mut from =
+                (0..data.inputs.len()).filter(|&i| self.problem.root[data.inputs[i]] == before);
             let only = from.next().filter(|_| from.next().is_none());
             let pair = only.is_some_and(|i| data.op.inplace().contains(&(i, j)));
             let same_type = graph.values[value].ty == graph.values[before].ty;
@@ -352,7 +429,9 @@ impl<'a> Lines<'a> {
         let graph = self.problem.graph;
         for state in self.updates(value) {
             let before = graph.states[state].before;
-            let read_again = self.problem.uses[before].last().is_some_and(|&last| position < last);
+            let read_again = self.problem.uses[before]
+                .last()
+                .is_some_and(|&last| position < last);
             if self.updated[state] || self.held.contains(&state) {
                 continue;
             }
@@ -361,7 +440,9 @@ impl<'a> Lines<'a> {
                 self.read_late.insert(state);
                 continue;
             }
-            let from = self.on_device[value].or(self.on_host[value]).expect("a computed value should be somewhere");
+            let from = self.on_device[value]
+                .or(self.on_host[value])
+                .expect("a computed value should be somewhere");
             self.go_home(state, from);
             self.updated[state] = true;
         }
@@ -375,7 +456,11 @@ impl<'a> Lines<'a> {
 
     /// The states whose new value a root is.
     fn updates(&self, value: Value) -> SmallVec<[usize; 2]> {
-        self.problem.renews[value].iter().copied().filter(|&state| self.is_renewed(state)).collect()
+        self.problem.renews[value]
+            .iter()
+            .copied()
+            .filter(|&state| self.is_renewed(state))
+            .collect()
     }
 
     /// Copies a state's new value over the old one.
@@ -393,7 +478,11 @@ impl<'a> Lines<'a> {
             (_, false) => (H2D, Why::Update),
         };
         self.copy(from, home, value, stream, why);
-        let place = if hosted { &mut self.on_host } else { &mut self.on_device };
+        let place = if hosted {
+            &mut self.on_host
+        } else {
+            &mut self.on_device
+        };
         place[value] = Some(home);
     }
 
@@ -408,9 +497,15 @@ impl<'a> Lines<'a> {
     /// Copies a computed output to the host.
     fn fetch(&mut self, value: Value) {
         for output in self.fetches.get(&value).cloned().unwrap_or_default() {
-            let from = self.on_device[value].or(self.on_host[value]).expect("an output should be somewhere");
+            let from = self.on_device[value]
+                .or(self.on_host[value])
+                .expect("an output should be somewhere");
             let to = self.buffer(value, HOST);
-            let stream = if self.pool(from) == DEVICE { D2H } else { ON_HOST };
+            let stream = if self.pool(from) == DEVICE {
+                D2H
+            } else {
+                ON_HOST
+            };
             self.copy(from, to, value, stream, Why::Fetch);
             self.output[output] = Some(to);
         }
@@ -418,14 +513,20 @@ impl<'a> Lines<'a> {
 
     /// After an access: a value that is not needed any more, or whose gap is cut, leaves.
     fn leave(&mut self, value: Value, position: u32) {
-        let Some(loc) = self.on_device[value] else { return };
+        let Some(loc) = self.on_device[value] else {
+            return;
+        };
         if self.is_pinned(loc) {
             return;
         }
         let accesses = &self.problem.accesses[value];
         let is_last = accesses.last().is_none_or(|&last| last <= position);
         // A held state's new value stays until the end.
-        let held = !self.held.is_empty() && self.updates(value).iter().any(|state| self.held.contains(state));
+        let held = !self.held.is_empty()
+            && self
+                .updates(value)
+                .iter()
+                .any(|state| self.held.contains(state));
         if is_last {
             // A rerun may still read it: its buffer ends where it is last read.
             if !held && self.decisions.reruns.is_empty() {
@@ -439,7 +540,9 @@ impl<'a> Lines<'a> {
         }
         let number = accesses.partition_point(|&at| at < position) as u32;
         let cuts = &self.cuts[first as usize..end as usize];
-        let Some(&(_, means)) = cuts.iter().find(|cut| cut.0 == number) else { return };
+        let Some(&(_, means)) = cuts.iter().find(|cut| cut.0 == number) else {
+            return;
+        };
         if means == Means::Swap && self.on_host[value].is_none() && 0 < self.bytes(value) {
             let to = self.buffer(value, HOST);
             self.copy(loc, to, value, D2H, Why::SwapOut);
@@ -457,7 +560,8 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Brings values to the device. `position` is the line they are wanted by; `None` stands for the start of the step.
+    /// Brings values to the device. `position` is the line they are wanted by; `None` stands for
+    /// the start of the step.
     fn bring(&mut self, wanted: &[Value], position: Option<u32>) -> Result<(), String> {
         if wanted.iter().all(|&value| self.on_device[value].is_some()) {
             wanted.iter().for_each(|&value| self.note_late_read(value));
@@ -468,7 +572,8 @@ impl<'a> Lines<'a> {
             return Ok(());
         }
         let graph = self.problem.graph;
-        // What this cascade brought, and the last step that reads each value, so that what only the cascade needs leaves at once.
+        // What this cascade brought, and the last step that reads each value, so that what only the
+        // cascade needs leaves at once.
         let number = self.cascades.number;
         for (k, step) in steps.iter().enumerate() {
             if let Bring::Rerun(node) = step {
@@ -494,7 +599,12 @@ impl<'a> Lines<'a> {
                     let Cascades { brought, last, .. } = &mut self.cascades;
                     let inputs = data.inputs.iter().map(|&v| self.problem.root[v]);
                     done.extend(inputs.filter(|&v| last[v] == (number, k) && brought[v] == number));
-                    done.extend(data.outputs.iter().copied().filter(|&v| last[v].0 != number));
+                    done.extend(
+                        data.outputs
+                            .iter()
+                            .copied()
+                            .filter(|&v| last[v].0 != number),
+                    );
                     data.outputs.iter().for_each(|&v| brought[v] = number);
                 }
             }
@@ -529,8 +639,8 @@ impl<'a> Lines<'a> {
         last.is_some_and(|&last| position.is_none_or(|position| position < last))
     }
 
-    /// Places for a rerun's results. Results that are on the device already, or that nobody wants, get a buffer that
-    /// nobody reads.
+    /// Places for a rerun's results. Results that are on the device already, or that nobody wants,
+    /// get a buffer that nobody reads.
     fn rerun_places(&mut self, node: Node) -> Vec<Loc> {
         let outputs = &self.problem.graph.nodes[node].outputs;
         outputs
@@ -569,11 +679,16 @@ impl<'a> Lines<'a> {
             }
             let name = &graph.values[value].name;
             let Def::Node(node, _) = graph.values[value].def else {
-                return Err(format!("%{name} cannot be computed again: no node computes it"));
+                return Err(format!(
+                    "%{name} cannot be computed again: no node computes it"
+                ));
             };
             let data = &graph.nodes[node];
             if !data.op.is_pure() {
-                return Err(format!("%{name} cannot be computed again: {} is not pure", data.op.name()));
+                return Err(format!(
+                    "%{name} cannot be computed again: {} is not pure",
+                    data.op.name()
+                ));
             }
             match data.inputs.get(next) {
                 Some(&input) => {
@@ -581,7 +696,9 @@ impl<'a> Lines<'a> {
                     stack.push((self.problem.root[input], 0));
                 }
                 None => {
-                    data.outputs.iter().for_each(|&v| self.cascades.done[v] = number);
+                    data.outputs
+                        .iter()
+                        .for_each(|&v| self.cascades.done[v] = number);
                     steps.push(Bring::Rerun(node));
                 }
             }
@@ -620,11 +737,15 @@ impl<'a> Lines<'a> {
         self.on_device[value] = Some(to);
     }
 
-    /// Where a state's old value lies in a copy of its chunk that stays on the device for others of the chunk.
+    /// Where a state's old value lies in a copy of its chunk that stays on the device for others of
+    /// the chunk.
     fn found_in_chunk(&self, chunk: usize, state: usize, position: Option<u32>) -> Option<Loc> {
-        let (buffer, _) = self.chunk_copy[chunk].as_ref().filter(|(_, states)| states.contains(&state))?;
+        let (buffer, _) = self.chunk_copy[chunk]
+            .as_ref()
+            .filter(|(_, states)| states.contains(&state))?;
         let read_on_device = |&at: &u32| {
-            position.is_none_or(|position| position <= at) && !self.on_host_runs[self.problem.lines[at as usize]]
+            position.is_none_or(|position| position <= at)
+                && !self.on_host_runs[self.problem.lines[at as usize]]
         };
         let stays = |&other: &usize| {
             let value = self.problem.graph.states[other].before;
@@ -632,24 +753,46 @@ impl<'a> Lines<'a> {
                 && self.problem.uses[value].iter().any(read_on_device)
         };
         let others = self.decisions.chunks[chunk].iter().any(stays);
-        others.then_some(Loc { buffer: *buffer, offset: self.home[state].offset })
+        others.then_some(Loc {
+            buffer: *buffer,
+            offset: self.home[state].offset,
+        })
     }
 
-    /// Copies a chunk in, because one of its states is wanted. The others are then there too, but for those that have
-    /// been updated meanwhile.
+    /// Copies a chunk in, because one of its states is wanted. The others are then there too, but
+    /// for those that have been updated meanwhile.
     fn gather(&mut self, chunk: usize, wanted: usize) {
         let home = self.chunk_home[chunk];
         let bytes = self.schedule.buffers[home].bytes;
         let name = self.fresh(|| format!("c{chunk}"));
-        let buffer = self.schedule.buffers.push(BufferData { name, pool: Pool::new(DEVICE), bytes });
-        self.push(InstrKind::Copy { src: home.into(), dst: buffer.into(), bytes }, H2D, Why::Gather);
+        let buffer = self.schedule.buffers.push(BufferData {
+            name,
+            pool: Pool::new(DEVICE),
+            bytes,
+        });
+        self.push(
+            InstrKind::Copy {
+                src: home.into(),
+                dst: buffer.into(),
+                bytes,
+            },
+            H2D,
+            Why::Gather,
+        );
         let chunk_states = &self.decisions.chunks[chunk];
-        let old = chunk_states.iter().copied().filter(|&state| !self.updated[state]).collect();
+        let old = chunk_states
+            .iter()
+            .copied()
+            .filter(|&state| !self.updated[state])
+            .collect();
         self.chunk_copy[chunk] = Some((buffer, old));
         for &state in chunk_states {
             let before = self.problem.graph.states[state].before;
             if state == wanted || (self.on_device[before].is_none() && !self.updated[state]) {
-                self.on_device[before] = Some(Loc { buffer, offset: self.home[state].offset });
+                self.on_device[before] = Some(Loc {
+                    buffer,
+                    offset: self.home[state].offset,
+                });
             }
         }
     }
@@ -657,17 +800,37 @@ impl<'a> Lines<'a> {
     fn run_node(&mut self, node: Node, outs: Vec<Loc>, pool: usize, why: Why) {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
-        let places = if pool == HOST { &self.on_host } else { &self.on_device };
+        let places = if pool == HOST {
+            &self.on_host
+        } else {
+            &self.on_device
+        };
         let place = |&v: &Value| places[self.problem.root[v]].expect("an operand should be there");
         let args: Vec<Loc> = data.inputs.iter().map(place).collect();
         let scratch = self.problem.scratch[node];
         let scratch = (0 < scratch).then(|| {
             let name = self.fresh(|| format!("{}.scratch", graph.node_name(node)));
             let bytes = buffer_bytes(scratch);
-            self.schedule.buffers.push(BufferData { name, pool: Pool::new(pool), bytes }).into()
+            self.schedule
+                .buffers
+                .push(BufferData {
+                    name,
+                    pool: Pool::new(pool),
+                    bytes,
+                })
+                .into()
         });
         let stream = if pool == HOST { ON_HOST } else { COMPUTE };
-        self.push(InstrKind::Run { node, args, outs, scratch }, stream, why);
+        self.push(
+            InstrKind::Run {
+                node,
+                args,
+                outs,
+                scratch,
+            },
+            stream,
+            why,
+        );
     }
 
     fn copy(&mut self, src: Loc, dst: Loc, value: Value, stream: usize, why: Why) {
@@ -679,7 +842,12 @@ impl<'a> Lines<'a> {
     }
 
     fn push(&mut self, kind: InstrKind, stream: usize, why: Why) {
-        self.schedule.instrs.push(InstrData { kind, stream: Stream::new(stream), after: vec![], why });
+        self.schedule.instrs.push(InstrData {
+            kind,
+            stream: Stream::new(stream),
+            after: vec![],
+            why,
+        });
     }
 
     fn bytes(&self, value: Value) -> u64 {
@@ -688,14 +856,29 @@ impl<'a> Lines<'a> {
 
     fn buffer(&mut self, value: Value, pool: usize) -> Loc {
         let name = &self.problem.graph.values[value].name;
-        let name = self.fresh(|| if pool == HOST { format!("{name}.host") } else { name.clone() });
+        let name = self.fresh(|| {
+            if pool == HOST {
+                format!("{name}.host")
+            } else {
+                name.clone()
+            }
+        });
         let bytes = buffer_bytes(self.bytes(value));
-        self.schedule.buffers.push(BufferData { name, pool: Pool::new(pool), bytes }).into()
+        self.schedule
+            .buffers
+            .push(BufferData {
+                name,
+                pool: Pool::new(pool),
+                bytes,
+            })
+            .into()
     }
 
     /// `name`, or `name.2`, `name.3`, … if it is taken.
     fn fresh(&mut self, name: impl Fn() -> String) -> String {
-        let Some(names) = &mut self.names else { return String::new() };
+        let Some(names) = &mut self.names else {
+            return String::new();
+        };
         let name = name();
         loop {
             let count = names.entry(name.clone()).or_insert(0);

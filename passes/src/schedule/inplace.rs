@@ -1,7 +1,8 @@
 //! Lets a result take the bytes of an operand that dies there.
 //!
-//! Before: every result has a buffer of its own. After: where an op's row allows it, the types are equal and the line is
-//! the operand's last access, the two share one buffer. Memory falls by the smaller lifetime; meaning does not change.
+//! Before: every result has a buffer of its own. After: where an op's row allows it, the types are
+//! equal and the line is the operand's last access, the two share one buffer. Memory falls by the
+//! smaller lifetime; meaning does not change.
 
 use ir::schedule::{Buffer, InstrKind, Loc, Schedule};
 use ir::{Graph, Id, Table};
@@ -23,19 +24,31 @@ pub fn run(graph: &Graph, schedule: &mut Schedule) {
             first[loc.buffer] = first[loc.buffer].min(instr.index() as u32);
         };
         match &data.kind {
-            InstrKind::Run { args, outs, scratch, .. } => args.iter().chain(outs).chain(scratch).for_each(&mut touch),
+            InstrKind::Run {
+                args,
+                outs,
+                scratch,
+                ..
+            } => args.iter().chain(outs).chain(scratch).for_each(&mut touch),
             InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(&mut touch),
         }
     }
     // Where each buffer went; merged ones point to the operand's.
     let mut home: Table<Buffer, Buffer> = schedule.buffers.ids().collect();
     for instr in schedule.instrs.ids() {
-        let InstrKind::Run { node, args, outs, .. } = &schedule.instrs[instr].kind else { continue };
+        let InstrKind::Run {
+            node, args, outs, ..
+        } = &schedule.instrs[instr].kind
+        else {
+            continue;
+        };
         let data = &graph.nodes[*node];
         let now = instr.index() as u32;
         let mut taken: SmallVec<[Buffer; 4]> = SmallVec::new();
         for &(i, j) in data.op.inplace() {
-            let (Some(&input), Some(&output)) = (data.inputs.get(i), data.outputs.get(j)) else { continue };
+            let (Some(&input), Some(&output)) = (data.inputs.get(i), data.outputs.get(j)) else {
+                continue;
+            };
             let (from, to) = (args[i], outs[j]);
             let whole = from.offset == 0 && to.offset == 0;
             let dies = last[from.buffer] == now && !pinned[from.buffer];
@@ -45,7 +58,8 @@ pub fn run(graph: &Graph, schedule: &mut Schedule) {
             }
             let same_type = graph.values[input].ty == graph.values[output].ty;
             let other_reader = (0..args.len()).any(|k| k != i && args[k].buffer == from.buffer);
-            let same_size = schedule.buffers[from.buffer].bytes == schedule.buffers[to.buffer].bytes
+            let same_size = schedule.buffers[from.buffer].bytes
+                == schedule.buffers[to.buffer].bytes
                 && schedule.buffers[from.buffer].pool == schedule.buffers[to.buffer].pool;
             let free = !taken.contains(&from.buffer) && !taken.contains(&to.buffer);
             if same_type && !other_reader && same_size && free {
@@ -61,7 +75,10 @@ pub fn run(graph: &Graph, schedule: &mut Schedule) {
 fn rename(schedule: &mut Schedule, home: &Table<Buffer, Buffer>) {
     let mut kept: Table<Buffer, Option<Buffer>> = Table::filled(home.len(), None);
     let mut buffers = Table::new();
-    for (data, (buffer, &home)) in std::mem::take(&mut schedule.buffers).into_values().zip(home.iter()) {
+    for (data, (buffer, &home)) in std::mem::take(&mut schedule.buffers)
+        .into_values()
+        .zip(home.iter())
+    {
         if home == buffer {
             kept[buffer] = Some(buffers.push(data));
         }
@@ -69,10 +86,19 @@ fn rename(schedule: &mut Schedule, home: &Table<Buffer, Buffer>) {
     let to = |loc: &mut Loc| loc.buffer = kept[home[loc.buffer]].expect("a home should be kept");
     for id in schedule.instrs.ids() {
         match &mut schedule.instrs[id].kind {
-            InstrKind::Run { args, outs, scratch, .. } => args.iter_mut().chain(outs).chain(scratch).for_each(to),
+            InstrKind::Run {
+                args,
+                outs,
+                scratch,
+                ..
+            } => args.iter_mut().chain(outs).chain(scratch).for_each(to),
             InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(to),
         }
     }
-    schedule.entry.iter_mut().chain(&mut schedule.exit).for_each(|(_, loc)| to(loc));
+    schedule
+        .entry
+        .iter_mut()
+        .chain(&mut schedule.exit)
+        .for_each(|(_, loc)| to(loc));
     schedule.buffers = buffers;
 }

@@ -1,11 +1,11 @@
 //! Puts the nodes of a graph into the order in which a step runs them.
 //!
 //! Before: a topological order, as traced. After: a topological order in which
-//! * what is computed from nothing (masks, positions, zeros) stands just before its first use: traces put it all at the
-//!   start, where it would lie in memory for the whole step;
-//! * the update of a parameter follows the last reader of the parameter and its gradient's completion (the optimizer step
-//!   inside backward: the gradient's bytes are free right after), or, with `Update::After`, stands
-//!   behind the whole backward.
+//! * what is computed from nothing (masks, positions, zeros) stands just before its first use:
+//!   traces put it all at the start, where it would lie in memory for the whole step;
+//! * the update of a parameter follows the last reader of the parameter and its gradient's
+//!   completion (the optimizer step inside backward: the gradient's bytes are free right after),
+//!   or, with `Update::After`, stands behind the whole backward.
 
 use ir::graph::Def;
 use ir::{Graph, Node, Phase, Table, Value};
@@ -39,9 +39,15 @@ pub fn run(graph: &mut Graph, update: Update) {
         }
     }
 
-    let mut line =
-        Line { graph, emitted: Table::filled(graph.nodes.len(), false), nodes: Vec::with_capacity(order.len()) };
-    for &node in order.iter().filter(|&&node| !is_update(node) && !late[node]) {
+    let mut line = Line {
+        graph,
+        emitted: Table::filled(graph.nodes.len(), false),
+        nodes: Vec::with_capacity(order.len()),
+    };
+    for &node in order
+        .iter()
+        .filter(|&&node| !is_update(node) && !late[node])
+    {
         line.emit(node);
         for &update in &waiters[node] {
             waits[update] -= 1;
@@ -65,7 +71,10 @@ pub fn run(graph: &mut Graph, update: Update) {
 /// The nodes that read each value's bytes, by root, in `order`; reshapes are no readers.
 pub fn users(graph: &Graph, order: &[Node]) -> Table<Value, Vec<Node>> {
     let mut users: Table<Value, Vec<Node>> = Table::filled(graph.values.len(), vec![]);
-    for &node in order.iter().filter(|&&node| !graph.nodes[node].op.is_alias()) {
+    for &node in order
+        .iter()
+        .filter(|&&node| !graph.nodes[node].op.is_alias())
+    {
         for &input in &graph.nodes[node].inputs {
             let root = graph.root(input);
             if users[root].last() != Some(&node) {
@@ -83,21 +92,32 @@ fn late_nodes(graph: &Graph, order: &[Node]) -> Table<Node, bool> {
         let data = &graph.nodes[node];
         late[node] = data.op.is_pure()
             && data.phase != Phase::Optimizer
-            && data.inputs.iter().all(|&v| graph.def_node(v).is_some_and(|def| late[def]));
+            && data
+                .inputs
+                .iter()
+                .all(|&v| graph.def_node(v).is_some_and(|def| late[def]));
     }
     late
 }
 
-/// The nodes of forward and backward that must stand before an update: those that compute its operands, and the readers
-/// of the states that it overwrites.
-fn predecessors(graph: &Graph, users: &Table<Value, Vec<Node>>, update: Node, late: &Table<Node, bool>) -> Vec<Node> {
+/// The nodes of forward and backward that must stand before an update: those that compute its
+/// operands, and the readers of the states that it overwrites.
+fn predecessors(
+    graph: &Graph,
+    users: &Table<Value, Vec<Node>>,
+    update: Node,
+    late: &Table<Node, bool>,
+) -> Vec<Node> {
     let mut before = vec![];
     let mut stack: Vec<Value> = graph.nodes[update].inputs.clone();
     while let Some(value) = stack.pop() {
         match graph.values[graph.root(value)].def {
-            Def::Node(def, _) if graph.nodes[def].phase == Phase::Optimizer => stack.extend(&graph.nodes[def].inputs),
+            Def::Node(def, _) if graph.nodes[def].phase == Phase::Optimizer => {
+                stack.extend(&graph.nodes[def].inputs)
+            }
             Def::Node(def, _) => before.push(def),
-            // What an update reads of a state it mostly overwrites; if it does not, the wait is harmless.
+            // What an update reads of a state it mostly overwrites; if it does not, the wait is
+            // harmless.
             Def::State(_) => before.extend(&users[graph.root(value)]),
             Def::Input(_) => {}
         }
@@ -116,7 +136,8 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Emits `node` after those of its operands' definitions that are not there yet. Iterative: chains may be long.
+    /// Emits `node` after those of its operands' definitions that are not there yet. Iterative:
+    /// chains may be long.
     fn emit(&mut self, node: Node) {
         let mut stack = vec![(node, 0)];
         while let Some((node, next)) = stack.pop() {

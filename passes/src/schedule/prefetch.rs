@@ -1,8 +1,9 @@
 //! Moves copies from the host up, so that they are done when their value is needed.
 //!
-//! Before: each copy in stands directly before the line that wants it. After: it stands where the link, working back
-//! from the last copy to the first, would have to start it, but no higher than the bytes allow: the peak does not rise
-//! (ProTrain, appendix A.2: prefetch only when memory allows), or by no more than the decisions set aside for it.
+//! Before: each copy in stands directly before the line that wants it. After: it stands where the
+//! link, working back from the last copy to the first, would have to start it, but no higher than
+//! the bytes allow: the peak does not rise (ProTrain, appendix A.2: prefetch only when memory
+//! allows), or by no more than the decisions set aside for it.
 
 use super::apply::{COMPUTE, DEVICE, H2D};
 use crate::alloc::{lifetimes, live_bytes};
@@ -20,8 +21,15 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost, ahead: u64) 
 
 /// Puts lines into another order.
 pub fn reorder(schedule: &mut Schedule, order: &[u32]) {
-    let mut old: Vec<Option<InstrData>> = std::mem::take(&mut schedule.instrs).into_values().map(Some).collect();
-    let mut take = |&line: &u32| old[line as usize].take().expect("each line should stand once");
+    let mut old: Vec<Option<InstrData>> = std::mem::take(&mut schedule.instrs)
+        .into_values()
+        .map(Some)
+        .collect();
+    let mut take = |&line: &u32| {
+        old[line as usize]
+            .take()
+            .expect("each line should stand once")
+    };
     schedule.instrs = order.iter().map(&mut take).collect();
 }
 
@@ -33,7 +41,8 @@ pub struct Room<'a> {
     live: Vec<u64>,
     /// When each line would start if nothing but computing took time.
     starts: Vec<f64>,
-    /// For each copy in, one past the line that last filled its source, by a copy or by computing: it stays behind that.
+    /// For each copy in, one past the line that last filled its source, by a copy or by computing:
+    /// it stays behind that.
     lowest: Vec<usize>,
 }
 
@@ -60,14 +69,25 @@ impl<'a> Room<'a> {
                 }
             });
         }
-        Room { schedule, cost, live, starts, lowest }
+        Room {
+            schedule,
+            cost,
+            live,
+            starts,
+            lowest,
+        }
     }
 
-    /// The order of the lines in which copies may take `ahead` bytes above the peak; `None` if they stay where they are.
+    /// The order of the lines in which copies may take `ahead` bytes above the peak; `None` if they
+    /// stay where they are.
     pub fn order(&self, ahead: u64) -> Option<Vec<u32>> {
-        let Room { schedule, starts, .. } = self;
+        let Room {
+            schedule, starts, ..
+        } = self;
         let is_copy_in = |line: usize| schedule.instrs[Instr::new(line)].stream.index() == H2D;
-        let copies_in: Vec<usize> = (0..schedule.instrs.len()).filter(|&line| is_copy_in(line)).collect();
+        let copies_in: Vec<usize> = (0..schedule.instrs.len())
+            .filter(|&line| is_copy_in(line))
+            .collect();
         if copies_in.is_empty() {
             return None;
         }
@@ -78,7 +98,9 @@ impl<'a> Room<'a> {
         let mut link_free = f64::INFINITY;
         for &line in copies_in.iter().rev() {
             let data = &schedule.instrs[Instr::new(line)];
-            let InstrKind::Copy { dst, bytes, .. } = data.kind else { continue };
+            let InstrKind::Copy { dst, bytes, .. } = data.kind else {
+                continue;
+            };
             // A state's new value goes home over the old one, which lines before may read.
             if data.why == Why::Update {
                 continue;
@@ -86,14 +108,16 @@ impl<'a> Room<'a> {
             let wanted = starts[line].min(link_free) - self.cost.link(bytes);
             let size = schedule.buffers[dst.buffer].bytes;
             let mut slot = line;
-            while self.lowest[line] < slot && wanted < starts[slot] && live[slot - 1] + size <= peak {
+            while self.lowest[line] < slot && wanted < starts[slot] && live[slot - 1] + size <= peak
+            {
                 slot -= 1;
                 live[slot] += size;
             }
             slots[line] = slot;
             link_free = wanted.max(starts[slot]);
         }
-        // The link is a queue: a copy that is needed later does not stand before one that is needed sooner.
+        // The link is a queue: a copy that is needed later does not stand before one that is needed
+        // sooner.
         let mut latest = 0;
         for &line in &copies_in {
             latest = latest.max(slots[line]);
@@ -102,7 +126,8 @@ impl<'a> Room<'a> {
         if copies_in.iter().all(|&line| line == slots[line]) {
             return None;
         }
-        // Copies in that share a slot keep their order, and stand before the line that has the slot.
+        // Copies in that share a slot keep their order, and stand before the line that has the
+        // slot.
         let mut order = Vec::with_capacity(slots.len());
         let mut moved = copies_in.iter().copied().peekable();
         for line in 0..slots.len() {

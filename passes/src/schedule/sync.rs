@@ -1,20 +1,22 @@
 //! Writes `after`: which lines of other streams a line waits for. The only place that does.
 //!
-//! Before: a schedule and its plan. After: every two lines that touch the same bytes, one of them writing, are ordered
-//! by streams and waits, in a step and from one step to the next. The list's order decides who comes first; the reuse
-//! of an address is one more conflict.
+//! Before: a schedule and its plan. After: every two lines that touch the same bytes, one of them
+//! writing, are ordered by streams and waits, in a step and from one step to the next. The list's
+//! order decides who comes first; the reuse of an address is one more conflict.
 //!
-//! One vector clock a line says which lines of each stream are known to be done when it starts; a wait is added only
-//! where the clock does not cover a conflict, latest first, so no pass is needed that removes waits. The list is walked
-//! twice: in the second walk, conflicts with the first are waits for the previous step. Accesses two steps apart need no
-//! look: the same line of the step between touches the same bytes.
+//! One vector clock a line says which lines of each stream are known to be done when it starts; a
+//! wait is added only where the clock does not cover a conflict, latest first, so no pass is needed
+//! that removes waits. The list is walked twice: in the second walk, conflicts with the first are
+//! waits for the previous step. Accesses two steps apart need no look: the same line of the step
+//! between touches the same bytes.
 
 use ir::schedule::{Access, Dep, Schedule};
 use ir::{Graph, Id, Instr, Plan, Pool, Table};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
-/// One run of one line: its position in the list, plus the list's length in the second walk. `NEVER` is before all.
+/// One run of one line: its position in the list, plus the list's length in the second walk.
+/// `NEVER` is before all.
 type Moment = u32;
 const NEVER: Moment = 0;
 /// One moment a stream.
@@ -74,7 +76,14 @@ impl Ranges {
             while let Some((&start, _)) = self.0.range(lo..hi).next() {
                 self.0.remove(&start);
             }
-            self.0.insert(lo, Users { end: hi, writer: now, readers: smallvec![NEVER; n_streams] });
+            self.0.insert(
+                lo,
+                Users {
+                    end: hi,
+                    writer: now,
+                    readers: smallvec![NEVER; n_streams],
+                },
+            );
             return;
         }
         if at < hi {
@@ -83,7 +92,14 @@ impl Ranges {
         for (lo, hi) in gaps {
             let mut readers: Moments = smallvec![NEVER; n_streams];
             readers[stream] = now;
-            self.0.insert(lo, Users { end: hi, writer: NEVER, readers });
+            self.0.insert(
+                lo,
+                Users {
+                    end: hi,
+                    writer: NEVER,
+                    readers,
+                },
+            );
         }
     }
 }
@@ -101,7 +117,11 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
             accesses
         })
         .collect();
-    let streams: Vec<usize> = schedule.instrs.values().map(|data| data.stream.index()).collect();
+    let streams: Vec<usize> = schedule
+        .instrs
+        .values()
+        .map(|data| data.stream.index())
+        .collect();
     let mut ranges: Table<Pool, Ranges> = schedule.pools.ids().map(|_| Ranges::default()).collect();
     // clock[moment][s]: the latest moment on stream s that is done when `moment` is done.
     let mut clocks: Vec<Moment> = vec![NEVER; (2 * n + 1) * n_streams];
@@ -111,7 +131,8 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
         for line in 0..n {
             let now = (walk * n + line + 1) as Moment;
             let stream = streams[line];
-            let mut clock = Moments::from_slice(&clocks[last[stream] as usize * n_streams..][..n_streams]);
+            let mut clock =
+                Moments::from_slice(&clocks[last[stream] as usize * n_streams..][..n_streams]);
             conflicts.clear();
             for access in &accesses[line] {
                 let lo = plan.address(access.loc);
@@ -121,7 +142,8 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
             }
             // Most conflicts are with lines that are known to be done.
             let of = |moment: Moment| streams[(moment as usize - 1) % n];
-            conflicts.retain(|&moment| moment != NEVER && moment != now && clock[of(moment)] < moment);
+            conflicts
+                .retain(|&moment| moment != NEVER && moment != now && clock[of(moment)] < moment);
             conflicts.sort_unstable_by(|a, b| b.cmp(a));
             conflicts.dedup();
             let mut after = vec![];
@@ -130,7 +152,10 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
                 if moment <= clock[of(moment)] {
                     continue;
                 }
-                after.push(Dep { instr: Instr::new(position), previous: walk == 1 && moment as usize <= n });
+                after.push(Dep {
+                    instr: Instr::new(position),
+                    previous: walk == 1 && moment as usize <= n,
+                });
                 let theirs = &clocks[moment as usize * n_streams..][..n_streams];
                 for (mine, &theirs) in clock.iter_mut().zip(theirs) {
                     *mine = (*mine).max(theirs);
@@ -143,10 +168,13 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
             if walk == 0 {
                 data.after = after;
             } else {
-                // The waits within the step stand already, and are the same; clocks only know more in the second walk.
-                data.after.extend(after.into_iter().filter(|dep| dep.previous));
+                // The waits within the step stand already, and are the same; clocks only know more
+                // in the second walk.
+                data.after
+                    .extend(after.into_iter().filter(|dep| dep.previous));
             }
-            data.after.sort_unstable_by_key(|dep| (dep.previous, dep.instr));
+            data.after
+                .sort_unstable_by_key(|dep| (dep.previous, dep.instr));
         }
     }
 }

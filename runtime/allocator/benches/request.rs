@@ -1,8 +1,9 @@
 //! What a planned request costs, by the library and by the C interface with its lock.
 //!
-//! `cargo bench -p lighterage_alloc --bench request -- REQUESTS STEPS` plays a step of that many requests that often: 64 are
-//! made, then 64 blocks of before are freed, and so on. Prints a line of JSON for reading and proving the plan, and one for
-//! each interface: nanoseconds a request and a free, the median over groups of 64 by the clock. The first step is not counted.
+//! `cargo bench -p lighterage-alloc --bench request -- REQUESTS STEPS` plays a step of that many
+//! requests that often: 64 are made, then 64 blocks of before are freed, and so on. Prints a line
+//! of JSON for reading and proving the plan, and one for each interface: nanoseconds a request and
+//! a free, the median over groups of 64 by the clock. The first step is not counted.
 
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
@@ -14,46 +15,90 @@ const GROUP: usize = 64;
 
 fn main() {
     // Cargo passes `--bench` along.
-    let given: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    let number = |i: usize, default| given.get(i).and_then(|arg| arg.parse().ok()).unwrap_or(default);
-    let (n, steps) = (number(0, 20_000usize).max(2 * GROUP).next_multiple_of(GROUP), number(1, 50usize));
+    let given: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| arg != "--bench")
+        .collect();
+    let number = |i: usize, default| {
+        given
+            .get(i)
+            .and_then(|arg| arg.parse().ok())
+            .unwrap_or(default)
+    };
+    let (n, steps) = (
+        number(0, 20_000usize)
+            .max(2 * GROUP)
+            .next_multiple_of(GROUP),
+        number(1, 50usize),
+    );
     let (sizes, text) = plan(n);
     if given.get(2).is_some_and(|arg| arg == "abi") {
-        let malloc = |bytes: u64| abi::lighterage_malloc(bytes as isize, 0, std::ptr::null_mut()) as u64;
-        let free = |address: u64| abi::lighterage_free(address as *mut _, 0, 0, std::ptr::null_mut());
+        let malloc =
+            |bytes: u64| abi::lighterage_malloc(bytes as isize, 0, std::ptr::null_mut()) as u64;
+        let free =
+            |address: u64| abi::lighterage_free(address as *mut _, 0, 0, std::ptr::null_mut());
         play("c", &sizes, steps, malloc, free);
         return;
     }
     let start = Instant::now();
     let plan = Plan::read(&text).expect("the plan should be right");
     let read_ms = start.elapsed().as_secs_f64() * 1e3;
-    println!("{{\"plan_requests\": {n}, \"plan_bytes\": {}, \"read_ms\": {read_ms:.1}}}", text.len());
-    let allocator = Allocator::planned(Box::<Host>::default(), plan).expect("the host should have the memory");
+    println!(
+        "{{\"plan_requests\": {n}, \"plan_bytes\": {}, \"read_ms\": {read_ms:.1}}}",
+        text.len()
+    );
+    let allocator =
+        Allocator::planned(Box::<Host>::default(), plan).expect("the host should have the memory");
     let allocator = std::cell::RefCell::new(allocator);
-    let malloc = |bytes| allocator.borrow_mut().malloc(bytes, 0).expect("the place should be free");
+    let malloc = |bytes| {
+        allocator
+            .borrow_mut()
+            .malloc(bytes, 0)
+            .expect("the place should be free")
+    };
     play("rust", &sizes, steps, malloc, |address| {
         allocator.borrow_mut().free(address);
     });
     let stats = allocator.borrow().stats();
-    assert_eq!((stats.planned, stats.native), (((steps + 1) * n) as u64, 1), "{stats}");
+    assert_eq!(
+        (stats.planned, stats.native),
+        (((steps + 1) * n) as u64, 1),
+        "{stats}"
+    );
 
     // The C interface is told by the environment, which a process cannot change safely for itself.
     let path = std::env::temp_dir().join(format!("lighterage-request-{}.plan", std::process::id()));
     std::fs::write(&path, text).expect("the directory for temporary files should take one");
-    let status = std::process::Command::new(std::env::current_exe().expect("this program should have a path"))
-        .args([n.to_string(), steps.to_string(), "abi".into()])
-        .envs([("LIGHTERAGE_ALLOC_POOL", "host"), ("LIGHTERAGE_ALLOC_STATS", "-")])
-        .env("LIGHTERAGE_ALLOC_PLAN", &path)
-        .status();
+    let status = std::process::Command::new(
+        std::env::current_exe().expect("this program should have a path"),
+    )
+    .args([n.to_string(), steps.to_string(), "abi".into()])
+    .envs([
+        ("LIGHTERAGE_ALLOC_POOL", "host"),
+        ("LIGHTERAGE_ALLOC_STATS", "-"),
+    ])
+    .env("LIGHTERAGE_ALLOC_PLAN", &path)
+    .status();
     // A file of its own: nothing else needs it.
     let _ = std::fs::remove_file(&path);
-    assert!(status.is_ok_and(|status| status.success()), "the C interface should run");
+    assert!(
+        status.is_ok_and(|status| status.success()),
+        "the C interface should run"
+    );
 }
 
-/// A step in which each block lives for 64 to 128 requests, with sizes as of a model. Blocks lie in two halves, turn by turn.
+/// A step in which each block lives for 64 to 128 requests, with sizes as of a model. Blocks lie in
+/// two halves, turn by turn.
 fn plan(n: usize) -> (Vec<u64>, String) {
-    let sizes: Vec<u64> = (0..n).map(|i| [512u64, 2048, 8192, 65_536, 1000][(i * i + i / 7) % 5]).collect();
-    let half = |group: &[u64]| group.iter().map(|bytes| bytes.next_multiple_of(512)).sum::<u64>();
+    let sizes: Vec<u64> = (0..n)
+        .map(|i| [512u64, 2048, 8192, 65_536, 1000][(i * i + i / 7) % 5])
+        .collect();
+    let half = |group: &[u64]| {
+        group
+            .iter()
+            .map(|bytes| bytes.next_multiple_of(512))
+            .sum::<u64>()
+    };
     let most = sizes.chunks(GROUP).map(half).max().unwrap_or(0);
     let mut text = format!("lighterage-plan 1\npool {} 512\nrequests {n} 0\n", 3 * most);
     for (g, group) in sizes.chunks(GROUP).enumerate() {

@@ -1,4 +1,5 @@
-//! What PyTorch calls: `torch.cuda.memory.CUDAPluggableAllocator(path, "lighterage_malloc", "lighterage_free")`.
+//! What PyTorch calls: `torch.cuda.memory.CUDAPluggableAllocator(path, "lighterage_malloc",
+//! "lighterage_free")`.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -9,9 +10,13 @@
 //! | `LIGHTERAGE_ALLOC_POOL` | `cuda`, or `host` to try without a GPU |
 //! | `LIGHTERAGE_ALLOC_CUDA` | the driver's library, if not `libcuda.so.1` |
 //!
-//! Failures are told on standard error: a C caller has no place for them. No panic crosses: after one, requests get 0.
+//! Failures are told on standard error: a C caller has no place for them. No panic crosses: after
+//! one, requests get 0.
 
-#![allow(unsafe_code, reason = "C callers pass pointers, and find functions by name")]
+#![allow(
+    unsafe_code,
+    reason = "C callers pass pointers, and find functions by name"
+)]
 
 use crate::{Allocator, Cuda, Host, Plan, Pool, Recorder};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -40,7 +45,9 @@ unsafe extern "C" {
 }
 
 fn variable(name: &str) -> Option<String> {
-    std::env::var(format!("LIGHTERAGE_ALLOC_{name}")).ok().filter(|value| !value.is_empty())
+    std::env::var(format!("LIGHTERAGE_ALLOC_{name}"))
+        .ok()
+        .filter(|value| !value.is_empty())
 }
 
 fn tell(message: &str) {
@@ -59,7 +66,9 @@ fn pool(device: c_int) -> Result<Box<dyn Pool>, String> {
     match variable("POOL").as_deref() {
         None | Some("cuda") => Ok(Box::new(Cuda::new(device, variable("CUDA").as_deref())?)),
         Some("host") => Ok(Box::<Host>::default()),
-        Some(other) => Err(format!("LIGHTERAGE_ALLOC_POOL={other} is neither cuda nor host")),
+        Some(other) => Err(format!(
+            "LIGHTERAGE_ALLOC_POOL={other} is neither cuda nor host"
+        )),
     }
 }
 
@@ -70,36 +79,49 @@ fn open(device: c_int) -> Result<Server, String> {
         atexit(report);
     });
     let (mode, plan) = (variable("MODE"), variable("PLAN"));
-    match mode.as_deref().unwrap_or(if plan.is_some() { "plan" } else { "cache" }) {
+    match mode
+        .as_deref()
+        .unwrap_or(if plan.is_some() { "plan" } else { "cache" })
+    {
         "cache" => Ok(Server::Allocate(Allocator::caching(pool(device)?))),
         "profile" => {
-            let name = variable("TRACE").ok_or("LIGHTERAGE_ALLOC_TRACE should name the file to record to")?;
+            let name = variable("TRACE")
+                .ok_or("LIGHTERAGE_ALLOC_TRACE should name the file to record to")?;
             let Some(path) = file(&name, device) else {
                 tell(&format!(
-                    "device {device} is not recorded: another one is; put %d into LIGHTERAGE_ALLOC_TRACE for all"
+                    "device {device} is not recorded: another one is; put %d into \
+                     LIGHTERAGE_ALLOC_TRACE for all"
                 ));
                 return Ok(Server::Allocate(Allocator::caching(pool(device)?)));
             };
             let out = std::fs::File::create(&path).map_err(|error| format!("{path}: {error}"))?;
-            Ok(Server::Record(Recorder::new(pool(device)?, Box::new(std::io::BufWriter::with_capacity(1 << 16, out)))))
+            Ok(Server::Record(Recorder::new(
+                pool(device)?,
+                Box::new(std::io::BufWriter::with_capacity(1 << 16, out)),
+            )))
         }
         "plan" => {
             let name = plan.ok_or("LIGHTERAGE_ALLOC_PLAN should name the plan to serve")?;
             let served = file(&name, device).map(|path| {
-                let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+                let text =
+                    std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
                 let plan = Plan::read(&text).map_err(|error| format!("{path}: {error}"))?;
                 Allocator::planned(pool(device)?, plan).map_err(|error| format!("{path}: {error}"))
             });
             match served {
                 Some(Ok(allocator)) => Ok(Server::Allocate(allocator)),
                 Some(Err(message)) => {
-                    tell(&format!("{message}; device {device} goes on without a plan"));
+                    tell(&format!(
+                        "{message}; device {device} goes on without a plan"
+                    ));
                     Ok(Server::Allocate(Allocator::caching(pool(device)?)))
                 }
                 None => Ok(Server::Allocate(Allocator::caching(pool(device)?))),
             }
         }
-        other => Err(format!("LIGHTERAGE_ALLOC_MODE={other} is none of plan, profile, cache")),
+        other => Err(format!(
+            "LIGHTERAGE_ALLOC_MODE={other} is none of plan, profile, cache"
+        )),
     }
 }
 
@@ -108,7 +130,14 @@ fn open(device: c_int) -> Result<Server, String> {
 fn serve<T>(device: c_int, what: impl FnOnce(&mut Server) -> T) -> Option<T> {
     let slot = SERVERS.get(usize::try_from(device).ok()?)?;
     let work = || {
-        let server = slot.get_or_init(|| open(device).map(Mutex::new).map_err(|error| tell(&error)).ok()).as_ref()?;
+        let server = slot
+            .get_or_init(|| {
+                open(device)
+                    .map(Mutex::new)
+                    .map_err(|error| tell(&error))
+                    .ok()
+            })
+            .as_ref()?;
         // A panic may have left half a change behind: nothing is served from that any more.
         server.lock().ok().map(|mut server| what(&mut server))
     };
@@ -127,8 +156,14 @@ fn each(mut what: impl FnMut(c_int, &mut Server)) {
 
 /// Memory of a device for a stream; 0 if there is none, or none is asked for.
 #[unsafe(no_mangle)]
-pub extern "C" fn lighterage_malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
-    let Ok(bytes) = u64::try_from(size) else { return std::ptr::null_mut() };
+pub extern "C" fn lighterage_malloc(
+    size: isize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    let Ok(bytes) = u64::try_from(size) else {
+        return std::ptr::null_mut();
+    };
     let address = serve(device, |server| match server {
         Server::Allocate(allocator) => allocator.malloc(bytes, stream as u64),
         Server::Record(recorder) => recorder.malloc(bytes, stream as u64),
@@ -143,9 +178,15 @@ pub extern "C" fn lighterage_malloc(size: isize, device: c_int, stream: *mut c_v
     }
 }
 
-/// Frees what `lighterage_malloc` gave. Size and stream are those of the request, and are known here.
+/// Frees what `lighterage_malloc` gave. Size and stream are those of the request, and are known
+/// here.
 #[unsafe(no_mangle)]
-pub extern "C" fn lighterage_free(address: *mut c_void, _size: isize, device: c_int, _stream: *mut c_void) {
+pub extern "C" fn lighterage_free(
+    address: *mut c_void,
+    _size: isize,
+    device: c_int,
+    _stream: *mut c_void,
+) {
     serve(device, |server| match server {
         Server::Allocate(allocator) => allocator.free(address as u64),
         Server::Record(recorder) => recorder.free(address as u64),
@@ -183,7 +224,8 @@ pub unsafe extern "C" fn lighterage_phase(name: *const c_char) {
     recorders(|recorder| recorder.phase(&name));
 }
 
-/// For a recorded trace: a module begins; `dynamic` is not 0 if sizes depend on data there, as in an expert.
+/// For a recorded trace: a module begins; `dynamic` is not 0 if sizes depend on data there, as in
+/// an expert.
 ///
 /// # Safety
 /// `name` is a string of C.
@@ -207,15 +249,22 @@ pub unsafe extern "C" fn lighterage_leave(name: *const c_char) {
     });
 }
 
-/// Writes a device's statistics, an object of JSON, as a string of C; cut off at `len` bytes. Returns how many bytes all of it
-/// takes, or 0 if the device has none.
+/// Writes a device's statistics, an object of JSON, as a string of C; cut off at `len` bytes.
+/// Returns how many bytes all of it takes, or 0 if the device has none.
 ///
 /// # Safety
 /// `out` has room for `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lighterage_stats(device: c_int, out: *mut c_char, len: usize) -> usize {
-    let open = usize::try_from(device).ok().and_then(|at| SERVERS.get(at)?.get()).is_some();
-    let text = if open { serve(device, |server| statistics(server)).flatten() } else { None };
+    let open = usize::try_from(device)
+        .ok()
+        .and_then(|at| SERVERS.get(at)?.get())
+        .is_some();
+    let text = if open {
+        serve(device, |server| statistics(server)).flatten()
+    } else {
+        None
+    };
     let Some(text) = text else { return 0 };
     if let Some(room) = len.checked_sub(1) {
         let n = room.min(text.len());
@@ -235,7 +284,9 @@ unsafe fn string(text: *const c_char) -> String {
         return String::new();
     }
     // SAFETY: the caller's promise.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr(text) }
+        .to_string_lossy()
+        .into_owned()
 }
 
 fn recorders(mut what: impl FnMut(&mut Recorder)) {
@@ -252,15 +303,20 @@ fn statistics(server: &Server) -> Option<String> {
     }
 }
 
-/// At the program's end: traces and statistics to their files. Asks nothing of the devices, which may be gone.
+/// At the program's end: traces and statistics to their files. Asks nothing of the devices, which
+/// may be gone.
 extern "C" fn report() {
     each(|device, server| {
         if let Server::Record(recorder) = server
             && let Err(error) = recorder.flush()
         {
-            tell(&format!("the trace of device {device} is not complete: {error}"));
+            tell(&format!(
+                "the trace of device {device} is not complete: {error}"
+            ));
         }
-        let (Some(text), Some(path)) = (statistics(server), variable("STATS")) else { return };
+        let (Some(text), Some(path)) = (statistics(server), variable("STATS")) else {
+            return;
+        };
         let path = path.replace("%d", &device.to_string());
         if path == "-" {
             tell(&format!("device {device}: {text}"));
@@ -273,6 +329,9 @@ extern "C" fn report() {
 /// A line for each device.
 fn append(path: &str, text: &str) -> std::io::Result<()> {
     use std::io::Write;
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+    let mut file = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)?;
     writeln!(file, "{text}")
 }

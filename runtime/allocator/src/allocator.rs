@@ -1,17 +1,21 @@
-//! The allocator: planned places for planned requests, the plan's idle bytes for dynamic ones, a cache for the rest.
+//! The allocator: planned places for planned requests, the plan's idle bytes for dynamic ones, a
+//! cache for the rest.
 //!
-//! **What must hold:** no two blocks that are alive share a byte, whatever is asked for, freed, or forgotten. The plan is
-//! proved when it is read: blocks that are alive as planned are disjoint. So a planned place is free unless a block lies there
-//! that is not alive as planned: one that should have been freed, or a dynamic one. Those are few, and are kept in `strangers`;
-//! a planned request looks there and nowhere else, which is why it takes constant time. If its place is taken it gets another
-//! one from the cache, and that is counted.
+//! **What must hold:** no two blocks that are alive share a byte, whatever is asked for, freed, or
+//! forgotten. The plan is proved when it is read: blocks that are alive as planned are disjoint. So
+//! a planned place is free unless a block lies there that is not alive as planned: one that should
+//! have been freed, or a dynamic one. Those are few, and are kept in `strangers`; a planned request
+//! looks there and nowhere else, which is why it takes constant time. If its place is taken it gets
+//! another one from the cache, and that is counted.
 //!
-//! **Streams:** a block belongs to the stream that asked for it. Its bytes may go to another stream only behind an event: where
-//! blocks of several streams share bytes in the plan, and where `record_stream` was called, the last users of freed bytes are
-//! kept in `residue`, and the next owner's stream is made to wait for them. The host never waits.
+//! **Streams:** a block belongs to the stream that asked for it. Its bytes may go to another stream
+//! only behind an event: where blocks of several streams share bytes in the plan, and where
+//! `record_stream` was called, the last users of freed bytes are kept in `residue`, and the next
+//! owner's stream is made to wait for them. The host never waits.
 //!
-//! Source: STAlloc (EuroSys 2026), sections 6 and 8. The paper routes requests with hooks on modules; here the plan's own
-//! sequence says which requests are dynamic (see [`sequence`](crate::sequence)).
+//! Source: STAlloc (EuroSys 2026), sections 6 and 8. The paper routes requests with hooks on
+//! modules; here the plan's own sequence says which requests are dynamic (see
+//! [`sequence`](crate::sequence)).
 
 use crate::caching::Cache;
 use crate::plan::{Mark, Place, Plan};
@@ -22,7 +26,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What has been asked for and what came of it. Every request is one of `planned`, `dynamic` and `fallback`.
+/// What has been asked for and what came of it. Every request is one of `planned`, `dynamic` and
+/// `fallback`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Requests for more than 0 bytes.
@@ -70,7 +75,14 @@ pub struct Stats {
 impl fmt::Display for Stats {
     /// One object of JSON.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mismatches { reordered, extra, missing, resized, other_stream, dynamic_missing } = self.mismatches;
+        let Mismatches {
+            reordered,
+            extra,
+            missing,
+            resized,
+            other_stream,
+            dynamic_missing,
+        } = self.mismatches;
         let numbers = [
             ("requests", self.requests),
             ("planned", self.planned),
@@ -98,11 +110,18 @@ impl fmt::Display for Stats {
             ("native", self.native),
         ];
         f.write_str("{")?;
-        numbers.iter().try_for_each(|(name, number)| write!(f, "\"{name}\": {number}, "))?;
+        numbers
+            .iter()
+            .try_for_each(|(name, number)| write!(f, "\"{name}\": {number}, "))?;
         match &self.first_mismatch {
             // Names come from a file: what JSON wants escaped is left out.
             Some(text) => {
-                write!(f, "\"first_mismatch\": \"{}\"}}", text.replace(['"', '\\'], "'").replace(char::is_control, " "))
+                write!(
+                    f,
+                    "\"first_mismatch\": \"{}\"}}",
+                    text.replace(['"', '\\'], "'")
+                        .replace(char::is_control, " ")
+                )
             }
             None => f.write_str("\"first_mismatch\": null}"),
         }
@@ -139,7 +158,8 @@ enum Stranger {
     Dynamic { stream: u64 },
 }
 
-/// A stream that may still use freed bytes. Without an event, it is whatever the stream has been asked to do.
+/// A stream that may still use freed bytes. Without an event, it is whatever the stream has been
+/// asked to do.
 #[derive(Clone)]
 struct User {
     stream: u64,
@@ -149,7 +169,13 @@ struct User {
 impl Allocator {
     /// An allocator without a plan: a cache.
     pub fn caching(pool: Box<dyn Pool>) -> Allocator {
-        Allocator { pool, planned: None, cache: Cache::new(), recorded: HashMap::new(), stats: Stats::default() }
+        Allocator {
+            pool,
+            planned: None,
+            cache: Cache::new(),
+            recorded: HashMap::new(),
+            stats: Stats::default(),
+        }
     }
 
     /// Takes the plan's bytes from the device.
@@ -163,19 +189,41 @@ impl Allocator {
         if !base.is_multiple_of(plan.align()) {
             // Places are aligned within the pool, and devices align less than some plans.
             pool.free(base);
-            base = pool.allocate(bytes + plan.align()).map_err(refused)?.next_multiple_of(plan.align());
+            base = pool
+                .allocate(bytes + plan.align())
+                .map_err(refused)?
+                .next_multiple_of(plan.align());
         }
         let users = users(&plan);
         let crosses = |lo, hi, stream| {
-            users.iter().any(|(other, spans)| *other != stream && spans.first_meeting(lo, hi).is_some())
+            users
+                .iter()
+                .any(|(other, spans)| *other != stream && spans.first_meeting(lo, hi).is_some())
         };
         let mut cells = Cells::new(plan.requests().len());
         let sequence = Sequence::new(&plan, crosses, |offset| cells.add(offset));
         let (strangers, residue, streams) = (Spans::new(), Spans::new(), Streams::new());
-        let stats = Stats { pool_bytes: bytes, native: 1, ..Stats::default() };
+        let stats = Stats {
+            pool_bytes: bytes,
+            native: 1,
+            ..Stats::default()
+        };
         let several = 1 < users.len();
-        let planned = Planned { plan, base, sequence, cells, strangers, residue, streams, several };
-        Ok(Allocator { planned: Some(planned), stats, ..Allocator::caching(pool) })
+        let planned = Planned {
+            plan,
+            base,
+            sequence,
+            cells,
+            strangers,
+            residue,
+            streams,
+            several,
+        };
+        Ok(Allocator {
+            planned: Some(planned),
+            stats,
+            ..Allocator::caching(pool)
+        })
     }
 
     /// The address of `bytes` bytes for `stream`; 0 if none are asked for.
@@ -209,7 +257,11 @@ impl Allocator {
         if address == 0 {
             return true;
         }
-        let others = if self.recorded.is_empty() { vec![] } else { self.recorded.remove(&address).unwrap_or_default() };
+        let others = if self.recorded.is_empty() {
+            vec![]
+        } else {
+            self.recorded.remove(&address).unwrap_or_default()
+        };
         let mut events = vec![];
         for stream in others {
             match self.pool.record(stream) {
@@ -220,15 +272,18 @@ impl Allocator {
         }
         let known = match &mut self.planned {
             Some(planned) if planned.covers(address) => planned.free(address, events),
-            _ => self.cache.free(address, events.into_iter().map(|(_, event)| event).collect()),
+            _ => self.cache.free(
+                address,
+                events.into_iter().map(|(_, event)| event).collect(),
+            ),
         };
         self.stats.frees += u64::from(known);
         self.stats.unknown_frees += u64::from(!known);
         known
     }
 
-    /// Says that `stream` uses a block of another stream: after it is freed, its bytes are given out only behind what that
-    /// stream has been asked to do by then.
+    /// Says that `stream` uses a block of another stream: after it is freed, its bytes are given
+    /// out only behind what that stream has been asked to do by then.
     pub fn record_stream(&mut self, address: u64, stream: u64) {
         let owner = match &self.planned {
             Some(planned) if planned.covers(address) => planned.owner(address),
@@ -251,7 +306,9 @@ impl Allocator {
     pub fn stats(&self) -> Stats {
         let planned = self.planned.as_ref();
         Stats {
-            mismatches: planned.map(|planned| planned.sequence.mismatches()).unwrap_or_default(),
+            mismatches: planned
+                .map(|planned| planned.sequence.mismatches())
+                .unwrap_or_default(),
             steps: planned.map_or(0, |planned| planned.sequence.steps),
             cache_bytes: self.cache.reserved,
             peak_cache_bytes: self.cache.peak_reserved,
@@ -266,7 +323,13 @@ impl Allocator {
 impl Planned {
     /// A place in the pool, if the plan has one and it is free.
     #[inline]
-    fn serve(&mut self, bytes: u64, stream: u64, pool: &mut dyn Pool, stats: &mut Stats) -> Option<u64> {
+    fn serve(
+        &mut self,
+        bytes: u64,
+        stream: u64,
+        pool: &mut dyn Pool,
+        stats: &mut Stats,
+    ) -> Option<u64> {
         let number = self.streams.number(stream);
         let expected = self.sequence.next();
         let found = self.sequence.find(bytes, number);
@@ -274,8 +337,9 @@ impl Planned {
             stats.first_mismatch = self.describe(expected, found, bytes, number);
         }
         let strangers = &mut self.strangers;
-        let late =
-            |_, item: &crate::sequence::Item| strangers.insert(item.place, item.place + item.bytes, Stranger::Late);
+        let late = |_, item: &crate::sequence::Item| {
+            strangers.insert(item.place, item.place + item.bytes, Stranger::Late)
+        };
         let i = match found {
             Found::At(i) => {
                 self.sequence.advance(i, late);
@@ -312,7 +376,8 @@ impl Planned {
         Some(self.base + lo)
     }
 
-    /// Best fit among the bytes that the plan leaves idle and no stranger has: A_c = A_a ∩ A_i (Eq 7).
+    /// Best fit among the bytes that the plan leaves idle and no stranger has: A_c = A_a ∩ A_i (Eq
+    /// 7).
     fn dynamic(
         &mut self,
         group: usize,
@@ -323,18 +388,21 @@ impl Planned {
     ) -> Option<u64> {
         let align = self.plan.align();
         let idle = self.plan.spaces()[group].iter();
-        let candidates = idle.flat_map(|&(lo, hi)| self.strangers.holes(lo, hi)).filter_map(|(lo, hi)| {
-            let lo = lo.next_multiple_of(align);
-            // No sum here: a request may be for 2^63 bytes.
-            (lo <= hi && bytes <= hi - lo).then(|| (hi - lo, lo))
-        });
+        let candidates = idle
+            .flat_map(|&(lo, hi)| self.strangers.holes(lo, hi))
+            .filter_map(|(lo, hi)| {
+                let lo = lo.next_multiple_of(align);
+                // No sum here: a request may be for 2^63 bytes.
+                (lo <= hi && bytes <= hi - lo).then(|| (hi - lo, lo))
+            });
         let Some((_, lo)) = candidates.min() else {
             stats.dynamic_fallback += 1;
             stats.dynamic_fallback_bytes += bytes;
             return None;
         };
         self.claim(lo, lo + bytes, stream, pool, stats);
-        self.strangers.insert(lo, lo + bytes, Stranger::Dynamic { stream });
+        self.strangers
+            .insert(lo, lo + bytes, Stranger::Dynamic { stream });
         stats.dynamic += 1;
         Some(self.base + lo)
     }
@@ -343,7 +411,11 @@ impl Planned {
     fn claim(&mut self, lo: u64, hi: u64, stream: u64, pool: &mut dyn Pool, stats: &mut Stats) {
         // Parts of one block, and blocks of one stream, are waited for once.
         let mut behind: Vec<(u64, Option<Event>)> = vec![];
-        for User { stream: other, event } in self.residue.cut(lo, hi).into_iter().flatten() {
+        for User {
+            stream: other,
+            event,
+        } in self.residue.cut(lo, hi).into_iter().flatten()
+        {
             let key = (other, event.as_deref().copied());
             if other != stream && !behind.contains(&key) {
                 behind.push(key);
@@ -392,9 +464,15 @@ impl Planned {
         if crosses || !events.is_empty() {
             let mut users: Vec<User> = vec![];
             if crosses {
-                users.push(User { stream: self.streams.handle(stream), event: None });
+                users.push(User {
+                    stream: self.streams.handle(stream),
+                    event: None,
+                });
             }
-            users.extend(events.into_iter().map(|(stream, event)| User { stream, event: Some(Arc::new(event)) }));
+            users.extend(events.into_iter().map(|(stream, event)| User {
+                stream,
+                event: Some(Arc::new(event)),
+            }));
             self.residue.insert(lo, hi, users);
         }
         true
@@ -415,23 +493,39 @@ impl Planned {
     fn describe(&self, expected: u32, found: Found, bytes: u64, stream: u32) -> Option<String> {
         let request = self.plan.requests()[expected as usize];
         // Fewer dynamic requests than planned are no surprise.
-        let Place::Static { bytes: planned, .. } = request.place else { return None };
-        let phase = self.plan.name(Mark::Phase, expected).map(|name| format!(", phase {name}")).unwrap_or_default();
-        let module = self.plan.name(Mark::Module, expected).map(|name| format!(", module {name}")).unwrap_or_default();
+        let Place::Static { bytes: planned, .. } = request.place else {
+            return None;
+        };
+        let phase = self
+            .plan
+            .name(Mark::Phase, expected)
+            .map(|name| format!(", phase {name}"))
+            .unwrap_or_default();
+        let module = self
+            .plan
+            .name(Mark::Module, expected)
+            .map(|name| format!(", module {name}"))
+            .unwrap_or_default();
         let came = match found {
             Found::At(i) => format!("request {i} came"),
             Found::Skipped(i) => format!("request {i} came late"),
-            Found::OtherStream(_) | Found::Nowhere => format!("{bytes} bytes on stream {stream} were asked for"),
+            Found::OtherStream(_) | Found::Nowhere => {
+                format!("{bytes} bytes on stream {stream} were asked for")
+            }
         };
         let steps = self.sequence.steps;
-        let expected = format!("request {expected}{phase}{module}: {planned} bytes on stream {}", request.stream);
+        let expected = format!(
+            "request {expected}{phase}{module}: {planned} bytes on stream {}",
+            request.stream
+        );
         Some(format!("step {steps}, {expected} were planned, and {came}"))
     }
 }
 
 /// For each stream of a plan the bytes that its requests may get.
 fn users(plan: &Plan) -> Vec<(u32, Spans<()>)> {
-    let mut ranges: std::collections::BTreeMap<u32, Vec<(u64, u64)>> = std::collections::BTreeMap::new();
+    let mut ranges: std::collections::BTreeMap<u32, Vec<(u64, u64)>> =
+        std::collections::BTreeMap::new();
     for request in plan.requests() {
         let ranges = ranges.entry(request.stream).or_default();
         match request.place {
@@ -446,10 +540,15 @@ fn users(plan: &Plan) -> Vec<(u32, Spans<()>)> {
     let spans = |mut ranges: Vec<(u64, u64)>| {
         unite(&mut ranges);
         let mut spans = Spans::new();
-        ranges.into_iter().for_each(|(lo, hi)| spans.insert(lo, hi, ()));
+        ranges
+            .into_iter()
+            .for_each(|(lo, hi)| spans.insert(lo, hi, ()));
         spans
     };
-    ranges.into_iter().map(|(stream, ranges)| (stream, spans(ranges))).collect()
+    ranges
+        .into_iter()
+        .map(|(stream, ranges)| (stream, spans(ranges)))
+        .collect()
 }
 
 fn unite(ranges: &mut Vec<(u64, u64)>) {
@@ -463,8 +562,8 @@ fn unite(ranges: &mut Vec<(u64, u64)>) {
     });
 }
 
-/// The device's streams in the order in which they first asked for memory, as a recorded trace numbers them; the default
-/// stream is the first.
+/// The device's streams in the order in which they first asked for memory, as a recorded trace
+/// numbers them; the default stream is the first.
 struct Streams {
     handles: Vec<u64>,
     /// Where the latest was found.
@@ -473,7 +572,10 @@ struct Streams {
 
 impl Streams {
     fn new() -> Streams {
-        Streams { handles: vec![0], latest: 0 }
+        Streams {
+            handles: vec![0],
+            latest: 0,
+        }
     }
 
     #[inline]
@@ -493,7 +595,8 @@ impl Streams {
     }
 }
 
-/// Which request's block begins at an offset: an open-addressed table of the plan's offsets, filled once.
+/// Which request's block begins at an offset: an open-addressed table of the plan's offsets, filled
+/// once.
 struct Cells {
     /// Offset and request; an empty cell has no offset.
     cells: Vec<(u64, u32)>,
@@ -505,7 +608,10 @@ const EMPTY: u64 = u64::MAX;
 impl Cells {
     fn new(n: usize) -> Cells {
         let len = (2 * n).next_power_of_two().max(2);
-        Cells { cells: vec![(EMPTY, NONE); len], shift: 64 - len.ilog2() }
+        Cells {
+            cells: vec![(EMPTY, NONE); len],
+            shift: 64 - len.ilog2(),
+        }
     }
 
     /// The cell of an offset, or the empty one where it would be.

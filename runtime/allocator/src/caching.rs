@@ -1,8 +1,10 @@
-//! Memory for what no plan foresees: freed blocks are kept and cut up for later requests of the same stream.
+//! Memory for what no plan foresees: freed blocks are kept and cut up for later requests of the
+//! same stream.
 //!
-//! The policy is that of PyTorch's CUDACachingAllocator, whose sizes are public: blocks of a multiple of 512 bytes, best fit
-//! among the free blocks of a stream; requests up to 1 MiB share segments of 2 MiB, those up to 10 MiB segments of 20 MiB,
-//! larger ones have a segment of their own in steps of 2 MiB.
+//! The policy is that of PyTorch's CUDACachingAllocator, whose sizes are public: blocks of a
+//! multiple of 512 bytes, best fit among the free blocks of a stream; requests up to 1 MiB share
+//! segments of 2 MiB, those up to 10 MiB segments of 20 MiB, larger ones have a segment of their
+//! own in steps of 2 MiB.
 
 use crate::pool::{Event, Pool};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -62,26 +64,42 @@ impl Cache {
     }
 
     /// A block of at least `bytes` for `stream`.
-    pub(crate) fn malloc(&mut self, bytes: u64, stream: u64, pool: &mut dyn Pool) -> Result<u64, String> {
+    pub(crate) fn malloc(
+        &mut self,
+        bytes: u64,
+        stream: u64,
+        pool: &mut dyn Pool,
+    ) -> Result<u64, String> {
         if 1 << 62 <= bytes {
             return Err(format!("no device has {bytes} bytes"));
         }
         self.settle(pool);
         let bytes = bytes.max(1).next_multiple_of(UNIT);
         let small = bytes <= SMALL;
-        let found = self.free.range((stream, small, bytes, 0)..=(stream, small, u64::MAX, u64::MAX)).next().copied();
+        let found = self
+            .free
+            .range((stream, small, bytes, 0)..=(stream, small, u64::MAX, u64::MAX))
+            .next()
+            .copied();
         let address = match found {
             Some((.., address)) => address,
             None => self.segment(bytes, stream, small, pool)?,
         };
-        let chunk = self.chunks.get_mut(&address).expect("a free chunk should be listed");
+        let chunk = self
+            .chunks
+            .get_mut(&address)
+            .expect("a free chunk should be listed");
         self.free.remove(&chunk.key(address));
         chunk.free = false;
         let rest = chunk.bytes - bytes;
         // What is left of a large block is worth keeping apart only if a large request may want it.
         if (if small { UNIT } else { SMALL + 1 }) <= rest {
             chunk.bytes = bytes;
-            let left = Chunk { bytes: rest, free: true, ..*chunk };
+            let left = Chunk {
+                bytes: rest,
+                free: true,
+                ..*chunk
+            };
             self.chunks.insert(address + bytes, left);
             self.free.insert(left.key(address + bytes));
         }
@@ -93,7 +111,13 @@ impl Cache {
     /// True if the block was one of ours. `events` are those of other streams that have used it.
     pub(crate) fn free(&mut self, address: u64, events: Vec<Event>) -> bool {
         let waits = self.waiting.iter().any(|(waiting, _)| *waiting == address);
-        let Some(chunk) = self.chunks.get(&address).filter(|chunk| !chunk.free && !waits) else { return false };
+        let Some(chunk) = self
+            .chunks
+            .get(&address)
+            .filter(|chunk| !chunk.free && !waits)
+        else {
+            return false;
+        };
         self.live -= chunk.bytes;
         if events.is_empty() {
             self.release(address);
@@ -104,7 +128,10 @@ impl Cache {
     }
 
     pub(crate) fn stream(&self, address: u64) -> Option<u64> {
-        self.chunks.get(&address).filter(|chunk| !chunk.free).map(|chunk| chunk.stream)
+        self.chunks
+            .get(&address)
+            .filter(|chunk| !chunk.free)
+            .map(|chunk| chunk.stream)
     }
 
     /// Gives back the segments of which nothing is in use.
@@ -119,14 +146,23 @@ impl Cache {
             (chunk.free && *address == chunk.segment && alone).then_some(*address)
         };
         for address in self.chunks.iter().filter_map(whole).collect::<Vec<_>>() {
-            let chunk = self.chunks.remove(&address).expect("the chunk was just seen");
+            let chunk = self
+                .chunks
+                .remove(&address)
+                .expect("the chunk was just seen");
             self.free.remove(&chunk.key(address));
             self.reserved -= chunk.bytes;
             pool.free(address);
         }
     }
 
-    fn segment(&mut self, bytes: u64, stream: u64, small: bool, pool: &mut dyn Pool) -> Result<u64, String> {
+    fn segment(
+        &mut self,
+        bytes: u64,
+        stream: u64,
+        small: bool,
+        pool: &mut dyn Pool,
+    ) -> Result<u64, String> {
         let size = match bytes {
             _ if small => 2 * MIB,
             _ if bytes < 10 * MIB => 20 * MIB,
@@ -139,11 +175,20 @@ impl Cache {
             pool.allocate(size)
         });
         let address = address.map_err(|error| {
-            format!("{error}: {bytes} bytes were asked for, {} are in use, {} reserved", self.live, self.reserved)
+            format!(
+                "{error}: {bytes} bytes were asked for, {} are in use, {} reserved",
+                self.live, self.reserved
+            )
         })?;
         self.reserved += size;
         self.peak_reserved = self.peak_reserved.max(self.reserved);
-        let chunk = Chunk { bytes: size, segment: address, stream, small, free: true };
+        let chunk = Chunk {
+            bytes: size,
+            segment: address,
+            stream,
+            small,
+            free: true,
+        };
         self.chunks.insert(address, chunk);
         self.free.insert(chunk.key(address));
         Ok(address)
@@ -164,7 +209,10 @@ impl Cache {
 
     /// Marks a chunk as free and joins it with free neighbours of its segment.
     fn release(&mut self, mut address: u64) {
-        let mut chunk = self.chunks.remove(&address).expect("a freed chunk should be listed");
+        let mut chunk = self
+            .chunks
+            .remove(&address)
+            .expect("a freed chunk should be listed");
         chunk.free = true;
         if let Some((&next, &after)) = self.chunks.range(address + 1..).next()
             && after.free

@@ -1,7 +1,8 @@
 //! A GPU's memory by its driver, which is looked for when the program runs.
 //!
-//! The driver's interface and not the runtime's: its library has one name in every version, and it takes the same streams. All
-//! calls are made in the device's primary context, which is the one that PyTorch uses.
+//! The driver's interface and not the runtime's: its library has one name in every version, and it
+//! takes the same streams. All calls are made in the device's primary context, which is the one
+//! that PyTorch uses.
 
 #![allow(unsafe_code, reason = "the driver is a C library")]
 
@@ -27,7 +28,8 @@ macro_rules! driver {
 
         impl Driver {
             fn load(path: &str) -> Result<Driver, libloading::Error> {
-                // SAFETY: initialising NVIDIA's driver library has no precondition; it is the user who names another one.
+                // SAFETY: initialising NVIDIA's driver library has no precondition; it is the user
+                // who names another one.
                 let library = unsafe { Library::new(path)? };
                 $(
                     // SAFETY: the type is the one in cuda.h for this symbol.
@@ -62,7 +64,8 @@ pub struct Cuda {
     context: Handle,
 }
 
-// SAFETY: the context is a handle of the driver, which any thread may use; nothing points into Rust's memory.
+// SAFETY: the context is a handle of the driver, which any thread may use; nothing points into
+// Rust's memory.
 unsafe impl Send for Cuda {}
 
 impl Cuda {
@@ -73,13 +76,22 @@ impl Cuda {
     pub fn new(device: i32, library: Option<&str>) -> Result<Cuda, String> {
         let path = library.unwrap_or("libcuda.so.1");
         let driver = Driver::load(path).map_err(|error| format!("{path}: {error}"))?;
-        let mut cuda = Cuda { driver, context: ptr::null_mut() };
+        let mut cuda = Cuda {
+            driver,
+            context: ptr::null_mut(),
+        };
         let (mut number, mut context) = (0, ptr::null_mut());
         // SAFETY: outs are valid for the call; `init` comes first.
         unsafe {
             cuda.said("cuInit", (cuda.driver.init)(0))?;
-            cuda.said("cuDeviceGet", (cuda.driver.device_get)(&raw mut number, device))?;
-            cuda.said("cuDevicePrimaryCtxRetain", (cuda.driver.retain)(&raw mut context, number))?;
+            cuda.said(
+                "cuDeviceGet",
+                (cuda.driver.device_get)(&raw mut number, device),
+            )?;
+            cuda.said(
+                "cuDevicePrimaryCtxRetain",
+                (cuda.driver.retain)(&raw mut context, number),
+            )?;
         }
         cuda.context = context;
         Ok(cuda)
@@ -90,30 +102,46 @@ impl Cuda {
             return Ok(());
         }
         let mut name: *const c_char = ptr::null();
-        // SAFETY: the out is valid for the call; a name, if there is one, is a constant of the driver.
+        // SAFETY: the out is valid for the call; a name, if there is one, is a constant of the
+        // driver.
         let name = unsafe {
             (self.driver.error_name)(status, &raw mut name);
-            if name.is_null() { "unknown error".into() } else { CStr::from_ptr(name).to_string_lossy() }
+            if name.is_null() {
+                "unknown error".into()
+            } else {
+                CStr::from_ptr(name).to_string_lossy()
+            }
         };
         Err(format!("{what}: {name} ({status})"))
     }
 
     /// Calls the driver in the device's context, and leaves the thread in the one it was in.
-    fn within<T>(&self, call: impl FnOnce(&Driver) -> Result<T, (&'static str, Status)>) -> Result<T, String> {
+    fn within<T>(
+        &self,
+        call: impl FnOnce(&Driver) -> Result<T, (&'static str, Status)>,
+    ) -> Result<T, String> {
         // SAFETY: the context was retained and is never released.
-        self.said("cuCtxPushCurrent", unsafe { (self.driver.push)(self.context) })?;
+        self.said("cuCtxPushCurrent", unsafe {
+            (self.driver.push)(self.context)
+        })?;
         let result = call(&self.driver);
         let mut old = ptr::null_mut();
         // SAFETY: the out is valid for the call.
         let popped = unsafe { (self.driver.pop)(&raw mut old) };
-        let result = result.map_err(|(what, status)| self.said(what, status).expect_err("the status is an error"))?;
+        let result = result.map_err(|(what, status)| {
+            self.said(what, status).expect_err("the status is an error")
+        })?;
         self.said("cuCtxPopCurrent", popped)?;
         Ok(result)
     }
 }
 
 fn check(what: &'static str, status: Status) -> Result<(), (&'static str, Status)> {
-    if status == 0 { Ok(()) } else { Err((what, status)) }
+    if status == 0 {
+        Ok(())
+    } else {
+        Err((what, status))
+    }
 }
 
 impl Pool for Cuda {
@@ -121,12 +149,17 @@ impl Pool for Cuda {
         let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
         let mut address = 0;
         // SAFETY: the out is valid for the call.
-        self.within(|driver| check("cuMemAlloc", unsafe { (driver.allocate)(&raw mut address, bytes) }))?;
+        self.within(|driver| {
+            check("cuMemAlloc", unsafe {
+                (driver.allocate)(&raw mut address, bytes)
+            })
+        })?;
         Ok(address)
     }
 
     fn free(&mut self, address: u64) {
-        // SAFETY: the address came from `allocate`; the driver waits for work on it. An error is of earlier work: others see it.
+        // SAFETY: the address came from `allocate`; the driver waits for work on it. An error is of
+        // earlier work: others see it.
         let _ = self.within(|driver| check("cuMemFree", unsafe { (driver.free)(address) }));
     }
 
@@ -135,8 +168,14 @@ impl Pool for Cuda {
         self.within(|driver| {
             // SAFETY: the out is valid for the call; the stream is the caller's, of this context.
             unsafe {
-                check("cuEventCreate", (driver.event_create)(&raw mut event, NO_TIMING))?;
-                let recorded = check("cuEventRecord", (driver.event_record)(event, stream as Handle));
+                check(
+                    "cuEventCreate",
+                    (driver.event_create)(&raw mut event, NO_TIMING),
+                )?;
+                let recorded = check(
+                    "cuEventRecord",
+                    (driver.event_record)(event, stream as Handle),
+                );
                 if recorded.is_err() {
                     (driver.event_destroy)(event);
                 }
@@ -148,18 +187,31 @@ impl Pool for Cuda {
 
     fn done(&mut self, event: Event) -> bool {
         // SAFETY: the event came from `record` and is not forgotten.
-        self.within(|driver| check("cuEventQuery", unsafe { (driver.event_query)(event.0 as Handle) })).is_ok()
+        self.within(|driver| {
+            check("cuEventQuery", unsafe {
+                (driver.event_query)(event.0 as Handle)
+            })
+        })
+        .is_ok()
     }
 
     fn wait(&mut self, stream: u64, event: Event) -> Result<(), String> {
-        // SAFETY: the event came from `record` and is not forgotten; the stream is the caller's, of this context.
-        let wait = |driver: &Driver| unsafe { (driver.stream_wait)(stream as Handle, event.0 as Handle, 0) };
+        // SAFETY: the event came from `record` and is not forgotten; the stream is the caller's, of
+        // this context.
+        let wait = |driver: &Driver| unsafe {
+            (driver.stream_wait)(stream as Handle, event.0 as Handle, 0)
+        };
         self.within(|driver| check("cuStreamWaitEvent", wait(driver)))
     }
 
     fn forget(&mut self, event: Event) {
-        // SAFETY: the event came from `record`; the driver keeps it until those who wait for it have gone on.
-        let _ = self.within(|driver| check("cuEventDestroy", unsafe { (driver.event_destroy)(event.0 as Handle) }));
+        // SAFETY: the event came from `record`; the driver keeps it until those who wait for it
+        // have gone on.
+        let _ = self.within(|driver| {
+            check("cuEventDestroy", unsafe {
+                (driver.event_destroy)(event.0 as Handle)
+            })
+        });
     }
 
     fn synchronize(&mut self) {

@@ -1,7 +1,8 @@
 //! Serves an address plan to a training framework.
 //!
-//! [`Plan`] is the file that the compiler writes; [`Allocator`] serves it; [`Recorder`] makes the trace that a plan is made
-//! from. `abi` is what PyTorch calls. `docs/allocator.md` tells how to use it.
+//! [`Plan`] is the file that the compiler writes; [`Allocator`] serves it; [`Recorder`] makes the
+//! trace that a plan is made from. `abi` is what PyTorch calls. `docs/allocator.md` tells how to
+//! use it.
 
 pub mod abi;
 mod allocator;

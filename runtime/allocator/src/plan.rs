@@ -14,12 +14,13 @@
 //! s 100 0 512 5
 //! end
 //! ```
-//! Requests are numbered from 0. After the last one, the sequence goes on at the first one of the step; numbers behind the
-//! last request stand for that next round. What stands before the step comes once: weights, say.
+//! Requests are numbered from 0. After the last one, the sequence goes on at the first one of the
+//! step; numbers behind the last request stand for that next round. What stands before the step
+//! comes once: weights, say.
 //!
-//! Reading proves what [`Allocator`](crate::Allocator) leans on: every place is inside the pool and aligned; blocks that are
-//! alive at the same time, in the first round or any later one, share no byte; and no group's space meets a block that is
-//! alive when one of the group is asked for.
+//! Reading proves what [`Allocator`](crate::Allocator) leans on: every place is inside the pool and
+//! aligned; blocks that are alive at the same time, in the first round or any later one, share no
+//! byte; and no group's space meets a block that is alive when one of the group is asked for.
 
 use crate::spans::Spans;
 use std::fmt;
@@ -42,7 +43,8 @@ pub enum Place {
         bytes: u64,
         /// From the pool's start.
         offset: u64,
-        /// The number of the request before which it is freed, counted on through the next round; `None` is never.
+        /// The number of the request before which it is freed, counted on through the next round;
+        /// `None` is never.
         end: Option<u32>,
     },
     /// Somewhere in the space of a group.
@@ -61,7 +63,8 @@ pub enum Mark {
     Module,
 }
 
-/// A sequence of requests with a place for each. Only [`Plan::read`] makes one, so that every plan has been checked.
+/// A sequence of requests with a place for each. Only [`Plan::read`] makes one, so that every plan
+/// has been checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Plan {
     bytes: u64,
@@ -101,11 +104,24 @@ impl Plan {
     /// # Errors
     /// The first line that is wrong, or the requests whose blocks meet.
     pub fn read(text: &str) -> Result<Plan, Error> {
-        let mut plan = Plan { bytes: 0, align: 1, requests: vec![], step: 0, spaces: vec![], marks: vec![] };
-        let mut lines = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty());
+        let mut plan = Plan {
+            bytes: 0,
+            align: 1,
+            requests: vec![],
+            step: 0,
+            spaces: vec![],
+            marks: vec![],
+        };
+        let mut lines = text
+            .lines()
+            .zip(1..)
+            .filter(|(line, _)| !line.trim().is_empty());
         let mut head = |word: &str| {
             let (line, number) = lines.next().ok_or_else(|| cut_off(word))?;
-            let mut words = Words { rest: line, line: number };
+            let mut words = Words {
+                rest: line,
+                line: number,
+            };
             if words.word() != Some(word) {
                 return words.error(format!("`{word}` should stand here"));
             }
@@ -113,19 +129,29 @@ impl Plan {
         };
         let mut words = head("lighterage-plan")?;
         if words.number("a version")? != 1 {
-            return words.error("this program reads version 1 of plans; plan again with a compiler of its age");
+            return words.error(
+                "this program reads version 1 of plans; plan again with a compiler of its age",
+            );
         }
         words.finish()?;
         let mut words = head("pool")?;
-        (plan.bytes, plan.align) = (words.number("the pool's bytes")?, words.number("the alignment")?);
+        (plan.bytes, plan.align) = (
+            words.number("the pool's bytes")?,
+            words.number("the alignment")?,
+        );
         if !plan.align.is_power_of_two() {
             return words.error(format!("the alignment {} is no power of two", plan.align));
         }
         words.finish()?;
         let mut words = head("requests")?;
-        let (n, step) = (words.number("how many requests")?, words.number("the first request of the step")?);
+        let (n, step) = (
+            words.number("how many requests")?,
+            words.number("the first request of the step")?,
+        );
         if n <= step || MOST as u64 <= n {
-            return words.error(format!("a step that begins at request {step} of {n} has none, or too many"));
+            return words.error(format!(
+                "a step that begins at request {step} of {n} has none, or too many"
+            ));
         }
         words.finish()?;
         plan.step = step as u32;
@@ -135,23 +161,41 @@ impl Plan {
 
         let mut ended = false;
         for (line, number) in lines {
-            let mut words = Words { rest: line, line: number };
+            let mut words = Words {
+                rest: line,
+                line: number,
+            };
             if ended {
                 return words.error("nothing should follow `end`");
             }
             match words.word() {
                 Some("space") => plan.spaces.push(words.space(plan.bytes)?),
-                Some("phase") => plan.marks.push((plan.requests.len() as u32, Mark::Phase, words.text())),
-                Some("module") => plan.marks.push((plan.requests.len() as u32, Mark::Module, words.text())),
+                Some("phase") => {
+                    plan.marks
+                        .push((plan.requests.len() as u32, Mark::Phase, words.text()))
+                }
+                Some("module") => {
+                    plan.marks
+                        .push((plan.requests.len() as u32, Mark::Module, words.text()))
+                }
                 Some(kind @ ("s" | "d")) => {
                     if plan.requests.len() == n {
                         return words.error(format!("more than {n} requests"));
                     }
-                    let request = if kind == "s" { words.fixed(&plan, n)? } else { words.dynamic(&plan)? };
+                    let request = if kind == "s" {
+                        words.fixed(&plan, n)?
+                    } else {
+                        words.dynamic(&plan)?
+                    };
                     plan.requests.push(request);
                 }
                 Some("end") => ended = true,
-                word => return words.error(format!("`{}` begins no line of a plan", word.unwrap_or_default())),
+                word => {
+                    return words.error(format!(
+                        "`{}` begins no line of a plan",
+                        word.unwrap_or_default()
+                    ));
+                }
             }
             words.finish()?;
         }
@@ -193,7 +237,11 @@ impl Plan {
     /// The phase or module of a request, if the plan names it.
     pub fn name(&self, mark: Mark, request: u32) -> Option<&str> {
         let before = self.marks.partition_point(|(at, _, _)| *at <= request);
-        self.marks[..before].iter().rev().find(|(_, kind, _)| *kind == mark).map(|(_, _, name)| name.as_str())
+        self.marks[..before]
+            .iter()
+            .rev()
+            .find(|(_, kind, _)| *kind == mark)
+            .map(|(_, _, name)| name.as_str())
     }
 
     /// Plays the first round and a later one, with every block where it is planned.
@@ -203,7 +251,8 @@ impl Plan {
         let mut ends: Vec<Vec<u64>> = vec![vec![]; n + period];
         let mut live: Spans<usize> = Spans::new();
         let mut seen: std::collections::BTreeSet<(usize, u32)> = std::collections::BTreeSet::new();
-        // Nothing has changed since the last look at a space: many requests of one group come one after another.
+        // Nothing has changed since the last look at a space: many requests of one group come one
+        // after another.
         let mut round = 0;
         for at in 0..n + period {
             for offset in std::mem::take(&mut ends[at]) {
@@ -214,12 +263,16 @@ impl Plan {
             match self.requests[i].place {
                 Place::Static { bytes, offset, end } => {
                     if let Some((_, _, other)) = live.first_meeting(offset, offset + bytes) {
-                        let message = format!("requests {other} and {i} share bytes while both are alive");
+                        let message =
+                            format!("requests {other} and {i} share bytes while both are alive");
                         return Err(Error { line: 0, message });
                     }
                     live.insert(offset, offset + bytes, i);
                     round += 1;
-                    if let Some(end) = end.map(|end| end as usize + (at - i)).filter(|end| *end < n + period) {
+                    if let Some(end) = end
+                        .map(|end| end as usize + (at - i))
+                        .filter(|end| *end < n + period)
+                    {
                         ends[end].push(offset);
                     }
                 }
@@ -230,7 +283,8 @@ impl Plan {
                     for &(lo, hi) in &self.spaces[group as usize] {
                         if let Some((_, _, other)) = live.first_meeting(lo, hi) {
                             let message = format!(
-                                "the space of group {group} meets request {other}, which is alive at request {i} of the group"
+                                "the space of group {group} meets request {other}, which is alive \
+                                 at request {i} of the group"
                             );
                             return Err(Error { line: 0, message });
                         }
@@ -243,7 +297,10 @@ impl Plan {
 }
 
 fn cut_off(missing: &str) -> Error {
-    Error { line: 0, message: format!("the plan is cut off: {missing} is missing") }
+    Error {
+        line: 0,
+        message: format!("the plan is cut off: {missing} is missing"),
+    }
 }
 
 /// A line, word by word.
@@ -254,7 +311,10 @@ struct Words<'a> {
 
 impl<'a> Words<'a> {
     fn error<T>(&self, message: impl Into<String>) -> Result<T, Error> {
-        Err(Error { line: self.line, message: message.into() })
+        Err(Error {
+            line: self.line,
+            message: message.into(),
+        })
     }
 
     fn word(&mut self) -> Option<&'a str> {
@@ -285,14 +345,18 @@ impl<'a> Words<'a> {
         match word.parse() {
             // Sums of two do not overflow.
             Ok(number) if number < 1 << 62 => Ok(number),
-            _ => self.error(format!("`{word}` is not {what}: a whole number below 2^62 should stand here")),
+            _ => self.error(format!(
+                "`{word}` is not {what}: a whole number below 2^62 should stand here"
+            )),
         }
     }
 
     fn stream(&mut self) -> Result<u32, Error> {
         match self.number("a stream")? {
             stream if stream < 1 << 16 => Ok(stream as u32),
-            stream => self.error(format!("a stream's number is below 65536, and not {stream}")),
+            stream => self.error(format!(
+                "a stream's number is below 65536, and not {stream}"
+            )),
         }
     }
 
@@ -300,10 +364,14 @@ impl<'a> Words<'a> {
         let mut space: Vec<(u64, u64)> = vec![];
         while let Some(word) = self.word() {
             let (lo, hi) = word.split_once(':').unwrap_or((word, ""));
-            let (lo, hi) = (self.parse(lo, "a range's start")?, self.parse(hi, "a range's end")?);
+            let (lo, hi) = (
+                self.parse(lo, "a range's start")?,
+                self.parse(hi, "a range's end")?,
+            );
             if hi <= lo || pool < hi || space.last().is_some_and(|(_, last)| lo < *last) {
-                return self
-                    .error(format!("the range {lo}:{hi} is empty, outside the pool, or not behind the one before"));
+                return self.error(format!(
+                    "the range {lo}:{hi} is empty, outside the pool, or not behind the one before"
+                ));
             }
             space.push((lo, hi));
         }
@@ -315,24 +383,45 @@ impl<'a> Words<'a> {
         let stream = self.stream()?;
         let offset = self.number("an offset")?;
         if bytes == 0 || plan.bytes < offset + bytes {
-            return self.error(format!("{bytes} bytes at {offset} are none, or outside the pool of {}", plan.bytes));
+            return self.error(format!(
+                "{bytes} bytes at {offset} are none, or outside the pool of {}",
+                plan.bytes
+            ));
         }
         if !offset.is_multiple_of(plan.align) {
-            return self.error(format!("the offset {offset} is no multiple of {}", plan.align));
+            return self.error(format!(
+                "the offset {offset} is no multiple of {}",
+                plan.align
+            ));
         }
         let (i, step) = (plan.requests.len(), plan.step as usize);
         let last = if i < step { n } else { i + (n - step) };
         let end = match self.word() {
             Some("-") if i < step => None,
-            Some("-") => return self.error("what the step asks for has to be freed before it asks again"),
-            word => Some(self.parse(word.unwrap_or_default(), "the request before which it is freed")?),
+            Some("-") => {
+                return self.error("what the step asks for has to be freed before it asks again");
+            }
+            word => Some(self.parse(
+                word.unwrap_or_default(),
+                "the request before which it is freed",
+            )?),
         };
         if let Some(end) = end
             && (end <= i as u64 || (last as u64) < end)
         {
-            return self.error(format!("request {i} is freed before one of {} to {last}, and not {end}", i + 1));
+            return self.error(format!(
+                "request {i} is freed before one of {} to {last}, and not {end}",
+                i + 1
+            ));
         }
-        Ok(Request { stream, place: Place::Static { bytes, offset, end: end.map(|end| end as u32) } })
+        Ok(Request {
+            stream,
+            place: Place::Static {
+                bytes,
+                offset,
+                end: end.map(|end| end as u32),
+            },
+        })
     }
 
     fn dynamic(&mut self, plan: &Plan) -> Result<Request, Error> {
@@ -340,6 +429,11 @@ impl<'a> Words<'a> {
         if plan.spaces.len() as u64 <= group {
             return self.error(format!("group {group} has no `space` line before this"));
         }
-        Ok(Request { stream: self.stream()?, place: Place::Dynamic { group: group as u32 } })
+        Ok(Request {
+            stream: self.stream()?,
+            place: Place::Dynamic {
+                group: group as u32,
+            },
+        })
     }
 }

@@ -1,4 +1,5 @@
-//! Where memory comes from: the GPU's driver, or the host for tests and for trying a plan without a GPU.
+//! Where memory comes from: the GPU's driver, or the host for tests and for trying a plan without a
+//! GPU.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +7,11 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event(pub u64);
 
-/// A device's memory and its streams. Addresses and streams are the device's own numbers, 0 being its default stream.
+/// A device's memory and its streams. Addresses and streams are the device's own numbers, 0 being
+/// its default stream.
 pub trait Pool: Send {
-    /// New memory, at a multiple of 512 bytes at least on the host and of what the driver gives on a device (256).
+    /// New memory, at a multiple of 512 bytes at least on the host and of what the driver gives on
+    /// a device (256).
     ///
     /// # Errors
     /// What the device said.
@@ -45,7 +48,8 @@ struct Line {
     _bytes: [u8; 512],
 }
 
-/// Memory of the host. Whoever writes to it does so in turn, so that every event is over when it is recorded.
+/// Memory of the host. Whoever writes to it does so in turn, so that every event is over when it is
+/// recorded.
 #[derive(Default)]
 pub struct Host {
     blocks: BTreeMap<u64, Vec<Line>>,
@@ -54,9 +58,12 @@ pub struct Host {
 impl Pool for Host {
     fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
         let mut lines: Vec<Line> = vec![];
-        let n_lines = usize::try_from(bytes.div_ceil(512).max(1)).map_err(|error| error.to_string())?;
+        let n_lines =
+            usize::try_from(bytes.div_ceil(512).max(1)).map_err(|error| error.to_string())?;
         // Reserved and not filled: a page costs nothing until somebody writes to it.
-        lines.try_reserve_exact(n_lines).map_err(|_| format!("the host has no {bytes} bytes"))?;
+        lines
+            .try_reserve_exact(n_lines)
+            .map_err(|_| format!("the host has no {bytes} bytes"))?;
         let address = lines.as_ptr() as u64;
         self.blocks.insert(address, lines);
         Ok(address)

@@ -1,7 +1,7 @@
 //! Records a trace: every block from the device itself, every request a line.
 //!
-//! Blocks come one by one from the device, so that a run fits whose total fits: nothing is lost to fragmentation (STAlloc,
-//! section 8).
+//! Blocks come one by one from the device, so that a run fits whose total fits: nothing is lost to
+//! fragmentation (STAlloc, section 8).
 
 use crate::pool::Pool;
 use std::collections::HashMap;
@@ -10,8 +10,15 @@ use std::io::{self, Write};
 /// One line of the trace.
 enum Line<'a> {
     Head,
-    Alloc { id: u64, bytes: u64, stream: usize, dynamic: bool },
-    Free { id: u64 },
+    Alloc {
+        id: u64,
+        bytes: u64,
+        stream: usize,
+        dynamic: bool,
+    },
+    Free {
+        id: u64,
+    },
     Phase(&'a str),
     Enter(&'a str),
     Leave(&'a str),
@@ -21,8 +28,18 @@ enum Line<'a> {
 fn write(out: &mut dyn Write, line: &Line<'_>) -> io::Result<()> {
     match line {
         Line::Head => writeln!(out, "lighterage-trace 1"),
-        Line::Alloc { id, bytes, stream, dynamic: false } => writeln!(out, "alloc {id} {bytes} stream={stream}"),
-        Line::Alloc { id, bytes, stream, dynamic: true } => writeln!(out, "alloc {id} {bytes} stream={stream} dyn"),
+        Line::Alloc {
+            id,
+            bytes,
+            stream,
+            dynamic: false,
+        } => writeln!(out, "alloc {id} {bytes} stream={stream}"),
+        Line::Alloc {
+            id,
+            bytes,
+            stream,
+            dynamic: true,
+        } => writeln!(out, "alloc {id} {bytes} stream={stream} dyn"),
         Line::Free { id } => writeln!(out, "free {id}"),
         Line::Phase(name) => writeln!(out, "phase {name}"),
         Line::Enter(name) => writeln!(out, "enter {name}"),
@@ -48,7 +65,15 @@ impl Recorder {
     /// Writes to `out`, which should be buffered.
     pub fn new(pool: Box<dyn Pool>, out: Box<dyn Write + Send>) -> Recorder {
         let (blocks, streams, modules) = (HashMap::new(), vec![0], vec![]);
-        let mut recorder = Recorder { pool, out, blocks, streams, requests: 0, modules, error: None };
+        let mut recorder = Recorder {
+            pool,
+            out,
+            blocks,
+            streams,
+            requests: 0,
+            modules,
+            error: None,
+        };
         recorder.line(&Line::Head);
         recorder
     }
@@ -62,20 +87,34 @@ impl Recorder {
             return Ok(0);
         }
         let address = self.pool.allocate(bytes)?;
-        let stream = self.streams.iter().position(|known| *known == stream).unwrap_or_else(|| {
-            self.streams.push(stream);
-            self.streams.len() - 1
-        });
-        let (id, dynamic) = (self.requests, self.modules.iter().any(|(_, dynamic)| *dynamic));
+        let stream = self
+            .streams
+            .iter()
+            .position(|known| *known == stream)
+            .unwrap_or_else(|| {
+                self.streams.push(stream);
+                self.streams.len() - 1
+            });
+        let (id, dynamic) = (
+            self.requests,
+            self.modules.iter().any(|(_, dynamic)| *dynamic),
+        );
         self.requests += 1;
         self.blocks.insert(address, id);
-        self.line(&Line::Alloc { id, bytes, stream, dynamic });
+        self.line(&Line::Alloc {
+            id,
+            bytes,
+            stream,
+            dynamic,
+        });
         Ok(address)
     }
 
     /// Gives the block back to the device. False if it is none.
     pub fn free(&mut self, address: u64) -> bool {
-        let Some(id) = self.blocks.remove(&address) else { return address == 0 };
+        let Some(id) = self.blocks.remove(&address) else {
+            return address == 0;
+        };
         self.line(&Line::Free { id });
         self.pool.free(address);
         true
@@ -86,7 +125,8 @@ impl Recorder {
         self.line(&Line::Phase(&one_word(name)));
     }
 
-    /// A module begins within those that run. `dynamic` if the sizes of what it asks for depend on data.
+    /// A module begins within those that run. `dynamic` if the sizes of what it asks for depend on
+    /// data.
     pub fn enter(&mut self, name: &str, dynamic: bool) {
         let name = one_word(name);
         self.line(&Line::Enter(&name));
@@ -96,7 +136,9 @@ impl Recorder {
     /// The innermost module of that name ends. False if none runs.
     pub fn leave(&mut self, name: &str) -> bool {
         let name = one_word(name);
-        let Some(at) = self.modules.iter().rposition(|(known, _)| *known == name) else { return false };
+        let Some(at) = self.modules.iter().rposition(|(known, _)| *known == name) else {
+            return false;
+        };
         self.modules.remove(at);
         self.line(&Line::Leave(&name));
         true
@@ -121,7 +163,14 @@ impl Recorder {
 }
 
 fn one_word(name: &str) -> String {
-    let name = name.replace(|c: char| c.is_whitespace() || c.is_control() || c == ',', "_");
+    let name = name.replace(
+        |c: char| c.is_whitespace() || c.is_control() || c == ',',
+        "_",
+    );
     // `-` alone is no phase.
-    if name.is_empty() || name == "-" { "_".to_string() } else { name }
+    if name.is_empty() || name == "-" {
+        "_".to_string()
+    } else {
+        name
+    }
 }

@@ -1,15 +1,19 @@
-//! Which request of the plan a request is: the sequence's own period, found without help from the training code.
+//! Which request of the plan a request is: the sequence's own period, found without help from the
+//! training code.
 //!
-//! Requests are compared with the plan in order, by bytes and stream. After the plan's last request comes the first one of the
-//! step: that is how a new iteration is found. What does not compare is searched for, in this order:
+//! Requests are compared with the plan in order, by bytes and stream. After the plan's last request
+//! comes the first one of the step: that is how a new iteration is found. What does not compare is
+//! searched for, in this order:
 //!
 //! 1. among those of the last [`WINDOW`] requests that were skipped: threads may have swapped them;
 //! 2. among the next [`WINDOW`] requests, across the step's end: those in between are skipped;
-//! 3. if [`ANCHOR`] requests in a row were found nowhere, and stand in the plan in just this order at a single place: there.
-//!    So a run that leaves the step, for an evaluation or for a skipped update, finds back into it.
+//! 3. if [`ANCHOR`] requests in a row were found nowhere, and stand in the plan in just this order
+//!    at a single place: there. So a run that leaves the step, for an evaluation or for a skipped
+//!    update, finds back into it.
 //!
-//! Anything else is an extra request, and the plan stays where it is. A dynamic request of the plan takes any number of bytes;
-//! but the request that comes after a run of them, if bytes and stream are its own, ends the run.
+//! Anything else is an extra request, and the plan stays where it is. A dynamic request of the plan
+//! takes any number of bytes; but the request that comes after a run of them, if bytes and stream
+//! are its own, ends the run.
 
 use crate::plan::{Place, Plan};
 use std::collections::{HashMap, VecDeque};
@@ -108,7 +112,8 @@ pub(crate) struct Sequence {
     /// Requests found nowhere since the last one that was found, and the latest of them.
     strays: u32,
     trail: Vec<(u64, u32)>,
-    /// The last request of each run of `ANCHOR`, by the run's hash; `NONE` if it stands in several places.
+    /// The last request of each run of `ANCHOR`, by the run's hash; `NONE` if it stands in several
+    /// places.
     anchors: HashMap<u64, u32>,
     mismatches: Mismatches,
     /// How often the end was passed.
@@ -133,14 +138,27 @@ impl Sequence {
                         ends.push((if end < n { end } else { end - n + step }, i as u32));
                     }
                     let crosses = crosses(offset, offset + bytes, stream);
-                    Item { bytes, place: offset, stream, cell: cell(offset), after: NONE, crosses }
+                    Item {
+                        bytes,
+                        place: offset,
+                        stream,
+                        cell: cell(offset),
+                        after: NONE,
+                        crosses,
+                    }
                 }
-                Place::Dynamic { group } => {
-                    Item { bytes: 0, place: group.into(), stream, cell: 0, after: 0, crosses: true }
-                }
+                Place::Dynamic { group } => Item {
+                    bytes: 0,
+                    place: group.into(),
+                    stream,
+                    cell: 0,
+                    after: 0,
+                    crosses: true,
+                },
             });
         }
-        // Backwards over the step twice, so that a run at its end knows what stands at its beginning.
+        // Backwards over the step twice, so that a run at its end knows what stands at its
+        // beginning.
         let mut after = step as u32;
         for i in (step..n).rev().chain((0..n).rev()) {
             match items[i].is_dynamic() {
@@ -157,7 +175,10 @@ impl Sequence {
         for (last, run) in (ANCHOR - 1..).zip(items.windows(ANCHOR)) {
             if run.iter().all(|item| !item.is_dynamic()) {
                 let hash = hash(run.iter().map(|item| (item.bytes, item.stream)));
-                anchors.entry(hash).and_modify(|at| *at = NONE).or_insert(last as u32);
+                anchors
+                    .entry(hash)
+                    .and_modify(|at| *at = NONE)
+                    .or_insert(last as u32);
             }
         }
         Sequence {
@@ -185,19 +206,29 @@ impl Sequence {
     /// What has differed until now; what was skipped and may still come counts as missing.
     pub(crate) fn mismatches(&self) -> Mismatches {
         let mut mismatches = self.mismatches;
-        self.skipped.iter().for_each(|&(i, _)| give_up(self.state[i as usize], &mut mismatches));
+        self.skipped
+            .iter()
+            .for_each(|&(i, _)| give_up(self.state[i as usize], &mut mismatches));
         mismatches
     }
 
     fn following(&self, i: u32) -> u32 {
-        if i as usize + 1 < self.items.len() { i + 1 } else { self.step }
+        if i as usize + 1 < self.items.len() {
+            i + 1
+        } else {
+            self.step
+        }
     }
 
     /// Which request of the plan this is. Moves nothing.
     #[inline]
     pub(crate) fn find(&mut self, bytes: u64, stream: u32) -> Found {
         let item = &self.items[self.next as usize];
-        if item.is(bytes, stream) { Found::At(self.next) } else { self.search(bytes, stream) }
+        if item.is(bytes, stream) {
+            Found::At(self.next)
+        } else {
+            self.search(bytes, stream)
+        }
     }
 
     fn search(&mut self, bytes: u64, stream: u32) -> Found {
@@ -214,13 +245,21 @@ impl Sequence {
             give_up(self.state[i as usize], &mut self.mismatches);
             self.state[i as usize] = State::Idle;
         }
-        if let Some(&(i, _)) = self.skipped.iter().find(|(i, _)| self.items[*i as usize].is(bytes, stream)) {
+        if let Some(&(i, _)) = self
+            .skipped
+            .iter()
+            .find(|(i, _)| self.items[*i as usize].is(bytes, stream))
+        {
             return Found::Skipped(i);
         }
         let mut at = self.next;
         for _ in 0..WINDOW.min(self.items.len() - 1) {
             let item = &self.items[at as usize];
-            at = if item.is_dynamic() { item.after } else { self.following(at) };
+            at = if item.is_dynamic() {
+                item.after
+            } else {
+                self.following(at)
+            };
             if self.items[at as usize].is(bytes, stream) {
                 return Found::At(at);
             }
@@ -240,9 +279,15 @@ impl Sequence {
         if self.trail.len() < ANCHOR {
             return None;
         }
-        let last = *self.anchors.get(&hash(self.trail.iter().copied())).filter(|last| **last != NONE)?;
+        let last = *self
+            .anchors
+            .get(&hash(self.trail.iter().copied()))
+            .filter(|last| **last != NONE)?;
         let run = &self.items[last as usize + 1 - ANCHOR..=last as usize];
-        let same = run.iter().zip(&self.trail).all(|(item, &(bytes, stream))| item.is(bytes, stream));
+        let same = run
+            .iter()
+            .zip(&self.trail)
+            .all(|(item, &(bytes, stream))| item.is(bytes, stream));
         // What stands before the step does not come again.
         let ahead = self.step <= last || self.next <= last;
         (same && ahead).then_some(last)
@@ -260,14 +305,16 @@ impl Sequence {
         self.advance(i, late);
     }
 
-    /// A request that was skipped came after all. Its block would not be late yet: then it would not be known any more.
+    /// A request that was skipped came after all. Its block would not be late yet: then it would
+    /// not be known any more.
     pub(crate) fn reorder(&mut self, i: u32) {
         self.mismatches.reordered += 1;
         self.state[i as usize] = State::Idle;
         self.skipped.retain(|(skipped, _)| *skipped != i);
     }
 
-    /// Goes on to request `i` and past it. Calls `late` for each block that should be free by now and is not.
+    /// Goes on to request `i` and past it. Calls `late` for each block that should be free by now
+    /// and is not.
     #[inline]
     pub(crate) fn advance(&mut self, i: u32, mut late: impl FnMut(u32, &Item)) {
         if self.next != i {
@@ -295,7 +342,11 @@ impl Sequence {
                 self.mismatches.dynamic_missing += 1;
                 continue;
             }
-            let state = if 0 < self.strays { State::Replaced } else { State::Skipped };
+            let state = if 0 < self.strays {
+                State::Replaced
+            } else {
+                State::Skipped
+            };
             self.strays = self.strays.saturating_sub(1);
             // The block of an earlier round may still be alive.
             if self.state[k] != State::Idle {
@@ -315,7 +366,10 @@ impl Sequence {
 
     #[inline]
     fn expire(&mut self, i: u32, late: &mut impl FnMut(u32, &Item)) {
-        let (first, last) = (self.expiry[i as usize] as usize, self.expiry[i as usize + 1] as usize);
+        let (first, last) = (
+            self.expiry[i as usize] as usize,
+            self.expiry[i as usize + 1] as usize,
+        );
         for k in first..last {
             let old = self.expired[k];
             let state = self.state[old as usize];
@@ -350,5 +404,7 @@ fn give_up(state: State, mismatches: &mut Mismatches) {
 /// FNV-1a over whole words.
 fn hash(run: impl Iterator<Item = (u64, u32)>) -> u64 {
     let words = run.flat_map(|(bytes, stream)| [bytes, stream.into()]);
-    words.fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
+    words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {
+        (hash ^ word).wrapping_mul(0x0100_0000_01b3)
+    })
 }

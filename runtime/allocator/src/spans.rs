@@ -10,7 +10,9 @@ pub(crate) struct Spans<V> {
 
 impl<V: Clone> Spans<V> {
     pub(crate) fn new() -> Spans<V> {
-        Spans { by_start: BTreeMap::new() }
+        Spans {
+            by_start: BTreeMap::new(),
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -19,7 +21,10 @@ impl<V: Clone> Spans<V> {
 
     /// Adds a range that meets none.
     pub(crate) fn insert(&mut self, lo: u64, hi: u64, value: V) {
-        debug_assert!(lo < hi && self.first_meeting(lo, hi).is_none(), "{lo}..{hi} should be free");
+        debug_assert!(
+            lo < hi && self.first_meeting(lo, hi).is_none(),
+            "{lo}..{hi} should be free"
+        );
         self.by_start.insert(lo, (hi, value));
     }
 
@@ -35,16 +40,26 @@ impl<V: Clone> Spans<V> {
 
     /// The lowest range that shares a byte with `lo..hi`: its start, end and value.
     pub(crate) fn first_meeting(&self, lo: u64, hi: u64) -> Option<(u64, u64, &V)> {
-        let below = self.by_start.range(..=lo).next_back().filter(|(_, (end, _))| lo < *end);
+        let below = self
+            .by_start
+            .range(..=lo)
+            .next_back()
+            .filter(|(_, (end, _))| lo < *end);
         let found = below.or_else(|| self.by_start.range(lo..hi).next());
-        found.filter(|(start, _)| **start < hi).map(|(start, (end, value))| (*start, *end, value))
+        found
+            .filter(|(start, _)| **start < hi)
+            .map(|(start, (end, value))| (*start, *end, value))
     }
 
-    /// Takes `lo..hi` out of every range, keeping what lies outside; the values of the ranges that it met.
+    /// Takes `lo..hi` out of every range, keeping what lies outside; the values of the ranges that
+    /// it met.
     pub(crate) fn cut(&mut self, lo: u64, hi: u64) -> Vec<V> {
         let mut met = vec![];
         while let Some((start, end, _)) = self.first_meeting(lo, hi) {
-            let (_, value) = self.by_start.remove(&start).expect("the range should be there");
+            let (_, value) = self
+                .by_start
+                .remove(&start)
+                .expect("the range should be there");
             if start < lo {
                 self.by_start.insert(start, (lo, value.clone()));
             }
@@ -59,7 +74,10 @@ impl<V: Clone> Spans<V> {
     /// The parts of `lo..hi` that no range covers, ascending.
     pub(crate) fn holes(&self, lo: u64, hi: u64) -> impl Iterator<Item = (u64, u64)> {
         let first = self.first_meeting(lo, hi).map_or(hi, |(start, _, _)| start);
-        let mut ranges = self.by_start.range(first..hi.max(first)).map(|(start, (end, _))| (*start, *end));
+        let mut ranges = self
+            .by_start
+            .range(first..hi.max(first))
+            .map(|(start, (end, _))| (*start, *end));
         let mut at = lo;
         std::iter::from_fn(move || {
             loop {

@@ -1,5 +1,5 @@
-//! The C interface, called as PyTorch does. The environment is read once, so that each case is a process of its own: the test
-//! starts itself again.
+//! The C interface, called as PyTorch does. The environment is read once, so that each case is a
+//! process of its own: the test starts itself again.
 
 #![allow(unsafe_code, reason = "C callers pass pointers")]
 
@@ -36,12 +36,19 @@ type Settings<'a> = &'a [(&'a str, &'a Path)];
 /// Runs a test of this file again, as the child that it is then.
 fn again(test: &str, settings: Settings<'_>) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env("LIGHTERAGE_ALLOC_POOL", "host").env("CHILD", "1");
+    command
+        .args(["--exact", test, "--nocapture"])
+        .env("LIGHTERAGE_ALLOC_POOL", "host")
+        .env("CHILD", "1");
     for (name, value) in settings {
         command.env(format!("LIGHTERAGE_ALLOC_{name}"), value);
     }
     let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     output
 }
 
@@ -54,13 +61,22 @@ fn a_plan_is_served() {
     if !is_child() {
         let directory = directory("served");
         let (plan, told) = (directory.join("plan"), directory.join("stats-%d"));
-        std::fs::write(&plan, "lighterage-plan 1\npool 1000 512\nrequests 2 0\ns 100 0 0 1\ns 200 0 512 2\nend\n")
-            .unwrap();
+        std::fs::write(
+            &plan,
+            "lighterage-plan 1\npool 1000 512\nrequests 2 0\ns 100 0 0 1\ns 200 0 512 2\nend\n",
+        )
+        .unwrap();
         again("a_plan_is_served", &[("PLAN", &plan), ("STATS", &told)]);
         let told = std::fs::read_to_string(directory.join("stats-0")).unwrap();
-        assert!(told.starts_with("{\"requests\": 20, \"planned\": 20, ") && told.ends_with("}\n"), "{told}");
+        assert!(
+            told.starts_with("{\"requests\": 20, \"planned\": 20, ") && told.ends_with("}\n"),
+            "{told}"
+        );
         let told = std::fs::read_to_string(directory.join("stats-1")).unwrap();
-        assert!(told.starts_with("{\"requests\": 1, \"planned\": 0, "), "{told}");
+        assert!(
+            told.starts_with("{\"requests\": 1, \"planned\": 0, "),
+            "{told}"
+        );
         return;
     }
     assert_eq!(stats(0), "");
@@ -68,11 +84,17 @@ fn a_plan_is_served() {
     for i in 0..20 {
         let bytes = [100, 200][i % 2];
         // Autograd asks from a thread of its own.
-        let address = std::thread::spawn(move || malloc(bytes, 0, 0)).join().unwrap();
+        let address = std::thread::spawn(move || malloc(bytes, 0, 0))
+            .join()
+            .unwrap();
         blocks.push(address);
         free(address, 0);
     }
-    assert!(blocks.chunks(2).all(|pair| pair[1] - pair[0] == 512 && pair[0] == blocks[0]));
+    assert!(
+        blocks
+            .chunks(2)
+            .all(|pair| pair[1] - pair[0] == 512 && pair[0] == blocks[0])
+    );
     assert!(stats(0).contains("\"planned\": 20"), "{}", stats(0));
     // The plan is the first device's.
     free(malloc(100, 1, 0), 1);
@@ -82,10 +104,19 @@ fn a_plan_is_served() {
     let mut text = [7; 4];
     // SAFETY: there is room for as many bytes as are said.
     let len = unsafe { lighterage_stats(0, text.as_mut_ptr(), 3) };
-    assert_eq!((len, text.map(|c| c as u8)), (stats(0).len() + 1, [b'{', b'"', 0, 7]));
+    assert_eq!(
+        (len, text.map(|c| c as u8)),
+        (stats(0).len() + 1, [b'{', b'"', 0, 7])
+    );
     // Nonsense does nothing.
     assert_eq!(
-        [malloc(0, 0, 0), malloc(-5, 0, 0), malloc(1, -1, 0), malloc(1, 64, 0), malloc(isize::MAX, 1, 0)],
+        [
+            malloc(0, 0, 0),
+            malloc(-5, 0, 0),
+            malloc(1, -1, 0),
+            malloc(1, 64, 0),
+            malloc(isize::MAX, 1, 0)
+        ],
         [0; 5]
     );
     free(0, 0);
@@ -98,10 +129,17 @@ fn a_plan_is_served() {
 fn a_trace_is_recorded() {
     if !is_child() {
         let trace = directory("recorded").join("trace");
-        again("a_trace_is_recorded", &[("MODE", Path::new("profile")), ("TRACE", &trace)]);
-        let lines = "lighterage-trace 1\nphase fwd.0\nalloc 0 100 stream=0\nenter moe,\nalloc 1 3 stream=1 dyn\nfree 0\n\
+        again(
+            "a_trace_is_recorded",
+            &[("MODE", Path::new("profile")), ("TRACE", &trace)],
+        );
+        let lines = "lighterage-trace 1\nphase fwd.0\nalloc 0 100 stream=0\nenter moe,\nalloc 1 3 \
+            stream=1 dyn\nfree 0\n\
                      leave moe,\nalloc 2 5 stream=0\nphase _\nfree 1\nfree 2\n";
-        assert_eq!(std::fs::read_to_string(trace).unwrap(), lines.replace("moe,", "moe_"));
+        assert_eq!(
+            std::fs::read_to_string(trace).unwrap(),
+            lines.replace("moe,", "moe_")
+        );
         return;
     }
     // SAFETY: all are strings of C, or null.
@@ -138,17 +176,51 @@ fn what_is_wrong_is_told() {
     std::fs::write(&plan, "lighterage-plan 1\npool -1 512\n").unwrap();
     let path = Path::new;
     let cases: [(Settings<'_>, &str, &str); 7] = [
-        (&[("PLAN", &plan)], "served", "plan: line 2: `-1` is not the pool's bytes"),
-        (&[("PLAN", path("/nowhere"))], "served", "/nowhere: No such file"),
-        (&[("MODE", path("plan"))], "nothing", "LIGHTERAGE_ALLOC_PLAN should name the plan"),
-        (&[("MODE", path("profile"))], "nothing", "LIGHTERAGE_ALLOC_TRACE should name the file"),
-        (&[("MODE", path("fast"))], "nothing", "LIGHTERAGE_ALLOC_MODE=fast is none of"),
-        (&[("POOL", path("tpu"))], "nothing", "LIGHTERAGE_ALLOC_POOL=tpu is neither cuda nor host"),
-        (&[("POOL", path("cuda")), ("CUDA", path("/nowhere/libcuda.so"))], "nothing", "/nowhere/libcuda.so: "),
+        (
+            &[("PLAN", &plan)],
+            "served",
+            "plan: line 2: `-1` is not the pool's bytes",
+        ),
+        (
+            &[("PLAN", path("/nowhere"))],
+            "served",
+            "/nowhere: No such file",
+        ),
+        (
+            &[("MODE", path("plan"))],
+            "nothing",
+            "LIGHTERAGE_ALLOC_PLAN should name the plan",
+        ),
+        (
+            &[("MODE", path("profile"))],
+            "nothing",
+            "LIGHTERAGE_ALLOC_TRACE should name the file",
+        ),
+        (
+            &[("MODE", path("fast"))],
+            "nothing",
+            "LIGHTERAGE_ALLOC_MODE=fast is none of",
+        ),
+        (
+            &[("POOL", path("tpu"))],
+            "nothing",
+            "LIGHTERAGE_ALLOC_POOL=tpu is neither cuda nor host",
+        ),
+        (
+            &[
+                ("POOL", path("cuda")),
+                ("CUDA", path("/nowhere/libcuda.so")),
+            ],
+            "nothing",
+            "/nowhere/libcuda.so: ",
+        ),
     ];
     for (settings, result, message) in cases {
         let output = again("what_is_wrong_is_told", settings);
         let told = String::from_utf8(output.stderr).unwrap();
-        assert!(told.contains(result) && told.contains("lighterage_alloc: ") && told.contains(message), "{told}");
+        assert!(
+            told.contains(result) && told.contains("lighterage_alloc: ") && told.contains(message),
+            "{told}"
+        );
     }
 }

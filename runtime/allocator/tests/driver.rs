@@ -11,8 +11,15 @@ fn driver() -> PathBuf {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/driver.c");
     let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("libdriver.so");
     // The linker that Rust uses is a compiler of C, too.
-    let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
-    assert!(status.is_ok_and(|status| status.success()), "cc should make a library");
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(source)
+        .status();
+    assert!(
+        status.is_ok_and(|status| status.success()),
+        "cc should make a library"
+    );
     library
 }
 
@@ -23,7 +30,11 @@ fn a_driver_is_found_and_called() {
     // SAFETY: the library is ours, and its initialisation does nothing.
     let library = unsafe { libloading::Library::new(path) }.unwrap();
     // SAFETY: that is its type in driver.c.
-    let left = || unsafe { library.get::<unsafe extern "C" fn() -> i32>(b"cuLeft\0").unwrap()() };
+    let left = || unsafe {
+        library
+            .get::<unsafe extern "C" fn() -> i32>(b"cuLeft\0")
+            .unwrap()()
+    };
 
     let error = Cuda::new(0, Some("/nowhere/libcuda.so.1")).err().unwrap();
     assert!(error.starts_with("/nowhere/libcuda.so.1: "), "{error}");
@@ -32,15 +43,25 @@ fn a_driver_is_found_and_called() {
 
     let mut cuda = Cuda::new(0, Some(path)).unwrap();
     let address = cuda.allocate(1000).unwrap();
-    assert_eq!(cuda.allocate(1 << 30).unwrap_err(), "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2)");
+    assert_eq!(
+        cuda.allocate(1 << 30).unwrap_err(),
+        "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2)"
+    );
     let event = cuda.record(5).unwrap();
     assert_eq!((cuda.done(event), cuda.done(event)), (false, true));
     cuda.wait(6, event).unwrap();
     cuda.synchronize();
-    assert_eq!(left(), 101, "one block, one event, and no context left behind");
+    assert_eq!(
+        left(),
+        101,
+        "one block, one event, and no context left behind"
+    );
     cuda.forget(event);
     cuda.free(address);
-    assert_eq!(cuda.record(99).unwrap_err(), "cuEventRecord: unknown error (201)");
+    assert_eq!(
+        cuda.record(99).unwrap_err(),
+        "cuEventRecord: unknown error (201)"
+    );
     assert_eq!(left(), 0);
 
     // Two streams in the same bytes, and a third that only uses a block.
@@ -52,7 +73,8 @@ fn a_driver_is_found_and_called() {
             allocator.record_stream(address, 16);
             assert!(allocator.free(address));
         }
-        // Of a step, each request waits for the other stream and for the third; the first has nobody before it.
+        // Of a step, each request waits for the other stream and for the third; the first has
+        // nobody before it.
         assert_eq!(allocator.stats().waits, 4 * step - 2);
     }
     assert_eq!(left(), 101, "the pool, and the event of the last block");

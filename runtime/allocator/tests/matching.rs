@@ -18,13 +18,23 @@ fn bytes(i: usize) -> u64 {
 /// A prologue that stays, and a step of blocks that live for one request each.
 fn allocator() -> Allocator {
     let n = PROLOGUE + STEP;
-    let mut text = format!("lighterage-plan 1\npool {} 512\nrequests {n} {PROLOGUE}\n", 512 * (PROLOGUE + 2));
+    let mut text = format!(
+        "lighterage-plan 1\npool {} 512\nrequests {n} {PROLOGUE}\n",
+        512 * (PROLOGUE + 2)
+    );
     for i in 0..n {
-        let (offset, end) =
-            if i < PROLOGUE { (512 * i, "-".to_string()) } else { (512 * (PROLOGUE + i % 2), (i + 1).to_string()) };
+        let (offset, end) = if i < PROLOGUE {
+            (512 * i, "-".to_string())
+        } else {
+            (512 * (PROLOGUE + i % 2), (i + 1).to_string())
+        };
         writeln!(text, "s {} 0 {offset} {end}", bytes(i)).unwrap();
     }
-    Allocator::planned(Arena::new(1 << 24).pool(), Plan::read(&format!("{text}end\n")).unwrap()).unwrap()
+    Allocator::planned(
+        Arena::new(1 << 24).pool(),
+        Plan::read(&format!("{text}end\n")).unwrap(),
+    )
+    .unwrap()
 }
 
 /// Asks for blocks and frees each at once; those of the prologue stay.
@@ -49,8 +59,14 @@ fn steps_follow_without_help() {
     let mut allocator = allocator();
     play(&mut allocator, ALL.chain(STEPS).chain(STEPS));
     let stats = allocator.stats();
-    assert_eq!(counted(&stats), ((PROLOGUE + 3 * STEP) as u64, 0, Mismatches::default()));
-    assert_eq!((stats.steps, stats.native, &stats.first_mismatch), (3, 1, &None));
+    assert_eq!(
+        counted(&stats),
+        ((PROLOGUE + 3 * STEP) as u64, 0, Mismatches::default())
+    );
+    assert_eq!(
+        (stats.steps, stats.native, &stats.first_mismatch),
+        (3, 1, &None)
+    );
 }
 
 /// A step that ends early, as when an update is skipped: the next one begins all the same.
@@ -58,8 +74,14 @@ fn steps_follow_without_help() {
 fn a_short_step_is_skipped_over() {
     let mut allocator = allocator();
     play(&mut allocator, ALL.take(PROLOGUE + STEP - 20).chain(STEPS));
-    let mismatches = Mismatches { missing: 20, ..Mismatches::default() };
-    assert_eq!(counted(&allocator.stats()), ((PROLOGUE + 2 * STEP - 20) as u64, 0, mismatches));
+    let mismatches = Mismatches {
+        missing: 20,
+        ..Mismatches::default()
+    };
+    assert_eq!(
+        counted(&allocator.stats()),
+        ((PROLOGUE + 2 * STEP - 20) as u64, 0, mismatches)
+    );
 }
 
 /// More is skipped than is searched: a run of requests that stands in one place is that place.
@@ -68,15 +90,27 @@ fn a_run_of_requests_tells_the_place() {
     let mut allocator = allocator();
     let skipped = 100;
     assert!(WINDOW < skipped);
-    play(&mut allocator, ALL.take(PROLOGUE + 50).chain(STEPS.skip(50 + skipped)).chain(STEPS));
+    play(
+        &mut allocator,
+        ALL.take(PROLOGUE + 50)
+            .chain(STEPS.skip(50 + skipped))
+            .chain(STEPS),
+    );
     let stats = allocator.stats();
     let lost = ANCHOR - 1;
     assert_eq!(
         (stats.planned, stats.fallback),
-        ((PROLOGUE + 50 + STEP - 50 - skipped - lost + STEP) as u64, lost as u64)
+        (
+            (PROLOGUE + 50 + STEP - 50 - skipped - lost + STEP) as u64,
+            lost as u64
+        )
     );
     // Each that came and was not known stands for one that was skipped.
-    let expected = Mismatches { missing: skipped as u64, resized: lost as u64, ..Mismatches::default() };
+    let expected = Mismatches {
+        missing: skipped as u64,
+        resized: lost as u64,
+        ..Mismatches::default()
+    };
     assert_eq!(stats.mismatches, expected, "{stats}");
 }
 
@@ -87,17 +121,28 @@ fn an_evaluation_does_not_matter() {
     play(&mut allocator, ALL);
     play(&mut allocator, (0..500).map(|i| 1000 + i % 7));
     play(&mut allocator, STEPS);
-    let mismatches = Mismatches { extra: 500, ..Mismatches::default() };
-    assert_eq!(counted(&allocator.stats()), ((PROLOGUE + 2 * STEP) as u64, 500, mismatches));
+    let mismatches = Mismatches {
+        extra: 500,
+        ..Mismatches::default()
+    };
+    assert_eq!(
+        counted(&allocator.stats()),
+        ((PROLOGUE + 2 * STEP) as u64, 500, mismatches)
+    );
 }
 
-/// A run that begins in the step, as after loading a checkpoint another way, is served from the step on.
+/// A run that begins in the step, as after loading a checkpoint another way, is served from the
+/// step on.
 #[test]
 fn the_prologue_may_be_missing() {
     let mut allocator = allocator();
     play(&mut allocator, STEPS.skip(60).chain(STEPS));
     let stats = allocator.stats();
-    assert_eq!((stats.planned, stats.fallback), ((2 * STEP - 60 - ANCHOR + 1) as u64, ANCHOR as u64 - 1), "{stats}");
+    assert_eq!(
+        (stats.planned, stats.fallback),
+        ((2 * STEP - 60 - ANCHOR + 1) as u64, ANCHOR as u64 - 1),
+        "{stats}"
+    );
 }
 
 #[test]
@@ -105,23 +150,37 @@ fn swapped_requests_get_their_places() {
     let mut allocator = allocator();
     let mut live = vec![];
     // Two requests that live until the step's end, in the other order.
-    let text =
-        "lighterage-plan 1\npool 2048 512\nrequests 4 0\ns 10 0 0 4\ns 20 0 512 4\ns 30 0 1024 4\ns 40 0 1536 4\nend\n";
-    let mut small = Allocator::planned(Arena::new(1 << 20).pool(), Plan::read(text).unwrap()).unwrap();
+    let text = "lighterage-plan 1\npool 2048 512\nrequests 4 0\ns 10 0 0 4\ns 20 0 512 4\ns 30 0 \
+        1024 4\ns 40 0 1536 4\nend\n";
+    let mut small =
+        Allocator::planned(Arena::new(1 << 20).pool(), Plan::read(text).unwrap()).unwrap();
     for bytes in [20, 10, 30, 40] {
         live.push(small.malloc(bytes, 0).unwrap());
     }
     assert_eq!([live[0] - live[1], live[2] - live[1]], [512, 1024]);
-    let mismatches = Mismatches { reordered: 1, ..Mismatches::default() };
+    let mismatches = Mismatches {
+        reordered: 1,
+        ..Mismatches::default()
+    };
     assert_eq!(counted(&small.stats()), (4, 0, mismatches));
     let told = "step 0, request 0: 10 bytes on stream 0 were planned, and request 1 came";
     assert_eq!(small.stats().first_mismatch.as_deref(), Some(told));
 
     // One that would be over by then gets no place that others have.
     play(&mut allocator, ALL.take(PROLOGUE + 10));
-    play(&mut allocator, [PROLOGUE + 12, PROLOGUE + 13, PROLOGUE + 10]);
-    let mismatches = Mismatches { missing: 2, extra: 1, ..Mismatches::default() };
-    assert_eq!(counted(&allocator.stats()), ((PROLOGUE + 12) as u64, 1, mismatches));
+    play(
+        &mut allocator,
+        [PROLOGUE + 12, PROLOGUE + 13, PROLOGUE + 10],
+    );
+    let mismatches = Mismatches {
+        missing: 2,
+        extra: 1,
+        ..Mismatches::default()
+    };
+    assert_eq!(
+        counted(&allocator.stats()),
+        ((PROLOGUE + 12) as u64, 1, mismatches)
+    );
 }
 
 #[test]
@@ -131,11 +190,18 @@ fn another_stream_gets_other_bytes() {
     let address = allocator.malloc(bytes(PROLOGUE + 10), 5).unwrap();
     assert!(allocator.free(address));
     play(&mut allocator, ALL.skip(PROLOGUE + 11));
-    let mismatches = Mismatches { other_stream: 1, ..Mismatches::default() };
-    assert_eq!(counted(&allocator.stats()), ((PROLOGUE + STEP - 1) as u64, 1, mismatches));
+    let mismatches = Mismatches {
+        other_stream: 1,
+        ..Mismatches::default()
+    };
+    assert_eq!(
+        counted(&allocator.stats()),
+        ((PROLOGUE + STEP - 1) as u64, 1, mismatches)
+    );
 }
 
-/// A block that is freed late keeps its bytes; who should have had them gets others, and the next step gets its own.
+/// A block that is freed late keeps its bytes; who should have had them gets others, and the next
+/// step gets its own.
 #[test]
 fn a_late_free_is_waited_for_by_nobody() {
     let mut allocator = allocator();
@@ -145,10 +211,16 @@ fn a_late_free_is_waited_for_by_nobody() {
     // Every other request lies there.
     let rest = (STEP - 11) as u64;
     let stats = allocator.stats();
-    assert_eq!((stats.occupied, stats.fallback, stats.mismatches), (rest / 2, rest / 2, Mismatches::default()));
+    assert_eq!(
+        (stats.occupied, stats.fallback, stats.mismatches),
+        (rest / 2, rest / 2, Mismatches::default())
+    );
     assert!(allocator.free(late));
     play(&mut allocator, STEPS);
-    assert_eq!(allocator.stats().planned, (PROLOGUE + STEP) as u64 - rest / 2 + STEP as u64);
+    assert_eq!(
+        allocator.stats().planned,
+        (PROLOGUE + STEP) as u64 - rest / 2 + STEP as u64
+    );
 }
 
 /// Nothing of this size: an error that says what is in use, and no request that counts as served.
@@ -157,10 +229,16 @@ fn no_memory_is_an_error() {
     let mut allocator = allocator();
     for bytes in [1 << 30, 1 << 62, u64::MAX] {
         let error = allocator.malloc(bytes, 0).unwrap_err();
-        assert!(error.contains("the arena is full") || error.contains("no device has"), "{error}");
+        assert!(
+            error.contains("the arena is full") || error.contains("no device has"),
+            "{error}"
+        );
     }
     let stats = allocator.stats();
-    assert_eq!((stats.requests, stats.fallback, stats.mismatches.extra), (0, 0, 3));
+    assert_eq!(
+        (stats.requests, stats.fallback, stats.mismatches.extra),
+        (0, 0, 3)
+    );
     assert!(!allocator.free(12345));
     assert_eq!(allocator.stats().unknown_frees, 1);
 }

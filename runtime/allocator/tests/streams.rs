@@ -7,7 +7,8 @@ use lighterage_alloc::{Allocator, Plan};
 use proptest::prelude::*;
 use std::fmt::Write;
 
-/// Requests of two streams on the same bytes, in a plan: the second stream waits, the first one's next request does, too.
+/// Requests of two streams on the same bytes, in a plan: the second stream waits, the first one's
+/// next request does, too.
 #[test]
 fn the_next_stream_waits() {
     let text = "lighterage-plan 1\npool 512 512\nrequests 2 0\ns 100 0 0 1\ns 200 1 0 2\nend\n";
@@ -24,7 +25,8 @@ fn the_next_stream_waits() {
     assert_eq!(allocator.stats().planned, 6);
 }
 
-/// A stream that somebody else's block was recorded for is waited for; and only for what it was asked before the free.
+/// A stream that somebody else's block was recorded for is waited for; and only for what it was
+/// asked before the free.
 #[test]
 fn a_recorded_stream_is_waited_for() {
     let text = "lighterage-plan 1\npool 1024 512\nrequests 2 0\ns 1024 0 0 1\ns 100 0 512 2\nend\n";
@@ -47,7 +49,8 @@ fn a_recorded_stream_is_waited_for() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// Whatever is asked for, on whichever stream, used by whichever others: nobody gets bytes that are still used.
+    /// Whatever is asked for, on whichever stream, used by whichever others: nobody gets bytes that
+    /// are still used.
     #[test]
     fn streams_take_turns(
         planned in prop::collection::vec((1u64..4, 0u32..3, 0u64..6, 1usize..9), 1..30),
@@ -89,7 +92,8 @@ proptest! {
             lines.push(format!("d 0 {stream}"));
             asked.push((0, stream));
         }
-        writeln!(text, "lighterage-plan 1\npool {pool} 512\nrequests {n} 0\nspace {}\n{}\nend", space.join(" "), lines.join("\n")).unwrap();
+        writeln!(text, "lighterage-plan 1\npool {pool} 512\nrequests {n} 0\nspace \
+            {}\n{}\nend", space.join(" "), lines.join("\n")).unwrap();
         let plan = Plan::read(&text).unwrap();
         let arena = Arena::new(1 << 28);
         let mut allocator = Allocator::planned(arena.pool(), plan).unwrap();

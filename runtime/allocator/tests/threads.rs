@@ -35,10 +35,18 @@ impl Random {
 fn plan(random: &mut Random) -> (Vec<Planned>, Plan) {
     let blocks: Vec<Planned> = (0..REQUESTS)
         .map(|i| {
-            let span = 1 + if i % 7 == 0 { random.below(900) } else { random.below(20) } as usize;
-            // The last of them tell where the step ends: what only repeats says nothing of where it is.
+            let span = 1 + if i % 7 == 0 {
+                random.below(900)
+            } else {
+                random.below(20)
+            } as usize;
+            // The last of them tell where the step ends: what only repeats says nothing of where it
+            // is.
             let last = if REQUESTS - 89 <= i { 8 } else { 0 };
-            Planned { bytes: 300 + (i * 37 % 89) as u64 * 16 + last, end: (i + span).min(REQUESTS) }
+            Planned {
+                bytes: 300 + (i * 37 % 89) as u64 * 16 + last,
+                end: (i + span).min(REQUESTS),
+            }
         })
         .collect();
     let mut text = String::new();
@@ -64,8 +72,16 @@ fn plan(random: &mut Random) -> (Vec<Planned>, Plan) {
 
 /// Every request is served in one of three ways, and what is freed comes back.
 fn adds_up(stats: &Stats) {
-    assert_eq!(stats.requests, stats.planned + stats.dynamic + stats.fallback, "{stats}");
-    assert_eq!((stats.frees, stats.unknown_frees, stats.cache_live_bytes), (stats.requests, 0, 0), "{stats}");
+    assert_eq!(
+        stats.requests,
+        stats.planned + stats.dynamic + stats.fallback,
+        "{stats}"
+    );
+    assert_eq!(
+        (stats.frees, stats.unknown_frees, stats.cache_live_bytes),
+        (stats.requests, 0, 0),
+        "{stats}"
+    );
 }
 
 /// One thread after another, any one next: each difference from the plan is counted for what it is.
@@ -94,7 +110,11 @@ fn differences_are_counted_exactly() {
                 requests += 1;
             };
             quiet -= 1;
-            let what = if quiet <= 0 && i + 5 < REQUESTS { random.below(30) } else { u64::MAX };
+            let what = if quiet <= 0 && i + 5 < REQUESTS {
+                random.below(30)
+            } else {
+                u64::MAX
+            };
             match what {
                 0 => {
                     ask(id, 5001 + random.below(100) * 2, block.end);
@@ -146,15 +166,32 @@ fn differences_are_counted_exactly() {
     });
     let stats = allocator.lock().unwrap().stats();
     adds_up(&stats);
-    assert!(900_000 < requests && 1000 < extra.min(missing).min(resized), "{requests} {extra} {missing} {resized}");
-    let counted = (stats.requests, stats.mismatches.extra, stats.mismatches.missing, stats.mismatches.resized);
+    assert!(
+        900_000 < requests && 1000 < extra.min(missing).min(resized),
+        "{requests} {extra} {missing} {resized}"
+    );
+    let counted = (
+        stats.requests,
+        stats.mismatches.extra,
+        stats.mismatches.missing,
+        stats.mismatches.resized,
+    );
     assert_eq!(counted, (requests, extra, missing, resized), "{stats}");
-    assert_eq!((stats.fallback, stats.occupied), (extra + resized, 0), "{stats}");
-    assert_eq!((stats.mismatches.reordered, stats.mismatches.other_stream), (0, 0), "{stats}");
+    assert_eq!(
+        (stats.fallback, stats.occupied),
+        (extra + resized, 0),
+        "{stats}"
+    );
+    assert_eq!(
+        (stats.mismatches.reordered, stats.mismatches.other_stream),
+        (0, 0),
+        "{stats}"
+    );
     assert_eq!(stats.steps, STEPS as u64);
 }
 
-/// All threads at once, in whatever order: nothing overlaps, nothing leaks, and the plan is found again.
+/// All threads at once, in whatever order: nothing overlaps, nothing leaks, and the plan is found
+/// again.
 #[test]
 fn threads_at_once_never_overlap() {
     let (blocks, plan) = plan(&mut Random(11));
@@ -166,10 +203,12 @@ fn threads_at_once_never_overlap() {
     let handed = Mutex::new(vec![]);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (allocator, arena, cursor, handed, blocks) = (&allocator, &arena, &cursor, &handed, &blocks);
+            let (allocator, arena, cursor, handed, blocks) =
+                (&allocator, &arena, &cursor, &handed, &blocks);
             scope.spawn(move || {
                 let mut random = Random(thread as u64 + 1);
-                let mut live: std::collections::VecDeque<(usize, u64, u64, u64)> = Default::default();
+                let mut live: std::collections::VecDeque<(usize, u64, u64, u64)> =
+                    Default::default();
                 let free = |(_, address, bytes, id): (usize, u64, u64, u64)| {
                     arena.disown(address, bytes, id);
                     assert!(allocator.lock().unwrap().free(address));
@@ -188,7 +227,8 @@ fn threads_at_once_never_overlap() {
                     let id = 1 + n * THREADS as u64 + thread as u64;
                     let address = allocator.lock().unwrap().malloc(bytes, 0).unwrap();
                     arena.own(address, bytes, id);
-                    let end = at + block.end - at % REQUESTS + if random.below(400) == 0 { 5000 } else { 0 };
+                    let end = at + block.end - at % REQUESTS
+                        + if random.below(400) == 0 { 5000 } else { 0 };
                     if random.below(20) == 0 {
                         handed.lock().unwrap().push((end, address, bytes, id));
                     } else {
@@ -197,10 +237,18 @@ fn threads_at_once_never_overlap() {
                     // Those of ours that are over, and some of the others'.
                     for _ in 0..live.len() {
                         let block = live.pop_front().unwrap();
-                        if block.0 <= at { free(block) } else { live.push_back(block) }
+                        if block.0 <= at {
+                            free(block)
+                        } else {
+                            live.push_back(block)
+                        }
                     }
                     if random.below(16) == 0 {
-                        let over: Vec<_> = handed.lock().unwrap().extract_if(.., |block| block.0 <= at).collect();
+                        let over: Vec<_> = handed
+                            .lock()
+                            .unwrap()
+                            .extract_if(.., |block| block.0 <= at)
+                            .collect();
                         over.into_iter().for_each(free);
                     }
                 }
@@ -215,9 +263,13 @@ fn threads_at_once_never_overlap() {
     }
     let stats = allocator.stats();
     adds_up(&stats);
-    // How many find their place free is up to the machine: a thread that is not running frees nothing.
+    // How many find their place free is up to the machine: a thread that is not running frees
+    // nothing.
     assert!(
-        0 < stats.planned && 0 < stats.mismatches.extra && 0 < stats.mismatches.missing && 0 < stats.occupied,
+        0 < stats.planned
+            && 0 < stats.mismatches.extra
+            && 0 < stats.mismatches.missing
+            && 0 < stats.occupied,
         "{stats}"
     );
     allocator.trim();
@@ -230,12 +282,26 @@ fn threads_at_once_never_overlap() {
         let mut ends: Vec<Vec<u64>> = vec![vec![]; REQUESTS + 1];
         before = allocator.stats();
         for (i, block) in blocks.iter().enumerate() {
-            ends[i].drain(..).for_each(|address| assert!(allocator.free(address), "step {step}"));
+            ends[i]
+                .drain(..)
+                .for_each(|address| assert!(allocator.free(address), "step {step}"));
             ends[block.end].push(allocator.malloc(block.bytes, 0).unwrap());
         }
-        ends[REQUESTS].drain(..).for_each(|address| assert!(allocator.free(address)));
+        ends[REQUESTS]
+            .drain(..)
+            .for_each(|address| assert!(allocator.free(address)));
     }
     let after = allocator.stats();
-    assert_eq!((after.planned - before.planned, after.fallback - before.fallback), (REQUESTS as u64, 0), "{after}");
-    assert_eq!(after.native, before.native, "a step as planned should ask the device for nothing");
+    assert_eq!(
+        (
+            after.planned - before.planned,
+            after.fallback - before.fallback
+        ),
+        (REQUESTS as u64, 0),
+        "{after}"
+    );
+    assert_eq!(
+        after.native, before.native,
+        "a step as planned should ask the device for nothing"
+    );
 }

@@ -1,7 +1,7 @@
 //! Processors by what machine code may use: compiler and runtime must mean the same by a name.
 
-/// True if the processor that this runs on can run code for `cpu`: `x86-64-v3` (AVX2 and FMA: Intel since 2013, AMD since 2015),
-/// `x86-64-v4` (AVX-512), `aarch64`.
+/// True if the processor that this runs on can run code for `cpu`: `x86-64-v3` (AVX2 and FMA: Intel
+/// since 2013, AMD since 2015), `x86-64-v4` (AVX-512), `aarch64`.
 pub fn runs(cpu: &str) -> bool {
     #[cfg(target_arch = "x86_64")]
     {

@@ -14,16 +14,18 @@
 //!     data     as it is; the file ends where it ends
 //! ```
 //!
-//! The checksums are CRC-32: they find every flipped bit and every damaged run of up to 32 bits with certainty, other
-//! damage but once in four billion times, and run at memory speed. They protect from disks and cables, not from people:
-//! a file with right checksums may still say anything, and the runtime's `validate` is what safe code leans on. So a
-//! cryptographic hash would buy nothing here. Version and magic are read first, so that files of a later version are
-//! told apart from damaged ones.
+//! The checksums are CRC-32: they find every flipped bit and every damaged run of up to 32 bits
+//! with certainty, other damage but once in four billion times, and run at memory speed. They
+//! protect from disks and cables, not from people: a file with right checksums may still say
+//! anything, and the runtime's `validate` is what safe code leans on. So a cryptographic hash would
+//! buy nothing here. Version and magic are read first, so that files of a later version are told
+//! apart from damaged ones.
 //!
-//! The body is postcard's encoding because that is a published, stable wire format (one varint a number, no padding, no
-//! maps), so equal artifacts are equal bytes. Decoding allocates no more than a constant times the body's length: a list
-//! reserves at most 1 MiB ahead of its elements (serde's rule), and the shortest element, an empty string, takes one
-//! byte in the file and 24 in memory.
+//! The body is postcard's encoding because that is a published, stable wire format (one varint a
+//! number, no padding, no maps), so equal artifacts are equal bytes. Decoding allocates no more
+//! than a constant times the body's length: a list reserves at most 1 MiB ahead of its elements
+//! (serde's rule), and the shortest element, an empty string, takes one byte in the file and 24 in
+//! memory.
 
 use crate::Artifact;
 use std::fs::{self, File};
@@ -36,7 +38,8 @@ pub const FORMAT_VERSION: u32 = 3;
 
 const MAGIC: [u8; 8] = *b"\x89LIT\r\n\x1a\n";
 const HEADER: usize = 64;
-/// The data starts at a multiple of this many bytes, so that a mapped file has its tensors as aligned as a pool has.
+/// The data starts at a multiple of this many bytes, so that a mapped file has its tensors as
+/// aligned as a pool has.
 const ALIGN: u64 = 64;
 
 /// Why a file could not be read.
@@ -87,25 +90,54 @@ impl std::fmt::Display for ReadError {
             ReadError::NotAnArtifact => write!(f, "not a .lit file: it does not start like one"),
             ReadError::Version { found } if FORMAT_VERSION < *found => write!(
                 f,
-                "the file has format version {found}, this program reads version {FORMAT_VERSION}: it was written by a \
+                "the file has format version {found}, this program reads version \
+                 {FORMAT_VERSION}: it was written by a \
                  later release; update this one, or compile again with it"
             ),
             ReadError::Version { found } => {
-                write!(f, "there is no format version {found}; this program reads version {FORMAT_VERSION}")
+                write!(
+                    f,
+                    "there is no format version {found}; this program reads version \
+                     {FORMAT_VERSION}"
+                )
             }
-            ReadError::Length { expected: None, found } => {
-                write!(f, "the file is cut off: it has {found} bytes, its header alone has {HEADER}")
+            ReadError::Length {
+                expected: None,
+                found,
+            } => {
+                write!(
+                    f,
+                    "the file is cut off: it has {found} bytes, its header alone has {HEADER}"
+                )
             }
-            ReadError::Length { expected: Some(expected), found } if found < expected => {
+            ReadError::Length {
+                expected: Some(expected),
+                found,
+            } if found < expected => {
                 write!(f, "the file is cut off: it has {found} bytes of {expected}")
             }
-            ReadError::Length { expected: Some(expected), found } => {
-                write!(f, "the file has {found} bytes, {} more than it should", found - expected)
+            ReadError::Length {
+                expected: Some(expected),
+                found,
+            } => {
+                write!(
+                    f,
+                    "the file has {found} bytes, {} more than it should",
+                    found - expected
+                )
             }
-            ReadError::Damaged { part } => write!(f, "the file is damaged: its {part} does not match its checksum"),
-            ReadError::Malformed { message } => write!(f, "the file's body is not an artifact's: {message}"),
+            ReadError::Damaged { part } => write!(
+                f,
+                "the file is damaged: its {part} does not match its checksum"
+            ),
+            ReadError::Malformed { message } => {
+                write!(f, "the file's body is not an artifact's: {message}")
+            }
             ReadError::Memory { bytes } => {
-                write!(f, "the file's data need {bytes} bytes of memory, which are not to be had")
+                write!(
+                    f,
+                    "the file's data need {bytes} bytes of memory, which are not to be had"
+                )
             }
         }
     }
@@ -142,7 +174,10 @@ impl Header {
             return Err(ReadError::NotAnArtifact);
         }
         let Some(bytes) = bytes.first_chunk::<HEADER>() else {
-            return Err(ReadError::Length { expected: None, found });
+            return Err(ReadError::Length {
+                expected: None,
+                found,
+            });
         };
         let version = u32_at(bytes, 8);
         if version != FORMAT_VERSION {
@@ -159,8 +194,13 @@ impl Header {
         };
         match header.file_bytes() {
             Some(expected) if expected == found => Ok(header),
-            Some(expected) => Err(ReadError::Length { expected: Some(expected), found }),
-            None => Err(ReadError::Malformed { message: "its lengths are beyond any file's".into() }),
+            Some(expected) => Err(ReadError::Length {
+                expected: Some(expected),
+                found,
+            }),
+            None => Err(ReadError::Malformed {
+                message: "its lengths are beyond any file's".into(),
+            }),
         }
     }
 
@@ -169,10 +209,13 @@ impl Header {
     }
 
     fn file_bytes(&self) -> Option<u64> {
-        self.padded_body()?.checked_add(self.data)?.checked_add(HEADER as u64)
+        self.padded_body()?
+            .checked_add(self.data)?
+            .checked_add(HEADER as u64)
     }
 
-    /// The artifact of a body with its padding and of its data, which are as long as this header says.
+    /// The artifact of a body with its padding and of its data, which are as long as this header
+    /// says.
     fn finish(&self, body: &[u8], data: Vec<u8>) -> Result<Artifact, ReadError> {
         if crc32fast::hash(body) != self.body_crc {
             return Err(ReadError::Damaged { part: "body" });
@@ -185,7 +228,8 @@ impl Header {
         if padding.iter().any(|&b| b != 0) {
             return Err(malformed("its padding is not zero".into()));
         }
-        let (mut artifact, rest) = postcard::take_from_bytes::<Artifact>(body).map_err(|e| malformed(e.to_string()))?;
+        let (mut artifact, rest) =
+            postcard::take_from_bytes::<Artifact>(body).map_err(|e| malformed(e.to_string()))?;
         if !rest.is_empty() {
             return Err(malformed(format!("{} bytes follow it", rest.len())));
         }
@@ -203,17 +247,23 @@ pub fn write(artifact: &Artifact) -> Vec<u8> {
 /// Reads a file's bytes.
 pub fn read(bytes: &[u8]) -> Result<Artifact, ReadError> {
     let header = Header::decode(bytes, bytes.len() as u64)?;
-    let body = header.padded_body().expect("decode should have checked the lengths") as usize;
+    let body = header
+        .padded_body()
+        .expect("decode should have checked the lengths") as usize;
     let (body, data) = bytes[HEADER..].split_at(body);
     let mut owned = reserve(data.len() as u64)?;
     owned.extend_from_slice(data);
     header.finish(body, owned)
 }
 
-/// Reads a file. Its lengths are compared with the file's before anything of that size is allocated.
+/// Reads a file. Its lengths are compared with the file's before anything of that size is
+/// allocated.
 pub fn read_file(path: impl AsRef<Path>) -> Result<Artifact, ReadError> {
     let path = path.as_ref();
-    let io = |e: io::Error| ReadError::Io { path: path.to_path_buf(), message: e.to_string() };
+    let io = |e: io::Error| ReadError::Io {
+        path: path.to_path_buf(),
+        message: e.to_string(),
+    };
     // Asked before opening: opening a pipe that nobody writes to would wait forever.
     let metadata = fs::metadata(path).map_err(io)?;
     if !metadata.is_file() {
@@ -222,24 +272,38 @@ pub fn read_file(path: impl AsRef<Path>) -> Result<Artifact, ReadError> {
     let mut file = File::open(path).map_err(io)?;
     let found = file.metadata().map_err(io)?.len();
     let mut start = Vec::with_capacity(HEADER);
-    (&mut file).take(HEADER as u64).read_to_end(&mut start).map_err(io)?;
+    (&mut file)
+        .take(HEADER as u64)
+        .read_to_end(&mut start)
+        .map_err(io)?;
     let header = Header::decode(&start, found)?;
     let mut section = |bytes: u64| {
         let mut section = reserve(bytes)?;
-        (&mut file).take(bytes).read_to_end(&mut section).map_err(io)?;
+        (&mut file)
+            .take(bytes)
+            .read_to_end(&mut section)
+            .map_err(io)?;
         match section.len() as u64 == bytes {
             true => Ok(section),
             // Somebody cut the file between the question for its length and now.
-            false => Err(ReadError::Length { expected: header.file_bytes(), found: section.len() as u64 }),
+            false => Err(ReadError::Length {
+                expected: header.file_bytes(),
+                found: section.len() as u64,
+            }),
         }
     };
-    let body = section(header.padded_body().expect("decode should have checked the lengths"))?;
+    let body = section(
+        header
+            .padded_body()
+            .expect("decode should have checked the lengths"),
+    )?;
     let data = section(header.data)?;
     header.finish(&body, data)
 }
 
-/// Writes a file such that at every moment, whatever is killed or full, `path` is either what it was or the whole new
-/// file: the bytes go to a file beside it, which takes its name once they are on the disk.
+/// Writes a file such that at every moment, whatever is killed or full, `path` is either what it
+/// was or the whole new file: the bytes go to a file beside it, which takes its name once they are
+/// on the disk.
 pub fn write_file(path: impl AsRef<Path>, artifact: &Artifact) -> io::Result<()> {
     let path = path.as_ref();
     let (header, body) = encode(artifact);
@@ -254,17 +318,24 @@ pub fn write_file(path: impl AsRef<Path>, artifact: &Artifact) -> io::Result<()>
         Ok(_) => fs::canonicalize(path)?,
         Err(_) => path.to_path_buf(),
     };
-    let name = target.file_name().ok_or_else(|| io::Error::other(format!("{} names no file", path.display())))?;
+    let name = target
+        .file_name()
+        .ok_or_else(|| io::Error::other(format!("{} names no file", path.display())))?;
     let folder = match target.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let temporary = folder.join(format!(".{}.{}-{count}.tmp", name.to_string_lossy(), std::process::id()));
+    let temporary = folder.join(format!(
+        ".{}.{}-{count}.tmp",
+        name.to_string_lossy(),
+        std::process::id()
+    ));
     let written = write_new(&temporary, &parts).and_then(|()| fs::rename(&temporary, &target));
     match written {
-        // The rename itself is on the disk once the folder is. Not every system can sync one; there it is as good as it gets.
+        // The rename itself is on the disk once the folder is. Not every system can sync one; there
+        // it is as good as it gets.
         Ok(()) => {
             let _ = File::open(folder).and_then(|folder| folder.sync_all());
         }
@@ -276,7 +347,8 @@ pub fn write_file(path: impl AsRef<Path>, artifact: &Artifact) -> io::Result<()>
 }
 
 fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-    // What a killed process of the same number left behind. A new file, so that nobody's link is followed.
+    // What a killed process of the same number left behind. A new file, so that nobody's link is
+    // followed.
     let _ = fs::remove_file(path);
     let mut file = File::options().write(true).create_new(true).open(path)?;
     parts.iter().try_for_each(|part| file.write_all(part))?;
@@ -284,7 +356,8 @@ fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
 }
 
 fn encode(artifact: &Artifact) -> ([u8; HEADER], Vec<u8>) {
-    let mut body = postcard::to_allocvec(artifact).expect("strings, numbers and lists of known length should encode");
+    let mut body = postcard::to_allocvec(artifact)
+        .expect("strings, numbers and lists of known length should encode");
     let bytes = body.len() as u64;
     body.resize(bytes.next_multiple_of(ALIGN) as usize, 0);
     let header = Header {
@@ -299,13 +372,25 @@ fn encode(artifact: &Artifact) -> ([u8; HEADER], Vec<u8>) {
 fn reserve(bytes: u64) -> Result<Vec<u8>, ReadError> {
     let mut v = Vec::new();
     let fits = usize::try_from(bytes).is_ok_and(|n| v.try_reserve_exact(n).is_ok());
-    if fits { Ok(v) } else { Err(ReadError::Memory { bytes }) }
+    if fits {
+        Ok(v)
+    } else {
+        Err(ReadError::Memory { bytes })
+    }
 }
 
 fn u32_at(bytes: &[u8; HEADER], at: usize) -> u32 {
-    u32::from_le_bytes(*bytes[at..].first_chunk().expect("a header's fields should lie in it"))
+    u32::from_le_bytes(
+        *bytes[at..]
+            .first_chunk()
+            .expect("a header's fields should lie in it"),
+    )
 }
 
 fn u64_at(bytes: &[u8; HEADER], at: usize) -> u64 {
-    u64::from_le_bytes(*bytes[at..].first_chunk().expect("a header's fields should lie in it"))
+    u64::from_le_bytes(
+        *bytes[at..]
+            .first_chunk()
+            .expect("a header's fields should lie in it"),
+    )
 }

@@ -1,5 +1,6 @@
-//! The file format of a compiled step, and the only thing that compiler and runtime share. No compiler type appears: an
-//! artifact is pools, streams, events and commands over places in pools, and the data that states start from.
+//! The file format of a compiled step, and the only thing that compiler and runtime share. No
+//! compiler type appears: an artifact is pools, streams, events and commands over places in pools,
+//! and the data that states start from.
 
 mod cpu;
 mod file;
@@ -8,9 +9,9 @@ pub use cpu::runs;
 pub use file::{FORMAT_VERSION, ReadError, read, read_file, write, write_file};
 use serde::{Deserialize, Serialize};
 
-/// How many terms of a product's sums the runtime's kernels add up before they add them to the result. Sums that are cut at
-/// multiples of it, each continued from the one before, come out as the whole sum: the compiler cuts the loss over a large
-/// vocabulary there.
+/// How many terms of a product's sums the runtime's kernels add up before they add them to the
+/// result. Sums that are cut at multiples of it, each continued from the one before, come out as
+/// the whole sum: the compiler cuts the loss over a large vocabulary there.
 pub const PRODUCT_DEPTH: usize = 512;
 
 /// A compiled training step.
@@ -84,9 +85,10 @@ pub struct Code {
     pub scratch: u64,
 }
 
-/// A function of a kernel. Its parts may run at the same time, in any order; the next phase starts when all have run. In C:
-/// `void symbol(void *const *tensors, uint64_t first, uint64_t end)`, which runs the parts `first..end`; `tensors` are the
-/// operands, the results, and the scratch if there is any.
+/// A function of a kernel. Its parts may run at the same time, in any order; the next phase starts
+/// when all have run. In C: `void symbol(void *const *tensors, uint64_t first, uint64_t end)`,
+/// which runs the parts `first..end`; `tensors` are the operands, the results, and the scratch if
+/// there is any.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Phase {
     /// The function's name in the object.
@@ -184,7 +186,8 @@ pub enum CommandKind {
         kernel: u32,
         /// Operands.
         ins: Vec<Operand>,
-        /// Results. A result may lie exactly on an operand where the op allows it, and overlaps none otherwise.
+        /// Results. A result may lie exactly on an operand where the op allows it, and overlaps
+        /// none otherwise.
         outs: Vec<Operand>,
         /// Bytes the kernel may use.
         scratch: Option<Range>,
@@ -244,7 +247,9 @@ pub struct Operand {
 impl Operand {
     /// Its size in bytes; `None` if that overflows.
     pub fn bytes(&self) -> Option<u64> {
-        self.shape.iter().try_fold(self.dtype.bytes(), |bytes, &d| bytes.checked_mul(d))
+        self.shape
+            .iter()
+            .try_fold(self.dtype.bytes(), |bytes, &d| bytes.checked_mul(d))
     }
 }
 
@@ -312,7 +317,8 @@ pub struct Summary {
     pub swapped_bytes: u64,
     /// Simulated time of the reruns in one step.
     pub recomputed_ms: f64,
-    /// How many batches a step takes: if more than one, those of input `x` are the inputs `x.0`, `x.1`, …. 0 is 1.
+    /// How many batches a step takes: if more than one, those of input `x` are the inputs `x.0`,
+    /// `x.1`, …. 0 is 1.
     pub micro_batches: u64,
     /// The optimizer's name and default options, for the train command: `adamw`, lr, beta1, …
     pub optimizer: Option<(String, Vec<(String, f64)>)>,

@@ -1,8 +1,11 @@
 //! The file format: what is written comes back, what is damaged is told.
 
-#![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one forwards to the system's")]
+#![allow(
+    unsafe_code,
+    reason = "a global allocator is unsafe to implement; this one forwards to the system's"
+)]
 
-use artifact::*;
+use lighterage_artifact::*;
 use proptest::prelude::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,7 +19,8 @@ thread_local! {
     static TOTAL: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: forwards every call as it is to the system's allocator; realloc and alloc_zeroed use these two.
+// SAFETY: forwards every call as it is to the system's allocator; realloc and alloc_zeroed use
+// these two.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.set(LARGEST.get().max(layout.size()));
@@ -35,7 +39,11 @@ static ALLOCATOR: Watching = Watching;
 
 /// One of everything.
 fn example() -> Artifact {
-    let operand = |offset| Operand { place: Place { pool: 0, offset }, dtype: DType::BF16, shape: vec![4, 8] };
+    let operand = |offset| Operand {
+        place: Place { pool: 0, offset },
+        dtype: DType::BF16,
+        shape: vec![4, 8],
+    };
     let attrs = [
         ("a", Attr::Int(-1)),
         ("b", Attr::Float(0.1)),
@@ -44,11 +52,21 @@ fn example() -> Artifact {
         ("e", Attr::Type(DType::F8E5M2)),
         ("f", Attr::Str("é".into())),
     ];
-    let kind = |kind| Command { stream: 1, line: 0, kind };
-    let ty = Type { dtype: DType::F32, shape: vec![2, 3] };
+    let kind = |kind| Command {
+        stream: 1,
+        line: 0,
+        kind,
+    };
+    let ty = Type {
+        dtype: DType::F32,
+        shape: vec![2, 3],
+    };
     let code = Code {
         object: 0,
-        phases: vec![Phase { symbol: "k0".into(), parts: 2 }],
+        phases: vec![Phase {
+            symbol: "k0".into(),
+            parts: 2,
+        }],
         ins: vec![ty.clone(), ty.clone()],
         outs: vec![ty],
         inplace: vec![(0, 0)],
@@ -57,7 +75,10 @@ fn example() -> Artifact {
     Artifact {
         name: "mlp".into(),
         device: "h200".into(),
-        pools: vec![Pool { name: "device".into(), bytes: 1 << 40 }],
+        pools: vec![Pool {
+            name: "device".into(),
+            bytes: 1 << 40,
+        }],
         streams: vec!["compute".into(), "h2d".into()],
         events: 1,
         kernels: vec![Kernel {
@@ -65,21 +86,46 @@ fn example() -> Artifact {
             attrs: attrs.map(|(k, v)| (k.to_string(), v)).into(),
             code: Some(code),
         }],
-        objects: vec![Object { cpu: "x86-64-v3".into(), bytes: vec![1, 2, 3] }],
-        lines: vec![Line { name: "h1".into(), why: "run".into() }],
+        objects: vec![Object {
+            cpu: "x86-64-v3".into(),
+            bytes: vec![1, 2, 3],
+        }],
+        lines: vec![Line {
+            name: "h1".into(),
+            why: "run".into(),
+        }],
         commands: vec![
             kind(CommandKind::Launch {
                 kernel: 0,
                 ins: vec![operand(0), operand(64)],
                 outs: vec![operand(0)],
-                scratch: Some(Range { place: Place { pool: 0, offset: 128 }, bytes: 7 }),
+                scratch: Some(Range {
+                    place: Place {
+                        pool: 0,
+                        offset: 128,
+                    },
+                    bytes: 7,
+                }),
             }),
-            kind(CommandKind::Copy { src: operand(0).place, dst: operand(64).place, bytes: 64 }),
+            kind(CommandKind::Copy {
+                src: operand(0).place,
+                dst: operand(64).place,
+                bytes: 64,
+            }),
             kind(CommandKind::Record { event: 0 }),
-            kind(CommandKind::Wait { event: 0, previous: true }),
+            kind(CommandKind::Wait {
+                event: 0,
+                previous: true,
+            }),
         ],
-        inputs: vec![Binding { name: "x".into(), operand: operand(0) }],
-        outputs: vec![Binding { name: "loss".into(), operand: operand(64) }],
+        inputs: vec![Binding {
+            name: "x".into(),
+            operand: operand(0),
+        }],
+        outputs: vec![Binding {
+            name: "loss".into(),
+            operand: operand(64),
+        }],
         states: vec![State {
             path: "w".into(),
             kind: StateKind::Moment,
@@ -110,7 +156,9 @@ impl Folder {
         Folder(path)
     }
     fn names(&self) -> Vec<String> {
-        let names = std::fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let names = std::fs::read_dir(&self.0)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap());
         names.collect()
     }
 }
@@ -161,7 +209,12 @@ fn every_cut_is_told() {
         assert!(error.to_string().contains("cut off"), "{len}: {error}");
     }
     let longer = [&bytes[..], &[0]].concat();
-    assert!(read(&longer).unwrap_err().to_string().contains("1 more than it should"));
+    assert!(
+        read(&longer)
+            .unwrap_err()
+            .to_string()
+            .contains("1 more than it should")
+    );
 }
 
 #[test]
@@ -183,11 +236,16 @@ fn every_flipped_bit_is_told() {
 #[test]
 fn later_versions_are_told_as_such() {
     // What follows the version is the later version's affair.
-    for file in [sealed(7, b"anything", b""), [&b"\x89LIT\r\n\x1a\n\x07\0\0\0"[..], &[0xAA; 99]].concat()] {
+    for file in [
+        sealed(7, b"anything", b""),
+        [&b"\x89LIT\r\n\x1a\n\x07\0\0\0"[..], &[0xAA; 99]].concat(),
+    ] {
         let error = read(&file).unwrap_err();
         assert_eq!(error, ReadError::Version { found: 7 });
         assert!(
-            error.to_string().contains("format version 7, this program reads version 3: it was written by a later")
+            error.to_string().contains(
+                "format version 7, this program reads version 3: it was written by a later"
+            )
         );
     }
 }
@@ -195,7 +253,12 @@ fn later_versions_are_told_as_such() {
 #[test]
 fn lengths_beyond_the_file_allocate_nothing() {
     let mut file = sealed(FORMAT_VERSION, b"", b"");
-    for (body, data) in [(u64::MAX, 0), (1 << 62, 1 << 62), (0, u64::MAX - 64), (u64::MAX - 63, u64::MAX)] {
+    for (body, data) in [
+        (u64::MAX, 0),
+        (1 << 62, 1 << 62),
+        (0, u64::MAX - 64),
+        (u64::MAX - 63, u64::MAX),
+    ] {
         file[16..24].copy_from_slice(&u64::to_le_bytes(body));
         file[24..32].copy_from_slice(&u64::to_le_bytes(data));
         let crc = crc32fast::hash(&file[..60]);
@@ -206,7 +269,8 @@ fn lengths_beyond_the_file_allocate_nothing() {
     }
 }
 
-/// What the module's text promises of decoding: a constant times the body, and a list's megabyte ahead.
+/// What the module's text promises of decoding: a constant times the body, and a list's megabyte
+/// ahead.
 fn warranted(file: &[u8]) -> usize {
     (1 << 20) + 128 * file.len()
 }
@@ -221,7 +285,10 @@ fn lists_that_claim_to_be_long_allocate_little() {
     assert!(matches!(read(&file), Err(ReadError::Malformed { .. })));
     assert!(LARGEST.get() <= warranted(&file), "{}", LARGEST.get());
     // The same, honestly: a million empty stream names.
-    let artifact = Artifact { streams: vec![String::new(); 1_000_000], ..Artifact::default() };
+    let artifact = Artifact {
+        streams: vec![String::new(); 1_000_000],
+        ..Artifact::default()
+    };
     let file = write(&artifact);
     LARGEST.set(0);
     assert_eq!(read(&file).unwrap(), artifact);
@@ -233,14 +300,23 @@ fn bodies_with_something_behind_are_refused() {
     let bytes = write(&example());
     let longer = [body(&bytes), &[0]].concat();
     let error = read(&sealed(FORMAT_VERSION, &longer, b"")).unwrap_err();
-    assert_eq!(error.to_string(), "the file's body is not an artifact's: 1 bytes follow it");
+    assert_eq!(
+        error.to_string(),
+        "the file's body is not an artifact's: 1 bytes follow it"
+    );
 }
 
 #[test]
 fn files_are_replaced_as_a_whole() {
     let folder = Folder::new("whole");
     let path = folder.0.join("a.lit");
-    let (small, large) = (Artifact::default(), Artifact { data: vec![7; 3 << 20], ..example() });
+    let (small, large) = (
+        Artifact::default(),
+        Artifact {
+            data: vec![7; 3 << 20],
+            ..example()
+        },
+    );
     write_file(&path, &small).unwrap();
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
@@ -262,7 +338,13 @@ fn a_write_that_fails_leaves_the_old_file() {
     let path = folder.0.join("a.lit");
     write_file(&path, &example()).unwrap();
     // A killed write leaves its file behind, which is in nobody's way.
-    std::fs::write(folder.0.join(format!(".a.lit.{}-0.tmp", std::process::id())), "half").unwrap();
+    std::fs::write(
+        folder
+            .0
+            .join(format!(".a.lit.{}-0.tmp", std::process::id())),
+        "half",
+    )
+    .unwrap();
     std::fs::create_dir(folder.0.join("taken")).unwrap();
     assert!(write_file(folder.0.join("taken"), &example()).is_err());
     assert!(write_file(folder.0.join("no/such/folder.lit"), &example()).is_err());
@@ -275,7 +357,12 @@ fn a_full_disk_is_an_error_and_devices_stay_devices() {
     use std::os::unix::fs::FileTypeExt;
     assert!(write_file("/dev/full", &example()).is_err());
     write_file("/dev/null", &example()).unwrap();
-    assert!(std::fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+    assert!(
+        std::fs::metadata("/dev/null")
+            .unwrap()
+            .file_type()
+            .is_char_device()
+    );
 }
 
 #[cfg(unix)]
@@ -301,7 +388,13 @@ fn what_is_no_file_is_told() {
     std::fs::write(&text, "a text").unwrap();
     assert_eq!(read_file(&text).unwrap_err(), ReadError::NotAnArtifact);
     std::fs::write(&text, &write(&example())[..200]).unwrap();
-    assert!(matches!(read_file(&text), Err(ReadError::Length { expected: Some(_), found: 200 })));
+    assert!(matches!(
+        read_file(&text),
+        Err(ReadError::Length {
+            expected: Some(_),
+            found: 200
+        })
+    ));
 }
 
 proptest! {
@@ -312,7 +405,8 @@ proptest! {
         prop_assert!(read(&bytes).is_err());
     }
 
-    /// Random damage to a body under right checksums: an error or some artifact, and no allocation out of proportion.
+    /// Random damage to a body under right checksums: an error or some artifact, and no allocation
+    /// out of proportion.
     #[test]
     fn hostile_bodies_end_well(damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8), cut: prop::sample::Index) {
         let bytes = write(&example());

@@ -1,17 +1,19 @@
-//! Convolution and pooling, by direct loops: the innermost runs along a row of the image, whose elements follow each
-//! other. One spatial dimension is treated as two, the first of size 1.
+//! Convolution and pooling, by direct loops: the innermost runs along a row of the image, whose
+//! elements follow each other. One spatial dimension is treated as two, the first of size 1.
 
 use super::elementwise::is_number;
 use super::math::{Float, Real};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::strides::count;
-use super::wide::{BLOCK, Scalar, Wide, blocks, blocks_of, every_number, floats, sink, source, wide_float};
+use super::wide::{
+    BLOCK, Scalar, Wide, blocks, blocks_of, every_number, floats, sink, source, wide_float,
+};
 use super::{Cut, Ran};
 use crate::kernel::Call;
 use artifact::DType;
 use std::ops::Range;
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 /// Output size of a window along each spatial dimension.
 fn window(
@@ -26,8 +28,17 @@ fn window(
         let reach = dilation[i] * (kernel[i] as i64 - 1) + 1;
         let size = input[i] as i64;
         let room = size + 2 * padding[i] - reach;
-        ensure(0 <= room, || format!("a window of {reach} does not fit into {size} + 2 * {}", padding[i]))?;
-        let mut n = if ceil { (room as u64).div_ceil(stride[i] as u64) as i64 } else { room / stride[i] } + 1;
+        ensure(0 <= room, || {
+            format!(
+                "a window of {reach} does not fit into {size} + 2 * {}",
+                padding[i]
+            )
+        })?;
+        let mut n = if ceil {
+            (room as u64).div_ceil(stride[i] as u64) as i64
+        } else {
+            room / stride[i]
+        } + 1;
         // With `ceil`, the last window must start inside the input or the padding before it.
         if ceil && size + padding[i] <= (n - 1) * stride[i] {
             n -= 1;
@@ -40,14 +51,20 @@ fn convolution_shape(s: &Signature<'_>, x: usize, w: usize) -> Result<Vec<u64>, 
     s.has_kernel(x, is_float)?;
     s.expect_dtype(x, w)?;
     let (xs, ws) = (s.shape(x), s.shape(w));
-    ensure(xs.len() == ws.len() && (3..=4).contains(&xs.len()), || "rank should be 3 or 4".into())?;
+    ensure(xs.len() == ws.len() && (3..=4).contains(&xs.len()), || {
+        "rank should be 3 or 4".into()
+    })?;
     let (n, groups) = (xs.len() - 2, s.int("groups")?);
     let fits = 1 <= groups
         && Some(xs[1]) == ws[1].checked_mul(groups as u64)
         && ws[0].is_multiple_of(groups as u64)
         && ws[2..].iter().all(|k| (1..1 << 28).contains(k));
     ensure(fits, || "channels, groups or kernel do not fit".into())?;
-    let windows = [s.list("stride", n, 1)?, s.list("padding", n, 0)?, s.list("dilation", n, 1)?];
+    let windows = [
+        s.list("stride", n, 1)?,
+        s.list("padding", n, 0)?,
+        s.list("dilation", n, 1)?,
+    ];
     let mut shape = vec![xs[0], ws[0]];
     shape.extend(window(&xs[2..], &ws[2..], windows, false)?);
     Ok(shape)
@@ -65,16 +82,29 @@ pub(super) fn check_convolution_bwd(s: &Signature<'_>) -> Checked {
     s.expect_shape(0, &shape)?;
     s.expect_dtype(0, 1)?;
     let dtype = s.dtype(0);
-    s.masked_results(&[(dtype, s.shape(1)), (dtype, s.shape(2)), (dtype, &shape[1..2])])
+    s.masked_results(&[
+        (dtype, s.shape(1)),
+        (dtype, s.shape(2)),
+        (dtype, &shape[1..2]),
+    ])
 }
 pub(super) fn check_max_pool2d(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_number)?;
     s.expect_rank(0, 4)?;
     let kernel: Vec<u64> = s.list("kernel", 2, 1)?.iter().map(|&k| k as u64).collect();
-    let windows = [s.list("stride", 2, 1)?, s.list("padding", 2, 0)?, s.list("dilation", 2, 1)?];
+    let windows = [
+        s.list("stride", 2, 1)?,
+        s.list("padding", 2, 0)?,
+        s.list("dilation", 2, 1)?,
+    ];
     let padding = windows[1].iter().zip(&kernel);
-    ensure(kernel.iter().all(|&k| k < 1 << 28), || "kernel too large".into())?;
-    ensure(padding.into_iter().all(|(&p, &k)| 2 * p as u64 <= k), || "padding above half the kernel".into())?;
+    ensure(kernel.iter().all(|&k| k < 1 << 28), || {
+        "kernel too large".into()
+    })?;
+    ensure(
+        padding.into_iter().all(|(&p, &k)| 2 * p as u64 <= k),
+        || "padding above half the kernel".into(),
+    )?;
     let mut shape = s.shape(0)[..2].to_vec();
     shape.extend(window(&s.shape(0)[2..], &kernel, windows, s.bool("ceil")?)?);
     s.results(&[(s.dtype(0), &shape), (DType::I64, &shape)])
@@ -86,13 +116,16 @@ pub(super) fn check_max_pool2d_bwd(s: &Signature<'_>) -> Checked {
     s.expect_shape(1, s.shape(0))?;
     let shape = s.sizes("shape")?;
     let fits = shape.len() == 4 && shape[..2] == s.shape(0)[..2];
-    ensure(fits, || "shape should have rank 4 and the operands' first two sizes".into())?;
+    ensure(fits, || {
+        "shape should have rank 4 and the operands' first two sizes".into()
+    })?;
     s.results(&[(s.dtype(0), &shape)])
 }
 
-// ------------------------------------------------------------------------------------------------------- convolution
+// --- convolution ---
 
-/// One spatial dimension: output `o` reads input `o * stride + k * dilation - padding` for each tap `k`.
+/// One spatial dimension: output `o` reads input `o * stride + k * dilation - padding` for each tap
+/// `k`.
 #[derive(Clone, Copy)]
 struct Axis {
     input: usize,
@@ -109,7 +142,9 @@ impl Axis {
         let tap = k * self.dilation;
         // o * stride + tap - padding in 0..input.
         let first = self.padding.saturating_sub(tap).div_ceil(self.stride);
-        let end = (self.input + self.padding).saturating_sub(tap).div_ceil(self.stride);
+        let end = (self.input + self.padding)
+            .saturating_sub(tap)
+            .div_ceil(self.stride);
         let (first, end) = (first.max(lo), end.min(hi));
         first..end.max(first)
     }
@@ -137,7 +172,11 @@ struct Sizes {
 
 impl Sizes {
     fn new(call: &Call<'_>, image: &[usize], weight: &[usize], output: &[usize]) -> Sizes {
-        let (stride, padding, dilation) = (call.ints("stride"), call.ints("padding"), call.ints("dilation"));
+        let (stride, padding, dilation) = (
+            call.ints("stride"),
+            call.ints("padding"),
+            call.ints("dilation"),
+        );
         let axis = |d: usize| Axis {
             input: image[d + 2],
             output: output[d + 2],
@@ -146,12 +185,31 @@ impl Sizes {
             padding: padding[d] as usize,
             dilation: dilation[d] as usize,
         };
-        let one = Axis { input: 1, output: 1, taps: 1, stride: 1, padding: 0, dilation: 1 };
+        let one = Axis {
+            input: 1,
+            output: 1,
+            taps: 1,
+            stride: 1,
+            padding: 0,
+            dilation: 1,
+        };
         let groups = call.int("groups") as usize;
-        let (y, x) = if image.len() == 4 { (axis(0), axis(1)) } else { (one, axis(0)) };
-        Sizes { batch: image[0], groups, inputs: weight[1], outputs: weight[0] / groups, y, x }
+        let (y, x) = if image.len() == 4 {
+            (axis(0), axis(1))
+        } else {
+            (one, axis(0))
+        };
+        Sizes {
+            batch: image[0],
+            groups,
+            inputs: weight[1],
+            outputs: weight[0] / groups,
+            y,
+            x,
+        }
     }
-    /// Where row `y` of channel `c` of group `g` of an image starts, for images of `per_group` channels.
+    /// Where row `y` of channel `c` of group `g` of an image starts, for images of `per_group`
+    /// channels.
     fn input_row(&self, b: usize, g: usize, c: usize, y: usize) -> usize {
         (((b * self.groups + g) * self.inputs + c) * self.y.input + y) * self.x.input
     }
@@ -183,7 +241,11 @@ fn convolve<T: Scalar, W: Real>(call: &Call<'_>) {
     let start = call.output_start(0);
     let channels = call.part(s.batch * s.groups * s.outputs);
     for (channel, oy) in channels.flat_map(|channel| (0..s.y.output).map(move |oy| (channel, oy))) {
-        let (b, g, o) = (channel / s.outputs / s.groups, channel / s.outputs % s.groups, channel % s.outputs);
+        let (b, g, o) = (
+            channel / s.outputs / s.groups,
+            channel / s.outputs % s.groups,
+            channel % s.outputs,
+        );
         for (lo, len) in blocks(s.x.output) {
             let mut sums = [bias.map_or(W::ZERO, |bias| W::of(bias[g * s.outputs + o])); BLOCK];
             for c in 0..s.inputs {
@@ -199,19 +261,33 @@ fn convolve<T: Scalar, W: Real>(call: &Call<'_>) {
                             continue;
                         }
                         let from = &row[s.x.input(range.start, kx)..];
-                        add_scaled(&mut sums[range.start - lo..range.end - lo], W::of(tap), from, s.x.stride);
+                        add_scaled(
+                            &mut sums[range.start - lo..range.end - lo],
+                            W::of(tap),
+                            from,
+                            s.x.stride,
+                        );
                     }
                 }
             }
-            W::store(&sums[..len], &mut y[s.output_row(b, g, o, oy) + lo - start..][..len]);
+            W::store(
+                &sums[..len],
+                &mut y[s.output_row(b, g, o, oy) + lo - start..][..len],
+            );
         }
     }
 }
 /// sums += factor * from, where `from` is read every `stride` elements.
 fn add_scaled<T: Scalar, W: Real>(sums: &mut [W], factor: W, from: &[T], stride: usize) {
     match stride {
-        1 => sums.iter_mut().zip(from).for_each(|(sum, &x)| *sum = *sum + factor * W::of(x)),
-        _ => sums.iter_mut().zip(from.iter().step_by(stride)).for_each(|(sum, &x)| *sum = *sum + factor * W::of(x)),
+        1 => sums
+            .iter_mut()
+            .zip(from)
+            .for_each(|(sum, &x)| *sum = *sum + factor * W::of(x)),
+        _ => sums
+            .iter_mut()
+            .zip(from.iter().step_by(stride))
+            .for_each(|(sum, &x)| *sum = *sum + factor * W::of(x)),
     }
 }
 /// Every point of four dimensions, the last one fastest.
@@ -220,7 +296,8 @@ fn points(sizes: [usize; 4]) -> impl Iterator<Item = (usize, usize, usize, usize
     (0..a * b * c * d).map(move |i| (i / d / c / b, i / d / c % b, i / d % c, i % d))
 }
 
-/// Which units compute dx, by the channels of all images, dw and db, by channels of the result: one after the other.
+/// Which units compute dx, by the channels of all images, dw and db, by channels of the result: one
+/// after the other.
 fn units_bwd(call: &Call<'_>) -> [Range<usize>; 3] {
     let (x, dy) = (call.in_shape(1), call.in_shape(0));
     let (dx, dw) = (x[0] * x[1], dy[1]);
@@ -228,7 +305,13 @@ fn units_bwd(call: &Call<'_>) -> [Range<usize>; 3] {
 }
 pub(super) fn cut_bwd(call: &Call<'_>) -> Cut {
     let (dy, w) = (call.in_shape(0), call.in_shape(2));
-    Cut { per_thread: 16, ..Cut::of(units_bwd(call)[2].end, count(&dy[2..]) * count(&w[2..]) * w[0]) }
+    Cut {
+        per_thread: 16,
+        ..Cut::of(
+            units_bwd(call)[2].end,
+            count(&dy[2..]) * count(&w[2..]) * w[0],
+        )
+    }
 }
 pub(super) fn convolution_bwd(call: &Call<'_>) -> Ran {
     let mask = call.ints("mask");
@@ -253,20 +336,36 @@ pub(super) fn convolution_bwd(call: &Call<'_>) -> Ran {
     Ok(())
 }
 /// Each row of dx gathers what the outputs that read it got.
-fn convolve_dx<T: Scalar, W: Real>(s: &Sizes, dy: &[T], w: &[T], channels: Range<usize>, dx: &mut [T]) {
+fn convolve_dx<T: Scalar, W: Real>(
+    s: &Sizes,
+    dy: &[T],
+    w: &[T],
+    channels: Range<usize>,
+    dx: &mut [T],
+) {
     let start = channels.start * s.y.input * s.x.input;
     for (channel, iy) in channels.flat_map(|channel| (0..s.y.input).map(move |iy| (channel, iy))) {
-        let (b, g, c) = (channel / s.inputs / s.groups, channel / s.inputs % s.groups, channel % s.inputs);
+        let (b, g, c) = (
+            channel / s.inputs / s.groups,
+            channel / s.inputs % s.groups,
+            channel % s.inputs,
+        );
         for (lo, len) in blocks(s.x.input) {
             let mut sums = [W::ZERO; BLOCK];
             for o in 0..s.outputs {
                 for ky in 0..s.y.taps {
-                    let Some(oy) = s.y.output(iy, ky) else { continue };
+                    let Some(oy) = s.y.output(iy, ky) else {
+                        continue;
+                    };
                     let row = &dy[s.output_row(b, g, o, oy)..][..s.x.output];
                     let taps = &w[s.weight_row(g, o, c, ky)..][..s.x.taps];
                     for (kx, &tap) in taps.iter().enumerate() {
-                        // The outputs whose tap kx is in lo..lo + len: a window as if the input began at lo.
-                        let part = Axis { input: lo + len, ..s.x };
+                        // The outputs whose tap kx is in lo..lo + len: a window as if the input
+                        // began at lo.
+                        let part = Axis {
+                            input: lo + len,
+                            ..s.x
+                        };
                         let first = Axis { input: lo, ..s.x }.outputs(kx, 0, s.x.output).end;
                         let range = part.outputs(kx, first, s.x.output);
                         if range.is_empty() {
@@ -277,30 +376,54 @@ fn convolve_dx<T: Scalar, W: Real>(s: &Sizes, dy: &[T], w: &[T], channels: Range
                     }
                 }
             }
-            W::store(&sums[..len], &mut dx[s.input_row(b, g, c, iy) + lo - start..][..len]);
+            W::store(
+                &sums[..len],
+                &mut dx[s.input_row(b, g, c, iy) + lo - start..][..len],
+            );
         }
     }
 }
 /// to += factor * from, where `to` is written every `stride` elements.
 fn scatter_scaled<T: Scalar, W: Real>(to: &mut [W], factor: W, from: &[T], stride: usize) {
     match stride {
-        1 => to.iter_mut().zip(from).for_each(|(sum, &x)| *sum = *sum + factor * W::of(x)),
-        _ => to.iter_mut().step_by(stride).zip(from).for_each(|(sum, &x)| *sum = *sum + factor * W::of(x)),
+        1 => to
+            .iter_mut()
+            .zip(from)
+            .for_each(|(sum, &x)| *sum = *sum + factor * W::of(x)),
+        _ => to
+            .iter_mut()
+            .step_by(stride)
+            .zip(from)
+            .for_each(|(sum, &x)| *sum = *sum + factor * W::of(x)),
     }
 }
-/// Each weight is a sum over the batch and the outputs: rows in the wide type, rows together in f64.
-fn convolve_dw<T: Scalar, W: Real>(s: &Sizes, dy: &[T], x: &[T], channels: Range<usize>, dw: &mut [T]) {
+/// Each weight is a sum over the batch and the outputs: rows in the wide type, rows together in
+/// f64.
+fn convolve_dw<T: Scalar, W: Real>(
+    s: &Sizes,
+    dy: &[T],
+    x: &[T],
+    channels: Range<usize>,
+    dw: &mut [T],
+) {
     let start = channels.start * s.inputs * s.y.taps * s.x.taps;
     for (channel, _, c, ky) in points([channels.len(), 1, s.inputs, s.y.taps]) {
-        let (g, o) = ((channels.start + channel) / s.outputs, (channels.start + channel) % s.outputs);
+        let (g, o) = (
+            (channels.start + channel) / s.outputs,
+            (channels.start + channel) % s.outputs,
+        );
         for kx in 0..s.x.taps {
-            let (rows, columns) = (s.y.outputs(ky, 0, s.y.output), s.x.outputs(kx, 0, s.x.output));
+            let (rows, columns) = (
+                s.y.outputs(ky, 0, s.y.output),
+                s.x.outputs(kx, 0, s.x.output),
+            );
             let mut sum = 0.0;
             if !columns.is_empty() {
                 for b in 0..s.batch {
                     for oy in rows.clone() {
                         let dy = &dy[s.output_row(b, g, o, oy)..][columns.clone()];
-                        let from = s.input_row(b, g, c, s.y.input(oy, ky)) + s.x.input(columns.start, kx);
+                        let from =
+                            s.input_row(b, g, c, s.y.input(oy, ky)) + s.x.input(columns.start, kx);
                         sum += dot::<T, W>(dy, &x[from..], s.x.stride).to_f64();
                     }
                 }
@@ -330,12 +453,14 @@ fn convolve_db<T: Scalar>(s: &Sizes, dy: &[T], channels: Range<usize>, db: &mut 
     let plane = s.y.output * s.x.output;
     for (c, db) in channels.zip(db) {
         let (g, o) = (c / s.outputs, c % s.outputs);
-        let sum: f64 = (0..s.batch).map(|b| super::norm::total(&dy[s.output_row(b, g, o, 0)..][..plane], T::f64)).sum();
+        let sum: f64 = (0..s.batch)
+            .map(|b| super::norm::total(&dy[s.output_row(b, g, o, 0)..][..plane], T::f64))
+            .sum();
         *db = T::cast_f64(sum);
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- pooling
+// --- pooling ---
 
 /// By the channels of all images.
 pub(super) fn cut_planes(call: &Call<'_>) -> Cut {
@@ -348,7 +473,8 @@ pub(super) fn max_pool2d(call: &Call<'_>) -> Ran {
         Ok(())
     })
 }
-/// The first maximum of each window; NaN is larger than any number, and the last NaN is taken, as in PyTorch.
+/// The first maximum of each window; NaN is larger than any number, and the last NaN is taken, as
+/// in PyTorch.
 fn max_pool2d_of<T: Scalar, W: Wide>(call: &Call<'_>) {
     let (xs, ys) = (call.in_shape(0), call.out_shape(0));
     let (kernel, stride) = (call.ints("kernel"), call.ints("stride"));
@@ -362,10 +488,15 @@ fn max_pool2d_of<T: Scalar, W: Wide>(call: &Call<'_>) {
         dilation: dilation[d] as usize,
     };
     let (rows, columns) = (axis(0), axis(1));
-    let (x, y, indices) = (call.input::<T>(0), call.output::<T>(0), call.output::<i64>(1));
+    let (x, y, indices) = (
+        call.input::<T>(0),
+        call.output::<T>(0),
+        call.output::<i64>(1),
+    );
     let planes = call.part(ys[0] * ys[1]);
     for (i, (c, _, oy, ox)) in points([planes.len(), 1, rows.output, columns.output]).enumerate() {
-        let plane = &x[(planes.start + c) * rows.input * columns.input..][..rows.input * columns.input];
+        let plane =
+            &x[(planes.start + c) * rows.input * columns.input..][..rows.input * columns.input];
         let (mut best, mut index) = (W::LOWEST, None);
         for iy in inside(&rows, oy) {
             for ix in inside(&columns, ox) {
@@ -385,7 +516,10 @@ fn max_pool2d_of<T: Scalar, W: Wide>(call: &Call<'_>) {
 fn inside(axis: &Axis, o: usize) -> impl Iterator<Item = usize> {
     let (start, padding) = (o * axis.stride, axis.padding);
     let first = padding.saturating_sub(start).div_ceil(axis.dilation);
-    let end = (axis.input + padding).saturating_sub(start).div_ceil(axis.dilation).min(axis.taps);
+    let end = (axis.input + padding)
+        .saturating_sub(start)
+        .div_ceil(axis.dilation)
+        .min(axis.taps);
     let dilation = axis.dilation;
     (first..end).map(move |k| start + k * dilation - padding)
 }
@@ -394,7 +528,10 @@ pub(super) fn max_pool2d_bwd(call: &Call<'_>) -> Ran {
     wide_float!(call.out_dtype(0), W => max_pool2d_bwd_of::<W>(call))
 }
 fn max_pool2d_bwd_of<R: Real>(call: &Call<'_>) -> Ran {
-    let (windows, plane) = (count(&call.in_shape(0)[2..]), count(&call.out_shape(0)[2..]));
+    let (windows, plane) = (
+        count(&call.in_shape(0)[2..]),
+        count(&call.out_shape(0)[2..]),
+    );
     let (dy, index, mut dx) = (source(call, 0), call.input::<i64>(1), sink(call, 0));
     for (block, len) in blocks_of(call.elements()) {
         dx.store(block, &[R::ZERO; BLOCK][..len]);

@@ -7,7 +7,7 @@ use super::wide::{Wide, map, wide, wide_float};
 use crate::kernel::Call;
 use artifact::{Attr, DType};
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 pub(super) fn is_number(dtype: DType) -> bool {
     is_float(dtype) || is_integer(dtype)
@@ -73,7 +73,10 @@ pub(super) fn check_compare_scalar(s: &Signature<'_>) -> Checked {
 fn binary(s: &Signature<'_>, fits: fn(DType) -> bool, result: Option<DType>) -> Checked {
     s.has_kernel(0, fits)?;
     s.expect_dtype(0, 1)?;
-    s.results(&[(result.unwrap_or(s.dtype(0)), &broadcast_shapes(s.shape(0), s.shape(1))?)])
+    s.results(&[(
+        result.unwrap_or(s.dtype(0)),
+        &broadcast_shapes(s.shape(0), s.shape(1))?,
+    )])
 }
 pub(super) fn check_binary(s: &Signature<'_>) -> Checked {
     binary(s, is_any, None)
@@ -110,7 +113,7 @@ pub(super) fn check_threshold_bwd(s: &Signature<'_>) -> Checked {
     check_derivative(s)
 }
 
-// ------------------------------------------------------------------------------------------------------- one operand
+// --- one operand ---
 
 /// Kernels `y = f(x)` over every number type.
 macro_rules! numbers {
@@ -199,7 +202,7 @@ pub(super) fn clamp(call: &Call<'_>) -> Ran {
     })
 }
 
-// ------------------------------------------------------------------------------------------ an operand and a number
+// --- an operand and a number ---
 
 /// A number attribute in a wide type.
 pub(super) fn number<W: Wide>(call: &Call<'_>, key: &str) -> W {
@@ -266,7 +269,7 @@ fn integer_power(mut x: i64, mut exponent: i64) -> i64 {
     y
 }
 
-// ------------------------------------------------------------------------------------------------------ two operands
+// --- two operands ---
 
 macro_rules! binaries {
     ($($name:ident: $a:ident, $b:ident => $y:expr;)*) => {$(
@@ -309,7 +312,7 @@ pub(super) fn select(call: &Call<'_>) -> Ran {
     wide!(call.out_dtype(0), W => map(call, |[condition, x, y]: [W; 3]| if condition != W::ZERO { x } else { y }))
 }
 
-// ------------------------------------------------------------------------------------------------------- derivatives
+// --- derivatives ---
 
 macro_rules! derivatives {
     ($($name:ident: $dy:ident, $x:ident => $dx:expr;)*) => {$(
@@ -331,8 +334,12 @@ derivatives! {
 }
 pub(super) fn gelu_bwd(call: &Call<'_>) -> Ran {
     match call.bool("tanh") {
-        true => wide_float!(call.out_dtype(0), W => map(call, |[dy, x]: [W; 2]| math::gelu_tanh_bwd(dy, x))),
-        false => wide_float!(call.out_dtype(0), W => map(call, |[dy, x]: [W; 2]| math::gelu_bwd(dy, x))),
+        true => {
+            wide_float!(call.out_dtype(0), W => map(call, |[dy, x]: [W; 2]| math::gelu_tanh_bwd(dy, x)))
+        }
+        false => {
+            wide_float!(call.out_dtype(0), W => map(call, |[dy, x]: [W; 2]| math::gelu_bwd(dy, x)))
+        }
     }
 }
 pub(super) fn threshold_bwd(call: &Call<'_>) -> Ran {

@@ -1,7 +1,8 @@
-//! Products of matrices, each by [`super::product`]. Half-precision factors are widened into scratch, one matrix of the
-//! batch at a time; integers are plain loops.
+//! Products of matrices, each by [`super::product`]. Half-precision factors are widened into
+//! scratch, one matrix of the batch at a time; integers are plain loops.
 //!
-//! Threads may share a product: each computes some rows or columns, whose bits do not depend on the others.
+//! Threads may share a product: each computes some rows or columns, whose bits do not depend on the
+//! others.
 
 use super::elementwise::is_number;
 use super::math::Float;
@@ -13,7 +14,7 @@ use super::{Cut, ELEMENTS, Ran};
 use crate::kernel::{Call, Window};
 use artifact::DType;
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 /// Rows, inner, columns of a product of operands `a` and `a + 1`, and the result's shape.
 fn product_shape(s: &Signature<'_>, a: usize) -> Result<([u64; 3], Vec<u64>), String> {
@@ -21,14 +22,18 @@ fn product_shape(s: &Signature<'_>, a: usize) -> Result<([u64; 3], Vec<u64>), St
     s.expect_dtype(a, a + 1)?;
     let (x, y) = (s.shape(a), s.shape(a + 1));
     let fits = x.len() == y.len() && (2..=3).contains(&x.len());
-    ensure(fits, || "the factors should both have rank 2, or both 3".into())?;
+    ensure(fits, || {
+        "the factors should both have rank 2, or both 3".into()
+    })?;
     let last2 = |shape: &[u64], transposed: bool| {
         let (p, q) = (shape[shape.len() - 2], shape[shape.len() - 1]);
         if transposed { (q, p) } else { (p, q) }
     };
     let ((m, k), (k2, n)) = (last2(x, s.bool("ta")?), last2(y, s.bool("tb")?));
     let (batch, batch2) = (&x[..x.len() - 2], &y[..y.len() - 2]);
-    ensure(k == k2 && batch == batch2, || "inner or batch dimensions differ".into())?;
+    ensure(k == k2 && batch == batch2, || {
+        "inner or batch dimensions differ".into()
+    })?;
     Ok(([m, k, n], batch.iter().copied().chain([m, n]).collect()))
 }
 pub(super) fn check_matmul(s: &Signature<'_>) -> Checked {
@@ -39,7 +44,9 @@ pub(super) fn check_addmm(s: &Signature<'_>) -> Checked {
     let (_, shape) = product_shape(s, 1)?;
     s.expect_dtype(0, 1)?;
     let fits = broadcast_shapes(s.shape(0), &shape)? == shape;
-    ensure(fits, || "operand 0 does not broadcast to the product".into())?;
+    ensure(fits, || {
+        "operand 0 does not broadcast to the product".into()
+    })?;
     s.results(&[(s.dtype(0), &shape)])
 }
 /// Room for both factors and the product in f32.
@@ -51,7 +58,7 @@ pub(super) fn scratch(s: &Signature<'_>) -> u64 {
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- kernels
+// --- kernels ---
 
 /// The sizes of a product: every one of the batch is `m` by `k` times `k` by `n`.
 struct Sizes {
@@ -68,7 +75,13 @@ impl Sizes {
         let rank = shape.len();
         let (ta, tb) = (call.bool("ta"), call.bool("tb"));
         let k = if ta { shape[rank - 2] } else { shape[rank - 1] };
-        Sizes { m: y[rank - 2], k, n: y[rank - 1], ta, tb }
+        Sizes {
+            m: y[rank - 2],
+            k,
+            n: y[rank - 1],
+            ta,
+            tb,
+        }
     }
 }
 
@@ -97,15 +110,20 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
     Ok(())
 }
 
-/// Whether threads share a product by columns, and not by rows of all the batch. Each part packs what it reads of the right
-/// factor, and of a transposed left one: the larger of the two should not be packed by all.
+/// Whether threads share a product by columns, and not by rows of all the batch. Each part packs
+/// what it reads of the right factor, and of a transposed left one: the larger of the two should
+/// not be packed by all.
 fn by_columns(call: &Call<'_>, s: &Sizes) -> bool {
-    let one = count(call.out_shape(0)) == s.m * s.n && is_float(call.out_dtype(0)) && !is_half(call.out_dtype(0));
+    let one = count(call.out_shape(0)) == s.m * s.n
+        && is_float(call.out_dtype(0))
+        && !is_half(call.out_dtype(0));
     one && 2 * LEAST_COLUMNS <= s.n && if s.ta { s.m <= s.n } else { s.k <= DEEP }
 }
-/// A left factor with longer rows than this is better read by one thread than by all: it does not stay in a cache.
+/// A left factor with longer rows than this is better read by one thread than by all: it does not
+/// stay in a cache.
 const DEEP: usize = 4096;
-/// The fewest columns of a part, and the fewest rows: fewer, and packing costs too much beside them.
+/// The fewest columns of a part, and the fewest rows: fewer, and packing costs too much beside
+/// them.
 const LEAST_COLUMNS: usize = 192;
 const LEAST_ROWS: usize = 96;
 /// Columns that tiles of every machine cover without a rest.
@@ -119,12 +137,26 @@ pub(super) fn cut(call: &Call<'_>) -> Cut {
         // The scratch holds the factors of one matrix at a time.
         Cut::NO
     } else if by_columns(call, &s) {
-        Cut { units: s.n, align: TILES, grain: LEAST_COLUMNS.max(least(s.m)), per_thread: 4 }
+        Cut {
+            units: s.n,
+            align: TILES,
+            grain: LEAST_COLUMNS.max(least(s.m)),
+            per_thread: 4,
+        }
     } else {
         let batches = count(call.out_shape(0)).checked_div(s.m * s.n).unwrap_or(0);
         // Several matrices of a few rows each are cut between them.
-        let (align, grain, per_thread) = if s.m < 2 * LEAST_ROWS { (s.m.max(1), 1, 4) } else { (1, LEAST_ROWS, 1) };
-        Cut { units: (batches * s.m).max(1), align, grain: grain.max(least(s.n)), per_thread }
+        let (align, grain, per_thread) = if s.m < 2 * LEAST_ROWS {
+            (s.m.max(1), 1, 4)
+        } else {
+            (1, LEAST_ROWS, 1)
+        };
+        Cut {
+            units: (batches * s.m).max(1),
+            align,
+            grain: grain.max(least(s.n)),
+            per_thread,
+        }
     }
 }
 
@@ -138,10 +170,15 @@ pub(super) fn prepare(call: &Call<'_>) -> Ran {
 }
 
 fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
-    let (x, w) = (call.input::<T>(a), call.input::<T>(a + 1));
+    let (x, w, tile) = (call.input::<T>(a), call.input::<T>(a + 1), T::Wide::tile());
     // A result that lies on what is added has it already.
     let there = a == 1 && call.inplace(0).is_some();
-    let addend = (a == 1 && !there).then(|| (call.input::<T>(0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
+    let addend = (a == 1 && !there).then(|| {
+        (
+            call.input::<T>(0),
+            Broadcast::new(call.in_shape(0), call.out_shape(0)),
+        )
+    });
     // Writes what is added to elements of the result from `at` on.
     let write = |at: usize, y: &mut [T::Wide]| {
         let Some((c, order)) = &addend else { return };
@@ -155,39 +192,81 @@ fn float<T: Float>(call: &Call<'_>, a: usize, s: &Sizes) {
         // Of a type that is its own wide type: there is no room to round from.
         let y = call.output_columns::<T::Wide>(0, s.n);
         let from = |i: usize, j: usize, y: &mut [T::Wide]| write(i * s.n + j, y);
-        let start = if a == 1 { Start::From(&from) } else { Start::Zero };
+        let start = if a == 1 {
+            Start::From(&from)
+        } else {
+            Start::Zero
+        };
         let (x, w) = (T::widened(x, &mut []), T::widened(w, &mut []));
-        return product_part((s.m, s.k, s.n), (0..s.m, columns), (s.ta, s.tb), x, w, y, start);
+        return product_part(
+            &tile,
+            (s.m, s.k, s.n),
+            (0..s.m, columns),
+            (s.ta, s.tb),
+            (x, w),
+            y,
+            start,
+        );
     }
     let y = call.output::<T>(0);
     let (xs, ws, ys) = (s.m * s.k, s.k * s.n, s.m * s.n);
     // Parts need none.
-    let scratch = if T::room(1) == 0 { &mut [] } else { call.scratch::<T::Wide>() };
+    let scratch = if T::room(1) == 0 {
+        &mut []
+    } else {
+        call.scratch::<T::Wide>()
+    };
     let (x_room, rest) = scratch.split_at_mut(T::room(xs));
     let (w_room, y_room) = rest.split_at_mut(T::room(ws));
     let rows = call.part(count(call.out_shape(0)).checked_div(s.n).unwrap_or(0));
     let part = rows.start * s.n..rows.end * s.n;
     for b in part.start / ys.max(1)..part.end.div_ceil(ys.max(1)) {
-        let (x, w) = (T::widened(&x[b * xs..][..xs], x_room), T::widened(&w[b * ws..][..ws], w_room));
+        let (x, w) = (
+            T::widened(&x[b * xs..][..xs], x_room),
+            T::widened(&w[b * ws..][..ws], w_room),
+        );
         // The part's elements of this matrix.
         let (from, to) = (part.start.max(b * ys), part.end.min((b + 1) * ys));
         let rows = (from - b * ys) / s.n..(to - b * ys) / s.n;
         let y = &mut y[from - part.start..to - part.start];
         let product = |y: &mut [T::Wide]| {
             let from = |i: usize, j: usize, y: &mut [T::Wide]| write(b * ys + i * s.n + j, y);
-            let start = if a == 1 { Start::From(&from) } else { Start::Zero };
+            let start = if a == 1 {
+                Start::From(&from)
+            } else {
+                Start::Zero
+            };
             let y = Window::new(y, rows.len(), s.n);
-            product_part((s.m, s.k, s.n), (rows.clone(), 0..s.n), (s.ta, s.tb), x, w, y, start);
+            product_part(
+                &tile,
+                (s.m, s.k, s.n),
+                (rows.clone(), 0..s.n),
+                (s.ta, s.tb),
+                (x, w),
+                y,
+                start,
+            );
         };
-        if there { T::changed(y, y_room, product) } else { T::rounded(y, y_room, product) }
+        if there {
+            T::changed(y, y_room, product)
+        } else {
+            T::rounded(y, y_room, product)
+        }
     }
 }
 
 fn integer<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
     let (x, w, mut y) = (call.input::<T>(a), call.input::<T>(a + 1), sink(call, 0));
-    let c: Option<(Source<'_>, Broadcast)> =
-        (a == 1).then(|| (source(call, 0), Broadcast::new(call.in_shape(0), call.out_shape(0))));
-    let (x_strides, w_strides) = (if s.ta { (1, s.m) } else { (s.k, 1) }, if s.tb { (1, s.k) } else { (s.n, 1) });
+    let c: Option<(Source<'_>, Broadcast)> = (a == 1).then(|| {
+        (
+            source(call, 0),
+            Broadcast::new(call.in_shape(0), call.out_shape(0)),
+        )
+    });
+    let (x_strides, w_strides) = (
+        if s.ta { (1, s.m) } else { (s.k, 1) },
+        if s.tb { (1, s.k) } else { (s.n, 1) },
+    );
     let rows = call.part(count(call.out_shape(0)).checked_div(s.n).unwrap_or(0));
     for row in rows {
         let (b, i) = (row / s.m, row % s.m);
@@ -201,7 +280,9 @@ fn integer<T: Scalar>(call: &Call<'_>, a: usize, s: &Sizes) {
             for k in 0..s.k {
                 let factor = x[i * x_strides.0 + k * x_strides.1].i64();
                 for (l, sum) in sums[..len].iter_mut().enumerate() {
-                    *sum = sum.wrapping_add(factor.wrapping_mul(w[k * w_strides.0 + (j + l) * w_strides.1].i64()));
+                    *sum = sum.wrapping_add(
+                        factor.wrapping_mul(w[k * w_strides.0 + (j + l) * w_strides.1].i64()),
+                    );
                 }
             }
             y.store(at, &sums[..len]);

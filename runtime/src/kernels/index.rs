@@ -1,5 +1,5 @@
-//! Reading and writing at indices that are data. An index out of range is the data's fault: it is reported, and what the
-//! result then holds is unspecified.
+//! Reading and writing at indices that are data. An index out of range is the data's fault: it is
+//! reported, and what the result then holds is unspecified.
 
 use super::elementwise::{is_any, is_number};
 use super::shape::{constant, copied};
@@ -11,7 +11,7 @@ use crate::kernel::Call;
 use artifact::DType;
 use std::ops::Range;
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 pub(super) fn check_embedding(s: &Signature<'_>) -> Checked {
     s.expect_index(1)?;
@@ -25,8 +25,11 @@ pub(super) fn check_embedding_bwd(s: &Signature<'_>) -> Checked {
     s.int("padding")?;
     let (dy, index) = (s.shape(0), s.shape(1));
     let fits = dy.len() == index.len() + 1 && dy[..index.len()] == *index;
-    ensure(fits, || "operand 0 should have operand 1's shape and one more dimension".into())?;
-    let rows = u64::try_from(s.int("rows")?).map_err(|_| "rows should not be negative".to_string())?;
+    ensure(fits, || {
+        "operand 0 should have operand 1's shape and one more dimension".into()
+    })?;
+    let rows =
+        u64::try_from(s.int("rows")?).map_err(|_| "rows should not be negative".to_string())?;
     let small = rows < 1 << 31 && index.iter().product::<u64>() < 1 << 31;
     ensure(small, || "2^31 rows or indices are too many".into())?;
     s.results(&[(s.dtype(0), &[rows, dy[index.len()]])])
@@ -74,7 +77,9 @@ fn indexed_shape(s: &Signature<'_>, first: usize) -> Result<Vec<u64>, String> {
         shape = broadcast_shapes(&shape, s.shape(i))?;
     }
     shape.extend(&x[n..]);
-    ensure(shape.len() <= MAX_RANK, || "the indexed tensor's rank is too high".into())?;
+    ensure(shape.len() <= MAX_RANK, || {
+        "the indexed tensor's rank is too high".into()
+    })?;
     Ok(shape)
 }
 pub(super) fn check_index(s: &Signature<'_>) -> Checked {
@@ -87,13 +92,17 @@ pub(super) fn check_index_put(s: &Signature<'_>) -> Checked {
     let shape = indexed_shape(s, 2)?;
     // Its elements are visited, though no operand has that many.
     let points = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d.max(1)));
-    ensure(points.is_some_and(|n| n <= 1 << 50), || "the indexed tensor is too large".into())?;
+    ensure(points.is_some_and(|n| n <= 1 << 50), || {
+        "the indexed tensor is too large".into()
+    })?;
     s.expect_dtype(1, 0)?;
-    ensure(broadcast_shapes(s.shape(1), &shape)? == shape, || "the values do not broadcast".into())?;
+    ensure(broadcast_shapes(s.shape(1), &shape)? == shape, || {
+        "the values do not broadcast".into()
+    })?;
     s.results(&[(s.dtype(0), s.shape(0))])
 }
 
-// ----------------------------------------------------------------------------------------------------------- indices
+// --- indices ---
 
 /// An operand of indices.
 pub(super) enum Indices<'a> {
@@ -118,16 +127,21 @@ impl<'a> Indices<'a> {
 
 /// An index in `0..n`, or what is wrong with it.
 pub(super) fn in_range(index: i64, n: usize) -> Result<usize, String> {
-    usize::try_from(index).ok().filter(|&i| i < n).ok_or_else(|| format!("index {index} is not in 0..{n}"))
+    usize::try_from(index)
+        .ok()
+        .filter(|&i| i < n)
+        .ok_or_else(|| format!("index {index} is not in 0..{n}"))
 }
 
-// ------------------------------------------------------------------------------------------------------------ tables
+// --- tables ---
 
 pub(super) fn cut_embedding(call: &Call<'_>) -> Cut {
     Cut::of(count(call.in_shape(1)), call.in_shape(0)[1])
 }
 pub(super) fn embedding(call: &Call<'_>) -> Ran {
-    let &[rows, width] = call.in_shape(0) else { return Err("operand 0 should have rank 2".into()) };
+    let &[rows, width] = call.in_shape(0) else {
+        return Err("operand 0 should have rank 2".into());
+    };
     let (index, n) = (Indices::new(call, 1), count(call.in_shape(1)));
     bits!(call.out_dtype(0), B => {
         let (w, y): (&[B], &mut [B]) = (call.input_bits(0), call.output_bits(0));
@@ -143,10 +157,15 @@ pub(super) fn embedding(call: &Call<'_>) -> Ran {
 /// The end of a chain of indices.
 const END: i32 = -1;
 
-/// Each row's indices are chained, so that a row is summed in f64 and written once, in the order of its indices.
+/// Each row's indices are chained, so that a row is summed in f64 and written once, in the order of
+/// its indices.
 pub(super) fn embedding_bwd_chains(call: &Call<'_>) -> Ran {
     let rows = call.out_shape(0)[0];
-    let (index, n, padding) = (Indices::new(call, 1), count(call.in_shape(1)), call.int("padding"));
+    let (index, n, padding) = (
+        Indices::new(call, 1),
+        count(call.in_shape(1)),
+        call.int("padding"),
+    );
     let (heads, nexts) = call.scratch::<i32>().split_at_mut(rows);
     heads.fill(END);
     for i in (0..n).rev() {
@@ -163,7 +182,9 @@ pub(super) fn cut_embedding_bwd(call: &Call<'_>) -> Cut {
 }
 /// Sums along the chains that [`embedding_bwd_chains`] made.
 pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
-    let &[rows, width] = call.out_shape(0) else { return Err("result 0 should have rank 2".into()) };
+    let &[rows, width] = call.out_shape(0) else {
+        return Err("result 0 should have rank 2".into());
+    };
     let (heads, nexts) = call.scratch_read::<i32>().split_at(rows);
     let (dy, mut dw) = (source(call, 0), sink(call, 0));
     let mut xs = [0.0; BLOCK];
@@ -182,11 +203,16 @@ pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-// --------------------------------------------------------------------------------------------- gather and scatter
+// --- gather and scatter ---
 
-/// Calls `f` with the positions in operand 0 and in a tensor of shape `other` for every index, in order.
+/// Calls `f` with the positions in operand 0 and in a tensor of shape `other` for every index, in
+/// order.
 fn indexed(call: &Call<'_>, other: &[usize], mut f: impl FnMut(usize, usize)) -> Ran {
-    let (shape, dim, index) = (call.in_shape(0), call.int("dim") as usize, Indices::new(call, 1));
+    let (shape, dim, index) = (
+        call.in_shape(0),
+        call.int("dim") as usize,
+        Indices::new(call, 1),
+    );
     let (strides, others) = (contiguous(shape), contiguous(other));
     let mut nest = Nest::<2>::new();
     for (d, &size) in call.in_shape(1).iter().enumerate() {
@@ -231,7 +257,7 @@ pub(super) fn scatter_value(call: &Call<'_>) -> Ran {
     })
 }
 
-// ------------------------------------------------------------------------------------------ several indices at once
+// --- several indices at once ---
 
 /// The most index operands that there are.
 const MAX_INDICES: usize = 8;
@@ -239,16 +265,22 @@ const MAX_INDICES: usize = 8;
 /// The shape to which the operands from `first` on broadcast, and its rank.
 fn points_shape(call: &Call<'_>, first: usize) -> ([usize; MAX_RANK], usize) {
     let mut shape = [1; MAX_RANK];
-    let rank = (first..call.n_inputs()).map(|i| call.in_shape(i).len()).max().unwrap_or(0);
+    let rank = (first..call.n_inputs())
+        .map(|i| call.in_shape(i).len())
+        .max()
+        .unwrap_or(0);
     for own in (first..call.n_inputs()).map(|i| call.in_shape(i)) {
         let tail = shape[rank - own.len()..].iter_mut();
-        tail.zip(own).filter(|&(_, &size)| size != 1).for_each(|(to, &size)| *to = size);
+        tail.zip(own)
+            .filter(|&(_, &size)| size != 1)
+            .for_each(|(to, &size)| *to = size);
     }
     (shape, rank)
 }
 
-/// Calls `f` with the row of operand 0 and the number of the point for each point in `part` of the broadcast indices, which
-/// are the operands from `first` on. A row is what the indexed leading dimensions leave: its length is the result.
+/// Calls `f` with the row of operand 0 and the number of the point for each point in `part` of the
+/// broadcast indices, which are the operands from `first` on. A row is what the indexed leading
+/// dimensions leave: its length is the result.
 fn points(
     call: &Call<'_>,
     first: usize,
@@ -259,7 +291,12 @@ fn points(
     let (shape, rank) = points_shape(call, first);
     let shape = &shape[..rank];
     let indices: [Option<(Indices<'_>, Broadcast)>; MAX_INDICES] = std::array::from_fn(|k| {
-        (k < n).then(|| (Indices::new(call, first + k), Broadcast::new(call.in_shape(first + k), shape)))
+        (k < n).then(|| {
+            (
+                Indices::new(call, first + k),
+                Broadcast::new(call.in_shape(first + k), shape),
+            )
+        })
     });
     for (at, len) in blocks_of(part(count(shape))) {
         let mut rows = [0usize; BLOCK];
@@ -269,7 +306,11 @@ fn points(
                 for (i, row) in rows[range].iter_mut().enumerate() {
                     let index = index.at(if follow { from + i } else { from });
                     // Negative indices count from the end, as in PyTorch.
-                    let wrapped = if index < 0 { index.saturating_add(x[k] as i64) } else { index };
+                    let wrapped = if index < 0 {
+                        index.saturating_add(x[k] as i64)
+                    } else {
+                        index
+                    };
                     match in_range(wrapped, x[k]) {
                         Ok(index) => *row = *row * x[k] + index,
                         Err(_) => ran = Err(format!("index {index} is not in -{0}..{0}", x[k])),
@@ -278,13 +319,19 @@ fn points(
             });
             ran?;
         }
-        rows[..len].iter().enumerate().for_each(|(i, &row)| f(row, at + i));
+        rows[..len]
+            .iter()
+            .enumerate()
+            .for_each(|(i, &row)| f(row, at + i));
     }
     Ok(())
 }
 pub(super) fn cut_index(call: &Call<'_>) -> Cut {
     let (shape, rank) = points_shape(call, 1);
-    Cut::of(count(&shape[..rank]), count(&call.in_shape(0)[call.n_inputs() - 1..]))
+    Cut::of(
+        count(&shape[..rank]),
+        count(&call.in_shape(0)[call.n_inputs() - 1..]),
+    )
 }
 pub(super) fn index(call: &Call<'_>) -> Ran {
     let width = count(&call.in_shape(0)[call.n_inputs() - 1..]);

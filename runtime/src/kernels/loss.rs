@@ -10,12 +10,14 @@ use artifact::DType;
 const NONE: i64 = 0;
 const MEAN: i64 = 1;
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 fn check_reduction(s: &Signature<'_>) -> Result<i64, String> {
     s.int("ignore")?;
     let reduction = s.int("reduction")?;
-    ensure((0..=2).contains(&reduction), || "reduction should be 0, 1 or 2".into())?;
+    ensure((0..=2).contains(&reduction), || {
+        "reduction should be 0, 1 or 2".into()
+    })?;
     Ok(reduction)
 }
 pub(super) fn check_nll_loss(s: &Signature<'_>) -> Checked {
@@ -23,7 +25,11 @@ pub(super) fn check_nll_loss(s: &Signature<'_>) -> Checked {
     s.expect_index(1)?;
     s.expect_rank(0, 2)?;
     s.expect_shape(1, &s.shape(0)[..1])?;
-    let shape = if check_reduction(s)? == NONE { s.shape(1) } else { &[] };
+    let shape = if check_reduction(s)? == NONE {
+        s.shape(1)
+    } else {
+        &[]
+    };
     s.results(&[(s.dtype(0), shape), (s.dtype(0), &[])])
 }
 pub(super) fn check_nll_sum(s: &Signature<'_>) -> Checked {
@@ -44,14 +50,21 @@ pub(super) fn check_nll_loss_bwd(s: &Signature<'_>) -> Checked {
     let (shape, dtype) = (s.sizes("shape")?, s.dtype_attr("dtype")?);
     ensure(shape.len() == 2, || "shape should have rank 2".into())?;
     s.expect_shape(1, &shape[..1])?;
-    s.expect_shape(0, if check_reduction(s)? == NONE { &shape[..1] } else { &[] })?;
+    s.expect_shape(
+        0,
+        if check_reduction(s)? == NONE {
+            &shape[..1]
+        } else {
+            &[]
+        },
+    )?;
     s.expect_shape(2, &[])?;
     s.expect(0, dtype)?;
     s.expect(2, dtype)?;
     s.results(&[(dtype, &shape)])
 }
 
-// ----------------------------------------------------------------------------------------------------------- kernels
+// --- kernels ---
 
 /// loss = -logp[i, target[i]], or their sum, or their mean: NaN if there is none.
 pub(super) fn nll_loss(call: &Call<'_>) -> Ran {
@@ -74,10 +87,15 @@ pub(super) fn nll_loss(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-/// The sum of -logp[i, target[i]], added row by row to operand 2, or to 0: as [`nll_loss`] adds them.
+/// The sum of -logp[i, target[i]], added row by row to operand 2, or to 0: as [`nll_loss`] adds
+/// them.
 pub(super) fn nll_sum(call: &Call<'_>) -> Ran {
     let mut loss = sink(call, 0);
-    let mut sum = if call.n_inputs() == 3 { source(call, 2).one(&loss, 0) } else { 0.0 };
+    let mut sum = if call.n_inputs() == 3 {
+        source(call, 2).one(&loss, 0)
+    } else {
+        0.0
+    };
     each_term(call, |_, term| sum += term.unwrap_or(0.0))?;
     loss.store(0, &[sum]);
     Ok(())
@@ -85,13 +103,19 @@ pub(super) fn nll_sum(call: &Call<'_>) -> Ran {
 
 /// Gives `f` each row and its -logp[i, target[i]], if the row counts.
 fn each_term(call: &Call<'_>, mut f: impl FnMut(usize, Option<f64>)) -> Ran {
-    let &[rows, classes] = call.in_shape(0) else { return Err("operand 0 should have rank 2".into()) };
+    let &[rows, classes] = call.in_shape(0) else {
+        return Err("operand 0 should have rank 2".into());
+    };
     let ignore = call.int("ignore");
     let (logp, targets, apart) = (source(call, 0), Indices::new(call, 1), Sink::none());
     for row in 0..rows {
         let target = targets.at(row);
         let counts = target != ignore;
-        let at = if counts { Some(row * classes + in_range(target, classes)?) } else { None };
+        let at = if counts {
+            Some(row * classes + in_range(target, classes)?)
+        } else {
+            None
+        };
         f(row, at.map(|at| -logp.one::<f64>(&apart, at)));
     }
     Ok(())
@@ -102,11 +126,17 @@ pub(super) fn cut_bwd(call: &Call<'_>) -> Cut {
 }
 /// dlogp[i, target[i]] = -dloss, divided by the weight for a mean; 0 elsewhere.
 pub(super) fn nll_loss_bwd(call: &Call<'_>) -> Ran {
-    let &[rows, classes] = call.out_shape(0) else { return Err("result 0 should have rank 2".into()) };
+    let &[rows, classes] = call.out_shape(0) else {
+        return Err("result 0 should have rank 2".into());
+    };
     let (ignore, reduction) = (call.int("ignore"), call.int("reduction"));
     let (dloss, targets, weight) = (source(call, 0), Indices::new(call, 1), source(call, 2));
     let mut dx = sink(call, 0);
-    let weight = if reduction == MEAN { weight.one::<f64>(&dx, 0) } else { 1.0 };
+    let weight = if reduction == MEAN {
+        weight.one::<f64>(&dx, 0)
+    } else {
+        1.0
+    };
     for (block, len) in blocks_of(call.elements()) {
         dx.store(block, &[0f32; BLOCK][..len]);
     }

@@ -1,5 +1,6 @@
-//! Functions of floating-point numbers. Those of f32 are written so that LLVM vectorises them (no branches, no calls, no
-//! table), with an error of a few units in the last place; those of f64 are the standard library's.
+//! Functions of floating-point numbers. Those of f32 are written so that LLVM vectorises them (no
+//! branches, no calls, no table), with an error of a few units in the last place; those of f64 are
+//! the standard library's.
 
 use super::product::Tiled;
 use super::wide::Scalar;
@@ -7,7 +8,12 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 
 /// A floating-point type that kernels compute in.
 pub(super) trait Real:
-    Tiled + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self>
+    Tiled
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
 {
     fn exp_of(self) -> Self;
     fn ln_of(self) -> Self;
@@ -19,8 +25,8 @@ pub(super) trait Real:
     fn pow_of(self, y: Self) -> Self;
 }
 
-/// A floating-point element type and the type that products of it are computed in, which is itself but for half
-/// precision: that goes through memory of one's own, `room`.
+/// A floating-point element type and the type that products of it are computed in, which is itself
+/// but for half precision: that goes through memory of one's own, `room`.
 pub(super) trait Float: Scalar {
     type Wide: Real + Scalar;
     /// The elements, in `room` if they have to be widened.
@@ -138,7 +144,8 @@ pub(super) fn gelu<R: Real>(x: R) -> R {
 }
 pub(super) fn gelu_bwd<R: Real>(dy: R, x: R) -> R {
     let cdf = c::<R>(0.5) * (R::ONE + erf(x * c(std::f64::consts::FRAC_1_SQRT_2)));
-    let pdf = exp(c::<R>(-0.5) * x * x) * c(0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2);
+    let pdf = exp(c::<R>(-0.5) * x * x)
+        * c(0.5 * std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2);
     dy * (cdf + x * pdf)
 }
 /// sqrt(2 / pi)
@@ -167,8 +174,9 @@ fn saturated(y: f32, x: f32, from: f32) -> f32 {
     if x <= -from { -1.0 } else { y }
 }
 
-/// e^x after Cephes' `expf`: x = n ln 2 + r, a polynomial in r, and n added to the exponent. The polynomial is the best of
-/// degree 6, whose relative error is 3e-9, a twentieth of a unit in the last place.
+/// e^x after Cephes' `expf`: x = n ln 2 + r, a polynomial in r, and n added to the exponent. The
+/// polynomial is the best of degree 6, whose relative error is 3e-9, a twentieth of a unit in the
+/// last place.
 #[inline(always)]
 fn exp32(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
@@ -199,7 +207,14 @@ fn tanh32(x: f32) -> f32 {
     let x = within(x, -7.905_311, 7.905_311);
     let x2 = x * x;
     let mut p = -2.760_768_5e-16;
-    for c in [2.000_188e-13, -8.604_672e-11, 5.122_297e-8, 1.485_722_4e-5, 6.372_619_3e-4, 4.893_524_6e-3] {
+    for c in [
+        2.000_188e-13,
+        -8.604_672e-11,
+        5.122_297e-8,
+        1.485_722_4e-5,
+        6.372_619_3e-4,
+        4.893_524_6e-3,
+    ] {
         p = p * x2 + c;
     }
     let mut q = 1.198_258_4e-6;
@@ -215,11 +230,23 @@ fn erf32(x: f32) -> f32 {
     let x = within(x, -4.0, 4.0);
     let x2 = x * x;
     let mut p = -2.726_142_4e-10;
-    for c in [2.770_681_5e-8, -2.101_024e-6, -5.692_506_3e-5, -7.349_906_3e-4, -2.954_6e-3, -1.609_603_3e-2] {
+    for c in [
+        2.770_681_5e-8,
+        -2.101_024e-6,
+        -5.692_506_3e-5,
+        -7.349_906_3e-4,
+        -2.954_6e-3,
+        -1.609_603_3e-2,
+    ] {
         p = p * x2 + c;
     }
     let mut q = -1.456_607_2e-5;
-    for c in [-2.133_740_6e-4, -1.682_827e-3, -7.373_329e-3, -1.426_473_9e-2] {
+    for c in [
+        -2.133_740_6e-4,
+        -1.682_827e-3,
+        -7.373_329e-3,
+        -1.426_473_9e-2,
+    ] {
         q = q * x2 + c;
     }
     saturated(x * p / q, given, 3.832_507)
@@ -249,10 +276,23 @@ mod tests {
     #[test]
     fn f32_functions_at_the_ends() {
         let inf = f32::INFINITY;
-        assert_eq!([exp32(0.0), exp32(-inf), exp32(inf), exp32(-200.0), exp32(89.0)], [1.0, 0.0, inf, 0.0, inf]);
+        assert_eq!(
+            [
+                exp32(0.0),
+                exp32(-inf),
+                exp32(inf),
+                exp32(-200.0),
+                exp32(89.0)
+            ],
+            [1.0, 0.0, inf, 0.0, inf]
+        );
         assert!(exp32(88.7) < inf && 0.0 < exp32(-103.0));
         assert_eq!([tanh32(0.0), tanh32(inf), tanh32(-inf)], [0.0, 1.0, -1.0]);
         assert_eq!([erf32(0.0), erf32(inf), erf32(-inf)], [0.0, 1.0, -1.0]);
-        assert!([exp32(f32::NAN), tanh32(f32::NAN), erf32(f32::NAN)].iter().all(|y| y.is_nan()));
+        assert!(
+            [exp32(f32::NAN), tanh32(f32::NAN), erf32(f32::NAN)]
+                .iter()
+                .all(|y| y.is_nan())
+        );
     }
 }

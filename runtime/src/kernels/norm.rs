@@ -1,4 +1,5 @@
-//! Softmax along a dimension, layer norm, batch norm, and their derivatives. Statistics are taken in f64.
+//! Softmax along a dimension, layer norm, batch norm, and their derivatives. Statistics are taken
+//! in f64.
 
 use super::math::{self, Real};
 use super::signature::{Checked, Signature, ensure, is_float, statistics_dtype};
@@ -10,7 +11,7 @@ use crate::kernel::Call;
 /// Sums side by side: enough for vector registers, and the order of additions is fixed.
 const LANES: usize = 16;
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 /// One or two operands of the result's type.
 pub(super) fn check_along(s: &Signature<'_>) -> Checked {
@@ -24,10 +25,15 @@ pub(super) fn check_along(s: &Signature<'_>) -> Checked {
 /// The normalised shape and the shape of the statistics.
 fn normalised<'a>(s: &Signature<'a>, x: usize) -> Result<(&'a [u64], Vec<u64>), String> {
     let (shape, rank) = (s.shape(x), s.rank(x));
-    let dims = usize::try_from(s.int("dims")?).ok().filter(|&d| 1 <= d && d <= rank);
+    let dims = usize::try_from(s.int("dims")?)
+        .ok()
+        .filter(|&d| 1 <= d && d <= rank);
     let dims = dims.ok_or_else(|| format!("dims should be in 1..={rank}"))?;
     let (lead, norm) = shape.split_at(rank - dims);
-    Ok((norm, lead.iter().copied().chain(norm.iter().map(|_| 1)).collect()))
+    Ok((
+        norm,
+        lead.iter().copied().chain(norm.iter().map(|_| 1)).collect(),
+    ))
 }
 pub(super) fn check_layer_norm(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_float)?;
@@ -57,7 +63,9 @@ pub(super) fn check_layer_norm_bwd(s: &Signature<'_>) -> Checked {
 }
 fn check_channels(s: &Signature<'_>, x: usize, channels: std::ops::Range<usize>) -> Checked {
     s.has_kernel(x, is_float)?;
-    ensure(2 <= s.rank(x), || format!("operand {x} should have rank 2 or more"))?;
+    ensure(2 <= s.rank(x), || {
+        format!("operand {x} should have rank 2 or more")
+    })?;
     for i in channels {
         s.expect_shape(i, &s.shape(x)[1..2])?;
         s.expect_dtype(i, x)?;
@@ -78,10 +86,10 @@ pub(super) fn check_batch_norm_bwd(s: &Signature<'_>) -> Checked {
     s.masked_results(&[(s.dtype(1), s.shape(1)), w, w])
 }
 
-// ------------------------------------------------------------------------------------------------------------- lines
+// --- lines ---
 
-/// Up to [`BLOCK`] neighbouring lines along a dimension: line `j` has `n` elements from `at + j` on, `stride` apart.
-/// With stride 1 there is one line, and its elements follow each other.
+/// Up to [`BLOCK`] neighbouring lines along a dimension: line `j` has `n` elements from `at + j`
+/// on, `stride` apart. With stride 1 there is one line, and its elements follow each other.
 #[derive(Clone, Copy)]
 struct Lines {
     at: usize,
@@ -102,13 +110,26 @@ fn lines(call: &Call<'_>, mut f: impl FnMut(Lines)) {
     let (outer, n, inner) = around(call.out_shape(0), call.int("dim") as usize);
     for o in call.part(outer) {
         match inner {
-            1 => f(Lines { at: o * n, n, stride: 1, lines: 1 }),
-            _ => blocks(inner).for_each(|(j, lines)| f(Lines { at: o * n * inner + j, n, stride: inner, lines })),
+            1 => f(Lines {
+                at: o * n,
+                n,
+                stride: 1,
+                lines: 1,
+            }),
+            _ => blocks(inner).for_each(|(j, lines)| {
+                f(Lines {
+                    at: o * n * inner + j,
+                    n,
+                    stride: inner,
+                    lines,
+                })
+            }),
         }
     }
 }
 
-/// Combines the elements of each line: `combine(lift(x0, x1, known), ..)`, where `known` is a number of the line.
+/// Combines the elements of each line: `combine(lift(x0, x1, known), ..)`, where `known` is a
+/// number of the line.
 fn fold<R: Real, const N: usize>(
     l: Lines,
     xs: &[Source<'_>; N],
@@ -129,7 +150,10 @@ fn fold<R: Real, const N: usize>(
             // Two loops: one lifts, which becomes vector code, one combines.
             (0..len).for_each(|j| lifted[j] = lift(std::array::from_fn(|i| buffers[i][j]), known));
             for part in lifted[..len].chunks(LANES) {
-                lanes.iter_mut().zip(part).for_each(|(lane, x)| *lane = combine(*lane, x.to_f64()));
+                lanes
+                    .iter_mut()
+                    .zip(part)
+                    .for_each(|(lane, x)| *lane = combine(*lane, x.to_f64()));
             }
         }
         let mut width = LANES;
@@ -146,7 +170,10 @@ fn fold<R: Real, const N: usize>(
             x.load(y, l.at + i * l.stride, &mut buffer[..l.lines]);
         }
         for j in 0..l.lines.min(BLOCK) {
-            result[j] = combine(result[j], lift(std::array::from_fn(|i| buffers[i][j]), known[j]).to_f64());
+            result[j] = combine(
+                result[j],
+                lift(std::array::from_fn(|i| buffers[i][j]), known[j]).to_f64(),
+            );
         }
     }
     result
@@ -176,7 +203,10 @@ fn apply<R: Real, const N: usize>(
         let at = l.at + i * l.stride;
         (0..N).for_each(|i| xs[i].load(y, at, &mut buffers[i][..l.lines]));
         for j in 0..l.lines.min(BLOCK) {
-            ys[j] = f(std::array::from_fn(|i| buffers[i][j]), [known[0][j], known[1][j]]);
+            ys[j] = f(
+                std::array::from_fn(|i| buffers[i][j]),
+                [known[0][j], known[1][j]],
+            );
         }
         y.store(at, &ys[..l.lines]);
     }
@@ -193,8 +223,24 @@ fn plus(a: f64, b: f64) -> f64 {
 
 /// The maximum of each line, and the sum of its exponentials below that.
 fn softmax_sums<R: Real>(l: Lines, x: &[Source<'_>; 1], y: &Sink<'_>) -> (PerLine, PerLine) {
-    let max = fold(l, x, y, &NOTHING, f64::NEG_INFINITY, |[x]: [R; 1], _| x, larger);
-    let sum = fold(l, x, y, &max, 0.0, |[x]: [R; 1], max| math::exp(x - max), plus);
+    let max = fold(
+        l,
+        x,
+        y,
+        &NOTHING,
+        f64::NEG_INFINITY,
+        |[x]: [R; 1], _| x,
+        larger,
+    );
+    let sum = fold(
+        l,
+        x,
+        y,
+        &max,
+        0.0,
+        |[x]: [R; 1], max| math::exp(x - max),
+        plus,
+    );
     (max, sum)
 }
 pub(super) fn softmax(call: &Call<'_>) -> Ran {
@@ -202,7 +248,9 @@ pub(super) fn softmax(call: &Call<'_>) -> Ran {
         let (x, mut y) = ([source(call, 0)], sink(call, 0));
         lines(call, |l| {
             let (max, sum) = softmax_sums::<R>(l, &x, &y);
-            apply(l, &x, &mut y, [&max, &sum], |[x]: [R; 1], [max, sum]| math::exp(x - max) / sum);
+            apply(l, &x, &mut y, [&max, &sum], |[x]: [R; 1], [max, sum]| {
+                math::exp(x - max) / sum
+            });
         });
     }
     wide_float!(call.out_dtype(0), W => real::<W>(call));
@@ -214,7 +262,9 @@ pub(super) fn log_softmax(call: &Call<'_>) -> Ran {
         lines(call, |l| {
             let (max, sum) = softmax_sums::<R>(l, &x, &y);
             let log = sum.map(f64::ln);
-            apply(l, &x, &mut y, [&max, &log], |[x]: [R; 1], [max, log]| x - max - log);
+            apply(l, &x, &mut y, [&max, &log], |[x]: [R; 1], [max, log]| {
+                x - max - log
+            });
         });
     }
     wide_float!(call.out_dtype(0), W => real::<W>(call));
@@ -225,8 +275,22 @@ pub(super) fn softmax_bwd(call: &Call<'_>) -> Ran {
     fn real<R: Real>(call: &Call<'_>) {
         let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
         lines(call, |l| {
-            let sum = fold(l, &xs, &dx, &NOTHING, 0.0, |[dy, y]: [R; 2], _| dy * y, plus);
-            apply(l, &xs, &mut dx, [&sum, &NOTHING], |[dy, y]: [R; 2], [sum, _]| (dy - sum) * y);
+            let sum = fold(
+                l,
+                &xs,
+                &dx,
+                &NOTHING,
+                0.0,
+                |[dy, y]: [R; 2], _| dy * y,
+                plus,
+            );
+            apply(
+                l,
+                &xs,
+                &mut dx,
+                [&sum, &NOTHING],
+                |[dy, y]: [R; 2], [sum, _]| (dy - sum) * y,
+            );
         });
     }
     wide_float!(call.out_dtype(0), W => real::<W>(call));
@@ -238,14 +302,20 @@ pub(super) fn log_softmax_bwd(call: &Call<'_>) -> Ran {
         let (xs, mut dx) = ([source(call, 0), source(call, 1)], sink(call, 0));
         lines(call, |l| {
             let sum = fold(l, &xs, &dx, &NOTHING, 0.0, |[dy, _]: [R; 2], _| dy, plus);
-            apply(l, &xs, &mut dx, [&sum, &NOTHING], |[dy, y]: [R; 2], [sum, _]| dy - math::exp(y) * sum);
+            apply(
+                l,
+                &xs,
+                &mut dx,
+                [&sum, &NOTHING],
+                |[dy, y]: [R; 2], [sum, _]| dy - math::exp(y) * sum,
+            );
         });
     }
     wide_float!(call.out_dtype(0), W => real::<W>(call));
     Ok(())
 }
 
-// -------------------------------------------------------------------------------------------------------- layer norm
+// --- layer norm ---
 
 /// Rows and their length.
 fn rows(shape: &[usize], dims: i64) -> (usize, usize) {
@@ -270,7 +340,12 @@ fn layer_norm_of<R: Real>(call: &Call<'_>) {
     let (mut y, mut means, mut rstds) = (sink(call, 0), sink(call, 1), sink(call, 2));
     let (mut xs, mut ws, mut bs) = ([R::ZERO; BLOCK], [R::ONE; BLOCK], [R::ZERO; BLOCK]);
     for row in call.part(rows) {
-        let l = Lines { at: row * n, n, stride: 1, lines: 1 };
+        let l = Lines {
+            at: row * n,
+            n,
+            stride: 1,
+            lines: 1,
+        };
         let mut mean = fold(l, &x, &y, &NOTHING, 0.0, |[x]: [R; 1], _| x, plus);
         mean[0] /= n as f64;
         let squares = |[x]: [R; 1], mean| (x - mean) * (x - mean);
@@ -302,37 +377,60 @@ fn masked<'a>(call: &Call<'a>) -> [Option<Sink<'a>>; 3] {
     places(call).map(|place| place.map(|j| sink(call, j)))
 }
 
-/// Rows whose sums of a column are taken together: at most 32 such chunks, and not so small that they cost.
+/// Rows whose sums of a column are taken together: at most 32 such chunks, and not so small that
+/// they cost.
 fn chunk(rows: u64) -> u64 {
     rows.div_ceil(32).max(64)
 }
 /// Each chunk's sums of the columns of dw and db, f64.
 pub(super) fn layer_norm_bwd_scratch(s: &Signature<'_>) -> u64 {
-    let (lead, norm) = s.shape(1).split_at(s.rank(1) - s.int("dims").unwrap_or(0) as usize);
+    let (lead, norm) = s
+        .shape(1)
+        .split_at(s.rank(1) - s.int("dims").unwrap_or(0) as usize);
     let (rows, n): (u64, u64) = (lead.iter().product(), norm.iter().product());
-    if s.ints("mask").is_ok_and(|mask| mask[1..] == [0, 0]) { 0 } else { 16 * n * rows.div_ceil(chunk(rows)) }
+    if s.ints("mask").is_ok_and(|mask| mask[1..] == [0, 0]) {
+        0
+    } else {
+        16 * n * rows.div_ceil(chunk(rows))
+    }
 }
 pub(super) fn cut_rows_bwd(call: &Call<'_>) -> Cut {
     let (rows, n) = rows(call.in_shape(1), call.int("dims"));
-    Cut { align: chunk(rows as u64) as usize, ..Cut::of(rows, n) }
+    Cut {
+        align: chunk(rows as u64) as usize,
+        ..Cut::of(rows, n)
+    }
 }
 pub(super) fn layer_norm_bwd(call: &Call<'_>) -> Ran {
     wide_float!(call.in_dtype(1), W => layer_norm_bwd_of::<W>(call));
     Ok(())
 }
-/// With x̂ = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - x̂ mean(g x̂)), dw = Σ dy x̂, db = Σ dy. The sums over
-/// rows are those of chunks here, which [`layer_norm_bwd_sums`] adds up.
+/// With x̂ = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - x̂ mean(g x̂)), dw = Σ dy x̂,
+/// db = Σ dy. The sums over rows are those of chunks here, which [`layer_norm_bwd_sums`] adds up.
 fn layer_norm_bwd_of<R: Real>(call: &Call<'_>) {
     let (rows, n) = rows(call.in_shape(1), call.int("dims"));
     let chunk = chunk(rows as u64) as usize;
-    let (dy, x, means, rstds) = (source(call, 0), source(call, 1), source(call, 2), source(call, 3));
+    let (dy, x, means, rstds) = (
+        source(call, 0),
+        source(call, 1),
+        source(call, 2),
+        source(call, 3),
+    );
     let w = (4 < call.n_inputs()).then(|| source(call, 4));
     let [dx, dw, db] = places(call);
     let mut dx = dx.map(|j| sink(call, j));
-    let sums = if dw.or(db).is_some() { call.scratch_part::<f64>(rows, chunk, 2 * n) } else { &mut [] };
+    let sums = if dw.or(db).is_some() {
+        call.scratch_part::<f64>(rows, chunk, 2 * n)
+    } else {
+        &mut []
+    };
     sums.fill(0.0);
     // A single row of dy may lie on dw, which is written at the end; here, no result is.
-    let none = &if dx.is_none() && call.inplace(0).is_some() { sink(call, 0) } else { Sink::none() };
+    let none = &if dx.is_none() && call.inplace(0).is_some() {
+        sink(call, 0)
+    } else {
+        Sink::none()
+    };
     let (mut dys, mut xs, mut ws) = ([R::ZERO; BLOCK], [R::ZERO; BLOCK], [R::ONE; BLOCK]);
     let part = call.part(rows);
     for row in part.clone() {
@@ -387,15 +485,24 @@ fn layer_norm_bwd_of<R: Real>(call: &Call<'_>) {
 pub(super) fn layer_norm_bwd_sums(call: &Call<'_>) -> Ran {
     let (rows, n) = rows(call.in_shape(1), call.int("dims"));
     let [_, dw, db] = places(call);
-    let sums: &[f64] = if dw.or(db).is_some() { call.scratch() } else { &[] };
+    let sums: &[f64] = if dw.or(db).is_some() {
+        call.scratch()
+    } else {
+        &[]
+    };
     let chunks = rows.div_ceil(chunk(rows as u64) as usize);
     for (which, j) in [dw, db].into_iter().enumerate() {
-        let Some(mut result) = j.map(|j| sink(call, j)) else { continue };
+        let Some(mut result) = j.map(|j| sink(call, j)) else {
+            continue;
+        };
         for (block, len) in blocks(n) {
             let mut total = [0.0; BLOCK];
             for chunk in 0..chunks {
                 let sums = &sums[(2 * chunk + which) * n + block..][..len];
-                total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+                total
+                    .iter_mut()
+                    .zip(sums)
+                    .for_each(|(total, sum)| *total += sum);
             }
             result.store(block, &total[..len]);
         }
@@ -404,15 +511,21 @@ pub(super) fn layer_norm_bwd_sums(call: &Call<'_>) -> Ran {
 }
 /// The first result there is: the one on which an in-place operand lies.
 fn first<'a, 'b>(results: &'a [Option<Sink<'b>>; 3]) -> &'a Sink<'b> {
-    results.iter().flatten().next().expect("a mask should want a result: the check refuses others")
+    results
+        .iter()
+        .flatten()
+        .next()
+        .expect("a mask should want a result: the check refuses others")
 }
 
-// -------------------------------------------------------------------------------------------------------- batch norm
+// --- batch norm ---
 
 /// Calls `f` with where each run of channel `c`'s elements starts and how long it is.
 fn runs(shape: &[usize], c: usize, mut f: impl FnMut(usize, usize)) {
     let (batch, channels, inner) = around(shape, 1);
-    (0..batch).for_each(|b| blocks(inner).for_each(|(block, len)| f((b * channels + c) * inner + block, len)));
+    (0..batch).for_each(|b| {
+        blocks(inner).for_each(|(block, len)| f((b * channels + c) * inner + block, len))
+    });
 }
 
 pub(super) fn batch_norm(call: &Call<'_>) -> Ran {
@@ -425,7 +538,8 @@ fn batch_norm_of<R: Real>(call: &Call<'_>) {
     let n = (batch * inner) as f64;
     let (eps, momentum) = (call.float("eps"), call.float("momentum"));
     let [x, w, b, running_mean, running_var] = std::array::from_fn(|i| source(call, i));
-    let [mut y, mut means, mut rstds, mut new_mean, mut new_var] = std::array::from_fn(|j| sink(call, j));
+    let [mut y, mut means, mut rstds, mut new_mean, mut new_var] =
+        std::array::from_fn(|j| sink(call, j));
     let mut xs = [R::ZERO; BLOCK];
     for c in 0..channels {
         let mut sum = 0.0;
@@ -446,12 +560,17 @@ fn batch_norm_of<R: Real>(call: &Call<'_>) {
         new_mean.store(c, &[momentum * mean + (1.0 - momentum) * old]);
         // The running variance is that of a sample.
         let old: f64 = running_var.one(&new_var, c);
-        new_var.store(c, &[momentum * (squares / (n - 1.0)) + (1.0 - momentum) * old]);
+        new_var.store(
+            c,
+            &[momentum * (squares / (n - 1.0)) + (1.0 - momentum) * old],
+        );
         let (mean, rstd) = (R::of_f64(mean), R::of_f64(rstd));
         let (w, b): (R, R) = (w.one(&y, c), b.one(&y, c));
         runs(shape, c, |at, len| {
             x.load(&y, at, &mut xs[..len]);
-            xs[..len].iter_mut().for_each(|x| *x = (*x - mean) * rstd * w + b);
+            xs[..len]
+                .iter_mut()
+                .for_each(|x| *x = (*x - mean) * rstd * w + b);
             y.store(at, &xs[..len]);
         });
     }
@@ -500,7 +619,8 @@ fn batch_norm_bwd_of<R: Real>(call: &Call<'_>) {
         runs(shape, c, |at, len| {
             dy.load(dx, at, &mut dys[..len]);
             x.load(dx, at, &mut xs[..len]);
-            (0..len).for_each(|j| xs[j] = scale * (dys[j] - mean_g - (xs[j] - mean) * rstd * mean_gx));
+            (0..len)
+                .for_each(|j| xs[j] = scale * (dys[j] - mean_g - (xs[j] - mean) * rstd * mean_gx));
             dx.store(at, &xs[..len]);
         });
     }

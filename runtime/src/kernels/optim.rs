@@ -1,10 +1,11 @@
-//! Optimizers, with PyTorch's single-tensor formulas in PyTorch's order, rounded once an element. Coefficients are
-//! computed in f64, then rounded to the parameter's wide type. A last operand, if there is one, is an f32 that the gradient
-//! is multiplied by first.
+//! Optimizers, with PyTorch's single-tensor formulas in PyTorch's order, rounded once an element.
+//! Coefficients are computed in f64, then rounded to the parameter's wide type. A last operand, if
+//! there is one, is an f32 that the gradient is multiplied by first.
 //!
-//! Each formula is a loop over slices that do not overlap, which is compiled for every set of vector instructions that the
-//! machine may have. None of them fuses a product with a sum, so that the bits are those of one number at a time. Elements
-//! do not know of each other: threads may share a run, see [`super::Cut`].
+//! Each formula is a loop over slices that do not overlap, which is compiled for every set of
+//! vector instructions that the machine may have. None of them fuses a product with a sum, so that
+//! the bits are those of one number at a time. Elements do not know of each other: threads may
+//! share a run, see [`super::Cut`].
 
 use super::Ran;
 use super::math::{Float, Real, sqrt};
@@ -16,7 +17,7 @@ use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 use std::marker::PhantomData;
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 fn check_hyper(s: &Signature<'_>, i: usize, n: u64) -> Checked {
     s.expect(i, DType::F64)?;
@@ -46,7 +47,10 @@ pub(super) fn check_adamw(s: &Signature<'_>) -> Checked {
     s.results(&[p, p, p])
 }
 pub(super) fn check_adamw_split(s: &Signature<'_>) -> Checked {
-    for (i, dtype) in [DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32].into_iter().enumerate() {
+    for (i, dtype) in [DType::BF16, DType::BF16, DType::I16, DType::F32, DType::F32]
+        .into_iter()
+        .enumerate()
+    {
         s.expect(i, dtype)?;
         s.expect_shape(i, s.shape(0))?;
     }
@@ -54,7 +58,12 @@ pub(super) fn check_adamw_split(s: &Signature<'_>) -> Checked {
     check_hyper(s, 6, 5)?;
     check_scale(s, 7)?;
     let of = |dtype| (dtype, s.shape(0));
-    s.results(&[of(DType::BF16), of(DType::I16), of(DType::F32), of(DType::F32)])
+    s.results(&[
+        of(DType::BF16),
+        of(DType::I16),
+        of(DType::F32),
+        of(DType::F32),
+    ])
 }
 pub(super) fn check_sgd(s: &Signature<'_>) -> Checked {
     s.has_kernel(0, is_float)?;
@@ -82,16 +91,19 @@ pub(super) fn check_clip_scale(s: &Signature<'_>) -> Checked {
         s.expect_shape(i, &[])?;
     }
     let most = s.float("max_norm")?;
-    ensure(0.0 <= most, || format!("max_norm should not be negative, is {most}"))?;
+    ensure(0.0 <= most, || {
+        format!("max_norm should not be negative, is {most}")
+    })?;
     s.results(&[(DType::F32, &[])])
 }
 
-// ---------------------------------------------------------------------------------------------------------- formulas
+// --- formulas ---
 
-/// An update of `N` numbers an element, the parameter first, by a gradient. All slices have one length, that of a block:
-/// formulas go over it once for each number that they change. Tensors of equal size often lie at equal distances from a
-/// page's start, and a processor takes a number that it reads for one that it has just written at that distance in another
-/// page: going over the elements once, with all of their numbers, halves the speed.
+/// An update of `N` numbers an element, the parameter first, by a gradient. All slices have one
+/// length, that of a block: formulas go over it once for each number that they change. Tensors of
+/// equal size often lie at equal distances from a page's start, and a processor takes a number that
+/// it reads for one that it has just written at that distance in another page: going over the
+/// elements once, with all of their numbers, halves the speed.
 trait Formula<R, const N: usize>: Copy {
     fn apply(self, numbers: [&mut [R]; N], gradient: &[R]);
 }
@@ -115,7 +127,9 @@ struct AdamW<R> {
 impl<R: Real> AdamW<R> {
     /// `None` if there are not five options, which `check` refuses.
     fn new(hyper: &[f64], step: i64, scale: R) -> Option<AdamW<R>> {
-        let &[lr, beta1, beta2, eps, decay] = hyper else { return None };
+        let &[lr, beta1, beta2, eps, decay] = hyper else {
+            return None;
+        };
         let step = step as f64;
         let step_size = lr / (1.0 - beta1.powf(step));
         let correction2 = (1.0 - beta2.powf(step)).sqrt();
@@ -195,7 +209,7 @@ impl<R: Real> Formula<R, 2> for Momentum<R> {
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- kernels
+// --- kernels ---
 
 pub(super) fn adamw(call: &Call<'_>) -> Ran {
     wide_float!(call.out_dtype(0), W => {
@@ -223,20 +237,39 @@ pub(super) fn sgd_momentum(call: &Call<'_>) -> Ran {
 
 /// The gradient's factor: operand `i`, if it is there.
 fn scale<R: Real>(call: &Call<'_>, i: usize) -> R {
-    if i < call.n_inputs() { R::of(call.input::<f32>(i)[0]) } else { R::ONE }
-}
-
-/// Runs a formula over operand 1, the gradient, and the operands `olds`, whose new values are the results in that order.
-fn update<R: Real + Scalar, const N: usize>(call: &Call<'_>, olds: [usize; N], formula: impl Formula<R, N>) {
-    if call.out_dtype(0) == R::DTYPE {
-        let news = std::array::from_fn(|k| Changed::new(call, olds[k], k));
-        Arch::new().dispatch(Direct { news, gradient: call.input_part(1), formula });
+    if i < call.n_inputs() {
+        R::of(call.input::<f32>(i)[0])
     } else {
-        Arch::new().dispatch(Widened { call, olds, formula, wide: PhantomData });
+        R::ONE
     }
 }
 
-/// A tensor that changes: the result, which holds the old elements already if it lies on the operand.
+/// Runs a formula over operand 1, the gradient, and the operands `olds`, whose new values are the
+/// results in that order.
+fn update<R: Real + Scalar, const N: usize>(
+    call: &Call<'_>,
+    olds: [usize; N],
+    formula: impl Formula<R, N>,
+) {
+    if call.out_dtype(0) == R::DTYPE {
+        let news = std::array::from_fn(|k| Changed::new(call, olds[k], k));
+        Arch::new().dispatch(Direct {
+            news,
+            gradient: call.input_part(1),
+            formula,
+        });
+    } else {
+        Arch::new().dispatch(Widened {
+            call,
+            olds,
+            formula,
+            wide: PhantomData,
+        });
+    }
+}
+
+/// A tensor that changes: the result, which holds the old elements already if it lies on the
+/// operand.
 struct Changed<'a, T> {
     old: Option<&'a [T]>,
     new: &'a mut [T],
@@ -244,7 +277,10 @@ struct Changed<'a, T> {
 
 impl<'a, T: Element> Changed<'a, T> {
     fn new(call: &Call<'a>, i: usize, j: usize) -> Changed<'a, T> {
-        Changed { old: call.inplace(i).is_none().then(|| call.input_part(i)), new: call.output(j) }
+        Changed {
+            old: call.inplace(i).is_none().then(|| call.input_part(i)),
+            new: call.output(j),
+        }
     }
     /// The old elements from `at` on, to be replaced.
     #[inline(always)]
@@ -269,7 +305,10 @@ impl<R: Real + Element, F: Formula<R, N>, const N: usize> WithSimd for Direct<'_
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, _: S) {
         for (gradient, at) in self.gradient.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
-            let news = self.news.each_mut().map(|new| new.block(at, gradient.len()));
+            let news = self
+                .news
+                .each_mut()
+                .map(|new| new.block(at, gradient.len()));
             self.formula.apply(news, gradient);
         }
     }
@@ -296,7 +335,10 @@ impl<R: Real, F: Formula<R, N>, const N: usize> WithSimd for Widened<'_, '_, R, 
                 olds[k].load(&news[k], at, &mut numbers[k][..len]);
             }
             gradient.load(&news[0], at, &mut gs[..len]);
-            self.formula.apply(numbers.each_mut().map(|numbers| &mut numbers[..len]), &gs[..len]);
+            self.formula.apply(
+                numbers.each_mut().map(|numbers| &mut numbers[..len]),
+                &gs[..len],
+            );
             for k in 0..N {
                 news[k].store(at, &numbers[k][..len]);
             }
@@ -304,16 +346,21 @@ impl<R: Real, F: Formula<R, N>, const N: usize> WithSimd for Widened<'_, '_, R, 
     }
 }
 
-// -------------------------------------------------------------------------------------------------- masters in halves
+// --- masters in halves ---
 
-/// The two halves of an f32: the nearest bf16, of two equally near ones that with the larger magnitude, and the distance
-/// between the bit patterns. Every pair but those of a NaN is the pair of one f32. (With ties to even that cannot be: an even
-/// bf16 is the nearest of 65537 numbers, and 16 bits tell 65536 apart.) A NaN stays one, and loses its lower half.
+/// The two halves of an f32: the nearest bf16, of two equally near ones that with the larger
+/// magnitude, and the distance between the bit patterns. Every pair but those of a NaN is the pair
+/// of one f32. (With ties to even that cannot be: an even bf16 is the nearest of 65537 numbers, and
+/// 16 bits tell 65536 apart.) A NaN stays one, and loses its lower half.
 #[inline(always)]
 fn split(master: f32) -> (u16, u16) {
     let bits = master.to_bits();
     let nan = 0x7F80_0000 < bits & 0x7FFF_FFFF;
-    let bits = if nan { bits & 0xFFFF_0000 | 0x0040_0000 } else { bits };
+    let bits = if nan {
+        bits & 0xFFFF_0000 | 0x0040_0000
+    } else {
+        bits
+    };
     ((bits.wrapping_add(0x8000) >> 16) as u16, bits as u16)
 }
 /// The f32 that two halves are of.
@@ -324,7 +371,9 @@ fn join(high: u16, low: u16) -> f32 {
 }
 
 pub(super) fn adamw_split(call: &Call<'_>) -> Ran {
-    let Some(formula) = AdamW::new(call.input(6), call.input(5)[0], scale(call, 7)) else { return Ok(()) };
+    let Some(formula) = AdamW::new(call.input(6), call.input(5)[0], scale(call, 7)) else {
+        return Ok(());
+    };
     Arch::new().dispatch(Halves {
         high: Changed::new(call, 0, 0),
         low: Changed::new(call, 2, 1),
@@ -359,7 +408,8 @@ impl WithSimd for Halves<'_> {
                 masters[j] = join(high[j].to_bits(), low[j] as u16);
                 gs[j] = join(gradient[j].to_bits(), 0);
             }
-            self.formula.apply([masters, self.m.block(at, n), self.v.block(at, n)], gs);
+            self.formula
+                .apply([masters, self.m.block(at, n), self.v.block(at, n)], gs);
             for j in 0..n {
                 let (h, l) = split(masters[j]);
                 (high[j], low[j]) = (bf16::from_bits(h), l as i16);
@@ -368,9 +418,10 @@ impl WithSimd for Halves<'_> {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- norms
+// --- norms ---
 
-/// The sum of the squares, in f64: 16 sums of every 16th element, added up at the end, on any machine.
+/// The sum of the squares, in f64: 16 sums of every 16th element, added up at the end, on any
+/// machine.
 pub(super) fn sum_squares(call: &Call<'_>) -> Ran {
     floats!(call.in_dtype(0), T => {
         call.output::<f64>(0)[0] = Arch::new().dispatch(Squares::<'_, T>(call.input(0)));
@@ -401,7 +452,8 @@ impl<T: Float> WithSimd for Squares<'_, T> {
 /// Sums at a time. A divisor of [`BLOCK`].
 const LANES: usize = 16;
 
-/// `min(1, max_norm / (norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_` has it; a norm that is NaN gives NaN.
+/// `min(1, max_norm / (norm + 1e-6))`, as `torch.nn.utils.clip_grad_norm_` has it; a norm that is
+/// NaN gives NaN.
 pub(super) fn clip_scale(call: &Call<'_>) -> Ran {
     let sum: f64 = (0..call.n_inputs()).map(|i| call.input::<f64>(i)[0]).sum();
     let scale = call.float("max_norm") / (sum.sqrt() + 1e-6);
@@ -415,11 +467,14 @@ mod tests {
 
     /// Every upper half with lower halves around where rounding changes its mind.
     fn each(mut f: impl FnMut(u32)) {
-        let lows = [0, 1, 2, 0x3FFF, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xC000, 0xFFFE, 0xFFFF];
+        let lows = [
+            0, 1, 2, 0x3FFF, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xC000, 0xFFFE, 0xFFFF,
+        ];
         for high in 0..=0xFFFFu32 {
             lows.iter().for_each(|low| f(high << 16 | low));
         }
-        // All lower halves of a normal number, a subnormal, zero, the largest number, and of a negative one.
+        // All lower halves of a normal number, a subnormal, zero, the largest number, and of a
+        // negative one.
         for high in [0x3F80, 0x3F81, 0x0001, 0x0000, 0x7F7F, 0xBFFF, 0xFF7F] {
             (0..=0xFFFF).for_each(|low| f(high << 16 | low));
         }
@@ -433,7 +488,10 @@ mod tests {
             let back = join(high, low);
             if master.is_nan() {
                 assert!(back.is_nan() && bf16::from_bits(high).is_nan(), "{bits:#x}");
-                assert!(back.is_sign_negative() == master.is_sign_negative(), "{bits:#x}");
+                assert!(
+                    back.is_sign_negative() == master.is_sign_negative(),
+                    "{bits:#x}"
+                );
             } else {
                 assert_eq!(back.to_bits(), bits);
             }
@@ -462,7 +520,10 @@ mod tests {
                 assert!(high.is_nan());
             } else if tie {
                 let down = bf16::from_bits((bits >> 16) as u16);
-                assert!(high.to_bits() == down.to_bits() + 1, "{bits:#x} away from zero");
+                assert!(
+                    high.to_bits() == down.to_bits() + 1,
+                    "{bits:#x} away from zero"
+                );
             } else {
                 assert_eq!(high.to_bits(), even.to_bits(), "{bits:#x}");
             }

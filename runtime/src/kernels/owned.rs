@@ -1,4 +1,5 @@
-//! Kernels on tensors of one's own: for tests and for evaluating graphs op by op. Memory is allocated for each run.
+//! Kernels on tensors of one's own: for tests and for evaluating graphs op by op. Memory is
+//! allocated for each run.
 
 use super::{Kernel, Signature, find};
 use crate::Team;
@@ -25,25 +26,41 @@ impl OwnedTensor {
     pub fn zeros(dtype: DType, shape: &[usize]) -> OwnedTensor {
         let bytes = shape.iter().product::<usize>() * dtype.bytes() as usize;
         // One line at least: an empty tensor has an address too.
-        OwnedTensor { dtype, shape: shape.to_vec(), lines: vec![Line([0; 64]); bytes.div_ceil(64).max(1)] }
+        OwnedTensor {
+            dtype,
+            shape: shape.to_vec(),
+            lines: vec![Line([0; 64]); bytes.div_ceil(64).max(1)],
+        }
     }
     /// A tensor from its bytes, little-endian. Panics if their number is not the type's.
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> OwnedTensor {
         let mut tensor = OwnedTensor::zeros(dtype, shape);
-        assert_eq!(bytes.len(), tensor.n_bytes(), "a {dtype:?}{shape:?} should have its bytes");
+        assert_eq!(
+            bytes.len(),
+            tensor.n_bytes(),
+            "a {dtype:?}{shape:?} should have its bytes"
+        );
         for (line, part) in tensor.lines.iter_mut().zip(bytes.chunks(64)) {
             line.0[..part.len()].copy_from_slice(part);
         }
         tensor
     }
-    /// A tensor from numbers, rounded to the element type. Panics if their number is not the shape's.
+    /// A tensor from numbers, rounded to the element type. Panics if their number is not the
+    /// shape's.
     pub fn from_f64s(dtype: DType, shape: &[usize], numbers: &[f64]) -> OwnedTensor {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|&x| encode(dtype, x, x as i64)).collect();
+        let bytes: Vec<u8> = numbers
+            .iter()
+            .flat_map(|&x| encode(dtype, x, x as i64))
+            .collect();
         OwnedTensor::from_bytes(dtype, shape, &bytes)
     }
-    /// A tensor from integers, wrapped or rounded to the element type. Panics if their number is not the shape's.
+    /// A tensor from integers, wrapped or rounded to the element type. Panics if their number is
+    /// not the shape's.
     pub fn from_i64s(dtype: DType, shape: &[usize], numbers: &[i64]) -> OwnedTensor {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|&x| encode(dtype, x as f64, x)).collect();
+        let bytes: Vec<u8> = numbers
+            .iter()
+            .flat_map(|&x| encode(dtype, x as f64, x))
+            .collect();
         OwnedTensor::from_bytes(dtype, shape, &bytes)
     }
     /// The element type.
@@ -56,15 +73,25 @@ impl OwnedTensor {
     }
     /// The bytes, little-endian.
     pub fn bytes(&self) -> Vec<u8> {
-        self.lines.iter().flat_map(|line| line.0).take(self.n_bytes()).collect()
+        self.lines
+            .iter()
+            .flat_map(|line| line.0)
+            .take(self.n_bytes())
+            .collect()
     }
     /// The elements as floating-point numbers.
     pub fn to_f64s(&self) -> Vec<f64> {
-        self.bytes().chunks(self.dtype.bytes() as usize).map(|bytes| decode(self.dtype, bytes)).collect()
+        self.bytes()
+            .chunks(self.dtype.bytes() as usize)
+            .map(|bytes| decode(self.dtype, bytes))
+            .collect()
     }
     /// The elements of a tensor of integers or bools.
     pub fn to_i64s(&self) -> Vec<i64> {
-        self.bytes().chunks(self.dtype.bytes() as usize).map(|bytes| decode_int(self.dtype, bytes)).collect()
+        self.bytes()
+            .chunks(self.dtype.bytes() as usize)
+            .map(|bytes| decode_int(self.dtype, bytes))
+            .collect()
     }
     /// The same bytes in another shape. Panics if it has another number of elements.
     pub fn reshape(&self, shape: &[usize]) -> OwnedTensor {
@@ -87,10 +114,19 @@ impl OwnedTensor {
     }
     fn operand(&self) -> Operand {
         let shape = self.shape.iter().map(|&d| d as u64).collect();
-        Operand { place: Place { pool: 0, offset: 0 }, dtype: self.dtype, shape }
+        Operand {
+            place: Place { pool: 0, offset: 0 },
+            dtype: self.dtype,
+            shape,
+        }
     }
     fn tensor(&self, data: *mut u8) -> Tensor {
-        Tensor { dtype: self.dtype, shape: self.shape.clone().into(), data, bytes: self.n_bytes() }
+        Tensor {
+            dtype: self.dtype,
+            shape: self.shape.clone().into(),
+            data,
+            bytes: self.n_bytes(),
+        }
     }
 }
 
@@ -126,10 +162,14 @@ fn decode_int(dtype: DType, bytes: &[u8]) -> i64 {
 }
 /// Up to eight bytes, little-endian.
 fn word(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+    bytes
+        .iter()
+        .rev()
+        .fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// Runs an op on tensors of one's own; the results have the types `outs`. An error says what the kernel refused.
+/// Runs an op on tensors of one's own; the results have the types `outs`. An error says what the
+/// kernel refused.
 pub fn run_op(
     op: &str,
     attrs: &[(String, Attr)],
@@ -178,15 +218,27 @@ impl<'a> Run<'a> {
         let kernel = find(op).ok_or_else(|| format!("there is no kernel for {op}"))?;
         let operand = |(dtype, shape): &(DType, Vec<usize>)| {
             let shape = shape.iter().map(|&d| d as u64).collect();
-            Operand { place: Place { pool: 0, offset: 0 }, dtype: *dtype, shape }
+            Operand {
+                place: Place { pool: 0, offset: 0 },
+                dtype: *dtype,
+                shape,
+            }
         };
         let ins: Vec<Operand> = inputs.iter().map(|t| t.operand()).collect();
         let types: Vec<Operand> = outs.iter().map(operand).collect();
-        kernel.check(&Signature { attrs, ins: &ins, outs: &types, scratch: scratch_bytes })?;
+        kernel.check(&Signature {
+            attrs,
+            ins: &ins,
+            outs: &types,
+            scratch: scratch_bytes,
+        })?;
 
         // Not zeros: a kernel that leaves an element unwritten should be found out.
         let rubbish = Line([0xA5; 64]);
-        let mut results: Vec<OwnedTensor> = outs.iter().map(|(d, shape)| OwnedTensor::zeros(*d, shape)).collect();
+        let mut results: Vec<OwnedTensor> = outs
+            .iter()
+            .map(|(d, shape)| OwnedTensor::zeros(*d, shape))
+            .collect();
         results.iter_mut().for_each(|t| t.lines.fill(rubbish));
         for &(i, j) in pairs {
             let declared = kernel.inplace.contains(&(i, j)) && ins.get(i) == types.get(j);
@@ -195,9 +247,21 @@ impl<'a> Run<'a> {
             }
             results[j].lines.clone_from(&inputs[i].lines);
         }
-        let n = usize::try_from(scratch_bytes.div_ceil(64)).map_err(|_| "too much scratch".to_string())?;
-        let scratch = OwnedTensor { dtype: DType::U8, shape: vec![n * 64], lines: vec![rubbish; n] };
-        Ok(Run { kernel, attrs, inputs: inputs.to_vec(), results, scratch, pairs: pairs.to_vec() })
+        let n = usize::try_from(scratch_bytes.div_ceil(64))
+            .map_err(|_| "too much scratch".to_string())?;
+        let scratch = OwnedTensor {
+            dtype: DType::U8,
+            shape: vec![n * 64],
+            lines: vec![rubbish; n],
+        };
+        Ok(Run {
+            kernel,
+            attrs,
+            inputs: inputs.to_vec(),
+            results,
+            scratch,
+            pairs: pairs.to_vec(),
+        })
     }
     /// Runs it. In-place operands are the results of the run before.
     pub fn run(&mut self) -> Result<(), String> {
@@ -215,22 +279,44 @@ impl<'a> Run<'a> {
         mark();
         ran
     }
-    /// The same in parts on this thread, the last part first: of `lengths` units in turn, or so many times as many as parts'
-    /// beginnings must be multiples of. How many parts there were.
+    /// The same in parts on this thread, the last part first: of `lengths` units in turn, or so
+    /// many times as many as parts' beginnings must be multiples of. How many parts there were.
     pub fn run_in_parts(&mut self, lengths: &[usize]) -> Result<usize, String> {
         self.launch().run_in_parts(lengths)
     }
     fn launch(&mut self) -> Arc<Launch> {
-        let pointers: Vec<*mut u8> = self.results.iter_mut().map(|t| t.lines.as_mut_ptr().cast()).collect();
-        let outs: Vec<Tensor> = self.results.iter().zip(&pointers).map(|(t, &data)| t.tensor(data)).collect();
-        let on = |i: usize| self.pairs.iter().find(|pair| pair.0 == i).map(|pair| pointers[pair.1]);
-        let place =
-            |(i, t): (usize, &&OwnedTensor)| t.tensor(on(i).unwrap_or_else(|| t.lines.as_ptr().cast_mut().cast()));
+        let pointers: Vec<*mut u8> = self
+            .results
+            .iter_mut()
+            .map(|t| t.lines.as_mut_ptr().cast())
+            .collect();
+        let outs: Vec<Tensor> = self
+            .results
+            .iter()
+            .zip(&pointers)
+            .map(|(t, &data)| t.tensor(data))
+            .collect();
+        let on = |i: usize| {
+            self.pairs
+                .iter()
+                .find(|pair| pair.0 == i)
+                .map(|pair| pointers[pair.1])
+        };
+        let place = |(i, t): (usize, &&OwnedTensor)| {
+            t.tensor(on(i).unwrap_or_else(|| t.lines.as_ptr().cast_mut().cast()))
+        };
         let ins: Vec<Tensor> = self.inputs.iter().enumerate().map(place).collect();
         let data = self.scratch.lines.as_mut_ptr().cast();
         let scratch = (0 < self.scratch.n_bytes()).then(|| self.scratch.tensor(data));
-        // Results are tensors of their own, operands lie on them only in declared pairs: what `Call` asks for. The launch
-        // is dropped by who asks for it; a team's threads that still hold it do not look at its tensors any more.
-        Arc::new(Launch::new(self.kernel, self.attrs.into(), ins.into(), outs.into(), scratch))
+        // Results are tensors of their own, operands lie on them only in declared pairs: what
+        // `Call` asks for. The launch is dropped by who asks for it; a team's threads that still
+        // hold it do not look at its tensors any more.
+        Arc::new(Launch::new(
+            self.kernel,
+            self.attrs.into(),
+            ins.into(),
+            outs.into(),
+            scratch,
+        ))
     }
 }

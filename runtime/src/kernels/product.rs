@@ -1,25 +1,31 @@
-//! One product of two matrices: the micro-kernels of `gemm-f32` and `gemm-f64`, which multiply a tile of a few rows and
-//! columns at the machine's speed, and our own loops around them.
+//! One product of two matrices: the micro-kernels of `gemm-f32` and `gemm-f64`, which multiply a
+//! tile of a few rows and columns at the machine's speed, and our own loops around them.
 //!
-//! The loops that come with those crates allocate for each product; these keep one workspace a thread, made at the
-//! thread's first product, so that a step in steady state allocates nothing. They are Goto's: a block of the right factor
-//! is packed so that it stays in the second cache while tiles go over it, cut at places that depend on the shape alone.
-//! Measured on one core of Zen 3 (AVX2), f32, the shapes of a small GPT-2 in all orders: 84 to 98 GFLOP/s, 0.92 to 1.06 of
-//! what the loops of the crate `gemm` reach; attention's small products 57 to 91, 0.97 to 1.03. On one core of Zen 4 (AVX-512),
-//! whose registers reach 118: 104 to 111. A product of one row spends its time on packing: 1x768x768 with the right factor
-//! transposed has 5 GFLOP/s on Zen 3, and could have 29.
+//! The loops that come with those crates allocate for each product; these keep one workspace a
+//! thread, made at the thread's first product, so that a step in steady state allocates nothing.
+//! They are Goto's: a block of the right factor is packed so that it stays in the second cache
+//! while tiles go over it, cut at places that depend on the shape alone. Measured on one core of
+//! Zen 3 (AVX2), f32, the shapes of a small GPT-2 in all orders: 84 to 98 GFLOP/s, 0.92 to 1.06 of
+//! what the loops of the crate `gemm` reach; attention's small products 57 to 91, 0.97 to 1.03. On
+//! one core of Zen 4 (AVX-512), whose registers reach 118: 104 to 111. A product of one row spends
+//! its time on packing: 1x768x768 with the right factor transposed has 5 GFLOP/s on Zen 3, and
+//! could have 29.
 
-#![allow(unsafe_code, reason = "micro-kernels take pointers: the one call is in `tiles`, and a hint beside it")]
+#![allow(
+    unsafe_code,
+    reason = "micro-kernels take pointers: the one call is in `tiles`, and a hint beside it"
+)]
 
 use super::wide::Wide;
 use crate::kernel::Window;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// `(columns, rows, depth, y, w, x, y's row stride, y's column stride, w's row stride, x's column stride, x's row stride,
-/// factor of y, factor of the product, 0: y is overwritten or 1: added to, …)`. The crates have columns for rows: `y` is
-/// row-major here, which is the transposed product there. It computes
-/// `y[i][j] (+)= sum over l of x[i][l] w[l][j]` for a tile, where `w`'s columns are next to each other.
+/// `(columns, rows, depth, y, w, x, y's row stride, y's column stride, w's row stride, x's column
+/// stride, x's row stride, factor of y, factor of the product, 0: y is overwritten or 1: added to,
+/// …)`. The crates have columns for rows: `y` is row-major here, which is the transposed product
+/// there. It computes `y[i][j] (+)= sum over l of x[i][l] w[l][j]` for a tile, where `w`'s columns
+/// are next to each other.
 type Micro<R> = unsafe fn(
     usize,
     usize,
@@ -41,7 +47,8 @@ type Micro<R> = unsafe fn(
     *const R,
 );
 
-/// The micro-kernels of a machine: for each number of vectors that hold a row of the tile, for each number of rows.
+/// The micro-kernels of a machine: for each number of vectors that hold a row of the tile, for each
+/// number of rows.
 pub(super) struct Tile<R: 'static> {
     kernels: &'static [Micro<R>],
     /// Most rows of a tile.
@@ -56,13 +63,15 @@ pub(super) struct Tile<R: 'static> {
 }
 
 impl<R> Tile<R> {
-    /// Whether so many columns of a right factor may be read where they lie: they are whole vectors.
+    /// Whether so many columns of a right factor may be read where they lie: they are whole
+    /// vectors.
     pub(super) fn reads(&self, columns: usize) -> bool {
         columns.is_multiple_of(self.lanes)
     }
-    /// Whether rows of a left factor may be read where they lie across its lines, which are so many bytes apart: each number of a
-    /// row is in another line, one of the second cache. A tile of many vectors computes long enough to wait for none, unless lines
-    /// share the cache's few places for their address. Others read packed rows.
+    /// Whether rows of a left factor may be read where they lie across its lines, which are so many
+    /// bytes apart: each number of a row is in another line, one of the second cache. A tile of
+    /// many vectors computes long enough to wait for none, unless lines share the cache's few
+    /// places for their address. Others read packed rows.
     fn hides(&self, apart: usize) -> bool {
         16 <= self.rows * self.columns / self.lanes && !apart.is_multiple_of(4096)
     }
@@ -71,19 +80,42 @@ impl<R> Tile<R> {
 /// See [`pack`].
 type Pack<R> = fn(&mut [R], usize, (usize, usize), (usize, usize), &[R]);
 
+/// Instructions that there are micro-kernels for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Set {
+    Avx512,
+    Fma,
+    Neon,
+    Scalar,
+}
+
+impl Set {
+    /// The best first.
+    const ALL: [Set; 4] = [Set::Avx512, Set::Fma, Set::Neon, Set::Scalar];
+}
+
 /// A type that products are computed in.
 pub(super) trait Tiled: Wide {
+    /// The micro-kernels for these instructions, if the machine has them.
+    fn tile_of(set: Set) -> Option<Tile<Self>>;
     /// The best micro-kernels that this machine has.
-    fn tile() -> Tile<Self>;
+    fn tile() -> Tile<Self> {
+        Set::ALL
+            .into_iter()
+            .find_map(Self::tile_of)
+            .expect("every machine should have scalars")
+    }
     /// Lends this thread's workspace: [`ROOM`] numbers.
     fn with_room(f: impl FnOnce(&mut [Self]));
     /// Lends another of this thread's workspaces, which grows to `n` numbers if it has fewer.
     fn with_space(n: usize, f: impl FnOnce(&mut [Self]));
 }
 
-/// How deep a packed block is: then a tile's rows of `x` stay in the first cache. Sums are cut there.
+/// How deep a packed block is: then a tile's rows of `x` stay in the first cache. Sums are cut
+/// there.
 const DEPTH: usize = artifact::PRODUCT_DEPTH;
-/// How many columns of `w` are packed at once: 256 KiB of f32 in the second cache. A multiple of every tile's columns.
+/// How many columns of `w` are packed at once: 256 KiB of f32 in the second cache. A multiple of
+/// every tile's columns.
 const COLUMNS: usize = 128;
 /// How many rows of `x` are packed at once, if they are.
 const ROWS: usize = 1024;
@@ -95,7 +127,7 @@ const LINE_BYTES: usize = 64;
 macro_rules! tiled {
     ($ty:ident, $micro:ident, avx512 $avx512:literal, fma $fma:literal, neon $neon:literal) => {
         impl Tiled for $ty {
-            fn tile() -> Tile<$ty> {
+            fn tile_of(set: Set) -> Option<Tile<$ty>> {
                 macro_rules! tile {
                     ($set:ident, $lanes:literal) => {{
                         use $micro::microkernel::$set::$ty::{MR_DIV_N, NR, UKR};
@@ -110,19 +142,21 @@ macro_rules! tiled {
                         }
                     }};
                 }
-                #[cfg(target_arch = "x86_64")]
-                if std::arch::is_x86_feature_detected!("avx512f") {
-                    return tile!(avx512f, $avx512);
+                match set {
+                    #[cfg(target_arch = "x86_64")]
+                    Set::Avx512 => std::arch::is_x86_feature_detected!("avx512f")
+                        .then(|| tile!(avx512f, $avx512)),
+                    #[cfg(target_arch = "x86_64")]
+                    Set::Fma => {
+                        std::arch::is_x86_feature_detected!("fma").then(|| tile!(fma, $fma))
+                    }
+                    #[cfg(target_arch = "aarch64")]
+                    Set::Neon => {
+                        std::arch::is_aarch64_feature_detected!("neon").then(|| tile!(neon, $neon))
+                    }
+                    Set::Scalar => Some(tile!(scalar, 1)),
+                    _ => None,
                 }
-                #[cfg(target_arch = "x86_64")]
-                if std::arch::is_x86_feature_detected!("fma") {
-                    return tile!(fma, $fma);
-                }
-                #[cfg(target_arch = "aarch64")]
-                if std::arch::is_aarch64_feature_detected!("neon") {
-                    return tile!(neon, $neon);
-                }
-                tile!(scalar, 1)
             }
             fn with_room(f: impl FnOnce(&mut [$ty])) {
                 thread_local! {
@@ -156,19 +190,20 @@ tiled!(f64, gemm_f64, avx512 8, fma 4, neon 2);
 pub(super) enum Start<'a, R> {
     /// Nothing.
     Zero,
-    /// What the function writes, which is given a row, a column and the numbers from there on: they are added to while they are
-    /// in the first cache.
+    /// What the function writes, which is given a row, a column and the numbers from there on: they
+    /// are added to while they are in the first cache.
     From(&'a dyn Fn(usize, usize, &mut [R])),
 }
 
-/// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix, read transposed where `ta`, `tb` say so. `y`
-/// is them alone. Their bits do not depend on which others are computed with them.
+/// Some rows and columns of the product of an `m` by `k` and a `k` by `n` matrix, read transposed
+/// where `ta`, `tb` say so. `y` is them alone. Their bits do not depend on which others are
+/// computed with them.
 pub(super) fn product_part<R: Tiled>(
+    tile: &Tile<R>,
     (m, k, n): (usize, usize, usize),
     (rows, columns): (Range<usize>, Range<usize>),
     (ta, tb): (bool, bool),
-    x: &[R],
-    w: &[R],
+    (x, w): (&[R], &[R]),
     mut y: Window<'_, R>,
     start: Start<'_, R>,
 ) {
@@ -184,12 +219,18 @@ pub(super) fn product_part<R: Tiled>(
     }
     let whole = x.len() == m * k && w.len() == k * n && rows.end <= m && columns.end <= n;
     let whole = whole && (y.rows(), y.columns()) == (rows.len(), columns.len());
-    assert!(whole, "slices should be whole matrices, and the result some of their product");
-    let tile = R::tile();
+    assert!(
+        whole,
+        "slices should be whole matrices, and the result some of their product"
+    );
     let (x_row, x_column) = if ta { (1, m) } else { (k, 1) };
     let (w_row, w_column) = if tb { (1, k) } else { (n, 1) };
     let pack_x = ta && 2 * tile.columns < columns.len() && !tile.hides(m * size_of::<R>());
-    let most_rows = if pack_x { ROWS / tile.rows * tile.rows } else { rows.len() };
+    let most_rows = if pack_x {
+        ROWS / tile.rows * tile.rows
+    } else {
+        rows.len()
+    };
     R::with_room(|room| {
         let (w_room, x_room) = room.split_at_mut(DEPTH * COLUMNS);
         for top in rows.clone().step_by(most_rows) {
@@ -197,14 +238,25 @@ pub(super) fn product_part<R: Tiled>(
             for shallow in (0..k).step_by(DEPTH) {
                 let depth = DEPTH.min(k - shallow);
                 let x = &x[top * x_row + shallow * x_column..];
-                // Panels begin a line apart from where they would share the first cache's few lines of an address.
+                // Panels begin a line apart from where they would share the first cache's few lines
+                // of an address.
                 let panel = tile.rows * depth + LINE_BYTES / size_of::<R>();
                 if pack_x {
                     (tile.pack_rows)(x_room, panel, (height, x_row), (depth, x_column), x);
                 }
                 let x = match pack_x {
-                    true => Left { x: &*x_room, row: 1, column: tile.rows, panel },
-                    false => Left { x, row: x_row, column: x_column, panel: tile.rows * x_row },
+                    true => Left {
+                        x: &*x_room,
+                        row: 1,
+                        column: tile.rows,
+                        panel,
+                    },
+                    false => Left {
+                        x,
+                        row: x_row,
+                        column: x_column,
+                        panel: tile.rows * x_row,
+                    },
                 };
                 for left in columns.clone().step_by(COLUMNS) {
                     let width = COLUMNS.min(columns.end - left);
@@ -213,10 +265,24 @@ pub(super) fn product_part<R: Tiled>(
                     let pack_w = tb || !width.is_multiple_of(tile.lanes) || 8 * tile.rows < height;
                     let w = match pack_w {
                         true => {
-                            (tile.pack_columns)(w_room, tile.columns * depth, (width, w_column), (depth, w_row), w);
-                            Right { w: &*w_room, row: tile.columns, panel: tile.columns * depth }
+                            (tile.pack_columns)(
+                                w_room,
+                                tile.columns * depth,
+                                (width, w_column),
+                                (depth, w_row),
+                                w,
+                            );
+                            Right {
+                                w: &*w_room,
+                                row: tile.columns,
+                                panel: tile.columns * depth,
+                            }
                         }
-                        false => Right { w, row: w_row, panel: tile.columns },
+                        false => Right {
+                            w,
+                            row: w_row,
+                            panel: tile.columns,
+                        },
                     };
                     let (i, j) = (top - rows.start, left - columns.start);
                     let y = &mut y.part(i..i + height, j..j + width);
@@ -226,11 +292,14 @@ pub(super) fn product_part<R: Tiled>(
                                 let high = height.min(low + STARTED * tile.rows);
                                 let y = &mut y.part(low..high, 0..width);
                                 (low..high).for_each(|l| f(top + l, left, y.row(l - low)));
-                                let x = Left { x: &x.x[low / tile.rows * x.panel..], ..x };
-                                tiles(&tile, depth, x, w, R::ONE, y, true);
+                                let x = Left {
+                                    x: &x.x[low / tile.rows * x.panel..],
+                                    ..x
+                                };
+                                tiles(tile, depth, x, w, R::ONE, y, true);
                             }
                         }
-                        _ => tiles(&tile, depth, x, w, R::ONE, y, 0 < shallow),
+                        _ => tiles(tile, depth, x, w, R::ONE, y, 0 < shallow),
                     }
                 }
             }
@@ -241,7 +310,8 @@ pub(super) fn product_part<R: Tiled>(
 /// Tiles of rows that [`Start::From`] writes before a product is added to them.
 const STARTED: usize = 4;
 
-/// A left factor: number `l` of row `i` of panel `p`, of a tile's rows, lies at `p * panel + i * row + l * column`.
+/// A left factor: number `l` of row `i` of panel `p`, of a tile's rows, lies at `p * panel + i *
+/// row + l * column`.
 #[derive(Clone, Copy)]
 pub(super) struct Left<'a, R> {
     pub(super) x: &'a [R],
@@ -253,16 +323,26 @@ pub(super) struct Left<'a, R> {
 impl<'a, R: Tiled> Left<'a, R> {
     /// Rows `stride` apart.
     pub(super) fn rows(tile: &Tile<R>, x: &'a [R], stride: usize) -> Left<'a, R> {
-        Left { x, row: stride, column: 1, panel: tile.rows * stride }
+        Left {
+            x,
+            row: stride,
+            column: 1,
+            panel: tile.rows * stride,
+        }
     }
     /// The transposed of rows `stride` apart.
     pub(super) fn transposed(tile: &Tile<R>, x: &'a [R], stride: usize) -> Left<'a, R> {
-        Left { x, row: 1, column: stride, panel: tile.rows }
+        Left {
+            x,
+            row: 1,
+            column: stride,
+            panel: tile.rows,
+        }
     }
 }
 
-/// A right factor: column `j` of row `l` of panel `p`, of a tile's columns, lies at `p * panel + l * row + j`. Whole vectors are
-/// read.
+/// A right factor: column `j` of row `l` of panel `p`, of a tile's columns, lies at `p * panel + l
+/// * row + j`. Whole vectors are read.
 #[derive(Clone, Copy)]
 pub(super) struct Right<'a, R> {
     pub(super) w: &'a [R],
@@ -283,11 +363,16 @@ impl<'a, R: Tiled> Right<'a, R> {
         (depth, columns): (usize, usize),
     ) -> Right<'a, R> {
         match tile.reads(columns) {
-            true => Right { w, row: columns, panel: tile.columns },
+            true => Right {
+                w,
+                row: columns,
+                panel: tile.columns,
+            },
             false => Right::packed(tile, room, (columns, 1), (depth, columns), w),
         }
     }
-    /// Columns `stride` apart of `depth` numbers, `step` apart, packed. One of `stride` and `step` is 1.
+    /// Columns `stride` apart of `depth` numbers, `step` apart, packed. One of `stride` and `step`
+    /// is 1.
     pub(super) fn packed(
         tile: &Tile<R>,
         room: &'a mut [R],
@@ -295,8 +380,18 @@ impl<'a, R: Tiled> Right<'a, R> {
         (depth, step): (usize, usize),
         from: &[R],
     ) -> Right<'a, R> {
-        (tile.pack_columns)(room, tile.columns * depth, (columns, stride), (depth, step), from);
-        Right { w: room, row: tile.columns, panel: tile.columns * depth }
+        (tile.pack_columns)(
+            room,
+            tile.columns * depth,
+            (columns, stride),
+            (depth, step),
+            from,
+        );
+        Right {
+            w: room,
+            row: tile.columns,
+            panel: tile.columns * depth,
+        }
     }
 }
 
@@ -320,31 +415,54 @@ pub(super) fn tiles<R: Tiled>(
         }
         return;
     }
-    // One past the last number of a factor's first row or column that is read, where all panels but the last are whole.
+    // One past the last number of a factor's first row or column that is read, where all panels but
+    // the last are whole.
     let end = |last: usize, panel: usize, whole: usize, rest: usize| {
-        let before = last.checked_sub(1).map_or(0, |before| before * panel + whole);
+        let before = last
+            .checked_sub(1)
+            .map_or(0, |before| before * panel + whole);
         before.max(last * panel + rest)
     };
     let (last_x, high) = ((rows - 1) / tile.rows, (rows - 1) % tile.rows);
-    let (last_w, wide) = ((columns - 1) / tile.columns, (columns - 1) % tile.columns + 1);
-    let x_end = end(last_x, x.panel, (tile.rows - 1) * x.row + 1, high * x.row + 1) + (depth - 1) * x.column;
-    let w_end = end(last_w, w.panel, tile.columns, wide.next_multiple_of(tile.lanes)) + (depth - 1) * w.row;
-    assert!(x_end <= x.x.len() && w_end <= w.w.len(), "factors should have what their product reads");
+    let (last_w, wide) = (
+        (columns - 1) / tile.columns,
+        (columns - 1) % tile.columns + 1,
+    );
+    let x_end = end(
+        last_x,
+        x.panel,
+        (tile.rows - 1) * x.row + 1,
+        high * x.row + 1,
+    ) + (depth - 1) * x.column;
+    let w_end = end(
+        last_w,
+        w.panel,
+        tile.columns,
+        wide.next_multiple_of(tile.lanes),
+    ) + (depth - 1) * w.row;
+    assert!(
+        x_end <= x.x.len() && w_end <= w.w.len(),
+        "factors should have what their product reads"
+    );
     let start = y.as_mut_ptr();
     for i in (0..rows).step_by(tile.rows) {
         let height = tile.rows.min(rows - i);
-        let x = Left { x: &x.x[i / tile.rows * x.panel..], ..x };
+        let x = Left {
+            x: &x.x[i / tile.rows * x.panel..],
+            ..x
+        };
         for j in (0..columns).step_by(tile.columns) {
             let width = tile.columns.min(columns - j);
             let w_panel = &w.w[j / tile.columns * w.panel..];
             let kernel = tile.kernels[(width.div_ceil(tile.lanes) - 1) * tile.rows + height - 1];
             // The kernel touches y when it is done with the factors.
             (0..height).for_each(|l| fetch(start.wrapping_add((i + l) * stride + j)));
-            // SAFETY: the kernel writes `height` rows of `width` numbers, `stride` apart, of y: a part of the window, for
-            // i + height <= rows and j + width <= columns. It reads `depth` rows of w, whole vectors of them, and `depth`
-            // columns of x: the assertion above says that the last numbers of the last panels are there, and those of the
-            // panels before it lie before. y is a mutable window and overlaps neither. The machine has the kernel's
-            // instructions: `tile` asked.
+            // SAFETY: the kernel writes `height` rows of `width` numbers, `stride` apart, of y: a
+            // part of the window, for i + height <= rows and j + width <= columns. It reads `depth`
+            // rows of w, whole vectors of them, and `depth` columns of x: the assertion above says
+            // that the last numbers of the last panels are there, and those of the panels before it
+            // lie before. y is a mutable window and overlaps neither. The machine has the kernel's
+            // instructions: `tile_of` asked.
             unsafe {
                 kernel(
                     width,
@@ -382,8 +500,9 @@ fn fetch<R>(at: *const R) {
     let _ = at;
 }
 
-/// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE` vectors, `panel` apart: number `l`
-/// of vector `i` of a panel at `l * WIDE + i`. The last panel is filled up with zeros. One of `stride` and `step` is 1.
+/// Copies `n` vectors, `stride` apart, of `depth` numbers, `step` apart, into panels of `WIDE`
+/// vectors, `panel` apart: number `l` of vector `i` of a panel at `l * WIDE + i`. The last panel is
+/// filled up with zeros. One of `stride` and `step` is 1.
 fn pack<R: Tiled, const WIDE: usize>(
     room: &mut [R],
     panel: usize,
@@ -392,13 +511,19 @@ fn pack<R: Tiled, const WIDE: usize>(
     from: &[R],
 ) {
     if stride == 1 {
-        // Lines that follow each other are read, as far as the panels that they go to stay in the first cache.
-        for (panels, first) in room.chunks_mut(PANELS * panel).zip((0..n).step_by(PANELS * WIDE)) {
+        // Lines that follow each other are read, as far as the panels that they go to stay in the
+        // first cache.
+        for (panels, first) in room
+            .chunks_mut(PANELS * panel)
+            .zip((0..n).step_by(PANELS * WIDE))
+        {
             let width = (n - first).min(PANELS * WIDE);
             for l in 0..depth {
                 let at = l * step + first;
                 let ahead = from.as_ptr().wrapping_add(at + AHEAD * step);
-                (0..width).step_by(LINE_BYTES / size_of::<R>()).for_each(|i| fetch(ahead.wrapping_add(i)));
+                (0..width)
+                    .step_by(LINE_BYTES / size_of::<R>())
+                    .for_each(|i| fetch(ahead.wrapping_add(i)));
                 let (whole, rest) = from[at..at + width].as_chunks::<WIDE>();
                 let mut panels = panels.chunks_mut(panel);
                 for (numbers, panel) in whole.iter().zip(&mut panels) {
@@ -417,16 +542,24 @@ fn pack<R: Tiled, const WIDE: usize>(
         let (panel, _) = panel[..WIDE * depth].as_chunks_mut::<WIDE>();
         let width = WIDE.min(n - at);
         assert!(step == 1, "vectors or numbers should be next to each other");
-        // A line of each vector at a time, or the panel would pass through the cache once for each vector; they are too many for
-        // the processor to foresee the next ones.
+        // A line of each vector at a time, or the panel would pass through the cache once for each
+        // vector; they are too many for the processor to foresee the next ones.
         for (block, rows) in panel.chunks_mut(SQUARE).enumerate() {
             let from = &from[at * stride + block * SQUARE..];
             for i in 0..width {
                 let numbers = &from[i * stride..][..rows.len()];
                 fetch(numbers.as_ptr().wrapping_add(SQUARE));
-                match (numbers.first_chunk::<SQUARE>(), rows.first_chunk_mut::<SQUARE>()) {
-                    (Some(numbers), Some(rows)) => (0..SQUARE).for_each(|l| rows[l][i] = numbers[l]),
-                    _ => rows.iter_mut().zip(numbers).for_each(|(row, &number)| row[i] = number),
+                match (
+                    numbers.first_chunk::<SQUARE>(),
+                    rows.first_chunk_mut::<SQUARE>(),
+                ) {
+                    (Some(numbers), Some(rows)) => {
+                        (0..SQUARE).for_each(|l| rows[l][i] = numbers[l])
+                    }
+                    _ => rows
+                        .iter_mut()
+                        .zip(numbers)
+                        .for_each(|(row, &number)| row[i] = number),
                 }
             }
             rows.iter_mut().for_each(|row| row[width..].fill(R::ZERO));
@@ -447,39 +580,85 @@ mod tests {
 
     /// Small integers: sums are exact in any order.
     fn integers<R: Tiled>(n: usize, seed: usize) -> Vec<R> {
-        (0..n).map(|i| R::of_f64(((i * 7 + seed * 13 + i * i / 5) % 9) as f64 - 4.0)).collect()
+        (0..n)
+            .map(|i| R::of_f64(((i * 7 + seed * 13 + i * i / 5) % 9) as f64 - 4.0))
+            .collect()
     }
 
-    fn agrees<R: Tiled>() {
-        let tile = R::tile();
-        assert!(COLUMNS.is_multiple_of(tile.columns) && tile.rows <= ROWS && tile.columns.is_multiple_of(tile.lanes));
+    fn agrees<R: Tiled>(set: Set) {
+        let Some(tile) = R::tile_of(set) else { return };
+        assert!(
+            COLUMNS.is_multiple_of(tile.columns)
+                && tile.rows <= ROWS
+                && tile.columns.is_multiple_of(tile.lanes)
+        );
         // Around the borders of tiles, panels and blocks.
-        let (ms, ns) = ([1, 2, 5, 6, 7, 13, 49, 515], [1, 3, 4, 8, 15, 16, 17, 24, 33, 127, 129, 260]);
-        for (m, n) in ms.into_iter().flat_map(|m| ns.map(|n| (m, n))) {
-            for k in [1, 2, 3, 16, 17, 65, 513].into_iter().filter(|k| k * m * n < 1 << 18) {
-                let (x, w, start) = (integers::<R>(m * k, 1), integers::<R>(k * n, 2), integers::<R>(m * n, 3));
-                for (ta, tb, add) in (0..8).map(|bits| (bits & 1 == 1, bits & 2 == 2, bits & 4 == 4)) {
-                    let at = |i: usize, l: usize, columns, rows, t| if t { l * rows + i } else { i * columns + l };
-                    let mut expected = start.clone();
-                    for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
-                        let products = (0..k).map(|l| x[at(i, l, k, m, ta)].to_f64() * w[at(l, j, n, k, tb)].to_f64());
-                        let sum = products.sum::<f64>() + if add { start[i * n + j].to_f64() } else { 0.0 };
-                        expected[i * n + j] = R::of_f64(sum);
-                    }
-                    let mut y = vec![R::ONE; m * n];
-                    let from = |i: usize, j: usize, y: &mut [R]| y.copy_from_slice(&start[i * n + j..][..y.len()]);
-                    let start = if add { Start::From(&from) } else { Start::Zero };
-                    let window = Window::new(&mut y, m, n);
-                    product_part((m, k, n), (0..m, 0..n), (ta, tb), &x, &w, window, start);
-                    assert!(y == expected, "{m} x {k} x {n}, ta {ta}, tb {tb}, add {add}");
+        let (ms, ns) = (
+            [1, 2, 5, 6, 7, 13, 49, 515],
+            [1, 3, 4, 8, 15, 16, 17, 24, 33, 127, 129, 260],
+        );
+        let sizes = ms
+            .into_iter()
+            .flat_map(|m| ns.map(|n| (m, n)))
+            .flat_map(|(m, n)| {
+                let ks = [1, 2, 3, 16, 17, 65, 513]
+                    .into_iter()
+                    .filter(move |k| k * m * n < 1 << 18);
+                ks.map(move |k| (m, k, n))
+            });
+        // Rows of a transposed factor, more than are packed together, a multiple of a page apart
+        // and not.
+        for (m, k, n) in sizes.chain([
+            (2048, 3, 130),
+            (2 * ROWS + 3, 2, 130),
+            (1024, 17, 129),
+            (1100, 513, 6),
+        ]) {
+            let (x, w, start) = (
+                integers::<R>(m * k, 1),
+                integers::<R>(k * n, 2),
+                integers::<R>(m * n, 3),
+            );
+            for (ta, tb, add) in (0..8).map(|bits| (bits & 1 == 1, bits & 2 == 2, bits & 4 == 4)) {
+                let at = |i: usize, l: usize, columns, rows, t| {
+                    if t { l * rows + i } else { i * columns + l }
+                };
+                let mut expected = start.clone();
+                for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
+                    let products = (0..k)
+                        .map(|l| x[at(i, l, k, m, ta)].to_f64() * w[at(l, j, n, k, tb)].to_f64());
+                    let sum =
+                        products.sum::<f64>() + if add { start[i * n + j].to_f64() } else { 0.0 };
+                    expected[i * n + j] = R::of_f64(sum);
                 }
+                let mut y = vec![R::ONE; m * n];
+                let from = |i: usize, j: usize, y: &mut [R]| {
+                    y.copy_from_slice(&start[i * n + j..][..y.len()])
+                };
+                let start = if add { Start::From(&from) } else { Start::Zero };
+                let window = Window::new(&mut y, m, n);
+                product_part(
+                    &tile,
+                    (m, k, n),
+                    (0..m, 0..n),
+                    (ta, tb),
+                    (&x, &w),
+                    window,
+                    start,
+                );
+                assert!(
+                    y == expected,
+                    "{set:?}: {m} x {k} x {n}, ta {ta}, tb {tb}, add {add}"
+                );
             }
         }
     }
 
     #[test]
     fn products_are_sums_of_products() {
-        agrees::<f32>();
-        agrees::<f64>();
+        for set in Set::ALL {
+            agrees::<f32>(set);
+            agrees::<f64>(set);
+        }
     }
 }

@@ -1,7 +1,7 @@
-//! Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). A block of
-//! four words is a function of a key, the seed, and a counter: the number of the block, the op's stream, the step. So an
-//! element's bits depend on nothing else, in whatever order and however often elements are computed. Steps and streams
-//! count modulo 2^32.
+//! Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+//! 2011). A block of four words is a function of a key, the seed, and a counter: the number of the
+//! block, the op's stream, the step. So an element's bits depend on nothing else, in whatever order
+//! and however often elements are computed. Steps and streams count modulo 2^32.
 
 use super::Ran;
 use super::math::Real;
@@ -10,7 +10,7 @@ use super::wide::{BLOCK, Wide, blocks_of, sink, source, wide_float};
 use crate::kernel::Call;
 use artifact::DType;
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 fn check_rng(s: &Signature<'_>, i: usize) -> Checked {
     s.expect(i, DType::I64)?;
@@ -28,7 +28,9 @@ pub(super) fn check_dropout(s: &Signature<'_>) -> Checked {
     check_rng(s, 1)?;
     s.int("stream")?;
     let p = s.float("p")?;
-    ensure((0.0..=1.0).contains(&p), || format!("p={p} is not in 0..=1"))?;
+    ensure((0.0..=1.0).contains(&p), || {
+        format!("p={p} is not in 0..=1")
+    })?;
     s.results(&[(s.dtype(0), s.shape(0)), (DType::Bool, s.shape(0))])
 }
 pub(super) fn check_dropout_bwd(s: &Signature<'_>) -> Checked {
@@ -43,13 +45,16 @@ pub(super) fn check_rng_next(s: &Signature<'_>) -> Checked {
     s.results(&[(s.dtype(0), s.shape(0))])
 }
 
-// ------------------------------------------------------------------------------------------------------------ Philox
+// --- Philox ---
 
 /// A block of four random words.
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for round in 0..10 {
         if round != 0 {
-            key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+            key = [
+                key[0].wrapping_add(0x9E37_79B9),
+                key[1].wrapping_add(0xBB67_AE85),
+            ];
         }
         let product0 = u64::from(counter[0]) * 0xD251_1F53;
         let product1 = u64::from(counter[2]) * 0xCD9E_8D57;
@@ -75,15 +80,23 @@ impl Words {
     fn new(call: &Call<'_>, rng: usize) -> Words {
         let rng = call.input::<i64>(rng);
         let (seed, step) = (rng[0] as u64, rng[1] as u32);
-        Words { key: [seed as u32, (seed >> 32) as u32], stream: call.int("stream") as u32, step }
+        Words {
+            key: [seed as u32, (seed >> 32) as u32],
+            stream: call.int("stream") as u32,
+            step,
+        }
     }
     /// Block `i`.
     fn block(&self, i: usize) -> [u32; 4] {
-        philox([i as u32, (i as u64 >> 32) as u32, self.stream, self.step], self.key)
+        philox(
+            [i as u32, (i as u64 >> 32) as u32, self.stream, self.step],
+            self.key,
+        )
     }
 }
 
-/// A number in `0..1` with `bits` random bits, all of which the type can hold: rounding would reach 1.
+/// A number in `0..1` with `bits` random bits, all of which the type can hold: rounding would reach
+/// 1.
 fn uniform(word: u32, bits: u32) -> f64 {
     f64::from(word >> (32 - bits)) / f64::from(1u32 << bits)
 }
@@ -122,7 +135,9 @@ pub(super) fn rand(call: &Call<'_>) -> Ran {
 pub(super) fn randn(call: &Call<'_>) -> Ran {
     match call.out_dtype(0) {
         // 1 - u is never 0.
-        DType::F64 => fill(call, |w| normal(1.0 - uniform53(w[0], w[1]), uniform53(w[2], w[3]))),
+        DType::F64 => fill(call, |w| {
+            normal(1.0 - uniform53(w[0], w[1]), uniform53(w[2], w[3]))
+        }),
         _ => fill(call, |w| {
             let [a, b] = normal(1.0 - uniform(w[0], 24), uniform(w[1], 24));
             let [c, d] = normal(1.0 - uniform(w[2], 24), uniform(w[3], 24));
@@ -132,7 +147,7 @@ pub(super) fn randn(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-// ----------------------------------------------------------------------------------------------------------- dropout
+// --- dropout ---
 
 pub(super) fn dropout(call: &Call<'_>) -> Ran {
     wide_float!(call.out_dtype(0), W => dropout_of::<W>(call));
@@ -181,9 +196,18 @@ mod tests {
     /// The known answers of the authors' Random123 library.
     #[test]
     fn philox_gives_the_known_answers() {
-        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(
+            philox([0; 4], [0; 2]),
+            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
+        );
+        assert_eq!(
+            philox([u32::MAX; 4], [u32::MAX; 2]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
-        assert_eq!(philox(pi, [0xa409_3822, 0x299f_31d0]), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+        assert_eq!(
+            philox(pi, [0xa409_3822, 0x299f_31d0]),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
     }
 }

@@ -9,7 +9,7 @@ use crate::kernel::{Call, Element};
 use artifact::DType;
 use std::ops::Range;
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 fn check_reduction(s: &Signature<'_>, fits: fn(DType) -> bool, result: DType) -> Checked {
     s.has_kernel(0, fits)?;
@@ -32,7 +32,8 @@ pub(super) fn check_floats(s: &Signature<'_>) -> Checked {
 }
 pub(super) fn check_extreme(s: &Signature<'_>) -> Checked {
     check_reduction(s, is_any, s.dtype(0))?;
-    let fits = s.shape(0).iter().product::<u64>() != 0 || s.outs[0].shape.iter().product::<u64>() == 0;
+    let fits =
+        s.shape(0).iter().product::<u64>() != 0 || s.outs[0].shape.iter().product::<u64>() == 0;
     ensure(fits, || "no numbers have no extreme".into())
 }
 pub(super) fn check_any(s: &Signature<'_>) -> Checked {
@@ -48,12 +49,14 @@ pub(super) fn check_topk(s: &Signature<'_>) -> Checked {
     s.bool("largest")?;
     let (dim, k) = (s.dim("dim", 0)?, s.int("k")?);
     let mut shape = s.shape(0).to_vec();
-    ensure(0 <= k && k as u64 <= shape[dim], || format!("k={k} is not in 0..={}", shape[dim]))?;
+    ensure(0 <= k && k as u64 <= shape[dim], || {
+        format!("k={k} is not in 0..={}", shape[dim])
+    })?;
     shape[dim] = k as u64;
     s.results(&[(s.dtype(0), &shape), (DType::I64, &shape)])
 }
 
-// -------------------------------------------------------------------------------------------------------- reductions
+// --- reductions ---
 
 /// Sums side by side: enough for vector registers, and the order of additions is fixed.
 const LANES: usize = 16;
@@ -68,8 +71,14 @@ struct Fold<A, L, C> {
 
 impl<A: Copy, L, C: Fn(A, A) -> A> Fold<A, L, C> {
     /// Combines a line of elements that follow each other.
-    fn line<W: Wide>(&self, x: &Source<'_>, y: &Sink<'_>, at: usize, n: usize, lanes: &mut [A; LANES])
-    where
+    fn line<W: Wide>(
+        &self,
+        x: &Source<'_>,
+        y: &Sink<'_>,
+        at: usize,
+        n: usize,
+        lanes: &mut [A; LANES],
+    ) where
         L: Fn(W) -> A,
     {
         let mut xs = [W::ZERO; BLOCK];
@@ -77,7 +86,8 @@ impl<A: Copy, L, C: Fn(A, A) -> A> Fold<A, L, C> {
             x.load(y, at + block, &mut xs[..len]);
             for part in xs[..len].chunks(LANES) {
                 match <&[W; LANES]>::try_from(part) {
-                    Ok(part) => (0..LANES).for_each(|i| lanes[i] = (self.combine)(lanes[i], (self.lift)(part[i]))),
+                    Ok(part) => (0..LANES)
+                        .for_each(|i| lanes[i] = (self.combine)(lanes[i], (self.lift)(part[i]))),
                     Err(_) => {
                         for (lane, &x) in lanes.iter_mut().zip(part) {
                             *lane = (self.combine)(*lane, (self.lift)(x));
@@ -97,13 +107,21 @@ fn reduce<W: Wide, A: Copy>(
     combine: impl Fn(A, A) -> A,
     finish: impl Fn(A) -> W,
 ) -> Ran {
-    let fold = Fold { start, lift, combine };
+    let fold = Fold {
+        start,
+        lift,
+        combine,
+    };
     let (shape, dims) = (call.in_shape(0), call.ints("dims"));
     let (x, mut y) = (source(call, 0), sink(call, 0));
     let strides = contiguous(shape);
     let (mut kept, mut reduced) = (Nest::<1>::new(), Nest::<1>::new());
     for (d, &size) in shape.iter().enumerate() {
-        let nest = if dims.contains(&(d as i64)) { &mut reduced } else { &mut kept };
+        let nest = if dims.contains(&(d as i64)) {
+            &mut reduced
+        } else {
+            &mut kept
+        };
         nest.push(size, [strides[d]]);
     }
     let part = call.part(count(call.out_shape(0)));
@@ -128,10 +146,16 @@ fn reduce<W: Wide, A: Copy>(
         return Ok(());
     }
     // The innermost dimension is reduced, or there is but one element in a line.
-    let (n, _) = if reduced.inner_strides() == [1] { reduced.pop() } else { (1, [0]) };
+    let (n, _) = if reduced.inner_strides() == [1] {
+        reduced.pop()
+    } else {
+        (1, [0])
+    };
     for out in part {
         let mut lanes = [fold.start; LANES];
-        reduced.each(kept.point(out), |[at]| fold.line(&x, &y, at as usize, n, &mut lanes));
+        reduced.each(kept.point(out), |[at]| {
+            fold.line(&x, &y, at as usize, n, &mut lanes)
+        });
         let mut width = LANES;
         while 1 < width {
             width /= 2;
@@ -141,11 +165,19 @@ fn reduce<W: Wide, A: Copy>(
     }
     Ok(())
 }
-/// By elements of the result, as many together as fill a few cache lines of rows that are combined with rows.
+/// By elements of the result, as many together as fill a few cache lines of rows that are combined
+/// with rows.
 pub(super) fn cut(call: &Call<'_>) -> Cut {
     let (from, to) = (count(call.in_shape(0)), count(call.out_shape(0)));
     let cut = Cut::of(to, from / to.max(1));
-    Cut { grain: if 64 <= to { cut.grain.max(64) } else { cut.grain }, ..cut }
+    Cut {
+        grain: if 64 <= to {
+            cut.grain.max(64)
+        } else {
+            cut.grain
+        },
+        ..cut
+    }
 }
 
 pub(super) fn sum(call: &Call<'_>) -> Ran {
@@ -155,7 +187,11 @@ pub(super) fn sum(call: &Call<'_>) -> Ran {
     wide_float!(call.in_dtype(0), W => reduce(call, 0.0, |x: W| x.to_f64(), |a, b| a + b, W::of_f64))
 }
 pub(super) fn mean(call: &Call<'_>) -> Ran {
-    let n: usize = call.ints("dims").iter().map(|&d| call.in_shape(0)[d as usize]).product();
+    let n: usize = call
+        .ints("dims")
+        .iter()
+        .map(|&d| call.in_shape(0)[d as usize])
+        .product();
     wide_float!(call.in_dtype(0), W => {
         reduce(call, 0.0, |x: W| x.to_f64(), |a, b| a + b, |sum| W::of_f64(sum / n as f64))
     })
@@ -170,7 +206,7 @@ pub(super) fn any(call: &Call<'_>) -> Ran {
     wide!(call.in_dtype(0), W => reduce(call, false, |x: W| x != W::ZERO, |a, b| a | b, W::flag))
 }
 
-// ------------------------------------------------------------------------------------------------------------- lines
+// --- lines ---
 
 /// By lines, those of the outer dimensions.
 pub(super) fn cut_lines(call: &Call<'_>) -> Cut {
@@ -182,7 +218,15 @@ pub(super) fn cumsum(call: &Call<'_>) -> Ran {
     let outer = call.part(outer);
     let (x, mut y) = (source(call, 0), sink(call, 0));
     if is_integer(call.in_dtype(0)) {
-        running(&x, &mut y, (outer.clone(), n, inner), 0i64, |x: i64| x, i64::wrapping_add, |sum| sum);
+        running(
+            &x,
+            &mut y,
+            (outer.clone(), n, inner),
+            0i64,
+            |x: i64| x,
+            i64::wrapping_add,
+            |sum| sum,
+        );
     } else {
         wide_float!(call.in_dtype(0), W => {
             running(&x, &mut y, (outer, n, inner), 0.0, |x: W| x.to_f64(), |a, b| a + b, W::of_f64);
@@ -258,7 +302,11 @@ fn is_nan<T: PartialEq + Copy>(x: T) -> bool {
 fn topk_of<T: Scalar>(call: &Call<'_>, before: impl Fn(T, T) -> bool) {
     let k = call.int("k") as usize;
     let (outer, n, inner) = around(call.in_shape(0), call.int("dim") as usize);
-    let (x, values, indices) = (call.input::<T>(0), call.output::<T>(0), call.output::<i64>(1));
+    let (x, values, indices) = (
+        call.input::<T>(0),
+        call.output::<T>(0),
+        call.output::<i64>(1),
+    );
     if count(call.out_shape(0)) == 0 {
         return;
     }

@@ -8,17 +8,21 @@ use super::{Cut, Ran};
 use crate::kernel::{Bits, Call};
 use artifact::DType;
 
-// ------------------------------------------------------------------------------------------------------------ checks
+// --- checks ---
 
 pub(super) fn check_permute(s: &Signature<'_>) -> Checked {
     let dims = s.dims("dims", 0)?;
-    ensure(dims.len() == s.rank(0), || "dims should name every dimension".into())?;
+    ensure(dims.len() == s.rank(0), || {
+        "dims should name every dimension".into()
+    })?;
     let shape: Vec<u64> = dims.iter().map(|&d| s.shape(0)[d]).collect();
     s.results(&[(s.dtype(0), &shape)])
 }
 pub(super) fn check_expand(s: &Signature<'_>) -> Checked {
     let shape = s.sizes("shape")?;
-    ensure(broadcast_shapes(s.shape(0), &shape)? == shape, || format!("does not expand to {shape:?}"))?;
+    ensure(broadcast_shapes(s.shape(0), &shape)? == shape, || {
+        format!("does not expand to {shape:?}")
+    })?;
     s.results(&[(s.dtype(0), &shape)])
 }
 pub(super) fn check_flip(s: &Signature<'_>) -> Checked {
@@ -32,7 +36,9 @@ fn sliced(s: &Signature<'_>) -> Result<Vec<u64>, String> {
     let mut shape = s.shape(0).to_vec();
     let size = shape[dim];
     let fits = 0 <= start && start <= end && end as u64 <= size && 1 <= step;
-    ensure(fits, || format!("{start}:{end}:{step} is not within 0..{size}"))?;
+    ensure(fits, || {
+        format!("{start}:{end}:{step} is not within 0..{size}")
+    })?;
     shape[dim] = ((end - start) as u64).div_ceil(step as u64);
     Ok(shape)
 }
@@ -50,7 +56,8 @@ pub(super) fn check_cat(s: &Signature<'_>) -> Checked {
     for i in 1..s.ins.len() {
         s.expect_dtype(i, 0)?;
         let other = s.shape(i);
-        let fits = other.len() == shape.len() && (0..shape.len()).all(|d| d == dim || other[d] == shape[d]);
+        let fits = other.len() == shape.len()
+            && (0..shape.len()).all(|d| d == dim || other[d] == shape[d]);
         ensure(fits, || format!("operand {i} does not fit operand 0"))?;
         // At most 4096 sizes of 2^50 each.
         shape[dim] += other[dim];
@@ -86,7 +93,7 @@ pub(super) fn check_arange(s: &Signature<'_>) -> Checked {
     s.results(&[(dtype, &shape)])
 }
 
-// ----------------------------------------------------------------------------------------------------------- kernels
+// --- kernels ---
 
 /// Copies the points of a nest, whose offsets are into `x` and `y`.
 fn copy<B: Bits>(mut nest: Nest<2>, start: [isize; 2], x: &[B], y: &mut [B]) {
@@ -106,7 +113,8 @@ fn copy<B: Bits>(mut nest: Nest<2>, start: [isize; 2], x: &[B], y: &mut [B]) {
             }
             (x_stride, y_stride) => {
                 for i in 0..n as isize {
-                    y[to.wrapping_add_signed(i * y_stride)] = x[from.wrapping_add_signed(i * x_stride)];
+                    y[to.wrapping_add_signed(i * y_stride)] =
+                        x[from.wrapping_add_signed(i * x_stride)];
                 }
             }
         }
@@ -121,7 +129,8 @@ pub(super) fn cut(call: &Call<'_>) -> Cut {
     let shape = call.out_shape(0);
     outermost(call).map_or(Cut::NO, |d| Cut::of(shape[d], count(&shape[d + 1..])))
 }
-/// Writes result 0 from operand 0: `stride(d)` is how far apart in the operand the result's elements along `d` are.
+/// Writes result 0 from operand 0: `stride(d)` is how far apart in the operand the result's
+/// elements along `d` are.
 fn gather(call: &Call<'_>, start: isize, stride: impl Fn(usize) -> isize) -> Ran {
     let shape = call.out_shape(0);
     let own = contiguous(shape);
@@ -154,24 +163,57 @@ pub(super) fn expand(call: &Call<'_>) -> Ran {
 pub(super) fn flip(call: &Call<'_>) -> Ran {
     let (dims, shape) = (call.ints("dims"), call.in_shape(0));
     let strides = contiguous(shape);
-    let start = dims.iter().map(|&d| (shape[d as usize] as isize - 1) * strides[d as usize]).sum();
-    gather(call, start, |d| if dims.contains(&(d as i64)) { -strides[d] } else { strides[d] })
+    let start = dims
+        .iter()
+        .map(|&d| (shape[d as usize] as isize - 1) * strides[d as usize])
+        .sum();
+    gather(call, start, |d| {
+        if dims.contains(&(d as i64)) {
+            -strides[d]
+        } else {
+            strides[d]
+        }
+    })
 }
 pub(super) fn slice(call: &Call<'_>) -> Ran {
-    let (dim, start, step) = (call.int("dim") as usize, call.int("start") as isize, call.int("step") as isize);
+    let (dim, start, step) = (
+        call.int("dim") as usize,
+        call.int("start") as isize,
+        call.int("step") as isize,
+    );
     let strides = contiguous(call.in_shape(0));
     // A step beyond the end is taken at most once; then its length does not matter.
     let step = step.min(call.in_shape(0)[dim] as isize);
-    gather(call, start * strides[dim], |d| if d == dim { step * strides[d] } else { strides[d] })
+    gather(call, start * strides[dim], |d| {
+        if d == dim {
+            step * strides[d]
+        } else {
+            strides[d]
+        }
+    })
 }
 pub(super) fn slice_scatter(call: &Call<'_>) -> Ran {
     let (shape, part) = (call.in_shape(0), call.in_shape(1));
-    let (dim, start, step) = (call.int("dim") as usize, call.int("start") as isize, call.int("step") as isize);
+    let (dim, start, step) = (
+        call.int("dim") as usize,
+        call.int("start") as isize,
+        call.int("step") as isize,
+    );
     let (strides, own) = (contiguous(shape), contiguous(part));
     let step = step.min(shape[dim] as isize);
     let mut nest = Nest::<2>::new();
     for (d, &size) in part.iter().enumerate() {
-        nest.push(size, [own[d], if d == dim { step * strides[d] } else { strides[d] }]);
+        nest.push(
+            size,
+            [
+                own[d],
+                if d == dim {
+                    step * strides[d]
+                } else {
+                    strides[d]
+                },
+            ],
+        );
     }
     bits!(call.out_dtype(0), B => {
         let y = copied::<B>(call);

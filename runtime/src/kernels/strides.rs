@@ -1,5 +1,6 @@
-//! Walking tensors by strides, with arrays on the stack. Dimensions of size 1 are dropped and neighbours are merged
-//! where their strides allow, so that the innermost dimension, which kernels run through as a slice, is long.
+//! Walking tensors by strides, with arrays on the stack. Dimensions of size 1 are dropped and
+//! neighbours are merged where their strides allow, so that the innermost dimension, which kernels
+//! run through as a slice, is long.
 
 use super::signature::MAX_RANK;
 
@@ -13,7 +14,11 @@ pub(super) struct Nest<const N: usize> {
 
 impl<const N: usize> Nest<N> {
     pub(super) fn new() -> Nest<N> {
-        Nest { rank: 0, sizes: [1; MAX_RANK], strides: [[0; N]; MAX_RANK] }
+        Nest {
+            rank: 0,
+            sizes: [1; MAX_RANK],
+            strides: [[0; N]; MAX_RANK],
+        }
     }
     /// Adds a dimension inside those that are there.
     pub(super) fn push(&mut self, size: usize, strides: [isize; N]) {
@@ -58,7 +63,9 @@ impl<const N: usize> Nest<N> {
     }
     /// The strides of the innermost dimension; zeros if there is none.
     pub(super) fn inner_strides(&self) -> [isize; N] {
-        self.rank.checked_sub(1).map_or([0; N], |last| self.strides[last])
+        self.rank
+            .checked_sub(1)
+            .map_or([0; N], |last| self.strides[last])
     }
     /// Calls `f` with the offsets of each point, the last dimension running fastest.
     pub(super) fn each(&self, start: [isize; N], mut f: impl FnMut([isize; N])) {
@@ -130,15 +137,28 @@ impl Broadcast {
         let mut strides = [0; MAX_RANK];
         (0..nest.rank).for_each(|d| strides[d] = nest.strides[d][0] as usize);
         let whole = nest.rank == 0 || (nest.rank == 1 && strides[0] == 1);
-        Broadcast { whole, rank: nest.rank, sizes: nest.sizes, strides }
+        Broadcast {
+            whole,
+            rank: nest.rank,
+            sizes: nest.sizes,
+            strides,
+        }
     }
-    /// Splits the elements `at..at + n` of the result into runs: calls `f` with a range of the `n`, the operand's
-    /// offset at its start, and true if the operand's elements follow each other, false if one repeats.
-    pub(super) fn runs(&self, at: usize, n: usize, mut f: impl FnMut(std::ops::Range<usize>, usize, bool)) {
+    /// Splits the elements `at..at + n` of the result into runs: calls `f` with a range of the `n`,
+    /// the operand's offset at its start, and true if the operand's elements follow each other,
+    /// false if one repeats.
+    pub(super) fn runs(
+        &self,
+        at: usize,
+        n: usize,
+        mut f: impl FnMut(std::ops::Range<usize>, usize, bool),
+    ) {
         if n == 0 {
             return;
         }
-        let Some(last) = self.rank.checked_sub(1) else { return f(0..n, 0, false) };
+        let Some(last) = self.rank.checked_sub(1) else {
+            return f(0..n, 0, false);
+        };
         let mut coordinates = [0; MAX_RANK];
         let (mut rest, mut offset) = (at, 0);
         for d in (0..self.rank).rev() {

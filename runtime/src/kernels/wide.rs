@@ -1,7 +1,8 @@
-//! Element types and the three types kernels compute in: f32 (also for half precision), f64, i64 (for integers and
-//! bools). Operands are read and results are written in blocks that fit the first-level cache; in between, a kernel is
-//! a loop over arrays of one wide type, which LLVM turns into vector code. It makes a kernel one function instead of one
-//! an element type, and takes care of in-place operands: a block is read before it is written.
+//! Element types and the three types kernels compute in: f32 (also for half precision), f64, i64
+//! (for integers and bools). Operands are read and results are written in blocks that fit the
+//! first-level cache; in between, a kernel is a loop over arrays of one wide type, which LLVM turns
+//! into vector code. It makes a kernel one function instead of one an element type, and takes care
+//! of in-place operands: a block is read before it is written.
 
 use super::strides::Broadcast;
 use crate::kernel::{Call, Element};
@@ -14,7 +15,9 @@ use std::ops::Range;
 pub(super) const BLOCK: usize = 256;
 
 /// A type that kernels compute in.
-pub(super) trait Wide: Copy + Default + PartialOrd + std::fmt::Debug + Send + Sync + 'static {
+pub(super) trait Wide:
+    Copy + Default + PartialOrd + std::fmt::Debug + Send + Sync + 'static
+{
     const ZERO: Self;
     const ONE: Self;
     /// Below and above every number.
@@ -41,11 +44,19 @@ pub(super) trait Wide: Copy + Default + PartialOrd + std::fmt::Debug + Send + Sy
     }
     /// The larger; NaN if one is.
     fn larger(self, other: Self) -> Self {
-        if self > other || self.is_nan() { self } else { other }
+        if self > other || self.is_nan() {
+            self
+        } else {
+            other
+        }
     }
     /// The smaller; NaN if one is.
     fn smaller(self, other: Self) -> Self {
-        if self < other || self.is_nan() { self } else { other }
+        if self < other || self.is_nan() {
+            self
+        } else {
+            other
+        }
     }
     #[allow(clippy::eq_op, reason = "NaN alone differs from itself")]
     fn is_nan(self) -> bool {
@@ -347,7 +358,8 @@ macro_rules! views {
             Sink { start: call.output_start(j), part }
         }
         impl Source<'_> {
-            /// Reads the elements from `at` on. `y` is the result on which an in-place operand lies.
+            /// Reads the elements from `at` on. `y` is the result on which an in-place operand
+            /// lies.
             #[inline]
             pub(super) fn load<W: Wide>(&self, y: &Sink<'_>, at: usize, to: &mut [W]) {
                 match self {
@@ -393,7 +405,10 @@ fn load_bools<W: Wide>(x: &[u8], to: &mut [W]) {
 impl Sink<'_> {
     /// No result: where nothing lies in place.
     pub(super) fn none() -> Sink<'static> {
-        Sink { start: 0, part: Part::Bool(&mut []) }
+        Sink {
+            start: 0,
+            part: Part::Bool(&mut []),
+        }
     }
 }
 
@@ -406,7 +421,13 @@ impl Source<'_> {
     }
     /// Reads the elements that broadcast to a result's elements from `at` on.
     #[inline]
-    pub(super) fn load_broadcast<W: Wide>(&self, order: &Broadcast, y: &Sink<'_>, at: usize, to: &mut [W]) {
+    pub(super) fn load_broadcast<W: Wide>(
+        &self,
+        order: &Broadcast,
+        y: &Sink<'_>,
+        at: usize,
+        to: &mut [W],
+    ) {
         if order.whole {
             return self.load(y, at, to);
         }
@@ -430,7 +451,9 @@ pub(super) fn blocks(n: usize) -> impl Iterator<Item = (usize, usize)> {
 /// The blocks of a range.
 pub(super) fn blocks_of(range: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     let end = range.end;
-    range.step_by(BLOCK).map(move |at| (at, BLOCK.min(end - at)))
+    range
+        .step_by(BLOCK)
+        .map(move |at| (at, BLOCK.min(end - at)))
 }
 
 /// Writes `f` of the operands' elements, broadcast to the result's shape, to result 0.

@@ -1,6 +1,7 @@
-//! Runs steps on one thread, choosing at every command among the streams whose next command may run. What events permit,
-//! some seed does: a plan that is right under many seeds does not lean on timing. Steps that are launched together
-//! overlap as far as events let them. Dead bytes are filled with NaNs, see [`dead`](super::dead).
+//! Runs steps on one thread, choosing at every command among the streams whose next command may
+//! run. What events permit, some seed does: a plan that is right under many seeds does not lean on
+//! timing. Steps that are launched together overlap as far as events let them. Dead bytes are
+//! filled with NaNs, see [`dead`](super::dead).
 
 use super::Core;
 use super::dead::Dead;
@@ -38,9 +39,14 @@ impl Shuffle {
         self.run_until(core, launched, |_| false);
     }
 
-    /// Runs only until what touches inputs and outputs in step `launched` is done, wherever that leaves the rest.
+    /// Runs only until what touches inputs and outputs in step `launched` is done, wherever that
+    /// leaves the rest.
     pub(crate) fn run_io(&mut self, core: &Core, launched: u64) {
-        let done = |io: &[u64]| io.iter().zip(&core.last_io).all(|(&io, last)| last.is_none() || launched <= io);
+        let done = |io: &[u64]| {
+            io.iter()
+                .zip(&core.last_io)
+                .all(|(&io, last)| last.is_none() || launched <= io)
+        };
         self.run_until(core, launched, done);
     }
 
@@ -50,11 +56,17 @@ impl Shuffle {
             for (stream, at) in self.at.iter_mut().enumerate() {
                 let program = &core.programs[stream];
                 if at.0 <= launched && at.1 == program.len() {
-                    *at = if program.is_empty() { (launched + 1, 0) } else { (at.0 + 1, 0) };
+                    *at = if program.is_empty() {
+                        (launched + 1, 0)
+                    } else {
+                        (at.0 + 1, 0)
+                    };
                 }
                 let (step, next) = *at;
                 let waits = match program.get(next).map(|instruction| &instruction.action) {
-                    Some(&Action::Wait { event, previous }) => self.events[event] < step - u64::from(previous),
+                    Some(&Action::Wait { event, previous }) => {
+                        self.events[event] < step - u64::from(previous)
+                    }
                     _ => false,
                 };
                 if step <= launched && !waits {
@@ -63,7 +75,10 @@ impl Shuffle {
             }
             if self.ready.is_empty() {
                 if self.at.iter().any(|&(step, _)| step <= launched) {
-                    core.fail("?", "no stream can run, though validation proved that one always can".into());
+                    core.fail(
+                        "?",
+                        "no stream can run, though validation proved that one always can".into(),
+                    );
                 }
                 return;
             }
@@ -75,7 +90,10 @@ impl Shuffle {
                 Action::Record { event } => self.events[event] = step,
                 Action::Wait { .. } => {}
                 _ => {
-                    if core.run(stream, next, step, core.trace_ring(stream).as_deref_mut()).is_err() {
+                    if core
+                        .run(stream, next, step, core.trace_ring(stream).as_deref_mut())
+                        .is_err()
+                    {
                         return;
                     }
                 }

@@ -1,4 +1,5 @@
-//! Runs steps on one thread a stream. Threads wait for one another at events alone, and at the end of what is launched.
+//! Runs steps on one thread a stream. Threads wait for one another at events alone, and at the end
+//! of what is launched.
 
 use super::Core;
 use crate::Error;
@@ -25,14 +26,19 @@ struct Shared {
     launched: AtomicU64,
     /// The last step that each stream has finished; `u64::MAX` once its thread is gone.
     done: Box<[AtomicU64]>,
-    /// The last step in which each stream has done all that the host waits for in `wait_io`; `u64::MAX` as above.
+    /// The last step in which each stream has done all that the host waits for in `wait_io`;
+    /// `u64::MAX` as above.
     io: Box<[AtomicU64]>,
     /// The last step that recorded each event.
     events: Box<[AtomicU64]>,
 }
 
 impl Threads {
-    pub(crate) fn new(core: &Arc<Core>, streams: &[String], n_events: usize) -> Result<Threads, Error> {
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        streams: &[String],
+        n_events: usize,
+    ) -> Result<Threads, Error> {
         let zeros = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect();
         let shared = Arc::new(Shared {
             core: core.clone(),
@@ -44,17 +50,25 @@ impl Threads {
             events: zeros(n_events),
         });
         // Made first, so that an error ends the threads that did start.
-        let mut threads = Threads { shared, handles: Vec::new() };
+        let mut threads = Threads {
+            shared,
+            handles: Vec::new(),
+        };
         for (stream, name) in streams.iter().enumerate() {
             let shared = threads.shared.clone();
             // Thread names end at a zero byte, and so must not have one.
             let builder = Builder::new().name(name.replace('\0', " "));
             let handle = builder.spawn(move || shared.serve(stream));
-            threads.handles.push(handle.map_err(|e| Error::Resources(format!("no thread for stream {name}: {e}")))?);
+            threads.handles.push(
+                handle
+                    .map_err(|e| Error::Resources(format!("no thread for stream {name}: {e}")))?,
+            );
         }
         // What a thread sets up for itself is no part of a step.
         let shared = &threads.shared;
-        shared.bell.wait(|| shared.started.load(Ordering::SeqCst) == streams.len());
+        shared
+            .bell
+            .wait(|| shared.started.load(Ordering::SeqCst) == streams.len());
         Ok(threads)
     }
 
@@ -64,10 +78,16 @@ impl Threads {
         self.shared.bell.ring();
     }
 
-    /// Returns when every stream has finished what is launched, or has given up: then no thread touches a pool.
+    /// Returns when every stream has finished what is launched, or has given up: then no thread
+    /// touches a pool.
     pub(crate) fn wait(&self) {
         let launched = self.shared.launched.load(Ordering::SeqCst);
-        self.shared.bell.wait(|| self.shared.done.iter().all(|done| launched <= done.load(Ordering::SeqCst)));
+        self.shared.bell.wait(|| {
+            self.shared
+                .done
+                .iter()
+                .all(|done| launched <= done.load(Ordering::SeqCst))
+        });
     }
 
     /// Returns when every stream has done what `wait_io` waits for, or has given up.
@@ -75,7 +95,9 @@ impl Threads {
         let shared = &*self.shared;
         let launched = shared.launched.load(Ordering::SeqCst);
         let streams = || shared.io.iter().zip(&shared.core.last_io);
-        shared.bell.wait(|| streams().all(|(io, last)| last.is_none() || launched <= io.load(Ordering::SeqCst)));
+        shared.bell.wait(|| {
+            streams().all(|(io, last)| last.is_none() || launched <= io.load(Ordering::SeqCst))
+        });
     }
 }
 
@@ -93,8 +115,14 @@ impl Drop for Threads {
 impl Shared {
     /// A stream's thread.
     fn serve(&self, stream: usize) {
-        let _gone = Gone { shared: self, stream };
-        self.core.programs[stream].iter().filter_map(|i| i.action.launch()).for_each(|launch| launch.prepare());
+        let _gone = Gone {
+            shared: self,
+            stream,
+        };
+        self.core.programs[stream]
+            .iter()
+            .filter_map(|i| i.action.launch())
+            .for_each(|launch| launch.prepare());
         self.started.fetch_add(1, Ordering::SeqCst);
         self.bell.ring();
         for step in 1.. {
@@ -120,7 +148,8 @@ impl Shared {
                 }
                 Action::Wait { event, previous } => {
                     let start = ring.is_some().then(Instant::now);
-                    let recorded = || step - u64::from(previous) <= self.events[event].load(Ordering::SeqCst);
+                    let recorded =
+                        || step - u64::from(previous) <= self.events[event].load(Ordering::SeqCst);
                     self.bell.wait(|| recorded() || core.halted());
                     if let (Some(ring), Some(start)) = (&mut ring, start) {
                         ring.note(at, step, start);
@@ -169,38 +198,64 @@ mod tests {
 
     /// Two streams; the second waits for what the first never records, since `run` comes before.
     fn failing(run: fn() -> Result<(), String>) -> Error {
-        let instruction = |action| Instruction { command: 0, line: 0, device_end: 0, bytes: 0, action };
+        let instruction = |action| Instruction {
+            command: 0,
+            line: 0,
+            device_end: 0,
+            bytes: 0,
+            action,
+        };
         let first = [Action::Misbehave(run), Action::Record { event: 0 }];
-        let second = [Action::Wait { event: 0, previous: false }];
+        let second = [Action::Wait {
+            event: 0,
+            previous: false,
+        }];
         let core = Arc::new(Core {
-            programs: vec![first.map(instruction).into(), second.map(instruction).into()],
+            programs: vec![
+                first.map(instruction).into(),
+                second.map(instruction).into(),
+            ],
             last_io: vec![None; 2],
             team: None,
             arenas: Vec::new(),
-            lines: vec![artifact::Line { name: "h1".into(), why: "run".into() }],
+            lines: vec![artifact::Line {
+                name: "h1".into(),
+                why: "run".into(),
+            }],
             link: Link::new(None),
             trace: None,
             touched: AtomicU64::new(0),
             halted: AtomicBool::new(false),
             failure: Mutex::new(None),
         });
-        let threads = Threads::new(&core, &["a".into(), "b\0".into()], 1).expect("two threads should start");
+        let threads =
+            Threads::new(&core, &["a".into(), "b\0".into()], 1).expect("two threads should start");
         threads.launch(1);
         threads.launch(2);
         threads.wait();
-        let failure = core.failure.lock().expect("nobody should panic under the lock").clone();
+        let failure = core
+            .failure
+            .lock()
+            .expect("nobody should panic under the lock")
+            .clone();
         failure.expect("the failure should be kept")
     }
 
     #[test]
     fn a_failure_releases_the_streams_that_wait() {
         let failure = failing(|| Err("index 9 is not in 0..4".into()));
-        assert_eq!(failure.to_string(), "line h1 failed: index 9 is not in 0..4");
+        assert_eq!(
+            failure.to_string(),
+            "line h1 failed: index 9 is not in 0..4"
+        );
     }
 
     #[test]
     fn a_panic_is_a_failure() {
         let failure = failing(|| panic!("a kernel's bug"));
-        assert_eq!(failure.to_string(), "line h1 failed: its kernel panicked: a kernel's bug");
+        assert_eq!(
+            failure.to_string(),
+            "line h1 failed: its kernel panicked: a kernel's bug"
+        );
     }
 }

@@ -1,23 +1,26 @@
-//! Proves that conflicting accesses are ordered: of two commands that touch the same byte, one of them writing it, one
-//! has ended before the other starts, in every run.
+//! Proves that conflicting accesses are ordered: of two commands that touch the same byte, one of
+//! them writing it, one has ended before the other starts, in every run.
 //!
-//! One walk over the list, twice, because step k+1 may overlap step k. What has ended before a command is a vector clock,
-//! one entry a stream: streams order their own commands, a record publishes its stream's clock, a wait joins it in. The
-//! list is itself an order that streams and events respect (waits stand below records), so only the later of two commands
-//! need look back. Which accesses it must look back at is kept per byte range: the last write, and each stream's last
-//! read since then (FastTrack: Flanagan and Freund, PLDI 2009). A write that has been found ordered replaces them all.
+//! One walk over the list, twice, because step k+1 may overlap step k. What has ended before a
+//! command is a vector clock, one entry a stream: streams order their own commands, a record
+//! publishes its stream's clock, a wait joins it in. The list is itself an order that streams and
+//! events respect (waits stand below records), so only the later of two commands need look back.
+//! Which accesses it must look back at is kept per byte range: the last write, and each stream's
+//! last read since then (FastTrack: Flanagan and Freund, PLDI 2009). A write that has been found
+//! ordered replaces them all.
 //!
-//! Two steps are enough. Waits for the previous step order nothing in the first step, so any two steps of a run are
-//! ordered at least as well as these two; and steps further apart follow, since the second access also comes after its
-//! own twin of the step between.
+//! Two steps are enough. Waits for the previous step order nothing in the first step, so any two
+//! steps of a run are ordered at least as well as these two; and steps further apart follow, since
+//! the second access also comes after its own twin of the step between.
 
 use crate::Error;
 use crate::access::{Access, accesses};
 use artifact::{Artifact, CommandKind};
 use std::collections::BTreeMap;
 
-/// How many byte ranges the walk may look at. Plans look at a few dozen for each command; this is a million commands'
-/// worth, and ends the search on files made to have millions of ranges under every access.
+/// How many byte ranges the walk may look at. Plans look at a few dozen for each command; this is a
+/// million commands' worth, and ends the search on files made to have millions of ranges under
+/// every access.
 const MAX_LOOKS: u64 = 1 << 27;
 
 /// How many clock entries events may publish: a million events on sixteen streams.
@@ -47,7 +50,10 @@ pub(super) fn check(artifact: &Artifact) -> Result<(), Error> {
     let n_streams = artifact.streams.len();
     let n_commands = artifact.commands.len() as u64;
     if MAX_PUBLISHED < n_streams as u64 * u64::from(artifact.events) {
-        return Err(Error::Invalid(format!("{} events on {n_streams} streams are too many", artifact.events)));
+        return Err(Error::Invalid(format!(
+            "{} events on {n_streams} streams are too many",
+            artifact.events
+        )));
     }
     let mut clocks: Vec<Clock> = vec![vec![0; n_streams]; n_streams];
     let mut pools: Vec<BTreeMap<u64, Segment>> = vec![BTreeMap::new(); artifact.pools.len()];
@@ -58,7 +64,10 @@ pub(super) fn check(artifact: &Artifact) -> Result<(), Error> {
         let before = std::mem::replace(&mut recorded, vec![Vec::new(); artifact.events as usize]);
         for (i, command) in artifact.commands.iter().enumerate() {
             let stream = command.stream as usize;
-            let epoch = Epoch { stream: command.stream, at: step * n_commands + i as u64 + 1 };
+            let epoch = Epoch {
+                stream: command.stream,
+                at: step * n_commands + i as u64 + 1,
+            };
             clocks[stream][stream] = epoch.at;
             match command.kind {
                 CommandKind::Record { event } => recorded[event as usize] = clocks[stream].clone(),
@@ -71,12 +80,20 @@ pub(super) fn check(artifact: &Artifact) -> Result<(), Error> {
                 _ => {}
             }
             for access in accesses(command) {
-                let other = touch(&mut pools[access.pool], access, epoch, &clocks[stream], &mut looks);
+                let other = touch(
+                    &mut pools[access.pool],
+                    access,
+                    epoch,
+                    &clocks[stream],
+                    &mut looks,
+                );
                 if let Some(other) = other {
                     return Err(Error::Invalid(race(artifact, other, epoch, access)));
                 }
                 if MAX_LOOKS < looks {
-                    return Err(Error::Invalid("its accesses are too fragmented to be proved free of races".into()));
+                    return Err(Error::Invalid(
+                        "its accesses are too fragmented to be proved free of races".into(),
+                    ));
                 }
             }
         }
@@ -92,7 +109,9 @@ fn touch(
     clock: &Clock,
     looks: &mut u64,
 ) -> Option<Epoch> {
-    let Access { start, end, write, .. } = access;
+    let Access {
+        start, end, write, ..
+    } = access;
     let unordered = |e: &Epoch| clock[e.stream as usize] < e.at;
     split(segments, start);
     split(segments, end);
@@ -124,12 +143,28 @@ fn touch(
         for key in keys {
             segments.remove(&key);
         }
-        segments.insert(start, Segment { end, write: Some(epoch), reads: Vec::new() });
+        segments.insert(
+            start,
+            Segment {
+                end,
+                write: Some(epoch),
+                reads: Vec::new(),
+            },
+        );
     } else {
         if at < end {
             gaps.push((at, end));
         }
-        let fresh = |(from, to)| (from, Segment { end: to, write: None, reads: vec![epoch] });
+        let fresh = |(from, to)| {
+            (
+                from,
+                Segment {
+                    end: to,
+                    write: None,
+                    reads: vec![epoch],
+                },
+            )
+        };
         segments.extend(gaps.into_iter().map(fresh));
     }
     None
@@ -150,12 +185,20 @@ fn race(artifact: &Artifact, first: Epoch, second: Epoch, access: Access) -> Str
     let n_commands = artifact.commands.len() as u64;
     let name = |e: Epoch| {
         let command = &artifact.commands[((e.at - 1) % n_commands) as usize];
-        (&artifact.lines[command.line as usize].name, &artifact.streams[command.stream as usize])
+        (
+            &artifact.lines[command.line as usize].name,
+            &artifact.streams[command.stream as usize],
+        )
     };
     let ((a, a_stream), (b, b_stream)) = (name(first), name(second));
-    let later = if (first.at - 1) / n_commands < (second.at - 1) / n_commands { "the next step's " } else { "" };
+    let later = if (first.at - 1) / n_commands < (second.at - 1) / n_commands {
+        "the next step's "
+    } else {
+        ""
+    };
     format!(
-        "race: {a} on {a_stream} and {later}{b} on {b_stream} both touch bytes {}..{} of pool {}, one of them writes, and \
+        "race: {a} on {a_stream} and {later}{b} on {b_stream} both touch bytes {}..{} of pool {}, \
+         one of them writes, and \
          no event orders them",
         access.start, access.end, artifact.pools[access.pool].name
     )

@@ -1,6 +1,10 @@
-//! A global allocator that counts, for binaries whose one test says that something allocates nothing.
+//! A global allocator that counts, for binaries whose one test says that something allocates
+//! nothing.
 
-#![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one forwards to the system's")]
+#![allow(
+    unsafe_code,
+    reason = "a global allocator is unsafe to implement; this one forwards to the system's"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

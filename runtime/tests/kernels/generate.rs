@@ -1,7 +1,8 @@
-//! Random runs of every kernel: small shapes, odd sizes and sizes of 0, broadcast operands, every element type.
+//! Random runs of every kernel: small shapes, odd sizes and sizes of 0, broadcast operands, every
+//! element type.
 
 use artifact::{Attr, DType};
-use runtime::kernels::owned::OwnedTensor;
+use lighterage_runtime::kernels::owned::OwnedTensor;
 
 /// More scratch than any case needs.
 pub(crate) const SCRATCH_BYTES: u64 = 1 << 20;
@@ -59,7 +60,10 @@ impl Rng {
     fn narrower(&mut self, shape: &[usize]) -> Vec<usize> {
         let cut = self.below(shape.len() + 1);
         let cut = if self.flag() { 0 } else { cut };
-        shape[cut..].iter().map(|&d| if self.below(3) == 0 { 1 } else { d }).collect()
+        shape[cut..]
+            .iter()
+            .map(|&d| if self.below(3) == 0 { 1 } else { d })
+            .collect()
     }
     fn float(&mut self) -> DType {
         self.pick(&[DType::F32, DType::F32, DType::F64, DType::BF16, DType::F16])
@@ -68,10 +72,18 @@ impl Rng {
         self.pick(&[DType::I64, DType::I32, DType::I16, DType::I8, DType::U8])
     }
     fn number(&mut self) -> DType {
-        if self.flag() { self.float() } else { self.integer() }
+        if self.flag() {
+            self.float()
+        } else {
+            self.integer()
+        }
     }
     fn any_type(&mut self) -> DType {
-        if self.below(6) == 0 { DType::Bool } else { self.number() }
+        if self.below(6) == 0 {
+            DType::Bool
+        } else {
+            self.number()
+        }
     }
     fn index_type(&mut self) -> DType {
         self.pick(&[DType::I64, DType::I32])
@@ -83,19 +95,29 @@ impl Rng {
             let numbers: Vec<f64> = (0..n).map(|_| 4.0 * self.unit() - 2.0).collect();
             return OwnedTensor::from_f64s(dtype, shape, &numbers);
         }
-        let low = if matches!(dtype, DType::U8 | DType::Bool) { 0 } else { -9 };
+        let low = if matches!(dtype, DType::U8 | DType::Bool) {
+            0
+        } else {
+            -9
+        };
         let high = if dtype == DType::Bool { 1 } else { 9 };
-        let numbers: Vec<i64> = (0..n).map(|_| low + self.below((high - low + 1) as usize) as i64).collect();
+        let numbers: Vec<i64> = (0..n)
+            .map(|_| low + self.below((high - low + 1) as usize) as i64)
+            .collect();
         OwnedTensor::from_i64s(dtype, shape, &numbers)
     }
     /// Numbers in 0.1..2.1.
     fn positive(&mut self, dtype: DType, shape: &[usize]) -> OwnedTensor {
-        let numbers: Vec<f64> = (0..shape.iter().product()).map(|_| 2.0 * self.unit() + 0.1).collect();
+        let numbers: Vec<f64> = (0..shape.iter().product())
+            .map(|_| 2.0 * self.unit() + 0.1)
+            .collect();
         OwnedTensor::from_f64s(dtype, shape, &numbers)
     }
     /// Integers in `0..n`.
     fn indices(&mut self, dtype: DType, shape: &[usize], n: usize) -> OwnedTensor {
-        let numbers: Vec<i64> = (0..shape.iter().product()).map(|_| self.below(n) as i64).collect();
+        let numbers: Vec<i64> = (0..shape.iter().product())
+            .map(|_| self.below(n) as i64)
+            .collect();
         OwnedTensor::from_i64s(dtype, shape, &numbers)
     }
     /// A number that an element type can hold.
@@ -117,7 +139,11 @@ pub(crate) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
 }
 fn statistics(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    if dtype == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    }
 }
 fn ints(list: &[usize]) -> Attr {
     Attr::Ints(list.iter().map(|&d| d as i64).collect())
@@ -125,7 +151,7 @@ fn ints(list: &[usize]) -> Attr {
 
 /// A run of a random kernel.
 pub(crate) fn case(rng: &mut Rng) -> Case {
-    let kernels = runtime::kernels::KERNELS;
+    let kernels = lighterage_runtime::kernels::KERNELS;
     let op = kernels[rng.below(kernels.len())].name;
     case_of(op, rng)
 }
@@ -154,7 +180,9 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         "neg" | "abs" | "sign" | "relu" | "clamp" | "add_scalar" | "mul_scalar" | "rsub_scalar" => {
             let (t, s) = (rng.number(), rng.any_shape());
             match op {
-                "clamp" if is_float(t) => attrs = vec![("max", Attr::Float(0.5)), ("min", Attr::Float(-1.0))],
+                "clamp" if is_float(t) => {
+                    attrs = vec![("max", Attr::Float(0.5)), ("min", Attr::Float(-1.0))]
+                }
                 "clamp" => attrs = vec![("max", Attr::Float(f64::INFINITY)), ("min", Attr::Int(3))],
                 _ if op.ends_with("scalar") => attrs.push(("value", rng.scalar(t))),
                 _ => {}
@@ -166,17 +194,33 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             let (t, s) = (rng.number(), rng.any_shape());
             let power = rng.pick(&[2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.3, 0.0]);
             let integer = Attr::Int(rng.below(5) as i64);
-            ins.push(if is_float(t) { rng.positive(t, &s) } else { rng.tensor(t, &s) });
-            attrs.push(("value", if is_float(t) { Attr::Float(power) } else { integer }));
+            ins.push(if is_float(t) {
+                rng.positive(t, &s)
+            } else {
+                rng.tensor(t, &s)
+            });
+            attrs.push((
+                "value",
+                if is_float(t) {
+                    Attr::Float(power)
+                } else {
+                    integer
+                },
+            ));
             outs = vec![(t, s)];
         }
         "bitwise_not" => {
-            let t = if rng.flag() { DType::Bool } else { rng.integer() };
+            let t = if rng.flag() {
+                DType::Bool
+            } else {
+                rng.integer()
+            };
             let s = rng.any_shape();
             ins.push(rng.tensor(t, &s));
             outs = vec![(t, s)];
         }
-        "logical_not" | "eq_scalar" | "ne_scalar" | "lt_scalar" | "le_scalar" | "gt_scalar" | "ge_scalar" => {
+        "logical_not" | "eq_scalar" | "ne_scalar" | "lt_scalar" | "le_scalar" | "gt_scalar"
+        | "ge_scalar" => {
             let (t, s) = (rng.any_type(), rng.any_shape());
             if op != "logical_not" {
                 attrs.push(("value", rng.scalar(t)));
@@ -188,11 +232,16 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             let (from, to, s) = (rng.any_type(), rng.any_type(), rng.any_shape());
             attrs.push(("dtype", Attr::Type(to)));
             // Negative numbers do not fit u8.
-            ins.push(if is_float(from) { rng.positive(from, &s) } else { rng.tensor(from, &s) });
+            ins.push(if is_float(from) {
+                rng.positive(from, &s)
+            } else {
+                rng.tensor(from, &s)
+            });
             outs = vec![(to, s)];
         }
-        "add" | "mul" | "sub" | "maximum" | "minimum" | "div" | "pow" | "bitwise_and" | "bitwise_or"
-        | "bitwise_xor" | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or" => {
+        "add" | "mul" | "sub" | "maximum" | "minimum" | "div" | "pow" | "bitwise_and"
+        | "bitwise_or" | "bitwise_xor" | "eq" | "ne" | "lt" | "le" | "gt" | "ge"
+        | "logical_and" | "logical_or" => {
             let t = match op {
                 "sub" => rng.number(),
                 "div" | "pow" => rng.float(),
@@ -209,13 +258,28 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
                 "div" => vec![rng.tensor(t, &a), rng.positive(t, &b)],
                 _ => vec![rng.tensor(t, &a), rng.tensor(t, &b)],
             };
-            let boolean = matches!(op, "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or");
+            let boolean = matches!(
+                op,
+                "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or"
+            );
             outs = vec![(if boolean { DType::Bool } else { t }, broadcast(&[&a, &b]))];
         }
         "where" => {
             let (t, s) = (rng.any_type(), rng.any_shape());
-            let shapes = [rng.narrower(&s), rng.narrower(&s), if rng.flag() { s.clone() } else { rng.narrower(&s) }];
-            ins = vec![rng.tensor(DType::Bool, &shapes[0]), rng.tensor(t, &shapes[1]), rng.tensor(t, &shapes[2])];
+            let shapes = [
+                rng.narrower(&s),
+                rng.narrower(&s),
+                if rng.flag() {
+                    s.clone()
+                } else {
+                    rng.narrower(&s)
+                },
+            ];
+            ins = vec![
+                rng.tensor(DType::Bool, &shapes[0]),
+                rng.tensor(t, &shapes[1]),
+                rng.tensor(t, &shapes[2]),
+            ];
             outs = vec![(t, broadcast(&[&shapes[0], &shapes[1], &shapes[2]]))];
         }
         "tanh_bwd" | "sigmoid_bwd" | "silu_bwd" | "gelu_bwd" | "threshold_bwd" => {
@@ -239,17 +303,23 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
                 s.iter_mut().for_each(|d| *d = (*d).max(1));
             }
             let (dims, keep) = (rng.dims(s.len()), rng.flag());
-            let kept = s.iter().enumerate().filter_map(|(d, &size)| match (dims.contains(&(d as i64)), keep) {
-                (false, _) => Some(size),
-                (true, true) => Some(1),
-                (true, false) => None,
+            let kept = s.iter().enumerate().filter_map(|(d, &size)| {
+                match (dims.contains(&(d as i64)), keep) {
+                    (false, _) => Some(size),
+                    (true, true) => Some(1),
+                    (true, false) => None,
+                }
             });
             outs = vec![(if op == "any" { DType::Bool } else { t }, kept.collect())];
             attrs = vec![("dims", Attr::Ints(dims)), ("keepdim", Attr::Bool(keep))];
             ins.push(rng.tensor(t, &s));
         }
         "cumsum" | "softmax" | "log_softmax" | "softmax_bwd" | "log_softmax_bwd" | "topk" => {
-            let t = if matches!(op, "cumsum" | "topk") { rng.number() } else { rng.float() };
+            let t = if matches!(op, "cumsum" | "topk") {
+                rng.number()
+            } else {
+                rng.float()
+            };
             let rank = 1 + rng.below(3);
             let mut s = rng.shape(rank);
             let dim = rng.below(rank);
@@ -260,7 +330,10 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             }
             if op == "topk" {
                 let k = rng.below(s[dim] + 1);
-                attrs.extend([("k", Attr::Int(k as i64)), ("largest", Attr::Bool(rng.flag()))]);
+                attrs.extend([
+                    ("k", Attr::Int(k as i64)),
+                    ("largest", Attr::Bool(rng.flag())),
+                ]);
                 s[dim] = k;
                 outs = vec![(t, s.clone()), (DType::I64, s)];
             } else {
@@ -281,17 +354,29 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
                 attrs.push(("eps", Attr::Float(1e-2)));
                 ins.push(rng.tensor(t, &s));
                 (0..parameters).for_each(|_| ins.push(rng.tensor(t, norm)));
-                outs = vec![(t, s.clone()), (statistics(t), stats.clone()), (statistics(t), stats)];
+                outs = vec![
+                    (t, s.clone()),
+                    (statistics(t), stats.clone()),
+                    (statistics(t), stats),
+                ];
             } else {
                 let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]]);
                 attrs.push(("mask", ints(&mask)));
                 ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
-                ins.extend([rng.tensor(statistics(t), &stats), rng.positive(statistics(t), &stats)]);
+                ins.extend([
+                    rng.tensor(statistics(t), &stats),
+                    rng.positive(statistics(t), &stats),
+                ]);
                 if parameters != 0 {
                     ins.push(rng.tensor(t, norm));
                 }
                 let all = [(t, s.clone()), (t, norm.to_vec()), (t, norm.to_vec())];
-                outs = all.into_iter().zip(mask).filter(|(_, m)| *m == 1).map(|(o, _)| o).collect();
+                outs = all
+                    .into_iter()
+                    .zip(mask)
+                    .filter(|(_, m)| *m == 1)
+                    .map(|(o, _)| o)
+                    .collect();
             }
         }
         "batch_norm" | "batch_norm_bwd" => {
@@ -304,24 +389,42 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
                 attrs = vec![("eps", Attr::Float(1e-2)), ("momentum", Attr::Float(0.1))];
                 ins.push(rng.tensor(t, &s));
                 (1..5).for_each(|_| ins.push(rng.positive(t, &c)));
-                outs = vec![(t, s), (t, c.clone()), (t, c.clone()), (t, c.clone()), (t, c)];
+                outs = vec![
+                    (t, s),
+                    (t, c.clone()),
+                    (t, c.clone()),
+                    (t, c.clone()),
+                    (t, c),
+                ];
             } else {
                 let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 1, 0]]);
                 attrs.push(("mask", ints(&mask)));
                 ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
                 (2..5).for_each(|_| ins.push(rng.positive(t, &c)));
                 let all = [(t, s.clone()), (t, c.clone()), (t, c)];
-                outs = all.into_iter().zip(mask).filter(|(_, m)| *m == 1).map(|(o, _)| o).collect();
+                outs = all
+                    .into_iter()
+                    .zip(mask)
+                    .filter(|(_, m)| *m == 1)
+                    .map(|(o, _)| o)
+                    .collect();
             }
         }
         "matmul" | "addmm" => {
             let t = rng.number();
             let sizes = [0, 1, 1, 2, 3, 5, 8, 13, 17];
             let [m, k, n] = std::array::from_fn(|_| rng.pick(&sizes));
-            let batch: Vec<usize> = if rng.flag() { vec![rng.below(4)] } else { vec![] };
+            let batch: Vec<usize> = if rng.flag() {
+                vec![rng.below(4)]
+            } else {
+                vec![]
+            };
             let (ta, tb) = (rng.flag(), rng.flag());
             let with = |pair: [usize; 2]| batch.iter().copied().chain(pair).collect::<Vec<usize>>();
-            let (a, b) = (with(if ta { [k, m] } else { [m, k] }), with(if tb { [n, k] } else { [k, n] }));
+            let (a, b) = (
+                with(if ta { [k, m] } else { [m, k] }),
+                with(if tb { [n, k] } else { [k, n] }),
+            );
             let y = with([m, n]);
             attrs = vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
             if op == "addmm" {
@@ -340,7 +443,10 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             let with = |a: usize, b: usize, s: &[usize]| [&[a, b], s].concat();
             let (x, w) = (with(n, c * groups, &input), with(o * groups, c, &taps));
             let y = with(n, o * groups, &output);
-            attrs = vec![("dilation", ints(&dilation)), ("groups", Attr::Int(groups as i64))];
+            attrs = vec![
+                ("dilation", ints(&dilation)),
+                ("groups", Attr::Int(groups as i64)),
+            ];
             attrs.extend([("padding", ints(&padding)), ("stride", ints(&stride))]);
             if op == "convolution" {
                 ins = vec![rng.tensor(t, &x), rng.tensor(t, &w)];
@@ -353,14 +459,23 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
                 attrs.push(("mask", ints(&mask)));
                 ins = vec![rng.tensor(t, &y), rng.tensor(t, &x), rng.tensor(t, &w)];
                 let all = [(t, x), (t, w), (t, vec![o * groups])];
-                outs = all.into_iter().zip(mask).filter(|(_, m)| *m == 1).map(|(o, _)| o).collect();
+                outs = all
+                    .into_iter()
+                    .zip(mask)
+                    .filter(|(_, m)| *m == 1)
+                    .map(|(o, _)| o)
+                    .collect();
             }
         }
         "max_pool2d" => {
             let t = rng.number();
             let [kernel, stride, padding, dilation, input, output] = windows(rng, 2, true);
             let (n, c) = (rng.below(3), 1 + rng.below(2));
-            attrs = vec![("ceil", Attr::Bool(false)), ("dilation", ints(&dilation)), ("kernel", ints(&kernel))];
+            attrs = vec![
+                ("ceil", Attr::Bool(false)),
+                ("dilation", ints(&dilation)),
+                ("kernel", ints(&kernel)),
+            ];
             attrs.extend([("padding", ints(&padding)), ("stride", ints(&stride))]);
             ins.push(rng.tensor(t, &[&[n, c], &input[..]].concat()));
             let y = [&[n, c], &output[..]].concat();
@@ -374,54 +489,42 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             outs = vec![(t, x.to_vec())];
         }
         "sdpa" | "sdpa_bwd" => {
-            let t = rng.float();
-            let [b, g, s, keys, d, e] = [2, 2, 40, 7, 19, 18].map(|n| 1 + rng.below(n));
-            let h = g * (1 + rng.below(2));
-            let (q, k, v) = (vec![b, h, s, d], vec![b, g, keys, d], vec![b, g, keys, e]);
-            attrs = vec![("causal", Attr::Bool(rng.flag())), ("scale", Attr::Float(0.3))];
-            let qkv = [rng.tensor(t, &q), rng.tensor(t, &k), rng.tensor(t, &v)];
-            let mask = match rng.below(3) {
-                0 => vec![],
-                n => {
-                    let shape = rng.narrower(&[b, h, s, keys]);
-                    vec![rng.tensor(if n == 1 { DType::Bool } else { t }, &shape)]
-                }
-            };
-            let results = vec![(t, vec![b, h, s, e]), (DType::F32, vec![b, h, s])];
-            let forward: Vec<OwnedTensor> = qkv.iter().chain(&mask).cloned().collect();
-            if op == "sdpa" {
-                ins = forward;
-                outs = results;
-            } else {
-                // The derivative's operands are a run's results.
-                let owned: Vec<(String, Attr)> = attrs.iter().map(|(k, a)| (k.to_string(), a.clone())).collect();
-                let refs: Vec<&OwnedTensor> = forward.iter().collect();
-                let ran = runtime::kernels::owned::run_op("sdpa", &owned, &refs, &results, SCRATCH_BYTES).unwrap();
-                ins.push(rng.tensor(t, &[b, h, s, e]));
-                ins.extend(qkv);
-                ins.extend(ran);
-                ins.extend(mask);
-                outs = vec![(t, q), (t, k), (t, v)];
-            }
+            let sizes = [2, 2, 40, 7, 19, 18].map(|n| 1 + rng.below(n));
+            return attention(op, rng, sizes);
         }
         "embedding" | "embedding_bwd" => {
-            let t = if op == "embedding" { rng.any_type() } else { rng.float() };
+            let t = if op == "embedding" {
+                rng.any_type()
+            } else {
+                rng.float()
+            };
             let (rows, width, index_type) = (1 + rng.below(9), rng.size(), rng.index_type());
             let rank = rng.below(3);
             let index = rng.shape(rank).iter().map(|d| d % 8).collect::<Vec<_>>();
             let long = [&index[..], &[width]].concat();
             if op == "embedding" {
-                ins = vec![rng.tensor(t, &[rows, width]), rng.indices(index_type, &index, rows)];
+                ins = vec![
+                    rng.tensor(t, &[rows, width]),
+                    rng.indices(index_type, &index, rows),
+                ];
                 outs = vec![(t, long)];
             } else {
                 let padding = rng.below(rows + 1) as i64 - 1;
-                attrs = vec![("padding", Attr::Int(padding)), ("rows", Attr::Int(rows as i64))];
+                attrs = vec![
+                    ("padding", Attr::Int(padding)),
+                    ("rows", Attr::Int(rows as i64)),
+                ];
                 ins = vec![rng.tensor(t, &long), rng.indices(index_type, &index, rows)];
                 outs = vec![(t, vec![rows, width])];
             }
         }
         "nll_sum" => {
-            let (n, c, t, index_type) = (1 + rng.below(7), 2 + rng.below(7), rng.float(), rng.index_type());
+            let (n, c, t, index_type) = (
+                1 + rng.below(7),
+                2 + rng.below(7),
+                rng.float(),
+                rng.index_type(),
+            );
             attrs = vec![("ignore", Attr::Int(1))];
             ins = vec![rng.tensor(t, &[n, c]), rng.indices(index_type, &[n], c)];
             if rng.below(2) == 1 {
@@ -434,7 +537,10 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             let (n, c, reduction) = (1 + rng.below(7), 2 + rng.below(7), rng.below(3));
             let index_type = rng.index_type();
             let targets = rng.indices(index_type, &[n], c);
-            attrs = vec![("ignore", Attr::Int(1)), ("reduction", Attr::Int(reduction as i64))];
+            attrs = vec![
+                ("ignore", Attr::Int(1)),
+                ("reduction", Attr::Int(reduction as i64)),
+            ];
             let loss = if reduction == 0 { vec![n] } else { vec![] };
             if op == "nll_loss" {
                 ins = vec![rng.tensor(t, &[n, c]), targets];
@@ -446,12 +552,25 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             }
         }
         "gather" | "scatter" | "scatter_add" | "scatter_value" => {
-            let t = if op == "scatter_add" { rng.number() } else { rng.any_type() };
+            let t = if op == "scatter_add" {
+                rng.number()
+            } else {
+                rng.any_type()
+            };
             let rank = 1 + rng.below(3);
             let x: Vec<usize> = (0..rank).map(|_| 1 + rng.below(5)).collect();
             let dim = rng.below(rank);
-            let index: Vec<usize> =
-                x.iter().enumerate().map(|(d, &n)| if d == dim { rng.below(7) } else { rng.below(n + 1) }).collect();
+            let index: Vec<usize> = x
+                .iter()
+                .enumerate()
+                .map(|(d, &n)| {
+                    if d == dim {
+                        rng.below(7)
+                    } else {
+                        rng.below(n + 1)
+                    }
+                })
+                .collect();
             let index_type = rng.index_type();
             attrs.push(("dim", Attr::Int(dim as i64)));
             ins = vec![rng.tensor(t, &x), rng.indices(index_type, &index, x[dim])];
@@ -466,7 +585,11 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             outs = vec![(t, if op == "gather" { index } else { x })];
         }
         "index" | "index_put" => {
-            let t = if op == "index" { rng.any_type() } else { rng.number() };
+            let t = if op == "index" {
+                rng.any_type()
+            } else {
+                rng.number()
+            };
             let rank = 1 + rng.below(3);
             let x: Vec<usize> = (0..rank).map(|_| 1 + rng.below(5)).collect();
             let n = 1 + rng.below(rank);
@@ -521,8 +644,14 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
             let step = rng.pick(&[1, 1, 2, 3, 1 << 40]);
             let mut part = s.clone();
             part[dim] = (end - start).div_ceil(step);
-            attrs = vec![("dim", Attr::Int(dim as i64)), ("end", Attr::Int(end as i64))];
-            attrs.extend([("start", Attr::Int(start as i64)), ("step", Attr::Int(step as i64))]);
+            attrs = vec![
+                ("dim", Attr::Int(dim as i64)),
+                ("end", Attr::Int(end as i64)),
+            ];
+            attrs.extend([
+                ("start", Attr::Int(start as i64)),
+                ("step", Attr::Int(step as i64)),
+            ]);
             ins.push(rng.tensor(t, &s));
             if op == "slice_scatter" {
                 ins.push(rng.tensor(t, &part));
@@ -560,24 +689,46 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         }
         "full" => {
             let (t, s) = (rng.any_type(), rng.any_shape());
-            attrs = vec![("dtype", Attr::Type(t)), ("shape", ints(&s)), ("value", rng.scalar(t))];
+            attrs = vec![
+                ("dtype", Attr::Type(t)),
+                ("shape", ints(&s)),
+                ("value", rng.scalar(t)),
+            ];
             outs = vec![(t, s)];
         }
         "arange" => {
             let (t, n) = (rng.number(), rng.size());
-            attrs = vec![("dtype", Attr::Type(t)), ("shape", ints(&[n])), ("start", rng.scalar(t))];
-            attrs.push(("step", if is_float(t) { Attr::Float(0.25) } else { Attr::Int(1) }));
+            attrs = vec![
+                ("dtype", Attr::Type(t)),
+                ("shape", ints(&[n])),
+                ("start", rng.scalar(t)),
+            ];
+            attrs.push((
+                "step",
+                if is_float(t) {
+                    Attr::Float(0.25)
+                } else {
+                    Attr::Int(1)
+                },
+            ));
             outs = vec![(t, vec![n])];
         }
         "rand" | "randn" => {
             let (t, s) = (rng.float(), rng.any_shape());
-            attrs = vec![("dtype", Attr::Type(t)), ("shape", ints(&s)), ("stream", Attr::Int(3))];
+            attrs = vec![
+                ("dtype", Attr::Type(t)),
+                ("shape", ints(&s)),
+                ("stream", Attr::Int(3)),
+            ];
             ins.push(rng.tensor(DType::I64, &[2]));
             outs = vec![(t, s)];
         }
         "dropout" => {
             let (t, s) = (rng.float(), rng.any_shape());
-            attrs = vec![("p", Attr::Float(rng.pick(&[0.0, 0.3, 1.0]))), ("stream", Attr::Int(3))];
+            attrs = vec![
+                ("p", Attr::Float(rng.pick(&[0.0, 0.3, 1.0]))),
+                ("stream", Attr::Int(3)),
+            ];
             ins = vec![rng.tensor(t, &s), rng.tensor(DType::I64, &[2])];
             outs = vec![(t, s.clone()), (DType::Bool, s)];
         }
@@ -598,22 +749,41 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         }
         "clip_scale" => {
             attrs.push(("max_norm", Attr::Float(rng.pick(&[0.0, 0.5, 3.0]))));
-            ins = (0..1 + rng.below(4)).map(|_| rng.positive(DType::F64, &[])).collect();
+            ins = (0..1 + rng.below(4))
+                .map(|_| rng.positive(DType::F64, &[]))
+                .collect();
             outs = vec![(DType::F32, vec![])];
         }
         "adamw" | "adamw_split" => {
             let s = rng.any_shape();
             if op == "adamw" {
                 let t = rng.float();
-                ins = vec![rng.tensor(t, &s), rng.tensor(t, &s), rng.tensor(t, &s), rng.positive(t, &s)];
+                ins = vec![
+                    rng.tensor(t, &s),
+                    rng.tensor(t, &s),
+                    rng.tensor(t, &s),
+                    rng.positive(t, &s),
+                ];
                 outs = vec![(t, s.clone()), (t, s.clone()), (t, s)];
             } else {
-                ins = [DType::BF16, DType::BF16, DType::I16, DType::F32].map(|t| rng.tensor(t, &s)).into();
+                ins = [DType::BF16, DType::BF16, DType::I16, DType::F32]
+                    .map(|t| rng.tensor(t, &s))
+                    .into();
                 ins.push(rng.positive(DType::F32, &s));
-                outs = [DType::BF16, DType::I16, DType::F32, DType::F32].map(|t| (t, s.clone())).into();
+                outs = [DType::BF16, DType::I16, DType::F32, DType::F32]
+                    .map(|t| (t, s.clone()))
+                    .into();
             }
-            ins.push(OwnedTensor::from_i64s(DType::I64, &[], &[1 + rng.below(5) as i64]));
-            ins.push(OwnedTensor::from_f64s(DType::F64, &[5], &[0.01, rng.pick(&[0.9, 0.3]), 0.95, 1e-6, 0.1]));
+            ins.push(OwnedTensor::from_i64s(
+                DType::I64,
+                &[],
+                &[1 + rng.below(5) as i64],
+            ));
+            ins.push(OwnedTensor::from_f64s(
+                DType::F64,
+                &[5],
+                &[0.01, rng.pick(&[0.9, 0.3]), 0.95, 1e-6, 0.1],
+            ));
         }
         "sgd" | "sgd_momentum" => {
             let (t, s) = (rng.float(), rng.any_shape());
@@ -628,7 +798,12 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         ins.push(OwnedTensor::from_f64s(DType::F32, &[], &[0.375]));
     }
     attrs.sort_by_key(|(key, _)| *key);
-    Case { op, attrs: attrs.into_iter().map(|(k, a)| (k.to_string(), a)).collect(), ins, outs }
+    Case {
+        op,
+        attrs: attrs.into_iter().map(|(k, a)| (k.to_string(), a)).collect(),
+        ins,
+        outs,
+    }
 }
 
 /// Taps, stride, padding, dilation, input and output sizes of a window that fits.
@@ -636,11 +811,18 @@ fn windows(rng: &mut Rng, spatial: usize, pool: bool) -> [Vec<usize>; 6] {
     let mut all: [Vec<usize>; 6] = Default::default();
     for _ in 0..spatial {
         let [taps, stride, dilation] = [3, 3, 2].map(|n| 1 + rng.below(n));
-        let padding = if pool { rng.below(taps / 2 + 1) } else { rng.below(4) };
+        let padding = if pool {
+            rng.below(taps / 2 + 1)
+        } else {
+            rng.below(4)
+        };
         let reach = dilation * (taps - 1) + 1;
         let input = reach.saturating_sub(2 * padding).max(1) + rng.below(6);
         let output = (input + 2 * padding - reach) / stride + 1;
-        for (list, x) in all.iter_mut().zip([taps, stride, padding, dilation, input, output]) {
+        for (list, x) in all
+            .iter_mut()
+            .zip([taps, stride, padding, dilation, input, output])
+        {
             list.push(x);
         }
     }
@@ -659,4 +841,54 @@ pub(crate) fn broadcast(shapes: &[&[usize]]) -> Vec<usize> {
         }
     }
     shape
+}
+
+/// Attention of a batch, groups of heads, queries, keys, and the widths of keys and of values.
+pub(crate) fn attention(
+    op: &'static str,
+    rng: &mut Rng,
+    [b, g, s, keys, d, e]: [usize; 6],
+) -> Case {
+    let t = rng.float();
+    let h = g * (1 + rng.below(2));
+    let (q, k, v) = (vec![b, h, s, d], vec![b, g, keys, d], vec![b, g, keys, e]);
+    let attrs = vec![
+        ("causal".into(), Attr::Bool(rng.flag())),
+        ("scale".into(), Attr::Float(0.3)),
+    ];
+    let qkv = [rng.tensor(t, &q), rng.tensor(t, &k), rng.tensor(t, &v)];
+    let mask = match rng.below(3) {
+        0 => vec![],
+        n => {
+            let shape = rng.narrower(&[b, h, s, keys]);
+            vec![rng.tensor(if n == 1 { DType::Bool } else { t }, &shape)]
+        }
+    };
+    let results = vec![(t, vec![b, h, s, e]), (DType::F32, vec![b, h, s])];
+    let forward: Vec<OwnedTensor> = qkv.iter().chain(&mask).cloned().collect();
+    if op == "sdpa" {
+        return Case {
+            op,
+            attrs,
+            ins: forward,
+            outs: results,
+        };
+    }
+    // The derivative's operands are a run's results.
+    let refs: Vec<&OwnedTensor> = forward.iter().collect();
+    let ran =
+        lighterage_runtime::kernels::owned::run_op("sdpa", &attrs, &refs, &results, SCRATCH_BYTES).unwrap();
+    let dout = rng.tensor(t, &[b, h, s, e]);
+    let ins = [dout]
+        .into_iter()
+        .chain(qkv)
+        .chain(ran)
+        .chain(mask)
+        .collect();
+    Case {
+        op,
+        attrs,
+        ins,
+        outs: vec![(t, q), (t, k), (t, v)],
+    }
 }

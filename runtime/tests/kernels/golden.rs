@@ -1,8 +1,8 @@
 //! Every kernel against PyTorch's results: see ../data/gen_golden.py.
 
 use artifact::{Attr, DType};
-use runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
-use runtime::kernels::{KERNELS, find};
+use lighterage_runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
+use lighterage_runtime::kernels::{KERNELS, find};
 use serde_json::Value;
 
 use crate::generate::SCRATCH_BYTES;
@@ -35,16 +35,29 @@ fn base64(text: &str) -> Vec<u8> {
 }
 
 fn tensor(value: &[Value]) -> OwnedTensor {
-    let shape: Vec<usize> = value[1].as_array().unwrap().iter().map(|d| d.as_u64().unwrap() as usize).collect();
-    OwnedTensor::from_bytes(dtype(value[0].as_str().unwrap()).unwrap(), &shape, &base64(value[2].as_str().unwrap()))
+    let shape: Vec<usize> = value[1]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|d| d.as_u64().unwrap() as usize)
+        .collect();
+    OwnedTensor::from_bytes(
+        dtype(value[0].as_str().unwrap()).unwrap(),
+        &shape,
+        &base64(value[2].as_str().unwrap()),
+    )
 }
 
 fn attr(value: &Value) -> Attr {
     match value {
         Value::Bool(b) => Attr::Bool(*b),
-        Value::Number(n) => n.as_i64().map_or_else(|| Attr::Float(n.as_f64().unwrap()), Attr::Int),
+        Value::Number(n) => n
+            .as_i64()
+            .map_or_else(|| Attr::Float(n.as_f64().unwrap()), Attr::Int),
         Value::Array(list) => Attr::Ints(list.iter().map(|i| i.as_i64().unwrap()).collect()),
-        Value::String(name) => dtype(name).map_or_else(|| Attr::Float(name.parse().unwrap()), Attr::Type),
+        Value::String(name) => {
+            dtype(name).map_or_else(|| Attr::Float(name.parse().unwrap()), Attr::Type)
+        }
         other => panic!("{other} is no attribute"),
     }
 }
@@ -63,7 +76,8 @@ fn tolerance(dtype: DType) -> f64 {
 fn assert_close(what: &str, ours: &OwnedTensor, theirs: &OwnedTensor) {
     let tolerance = tolerance(theirs.dtype());
     for (i, (a, b)) in ours.to_f64s().into_iter().zip(theirs.to_f64s()).enumerate() {
-        let close = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + b.abs());
+        let close =
+            a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + b.abs());
         assert!(close, "{what}: element {i} is {a:e}, PyTorch's {b:e}");
     }
 }
@@ -78,26 +92,50 @@ fn kernels_give_pytorchs_results() {
             continue;
         }
         let op = value["op"].as_str().unwrap();
-        let attrs: Vec<(String, Attr)> =
-            value["attrs"].as_object().unwrap().iter().map(|(k, v)| (k.clone(), attr(v))).collect();
+        let attrs: Vec<(String, Attr)> = value["attrs"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(k, v)| (k.clone(), attr(v)))
+            .collect();
         let of = |key: &str| -> Vec<&OwnedTensor> {
-            value[key].as_array().unwrap().iter().map(|i| &tensors[i.as_u64().unwrap() as usize]).collect()
+            value[key]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|i| &tensors[i.as_u64().unwrap() as usize])
+                .collect()
         };
         let (ins, outs) = (of("in"), of("out"));
-        let types: Vec<_> = outs.iter().map(|t| (t.dtype(), t.shape().to_vec())).collect();
-        let what = format!("{op} {attrs:?} of {:?}", ins.iter().map(|t| (t.dtype(), t.shape())).collect::<Vec<_>>());
-        let ours = run_op(op, &attrs, &ins, &types, SCRATCH_BYTES).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let types: Vec<_> = outs
+            .iter()
+            .map(|t| (t.dtype(), t.shape().to_vec()))
+            .collect();
+        let what = format!(
+            "{op} {attrs:?} of {:?}",
+            ins.iter()
+                .map(|t| (t.dtype(), t.shape()))
+                .collect::<Vec<_>>()
+        );
+        let ours = run_op(op, &attrs, &ins, &types, SCRATCH_BYTES)
+            .unwrap_or_else(|e| panic!("{what}: {e}"));
         for (ours, theirs) in ours.iter().zip(&outs) {
             assert_close(&what, ours, theirs);
         }
         // In place the bits are the same, for each pair alone and for all that go together.
         let pairs = find(op).unwrap().inplace.iter().copied();
         let fits = |&(i, j): &(usize, usize)| {
-            i < ins.len() && j < outs.len() && ins[i].dtype() == outs[j].dtype() && ins[i].shape() == outs[j].shape()
+            i < ins.len()
+                && j < outs.len()
+                && ins[i].dtype() == outs[j].dtype()
+                && ins[i].shape() == outs[j].shape()
         };
         let pairs: Vec<(usize, usize)> = pairs.filter(fits).collect();
         let mut sets: Vec<Vec<(usize, usize)>> = pairs.iter().map(|&pair| vec![pair]).collect();
-        if pairs.iter().all(|a| pairs.iter().all(|b| a == b || a.1 != b.1)) {
+        if pairs
+            .iter()
+            .all(|a| pairs.iter().all(|b| a == b || a.1 != b.1))
+        {
             sets.push(pairs);
         }
         for set in sets {
@@ -111,6 +149,10 @@ fn kernels_give_pytorchs_results() {
     // Random numbers are not PyTorch's.
     let random = ["rand", "randn", "dropout"];
     for kernel in KERNELS {
-        assert!(random.contains(&kernel.name) || ops.contains(kernel.name), "no case for {}", kernel.name);
+        assert!(
+            random.contains(&kernel.name) || ops.contains(kernel.name),
+            "no case for {}",
+            kernel.name
+        );
     }
 }

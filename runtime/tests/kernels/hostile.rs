@@ -1,11 +1,12 @@
-//! Signatures that no compiler would write: `check` refuses them, or the kernel runs without panicking.
+//! Signatures that no compiler would write: `check` refuses them, or the kernel runs without
+//! panicking.
 
 use crate::generate::{Rng, SCRATCH_BYTES, case};
 use crate::random::run;
 use artifact::{Attr, DType, Operand, Place};
 use proptest::prelude::*;
-use runtime::kernels::owned::OwnedTensor;
-use runtime::kernels::{Signature, find};
+use lighterage_runtime::kernels::owned::OwnedTensor;
+use lighterage_runtime::kernels::{Signature, find};
 
 const DTYPES: [DType; 12] = [
     DType::Bool,
@@ -23,7 +24,21 @@ const DTYPES: [DType; 12] = [
 ];
 
 /// Numbers at which arithmetic goes wrong.
-const EDGES: [i64; 13] = [i64::MIN, -(1 << 50), -3, -1, 0, 1, 2, 3, 7, 1 << 28, 1 << 32, 1 << 50, i64::MAX];
+const EDGES: [i64; 13] = [
+    i64::MIN,
+    -(1 << 50),
+    -3,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    1 << 28,
+    1 << 32,
+    1 << 50,
+    i64::MAX,
+];
 
 fn mutate(attr: &mut Attr, rng: &mut Rng) {
     match attr {
@@ -31,7 +46,11 @@ fn mutate(attr: &mut Attr, rng: &mut Rng) {
         Attr::Float(x) if rng.flag() => *x = rng.pick(&[f64::NAN, f64::INFINITY, -1.0, 0.0, 1e300]),
         Attr::Ints(list) if !list.is_empty() && rng.below(3) != 0 => {
             let i = rng.below(list.len());
-            list[i] = if rng.flag() { rng.pick(&EDGES) } else { list[i].wrapping_add(rng.below(3) as i64 - 1) };
+            list[i] = if rng.flag() {
+                rng.pick(&EDGES)
+            } else {
+                list[i].wrapping_add(rng.below(3) as i64 - 1)
+            };
         }
         Attr::Ints(list) => match rng.flag() {
             true => list.push(rng.pick(&EDGES)),
@@ -39,7 +58,14 @@ fn mutate(attr: &mut Attr, rng: &mut Rng) {
         },
         Attr::Bool(b) => *b = !*b,
         Attr::Type(dtype) => *dtype = rng.pick(&DTYPES),
-        other => *other = rng.pick(&[Attr::Int(1), Attr::Float(0.5), Attr::Bool(true), Attr::Ints(vec![])]),
+        other => {
+            *other = rng.pick(&[
+                Attr::Int(1),
+                Attr::Float(0.5),
+                Attr::Bool(true),
+                Attr::Ints(vec![]),
+            ])
+        }
     }
 }
 
@@ -129,7 +155,11 @@ proptest! {
 
 fn operand(dtype: DType, shape: &[usize]) -> Operand {
     let shape = shape.iter().map(|&d| d as u64).collect();
-    Operand { place: Place { pool: 0, offset: 0 }, dtype, shape }
+    Operand {
+        place: Place { pool: 0, offset: 0 },
+        dtype,
+        shape,
+    }
 }
 
 /// Too little scratch is refused.
@@ -137,10 +167,23 @@ fn operand(dtype: DType, shape: &[usize]) -> Operand {
 fn scratch_is_checked() {
     for seed in 0..2000 {
         let case = case(&mut Rng(seed));
-        let ins: Vec<Operand> = case.ins.iter().map(|x| operand(x.dtype(), x.shape())).collect();
-        let outs: Vec<Operand> = case.outs.iter().map(|(dtype, shape)| operand(*dtype, shape)).collect();
+        let ins: Vec<Operand> = case
+            .ins
+            .iter()
+            .map(|x| operand(x.dtype(), x.shape()))
+            .collect();
+        let outs: Vec<Operand> = case
+            .outs
+            .iter()
+            .map(|(dtype, shape)| operand(*dtype, shape))
+            .collect();
         let kernel = find(case.op).unwrap();
-        let with = |scratch| Signature { attrs: &case.attrs, ins: &ins, outs: &outs, scratch };
+        let with = |scratch| Signature {
+            attrs: &case.attrs,
+            ins: &ins,
+            outs: &outs,
+            scratch,
+        };
         let needs = kernel.scratch_bytes(&with(0));
         assert!(kernel.check(&with(needs)).is_ok());
         assert!(needs == 0 || kernel.check(&with(needs - 1)).is_err());

@@ -1,4 +1,5 @@
-//! The kernels' tests: PyTorch's results on fixed operands, a naive reference on random ones, and hostile signatures.
+//! The kernels' tests: PyTorch's results on fixed operands, a naive reference on random ones, and
+//! hostile signatures.
 
 mod generate;
 mod golden;

@@ -3,8 +3,8 @@
 use crate::generate::Rng;
 use artifact::DType;
 use half::bf16;
-use runtime::Team;
-use runtime::kernels::owned::{OwnedTensor, Run, run_op};
+use lighterage_runtime::Team;
+use lighterage_runtime::kernels::owned::{OwnedTensor, Run, run_op};
 
 /// More than two parts, and not a multiple of anything.
 const LONG: usize = 150_001;
@@ -14,7 +14,15 @@ fn numbers(seed: u64, n: usize) -> Vec<f32> {
     let mut rng = Rng(seed);
     // Of every magnitude, subnormal ones among them, and what is no number.
     let number = |_| match rng.below(50) {
-        0 => rng.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, f32::MAX, f32::MIN_POSITIVE]),
+        0 => rng.pick(&[
+            f32::NAN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            0.0,
+            -0.0,
+            f32::MAX,
+            f32::MIN_POSITIVE,
+        ]),
         1 => f32::from_bits(rng.below(1 << 32) as u32),
         _ => (rng.below(2001) as f32 - 1000.0) * 2f32.powi(rng.below(24) as i32 - 16),
     };
@@ -27,12 +35,23 @@ fn tensor(x: &[f32]) -> OwnedTensor {
 }
 
 fn floats(x: &OwnedTensor) -> Vec<f32> {
-    x.bytes().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    x.bytes()
+        .chunks(4)
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+        .collect()
 }
 
 /// Bits, where every NaN is the same: which one an operation gives is the machine's choice.
 fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
+    x.iter()
+        .map(|x| {
+            if x.is_nan() {
+                f32::NAN.to_bits()
+            } else {
+                x.to_bits()
+            }
+        })
+        .collect()
 }
 
 fn hyper(values: &[f64]) -> OwnedTensor {
@@ -51,7 +70,11 @@ fn adamw(p: f32, g: f32, m: f32, v: f32, k: i32) -> [f32; 3] {
     let m = m + (1.0 - beta1) as f32 * (g - m);
     let v = v * beta2 as f32 + (1.0 - beta2) as f32 * g * g;
     let denominator = v.sqrt() / correction2 as f32 + eps as f32;
-    [p * (1.0 - lr * decay) as f32 + -step_size as f32 * m / denominator, m, v]
+    [
+        p * (1.0 - lr * decay) as f32 + -step_size as f32 * m / denominator,
+        m,
+        v,
+    ]
 }
 
 #[test]
@@ -68,8 +91,13 @@ fn adamw_is_one_number_at_a_time() {
         )
         .unwrap();
         for (j, result) in results.iter().enumerate() {
-            let expected: Vec<f32> = (0..n).map(|i| adamw(p[i], g[i], m[i], v[i], 3)[j]).collect();
-            assert!(bits(&floats(result)) == bits(&expected), "result {j} of {n}");
+            let expected: Vec<f32> = (0..n)
+                .map(|i| adamw(p[i], g[i], m[i], v[i], 3)[j])
+                .collect();
+            assert!(
+                bits(&floats(result)) == bits(&expected),
+                "result {j} of {n}"
+            );
         }
     }
 }
@@ -78,7 +106,7 @@ fn adamw_is_one_number_at_a_time() {
 #[test]
 fn threads_change_no_bit() {
     let teams = [2, 3, 7].map(|threads| Team::new(threads).unwrap());
-    for kernel in runtime::kernels::KERNELS
+    for kernel in lighterage_runtime::kernels::KERNELS
         .iter()
         .filter(|kernel| kernel.name.starts_with("adamw") || kernel.name.starts_with("sgd"))
     {
@@ -98,10 +126,17 @@ fn threads_change_no_bit() {
                 "sgd_momentum" => vec![dtype; 3],
                 other => panic!("{other} needs operands here"),
             };
-            let mut ins: Vec<OwnedTensor> =
-                types.iter().enumerate().map(|(i, &dtype)| numbers(i as u64, dtype)).collect();
-            let outs: Vec<_> =
-                types.iter().enumerate().filter(|&(i, _)| i != 1).map(|(_, &t)| (t, vec![LONG])).collect();
+            let mut ins: Vec<OwnedTensor> = types
+                .iter()
+                .enumerate()
+                .map(|(i, &dtype)| numbers(i as u64, dtype))
+                .collect();
+            let outs: Vec<_> = types
+                .iter()
+                .enumerate()
+                .filter(|&(i, _)| i != 1)
+                .map(|(_, &t)| (t, vec![LONG]))
+                .collect();
             if kernel.name.starts_with("adamw") {
                 ins.extend([step(2), hyper(&HYPER)]);
             } else {
@@ -113,25 +148,41 @@ fn threads_change_no_bit() {
                 let run = |team| {
                     let mut run = Run::new(kernel.name, &[], &ins, &outs, 0, pairs).unwrap();
                     (0..2).for_each(|_| run.run_on(team, || {}).unwrap());
-                    run.results.iter().map(OwnedTensor::bytes).collect::<Vec<_>>()
+                    run.results
+                        .iter()
+                        .map(OwnedTensor::bytes)
+                        .collect::<Vec<_>>()
                 };
                 let alone = run(None);
                 for team in &teams {
-                    assert!(run(Some(team)) == alone, "{} of {dtype:?}, {} threads", kernel.name, team.threads());
+                    assert!(
+                        run(Some(team)) == alone,
+                        "{} of {dtype:?}, {} threads",
+                        kernel.name,
+                        team.threads()
+                    );
                 }
             }
         }
     }
 }
 
-/// Masters in halves are an f32 master: 40 steps of both, the same bits; the parameter is the master's nearest bf16.
+/// Masters in halves are an f32 master: 40 steps of both, the same bits; the parameter is the
+/// master's nearest bf16.
 #[test]
 fn halves_follow_an_f32_master() {
     let n = 3000;
-    let start: Vec<f32> = numbers(9, n).iter().map(|&x| bf16::from_f32(x).to_f32()).filter(|x| x.is_finite()).collect();
+    let start: Vec<f32> = numbers(9, n)
+        .iter()
+        .map(|&x| bf16::from_f32(x).to_f32())
+        .filter(|x| x.is_finite())
+        .collect();
     let n = n.min(start.len());
-    let (mut master, mut m, mut v) =
-        (tensor(&start), OwnedTensor::zeros(DType::F32, &[n]), OwnedTensor::zeros(DType::F32, &[n]));
+    let (mut master, mut m, mut v) = (
+        tensor(&start),
+        OwnedTensor::zeros(DType::F32, &[n]),
+        OwnedTensor::zeros(DType::F32, &[n]),
+    );
     let wide: Vec<f64> = start.iter().map(|&x| x.into()).collect();
     let mut state = vec![
         OwnedTensor::from_f64s(DType::BF16, &[n], &wide),
@@ -141,21 +192,43 @@ fn halves_follow_an_f32_master() {
     ];
     let types = [DType::BF16, DType::I16, DType::F32, DType::F32].map(|t| (t, vec![n]));
     for k in 1..=40 {
-        let g: Vec<f64> = numbers(100 + k, n).iter().map(|&x| if x.is_finite() { x.into() } else { 0.5 }).collect();
+        let g: Vec<f64> = numbers(100 + k, n)
+            .iter()
+            .map(|&x| if x.is_finite() { x.into() } else { 0.5 })
+            .collect();
         let g = OwnedTensor::from_f64s(DType::BF16, &[n], &g);
         let wide = OwnedTensor::from_f64s(DType::F32, &[n], &g.to_f64s());
         let (step, hyper) = (step(k as i64), hyper(&HYPER));
-        let plain = run_op("adamw", &[], &[&master, &wide, &m, &v, &step, &hyper], &vec![(DType::F32, vec![n]); 3], 0);
+        let plain = run_op(
+            "adamw",
+            &[],
+            &[&master, &wide, &m, &v, &step, &hyper],
+            &vec![(DType::F32, vec![n]); 3],
+            0,
+        );
         [master, m, v] = plain.unwrap().try_into().unwrap();
-        let ins = [&state[0], &g, &state[1], &state[2], &state[3], &step, &hyper];
+        let ins = [
+            &state[0], &g, &state[1], &state[2], &state[3], &step, &hyper,
+        ];
         state = run_op("adamw_split", &[], &ins, &types, 0).unwrap();
-        assert!(state[2].bytes() == m.bytes() && state[3].bytes() == v.bytes(), "moments, step {k}");
-        let halves = state[0].bytes().into_iter().zip(state[1].bytes()).collect::<Vec<_>>();
+        assert!(
+            state[2].bytes() == m.bytes() && state[3].bytes() == v.bytes(),
+            "moments, step {k}"
+        );
+        let halves = state[0]
+            .bytes()
+            .into_iter()
+            .zip(state[1].bytes())
+            .collect::<Vec<_>>();
         for (i, master) in floats(&master).into_iter().enumerate() {
             let [(h0, l0), (h1, l1)] = [halves[2 * i], halves[2 * i + 1]];
             let (high, low) = (u16::from_le_bytes([h0, h1]), u16::from_le_bytes([l0, l1]));
             let joined = (u32::from(high) << 16).wrapping_add_signed(i32::from(low as i16));
-            assert_eq!(joined, master.to_bits(), "step {k}: {master} is {high:#x} and {low:#x}");
+            assert_eq!(
+                joined,
+                master.to_bits(),
+                "step {k}: {master} is {high:#x} and {low:#x}"
+            );
             let nearest = bf16::from_f32(master);
             let tie = master.to_bits() & 0xFFFF == 0x8000;
             assert!(high == nearest.to_bits() || tie, "step {k}: {master}");

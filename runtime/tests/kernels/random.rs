@@ -1,11 +1,11 @@
 //! Kernels against the reference on random runs; in place; and what random numbers promise.
 
-use crate::generate::{Case, Rng, SCRATCH_BYTES, case, case_of};
+use crate::generate::{Case, Rng, SCRATCH_BYTES, attention, case, case_of};
 use crate::reference;
 use artifact::{Attr, DType};
 use proptest::prelude::*;
-use runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
-use runtime::kernels::{KERNELS, find};
+use lighterage_runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
+use lighterage_runtime::kernels::{KERNELS, find};
 
 pub(crate) fn run(case: &Case) -> Result<Vec<OwnedTensor>, String> {
     let ins: Vec<&OwnedTensor> = case.ins.iter().collect();
@@ -29,7 +29,9 @@ fn tolerance(case: &Case, dtype: DType) -> f64 {
 
 fn compare(case: &Case) {
     let results = run(case).unwrap_or_else(|e| panic!("{e}: {case:?}"));
-    let Some(expected) = reference::results(case) else { return };
+    let Some(expected) = reference::results(case) else {
+        return;
+    };
     assert_eq!(results.len(), expected.len(), "{}", case.op);
     for (j, (result, expected)) in results.iter().zip(expected).enumerate() {
         if case.op == "adamw_split" && j == 1 {
@@ -37,11 +39,18 @@ fn compare(case: &Case) {
         }
         // Rounded, or wrapped, to the element type.
         let expected = OwnedTensor::from_f64s(result.dtype(), result.shape(), &expected).to_f64s();
-        let largest = expected.iter().filter(|x| x.is_finite()).fold(0.0, |a: f64, b| a.max(b.abs()));
+        let largest = expected
+            .iter()
+            .filter(|x| x.is_finite())
+            .fold(0.0, |a: f64, b| a.max(b.abs()));
         let tolerance = tolerance(case, result.dtype()) * (1.0 + largest);
         for (i, (a, b)) in result.to_f64s().into_iter().zip(expected).enumerate() {
             let close = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance;
-            assert!(close, "{}: result {j} has {a:e} at {i}, should have {b:e}: {case:?}", case.op);
+            assert!(
+                close,
+                "{}: result {j} has {a:e} at {i}, should have {b:e}: {case:?}",
+                case.op
+            );
         }
     }
 }
@@ -49,10 +58,18 @@ fn compare(case: &Case) {
 /// The pairs that this run may use.
 fn pairs(case: &Case) -> Vec<(usize, usize)> {
     let fits = |&(i, j): &(usize, usize)| {
-        let (Some(x), Some(y)) = (case.ins.get(i), case.outs.get(j)) else { return false };
+        let (Some(x), Some(y)) = (case.ins.get(i), case.outs.get(j)) else {
+            return false;
+        };
         x.dtype() == y.0 && x.shape() == y.1
     };
-    find(case.op).unwrap().inplace.iter().copied().filter(fits).collect()
+    find(case.op)
+        .unwrap()
+        .inplace
+        .iter()
+        .copied()
+        .filter(fits)
+        .collect()
 }
 
 #[test]
@@ -60,6 +77,29 @@ fn every_kernel_equals_the_reference() {
     for kernel in KERNELS {
         for seed in 0..60 {
             compare(&case_of(kernel.name, &mut Rng(seed)));
+        }
+    }
+}
+
+/// Queries and keys of several blocks and tiles, which the sizes of the random runs stay below,
+/// around their borders.
+#[test]
+fn attention_in_blocks_equals_the_reference() {
+    for (i, sizes) in [
+        [1, 1, 47, 50, 3, 65],
+        [2, 1, 49, 48, 19, 5],
+        [1, 2, 97, 130, 9, 17],
+        [1, 1, 145, 20, 64, 3],
+        [1, 1, 515, 530, 2, 2],
+        [1, 1, 40, 1030, 3, 2],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for seed in 0..6 {
+            for op in ["sdpa", "sdpa_bwd"] {
+                compare(&attention(op, &mut Rng(100 * i as u64 + seed), sizes));
+            }
         }
     }
 }
@@ -82,13 +122,23 @@ fn in_place_changes_nothing() {
             let ins: Vec<&OwnedTensor> = case.ins.iter().collect();
             let pairs = pairs(&case);
             let mut sets: Vec<Vec<(usize, usize)>> = pairs.iter().map(|&pair| vec![pair]).collect();
-            if pairs.iter().all(|a| pairs.iter().all(|b| a == b || a.1 != b.1)) {
+            if pairs
+                .iter()
+                .all(|a| pairs.iter().all(|b| a == b || a.1 != b.1))
+            {
                 sets.push(pairs);
             }
             for set in sets {
-                let results = run_op_inplace(case.op, &case.attrs, &ins, &case.outs, SCRATCH_BYTES, &set).unwrap();
+                let results =
+                    run_op_inplace(case.op, &case.attrs, &ins, &case.outs, SCRATCH_BYTES, &set)
+                        .unwrap();
                 for (a, b) in results.iter().zip(&expected) {
-                    assert_eq!(a.bytes(), b.bytes(), "{} in place {set:?}: {case:?}", case.op);
+                    assert_eq!(
+                        a.bytes(),
+                        b.bytes(),
+                        "{} in place {set:?}: {case:?}",
+                        case.op
+                    );
                 }
                 tried += 1;
             }
@@ -103,7 +153,11 @@ fn both_operands_may_be_the_result() {
     let x = OwnedTensor::from_f64s(DType::F32, &[3], &[1.0, -2.0, 0.5]);
     let types = [(DType::F32, vec![3])];
     for op in ["add", "mul", "tanh_bwd", "softmax_bwd"] {
-        let attrs = if op == "softmax_bwd" { vec![("dim".to_string(), Attr::Int(0))] } else { vec![] };
+        let attrs = if op == "softmax_bwd" {
+            vec![("dim".to_string(), Attr::Int(0))]
+        } else {
+            vec![]
+        };
         let apart = run_op(op, &attrs, &[&x, &x], &types, 0).unwrap();
         let inplace = run_op_inplace(op, &attrs, &[&x, &x], &types, 0, &[(0, 0), (1, 0)]).unwrap();
         assert_eq!(apart[0].bytes(), inplace[0].bytes(), "{op}");
@@ -116,7 +170,10 @@ fn runs_repeat() {
     for seed in 0..400 {
         let case = case(&mut Rng(seed));
         let (a, b) = (run(&case).unwrap(), run(&case).unwrap());
-        assert!(a.iter().zip(&b).all(|(a, b)| a.bytes() == b.bytes()), "{case:?}");
+        assert!(
+            a.iter().zip(&b).all(|(a, b)| a.bytes() == b.bytes()),
+            "{case:?}"
+        );
     }
 }
 
@@ -124,7 +181,14 @@ fn runs_repeat() {
 fn an_index_out_of_range_is_reported() {
     let w = OwnedTensor::zeros(DType::F32, &[257, 4]);
     let index = OwnedTensor::from_i64s(DType::I64, &[2], &[0, 300]);
-    let error = run_op("embedding", &[], &[&w, &index], &[(DType::F32, vec![2, 4])], 0).unwrap_err();
+    let error = run_op(
+        "embedding",
+        &[],
+        &[&w, &index],
+        &[(DType::F32, vec![2, 4])],
+        0,
+    )
+    .unwrap_err();
     assert_eq!(error, "embedding: index 300 is not in 0..257");
     let error = run_op("index", &[], &[&w, &index], &[(DType::F32, vec![2, 4])], 0).unwrap_err();
     assert_eq!(error, "index: index 300 is not in -257..257");
@@ -139,7 +203,11 @@ fn a_missing_kernel_is_named() {
 
 fn random(op: &str, dtype: DType, shape: &[usize], stream: i64, rng: [i64; 2]) -> Vec<f64> {
     let list = shape.iter().map(|&d| d as i64).collect();
-    let attrs = [("dtype", Attr::Type(dtype)), ("shape", Attr::Ints(list)), ("stream", Attr::Int(stream))];
+    let attrs = [
+        ("dtype", Attr::Type(dtype)),
+        ("shape", Attr::Ints(list)),
+        ("stream", Attr::Int(stream)),
+    ];
     let attrs = attrs.map(|(k, a)| (k.to_string(), a));
     let rng = OwnedTensor::from_i64s(DType::I64, &[2], &rng);
     run_op(op, &attrs, &[&rng], &[(dtype, shape.to_vec())], 0).unwrap()[0].to_f64s()
@@ -165,13 +233,20 @@ fn random_numbers_are_distributed_as_they_should_be() {
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
         let x = random("rand", dtype, &[n], 0, [5, 1]);
         assert!(x.iter().all(|x| (0.0..1.0).contains(x)));
-        let mean = |f: &dyn Fn(f64) -> f64, x: &[f64]| x.iter().map(|&x| f(x)).sum::<f64>() / n as f64;
+        let mean =
+            |f: &dyn Fn(f64) -> f64, x: &[f64]| x.iter().map(|&x| f(x)).sum::<f64>() / n as f64;
         assert!((mean(&|x| x, &x) - 0.5).abs() < 5e-3);
         assert!((mean(&|x| (x - 0.5).powi(2), &x) - 1.0 / 12.0).abs() < 2e-3);
         let x = random("randn", dtype, &[n], 0, [5, 1]);
         let moments = [1, 2, 3, 4].map(|k| mean(&|x| x.powi(k), &x));
         let expected = [0.0, 1.0, 0.0, 3.0];
-        assert!(moments.iter().zip(expected).all(|(m, e)| (m - e).abs() < 0.1), "{moments:?}");
+        assert!(
+            moments
+                .iter()
+                .zip(expected)
+                .all(|(m, e)| (m - e).abs() < 0.1),
+            "{moments:?}"
+        );
     }
 }
 
@@ -181,12 +256,19 @@ fn dropout_keeps_and_scales() {
     let x = OwnedTensor::from_f64s(DType::F32, &[n], &vec![1.0; n]);
     let rng = OwnedTensor::from_i64s(DType::I64, &[2], &[9, 9]);
     for p in [0.0, 0.25, 1.0] {
-        let attrs = [("p".to_string(), Attr::Float(p)), ("stream".to_string(), Attr::Int(0))];
+        let attrs = [
+            ("p".to_string(), Attr::Float(p)),
+            ("stream".to_string(), Attr::Int(0)),
+        ];
         let types = [(DType::F32, vec![n]), (DType::Bool, vec![n])];
         let results = run_op("dropout", &attrs, &[&x, &rng], &types, 0).unwrap();
         let (y, mask) = (results[0].to_f64s(), results[1].to_f64s());
         let scale = if p == 1.0 { 0.0 } else { 1.0 / (1.0 - p) };
-        assert!(y.iter().zip(&mask).all(|(y, m)| (y - m * scale).abs() < 1e-6));
+        assert!(
+            y.iter()
+                .zip(&mask)
+                .all(|(y, m)| (y - m * scale).abs() < 1e-6)
+        );
         assert!((mask.iter().sum::<f64>() / n as f64 - (1.0 - p)).abs() < 0.01);
     }
 }

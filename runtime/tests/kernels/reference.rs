@@ -1,5 +1,5 @@
-//! What every kernel should give, element by element and in f64: written from the definitions, sharing nothing with the
-//! kernels, as slow as it likes to be.
+//! What every kernel should give, element by element and in f64: written from the definitions,
+//! sharing nothing with the kernels, as slow as it likes to be.
 
 use crate::generate::{Case, broadcast};
 use artifact::{Attr, DType};
@@ -13,7 +13,14 @@ struct Nd {
 
 impl Nd {
     fn fill(shape: &[usize], f: impl FnMut(&[usize]) -> f64) -> Nd {
-        Nd { shape: shape.to_vec(), data: coordinates(shape).iter().map(|c| c.as_slice()).map(f).collect() }
+        Nd {
+            shape: shape.to_vec(),
+            data: coordinates(shape)
+                .iter()
+                .map(|c| c.as_slice())
+                .map(f)
+                .collect(),
+        }
     }
     fn place(&self, c: &[usize]) -> usize {
         c.iter().zip(&self.shape).fold(0, |at, (&c, &d)| at * d + c)
@@ -28,15 +35,21 @@ impl Nd {
     /// The element that broadcasts to `c` of a larger shape.
     fn from(&self, c: &[usize]) -> f64 {
         let c = &c[c.len() - self.shape.len()..];
-        self.at(&c.iter().zip(&self.shape).map(|(&c, &d)| if d == 1 { 0 } else { c }).collect::<Vec<_>>())
+        self.at(&c
+            .iter()
+            .zip(&self.shape)
+            .map(|(&c, &d)| if d == 1 { 0 } else { c })
+            .collect::<Vec<_>>())
     }
 }
 
 /// Every place of a shape, in order.
 fn coordinates(shape: &[usize]) -> Vec<Vec<usize>> {
-    shape
-        .iter()
-        .fold(vec![vec![]], |all, &d| all.iter().flat_map(|c| (0..d).map(move |i| [&c[..], &[i]].concat())).collect())
+    shape.iter().fold(vec![vec![]], |all, &d| {
+        all.iter()
+            .flat_map(|c| (0..d).map(move |i| [&c[..], &[i]].concat()))
+            .collect()
+    })
 }
 fn with(c: &[usize], d: usize, i: usize) -> Vec<usize> {
     let mut c = c.to_vec();
@@ -57,7 +70,13 @@ fn erf(x: f64) -> f64 {
 }
 fn gelu(x: f64, tanh: bool) -> f64 {
     let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-    0.5 * x * (1.0 + if tanh { inner.tanh() } else { erf(x / 2f64.sqrt()) })
+    0.5 * x
+        * (1.0
+            + if tanh {
+                inner.tanh()
+            } else {
+                erf(x / 2f64.sqrt())
+            })
 }
 fn flag(b: bool) -> f64 {
     f64::from(u8::from(b))
@@ -65,8 +84,21 @@ fn flag(b: bool) -> f64 {
 
 /// The results of a case; none for random numbers.
 pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
-    let ins: Vec<Nd> = case.ins.iter().map(|t| Nd { shape: t.shape().to_vec(), data: t.to_f64s() }).collect();
-    let attr = |key: &str| case.attrs.iter().find(|(k, _)| k == key).map(|(_, a)| a).unwrap();
+    let ins: Vec<Nd> = case
+        .ins
+        .iter()
+        .map(|t| Nd {
+            shape: t.shape().to_vec(),
+            data: t.to_f64s(),
+        })
+        .collect();
+    let attr = |key: &str| {
+        case.attrs
+            .iter()
+            .find(|(k, _)| k == key)
+            .map(|(_, a)| a)
+            .unwrap()
+    };
     let number = |key: &str| match *attr(key) {
         Attr::Int(i) => i as f64,
         Attr::Float(x) => x,
@@ -80,8 +112,11 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
     let y_shape = &case.outs.first().unwrap().1;
     let boolean = case.ins.first().is_some_and(|x| x.dtype() == DType::Bool);
     let is_int = !crate::generate::is_float(case.outs[0].0);
-    let one = |f: &dyn Fn(f64) -> f64| vec![ins[0].data.iter().map(|&x| f(x)).collect::<Vec<f64>>()];
-    let two = |f: &dyn Fn(f64, f64) -> f64| vec![Nd::fill(y_shape, |c| f(ins[0].from(c), ins[1].from(c))).data];
+    let one =
+        |f: &dyn Fn(f64) -> f64| vec![ins[0].data.iter().map(|&x| f(x)).collect::<Vec<f64>>()];
+    let two = |f: &dyn Fn(f64, f64) -> f64| {
+        vec![Nd::fill(y_shape, |c| f(ins[0].from(c), ins[1].from(c))).data]
+    };
     let value = || number("value");
     Some(match case.op {
         "neg" => one(&|x| -x),
@@ -136,7 +171,16 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "logical_and" => two(&|a, b| flag(a != 0.0 && b != 0.0)),
         "logical_or" => two(&|a, b| flag(a != 0.0 || b != 0.0)),
         "where" => {
-            vec![Nd::fill(y_shape, |c| if ins[0].from(c) != 0.0 { ins[1].from(c) } else { ins[2].from(c) }).data]
+            vec![
+                Nd::fill(y_shape, |c| {
+                    if ins[0].from(c) != 0.0 {
+                        ins[1].from(c)
+                    } else {
+                        ins[2].from(c)
+                    }
+                })
+                .data,
+            ]
         }
         "tanh_bwd" => two(&|dy, y| dy * (1.0 - y * y)),
         "sigmoid_bwd" => two(&|dy, y| dy * y * (1.0 - y)),
@@ -148,12 +192,24 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "sum" | "mean" | "amax" | "amin" | "any" => {
             let dims = list("dims");
             let x = &ins[0];
-            let squeezed: Vec<usize> =
-                x.shape.iter().enumerate().map(|(d, &n)| if dims.contains(&(d as i64)) { 1 } else { n }).collect();
-            let mut terms = Nd::fill(&squeezed, |_| 0.0).data.iter().map(|_| vec![]).collect::<Vec<Vec<f64>>>();
+            let squeezed: Vec<usize> = x
+                .shape
+                .iter()
+                .enumerate()
+                .map(|(d, &n)| if dims.contains(&(d as i64)) { 1 } else { n })
+                .collect();
+            let mut terms = Nd::fill(&squeezed, |_| 0.0)
+                .data
+                .iter()
+                .map(|_| vec![])
+                .collect::<Vec<Vec<f64>>>();
             let y = Nd::fill(&squeezed, |_| 0.0);
             for c in coordinates(&x.shape) {
-                let to: Vec<usize> = c.iter().zip(&squeezed).map(|(&c, &d)| if d == 1 { 0 } else { c }).collect();
+                let to: Vec<usize> = c
+                    .iter()
+                    .zip(&squeezed)
+                    .map(|(&c, &d)| if d == 1 { 0 } else { c })
+                    .collect();
                 terms[y.place(&to)].push(x.at(&c));
             }
             let fold = |t: &Vec<f64>| match case.op {
@@ -167,22 +223,39 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         }
         "cumsum" => {
             let dim = number("dim") as usize;
-            vec![Nd::fill(y_shape, |c| (0..=c[dim]).map(|i| ins[0].at(&with(c, dim, i))).sum()).data]
+            vec![
+                Nd::fill(y_shape, |c| {
+                    (0..=c[dim]).map(|i| ins[0].at(&with(c, dim, i))).sum()
+                })
+                .data,
+            ]
         }
         "topk" => {
             let (dim, largest) = (number("dim") as usize, number("largest") != 0.0);
             let x = &ins[0];
             let sorted = |c: &[usize]| {
-                let mut line: Vec<(f64, usize)> = (0..x.shape[dim]).map(|i| (x.at(&with(c, dim, i)), i)).collect();
-                line.sort_by(|a, b| if largest { b.0.total_cmp(&a.0) } else { a.0.total_cmp(&b.0) });
+                let mut line: Vec<(f64, usize)> = (0..x.shape[dim])
+                    .map(|i| (x.at(&with(c, dim, i)), i))
+                    .collect();
+                line.sort_by(|a, b| {
+                    if largest {
+                        b.0.total_cmp(&a.0)
+                    } else {
+                        a.0.total_cmp(&b.0)
+                    }
+                });
                 line[c[dim]]
             };
-            vec![Nd::fill(y_shape, |c| sorted(c).0).data, Nd::fill(y_shape, |c| sorted(c).1 as f64).data]
+            vec![
+                Nd::fill(y_shape, |c| sorted(c).0).data,
+                Nd::fill(y_shape, |c| sorted(c).1 as f64).data,
+            ]
         }
         "softmax" | "log_softmax" | "softmax_bwd" | "log_softmax_bwd" => {
             let dim = number("dim") as usize;
             let n = ins[0].shape[dim];
-            let line = |x: &Nd, c: &[usize]| (0..n).map(|i| x.at(&with(c, dim, i))).collect::<Vec<f64>>();
+            let line =
+                |x: &Nd, c: &[usize]| (0..n).map(|i| x.at(&with(c, dim, i))).collect::<Vec<f64>>();
             let f = |c: &[usize]| {
                 let x = line(&ins[0], c);
                 let exp = || x.iter().map(|x| x.exp()).sum::<f64>();
@@ -221,7 +294,9 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             for (row, (dy, x)) in dy.data.chunks(n).zip(x.data.chunks(n)).enumerate() {
                 let (mean, rstd) = (ins[2].data[row], ins[3].data[row]);
                 let normal: Vec<f64> = x.iter().map(|x| (x - mean) * rstd).collect();
-                let g: Vec<f64> = (0..n).map(|i| dy[i] * ins.get(4).map_or(1.0, |w| w.data[i])).collect();
+                let g: Vec<f64> = (0..n)
+                    .map(|i| dy[i] * ins.get(4).map_or(1.0, |w| w.data[i]))
+                    .collect();
                 let mean_g = g.iter().sum::<f64>() / n as f64;
                 let mean_gx = (0..n).map(|i| g[i] * normal[i]).sum::<f64>() / n as f64;
                 for i in 0..n {
@@ -235,9 +310,14 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "batch_norm" => {
             let (x, channels) = (&ins[0], ins[0].shape[1]);
             let (eps, momentum) = (number("eps"), number("momentum"));
-            let (mut means, mut rstds, mut new_means, mut new_vars) = (vec![], vec![], vec![], vec![]);
+            let (mut means, mut rstds, mut new_means, mut new_vars) =
+                (vec![], vec![], vec![], vec![]);
             for c in 0..channels {
-                let all: Vec<f64> = coordinates(&x.shape).iter().filter(|at| at[1] == c).map(|at| x.at(at)).collect();
+                let all: Vec<f64> = coordinates(&x.shape)
+                    .iter()
+                    .filter(|at| at[1] == c)
+                    .map(|at| x.at(at))
+                    .collect();
                 let n = all.len() as f64;
                 let mean = all.iter().sum::<f64>() / n;
                 let squares: f64 = all.iter().map(|x| (x - mean).powi(2)).sum();
@@ -252,7 +332,8 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             vec![y.data, means, rstds, new_means, new_vars]
         }
         "batch_norm_bwd" => {
-            let (dy, x, w, mean, rstd) = (&ins[0], &ins[1], &ins[2].data, &ins[3].data, &ins[4].data);
+            let (dy, x, w, mean, rstd) =
+                (&ins[0], &ins[1], &ins[2].data, &ins[3].data, &ins[4].data);
             let channels = x.shape[1];
             let (mut dw, mut db) = (vec![0.0; channels], vec![0.0; channels]);
             let normal = |at: &[usize]| (x.at(at) - mean[at[1]]) * rstd[at[1]];
@@ -272,18 +353,29 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             let (x, w) = (&ins[a], &ins[a + 1]);
             let (ta, tb) = (number("ta") != 0.0, number("tb") != 0.0);
             let rank = x.shape.len();
-            let inner = if ta { x.shape[rank - 2] } else { x.shape[rank - 1] };
-            let pair = |c: &[usize], i, j, t: bool| [&c[..rank - 2], &if t { [j, i] } else { [i, j] }].concat();
+            let inner = if ta {
+                x.shape[rank - 2]
+            } else {
+                x.shape[rank - 1]
+            };
+            let pair = |c: &[usize], i, j, t: bool| {
+                [&c[..rank - 2], &if t { [j, i] } else { [i, j] }].concat()
+            };
             vec![
                 Nd::fill(y_shape, |c| {
                     let (i, j) = (c[rank - 2], c[rank - 1]);
                     let start = if a == 1 { ins[0].from(c) } else { 0.0 };
-                    start + (0..inner).map(|k| x.at(&pair(c, i, k, ta)) * w.at(&pair(c, k, j, tb))).sum::<f64>()
+                    start
+                        + (0..inner)
+                            .map(|k| x.at(&pair(c, i, k, ta)) * w.at(&pair(c, k, j, tb)))
+                            .sum::<f64>()
                 })
                 .data,
             ]
         }
-        "convolution" | "convolution_bwd" => convolution(case, &ins, &list, number("groups") as usize),
+        "convolution" | "convolution_bwd" => {
+            convolution(case, &ins, &list, number("groups") as usize)
+        }
         "max_pool2d" => {
             let x = &ins[0];
             let (kernel, stride) = (list("kernel"), list("stride"));
@@ -294,7 +386,8 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                     for kx in 0..kernel[1] {
                         let y = c[2] as i64 * stride[0] + ky * dilation[0] - padding[0];
                         let z = c[3] as i64 * stride[1] + kx * dilation[1] - padding[1];
-                        let inside = 0 <= y && y < x.shape[2] as i64 && 0 <= z && z < x.shape[3] as i64;
+                        let inside =
+                            0 <= y && y < x.shape[2] as i64 && 0 <= z && z < x.shape[3] as i64;
                         if inside && x.at(&[c[0], c[1], y as usize, z as usize]) > best.0 {
                             let (y, z) = (y as usize, z as usize);
                             best = (x.at(&[c[0], c[1], y, z]), y * x.shape[3] + z);
@@ -302,9 +395,16 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                     }
                 }
                 // No element is in the window: the kernel's own answer, not a definition's.
-                if best.1 == usize::MAX { (best.0, 0) } else { best }
+                if best.1 == usize::MAX {
+                    (best.0, 0)
+                } else {
+                    best
+                }
             };
-            vec![Nd::fill(y_shape, |c| best(c).0).data, Nd::fill(y_shape, |c| best(c).1 as f64).data]
+            vec![
+                Nd::fill(y_shape, |c| best(c).0).data,
+                Nd::fill(y_shape, |c| best(c).1 as f64).data,
+            ]
         }
         "max_pool2d_bwd" => {
             let mut dx = Nd::fill(y_shape, |_| 0.0);
@@ -317,7 +417,12 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "sdpa" | "sdpa_bwd" => attention(case, &ins, number("causal") != 0.0, number("scale")),
         "embedding" => {
             let rank = ins[1].shape.len();
-            vec![Nd::fill(y_shape, |c| ins[0].at(&[ins[1].at(&c[..rank]) as usize, c[rank]])).data]
+            vec![
+                Nd::fill(y_shape, |c| {
+                    ins[0].at(&[ins[1].at(&c[..rank]) as usize, c[rank]])
+                })
+                .data,
+            ]
         }
         "embedding_bwd" => {
             let (mut dw, rank) = (Nd::fill(y_shape, |_| 0.0), ins[1].shape.len());
@@ -331,9 +436,18 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         }
         "nll_loss" => {
             let targets = &ins[1].data;
-            let counts: Vec<f64> = targets.iter().map(|&t| flag(t != number("ignore"))).collect();
+            let counts: Vec<f64> = targets
+                .iter()
+                .map(|&t| flag(t != number("ignore")))
+                .collect();
             let terms: Vec<f64> = (0..targets.len())
-                .map(|i| if counts[i] == 0.0 { 0.0 } else { -ins[0].at(&[i, targets[i] as usize]) })
+                .map(|i| {
+                    if counts[i] == 0.0 {
+                        0.0
+                    } else {
+                        -ins[0].at(&[i, targets[i] as usize])
+                    }
+                })
                 .collect();
             let (sum, weight): (f64, f64) = (terms.iter().sum(), counts.iter().sum());
             let loss = match number("reduction") as i64 {
@@ -345,12 +459,21 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         }
         "nll_sum" => {
             let counts = |i: &usize| ins[1].data[*i] != number("ignore");
-            let terms = (0..ins[1].data.len()).filter(counts).map(|i| -ins[0].at(&[i, ins[1].data[i] as usize]));
-            vec![vec![ins.get(2).map_or(0.0, |before| before.data[0]) + terms.sum::<f64>()]]
+            let terms = (0..ins[1].data.len())
+                .filter(counts)
+                .map(|i| -ins[0].at(&[i, ins[1].data[i] as usize]));
+            vec![vec![
+                ins.get(2).map_or(0.0, |before| before.data[0]) + terms.sum::<f64>(),
+            ]]
         }
         "nll_loss_bwd" => {
             let mut dx = Nd::fill(y_shape, |_| 0.0);
-            for (i, &t) in ins[1].data.iter().enumerate().filter(|(_, t)| **t != number("ignore")) {
+            for (i, &t) in ins[1]
+                .data
+                .iter()
+                .enumerate()
+                .filter(|(_, t)| **t != number("ignore"))
+            {
                 *dx.at_mut(&[i, t as usize]) = match number("reduction") as i64 {
                     0 => -ins[0].data[i],
                     1 => -ins[0].data[0] / ins[2].data[0],
@@ -381,14 +504,19 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             let lead = broadcast(&indices.iter().map(|i| &i.shape[..]).collect::<Vec<_>>()).len();
             let place = |c: &[usize]| {
                 let index = indices.iter().zip(&x.shape);
-                let index = index.map(|(i, &n)| (i.from(&c[..lead]) as i64).rem_euclid(n as i64) as usize);
-                index.chain(c[lead..].iter().copied()).collect::<Vec<usize>>()
+                let index =
+                    index.map(|(i, &n)| (i.from(&c[..lead]) as i64).rem_euclid(n as i64) as usize);
+                index
+                    .chain(c[lead..].iter().copied())
+                    .collect::<Vec<usize>>()
             };
             if case.op == "index" {
                 return Some(vec![Nd::fill(y_shape, |c| x.at(&place(c))).data]);
             }
-            let shape =
-                [&broadcast(&indices.iter().map(|i| &i.shape[..]).collect::<Vec<_>>()), &x.shape[indices.len()..]];
+            let shape = [
+                &broadcast(&indices.iter().map(|i| &i.shape[..]).collect::<Vec<_>>()),
+                &x.shape[indices.len()..],
+            ];
             let mut y = x.clone();
             for c in coordinates(&shape.concat()) {
                 match number("accumulate") != 0.0 {
@@ -412,12 +540,19 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             let dims = list("dims");
             let back = |c: &[usize]| -> Vec<usize> {
                 let flipped = |d: usize| dims.contains(&(d as i64));
-                c.iter().enumerate().map(|(d, &i)| if flipped(d) { y_shape[d] - 1 - i } else { i }).collect()
+                c.iter()
+                    .enumerate()
+                    .map(|(d, &i)| if flipped(d) { y_shape[d] - 1 - i } else { i })
+                    .collect()
             };
             vec![Nd::fill(y_shape, |c| ins[0].at(&back(c))).data]
         }
         "slice" | "slice_scatter" => {
-            let (dim, start, step) = (number("dim") as usize, number("start") as usize, number("step") as usize);
+            let (dim, start, step) = (
+                number("dim") as usize,
+                number("start") as usize,
+                number("step") as usize,
+            );
             let place = |c: &[usize]| with(c, dim, start + step * c[dim]);
             if case.op == "slice" {
                 return Some(vec![Nd::fill(y_shape, |c| ins[0].at(&place(c))).data]);
@@ -447,14 +582,27 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         "pad" => {
             let pad = list("pad");
             let f = |c: &[usize]| {
-                let from: Vec<i64> = c.iter().enumerate().map(|(d, &i)| i as i64 - pad[2 * d]).collect();
-                let inside = from.iter().zip(&ins[0].shape).all(|(&i, &n)| 0 <= i && i < n as i64);
-                if inside { ins[0].at(&from.iter().map(|&i| i as usize).collect::<Vec<_>>()) } else { number("value") }
+                let from: Vec<i64> = c
+                    .iter()
+                    .enumerate()
+                    .map(|(d, &i)| i as i64 - pad[2 * d])
+                    .collect();
+                let inside = from
+                    .iter()
+                    .zip(&ins[0].shape)
+                    .all(|(&i, &n)| 0 <= i && i < n as i64);
+                if inside {
+                    ins[0].at(&from.iter().map(|&i| i as usize).collect::<Vec<_>>())
+                } else {
+                    number("value")
+                }
             };
             vec![Nd::fill(y_shape, f).data]
         }
         "full" => vec![Nd::fill(y_shape, |_| number("value")).data],
-        "arange" => vec![Nd::fill(y_shape, |c| number("start") + number("step") * c[0] as f64).data],
+        "arange" => {
+            vec![Nd::fill(y_shape, |c| number("start") + number("step") * c[0] as f64).data]
+        }
         "rand" | "randn" | "dropout" => return None,
         "rng_next" => vec![vec![ins[0].data[0], ins[0].data[1] + 1.0]],
         "sum_squares" => vec![vec![ins[0].data.iter().map(|x| x * x).sum()]],
@@ -468,7 +616,10 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             for i in 0..ins[0].data.len() {
                 let [p, g, m, v] = [0, 1, 2, 3].map(|k| ins[k].data[i]);
                 let new = adamw([p, g * scale, m, v], step, &ins[5].data);
-                results.iter_mut().zip(new).for_each(|(list, x)| list.push(x));
+                results
+                    .iter_mut()
+                    .zip(new)
+                    .for_each(|(list, x)| list.push(x));
             }
             results
         }
@@ -478,19 +629,34 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
             for i in 0..ins[0].data.len() {
                 let [high, g, low, m, v] = [0, 1, 2, 3, 4].map(|k| ins[k].data[i]);
                 let bits = (high as f32).to_bits().wrapping_add_signed(low as i32);
-                let [p, m, v] = adamw([f32::from_bits(bits).into(), g * scale, m, v], step, &ins[6].data);
-                // What the lower half is depends on each bit of p; see the tests of kernels/optim.rs.
-                results.iter_mut().zip([p, f64::NAN, m, v]).for_each(|(list, x)| list.push(x));
+                let [p, m, v] = adamw(
+                    [f32::from_bits(bits).into(), g * scale, m, v],
+                    step,
+                    &ins[6].data,
+                );
+                // What the lower half is depends on each bit of p; see the tests of
+                // kernels/optim.rs.
+                results
+                    .iter_mut()
+                    .zip([p, f64::NAN, m, v])
+                    .for_each(|(list, x)| list.push(x));
             }
             results
         }
         "sgd" => {
-            let [lr, _, decay] = ins[2].data[..] else { panic!("three hyper-parameters") };
+            let [lr, _, decay] = ins[2].data[..] else {
+                panic!("three hyper-parameters")
+            };
             let scale = scale(&ins, 3);
-            two_lists(&ins, |p, g, _| (p - lr * (g * scale + decay * p), 0.0)).into_iter().take(1).collect()
+            two_lists(&ins, |p, g, _| (p - lr * (g * scale + decay * p), 0.0))
+                .into_iter()
+                .take(1)
+                .collect()
         }
         "sgd_momentum" => {
-            let [lr, momentum, decay] = ins[3].data[..] else { panic!("three hyper-parameters") };
+            let [lr, momentum, decay] = ins[3].data[..] else {
+                panic!("three hyper-parameters")
+            };
             let scale = scale(&ins, 4);
             two_lists(&ins, |p, g, b| {
                 let b = momentum * b + g * scale + decay * p;
@@ -507,8 +673,13 @@ fn scale(ins: &[Nd], i: usize) -> f64 {
 }
 /// An element's new parameter and moments.
 fn adamw([p, g, m, v]: [f64; 4], step: f64, hyper: &[f64]) -> [f64; 3] {
-    let &[lr, beta1, beta2, eps, decay] = hyper else { panic!("five hyper-parameters") };
-    let (m, v) = (beta1 * m + (1.0 - beta1) * g, beta2 * v + (1.0 - beta2) * g * g);
+    let &[lr, beta1, beta2, eps, decay] = hyper else {
+        panic!("five hyper-parameters")
+    };
+    let (m, v) = (
+        beta1 * m + (1.0 - beta1) * g,
+        beta2 * v + (1.0 - beta2) * g * g,
+    );
     let (m_hat, v_hat) = (m / (1.0 - beta1.powf(step)), v / (1.0 - beta2.powf(step)));
     [p - lr * decay * p - lr * m_hat / (v_hat.sqrt() + eps), m, v]
 }
@@ -521,24 +692,52 @@ fn slope(x: f64, f: &dyn Fn(f64) -> f64) -> f64 {
 fn two_lists(ins: &[Nd], f: impl Fn(f64, f64, f64) -> (f64, f64)) -> Vec<Vec<f64>> {
     let n = ins[0].data.len();
     let third = |i: usize| ins[2].data.get(i).copied().unwrap_or(0.0);
-    let (a, b) = (0..n).map(|i| f(ins[0].data[i], ins[1].data[i], third(i))).unzip();
+    let (a, b) = (0..n)
+        .map(|i| f(ins[0].data[i], ins[1].data[i], third(i)))
+        .unzip();
     vec![a, b]
 }
 /// The number of elements of the last `dims` dimensions.
 fn norm_size(x: &Nd, dims: f64) -> usize {
-    x.shape[x.shape.len() - dims as usize..].iter().product::<usize>().max(1)
+    x.shape[x.shape.len() - dims as usize..]
+        .iter()
+        .product::<usize>()
+        .max(1)
 }
 fn wanted(all: [Vec<f64>; 3], mask: &[i64]) -> Vec<Vec<f64>> {
-    all.into_iter().zip(mask).filter(|(_, m)| **m == 1).map(|(x, _)| x).collect()
+    all.into_iter()
+        .zip(mask)
+        .filter(|(_, m)| **m == 1)
+        .map(|(x, _)| x)
+        .collect()
 }
 
 /// Every product of an input, a weight and an output, once; its derivatives are the same products.
-fn convolution(case: &Case, ins: &[Nd], list: &dyn Fn(&str) -> Vec<i64>, groups: usize) -> Vec<Vec<f64>> {
+fn convolution(
+    case: &Case,
+    ins: &[Nd],
+    list: &dyn Fn(&str) -> Vec<i64>,
+    groups: usize,
+) -> Vec<Vec<f64>> {
     let backward = case.op == "convolution_bwd";
-    let (x, w) = if backward { (&ins[1], &ins[2]) } else { (&ins[0], &ins[1]) };
-    let y_shape = if backward { ins[0].shape.clone() } else { case.outs[0].1.clone() };
+    let (x, w) = if backward {
+        (&ins[1], &ins[2])
+    } else {
+        (&ins[0], &ins[1])
+    };
+    let y_shape = if backward {
+        ins[0].shape.clone()
+    } else {
+        case.outs[0].1.clone()
+    };
     let (stride, padding, dilation) = (list("stride"), list("padding"), list("dilation"));
-    let mut y = Nd::fill(&y_shape, |c| if !backward && ins.len() == 3 { ins[2].data[c[1]] } else { 0.0 });
+    let mut y = Nd::fill(&y_shape, |c| {
+        if !backward && ins.len() == 3 {
+            ins[2].data[c[1]]
+        } else {
+            0.0
+        }
+    });
     let (mut dx, mut dw) = (Nd::fill(&x.shape, |_| 0.0), Nd::fill(&w.shape, |_| 0.0));
     let outputs = w.shape[0] / groups;
     for c in coordinates(&y_shape) {
@@ -547,7 +746,11 @@ fn convolution(case: &Case, ins: &[Nd], list: &dyn Fn(&str) -> Vec<i64>, groups:
             let at: Vec<i64> = (0..c.len() - 2)
                 .map(|d| c[d + 2] as i64 * stride[d] + k[d + 1] as i64 * dilation[d] - padding[d])
                 .collect();
-            if at.iter().zip(&x.shape[2..]).any(|(&i, &n)| i < 0 || n as i64 <= i) {
+            if at
+                .iter()
+                .zip(&x.shape[2..])
+                .any(|(&i, &n)| i < 0 || n as i64 <= i)
+            {
                 continue;
             }
             from.extend(at.iter().map(|&i| i as usize));
@@ -563,13 +766,19 @@ fn convolution(case: &Case, ins: &[Nd], list: &dyn Fn(&str) -> Vec<i64>, groups:
         return vec![y.data];
     }
     let mut db = vec![0.0; y_shape[1]];
-    coordinates(&y_shape).iter().for_each(|c| db[c[1]] += ins[0].at(c));
+    coordinates(&y_shape)
+        .iter()
+        .for_each(|c| db[c[1]] += ins[0].at(c));
     wanted([dx.data, dw.data, db], &list("mask"))
 }
 
 fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>> {
     let backward = case.op == "sdpa_bwd";
-    let (q, k, v) = if backward { (&ins[1], &ins[2], &ins[3]) } else { (&ins[0], &ins[1], &ins[2]) };
+    let (q, k, v) = if backward {
+        (&ins[1], &ins[2], &ins[3])
+    } else {
+        (&ins[0], &ins[1], &ins[2])
+    };
     let mask = ins.get(if backward { 6 } else { 3 });
     let is_bool = case.ins.last().unwrap().dtype() == DType::Bool;
     let (heads, groups, keys) = (q.shape[1], k.shape[1], k.shape[2]);
@@ -577,24 +786,37 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
     // Probabilities and the logsumexp of a query.
     let row = |c: &[usize]| {
         let score = |t: usize| {
-            let dot: f64 =
-                (0..q.shape[3]).map(|d| q.at(&[c[0], c[1], c[2], d]) * k.at(&[c[0], group(c[1]), t, d])).sum();
+            let dot: f64 = (0..q.shape[3])
+                .map(|d| q.at(&[c[0], c[1], c[2], d]) * k.at(&[c[0], group(c[1]), t, d]))
+                .sum();
             let mask = mask.map_or(0.0, |m| match (m.from(&[c[0], c[1], c[2], t]), is_bool) {
                 (1.0, true) => 0.0,
                 (_, true) => f64::NEG_INFINITY,
                 (x, false) => x,
             });
-            if causal && c[2] < t { f64::NEG_INFINITY } else { dot * scale + mask }
+            if causal && c[2] < t {
+                f64::NEG_INFINITY
+            } else {
+                dot * scale + mask
+            }
         };
         let scores: Vec<f64> = (0..keys).map(score).collect();
         let sum: f64 = scores.iter().map(|s| s.exp()).sum();
         // A query that may look at nothing.
         let sum = if sum == 0.0 { 1.0 } else { sum };
-        (scores.iter().map(|s| s.exp() / sum).collect::<Vec<f64>>(), sum.ln())
+        (
+            scores.iter().map(|s| s.exp() / sum).collect::<Vec<f64>>(),
+            sum.ln(),
+        )
     };
     if !backward {
         let out = Nd::fill(&case.outs[0].1, |c| {
-            row(c).0.iter().enumerate().map(|(t, p)| p * v.at(&[c[0], group(c[1]), t, c[3]])).sum()
+            row(c)
+                .0
+                .iter()
+                .enumerate()
+                .map(|(t, p)| p * v.at(&[c[0], group(c[1]), t, c[3]]))
+                .sum()
         });
         return vec![out.data, Nd::fill(&case.outs[1].1, |c| row(c).1).data];
     }
@@ -603,7 +825,11 @@ fn attention(case: &Case, ins: &[Nd], causal: bool, scale: f64) -> Vec<Vec<f64>>
     for c in coordinates(&q.shape[..3]) {
         let (p, g) = (row(&c).0, group(c[1]));
         let dp: Vec<f64> = (0..keys)
-            .map(|t| (0..v.shape[3]).map(|e| dout.at(&[&c[..], &[e]].concat()) * v.at(&[c[0], g, t, e])).sum())
+            .map(|t| {
+                (0..v.shape[3])
+                    .map(|e| dout.at(&[&c[..], &[e]].concat()) * v.at(&[c[0], g, t, e]))
+                    .sum()
+            })
             .collect();
         let delta: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
         for t in 0..keys {

@@ -2,32 +2,63 @@
 
 use crate::generate::{self, Rng, SCRATCH_BYTES};
 use artifact::{Attr, DType};
-use runtime::Team;
-use runtime::kernels::owned::{OwnedTensor, Run};
+use lighterage_runtime::Team;
+use lighterage_runtime::kernels::owned::{OwnedTensor, Run};
 
-/// Batch, rows, inner and columns: parts are rows or columns, end within a matrix and span several, and the last is short.
-const PRODUCTS: [[usize; 4]; 5] =
-    [[1, 700, 165, 713], [5, 300, 17, 601], [40, 10, 3, 4097], [3, 257, 0, 300], [1, 313, 513, 1001]];
+/// Batch, rows, inner and columns: parts are rows or columns, end within a matrix and span several,
+/// and the last is short.
+const PRODUCTS: [[usize; 4]; 5] = [
+    [1, 700, 165, 713],
+    [5, 300, 17, 601],
+    [40, 10, 3, 4097],
+    [3, 257, 0, 300],
+    [1, 313, 513, 1001],
+];
 
 fn numbers(dtype: DType, shape: &[usize], seed: u64) -> OwnedTensor {
     let mut rng = Rng(seed);
     let n = shape.iter().product();
-    OwnedTensor::from_f64s(dtype, shape, &(0..n).map(|_| rng.below(2001) as f64 / 64.0 - 15.0).collect::<Vec<_>>())
+    OwnedTensor::from_f64s(
+        dtype,
+        shape,
+        &(0..n)
+            .map(|_| rng.below(2001) as f64 / 64.0 - 15.0)
+            .collect::<Vec<_>>(),
+    )
 }
 
 #[test]
 fn threads_change_no_bit_of_products() {
     let teams = [2, 3, 7].map(|threads| Team::new(threads).unwrap());
-    for kernel in runtime::kernels::KERNELS.iter().filter(|kernel| matches!(kernel.name, "matmul" | "addmm")) {
+    for kernel in lighterage_runtime::kernels::KERNELS
+        .iter()
+        .filter(|kernel| matches!(kernel.name, "matmul" | "addmm"))
+    {
         for (case, [batch, m, k, n]) in PRODUCTS.into_iter().enumerate() {
             // Halves want scratch, and so are not shared.
             let dtype = [DType::F32, DType::F64, DType::I32, DType::F32, DType::F32][case];
             for (ta, tb) in [(false, false), (true, false), (false, true)] {
-                let shape = |rows, columns, t| if t { vec![batch, columns, rows] } else { vec![batch, rows, columns] };
-                let mut ins = vec![numbers(dtype, &shape(m, k, ta), 1), numbers(dtype, &shape(k, n, tb), 2)];
+                let shape = |rows, columns, t| {
+                    if t {
+                        vec![batch, columns, rows]
+                    } else {
+                        vec![batch, rows, columns]
+                    }
+                };
+                let mut ins = vec![
+                    numbers(dtype, &shape(m, k, ta), 1),
+                    numbers(dtype, &shape(k, n, tb), 2),
+                ];
                 match kernel.name {
                     "matmul" => {}
-                    "addmm" => ins.insert(0, numbers(dtype, [&[n][..], &[m, 1], &[batch, m, n], &[], &[n]][case], 3)),
+                    "addmm" => ins.insert(
+                        0,
+                        numbers(
+                            dtype,
+                            [&[n][..], &[m, 1], &[batch, m, n], &[], &[n]][case],
+                            3,
+                        ),
+                    ),
                     other => panic!("{other} needs operands here"),
                 }
                 let attrs = [("ta".into(), Attr::Bool(ta)), ("tb".into(), Attr::Bool(tb))];
@@ -40,7 +71,12 @@ fn threads_change_no_bit_of_products() {
                 };
                 let alone = run(None);
                 for team in &teams {
-                    assert!(run(Some(team)) == alone, "{} {case}, {ta} {tb}, {} threads", kernel.name, team.threads());
+                    assert!(
+                        run(Some(team)) == alone,
+                        "{} {case}, {ta} {tb}, {} threads",
+                        kernel.name,
+                        team.threads()
+                    );
                 }
             }
         }
@@ -52,7 +88,7 @@ fn threads_change_no_bit_of_products() {
 fn parts_change_no_bit() {
     let rng = &mut Rng(7);
     let mut whole = Vec::new();
-    for kernel in runtime::kernels::KERNELS {
+    for kernel in lighterage_runtime::kernels::KERNELS {
         let mut most = 0;
         for _ in 0..60 {
             let case = generate::case_of(kernel.name, rng);
@@ -62,15 +98,42 @@ fn parts_change_no_bit() {
                 case.ins.get(i).map(of).as_ref() == case.outs.get(j)
             };
             // Two operands cannot lie on one result.
-            let pair: Vec<_> = kernel.inplace.iter().filter(alike).take(1).copied().collect();
+            let pair: Vec<_> = kernel
+                .inplace
+                .iter()
+                .filter(alike)
+                .take(1)
+                .copied()
+                .collect();
             for pairs in [&[][..], &pair] {
-                let run = || Run::new(kernel.name, &case.attrs, &ins, &case.outs, SCRATCH_BYTES, pairs).unwrap();
+                let run = || {
+                    Run::new(
+                        kernel.name,
+                        &case.attrs,
+                        &ins,
+                        &case.outs,
+                        SCRATCH_BYTES,
+                        pairs,
+                    )
+                    .unwrap()
+                };
                 let (mut alone, mut parts) = (run(), run());
                 alone.run().unwrap();
                 let lengths = [1 + rng.below(3), 1 + rng.below(9), 1 + rng.below(40)];
                 most = most.max(parts.run_in_parts(&lengths).unwrap());
-                let bytes = |run: &Run<'_>| run.results.iter().map(OwnedTensor::bytes).collect::<Vec<_>>();
-                assert!(bytes(&alone) == bytes(&parts), "{} {:?} {:?} {lengths:?}", kernel.name, case.attrs, case.outs);
+                let bytes = |run: &Run<'_>| {
+                    run.results
+                        .iter()
+                        .map(OwnedTensor::bytes)
+                        .collect::<Vec<_>>()
+                };
+                assert!(
+                    bytes(&alone) == bytes(&parts),
+                    "{} {:?} {:?} {lengths:?}",
+                    kernel.name,
+                    case.attrs,
+                    case.outs
+                );
             }
         }
         if most == 1 {
@@ -103,23 +166,58 @@ fn threads_change_no_bit_of_rows() {
     let teams = [2, 3, 7].map(|threads| Team::new(threads).unwrap());
     let int = |key: &str, value| (key.to_string(), Attr::Int(value));
     let (rows, n) = (515, 129);
-    let [x, dy, w] =
-        [numbers(DType::F32, &[rows, n], 1), numbers(DType::F32, &[rows, n], 2), numbers(DType::F32, &[n], 3)];
+    let [x, dy, w] = [
+        numbers(DType::F32, &[rows, n], 1),
+        numbers(DType::F32, &[rows, n], 2),
+        numbers(DType::F32, &[n], 3),
+    ];
     let statistics = [4, 5].map(|seed| numbers(DType::F32, &[rows, 1], seed));
     let like = (DType::F32, vec![rows, n]);
     let column = (DType::F32, vec![n]);
     let attention = |heads, seed| numbers(DType::F32, &[2, heads, 201, 24], seed);
-    let heads = [attention(6, 6), attention(3, 7), attention(3, 8), attention(6, 9), attention(6, 10)];
+    let heads = [
+        attention(6, 6),
+        attention(3, 7),
+        attention(3, 8),
+        attention(6, 9),
+        attention(6, 10),
+    ];
     let sums = numbers(DType::F32, &[2, 6, 201], 11);
-    let causal = vec![("causal".into(), Attr::Bool(true)), ("scale".into(), Attr::Float(0.02))];
-    let (of_q, of_k) = ((DType::F32, vec![2, 6, 201, 24]), (DType::F32, vec![2, 3, 201, 24]));
-    let mask = |mask: [i64; 3]| vec![int("dims", 1), ("mask".to_string(), Attr::Ints(mask.into()))];
+    let causal = vec![
+        ("causal".into(), Attr::Bool(true)),
+        ("scale".into(), Attr::Float(0.02)),
+    ];
+    let (of_q, of_k) = (
+        (DType::F32, vec![2, 6, 201, 24]),
+        (DType::F32, vec![2, 3, 201, 24]),
+    );
+    let mask = |mask: [i64; 3]| {
+        vec![
+            int("dims", 1),
+            ("mask".to_string(), Attr::Ints(mask.into())),
+        ]
+    };
     let norm = vec![&dy, &x, &statistics[0], &statistics[1], &w];
     let cases = vec![
-        ("gelu", vec![("tanh".into(), Attr::Bool(true))], vec![&x], vec![like.clone()]),
+        (
+            "gelu",
+            vec![("tanh".into(), Attr::Bool(true))],
+            vec![&x],
+            vec![like.clone()],
+        ),
         ("softmax", vec![int("dim", 1)], vec![&x], vec![like.clone()]),
-        ("layer_norm_bwd", mask([1, 1, 1]), norm.clone(), vec![like.clone(), column.clone(), column.clone()]),
-        ("layer_norm_bwd", mask([0, 1, 0]), norm.clone(), vec![column.clone()]),
+        (
+            "layer_norm_bwd",
+            mask([1, 1, 1]),
+            norm.clone(),
+            vec![like.clone(), column.clone(), column.clone()],
+        ),
+        (
+            "layer_norm_bwd",
+            mask([0, 1, 0]),
+            norm.clone(),
+            vec![column.clone()],
+        ),
         ("layer_norm_bwd", mask([1, 0, 0]), norm, vec![like.clone()]),
         (
             "sdpa",
@@ -138,14 +236,20 @@ fn threads_change_no_bit_of_rows() {
         let run = |team| {
             let mut run = Run::new(op, attrs, ins, outs, SCRATCH_BYTES, &[]).unwrap();
             run.run_on(team, || {}).unwrap();
-            run.results.iter().map(OwnedTensor::bytes).collect::<Vec<_>>()
+            run.results
+                .iter()
+                .map(OwnedTensor::bytes)
+                .collect::<Vec<_>>()
         };
         let alone = run(None);
         for team in &teams {
             assert!(run(Some(team)) == alone, "{op}, {} threads", team.threads());
         }
         let mut parts = Run::new(op, attrs, ins, outs, SCRATCH_BYTES, &[]).unwrap();
-        assert!(1 < parts.run_in_parts(&[1, 2, 1]).unwrap(), "{op} should have parts");
+        assert!(
+            1 < parts.run_in_parts(&[1, 2, 1]).unwrap(),
+            "{op} should have parts"
+        );
         let parts: Vec<_> = parts.results.iter().map(OwnedTensor::bytes).collect();
         assert!(parts == alone, "{op} in parts");
     }

@@ -8,7 +8,11 @@ pub(super) fn low(bits: u32, v: u64) -> u64 {
 }
 /// The lowest `bits` bits, as a signed number.
 pub(super) fn signed(bits: u32, v: u64) -> i64 {
-    if bits < 64 { ((v << (64 - bits)) as i64) >> (64 - bits) } else { v as i64 }
+    if bits < 64 {
+        ((v << (64 - bits)) as i64) >> (64 - bits)
+    } else {
+        v as i64
+    }
 }
 pub(super) fn f32_of(v: u64) -> f32 {
     f32::from_bits(v as u32)
@@ -32,14 +36,18 @@ pub(super) fn narrow(ty: Ty, x: f64) -> u64 {
         _ => u64::from((x as f32).to_bits()),
     }
 }
-/// To f32 with the last bit set if anything is lost: rounding that again gives what rounding once would have.
-/// Boldo and Melquiond, "When double rounding is odd", 2005.
+/// To f32 with the last bit set if anything is lost: rounding that again gives what rounding once
+/// would have. Boldo and Melquiond, "When double rounding is odd", 2005.
 fn odd(x: f64) -> f32 {
     let near = x as f32;
     if f64::from(near) == x || x.is_nan() || x.is_infinite() {
         return near;
     }
-    let toward_zero = if x.abs() < f64::from(near).abs() { near.to_bits() - 1 } else { near.to_bits() };
+    let toward_zero = if x.abs() < f64::from(near).abs() {
+        near.to_bits() - 1
+    } else {
+        near.to_bits()
+    };
     f32::from_bits(toward_zero | 1)
 }
 /// a + b with the last bit set if anything is lost.
@@ -51,13 +59,22 @@ pub(super) fn odd_sum(a: f64, b: f64) -> f64 {
         return sum;
     }
     let up = (0.0 < lost) == (0.0 < sum);
-    f64::from_bits(if up { sum.to_bits() + 1 } else { sum.to_bits() - 1 })
+    f64::from_bits(if up {
+        sum.to_bits() + 1
+    } else {
+        sum.to_bits() - 1
+    })
 }
 /// Subnormals of f32 as zero of their sign.
 pub(super) fn flushed(x: f32, ftz: bool) -> f32 {
-    if ftz && x.is_subnormal() { 0f32.copysign(x) } else { x }
+    if ftz && x.is_subnormal() {
+        0f32.copysign(x)
+    } else {
+        x
+    }
 }
-/// The smaller of two floats, or the larger: a number if one is no number, unless `nan`; -0 is less than 0.
+/// The smaller of two floats, or the larger: a number if one is no number, unless `nan`; -0 is less
+/// than 0.
 pub(super) fn extreme(a: f64, b: f64, larger: bool, nan: bool) -> f64 {
     if a.is_nan() || b.is_nan() {
         return match () {

@@ -1,22 +1,27 @@
 //! An interpreter for PTX: what a kernel for a GPU computes, on a machine without one.
 //!
-//! [`run`] reads the text that LLVM's NVPTX backend writes and runs one kernel over a grid. It is strict where a GPU is
-//! silent. An error names the instruction, its line, the block and the thread:
+//! [`run`] reads the text that LLVM's NVPTX backend writes and runs one kernel over a grid. It is
+//! strict where a GPU is silent. An error names the instruction, its line, the block and the
+//! thread:
 //! * an instruction or a modifier that it does not know;
 //! * an access outside of every tensor, or at an address that is no multiple of its width;
 //! * a read of shared memory that nobody wrote, or whose `cp.async` was not waited for;
-//! * two threads at one byte, one of them writing, without a barrier between (`bar.sync` for a block, `bar.warp.sync`
-//!   for a warp), but that a warp's threads may write the same value; threads of different blocks are never ordered;
-//! * a warp whose threads wait at different places, a `bar.sync` that part of a warp does not reach.
+//! * two threads at one byte, one of them writing, without a barrier between (`bar.sync` for a
+//!   block, `bar.warp.sync` for a warp), but that a warp's threads may write the same value;
+//!   threads of different blocks are never ordered;
+//! * a warp whose threads wait at different places, a `bar.sync` that part of a warp does not
+//!   reach.
 //!
-//! Threads run one after the other up to the next instruction that needs others (barriers, `shfl.sync`, `vote.sync`,
-//! `mma.sync`, `ldmatrix`), so that nothing depends on how a GPU interleaves them: what could is reported as a race.
+//! Threads run one after the other up to the next instruction that needs others (barriers,
+//! `shfl.sync`, `vote.sync`, `mma.sync`, `ldmatrix`), so that nothing depends on how a GPU
+//! interleaves them: what could is reported as a race.
 //!
-//! Arithmetic is IEEE's, subnormals are flushed where `.ftz` says so. Approximations (`ex2`, `lg2`, `rsqrt`, `tanh`,
-//! …) are the f64 function rounded: a GPU's differ from them in the last bits, as the PTX ISA states. The sums of
-//! `mma.sync` are taken in f64 and rounded once, where a GPU's order and rounding are not specified. Atomics are not
-//! looked at for races. The layouts of `mma.sync` and `ldmatrix` are those of the PTX ISA, "Matrix fragments for
-//! mma.m16n8k16" and "ldmatrix".
+//! Arithmetic is IEEE's, subnormals are flushed where `.ftz` says so. Approximations (`ex2`, `lg2`,
+//! `rsqrt`, `tanh`, …) are the f64 function rounded: a GPU's differ from them in the last bits, as
+//! the PTX ISA states. The sums of `mma.sync` are taken in f64 and rounded once, where a GPU's
+//! order and rounding are not specified. Atomics are not looked at for races. The layouts of
+//! `mma.sync` and `ldmatrix` are those of the PTX ISA, "Matrix fragments for mma.m16n8k16" and
+//! "ldmatrix".
 
 mod float;
 mod machine;
@@ -39,7 +44,11 @@ pub struct Launch {
 impl Launch {
     /// `blocks` blocks of `threads` threads, with no dynamic shared memory.
     pub fn new(blocks: u32, threads: u32) -> Launch {
-        Launch { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
+        Launch {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes: 0,
+        }
     }
 }
 
@@ -71,7 +80,9 @@ impl Memory {
     /// A tensor of given bytes; its address.
     pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
         // A gap stands behind each tensor: who runs over an end meets no other.
-        let end = self.tensors.last().map_or(1 << 32, |(at, bytes)| at + bytes.len() as u64 + Memory::ALIGN);
+        let end = self.tensors.last().map_or(1 << 32, |(at, bytes)| {
+            at + bytes.len() as u64 + Memory::ALIGN
+        });
         let at = end.next_multiple_of(Memory::ALIGN);
         self.tensors.push((at, bytes));
         at
@@ -86,7 +97,12 @@ impl Memory {
     }
     /// A tensor of floats, rounded to bf16.
     pub fn add_bf16(&mut self, values: &[f32]) -> u64 {
-        self.add(values.iter().flat_map(|&v| half::bf16::from_f32(v).to_le_bytes()).collect())
+        self.add(
+            values
+                .iter()
+                .flat_map(|&v| half::bf16::from_f32(v).to_le_bytes())
+                .collect(),
+        )
     }
     /// The bytes of the tensor at an address.
     ///
@@ -94,15 +110,30 @@ impl Memory {
     ///
     /// If no tensor begins there.
     pub fn bytes(&self, address: u64) -> &[u8] {
-        &self.tensors.iter().find(|(at, _)| *at == address).expect("a tensor should begin there").1
+        &self
+            .tensors
+            .iter()
+            .find(|(at, _)| *at == address)
+            .expect("a tensor should begin there")
+            .1
     }
     /// The tensor at an address, as f32.
     pub fn f32(&self, address: u64) -> Vec<f32> {
-        self.bytes(address).as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+        self.bytes(address)
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&b| f32::from_le_bytes(b))
+            .collect()
     }
     /// The tensor at an address, of bf16.
     pub fn bf16(&self, address: u64) -> Vec<f32> {
-        self.bytes(address).as_chunks::<2>().0.iter().map(|&b| half::bf16::from_le_bytes(b).to_f32()).collect()
+        self.bytes(address)
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .map(|&b| half::bf16::from_le_bytes(b).to_f32())
+            .collect()
     }
 }
 
@@ -123,7 +154,8 @@ pub struct Stats {
     pub mmas: u64,
     /// Matrices of `ldmatrix`.
     pub matrices: u64,
-    /// How many times more than once the banks of shared memory are asked for a matrix of `ldmatrix`.
+    /// How many times more than once the banks of shared memory are asked for a matrix of
+    /// `ldmatrix`.
     pub bank_conflicts: u64,
 }
 
@@ -145,7 +177,13 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// Runs a kernel of a PTX text over a grid. Tensors in `memory` are changed as the kernel does.
-pub fn run(text: &str, kernel: &str, launch: &Launch, params: &[Param], memory: &mut Memory) -> Result<Stats, Error> {
+pub fn run(
+    text: &str,
+    kernel: &str,
+    launch: &Launch,
+    params: &[Param],
+    memory: &mut Memory,
+) -> Result<Stats, Error> {
     let kernel = parse::kernel(text, kernel)?;
     machine::run(&kernel, launch, params, memory)
 }
@@ -153,5 +191,10 @@ pub fn run(text: &str, kernel: &str, launch: &Launch, params: &[Param], memory: 
 /// The kernels of a PTX text, in its order.
 pub fn kernels(text: &str) -> Vec<&str> {
     let rest = text.split(".entry").skip(1);
-    rest.filter_map(|rest| rest.trim_start().split(|c: char| c == '(' || c.is_whitespace()).next()).collect()
+    rest.filter_map(|rest| {
+        rest.trim_start()
+            .split(|c: char| c == '(' || c.is_whitespace())
+            .next()
+    })
+    .collect()
 }

@@ -1,24 +1,54 @@
-//! Runs a kernel: blocks one after the other, in a block each thread up to the next instruction that needs others.
+//! Runs a kernel: blocks one after the other, in a block each thread up to the next instruction
+//! that needs others.
 
 use super::float::{extreme, f32_of, flushed, low, narrow, odd_sum, signed, wide};
-use super::parse::{Arg, Atom, BASE, Binary, Flags, Instr, Kernel, LOCAL_WINDOW, Op, Round, SHARED_WINDOW};
+use super::parse::{
+    Arg, Atom, BASE, Binary, Flags, Instr, Kernel, LOCAL_WINDOW, Op, Round, SHARED_WINDOW,
+};
 use super::parse::{Shuffle, Space, Special, Ty, Unary, Vote};
 use super::race::{Actor, Shadow, WARP};
 use super::{Error, Launch, Memory, Param, Stats};
 
 /// Runs every block of a grid.
-pub(super) fn run(kernel: &Kernel, launch: &Launch, params: &[Param], memory: &mut Memory) -> Result<Stats, Error> {
-    let refuse = |what: String| Err(Error { what, at: kernel.name.clone() });
+pub(super) fn run(
+    kernel: &Kernel,
+    launch: &Launch,
+    params: &[Param],
+    memory: &mut Memory,
+) -> Result<Stats, Error> {
+    let refuse = |what: String| {
+        Err(Error {
+            what,
+            at: kernel.name.clone(),
+        })
+    };
     let count = |n: [u32; 3]| n.iter().map(|&n| u64::from(n)).product::<u64>();
     let threads = count(launch.block);
-    if threads == 0 || 1024 < threads || count(launch.grid) == 0 || u64::from(u32::MAX) < count(launch.grid) {
-        return refuse(format!("a grid of {:?} blocks of {:?} threads cannot be started", launch.grid, launch.block));
+    if threads == 0
+        || 1024 < threads
+        || count(launch.grid) == 0
+        || u64::from(u32::MAX) < count(launch.grid)
+    {
+        return refuse(format!(
+            "a grid of {:?} blocks of {:?} threads cannot be started",
+            launch.grid, launch.block
+        ));
     }
-    if kernel.max_threads.is_some_and(|max| u64::from(max) < threads) {
-        return refuse(format!("{threads} threads where .maxntid is {:?}", kernel.max_threads));
+    if kernel
+        .max_threads
+        .is_some_and(|max| u64::from(max) < threads)
+    {
+        return refuse(format!(
+            "{threads} threads where .maxntid is {:?}",
+            kernel.max_threads
+        ));
     }
     if params.len() != kernel.params.len() {
-        return refuse(format!("{} arguments for {} parameters", params.len(), kernel.params.len()));
+        return refuse(format!(
+            "{} arguments for {} parameters",
+            params.len(),
+            kernel.params.len()
+        ));
     }
     let mut bytes = vec![0; kernel.params.last().map_or(0, |&(at, n)| at + n)];
     for (i, (param, &(at, n))) in params.iter().zip(&kernel.params).enumerate() {
@@ -32,7 +62,11 @@ pub(super) fn run(kernel: &Kernel, launch: &Launch, params: &[Param], memory: &m
         }
         bytes[at..at + n].copy_from_slice(&value.to_le_bytes()[..n]);
     }
-    let mut shadows: Vec<Shadow> = memory.tensors.iter().map(|(_, bytes)| Shadow::new(bytes.len(), true)).collect();
+    let mut shadows: Vec<Shadow> = memory
+        .tensors
+        .iter()
+        .map(|(_, bytes)| Shadow::new(bytes.len(), true))
+        .collect();
     let mut stats = Stats::default();
     for number in 0..count(launch.grid) as u32 {
         let [x, y, _] = launch.grid;
@@ -119,20 +153,31 @@ impl Block<'_> {
                         }
                     }
                     let waits = |t: &usize| self.threads[*t].state == State::Warp;
-                    let Some(first) = lanes.clone().find(waits) else { break };
-                    self.together(lanes.clone()).map_err(|what| self.error(first, what))?;
+                    let Some(first) = lanes.clone().find(waits) else {
+                        break;
+                    };
+                    self.together(lanes.clone())
+                        .map_err(|what| self.error(first, what))?;
                 }
             }
-            let Some(first) = (0..n).find(|&t| self.threads[t].state == State::Block) else { return Ok(()) };
+            let Some(first) = (0..n).find(|&t| self.threads[t].state == State::Block) else {
+                return Ok(());
+            };
             for warp in 0..n.div_ceil(32) {
                 let lanes = &self.threads[warp * 32..n.min(warp * 32 + 32)];
                 let (pc, state) = (lanes[0].pc, lanes[0].state);
                 if let Some(other) = lanes.iter().position(|t| (t.pc, t.state) != (pc, state)) {
-                    return Err(self.error(warp * 32 + other, "bar.sync is not reached by a whole warp".into()));
+                    return Err(self.error(
+                        warp * 32 + other,
+                        "bar.sync is not reached by a whole warp".into(),
+                    ));
                 }
             }
             if self.threads.iter().any(|t| t.state == State::Done) {
-                return Err(self.error(first, "bar.sync, and threads of the block have ended".into()));
+                return Err(self.error(
+                    first,
+                    "bar.sync, and threads of the block have ended".into(),
+                ));
             }
             self.epoch += 1;
             for thread in &mut self.threads {
@@ -143,8 +188,15 @@ impl Block<'_> {
     }
 
     fn error(&self, thread: usize, what: String) -> Error {
-        let at = self.kernel.instrs.get(self.threads[thread].pc).map_or("the end".into(), Instr::at);
-        Error { what, at: format!("{at}; block {:?}, thread {thread}", self.id) }
+        let at = self
+            .kernel
+            .instrs
+            .get(self.threads[thread].pc)
+            .map_or("the end".into(), Instr::at);
+        Error {
+            what,
+            at: format!("{at}; block {:?}, thread {thread}", self.id),
+        }
     }
 
     fn actor(&self, thread: usize) -> Actor {
@@ -158,7 +210,7 @@ impl Block<'_> {
         }
     }
 
-    // --------------------------------------------------------------------------------------------------------- values
+    // --- values ---
 
     fn get(&self, thread: usize, arg: &Arg) -> u64 {
         match arg {
@@ -197,7 +249,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    // --------------------------------------------------------------------------------------------------------- memory
+    // --- memory ---
 
     fn address(&self, thread: usize, arg: &Arg) -> Done<u64> {
         match arg {
@@ -214,7 +266,9 @@ impl Block<'_> {
             Space::Generic if SHARED_WINDOW <= at && at < SHARED_WINDOW + (1 << 32) => {
                 (Space::Shared, at - SHARED_WINDOW)
             }
-            Space::Generic if LOCAL_WINDOW <= at && at < LOCAL_WINDOW + (1 << 32) => (Space::Local, at - LOCAL_WINDOW),
+            Space::Generic if LOCAL_WINDOW <= at && at < LOCAL_WINDOW + (1 << 32) => {
+                (Space::Local, at - LOCAL_WINDOW)
+            }
             Space::Generic => (Space::Global, at),
             space => (space, at),
         }
@@ -227,7 +281,11 @@ impl Block<'_> {
     }
     /// Which tensor, and where in it.
     fn tensor(&self, at: u64, n: usize) -> Done<(usize, usize)> {
-        let i = self.memory.tensors.partition_point(|(begin, _)| *begin <= at).checked_sub(1);
+        let i = self
+            .memory
+            .tensors
+            .partition_point(|(begin, _)| *begin <= at)
+            .checked_sub(1);
         let inside = |i: usize| {
             let (begin, bytes) = &self.memory.tensors[i];
             (at - begin)
@@ -238,22 +296,35 @@ impl Block<'_> {
         i.and_then(inside).ok_or_else(|| match i {
             Some(i) => {
                 let (begin, bytes) = &self.memory.tensors[i];
-                format!("out of bounds: byte {} of tensor {i}, which has {}, {n} bytes wide", at - begin, bytes.len())
+                format!(
+                    "out of bounds: byte {} of tensor {i}, which has {}, {n} bytes wide",
+                    at - begin,
+                    bytes.len()
+                )
             }
             None => format!("out of bounds: {at:#x} is in no tensor"),
         })
     }
     fn in_shared(&self, at: u64, n: usize) -> Done<usize> {
         let offset = at.wrapping_sub(BASE);
-        let end = offset.checked_add(n as u64).filter(|&end| end <= self.shared.len() as u64);
+        let end = offset
+            .checked_add(n as u64)
+            .filter(|&end| end <= self.shared.len() as u64);
         end.map(|_| offset as usize).ok_or_else(|| {
-            format!("out of bounds: byte {} of shared memory, which has {}", offset as i64, self.shared.len())
+            format!(
+                "out of bounds: byte {} of shared memory, which has {}",
+                offset as i64,
+                self.shared.len()
+            )
         })
     }
     fn in_local(&self, thread: usize, at: u64, n: usize) -> Done<usize> {
         let (each, offset) = (self.kernel.local_bytes, at.wrapping_sub(BASE));
-        let end = offset.checked_add(n as u64).filter(|&end| end <= each as u64);
-        end.map(|_| thread * each + offset as usize).ok_or_else(|| format!("out of bounds: {at:#x} of local memory"))
+        let end = offset
+            .checked_add(n as u64)
+            .filter(|&end| end <= each as u64);
+        end.map(|_| thread * each + offset as usize)
+            .ok_or_else(|| format!("out of bounds: {at:#x} of local memory"))
     }
     /// Reads up to 32 bytes.
     fn load(&mut self, thread: usize, space: Space, at: u64, n: usize) -> Done<[u8; 32]> {
@@ -263,8 +334,11 @@ impl Block<'_> {
         let actor = self.actor(thread);
         let bytes = match space {
             Space::Param => {
-                let end = (at as usize).checked_add(n).filter(|&end| end <= self.params.len());
-                end.map(|end| &self.params[at as usize..end]).ok_or("out of bounds: behind the last parameter")?
+                let end = (at as usize)
+                    .checked_add(n)
+                    .filter(|&end| end <= self.params.len());
+                end.map(|end| &self.params[at as usize..end])
+                    .ok_or("out of bounds: behind the last parameter")?
             }
             Space::Shared => {
                 let at = self.in_shared(at, n)?;
@@ -278,7 +352,11 @@ impl Block<'_> {
             Space::Global | Space::Generic => {
                 let (i, at) = self.tensor(at, n)?;
                 self.shadows[i].read(at, n, actor)?;
-                *(if 16 <= n { &mut self.stats.wide_loads } else { &mut self.stats.narrow_loads }) += 1;
+                *(if 16 <= n {
+                    &mut self.stats.wide_loads
+                } else {
+                    &mut self.stats.narrow_loads
+                }) += 1;
                 &self.memory.tensors[i].1[at..at + n]
             }
         };
@@ -303,7 +381,11 @@ impl Block<'_> {
             }
             Space::Global | Space::Generic => {
                 let (i, at) = self.tensor(at, n)?;
-                *(if 16 <= n { &mut self.stats.wide_stores } else { &mut self.stats.narrow_stores }) += 1;
+                *(if 16 <= n {
+                    &mut self.stats.wide_stores
+                } else {
+                    &mut self.stats.narrow_stores
+                }) += 1;
                 let to = &mut self.memory.tensors[i].1[at..at + n];
                 self.shadows[i].write(at, n, actor, to == bytes)?;
                 to
@@ -317,20 +399,30 @@ impl Block<'_> {
         let to = self.address(thread, &args[0])?;
         let from = self.address(thread, &args[1])?;
         // Fewer bytes may be asked for: the rest is filled with zeros.
-        let size = args.get(3).map_or(n, |arg| low(32, self.get(thread, arg)) as usize);
+        let size = args
+            .get(3)
+            .map_or(n, |arg| low(32, self.get(thread, arg)) as usize);
         if ![4, 8, 16].contains(&n) || n < size {
             return Err(format!("cp.async copies {size} of {n} bytes"));
         }
         Self::aligned(to, n)?;
         Self::aligned(from, n)?;
         let to = self.in_shared(to, n)?;
-        let mut copy = Copy { to, bytes: [0; 16], n };
+        let mut copy = Copy {
+            to,
+            bytes: [0; 16],
+            n,
+        };
         let actor = self.actor(thread);
         if 0 < size {
             let (i, at) = self.tensor(from, size)?;
             self.shadows[i].read(at, size, actor)?;
             copy.bytes[..size].copy_from_slice(&self.memory.tensors[i].1[at..at + size]);
-            *(if size == 16 { &mut self.stats.wide_loads } else { &mut self.stats.narrow_loads }) += 1;
+            *(if size == 16 {
+                &mut self.stats.wide_loads
+            } else {
+                &mut self.stats.narrow_loads
+            }) += 1;
         }
         self.shadow.begin(to, n, actor)?;
         self.threads[thread].begun.push(copy);
@@ -348,7 +440,7 @@ impl Block<'_> {
         }
     }
 
-    // ---------------------------------------------------------------------------------------------------- one thread
+    // --- one thread ---
 
     /// Runs a thread's next instruction, or has it wait for others.
     fn step(&mut self, thread: usize) -> Done<()> {
@@ -368,10 +460,17 @@ impl Block<'_> {
                 self.threads[thread].pc = to;
                 return Ok(());
             }
-            Op::Ret if self.threads[thread].begun.is_empty() && self.threads[thread].groups.is_empty() => State::Done,
+            Op::Ret
+                if self.threads[thread].begun.is_empty()
+                    && self.threads[thread].groups.is_empty() =>
+            {
+                State::Done
+            }
             Op::Ret => return Err("ends before its cp.async have arrived".into()),
             Op::Bar => State::Block,
-            Op::WarpBar | Op::Shfl(_) | Op::Vote(_) | Op::Mma(_) | Op::LdMatrix { .. } => State::Warp,
+            Op::WarpBar | Op::Shfl(_) | Op::Vote(_) | Op::Mma(_) | Op::LdMatrix { .. } => {
+                State::Warp
+            }
             _ => {
                 self.alone(thread, instr)?;
                 self.threads[thread].pc += 1;
@@ -395,7 +494,10 @@ impl Block<'_> {
                 }
                 (to, Arg::Many(parts)) => {
                     let bits = ty.bits() / parts.len() as u32;
-                    let value = parts.iter().rev().fold(0, |sum, part| sum << bits | low(bits, self.get(t, part)));
+                    let value = parts
+                        .iter()
+                        .rev()
+                        .fold(0, |sum, part| sum << bits | low(bits, self.get(t, part)));
                     self.set(t, to, value)?;
                 }
                 (to, from) => self.set(t, to, low(ty.bits(), self.get(t, from)))?,
@@ -405,8 +507,15 @@ impl Block<'_> {
                 let (size, parts) = (ty.bits() as usize / 8, parts(&args[0]));
                 let bytes = self.load(t, space, at, size * parts.len())?;
                 for (part, bytes) in parts.iter().zip(bytes.chunks(size)) {
-                    let value = bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
-                    let value = if let Ty::S(bits) = ty { signed(bits, value) as u64 } else { value };
+                    let value = bytes
+                        .iter()
+                        .rev()
+                        .fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+                    let value = if let Ty::S(bits) = ty {
+                        signed(bits, value) as u64
+                    } else {
+                        value
+                    };
                     self.set(t, part, value)?;
                 }
             }
@@ -420,8 +529,13 @@ impl Block<'_> {
                 self.store(t, space, at, &bytes)?;
             }
             Op::Binary(op, ty, flags) => {
-                // Counts of shifts are 32 bits wide; a wide product is twice as wide as its factors.
-                let second = if matches!(op, Binary::Shl | Binary::Shr) { Ty::U(32) } else { ty };
+                // Counts of shifts are 32 bits wide; a wide product is twice as wide as its
+                // factors.
+                let second = if matches!(op, Binary::Shl | Binary::Shr) {
+                    Ty::U(32)
+                } else {
+                    ty
+                };
                 let (a, b) = (self.typed(t, &args[1], ty), self.typed(t, &args[2], second));
                 self.set(t, &args[0], binary(op, ty, flags, a, b)?)?;
             }
@@ -446,7 +560,13 @@ impl Block<'_> {
             }
             Op::AddMixed(half, op) => {
                 let a = narrow(Ty::F32, wide(half, self.typed(t, &args[1], half)));
-                let sum = binary(op, Ty::F32, Flags::default(), a, self.typed(t, &args[2], Ty::F32))?;
+                let sum = binary(
+                    op,
+                    Ty::F32,
+                    Flags::default(),
+                    a,
+                    self.typed(t, &args[2], Ty::F32),
+                )?;
                 self.set(t, &args[0], sum)?;
             }
             Op::Setp(compare, with, ty, flags) => {
@@ -462,11 +582,28 @@ impl Block<'_> {
                 self.set(t, &args[0], value & 1)?;
             }
             Op::Selp(ty) => {
-                let from = if self.get(t, &args[3]) & 1 == 1 { &args[1] } else { &args[2] };
+                let from = if self.get(t, &args[3]) & 1 == 1 {
+                    &args[1]
+                } else {
+                    &args[2]
+                };
                 self.set(t, &args[0], low(ty.bits(), self.get(t, from)))?;
             }
-            Op::Cvt { to, from, round, flags, saturate } => {
-                let value = convert(to, from, round, flags, saturate, self.typed(t, &args[1], from))?;
+            Op::Cvt {
+                to,
+                from,
+                round,
+                flags,
+                saturate,
+            } => {
+                let value = convert(
+                    to,
+                    from,
+                    round,
+                    flags,
+                    saturate,
+                    self.typed(t, &args[1], from),
+                )?;
                 self.set(t, &args[0], value)?;
             }
             Op::CvtPair { to, relu } => {
@@ -485,7 +622,15 @@ impl Block<'_> {
                 };
                 let at = self.get(t, &args[1]);
                 let to = matches!(instr.op, Op::ToGeneric(_));
-                self.set(t, &args[0], if to { at.wrapping_add(window) } else { at.wrapping_sub(window) })?;
+                self.set(
+                    t,
+                    &args[0],
+                    if to {
+                        at.wrapping_add(window)
+                    } else {
+                        at.wrapping_sub(window)
+                    },
+                )?;
             }
             Op::CpAsync { bytes } => self.copy(t, args, bytes)?,
             Op::Commit => {
@@ -508,27 +653,44 @@ impl Block<'_> {
                 let value = (0..4).fold(0, |sum, i| {
                     let nibble = how >> (4 * i);
                     let byte = bytes[(nibble & 7) as usize];
-                    let byte = if nibble & 8 == 0 { byte } else { 0u8.wrapping_sub(byte >> 7) };
+                    let byte = if nibble & 8 == 0 {
+                        byte
+                    } else {
+                        0u8.wrapping_sub(byte >> 7)
+                    };
                     sum | u64::from(byte) << (8 * i)
                 });
                 self.set(t, &args[0], value)?;
             }
             Op::Lop3 => {
                 let [a, b, c, table] = [1, 2, 3, 4].map(|i| low(32, self.get(t, &args[i])));
-                let bit = |i: u32| table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)) & 1;
+                let bit =
+                    |i: u32| table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)) & 1;
                 self.set(t, &args[0], (0..32).fold(0, |sum, i| sum | bit(i) << i))?;
             }
             Op::Bfe(ty) => {
                 let value = self.typed(t, &args[1], ty);
                 let [at, n] = [2, 3].map(|i| low(8, self.get(t, &args[i])) as u32);
-                let taken = if n == 0 || 64 <= at { 0 } else { low(n.min(64), (value as i64 >> at) as u64) };
-                let taken = if let Ty::S(_) = ty { signed(n.clamp(1, 64), taken) as u64 } else { taken };
+                let taken = if n == 0 || 64 <= at {
+                    0
+                } else {
+                    low(n.min(64), (value as i64 >> at) as u64)
+                };
+                let taken = if let Ty::S(_) = ty {
+                    signed(n.clamp(1, 64), taken) as u64
+                } else {
+                    taken
+                };
                 self.set(t, &args[0], low(ty.bits(), taken))?;
             }
             Op::Bfi(ty) => {
                 let (a, b) = (self.get(t, &args[1]), self.get(t, &args[2]));
                 let [at, n] = [3, 4].map(|i| low(8, self.get(t, &args[i])) as u32);
-                let mask = if 64 <= at { 0 } else { low(n.min(64), u64::MAX) << at };
+                let mask = if 64 <= at {
+                    0
+                } else {
+                    low(n.min(64), u64::MAX) << at
+                };
                 let shifted = if 64 <= at { 0 } else { a << at };
                 self.set(t, &args[0], low(ty.bits(), (b & !mask) | (shifted & mask)))?;
             }
@@ -536,7 +698,11 @@ impl Block<'_> {
                 let [a, b, n] = [1, 2, 3].map(|i| low(32, self.get(t, &args[i])));
                 let n = if clamp { n.min(32) } else { n & 31 };
                 let both = b << 32 | a;
-                let value = if left { (u128::from(both) << n >> 32) as u64 } else { both >> n };
+                let value = if left {
+                    (u128::from(both) << n >> 32) as u64
+                } else {
+                    both >> n
+                };
                 self.set(t, &args[0], low(32, value))?;
             }
             Op::Bra(_)
@@ -555,7 +721,11 @@ impl Block<'_> {
 
     fn atomic(&mut self, t: usize, op: Atom, ty: Ty, space: Space, args: &[Arg]) -> Done<()> {
         // `red` has no result.
-        let (to, args) = if matches!(args[0], Arg::At(..)) { (&Arg::None, args) } else { (&args[0], &args[1..]) };
+        let (to, args) = if matches!(args[0], Arg::At(..)) {
+            (&Arg::None, args)
+        } else {
+            (&args[0], &args[1..])
+        };
         let (space, at) = Self::place(space, self.address(t, &args[0])?);
         let n = ty.bits() as usize / 8;
         Self::aligned(at, n)?;
@@ -572,8 +742,15 @@ impl Block<'_> {
             }
             _ => return Err("atomics of this memory are not known".into()),
         };
-        let old = bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
-        let a = if let Ty::S(bits) = ty { signed(bits, old) as u64 } else { old };
+        let old = bytes
+            .iter()
+            .rev()
+            .fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+        let a = if let Ty::S(bits) = ty {
+            signed(bits, old) as u64
+        } else {
+            old
+        };
         let flags = Flags::default();
         let new = match op {
             Atom::Add => binary(Binary::Add, ty, flags, a, b)?,
@@ -595,23 +772,30 @@ impl Block<'_> {
         self.set(t, to, old)
     }
 
-    // --------------------------------------------------------------------------------------------------------- a warp
+    // --- a warp ---
 
     /// Runs an instruction that the threads of a warp wait at.
     fn together(&mut self, lanes: std::ops::Range<usize>) -> Done<()> {
         let kernel = self.kernel;
-        for first in lanes.clone().filter(|&t| self.threads[t].state == State::Warp) {
+        for first in lanes
+            .clone()
+            .filter(|&t| self.threads[t].state == State::Warp)
+        {
             let pc = self.threads[first].pc;
-            let here = |t: &usize| self.threads[*t].state == State::Warp && self.threads[*t].pc == pc;
+            let here =
+                |t: &usize| self.threads[*t].state == State::Warp && self.threads[*t].pc == pc;
             let group: Vec<usize> = lanes.clone().filter(here).collect();
             let instr = &kernel.instrs[pc];
             let mask = match instr.op {
-                Op::WarpBar | Op::Shfl(_) | Op::Vote(_) => {
-                    instr.args.last().map_or(u64::MAX, |arg| self.get(first, arg))
-                }
+                Op::WarpBar | Op::Shfl(_) | Op::Vote(_) => instr
+                    .args
+                    .last()
+                    .map_or(u64::MAX, |arg| self.get(first, arg)),
                 _ => u64::MAX,
             };
-            let wanted = |t: &usize| mask >> (t - lanes.start) & 1 == 1 && self.threads[*t].state != State::Done;
+            let wanted = |t: &usize| {
+                mask >> (t - lanes.start) & 1 == 1 && self.threads[*t].state != State::Done
+            };
             let members: Vec<usize> = lanes.clone().filter(wanted).collect();
             if members.contains(&first) && members.iter().all(|t| group.contains(t)) {
                 self.warp(instr, &lanes, &members)?;
@@ -624,34 +808,56 @@ impl Block<'_> {
         }
         let mut places: Vec<usize> = lanes.map(|t| self.threads[t].pc).collect();
         places.dedup();
-        let places: Vec<String> = places.iter().filter_map(|&pc| kernel.instrs.get(pc)).map(Instr::at).collect();
-        Err(format!("a warp's threads wait for each other at different places: {}", places.join(" | ")))
+        let places: Vec<String> = places
+            .iter()
+            .filter_map(|&pc| kernel.instrs.get(pc))
+            .map(Instr::at)
+            .collect();
+        Err(format!(
+            "a warp's threads wait for each other at different places: {}",
+            places.join(" | ")
+        ))
     }
 
-    fn warp(&mut self, instr: &Instr, lanes: &std::ops::Range<usize>, members: &[usize]) -> Done<()> {
+    fn warp(
+        &mut self,
+        instr: &Instr,
+        lanes: &std::ops::Range<usize>,
+        members: &[usize],
+    ) -> Done<()> {
         let args = &instr.args[..];
         let whole = || match members.len() {
             32 => Ok(()),
             n => Err(format!("{n} threads of a warp of 32 are there")),
         };
         match instr.op {
-            Op::WarpBar => self.warp_epochs[lanes.start / 32] += u32::from(members.len() == lanes.len()),
+            Op::WarpBar => {
+                self.warp_epochs[lanes.start / 32] += u32::from(members.len() == lanes.len())
+            }
             Op::Shfl(how) => {
                 let mut values = vec![];
                 for &t in members {
                     let lane = (t - lanes.start) as u64;
-                    let (b, c) = (low(32, self.get(t, &args[2])) & 31, low(32, self.get(t, &args[3])));
+                    let (b, c) = (
+                        low(32, self.get(t, &args[2])) & 31,
+                        low(32, self.get(t, &args[3])),
+                    );
                     let (clamp, segment) = (c & 31, c >> 8 & 31);
                     let (most, least) = ((lane & segment) | (clamp & !segment), lane & segment);
                     let (from, inside) = match how {
-                        Shuffle::Up => (lane.wrapping_sub(b), most as i64 <= lane as i64 - b as i64),
+                        Shuffle::Up => {
+                            (lane.wrapping_sub(b), most as i64 <= lane as i64 - b as i64)
+                        }
                         Shuffle::Down => (lane + b, lane + b <= most),
                         Shuffle::Bfly => (lane ^ b, lane ^ b <= most),
                         Shuffle::Idx => (least | (b & !segment), least | (b & !segment) <= most),
                     };
                     let from = lanes.start + if inside { from } else { lane } as usize;
                     if !members.contains(&from) {
-                        return Err(format!("shfl.sync reads lane {}, which is not there", from - lanes.start));
+                        return Err(format!(
+                            "shfl.sync reads lane {}, which is not there",
+                            from - lanes.start
+                        ));
                     }
                     values.push(low(32, self.get(from, &args[1])));
                 }
@@ -660,7 +866,9 @@ impl Block<'_> {
                 }
             }
             Op::Vote(how) => {
-                let ballot = members.iter().fold(0, |sum, &t| sum | (self.get(t, &args[1]) & 1) << (t - lanes.start));
+                let ballot = members.iter().fold(0, |sum, &t| {
+                    sum | (self.get(t, &args[1]) & 1) << (t - lanes.start)
+                });
                 let all = members.iter().all(|&t| self.get(t, &args[1]) & 1 == 1);
                 for &t in members {
                     let value = match how {
@@ -685,9 +893,9 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// d = a·b + c. Of a thread in group g (of 4) and place p in it: a's registers hold rows g, g+8, g, g+8 and
-    /// columns 2p, 2p+1 of the left half (first two) and the right; b's hold column g and those rows; c's and d's
-    /// rows g, g, g+8, g+8 and columns 2p, 2p+1.
+    /// d = a·b + c. Of a thread in group g (of 4) and place p in it: a's registers hold rows g,
+    /// g+8, g, g+8 and columns 2p, 2p+1 of the left half (first two) and the right; b's hold column
+    /// g and those rows; c's and d's rows g, g, g+8, g+8 and columns 2p, 2p+1.
     fn mma(&mut self, ty: Ty, start: usize, args: &[Arg]) -> Done<()> {
         let (mut a, mut b, mut c) = ([[0f64; 16]; 16], [[0f64; 8]; 16], [[0f64; 8]; 16]);
         let [to, of_a, of_b, of_c] = [0, 1, 2, 3].map(|i| parts(&args[i]));
@@ -698,7 +906,8 @@ impl Block<'_> {
             let (t, g, p) = (start + lane, lane / 4, lane % 4);
             for i in 0..2 {
                 for (r, arg) in of_a.iter().enumerate() {
-                    a[g + 8 * (r % 2)][2 * p + i + 8 * (r / 2)] = wide(ty, low(16, self.get(t, arg) >> (16 * i)));
+                    a[g + 8 * (r % 2)][2 * p + i + 8 * (r / 2)] =
+                        wide(ty, low(16, self.get(t, arg) >> (16 * i)));
                 }
                 for (r, arg) in of_b.iter().enumerate() {
                     b[2 * p + i + 8 * r][g] = wide(ty, low(16, self.get(t, arg) >> (16 * i)));
@@ -712,15 +921,17 @@ impl Block<'_> {
             let (t, g, p) = (start + lane, lane / 4, lane % 4);
             for (r, arg) in to.iter().enumerate() {
                 let (row, column) = (g + 8 * (r / 2), 2 * p + r % 2);
-                let sum: f64 = (0..16).map(|k| a[row][k] * b[k][column]).sum::<f64>() + c[row][column];
+                let sum: f64 =
+                    (0..16).map(|k| a[row][k] * b[k][column]).sum::<f64>() + c[row][column];
                 self.set(t, arg, narrow(Ty::F32, sum))?;
             }
         }
         Ok(())
     }
 
-    /// Loads 8 × 8 matrices of 16-bit numbers. Threads 8j..8j+8 say where the rows of matrix j are; thread t receives
-    /// of each the numbers 2(t % 4) and the next of row t / 4, transposed of column t / 4.
+    /// Loads 8 × 8 matrices of 16-bit numbers. Threads 8j..8j+8 say where the rows of matrix j are;
+    /// thread t receives of each the numbers 2(t % 4) and the next of row t / 4, transposed of
+    /// column t / 4.
     fn matrices(&mut self, start: usize, args: &[Arg], n: usize, transposed: bool) -> Done<()> {
         if parts(&args[0]).len() != n {
             return Err(format!("ldmatrix.x{n} has {n} registers"));
@@ -729,22 +940,32 @@ impl Block<'_> {
             let mut matrix = [[0u16; 8]; 8];
             let mut banks = [0u64; 8];
             for (i, row) in matrix.iter_mut().enumerate() {
-                let (_, at) = Self::place(Space::Shared, self.address(start + 8 * j + i, &args[1])?);
+                let (_, at) =
+                    Self::place(Space::Shared, self.address(start + 8 * j + i, &args[1])?);
                 Self::aligned(at, 16)?;
                 banks[(at / 16 % 8) as usize] += 1;
                 let at = self.in_shared(at, 16)?;
-                let actor = Actor { thread: WARP, ..self.actor(start) };
+                let actor = Actor {
+                    thread: WARP,
+                    ..self.actor(start)
+                };
                 self.shadow.read(at, 16, actor)?;
                 for (k, number) in row.iter_mut().enumerate() {
-                    *number = u16::from_le_bytes([self.shared[at + 2 * k], self.shared[at + 2 * k + 1]]);
+                    *number =
+                        u16::from_le_bytes([self.shared[at + 2 * k], self.shared[at + 2 * k + 1]]);
                 }
             }
             self.stats.matrices += 1;
             self.stats.bank_conflicts += banks.iter().max().map_or(0, |most| most - 1);
             for lane in 0..32 {
                 let (g, p) = (lane / 4, lane % 4);
-                let [first, second] =
-                    [0, 1].map(|i| u64::from(if transposed { matrix[2 * p + i][g] } else { matrix[g][2 * p + i] }));
+                let [first, second] = [0, 1].map(|i| {
+                    u64::from(if transposed {
+                        matrix[2 * p + i][g]
+                    } else {
+                        matrix[g][2 * p + i]
+                    })
+                });
                 self.set(start + lane, to, second << 16 | first)?;
             }
         }
@@ -760,7 +981,7 @@ fn parts(arg: &Arg) -> &[Arg] {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------
+// --- - ---
 // arithmetic
 
 /// Of each of a pair.
@@ -781,7 +1002,9 @@ fn binary(op: Binary, ty: Ty, flags: Flags, a: u64, b: u64) -> Done<u64> {
             Binary::Sub => a - b,
             Binary::Mul => a * b,
             Binary::Div => a / b,
-            Binary::Min | Binary::Max => extreme(f64::from(a), f64::from(b), op == Binary::Max, flags.nan) as f32,
+            Binary::Min | Binary::Max => {
+                extreme(f64::from(a), f64::from(b), op == Binary::Max, flags.nan) as f32
+            }
             Binary::CopySign => b.copysign(a),
             _ => return unknown(),
         };
@@ -789,8 +1012,13 @@ fn binary(op: Binary, ty: Ty, flags: Flags, a: u64, b: u64) -> Done<u64> {
     }
     if ty.is_float() {
         let (a, b) = (wide(ty, a), wide(ty, b));
-        // Sums of halves may be longer than an f64; products and quotients of halves are not halfway by accident.
-        let exact = if ty == Ty::F64 { |a: f64, b: f64| a + b } else { odd_sum };
+        // Sums of halves may be longer than an f64; products and quotients of halves are not
+        // halfway by accident.
+        let exact = if ty == Ty::F64 {
+            |a: f64, b: f64| a + b
+        } else {
+            odd_sum
+        };
         let value = match op {
             Binary::Add => exact(a, b),
             Binary::Sub => exact(a, -b),
@@ -806,7 +1034,11 @@ fn binary(op: Binary, ty: Ty, flags: Flags, a: u64, b: u64) -> Done<u64> {
     let bits = ty.bits();
     // Signed operands come as wide as there is.
     let (x, y) = (a as i64, b as i64);
-    let (wide_a, wide_b) = if is_signed { (i128::from(x), i128::from(y)) } else { (i128::from(a), i128::from(b)) };
+    let (wide_a, wide_b) = if is_signed {
+        (i128::from(x), i128::from(y))
+    } else {
+        (i128::from(a), i128::from(b))
+    };
     let value = match op {
         Binary::Add => a.wrapping_add(b),
         Binary::Sub => a.wrapping_sub(b),
@@ -843,7 +1075,11 @@ fn unary(op: Unary, ty: Ty, flags: Flags, a: u64) -> Done<u64> {
             Unary::Abs => return Ok(a & !sign),
             _ => {}
         }
-        let input = if ty == Ty::F32 { flushed(f32_of(a), flags.ftz).into() } else { wide(ty, a) };
+        let input = if ty == Ty::F32 {
+            flushed(f32_of(a), flags.ftz).into()
+        } else {
+            wide(ty, a)
+        };
         let value = match op {
             Unary::Rcp => 1.0 / input,
             Unary::Sqrt => input.sqrt(),
@@ -856,7 +1092,11 @@ fn unary(op: Unary, ty: Ty, flags: Flags, a: u64) -> Done<u64> {
             _ => return Err(format!("{op:?} of {ty:?} is not known")),
         };
         let value = narrow(ty, value);
-        return Ok(if ty == Ty::F32 { u64::from(flushed(f32_of(value), flags.ftz).to_bits()) } else { value });
+        return Ok(if ty == Ty::F32 {
+            u64::from(flushed(f32_of(value), flags.ftz).to_bits())
+        } else {
+            value
+        });
     }
     let bits = ty.bits();
     Ok(match op {
@@ -879,7 +1119,9 @@ fn fma(ty: Ty, flags: Flags, a: u64, b: u64, c: u64) -> Done<u64> {
             let [a, b, c] = [a, b, c].map(|v| flushed(f32_of(v), flags.ftz));
             u64::from(flushed(a.mul_add(b, c), flags.ftz).to_bits())
         }
-        Ty::F64 => f64::from_bits(a).mul_add(f64::from_bits(b), f64::from_bits(c)).to_bits(),
+        Ty::F64 => f64::from_bits(a)
+            .mul_add(f64::from_bits(b), f64::from_bits(c))
+            .to_bits(),
         // A product of halves is exact in f64.
         ty => narrow(ty, odd_sum(wide(ty, a) * wide(ty, b), wide(ty, c))),
     })
@@ -887,7 +1129,13 @@ fn fma(ty: Ty, flags: Flags, a: u64, b: u64, c: u64) -> Done<u64> {
 
 fn compares(compare: [bool; 4], ty: Ty, flags: Flags, a: u64, b: u64) -> bool {
     let order = if ty.is_float() {
-        let of = |v| if ty == Ty::F32 { flushed(f32_of(v), flags.ftz).into() } else { wide(ty, v) };
+        let of = |v| {
+            if ty == Ty::F32 {
+                flushed(f32_of(v), flags.ftz).into()
+            } else {
+                wide(ty, v)
+            }
+        };
         of(a).partial_cmp(&of(b))
     } else if let Ty::S(_) = ty {
         Some((a as i64).cmp(&(b as i64)))
@@ -897,7 +1145,14 @@ fn compares(compare: [bool; 4], ty: Ty, flags: Flags, a: u64, b: u64) -> bool {
     compare[order.map_or(3, |order| (order as i8 + 1) as usize)]
 }
 
-fn convert(to: Ty, from: Ty, round: Option<Round>, flags: Flags, saturate: bool, v: u64) -> Done<u64> {
+fn convert(
+    to: Ty,
+    from: Ty,
+    round: Option<Round>,
+    flags: Flags,
+    saturate: bool,
+    v: u64,
+) -> Done<u64> {
     let whole = |x: f64| match round {
         Some(Round::IntEven) => Ok(x.round_ties_even()),
         Some(Round::IntZero) => Ok(x.trunc()),
@@ -907,32 +1162,55 @@ fn convert(to: Ty, from: Ty, round: Option<Round>, flags: Flags, saturate: bool,
     };
     match (to, from) {
         (Ty::U(_) | Ty::S(_), from) if from.is_float() => {
-            let x = if from == Ty::F32 { flushed(f32_of(v), flags.ftz).into() } else { wide(from, v) };
+            let x = if from == Ty::F32 {
+                flushed(f32_of(v), flags.ftz).into()
+            } else {
+                wide(from, v)
+            };
             let x = whole(x)?;
-            // Rust's conversion saturates too; no number becomes 0, as PTX has it for 32 bits and less.
+            // Rust's conversion saturates too; no number becomes 0, as PTX has it for 32 bits and
+            // less.
             let (is_signed, bits) = (matches!(to, Ty::S(_)), to.bits());
             let x = if is_signed {
-                (x as i64).clamp(signed(bits, 1 << (bits - 1)), (u64::MAX >> (65 - bits)) as i64) as u64
+                (x as i64).clamp(
+                    signed(bits, 1 << (bits - 1)),
+                    (u64::MAX >> (65 - bits)) as i64,
+                ) as u64
             } else {
                 (x as u64).min(u64::MAX >> (64 - bits))
             };
             Ok(if is_signed { x } else { low(bits, x) })
         }
         (to, from) if to.is_float() && from.is_float() => {
-            let mut x = if from == Ty::F32 { flushed(f32_of(v), flags.ftz).into() } else { wide(from, v) };
-            if matches!(round, Some(Round::IntEven | Round::IntZero | Round::IntDown | Round::IntUp)) {
+            let mut x = if from == Ty::F32 {
+                flushed(f32_of(v), flags.ftz).into()
+            } else {
+                wide(from, v)
+            };
+            if matches!(
+                round,
+                Some(Round::IntEven | Round::IntZero | Round::IntDown | Round::IntUp)
+            ) {
                 x = whole(x)?;
             }
             if saturate {
                 x = extreme(x, 0.0, true, false).min(1.0);
             }
             let value = narrow(to, x);
-            Ok(if to == Ty::F32 { u64::from(flushed(f32_of(value), flags.ftz).to_bits()) } else { value })
+            Ok(if to == Ty::F32 {
+                u64::from(flushed(f32_of(value), flags.ftz).to_bits())
+            } else {
+                value
+            })
         }
         (to, Ty::S(_)) if to.is_float() => Ok(integer(to, i128::from(v as i64))),
         (to, _) if to.is_float() => Ok(integer(to, i128::from(v))),
         (to, from) => {
-            let x = if let Ty::S(_) = from { i128::from(v as i64) } else { i128::from(v) };
+            let x = if let Ty::S(_) = from {
+                i128::from(v as i64)
+            } else {
+                i128::from(v)
+            };
             let bits = to.bits();
             let x = match (saturate, to) {
                 (false, _) => x,
@@ -940,7 +1218,11 @@ fn convert(to: Ty, from: Ty, round: Option<Round>, flags: Flags, saturate: bool,
                 (true, _) => x.clamp(0, (1 << bits) - 1),
             };
             // Signed results are as wide as their register.
-            Ok(if let Ty::S(_) = to { signed(bits, x as u64) as u64 } else { low(bits, x as u64) })
+            Ok(if let Ty::S(_) = to {
+                signed(bits, x as u64) as u64
+            } else {
+                low(bits, x as u64)
+            })
         }
     }
 }
@@ -950,6 +1232,9 @@ fn integer(to: Ty, x: i128) -> u64 {
         Ty::F32 => u64::from((x as f32).to_bits()),
         Ty::F64 => (x as f64).to_bits(),
         // Of more than 53 bits a half keeps none of the last.
-        to => narrow(to, odd_sum((x >> 32 << 32) as f64, (x & 0xffff_ffff) as f64)),
+        to => narrow(
+            to,
+            odd_sum((x >> 32 << 32) as f64, (x & 0xffff_ffff) as f64),
+        ),
     }
 }

@@ -277,7 +277,10 @@ pub(super) const SHARED_WINDOW: u64 = 0x7f00_0000_0000;
 pub(super) const LOCAL_WINDOW: u64 = 0x7e00_0000_0000;
 
 fn error(what: impl Into<String>, at: impl Into<String>) -> Error {
-    Error { what: what.into(), at: at.into() }
+    Error {
+        what: what.into(),
+        at: at.into(),
+    }
 }
 
 /// A text without its comments, of the same lines.
@@ -299,45 +302,81 @@ fn uncommented(text: &str) -> String {
 /// Finds a kernel and reads it.
 pub(super) fn kernel(text: &str, name: &str) -> Result<Kernel, Error> {
     let text = uncommented(text);
-    let starts = text.match_indices(".entry").map(|(at, word)| at + word.len());
+    let starts = text
+        .match_indices(".entry")
+        .map(|(at, word)| at + word.len());
     let is_it = |&at: &usize| {
         let rest = text[at..].trim_start();
         rest.starts_with(name) && rest[name.len()..].trim_start().starts_with('(')
     };
-    let start = starts.into_iter().find(is_it).ok_or_else(|| error("there is no such kernel", name))?;
+    let start = starts
+        .into_iter()
+        .find(is_it)
+        .ok_or_else(|| error("there is no such kernel", name))?;
     let no = |what: &str| error(format!("the kernel has no {what}"), name);
     let open = start + text[start..].find('(').ok_or_else(|| no("parameters"))?;
-    let close = open + text[open..].find(')').ok_or_else(|| no("end of its parameters"))?;
+    let close = open
+        + text[open..]
+            .find(')')
+            .ok_or_else(|| no("end of its parameters"))?;
     let body = close + text[close..].find('{').ok_or_else(|| no("body"))?;
 
     let mut reader = Reader::default();
     // Shared memory of the module, in the text before the first kernel or between two.
-    for statement in text[..start].split(';').filter_map(|s| s.find(".shared ").map(|at| (s, at))) {
+    for statement in text[..start]
+        .split(';')
+        .filter_map(|s| s.find(".shared ").map(|at| (s, at)))
+    {
         let (before, rest) = statement;
         let extern_ = before[..rest].trim_end().ends_with(".extern");
-        reader.array(&before[rest..], extern_).map_err(|what| error(what, before.trim()))?;
+        reader
+            .array(&before[rest..], extern_)
+            .map_err(|what| error(what, before.trim()))?;
     }
     for statement in text[..start].split(';') {
         let word = statement.rsplit('\n').next().unwrap_or(statement).trim();
-        if [".global ", ".const ", ".visible .global", ".func"].iter().any(|s| word.starts_with(s)) {
+        if [".global ", ".const ", ".visible .global", ".func"]
+            .iter()
+            .any(|s| word.starts_with(s))
+        {
             return Err(error("memory and functions of modules are not known", word));
         }
     }
-    for param in text[open + 1..close].split(',').map(str::trim).filter(|p| !p.is_empty()) {
+    for param in text[open + 1..close]
+        .split(',')
+        .map(str::trim)
+        .filter(|p| !p.is_empty())
+    {
         reader.param(param).map_err(|what| error(what, param))?;
     }
     let mut max_threads = None;
     for line in text[close + 1..body].lines().map(str::trim) {
         if let Some(counts) = line.strip_prefix(".maxntid") {
             let counts = counts.split(',').map(|n| n.trim().parse::<u32>());
-            max_threads = Some(counts.product::<Result<u32, _>>().map_err(|e| error(e.to_string(), line))?);
+            max_threads = Some(
+                counts
+                    .product::<Result<u32, _>>()
+                    .map_err(|e| error(e.to_string(), line))?,
+            );
         }
     }
     let first_line = text[..body].matches('\n').count() + 1;
     reader.body(&text[body + 1..], first_line)?;
-    let Reader { mut instrs, registers, params, labels, jumps, local_bytes, dynamic, shared_bytes, .. } = reader;
+    let Reader {
+        mut instrs,
+        registers,
+        params,
+        labels,
+        jumps,
+        local_bytes,
+        dynamic,
+        shared_bytes,
+        ..
+    } = reader;
     for (instr, label) in jumps {
-        let at = labels.get(&label).ok_or_else(|| error(format!("no label {label}"), instrs[instr].at()))?;
+        let at = labels
+            .get(&label)
+            .ok_or_else(|| error(format!("no label {label}"), instrs[instr].at()))?;
         instrs[instr].op = Op::Bra(*at);
     }
     // Dynamic memory lies behind the rest: its place is known now.
@@ -354,7 +393,15 @@ pub(super) fn kernel(text: &str, name: &str) -> Result<Kernel, Error> {
         }
     }
     let n_regs = registers.len();
-    Ok(Kernel { name: name.into(), instrs, n_regs, params, shared_bytes, local_bytes, max_threads })
+    Ok(Kernel {
+        name: name.into(),
+        instrs,
+        n_regs,
+        params,
+        shared_bytes,
+        local_bytes,
+        max_threads,
+    })
 }
 
 /// Stands for the address of dynamic shared memory until it is known.
@@ -379,7 +426,9 @@ impl Reader {
     fn param(&mut self, text: &str) -> Result<(), String> {
         let mut words = text.split_whitespace();
         let name = words.next_back().unwrap_or_default();
-        let ty = words.nth(1).and_then(|word| Ty::parse(word.trim_start_matches('.')));
+        let ty = words
+            .nth(1)
+            .and_then(|word| Ty::parse(word.trim_start_matches('.')));
         let bytes = ty.ok_or("a parameter's type is not known")?.bits() as usize / 8;
         let end = self.params.last().map_or(0, |&(at, bytes)| at + bytes);
         let at = end.next_multiple_of(bytes);
@@ -391,18 +440,28 @@ impl Reader {
     /// `.shared .align 16 .b8 name[64]`
     fn array(&mut self, text: &str, is_extern: bool) -> Result<(), String> {
         let words: Vec<&str> = text.split_whitespace().collect();
-        let align = words.iter().position(|&w| w == ".align").and_then(|i| words.get(i + 1)?.parse::<usize>().ok());
+        let align = words
+            .iter()
+            .position(|&w| w == ".align")
+            .and_then(|i| words.get(i + 1)?.parse::<usize>().ok());
         let last = words.last().copied().unwrap_or_default();
         let (name, count) = last.split_once('[').unwrap_or((last, "1]"));
         let count = count.trim_end_matches(']');
-        let ty = words.iter().rev().nth(1).and_then(|w| Ty::parse(w.trim_start_matches('.')));
+        let ty = words
+            .iter()
+            .rev()
+            .nth(1)
+            .and_then(|w| Ty::parse(w.trim_start_matches('.')));
         let size = ty.ok_or("an array's type is not known")?.bits() as usize / 8;
         if is_extern {
             self.dynamic = true;
             self.symbols.insert(name.into(), DYNAMIC);
             return Ok(());
         }
-        let bytes = size * count.parse::<usize>().map_err(|e| format!("an array's length: {e}"))?;
+        let bytes = size
+            * count
+                .parse::<usize>()
+                .map_err(|e| format!("an array's length: {e}"))?;
         let total = match words[0] {
             ".shared" => &mut self.shared_bytes,
             ".local" => &mut self.local_bytes,
@@ -421,8 +480,10 @@ impl Reader {
             let trimmed = rest.trim_start();
             line += rest[..rest.len() - trimmed.len()].matches('\n').count();
             rest = trimmed;
-            let first =
-                rest.chars().next().ok_or_else(|| error("the text ends in a kernel", format!("line {line}")))?;
+            let first = rest
+                .chars()
+                .next()
+                .ok_or_else(|| error("the text ends in a kernel", format!("line {line}")))?;
             if first == '{' || first == '}' {
                 depth = if first == '{' { depth + 1 } else { depth - 1 };
                 if depth == 0 {
@@ -443,7 +504,8 @@ impl Reader {
                 self.labels.insert(statement.into(), self.instrs.len());
             } else {
                 let text = statement.split_whitespace().collect::<Vec<_>>().join(" ");
-                self.statement(&text, line).map_err(|what| error(what, format!("line {line}: {text}")))?;
+                self.statement(&text, line)
+                    .map_err(|what| error(what, format!("line {line}: {text}")))?;
             }
             line += rest[..end].matches('\n').count();
             rest = &rest[end + 1..];
@@ -459,27 +521,39 @@ impl Reader {
         }
         let (guard, rest) = match text.strip_prefix('@') {
             Some(rest) => {
-                let (guard, rest) = rest.split_once(' ').ok_or("no instruction behind a guard")?;
+                let (guard, rest) = rest
+                    .split_once(' ')
+                    .ok_or("no instruction behind a guard")?;
                 let on = !guard.starts_with('!');
-                (Some((self.register(guard.trim_start_matches('!')), on)), rest)
+                (
+                    Some((self.register(guard.trim_start_matches('!')), on)),
+                    rest,
+                )
             }
             None => (None, text),
         };
         let (word, args) = rest.split_once(' ').unwrap_or((rest, ""));
         let args = split(args);
         let instr = self.instrs.len();
-        let mut mods = Mods { words: word.split('.').collect() };
+        let mut mods = Mods {
+            words: word.split('.').collect(),
+        };
         let head = mods.words.remove(0);
-        let op = decode(head, &mut mods).ok_or_else(|| format!("the instruction {word} is not known"))?;
+        let op = decode(head, &mut mods)
+            .ok_or_else(|| format!("the instruction {word} is not known"))?;
         if let Some(word) = mods.words.first() {
             return Err(format!("the modifier .{word} of {head} is not known"));
         }
         let args = match op {
             Op::Bra(_) => {
-                self.jumps.push((instr, args.first().ok_or("no label")?.to_string()));
+                self.jumps
+                    .push((instr, args.first().ok_or("no label")?.to_string()));
                 vec![]
             }
-            _ => args.into_iter().map(|arg| self.arg(arg)).collect::<Result<_, _>>()?,
+            _ => args
+                .into_iter()
+                .map(|arg| self.arg(arg))
+                .collect::<Result<_, _>>()?,
         };
         let op = match (op, args.as_slice()) {
             (Op::Bar, [Arg::Const(0)]) => Op::Bar,
@@ -493,7 +567,13 @@ impl Reader {
         {
             return Err(format!("{} operands where {n:?} should be", args.len()));
         }
-        self.instrs.push(Instr { op, args, guard, text: text.into(), line });
+        self.instrs.push(Instr {
+            op,
+            args,
+            guard,
+            text: text.into(),
+            line,
+        });
         Ok(())
     }
 
@@ -506,11 +586,19 @@ impl Reader {
         let text = text.trim();
         let bad = || format!("the operand {text} is not known");
         if let Some(list) = text.strip_prefix('{').and_then(|t| t.strip_suffix('}')) {
-            return Ok(Arg::Many(split(list).into_iter().map(|arg| self.arg(arg)).collect::<Result<_, _>>()?));
+            return Ok(Arg::Many(
+                split(list)
+                    .into_iter()
+                    .map(|arg| self.arg(arg))
+                    .collect::<Result<_, _>>()?,
+            ));
         }
         if let Some(inner) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
             let (base, offset) = match inner.rfind('+') {
-                Some(at) => (inner[..at].trim(), inner[at + 1..].trim().parse::<i64>().map_err(|_| bad())?),
+                Some(at) => (
+                    inner[..at].trim(),
+                    inner[at + 1..].trim().parse::<i64>().map_err(|_| bad())?,
+                ),
                 None => (inner.trim(), 0),
             };
             return match self.arg(base)? {
@@ -543,7 +631,11 @@ impl Reader {
         let number = match text.get(..2) {
             Some("0f" | "0F" | "0d" | "0D") => u64::from_str_radix(&text[2..], 16).ok(),
             Some("0x" | "0X") => u64::from_str_radix(text[2..].trim_end_matches('U'), 16).ok(),
-            _ => text.parse::<i64>().map(|n| n as u64).or_else(|_| text.parse::<u64>()).ok(),
+            _ => text
+                .parse::<i64>()
+                .map(|n| n as u64)
+                .or_else(|_| text.parse::<u64>())
+                .ok(),
         };
         match text {
             "true" => Ok(Arg::Const(1)),
@@ -618,10 +710,15 @@ impl Mods<'_> {
         Ty::parse(self.words.pop()?)
     }
     fn choose<T: Copy>(&mut self, of: &[(&str, T)]) -> Option<T> {
-        of.iter().find(|(word, _)| self.take(word)).map(|&(_, value)| value)
+        of.iter()
+            .find(|(word, _)| self.take(word))
+            .map(|&(_, value)| value)
     }
     fn flags(&mut self) -> Flags {
-        Flags { ftz: self.take("ftz"), nan: self.take("NaN") }
+        Flags {
+            ftz: self.take("ftz"),
+            nan: self.take("NaN"),
+        }
     }
     fn space(&mut self) -> Space {
         let of = [
@@ -676,7 +773,11 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
     ];
     if let Some(&(_, unary)) = UNARY.iter().find(|(word, _)| *word == head) {
         let ty = mods.ty()?;
-        mods.any(if ty.is_float() { &["rn", "approx"] } else { &[] });
+        mods.any(if ty.is_float() {
+            &["rn", "approx"]
+        } else {
+            &[]
+        });
         return Some(Op::Unary(unary, ty, mods.flags()));
     }
     Some(match head {
@@ -685,12 +786,20 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
             let ty = mods.ty()?;
             mods.any(&ACCESS);
             mods.any(&["v2", "v4", "v8"]);
-            if head == "ld" { Op::Ld(mods.space(), ty) } else { Op::St(mods.space(), ty) }
+            if head == "ld" {
+                Op::Ld(mods.space(), ty)
+            } else {
+                Op::St(mods.space(), ty)
+            }
         }
         "add" | "sub" | "div" | "min" | "max" => {
             let ty = mods.ty()?;
             mods.any(if ty.is_float() { &["rn"] } else { &[] });
-            mods.any(if head == "div" { &["approx", "full"] } else { &[] });
+            mods.any(if head == "div" {
+                &["approx", "full"]
+            } else {
+                &[]
+            });
             let binary = match head {
                 "add" => Binary::Add,
                 "sub" => Binary::Sub,
@@ -705,7 +814,11 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
         }
         "mul" => {
             let ty = mods.ty()?;
-            let part = mods.choose(&[("hi", Binary::MulHigh), ("wide", Binary::MulWide), ("lo", Binary::Mul)]);
+            let part = mods.choose(&[
+                ("hi", Binary::MulHigh),
+                ("wide", Binary::MulWide),
+                ("lo", Binary::Mul),
+            ]);
             mods.any(if ty.is_float() { &["rn"] } else { &[] });
             Op::Binary(part.unwrap_or(Binary::Mul), ty, mods.flags())
         }
@@ -738,7 +851,11 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
             let ty = mods.ty()?;
             let compare = compare(mods.words.first()?)?;
             mods.words.remove(0);
-            let of = [("and", Binary::And), ("or", Binary::Or), ("xor", Binary::Xor)];
+            let of = [
+                ("and", Binary::And),
+                ("or", Binary::Or),
+                ("xor", Binary::Xor),
+            ];
             Op::Setp(compare, mods.choose(&of), ty, mods.flags())
         }
         "selp" => Op::Selp(mods.ty()?),
@@ -756,13 +873,21 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
             ];
             let round = mods.choose(&of);
             if to.half().is_some() {
-                return (from == Ty::F32 && round == Some(Round::Even))
-                    .then(|| Op::CvtPair { to, relu: mods.take("relu") });
+                return (from == Ty::F32 && round == Some(Round::Even)).then(|| Op::CvtPair {
+                    to,
+                    relu: mods.take("relu"),
+                });
             }
             if to.is_float() && matches!(round, Some(Round::Zero | Round::Down | Round::Up)) {
                 return None;
             }
-            Op::Cvt { to, from, round, flags: mods.flags(), saturate: mods.take("sat") }
+            Op::Cvt {
+                to,
+                from,
+                round,
+                flags: mods.flags(),
+                saturate: mods.take("sat"),
+            }
         }
         "cvta" => {
             let ty = mods.ty()?;
@@ -771,7 +896,11 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
             if ty != Ty::U(64) {
                 return None;
             }
-            if to { Op::FromGeneric(space) } else { Op::ToGeneric(space) }
+            if to {
+                Op::FromGeneric(space)
+            } else {
+                Op::ToGeneric(space)
+            }
         }
         "bra" => {
             mods.take("uni");
@@ -790,19 +919,48 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
             mods.take("sync").then_some(Op::Bar)?
         }
         "shfl" => {
-            let of = [("bfly", Shuffle::Bfly), ("up", Shuffle::Up), ("down", Shuffle::Down), ("idx", Shuffle::Idx)];
+            let of = [
+                ("bfly", Shuffle::Bfly),
+                ("up", Shuffle::Up),
+                ("down", Shuffle::Down),
+                ("idx", Shuffle::Idx),
+            ];
             let shuffle = mods.choose(&of)?;
             (mods.take("sync") && mods.take("b32")).then_some(Op::Shfl(shuffle))?
         }
         "vote" => {
-            let vote = mods.choose(&[("all", Vote::All), ("any", Vote::Any), ("ballot", Vote::Ballot)])?;
+            let vote = mods.choose(&[
+                ("all", Vote::All),
+                ("any", Vote::Any),
+                ("ballot", Vote::Ballot),
+            ])?;
             mods.any(&["pred", "b32"]);
             mods.take("sync").then_some(Op::Vote(vote))?
         }
         "mma" => {
             let ty = match mods.words[..] {
-                ["sync", "aligned", "m16n8k16", "row", "col", "f32", "bf16", "bf16", "f32"] => Ty::Bf16,
-                ["sync", "aligned", "m16n8k16", "row", "col", "f32", "f16", "f16", "f32"] => Ty::F16,
+                [
+                    "sync",
+                    "aligned",
+                    "m16n8k16",
+                    "row",
+                    "col",
+                    "f32",
+                    "bf16",
+                    "bf16",
+                    "f32",
+                ] => Ty::Bf16,
+                [
+                    "sync",
+                    "aligned",
+                    "m16n8k16",
+                    "row",
+                    "col",
+                    "f32",
+                    "f16",
+                    "f16",
+                    "f32",
+                ] => Ty::F16,
                 _ => return None,
             };
             mods.words.clear();
@@ -811,7 +969,10 @@ fn decode(head: &str, mods: &mut Mods<'_>) -> Option<Op> {
         "ldmatrix" => {
             mods.any(&["sync", "aligned", "m8n8", "shared", "shared::cta", "b16"]);
             let n = mods.choose(&[("x1", 1), ("x2", 2), ("x4", 4)])?;
-            Op::LdMatrix { n, transposed: mods.take("trans") }
+            Op::LdMatrix {
+                n,
+                transposed: mods.take("trans"),
+            }
         }
         "cp" => {
             if !mods.take("async") {

@@ -25,12 +25,18 @@ struct Cell {
     /// The thread whose `cp.async` may write it at any time.
     pending: Option<u32>,
     writer: Option<Actor>,
-    /// The readers since the last write; a field is [`MANY`] where they differ, and a later epoch takes the place of an
-    /// earlier one, which is ordered before whatever the later one is ordered before.
+    /// The readers since the last write; a field is [`MANY`] where they differ, and a later epoch
+    /// takes the place of an earlier one, which is ordered before whatever the later one is ordered
+    /// before.
     readers: Option<Actor>,
 }
 
-const FRESH: Cell = Cell { written: false, pending: None, writer: None, readers: None };
+const FRESH: Cell = Cell {
+    written: false,
+    pending: None,
+    writer: None,
+    readers: None,
+};
 
 /// True if what `before` did is done for `now`.
 fn ordered(before: &Actor, now: &Actor) -> bool {
@@ -56,49 +62,84 @@ pub(super) struct Shadow {
 impl Shadow {
     /// Bytes that nobody touched yet; `written` if they hold something.
     pub(super) fn new(bytes: usize, written: bool) -> Shadow {
-        Shadow { cells: vec![Cell { written, ..FRESH }; bytes] }
+        Shadow {
+            cells: vec![Cell { written, ..FRESH }; bytes],
+        }
     }
 
     /// Bytes are read.
     pub(super) fn read(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
         for cell in &mut self.cells[at..at + n] {
             if let Some(thread) = cell.pending {
-                return Err(format!("reads what cp.async of thread {thread} may still write"));
+                return Err(format!(
+                    "reads what cp.async of thread {thread} may still write"
+                ));
             }
             if !cell.written {
                 return Err("reads shared memory that nobody wrote".into());
             }
             if let Some(writer) = cell.writer.filter(|writer| !ordered(writer, &now)) {
-                return Err(format!("a race: reads what {} writes, without a barrier between", who(&writer)));
+                return Err(format!(
+                    "a race: reads what {} writes, without a barrier between",
+                    who(&writer)
+                ));
             }
             cell.readers = Some(match cell.readers {
                 None => now,
-                Some(before) if before.block != now.block => Actor { block: MANY, thread: MANY, ..now },
+                Some(before) if before.block != now.block => Actor {
+                    block: MANY,
+                    thread: MANY,
+                    ..now
+                },
                 Some(before) if before.epoch < now.epoch => now,
-                Some(before) if before.warp != now.warp => Actor { warp: MANY, thread: MANY, ..now },
+                Some(before) if before.warp != now.warp => Actor {
+                    warp: MANY,
+                    thread: MANY,
+                    ..now
+                },
                 Some(before) if before.warp_epoch < now.warp_epoch => now,
-                Some(before) if before.thread != now.thread => Actor { thread: MANY, ..now },
+                Some(before) if before.thread != now.thread => Actor {
+                    thread: MANY,
+                    ..now
+                },
                 Some(before) => before,
             });
         }
         Ok(())
     }
 
-    /// Bytes are written; `same` if they are what is there already: a warp's threads may write one value together, as
-    /// the programming guide says, which of them does does not matter.
-    pub(super) fn write(&mut self, at: usize, n: usize, now: Actor, same: bool) -> Result<(), String> {
+    /// Bytes are written; `same` if they are what is there already: a warp's threads may write one
+    /// value together, as the programming guide says, which of them does does not matter.
+    pub(super) fn write(
+        &mut self,
+        at: usize,
+        n: usize,
+        now: Actor,
+        same: bool,
+    ) -> Result<(), String> {
         for cell in &mut self.cells[at..at + n] {
             if let Some(thread) = cell.pending {
-                return Err(format!("writes where cp.async of thread {thread} may still write"));
+                return Err(format!(
+                    "writes where cp.async of thread {thread} may still write"
+                ));
             }
-            let together = |writer: &Actor| same && writer.block == now.block && writer.warp == now.warp;
+            let together =
+                |writer: &Actor| same && writer.block == now.block && writer.warp == now.warp;
             let writer = cell.writer.filter(|writer| !together(writer));
             for (before, does) in [(writer, "writes"), (cell.readers, "reads")] {
                 if let Some(before) = before.filter(|before| !ordered(before, &now)) {
-                    return Err(format!("a race: writes what {} {does}, without a barrier between", who(&before)));
+                    return Err(format!(
+                        "a race: writes what {} {does}, without a barrier between",
+                        who(&before)
+                    ));
                 }
             }
-            *cell = Cell { written: true, pending: None, writer: Some(now), readers: None };
+            *cell = Cell {
+                written: true,
+                pending: None,
+                writer: Some(now),
+                readers: None,
+            };
         }
         Ok(())
     }
@@ -106,7 +147,9 @@ impl Shadow {
     /// `cp.async` begins to write bytes: from now on until [`Shadow::arrive`].
     pub(super) fn begin(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
         self.write(at, n, now, false)?;
-        self.cells[at..at + n].iter_mut().for_each(|cell| cell.pending = Some(now.thread));
+        self.cells[at..at + n]
+            .iter_mut()
+            .for_each(|cell| cell.pending = Some(now.thread));
         Ok(())
     }
     /// The bytes of a `cp.async` are there.
@@ -123,7 +166,13 @@ mod tests {
     use super::*;
 
     fn actor(block: u32, thread: u32, epoch: u32, warp_epoch: u32) -> Actor {
-        Actor { block, warp: thread / 32, thread, epoch, warp_epoch }
+        Actor {
+            block,
+            warp: thread / 32,
+            thread,
+            epoch,
+            warp_epoch,
+        }
     }
     fn fresh() -> Shadow {
         Shadow::new(4, true)
@@ -133,14 +182,34 @@ mod tests {
     fn a_barrier_orders_a_block_and_a_warps_barrier_a_warp() {
         let mut shadow = fresh();
         shadow.write(0, 4, actor(0, 0, 0, 0), false).unwrap();
-        assert!(shadow.clone().read(0, 4, actor(0, 0, 0, 0)).is_ok(), "the writer itself");
+        assert!(
+            shadow.clone().read(0, 4, actor(0, 0, 0, 0)).is_ok(),
+            "the writer itself"
+        );
         assert!(shadow.clone().read(3, 1, actor(0, 1, 0, 0)).is_err());
-        assert!(shadow.clone().read(3, 1, actor(0, 1, 0, 1)).is_ok(), "the same warp, later");
-        assert!(shadow.clone().read(3, 1, actor(0, 32, 0, 1)).is_err(), "another warp");
+        assert!(
+            shadow.clone().read(3, 1, actor(0, 1, 0, 1)).is_ok(),
+            "the same warp, later"
+        );
+        assert!(
+            shadow.clone().read(3, 1, actor(0, 32, 0, 1)).is_err(),
+            "another warp"
+        );
         assert!(shadow.clone().read(3, 1, actor(0, 32, 1, 0)).is_ok());
-        assert!(shadow.clone().read(3, 1, actor(1, 0, 1, 0)).is_err(), "another block");
-        assert!(shadow.clone().write(0, 1, actor(0, 5, 0, 0), false).is_err());
-        assert!(shadow.clone().write(0, 1, actor(0, 5, 0, 0), true).is_ok(), "one value, by one warp");
+        assert!(
+            shadow.clone().read(3, 1, actor(1, 0, 1, 0)).is_err(),
+            "another block"
+        );
+        assert!(
+            shadow
+                .clone()
+                .write(0, 1, actor(0, 5, 0, 0), false)
+                .is_err()
+        );
+        assert!(
+            shadow.clone().write(0, 1, actor(0, 5, 0, 0), true).is_ok(),
+            "one value, by one warp"
+        );
         assert!(shadow.write(0, 1, actor(0, 35, 0, 0), true).is_err());
     }
 
@@ -148,27 +217,61 @@ mod tests {
     fn a_writer_waits_for_every_reader() {
         let mut shadow = fresh();
         shadow.read(0, 1, actor(0, 0, 0, 0)).unwrap();
-        assert!(shadow.clone().write(0, 1, actor(0, 0, 0, 0), false).is_ok(), "the reader itself");
-        assert!(shadow.clone().write(0, 1, actor(0, 1, 0, 0), false).is_err());
+        assert!(
+            shadow.clone().write(0, 1, actor(0, 0, 0, 0), false).is_ok(),
+            "the reader itself"
+        );
+        assert!(
+            shadow
+                .clone()
+                .write(0, 1, actor(0, 1, 0, 0), false)
+                .is_err()
+        );
         assert!(shadow.clone().write(0, 1, actor(0, 1, 0, 1), false).is_ok());
         shadow.read(0, 1, actor(0, 40, 0, 0)).unwrap();
-        assert!(shadow.clone().write(0, 1, actor(0, 0, 0, 1), false).is_err(), "a reader in another warp");
+        assert!(
+            shadow
+                .clone()
+                .write(0, 1, actor(0, 0, 0, 1), false)
+                .is_err(),
+            "a reader in another warp"
+        );
         assert!(shadow.clone().write(0, 1, actor(0, 0, 1, 0), false).is_ok());
         shadow.read(0, 1, actor(0, 40, 1, 0)).unwrap();
-        assert!(shadow.clone().write(0, 1, actor(0, 40, 1, 0), false).is_ok(), "the first epoch's readers are done");
+        assert!(
+            shadow
+                .clone()
+                .write(0, 1, actor(0, 40, 1, 0), false)
+                .is_ok(),
+            "the first epoch's readers are done"
+        );
         shadow.read(0, 1, actor(1, 40, 9, 0)).unwrap();
-        assert!(shadow.write(0, 1, actor(1, 40, 10, 0), false).is_err(), "a reader in another block");
+        assert!(
+            shadow.write(0, 1, actor(1, 40, 10, 0), false).is_err(),
+            "a reader in another block"
+        );
     }
 
     #[test]
     fn what_a_copy_may_write_is_nobodys() {
         let mut shadow = Shadow::new(4, false);
-        assert!(shadow.clone().read(0, 1, actor(0, 0, 0, 0)).is_err(), "nobody wrote it");
+        assert!(
+            shadow.clone().read(0, 1, actor(0, 0, 0, 0)).is_err(),
+            "nobody wrote it"
+        );
         shadow.begin(0, 4, actor(0, 0, 0, 0)).unwrap();
         assert!(shadow.clone().read(0, 1, actor(0, 0, 5, 0)).is_err());
-        assert!(shadow.clone().write(0, 1, actor(0, 0, 5, 0), false).is_err());
+        assert!(
+            shadow
+                .clone()
+                .write(0, 1, actor(0, 0, 5, 0), false)
+                .is_err()
+        );
         shadow.arrive(0, 4, actor(0, 0, 1, 0));
-        assert!(shadow.clone().read(0, 1, actor(0, 1, 1, 0)).is_err(), "only the thread that waited may");
+        assert!(
+            shadow.clone().read(0, 1, actor(0, 1, 1, 0)).is_err(),
+            "only the thread that waited may"
+        );
         assert!(shadow.read(0, 1, actor(0, 1, 2, 0)).is_ok());
     }
 }

@@ -18,20 +18,31 @@ impl Run {
     /// The run, if it ended with `code`.
     #[track_caller]
     pub(crate) fn expect(self, code: i32) -> Run {
-        assert_eq!(self.code, code, "stdout:\n{}\nstderr:\n{}", self.out, self.err);
+        assert_eq!(
+            self.code, code,
+            "stdout:\n{}\nstderr:\n{}",
+            self.out, self.err
+        );
         assert!(!self.err.contains("internal error"), "{}", self.err);
         self
     }
     /// The lines of standard output that are JSON objects.
     #[track_caller]
     pub(crate) fn json(&self) -> Vec<serde_json::Value> {
-        self.out.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+        self.out
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
+            .collect()
     }
     /// Sees that standard error has all of these.
     #[track_caller]
     pub(crate) fn says(self, words: &[&str]) -> Run {
         for word in words {
-            assert!(self.err.contains(word), "{word:?} should be in:\n{}", self.err);
+            assert!(
+                self.err.contains(word),
+                "{word:?} should be in:\n{}",
+                self.err
+            );
         }
         self
     }
@@ -46,20 +57,34 @@ pub(crate) fn command(args: &str) -> Command {
 
 /// Runs the command.
 pub(crate) fn run(args: &str) -> Run {
-    let Output { status, stdout, stderr } = command(args).output().unwrap();
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command(args).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Run { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
+    Run {
+        code: status.code().unwrap_or(-1),
+        out: text(stdout),
+        err: text(stderr),
+    }
 }
 
 /// A file of the models that all tests use.
 pub(crate) fn model(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/data/models")
+        .join(name);
     path.to_str().unwrap().to_string()
 }
 
 /// The small text graph.
 pub(crate) fn mlp() -> String {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/mlp.ir").to_str().unwrap().to_string()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/mlp.ir")
+        .to_str()
+        .unwrap()
+        .to_string()
 }
 
 /// A folder that goes when the test ends.
@@ -85,7 +110,9 @@ impl Folder {
     /// The names of its files, sorted.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).unwrap();
-        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = entries
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
@@ -102,5 +129,7 @@ pub(crate) fn floats(path: &str, name: &str) -> Vec<f32> {
     let bytes = std::fs::read(path).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let data = file.tensor(name).unwrap().data().to_vec();
-    data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    data.chunks_exact(4)
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+        .collect()
 }

@@ -11,7 +11,9 @@ use std::path::PathBuf;
 
 /// A file below `tests/data`.
 pub(crate) fn data(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(path)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/data")
+        .join(path)
 }
 
 /// The bytes of a file below `tests/data`.
@@ -26,7 +28,11 @@ pub(crate) fn fixed() -> BTreeMap<String, u64> {
 
 /// The entries of an archive as torch writes it, without their root folder.
 pub(crate) fn entries(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
-    let number = |at: usize, n: usize| (0..n).rev().fold(0, |number, i| number << 8 | usize::from(bytes[at + i]));
+    let number = |at: usize, n: usize| {
+        (0..n)
+            .rev()
+            .fold(0, |number, i| number << 8 | usize::from(bytes[at + i]))
+    };
     let end = bytes.len() - 22;
     let mut at = number(end + 16, 4);
     let mut entries = BTreeMap::new();
@@ -35,7 +41,10 @@ pub(crate) fn entries(bytes: &[u8]) -> BTreeMap<String, Vec<u8>> {
         let name = String::from_utf8(bytes[at + 46..at + 46 + n_name].to_vec()).unwrap();
         let local = number(at + 42, 4);
         let data = local + 30 + number(local + 26, 2) + number(local + 28, 2);
-        entries.insert(name.split_once('/').unwrap().1.to_string(), bytes[data..data + size].to_vec());
+        entries.insert(
+            name.split_once('/').unwrap().1.to_string(),
+            bytes[data..data + size].to_vec(),
+        );
         at += 46 + n_name + n_extra;
     }
     entries
@@ -53,17 +62,42 @@ pub(crate) fn archive(entries: &BTreeMap<String, Vec<u8>>, deflated: bool) -> Ve
         } else {
             data.clone()
         };
-        let mut header = [0, if deflated { 8u16 } else { 0 }, 0, 0].map(u16::to_le_bytes).concat();
-        header.extend([crc32fast::hash(data), stored.len() as u32, data.len() as u32].map(u32::to_le_bytes).concat());
+        let mut header = [0, if deflated { 8u16 } else { 0 }, 0, 0]
+            .map(u16::to_le_bytes)
+            .concat();
+        header.extend(
+            [
+                crc32fast::hash(data),
+                stored.len() as u32,
+                data.len() as u32,
+            ]
+            .map(u32::to_le_bytes)
+            .concat(),
+        );
         header.extend([name.len() as u16, 0].map(u16::to_le_bytes).concat());
-        directory.extend([b"PK\x01\x02\0\0\0\0", &header[..], &[0; 10], &(bytes.len() as u32).to_le_bytes()].concat());
+        directory.extend(
+            [
+                b"PK\x01\x02\0\0\0\0",
+                &header[..],
+                &[0; 10],
+                &(bytes.len() as u32).to_le_bytes(),
+            ]
+            .concat(),
+        );
         directory.extend(name.as_bytes());
         bytes.extend([b"PK\x03\x04\0\0", &header[..], name.as_bytes(), &stored].concat());
     }
     let n = entries.len() as u16;
     let start = bytes.len() as u32;
     bytes.extend(&directory);
-    bytes.extend([&b"PK\x05\x06\0\0\0\0"[..], &n.to_le_bytes(), &n.to_le_bytes()].concat());
+    bytes.extend(
+        [
+            &b"PK\x05\x06\0\0\0\0"[..],
+            &n.to_le_bytes(),
+            &n.to_le_bytes(),
+        ]
+        .concat(),
+    );
     bytes.extend([(directory.len() as u32).to_le_bytes(), start.to_le_bytes()].concat());
     bytes.extend([0, 0]);
     bytes

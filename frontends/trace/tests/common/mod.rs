@@ -73,7 +73,11 @@ pub(crate) fn event(action: &str, address: i64, bytes: i64) -> Py {
 /// A segment of a snapshot: where, how large, its blocks in use.
 pub(crate) fn segment(device: i64, address: i64, bytes: i64, used: &[(i64, i64)]) -> Py {
     let block = |&(at, size): &(i64, i64)| {
-        Py::Dict(vec![("address", Py::Int(at)), ("size", Py::Int(size)), ("state", text("active_allocated"))])
+        Py::Dict(vec![
+            ("address", Py::Int(at)),
+            ("size", Py::Int(size)),
+            ("state", text("active_allocated")),
+        ])
     };
     Py::Dict(vec![
         ("device", Py::Int(device)),
@@ -88,5 +92,8 @@ pub(crate) fn segment(device: i64, address: i64, bytes: i64, used: &[(i64, i64)]
 /// A snapshot with a list of events for each device.
 pub(crate) fn snapshot(segments: Vec<Py>, devices: Vec<Vec<Py>>) -> Vec<u8> {
     let traces = devices.into_iter().map(Py::List).collect();
-    pickle(&Py::Dict(vec![("segments", Py::List(segments)), ("device_traces", Py::List(traces))]))
+    pickle(&Py::Dict(vec![
+        ("segments", Py::List(segments)),
+        ("device_traces", Py::List(traces)),
+    ]))
 }

@@ -1,10 +1,12 @@
-//! Which of the equal terms make the graph: those of the least sum of costs, a shared term counted once.
+//! Which of the equal terms make the graph: those of the least sum of costs, a shared term counted
+//! once.
 //!
-//! A class of equal terms offers alternatives, and to choose one is to need its children. What every choice needs is found
-//! first, and what is then obvious is fixed: a class without an alternative, an alternative that needs nothing new and is
-//! the cheapest. What stays open falls into groups that have no class in common, a layer's attention or so, and each is
-//! solved exactly by branch and bound, within a number of steps. Groups with a cycle of classes are joined, so that no
-//! choice can close a cycle over two groups.
+//! A class of equal terms offers alternatives, and to choose one is to need its children. What
+//! every choice needs is found first, and what is then obvious is fixed: a class without an
+//! alternative, an alternative that needs nothing new and is the cheapest. What stays open falls
+//! into groups that have no class in common, a layer's attention or so, and each is solved exactly
+//! by branch and bound, within a number of steps. Groups with a cycle of classes are joined, so
+//! that no choice can close a cycle over two groups.
 //!
 //! Of terms with equal costs the traced one stays.
 
@@ -13,15 +15,16 @@ use egg::{Id, Language};
 use ir::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Steps of branch and bound for one group; then the best so far is taken. Most groups need fewer than 10. Of attention with
-/// its gradient, where one sum of 70 classes is to be proved the least, the first answer has always been the best.
+/// Steps of branch and bound for one group; then the best so far is taken. Most groups need fewer
+/// than 10. Of attention with its gradient, where one sum of 70 classes is to be proved the least,
+/// the first answer has always been the best.
 const STEPS: usize = 64;
 
 /// Classes in a group up to which sharing is looked for from the start.
 const MOST: usize = 300;
 
-/// What a kernel costs before it does anything, in picoseconds: 3 µs, as of GPUs. Costs are those of one fixed machine,
-/// about an A100, so that a graph becomes the same on every device.
+/// What a kernel costs before it does anything, in picoseconds: 3 µs, as of GPUs. Costs are those
+/// of one fixed machine, about an A100, so that a graph becomes the same on every device.
 const LAUNCH: u64 = 3_000_000;
 /// Picoseconds for a byte: 1.5 TB/s.
 const BYTE: f64 = 1.0 / 1.5;
@@ -40,10 +43,21 @@ fn cost(terms: &Terms, term: &Term, types: &[TensorType]) -> Option<u64> {
     if op.is_alias() {
         return Some(100);
     }
-    let operands: Vec<&TensorType> = term.operands(terms).map(|id| single(terms, id)).collect::<Option<_>>()?;
-    let bytes: u64 = operands.iter().map(|ty| ty.bytes()).chain(types.iter().map(TensorType::bytes)).sum();
+    let operands: Vec<&TensorType> = term
+        .operands(terms)
+        .map(|id| single(terms, id))
+        .collect::<Option<_>>()?;
+    let bytes: u64 = operands
+        .iter()
+        .map(|ty| ty.bytes())
+        .chain(types.iter().map(TensorType::bytes))
+        .sum();
     // Random numbers take about as long as the bytes.
-    let bytes = if op.attrs().contains_key("stream") { 2 * bytes } else { bytes };
+    let bytes = if op.attrs().contains_key("stream") {
+        2 * bytes
+    } else {
+        bytes
+    };
     let work = op.work(&operands, types);
     let arithmetic = if work.matrix { work.flops * FLOP } else { 0.0 };
     Some(LAUNCH + arithmetic.max(bytes as f64 * BYTE) as u64)
@@ -69,7 +83,8 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
     let (mut problem, roots) = problem(terms, roots, traced);
     let mut needed = vec![false; problem.ids.len()];
     roots.iter().for_each(|&c| needed[c] = true);
-    // A constant is computed once for the whole graph: it counts nothing, or all layers would be one group.
+    // A constant is computed once for the whole graph: it counts nothing, or all layers would be
+    // one group.
     (0..needed.len())
         .filter(|&c| problem.choices[c].iter().any(|way| way.needs.is_empty()))
         .for_each(|c| needed[c] = true);
@@ -95,7 +110,10 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
     // What is chosen needs less than what might have been.
     let mut chosen = BTreeMap::new();
     let mut stack: Vec<(usize, bool)> = roots.into_iter().map(|class| (class, false)).collect();
-    let (mut open, mut done) = (vec![false; problem.ids.len()], vec![false; problem.ids.len()]);
+    let (mut open, mut done) = (
+        vec![false; problem.ids.len()],
+        vec![false; problem.ids.len()],
+    );
     while let Some((class, is_over)) = stack.pop() {
         if is_over {
             done[class] = true;
@@ -106,7 +124,11 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
             stack.extend(choice.needs.iter().map(|&c| (c, false)));
         } else {
             // Met again: below itself, or by another reader.
-            assert!(done[class], "no chosen term should need itself: {:?}", problem.choices[class][0]);
+            assert!(
+                done[class],
+                "no chosen term should need itself: {:?}",
+                problem.choices[class][0]
+            );
         }
     }
     chosen
@@ -129,9 +151,14 @@ fn problem(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> (Problem, Ve
         let mut ways: Vec<Choice> = vec![];
         for term in class.nodes.iter().filter(|term| term.is_real()) {
             let term = term.clone().map_children(|id| terms.find(id));
-            let Some(cost) = cost(terms, &term, &class.data.types) else { continue };
+            let Some(cost) = cost(terms, &term, &class.data.types) else {
+                continue;
+            };
             let cost = cost + u64::from(!traced.contains(&term));
-            let children = term.children.iter().filter(|&&id| terms[id].data.literal.is_none());
+            let children = term
+                .children
+                .iter()
+                .filter(|&&id| terms[id].data.literal.is_none());
             let mut needs: Vec<usize> = children.map(|&id| of(id, &mut ids)).collect();
             needs.sort_unstable();
             needs.dedup();
@@ -143,7 +170,10 @@ fn problem(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> (Problem, Ve
         ways.sort_by_key(|way| (way.cost, way.needs.len()));
         let mut kept: Vec<Choice> = vec![];
         for way in ways {
-            if !kept.iter().any(|k| k.needs.iter().all(|c| way.needs.contains(c))) {
+            if !kept
+                .iter()
+                .any(|k| k.needs.iter().all(|c| way.needs.contains(c)))
+            {
                 kept.push(way);
             }
         }
@@ -159,8 +189,14 @@ fn spread(problem: &Problem, needed: &mut [bool]) {
     // One step deep: most classes have one way, and chains of them are long.
     let mut stack: Vec<usize> = (0..needed.len()).filter(|&c| needed[c]).collect();
     while let Some(class) = stack.pop() {
-        let (first, others) = problem.choices[class].split_first().expect("a class should have a way");
-        for &c in first.needs.iter().filter(|c| others.iter().all(|way| way.needs.contains(c))) {
+        let (first, others) = problem.choices[class]
+            .split_first()
+            .expect("a class should have a way");
+        for &c in first
+            .needs
+            .iter()
+            .filter(|c| others.iter().all(|way| way.needs.contains(c)))
+        {
             if !std::mem::replace(&mut needed[c], true) {
                 stack.push(c);
             }
@@ -170,16 +206,19 @@ fn spread(problem: &Problem, needed: &mut [bool]) {
     let mut open = vec![false; needed.len()];
     for class in 0..needed.len() {
         if needed[class] && 1 < problem.choices[class].len() {
-            below(problem, class, needed, &mut sets, &mut open, 0).into_iter().for_each(|c| needed[c] = true);
+            below(problem, class, needed, &mut sets, &mut open, 0)
+                .into_iter()
+                .for_each(|c| needed[c] = true);
         }
     }
 }
 
-/// How deep to look for what every way needs, and what a way costs: further away, less is known, and nothing is wrong.
+/// How deep to look for what every way needs, and what a way costs: further away, less is known,
+/// and nothing is wrong.
 const DEPTH: usize = 100;
 
-/// The classes not yet marked that every way to compute `class` needs, itself aside. A way around a cycle counts as
-/// needing everything: it is none.
+/// The classes not yet marked that every way to compute `class` needs, itself aside. A way around a
+/// cycle counts as needing everything: it is none.
 fn below(
     problem: &Problem,
     class: usize,
@@ -209,7 +248,10 @@ fn below(
         set.dedup();
         all = Some(match all {
             None => set,
-            Some(all) => all.into_iter().filter(|c| set.binary_search(c).is_ok()).collect(),
+            Some(all) => all
+                .into_iter()
+                .filter(|c| set.binary_search(c).is_ok())
+                .collect(),
         });
     }
     open[class] = false;
@@ -239,7 +281,9 @@ impl Problem {
                 break;
             }
         }
-        self.choices.iter_mut().for_each(|ways| ways.retain(|way| way.needs.iter().all(|&c| possible[c])));
+        self.choices
+            .iter_mut()
+            .for_each(|ways| ways.retain(|way| way.needs.iter().all(|&c| possible[c])));
     }
 
     /// Fixes what is obvious: of a needed class, the cheapest choice if it needs nothing new.
@@ -247,8 +291,13 @@ impl Problem {
         let component = self.components();
         for class in (0..self.ids.len()).filter(|&c| needed[c]) {
             let ways = &mut self.choices[class];
-            // They are sorted by cost. In a cycle of classes, what is needed may yet be computed from this one.
-            let free = |way: &Choice| way.needs.iter().all(|&c| needed[c] && component[c] != component[class]);
+            // They are sorted by cost. In a cycle of classes, what is needed may yet be computed
+            // from this one.
+            let free = |way: &Choice| {
+                way.needs
+                    .iter()
+                    .all(|&c| needed[c] && component[c] != component[class])
+            };
             if let Some(first) = ways.iter().position(free) {
                 ways.truncate(first + 1);
                 if ways.iter().all(|way| ways[first].cost <= way.cost) {
@@ -262,17 +311,26 @@ impl Problem {
     fn components(&self) -> Vec<usize> {
         // Tarjan's algorithm, with a stack of its own: chains of thousands of classes are ordinary.
         let n = self.ids.len();
-        let (mut index, mut low, mut component) = (vec![usize::MAX; n], vec![0; n], vec![usize::MAX; n]);
+        let (mut index, mut low, mut component) =
+            (vec![usize::MAX; n], vec![0; n], vec![usize::MAX; n]);
         let (mut stack, mut next) = (vec![], 0);
         for start in 0..n {
-            let mut calls: Vec<(usize, usize)> = if index[start] == usize::MAX { vec![(start, 0)] } else { vec![] };
+            let mut calls: Vec<(usize, usize)> = if index[start] == usize::MAX {
+                vec![(start, 0)]
+            } else {
+                vec![]
+            };
             while let Some((class, at)) = calls.pop() {
                 if at == 0 {
                     (index[class], low[class]) = (next, next);
                     next += 1;
                     stack.push(class);
                 }
-                let child = self.choices[class].iter().flat_map(|way| &way.needs).nth(at).copied();
+                let child = self.choices[class]
+                    .iter()
+                    .flat_map(|way| &way.needs)
+                    .nth(at)
+                    .copied();
                 if let Some(child) = child {
                     calls.push((class, at + 1));
                     if index[child] == usize::MAX {
@@ -310,7 +368,9 @@ impl Problem {
             }
             c
         }
-        let open: Vec<usize> = (0..self.ids.len()).filter(|&c| needed[c] && 1 < self.choices[c].len()).collect();
+        let open: Vec<usize> = (0..self.ids.len())
+            .filter(|&c| needed[c] && 1 < self.choices[c].len())
+            .collect();
         for &class in &open {
             let mut seen = BTreeSet::new();
             let mut stack = vec![class];
@@ -320,13 +380,19 @@ impl Problem {
                     let (a, b) = (root(&mut union, class), root(&mut union, other));
                     union[a] = b;
                 }
-                let free = self.choices[c].iter().flat_map(|way| &way.needs).filter(|&&c| !needed[c]);
+                let free = self.choices[c]
+                    .iter()
+                    .flat_map(|way| &way.needs)
+                    .filter(|&&c| !needed[c]);
                 stack.extend(free.filter(|&&c| seen.insert(c)));
             }
         }
         let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for class in open {
-            groups.entry(root(&mut union, class)).or_default().push(class);
+            groups
+                .entry(root(&mut union, class))
+                .or_default()
+                .push(class);
         }
         groups.into_values().collect()
     }
@@ -334,7 +400,8 @@ impl Problem {
     /// A group by itself, its classes numbered from 0, and which classes of the problem they are.
     fn group(&self, open: &[usize], needed: &[bool], component: &[usize]) -> (Group, Vec<usize>) {
         let mut classes: Vec<usize> = open.to_vec();
-        let mut number: BTreeMap<usize, usize> = classes.iter().enumerate().map(|(i, &c)| (c, i)).collect();
+        let mut number: BTreeMap<usize, usize> =
+            classes.iter().enumerate().map(|(i, &c)| (c, i)).collect();
         let mut ways = vec![];
         while ways.len() < classes.len() {
             let class = classes[ways.len()];
@@ -342,18 +409,36 @@ impl Problem {
             for way in &self.choices[class] {
                 let mut needs = vec![];
                 // What is needed anyway matters only where it may be computed from this class.
-                for &c in way.needs.iter().filter(|&&c| !needed[c] || component[c] == component[class]) {
+                for &c in way
+                    .needs
+                    .iter()
+                    .filter(|&&c| !needed[c] || component[c] == component[class])
+                {
                     needs.push(*number.entry(c).or_insert_with(|| {
                         classes.push(c);
                         classes.len() - 1
                     }));
                 }
-                own.push(Way { cost: way.cost, needs });
+                own.push(Way {
+                    cost: way.cost,
+                    needs,
+                });
             }
             ways.push(own);
         }
-        let free = classes.iter().enumerate().map(|(i, &c)| open.len() <= i && needed[c]).collect();
-        (Group { n_open: open.len(), free, ways }, classes)
+        let free = classes
+            .iter()
+            .enumerate()
+            .map(|(i, &c)| open.len() <= i && needed[c])
+            .collect();
+        (
+            Group {
+                n_open: open.len(),
+                free,
+                ways,
+            },
+            classes,
+        )
     }
 }
 
@@ -381,17 +466,31 @@ impl Group {
     /// The ways of the least sum, for the open classes and all that they need.
     fn solve(&self) -> Ways {
         let none: Ways = vec![None; self.ways.len()];
-        let mut search = Search { group: self, chosen: none.clone(), best: none, best_cost: u64::MAX, steps: STEPS };
+        let mut search = Search {
+            group: self,
+            chosen: none.clone(),
+            best: none,
+            best_cost: u64::MAX,
+            steps: STEPS,
+        };
         search.by_trees();
         if self.ways.len() <= MOST {
             search.greedy();
         }
         search.run(&mut (0..self.n_open).collect(), 0);
-        log::trace!("{} open classes of {}: {} steps", self.n_open, self.ways.len(), STEPS - search.steps);
+        log::trace!(
+            "{} open classes of {}: {} steps",
+            self.n_open,
+            self.ways.len(),
+            STEPS - search.steps
+        );
         search.best
     }
     fn cost(&self, ways: &Ways) -> u64 {
-        ways.iter().enumerate().filter_map(|(class, way)| Some(self.ways[class][(*way)?].cost)).sum()
+        ways.iter()
+            .enumerate()
+            .filter_map(|(class, way)| Some(self.ways[class][(*way)?].cost))
+            .sum()
     }
 }
 
@@ -405,14 +504,21 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// A good first answer: for one class after the other the cheapest way by itself, what is chosen already being free.
+    /// A good first answer: for one class after the other the cheapest way by itself, what is
+    /// chosen already being free.
     fn greedy(&mut self) {
         for class in 0..self.group.n_open {
-            let Some(set) = self.cheapest(class) else { return };
-            self.chosen.iter_mut().zip(set).for_each(|(chosen, way)| *chosen = chosen.or(way));
+            let Some(set) = self.cheapest(class) else {
+                return;
+            };
+            self.chosen
+                .iter_mut()
+                .zip(set)
+                .for_each(|(chosen, way)| *chosen = chosen.or(way));
         }
         let n = self.chosen.len();
-        let acyclic = !(0..n).any(|class| self.chosen[class].is_some() && self.closes_a_cycle(class));
+        let acyclic =
+            !(0..n).any(|class| self.chosen[class].is_some() && self.closes_a_cycle(class));
         let chosen = std::mem::replace(&mut self.chosen, vec![None; n]);
         let cost = self.group.cost(&chosen);
         if acyclic && cost < self.best_cost {
@@ -420,19 +526,27 @@ impl Search<'_> {
         }
     }
 
-    /// A first answer that is never cyclic: each class by the way that is the cheapest if nothing is shared.
+    /// A first answer that is never cyclic: each class by the way that is the cheapest if nothing
+    /// is shared.
     fn by_trees(&mut self) {
         let group = self.group;
         let mut cost = vec![u64::MAX; group.ways.len()];
-        // One more for each class, so that a class costs more than any below it, of those that are free too.
+        // One more for each class, so that a class costs more than any below it, of those that are
+        // free too.
         let of = |class: usize, way: &Way, cost: &[u64]| {
             let own = if group.free[class] { 1 } else { way.cost + 1 };
-            way.needs.iter().fold(own, |sum, &c| sum.saturating_add(cost[c]))
+            way.needs
+                .iter()
+                .fold(own, |sum, &c| sum.saturating_add(cost[c]))
         };
         let mut changed = true;
         while std::mem::take(&mut changed) {
             for class in (0..cost.len()).rev() {
-                let least = group.ways[class].iter().map(|way| of(class, way, &cost)).min().unwrap_or(u64::MAX);
+                let least = group.ways[class]
+                    .iter()
+                    .map(|way| of(class, way, &cost))
+                    .min()
+                    .unwrap_or(u64::MAX);
                 changed |= least < cost[class];
                 cost[class] = cost[class].min(least);
             }
@@ -440,7 +554,8 @@ impl Search<'_> {
         let mut stack: Vec<usize> = (0..group.n_open).collect();
         while let Some(class) = stack.pop() {
             if self.best[class].is_none() && !group.free[class] {
-                let way = (0..group.ways[class].len()).min_by_key(|&i| of(class, &group.ways[class][i], &cost));
+                let way = (0..group.ways[class].len())
+                    .min_by_key(|&i| of(class, &group.ways[class][i], &cost));
                 self.best[class] = way;
                 stack.extend(way.map_or(&[][..], |i| &group.ways[class][i].needs));
             }
@@ -448,8 +563,8 @@ impl Search<'_> {
         self.best_cost = group.cost(&self.best);
     }
 
-    /// The ways by which `class` is computed, shared ones counted once: each class takes the way with the least sum over the
-    /// union of what its children took, until nothing gets better.
+    /// The ways by which `class` is computed, shared ones counted once: each class takes the way
+    /// with the least sum over the union of what its children took, until nothing gets better.
     fn cheapest(&self, class: usize) -> Option<Ways> {
         let group = self.group;
         let free = |c: usize| group.free[c] || self.chosen[c].is_some();
@@ -464,13 +579,19 @@ impl Search<'_> {
                 for (i, way) in group.ways[c].iter().enumerate() {
                     let mut set: Ways = vec![None; group.ways.len()];
                     set[c] = Some(i);
-                    let complete = way.needs.iter().filter(|&&n| !free(n)).all(|&n| match &best[n] {
-                        Some((_, below)) if below[c].is_none() => {
-                            set.iter_mut().zip(below).for_each(|(way, below)| *way = way.or(*below));
-                            true
-                        }
-                        _ => false,
-                    });
+                    let complete =
+                        way.needs
+                            .iter()
+                            .filter(|&&n| !free(n))
+                            .all(|&n| match &best[n] {
+                                Some((_, below)) if below[c].is_none() => {
+                                    set.iter_mut()
+                                        .zip(below)
+                                        .for_each(|(way, below)| *way = way.or(*below));
+                                    true
+                                }
+                                _ => false,
+                            });
                     if complete {
                         let cost = group.cost(&set);
                         if best[c].as_ref().is_none_or(|(least, _)| cost < *least) {
@@ -488,7 +609,9 @@ impl Search<'_> {
 
     /// Chooses for the first of `open`; `spent` is the cost of what is chosen.
     fn run(&mut self, open: &mut BTreeSet<usize>, spent: u64) {
-        if self.best_cost <= spent + self.least(open) || (self.steps == 0 && self.best_cost < u64::MAX) {
+        if self.best_cost <= spent + self.least(open)
+            || (self.steps == 0 && self.best_cost < u64::MAX)
+        {
             return;
         }
         self.steps = self.steps.saturating_sub(1);
@@ -500,7 +623,9 @@ impl Search<'_> {
         for (i, way) in group.ways[class].iter().enumerate() {
             self.chosen[class] = Some(i);
             if !self.closes_a_cycle(class) {
-                let is_new = |c: &&usize| !group.free[**c] && self.chosen[**c].is_none() && !open.contains(*c);
+                let is_new = |c: &&usize| {
+                    !group.free[**c] && self.chosen[**c].is_none() && !open.contains(*c)
+                };
                 let new: Vec<usize> = way.needs.iter().filter(is_new).copied().collect();
                 open.extend(&new);
                 self.run(open, spent + way.cost);
@@ -513,16 +638,28 @@ impl Search<'_> {
         open.insert(class);
     }
 
-    /// No way to compute what is open costs less: each open class takes at least its cheapest way, and below one of them lies
-    /// a chain of classes that nobody has paid for.
+    /// No way to compute what is open costs less: each open class takes at least its cheapest way,
+    /// and below one of them lies a chain of classes that nobody has paid for.
     fn least(&self, open: &BTreeSet<usize>) -> u64 {
         let mut below = vec![None; self.group.ways.len()];
         let cheapest: u64 = open.iter().map(|&c| self.group.ways[c][0].cost).sum();
-        cheapest + open.iter().map(|&c| self.chain(c, open, &mut below, 0)).max().unwrap_or(0)
+        cheapest
+            + open
+                .iter()
+                .map(|&c| self.chain(c, open, &mut below, 0))
+                .max()
+                .unwrap_or(0)
     }
 
-    /// The least that a chain of classes from `class` down costs, beyond the cheapest ways of open classes.
-    fn chain(&self, class: usize, open: &BTreeSet<usize>, below: &mut [Option<u64>], depth: usize) -> u64 {
+    /// The least that a chain of classes from `class` down costs, beyond the cheapest ways of open
+    /// classes.
+    fn chain(
+        &self,
+        class: usize,
+        open: &BTreeSet<usize>,
+        below: &mut [Option<u64>],
+        depth: usize,
+    ) -> u64 {
         if let Some(cost) = below[class] {
             return cost;
         }
@@ -532,9 +669,18 @@ impl Search<'_> {
             return 0;
         }
         let ways = &self.group.ways[class];
-        let paid = if open.contains(&class) { ways[0].cost } else { 0 };
+        let paid = if open.contains(&class) {
+            ways[0].cost
+        } else {
+            0
+        };
         let chain = |way: &Way| {
-            let chain = way.needs.iter().map(|&c| self.chain(c, open, below, depth + 1)).max().unwrap_or(0);
+            let chain = way
+                .needs
+                .iter()
+                .map(|&c| self.chain(c, open, below, depth + 1))
+                .max()
+                .unwrap_or(0);
             way.cost - paid + chain
         };
         let least = ways.iter().map(chain).min().unwrap_or(0);
@@ -545,7 +691,11 @@ impl Search<'_> {
     /// Whether what is chosen computes `class` from itself.
     fn closes_a_cycle(&self, class: usize) -> bool {
         let needs = |c: usize| {
-            let way = if self.group.free[c] { Some(0) } else { self.chosen[c] };
+            let way = if self.group.free[c] {
+                Some(0)
+            } else {
+                self.chosen[c]
+            };
             way.map_or(&[][..], |way| &self.group.ways[c][way].needs)
         };
         let mut seen = vec![false; self.chosen.len()];

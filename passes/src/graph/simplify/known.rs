@@ -1,15 +1,16 @@
-//! What is known of integers and conditions that depend on nothing but their place: a causal mask is one only if this proves
-//! it, whatever comparisons of positions a model makes it from.
+//! What is known of integers and conditions that depend on nothing but their place: a causal mask
+//! is one only if this proves it, whatever comparisons of positions a model makes it from.
 //!
-//! An integer tensor is known if it is a sum of multiples of its coordinates; a condition, if it is "such a sum is not above
-//! zero".
+//! An integer tensor is known if it is a sum of multiples of its coordinates; a condition, if it is
+//! "such a sum is not above zero".
 
 use super::term::{Class, Term, Terms};
 use egg::Id;
 use ir::op::{Op, broadcast_shapes};
 use ir::{DType, TensorType};
 
-/// offset + strides · coordinates: the value of integers; for a condition, what is at most 0 where it holds.
+/// offset + strides · coordinates: the value of integers; for a condition, what is at most 0 where
+/// it holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Known {
     offset: i64,
@@ -18,7 +19,10 @@ pub(super) struct Known {
 
 /// True everywhere, or nowhere.
 fn constant(holds: bool, rank: usize) -> Known {
-    Known { offset: i64::from(!holds), strides: vec![0; rank] }
+    Known {
+        offset: i64::from(!holds),
+        strides: vec![0; rank],
+    }
 }
 
 impl Known {
@@ -27,7 +31,9 @@ impl Known {
     }
     /// Whether the condition holds exactly where the last coordinate is at most the one before.
     pub(super) fn is_causal(&self) -> bool {
-        let [others @ .., -1, 1] = self.strides.as_slice() else { return false };
+        let [others @ .., -1, 1] = self.strides.as_slice() else {
+            return false;
+        };
         self.offset == 0 && others.iter().all(|&s| s == 0)
     }
     /// Whether the condition holds everywhere.
@@ -39,7 +45,10 @@ impl Known {
         let sum = |x: i64, y: i64| a.checked_mul(x)?.checked_add(b.checked_mul(y)?);
         let pairs = self.strides.iter().zip(&other.strides);
         let strides = pairs.map(|(&x, &y)| sum(x, y)).collect::<Option<_>>()?;
-        Some(Known { offset: sum(self.offset, other.offset)?, strides })
+        Some(Known {
+            offset: sum(self.offset, other.offset)?,
+            strides,
+        })
     }
     fn scaled(&self, a: i64) -> Option<Known> {
         self.combine(a, self, 0)
@@ -53,7 +62,10 @@ impl Known {
         let (mut least, mut most) = (self.offset, self.offset);
         for (&d, &stride) in shape.iter().zip(&self.strides) {
             let reach = stride.checked_mul(i64::try_from(d.checked_sub(1)?).ok()?)?;
-            (least, most) = (least.checked_add(reach.min(0))?, most.checked_add(reach.max(0))?);
+            (least, most) = (
+                least.checked_add(reach.min(0))?,
+                most.checked_add(reach.max(0))?,
+            );
         }
         Some(match (most <= 0, 0 < least) {
             (true, _) => constant(true, shape.len()),
@@ -73,32 +85,72 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
     let of = |i: usize| operands.get(i)?.known.as_ref();
     // Operand i as it is read by an op that broadcasts.
     let read = |i: usize| broadcast(of(i)?, operands[i].types[0].shape(), shape);
-    let value = || if op.attrs().contains_key("value") { integer(op, "value") } else { None };
+    let value = || {
+        if op.attrs().contains_key("value") {
+            integer(op, "value")
+        } else {
+            None
+        }
+    };
     let at_most = |known: Option<Known>| known?.condition(shape);
     let difference = || read(0)?.combine(1, &read(1)?, -1);
     let above = |x: Option<i64>| of(0)?.clone().plus(x?.checked_neg()?);
     match op.name() {
-        "arange" => Some(Known { offset: integer(op, "start")?, strides: vec![integer(op, "step")?] }),
+        "arange" => Some(Known {
+            offset: integer(op, "start")?,
+            strides: vec![integer(op, "step")?],
+        }),
         "full" if ty.dtype() == DType::Bool => Some(constant(value()? != 0, shape.len())),
-        "full" => Some(Known { offset: value()?, strides: vec![0; shape.len()] }),
+        "full" => Some(Known {
+            offset: value()?,
+            strides: vec![0; shape.len()],
+        }),
         "reshape" => {
             let from = operands[0].types[0].shape();
-            let kept = |shape: &[u64]| shape.iter().copied().filter(|&d| d != 1).collect::<Vec<_>>();
+            let kept = |shape: &[u64]| {
+                shape
+                    .iter()
+                    .copied()
+                    .filter(|&d| d != 1)
+                    .collect::<Vec<_>>()
+            };
             let x = of(0)?;
             (x.is_constant() || kept(from) == kept(shape)).then_some(())?;
-            let mut strides = from.iter().zip(&x.strides).filter(|&(&d, _)| d != 1).map(|(_, &s)| s);
-            let stride = |&d: &u64| if d == 1 { 0 } else { strides.next().unwrap_or(0) };
-            Some(Known { offset: x.offset, strides: shape.iter().map(stride).collect() })
+            let mut strides = from
+                .iter()
+                .zip(&x.strides)
+                .filter(|&(&d, _)| d != 1)
+                .map(|(_, &s)| s);
+            let stride = |&d: &u64| {
+                if d == 1 {
+                    0
+                } else {
+                    strides.next().unwrap_or(0)
+                }
+            };
+            Some(Known {
+                offset: x.offset,
+                strides: shape.iter().map(stride).collect(),
+            })
         }
         "expand" => read(0),
         "permute" => {
             let x = of(0)?;
-            let strides = op.ints("dims").iter().map(|&d| x.strides[d as usize]).collect();
-            Some(Known { offset: x.offset, strides })
+            let strides = op
+                .ints("dims")
+                .iter()
+                .map(|&d| x.strides[d as usize])
+                .collect();
+            Some(Known {
+                offset: x.offset,
+                strides,
+            })
         }
         "slice" => {
             let (mut x, dim) = (of(0)?.clone(), op.int("dim") as usize);
-            x.offset = x.offset.checked_add(x.strides[dim].checked_mul(op.int("start"))?)?;
+            x.offset = x
+                .offset
+                .checked_add(x.strides[dim].checked_mul(op.int("start"))?)?;
             x.strides[dim] = x.strides[dim].checked_mul(op.int("step"))?;
             Some(x)
         }
@@ -111,12 +163,18 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
         }
         "index" => {
             let x = of(0).filter(|x| x.is_constant())?;
-            Some(Known { offset: x.offset, strides: vec![0; shape.len()] })
+            Some(Known {
+                offset: x.offset,
+                strides: vec![0; shape.len()],
+            })
         }
         "cast" => {
             let (x, from) = (of(0)?, operands[0].types[0].dtype());
             match (from == DType::Bool, ty.dtype() == DType::Bool) {
-                (true, false) if x.is_constant() => Some(Known { offset: i64::from(x.is_true()), ..x.clone() }),
+                (true, false) if x.is_constant() => Some(Known {
+                    offset: i64::from(x.is_true()),
+                    ..x.clone()
+                }),
                 (false, true) if x.is_constant() => Some(constant(x.offset != 0, shape.len())),
                 (false, false) => Some(x.clone()),
                 _ => None,
@@ -140,7 +198,9 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
         "gt_scalar" if numbers(&operands) => at_most(above(value())?.scaled(-1)?.plus(1)),
         "eq_scalar" if numbers(&operands) => equal(above(value())?, true),
         "ne_scalar" if numbers(&operands) => equal(above(value())?, false),
-        "logical_not" | "bitwise_not" if !numbers(&operands) => of(0)?.scaled(-1)?.plus(1)?.condition(shape),
+        "logical_not" | "bitwise_not" if !numbers(&operands) => {
+            of(0)?.scaled(-1)?.plus(1)?.condition(shape)
+        }
         "bitwise_and" | "logical_and" if !numbers(&operands) => match (read(0), read(1)) {
             (Some(a), Some(b)) if a.is_true() || a == b => Some(b),
             (Some(a), Some(b)) if b.is_true() => Some(a),
@@ -153,25 +213,40 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
 
 /// Whether the operands are integers, not conditions.
 fn numbers(operands: &[&Class]) -> bool {
-    operands.iter().all(|x| x.types.first().is_some_and(|ty| ty.dtype() == DType::I64))
+    operands
+        .iter()
+        .all(|x| x.types.first().is_some_and(|ty| ty.dtype() == DType::I64))
 }
 
 fn integer(op: &Op, key: &str) -> Option<i64> {
-    if let Some(ir::op::Attr::Int(i)) = op.attrs().get(key) { Some(*i) } else { None }
+    if let Some(ir::op::Attr::Int(i)) = op.attrs().get(key) {
+        Some(*i)
+    } else {
+        None
+    }
 }
 
 /// Whether a known difference is 0, where it does not depend on the place.
 fn equal(difference: Known, when: bool) -> Option<Known> {
     let holds = (difference.offset == 0) == when;
-    difference.is_constant().then(|| constant(holds, difference.strides.len()))
+    difference
+        .is_constant()
+        .then(|| constant(holds, difference.strides.len()))
 }
 
 /// `x` of shape `from`, read in the larger shape `to`.
 fn broadcast(x: &Known, from: &[u64], to: &[u64]) -> Option<Known> {
     (broadcast_shapes(from, to).ok()? == to).then_some(())?;
     let mut strides = vec![0; to.len() - from.len()];
-    strides.extend(from.iter().zip(&x.strides).map(|(&d, &s)| if d == 1 { 0 } else { s }));
-    Some(Known { offset: x.offset, strides })
+    strides.extend(
+        from.iter()
+            .zip(&x.strides)
+            .map(|(&d, &s)| if d == 1 { 0 } else { s }),
+    );
+    Some(Known {
+        offset: x.offset,
+        strides,
+    })
 }
 
 /// Pieces that go on where the one before ends.
@@ -179,7 +254,10 @@ fn cat(pieces: &[&Class], dim: usize) -> Option<Known> {
     let mut all: Option<Known> = None;
     let mut at = 0i64;
     for piece in pieces {
-        let (x, n) = (piece.known.clone()?, i64::try_from(piece.types[0].shape()[dim]).ok()?);
+        let (x, n) = (
+            piece.known.clone()?,
+            i64::try_from(piece.types[0].shape()[dim]).ok()?,
+        );
         all = Some(match all {
             None => x,
             Some(mut all) => {
@@ -206,16 +284,28 @@ mod tests {
 
     #[test]
     fn causal_is_the_last_coordinate_at_most_the_one_before() {
-        let known = |offset, strides: &[i64]| Known { offset, strides: strides.to_vec() };
+        let known = |offset, strides: &[i64]| Known {
+            offset,
+            strides: strides.to_vec(),
+        };
         assert!(known(0, &[-1, 1]).is_causal() && known(0, &[0, 0, -1, 1]).is_causal());
-        for other in [known(1, &[-1, 1]), known(0, &[1, -1]), known(0, &[1, -1, 1]), known(0, &[1]), known(0, &[])] {
+        for other in [
+            known(1, &[-1, 1]),
+            known(0, &[1, -1]),
+            known(0, &[1, -1, 1]),
+            known(0, &[1]),
+            known(0, &[]),
+        ] {
             assert!(!other.is_causal(), "{other:?}");
         }
     }
 
     #[test]
     fn a_condition_that_the_shape_decides_is_constant() {
-        let known = |offset| Known { offset, strides: vec![-1, 1] };
+        let known = |offset| Known {
+            offset,
+            strides: vec![-1, 1],
+        };
         assert!(known(-3).condition(&[4, 4]).unwrap().is_true());
         assert!(!known(-2).condition(&[4, 4]).unwrap().is_constant());
         let never = known(4).condition(&[4, 4]).unwrap();

@@ -1,13 +1,14 @@
-//! Chooses among equal formulas, so that a graph that a tracer took apart is as good as one that it did not: views and scales
-//! fold away, and decomposed gelus, normalisations, losses and attentions, with their gradients, are recognised. The crate
-//! egg (Willsey et al., POPL 2021) holds all forms at once, so no order of rules has to be the right one.
+//! Chooses among equal formulas, so that a graph that a tracer took apart is as good as one that it
+//! did not: views and scales fold away, and decomposed gelus, normalisations, losses and
+//! attentions, with their gradients, are recognised. The crate egg (Willsey et al., POPL 2021)
+//! holds all forms at once, so no order of rules has to be the right one.
 //!
-//! Before: canonical form. After: no node is there but for a state, an output or a gradient; what the nodes compute is what
-//! they computed before, up to the roundings that [`rules`] states for each rule. Nodes stand where those that they replace
-//! stood, and values keep their names.
+//! Before: canonical form. After: no node is there but for a state, an output or a gradient; what
+//! the nodes compute is what they computed before, up to the roundings that [`rules`] states for
+//! each rule. Nodes stand where those that they replace stood, and values keep their names.
 //!
-//! Limits: `ITERATIONS` rounds of matching, and no more terms than `GROWTH` times those of the graph. Nothing looks at
-//! a clock. What was not reached within the limits stays as it was traced.
+//! Limits: `ITERATIONS` rounds of matching, and no more terms than `GROWTH` times those of the
+//! graph. Nothing looks at a clock. What was not reached within the limits stays as it was traced.
 
 mod extract;
 mod known;
@@ -25,17 +26,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 use term::{Facts, Head, Literal, Term, Terms};
 
-/// Rounds of matching, for each set of rules. The longest chain of rules, attention's gradient by scaled and permuted
-/// factors, takes 8.
+/// Rounds of matching, for each set of rules. The longest chain of rules, attention's gradient by
+/// scaled and permuted factors, takes 8.
 const ITERATIONS: usize = 12;
 
 /// Terms for each term of the graph. Graphs of transformers grow 3 times.
 const GROWTH: usize = 12;
 
-static FORMS: LazyLock<Vec<Rewrite<Term, Facts>>> = LazyLock::new(|| rules::FORMS.iter().map(rule::rewrite).collect());
-static ALL: LazyLock<Vec<Rewrite<Term, Facts>>> = LazyLock::new(|| rules::all().map(rule::rewrite).collect());
+static FORMS: LazyLock<Vec<Rewrite<Term, Facts>>> =
+    LazyLock::new(|| rules::FORMS.iter().map(rule::rewrite).collect());
+static ALL: LazyLock<Vec<Rewrite<Term, Facts>>> =
+    LazyLock::new(|| rules::all().map(rule::rewrite).collect());
 
-/// Rewrites the graph. One that has been grouped into kernels stays as it is: it was simplified before.
+/// Rewrites the graph. One that has been grouped into kernels stays as it is: it was simplified
+/// before.
 pub fn run(graph: &mut Graph) {
     if graph.nodes.values().any(|data| data.op.body().is_some()) {
         return;
@@ -61,8 +65,13 @@ fn saturate(terms: &mut Terms, rules: &[Rewrite<Term, Facts>]) {
             }
         }
         terms.rebuild();
-        log::trace!("{} terms in {} classes", terms.total_number_of_nodes(), terms.number_of_classes());
-        let grown = n_terms != terms.total_number_of_nodes() || n_classes != terms.number_of_classes();
+        log::trace!(
+            "{} terms in {} classes",
+            terms.total_number_of_nodes(),
+            terms.number_of_classes()
+        );
+        let grown =
+            n_terms != terms.total_number_of_nodes() || n_classes != terms.number_of_classes();
         if !changed && !grown || most < terms.total_size() {
             return;
         }
@@ -89,7 +98,11 @@ impl<'a> Import<'a> {
             leaves: vec![],
             traced: vec![],
         };
-        for &value in graph.inputs.iter().chain(graph.states.iter().map(|s| &s.before)) {
+        for &value in graph
+            .inputs
+            .iter()
+            .chain(graph.states.iter().map(|s| &s.before))
+        {
             import.leaf(value);
         }
         for &node in &graph.order {
@@ -100,8 +113,13 @@ impl<'a> Import<'a> {
     }
 
     fn leaf(&mut self, value: Value) {
-        let head = Head::Leaf(u32::try_from(self.leaves.len()).expect("a graph should have fewer than 2^32 values"));
-        self.terms.analysis.leaves.push(self.graph.values[value].ty.clone());
+        let head = Head::Leaf(
+            u32::try_from(self.leaves.len()).expect("a graph should have fewer than 2^32 values"),
+        );
+        self.terms
+            .analysis
+            .leaves
+            .push(self.graph.values[value].ty.clone());
         self.leaves.push(value);
         self.class[value] = Some(self.terms.add(Term::new(head, [])));
     }
@@ -111,12 +129,20 @@ impl<'a> Import<'a> {
             data.outputs.iter().for_each(|&v| self.leaf(v));
             return;
         }
-        let position = ir::op::ROWS.iter().position(|row| std::ptr::eq(row, data.op.row()));
+        let position = ir::op::ROWS
+            .iter()
+            .position(|row| std::ptr::eq(row, data.op.row()));
         let row = position.expect("an op should be in the table");
-        let operands = data.inputs.iter().map(|&v| self.class[v].expect("operands should come before their readers"));
+        let operands = data
+            .inputs
+            .iter()
+            .map(|&v| self.class[v].expect("operands should come before their readers"));
         let mut children: Vec<Id> = operands.collect();
         for attr in data.op.attrs().values() {
-            children.push(self.terms.add(Term::new(Head::Literal(Literal::of(attr)), [])));
+            children.push(
+                self.terms
+                    .add(Term::new(Head::Literal(Literal::of(attr)), [])),
+            );
         }
         let head = Head::Op(u16::try_from(row).expect("the table should be small"));
         let term = Term::new(head, children);
@@ -139,13 +165,18 @@ impl<'a> Import<'a> {
     /// What must be computed: what leaves the step, and what opaque nodes read.
     fn roots(&self) -> Vec<Value> {
         let graph = self.graph;
-        let opaque = graph.order.iter().map(|&node| &graph.nodes[node]).filter(|data| !data.op.is_pure());
+        let opaque = graph
+            .order
+            .iter()
+            .map(|&node| &graph.nodes[node])
+            .filter(|data| !data.op.is_pure());
         let opaque = opaque.flat_map(|data| data.inputs.iter().copied());
         graph.wanted().chain(opaque).collect()
     }
 
     fn class(&self, value: Value) -> Id {
-        self.terms.find(self.class[value].expect("every value of the order should have a class"))
+        self.terms
+            .find(self.class[value].expect("every value of the order should have a class"))
     }
 
     fn extract(&self) -> BTreeMap<Id, Term> {
@@ -172,16 +203,33 @@ impl<'a> Rebuild<'a> {
     fn new(import: &'a Import<'a>, chosen: &'a BTreeMap<Id, Term>) -> Rebuild<'a> {
         let graph = import.graph;
         let mut origin = BTreeMap::new();
-        for &value in graph.inputs.iter().chain(graph.states.iter().map(|s| &s.before)) {
+        for &value in graph
+            .inputs
+            .iter()
+            .chain(graph.states.iter().map(|s| &s.before))
+        {
             origin.entry(import.class(value)).or_insert((value, None));
         }
         for &node in &graph.order {
             for &value in &graph.nodes[node].outputs {
-                origin.entry(import.class(value)).or_insert((value, Some(node)));
+                origin
+                    .entry(import.class(value))
+                    .or_insert((value, Some(node)));
             }
         }
-        let names = graph.values.values().map(|data| data.name.clone()).collect();
-        Rebuild { import, chosen, new: Graph::new(graph.name.clone()), values: BTreeMap::new(), origin, names }
+        let names = graph
+            .values
+            .values()
+            .map(|data| data.name.clone())
+            .collect();
+        Rebuild {
+            import,
+            chosen,
+            new: Graph::new(graph.name.clone()),
+            values: BTreeMap::new(),
+            origin,
+            names,
+        }
     }
 
     fn run(mut self) -> Graph {
@@ -193,8 +241,14 @@ impl<'a> Rebuild<'a> {
         }
         for state in &graph.states {
             let data = &graph.values[state.before];
-            let value = self.new.add_state(data.name.clone(), state.path.clone(), state.kind, data.ty.clone());
-            self.values.insert(self.import.class(state.before), vec![value]);
+            let value = self.new.add_state(
+                data.name.clone(),
+                state.path.clone(),
+                state.kind,
+                data.ty.clone(),
+            );
+            self.values
+                .insert(self.import.class(state.before), vec![value]);
         }
         for &node in &graph.order {
             let data = &graph.nodes[node];
@@ -216,7 +270,11 @@ impl<'a> Rebuild<'a> {
         for (i, output) in graph.outputs.iter().enumerate() {
             self.new.outputs[i].value = self.value(output.value);
         }
-        self.new.gradients = graph.gradients.iter().map(|&(state, v)| (state, self.value(v))).collect();
+        self.new.gradients = graph
+            .gradients
+            .iter()
+            .map(|&(state, v)| (state, self.value(v)))
+            .collect();
         self.new.compact()
     }
 
@@ -230,8 +288,18 @@ impl<'a> Rebuild<'a> {
             self.compute(self.import.class(input), data);
         }
         let inputs: Vec<Value> = data.inputs.iter().map(|&v| self.value(v)).collect();
-        let names: Vec<String> = data.outputs.iter().map(|&v| self.import.graph.values[v].name.clone()).collect();
-        let added = self.new.add_node(data.op.clone(), &inputs, &names, data.phase, data.module.clone());
+        let names: Vec<String> = data
+            .outputs
+            .iter()
+            .map(|&v| self.import.graph.values[v].name.clone())
+            .collect();
+        let added = self.new.add_node(
+            data.op.clone(),
+            &inputs,
+            &names,
+            data.phase,
+            data.module.clone(),
+        );
         let outputs = added.expect("a node with the same operands should be typed as before");
         for (&before, after) in data.outputs.iter().zip(outputs) {
             self.values.insert(self.import.class(before), vec![after]);
@@ -252,7 +320,11 @@ impl<'a> Rebuild<'a> {
                 Head::Result(_) => term.children.to_vec(),
                 _ => term.operands(&self.import.terms).collect(),
             };
-            let missing: Vec<Id> = operands.iter().copied().filter(|id| !self.values.contains_key(id)).collect();
+            let missing: Vec<Id> = operands
+                .iter()
+                .copied()
+                .filter(|id| !self.values.contains_key(id))
+                .collect();
             if missing.is_empty() {
                 let values = self.add(class, term, &operands, reader);
                 self.values.insert(class, values);
@@ -268,35 +340,61 @@ impl<'a> Rebuild<'a> {
             return vec![self.values[&operands[0]][usize::from(i)]];
         }
         let graph = self.import.graph;
-        let op = term.op(&self.import.terms).expect("a chosen term should be an op");
+        let op = term
+            .op(&self.import.terms)
+            .expect("a chosen term should be an op");
         // What it replaces: for an op with several results, the first of them that was traced.
         let n_results = self.import.terms[class].data.types.len();
         let classes: Vec<Option<Id>> = match n_results {
             1 => vec![Some(class)],
             n => (0..n).map(|i| self.result(class, i)).collect(),
         };
-        // A result may be computed by itself elsewhere, cheaper by what is needed anyway: the name goes there.
-        let is_here =
-            |id: &Id| n_results == 1 || self.chosen.get(id).is_some_and(|term| term.children.contains(&class));
+        // A result may be computed by itself elsewhere, cheaper by what is needed anyway: the name
+        // goes there.
+        let is_here = |id: &Id| {
+            n_results == 1
+                || self
+                    .chosen
+                    .get(id)
+                    .is_some_and(|term| term.children.contains(&class))
+        };
         let classes = classes.into_iter().map(|id| id.filter(is_here));
-        let origins: Vec<_> = classes.map(|id| id.and_then(|id| self.origin.get(&id).copied())).collect();
-        let node = origins.iter().flatten().find_map(|&(_, node)| node).map(|node| &graph.nodes[node]);
+        let origins: Vec<_> = classes
+            .map(|id| id.and_then(|id| self.origin.get(&id).copied()))
+            .collect();
+        let node = origins
+            .iter()
+            .flatten()
+            .find_map(|&(_, node)| node)
+            .map(|node| &graph.nodes[node]);
         let (phase, module) = match node {
             Some(node) => (node.phase.min(reader.phase), &node.module),
             None => (reader.phase, &reader.module),
         };
-        let base = origins.iter().flatten().next().map_or(reader.outputs[0], |&(value, _)| value);
+        let base = origins
+            .iter()
+            .flatten()
+            .next()
+            .map_or(reader.outputs[0], |&(value, _)| value);
         let names: Vec<String> = origins
             .iter()
             .enumerate()
             .map(|(i, origin)| match origin {
                 Some((value, _)) => graph.values[*value].name.clone(),
-                None if n_results == 1 => self.fresh(&format!("{}.{}", graph.values[base].name, op.name())),
+                None if n_results == 1 => {
+                    self.fresh(&format!("{}.{}", graph.values[base].name, op.name()))
+                }
                 None => self.fresh(&format!("{}.{i}", graph.values[base].name)),
             })
             .collect();
         let inputs: Vec<Value> = operands.iter().map(|id| self.values[id][0]).collect();
-        let added = self.new.add_node(op, &inputs, &names, phase.min(Phase::Optimizer), module.clone());
+        let added = self.new.add_node(
+            op,
+            &inputs,
+            &names,
+            phase.min(Phase::Optimizer),
+            module.clone(),
+        );
         added.expect("a chosen term should be well-formed")
     }
 

@@ -1,5 +1,5 @@
-//! What a rule is, and how it acts: where its left side is found, the right side is added and made equal. A rule may equate
-//! several pairs at once, for ops with several results.
+//! What a rule is, and how it acts: where its left side is found, the right side is added and made
+//! equal. A rule may equate several pairs at once, for ops with several results.
 
 use super::known::Known;
 use super::term::{Facts, Head, Literal, Term, Terms, single};
@@ -12,12 +12,14 @@ use ir::{DType, TensorType};
 pub enum Close {
     /// The same bits, NaN and infinities included; a NaN's own bits do not count.
     Exact,
-    /// The same up to rounding: |left - right| <= this share of the larger of 1 and the largest |left|.
+    /// The same up to rounding: |left - right| <= this share of the larger of 1 and the largest
+    /// |left|.
     Within(f64),
 }
 
-/// A rule: the left and the right side of the first pair, then pairs that hold for the same variables. A left side after
-/// the first is only looked up: where it does not exist, there is nothing to equate.
+/// A rule: the left and the right side of the first pair, then pairs that hold for the same
+/// variables. A left side after the first is only looked up: where it does not exist, there is
+/// nothing to equate.
 pub struct Rule {
     /// Its name.
     pub name: &'static str,
@@ -61,7 +63,8 @@ impl Scope<'_> {
     }
     /// Whether a variable is known before the gradients.
     pub(super) fn is_forward(&self, name: &str) -> bool {
-        self.id(name).is_some_and(|id| self.terms[id].data.phase == Phase::Forward)
+        self.id(name)
+            .is_some_and(|id| self.terms[id].data.phase == Phase::Forward)
     }
     pub(super) fn literal(&self, name: &str) -> Option<&Literal> {
         self.terms[self.id(name)?].data.literal.as_ref()
@@ -75,13 +78,25 @@ impl Scope<'_> {
         }
     }
     pub(super) fn int(&self, name: &str) -> Option<i64> {
-        if let Literal::Int(i) = self.literal(name)? { Some(*i) } else { None }
+        if let Literal::Int(i) = self.literal(name)? {
+            Some(*i)
+        } else {
+            None
+        }
     }
     pub(super) fn ints(&self, name: &str) -> Option<Vec<i64>> {
-        if let Literal::Ints(v) = self.literal(name)? { Some(v.clone()) } else { None }
+        if let Literal::Ints(v) = self.literal(name)? {
+            Some(v.clone())
+        } else {
+            None
+        }
     }
     pub(super) fn dtype(&self, name: &str) -> Option<DType> {
-        if let Literal::Type(d) = self.literal(name)? { Some(*d) } else { None }
+        if let Literal::Type(d) = self.literal(name)? {
+            Some(*d)
+        } else {
+            None
+        }
     }
     /// Binds a variable to a literal.
     pub(super) fn bind(&mut self, name: &str, literal: Literal) {
@@ -92,7 +107,10 @@ impl Scope<'_> {
         self.bind(name, Literal::Float(x.to_bits()));
     }
     pub(super) fn bind_shape(&mut self, name: &str, shape: &[u64]) {
-        self.bind(name, Literal::Ints(shape.iter().map(|&d| d as i64).collect()));
+        self.bind(
+            name,
+            Literal::Ints(shape.iter().map(|&d| d as i64).collect()),
+        );
     }
     /// The class of a formula over bound variables, if it exists.
     pub(super) fn find(&self, text: &str) -> Option<Id> {
@@ -104,13 +122,16 @@ impl Scope<'_> {
     }
     /// Whether a variable's class is computed by op `name` from another class.
     pub(super) fn is_a(&self, name: &str, op: &str) -> bool {
-        let Some(id) = self.id(name).map(|id| self.terms.find(id)) else { return false };
+        let Some(id) = self.id(name).map(|id| self.terms.find(id)) else {
+            return false;
+        };
         self.terms[id]
             .nodes
             .iter()
             .any(|t| t.name() == Some(op) && t.children.iter().all(|&c| self.terms.find(c) != id))
     }
-    /// Binds a variable to what `choose` takes of the operands of an op `name` that computes its class.
+    /// Binds a variable to what `choose` takes of the operands of an op `name` that computes its
+    /// class.
     pub(super) fn replace_by_operand<const N: usize>(
         &mut self,
         variable: &str,
@@ -118,17 +139,24 @@ impl Scope<'_> {
         choose: impl Fn(&Scope<'_>, [Id; N]) -> Option<Id>,
     ) {
         let Some(id) = self.id(variable) else { return };
-        let found = self.terms[id].nodes.iter().filter(|term| term.name() == Some(name)).find_map(|term| {
-            let operands: Vec<Id> = term.operands(self.terms).collect();
-            choose(self, operands.try_into().ok()?)
-        });
+        let found = self.terms[id]
+            .nodes
+            .iter()
+            .filter(|term| term.name() == Some(name))
+            .find_map(|term| {
+                let operands: Vec<Id> = term.operands(self.terms).collect();
+                choose(self, operands.try_into().ok()?)
+            });
         if let Some(operand) = found {
             self.subst.insert(var(variable), operand);
         }
     }
     /// The number that a class of one element is full of.
     pub(super) fn constant(&self, id: Id) -> Option<f64> {
-        let full = self.terms[id].nodes.iter().find(|term| term.name() == Some("full"))?;
+        let full = self.terms[id]
+            .nodes
+            .iter()
+            .find(|term| term.name() == Some("full"))?;
         (single(self.terms, id)?.numel() == 1).then_some(())?;
         match self.terms[*full.children.last()?].data.literal.as_ref()? {
             Literal::Float(bits) => Some(f64::from_bits(*bits)),
@@ -143,7 +171,8 @@ impl Scope<'_> {
 
 /// The pattern of a text. Rules are constants: a text that is not a pattern is our mistake.
 fn parse(text: &str) -> Pattern<Term> {
-    text.parse().unwrap_or_else(|e| panic!("{text} should be a pattern: {e}"))
+    text.parse()
+        .unwrap_or_else(|e| panic!("{text} should be a pattern: {e}"))
 }
 
 /// The class of a formula under a substitution, if it exists.
@@ -152,7 +181,9 @@ fn lookup(terms: &Terms, ast: &PatternAst<Term>, subst: &Subst) -> Option<Id> {
     for node in ast {
         ids.push(match node {
             ENodeOrVar::Var(var) => *subst.get(*var)?,
-            ENodeOrVar::ENode(term) => terms.lookup(term.clone().map_children(|id| ids[usize::from(id)]))?,
+            ENodeOrVar::ENode(term) => {
+                terms.lookup(term.clone().map_children(|id| ids[usize::from(id)]))?
+            }
         });
     }
     ids.last().map(|&id| terms.find(id))
@@ -186,12 +217,23 @@ pub(super) struct Action {
 
 impl Action {
     pub(super) fn new(rule: &Rule) -> Action {
-        let pairs = rule.pairs.iter().map(|(left, right)| (parse(left).ast, parse(right).ast)).collect();
-        Action { when: rule.when, pairs }
+        let pairs = rule
+            .pairs
+            .iter()
+            .map(|(left, right)| (parse(left).ast, parse(right).ast))
+            .collect();
+        Action {
+            when: rule.when,
+            pairs,
+        }
     }
     /// The substitution with what the right sides need besides.
     pub(super) fn bind(&self, terms: &mut Terms, subst: &Subst) -> Option<Subst> {
-        let mut scope = Scope { terms, subst: subst.clone(), pairs: &self.pairs };
+        let mut scope = Scope {
+            terms,
+            subst: subst.clone(),
+            pairs: &self.pairs,
+        };
         (self.when)(&mut scope)?;
         Some(scope.subst)
     }
@@ -206,12 +248,20 @@ impl Applier<Term, Facts> for Action {
         _: Option<&PatternAst<Term>>,
         _: Symbol,
     ) -> Vec<Id> {
-        let Some(subst) = self.bind(terms, subst) else { return vec![] };
+        let Some(subst) = self.bind(terms, subst) else {
+            return vec![];
+        };
         let mut changed = vec![];
         for (i, (left, right)) in self.pairs.iter().enumerate() {
-            let left = if i == 0 { Some(class) } else { lookup(terms, left, &subst) };
+            let left = if i == 0 {
+                Some(class)
+            } else {
+                lookup(terms, left, &subst)
+            };
             let Some(left) = left else { continue };
-            let Some(right) = add(terms, right, &subst) else { continue };
+            let Some(right) = add(terms, right, &subst) else {
+                continue;
+            };
             if terms[left].data.types == terms[right].data.types && terms.union(left, right) {
                 changed.push(left);
             }

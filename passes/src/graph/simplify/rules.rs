@@ -1,8 +1,8 @@
-//! The rules, by name. `Close` says how far the sides may differ, and each rule's samples are evaluated on both sides by
-//! `tests/tests/rules.rs`.
+//! The rules, by name. `Close` says how far the sides may differ, and each rule's samples are
+//! evaluated on both sides by `tests/tests/rules.rs`.
 //!
-//! Not a rule, because it is not exact: x + 0.0, which is +0.0 for x = -0.0; x - x; x * 0.0. A rule that changes the order
-//! of roundings is not for f16, whose range is small: `scales`.
+//! Not a rule, because it is not exact: x + 0.0, which is +0.0 for x = -0.0; x - x; x * 0.0. A rule
+//! that changes the order of roundings is not for f16, whose range is small: `scales`.
 
 use super::rule::{Close, Rule, Scope};
 use super::term::Literal;
@@ -16,7 +16,13 @@ const fn rule(
     close: Close,
     samples: &'static str,
 ) -> Rule {
-    Rule { name, pairs, when, close, samples }
+    Rule {
+        name,
+        pairs,
+        when,
+        close,
+        samples,
+    }
 }
 
 /// Every rule holds: types are compared where it is applied.
@@ -29,12 +35,24 @@ const ROUNDINGS: Close = Within(2e-6);
 /// A different order of sums.
 const SUMS: Close = Within(2e-5);
 
-/// Rules that bring formulas into one form: shapes, scales, constants. They run alone first, so that the others meet scales
-/// pulled out and reshapes of reshapes gone.
+/// Rules that bring formulas into one form: shapes, scales, constants. They run alone first, so
+/// that the others meet scales pulled out and reshapes of reshapes gone.
 pub static FORMS: &[Rule] = &[
     // Shapes.
-    rule("mul-swap", &[("(mul ?a ?b)", "(mul ?b ?a)")], always, Exact, "a=f32[2,3] b=f32[3]"),
-    rule("add-swap", &[("(add ?a ?b)", "(add ?b ?a)")], always, Exact, "a=f32[2,3] b=f32[3]"),
+    rule(
+        "mul-swap",
+        &[("(mul ?a ?b)", "(mul ?b ?a)")],
+        always,
+        Exact,
+        "a=f32[2,3] b=f32[3]",
+    ),
+    rule(
+        "add-swap",
+        &[("(add ?a ?b)", "(add ?b ?a)")],
+        always,
+        Exact,
+        "a=f32[2,3] b=f32[3]",
+    ),
     rule(
         "reshape-of-reshape",
         &[("(reshape (reshape ?x ?a) ?b)", "(reshape ?x ?b)")],
@@ -42,13 +60,22 @@ pub static FORMS: &[Rule] = &[
         Exact,
         "x=f32[2,6] a=[3,4] b=[12]",
     ),
-    rule("reshape-to-itself", &[("(reshape ?x ?s)", "?x")], always, Exact, "x=f32[2,6] s=[2,6]"),
+    rule(
+        "reshape-to-itself",
+        &[("(reshape ?x ?s)", "?x")],
+        always,
+        Exact,
+        "x=f32[2,6] s=[2,6]",
+    ),
     rule(
         "permute-of-permute",
         &[("(permute (permute ?x ?a) ?b)", "(permute ?x ?c)")],
         |s| {
             let (a, b) = (s.ints("?a")?, s.ints("?b")?);
-            s.bind("?c", Literal::Ints(b.iter().map(|&d| a[d as usize]).collect()));
+            s.bind(
+                "?c",
+                Literal::Ints(b.iter().map(|&d| a[d as usize]).collect()),
+            );
             Some(())
         },
         Exact,
@@ -67,8 +94,14 @@ pub static FORMS: &[Rule] = &[
         &[("(permute ?x ?d)", "(reshape ?x ?s)")],
         |s| {
             let (d, shape) = (s.ints("?d")?, s.shape("?x")?.to_vec());
-            d.iter().filter(|&&d| shape[d as usize] != 1).is_sorted().then_some(())?;
-            s.bind("?s", Literal::Ints(d.iter().map(|&d| shape[d as usize] as i64).collect()));
+            d.iter()
+                .filter(|&&d| shape[d as usize] != 1)
+                .is_sorted()
+                .then_some(())?;
+            s.bind(
+                "?s",
+                Literal::Ints(d.iter().map(|&d| shape[d as usize] as i64).collect()),
+            );
             Some(())
         },
         Exact,
@@ -76,14 +109,21 @@ pub static FORMS: &[Rule] = &[
     ),
     rule(
         "permuted-left-factor",
-        &[("(matmul (permute ?a ?d) ?b ?ta ?tb)", "(matmul ?a ?b ?nta ?tb)")],
+        &[(
+            "(matmul (permute ?a ?d) ?b ?ta ?tb)",
+            "(matmul ?a ?b ?nta ?tb)",
+        )],
         |s| turned(s, "?ta", "?nta"),
         Exact,
-        "a=f32[4,3] b=f32[4,5] d=[1,0] ta=false tb=false ; a=f32[2,3,4] b=f32[2,4,5] d=[0,2,1] ta=true tb=false",
+        "a=f32[4,3] b=f32[4,5] d=[1,0] ta=false tb=false ; a=f32[2,3,4] b=f32[2,4,5] d=[0,2,1] \
+         ta=true tb=false",
     ),
     rule(
         "permuted-right-factor",
-        &[("(matmul ?a (permute ?b ?d) ?ta ?tb)", "(matmul ?a ?b ?ta ?ntb)")],
+        &[(
+            "(matmul ?a (permute ?b ?d) ?ta ?tb)",
+            "(matmul ?a ?b ?ta ?ntb)",
+        )],
         |s| turned(s, "?tb", "?ntb"),
         Exact,
         "a=f32[3,4] b=f32[5,4] d=[1,0] ta=false tb=false",
@@ -110,7 +150,13 @@ pub static FORMS: &[Rule] = &[
         Exact,
         "x=f32[3,1] s=[3,4] y=f32[3,4]",
     ),
-    rule("sub-expand", &[("(sub ?y (expand ?x ?s))", "(sub ?y ?x)")], always, Exact, "x=f32[3,1] s=[3,4] y=f32[3,4]"),
+    rule(
+        "sub-expand",
+        &[("(sub ?y (expand ?x ?s))", "(sub ?y ?x)")],
+        always,
+        Exact,
+        "x=f32[3,1] s=[3,4] y=f32[3,4]",
+    ),
     rule(
         "div-of-expand",
         &[("(div (expand ?x ?s) ?y)", "(div ?x ?y)")],
@@ -118,7 +164,13 @@ pub static FORMS: &[Rule] = &[
         Exact,
         "x=f32[3,1] s=[3,4] y=f32[3,4]",
     ),
-    rule("div-expand", &[("(div ?y (expand ?x ?s))", "(div ?y ?x)")], always, Exact, "x=f32[3,1] s=[3,4] y=f32[3,4]"),
+    rule(
+        "div-expand",
+        &[("(div ?y (expand ?x ?s))", "(div ?y ?x)")],
+        always,
+        Exact,
+        "x=f32[3,1] s=[3,4] y=f32[3,4]",
+    ),
     rule(
         "expand-of-expand",
         &[("(expand (expand ?x ?a) ?b)", "(expand ?x ?b)")],
@@ -128,27 +180,81 @@ pub static FORMS: &[Rule] = &[
     ),
     rule(
         "mul-scalar-of-expand",
-        &[("(mul_scalar (expand ?x ?s) ?c)", "(expand (mul_scalar ?x ?c) ?s)")],
+        &[(
+            "(mul_scalar (expand ?x ?s) ?c)",
+            "(expand (mul_scalar ?x ?c) ?s)",
+        )],
         always,
         Exact,
         "x=f32[3,1] s=[3,4] c=0.3",
     ),
     rule(
         "div-scalar-of-expand",
-        &[("(div_scalar (expand ?x ?s) ?c)", "(expand (div_scalar ?x ?c) ?s)")],
+        &[(
+            "(div_scalar (expand ?x ?s) ?c)",
+            "(expand (div_scalar ?x ?c) ?s)",
+        )],
         always,
         Exact,
         "x=f32[3,1] s=[3,4] c=0.3",
     ),
-    rule("neg-of-expand", &[("(neg (expand ?x ?s))", "(expand (neg ?x) ?s)")], always, Exact, "x=f32[3,1] s=[3,4]"),
+    rule(
+        "neg-of-expand",
+        &[("(neg (expand ?x ?s))", "(expand (neg ?x) ?s)")],
+        always,
+        Exact,
+        "x=f32[3,1] s=[3,4]",
+    ),
     // Constants and functions that undo each other. The scalar op rounds its number as `full` does.
-    rule("one-times", &[("(mul_scalar ?x 1.0)", "?x")], always, Exact, "x=f32[3,4]"),
-    rule("over-one", &[("(div_scalar ?x 1.0)", "?x")], always, Exact, "x=f32[3,4]"),
-    rule("power-one", &[("(pow_scalar ?x 1.0)", "?x")], always, Exact, "x=f32[3,4]"),
-    rule("power-two", &[("(pow_scalar ?x 2.0)", "(mul ?x ?x)")], scales, ROUNDINGS, "x=f32[3,4]"),
-    rule("power-three", &[("(pow_scalar ?x 3.0)", "(mul (mul ?x ?x) ?x)")], scales, ROUNDINGS, "x=f32[3,4]"),
-    rule("not-not", &[("(logical_not (logical_not ?x))", "?x")], always, Exact, "x=bool[3,4]"),
-    rule("neg-neg", &[("(neg (neg ?x))", "?x")], always, Exact, "x=f32[3,4]"),
+    rule(
+        "one-times",
+        &[("(mul_scalar ?x 1.0)", "?x")],
+        always,
+        Exact,
+        "x=f32[3,4]",
+    ),
+    rule(
+        "over-one",
+        &[("(div_scalar ?x 1.0)", "?x")],
+        always,
+        Exact,
+        "x=f32[3,4]",
+    ),
+    rule(
+        "power-one",
+        &[("(pow_scalar ?x 1.0)", "?x")],
+        always,
+        Exact,
+        "x=f32[3,4]",
+    ),
+    rule(
+        "power-two",
+        &[("(pow_scalar ?x 2.0)", "(mul ?x ?x)")],
+        scales,
+        ROUNDINGS,
+        "x=f32[3,4]",
+    ),
+    rule(
+        "power-three",
+        &[("(pow_scalar ?x 3.0)", "(mul (mul ?x ?x) ?x)")],
+        scales,
+        ROUNDINGS,
+        "x=f32[3,4]",
+    ),
+    rule(
+        "not-not",
+        &[("(logical_not (logical_not ?x))", "?x")],
+        always,
+        Exact,
+        "x=bool[3,4]",
+    ),
+    rule(
+        "neg-neg",
+        &[("(neg (neg ?x))", "?x")],
+        always,
+        Exact,
+        "x=f32[3,4]",
+    ),
     rule(
         "where-not",
         &[("(where (logical_not ?c) ?x ?y)", "(where ?c ?y ?x)")],
@@ -156,10 +262,34 @@ pub static FORMS: &[Rule] = &[
         Exact,
         "c=bool[3,4] x=f32[3,4] y=f32[4]",
     ),
-    rule("and-true", &[("(bitwise_and ?x (full bool ?s 1))", "?x")], always, Exact, "x=bool[3,4] s=[4]"),
-    rule("true-and", &[("(bitwise_and (full bool ?s 1) ?x)", "?x")], always, Exact, "x=bool[3,4] s=[4]"),
-    rule("logical-and-true", &[("(logical_and ?x (full bool ?s 1))", "?x")], always, Exact, "x=bool[3,4] s=[4]"),
-    rule("true-logical-and", &[("(logical_and (full bool ?s 1) ?x)", "?x")], always, Exact, "x=bool[3,4] s=[4]"),
+    rule(
+        "and-true",
+        &[("(bitwise_and ?x (full bool ?s 1))", "?x")],
+        always,
+        Exact,
+        "x=bool[3,4] s=[4]",
+    ),
+    rule(
+        "true-and",
+        &[("(bitwise_and (full bool ?s 1) ?x)", "?x")],
+        always,
+        Exact,
+        "x=bool[3,4] s=[4]",
+    ),
+    rule(
+        "logical-and-true",
+        &[("(logical_and ?x (full bool ?s 1))", "?x")],
+        always,
+        Exact,
+        "x=bool[3,4] s=[4]",
+    ),
+    rule(
+        "true-logical-and",
+        &[("(logical_and (full bool ?s 1) ?x)", "?x")],
+        always,
+        Exact,
+        "x=bool[3,4] s=[4]",
+    ),
     rule(
         "full-minus",
         &[("(sub (full ?t ?s ?c) ?x)", "(rsub_scalar ?x ?c)")],
@@ -194,9 +324,16 @@ pub static FORMS: &[Rule] = &[
         &[("(cast (cast ?x ?a) ?b)", "(cast ?x ?b)")],
         |s| holds_all(s.ty("?x")?.dtype(), s.dtype("?a")?).then_some(()),
         Exact,
-        "x=bf16[3,4] a=f32 b=bf16 ; x=bf16[3,4] a=f32 b=f64 ; x=i32[4] a=i64 b=f32 ; x=bool[3,4] a=i64 b=f32",
+        "x=bf16[3,4] a=f32 b=bf16 ; x=bf16[3,4] a=f32 b=f64 ; x=i32[4] a=i64 b=f32 ; x=bool[3,4] \
+         a=i64 b=f32",
     ),
-    rule("cast-to-itself", &[("(cast ?x ?t)", "?x")], always, Exact, "x=f32[3,4] t=f32"),
+    rule(
+        "cast-to-itself",
+        &[("(cast ?x ?t)", "?x")],
+        always,
+        Exact,
+        "x=f32[3,4] t=f32",
+    ),
     // Scales move outward and become one.
     rule(
         "scale-of-scale",
@@ -223,28 +360,40 @@ pub static FORMS: &[Rule] = &[
     ),
     rule(
         "scale-reshape",
-        &[("(reshape (mul_scalar ?x ?c) ?s)", "(mul_scalar (reshape ?x ?s) ?c)")],
+        &[(
+            "(reshape (mul_scalar ?x ?c) ?s)",
+            "(mul_scalar (reshape ?x ?s) ?c)",
+        )],
         always,
         Exact,
         "x=f32[3,4] c=0.3 s=[12]",
     ),
     rule(
         "scale-permute",
-        &[("(permute (mul_scalar ?x ?c) ?d)", "(mul_scalar (permute ?x ?d) ?c)")],
+        &[(
+            "(permute (mul_scalar ?x ?c) ?d)",
+            "(mul_scalar (permute ?x ?d) ?c)",
+        )],
         always,
         Exact,
         "x=f32[3,4] c=0.3 d=[1,0]",
     ),
     rule(
         "scale-left-factor",
-        &[("(matmul (mul_scalar ?x ?c) ?b ?ta ?tb)", "(mul_scalar (matmul ?x ?b ?ta ?tb) ?c)")],
+        &[(
+            "(matmul (mul_scalar ?x ?c) ?b ?ta ?tb)",
+            "(mul_scalar (matmul ?x ?b ?ta ?tb) ?c)",
+        )],
         scales,
         SUMS,
         "x=f32[3,4] c=0.3 b=f32[4,5] ta=false tb=false",
     ),
     rule(
         "scale-right-factor",
-        &[("(matmul ?a (mul_scalar ?x ?c) ?ta ?tb)", "(mul_scalar (matmul ?a ?x ?ta ?tb) ?c)")],
+        &[(
+            "(matmul ?a (mul_scalar ?x ?c) ?ta ?tb)",
+            "(mul_scalar (matmul ?a ?x ?ta ?tb) ?c)",
+        )],
         scales,
         SUMS,
         "a=f32[3,4] c=0.3 x=f32[5,4] ta=false tb=true",
@@ -262,24 +411,44 @@ pub static FORMS: &[Rule] = &[
 pub static PATTERNS: &[Rule] = &[
     rule(
         "bias",
-        &[("(add (matmul ?a ?b ?ta ?tb) ?c)", "(addmm ?c ?a ?b ?ta ?tb)")],
+        &[(
+            "(add (matmul ?a ?b ?ta ?tb) ?c)",
+            "(addmm ?c ?a ?b ?ta ?tb)",
+        )],
         |s| (s.ty("?c")?.rank() == 1).then_some(()),
         SUMS,
         "a=f32[3,4] b=f32[4,5] c=f32[5] ta=false tb=false",
     ),
     rule(
         "bias-after-reshape",
-        &[("(add (reshape (matmul ?a ?b ?ta ?tb) ?s) ?c)", "(reshape (addmm ?c ?a ?b ?ta ?tb) ?s)")],
+        &[(
+            "(add (reshape (matmul ?a ?b ?ta ?tb) ?s) \
+            ?c)",
+            "(reshape (addmm ?c ?a ?b ?ta ?tb) ?s)",
+        )],
         |s| {
-            let columns = *s.shape("?b")?.get(if s.literal("?tb")? == &Literal::Bool(true) { 0 } else { 1 })?;
+            let columns = *s
+                .shape("?b")?
+                .get(if s.literal("?tb")? == &Literal::Bool(true) {
+                    0
+                } else {
+                    1
+                })?;
             let last = *s.ints("?s")?.last()?;
-            (s.shape("?c")? == [columns] && last as u64 == columns && s.ty("?a")?.rank() == 2).then_some(())
+            (s.shape("?c")? == [columns] && last as u64 == columns && s.ty("?a")?.rank() == 2)
+                .then_some(())
         },
         SUMS,
         "a=f32[6,4] b=f32[4,5] c=f32[5] ta=false tb=false s=[2,3,5]",
     ),
     // Activations.
-    rule("silu", &[("(mul ?x (sigmoid ?x))", "(silu ?x)")], scales, ROUNDINGS, "x=f32[3,4]"),
+    rule(
+        "silu",
+        &[("(mul ?x (sigmoid ?x))", "(silu ?x)")],
+        scales,
+        ROUNDINGS,
+        "x=f32[3,4]",
+    ),
     rule(
         "silu-bwd",
         &[(
@@ -302,7 +471,10 @@ pub static PATTERNS: &[Rule] = &[
     ),
     rule(
         "tanh-bwd",
-        &[("(mul ?dy (rsub_scalar (mul ?y ?y) 1.0))", "(tanh_bwd ?dy ?y)")],
+        &[(
+            "(mul ?dy (rsub_scalar (mul ?y ?y) 1.0))",
+            "(tanh_bwd ?dy ?y)",
+        )],
         scales,
         ROUNDINGS,
         "y=f32[3,4] dy=f32[3,4]",
@@ -310,42 +482,60 @@ pub static PATTERNS: &[Rule] = &[
     // The other way: gelu by hand has a traced tanh_bwd within.
     rule(
         "tanh-bwd-opened",
-        &[("(tanh_bwd ?dy ?y)", "(mul ?dy (rsub_scalar (mul ?y ?y) 1.0))")],
+        &[(
+            "(tanh_bwd ?dy ?y)",
+            "(mul ?dy (rsub_scalar (mul ?y ?y) 1.0))",
+        )],
         scales,
         ROUNDINGS,
         "y=f32[3,4] dy=f32[3,4]",
     ),
     rule(
         "sigmoid-bwd",
-        &[("(mul ?dy (mul ?y (rsub_scalar ?y 1.0)))", "(sigmoid_bwd ?dy ?y)")],
+        &[(
+            "(mul ?dy (mul ?y (rsub_scalar ?y 1.0)))",
+            "(sigmoid_bwd ?dy ?y)",
+        )],
         scales,
         ROUNDINGS,
         "y=f32[3,4] dy=f32[3,4]",
     ),
     rule(
         "sigmoid-bwd-left",
-        &[("(mul (mul ?dy (rsub_scalar ?y 1.0)) ?y)", "(sigmoid_bwd ?dy ?y)")],
+        &[(
+            "(mul (mul ?dy (rsub_scalar ?y 1.0)) ?y)",
+            "(sigmoid_bwd ?dy ?y)",
+        )],
         scales,
         ROUNDINGS,
         "y=f32[3,4] dy=f32[3,4]",
     ),
     rule(
         "threshold-bwd",
-        &[("(where (le_scalar ?y ?v) (full ?t ?s 0.0) ?dy)", "(threshold_bwd ?dy ?y ?v)")],
+        &[(
+            "(where (le_scalar ?y ?v) (full ?t ?s 0.0) ?dy)",
+            "(threshold_bwd ?dy ?y ?v)",
+        )],
         always,
         Exact,
         "y=f32[3,4] v=0.0 t=f32 s=[] dy=f32[3,4]",
     ),
     rule(
         "gelu-tanh-inner",
-        &[("(tanh (mul_scalar (add ?x (mul_scalar (mul (mul ?x ?x) ?x) ?a)) ?k))", "(gelu_t ?x)")],
+        &[(
+            "(tanh (mul_scalar (add ?x (mul_scalar (mul (mul ?x ?x) ?x) ?a)) ?k))",
+            "(gelu_t ?x)",
+        )],
         |s| near(s, "?a", CUBE).and_then(|()| near(s, "?k", SQRT_2_PI)),
         ROUNDINGS,
         "x=f32[3,4] a=0.044715 k=0.7978845608028654",
     ),
     rule(
         "gelu-tanh",
-        &[("(mul_scalar (mul ?x (add_scalar (gelu_t ?x) 1.0)) 0.5)", "(gelu ?x true)")],
+        &[(
+            "(mul_scalar (mul ?x (add_scalar (gelu_t ?x) 1.0)) 0.5)",
+            "(gelu ?x true)",
+        )],
         scales,
         ROUNDINGS,
         "x=f32[3,4]",
@@ -366,8 +556,10 @@ pub static PATTERNS: &[Rule] = &[
     rule(
         "gelu-tanh-bwd-by-tape",
         &[(
-            "(add (add (mul_scalar (mul (mul ?dy ?x) (rsub_scalar (mul (gelu_t ?x) (gelu_t ?x)) 1.0)) ?k)
-                       (mul_scalar (mul (mul (mul ?dy ?x) (rsub_scalar (mul (gelu_t ?x) (gelu_t ?x)) 1.0))
+            "(add (add (mul_scalar (mul (mul ?dy ?x) (rsub_scalar (mul (gelu_t ?x) (gelu_t ?x)) \
+             1.0)) ?k)
+                       (mul_scalar (mul (mul (mul ?dy ?x) (rsub_scalar (mul (gelu_t ?x) (gelu_t \
+                       ?x)) 1.0))
                                         (mul ?x ?x)) ?a))
                   (mul_scalar (mul ?dy (add_scalar (gelu_t ?x) 1.0)) 0.5))",
             "(gelu_bwd ?dy ?x true)",
@@ -378,7 +570,11 @@ pub static PATTERNS: &[Rule] = &[
     ),
     rule(
         "gelu-erf",
-        &[("(mul_scalar (mul ?x (add_scalar (erf (mul_scalar ?x ?r)) 1.0)) 0.5)", "(gelu ?x false)")],
+        &[(
+            "(mul_scalar (mul ?x (add_scalar (erf (mul_scalar ?x ?r)) 1.0)) \
+            0.5)",
+            "(gelu ?x false)",
+        )],
         |s| near(s, "?r", std::f64::consts::FRAC_1_SQRT_2),
         ROUNDINGS,
         "x=f32[3,4] r=0.7071067811865476",
@@ -390,12 +586,15 @@ pub static PATTERNS: &[Rule] = &[
                (mul_scalar (mul ?x (exp (mul_scalar (mul ?x ?x) -0.5))) ?k)))",
             "(gelu_bwd ?dy ?x false)",
         )],
-        |s| near(s, "?r", std::f64::consts::FRAC_1_SQRT_2).and_then(|()| near(s, "?k", 0.5 * SQRT_2_PI)),
+        |s| {
+            near(s, "?r", std::f64::consts::FRAC_1_SQRT_2)
+                .and_then(|()| near(s, "?k", 0.5 * SQRT_2_PI))
+        },
         ROUNDINGS,
         "x=f32[3,4] dy=f32[3,4] r=0.7071067811865476 k=0.3989422804014327",
     ),
-    // Random numbers: the same words of the generator. Of 2^24 elements one may be kept by one side and dropped by the
-    // other, because `rand` has 24 bits.
+    // Random numbers: the same words of the generator. Of 2^24 elements one may be kept by one side
+    // and dropped by the other, because `rand` has 24 bits.
     rule(
         "dropout",
         &[
@@ -403,13 +602,20 @@ pub static PATTERNS: &[Rule] = &[
                 "(mul_scalar (mul (cast (gt_scalar (rand ?rng ?t ?s ?stream) ?p) ?t) ?x) ?c)",
                 "(r0 (dropout ?x ?rng ?p ?stream))",
             ),
-            ("(gt_scalar (rand ?rng ?t ?s ?stream) ?p)", "(r1 (dropout ?x ?rng ?p ?stream))"),
+            (
+                "(gt_scalar (rand ?rng ?t ?s ?stream) ?p)",
+                "(r1 (dropout ?x ?rng ?p ?stream))",
+            ),
         ],
         |s| {
             // The gradient takes the mask from here, and no other way round.
             s.is_forward("?x").then_some(())?;
             let p = s.number("?p")?;
-            (0.0 <= p && p < 1.0 && s.dtype("?t")? == DType::F32 && s.ty("?x")?.dtype() == DType::F32).then_some(())?;
+            (0.0 <= p
+                && p < 1.0
+                && s.dtype("?t")? == DType::F32
+                && s.ty("?x")?.dtype() == DType::F32)
+                .then_some(())?;
             near(s, "?c", 1.0 / (1.0 - p))
         },
         ROUNDINGS,
@@ -417,7 +623,10 @@ pub static PATTERNS: &[Rule] = &[
     ),
     rule(
         "dropout-bwd",
-        &[("(mul_scalar (mul (cast ?m ?t) ?dy) ?c)", "(dropout_bwd ?dy ?m ?c)")],
+        &[(
+            "(mul_scalar (mul (cast ?m ?t) ?dy) ?c)",
+            "(dropout_bwd ?dy ?m ?c)",
+        )],
         |s| (s.ty("?m")?.dtype() == DType::Bool).then_some(()),
         Exact,
         "m=bool[3,4] t=f32 dy=f32[3,4] c=1.25",
@@ -428,12 +637,14 @@ pub static PATTERNS: &[Rule] = &[
         &[
             (
                 "(mul (sub ?x (mean ?x ?d true))
-                      (rsqrt (add_scalar (mean (mul (sub ?x (mean ?x ?d true)) (sub ?x (mean ?x ?d true))) ?d true) ?eps)))",
+                      (rsqrt (add_scalar (mean (mul (sub ?x (mean ?x ?d true)) (sub ?x (mean ?x \
+                      ?d true))) ?d true) ?eps)))",
                 "(r0 (layer_norm ?x ?n ?eps))",
             ),
             ("(mean ?x ?d true)", "(r1 (layer_norm ?x ?n ?eps))"),
             (
-                "(rsqrt (add_scalar (mean (mul (sub ?x (mean ?x ?d true)) (sub ?x (mean ?x ?d true))) ?d true) ?eps))",
+                "(rsqrt (add_scalar (mean (mul (sub ?x (mean ?x ?d true)) (sub ?x (mean ?x ?d \
+                 true))) ?d true) ?eps))",
                 "(r2 (layer_norm ?x ?n ?eps))",
             ),
         ],
@@ -448,9 +659,19 @@ pub static PATTERNS: &[Rule] = &[
     rule(
         "layer-norm-affine",
         &[
-            ("(add (mul (r0 (layer_norm ?x ?n ?eps)) ?w) ?b)", "(r0 (layer_norm ?x ?w ?b ?n ?eps))"),
-            ("(r1 (layer_norm ?x ?n ?eps))", "(r1 (layer_norm ?x ?w ?b ?n ?eps))"),
-            ("(r2 (layer_norm ?x ?n ?eps))", "(r2 (layer_norm ?x ?w ?b ?n ?eps))"),
+            (
+                "(add (mul (r0 (layer_norm ?x ?n ?eps)) ?w) \
+                ?b)",
+                "(r0 (layer_norm ?x ?w ?b ?n ?eps))",
+            ),
+            (
+                "(r1 (layer_norm ?x ?n ?eps))",
+                "(r1 (layer_norm ?x ?w ?b ?n ?eps))",
+            ),
+            (
+                "(r2 (layer_norm ?x ?n ?eps))",
+                "(r2 (layer_norm ?x ?w ?b ?n ?eps))",
+            ),
         ],
         always,
         SUMS,
@@ -462,14 +683,18 @@ pub static PATTERNS: &[Rule] = &[
             (
                 "(mul (div_scalar ?rstd ?N)
                    (sub (sub (mul_scalar (mul ?dy ?w) ?N) (sum (mul ?dy ?w) ?d true))
-                        (mul (mul (sub ?x ?mean) ?rstd) (sum (mul (mul ?dy ?w) (mul (sub ?x ?mean) ?rstd)) ?d true))))",
+                        (mul (mul (sub ?x ?mean) ?rstd) (sum (mul (mul ?dy ?w) (mul (sub ?x \
+                        ?mean) ?rstd)) ?d true))))",
                 "(r0 (layer_norm_bwd ?dy ?x ?mean ?rstd ?w ?n ?mask))",
             ),
             (
                 "(sum (mul ?dy (mul (sub ?x ?mean) ?rstd)) ?lead false)",
                 "(r1 (layer_norm_bwd ?dy ?x ?mean ?rstd ?w ?n ?mask))",
             ),
-            ("(sum ?dy ?lead false)", "(r2 (layer_norm_bwd ?dy ?x ?mean ?rstd ?w ?n ?mask))"),
+            (
+                "(sum ?dy ?lead false)",
+                "(r2 (layer_norm_bwd ?dy ?x ?mean ?rstd ?w ?n ?mask))",
+            ),
         ],
         |s| {
             layer_norm_bwd(s)?;
@@ -485,7 +710,8 @@ pub static PATTERNS: &[Rule] = &[
         &[(
             "(mul (div_scalar ?rstd ?N)
                (sub (sub (mul_scalar ?dy ?N) (sum ?dy ?d true))
-                    (mul (mul (sub ?x ?mean) ?rstd) (sum (mul ?dy (mul (sub ?x ?mean) ?rstd)) ?d true))))",
+                    (mul (mul (sub ?x ?mean) ?rstd) (sum (mul ?dy (mul (sub ?x ?mean) ?rstd)) ?d \
+                    true))))",
             "(r0 (layer_norm_bwd ?dy ?x ?mean ?rstd ?n [1,0,0]))",
         )],
         layer_norm_bwd,
@@ -497,7 +723,8 @@ pub static PATTERNS: &[Rule] = &[
         &[
             (
                 "(mul (sub (sub ?dy (mul (sub ?x (reshape ?mean ?u))
-                             (reshape (mul (mul_scalar (sum (mul ?dy (sub ?x (reshape ?mean ?u))) ?d false) ?i)
+                             (reshape (mul (mul_scalar (sum (mul ?dy (sub ?x (reshape ?mean ?u))) \
+                             ?d false) ?i)
                                            (mul ?rstd ?rstd)) ?u)))
                            (reshape (mul_scalar (sum ?dy ?d false) ?i) ?u))
                       (reshape (mul ?rstd ?w) ?u))",
@@ -507,18 +734,24 @@ pub static PATTERNS: &[Rule] = &[
                 "(mul (sum (mul ?dy (sub ?x (reshape ?mean ?u))) ?d false) ?rstd)",
                 "(r1 (batch_norm_bwd ?dy ?x ?w ?mean ?rstd [1,1,1]))",
             ),
-            ("(sum ?dy ?d false)", "(r2 (batch_norm_bwd ?dy ?x ?w ?mean ?rstd [1,1,1]))"),
+            (
+                "(sum ?dy ?d false)",
+                "(r2 (batch_norm_bwd ?dy ?x ?w ?mean ?rstd [1,1,1]))",
+            ),
         ],
         |s| {
             let (shape, d, u) = (s.shape("?x")?.to_vec(), s.ints("?d")?, s.ints("?u")?);
             let others: Vec<i64> = (0..shape.len() as i64).filter(|&d| d != 1).collect();
-            let ones: Vec<i64> = (0..shape.len()).map(|d| if d == 1 { shape[1] as i64 } else { 1 }).collect();
+            let ones: Vec<i64> = (0..shape.len())
+                .map(|d| if d == 1 { shape[1] as i64 } else { 1 })
+                .collect();
             let n: u64 = others.iter().map(|&d| shape[d as usize]).product();
             (d == others && u == ones && 0 < n).then_some(())?;
             near(s, "?i", 1.0 / n as f64)
         },
         SUMS,
-        "x=f32[4,3,2,2] dy=f32[4,3,2,2] mean=f32[3] rstd=f32[3] w=f32[3] d=[0,2,3] u=[1,3,1,1] i=0.0625",
+        "x=f32[4,3,2,2] dy=f32[4,3,2,2] mean=f32[3] rstd=f32[3] w=f32[3] d=[0,2,3] u=[1,3,1,1] \
+         i=0.0625",
     ),
     // Softmax and losses.
     rule(
@@ -543,14 +776,20 @@ pub static PATTERNS: &[Rule] = &[
     ),
     rule(
         "softmax-bwd",
-        &[("(sub (mul ?dy ?y) (mul ?y (sum (mul ?dy ?y) ?d true)))", "(softmax_bwd ?dy ?y ?dim)")],
+        &[(
+            "(sub (mul ?dy ?y) (mul ?y (sum (mul ?dy ?y) ?d true)))",
+            "(softmax_bwd ?dy ?y ?dim)",
+        )],
         one_dim,
         SUMS,
         "dy=f32[3,4] y=f32[3,4] d=[1] ; dy=f32[3,4,2] y=f32[3,4,2] d=[0]",
     ),
     rule(
         "log-softmax-bwd",
-        &[("(sub ?dy (mul (exp ?y) (sum ?dy ?d true)))", "(log_softmax_bwd ?dy ?y ?dim)")],
+        &[(
+            "(sub ?dy (mul (exp ?y) (sum ?dy ?d true)))",
+            "(log_softmax_bwd ?dy ?y ?dim)",
+        )],
         one_dim,
         SUMS,
         "dy=f32[3,4] y=f32[3,4] d=[1]",
@@ -560,22 +799,29 @@ pub static PATTERNS: &[Rule] = &[
         &[
             (
                 "(div (sum (where (ne_scalar ?t ?ignore)
-                                  (neg (reshape (gather ?logp (reshape (where (ne_scalar ?t ?ignore) ?t (full i64 [] 0)) ?s) 1) ?n))
+                                  (neg (reshape (gather ?logp (reshape (where (ne_scalar ?t \
+                                  ?ignore) ?t (full i64 [] 0)) ?s) 1) ?n))
                                   (full ?f [] 0.0)) [0] false)
                       (cast (sum (cast (ne_scalar ?t ?ignore) i64) [0] false) ?f))",
                 "(r0 (nll_loss ?logp ?t ?ignore 1))",
             ),
-            ("(cast (sum (cast (ne_scalar ?t ?ignore) i64) [0] false) ?f)", "(r1 (nll_loss ?logp ?t ?ignore 1))"),
+            (
+                "(cast (sum (cast (ne_scalar ?t ?ignore) i64) [0] false) \
+                ?f)",
+                "(r1 (nll_loss ?logp ?t ?ignore 1))",
+            ),
         ],
         |s| s.int("?ignore").map(|_| ()),
         ROUNDINGS,
-        "logp=f32[4,5] t=i64[4] ignore=-100 s=[4,1] n=[4] f=f32 ; logp=f32[4,5] t=i64[4] ignore=2 s=[4,1] n=[4] f=f32",
+        "logp=f32[4,5] t=i64[4] ignore=-100 s=[4,1] n=[4] f=f32 ; logp=f32[4,5] t=i64[4] ignore=2 \
+         s=[4,1] n=[4] f=f32",
     ),
     rule(
         "nll-loss-sum",
         &[(
             "(sum (where (ne_scalar ?t ?ignore)
-                         (neg (reshape (gather ?logp (reshape (where (ne_scalar ?t ?ignore) ?t (full i64 [] 0)) ?s) 1) ?n))
+                         (neg (reshape (gather ?logp (reshape (where (ne_scalar ?t ?ignore) ?t \
+                         (full i64 [] 0)) ?s) 1) ?n))
                          (full ?f [] 0.0)) [0] false)",
             "(r0 (nll_loss ?logp ?t ?ignore 2))",
         )],
@@ -587,8 +833,10 @@ pub static PATTERNS: &[Rule] = &[
         "nll-loss-bwd",
         &[(
             "(mul (scatter_value (full ?f ?shape 0.0)
-                                 (where (ne_scalar (reshape ?t ?s) ?ignore) (reshape ?t ?s) (full i64 [] 0)) 1 -1.0)
-                  (where (ne_scalar (reshape ?t ?s) ?ignore) (div ?dloss ?weight) (full ?f [] 0.0)))",
+                                 (where (ne_scalar (reshape ?t ?s) ?ignore) (reshape ?t ?s) (full \
+                                 i64 [] 0)) 1 -1.0)
+                  (where (ne_scalar (reshape ?t ?s) ?ignore) (div ?dloss ?weight) (full ?f [] \
+                  0.0)))",
             "(nll_loss_bwd ?dloss (reshape ?t ?n) ?weight ?f ?ignore 1 ?shape)",
         )],
         |s| {
@@ -604,7 +852,8 @@ pub static PATTERNS: &[Rule] = &[
     rule(
         "embedding-bwd",
         &[(
-            "(index_put (full ?f ?shape 0.0) (where (reshape (eq_scalar ?i ?padding) ?s) (full ?f [] 0.0) ?dy) ?i true)",
+            "(index_put (full ?f ?shape 0.0) (where (reshape (eq_scalar ?i ?padding) ?s) (full ?f \
+             [] 0.0) ?dy) ?i true)",
             "(embedding_bwd ?dy ?i ?padding ?rows)",
         )],
         |s| {
@@ -618,12 +867,17 @@ pub static PATTERNS: &[Rule] = &[
         "f=f32 shape=[5,4] i=i64[2,3] padding=-1 s=[2,3,1] dy=f32[2,3,4] ;
          f=f32 shape=[5,4] i=i64[2,3] padding=2 s=[2,3,1] dy=f32[2,3,4]",
     ),
-    // Attention. Scores, probabilities and their gradients have names of their own, because many products are written in
-    // as many ways; see `STEPS`. A row that may look at nothing has probabilities of 0 in `sdpa`. In a plain softmax with
-    // a mask of -inf it is NaN: there, NaN becomes 0.
+    // Attention. Scores, probabilities and their gradients have names of their own, because many
+    // products are written in as many ways; see `STEPS`. A row that may look at nothing has
+    // probabilities of 0 in `sdpa`. In a plain softmax with a mask of -inf it is NaN: there, NaN
+    // becomes 0.
     rule(
         "scores",
-        &[("(reshape (matmul ?a ?b false false) ?s)", "(scores (reshape ?a ?q) (permute (reshape ?b ?kt) [0,1,3,2]) 1.0)")],
+        &[(
+            "(reshape (matmul ?a ?b false false) \
+            ?s)",
+            "(scores (reshape ?a ?q) (permute (reshape ?b ?kt) [0,1,3,2]) 1.0)",
+        )],
         |s| {
             let [b, h, rows, keys, d] = heads(s)?;
             (s.shape("?b")?[1] == d).then_some(())?;
@@ -636,7 +890,11 @@ pub static PATTERNS: &[Rule] = &[
     ),
     rule(
         "scores-turned",
-        &[("(reshape (matmul ?a ?b false true) ?s)", "(scores (reshape ?a ?q) (reshape ?b ?k) 1.0)")],
+        &[(
+            "(reshape (matmul ?a ?b false true) \
+            ?s)",
+            "(scores (reshape ?a ?q) (reshape ?b ?k) 1.0)",
+        )],
         |s| {
             let [b, h, rows, keys, d] = heads(s)?;
             s.bind_shape("?q", &[b, h, rows, d]);
@@ -669,14 +927,20 @@ pub static PATTERNS: &[Rule] = &[
     ),
     rule(
         "probs",
-        &[("(softmax (scores ?q ?k ?c) 3)", "(probs ?q ?k none ?c false)")],
+        &[(
+            "(softmax (scores ?q ?k ?c) 3)",
+            "(probs ?q ?k none ?c false)",
+        )],
         unscaled,
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3",
     ),
     rule(
         "probs-masked",
-        &[("(softmax (add (scores ?q ?k ?c) ?m) 3)", "(probs ?q ?k ?m ?c false)")],
+        &[(
+            "(softmax (add (scores ?q ?k ?c) ?m) 3)",
+            "(probs ?q ?k ?m ?c false)",
+        )],
         unscaled_with_bits,
         SUMS,
         "q=f32[2,3,4,5] k=f32[2,3,6,5] c=0.3 m=f32[4,6]",
@@ -684,7 +948,8 @@ pub static PATTERNS: &[Rule] = &[
     rule(
         "probs-safe",
         &[(
-            "(where (any (logical_not (eq_scalar (scores ?q ?k ?c) -inf)) [3] true) (softmax (scores ?q ?k ?c) 3) (full ?t ?s 0.0))",
+            "(where (any (logical_not (eq_scalar (scores ?q ?k ?c) -inf)) [3] true) (softmax \
+             (scores ?q ?k ?c) 3) (full ?t ?s 0.0))",
             "(probs ?q ?k none ?c true)",
         )],
         unscaled,
@@ -730,14 +995,17 @@ pub static PATTERNS: &[Rule] = &[
             (
                 "(matmul (reshape (probs ?q ?k ?m ?c ?safe) ?p3) ?do true false)",
                 "(reshape (r2 (sdpa_bwd (reshape ?do ?o4) ?q ?k (reshape ?v ?v4)
-                    (r0 (sdpa ?q ?k (reshape ?v ?v4) ?m false ?c)) (r1 (sdpa ?q ?k (reshape ?v ?v4) ?m false ?c))
+                    (r0 (sdpa ?q ?k (reshape ?v ?v4) ?m false ?c)) (r1 (sdpa ?q ?k (reshape ?v \
+                    ?v4) ?m false ?c))
                     ?m false ?c)) ?v3)",
             ),
         ],
         |s| {
             let (q, k) = (s.shape("?q")?.to_vec(), s.shape("?k")?.to_vec());
             let width = *s.shape("?v")?.get(2)?;
-            let &[b, h, rows, _] = q.as_slice() else { return None };
+            let &[b, h, rows, _] = q.as_slice() else {
+                return None;
+            };
             let keys = k[2];
             (s.shape("?v")? == [b * h, keys, width]).then_some(())?;
             s.bind_shape("?o4", &[b, h, rows, width]);
@@ -747,39 +1015,56 @@ pub static PATTERNS: &[Rule] = &[
             Some(())
         },
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] m=none c=0.3 safe=true s=[2,3,4,6] v=f32[6,6,7] do=f32[6,4,7] ;
-         q=f32[2,3,4,5] k=f32[2,3,6,5] m=f32[4,6] c=0.3 safe=true s=[2,3,4,6] v=f32[6,6,7] do=f32[6,4,7]",
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] m=none c=0.3 safe=true s=[2,3,4,6] v=f32[6,6,7] \
+         do=f32[6,4,7] ;
+         q=f32[2,3,4,5] k=f32[2,3,6,5] m=f32[4,6] c=0.3 safe=true s=[2,3,4,6] v=f32[6,6,7] \
+         do=f32[6,4,7]",
     ),
     rule(
         "attention-dq",
-        &[("(matmul (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) ?b false false)", "(reshape (dq ?do ?q ?k ?v ?m ?c) ?q3)")],
+        &[(
+            "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) ?b false \
+            false)",
+            "(reshape (dq ?do ?q ?k ?v ?m ?c) ?q3)",
+        )],
         |s| {
             gradient_shapes(s)?;
             s.same(s.find("(reshape ?k ?k3)"), s.id("?b"))
         },
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 s3=[6,4,6] b=(reshape ?k [6,6,5])",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 s3=[6,4,6] \
+         b=(reshape ?k [6,6,5])",
     ),
     rule(
         "attention-dq-turned",
-        &[("(matmul (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) ?b false true)", "(reshape (dq ?do ?q ?k ?v ?m ?c) ?q3)")],
+        &[(
+            "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) ?b false \
+            true)",
+            "(reshape (dq ?do ?q ?k ?v ?m ?c) ?q3)",
+        )],
         |s| {
             gradient_shapes(s)?;
             s.same(s.find("(permute (reshape ?b ?kt) [0,1,3,2])"), s.id("?k"))
         },
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] b=f32[6,5,6] k=(permute (reshape ?b [2,3,5,6]) [0,1,3,2]) v=f32[2,3,6,7] m=none c=0.3
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] b=f32[6,5,6] k=(permute (reshape ?b [2,3,5,6]) [0,1,3,2]) \
+         v=f32[2,3,6,7] m=none c=0.3
          s3=[6,4,6]",
     ),
     rule(
         "attention-dk",
-        &[("(matmul (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) ?a true false)", "(reshape (dk ?do ?q ?k ?v ?m ?c) ?k3)")],
+        &[(
+            "(matmul (reshape (dscores ?do ?q ?k ?v ?m ?c) ?s3) ?a true \
+            false)",
+            "(reshape (dk ?do ?q ?k ?v ?m ?c) ?k3)",
+        )],
         |s| {
             gradient_shapes(s)?;
             s.same(s.find("(reshape ?q ?q3)"), s.id("?a"))
         },
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=none c=0.3 s3=[6,4,6] a=(reshape ?q [6,4,5])",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=none c=0.3 s3=[6,4,6] \
+         a=(reshape ?q [6,4,5])",
     ),
     rule(
         "attention-dk-turned",
@@ -792,50 +1077,83 @@ pub static PATTERNS: &[Rule] = &[
             s.same(s.find("(reshape ?q ?q3)"), s.id("?a"))
         },
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 s3=[6,4,6] a=(reshape ?q [6,4,5])",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 s3=[6,4,6] \
+         a=(reshape ?q [6,4,5])",
     ),
     // `sdpa_bwd` multiplies by the scale.
     rule(
         "attention-dq-unscaled",
-        &[("(dq ?do ?q ?k ?v ?m 1.0)", "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false 1.0)) (r1 (sdpa ?q ?k ?v ?m false 1.0)) ?m false 1.0))")],
+        &[(
+            "(dq ?do ?q ?k ?v ?m \
+            1.0)",
+            "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false 1.0)) (r1 (sdpa ?q ?k \
+                ?v ?m false 1.0)) ?m false 1.0))",
+        )],
         always,
         SUMS,
         "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6]",
     ),
     rule(
         "attention-dq-scaled",
-        &[("(mul_scalar (dq ?do ?q ?k ?v ?m ?c) ?i)", "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa ?q ?k ?v ?m false ?c)) ?m false ?c))")],
+        &[(
+            "(mul_scalar (dq ?do ?q ?k ?v ?m ?c) \
+            ?i)",
+            "(r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa ?q ?k ?v \
+                ?m false ?c)) ?m false ?c))",
+        )],
         same_scale,
         SUMS,
         "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3",
     ),
     rule(
         "attention-dq-permuted-scaled",
-        &[("(mul_scalar (permute (dq ?do ?q ?k ?v ?m ?c) ?d) ?i)", "(permute (r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa ?q ?k ?v ?m false ?c)) ?m false ?c)) ?d)")],
+        &[(
+            "(mul_scalar (permute (dq ?do ?q ?k ?v ?m ?c) ?d) \
+            ?i)",
+            "(permute (r0 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa \
+                ?q ?k ?v ?m false ?c)) ?m false ?c)) ?d)",
+        )],
         same_scale,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3 d=[0,2,1,3]",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3 \
+         d=[0,2,1,3]",
     ),
     rule(
         "attention-dk-unscaled",
-        &[("(dk ?do ?q ?k ?v ?m 1.0)", "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false 1.0)) (r1 (sdpa ?q ?k ?v ?m false 1.0)) ?m false 1.0))")],
+        &[(
+            "(dk ?do ?q ?k ?v ?m \
+            1.0)",
+            "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false 1.0)) (r1 (sdpa ?q ?k \
+                ?v ?m false 1.0)) ?m false 1.0))",
+        )],
         always,
         SUMS,
         "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6]",
     ),
     rule(
         "attention-dk-scaled",
-        &[("(mul_scalar (dk ?do ?q ?k ?v ?m ?c) ?i)", "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa ?q ?k ?v ?m false ?c)) ?m false ?c))")],
+        &[(
+            "(mul_scalar (dk ?do ?q ?k ?v ?m ?c) \
+            ?i)",
+            "(r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa ?q ?k ?v \
+                ?m false ?c)) ?m false ?c))",
+        )],
         same_scale,
         SUMS,
         "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3",
     ),
     rule(
         "attention-dk-permuted-scaled",
-        &[("(mul_scalar (permute (dk ?do ?q ?k ?v ?m ?c) ?d) ?i)", "(permute (r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa ?q ?k ?v ?m false ?c)) ?m false ?c)) ?d)")],
+        &[(
+            "(mul_scalar (permute (dk ?do ?q ?k ?v ?m ?c) ?d) \
+            ?i)",
+            "(permute (r1 (sdpa_bwd ?do ?q ?k ?v (r0 (sdpa ?q ?k ?v ?m false ?c)) (r1 (sdpa \
+                ?q ?k ?v ?m false ?c)) ?m false ?c)) ?d)",
+        )],
         same_scale,
         SUMS,
-        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3 d=[0,2,1,3]",
+        "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3 \
+         d=[0,2,1,3]",
     ),
     // A mask of 0 and -inf is one of bits.
     rule(
@@ -851,41 +1169,62 @@ pub static PATTERNS: &[Rule] = &[
     rule(
         "mask-of-bits-bwd",
         &[(
-            "(sdpa_bwd ?do ?q ?k ?v ?o ?l (where ?m (full ?t [] 0.0) (full ?t [] -inf)) ?causal ?c)",
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l (where ?m (full ?t [] 0.0) (full ?t [] -inf)) ?causal \
+             ?c)",
             "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m ?causal ?c)",
         )],
         always,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] m=bool[4,6] t=f32 causal=false c=0.3",
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] \
+         m=bool[4,6] t=f32 causal=false c=0.3",
     ),
     // A mask that is proved to be causal, or to hide nothing, is none.
     rule(
         "mask-causal",
-        &[("(sdpa ?q ?k ?v ?m false ?c)", "(sdpa ?q ?k ?v none true ?c)")],
+        &[(
+            "(sdpa ?q ?k ?v ?m false ?c)",
+            "(sdpa ?q ?k ?v none true ?c)",
+        )],
         causal,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] c=0.3 m=(le (reshape (arange i64 [6] 0 1) \
+         [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
     ),
     rule(
         "mask-causal-bwd",
-        &[("(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m false ?c)", "(sdpa_bwd ?do ?q ?k ?v ?o ?l none true ?c)")],
+        &[(
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m false \
+            ?c)",
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l none true ?c)",
+        )],
         causal,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] c=0.3 m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] \
+         c=0.3 m=(le (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] 0 1) [4,1]))",
     ),
     rule(
         "mask-of-nothing",
-        &[("(sdpa ?q ?k ?v ?m ?causal ?c)", "(sdpa ?q ?k ?v none ?causal ?c)")],
+        &[(
+            "(sdpa ?q ?k ?v ?m ?causal ?c)",
+            "(sdpa ?q ?k ?v none ?causal ?c)",
+        )],
         all_take_part,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] causal=false c=0.3 m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] -3 1) [4,1]))",
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] causal=false c=0.3 m=(ge (reshape (arange \
+         i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] -3 1) [4,1]))",
     ),
     rule(
         "mask-of-nothing-bwd",
-        &[("(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m ?causal ?c)", "(sdpa_bwd ?do ?q ?k ?v ?o ?l none ?causal ?c)")],
+        &[(
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l ?m ?causal \
+            ?c)",
+            "(sdpa_bwd ?do ?q ?k ?v ?o ?l none ?causal ?c)",
+        )],
         all_take_part,
         SUMS,
-        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] causal=false c=0.3 m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] -3 1) [4,1]))",
+        "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] \
+         causal=false c=0.3 m=(ge (reshape (arange i64 [6] 0 1) [1,6]) (reshape (arange i64 [4] \
+         -3 1) [4,1]))",
     ),
 ];
 
@@ -901,7 +1240,10 @@ const SQRT_2_PI: f64 = 0.797_884_560_802_865_4;
 
 /// Only where a product of scales can neither overflow nor vanish that their order did not let.
 fn scales(s: &mut Scope<'_>) -> Option<()> {
-    let wide = |name: &str| s.ty(name).is_none_or(|ty| matches!(ty.dtype(), DType::F32 | DType::F64 | DType::BF16));
+    let wide = |name: &str| {
+        s.ty(name)
+            .is_none_or(|ty| matches!(ty.dtype(), DType::F32 | DType::F64 | DType::BF16))
+    };
     (wide("?x") && wide("?y")).then_some(())
 }
 
@@ -940,7 +1282,9 @@ fn turned(s: &mut Scope<'_>, from: &str, to: &str) -> Option<()> {
         [1, 0] | [0, 2, 1] => {}
         _ => return None,
     }
-    let Literal::Bool(flag) = *s.literal(from)? else { return None };
+    let Literal::Bool(flag) = *s.literal(from)? else {
+        return None;
+    };
     s.bind(to, Literal::Bool(!flag));
     Some(())
 }
@@ -972,13 +1316,18 @@ fn one_dim(s: &mut Scope<'_>) -> Option<()> {
     Some(())
 }
 
-/// Batch, heads, queries, keys and width of a product `?a` `?b` that is reshaped to `?s`: [B,H,S,T].
+/// Batch, heads, queries, keys and width of a product `?a` `?b` that is reshaped to `?s`:
+/// [B,H,S,T].
 fn heads(s: &Scope<'_>) -> Option<[u64; 5]> {
     let dims = s.ints("?s")?;
     let (a, b) = (s.shape("?a")?, s.shape("?b")?);
     s.ty("?a")?.dtype().is_float().then_some(())?;
-    let (&[batch, heads, rows, keys], &[n, a_rows, d], 3) = (dims.as_slice(), a, b.len()) else { return None };
-    let fits = (batch * heads) as u64 == n && rows as u64 == a_rows && (keys as u64 == b[1] || keys as u64 == b[2]);
+    let (&[batch, heads, rows, keys], &[n, a_rows, d], 3) = (dims.as_slice(), a, b.len()) else {
+        return None;
+    };
+    let fits = (batch * heads) as u64 == n
+        && rows as u64 == a_rows
+        && (keys as u64 == b[1] || keys as u64 == b[2]);
     fits.then_some([batch as u64, heads as u64, a_rows, keys as u64, d])
 }
 
@@ -989,7 +1338,8 @@ fn product_of_scales(s: &mut Scope<'_>) -> Option<()> {
     Some(())
 }
 
-/// No scale is left to be pulled out of queries and keys: of the equal ways to write scores, one goes on.
+/// No scale is left to be pulled out of queries and keys: of the equal ways to write scores, one
+/// goes on.
 fn unscaled(s: &mut Scope<'_>) -> Option<()> {
     (!s.is_a("?q", "mul_scalar") && !s.is_a("?k", "mul_scalar")).then_some(())
 }
@@ -1022,7 +1372,9 @@ fn same_scale(s: &mut Scope<'_>) -> Option<()> {
 /// Binds the shapes that gradients are reshaped to.
 fn gradient_shapes(s: &mut Scope<'_>) -> Option<()> {
     let (q, k) = (s.shape("?q")?.to_vec(), s.shape("?k")?.to_vec());
-    let (&[b, h, rows, d], keys) = (q.as_slice(), k[2]) else { return None };
+    let (&[b, h, rows, d], keys) = (q.as_slice(), k[2]) else {
+        return None;
+    };
     s.bind_shape("?q3", &[b * h, rows, d]);
     s.bind_shape("?k3", &[b * h, keys, d]);
     s.bind_shape("?kt", &[b, h, d, keys]);

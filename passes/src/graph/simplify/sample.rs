@@ -8,7 +8,8 @@ use ir::op::{self, Attr, Op, parse_type};
 use ir::{Graph, Value};
 use std::collections::BTreeMap;
 
-/// The two sides of one pair of a rule, at one sample. Both graphs have the same inputs and one output, `out`.
+/// The two sides of one pair of a rule, at one sample. Both graphs have the same inputs and one
+/// output, `out`.
 pub struct Case {
     /// The rule and the bindings, for messages.
     pub what: String,
@@ -20,14 +21,24 @@ pub struct Case {
     pub close: Close,
 }
 
-/// The cases of a rule. An error says which sample the rule does not hold at, or why it is not a sample.
+/// The cases of a rule. An error says which sample the rule does not hold at, or why it is not a
+/// sample.
 pub fn cases(rule: &'static Rule) -> Result<Vec<Case>, String> {
     let mut cases = vec![];
-    for text in rule.samples.split(';').map(str::trim).filter(|text| !text.is_empty()) {
+    for text in rule
+        .samples
+        .split(';')
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+    {
         let what = format!("{} at {text}", rule.name);
         cases.extend(sample(rule, text, &what).map_err(|e| format!("{what}: {e}"))?);
     }
-    if cases.is_empty() { Err(format!("{} has no sample", rule.name)) } else { Ok(cases) }
+    if cases.is_empty() {
+        Err(format!("{} has no sample", rule.name))
+    } else {
+        Ok(cases)
+    }
 }
 
 fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, String> {
@@ -42,7 +53,9 @@ fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, Stri
             id
         } else if let Some(literal) = Literal::from_text(&value) {
             let id = terms.add(Term::new(Head::Literal(literal), []));
-            let Some(literal) = &terms[id].data.literal else { return Err("a literal without a value".into()) };
+            let Some(literal) = &terms[id].data.literal else {
+                return Err("a literal without a value".into());
+            };
             given.insert(id, Given::Literal(literal.clone()));
             id
         } else {
@@ -57,11 +70,20 @@ fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, Stri
     }
     // Left sides after the first exist too, once what they need is bound.
     let action = Action::new(rule);
-    let root = add(&mut terms, &action.pairs[0].0, &subst).ok_or("the left side does not fit together")?;
-    let bound = action.bind(&mut terms, &subst).ok_or("the rule's condition does not hold")?;
-    let lefts: Option<Vec<Id>> = action.pairs.iter().map(|(left, _)| add(&mut terms, left, &bound)).collect();
+    let root =
+        add(&mut terms, &action.pairs[0].0, &subst).ok_or("the left side does not fit together")?;
+    let bound = action
+        .bind(&mut terms, &subst)
+        .ok_or("the rule's condition does not hold")?;
+    let lefts: Option<Vec<Id>> = action
+        .pairs
+        .iter()
+        .map(|(left, _)| add(&mut terms, left, &bound))
+        .collect();
     lefts.ok_or("a left side does not fit together")?;
-    let bound = action.bind(&mut terms, &subst).ok_or("the rule's condition does not hold")?;
+    let bound = action
+        .bind(&mut terms, &subst)
+        .ok_or("the rule's condition does not hold")?;
     terms.rebuild();
 
     let mut cases = vec![];
@@ -72,12 +94,18 @@ fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, Stri
         if ty(&left) != ty(&right) {
             return Err(format!("{} became {}", ty(&left), ty(&right)));
         }
-        cases.push(Case { what: what.to_string(), left, right, close: rule.close });
+        cases.push(Case {
+            what: what.to_string(),
+            left,
+            right,
+            close: rule.close,
+        });
     }
     // egg finds and applies it.
     let rewrite = rewrite(rule);
     let matches = rewrite.search(&terms);
-    let right = add(&mut terms, &action.pairs[0].1, &bound).ok_or("the right side does not fit together")?;
+    let right = add(&mut terms, &action.pairs[0].1, &bound)
+        .ok_or("the right side does not fit together")?;
     rewrite.apply(&mut terms, &matches);
     terms.rebuild();
     if terms.find(root) != terms.find(right) {
@@ -96,7 +124,10 @@ fn bindings(text: &str) -> Vec<(String, String)> {
             None => words.push(word.to_string()),
         }
     }
-    let pair = |word: &String| word.split_once('=').map(|(name, value)| (name.to_string(), value.to_string()));
+    let pair = |word: &String| {
+        word.split_once('=')
+            .map(|(name, value)| (name.to_string(), value.to_string()))
+    };
     words.iter().filter_map(pair).collect()
 }
 
@@ -133,13 +164,22 @@ impl<'a> Builder<'a> {
                 inputs.insert(name.clone(), value);
             }
         }
-        Builder { terms, subst, given, graph, inputs }
+        Builder {
+            terms,
+            subst,
+            given,
+            graph,
+            inputs,
+        }
     }
 
     fn graph(mut self, ast: &PatternAst<Term>) -> Result<Graph, String> {
         match self.build(ast)? {
             Part::Tensors(values) => {
-                self.graph.outputs = vec![Output { name: "out".into(), value: values[0] }];
+                self.graph.outputs = vec![Output {
+                    name: "out".into(),
+                    value: values[0],
+                }];
                 Ok(self.graph)
             }
             Part::Literal(_) => Err("a side that is no tensor".into()),
@@ -151,7 +191,10 @@ impl<'a> Builder<'a> {
         for node in ast {
             let part = match node {
                 ENodeOrVar::Var(var) => {
-                    let id = *self.subst.get(*var).ok_or_else(|| format!("{var} is not bound"))?;
+                    let id = *self
+                        .subst
+                        .get(*var)
+                        .ok_or_else(|| format!("{var} is not bound"))?;
                     match self.given.get(&id) {
                         Some(Given::Tensor(name, _)) => Part::Tensors(vec![self.inputs[name]]),
                         Some(Given::Literal(literal)) => Part::Literal(literal.clone()),
@@ -163,8 +206,11 @@ impl<'a> Builder<'a> {
                     }
                 }
                 ENodeOrVar::ENode(term) => {
-                    let children: Vec<Part> =
-                        term.children.iter().map(|&child| parts[usize::from(child)].clone()).collect();
+                    let children: Vec<Part> = term
+                        .children
+                        .iter()
+                        .map(|&child| parts[usize::from(child)].clone())
+                        .collect();
                     self.term(&term.head, &children)?
                 }
             };
@@ -175,7 +221,13 @@ impl<'a> Builder<'a> {
 
     fn term(&mut self, head: &Head, children: &[Part]) -> Result<Part, String> {
         let tensors = |parts: &[Part]| -> Vec<Value> {
-            let tensor = |part: &Part| if let Part::Tensors(values) = part { Some(values[0]) } else { None };
+            let tensor = |part: &Part| {
+                if let Part::Tensors(values) = part {
+                    Some(values[0])
+                } else {
+                    None
+                }
+            };
             parts.iter().filter_map(tensor).collect()
         };
         match head {
@@ -190,35 +242,67 @@ impl<'a> Builder<'a> {
                     Part::Literal(literal) => literal.attr(),
                     Part::Tensors(_) => None,
                 });
-                let attrs: Vec<(&'static str, Attr)> = row.attrs.iter().map(|&(key, _)| key).zip(literals).collect();
-                Ok(Part::Tensors(self.op(row.name, attrs, &tensors(children))?))
+                let attrs: Vec<(&'static str, Attr)> = row
+                    .attrs
+                    .iter()
+                    .map(|&(key, _)| key)
+                    .zip(literals)
+                    .collect();
+                Ok(Part::Tensors(self.op(
+                    row.name,
+                    attrs,
+                    &tensors(children),
+                )?))
             }
             Head::Step(i) => {
                 let scale = children.iter().find_map(|part| match part {
                     Part::Literal(Literal::Float(bits)) => Some(f64::from_bits(*bits)),
                     _ => None,
                 });
-                let value = self.step(STEPS[usize::from(*i)], &tensors(children), scale.unwrap_or(1.0))?;
+                let value = self.step(
+                    STEPS[usize::from(*i)],
+                    &tensors(children),
+                    scale.unwrap_or(1.0),
+                )?;
                 Ok(Part::Tensors(vec![value]))
             }
             Head::Leaf(_) => Err("a leaf in a rule".into()),
         }
     }
 
-    fn op(&mut self, name: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value]) -> Result<Vec<Value>, String> {
+    fn op(
+        &mut self,
+        name: &str,
+        attrs: Vec<(&'static str, Attr)>,
+        inputs: &[Value],
+    ) -> Result<Vec<Value>, String> {
         let op = Op::new(name, attrs)?;
         let types: Vec<_> = inputs.iter().map(|&v| &self.graph.values[v].ty).collect();
         let n = self.graph.nodes.len();
-        let names: Vec<String> = (0..op.infer(&types)?.len()).map(|i| format!("t{n}.{i}")).collect();
+        let names: Vec<String> = (0..op.infer(&types)?.len())
+            .map(|i| format!("t{n}.{i}"))
+            .collect();
         self.graph.add_node(op, inputs, &names, Phase::Forward, "")
     }
 
-    fn one(&mut self, name: &str, attrs: Vec<(&'static str, Attr)>, inputs: &[Value]) -> Result<Value, String> {
+    fn one(
+        &mut self,
+        name: &str,
+        attrs: Vec<(&'static str, Attr)>,
+        inputs: &[Value],
+    ) -> Result<Value, String> {
         Ok(self.op(name, attrs, inputs)?[0])
     }
 
     fn reshape(&mut self, x: Value, shape: &[u64]) -> Result<Value, String> {
-        self.one("reshape", vec![("shape", Attr::Ints(shape.iter().map(|&d| d as i64).collect()))], &[x])
+        self.one(
+            "reshape",
+            vec![(
+                "shape",
+                Attr::Ints(shape.iter().map(|&d| d as i64).collect()),
+            )],
+            &[x],
+        )
     }
 
     /// A product of the last two dimensions of two tensors of rank 4.
@@ -227,7 +311,11 @@ impl<'a> Builder<'a> {
         let (sa, sb) = (shape(&self.graph, a), shape(&self.graph, b));
         let a = self.reshape(a, &[sa[0] * sa[1], sa[2], sa[3]])?;
         let b = self.reshape(b, &[sb[0] * sb[1], sb[2], sb[3]])?;
-        let c = self.one("matmul", vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))], &[a, b])?;
+        let c = self.one(
+            "matmul",
+            vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))],
+            &[a, b],
+        )?;
         let sc = shape(&self.graph, c);
         self.reshape(c, &[sa[0], sa[1], sc[1], sc[2]])
     }
@@ -242,7 +330,11 @@ impl<'a> Builder<'a> {
                 let cube = self.one("mul", vec![], &[square, x])?;
                 let cube = self.one("mul_scalar", value(0.044715), &[cube])?;
                 let sum = self.one("add", vec![], &[x, cube])?;
-                let scaled = self.one("mul_scalar", value((2.0 / std::f64::consts::PI).sqrt()), &[sum])?;
+                let scaled = self.one(
+                    "mul_scalar",
+                    value((2.0 / std::f64::consts::PI).sqrt()),
+                    &[sum],
+                )?;
                 self.one("tanh", vec![], &[scaled])
             }
             ("scores", &[q, k]) => {

@@ -1,8 +1,10 @@
-//! A graph's formulas as egg sees them: an op with its operands, then its attributes as literals, in the table's order.
-//! Attributes are terms, so that patterns bind and compare them like operands: `(mul_scalar ?x ?c)`. An op with several
-//! results is one term, and `r0`, `r1`, .. are what it gives.
+//! A graph's formulas as egg sees them: an op with its operands, then its attributes as literals,
+//! in the table's order. Attributes are terms, so that patterns bind and compare them like
+//! operands: `(mul_scalar ?x ?c)`. An op with several results is one term, and `r0`, `r1`, .. are
+//! what it gives.
 //!
-//! Each class of equal terms knows its types: a rule whose right side has other types than its left does nothing.
+//! Each class of equal terms knows its types: a rule whose right side has other types than its left
+//! does nothing.
 
 use super::known::{Known, known};
 use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
@@ -50,10 +52,11 @@ pub(super) enum Literal {
     Str(String),
 }
 
-/// Steps of recognition, which name a value that rules agree on, whatever way it is computed. Those of attention are in
+/// Steps of recognition, which name a value that rules agree on, whatever way it is computed. Those
+/// of attention are in
 /// [B,H,S,T]: `scores(q, k, scale)`, `probs(q, k, mask or none, scale, whether a row without keys is zeros)`,
-/// `dscores(dout, q, k, v, mask or none, scale)`; with the same operands `dq` and `dk`, the gradients before the scale.
-/// `gelu_t(x)` is the tanh in the approximation of gelu.
+/// `dscores(dout, q, k, v, mask or none, scale)`; with the same operands `dq` and `dk`, the
+/// gradients before the scale. `gelu_t(x)` is the tanh in the approximation of gelu.
 pub(super) const STEPS: [&str; 6] = ["scores", "probs", "dscores", "dq", "dk", "gelu_t"];
 
 /// What is known of a class.
@@ -62,7 +65,8 @@ pub(super) struct Class {
     /// The results' types; none for literals and for terms that are not well-formed.
     pub(super) types: Vec<TensorType>,
     pub(super) literal: Option<Literal>,
-    /// The earliest part of the step in which it was traced; of new terms, the latest of their children's.
+    /// The earliest part of the step in which it was traced; of new terms, the latest of their
+    /// children's.
     pub(super) phase: Phase,
     /// Its numbers, if they depend on nothing but their place.
     pub(super) known: Option<Known>,
@@ -76,7 +80,10 @@ pub(super) struct Facts {
 
 impl Term {
     pub(super) fn new(head: Head, children: impl IntoIterator<Item = Id>) -> Term {
-        Term { head, children: children.into_iter().collect() }
+        Term {
+            head,
+            children: children.into_iter().collect(),
+        }
     }
     /// The op's name, or the step's.
     pub(super) fn name(&self) -> Option<&'static str> {
@@ -92,11 +99,19 @@ impl Term {
     }
     /// The classes of an op's operands.
     pub(super) fn operands<'a>(&'a self, terms: &'a Terms) -> impl Iterator<Item = Id> + 'a {
-        let n_attrs = if let Head::Op(i) = self.head { op::ROWS[usize::from(i)].attrs.len() } else { 0 };
+        let n_attrs = if let Head::Op(i) = self.head {
+            op::ROWS[usize::from(i)].attrs.len()
+        } else {
+            0
+        };
         let operands = &self.children[..self.children.len() - n_attrs];
-        operands.iter().copied().filter(|&id| terms[id].data.literal != Some(Literal::None))
+        operands
+            .iter()
+            .copied()
+            .filter(|&id| terms[id].data.literal != Some(Literal::None))
     }
-    /// The op with its attributes; none if the term is not an op or a literal is not what the op takes.
+    /// The op with its attributes; none if the term is not an op or a literal is not what the op
+    /// takes.
     pub(super) fn op(&self, terms: &Terms) -> Option<Op> {
         let Head::Op(i) = self.head else { return None };
         let row = &op::ROWS[usize::from(i)];
@@ -192,8 +207,14 @@ impl FromOp for Term {
 
     fn from_op(text: &str, children: Vec<Id>) -> Result<Term, FromOpError> {
         let position = |i: usize| u16::try_from(i).ok();
-        let row = op::ROWS.iter().position(|row| row.name == text).and_then(position);
-        let step = STEPS.iter().position(|&step| step == text).and_then(position);
+        let row = op::ROWS
+            .iter()
+            .position(|row| row.name == text)
+            .and_then(position);
+        let step = STEPS
+            .iter()
+            .position(|&step| step == text)
+            .and_then(position);
         let result = text.strip_prefix('r').and_then(|i| i.parse().ok());
         let head = match (row, step, result) {
             (Some(i), _, _) => Head::Op(i),
@@ -215,27 +236,49 @@ impl Analysis<Term> for Facts {
         let mut place = None;
         let types = match &term.head {
             Head::Literal(literal) => {
-                return Class { types: vec![], literal: Some(literal.clone()), phase: Phase::Forward, known: None };
+                return Class {
+                    types: vec![],
+                    literal: Some(literal.clone()),
+                    phase: Phase::Forward,
+                    known: None,
+                };
             }
             Head::Leaf(i) => vec![terms.analysis.leaves[*i as usize].clone()],
-            Head::Result(i) => {
-                terms[term.children[0]].data.types.get(usize::from(*i)).map_or(vec![], |ty| vec![ty.clone()])
-            }
+            Head::Result(i) => terms[term.children[0]]
+                .data
+                .types
+                .get(usize::from(*i))
+                .map_or(vec![], |ty| vec![ty.clone()]),
             Head::Step(_) => step_type(terms, term).map_or(vec![], |ty| vec![ty]),
             Head::Op(_) => {
-                let operands: Option<Vec<&TensorType>> = term.operands(terms).map(|id| single(terms, id)).collect();
+                let operands: Option<Vec<&TensorType>> =
+                    term.operands(terms).map(|id| single(terms, id)).collect();
                 match (term.op(terms), operands) {
                     (Some(op), Some(operands)) => {
                         let types = op.infer(&operands).unwrap_or_default();
-                        place = if let [ty] = types.as_slice() { known(terms, term, &op, ty) } else { None };
+                        place = if let [ty] = types.as_slice() {
+                            known(terms, term, &op, ty)
+                        } else {
+                            None
+                        };
                         types
                     }
                     _ => vec![],
                 }
             }
         };
-        let phase = term.children.iter().map(|&id| terms[id].data.phase).max().unwrap_or(Phase::Forward);
-        Class { types, literal: None, phase, known: place }
+        let phase = term
+            .children
+            .iter()
+            .map(|&id| terms[id].data.phase)
+            .max()
+            .unwrap_or(Phase::Forward);
+        Class {
+            types,
+            literal: None,
+            phase,
+            known: place,
+        }
     }
     fn remake(terms: &mut Terms, _: &Term, id: Id) -> Class {
         // Types do not change when classes merge.
@@ -267,7 +310,11 @@ fn step_type(terms: &Terms, term: &Term) -> Option<TensorType> {
         _ => (term.children[0], term.children[1]),
     };
     let (q, k) = (single(terms, q)?, single(terms, k)?);
-    let [b, h, s, d] = *q.shape() else { return None };
-    let [kb, kh, t, kd] = *k.shape() else { return None };
+    let [b, h, s, d] = *q.shape() else {
+        return None;
+    };
+    let [kb, kh, t, kd] = *k.shape() else {
+        return None;
+    };
     ((b, h, d) == (kb, kh, kd)).then(|| TensorType::new(q.dtype(), [b, h, s, t]).ok())?
 }

@@ -37,7 +37,12 @@ impl Arena {
     pub(crate) fn new(bytes: u64) -> Arc<Arena> {
         let owners = (0..bytes / UNIT).map(|_| AtomicU64::new(0)).collect();
         let (given, streams) = (Mutex::new(BTreeMap::new()), Mutex::new(Streams::default()));
-        Arc::new(Arena { owners, next: AtomicU64::new(0), given, streams })
+        Arc::new(Arena {
+            owners,
+            next: AtomicU64::new(0),
+            given,
+            streams,
+        })
     }
 
     pub(crate) fn pool(self: &Arc<Arena>) -> Box<dyn Pool> {
@@ -71,7 +76,8 @@ impl Arena {
         }
     }
 
-    /// A stream works on a block: its first user since the bytes changed hands has to be behind all earlier ones.
+    /// A stream works on a block: its first user since the bytes changed hands has to be behind all
+    /// earlier ones.
     pub(crate) fn work(&self, address: u64, bytes: u64, stream: u64, first: bool) {
         let mut streams = self.streams.lock().unwrap();
         let streams = &mut *streams;
@@ -83,8 +89,15 @@ impl Arena {
             let users = streams.users.entry(unit as u64).or_default();
             if first {
                 for (user, stamp) in std::mem::take(users) {
-                    let seen = clock.get(&user).max(streams.done.get(&user)).copied().unwrap_or(0);
-                    assert!(stamp <= seen, "stream {stream} took bytes that stream {user} still uses");
+                    let seen = clock
+                        .get(&user)
+                        .max(streams.done.get(&user))
+                        .copied()
+                        .unwrap_or(0);
+                    assert!(
+                        stamp <= seen,
+                        "stream {stream} took bytes that stream {user} still uses"
+                    );
                 }
             }
             users.insert(stream, stamp);
@@ -107,18 +120,31 @@ impl Pool for OfArena {
     }
 
     fn free(&mut self, address: u64) {
-        let bytes = self.0.given.lock().unwrap().remove(&address).expect("only what was given comes back");
+        let bytes = self
+            .0
+            .given
+            .lock()
+            .unwrap()
+            .remove(&address)
+            .expect("only what was given comes back");
         // As the driver does.
         self.synchronize();
         for unit in self.0.units(address, bytes) {
-            assert_eq!(self.0.owners[unit].load(Ordering::Relaxed), 0, "a block is still in use");
+            assert_eq!(
+                self.0.owners[unit].load(Ordering::Relaxed),
+                0,
+                "a block is still in use"
+            );
         }
     }
 
     fn record(&mut self, stream: u64) -> Result<Event, String> {
         let mut streams = self.0.streams.lock().unwrap();
         streams.n_events += 1;
-        let (event, clock) = (streams.n_events, streams.clocks.get(&stream).cloned().unwrap_or_default());
+        let (event, clock) = (
+            streams.n_events,
+            streams.clocks.get(&stream).cloned().unwrap_or_default(),
+        );
         streams.events.insert(event, clock);
         Ok(Event(event))
     }
@@ -126,7 +152,9 @@ impl Pool for OfArena {
     fn done(&mut self, event: Event) -> bool {
         let streams = self.0.streams.lock().unwrap();
         let clock = &streams.events[&event.0];
-        clock.iter().all(|(stream, stamp)| stamp <= streams.done.get(stream).unwrap_or(&0))
+        clock
+            .iter()
+            .all(|(stream, stamp)| stamp <= streams.done.get(stream).unwrap_or(&0))
     }
 
     fn wait(&mut self, stream: u64, event: Event) -> Result<(), String> {
@@ -147,8 +175,11 @@ impl Pool for OfArena {
 
     fn synchronize(&mut self) {
         let mut streams = self.0.streams.lock().unwrap();
-        let all: Vec<(u64, u64)> =
-            streams.clocks.iter().map(|(s, clock)| (*s, clock.get(s).copied().unwrap_or(0))).collect();
+        let all: Vec<(u64, u64)> = streams
+            .clocks
+            .iter()
+            .map(|(s, clock)| (*s, clock.get(s).copied().unwrap_or(0)))
+            .collect();
         streams.done.extend(all);
     }
 }
