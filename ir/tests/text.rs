@@ -9,7 +9,9 @@ use lighterage_ir::schedule::{
     StreamData, Why,
 };
 use lighterage_ir::text::{self, File};
-use lighterage_ir::{Attr, Body, DType, Id, Node, Op, Place, Plan, Program, Table, TensorType, Value, verify};
+use lighterage_ir::{
+    Attr, Body, DType, Id, Node, Op, Place, Plan, Program, Table, TensorType, Value, verify,
+};
 use proptest::prelude::*;
 
 /// A program with a line of each kind; it is the example of `docs/ir.md`.

@@ -9,9 +9,9 @@
 #![allow(clippy::print_stdout, reason = "a benchmark's output is its purpose")]
 
 use artifact::DType;
-use pulp::{Arch, Simd, WithSimd};
 use lighterage_runtime::Team;
 use lighterage_runtime::kernels::owned::{OwnedTensor, Run};
+use pulp::{Arch, Simd, WithSimd};
 use std::path::Path;
 use std::time::Instant;
 

@@ -5,8 +5,8 @@ mod common;
 
 use artifact::*;
 use common::*;
-use proptest::prelude::*;
 use lighterage_runtime::{Machine, Options, validate};
+use proptest::prelude::*;
 
 const STATES: u64 = 3;
 const PLACES: u64 = 6;

@@ -1,8 +1,8 @@
 //! Who links the runtime links no compiler: this program, which does, is small.
 
+use lighterage_runtime::{Machine, Options};
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object as _, ObjectSegment as _};
-use lighterage_runtime::{Machine, Options};
 
 #[test]
 fn a_program_with_the_runtime_is_small() {

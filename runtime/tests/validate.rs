@@ -4,8 +4,8 @@ mod common;
 
 use artifact::*;
 use common::*;
-use proptest::prelude::*;
 use lighterage_runtime::{Error, Machine, Options, validate};
+use proptest::prelude::*;
 
 fn refused(artifact: &Artifact) -> String {
     validate(artifact)

@@ -28,7 +28,9 @@ fn main() {
     )
     .expect("stdout should be open");
     let graphs: Vec<Graph> = if files.is_empty() {
-        [18, 60, 180, 360, 800].map(lighterage_tests::chain::chain).to_vec()
+        [18, 60, 180, 360, 800]
+            .map(lighterage_tests::chain::chain)
+            .to_vec()
     } else {
         let read =
             |file: &String| torch::read(Path::new(file), &BTreeMap::new()).map(|model| model.graph);

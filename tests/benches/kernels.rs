@@ -6,11 +6,11 @@
 use codegen::kernels::{self, Generator, Stage, Target};
 use ir::op::{Attr, Op};
 use ir::{DType, TensorType};
+use lighterage_tests::code::{self, compile};
 use passes::graph::optimizer::{Attach, Optimizer};
 use runtime::Team;
 use runtime::kernels::owned::OwnedTensor;
 use std::time::{Duration, Instant};
-use lighterage_tests::code::{self, compile};
 
 fn ty(dtype: DType, shape: &[u64]) -> TensorType {
     TensorType::new(dtype, shape).expect("the types should be small")

@@ -7,6 +7,7 @@
 //! simulator's. GPT-2 is generated: see `lighterage_tests::gpt2`.
 
 use ir::{Device, Graph, Id, Stream};
+use lighterage_tests::gpt2::gpt2;
 use passes::cost::{Roofline, Tabled};
 use passes::decide::{Decided, Planner, Problem, decide, layout, record};
 use passes::graph::optimizer::Optimizer;
@@ -21,7 +22,6 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
-use lighterage_tests::gpt2::gpt2;
 
 /// A ladder this much finer than the planner's own says what its coarseness costs.
 const FINER: usize = 4;

@@ -2,6 +2,7 @@
 //! --bench protrain [-- FILE.pt2 …]`. Files are planned with AdamW on an RTX 3090.
 
 use ir::Graph;
+use lighterage_tests::papers::{self, A100, GPT2_1B, GPT2_10B, RTX3090};
 use passes::cost::{Roofline, Tabled};
 use passes::decide::protrain::{Instance, instance, search};
 use passes::decide::{Problem, blocks, blocks_search, chunks};
@@ -12,7 +13,6 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
-use lighterage_tests::papers::{self, A100, GPT2_1B, GPT2_10B, RTX3090};
 
 const RUNS: u32 = 10;
 

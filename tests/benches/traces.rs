@@ -8,13 +8,13 @@
 //! and `normal` are ours at these efforts. The sizes of dynamic requests are known to all of them
 //! here.
 
+use lighterage_tests::megatron::Setup;
 use passes::alloc::caching::{self, Segments};
 use passes::alloc::trace::Trace;
 use passes::alloc::{Effort, Options, lower_bound, place};
 use passes::alloc::{check, stalloc};
 use std::io::Write;
 use std::time::Instant;
-use lighterage_tests::megatron::Setup;
 
 /// Of sizes and addresses, as PyTorch asks for memory.
 const ALIGN: u64 = 512;

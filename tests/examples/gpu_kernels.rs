@@ -4,9 +4,9 @@
 #![allow(clippy::print_stderr, reason = "a program says what was wrong")]
 
 use codegen::kernels::Target;
+use lighterage_tests::gpu::{cases, timed, write};
 use std::path::Path;
 use std::process::ExitCode;
-use lighterage_tests::gpu::{cases, timed, write};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

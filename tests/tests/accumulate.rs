@@ -2,10 +2,10 @@
 
 use ir::graph::Output;
 use ir::{Attr, DType, Graph, Op, Phase, TensorType, Value};
-use passes::graph::{accumulate, canonical};
-use proptest::prelude::*;
 use lighterage_tests::evaluate::Tensors;
 use lighterage_tests::{generate, run};
+use passes::graph::{accumulate, canonical};
+use proptest::prelude::*;
 
 fn accumulated(graph: &Graph) -> Graph {
     let mut new = graph.clone();

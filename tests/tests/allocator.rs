@@ -3,9 +3,9 @@
 
 use ir::schedule::{BufferData, InstrData, InstrKind, PoolData, Stream, Why};
 use ir::{Buffer, Id, Plan, Pool, Schedule, Table};
+use lighterage_tests::generate;
 use passes::alloc::{Lifetime, allocate, live_peak};
 use proptest::prelude::*;
-use lighterage_tests::generate;
 
 /// Lines of a step; a lifetime is within.
 const LINES: u32 = 12;

@@ -3,13 +3,13 @@
 
 use codegen::attention::{Argument, Kernel, Kind, kernel};
 use codegen::kernels::{Generator, Target, find};
+use lighterage_tests::attention::{Case, Expected, Tensors};
+use lighterage_tests::gpu::ptxas;
 use proptest::prelude::*;
 use ptx::{Launch, Memory, Param, Stats};
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
-use lighterage_tests::attention::{Case, Expected, Tensors};
-use lighterage_tests::gpu::ptxas;
 
 /// A kernel's PTX, made once by a generator that the tests share.
 fn ptx_of(kernel: &Kernel, target: &Target) -> String {

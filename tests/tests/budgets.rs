@@ -4,13 +4,13 @@
 //! with all other budgets'.
 
 use ir::Graph;
+use lighterage_tests::{generate, run};
 use passes::cost::Roofline;
 use passes::decide::Extent;
 use passes::devices;
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget, Compiled, Error, Options};
 use proptest::prelude::*;
-use lighterage_tests::{generate, run};
 
 fn compile(graph: &Graph, budget: Budget) -> Result<Compiled, Error> {
     compile_to(graph, budget, Extent::Curve)

@@ -1,6 +1,7 @@
 //! The same input compiles to the same bytes: in two threads at once, and in two processes, whose
 //! hash seeds and addresses differ.
 
+use lighterage_tests::generate;
 use passes::cost::Roofline;
 use passes::devices;
 use passes::graph::optimizer::Optimizer;
@@ -10,7 +11,6 @@ use proptest::test_runner::TestRunner;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use lighterage_tests::generate;
 
 /// The artifact of a traced GPT-2 at a tight budget, and some of random graphs.
 fn files() -> Vec<Vec<u8>> {

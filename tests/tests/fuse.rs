@@ -4,6 +4,8 @@
 use codegen::Data;
 use codegen::kernels::{Target, generate_op};
 use ir::{Graph, Node, TensorType};
+use lighterage_tests::evaluate::{Tensors, step};
+use lighterage_tests::{generate, run};
 use passes::cost::Cost;
 use passes::cost::profile::key;
 use passes::graph::optimizer::{self, Attach, HYPER, Optimizer};
@@ -12,8 +14,6 @@ use proptest::prelude::*;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use lighterage_tests::evaluate::{Tensors, step};
-use lighterage_tests::{generate, run};
 
 /// The graph before and after the pass; both are right.
 fn fused(graph: &Graph) -> Graph {

@@ -3,10 +3,10 @@
 //! place; the script reads what is written for it.
 
 use codegen::kernels::Target;
+use lighterage_tests::gpu::{Case, cases, timed, write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use lighterage_tests::gpu::{Case, cases, timed, write};
 
 /// Every case, for an H100.
 fn all() -> &'static [Case] {

@@ -6,12 +6,12 @@ use codegen::kernels::{self, Cache, Generator, Stage, Target, compile_kernels};
 use ir::body::{Body, Step};
 use ir::op::{Attr, Op};
 use ir::{DType, TensorType};
-use passes::graph::optimizer::{Attach, Optimizer};
-use proptest::prelude::*;
-use runtime::kernels::owned::OwnedTensor;
 use lighterage_tests::code::{compile, plain};
 use lighterage_tests::generate::config;
 use lighterage_tests::numbers::{Close, Numbers, Random, shape_of, tensor};
+use passes::graph::optimizer::{Attach, Optimizer};
+use proptest::prelude::*;
+use runtime::kernels::owned::OwnedTensor;
 
 fn host() -> Target {
     Target::host().expect("these tests run where kernels do")

@@ -4,6 +4,9 @@
 
 use ir::schedule::{Dep, InstrKind};
 use ir::{Buffer, Id, Instr, Plan, Program};
+use lighterage_tests::evaluate::Tensors;
+use lighterage_tests::run::Outcome;
+use lighterage_tests::{forced, generate, run};
 use passes::cost::Roofline;
 use passes::decide::Problem;
 use passes::devices;
@@ -14,9 +17,6 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use runtime::Error;
 use std::collections::BTreeMap;
-use lighterage_tests::evaluate::Tensors;
-use lighterage_tests::run::Outcome;
-use lighterage_tests::{forced, generate, run};
 
 /// A real program and what it computes.
 struct Original {

@@ -2,6 +2,8 @@
 
 use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Phase, Schedule};
+use lighterage_tests::gpt2::gpt2;
+use lighterage_tests::{chain, forced};
 use passes::cost::{Roofline, Tabled};
 use passes::decide::choose::{Aim, Asked, Limits};
 use passes::decide::protrain::{Activation, Config, Layout, instance};
@@ -18,8 +20,6 @@ use runtime::{Machine, StateInit};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use lighterage_tests::gpt2::gpt2;
-use lighterage_tests::{chain, forced};
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

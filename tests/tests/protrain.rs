@@ -1,6 +1,7 @@
 //! The four-number search on the paper's models and machines, and on traced graphs.
 
 use ir::{Graph, Phase};
+use lighterage_tests::papers::{self, A100, GPT2_1B, GPT2_10B, Machine, Model, RTX3090};
 use passes::cost::{Cost, Roofline};
 use passes::decide::chunks::{RANGE, grid_search, sizes};
 use passes::decide::protrain::{
@@ -13,7 +14,6 @@ use passes::graph::{canonical, optimizer};
 use passes::schedule::order::{self, Update};
 use std::collections::BTreeMap;
 use std::path::Path;
-use lighterage_tests::papers::{self, A100, GPT2_1B, GPT2_10B, Machine, Model, RTX3090};
 
 fn chosen(model: &Model, machine: &Machine, batch: u64) -> (Instance, Config) {
     let instance = papers::instance(model, machine, batch, 4);

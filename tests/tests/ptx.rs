@@ -5,11 +5,11 @@
 use codegen::kernels::{self, Generated, Generator, Stage, Target};
 use ir::op::{Attr, Op};
 use ir::{DType, TensorType};
+use lighterage_tests::gpu::ptxas;
 use passes::graph::optimizer::{Attach, Optimizer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use lighterage_tests::gpu::ptxas;
 
 const GPUS: [Target; 3] = [Target::SM_80, Target::SM_90, Target::SM_100];
 

@@ -4,13 +4,13 @@
 
 use codegen::Data;
 use ir::schedule::{InstrKind, Why};
+use lighterage_tests::{forced, generate, run};
 use passes::cost::Roofline;
 use passes::decide::Problem;
 use passes::graph::optimizer::Optimizer;
 use passes::{devices, realise};
 use proptest::prelude::*;
 use runtime::Options;
-use lighterage_tests::{forced, generate, run};
 
 proptest! {
     #![proptest_config(generate::config(150))]

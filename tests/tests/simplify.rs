@@ -2,11 +2,11 @@
 //! did not.
 
 use ir::{DType, Graph, TensorType};
+use lighterage_tests::evaluate::{Tensors, step};
 use passes::graph::simplify::{Close, rules, sample};
 use passes::graph::{canonical, simplify};
 use std::collections::BTreeMap;
 use std::path::Path;
-use lighterage_tests::evaluate::{Tensors, step};
 
 /// Numbers that repeat for a seed: xorshift64*.
 struct Random(u64);

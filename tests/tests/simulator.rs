@@ -3,12 +3,12 @@
 
 use ir::graph::Def;
 use ir::{Graph, Schedule};
+use lighterage_tests::{forced, generate};
 use passes::cost::{Cost, Roofline};
 use passes::decide::Problem;
 use passes::sim::simulate;
 use passes::{devices, realise};
 use proptest::prelude::*;
-use lighterage_tests::{forced, generate};
 
 const STEPS: usize = 40;
 

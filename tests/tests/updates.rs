@@ -6,6 +6,9 @@ use ir::graph::Output;
 use ir::op::Op;
 use ir::schedule::Why;
 use ir::{DType, Device, Graph, Phase, TensorType};
+use lighterage_tests::evaluate::{self, Tensors};
+use lighterage_tests::linears::linears;
+use lighterage_tests::{forced, run};
 use passes::cost::Roofline;
 use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason};
 use passes::graph::optimizer::{Attach, HYPER, Master, Optimizer};
@@ -16,9 +19,6 @@ use runtime::kernels::owned::{OwnedTensor, run_op};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::Path;
-use lighterage_tests::evaluate::{self, Tensors};
-use lighterage_tests::linears::linears;
-use lighterage_tests::{forced, run};
 
 const ADAMW: [f64; 5] = [1e-2, 0.9, 0.999, 1e-8, 1e-2];
 

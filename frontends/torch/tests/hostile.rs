@@ -287,7 +287,9 @@ fn small_files_do_not_unfold_into_large_ones() {
 fn errors_say_what_is_wrong() {
     assert!(error(b"").contains("is not a whole zip archive"));
     let path = data("models/no-such-file.pt2");
-    let missing = lighterage_torch::read(&path, &fixed()).unwrap_err().to_string();
+    let missing = lighterage_torch::read(&path, &fixed())
+        .unwrap_err()
+        .to_string();
     assert!(
         missing.starts_with(&path.display().to_string()) && missing.contains("cannot be opened"),
         "{missing}"

@@ -5,8 +5,8 @@ mod common;
 use common::{archive, bytes, data, edited, entries, fixed};
 use ir::graph::Def;
 use ir::{DType, Graph, Phase, StateKind};
-use std::collections::{BTreeMap, BTreeSet};
 use lighterage_torch::Model;
+use std::collections::{BTreeMap, BTreeSet};
 
 const TINY: [&str; 5] = [
     "gpt2-tiny",
@@ -341,7 +341,9 @@ fn output_spec(model: &mut serde_json::Value, kind: &str, i: usize, name: &str) 
 #[test]
 fn states_that_keep_their_value_or_share_one() {
     let bytes = bytes("models/resnet-tiny/joint_coarse.pt2");
-    let before = lighterage_torch::read_bytes(&bytes, "resnet", &fixed()).unwrap().graph;
+    let before = lighterage_torch::read_bytes(&bytes, "resnet", &fixed())
+        .unwrap()
+        .graph;
     let is_buffer = |i: &usize| before.states[*i].before != before.states[*i].after;
     let ty = |i: usize| before.values[before.states[i].before].ty.to_string();
     let buffers: Vec<usize> = (0..before.states.len())
@@ -387,7 +389,9 @@ fn mutate(model: &mut serde_json::Value, path: &str, value: &str) {
 #[test]
 fn a_gradient_may_be_used_twice() {
     let bytes = bytes("models/gpt2-tiny/joint_coarse.pt2");
-    let graph = lighterage_torch::read_bytes(&bytes, "gpt2", &fixed()).unwrap().graph;
+    let graph = lighterage_torch::read_bytes(&bytes, "gpt2", &fixed())
+        .unwrap()
+        .graph;
     let alike = |i: usize| {
         let ty = |(state, _): (usize, _)| &graph.values[graph.states[state].before].ty;
         (0..i).find(|&j| ty(graph.gradients[j]) == ty(graph.gradients[i]))

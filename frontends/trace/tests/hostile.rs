@@ -4,10 +4,10 @@
 mod common;
 
 use common::{Py, event, pickle, segment, snapshot, text};
+use lighterage_trace::{Format, read_bytes, table};
 use passes::alloc::caching;
 use passes::alloc::stats::stats;
 use proptest::prelude::*;
-use lighterage_trace::{Format, read_bytes, table};
 
 #[track_caller]
 fn refused(bytes: &[u8], words: &[&str]) {

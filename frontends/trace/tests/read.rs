@@ -3,12 +3,12 @@
 mod common;
 
 use common::{event, segment, snapshot};
+use lighterage_trace::{Format, Pool, events, read_bytes, table};
 use passes::alloc::caching::{self, Agreement, Segments};
 use passes::alloc::check::check;
 use passes::alloc::stats::stats;
 use passes::alloc::trace::{Block, Origin, Span, Trace, Wait};
 use proptest::prelude::*;
-use lighterage_trace::{Format, Pool, events, read_bytes, table};
 
 fn read(text: &str) -> Vec<Pool> {
     read_bytes(text.as_bytes(), None).unwrap_or_else(|error| panic!("{error}\n{text}"))

@@ -877,7 +877,8 @@ pub(crate) fn attention(
     // The derivative's operands are a run's results.
     let refs: Vec<&OwnedTensor> = forward.iter().collect();
     let ran =
-        lighterage_runtime::kernels::owned::run_op("sdpa", &attrs, &refs, &results, SCRATCH_BYTES).unwrap();
+        lighterage_runtime::kernels::owned::run_op("sdpa", &attrs, &refs, &results, SCRATCH_BYTES)
+            .unwrap();
     let dout = rng.tensor(t, &[b, h, s, e]);
     let ins = [dout]
         .into_iter()

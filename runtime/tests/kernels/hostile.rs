@@ -4,9 +4,9 @@
 use crate::generate::{Rng, SCRATCH_BYTES, case};
 use crate::random::run;
 use artifact::{Attr, DType, Operand, Place};
-use proptest::prelude::*;
 use lighterage_runtime::kernels::owned::OwnedTensor;
 use lighterage_runtime::kernels::{Signature, find};
+use proptest::prelude::*;
 
 const DTYPES: [DType; 12] = [
     DType::Bool,

@@ -3,9 +3,9 @@
 use crate::generate::{Case, Rng, SCRATCH_BYTES, attention, case, case_of};
 use crate::reference;
 use artifact::{Attr, DType};
-use proptest::prelude::*;
 use lighterage_runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
 use lighterage_runtime::kernels::{KERNELS, find};
+use proptest::prelude::*;
 
 pub(crate) fn run(case: &Case) -> Result<Vec<OwnedTensor>, String> {
     let ins: Vec<&OwnedTensor> = case.ins.iter().collect();
