@@ -14,22 +14,26 @@ use artifact::{
 };
 use ir::schedule::{InstrKind, Loc};
 use ir::{Graph, Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
-use kernels::{Cache, Generated, Target};
+pub use kernels::Target;
+use kernels::{Cache, Generated};
 pub use listing::{Form, Listed, Listing, Plain, listing};
-use passes::graph::optimizer::Optimizer;
-use passes::pipeline::{Compiled, Kernels};
+use passes::pipeline::{Compiled, Kernels, Options};
 use std::collections::{BTreeMap, HashMap};
 
 /// Bytes that states start from, by path; row-major, as long as the state's type.
 pub type Data = BTreeMap<String, Vec<u8>>;
 
-/// Builds the artifact of a compiled step. `optimizer` names the options that its input
-/// `optimizer.hyper` wants. An error names the first op that has no kernel, `Unsupported: aten.foo
-/// (node bar)`, or data that does not fit its state.
-pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Artifact, String> {
+/// Builds the artifact of a compiled step, whole: nobody changes it afterwards. `target` is what
+/// its generated kernels run on, for instance [`Target::host`]; with [`Kernels::Plain`] there are
+/// none. An error names the first op that has no kernel, `Unsupported: aten.foo (node bar)`, or
+/// data that does not fit its state.
+pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<Artifact, String> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
-    let target = target(compiled.kernels)?;
+    let target = match compiled.options.kernels {
+        Kernels::Plain => None,
+        Kernels::Generated => Some(target.ok_or(NO_TARGET)?),
+    };
     let mut emitter = Emitter {
         program,
         target,
@@ -117,7 +121,7 @@ pub fn emit(compiled: &Compiled, data: &Data, optimizer: Optimizer) -> Result<Ar
         .zip(outputs)
         .map(|(o, &(v, loc))| binding(&o.name, v, loc))
         .collect();
-    artifact.summary = summary(compiled, optimizer);
+    artifact.summary = summary(compiled);
     Ok(artifact)
 }
 
@@ -279,16 +283,13 @@ impl Emitter<'_> {
     }
 }
 
-/// For whom kernels are generated on this machine, if they are.
+const NO_TARGET: &str = "no kernels are generated for this processor; --kernels plain has its own";
+
+/// What kernels are generated for on this machine, if they are.
 pub fn target(kernels: Kernels) -> Result<Option<Target>, String> {
     match kernels {
         Kernels::Plain => Ok(None),
-        Kernels::Generated => match Target::host() {
-            None => Err(
-                "no kernels are generated for this processor; --kernels plain has its own".into(),
-            ),
-            target => Ok(target),
-        },
+        Kernels::Generated => Target::host().map(Some).ok_or(NO_TARGET.into()),
     }
 }
 
@@ -390,7 +391,12 @@ fn initial(
     })
 }
 
-fn summary(compiled: &Compiled, optimizer: Optimizer) -> Summary {
+fn summary(compiled: &Compiled) -> Summary {
+    let Options {
+        optimizer,
+        micro_batches,
+        ..
+    } = compiled.options;
     let options = optimizer.options();
     Summary {
         planned_peak_bytes: compiled.planned_peak,
@@ -399,7 +405,7 @@ fn summary(compiled: &Compiled, optimizer: Optimizer) -> Summary {
         predicted_ms: compiled.timeline.micros / 1e3,
         swapped_bytes: compiled.timeline.swapped_bytes,
         recomputed_ms: compiled.timeline.recomputed / 1e3,
-        micro_batches: 1,
+        micro_batches: micro_batches.unwrap_or(1) as u64,
         optimizer: (!options.is_empty()).then(|| {
             (
                 optimizer.name().into(),

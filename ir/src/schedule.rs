@@ -19,6 +19,45 @@ ids! {
 /// Every buffer starts at a multiple of this many bytes: a cache line, and the widest vector load.
 pub const ALIGN: u64 = 64;
 
+/// The memory that a pool is a part of. Streams of copies connect spaces.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum MemorySpace {
+    /// The memory of the device with this number. Budgets limit it.
+    Device(u32),
+    /// The memory of the machine that the device is attached to.
+    Host,
+}
+
+impl MemorySpace {
+    /// The word in text: `device` for device 0, `device1`, `host`.
+    pub fn name(self) -> String {
+        match self {
+            MemorySpace::Device(0) => "device".into(),
+            MemorySpace::Device(n) => format!("device{n}"),
+            MemorySpace::Host => "host".into(),
+        }
+    }
+    /// The space that [`MemorySpace::name`] names.
+    pub fn from_name(name: &str) -> Option<MemorySpace> {
+        let space = match name {
+            "device" => MemorySpace::Device(0),
+            "host" => MemorySpace::Host,
+            _ => MemorySpace::Device(name.strip_prefix("device")?.parse().ok()?),
+        };
+        // `device01` and `device0` are other spellings of a name.
+        (space.name() == name).then_some(space)
+    }
+    /// The space of a pool in text that names none: the one that the pool is named after, or the
+    /// device.
+    pub fn of_pool_named(name: &str) -> MemorySpace {
+        MemorySpace::from_name(name).unwrap_or(MemorySpace::Device(0))
+    }
+    /// True for a device's memory.
+    pub fn is_device(self) -> bool {
+        matches!(self, MemorySpace::Device(_))
+    }
+}
+
 /// A step as a list of lines over buffers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Schedule {
@@ -26,7 +65,7 @@ pub struct Schedule {
     pub name: String,
     /// The device it is planned for.
     pub device: String,
-    /// Pools; the first is the device's, which the budget limits.
+    /// Pools.
     pub pools: Table<Pool, PoolData>,
     /// Streams.
     pub streams: Table<Stream, StreamData>,
@@ -40,11 +79,13 @@ pub struct Schedule {
     pub exit: Vec<(Value, Loc)>,
 }
 
-/// A pool's name and limit.
+/// A pool's name, space and limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolData {
-    /// `device`, `host`.
+    /// Unique in its schedule: `device`, `host`.
     pub name: String,
+    /// The memory that it is a part of.
+    pub space: MemorySpace,
     /// The budget, bytes; `None` is unlimited.
     pub limit: Option<u64>,
 }
@@ -131,6 +172,39 @@ pub enum InstrKind {
     },
 }
 
+impl InstrKind {
+    /// Every place that the line names: the arguments, the results, the scratch; or source and
+    /// destination. Unlike [`Schedule::accesses`], these include places of zero bytes.
+    pub fn places(&self) -> impl Iterator<Item = Loc> + '_ {
+        let (args, outs, scratch, ends): (&[Loc], &[Loc], _, _) = match self {
+            InstrKind::Run {
+                args,
+                outs,
+                scratch,
+                ..
+            } => (args, outs, *scratch, None),
+            &InstrKind::Copy { src, dst, .. } => (&[], &[], None, Some([src, dst])),
+        };
+        let run = args.iter().chain(outs).copied().chain(scratch);
+        run.chain(ends.into_iter().flatten())
+    }
+
+    /// The same places, to be changed.
+    pub fn places_mut(&mut self) -> impl Iterator<Item = &mut Loc> {
+        let (args, outs, scratch, ends): (&mut [Loc], &mut [Loc], _, _) = match self {
+            InstrKind::Run {
+                args,
+                outs,
+                scratch,
+                ..
+            } => (args, outs, scratch.as_mut(), None),
+            InstrKind::Copy { src, dst, .. } => (&mut [], &mut [], None, Some([src, dst])),
+        };
+        let run = args.iter_mut().chain(outs).chain(scratch);
+        run.chain(ends.into_iter().flatten())
+    }
+}
+
 /// Why a line is there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Why {
@@ -199,6 +273,19 @@ pub struct Access {
 }
 
 impl Schedule {
+    /// The space of a place.
+    pub fn space(&self, loc: Loc) -> MemorySpace {
+        self.pools[self.buffers[loc.buffer].pool].space
+    }
+
+    /// The first pool in a space.
+    pub fn pool_in(&self, space: MemorySpace) -> Option<Pool> {
+        let mut pools = self.pools.iter();
+        pools
+            .find(|(_, data)| data.space == space)
+            .map(|(pool, _)| pool)
+    }
+
     /// What a line reads and writes: the arguments, then the results, then the scratch. The one
     /// place that knows.
     pub fn accesses(&self, graph: &crate::Graph, instr: Instr) -> Vec<Access> {

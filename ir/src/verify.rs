@@ -362,25 +362,14 @@ fn schedule_ids(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
         let place = Place::Instr(instr);
         let known = schedule.streams.get(data.stream).is_some();
         findings.ensure(known, place, || format!("{:?} is no stream", data.stream));
-        match &data.kind {
-            InstrKind::Run {
-                node,
-                args,
-                outs,
-                scratch,
-            } => {
-                let known = graph.nodes.get(*node).is_some();
-                findings.ensure(known, place, || {
-                    format!("{node:?} is not in the table of nodes")
-                });
-                for &loc in args.iter().chain(outs).chain(scratch) {
-                    place_of(findings, loc, place);
-                }
-            }
-            &InstrKind::Copy { src, dst, .. } => {
-                place_of(findings, src, place);
-                place_of(findings, dst, place);
-            }
+        if let InstrKind::Run { node, .. } = data.kind {
+            let known = graph.nodes.get(node).is_some();
+            findings.ensure(known, place, || {
+                format!("{node:?} is not in the table of nodes")
+            });
+        }
+        for loc in data.kind.places() {
+            place_of(findings, loc, place);
         }
     }
     for (i, &(v, loc)) in schedule.exit.iter().enumerate() {

@@ -5,8 +5,8 @@ use lighterage_ir::body::Step;
 use lighterage_ir::graph::{Def, Graph, Output, Phase, StateKind};
 use lighterage_ir::op::{Access, Kind, ROWS, Row};
 use lighterage_ir::schedule::{
-    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream,
-    StreamData, Why,
+    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData,
+    Schedule, Stream, StreamData, Why,
 };
 use lighterage_ir::text::{self, File};
 use lighterage_ir::{
@@ -23,6 +23,24 @@ fn the_example_is_canonical() {
     assert_eq!(text::print_program(&program), EXAMPLE);
     assert_eq!(verify::program(&program), []);
     assert_eq!(program.compact(), program);
+}
+
+#[test]
+fn a_pool_says_its_space_unless_its_name_does() {
+    let spaces = |device: &str| {
+        let text = EXAMPLE.replacen("pool device ", device, 1);
+        let program = text::parse_program(&text).unwrap();
+        assert_eq!(text::print_program(&program), text);
+        let spaces = program
+            .schedule
+            .pools
+            .values()
+            .map(|pool| pool.space.name());
+        spaces.collect::<Vec<_>>()
+    };
+    assert_eq!(spaces("pool device "), ["device", "host"]);
+    assert_eq!(spaces("pool device in device3 "), ["device3", "host"]);
+    assert_eq!(spaces("pool device in host "), ["host", "host"]);
 }
 
 #[test]
@@ -226,6 +244,11 @@ fn errors_say_where_and_what() {
             "peak 65664",
             "peak 64K",
             "line 16, column 30: the buffers of this pool end at 65664, not at 65536",
+        ),
+        (
+            "pool host",
+            "pool host in device01",
+            "line 17, column 16: device01 is no space: expected device, device1, … or host",
         ),
         (
             "pool host",
@@ -558,8 +581,14 @@ fn program(choices: &mut Choices<'_>) -> Program {
     };
     for _ in 0..1 + choices.below(3) {
         let limit = choices.coin().then(|| choices.bytes());
+        let spaces = [
+            MemorySpace::Device(0),
+            MemorySpace::Device(7),
+            MemorySpace::Host,
+        ];
         schedule.pools.push(PoolData {
             name: choices.name(),
+            space: spaces[choices.below(3)],
             limit,
         });
         schedule.streams.push(StreamData {

@@ -5,7 +5,7 @@
 pub mod profile;
 
 use ir::schedule::{InstrKind, Loc, Schedule};
-use ir::{DType, Device, Graph, Id, Instr, Node, Table, TensorType};
+use ir::{DType, Device, Graph, Instr, Node, Table, TensorType};
 
 /// Times in µs. A planner sees costs only through this.
 pub trait Cost: Sync {
@@ -74,25 +74,16 @@ impl Lane {
     }
 }
 
-/// The lane of a line. Pool 0 is the device's; every other pool is beyond the link.
+/// The lane of a line. A run is where its results are: all its places are in one space.
 pub fn lane(schedule: &Schedule, instr: Instr) -> Lane {
-    let on_device = |loc: Loc| schedule.buffers[loc.buffer].pool.index() == 0;
+    let on_device = |loc: Loc| schedule.space(loc).is_device();
     match &schedule.instrs[instr].kind {
-        InstrKind::Run {
-            args,
-            outs,
-            scratch,
-            ..
-        } => {
-            match outs
-                .iter()
-                .chain(args)
-                .chain(scratch)
-                .next()
-                .is_none_or(|&loc| on_device(loc))
-            {
-                true => Lane::Compute,
-                false => Lane::Host,
+        InstrKind::Run { args, outs, .. } => {
+            let mut places = outs.iter().chain(args);
+            if places.next().is_none_or(|&loc| on_device(loc)) {
+                Lane::Compute
+            } else {
+                Lane::Host
             }
         }
         &InstrKind::Copy { src, dst, .. } => match (on_device(src), on_device(dst)) {

@@ -306,8 +306,8 @@ pub struct Compiled {
     pub program: Program,
     /// When each line runs.
     pub timeline: Timeline,
-    /// What computes its nodes.
-    pub kernels: Kernels,
+    /// What the user chose.
+    pub options: Options,
     /// In how many chunks of rows the loss is computed; 1 if it is whole.
     pub loss_chunks: u64,
     /// What the ways to compute the loss come to, the one that was taken among them.
@@ -459,7 +459,6 @@ pub fn compile(
     let budget = decided.budget.unwrap_or(u64::MAX);
     let asked = options.extent == Extent::Curve;
     let certificate = asked.then(|| bound::certificate(problem, budget, timeline.micros));
-    let kernels = options.kernels;
     let ways = ways
         .iter()
         .zip(outcomes)
@@ -471,7 +470,7 @@ pub fn compile(
     Ok(Compiled {
         program,
         timeline,
-        kernels,
+        options: options.clone(),
         loss_chunks,
         ways,
         decided,

@@ -7,7 +7,7 @@ use crate::decide::{Decisions, Problem};
 use crate::schedule::apply::{COMPUTE, DEVICE, HOST};
 use crate::schedule::{apply, inplace, prefetch, sync};
 use crate::sim::{simulate, unlimited};
-use ir::schedule::{Buffer, BufferData, InstrKind, Loc, Schedule};
+use ir::schedule::{Buffer, BufferData, Schedule};
 use ir::{Graph, Id, Plan, Pool, Table};
 
 /// What decisions come to.
@@ -126,19 +126,8 @@ fn stretched(
     {
         let after = computing.partition_point(|&(start, _)| start < timeline.end[instr]);
         let end = computing.get(after).map_or(n, |&(_, line)| line);
-        let mut stretch = |loc: &Loc| lives[loc.buffer].end = lives[loc.buffer].end.max(end);
-        match &data.kind {
-            InstrKind::Run {
-                args,
-                outs,
-                scratch,
-                ..
-            } => args
-                .iter()
-                .chain(outs)
-                .chain(scratch)
-                .for_each(&mut stretch),
-            InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(&mut stretch),
+        for loc in data.kind.places() {
+            lives[loc.buffer].end = lives[loc.buffer].end.max(end);
         }
     }
     lives

@@ -5,7 +5,7 @@ use passes::alloc;
 use passes::cost::Roofline;
 use passes::decide::{Decided, Decisions, Gap, Means, Problem, Reason};
 use passes::graph::optimizer::Optimizer;
-use passes::pipeline::{Compiled, Kernels};
+use passes::pipeline::{Compiled, Kernels, Options};
 use passes::schedule::{order, sync};
 use passes::sim::simulate;
 use passes::{graph, realise};
@@ -48,7 +48,9 @@ pub fn recompute_all(model: &Graph, optimizer: Optimizer, device: &Device) -> Co
             }
         }
     }
-    finish(&problem, decisions, 0).unwrap_or_else(|text| panic!("{text}"))
+    let mut compiled = finish(&problem, decisions, 0).unwrap_or_else(|text| panic!("{text}"));
+    compiled.options.optimizer = optimizer;
+    compiled
 }
 
 /// A proved program from decisions, in one of the [`realise::VARIANTS`]. If the proof fails, the
@@ -95,7 +97,10 @@ pub fn finish(
         .collect();
     Ok(Compiled {
         program,
-        kernels: Kernels::Plain,
+        options: Options {
+            kernels: Kernels::Plain,
+            ..Options::default()
+        },
         timeline,
         loss_chunks: 1,
         ways: vec![],

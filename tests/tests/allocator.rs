@@ -1,7 +1,7 @@
 //! Places: buffers that live together do not meet, the peak is between the bound and the sum, and
 //! for few buffers it is the best there is.
 
-use ir::schedule::{BufferData, InstrData, InstrKind, PoolData, Stream, Why};
+use ir::schedule::{BufferData, InstrData, InstrKind, MemorySpace, PoolData, Stream, Why};
 use ir::{Buffer, Id, Plan, Pool, Schedule, Table};
 use lighterage_tests::generate;
 use passes::alloc::{Lifetime, allocate, live_peak};
@@ -15,6 +15,7 @@ fn schedule(sizes: &[u64]) -> Schedule {
     let mut schedule = Schedule::default();
     let pool = schedule.pools.push(PoolData {
         name: "device".into(),
+        space: MemorySpace::Device(0),
         limit: None,
     });
     for (i, &bytes) in sizes.iter().enumerate() {

@@ -8,7 +8,6 @@ use lighterage_tests::{generate, run};
 use passes::cost::Roofline;
 use passes::decide::Extent;
 use passes::devices;
-use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{self, Budget, Compiled, Error, Options};
 use proptest::prelude::*;
 
@@ -61,7 +60,7 @@ proptest! {
             let (bound, micros) = (compiled.certificate.as_ref().unwrap().lower_bound, compiled.timeline.micros);
             prop_assert!(bound <= micros * (1.0 + 1e-9), "no plan beats {bound} us, this takes \
                 {micros}");
-            let artifact = codegen::emit(&compiled, &start, Optimizer::None).unwrap();
+            let artifact = codegen::emit(&compiled, &start, codegen::Target::host()).unwrap();
             for options in [runtime::Options::default(), run::shuffled(seed)] {
                 let (outcome, measured) = run::compiled(&artifact, options, &feeds).unwrap();
                 prop_assert!(outcome == expected, "{options:?}:\n\

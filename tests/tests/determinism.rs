@@ -29,7 +29,9 @@ fn files() -> Vec<Vec<u8>> {
             &mut |_| (),
         )
         .unwrap();
-        artifact::write(&codegen::emit(&compiled, &BTreeMap::new(), optimizer).unwrap())
+        artifact::write(
+            &codegen::emit(&compiled, &BTreeMap::new(), codegen::Target::host()).unwrap(),
+        )
     };
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/models/gpt2-tiny/joint_core.pt2");
     let model = torch::read(&path, &BTreeMap::new()).unwrap();

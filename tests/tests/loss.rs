@@ -373,13 +373,8 @@ struct Trained {
 }
 
 /// Some steps on tokens below `vocabulary`; also the measured peak.
-fn train(
-    compiled: &Compiled,
-    optimizer: Optimizer,
-    vocabulary: u64,
-    options: runtime::Options,
-) -> (Trained, u64) {
-    let artifact = codegen::emit(compiled, &Data::new(), optimizer).unwrap();
+fn train(compiled: &Compiled, vocabulary: u64, options: runtime::Options) -> (Trained, u64) {
+    let artifact = codegen::emit(compiled, &Data::new(), codegen::Target::host()).unwrap();
     let mut machine = Machine::new(artifact.clone(), options).unwrap();
     machine
         .initialise(&StateInit {
@@ -447,7 +442,7 @@ fn a_model_trains_alike_in_any_number_of_chunks() {
                 threads: Some(if chunks == 1 { 1 } else { 2 }),
                 ..Default::default()
             };
-            let (trained, peak) = train(&compiled, optimizer, 256, threads);
+            let (trained, peak) = train(&compiled, 256, threads);
             assert_eq!(peak, compiled.planned_peak);
             trained
         });
@@ -486,7 +481,7 @@ fn budgets_choose_chunks() {
         );
         let least = whole.decided.smallest.unwrap();
         assert!(2 * smallest < least, "{smallest}, whole {least}");
-        let (expected, _) = train(&whole, Optimizer::AdamW, vocabulary, Default::default());
+        let (expected, _) = train(&whole, vocabulary, Default::default());
         let mut higher = u64::MAX;
         let mut chunks = 1;
         const BUDGETS: u64 = 3;
@@ -504,8 +499,7 @@ fn budgets_choose_chunks() {
             );
             higher = peak;
             chunks = compiled.loss_chunks;
-            let (trained, measured) =
-                train(&compiled, Optimizer::AdamW, vocabulary, Default::default());
+            let (trained, measured) = train(&compiled, vocabulary, Default::default());
             assert_eq!(measured, peak);
             assert!(
                 trained == expected,

@@ -10,7 +10,6 @@ use lighterage_tests::{forced, generate, run};
 use passes::cost::Roofline;
 use passes::decide::Problem;
 use passes::devices;
-use passes::graph::optimizer::Optimizer;
 use passes::pipeline::Compiled;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -144,7 +143,7 @@ fn fate(original: &Original, mutant: Program, seed: u64) -> Fate {
         planned_peak: peak,
         ..original.compiled.clone()
     };
-    let artifact = codegen::emit(&compiled, &original.start, Optimizer::None).unwrap();
+    let artifact = codegen::emit(&compiled, &original.start, codegen::Target::host()).unwrap();
     // `check` knows that the host waits between two steps; the machine also launches steps without
     // that, and validates it.
     if runtime::validate(&artifact).is_err() {

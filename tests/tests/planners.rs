@@ -431,7 +431,7 @@ fn train(name: &str, planner: Planner, budget: Budget) -> Result<Trained, Error>
         .into_iter()
         .filter(|(path, _)| paths.contains(&path.as_str()));
     let data = tensors.map(|(path, tensor)| (path, tensor.data)).collect();
-    let artifact = codegen::emit(&compiled, &data, Optimizer::AdamW).unwrap();
+    let artifact = codegen::emit(&compiled, &data, codegen::Target::host()).unwrap();
     let mut machine = Machine::new(artifact, runtime::Options::default()).unwrap();
     machine
         .initialise(&StateInit { seed: 7, std: None })

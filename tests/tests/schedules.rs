@@ -7,7 +7,6 @@ use ir::schedule::{InstrKind, Why};
 use lighterage_tests::{forced, generate, run};
 use passes::cost::Roofline;
 use passes::decide::Problem;
-use passes::graph::optimizer::Optimizer;
 use passes::{devices, realise};
 use proptest::prelude::*;
 use runtime::Options;
@@ -38,7 +37,7 @@ proptest! {
             let compiled = forced::finish(&problem, decisions.clone(), variant);
             let compiled = compiled.map_err(|text| TestCaseError::fail(format!("variant \
                 {variant}:\n{text}")))?;
-            let artifact = codegen::emit(&compiled, &start, Optimizer::None).unwrap();
+            let artifact = codegen::emit(&compiled, &start, codegen::Target::host()).unwrap();
             let text = || ir::text::print_program(&compiled.program);
             for options in [Options::default(), run::shuffled(seed), run::shuffled(seed ^ 1)] {
                 let (outcome, measured) = run::compiled(&artifact, options, &feeds).unwrap();

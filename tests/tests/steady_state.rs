@@ -39,7 +39,7 @@ fn a_real_step_allocates_nothing() {
             .tensors
             .into_iter()
             .map(|(path, tensor)| (path, tensor.data));
-        let artifact = codegen::emit(&compiled, &data.collect(), options.optimizer).unwrap();
+        let artifact = codegen::emit(&compiled, &data.collect(), codegen::Target::host()).unwrap();
         let mut machine = Machine::new(artifact.clone(), runtime::Options::default()).unwrap();
         machine
             .initialise(&StateInit {

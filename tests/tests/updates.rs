@@ -92,14 +92,8 @@ fn feed(compiled: &Graph, step: u64, hyper: &[f64]) -> Tensors {
 }
 
 /// Runs `steps` steps; the states that they leave, and the losses.
-fn train(
-    compiled: &Compiled,
-    optimizer: Optimizer,
-    start: &Data,
-    hyper: &[f64],
-    steps: u64,
-) -> run::Outcome {
-    let artifact = codegen::emit(compiled, start, optimizer).unwrap();
+fn train(compiled: &Compiled, start: &Data, hyper: &[f64], steps: u64) -> run::Outcome {
+    let artifact = codegen::emit(compiled, start, codegen::Target::host()).unwrap();
     let feeds: Vec<_> = (0..steps)
         .map(|step| feed(&compiled.program.graph, step, hyper))
         .collect();
@@ -132,7 +126,7 @@ fn updates_in_backward_need_less() {
                     ..Options::default()
                 },
             );
-            let outcome = train(&compiled, optimizer, &start, hyper, 3);
+            let outcome = train(&compiled, &start, hyper, 3);
             (compiled.planned_peak, outcome)
         });
         assert!(
@@ -196,8 +190,8 @@ fn small_updates_are_grouped() {
             after <= before - layers + 3,
             "{options:?}: {after} of {before}"
         );
-        let expected = train(&grouped, optimizer, &start, hyper, 3);
-        let others = train(&plain, optimizer, &start, hyper, 3);
+        let expected = train(&grouped, &start, hyper, 3);
+        let others = train(&plain, &start, hyper, 3);
         for (path, x) in expected
             .states
             .iter()
@@ -228,13 +222,7 @@ fn small_updates_are_grouped() {
                 ),
             };
             let bytes = smallest + (grouped.planned_peak - smallest) * above / 4;
-            let outcome = train(
-                &make(Budget::Bytes(bytes)).unwrap(),
-                optimizer,
-                &start,
-                hyper,
-                3,
-            );
+            let outcome = train(&make(Budget::Bytes(bytes)).unwrap(), &start, hyper, 3);
             assert!(outcome == expected, "{options:?}, {planner:?} at {bytes}");
         }
     }
@@ -287,7 +275,7 @@ fn clipping_is_pytorchs() {
             ..Options::default()
         };
         let compiled = compile(&graph, &options);
-        let artifact = codegen::emit(&compiled, &start, Optimizer::AdamW).unwrap();
+        let artifact = codegen::emit(&compiled, &start, codegen::Target::host()).unwrap();
         let (outcome, _) = run::compiled(&artifact, runtime::Options::default(), &feeds).unwrap();
         let losses: Vec<f32> = outcome
             .outputs
@@ -323,7 +311,7 @@ fn gradients_may_be_computed_again_after_the_norm() {
             ..Options::default()
         },
     );
-    let expected = train(&plain, optimizer, &start, &hyper, 3);
+    let expected = train(&plain, &start, &hyper, 3);
     let unclipped = compile(
         &model,
         &Options {
@@ -333,7 +321,7 @@ fn gradients_may_be_computed_again_after_the_norm() {
         },
     );
     assert_ne!(
-        train(&unclipped, optimizer, &start, &hyper, 3).states,
+        train(&unclipped, &start, &hyper, 3).states,
         expected.states,
         "the norm is above the bound"
     );
@@ -398,10 +386,7 @@ fn gradients_may_be_computed_again_after_the_norm() {
         .filter(|line| line.why == Why::Recompute)
         .count();
     assert!(gradients.len() <= reruns, "{reruns} reruns");
-    assert!(
-        train(&again, optimizer, &start, &hyper, 3) == expected,
-        "the bits"
-    );
+    assert!(train(&again, &start, &hyper, 3) == expected, "the bits");
     // Parameters and gradients against parameters and one gradient.
     let share = again.planned_peak as f64 / plain.planned_peak as f64;
     assert!(
@@ -548,7 +533,7 @@ fn micro_batches_are_batches_one_after_the_other() {
                 .into_iter()
                 .filter(|(path, _)| known.contains(&path))
                 .collect();
-            let artifact = codegen::emit(&compiled, &kept, Optimizer::AdamW).unwrap();
+            let artifact = codegen::emit(&compiled, &kept, codegen::Target::host()).unwrap();
             let feeds: Vec<Tensors> = feeds
                 .into_iter()
                 .map(|feed| {
@@ -692,7 +677,7 @@ fn masters_do_not_lose_small_steps() {
                 ..Options::default()
             },
         );
-        let artifact = codegen::emit(&compiled, &start, Optimizer::AdamW).unwrap();
+        let artifact = codegen::emit(&compiled, &start, codegen::Target::host()).unwrap();
         let outcome = run::compiled(
             &artifact,
             runtime::Options::default(),

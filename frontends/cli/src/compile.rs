@@ -138,10 +138,7 @@ pub(crate) fn artifact(
         .into_iter()
         .map(|(path, (_, bytes))| (path, bytes))
         .collect();
-    let mut artifact = codegen::emit(&compiled, &data, model::options(compiling).optimizer)
-        .map_err(Failure::Input)?;
-    artifact.summary.micro_batches = compiling.micro_batches.unwrap_or(1);
-    Ok(artifact)
+    codegen::emit(&compiled, &data, Target::host()).map_err(Failure::Input)
 }
 
 /// How many ops that cannot be run are named.

@@ -9,8 +9,8 @@ use crate::graph::{Def, Graph, Phase, StateKind, Value};
 use crate::op::{Attr, Op, parse_type};
 use crate::plan::Plan;
 use crate::schedule::{
-    ALIGN, Access, Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData,
-    Schedule, Stream, StreamData, Why,
+    ALIGN, Access, Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, MemorySpace, Pool,
+    PoolData, Schedule, Stream, StreamData, Why,
 };
 use crate::table::{Id, Table};
 use crate::{DType, Node, Program};
@@ -39,9 +39,10 @@ fn op(name: &str) -> Op {
 impl Draft {
     fn new() -> Draft {
         let mut draft = Draft::default();
-        for name in ["device", "host"] {
+        for space in [MemorySpace::Device(0), MemorySpace::Host] {
             draft.schedule.pools.push(PoolData {
-                name: name.into(),
+                name: space.name(),
+                space,
                 limit: None,
             });
         }

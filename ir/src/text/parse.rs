@@ -11,8 +11,8 @@ use crate::body::Step;
 use crate::graph::{Def, Graph, Output, Phase, StateKind, Value};
 use crate::op::Op;
 use crate::schedule::{
-    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream,
-    StreamData, Why,
+    Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData,
+    Schedule, Stream, StreamData, Why,
 };
 use crate::table::{Id, Table};
 use crate::types::{DType, TensorType};
@@ -696,6 +696,11 @@ impl Parser<'_> {
 
     fn pool(&mut self, schedule: &mut Schedule, names: &mut Names) -> Result<()> {
         let name = self.name("the pool's name")?;
+        let space = if self.take_word("in")? {
+            self.space()?
+        } else {
+            MemorySpace::of_pool_named(&name.text)
+        };
         let limit = if self.take_word("limit")? {
             Some(self.bytes()?)
         } else {
@@ -703,6 +708,7 @@ impl Parser<'_> {
         };
         let pool = schedule.pools.push(PoolData {
             name: name.text.clone(),
+            space,
             limit,
         });
         if names.pools.insert(name.text, pool).is_some() {
@@ -713,6 +719,21 @@ impl Parser<'_> {
             names.peaks.push((pool, self.bytes()?, position));
         }
         Ok(())
+    }
+
+    /// A pool's space, where its name does not tell.
+    fn space(&mut self) -> Result<MemorySpace> {
+        let name = self.name("the pool's space")?;
+        match MemorySpace::from_name(&name.text) {
+            Some(space) => Ok(space),
+            None => {
+                let message = format!(
+                    "{} is no space: expected device, device1, … or host",
+                    shortened(&name.text)
+                );
+                self.error_at(name.position, message)
+            }
+        }
     }
 
     /// `name@pool+offset:size` where a buffer is named first, then `name`; `+offset` is a place

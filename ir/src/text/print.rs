@@ -5,7 +5,7 @@ use super::{RESERVED, is_word};
 use crate::finding::{Finding, Place};
 use crate::graph::{Graph, Node, Value};
 use crate::plan::Plan;
-use crate::schedule::{Instr, InstrData, InstrKind, Loc, Pool, Schedule, Stream, Why};
+use crate::schedule::{Instr, InstrData, InstrKind, Loc, MemorySpace, Pool, Schedule, Stream, Why};
 use crate::table::Id;
 use crate::{Attr, Body, Op, Program};
 use std::collections::BTreeMap;
@@ -313,6 +313,10 @@ fn schedule_block(lines: &mut Lines, program: &Program, comment: &dyn Fn(Instr) 
     lines.heads[1] = Some(lines.text.len());
     for (pool, data) in schedule.pools.iter() {
         let mut line = format!("  pool {}", name(&data.name));
+        // Most pools are named after their space.
+        if MemorySpace::of_pool_named(&data.name) != data.space {
+            line.push_str(&format!(" in {}", data.space.name()));
+        }
         if let Some(limit) = data.limit {
             line.push_str(&format!(" limit {}", Bytes(limit)));
         }

@@ -19,7 +19,7 @@ mod sweep;
 pub mod trace;
 mod tree;
 
-use ir::schedule::{Buffer, InstrKind, Loc, Pool, Schedule};
+use ir::schedule::{Buffer, InstrKind, Pool, Schedule};
 use ir::{Id, Plan, Table};
 pub use place::{Effort, Error, Method, Options, Placement};
 pub use reduce::{lower_bound, place, roots};
@@ -47,19 +47,10 @@ pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
     );
     for instr in schedule.instrs.ids() {
         // Not by accesses: a zero-byte operand is none, yet its buffer wants a place.
-        let mut touch = |loc: &Loc| {
+        for loc in schedule.instrs[instr].kind.places() {
             let life = &mut lives[loc.buffer];
             life.start = life.start.min(instr.index() as u32);
             life.end = life.end.max(instr.index() as u32 + 1);
-        };
-        match &schedule.instrs[instr].kind {
-            InstrKind::Run {
-                args,
-                outs,
-                scratch,
-                ..
-            } => args.iter().chain(outs).chain(scratch).for_each(&mut touch),
-            InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(&mut touch),
         }
     }
     for (_, loc) in schedule.entry.iter().chain(&schedule.exit) {
@@ -104,19 +95,11 @@ pub fn live_bytes(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Po
 /// The most bytes that one line reads, writes and uses, of one pool.
 pub fn neediest(schedule: &Schedule, pool: Pool) -> u64 {
     let needs = |kind: &InstrKind| -> u64 {
-        let mut buffers: Vec<Buffer> = match kind {
-            InstrKind::Run {
-                args,
-                outs,
-                scratch,
-                ..
-            } => args.iter().chain(outs).chain(scratch).collect(),
-            InstrKind::Copy { src, dst, .. } => vec![src, dst],
-        }
-        .into_iter()
-        .map(|loc| loc.buffer)
-        .filter(|&buffer| schedule.buffers[buffer].pool == pool)
-        .collect();
+        let mut buffers: Vec<Buffer> = kind
+            .places()
+            .map(|loc| loc.buffer)
+            .filter(|&buffer| schedule.buffers[buffer].pool == pool)
+            .collect();
         buffers.sort_unstable();
         buffers.dedup();
         buffers

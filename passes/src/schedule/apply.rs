@@ -20,8 +20,8 @@
 use crate::decide::{Decisions, Gap, Means, Problem};
 use ir::graph::Def;
 use ir::schedule::{
-    Buffer, BufferData, InstrData, InstrKind, Loc, Pool, PoolData, Schedule, Stream, StreamData,
-    Why, buffer_bytes,
+    Buffer, BufferData, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData, Schedule, Stream,
+    StreamData, Why, buffer_bytes,
 };
 use ir::{Id, Node, Phase, Table, Value};
 use smallvec::SmallVec;
@@ -162,13 +162,18 @@ impl<'a> Lines<'a> {
         let schedule = Schedule {
             name: graph.name.clone(),
             device: problem.device.name.clone(),
-            pools: [("device", None), ("host", problem.host_limit)]
-                .map(|(name, limit)| PoolData {
-                    name: name.into(),
-                    limit,
-                })
-                .into_iter()
-                .collect(),
+            // In the order of `DEVICE` and `HOST`.
+            pools: [
+                (MemorySpace::Device(0), None),
+                (MemorySpace::Host, problem.host_limit),
+            ]
+            .map(|(space, limit)| PoolData {
+                name: space.name(),
+                space,
+                limit,
+            })
+            .into_iter()
+            .collect(),
             streams: ["compute", "h2d", "d2h"]
                 .into_iter()
                 .chain(host)

@@ -19,18 +19,9 @@ pub fn run(graph: &Graph, schedule: &mut Schedule) {
         pinned[loc.buffer] = true;
     }
     for (instr, data) in schedule.instrs.iter() {
-        let mut touch = |loc: &Loc| {
+        for loc in data.kind.places() {
             last[loc.buffer] = instr.index() as u32;
             first[loc.buffer] = first[loc.buffer].min(instr.index() as u32);
-        };
-        match &data.kind {
-            InstrKind::Run {
-                args,
-                outs,
-                scratch,
-                ..
-            } => args.iter().chain(outs).chain(scratch).for_each(&mut touch),
-            InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(&mut touch),
         }
     }
     // Where each buffer went; merged ones point to the operand's.
@@ -85,15 +76,7 @@ fn rename(schedule: &mut Schedule, home: &Table<Buffer, Buffer>) {
     }
     let to = |loc: &mut Loc| loc.buffer = kept[home[loc.buffer]].expect("a home should be kept");
     for id in schedule.instrs.ids() {
-        match &mut schedule.instrs[id].kind {
-            InstrKind::Run {
-                args,
-                outs,
-                scratch,
-                ..
-            } => args.iter_mut().chain(outs).chain(scratch).for_each(to),
-            InstrKind::Copy { src, dst, .. } => [src, dst].into_iter().for_each(to),
-        }
+        schedule.instrs[id].kind.places_mut().for_each(to);
     }
     schedule
         .entry
