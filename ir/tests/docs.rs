@@ -7,7 +7,7 @@ use lighterage_ir::{DType, Phase, StateKind, check, verify};
 
 const DOC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/ir.md");
 const START: &str =
-    "<!-- ops: `BLESS=1 cargo test -p lighterage-ir --test docs` rewrites the table -->\n";
+    "<!-- ops: `BLESS=1 cargo test -p lighterage-ir docs::` rewrites the table -->\n";
 const END: &str = "<!-- /ops -->";
 
 fn doc() -> String {
@@ -126,10 +126,6 @@ fn the_table_of_ops_is_rows() {
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(DOC, format!("{head}{START}{}{END}{tail}", ops())).unwrap();
     } else {
-        assert_eq!(
-            table,
-            ops(),
-            "BLESS=1 cargo test -p lighterage-ir --test docs"
-        );
+        assert_eq!(table, ops(), "BLESS=1 cargo test -p lighterage-ir docs::");
     }
 }

@@ -1,7 +1,7 @@
 //! The rules of `verify`. Each file in `verify/` shows a rule: its findings stand under their
 //! lines. What no text can say, because the parser refuses it, is built here.
 //!
-//! `BLESS=1 cargo test -p lighterage-ir --test verify` rewrites the files; the diff is to be read.
+//! `BLESS=1 cargo test -p lighterage-ir verify::` rewrites the files; the diff is to be read.
 
 use lighterage_ir::graph::{Def, Phase};
 use lighterage_ir::schedule::{Buffer, InstrKind, Loc, Pool, Stream};

@@ -1,9 +1,7 @@
 //! The CPU machine runs what artifacts say, and says what it cannot.
 
-mod common;
-
+use crate::common::*;
 use artifact::*;
-use common::*;
 use lighterage_runtime::{Error, Machine, Options, StateInit};
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,8 @@
 //! Random plans: what `validate` says of races is what the definition says, and plans that it lets
 //! pass compute the same on one stream, on many, and shuffled.
 
-mod common;
-
+use crate::common::*;
 use artifact::*;
-use common::*;
 use lighterage_runtime::{Machine, Options, validate};
 use proptest::prelude::*;
 

@@ -1,9 +1,7 @@
 //! What `validate` refuses, and how it says so.
 
-mod common;
-
+use crate::common::*;
 use artifact::*;
-use common::*;
 use lighterage_runtime::{Error, Machine, Options, validate};
 use proptest::prelude::*;
 

@@ -77,7 +77,10 @@ fn two_processes_compile_the_same_bytes() {
     std::fs::create_dir_all(&folder).unwrap();
     let mut process = Command::new(std::env::current_exe().unwrap());
     process
-        .args(["--exact", "two_processes_compile_the_same_bytes"])
+        .args([
+            "--exact",
+            "determinism::two_processes_compile_the_same_bytes",
+        ])
         .env(FOLDER, &folder);
     let output = process.output().unwrap();
     assert!(

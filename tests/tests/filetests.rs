@@ -10,7 +10,7 @@
 //! cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host, `; chunk
 //! %a %b` lets hosted states lie and travel together, `; update %w'` lets the host compute a node.
 //!
-//! `INSTA_UPDATE=always cargo test -p lighterage-tests --test filetests` writes the results anew; they are to
+//! `INSTA_UPDATE=always cargo test -p lighterage-tests filetests::` writes the results anew; they are to
 //! be read.
 
 use ir::text::{self, File};

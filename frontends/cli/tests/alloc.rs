@@ -1,8 +1,6 @@
 //! `lighterage alloc`, from a trace to a plan, a check and a picture.
 
-mod common;
-
-use common::{Folder, run};
+use crate::common::{Folder, run};
 
 /// Four weights, and six layers' activations that come and go like a stack's.
 fn training() -> String {

@@ -1,7 +1,6 @@
 //! Estimating from the command line.
 
-mod common;
-use common::{Folder, run};
+use crate::common::{Folder, run};
 use serde_json::Value;
 
 fn object(args: &str) -> Value {

@@ -1,8 +1,6 @@
 //! `lighterage offload`, from a file to a report.
 
-mod common;
-
-use common::{Folder, run};
+use crate::common::{Folder, run};
 
 const INSTANCE: &str = r#"{
   "link_bytes_per_second": 2097152000,

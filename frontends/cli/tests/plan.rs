@@ -1,7 +1,6 @@
 //! Planning from the command line: import, plan, explain, check, compile.
 
-mod common;
-use common::{Folder, command, mlp, model, run};
+use crate::common::{Folder, command, mlp, model, run};
 use std::io::Read;
 use std::process::Stdio;
 

@@ -1,8 +1,6 @@
 //! `lighterage profile`, and what the other commands make of its file.
 
-mod common;
-
-use common::{Folder, mlp, run};
+use crate::common::{Folder, mlp, run};
 
 #[test]
 fn a_profile_is_planned_with() {

@@ -1,7 +1,6 @@
 //! Other budgets and the report: `plan --curve`, `--curve-svg`, `--report`.
 
-mod common;
-use common::{Folder, mlp, model, run};
+use crate::common::{Folder, mlp, model, run};
 use serde_json::Value as Json;
 use std::io::Write;
 use std::process::Command;

@@ -1,7 +1,6 @@
 //! Training from the command line.
 
-mod common;
-use common::{Folder, floats, mlp, model, run};
+use crate::common::{Folder, floats, mlp, model, run};
 use serde_json::Value;
 
 const GPT2: &str = "gpt2-tiny/joint_core.pt2";
@@ -401,7 +400,7 @@ fn ctrl_c_ends_after_the_step_that_runs_and_saves() {
     let folder = Folder::new("interrupt");
     let saved = folder.file("o.safetensors");
     let args = train_kept(&format!("--steps 100000000 --json --save {saved}"));
-    let mut child = common::command(&args)
+    let mut child = crate::common::command(&args)
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
@@ -448,7 +447,7 @@ fn a_tied_parameter_goes_by_either_name() {
 
 #[test]
 fn a_reader_that_leaves_ends_a_run_that_leaves_nothing() {
-    let mut child = common::command(&train_kept("--steps 100000000 --json"))
+    let mut child = crate::common::command(&train_kept("--steps 100000000 --json"))
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();

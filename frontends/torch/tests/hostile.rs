@@ -1,9 +1,7 @@
 //! Damaged and hostile files give errors: no panic, no hang, no allocation that the file does not
 //! warrant.
 
-mod common;
-
-use common::{MODEL, Numbers, archive, bytes, data, edited, entries, fixed};
+use crate::common::{MODEL, Numbers, archive, bytes, data, edited, entries, fixed};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

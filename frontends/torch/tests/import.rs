@@ -1,8 +1,6 @@
 //! Files of the exporter and of stock torch become graphs.
 
-mod common;
-
-use common::{archive, bytes, data, edited, entries, fixed};
+use crate::common::{archive, bytes, data, edited, entries, fixed};
 use ir::graph::Def;
 use ir::{DType, Graph, Phase, StateKind};
 use lighterage_torch::Model;

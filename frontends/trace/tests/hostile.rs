@@ -1,9 +1,7 @@
 //! Damaged and hostile files give errors that say where and what: no panic, no hang, no memory that
 //! the file does not warrant.
 
-mod common;
-
-use common::{Py, event, pickle, segment, snapshot, text};
+use crate::common::{Py, event, pickle, segment, snapshot, text};
 use lighterage_trace::{Format, read_bytes, table};
 use passes::alloc::caching;
 use passes::alloc::stats::stats;

@@ -1,8 +1,6 @@
 //! Every format, from text or bytes to blocks.
 
-mod common;
-
-use common::{event, segment, snapshot};
+use crate::common::{event, segment, snapshot};
 use lighterage_trace::{Format, Pool, events, read_bytes, table};
 use passes::alloc::caching::{self, Agreement, Segments};
 use passes::alloc::check::check;

@@ -66,7 +66,10 @@ fn a_plan_is_served() {
             "lighterage-plan 1\npool 1000 512\nrequests 2 0\ns 100 0 0 1\ns 200 0 512 2\nend\n",
         )
         .unwrap();
-        again("a_plan_is_served", &[("PLAN", &plan), ("STATS", &told)]);
+        again(
+            "abi::a_plan_is_served",
+            &[("PLAN", &plan), ("STATS", &told)],
+        );
         let told = std::fs::read_to_string(directory.join("stats-0")).unwrap();
         assert!(
             told.starts_with("{\"requests\": 20, \"planned\": 20, ") && told.ends_with("}\n"),
@@ -130,7 +133,7 @@ fn a_trace_is_recorded() {
     if !is_child() {
         let trace = directory("recorded").join("trace");
         again(
-            "a_trace_is_recorded",
+            "abi::a_trace_is_recorded",
             &[("MODE", Path::new("profile")), ("TRACE", &trace)],
         );
         let lines = "lighterage-trace 1\nphase fwd.0\nalloc 0 100 stream=0\nenter moe,\nalloc 1 3 \
@@ -216,7 +219,7 @@ fn what_is_wrong_is_told() {
         ),
     ];
     for (settings, result, message) in cases {
-        let output = again("what_is_wrong_is_told", settings);
+        let output = again("abi::what_is_wrong_is_told", settings);
         let told = String::from_utf8(output.stderr).unwrap();
         assert!(
             told.contains(result) && told.contains("lighterage_alloc: ") && told.contains(message),

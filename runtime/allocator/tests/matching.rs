@@ -1,8 +1,6 @@
 //! How a run that differs from the plan finds back into it.
 
-mod arena;
-
-use arena::Arena;
+use crate::arena::Arena;
 use lighterage_alloc::sequence::{ANCHOR, WINDOW};
 use lighterage_alloc::{Allocator, Mismatches, Plan, Stats};
 use std::fmt::Write;

@@ -1,8 +1,6 @@
 //! Bytes go from stream to stream only behind what the others were asked to do.
 
-mod arena;
-
-use arena::Arena;
+use crate::arena::Arena;
 use lighterage_alloc::{Allocator, Plan};
 use proptest::prelude::*;
 use std::fmt::Write;

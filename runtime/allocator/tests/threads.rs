@@ -1,8 +1,6 @@
 //! Eight threads, eight million requests, and much that no plan foresaw.
 
-mod arena;
-
-use arena::Arena;
+use crate::arena::Arena;
 use lighterage_alloc::{Allocator, Plan, Stats};
 use std::fmt::Write;
 use std::sync::Mutex;

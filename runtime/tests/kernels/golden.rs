@@ -5,7 +5,7 @@ use lighterage_runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
 use lighterage_runtime::kernels::{KERNELS, find};
 use serde_json::Value;
 
-use crate::generate::SCRATCH_BYTES;
+use super::generate::SCRATCH_BYTES;
 
 fn dtype(name: &str) -> Option<DType> {
     Some(match name {

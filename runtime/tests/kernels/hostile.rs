@@ -1,8 +1,8 @@
 //! Signatures that no compiler would write: `check` refuses them, or the kernel runs without
 //! panicking.
 
-use crate::generate::{Rng, SCRATCH_BYTES, case};
-use crate::random::run;
+use super::generate::{Rng, SCRATCH_BYTES, case};
+use super::random::run;
 use artifact::{Attr, DType, Operand, Place};
 use lighterage_runtime::kernels::owned::OwnedTensor;
 use lighterage_runtime::kernels::{Signature, find};

@@ -1,6 +1,6 @@
 //! Optimizers bit for bit: against one number at a time, and on any number of threads.
 
-use crate::generate::Rng;
+use super::generate::Rng;
 use artifact::DType;
 use half::bf16;
 use lighterage_runtime::Team;

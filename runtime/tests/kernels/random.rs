@@ -1,7 +1,7 @@
 //! Kernels against the reference on random runs; in place; and what random numbers promise.
 
-use crate::generate::{Case, Rng, SCRATCH_BYTES, attention, case, case_of};
-use crate::reference;
+use super::generate::{Case, Rng, SCRATCH_BYTES, attention, case, case_of};
+use super::reference;
 use artifact::{Attr, DType};
 use lighterage_runtime::kernels::owned::{OwnedTensor, run_op, run_op_inplace};
 use lighterage_runtime::kernels::{KERNELS, find};

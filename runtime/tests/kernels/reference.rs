@@ -1,7 +1,7 @@
 //! What every kernel should give, element by element and in f64: written from the definitions,
 //! sharing nothing with the kernels, as slow as it likes to be.
 
-use crate::generate::{Case, broadcast};
+use super::generate::{Case, broadcast};
 use artifact::{Attr, DType};
 
 /// A tensor of numbers.
@@ -111,7 +111,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
     };
     let y_shape = &case.outs.first().unwrap().1;
     let boolean = case.ins.first().is_some_and(|x| x.dtype() == DType::Bool);
-    let is_int = !crate::generate::is_float(case.outs[0].0);
+    let is_int = !super::generate::is_float(case.outs[0].0);
     let one =
         |f: &dyn Fn(f64) -> f64| vec![ins[0].data.iter().map(|&x| f(x)).collect::<Vec<f64>>()];
     let two = |f: &dyn Fn(f64, f64) -> f64| {

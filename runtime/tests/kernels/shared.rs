@@ -1,6 +1,6 @@
 //! Kernels that threads share: the same bits on any number of them, and wherever parts begin.
 
-use crate::generate::{self, Rng, SCRATCH_BYTES};
+use super::generate::{self, Rng, SCRATCH_BYTES};
 use artifact::{Attr, DType};
 use lighterage_runtime::Team;
 use lighterage_runtime::kernels::owned::{OwnedTensor, Run};

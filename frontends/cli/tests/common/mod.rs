@@ -1,5 +1,4 @@
 //! What the tests of the command share: running it, its files, a folder of their own.
-#![allow(dead_code, reason = "each test file is a crate that uses some of this")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,7 +1,6 @@
 //! What the tests share: fixtures, archives taken apart and put together again.
 
 // Each test binary uses a part of it.
-#![allow(dead_code, reason = "each test binary uses a part")]
 
 use flate2::Compression;
 use flate2::write::DeflateEncoder;

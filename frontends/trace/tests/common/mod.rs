@@ -1,5 +1,4 @@
 //! What the tests of the readers share: pickles, made by hand.
-#![allow(dead_code, reason = "each test file is a crate that uses some of this")]
 
 /// A value to pickle.
 #[derive(Clone)]

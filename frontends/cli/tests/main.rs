@@ -1,0 +1,10 @@
+//! The command as people call it.
+
+mod alloc;
+mod common;
+mod estimate;
+mod offload;
+mod plan;
+mod profile;
+mod report;
+mod train;

@@ -1,0 +1,5 @@
+//! Addresses of traces: plans, streams, and the check of plans.
+
+mod alloc_check;
+mod place;
+mod streams;

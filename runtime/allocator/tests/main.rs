@@ -1,0 +1,9 @@
+//! The allocator: what it serves, from any thread, in Rust and in C.
+
+mod abi;
+mod arena;
+mod driver;
+mod matching;
+mod plans;
+mod streams;
+mod threads;

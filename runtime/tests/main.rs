@@ -1,0 +1,8 @@
+//! The runtime: its kernels, its machine, and what it refuses.
+
+mod common;
+mod kernels;
+mod machine;
+mod races;
+mod size;
+mod validate;
