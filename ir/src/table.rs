@@ -19,6 +19,12 @@ macro_rules! ids {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(u32);
+        impl $name {
+            /// The id of entry `index`, in constants.
+            pub const fn nth(index: u32) -> Self {
+                Self(index)
+            }
+        }
         impl $crate::table::Id for $name {
             fn new(index: usize) -> Self {
                 Self(u32::try_from(index).expect("a table should hold fewer than 2^32 entries"))

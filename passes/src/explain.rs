@@ -5,11 +5,11 @@
 //! Before: a compiled program. After: an [`Explanation`] of one value as plain data, and its text.
 
 use crate::alloc::{lifetimes, live_bytes};
-use crate::decide::{Decisions, Gap, Means, Problem, Reason};
 use crate::graph::canonical;
 use crate::pipeline::Compiled;
+use crate::plan::machine::DEVICE;
+use crate::plan::{Decisions, Gap, Means, Problem, Reason};
 use crate::realise;
-use crate::schedule::apply::DEVICE;
 use ir::graph::Def;
 use ir::schedule::{InstrKind, Loc, Schedule, Why};
 use ir::{Buffer, Graph, Id, Instr, Phase, Pool, StateKind, Table, TensorType, Value, text};
@@ -112,7 +112,7 @@ pub fn peak(compiled: &Compiled) -> Peak {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
     let lives = lifetimes(schedule);
-    let live = live_bytes(schedule, &lives, Pool::new(DEVICE));
+    let live = live_bytes(schedule, &lives, DEVICE);
     // The first of equally high ones.
     let line = (0..live.len())
         .rev()
@@ -129,7 +129,7 @@ pub fn peak(compiled: &Compiled) -> Peak {
     let on_device = schedule
         .buffers
         .iter()
-        .filter(|&(buffer, data)| data.pool == Pool::new(DEVICE) && here(buffer));
+        .filter(|&(buffer, data)| data.pool == DEVICE && here(buffer));
     let mut tensors: Vec<Resident> = on_device
         .map(|(buffer, data)| match holds.get(&buffer) {
             Some(&value) => Resident {
@@ -763,7 +763,7 @@ pub fn explain(
     };
     let at_peak_line = peak(compiled);
     let stays = stays(compiled, value);
-    let in_device = |stay: &&Stay| stay.pool == schedule.pools[Pool::new(DEVICE)].name;
+    let in_device = |stay: &&Stay| stay.pool == schedule.pools[DEVICE].name;
     let at_peak = at_peak_line.line.is_some_and(|line| {
         stays.iter().filter(in_device).any(|stay| {
             stay.from.is_none_or(|from| from <= line) && stay.to.is_none_or(|to| line <= to)

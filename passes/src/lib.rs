@@ -9,6 +9,7 @@ pub mod explain;
 pub mod graph;
 pub mod offload;
 pub mod pipeline;
+pub mod plan;
 pub mod realise;
 pub mod remat;
 pub mod schedule;

@@ -7,20 +7,17 @@
 use crate::alloc;
 use crate::cost::{Cost, Tabled};
 use crate::decide::bound::{self, Certificate};
-use crate::decide::{
-    self, Decided, Decisions, Extent, Infeasible, NOTHING, Outcome, Planner, Problem,
-};
+use crate::decide::{self, Decided, NOTHING, Outcome};
 use crate::graph::loss::Chunks;
-use crate::graph::optimizer::{Attach, Master, Optimizer};
 use crate::graph::{accumulate, canonical, fuse, loss, microbatch, optimizer, simplify};
+use crate::plan::machine::{DEVICE, HOST};
+pub use crate::plan::{Budget, Error, Kernels, Options};
+use crate::plan::{Decisions, Extent, Problem};
 use crate::realise;
-use crate::schedule::order::Update;
 use crate::schedule::{apply, inplace, order, prefetch, sync};
 use crate::sim::{self, Timeline, simulate};
 use ir::finding::Finding;
 use ir::{Device, Graph, Pool, Program, Schedule, Table, text};
-use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::time::{Duration, Instant};
 
 /// A pass over `S`.
@@ -157,81 +154,6 @@ pub fn names() -> Vec<&'static str> {
         .collect()
 }
 
-/// Peak bytes of the device for the whole step.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub enum Budget {
-    /// What the device has.
-    #[default]
-    Device,
-    /// So many bytes.
-    Bytes(u64),
-    /// A share of what `keep` needs: 0.6 is 60 %.
-    Share(f64),
-}
-
-/// What computes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kernels {
-    /// Each op's own kernel, in the runtime.
-    Plain,
-    /// Ops are grouped, and groups are kernels that are generated; the runtime has the others.
-    #[default]
-    Generated,
-}
-
-impl Kernels {
-    /// Every choice.
-    pub const ALL: [Kernels; 2] = [Kernels::Plain, Kernels::Generated];
-    /// Its name in options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kernels::Plain => "plain",
-            Kernels::Generated => "generated",
-        }
-    }
-}
-
-/// What the user chose.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Options {
-    /// The optimizer to attach.
-    pub optimizer: Optimizer,
-    /// What half-precision parameters are roundings of.
-    pub master: Master,
-    /// The most that the norm over all gradients may be.
-    pub clip_norm: Option<f64>,
-    /// Over how many batches gradients are accumulated for one update; one if absent.
-    pub micro_batches: Option<usize>,
-    /// Where its updates stand.
-    pub update: Update,
-    /// In how many chunks of rows the loss is computed.
-    pub loss_chunks: Chunks,
-    /// What computes.
-    pub kernels: Kernels,
-    /// The budget.
-    pub budget: Budget,
-    /// Bytes that the host's pool may hold; the device file's figure if absent.
-    pub host: Option<u64>,
-    /// Who decides.
-    pub planner: Planner,
-    /// Whether other budgets are planned too.
-    pub extent: Extent,
-    /// Leaves formulas as they were traced: without `simplify`.
-    pub without_simplify: bool,
-}
-
-impl Options {
-    /// What the optimizer pass attaches.
-    pub fn attach(&self) -> Attach {
-        Attach {
-            optimizer: self.optimizer,
-            master: self.master,
-            clip_norm: self.clip_norm,
-        }
-    }
-}
-
 /// What passes may look at.
 pub struct Context<'a> {
     /// What the user chose.
@@ -245,42 +167,6 @@ pub struct Context<'a> {
     /// The budget in bytes, once it is known.
     pub budget: Option<u64>,
 }
-
-/// Why there is no program.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Error {
-    /// The user's graph or options.
-    Input(String),
-    /// No plan fits.
-    Infeasible(Box<Infeasible>),
-    /// A pass broke the program: our fault. The text has the findings under their lines.
-    Broken {
-        /// The pass.
-        pass: &'static str,
-        /// How many findings there are, and the first.
-        summary: String,
-        /// The program, with all findings.
-        text: String,
-    },
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Input(message) => f.write_str(message),
-            Error::Infeasible(infeasible) => infeasible.fmt(f),
-            Error::Broken { pass, summary, .. } => {
-                write!(
-                    f,
-                    "pass {pass} left a program that is not right ({summary}); this is a bug of \
-                     lighterage"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// What a pass did, for the observer.
 pub struct Report<'a> {
@@ -445,7 +331,7 @@ pub fn compile(
     });
 
     let timeline = simulate(&program.graph, &program.schedule, tabled);
-    let pool = ir::table::Id::new(apply::DEVICE);
+    let pool = DEVICE;
     let planned_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
     let lives = alloc::lifetimes(&program.schedule);
     let live_peak = alloc::live_peak(&program.schedule, &lives, pool);
@@ -551,7 +437,7 @@ fn ways(graph: &Graph, context: &Context<'_>) -> Result<Vec<Finished>, Error> {
         let graph = graph.compact();
         let problem = Problem::new(&graph, context.device, context.cost);
         let schedule = realise::unnamed(&problem, &Decisions::default()).map_err(Error::Input)?;
-        let device = ir::table::Id::new(apply::DEVICE);
+        let device = DEVICE;
         let keep = alloc::live_peak(&schedule, &alloc::lifetimes(&schedule), device);
         let needs = [keep, alloc::neediest(&schedule, device)];
         Ok((
@@ -710,9 +596,8 @@ fn apply_pass(program: &mut Program, context: &Context<'_>) -> Result<(), Error>
     };
     let (decisions, _) = context.decided.expect("apply should come after decide");
     let mut schedule = apply::run(&problem, decisions).map_err(Error::Input)?;
-    schedule.pools[ir::table::Id::new(apply::DEVICE)].limit = context.budget;
-    schedule.pools[ir::table::Id::new(apply::HOST)].limit =
-        Some(context.options.host.unwrap_or(context.device.host_bytes));
+    schedule.pools[DEVICE].limit = context.budget;
+    schedule.pools[HOST].limit = Some(context.options.host.unwrap_or(context.device.host_bytes));
     program.schedule = schedule;
     Ok(())
 }

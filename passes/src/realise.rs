@@ -3,12 +3,12 @@
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
-use crate::decide::{Decisions, Problem};
-use crate::schedule::apply::{COMPUTE, DEVICE, HOST};
+use crate::plan::machine::{COMPUTE, DEVICE, HOST};
+use crate::plan::{Decisions, Problem};
 use crate::schedule::{apply, inplace, prefetch, sync};
 use crate::sim::{simulate, unlimited};
 use ir::schedule::{Buffer, BufferData, Schedule};
-use ir::{Graph, Id, Plan, Pool, Table};
+use ir::{Graph, Id, Plan, Table};
 
 /// What decisions come to.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -80,8 +80,8 @@ pub fn finish(
     sync::run(graph, &mut placed, &plan);
     let micros = simulate(graph, &placed, cost).micros;
     Finished {
-        peak: plan.peak[Pool::new(DEVICE)],
-        host: plan.peak[Pool::new(HOST)],
+        peak: plan.peak[DEVICE],
+        host: plan.peak[HOST],
         micros,
     }
 }
@@ -114,7 +114,7 @@ fn stretched(
     let computing: Vec<(f64, u32)> = schedule
         .instrs
         .iter()
-        .filter(|(_, data)| data.stream.index() == COMPUTE)
+        .filter(|(_, data)| data.stream == COMPUTE)
         .map(|(instr, _)| (timeline.start[instr], instr.index() as u32))
         .collect();
     let n = schedule.instrs.len() as u32;
@@ -122,7 +122,7 @@ fn stretched(
     for (instr, data) in schedule
         .instrs
         .iter()
-        .filter(|(_, data)| data.stream.index() != COMPUTE)
+        .filter(|(_, data)| data.stream != COMPUTE)
     {
         let after = computing.partition_point(|&(start, _)| start < timeline.end[instr]);
         let end = computing.get(after).map_or(n, |&(_, line)| line);

@@ -6,14 +6,14 @@
 //! anywhere. Files, weightless traces, are planned in the grid on one device. All steps are the
 //! simulator's. GPT-2 is generated: see `lighterage_tests::gpt2`.
 
-use ir::{Device, Graph, Id, Stream};
+use ir::{Device, Graph, Stream};
 use lighterage_tests::gpt2::gpt2;
 use passes::cost::{Roofline, Tabled};
 use passes::decide::{Decided, Planner, Problem, decide, layout, record};
 use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
 use passes::pipeline::{Budget, Error};
-use passes::schedule::apply::{COMPUTE, D2H, H2D, ON_HOST};
+use passes::plan::machine::{COMPUTE, D2H, DEVICE, H2D, ON_HOST};
 use passes::schedule::order::{self, Update};
 use passes::schedule::sync;
 use passes::sim::simulate;
@@ -165,20 +165,13 @@ fn figures(problem: &Problem<'_>, decided: &Decided) -> (String, f64) {
     let plan = alloc::allocate(&schedule, &lives);
     sync::run(graph, &mut schedule, &plan);
     let timeline = simulate(graph, &schedule, problem.cost);
-    let busy = |stream: usize| {
-        timeline
-            .busy
-            .get(Stream::new(stream))
-            .copied()
-            .unwrap_or(0.0)
-            / 1e6
-    };
+    let busy = |stream: Stream| timeline.busy.get(stream).copied().unwrap_or(0.0) / 1e6;
     let recompute = timeline.recomputed / 1e6;
     let step = timeline.micros / 1e6;
     let streams = [H2D, D2H, ON_HOST]
         .map(|stream| format!("{:.2}", busy(stream)))
         .join(" | ");
-    let (peak, compute) = (gib(plan.peak[ir::Pool::new(0)]), busy(COMPUTE));
+    let (peak, compute) = (gib(plan.peak[DEVICE]), busy(COMPUTE));
     (
         format!(
             "{step:.3} | {peak} | {compute:.2} | {recompute:.2} | {:.2} | {streams}",

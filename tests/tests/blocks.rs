@@ -1,9 +1,9 @@
 //! The blocks of traced models: by their modules' paths, and by repetition where paths are erased.
 
 use ir::{Graph, Phase};
-use passes::decide::blocks::{Block, find};
 use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
+use passes::plan::blocks::{Block, find};
 use passes::schedule::order::{self, Update};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@ use ir::{Graph, Phase, Schedule};
 use lighterage_tests::gpt2::gpt2;
 use lighterage_tests::{chain, forced};
 use passes::cost::{Roofline, Tabled};
-use passes::decide::choose::{Aim, Asked, Limits};
+use passes::decide::choose::{Aim, Asked};
 use passes::decide::protrain::{Activation, Config, Layout, instance};
 use passes::decide::{
     Extent, Means, Planner, Problem, blocks, choose, chunks, decide, decide_among, greedy, layout,
@@ -14,6 +14,7 @@ use passes::decide::{
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::graph::{canonical, optimizer};
 use passes::pipeline::{self, Budget, Error, Options};
+use passes::plan::Limits;
 use passes::realise;
 use passes::schedule::order::{self, Update};
 use runtime::{Machine, StateInit};

@@ -4,9 +4,8 @@
 //! A budget between two points gets the plan of the smaller one: the curve is a staircase.
 
 use crate::size::{micros, short};
-use ir::{Id, Pool};
 use passes::pipeline::Compiled;
-use passes::schedule::apply::{COMPUTE, HOST};
+use passes::plan::machine::{COMPUTE, HOST};
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 
@@ -75,7 +74,7 @@ fn chosen(compiled: &Compiled) -> Chosen {
         .program
         .plan
         .as_ref()
-        .map_or(0, |plan| plan.peak[Pool::new(HOST)]);
+        .map_or(0, |plan| plan.peak[HOST]);
     Chosen {
         host_peak,
         dominant: dominant(compiled),
@@ -92,7 +91,7 @@ fn dominant(compiled: &Compiled) -> String {
         return "nothing".into();
     };
     let share = 100.0 * busy / timeline.micros.max(f64::MIN_POSITIVE);
-    match stream.index() == COMPUTE {
+    match stream == COMPUTE {
         true => format!("computing {share:.0}%"),
         false => format!("{} {share:.0}%", streams[stream].name),
     }

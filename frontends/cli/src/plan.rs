@@ -8,13 +8,13 @@ use crate::model;
 use crate::observe::Dumps;
 use crate::size::{micros, short};
 use crate::{out, report, size};
-use ir::{Id, Pool, Program, Stream};
+use ir::{Program, Stream};
 use passes::alloc::gap;
 use passes::decide::Problem;
 use passes::decide::bound::Certificate;
 use passes::explain::{self, Count, Peak, Tally};
 use passes::pipeline::{Compiled, Way};
-use passes::schedule::apply::{D2H, H2D, HOST};
+use passes::plan::machine::{D2H, H2D, HOST};
 use serde_json::json;
 use std::fmt::Write;
 
@@ -108,7 +108,7 @@ impl Facts<'_> {
             .program
             .plan
             .as_ref()
-            .map_or(0, |plan| plan.peak[Pool::new(HOST)])
+            .map_or(0, |plan| plan.peak[HOST])
     }
 
     /// Of each pool: its name, its peak, and the least that its buffers need.
@@ -188,8 +188,8 @@ impl Facts<'_> {
                 }))
                 .collect::<Vec<_>>(),
             "link_busy_ms": {
-                "h2d": millis(timeline.busy[Stream::new(H2D)]),
-                "d2h": millis(timeline.busy[Stream::new(D2H)]),
+                "h2d": millis(timeline.busy[H2D]),
+                "d2h": millis(timeline.busy[D2H]),
             },
             "lines": program.schedule.instrs.len(),
             "decisions": {
@@ -290,7 +290,7 @@ impl Facts<'_> {
             let changes = changes.collect::<Vec<_>>().join(", ");
             writeln!(out, "  {:<18} {:>10}  {changes}", "", "it would be")?;
         }
-        let link = |stream: usize| micros(timeline.busy[Stream::new(stream)]);
+        let link = |stream: Stream| micros(timeline.busy[stream]);
         writeln!(
             out,
             "  {:<18} {:>10} in, {} out",

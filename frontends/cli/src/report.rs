@@ -18,7 +18,7 @@ use passes::decide::bound::Certificate;
 use passes::decide::{Means, Problem, Reason};
 use passes::explain::{self, Class, Residence, Tally};
 use passes::pipeline::{Compiled, Options};
-use passes::schedule::apply::{DEVICE, HOST};
+use passes::plan::machine::{DEVICE, HOST};
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -227,11 +227,8 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         escaped(options.planner.name()),
         grouped_digits(schedule.instrs.len())
     )?;
-    let host_peak = program
-        .plan
-        .as_ref()
-        .map_or(0, |plan| plan.peak[Pool::new(HOST)]);
-    let host_limit = schedule.pools[Pool::new(HOST)].limit;
+    let host_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[HOST]);
+    let host_limit = schedule.pools[HOST].limit;
     let of = |part: f64, whole: f64| {
         if 0.0 < whole {
             format!("{:.1}%", 100.0 * part / whole)
@@ -345,7 +342,7 @@ fn peak(
     residences: &[Residence],
     grouped: &Grouped,
 ) -> std::fmt::Result {
-    let device = Pool::new(DEVICE);
+    let device = DEVICE;
     let (at, bytes) = explain::fullest(residences, device);
     let here = |(_, r): &(usize, &Residence)| r.pool == device && r.from <= at && at < r.to;
     let mut there: Vec<(usize, &Residence)> = residences.iter().enumerate().filter(here).collect();
@@ -735,7 +732,7 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
     } = source.compiled;
     let (graph, schedule) = (&program.graph, &program.schedule);
     let mut words = Words::default();
-    let (peak_at, peak_bytes) = explain::fullest(residences, Pool::new(DEVICE));
+    let (peak_at, peak_bytes) = explain::fullest(residences, DEVICE);
 
     let column = |of: &dyn Fn(&Residence) -> Json| residences.iter().map(of).collect::<Vec<_>>();
     let stays = json!({
@@ -778,12 +775,9 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
         "bytes": bytes,
     });
     let decisions = rows(source, &mut words);
-    let pool = |pool: usize| {
-        let peak = program
-            .plan
-            .as_ref()
-            .map_or(0, |plan| plan.peak[Pool::new(pool)]);
-        json!({"name": schedule.pools[Pool::new(pool)].name, "peak": peak, "limit": schedule.pools[Pool::new(pool)].limit})
+    let pool = |pool: Pool| {
+        let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
+        json!({"name": schedule.pools[pool].name, "peak": peak, "limit": schedule.pools[pool].limit})
     };
     json!({
         "model": graph.name,

@@ -25,7 +25,7 @@
 //! concave; a subgradient method (B. Polyak, 1969) climbs it. Where the method stops costs
 //! tightness and not truth.
 
-use super::Problem;
+use crate::plan::Problem;
 use ir::graph::Def;
 use ir::schedule::buffer_bytes;
 use ir::{Node, Phase, StateKind, Value};

@@ -13,11 +13,11 @@
 //! monotone.
 
 use super::record::{Draft, Record, least};
-use super::{Decisions, Problem};
 use crate::alloc::{Lifetime, live_peak};
+use crate::plan::machine::{DEVICE, HOST};
+use crate::plan::{Decisions, Limits, Problem};
 use crate::realise::{self, Finished};
-use crate::schedule::apply::{DEVICE, HOST};
-use ir::{Buffer, Id, Pool, Schedule, Table};
+use ir::{Buffer, Schedule, Table};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -32,23 +32,6 @@ pub enum Aim {
     Smallest,
     /// That of the lowest peak on the host.
     LeastOnHost,
-}
-
-/// What a record may need, bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// On the device.
-    pub device: u64,
-    /// On the host.
-    pub host: u64,
-}
-
-impl Limits {
-    /// None.
-    pub const NONE: Limits = Limits {
-        device: u64::MAX,
-        host: u64::MAX,
-    };
 }
 
 /// What is asked for.
@@ -213,7 +196,7 @@ impl<'a> Entry<'a> {
                 let (micros, schedule) = (realise::roomy(problem, &schedule), Arc::new(schedule));
                 let of = |(variant, lives): (usize, Table<Buffer, Lifetime>)| {
                     let [peak, host] =
-                        [DEVICE, HOST].map(|pool| live_peak(&schedule, &lives, Pool::new(pool)));
+                        [DEVICE, HOST].map(|pool| live_peak(&schedule, &lives, pool));
                     let bound = Bound { micros, peak, host }.above(self.bound);
                     Entry {
                         variant,

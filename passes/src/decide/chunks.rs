@@ -6,7 +6,7 @@
 //! touches one chunk (ProTrain, section 3.1.1 and appendix B.1). Chunks have one size because their
 //! buffers are reused; what does not fill a chunk is waste. The size is that with the least waste.
 
-use super::blocks::Block;
+use crate::plan::blocks::Block;
 use ir::Graph;
 use std::collections::BTreeSet;
 use std::ops::Range;

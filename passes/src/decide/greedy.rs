@@ -14,14 +14,14 @@
 //! planned, records that would not be chosen are spared: see [`Wanted`].
 
 use super::record::{Draft, Wanted, draft};
-use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::alloc::{lifetimes, live_bytes};
+use crate::plan::machine::{COMPUTE, D2H, DEVICE, H2D, ON_HOST};
+use crate::plan::{Decisions, Gap, Means, Problem, Reason};
 use crate::realise;
-use crate::schedule::apply::{COMPUTE, D2H, DEVICE, H2D, ON_HOST};
 use crate::sim::{Timeline, unlimited};
 use ir::graph::Def;
 use ir::schedule::{Buffer, InstrKind, Loc, Schedule, Why};
-use ir::{Id, Node, Phase, Pool, Stream, Table, Value};
+use ir::{Id, Node, Phase, Table, Value};
 use smallvec::SmallVec;
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -226,7 +226,7 @@ pub(crate) fn large(problem: &Problem<'_>) -> bool {
 
 /// Bytes alive on the device at each line.
 pub(super) fn live(schedule: &Schedule) -> Vec<u64> {
-    live_bytes(schedule, &lifetimes(schedule), Pool::new(DEVICE))
+    live_bytes(schedule, &lifetimes(schedule), DEVICE)
 }
 
 /// The lines of decisions, unless they are mostly reruns.
@@ -289,7 +289,7 @@ pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64
     // Dearest first; what cannot be computed again is the dearest.
     let dear = |cut: &Cut| cut.recompute.unwrap_or(f64::INFINITY) / cut.bytes as f64;
     candidates.sort_by(|a, b| dear(b).total_cmp(&dear(a)).then(a.gaps.cmp(&b.gaps)));
-    let busy = |stream| timeline.busy[Stream::new(stream)];
+    let busy = |stream| timeline.busy[stream];
     let spare = (0.6 * busy(COMPUTE) - 0.5 * busy(H2D)).min(0.9 * busy(COMPUTE) - busy(D2H));
     let mut room = share * spare;
     let mut chosen = vec![];
@@ -586,7 +586,7 @@ impl<'a> Round<'a> {
         for &(value, loc) in &schedule.entry {
             holds[loc.buffer].push((loc.offset, self.problem.root[value], 0));
         }
-        let device = |buffer: Buffer| schedule.buffers[buffer].pool == Pool::new(DEVICE);
+        let device = |buffer: Buffer| schedule.buffers[buffer].pool == DEVICE;
         let mut touches: Vec<(Loc, Value)> = vec![];
         for (instr, data) in schedule.instrs.iter() {
             let line = instr.index();
@@ -702,8 +702,8 @@ impl<'a> Round<'a> {
     /// otherwise.
     fn link_price(&self, bytes: u64, copies: f64, room: f64, load: Load) -> f64 {
         let micros = self.problem.cost.link(bytes);
-        let busy = self.timeline.busy[Stream::new(H2D)].max(self.timeline.busy[Stream::new(D2H)]);
-        let idle = 0.8 * self.timeline.busy[Stream::new(COMPUTE)] - busy - load.link;
+        let busy = self.timeline.busy[H2D].max(self.timeline.busy[D2H]);
+        let idle = 0.8 * self.timeline.busy[COMPUTE] - busy - load.link;
         let hidden = copies * micros <= room && micros <= idle;
         // Even a hidden copy takes link time from others.
         copies * micros * if hidden { 0.05 } else { 1.0 }
@@ -791,13 +791,8 @@ impl<'a> Round<'a> {
         };
         let link = self.link_price(cut.sent, cut.copies, room, load);
         let Some(group) = cut.group else { return link };
-        let busy = self
-            .timeline
-            .busy
-            .get(Stream::new(ON_HOST))
-            .copied()
-            .unwrap_or(0.0);
-        let hidden = busy + load.host + cut.host <= 0.9 * self.timeline.busy[Stream::new(COMPUTE)];
+        let busy = self.timeline.busy.get(ON_HOST).copied().unwrap_or(0.0);
+        let hidden = busy + load.host + cut.host <= 0.9 * self.timeline.busy[COMPUTE];
         let updates = &self.problem.groups[group].updates;
         let spared: f64 = updates
             .iter()

@@ -11,12 +11,12 @@
 //! copy for each pass, and is updated there; a cached one stays from forward to backward (ProTrain,
 //! sections 3.1 and 3.2).
 
-use super::blocks::Block;
 use super::chunks::{self, Packing};
 use super::protrain::{self, Activation, Config, Instance, Layout, Outline};
 use super::record::{Draft, Wanted, propose};
-use super::{Decisions, Gap, Means, Problem, Reason};
 use crate::cost::is_product;
+use crate::plan::blocks::Block;
+use crate::plan::{Decisions, Gap, Means, Problem, Reason};
 use ir::graph::Def;
 use ir::{Node, Phase, Table, Value};
 use std::collections::BTreeSet;

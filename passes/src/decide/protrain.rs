@@ -13,10 +13,10 @@
 //! until memory is full; and a number of recomputed blocks whose arithmetic alone takes longer than
 //! the best step is not looked into.
 
-use super::Problem;
-use super::blocks::Block;
 use super::chunks::Packing;
-use crate::schedule::order::users;
+use crate::plan::Problem;
+use crate::plan::blocks::Block;
+use crate::plan::users::users;
 use ir::graph::Def;
 use ir::{Graph, Node, Phase, StateKind, Table, Value};
 use std::collections::{BTreeSet, VecDeque};

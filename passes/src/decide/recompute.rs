@@ -8,14 +8,15 @@
 
 use super::greedy::{beyond_host, large, live, swaps};
 use super::record::{Draft, Wanted, draft};
-use super::{Decisions, Problem};
 use crate::alloc::lifetimes;
+use crate::plan::machine::{COMPUTE, DEVICE};
+use crate::plan::{Decisions, Problem};
 use crate::realise;
 use crate::remat::{self, Effort};
-use crate::schedule::apply::{self, COMPUTE, DEVICE};
+use crate::schedule::apply;
 use crate::schedule::inplace;
 use ir::schedule::{Buffer, InstrKind, Schedule, Why};
-use ir::{Id, Node, Phase, Pool, Table, Value};
+use ir::{Id, Node, Phase, Table, Value};
 
 /// Shares of the blocks whose states live on the host, and of the link's spare time that swaps
 /// take.
@@ -113,7 +114,7 @@ impl Model {
     fn new(problem: &Problem<'_>, base: &Decisions, schedule: &Schedule) -> Option<Model> {
         let graph = problem.graph;
         let n = schedule.instrs.len();
-        let on_device = |buffer: Buffer| schedule.buffers[buffer].pool == Pool::new(DEVICE);
+        let on_device = |buffer: Buffer| schedule.buffers[buffer].pool == DEVICE;
         let cut: Table<Value, bool> = {
             let mut cut = Table::filled(graph.values.len(), false);
             base.cuts.keys().for_each(|gap| cut[gap.value] = true);
@@ -160,7 +161,7 @@ impl Model {
                 } => {
                     let node_data = &graph.nodes[*node];
                     let remat = &mut nodes[line];
-                    let device = data.stream.index() == COMPUTE;
+                    let device = data.stream == COMPUTE;
                     if device {
                         remat.micros = problem.cost.run(graph, *node);
                     }

@@ -3,15 +3,15 @@
 //! [`front`] drops those that another draft clearly beats; [`judge_best`] places and simulates of
 //! the rest what may be better than what it has, and these records are what a budget chooses from.
 
-use super::choose::Limits;
 use super::greedy::large;
-use super::{Decisions, Problem};
 use crate::alloc::{lifetimes, live_peak};
+use crate::plan::Limits;
+use crate::plan::machine::{DEVICE, HOST};
+use crate::plan::{Decisions, Problem};
 use crate::realise::{self, Finished};
-use crate::schedule::apply::{DEVICE, HOST};
 use crate::schedule::prefetch::{Room, reorder};
 use crate::sim::{Lines, Timeline};
-use ir::{Id, Pool, Schedule};
+use ir::Schedule;
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -137,7 +137,7 @@ pub fn draft(
 ) -> Timeline {
     let live_of = |schedule: &Schedule| {
         let lives = lifetimes(schedule);
-        [DEVICE, HOST].map(|pool| live_peak(schedule, &lives, Pool::new(pool)))
+        [DEVICE, HOST].map(|pool| live_peak(schedule, &lives, pool))
     };
     let [live, host] = live_of(schedule);
     let lines = Lines::new(problem.graph, schedule, problem.cost);
@@ -357,7 +357,7 @@ fn record(
     {
         return None;
     }
-    let live = live_peak(&schedule, &own, Pool::new(DEVICE));
+    let live = live_peak(&schedule, &own, DEVICE);
     if beaten(problem, known, draft, live, least(problem, draft)) {
         return None;
     }

@@ -7,8 +7,8 @@
 //! state either lives on the device, all the time, or on the host.
 
 use super::record::{Draft, propose};
-use super::{Decisions, Gap, Means, Problem};
 use crate::offload::{Algorithm, Instance, Layer, solve};
+use crate::plan::{Decisions, Gap, Means, Problem};
 use ir::{Node, Phase};
 
 /// Each memory is the last one's times this.

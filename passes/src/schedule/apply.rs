@@ -17,7 +17,8 @@
 //! cannot, or where the old value is read again later (by a rerun), it waits in a buffer of its own
 //! until the end of the step.
 
-use crate::decide::{Decisions, Gap, Means, Problem};
+use crate::plan::machine::{COMPUTE, D2H, DEVICE, H2D, HOST, ON_HOST};
+use crate::plan::{Decisions, Gap, Means, Problem};
 use ir::graph::Def;
 use ir::schedule::{
     Buffer, BufferData, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData, Schedule, Stream,
@@ -26,19 +27,6 @@ use ir::schedule::{
 use ir::{Id, Node, Phase, Table, Value};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// The device's pool.
-pub const DEVICE: usize = 0;
-/// The host's pool.
-pub const HOST: usize = 1;
-/// The stream that runs nodes.
-pub const COMPUTE: usize = 0;
-/// The stream of copies from the host.
-pub const H2D: usize = 1;
-/// The stream of copies to the host.
-pub const D2H: usize = 2;
-/// The stream of what the host computes; there only if it computes something.
-pub const ON_HOST: usize = 3;
 
 /// Builds the schedule. An error if a decision asks for what cannot be: to run an op again that is
 /// not pure, or to compute a value that no node computes.
@@ -283,7 +271,7 @@ impl<'a> Lines<'a> {
             let name = self.fresh(|| format!("c{k}.host"));
             let buffer = self.schedule.buffers.push(BufferData {
                 name,
-                pool: Pool::new(HOST),
+                pool: HOST,
                 bytes,
             });
             self.chunk_home.push(buffer);
@@ -397,7 +385,7 @@ impl<'a> Lines<'a> {
 
     /// Where a node's result goes: over a state's old value where that is allowed, else into a new
     /// buffer.
-    fn result_place(&mut self, node: Node, j: usize, value: Value, pool: usize) -> Loc {
+    fn result_place(&mut self, node: Node, j: usize, value: Value, pool: Pool) -> Loc {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
         let mut place = None;
@@ -495,8 +483,8 @@ impl<'a> Lines<'a> {
         loc.buffer.index() < self.n_pinned
     }
 
-    fn pool(&self, loc: Loc) -> usize {
-        self.schedule.buffers[loc.buffer].pool.index()
+    fn pool(&self, loc: Loc) -> Pool {
+        self.schedule.buffers[loc.buffer].pool
     }
 
     /// Copies a computed output to the host.
@@ -772,7 +760,7 @@ impl<'a> Lines<'a> {
         let name = self.fresh(|| format!("c{chunk}"));
         let buffer = self.schedule.buffers.push(BufferData {
             name,
-            pool: Pool::new(DEVICE),
+            pool: DEVICE,
             bytes,
         });
         self.push(
@@ -802,7 +790,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    fn run_node(&mut self, node: Node, outs: Vec<Loc>, pool: usize, why: Why) {
+    fn run_node(&mut self, node: Node, outs: Vec<Loc>, pool: Pool, why: Why) {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
         let places = if pool == HOST {
@@ -818,11 +806,7 @@ impl<'a> Lines<'a> {
             let bytes = buffer_bytes(scratch);
             self.schedule
                 .buffers
-                .push(BufferData {
-                    name,
-                    pool: Pool::new(pool),
-                    bytes,
-                })
+                .push(BufferData { name, pool, bytes })
                 .into()
         });
         let stream = if pool == HOST { ON_HOST } else { COMPUTE };
@@ -838,7 +822,7 @@ impl<'a> Lines<'a> {
         );
     }
 
-    fn copy(&mut self, src: Loc, dst: Loc, value: Value, stream: usize, why: Why) {
+    fn copy(&mut self, src: Loc, dst: Loc, value: Value, stream: Stream, why: Why) {
         let bytes = self.bytes(value);
         // No bytes, no copy: every zero-byte buffer holds every zero-byte value.
         if 0 < bytes {
@@ -846,10 +830,10 @@ impl<'a> Lines<'a> {
         }
     }
 
-    fn push(&mut self, kind: InstrKind, stream: usize, why: Why) {
+    fn push(&mut self, kind: InstrKind, stream: Stream, why: Why) {
         self.schedule.instrs.push(InstrData {
             kind,
-            stream: Stream::new(stream),
+            stream,
             after: vec![],
             why,
         });
@@ -859,7 +843,7 @@ impl<'a> Lines<'a> {
         self.problem.graph.values[value].ty.bytes()
     }
 
-    fn buffer(&mut self, value: Value, pool: usize) -> Loc {
+    fn buffer(&mut self, value: Value, pool: Pool) -> Loc {
         let name = &self.problem.graph.values[value].name;
         let name = self.fresh(|| {
             if pool == HOST {
@@ -871,11 +855,7 @@ impl<'a> Lines<'a> {
         let bytes = buffer_bytes(self.bytes(value));
         self.schedule
             .buffers
-            .push(BufferData {
-                name,
-                pool: Pool::new(pool),
-                bytes,
-            })
+            .push(BufferData { name, pool, bytes })
             .into()
     }
 

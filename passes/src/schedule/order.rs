@@ -7,6 +7,7 @@
 //!   completion (the optimizer step inside backward: the gradient's bytes are free right after),
 //!   or, with `Update::After`, stands behind the whole backward.
 
+use crate::plan::users::users;
 use ir::graph::Def;
 use ir::{Graph, Node, Phase, Table, Value};
 
@@ -66,23 +67,6 @@ pub fn run(graph: &mut Graph, update: Update) {
         }
     }
     graph.order = line.nodes;
-}
-
-/// The nodes that read each value's bytes, by root, in `order`; reshapes are no readers.
-pub fn users(graph: &Graph, order: &[Node]) -> Table<Value, Vec<Node>> {
-    let mut users: Table<Value, Vec<Node>> = Table::filled(graph.values.len(), vec![]);
-    for &node in order
-        .iter()
-        .filter(|&&node| !graph.nodes[node].op.is_alias())
-    {
-        for &input in &graph.nodes[node].inputs {
-            let root = graph.root(input);
-            if users[root].last() != Some(&node) {
-                users[root].push(node);
-            }
-        }
-    }
-    users
 }
 
 /// Nodes computed from nothing: pure, and all their operands are such.

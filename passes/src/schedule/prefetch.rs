@@ -5,11 +5,11 @@
 //! the bytes allow: the peak does not rise (ProTrain, appendix A.2: prefetch only when memory
 //! allows), or by no more than the decisions set aside for it.
 
-use super::apply::{COMPUTE, DEVICE, H2D};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::cost::Cost;
+use crate::plan::machine::{COMPUTE, DEVICE, H2D};
 use ir::schedule::{InstrData, InstrKind, Schedule, Why};
-use ir::{Graph, Id, Instr, Pool, Table};
+use ir::{Graph, Id, Instr, Table};
 
 /// Reorders the lines; copies may take `ahead` bytes above the peak.
 pub fn run(graph: &Graph, schedule: &mut Schedule, cost: &dyn Cost, ahead: u64) {
@@ -50,14 +50,14 @@ impl<'a> Room<'a> {
     /// What a schedule's copies have.
     pub fn new(graph: &Graph, schedule: &'a Schedule, cost: &'a dyn Cost) -> Room<'a> {
         let n = schedule.instrs.len();
-        let live = live_bytes(schedule, &lifetimes(schedule), Pool::new(DEVICE));
+        let live = live_bytes(schedule, &lifetimes(schedule), DEVICE);
         let mut clock = 0.0;
         let mut starts = Vec::with_capacity(n);
         let mut filled = Table::filled(schedule.buffers.len(), 0usize);
         let mut lowest = vec![0; n];
         for (instr, data) in schedule.instrs.iter() {
             starts.push(clock);
-            if data.stream.index() == COMPUTE {
+            if data.stream == COMPUTE {
                 clock += cost.line(graph, schedule, instr);
             }
             if let InstrKind::Copy { src, .. } = data.kind {
@@ -84,7 +84,7 @@ impl<'a> Room<'a> {
         let Room {
             schedule, starts, ..
         } = self;
-        let is_copy_in = |line: usize| schedule.instrs[Instr::new(line)].stream.index() == H2D;
+        let is_copy_in = |line: usize| schedule.instrs[Instr::new(line)].stream == H2D;
         let copies_in: Vec<usize> = (0..schedule.instrs.len())
             .filter(|&line| is_copy_in(line))
             .collect();

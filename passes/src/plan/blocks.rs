@@ -10,7 +10,7 @@
 //! nodes, no shared mask and no reordering of what is cheap breaks the pattern. A border between
 //! two blocks stands where the fewest bytes cross it: the residual stream.
 
-use crate::schedule::order::users;
+use super::users::users;
 use ir::body::Step;
 use ir::graph::Def;
 use ir::{Graph, Node, Phase, StateKind, Table, TensorType, Value};

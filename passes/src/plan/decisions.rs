@@ -1,0 +1,157 @@
+//! What a planner answers: [`Decisions`], plain data with the reason for each.
+
+use super::problem::Problem;
+use ir::{Graph, Node, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A gap in a value's life: from its access number `gap` (the definition is number 0 of a computed
+/// value) to the next.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Gap {
+    /// The value; a root.
+    pub value: Value,
+    /// The number of the access before the gap.
+    pub gap: u32,
+}
+
+/// How a value outlives a gap without device memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Means {
+    /// Its bytes wait on the host.
+    Swap,
+    /// Its node runs again.
+    Recompute,
+}
+
+/// Why a decision was made: the figures that `explain` prints.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Reason {
+    /// Bytes that it frees.
+    pub bytes: u64,
+    /// What a swap was reckoned to add to the step, µs; `None` if it was impossible.
+    pub swap: Option<f64>,
+    /// What a recompute was reckoned to add to the step, µs; `None` if it was impossible.
+    pub recompute: Option<f64>,
+    /// The line where memory was short.
+    pub line: u32,
+}
+
+/// What a planner answers.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Decisions {
+    /// Gaps over which a value leaves the device. Every other value is kept from its first access
+    /// to its last.
+    pub cuts: BTreeMap<Gap, (Means, Reason)>,
+    /// States that live on the host, by their position in the graph's states: they come for their
+    /// uses.
+    pub hosted: BTreeMap<usize, Reason>,
+    /// Hosted states that lie side by side on the host and come to the device in one copy. A state
+    /// is in one chunk at most; one that is in none comes alone.
+    pub chunks: Vec<Vec<usize>>,
+    /// Nodes that the host runs, in its own memory: updates of hosted states.
+    pub on_host: BTreeSet<Node>,
+    /// Nodes that run again before a line, by the line's position in [`Problem::lines`], in order.
+    /// Readers take the latest result.
+    pub reruns: BTreeMap<u32, Vec<Node>>,
+    /// Bytes above the lines' own peak that copies may take by coming early.
+    pub ahead: u64,
+}
+
+impl Decisions {
+    /// How many values leave the device over a gap, and states altogether.
+    pub fn count(&self) -> usize {
+        self.cuts.len() + self.hosted.len()
+    }
+    /// The gaps after which a value is computed again by one of [`Decisions::reruns`], with what
+    /// that frees and costs. A value that runs again after its last access, for another rerun, has
+    /// that access's number for a gap.
+    pub fn solved(&self, problem: &Problem<'_>) -> BTreeMap<Gap, Reason> {
+        let graph = problem.graph;
+        let mut solved = BTreeMap::new();
+        for (&position, nodes) in &self.reruns {
+            for &node in nodes {
+                let recompute = Some(problem.cost.run(graph, node));
+                for &value in &graph.nodes[node].outputs {
+                    let before = problem.accesses[value].partition_point(|&at| at < position);
+                    let gap = Gap {
+                        value,
+                        gap: before.saturating_sub(1) as u32,
+                    };
+                    let bytes = graph.values[value].ty.bytes();
+                    solved.insert(
+                        gap,
+                        Reason {
+                            bytes,
+                            swap: None,
+                            recompute,
+                            line: position,
+                        },
+                    );
+                }
+            }
+        }
+        solved
+    }
+
+    /// The decisions as text, for dumps.
+    pub fn print(&self, graph: &Graph) -> String {
+        let micros = |t: Option<f64>| t.map_or("impossible".into(), |t| format!("{t:.1} us"));
+        let why = |r: &Reason| {
+            format!(
+                "; frees {} at line {}, swap {}, recompute {}",
+                r.bytes,
+                r.line,
+                micros(r.swap),
+                micros(r.recompute)
+            )
+        };
+        let mut text = String::from("decisions {\n");
+        for (&state, reason) in &self.hosted {
+            text += &format!(
+                "  host %{} {}\n",
+                graph.values[graph.states[state].before].name,
+                why(reason)
+            );
+        }
+        if 0 < self.ahead {
+            text += &format!("  ahead {}\n", self.ahead);
+        }
+        for (k, chunk) in self.chunks.iter().enumerate() {
+            let names: Vec<String> = chunk
+                .iter()
+                .map(|&state| format!("%{}", graph.values[graph.states[state].before].name))
+                .collect();
+            text += &format!("  chunk c{k} {}\n", names.join(" "));
+        }
+        for &node in &self.on_host {
+            text += &format!("  update %{} on the host\n", graph.node_name(node));
+        }
+        for (&position, nodes) in &self.reruns {
+            let names: Vec<String> = nodes
+                .iter()
+                .map(|&node| format!("%{}", graph.node_name(node)))
+                .collect();
+            let line = graph
+                .order
+                .iter()
+                .filter(|&&n| !graph.nodes[n].op.is_alias())
+                .nth(position as usize);
+            let before = line.map_or("", |&node| graph.node_name(node));
+            text += &format!("  rerun {} before %{before}\n", names.join(" "));
+        }
+        for (gap, (means, reason)) in &self.cuts {
+            let word = if *means == Means::Swap {
+                "swap"
+            } else {
+                "recompute"
+            };
+            text += &format!(
+                "  {word} %{} after access {} {}\n",
+                graph.values[gap.value].name,
+                gap.gap,
+                why(reason)
+            );
+        }
+        text + "}\n"
+    }
+}

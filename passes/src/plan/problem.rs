@@ -1,0 +1,301 @@
+//! What planners see of a graph on a machine: [`Problem`], with its tables of uses, blocks and groups
+//! of states.
+
+use super::blocks::{self, Block};
+use super::decisions::{Decisions, Gap, Means, Reason};
+use super::users::users;
+use crate::cost::Cost;
+use ir::graph::Def;
+use ir::schedule::buffer_bytes;
+use ir::{Device, Graph, Node, Table, Value};
+use std::collections::BTreeMap;
+
+/// What a planner sees.
+pub struct Problem<'a> {
+    /// The graph; its order is final.
+    pub graph: &'a Graph,
+    /// The machine.
+    pub device: &'a Device,
+    /// Times.
+    pub cost: &'a dyn Cost,
+    /// The nodes that become lines: the graph's order without reshapes.
+    pub lines: Vec<Node>,
+    /// Where in `lines` each node stands.
+    pub position: Table<Node, Option<u32>>,
+    /// [`Graph::root`] of each value.
+    pub root: Table<Value, Value>,
+    /// The states whose new value each value is; filled for roots.
+    pub renews: Table<Value, Vec<usize>>,
+    /// The positions in `lines` that read each value, ascending; filled for roots.
+    pub uses: Table<Value, Vec<u32>>,
+    /// The positions in `lines` that access each value, ascending: its definition, if a line
+    /// defines it, then its uses.
+    pub accesses: Table<Value, Vec<u32>>,
+    /// Roots that the step must leave: states' new values and outputs.
+    pub leaves: Table<Value, bool>,
+    /// The parts of the model.
+    pub blocks: Vec<Block>,
+    /// The repeated block that each node is in.
+    pub block_of: Table<Node, Option<usize>>,
+    /// States that may live on the host and be updated there, together.
+    pub groups: Vec<Group>,
+    /// Bytes that each node's kernel may use while it runs.
+    pub scratch: Table<Node, u64>,
+    /// Bytes that the host's pool may hold.
+    pub host_limit: Option<u64>,
+}
+
+/// A copy of so many times the link's latency loses 3 % to it.
+const LATENCIES: f64 = 32.0;
+
+/// The states of one block of the model, and the nodes that update them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Group {
+    /// Parameters, in the order in which the step first uses them; positions in the graph's states.
+    pub params: Vec<usize>,
+    /// The same, as they come and go together: each long enough for the link.
+    pub chunks: Vec<Vec<usize>>,
+    /// What else their updates change: moments.
+    pub moments: Vec<usize>,
+    /// The updates.
+    pub updates: Vec<Node>,
+}
+
+impl Group {
+    /// Lets the states, which live on the host, come in chunks and be updated there.
+    pub(crate) fn add_to(&self, decisions: &mut Decisions) {
+        decisions
+            .chunks
+            .extend(self.chunks.iter().filter(|chunk| 1 < chunk.len()).cloned());
+        decisions.on_host.extend(&self.updates);
+    }
+}
+
+impl<'a> Problem<'a> {
+    /// The problem of a graph on a machine.
+    pub fn new(graph: &'a Graph, device: &'a Device, cost: &'a dyn Cost) -> Problem<'a> {
+        let lines: Vec<Node> = graph
+            .order
+            .iter()
+            .copied()
+            .filter(|&n| !graph.nodes[n].op.is_alias())
+            .collect();
+        let mut position = Table::filled(graph.nodes.len(), None);
+        for (i, &node) in lines.iter().enumerate() {
+            position[node] = Some(i as u32);
+        }
+        let at = |node: Node| position[node].expect("a reader should be a line");
+        let uses: Table<Value, Vec<u32>> = users(graph, &graph.order)
+            .values()
+            .map(|nodes| nodes.iter().map(|&n| at(n)).collect())
+            .collect();
+        let accesses = |(value, uses): (Value, &Vec<u32>)| {
+            let def = graph.def_node(value).and_then(|node| position[node]);
+            def.into_iter().chain(uses.iter().copied()).collect()
+        };
+        let accesses = uses.iter().map(accesses).collect();
+        let root: Table<Value, Value> = graph.values.ids().map(|value| graph.root(value)).collect();
+        let mut leaves = Table::filled(graph.values.len(), false);
+        for value in graph.left() {
+            leaves[root[value]] = true;
+        }
+        let mut renews = Table::filled(graph.values.len(), vec![]);
+        for (i, state) in graph.states.iter().enumerate() {
+            renews[root[state.after]].push(i);
+        }
+        let scratch = |data: &ir::graph::NodeData| {
+            let inputs: Vec<_> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
+            let outputs: Vec<_> = data
+                .outputs
+                .iter()
+                .map(|&v| graph.values[v].ty.clone())
+                .collect();
+            data.op.work(&inputs, &outputs).scratch
+        };
+        let scratch = graph.nodes.values().map(scratch).collect();
+        let blocks = blocks::find(graph);
+        let mut block_of = Table::filled(graph.nodes.len(), None);
+        for (i, block) in blocks
+            .iter()
+            .enumerate()
+            .filter(|(_, block)| block.repeated)
+        {
+            block
+                .forward
+                .iter()
+                .chain(&block.backward)
+                .for_each(|&node| block_of[node] = Some(i));
+        }
+        let (groups, host_limit) = (vec![], None);
+        let mut problem = Problem {
+            graph,
+            device,
+            cost,
+            lines,
+            position,
+            root,
+            renews,
+            uses,
+            accesses,
+            leaves,
+            blocks,
+            block_of,
+            groups,
+            scratch,
+            host_limit,
+        };
+        problem.groups = problem.groups();
+        problem
+    }
+
+    /// Parameters that one optimizer node updates, with all that it updates: those of a block
+    /// together, others alone.
+    fn groups(&self) -> Vec<Group> {
+        let graph = self.graph;
+        let mut by_node: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
+        for (i, state) in graph.states.iter().enumerate() {
+            if let Some(node) = graph.def_node(graph.root(state.after)) {
+                by_node.entry(node).or_default().push(i);
+            }
+        }
+        let mut groups: BTreeMap<(u32, Option<usize>), Group> = BTreeMap::new();
+        let mut firsts: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut updates: Vec<(u32, Node, Vec<usize>)> = vec![];
+        for (node, states) in by_node {
+            let is_param = |&i: &usize| graph.states[i].kind == ir::StateKind::Param;
+            let first = states
+                .iter()
+                .filter(|i| is_param(i))
+                .filter_map(|&i| self.uses[graph.states[i].before].first())
+                .min();
+            let (Some(&first), ir::Phase::Optimizer) = (first, graph.nodes[node].phase) else {
+                continue;
+            };
+            updates.push((first, node, states));
+        }
+        updates.sort_unstable();
+        for (first, node, states) in updates {
+            let block = self.block_of[self.lines[first as usize]];
+            let first = block.map_or(first, |block| *firsts.entry(block).or_insert(first));
+            let group = groups.entry((first, block)).or_default();
+            group.updates.push(node);
+            for state in states {
+                let param = graph.states[state].kind == ir::StateKind::Param;
+                if param {
+                    &mut group.params
+                } else {
+                    &mut group.moments
+                }
+                .push(state);
+            }
+        }
+        let mut groups: Vec<Group> = groups.into_values().collect();
+        groups
+            .iter_mut()
+            .for_each(|group| group.chunks = self.chunks(&group.params));
+        groups
+    }
+
+    /// How many groups a share of them is.
+    pub(crate) fn n_hosted(&self, share: f64) -> usize {
+        (self.groups.len() as f64 * share).round() as usize
+    }
+
+    /// Decisions that let the states of a share of the groups live on the host, those of the last
+    /// blocks: their gradients come first, and their parameters are wanted last (ProTrain, section
+    /// 3.1.1).
+    pub fn hosted(&self, share: f64) -> Decisions {
+        let mut decisions = Decisions::default();
+        for group in self.groups.iter().rev().take(self.n_hosted(share)) {
+            for &state in group.params.iter().chain(&group.moments) {
+                decisions.hosted.insert(state, self.hosted_reason(state));
+            }
+            group.add_to(&mut decisions);
+        }
+        decisions
+    }
+
+    /// Why a state lives on the host where that was not weighed against anything.
+    pub(crate) fn hosted_reason(&self, state: usize) -> Reason {
+        let bytes = self.graph.values[self.graph.states[state].before]
+            .ty
+            .bytes();
+        Reason {
+            bytes,
+            swap: Some(self.cost.link(bytes)),
+            recompute: None,
+            line: 0,
+        }
+    }
+
+    /// Lets hosted parameters leave the device between forward and backward.
+    pub fn stream_hosted(&self, decisions: &mut Decisions) {
+        for (&state, &reason) in &decisions.hosted {
+            let value = self.graph.states[state].before;
+            if let Some(gap) = self.between_phases(value) {
+                decisions
+                    .cuts
+                    .insert(Gap { value, gap }, (Means::Swap, reason));
+            }
+        }
+    }
+
+    /// The gap of a state between its last use in forward and the next, if there are both.
+    pub fn between_phases(&self, before: Value) -> Option<u32> {
+        let forward =
+            |&at: &u32| self.graph.nodes[self.lines[at as usize]].phase == ir::Phase::Forward;
+        let uses = &self.uses[before];
+        let n_forward = uses.iter().take_while(|at| forward(at)).count();
+        (0 < n_forward && n_forward < uses.len()).then(|| n_forward as u32 - 1)
+    }
+
+    /// Parameters in copies that are long enough for the link's latency to be small beside them,
+    /// and no longer: what comes in pieces needs less room. Neighbours are used one after the
+    /// other.
+    fn chunks(&self, params: &[usize]) -> Vec<Vec<usize>> {
+        let worth = LATENCIES * self.device.link_micros * 1e-6 * self.device.link_bandwidth;
+        let mut chunks: Vec<(f64, Vec<usize>)> = vec![];
+        for &state in params {
+            let bytes = self.graph.values[self.graph.states[state].before]
+                .ty
+                .bytes() as f64;
+            match chunks.last_mut() {
+                Some((sum, chunk)) if *sum < worth => {
+                    *sum += bytes;
+                    chunk.push(state);
+                }
+                _ => chunks.push((bytes, vec![state])),
+            }
+        }
+        chunks.into_iter().map(|(_, chunk)| chunk).collect()
+    }
+
+    /// True if the host may hold so many bytes.
+    pub fn host_holds(&self, bytes: u64) -> bool {
+        self.host_limit.is_none_or(|limit| bytes <= limit)
+    }
+
+    /// False if decisions leave more on the host all the time, states and inputs, than it may hold:
+    /// nothing that builds on them is of use.
+    pub fn host_has_room(&self, decisions: &Decisions) -> bool {
+        let states = decisions
+            .hosted
+            .keys()
+            .map(|&state| self.graph.states[state].before);
+        let values = states.chain(self.graph.inputs.iter().copied());
+        self.host_holds(
+            values
+                .map(|value| buffer_bytes(self.graph.values[value].ty.bytes()))
+                .sum(),
+        )
+    }
+    /// True for values that lie on the host when a step starts: inputs always, states if they are
+    /// hosted.
+    pub fn comes_from_host(&self, root: Value, decisions: &Decisions) -> bool {
+        match self.graph.values[root].def {
+            Def::Input(_) => true,
+            Def::State(state) => decisions.hosted.contains_key(&state),
+            Def::Node(..) => false,
+        }
+    }
+}
