@@ -7,6 +7,7 @@
 pub mod attention;
 pub mod kernels;
 mod listing;
+pub mod mlir;
 
 use artifact::{
     Artifact, Binding, Code, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range,

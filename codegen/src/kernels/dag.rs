@@ -2,52 +2,13 @@
 //! `arith` and `math`, a load, or a sum over a row. Equal nodes are one, and a node's operands come
 //! before it.
 
+use crate::mlir::{self, Arith, Convert, Kind, Predicate, Type};
 use ir::body::{Axes, Space};
 use std::collections::HashMap;
+use std::panic::Location;
 
 /// A node's number.
 pub(super) type Id = usize;
-
-/// The type of a number that instructions compute with. Integers have no sign; bf16 is an I16 until
-/// it is widened.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Kind {
-    I1,
-    I8,
-    I16,
-    I32,
-    I64,
-    F16,
-    F32,
-    F64,
-}
-
-impl Kind {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Kind::I1 => "i1",
-            Kind::I8 => "i8",
-            Kind::I16 => "i16",
-            Kind::I32 => "i32",
-            Kind::I64 => "i64",
-            Kind::F16 => "f16",
-            Kind::F32 => "f32",
-            Kind::F64 => "f64",
-        }
-    }
-    /// Bytes in memory.
-    pub(super) fn bytes(self) -> u64 {
-        match self {
-            Kind::I1 | Kind::I8 => 1,
-            Kind::I16 | Kind::F16 => 2,
-            Kind::I32 | Kind::F32 => 4,
-            Kind::I64 | Kind::F64 => 8,
-        }
-    }
-    pub(super) fn is_float(self) -> bool {
-        matches!(self, Kind::F16 | Kind::F32 | Kind::F64)
-    }
-}
 
 /// Over what a value varies: rows, columns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -62,6 +23,7 @@ impl Span {
         let (rows, columns) = space.span(v);
         Span { rows, columns }
     }
+
     pub(super) fn and(self, other: Span) -> Span {
         Span {
             rows: self.rows || other.rows,
@@ -91,14 +53,14 @@ pub(super) enum Prim {
     LoadAt(usize, u64),
     /// A number by its bits.
     Const(u64),
-    /// Operands and result of one type: `arith.addf`.
-    Same(&'static str),
-    /// Two operands of one type to a bit: `arith.cmpf olt`.
-    Compare(&'static str),
+    /// Operands and result of one type.
+    Same(Arith),
+    /// Two operands of one type to a bit.
+    Compare(Predicate),
     /// A bit and two values.
     Select,
-    /// One type to another: `arith.extf`.
-    Convert(&'static str),
+    /// One type to another.
+    Convert(Convert),
     /// The elements of a row as one number.
     Fold(Fold),
     /// A power: an F64 and an I64, the exponent. One number, not a vector.
@@ -119,6 +81,16 @@ pub(super) struct Node {
     pub(super) stage: usize,
 }
 
+/// How exponentials, logarithms and the like are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum Functions {
+    /// By polynomials: several instructions, the same bits on every machine.
+    #[default]
+    Polynomials,
+    /// By the approximations that GPUs have as instructions; as cheap as loading the result.
+    Hardware,
+}
+
 /// Exponentials of a row below its largest element, and their sum.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exponentials {
@@ -136,20 +108,29 @@ pub(super) struct Dag {
     /// True for results of expensive functions, which are kept from pass to pass and not computed
     /// again.
     pub(super) dear: Vec<bool>,
-    /// True if functions may be those that GPUs have.
-    pub(super) gpu: bool,
+    /// How functions such as the exponential are computed.
+    pub(super) functions: Functions,
+    /// The first instruction that does not fit its operands.
+    error: Option<mlir::Error>,
 }
 
 impl Dag {
-    pub(super) fn new(gpu: bool) -> Dag {
+    pub(super) fn new(functions: Functions) -> Dag {
         Dag {
-            gpu,
+            functions,
             ..Dag::default()
         }
     }
+
+    /// The first instruction since the last call that does not fit its operands.
+    pub(super) fn take_error(&mut self) -> Option<mlir::Error> {
+        self.error.take()
+    }
+
     pub(super) fn kind(&self, id: Id) -> Kind {
         self.nodes[id].kind
     }
+
     fn node(&mut self, node: Node) -> Id {
         if let Some(&id) = self.index.get(&node) {
             return id;
@@ -160,6 +141,21 @@ impl Dag {
         self.dear.push(false);
         id
     }
+
+    /// Keeps the first mistake. The instruction is added all the same, and the kernel given up
+    /// when the op that it is for is complete.
+    #[track_caller]
+    fn checked(&mut self, op: &'static str, check: Result<(), mlir::Mismatch>) {
+        if let Err(why) = check {
+            let place = Location::caller();
+            self.error.get_or_insert(mlir::Error { op, why, place });
+        }
+    }
+
+    fn types(&self, args: &[Id]) -> Vec<Type> {
+        args.iter().map(|&a| Type::Scalar(self.kind(a))).collect()
+    }
+
     fn op(&mut self, prim: Prim, args: &[Id], kind: Kind) -> Id {
         let span = args
             .iter()
@@ -183,6 +179,7 @@ impl Dag {
             stage: 0,
         })
     }
+
     pub(super) fn load_at(&mut self, operand: usize, at: u64, kind: Kind) -> Id {
         self.node(Node {
             prim: Prim::LoadAt(operand, at),
@@ -192,6 +189,7 @@ impl Dag {
             stage: 0,
         })
     }
+
     pub(super) fn bits(&mut self, bits: u64, kind: Kind) -> Id {
         self.node(Node {
             prim: Prim::Const(bits),
@@ -201,6 +199,7 @@ impl Dag {
             stage: 0,
         })
     }
+
     /// A number, rounded to a floating-point kind.
     pub(super) fn float(&mut self, x: f64, kind: Kind) -> Id {
         match kind {
@@ -208,6 +207,7 @@ impl Dag {
             _ => self.bits(x.to_bits(), Kind::F64),
         }
     }
+
     pub(super) fn int(&mut self, x: i64, kind: Kind) -> Id {
         let mask = if kind == Kind::I64 {
             u64::MAX
@@ -216,30 +216,45 @@ impl Dag {
         };
         self.bits(x as u64 & mask, kind)
     }
+
     pub(super) fn bit(&mut self, x: bool) -> Id {
         self.bits(x.into(), Kind::I1)
     }
+
     /// An instruction on one type.
-    pub(super) fn same(&mut self, name: &'static str, args: &[Id]) -> Id {
-        self.op(Prim::Same(name), args, self.kind(args[0]))
+    #[track_caller]
+    pub(super) fn same(&mut self, op: Arith, args: &[Id]) -> Id {
+        self.checked(op.name(), op.check(&self.types(args)));
+        self.op(Prim::Same(op), args, self.kind(args[0]))
     }
-    pub(super) fn compare(&mut self, name: &'static str, a: Id, b: Id) -> Id {
-        self.op(Prim::Compare(name), &[a, b], Kind::I1)
+
+    #[track_caller]
+    pub(super) fn compare(&mut self, by: Predicate, a: Id, b: Id) -> Id {
+        let [x, y] = [a, b].map(|id| Type::Scalar(self.kind(id)));
+        self.checked(by.op(), by.check(x, y));
+        self.op(Prim::Compare(by), &[a, b], Kind::I1)
     }
+
+    #[track_caller]
     pub(super) fn select(&mut self, c: Id, x: Id, y: Id) -> Id {
         if x == y {
-            x
-        } else {
-            self.op(Prim::Select, &[c, x, y], self.kind(x))
+            return x;
         }
+        let [bit, a, b] = [c, x, y].map(|id| Type::Scalar(self.kind(id)));
+        self.checked("arith.select", mlir::select(bit, a, b));
+        self.op(Prim::Select, &[c, x, y], self.kind(x))
     }
-    pub(super) fn convert(&mut self, name: &'static str, x: Id, to: Kind) -> Id {
+
+    #[track_caller]
+    pub(super) fn convert(&mut self, how: Convert, x: Id, to: Kind) -> Id {
         if self.kind(x) == to {
-            x
-        } else {
-            self.op(Prim::Convert(name), &[x], to)
+            return x;
         }
+        let from = Type::Scalar(self.kind(x));
+        self.checked(how.name(), how.check(from, to));
+        self.op(Prim::Convert(how), &[x], to)
     }
+
     pub(super) fn fold(&mut self, fold: Fold, x: Id) -> Id {
         let node = &self.nodes[x];
         let (kind, stage) = (node.kind, node.stage + 1);
@@ -255,9 +270,11 @@ impl Dag {
             stage,
         })
     }
+
     pub(super) fn power(&mut self, x: Id, exponent: Id) -> Id {
         self.op(Prim::Power, &[x, exponent], Kind::F64)
     }
+
     pub(super) fn random(&mut self, seed: Id, step: Id, stream: u32) -> Id {
         let span = Span {
             rows: true,
@@ -271,99 +288,121 @@ impl Dag {
             stage: 0,
         })
     }
+
     /// Says that a value should be kept rather than computed again.
     pub(super) fn keep(&mut self, id: Id) -> Id {
-        self.dear[id] = !self.gpu;
+        self.dear[id] = self.functions == Functions::Polynomials;
         id
     }
 
+    #[track_caller]
     pub(super) fn add(&mut self, a: Id, b: Id) -> Id {
         self.same(
             if self.kind(a).is_float() {
-                "arith.addf"
+                Arith::Addf
             } else {
-                "arith.addi"
+                Arith::Addi
             },
             &[a, b],
         )
     }
+
+    #[track_caller]
     pub(super) fn sub(&mut self, a: Id, b: Id) -> Id {
         self.same(
             if self.kind(a).is_float() {
-                "arith.subf"
+                Arith::Subf
             } else {
-                "arith.subi"
+                Arith::Subi
             },
             &[a, b],
         )
     }
+
+    #[track_caller]
     pub(super) fn mul(&mut self, a: Id, b: Id) -> Id {
         self.same(
             if self.kind(a).is_float() {
-                "arith.mulf"
+                Arith::Mulf
             } else {
-                "arith.muli"
+                Arith::Muli
             },
             &[a, b],
         )
     }
+
+    #[track_caller]
     pub(super) fn div(&mut self, a: Id, b: Id) -> Id {
-        self.same("arith.divf", &[a, b])
+        self.same(Arith::Divf, &[a, b])
     }
+
     /// `a * b + c`, rounded once.
+    #[track_caller]
     pub(super) fn fma(&mut self, a: Id, b: Id, c: Id) -> Id {
-        self.same("math.fma", &[a, b, c])
+        self.same(Arith::Fma, &[a, b, c])
     }
+
+    #[track_caller]
     pub(super) fn sqrt(&mut self, x: Id) -> Id {
-        self.same("math.sqrt", &[x])
+        self.same(Arith::Sqrt, &[x])
     }
+
     /// `a < b`; false if one is NaN.
+    #[track_caller]
     pub(super) fn less(&mut self, a: Id, b: Id) -> Id {
         self.compare(
             if self.kind(a).is_float() {
-                "arith.cmpf olt"
+                Predicate::Olt
             } else {
-                "arith.cmpi slt"
+                Predicate::Slt
             },
             a,
             b,
         )
     }
+
     /// `a <= b`; false if one is NaN.
+    #[track_caller]
     pub(super) fn at_most(&mut self, a: Id, b: Id) -> Id {
         self.compare(
             if self.kind(a).is_float() {
-                "arith.cmpf ole"
+                Predicate::Ole
             } else {
-                "arith.cmpi sle"
+                Predicate::Sle
             },
             a,
             b,
         )
     }
+
+    #[track_caller]
     pub(super) fn equal(&mut self, a: Id, b: Id) -> Id {
         self.compare(
             if self.kind(a).is_float() {
-                "arith.cmpf oeq"
+                Predicate::Oeq
             } else {
-                "arith.cmpi eq"
+                Predicate::Eq
             },
             a,
             b,
         )
     }
+
+    #[track_caller]
     pub(super) fn differs(&mut self, a: Id, b: Id) -> Id {
         self.compare(
             if self.kind(a).is_float() {
-                "arith.cmpf une"
+                Predicate::Une
             } else {
-                "arith.cmpi ne"
+                Predicate::Ne
             },
             a,
             b,
         )
     }
+
     /// The larger (`most`) or the smaller; NaN if one is.
+    #[track_caller]
     pub(super) fn extreme(&mut self, most: bool, a: Id, b: Id) -> Id {
         let wins = if most {
             self.less(b, a)
@@ -374,10 +413,12 @@ impl Dag {
             return self.select(wins, a, b);
         }
         let nan = self.differs(a, a);
-        let wins = self.same("arith.ori", &[wins, nan]);
+        let wins = self.same(Arith::Ori, &[wins, nan]);
         self.select(wins, a, b)
     }
+
     /// `x` within `lo..=hi`; NaN stays.
+    #[track_caller]
     pub(super) fn within(&mut self, x: Id, lo: Id, hi: Id) -> Id {
         let below = self.less(x, lo);
         let x = self.select(below, lo, x);

@@ -5,9 +5,10 @@
 //! vectors of 16 bytes. Values that do not vary along a row are scalars, computed outside of the
 //! loops.
 
-use super::dag::{Dag, Exponentials, Fold, Id, Kind, Prim};
+use super::dag::{Dag, Exponentials, Fold, Functions, Id, Prim};
 use super::lower::{Known, storage};
 use super::passes::{Buffer, Pass, Passes, kept_passes};
+use crate::mlir::{Arith, Kind};
 use ir::TensorType;
 use ir::body::{Axes, Space};
 use std::collections::BTreeMap;
@@ -444,7 +445,7 @@ impl<'a> Emitter<'a> {
     fn constant(&mut self, bits: u64, kind: Kind, width: u64) -> String {
         let value = match kind {
             Kind::I1 => (bits != 0).to_string(),
-            Kind::F16 => format!("0x{bits:04X}"),
+            Kind::F16 | Kind::BF16 => format!("0x{bits:04X}"),
             Kind::F32 => format!("0x{bits:08X}"),
             Kind::F64 => format!("0x{bits:016X}"),
             Kind::I8 => (bits as i8).to_string(),
@@ -1071,7 +1072,7 @@ impl<'a> Emitter<'a> {
         let sum = self.fold_loop(&zero, &all, &one, &[start], &f32, |e, block, sum| {
             let x = e.load(BLOCK_SCALES, block, Kind::F32, 1, 4);
             let below = e.def(&format!("arith.subf {x}, {} : f32", max[0]));
-            let mut dag = Dag::new(false);
+            let mut dag = Dag::new(Functions::Polynomials);
             let load = dag.load(0, 0, Kind::F32, super::dag::Span::default());
             let exponential = dag.exp_below(load);
             let scale = e.apart(&dag, load, &below, exponential, 1);
@@ -1670,7 +1671,7 @@ impl<'a> Emitter<'a> {
         let to = type_of(memory, width);
         match dtype {
             ir::DType::BF16 => {
-                let mut dag = Dag::new(self.plan.gpu);
+                let mut dag = Dag::new(Functions::Polynomials);
                 let load = dag.load(
                     0,
                     0,
@@ -1748,12 +1749,12 @@ fn instruction_text(dag: &Dag, id: Id, args: &[String], width: u64) -> String {
     let of = |i: usize| type_of(dag.kind(node.args[i]), width);
     let list = args.join(", ");
     match &node.prim {
-        Prim::Same("math.exp2") => format!("math.exp2 {list} fastmath<afn> : {ty}"),
-        Prim::Same(name) => format!("{name} {list} : {ty}"),
-        Prim::Compare(name) => format!("{name}, {list} : {}", of(0)),
+        Prim::Same(Arith::Exp2) => format!("math.exp2 {list} fastmath<afn> : {ty}"),
+        Prim::Same(op) => format!("{} {list} : {ty}", op.name()),
+        Prim::Compare(by) => format!("{} {}, {list} : {}", by.op(), by.name(), of(0)),
         Prim::Select if width == 1 => format!("arith.select {list} : {ty}"),
         Prim::Select => format!("arith.select {list} : {}, {ty}", of(0)),
-        Prim::Convert(name) => format!("{name} {list} : {} to {ty}", of(0)),
+        Prim::Convert(how) => format!("{} {list} : {} to {ty}", how.name(), of(0)),
         other => unreachable!("{other:?} should be emitted by itself"),
     }
 }

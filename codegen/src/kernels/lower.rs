@@ -3,7 +3,8 @@
 //! types, so that a kernel of several ops computes what those ops compute one by one.
 
 use super::Step;
-use super::dag::{Dag, Exponentials, Fold, Id, Kind, Span};
+use super::dag::{Dag, Exponentials, Fold, Functions, Id, Span};
+use crate::mlir::{Arith, Convert, Kind, Predicate};
 use ir::body::{Along, Space};
 use ir::{Attr, DType, Op, TensorType};
 
@@ -83,9 +84,9 @@ type Lowered<T> = Result<T, String>;
 
 impl<'a> Lowering<'a> {
     /// Starts with the readings of operands.
-    pub(super) fn new(gpu: bool, space: &'a Space) -> Lowered<Lowering<'a>> {
+    pub(super) fn new(functions: Functions, space: &'a Space) -> Lowered<Lowering<'a>> {
         let types = &space.types[..];
-        let mut dag = Dag::new(gpu);
+        let mut dag = Dag::new(functions);
         let mut known = vec![None; types.len()];
         for &(v, operand) in &space.reads {
             let dtype = types[v].dtype();
@@ -126,9 +127,9 @@ impl<'a> Lowering<'a> {
         let (id, dtype) = (self.node(v)?, self.dtype(v));
         let d = &mut self.dag;
         Ok(match dtype {
-            DType::Bool | DType::U8 => d.convert("arith.extui", id, Kind::I64),
-            DType::I8 | DType::I16 | DType::I32 => d.convert("arith.extsi", id, Kind::I64),
-            DType::F16 => d.convert("arith.extf", id, Kind::F32),
+            DType::Bool | DType::U8 => d.convert(Convert::Extui, id, Kind::I64),
+            DType::I8 | DType::I16 | DType::I32 => d.convert(Convert::Extsi, id, Kind::I64),
+            DType::F16 => d.convert(Convert::Extf, id, Kind::F32),
             DType::BF16 => d.widened_bf16(id),
             _ => id,
         })
@@ -139,10 +140,10 @@ impl<'a> Lowering<'a> {
         match dtype {
             DType::Bool if d.kind(x) == Kind::I1 => x,
             DType::Bool => self.truth(x),
-            DType::U8 | DType::I8 => d.convert("arith.trunci", x, Kind::I8),
-            DType::I16 => d.convert("arith.trunci", x, Kind::I16),
-            DType::I32 => d.convert("arith.trunci", x, Kind::I32),
-            DType::F16 => d.convert("arith.truncf", x, Kind::F16),
+            DType::U8 | DType::I8 => d.convert(Convert::Trunci, x, Kind::I8),
+            DType::I16 => d.convert(Convert::Trunci, x, Kind::I16),
+            DType::I32 => d.convert(Convert::Trunci, x, Kind::I32),
+            DType::F16 => d.convert(Convert::Truncf, x, Kind::F16),
             DType::BF16 => d.rounded_bf16(x),
             _ => x,
         }
@@ -185,9 +186,9 @@ impl<'a> Lowering<'a> {
         let d = &mut self.dag;
         match (d.kind(x), to) {
             (from, _) if from == to => x,
-            (Kind::F32, Kind::F64) => d.convert("arith.extf", x, to),
-            (Kind::F64, Kind::F32) => d.convert("arith.truncf", x, to),
-            (Kind::I64, _) => d.convert("arith.sitofp", x, to),
+            (Kind::F32, Kind::F64) => d.convert(Convert::Extf, x, to),
+            (Kind::F64, Kind::F32) => d.convert(Convert::Truncf, x, to),
+            (Kind::I64, _) => d.convert(Convert::Sitofp, x, to),
             (from, _) => {
                 // NaN becomes 0, what is too large or small the largest or smallest.
                 let (lo, hi) = (
@@ -196,10 +197,10 @@ impl<'a> Lowering<'a> {
                 );
                 let zero = d.float(0.0, from);
                 let (low, high) = (d.less(x, lo), d.at_most(hi, x));
-                let (nan, out) = (d.differs(x, x), d.same("arith.ori", &[low, high]));
-                let out = d.same("arith.ori", &[nan, out]);
+                let (nan, out) = (d.differs(x, x), d.same(Arith::Ori, &[low, high]));
+                let out = d.same(Arith::Ori, &[nan, out]);
                 let inside = d.select(out, zero, x);
-                let y = d.convert("arith.fptosi", inside, Kind::I64);
+                let y = d.convert(Convert::Fptosi, inside, Kind::I64);
                 let (least, most) = (d.int(i64::MIN, Kind::I64), d.int(i64::MAX, Kind::I64));
                 let y = d.select(low, least, y);
                 d.select(high, most, y)
@@ -264,12 +265,12 @@ impl<'a> Lowering<'a> {
         let f32_only = || format!("there is no vector function for {result}");
         let y = args.get(1).copied().unwrap_or(x);
         Ok(match name {
-            "neg" if real => self.dag.same("arith.negf", &[x]),
+            "neg" if real => self.dag.same(Arith::Negf, &[x]),
             "neg" => {
                 let minus = self.dag.int(-1, kind);
                 self.dag.mul(x, minus)
             }
-            "abs" if real => self.dag.same("math.absf", &[x]),
+            "abs" if real => self.dag.same(Arith::Absf, &[x]),
             "abs" => {
                 let zero = self.zero(kind);
                 let (below, minus) = (self.dag.less(x, zero), self.dag.sub(zero, x));
@@ -334,7 +335,7 @@ impl<'a> Lowering<'a> {
             }
             "bitwise_not" => {
                 let ones = self.dag.int(-1, kind);
-                self.dag.same("arith.xori", &[x, ones])
+                self.dag.same(Arith::Xori, &[x, ones])
             }
             "logical_not" => {
                 let zero = self.zero(kind);
@@ -373,16 +374,16 @@ impl<'a> Lowering<'a> {
             "div" => self.dag.div(x, y),
             "maximum" => self.dag.extreme(true, x, y),
             "minimum" => self.dag.extreme(false, x, y),
-            "bitwise_and" => self.dag.same("arith.andi", &[x, y]),
-            "bitwise_or" => self.dag.same("arith.ori", &[x, y]),
-            "bitwise_xor" => self.dag.same("arith.xori", &[x, y]),
+            "bitwise_and" => self.dag.same(Arith::Andi, &[x, y]),
+            "bitwise_or" => self.dag.same(Arith::Ori, &[x, y]),
+            "bitwise_xor" => self.dag.same(Arith::Xori, &[x, y]),
             "logical_and" | "logical_or" => {
                 let (a, b) = (self.truth(x), self.truth(y));
                 self.dag.same(
                     if name == "logical_and" {
-                        "arith.andi"
+                        Arith::Andi
                     } else {
-                        "arith.ori"
+                        Arith::Ori
                     },
                     &[a, b],
                 )
@@ -517,7 +518,7 @@ impl<'a> Lowering<'a> {
                 // Small integers wrap in the end, so they may as well on the way.
                 let narrow = self.dag.kind(element) == Kind::I64 && dtype.bytes() < 8;
                 let element = if narrow {
-                    self.dag.convert("arith.trunci", element, Kind::I32)
+                    self.dag.convert(Convert::Trunci, element, Kind::I32)
                 } else {
                     element
                 };
@@ -646,7 +647,7 @@ impl<'a> Lowering<'a> {
         let (rest1, rest2) = (d.sub(one, beta1), d.sub(one, beta2));
         let corrected = d.sub(one, power1);
         let step_size = d.div(lr, corrected);
-        let step_size = d.same("arith.negf", &[step_size]);
+        let step_size = d.same(Arith::Negf, &[step_size]);
         let corrected = d.sub(one, power2);
         let correction2 = d.sqrt(corrected);
         let decayed = d.mul(lr, decay);
@@ -706,32 +707,32 @@ impl<'a> Lowering<'a> {
         ];
         let d = &mut self.dag;
         let (high, low) = (
-            d.convert("arith.extui", high, Kind::I32),
-            d.convert("arith.extui", low, Kind::I32),
+            d.convert(Convert::Extui, high, Kind::I32),
+            d.convert(Convert::Extui, low, Kind::I32),
         );
         let (fifteen, sixteen) = (d.int(15, Kind::I32), d.int(16, Kind::I32));
-        let below = d.same("arith.shrui", &[low, fifteen]);
+        let below = d.same(Arith::Shrui, &[low, fifteen]);
         let high = d.sub(high, below);
-        let high = d.same("arith.shli", &[high, sixteen]);
-        let master = d.same("arith.ori", &[high, low]);
-        let master = d.convert("arith.bitcast", master, Kind::F32);
+        let high = d.same(Arith::Shli, &[high, sixteen]);
+        let master = d.same(Arith::Ori, &[high, low]);
+        let master = d.convert(Convert::Bitcast, master, Kind::F32);
         let [p, m, v] = self.adamw_of(step, [master, g, m, v], 5);
         let d = &mut self.dag;
-        let bits = d.convert("arith.bitcast", p, Kind::I32);
+        let bits = d.convert(Convert::Bitcast, p, Kind::I32);
         let (upper, quiet, half) = (
             d.int(0xFFFF_0000, Kind::I32),
             d.int(0x0040_0000, Kind::I32),
             d.int(0x8000, Kind::I32),
         );
-        let nan = d.same("arith.andi", &[bits, upper]);
-        let nan = d.same("arith.ori", &[nan, quiet]);
+        let nan = d.same(Arith::Andi, &[bits, upper]);
+        let nan = d.same(Arith::Ori, &[nan, quiet]);
         let is_nan = d.differs(p, p);
         let bits = d.select(is_nan, nan, bits);
         let rounded = d.add(bits, half);
-        let rounded = d.same("arith.shrui", &[rounded, sixteen]);
+        let rounded = d.same(Arith::Shrui, &[rounded, sixteen]);
         let (high, low) = (
-            d.convert("arith.trunci", rounded, Kind::I16),
-            d.convert("arith.trunci", bits, Kind::I16),
+            d.convert(Convert::Trunci, rounded, Kind::I16),
+            d.convert(Convert::Trunci, bits, Kind::I16),
         );
         Ok([high, low, m, v].map(Known::Node).to_vec())
     }
@@ -789,7 +790,7 @@ impl<'a> Lowering<'a> {
             Ok(threshold) => {
                 let word = self.dag.random(seed, count, step.op.int("stream") as u32);
                 let threshold = self.dag.int(threshold.into(), Kind::I32);
-                self.dag.compare("arith.cmpi ule", threshold, word)
+                self.dag.compare(Predicate::Ule, threshold, word)
             }
             Err(_) => self.dag.bit(false),
         };

@@ -2,7 +2,8 @@
 //! fused multiply-adds, the same answers for NaN, infinities and numbers too large or small. Errors
 //! are a few units in the last place. On GPUs exponential and logarithm are the machine's.
 
-use super::dag::{Dag, Id, Kind};
+use super::dag::{Dag, Functions, Id};
+use crate::mlir::{Arith, Convert, Kind};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, LOG2_E, SQRT_2};
 
 const F32: Kind = Kind::F32;
@@ -44,10 +45,10 @@ impl Dag {
 
     /// e^x
     pub(super) fn exp(&mut self, x: Id) -> Id {
-        if self.gpu {
+        if self.functions == Functions::Hardware {
             let log2e = self.f(LOG2_E);
             let scaled = self.mul(x, log2e);
-            return self.same("math.exp2", &[scaled]);
+            return self.same(Arith::Exp2, &[scaled]);
         }
         // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
         const MAGIC: f32 = 12_582_912.0;
@@ -59,11 +60,11 @@ impl Dag {
         let y = self.fma(p, squared, r);
         let y = self.add(y, one);
         // 2^n in two factors, so that neither overflows where the result does not.
-        let bits = self.convert("arith.bitcast", shifted, I32);
+        let bits = self.convert(Convert::Bitcast, shifted, I32);
         let bias = self.int(MAGIC.to_bits().into(), I32);
         let n = self.sub(bits, bias);
         let one = self.int(1, I32);
-        let half = self.same("arith.shrsi", &[n, one]);
+        let half = self.same(Arith::Shrsi, &[n, one]);
         let rest = self.sub(n, half);
         let (a, b) = (self.power_of_two(half), self.power_of_two(rest));
         let y = self.mul(y, a);
@@ -72,7 +73,7 @@ impl Dag {
     }
     /// e^x where x is at most 0 or NaN; less than 2^-126 may be 0.
     pub(super) fn exp_below(&mut self, x: Id) -> Id {
-        if self.gpu {
+        if self.functions == Functions::Hardware {
             return self.exp(x);
         }
         // As `MAGIC` above; the low bits have the exponent's bias already, and are 0 at the bound
@@ -90,11 +91,11 @@ impl Dag {
             y = self.fma(y, r, c);
         }
         let (bits, places) = (
-            self.convert("arith.bitcast", shifted, I32),
+            self.convert(Convert::Bitcast, shifted, I32),
             self.int(23, I32),
         );
-        let bits = self.same("arith.shli", &[bits, places]);
-        let power = self.convert("arith.bitcast", bits, F32);
+        let bits = self.same(Arith::Shli, &[bits, places]);
+        let power = self.convert(Convert::Bitcast, bits, F32);
         let y = self.mul(y, power);
         self.keep(y)
     }
@@ -113,8 +114,8 @@ impl Dag {
     fn power_of_two(&mut self, n: Id) -> Id {
         let (bias, places) = (self.int(127, I32), self.int(23, I32));
         let exponent = self.add(n, bias);
-        let bits = self.same("arith.shli", &[exponent, places]);
-        self.convert("arith.bitcast", bits, F32)
+        let bits = self.same(Arith::Shli, &[exponent, places]);
+        self.convert(Convert::Bitcast, bits, F32)
     }
 
     /// The natural logarithm, after Cephes' `logf`.
@@ -130,16 +131,16 @@ impl Dag {
         let (zero_i, shift) = (self.int(0, I32), self.int(23, I32));
         let below = self.select(small, shift, zero_i);
         // x = m 2^e with m in sqrt(1/2)..sqrt(2).
-        let bits = self.convert("arith.bitcast", scaled, I32);
+        let bits = self.convert(Convert::Bitcast, scaled, I32);
         let root = self.int(f32::to_bits(std::f32::consts::FRAC_1_SQRT_2).into(), I32);
         let offset = self.sub(bits, root);
         let places = self.int(23, I32);
-        let e = self.same("arith.shrsi", &[offset, places]);
-        let whole = self.same("arith.shli", &[e, places]);
+        let e = self.same(Arith::Shrsi, &[offset, places]);
+        let whole = self.same(Arith::Shli, &[e, places]);
         let m = self.sub(bits, whole);
-        let m = self.convert("arith.bitcast", m, F32);
+        let m = self.convert(Convert::Bitcast, m, F32);
         let e = self.sub(e, below);
-        let e = self.convert("arith.sitofp", e, F32);
+        let e = self.convert(Convert::Sitofp, e, F32);
         let one = self.f(1.0);
         let r = self.sub(m, one);
         let p = self.polynomial(
@@ -227,14 +228,14 @@ impl Dag {
 
     pub(super) fn sigmoid(&mut self, x: Id) -> Id {
         let one = self.f(1.0);
-        let minus = self.same("arith.negf", &[x]);
+        let minus = self.same(Arith::Negf, &[x]);
         let e = self.exp(minus);
         let below = self.add(one, e);
         self.div(one, below)
     }
     pub(super) fn silu(&mut self, x: Id) -> Id {
         let one = self.f(1.0);
-        let minus = self.same("arith.negf", &[x]);
+        let minus = self.same(Arith::Negf, &[x]);
         let e = self.exp(minus);
         let below = self.add(one, e);
         self.div(x, below)
@@ -307,24 +308,24 @@ impl Dag {
 
     /// The f32 that a bf16's bits, an I16, are.
     pub(super) fn widened_bf16(&mut self, x: Id) -> Id {
-        let wide = self.convert("arith.extui", x, I32);
+        let wide = self.convert(Convert::Extui, x, I32);
         let places = self.int(16, I32);
-        let bits = self.same("arith.shli", &[wide, places]);
-        self.convert("arith.bitcast", bits, F32)
+        let bits = self.same(Arith::Shli, &[wide, places]);
+        self.convert(Convert::Bitcast, bits, F32)
     }
     /// The bits, an I16, of the bf16 nearest to an f32, to even where two are; NaN stays.
     pub(super) fn rounded_bf16(&mut self, x: Id) -> Id {
-        let bits = self.convert("arith.bitcast", x, I32);
+        let bits = self.convert(Convert::Bitcast, x, I32);
         let (places, one, below) = (self.int(16, I32), self.int(1, I32), self.int(0x7fff, I32));
-        let high = self.same("arith.shrui", &[bits, places]);
-        let odd = self.same("arith.andi", &[high, one]);
+        let high = self.same(Arith::Shrui, &[bits, places]);
+        let odd = self.same(Arith::Andi, &[high, one]);
         let round = self.add(odd, below);
         let round = self.add(bits, round);
-        let round = self.same("arith.shrui", &[round, places]);
+        let round = self.same(Arith::Shrui, &[round, places]);
         let quiet = self.int(0x40, I32);
-        let nan = self.same("arith.ori", &[high, quiet]);
+        let nan = self.same(Arith::Ori, &[high, quiet]);
         let is_nan = self.differs(x, x);
         let chosen = self.select(is_nan, nan, round);
-        self.convert("arith.trunci", chosen, Kind::I16)
+        self.convert(Convert::Trunci, chosen, Kind::I16)
     }
 }

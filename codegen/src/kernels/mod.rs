@@ -39,6 +39,8 @@ pub use cache::{Cache, compile_kernels};
 pub use generator::{Generator, GeneratorError, Stage, find, run_all};
 pub use target::Target;
 
+use crate::mlir::{self, Kind, Mismatch};
+use dag::Functions;
 use ir::body::{self, Body, Space, Step};
 use ir::op::Access;
 use ir::{Op, TensorType};
@@ -167,13 +169,22 @@ fn kernel(
         return Err(whole("it makes something of no elements".into()));
     }
     let space = Space::new(steps, results, operands).map_err(whole)?;
-    let mut lowering = lower::Lowering::new(target.is_gpu(), &space).map_err(whole)?;
+    let functions = if target.is_gpu() {
+        Functions::Hardware
+    } else {
+        Functions::Polynomials
+    };
+    let mut lowering = lower::Lowering::new(functions, &space).map_err(whole)?;
     let mut at = operands.len();
     for step in &space.steps {
-        lowering.step(step, at).map_err(|why| Unsupported {
+        let wrong = |why| Unsupported {
             op: step.op.name().into(),
             why,
-        })?;
+        };
+        lowering.step(step, at).map_err(wrong)?;
+        if let Some(error) = lowering.dag.take_error() {
+            return Err(wrong(mistyped(&error)));
+        }
         at += step.outputs;
     }
     let out = |&v: &usize| emit::Out {
@@ -226,6 +237,19 @@ fn kernel(
         inplace,
         mlir: text.mlir,
     })
+}
+
+/// Why an op whose instructions do not fit each other has no kernel.
+fn mistyped(error: &mlir::Error) -> String {
+    let is_float = |ty: mlir::Type| ty.kind().is_some_and(Kind::is_float);
+    match error.why {
+        // The op's formula has a floating-point number in it, its operands are none.
+        Mismatch::Different(a, b) if is_float(a) != is_float(b) => {
+            format!("it is for floating-point numbers ({error})")
+        }
+        Mismatch::NotFloat(_) => format!("it is for floating-point numbers ({error})"),
+        _ => error.to_string(),
+    }
 }
 
 /// A short name for a text: FNV-1a's hash.

@@ -8,9 +8,10 @@
 //! softmax" (2018): exponentials below the block's largest element are kept, and scaled by what it
 //! lies below the row's.
 
-use super::dag::{Dag, Exponentials, Id, Kind, Prim};
+use super::dag::{Dag, Exponentials, Id, Prim};
 use super::emit::Plan;
 use super::lower::{Known, storage};
+use crate::mlir::Kind;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most bytes of a row's buffer on the stack.
