@@ -255,7 +255,7 @@ impl Graph {
             .map(|state| state.after)
             .chain(self.outputs.iter().map(|output| output.value))
     }
-    /// What must be computed: what the step leaves, and gradients.
+    /// The values that must be computed: those that the step leaves, and gradients.
     pub fn wanted(&self) -> impl Iterator<Item = Value> + '_ {
         self.left()
             .chain(self.gradients.iter().map(|&(_, value)| value))

@@ -1,4 +1,4 @@
-//! Where every buffer of a [`Schedule`] lies: the third noun.
+//! The addresses of a [`Schedule`]'s buffers: the third noun.
 
 use crate::schedule::{Buffer, Loc, Pool, Schedule};
 use crate::table::Table;
