@@ -1,4 +1,5 @@
-//! A residual network of any depth, with its gradients: for what depends on a graph's size.
+//! A residual network of any depth, with its gradients: for tests and benches that depend on the
+//! size of a graph.
 
 use ir::graph::Output;
 use ir::op::{Attr, Op};

@@ -1,4 +1,5 @@
-//! Who touched which byte: races are found by the definition, from who may be ordered before whom.
+//! Which thread accessed which byte. Races are found by the definition: two accesses that no
+//! barrier orders.
 
 /// Who accesses, and when.
 #[derive(Clone, Copy, Debug)]
@@ -7,9 +8,9 @@ pub(super) struct Actor {
     pub(super) warp: u32,
     /// The thread in its block; [`WARP`] for a warp's threads together.
     pub(super) thread: u32,
-    /// Barriers of the block that lie behind.
+    /// Barriers of the block passed so far.
     pub(super) epoch: u32,
-    /// Barriers of the warp that lie behind.
+    /// Barriers of the warp passed so far.
     pub(super) warp_epoch: u32,
 }
 
@@ -38,7 +39,7 @@ const FRESH: Cell = Cell {
     readers: None,
 };
 
-/// True if what `before` did is done for `now`.
+/// True if the access of `before` is ordered before that of `now`.
 fn ordered(before: &Actor, now: &Actor) -> bool {
     let same = before.thread == now.thread && now.thread < WARP;
     let warp = before.warp == now.warp && (same || before.warp_epoch < now.warp_epoch);
@@ -60,7 +61,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Bytes that nobody touched yet; `written` if they hold something.
+    /// Bytes without any access so far; `written` if they have contents.
     pub(super) fn new(bytes: usize, written: bool) -> Shadow {
         Shadow {
             cells: vec![Cell { written, ..FRESH }; bytes],
@@ -108,8 +109,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Bytes are written; `same` if they are what is there already: a warp's threads may write one
-    /// value together, as the programming guide says, which of them does does not matter.
+    /// Bytes are written; `same` if they equal the current contents. A warp's threads may write one
+    /// value together: the programming guide leaves open which of them does.
     pub(super) fn write(
         &mut self,
         at: usize,
@@ -152,7 +153,7 @@ impl Shadow {
             .for_each(|cell| cell.pending = Some(now.thread));
         Ok(())
     }
-    /// The bytes of a `cp.async` are there.
+    /// The bytes of a `cp.async` have arrived.
     pub(super) fn arrive(&mut self, at: usize, n: usize, now: Actor) {
         for cell in &mut self.cells[at..at + n] {
             cell.pending = None;
