@@ -36,9 +36,10 @@ test: setup ## run every test of the workspace
 		echo 'test: abi.py skipped, there is no $(PYTHON)'; \
 	fi
 
-lint: ## formatting, clippy, documentation and crate dependencies, warnings as errors
+lint: ## formatting, clippy, documentation, crate dependencies and structure, warnings as errors
 	@sh scripts/setup.sh lint
 	sh scripts/check_arrows.sh
+	$(CARGO) run --quiet --locked -p lighterage-structure
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked

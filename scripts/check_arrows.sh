@@ -15,7 +15,7 @@ here=$(pwd -P)
 # What a crate may depend on, without the prefix `lighterage-`. A crate that is not listed is an error.
 allowed() {
     case $1 in
-    ir | artifact | alloc | mlir | ptx) echo ;;
+    ir | artifact | alloc | mlir | ptx | structure) echo ;;
     torch) echo ir ;;
     passes) echo ir artifact ;;
     trace) echo passes ;;

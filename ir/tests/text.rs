@@ -13,6 +13,7 @@ use lighterage_ir::{
     Attr, Body, DType, Id, Node, Op, Place, Plan, Program, Table, TensorType, Value, verify,
 };
 use proptest::prelude::*;
+use proptest::sample::Index;
 
 /// A program with a line of each kind; it is the example of `docs/ir.md`.
 const EXAMPLE: &str = include_str!("example.ir");
@@ -666,7 +667,13 @@ prop_compose! {
     fn any_program()(
         numbers in prop::collection::vec(any::<u32>(), 100..400),
         names in prop::collection::vec(
-            prop_oneof!["[a-z.]{1,4}", "\\PC{0,4}", any::<String>(), Just("after".to_string()), Just("-".to_string())],
+            prop_oneof![
+                "[a-z.]{1,4}",
+                "\\PC{0,4}",
+                any::<String>(),
+                Just("after".to_string()),
+                Just("-".to_string()),
+            ],
             0..6,
         ),
     ) -> Program {
@@ -833,15 +840,22 @@ fn any_call(choices: &mut Choices<'_>) -> (Op, Vec<TensorType>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn graphs_round_trip(program in any_program()) {
         let graph = program.graph;
         prop_assert_eq!(verify::graph(&graph), vec![]);
         let text = text::print_graph(&graph);
-        let back = text::parse_graph(&text).map_err(|e| TestCaseError::fail(format!("{e}\n\
-            {text}")))?;
+        let back = text::parse_graph(&text).map_err(|e| {
+            TestCaseError::fail(format!(
+                "{e}\n\
+            {text}"
+            ))
+        })?;
         prop_assert_eq!(&back, &graph.compact(), "{}", text);
         prop_assert_eq!(text::print_graph(&back), text);
         prop_assert_eq!(back.compact(), back);
@@ -850,13 +864,22 @@ proptest! {
     #[test]
     fn programs_round_trip(program in any_program()) {
         let text = text::print_program(&program);
-        let back = text::parse_program(&text).map_err(|e| TestCaseError::fail(format!("{e}\n\
-            {text}")))?;
+        let back = text::parse_program(&text).map_err(|e| {
+            TestCaseError::fail(format!(
+                "{e}\n\
+            {text}"
+            ))
+        })?;
         prop_assert_eq!(&back, &program.compact(), "{}", text);
         prop_assert_eq!(text::print_program(&back), text);
         let findings = verify::program(&back);
         let with = text::print_program_with_findings(&back, &findings);
-        prop_assert_eq!(with.matches("; error: ").count(), findings.len(), "{}", with);
+        prop_assert_eq!(
+            with.matches("; error: ").count(),
+            findings.len(),
+            "{}",
+            with
+        );
         prop_assert_eq!(text::parse_program(&with).unwrap(), back);
     }
 
@@ -868,7 +891,11 @@ proptest! {
 
     #[test]
     fn no_attribute_makes_a_shape_rule_panic(numbers in prop::collection::vec(any::<u32>(), 60)) {
-        let mut choices = Choices { numbers: numbers.iter(), names: &[], n_names: 0 };
+        let mut choices = Choices {
+            numbers: numbers.iter(),
+            names: &[],
+            n_names: 0,
+        };
         let (op, types) = any_call(&mut choices);
         let types: Vec<&TensorType> = types.iter().collect();
         if let Ok(results) = op.infer(&types) {
@@ -878,18 +905,25 @@ proptest! {
 
     #[test]
     fn mutated_text_is_read_or_refused(
-        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0..5, any::<char>()), 1..4),
+        edits in prop::collection::vec(
+            (any::<Index>(), any::<Index>(), 0..5, any::<char>()),
+            1..4,
+        ),
     ) {
         let mut chars: Vec<char> = EXAMPLE.chars().collect();
         for (at, other, what, new) in edits {
             let i = at.index(chars.len());
             let j = other.index(chars.len());
             match what {
-                0 => { chars.remove(i); }
+                0 => {
+                    chars.remove(i);
+                }
                 1 => chars.insert(i, new),
                 2 => chars[i] = chars[j],
                 3 => chars.swap(i, j),
-                _ => { chars.drain(i.min(j)..(i.min(j) + 8).min(i.max(j))); }
+                _ => {
+                    chars.drain(i.min(j)..(i.min(j) + 8).min(i.max(j)));
+                }
             }
         }
         no_panic(&chars.into_iter().collect::<String>());
@@ -897,7 +931,7 @@ proptest! {
 
     #[test]
     fn mutated_words_are_read_or_refused(
-        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..4),
+        edits in prop::collection::vec((any::<Index>(), any::<Index>()), 1..4),
     ) {
         // Words of the example in each other's places: the text stays near the grammar.
         let mut words: Vec<&str> = EXAMPLE.split_inclusive([' ', '\n']).collect();
@@ -909,24 +943,61 @@ proptest! {
     }
 
     #[test]
-    fn broken_programs_are_found_and_printed(mut program in any_program(), what in 0..10, id in 0usize..40) {
+    fn broken_programs_are_found_and_printed(
+        mut program in any_program(),
+        what in 0..10,
+        id in 0usize..40,
+    ) {
         let value = Value::new(id);
         let (graph, schedule) = (&mut program.graph, &mut program.schedule);
         match what {
             0 => graph.inputs.push(value),
             1 => graph.order.push(Node::new(id)),
-            2 => graph.outputs.push(Output { name: "odd".into(), value }),
+            2 => graph.outputs.push(Output {
+                name: "odd".into(),
+                value,
+            }),
             3 => graph.gradients.push((id, value)),
-            4 => graph.states.iter_mut().for_each(|state| state.after = value),
-            5 => graph.values.ids().collect::<Vec<_>>().into_iter().for_each(|v| graph.values[v].def = Def::Input(id)),
-            6 => graph.nodes.ids().collect::<Vec<_>>().into_iter().for_each(|n| graph.nodes[n].inputs.push(value)),
+            4 => graph
+                .states
+                .iter_mut()
+                .for_each(|state| state.after = value),
+            5 => graph
+                .values
+                .ids()
+                .collect::<Vec<_>>()
+                .into_iter()
+                .for_each(|v| graph.values[v].def = Def::Input(id)),
+            6 => graph
+                .nodes
+                .ids()
+                .collect::<Vec<_>>()
+                .into_iter()
+                .for_each(|n| graph.nodes[n].inputs.push(value)),
             7 => schedule.entry.push((value, Buffer::new(id).into())),
-            8 => schedule.instrs.ids().collect::<Vec<_>>().into_iter().for_each(|i| schedule.instrs[i].stream = Stream::new(id)),
-            _ => graph.nodes.ids().collect::<Vec<_>>().into_iter().for_each(|n| { graph.nodes[n].outputs.pop(); }),
+            8 => schedule
+                .instrs
+                .ids()
+                .collect::<Vec<_>>()
+                .into_iter()
+                .for_each(|i| schedule.instrs[i].stream = Stream::new(id)),
+            _ => graph
+                .nodes
+                .ids()
+                .collect::<Vec<_>>()
+                .into_iter()
+                .for_each(|n| {
+                    graph.nodes[n].outputs.pop();
+                }),
         }
         let findings = verify::program(&program);
         let text = text::print_program_with_findings(&program, &findings);
-        prop_assert_eq!(text.matches("; error: ").count(), findings.len(), "{}", text);
+        prop_assert_eq!(
+            text.matches("; error: ").count(),
+            findings.len(),
+            "{}",
+            text
+        );
         let findings = verify::graph(&program.graph);
         text::print_graph_with_findings(&program.graph, &findings);
     }

@@ -159,22 +159,45 @@ fn best(blocks: &[Block], placed: &mut Vec<(usize, u64)>, mut limit: u64) -> u64
 
 proptest! {
     // A case may search for a while.
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 24,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn blocks_do_not_meet(trace in blocks(40), align in 0u32..5) {
         for effort in [Effort::Fast, Effort::Normal] {
             let align = 1 << align;
-            let placement = planned(&trace, Options { effort, align, ..Options::default() });
+            let placement = planned(
+                &trace,
+                Options {
+                    effort,
+                    align,
+                    ..Options::default()
+                },
+            );
             prop_assert_eq!(wrong(&trace, align, &placement), None);
-            prop_assert!(!placement.optimal || effort == Effort::Normal || placement.peak == placement.lower_bound);
+            prop_assert!(
+                !placement.optimal
+                    || effort == Effort::Normal
+                    || placement.peak == placement.lower_bound
+            );
             prop_assert!(lower_bound(&trace, align) <= placement.lower_bound);
         }
     }
 
     #[test]
-    fn places_that_are_given_are_kept(trace in blocks(25), keep in prop::collection::vec(any::<bool>(), 25)) {
-        let free = planned(&trace, Options { effort: Effort::Fast, ..Options::default() });
+    fn places_that_are_given_are_kept(
+        trace in blocks(25),
+        keep in prop::collection::vec(any::<bool>(), 25),
+    ) {
+        let free = planned(
+            &trace,
+            Options {
+                effort: Effort::Fast,
+                ..Options::default()
+            },
+        );
         let mut fixed = trace.clone();
         for ((block, &at), &keep) in fixed.blocks.iter_mut().zip(&free.offsets).zip(&keep) {
             block.offset = keep.then_some(at);
@@ -187,16 +210,34 @@ proptest! {
     fn few_blocks_lie_as_low_as_they_can(
         spans in prop::collection::vec((0u64..8, 1u64..6, 1u64..9), 1..=6),
     ) {
-        let trace = trace(spans.into_iter().map(|(start, span, bytes)| block(start, start + span, bytes)));
-        let placement = planned(&trace, Options { effort: Effort::Max, ..Options::default() });
+        let trace = trace(
+            spans
+                .into_iter()
+                .map(|(start, span, bytes)| block(start, start + span, bytes)),
+        );
+        let placement = planned(
+            &trace,
+            Options {
+                effort: Effort::Max,
+                ..Options::default()
+            },
+        );
         prop_assert_eq!(placement.peak, best(&trace.blocks, &mut vec![], u64::MAX));
         prop_assert!(placement.optimal);
     }
 
     #[test]
-    fn what_was_cut_fits_again(cuts in prop::collection::vec((any::<usize>(), any::<bool>(), any::<u64>()), 0..25)) {
+    fn what_was_cut_fits_again(
+        cuts in prop::collection::vec((any::<usize>(), any::<bool>(), any::<u64>()), 0..25),
+    ) {
         let trace = cut(&cuts, 40, 60);
-        let placement = planned(&trace, Options { effort: Effort::Max, ..Options::default() });
+        let placement = planned(
+            &trace,
+            Options {
+                effort: Effort::Max,
+                ..Options::default()
+            },
+        );
         prop_assert_eq!(wrong(&trace, 1, &placement), None);
         prop_assert_eq!((placement.peak, placement.optimal), (60, true));
     }
@@ -204,7 +245,16 @@ proptest! {
     #[test]
     fn threads_change_nothing(trace in blocks(30)) {
         let one = planned(&trace, Options::default());
-        prop_assert_eq!(one, planned(&trace, Options { threads: 3, ..Options::default() }));
+        prop_assert_eq!(
+            one,
+            planned(
+                &trace,
+                Options {
+                    threads: 3,
+                    ..Options::default()
+                }
+            )
+        );
     }
 }
 

@@ -123,20 +123,38 @@ proptest! {
     /// Any two blocks that share bytes are ordered by their stream or by waits, whoever plans.
     #[test]
     fn bytes_change_streams_behind_waits(trace in streams(30)) {
-        for placement in [planned(&trace, Effort::Fast), planned(&trace, Effort::Normal), stalloc::place(&trace, 1).unwrap()] {
+        for placement in [
+            planned(&trace, Effort::Fast),
+            planned(&trace, Effort::Normal),
+            stalloc::place(&trace, 1).unwrap(),
+        ] {
             prop_assert_eq!(wrong(&trace, &placement.offsets), None, "{:?}", placement);
-            prop_assert_eq!(check(&trace, &placement.offsets, 1, Some(placement.peak)).err(), None);
-            prop_assert!(lower_bound(&trace, 1) <= placement.lower_bound && placement.lower_bound <= placement.peak);
+            prop_assert_eq!(
+                check(&trace, &placement.offsets, 1, Some(placement.peak)).err(),
+                None
+            );
+            prop_assert!(
+                lower_bound(&trace, 1) <= placement.lower_bound
+                    && placement.lower_bound <= placement.peak
+            );
             prop_assert!(!placement.optimal || placement.peak == placement.lower_bound);
         }
     }
 
     /// The check agrees with comparing all pairs.
     #[test]
-    fn the_check_knows_who_waits(trace in streams(9), offsets in prop::collection::vec(0u64..120, 9)) {
+    fn the_check_knows_who_waits(
+        trace in streams(9),
+        offsets in prop::collection::vec(0u64..120, 9),
+    ) {
         let offsets = &offsets[..trace.blocks.len()];
         let found = check(&trace, offsets, 1, None);
-        prop_assert_eq!(found.is_err(), wrong(&trace, offsets).is_some(), "{:?}", found);
+        prop_assert_eq!(
+            found.is_err(),
+            wrong(&trace, offsets).is_some(),
+            "{:?}",
+            found
+        );
     }
 
     /// As many waits as can be: then streams do not matter.
@@ -149,9 +167,15 @@ proptest! {
             block.gaps.clear();
         }
         let all = || (0..4).flat_map(|stream| (0..4).map(move |on| (stream, on)));
-        trace.waits = (0..60).flat_map(|t| all().map(move |(stream, on)| wait(4 * t + 3, stream, on))).collect();
+        trace.waits = (0..60)
+            .flat_map(|t| all().map(move |(stream, on)| wait(4 * t + 3, stream, on)))
+            .collect();
         let apart = planned(&trace, Effort::Normal);
-        prop_assert!(apart.peak <= planned(&trace.one_stream(), Effort::Normal).peak, "{:?}", apart);
+        prop_assert!(
+            apart.peak <= planned(&trace.one_stream(), Effort::Normal).peak,
+            "{:?}",
+            apart
+        );
     }
 
     /// Blocks in the bytes of others lie there; the bound does not rise by it if they are as large,
@@ -166,31 +190,63 @@ proptest! {
         for (i, (which, after, span, as_large)) in shared.into_iter().enumerate() {
             let n = trace.blocks.len();
             let there = &trace.blocks[which % n];
-            let first = std::iter::successors(Some(there), |block| block.within.map(|i| &trace.blocks[i])).last().unwrap();
+            let first =
+                std::iter::successors(Some(there), |block| block.within.map(|i| &trace.blocks[i]))
+                    .last()
+                    .unwrap();
             // A smaller one keeps all the bytes of the first, so it must not need them when nobody
             // else does.
             let as_large = as_large && there.bytes == first.bytes || !first.gaps.is_empty();
             let start = (there.start + after).min(there.end - 1);
-            let end = if as_large { start + span } else { (start + span).min(there.end) };
-            let bytes = if as_large { first.bytes } else { there.bytes / 2 };
+            let end = if as_large {
+                start + span
+            } else {
+                (start + span).min(there.end)
+            };
+            let bytes = if as_large {
+                first.bytes
+            } else {
+                there.bytes / 2
+            };
             let id = format!("in {i}");
-            trace.blocks.push(Block { id, within: Some(which % n), ..block(start, end, bytes, 0) });
+            trace.blocks.push(Block {
+                id,
+                within: Some(which % n),
+                ..block(start, end, bytes, 0)
+            });
         }
         let mut apart = trace.clone();
-        apart.blocks.iter_mut().for_each(|block| block.within = None);
+        apart
+            .blocks
+            .iter_mut()
+            .for_each(|block| block.within = None);
         prop_assert!(lower_bound(&trace, 1) <= lower_bound(&apart, 1));
-        for placement in [planned(&trace, Effort::Fast), planned(&trace, Effort::Normal), stalloc::place(&trace, 1).unwrap()] {
+        for placement in [
+            planned(&trace, Effort::Fast),
+            planned(&trace, Effort::Normal),
+            stalloc::place(&trace, 1).unwrap(),
+        ] {
             let Placement { offsets, peak, .. } = placement;
             prop_assert_eq!(check(&trace, &offsets, 1, Some(peak)).err(), None);
             for (block, at) in trace.blocks.iter().zip(&offsets) {
                 prop_assert!(block.within.is_none_or(|other| offsets[other] == *at));
             }
             // One that moves away is told, whatever else it meets.
-            let moved = trace.blocks.iter().position(|block| block.within.is_some()).unwrap();
+            let moved = trace
+                .blocks
+                .iter()
+                .position(|block| block.within.is_some())
+                .unwrap();
             let mut mutant = offsets;
             mutant[moved] += peak;
             let faults = check(&trace, &mutant, 1, None).unwrap_err();
-            prop_assert!(faults.iter().any(|fault| matches!(fault, Fault::Apart { .. })), "{:?}", faults);
+            prop_assert!(
+                faults
+                    .iter()
+                    .any(|fault| matches!(fault, Fault::Apart { .. })),
+                "{:?}",
+                faults
+            );
         }
     }
 }

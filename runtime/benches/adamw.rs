@@ -1,7 +1,8 @@
 //! AdamW on f32 beside what memory gives: the kernel, and the same streams with next to no
 //! arithmetic.
 //!
-//! `cargo bench -p lighterage-runtime --bench adamw -- ELEMENTS THREADS ROUNDS` prints a line of JSON a round:
+//! `cargo bench -p lighterage-runtime --bench adamw -- ELEMENTS THREADS ROUNDS` prints a
+//! line of JSON for each round:
 //! milliseconds of the kernel and of the streams, turn by turn, by the clock and, where Linux
 //! tells, on a processor, per thread. Both read p, g, m, v and write p, m, v in place: 28 bytes an
 //! element. `benches/adamw.py` makes a table of it, with PyTorch beside.

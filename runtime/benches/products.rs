@@ -1,7 +1,8 @@
 //! Products and attention: milliseconds of each, for `benches/products.py`, which has PyTorch
 //! beside.
 //!
-//! `cargo bench -p lighterage-runtime --bench products -- THREADS ROUNDS CASE…` prints a line of JSON a case:
+//! `cargo bench -p lighterage-runtime --bench products -- THREADS ROUNDS CASE…` prints a
+//! line of JSON for each case:
 //! the fastest of so many rounds. A case is `BxMxKxN:ORDER`, with the order `nn`, `nt` or `tn` of
 //! the factors, `+bias` behind it for a row that is added, or `BxHxSxD:fwd` and `:bwd`, causal
 //! attention. With `--cold` other memory passes through the caches before each round, as in a

@@ -357,12 +357,18 @@ fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 3000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// Whatever a file says: an error, or a machine that runs. Threaded and shuffled runs then
     /// agree: a plan that passes does not depend on timing.
     #[test]
-    fn hostile_artifacts_are_refused_or_run(changes in prop::collection::vec((any::<usize>(), any::<usize>(), number()), 0..4)) {
+    fn hostile_artifacts_are_refused_or_run(
+        changes in prop::collection::vec((any::<usize>(), any::<usize>(), number()), 0..4),
+    ) {
         let mut artifact = offloading();
         for (what, at, n) in changes {
             mutate(&mut artifact, what, at, n);
@@ -371,22 +377,41 @@ proptest! {
         let small = artifact.pools.iter().all(|pool| pool.bytes <= 1 << 20);
         if validate(&artifact).is_ok() && small {
             let run = |shuffle| -> Option<Vec<Vec<u8>>> {
-                let mut machine = Machine::new(artifact.clone(), Options { shuffle, ..Options::default() }).unwrap();
+                let mut machine = Machine::new(
+                    artifact.clone(),
+                    Options {
+                        shuffle,
+                        ..Options::default()
+                    },
+                )
+                .unwrap();
                 for step in 0..3 {
                     for input in &artifact.inputs {
                         let bytes = input.operand.bytes().unwrap() as usize;
-                        machine.write_input(&input.name, &vec![step; bytes]).unwrap();
+                        machine
+                            .write_input(&input.name, &vec![step; bytes])
+                            .unwrap();
                     }
                     machine.step().ok()?;
                 }
-                Some(artifact.outputs.iter().map(|o| machine.read_output(&o.name).unwrap()).collect())
+                Some(
+                    artifact
+                        .outputs
+                        .iter()
+                        .map(|o| machine.read_output(&o.name).unwrap())
+                        .collect(),
+                )
             };
             let threaded = run(None);
             for seed in 0..3 {
                 let shuffled = run(Some(seed));
                 prop_assert_eq!(threaded.is_some(), shuffled.is_some());
                 // Equal unless the plan reads what nothing wrote.
-                let nan = shuffled.iter().flatten().any(|o| o.chunks(4).any(|w| w == [0xFF; 4] || w == [0, 0, 0xC0, 0x7F] || w == [0xFF, 0xFF, 0xFF, 0x7F]));
+                let nan = shuffled.iter().flatten().any(|o| {
+                    o.chunks(4).any(|w| {
+                        w == [0xFF; 4] || w == [0, 0, 0xC0, 0x7F] || w == [0xFF, 0xFF, 0xFF, 0x7F]
+                    })
+                });
                 if !nan {
                     prop_assert_eq!(&threaded, &shuffled);
                 }

@@ -1,5 +1,5 @@
-//! Compile time against graph size, as a table in Markdown: `cargo bench -p lighterage-tests --bench
-//! compile_time [-- FILE.pt2 …]`.
+//! Compile time against graph size, as a table in Markdown:
+//! `cargo bench -p lighterage-tests --bench compile_time [-- FILE.pt2 …]`.
 //!
 //! Without files: residual networks of 0.3k to 12k nodes. First for one budget, as `compile` does
 //! it, divided by n log n as well, which should not grow; then with the plans of all budgets, as

@@ -1,5 +1,5 @@
-//! Weight offloading against the paper's table and figure, and its time: `cargo bench -p lighterage-tests
-//! --bench offload`.
+//! Weight offloading against the paper's table and figure, and its time:
+//! `cargo bench -p lighterage-tests --bench offload`.
 //!
 //! Table 1 at two memories, Figure 4's bandwidths, and how long greedy+ takes on long chains. All
 //! schedules are checked. Times are of the processor, for one thread, the least of several runs.

@@ -1,10 +1,10 @@
-//! Allocators on traces of training steps, as tables in Markdown: `cargo bench -p lighterage-tests --bench
-//! traces [-- figure8 | figure9 | figure10 | table2]`.
+//! Allocators on traces of training steps, as tables in Markdown:
+//! `cargo bench -p lighterage-tests --bench traces [-- figure8 | figure9 | figure10 | table2]`.
 //!
 //! The efficiency of each: the most bytes alive over the bytes that it holds (STAlloc, section 2.2,
-//! Eq 1). The traces are generated (`lighterage_tests::megatron`), the figures' and tables' numbers are the
-//! paper's. `caching` and `expandable` are PyTorch's allocators as simulators, `gmlake` that of
-//! GMLake with its default limit of 512 MiB and with 64; `stalloc` is the paper's planner; `fast`
+//! Eq 1). The traces are generated (`lighterage_tests::megatron`), the figures' and tables' numbers
+//! are the paper's. `caching` and `expandable` are PyTorch's allocators as simulators, `gmlake` that
+//! of GMLake with its default limit of 512 MiB and with 64; `stalloc` is the paper's planner; `fast`
 //! and `normal` are ours at these efforts. The sizes of dynamic requests are known to all of them
 //! here.
 

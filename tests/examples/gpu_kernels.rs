@@ -1,6 +1,8 @@
 //! Writes kernels for a GPU, their operands and what they should make of them, for a machine that
-//! has one: see `lighterage_tests::gpu`. `cargo run -p lighterage-tests --example gpu_kernels -- sm_90 target/gpu`, there
-//! `python3 benches/gpu_kernels.py target/gpu`
+//! has one: see `lighterage_tests::gpu`.
+//!
+//! Here `cargo run -p lighterage-tests --example gpu_kernels -- sm_90 target/gpu`, there
+//! `python3 benches/gpu_kernels.py target/gpu`.
 #![allow(clippy::print_stderr, reason = "a program says what was wrong")]
 
 use codegen::kernels::Target;

@@ -156,7 +156,10 @@ fn moved(mut graph: Graph, seed: u64) -> usize {
 proptest! {
     #![proptest_config(generate::config(300))]
     #[test]
-    fn sums_stay_what_they_are(choices in prop::collection::vec(any::<(u8, u8, u8)>(), 1..40), seed: u64) {
+    fn sums_stay_what_they_are(
+        choices in prop::collection::vec(any::<(u8, u8, u8)>(), 1..40),
+        seed: u64,
+    ) {
         moved(sums(&choices), seed);
     }
     #[test]

@@ -110,10 +110,17 @@ proptest! {
         for (a, data) in schedule.buffers.iter() {
             let (lo, hi) = (plan.offset[a], plan.offset[a] + data.bytes);
             prop_assert!(lo.is_multiple_of(ir::schedule::ALIGN) && hi <= plan.peak[pool]);
-            for (b, other) in schedule.buffers.iter().filter(|&(b, _)| a < b && together(lives[a], lives[b])) {
+            for (b, other) in schedule
+                .buffers
+                .iter()
+                .filter(|&(b, _)| a < b && together(lives[a], lives[b]))
+            {
                 let (from, to) = (plan.offset[b], plan.offset[b] + other.bytes);
-                prop_assert!(hi <= from || to <= lo, "{a:?} {lo}..{hi} and {b:?} {from}..{to} \
-                    live together");
+                prop_assert!(
+                    hi <= from || to <= lo,
+                    "{a:?} {lo}..{hi} and {b:?} {from}..{to} \
+                    live together"
+                );
             }
         }
     }

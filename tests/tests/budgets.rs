@@ -38,43 +38,80 @@ proptest! {
         let graph = generate::graph(&recipe);
         let exact = graph.values.values().all(|data| 0 < data.ty.bytes());
         let start = generate::states(&graph, seed);
-        let feeds: Vec<_> = (0..3).map(|step| generate::feed(&graph, seed, step)).collect();
+        let feeds: Vec<_> = (0..3)
+            .map(|step| generate::feed(&graph, seed, step))
+            .collect();
         let expected = run::plain(&graph, &start, &feeds);
-        let roomy = compile(&graph, Budget::Share(1.0)).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        let roomy =
+            compile(&graph, Budget::Share(1.0)).map_err(|e| TestCaseError::fail(e.to_string()))?;
         let (keep, smallest) = (roomy.decided.keep_peak, roomy.decided.smallest.unwrap());
         prop_assert!(smallest <= keep);
         let mut higher = keep;
         const BUDGETS: u64 = 4;
         for k in 0..=BUDGETS {
             let budget = smallest + (keep - smallest) * (BUDGETS - k) / BUDGETS;
-            let compiled = compile(&graph, Budget::Bytes(budget)).map_err(|e| TestCaseError::fail(e.to_string()))?;
+            let compiled = compile(&graph, Budget::Bytes(budget))
+                .map_err(|e| TestCaseError::fail(e.to_string()))?;
             let peak = compiled.planned_peak;
-            prop_assert!(peak <= budget && peak <= higher, "{peak} planned for {budget}, {higher} \
-                for more");
-            prop_assert!(compiled.live_peak <= peak, "{} alive in {peak}", compiled.live_peak);
+            prop_assert!(
+                peak <= budget && peak <= higher,
+                "{peak} planned for {budget}, {higher} \
+                for more"
+            );
+            prop_assert!(
+                compiled.live_peak <= peak,
+                "{} alive in {peak}",
+                compiled.live_peak
+            );
             higher = peak;
             let plan = compile_to(&graph, Budget::Bytes(budget), Extent::Plan);
             let plan = plan.map_err(|e| TestCaseError::fail(e.to_string()))?;
-            prop_assert!(plan.program == compiled.program, "the plan alone is another than that \
-                of a curve");
-            let (bound, micros) = (compiled.certificate.as_ref().unwrap().lower_bound, compiled.timeline.micros);
-            prop_assert!(bound <= micros * (1.0 + 1e-9), "no plan beats {bound} us, this takes \
-                {micros}");
+            prop_assert!(
+                plan.program == compiled.program,
+                "the plan alone is another than that \
+                of a curve"
+            );
+            let (bound, micros) = (
+                compiled.certificate.as_ref().unwrap().lower_bound,
+                compiled.timeline.micros,
+            );
+            prop_assert!(
+                bound <= micros * (1.0 + 1e-9),
+                "no plan beats {bound} us, this takes \
+                {micros}"
+            );
             let artifact = codegen::emit(&compiled, &start, codegen::Target::host()).unwrap();
             for options in [runtime::Options::default(), run::shuffled(seed)] {
                 let (outcome, measured) = run::compiled(&artifact, options, &feeds).unwrap();
-                prop_assert!(outcome == expected, "{options:?}:\n\
-                    {}", ir::text::print_program(&compiled.program));
-                prop_assert!(measured == peak || !exact && measured < peak, "{measured} measured, \
-                    {peak} planned");
+                prop_assert!(
+                    outcome == expected,
+                    "{options:?}:\n\
+                    {}",
+                    ir::text::print_program(&compiled.program)
+                );
+                prop_assert!(
+                    measured == peak || !exact && measured < peak,
+                    "{measured} measured, \
+                    {peak} planned"
+                );
             }
         }
-        prop_assert_eq!(higher, smallest, "the smallest budget should be met exactly");
+        prop_assert_eq!(
+            higher,
+            smallest,
+            "the smallest budget should be met exactly"
+        );
         for extent in [Extent::Curve, Extent::Plan] {
             match compile_to(&graph, Budget::Bytes(smallest - 1), extent) {
-                Err(Error::Infeasible(infeasible)) => prop_assert_eq!(infeasible.smallest, smallest),
-                other => prop_assert!(false, "{:?} fits below the smallest \
-                    budget", other.map(|c| c.planned_peak)),
+                Err(Error::Infeasible(infeasible)) => {
+                    prop_assert_eq!(infeasible.smallest, smallest)
+                }
+                other => prop_assert!(
+                    false,
+                    "{:?} fits below the smallest \
+                    budget",
+                    other.map(|c| c.planned_peak)
+                ),
             }
         }
     }

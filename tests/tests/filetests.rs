@@ -10,8 +10,8 @@
 //! cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host, `; chunk
 //! %a %b` lets hosted states lie and travel together, `; update %w'` lets the host compute a node.
 //!
-//! `INSTA_UPDATE=always cargo test -p lighterage-tests filetests::` writes the results anew; they are to
-//! be read.
+//! `INSTA_UPDATE=always cargo test -p lighterage-tests filetests::` writes the results anew.
+//! Read the difference: it is the change.
 
 use ir::text::{self, File};
 use ir::{Graph, Program, Schedule};

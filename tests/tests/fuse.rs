@@ -124,15 +124,34 @@ proptest! {
         let fused = fused(&graph);
         prop_assert!(kernels(&fused) <= kernels(&graph));
         let start: Data = generate::states(&graph, seed);
-        let feeds: Vec<_> = (0..2).map(|step| generate::feed(&graph, seed, step)).collect();
+        let feeds: Vec<_> = (0..2)
+            .map(|step| generate::feed(&graph, seed, step))
+            .collect();
         let expected = run::plain(&graph, &start, &feeds);
-        prop_assert!(run::plain(&fused, &start, &feeds) == expected, "{}\n{}", graph, fused);
+        prop_assert!(
+            run::plain(&fused, &start, &feeds) == expected,
+            "{}\n{}",
+            graph,
+            fused
+        );
         // Whatever is slower together.
-        let drawn = |key: &str| key.bytes().fold(seed, |x, byte| (x ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let drawn = |key: &str| {
+            key.bytes().fold(seed, |x, byte| {
+                (x ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            })
+        };
         let mut apart = graph.clone();
-        fuse::run_where_faster(&mut apart, &Measured(|key: &str| Some((drawn(key) >> 40) as f64)));
+        fuse::run_where_faster(
+            &mut apart,
+            &Measured(|key: &str| Some((drawn(key) >> 40) as f64)),
+        );
         prop_assert_eq!(ir::verify::graph(&apart), vec![], "{}", &apart);
-        prop_assert!(run::plain(&apart, &start, &feeds) == expected, "{}\n{}", graph, apart);
+        prop_assert!(
+            run::plain(&apart, &start, &feeds) == expected,
+            "{}\n{}",
+            graph,
+            apart
+        );
     }
 }
 

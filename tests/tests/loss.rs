@@ -242,7 +242,9 @@ proptest! {
         }
         let widest = |graph: &Graph| {
             let sizes = graph.order.iter().flat_map(|&node| &graph.nodes[node].outputs);
-            sizes.filter(|&&v| graph.values[v].ty.shape().get(1) == Some(&head.vocabulary)).map(|&v| graph.values[v].ty.shape()[0]).max()
+            let shapes = sizes.map(|&v| graph.values[v].ty.shape());
+            let logits = shapes.filter(|shape| shape.get(1) == Some(&head.vocabulary));
+            logits.map(|shape| shape[0]).max()
         };
         // The gradient of a transposed weight has as many columns; it may be wider than a chunk.
         let chunk = head.rows.div_ceil(n).next_multiple_of(DEPTH);

@@ -14,7 +14,11 @@ use runtime::Options;
 proptest! {
     #![proptest_config(generate::config(150))]
     #[test]
-    fn decisions_change_no_bit(recipe in generate::recipes(40), choices in generate::choices(), seed: u64) {
+    fn decisions_change_no_bit(
+        recipe in generate::recipes(40),
+        choices in generate::choices(),
+        seed: u64,
+    ) {
         let device = devices::named("test").unwrap();
         let cost = Roofline::new(&device);
         let traced = generate::graph(&recipe);
@@ -26,7 +30,9 @@ proptest! {
         prop_assert_eq!(ir::verify::graph(&graph), vec![]);
 
         let start: Data = generate::states(&traced, seed);
-        let feeds: Vec<_> = (0..3).map(|step| generate::feed(&traced, seed, step)).collect();
+        let feeds: Vec<_> = (0..3)
+            .map(|step| generate::feed(&traced, seed, step))
+            .collect();
         let expected = run::plain(&traced, &start, &feeds);
         let still = run::plain(&traced, &start, &vec![feeds[0].clone(); 3]);
         let problem = Problem::new(&graph, &device, &cost);
@@ -35,24 +41,44 @@ proptest! {
         let exact = graph.values.values().all(|data| 0 < data.ty.bytes());
         for variant in 0..realise::VARIANTS {
             let compiled = forced::finish(&problem, decisions.clone(), variant);
-            let compiled = compiled.map_err(|text| TestCaseError::fail(format!("variant \
-                {variant}:\n{text}")))?;
+            let compiled = compiled.map_err(|text| {
+                TestCaseError::fail(format!(
+                    "variant \
+                {variant}:\n{text}"
+                ))
+            })?;
             let artifact = codegen::emit(&compiled, &start, codegen::Target::host()).unwrap();
             let text = || ir::text::print_program(&compiled.program);
-            for options in [Options::default(), run::shuffled(seed), run::shuffled(seed ^ 1)] {
+            for options in [
+                Options::default(),
+                run::shuffled(seed),
+                run::shuffled(seed ^ 1),
+            ] {
                 let (outcome, measured) = run::compiled(&artifact, options, &feeds).unwrap();
-                prop_assert!(outcome == expected, "variant {variant}, {options:?}:\n{}", text());
+                prop_assert!(
+                    outcome == expected,
+                    "variant {variant}, {options:?}:\n{}",
+                    text()
+                );
                 prop_assert!(measured <= compiled.planned_peak, "{}", text());
                 prop_assert!(!exact || measured == compiled.planned_peak, "{}", text());
                 // Inputs are written and outputs read while the step before still runs.
                 let outcome = run::overlapped(&artifact, options, &feeds).unwrap();
-                prop_assert!(outcome == expected, "overlapped, variant {variant}, \
-                    {options:?}:\n{}", text());
+                prop_assert!(
+                    outcome == expected,
+                    "overlapped, variant {variant}, \
+                    {options:?}:\n{}",
+                    text()
+                );
                 // Launched together, steps overlap.
                 let outcome = run::together(&artifact, options, &feeds[0], 3).unwrap();
                 prop_assert_eq!(outcome.outputs.last(), still.outputs.last(), "{}", text());
-                prop_assert!(outcome.states == still.states, "variant {variant}, \
-                    {options:?}:\n{}", text());
+                prop_assert!(
+                    outcome.states == still.states,
+                    "variant {variant}, \
+                    {options:?}:\n{}",
+                    text()
+                );
             }
         }
     }
@@ -64,22 +90,36 @@ proptest! {
     fn graph_passes_change_no_bit(recipe in generate::recipes(60), seed: u64) {
         let traced = generate::graph(&recipe);
         let start = generate::states(&traced, seed);
-        let feeds: Vec<_> = (0..2).map(|step| generate::feed(&traced, seed, step)).collect();
+        let feeds: Vec<_> = (0..2)
+            .map(|step| generate::feed(&traced, seed, step))
+            .collect();
         let expected = run::plain(&traced, &start, &feeds);
         let mut canonical = traced.clone();
         passes::graph::canonical::run(&mut canonical);
         prop_assert_eq!(ir::verify::graph(&canonical), vec![]);
-        prop_assert!(run::plain(&canonical, &start, &feeds) == expected, "{}", ir::text::print_graph(&canonical));
+        prop_assert!(
+            run::plain(&canonical, &start, &feeds) == expected,
+            "{}",
+            ir::text::print_graph(&canonical)
+        );
         let mut simple = canonical.clone();
         passes::graph::simplify::run(&mut simple);
         prop_assert_eq!(ir::verify::graph(&simple), vec![]);
-        prop_assert!(run::plain(&simple, &start, &feeds) == expected, "{}", ir::text::print_graph(&simple));
+        prop_assert!(
+            run::plain(&simple, &start, &feeds) == expected,
+            "{}",
+            ir::text::print_graph(&simple)
+        );
         use passes::schedule::order::{self, Update};
         for update in [Update::Backward, Update::After] {
             let mut ordered = canonical.clone();
             order::run(&mut ordered, update);
             prop_assert_eq!(ir::verify::graph(&ordered), vec![]);
-            prop_assert!(run::plain(&ordered, &start, &feeds) == expected, "{}", ir::text::print_graph(&ordered));
+            prop_assert!(
+                run::plain(&ordered, &start, &feeds) == expected,
+                "{}",
+                ir::text::print_graph(&ordered)
+            );
         }
     }
 }
@@ -120,9 +160,16 @@ fn random_programs_are_not_trivial() {
                 schedule.instrs.values().any(|data| data.why == why),
             );
         }
-        let gathers_several = |i: &ir::schedule::InstrData| {
-            i.why == Why::Gather
-                && matches!(i.kind, InstrKind::Copy { src, .. } if 1 < schedule.entry.iter().filter(|(_, loc)| loc.buffer == src.buffer).count())
+        let states_in = |buffer| {
+            let states = schedule
+                .entry
+                .iter()
+                .filter(|(_, loc)| loc.buffer == buffer);
+            states.count()
+        };
+        let gathers_several = |i: &ir::schedule::InstrData| match i.kind {
+            InstrKind::Copy { src, .. } => i.why == Why::Gather && states_in(src.buffer) > 1,
+            _ => false,
         };
         note("chunk", schedule.instrs.values().any(gathers_several));
         note("on the host", schedule.streams.len() == 4);

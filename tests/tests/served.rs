@@ -229,14 +229,22 @@ proptest! {
         // As many tokens as before in the mean, never a multiple of 512 bytes; none for an expert
         // in eight.
         let events = model.run(8, |_, bytes| match random(8) {
-            0 => { missing += 1; 0 }
+            0 => {
+                missing += 1;
+                0
+            }
             _ => (random(2 * bytes) | 1).max(1),
         });
         let mut live = BTreeMap::new();
         let (mut planned, mut experts) = (0, 0);
         for event in events {
             match event {
-                Event::Alloc { id, bytes, stream, dynamic } => {
+                Event::Alloc {
+                    id,
+                    bytes,
+                    stream,
+                    dynamic,
+                } => {
                     let stream = u64::from(stream) * 64;
                     let address = allocator.malloc(bytes, stream).unwrap();
                     arena.own(address, bytes, id as u64);
@@ -258,7 +266,17 @@ proptest! {
         prop_assert_eq!(stats.dynamic + stats.dynamic_fallback, experts, "{}", stats);
         prop_assert_eq!(stats.fallback, stats.dynamic_fallback, "{}", stats);
         let strays = stats.mismatches;
-        prop_assert_eq!((strays.extra, strays.missing, strays.resized, strays.reordered), (0, 0, 0, 0), "{}", stats);
+        prop_assert_eq!(
+            (
+                strays.extra,
+                strays.missing,
+                strays.resized,
+                strays.reordered
+            ),
+            (0, 0, 0, 0),
+            "{}",
+            stats
+        );
         // What is skipped at the very end has not been passed yet.
         prop_assert!(strays.dynamic_missing <= missing, "{}", stats);
     }

@@ -30,7 +30,10 @@ fn ends(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Vec<f64> {
         let mut next_launch = launch;
         for (instr, data) in schedule.instrs.iter() {
             let stream = ir::Id::index(data.stream);
-            let dep = |dep: &ir::schedule::Dep| if dep.previous { &before } else { &now }[ir::Id::index(dep.instr)];
+            let dep = |dep: &ir::schedule::Dep| {
+                let ends = if dep.previous { &before } else { &now };
+                ends[ir::Id::index(dep.instr)]
+            };
             let start = data
                 .after
                 .iter()
@@ -70,12 +73,22 @@ proptest! {
             let ends = ends(&graph, schedule, &cost);
             let period = (ends[STEPS - 1] - ends[STEPS - 1 - 12]) / 12.0;
             let timeline = simulate(&graph, schedule, &cost);
-            let text = || format!("{period} {timeline:?} \
-                {ends:?}\n{}", ir::text::print_program(&compiled.program));
-            prop_assert!((timeline.micros - period).abs() <= 1e-6 * period, "{}", text());
+            let text = || {
+                let program = ir::text::print_program(&compiled.program);
+                format!("{period} {timeline:?} {ends:?}\n{program}")
+            };
+            prop_assert!(
+                (timeline.micros - period).abs() <= 1e-6 * period,
+                "{}",
+                text()
+            );
             for instr in schedule.instrs.ids() {
                 let micros = timeline.end[instr] - timeline.start[instr];
-                prop_assert!((micros - cost.line(&graph, schedule, instr)).abs() <= 1e-6 * micros.max(1.0), "{}", text());
+                prop_assert!(
+                    (micros - cost.line(&graph, schedule, instr)).abs() <= 1e-6 * micros.max(1.0),
+                    "{}",
+                    text()
+                );
             }
         }
     }

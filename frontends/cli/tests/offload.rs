@@ -6,8 +6,10 @@ const INSTANCE: &str = r#"{
   "link_bytes_per_second": 2097152000,
   "memory_bytes": 9437184000,
   "layers": [
-    {"weight_bytes": 630140928, "activation_bytes": 25165824, "forward_micros": 0, "backward_micros": 0},
-    {"weight_bytes": 453144576, "activation_bytes": 25165824, "forward_micros": 40236, "backward_micros": 120708, "count": 36}
+    {"weight_bytes": 630140928, "activation_bytes": 25165824,
+     "forward_micros": 0, "backward_micros": 0},
+    {"weight_bytes": 453144576, "activation_bytes": 25165824,
+     "forward_micros": 40236, "backward_micros": 120708, "count": 36}
   ]
 }"#;
 

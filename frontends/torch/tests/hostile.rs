@@ -249,16 +249,32 @@ fn weights_lie_within_their_bytes() {
 fn small_files_do_not_unfold_into_large_ones() {
     // A parameter of 2^40 elements that are all one.
     let size = 1u64 << 40;
-    let meta = json!({"dtype": 7, "sizes": [{"as_int": size}], "requires_grad": true, "strides": [{"as_int": 0}],
-                      "storage_offset": {"as_int": 0}, "layout": 7, "device": {"type": "cpu", "index": null}});
+    let meta = json!({
+        "dtype": 7,
+        "sizes": [{"as_int": size}],
+        "requires_grad": true,
+        "strides": [{"as_int": 0}],
+        "storage_offset": {"as_int": 0},
+        "layout": 7,
+        "device": {"type": "cpu", "index": null},
+    });
     let model = json!({
         "schema_version": {"major": 8, "minor": 17},
         "graph_module": {
             "graph": {"nodes": [], "tensor_values": {"p_w": meta}},
-            "signature": {"input_specs": [{"parameter": {"arg": {"name": "p_w"}, "parameter_name": "w"}}], "output_specs": []},
+            "signature": {
+                "input_specs": [{"parameter": {"arg": {"name": "p_w"}, "parameter_name": "w"}}],
+                "output_specs": [],
+            },
         },
     });
-    let config = json!({"config": {"w": {"path_name": "weight_0", "is_param": true, "use_pickle": false, "tensor_meta": meta}}});
+    let weight = json!({
+        "path_name": "weight_0",
+        "is_param": true,
+        "use_pickle": false,
+        "tensor_meta": meta,
+    });
+    let config = json!({"config": {"w": weight}});
     let mut entries = BTreeMap::from([
         (MODEL.to_string(), model.to_string().into_bytes()),
         ("byteorder".to_string(), b"little".to_vec()),

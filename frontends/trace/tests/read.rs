@@ -400,18 +400,36 @@ proptest! {
 
     /// Any blocks can be written as events; they come back in order of their start.
     #[test]
-    fn tables_become_events(items in prop::collection::vec((0u64..20, 1u64..9, 0u64..50, 0u64..3), 1..30)) {
-        let blocks = items.iter().enumerate().map(|(i, &(start, span, bytes, gap))| Block {
-            id: format!("b{i}"),
-            start,
-            end: start + span,
-            bytes,
-            gaps: if gap < span && 0 < gap { vec![(start + gap, start + span)] } else { vec![] },
-            ..Block::default()
-        });
+    fn tables_become_events(
+        items in prop::collection::vec((0u64..20, 1u64..9, 0u64..50, 0u64..3), 1..30),
+    ) {
+        let blocks = items
+            .iter()
+            .enumerate()
+            .map(|(i, &(start, span, bytes, gap))| Block {
+                id: format!("b{i}"),
+                start,
+                end: start + span,
+                bytes,
+                gaps: if gap < span && 0 < gap {
+                    vec![(start + gap, start + span)]
+                } else {
+                    vec![]
+                },
+                ..Block::default()
+            });
         let none = || vec![Span::default()];
-        let mut trace = Trace { blocks: blocks.collect(), phases: none(), modules: none(), ..Trace::default() };
-        let pool = Pool { name: "memory".into(), trace: trace.clone(), ..Pool::default() };
+        let mut trace = Trace {
+            blocks: blocks.collect(),
+            phases: none(),
+            modules: none(),
+            ..Trace::default()
+        };
+        let pool = Pool {
+            name: "memory".into(),
+            trace: trace.clone(),
+            ..Pool::default()
+        };
         trace.blocks.sort_by_key(|block| block.start);
         prop_assert_eq!(&read(&events::write(&[pool]))[0].trace, &trace);
     }

@@ -398,7 +398,11 @@ fn what_is_no_file_is_told() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 4000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
@@ -408,7 +412,10 @@ proptest! {
     /// Random damage to a body under right checksums: an error or some artifact, and no allocation
     /// out of proportion.
     #[test]
-    fn hostile_bodies_end_well(damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8), cut: prop::sample::Index) {
+    fn hostile_bodies_end_well(
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut: prop::sample::Index,
+    ) {
         let bytes = write(&example());
         let mut body = body(&bytes).to_vec();
         for (at, byte) in damage {
@@ -423,7 +430,10 @@ proptest! {
         prop_assert!(LARGEST.get() <= warranted(&file));
         prop_assert!(TOTAL.get() <= 16 * warranted(&file));
         if let Ok(artifact) = result {
-            prop_assert_eq!(read(&write(&artifact)).map(|a| write(&a)), Ok(write(&artifact)));
+            prop_assert_eq!(
+                read(&write(&artifact)).map(|a| write(&a)),
+                Ok(write(&artifact))
+            );
         }
     }
 }

@@ -118,7 +118,8 @@ proptest! {
                 _ => {
                     // Data at random: indices are out of range, numbers are not finite.
                     for x in &mut case.ins {
-                        let bytes: Vec<u8> = x.bytes().iter().map(|_| rng.pick(&[0, 1, 0x7f, 0x80, 0xff])).collect();
+                        let drawn = |_: &u8| rng.pick(&[0, 1, 0x7f, 0x80, 0xff]);
+                        let bytes: Vec<u8> = x.bytes().iter().map(drawn).collect();
                         *x = OwnedTensor::from_bytes(x.dtype(), x.shape(), &bytes);
                     }
                 }
@@ -132,8 +133,10 @@ proptest! {
     fn checks_do_not_overflow(seed: u64) {
         let rng = &mut Rng(seed);
         let mut case = case(rng);
-        let mut ins: Vec<Operand> = case.ins.iter().map(|x| operand(x.dtype(), x.shape())).collect();
-        let mut outs: Vec<Operand> = case.outs.iter().map(|(dtype, shape)| operand(*dtype, shape)).collect();
+        let ins = case.ins.iter().map(|x| operand(x.dtype(), x.shape()));
+        let mut ins: Vec<Operand> = ins.collect();
+        let outs = case.outs.iter().map(|(dtype, shape)| operand(*dtype, shape));
+        let mut outs: Vec<Operand> = outs.collect();
         for _ in 0..1 + rng.below(6) {
             let all = ins.len() + outs.len();
             let k = rng.below(all);
@@ -148,7 +151,12 @@ proptest! {
                 mutate(&mut case.attrs[i].1, rng);
             }
         }
-        let signature = Signature { attrs: &case.attrs, ins: &ins, outs: &outs, scratch: SCRATCH_BYTES };
+        let signature = Signature {
+            attrs: &case.attrs,
+            ins: &ins,
+            outs: &outs,
+            scratch: SCRATCH_BYTES,
+        };
         let _ = find(case.op).unwrap().check(&signature);
     }
 }
