@@ -1,5 +1,4 @@
-//! What stands on the command line. Every option says what it takes; every subcommand shows an
-//! example.
+//! The command line. Every option says what it takes, and every subcommand shows an example.
 
 use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -18,9 +17,9 @@ use trace::Format;
 
 /// Compiles a training step so that it fits the memory it is given.
 ///
-/// A step (forward, backward, optimizer) comes in as a .pt2 file. What is kept, swapped and
-/// recomputed, and at which address each tensor lies, is decided before the first step runs, and
-/// proved.
+/// The input is one step (forward, backward, optimizer) as a .pt2 file. Before the first step runs,
+/// Lighterage decides what is kept, swapped and recomputed and at which address each tensor lies,
+/// and proves the result.
 #[derive(Parser, Debug)]
 #[command(name = "lighterage", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
@@ -29,9 +28,8 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0; 1 the system refused, as when a disk is full; 2 bad \
-    usage or bad input; 3 no plan fits; \
-    101 a bug; 130 Ctrl-C";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 the system refused, for example a full disk; \
+    2 wrong usage or input; 3 no plan fits; 101 a bug; 130 Ctrl-C";
 
 /// A subcommand.
 #[derive(Subcommand, Debug)]
@@ -39,7 +37,7 @@ pub(crate) enum Command {
     /// Print the step of a model as text: phases, modules, states
     #[command(after_help = "Example:\n  lighterage import gpt2.pt2 -o gpt2.ir")]
     Import(ImportArgs),
-    /// Plan a step and say what it needs, what was decided, and what other budgets would cost
+    /// Plan a step: report what it needs, what was decided, and what other budgets would cost
     #[command(
         after_help = "Example:\n  lighterage plan gpt2.pt2 --optimizer adamw --device cpu \
             --budget 60%\n  \
@@ -48,14 +46,14 @@ pub(crate) enum Command {
         report to standard error."
     )]
     Plan(PlanArgs),
-    /// Compile a step to a .lit file, which holds all that running it takes
+    /// Compile a step to a .lit file, which contains everything needed to run it
     #[command(
         after_help = "Example:\n  lighterage compile gpt2.pt2 --optimizer adamw --budget 60% -o \
             step.lit\n  \
         lighterage compile gpt2.pt2 --optimizer adamw --emit ptx --target sm_90 > kernels.ptx"
     )]
     Compile(CompileArgs),
-    /// Train: run a step again and again on batches
+    /// Train: run a step repeatedly on batches
     #[command(
         after_help = "Examples:\n  lighterage train gpt2.pt2 --optimizer adamw --lr 1e-3 --budget \
             50% \
@@ -67,13 +65,13 @@ pub(crate) enum Command {
         batches, one after the other."
     )]
     Train(TrainArgs),
-    /// Say why a tensor was kept, swapped or recomputed, and what else would cost
+    /// Explain why a tensor was kept, swapped or recomputed, and what the alternatives would cost
     #[command(
         after_help = "Example:\n  lighterage explain gpt2.pt2 --optimizer adamw --budget 60% \
             %gelu_1"
     )]
     Explain(ExplainArgs),
-    /// Measure how long a model's ops and the link take on this machine, for --profile
+    /// Measure the time of a model's ops and of the link on this machine, for --profile
     #[command(
         after_help = "Example:\n  lighterage profile gpt2.pt2 --device cpu -o cpu.prof\n  \
         lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --profile cpu.prof"
@@ -86,7 +84,7 @@ pub(crate) enum Command {
         lighterage check step.ir"
     )]
     Check(CheckArgs),
-    /// Estimate what training takes on each device, by formula: no model file is needed
+    /// Estimate by formula what training needs on each device; this needs no model file
     #[command(after_help = "Examples:\n  lighterage estimate --params 7B\n  \
         lighterage estimate --params 7B --layers 32 --width 4096 --heads 32 --seq 2048 --batch \
         4 \\\n      \
@@ -95,14 +93,14 @@ pub(crate) enum Command {
         --zero 1\n\n\
         docs/estimate.md has the formulas. `plan` is exact where there is a model.")]
     Estimate(EstimateArgs),
-    /// Weight offloading as a problem by itself: which bytes of a chain's weights leave the device,
-    /// and when
+    /// Solve weight offloading for a chain of layers: which bytes of weights leave the device, and
+    /// when
     Offload(OffloadArgs),
-    /// Addresses for blocks of memory as a problem by itself: plan a trace of any program
+    /// Plan addresses for the memory blocks in a trace of any program
     Alloc(AllocArgs),
 }
 
-/// The most micro-batches of a step: each has lines of its own.
+/// The most micro-batches of a step: each adds its own lines to the program.
 const MOST_MICRO_BATCHES: u64 = 4096;
 
 /// A model.
@@ -115,63 +113,64 @@ pub(crate) struct ModelArgs {
     pub(crate) dim: Vec<(String, u64)>,
 }
 
-/// How to compile it. What is absent has its default, so that `train` can tell what was given.
+/// How to compile it. An absent option has its default, so `train` can tell which options were
+/// given.
 #[derive(Args, Clone, Default, Debug)]
 #[command(next_help_heading = "Compiling")]
 pub(crate) struct Compiling {
     /// The optimizer to attach [default: none]
     #[arg(long, value_parser = optimizer())]
     pub(crate) optimizer: Option<Optimizer>,
-    /// Masters of bf16 parameters, with adamw: split keeps an f32 as the parameter and 16 bits
-    /// more, 12 bytes a parameter with its moments [default: none]
+    /// Store f32 masters of bf16 parameters, with adamw. `split` stores each master as the bf16
+    /// parameter and 16 more bits: 12 bytes per parameter including moments [default: none]
     #[arg(long, value_parser = master())]
     pub(crate) master: Option<Master>,
     /// Scale gradients down so that the norm over all of them is at most this, as
     /// torch.nn.utils.clip_grad_norm_ does
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip_norm: Option<f64>,
-    /// Accumulate gradients over so many batches for one update: their mean [default: 1]
+    /// Accumulate gradients over N batches for one update, and use their mean [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_MICRO_BATCHES))]
     pub(crate) micro_batches: Option<u64>,
-    /// In how many chunks of rows the loss over the vocabulary is computed, so that its logits
-    /// never exist whole: so many at most, or as the budget asks for [default: auto]
+    /// Compute the loss in at most N chunks of rows, so the full logits are never stored; `auto`
+    /// chooses by the budget [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = parse_chunks)]
     pub(crate) loss_chunks: Option<Chunks>,
-    /// Where updates stand: in backward as soon as a gradient is complete, or after it [default:
+    /// When updates run: in the backward, as soon as a gradient is complete, or after it [default:
     /// backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
-    /// The machine: its name, or a .toml file that describes it [default: cpu]
+    /// The machine to plan for: its name, or a .toml file that describes it [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) device: Option<String>,
-    /// Peak of device memory for the whole step: 20GiB, 64MiB, bytes, or 60% of what keeping
-    /// everything needs [default: what the device has]
+    /// Limit of device memory for the whole step: 20GiB, 64MiB, bytes, or 60% of what keeping
+    /// everything needs [default: the device's memory]
     #[arg(long, value_name = "BYTES|PERCENT", value_parser = parse_budget)]
     pub(crate) budget: Option<Budget>,
-    /// What the host's pool may hold [default: what the device's file says]
+    /// Limit of the host's memory [default: as in the device's file]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) host: Option<u64>,
-    /// Who decides [default: auto]
+    /// The planner that decides [default: auto]
     #[arg(long, value_parser = planner())]
     pub(crate) planner: Option<Planner>,
-    /// What computes: each op's own kernel, or kernels of several ops that are generated [default:
+    /// The kernels: a plain kernel for each op, or generated kernels of several ops [default:
     /// generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
-    /// Bandwidth of the link between device and host, each way: 2GB/s; with `train`, copies take
-    /// that long
+    /// Bandwidth of the link between device and host, in each direction: 2GB/s. With `train`,
+    /// copies are slowed down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
-    /// Times that `profile` measured, in place of those that the device's file implies
+    /// Use times that `profile` measured instead of those that the device's file implies
     #[arg(long, value_name = "FILE.prof")]
     pub(crate) profile: Option<PathBuf>,
-    /// Leave a pass out: simplify keeps formulas as they were traced
+    /// Skip a pass: without simplify, formulas stay as they were traced
     #[arg(long, value_name = "PASS", value_parser = ["simplify"])]
     pub(crate) without: Option<String>,
     /// Print the program after a pass, or after all
     #[arg(long, value_name = "PASS|all", value_parser = PossibleValuesParser::new(dumps()))]
     pub(crate) dump_ir_after: Option<String>,
-    /// Write dumps to files of this folder, NN-PASS.ir, for passes that changed something
+    /// Write dumps to files NN-PASS.ir in this folder, for passes that changed something
     #[arg(long, value_name = "DIR")]
     pub(crate) dump_dir: Option<PathBuf>,
     /// Print how long each pass took
@@ -199,13 +198,13 @@ pub(crate) struct PlanArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print all that is known of other budgets, not a few rows
+    /// Print all useful budgets instead of a few rows
     #[arg(long, help_heading = "Report")]
     pub(crate) curve: bool,
     /// Draw step time against budget
     #[arg(long, value_name = "FILE.svg", help_heading = "Report")]
     pub(crate) curve_svg: Option<PathBuf>,
-    /// Write a page for the browser: memory over time, streams, decisions and their reasons, other
+    /// Write a page for the browser: memory over time, streams, decisions with their reasons, other
     /// budgets
     #[arg(long, value_name = "FILE.html", help_heading = "Report")]
     pub(crate) report: Option<PathBuf>,
@@ -221,14 +220,15 @@ pub(crate) struct CompileArgs {
     /// The file to write
     #[arg(short, long, value_name = "FILE.lit", required_unless_present = "emit")]
     pub(crate) output: Option<PathBuf>,
-    /// Write the text of the generated kernels in place of the artifact, to standard output where
-    /// no file is named
+    /// Write the text of the generated kernels instead of the artifact, to standard output unless a
+    /// file is named
     #[arg(long, value_name = "FORM", value_parser = named(&Emit::ALL, Emit::name))]
     pub(crate) emit: Option<Emit>,
-    /// For whom --emit makes them [default: this machine; for ptx sm_90]
+    /// The target of --emit [default: this machine; for ptx sm_90]
     #[arg(long, value_name = "TARGET", requires = "emit", value_parser = named(&Target::ALL, |target| target.name()))]
     pub(crate) target: Option<Target>,
-    /// Print one JSON object: what was written, or with --emit the kernels, their nodes and text
+    /// Print one JSON object: what was written, or, with --emit, the kernels with their nodes and
+    /// text
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -236,7 +236,7 @@ pub(crate) struct CompileArgs {
 /// What `--emit` writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Emit {
-    /// MLIR, as kernels are made.
+    /// MLIR, as emitted.
     Mlir,
     /// LLVM's text, after its passes.
     Llvm,
@@ -261,7 +261,7 @@ impl Emit {
 /// `train`.
 #[derive(Args, Debug)]
 pub(crate) struct TrainArgs {
-    /// What to run: a .lit file, or a model as `compile` takes it
+    /// The step to run: a .lit file, or a model as for `compile`
     pub(crate) model: PathBuf,
     /// A value for a symbolic size; may be given several times
     #[arg(long, value_name = "NAME=SIZE", value_parser = parse_dim)]
@@ -276,8 +276,8 @@ pub(crate) struct TrainArgs {
     pub(crate) steps: u64,
     #[command(flatten)]
     pub(crate) hyper: HyperArgs,
-    /// Initial values of the parameters: normal:STD draws them (gains become 1, biases 0), a file
-    /// gives tensors by path [default: those that the model's file has]
+    /// Initial values of the parameters: normal:STD draws them (gains become 1, biases 0); a file
+    /// gives tensors by path [default: the values in the model's file]
     #[arg(
         long,
         visible_alias = "weights",
@@ -291,18 +291,16 @@ pub(crate) struct TrainArgs {
     /// Write all states to a file at the end
     #[arg(long, value_name = "OUT.safetensors", help_heading = "Training")]
     pub(crate) save: Option<PathBuf>,
-    /// Write what ran when, for ui.perfetto.dev
+    /// Write a trace of all lines, for ui.perfetto.dev
     #[arg(long, value_name = "OUT.json", help_heading = "Training")]
     pub(crate) trace: Option<PathBuf>,
-    /// Run streams in a random order among those that the schedule permits, and fill dead bytes
-    /// with NaN: a test
+    /// Test: run streams in a random order that the schedule permits, and fill dead bytes with NaN
     #[arg(long, value_name = "SEED", help_heading = "Training")]
     pub(crate) shuffle: Option<u64>,
-    /// Threads that share a kernel's run; results do not depend on it [default: as many as the
-    /// machine has cores]
+    /// Threads per kernel; results do not depend on it [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Training")]
     pub(crate) threads: Option<u16>,
-    /// Print one JSON object a step, and a summary
+    /// Print one JSON object per step, and a summary
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -351,28 +349,28 @@ pub(crate) struct ProfileArgs {
     /// The optimizer whose updates are measured too [default: adamw]
     #[arg(long, value_parser = optimizer())]
     pub(crate) optimizer: Option<Optimizer>,
-    /// Where updates stand, as for `plan` [default: backward]
+    /// When updates run, as for `plan` [default: backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
-    /// The device that this machine plays: its name, or a .toml file [default: cpu]
+    /// The device that this machine stands for: its name, or a .toml file [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) device: Option<String>,
-    /// What computes, as for `plan`; generated kernels of several ops are measured together and
-    /// apart [default: generated]
+    /// The kernels, as for `plan`; generated kernels are measured as a whole and as separate ops
+    /// [default: generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
-    /// Slow copies between device and host to this, each way: 2GB/s
+    /// Slow copies between device and host down to this bandwidth, in each direction: 2GB/s
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
     /// How often to run each op
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
-    /// Take the times of the fastest round and not medians over rounds: for a machine on which
-    /// others run too
+    /// Use the times of the fastest round instead of medians over rounds: for a machine with other
+    /// load
     #[arg(long)]
     pub(crate) fastest: bool,
-    /// The most memory that ops may take: what does not fit is made anew where it is read. What the
-    /// largest op needs is taken in any case [default: 256MiB]
+    /// Memory limit for the measured ops: operands that do not fit are made anew when they are
+    /// read. The largest op always gets the memory it needs [default: 256MiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
     /// The file to write
@@ -418,20 +416,20 @@ pub(crate) struct EstimateArgs {
     /// Tokens of a sequence
     #[arg(long, value_name = "S", help_heading = "Shape")]
     pub(crate) seq: Option<u64>,
-    /// Sequences that one device computes at a time (a micro-batch)
+    /// Sequences per micro-batch on one device
     #[arg(long, value_name = "B", default_value_t = 1, help_heading = "Shape")]
     pub(crate) batch: u64,
-    /// Words of the vocabulary: counts the logits, and the embeddings where --params is absent
+    /// Size of the vocabulary: adds the logits, and the embeddings if --params is absent
     #[arg(long, value_name = "V", help_heading = "Shape")]
     pub(crate) vocab: Option<u64>,
-    /// What is computed again in the backward: selective is attention's scores, full all but each
-    /// layer's input
+    /// What the backward recomputes: selective is attention's scores, full is everything except
+    /// each layer's input
     #[arg(long, default_value = "none", value_parser = named(&estimate::Recompute::ALL, estimate::Recompute::name))]
     pub(crate) recompute: estimate::Recompute,
-    /// Train adapters of so many percent of the parameters, beside frozen weights
+    /// Train adapters with this percentage of the parameters, and freeze the weights
     #[arg(long, value_name = "PERCENT", help_heading = "Adapters")]
     pub(crate) lora: Option<f64>,
-    /// The same beside frozen weights of four bits
+    /// Train adapters with this percentage of the parameters, with frozen weights of four bits
     #[arg(
         long,
         value_name = "PERCENT",
@@ -447,7 +445,7 @@ pub(crate) struct EstimateArgs {
         help_heading = "Parallelism"
     )]
     pub(crate) tensor_parallel: u64,
-    /// Devices that have some of the layers each
+    /// Pipeline stages; each device has a part of the layers
     #[arg(
         long,
         value_name = "P",
@@ -455,11 +453,11 @@ pub(crate) struct EstimateArgs {
         help_heading = "Parallelism"
     )]
     pub(crate) pipeline: u64,
-    /// Micro-batches of a step; a stage holds the activations of at most as many as there are
-    /// stages [default: as many as stages]
+    /// Micro-batches per step; a stage holds the activations of at most one micro-batch per stage
+    /// [default: the number of stages]
     #[arg(long, value_name = "M", help_heading = "Parallelism")]
     pub(crate) micro_batches: Option<u64>,
-    /// Replicas of all that
+    /// Replicas of the model
     #[arg(
         long,
         value_name = "N",
@@ -467,11 +465,11 @@ pub(crate) struct EstimateArgs {
         help_heading = "Parallelism"
     )]
     pub(crate) data_parallel: u64,
-    /// What replicas share: 1 the optimizer's states, 2 gradients too, 3 weights too
+    /// What replicas shard: 1 the optimizer's states, 2 also gradients, 3 also weights
     #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3),
           help_heading = "Parallelism")]
     pub(crate) zero: u8,
-    /// Devices to compare with: names or .toml files [default: all that are known]
+    /// Devices to compare with: names or .toml files [default: all known devices]
     #[arg(long, value_name = "NAME|FILE.toml", num_args = 1..)]
     pub(crate) device: Vec<String>,
     /// Print one JSON object
@@ -490,7 +488,7 @@ pub(crate) struct OffloadArgs {
 /// A subcommand of `offload`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum OffloadCommand {
-    /// Schedule a step's transfers, check the schedule, and say how far from the lower bound it is
+    /// Schedule a step's transfers, check the schedule, and report its gap to the lower bound
     #[command(
         after_help = "Example:\n  lighterage offload solve gpt2.json --memory 9GiB\n\n\
         INSTANCE.json has link_bytes_per_second, memory_bytes and layers; a layer has \
@@ -506,7 +504,7 @@ pub(crate) struct OffloadSolveArgs {
     /// The problem
     #[arg(value_name = "INSTANCE.json")]
     pub(crate) instance: PathBuf,
-    /// How to solve it; `bound` gives the lower bound alone
+    /// The algorithm; `bound` gives only the lower bound
     #[arg(long, value_name = "NAME", default_value = "greedy+", value_parser = offload_algorithm())]
     pub(crate) algorithm: OffloadAlgorithm,
     /// Memory of the device, instead of the file's
@@ -528,8 +526,8 @@ pub(crate) struct AllocArgs {
 /// A subcommand of `alloc`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum AllocCommand {
-    /// Give every block of a trace an address, check that none meet, and say how far from the lower
-    /// bound the peak is
+    /// Give every block of a trace an address, check the plan, and report the peak's gap to the
+    /// lower bound
     #[command(
         after_help = "Examples:\n  lighterage alloc plan snapshot.pickle -o plan.csv --svg \
             plan.svg\n  \
@@ -540,7 +538,7 @@ pub(crate) enum AllocCommand {
     /// Check a plan: overlaps, bounds, alignment, every block placed once
     #[command(after_help = "Example:\n  lighterage alloc check snapshot.pickle plan.csv")]
     Check(AllocCheckArgs),
-    /// Say what a trace is like, and what a caching allocator would hold for it
+    /// Describe a trace, and simulate what a caching allocator would reserve for it
     #[command(after_help = "Example:\n  lighterage alloc stats snapshot.pickle")]
     Stats(AllocStatsArgs),
     /// Write a trace of any format as events: one line for each request
@@ -553,16 +551,16 @@ pub(crate) enum AllocCommand {
 /// A trace.
 #[derive(Args, Debug)]
 pub(crate) struct TraceArgs {
-    /// What a program asked for: a table as minimalloc's, a PyTorch memory snapshot, lines of START
-    /// END SIZE, a log of STAlloc, or events as docs/alloc.md describes them
+    /// The requests of a program: a table like minimalloc's, a PyTorch memory snapshot, lines of
+    /// START END SIZE, a log of STAlloc, or events as in docs/alloc.md
     #[arg(value_name = "TRACE")]
     pub(crate) trace: PathBuf,
-    /// How the trace is written [default: told from its content]
+    /// The format of the trace [default: detected from its content]
     #[arg(long, value_name = "NAME", value_parser = named(&Format::ALL, Format::name))]
     pub(crate) format: Option<Format>,
 }
 
-/// Who gives addresses.
+/// The planner of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AddressPlanner {
     Ours,
@@ -584,36 +582,36 @@ impl AddressPlanner {
 pub(crate) struct AllocPlanArgs {
     #[command(flatten)]
     pub(crate) trace: TraceArgs,
-    /// What each pool holds; the first plan that fits is taken
+    /// The size of each pool; the first plan that fits is taken
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) capacity: Option<u64>,
     /// Addresses are multiples of this, a power of two
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = parse_align)]
     pub(crate) align: u64,
-    /// How long to look for a better plan
+    /// How long to search for a better plan
     #[arg(long, value_name = "NAME", default_value = "normal", value_parser = effort())]
     pub(crate) effort: Effort,
-    /// Who plans: stalloc is the planner of the paper of that name, to compare with
+    /// The planner: stalloc is the planner of the paper of that name, for comparison
     #[arg(long, value_name = "NAME", default_value = "ours", value_parser = named(&AddressPlanner::ALL, AddressPlanner::name))]
     pub(crate) planner: AddressPlanner,
-    /// Threads that look [default: as many as the machine has cores]
+    /// Threads that search [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Methods to do without, to see what each is good for
+    /// Methods to switch off, to see what each contributes
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = named(&Method::ALL, Method::name))]
     pub(crate) without: Vec<Method>,
-    /// Let streams have each other's bytes without a wait; whoever uses the plan makes them wait,
-    /// as the run-time allocator does
+    /// Let streams share bytes without a wait; the user of the plan must make them wait, as the
+    /// run-time allocator does
     #[arg(long)]
     pub(crate) share_streams: bool,
     /// Write the plan: the trace's blocks as a table with offsets
     #[arg(short, long, value_name = "PLAN.csv")]
     pub(crate) output: Option<PathBuf>,
-    /// Write a plan file for the run-time allocator, which serves the step that the trace repeats;
-    /// of one pool
+    /// Write a plan file for the run-time allocator, for the step that the trace repeats; the trace
+    /// must have one pool
     #[arg(long, value_name = "STEP.plan", conflicts_with = "planner")]
     pub(crate) serve: Option<PathBuf>,
-    /// Draw the plan: time across, addresses up
+    /// Draw the plan: time from left to right, addresses from bottom to top
     #[arg(long, value_name = "PLAN.svg")]
     pub(crate) svg: Option<PathBuf>,
     /// Print one JSON object
@@ -629,13 +627,13 @@ pub(crate) struct AllocCheckArgs {
     /// The plan
     #[arg(value_name = "PLAN.csv")]
     pub(crate) plan: PathBuf,
-    /// What each pool holds [default: no limit]
+    /// The size of each pool [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) capacity: Option<u64>,
-    /// Streams may have each other's bytes without a wait
+    /// Accept that streams share bytes without a wait
     #[arg(long)]
     pub(crate) share_streams: bool,
-    /// What addresses are to be multiples of, beside what the trace says
+    /// Addresses must be multiples of this, in addition to the trace's own alignments
     #[arg(long, value_name = "BYTES", default_value = "1", value_parser = parse_align)]
     pub(crate) align: u64,
     /// Print one JSON object
@@ -663,16 +661,16 @@ pub(crate) struct AllocConvertArgs {
     pub(crate) output: Option<PathBuf>,
 }
 
-/// What `offload solve` is to find.
+/// What `offload solve` computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OffloadAlgorithm {
     /// A schedule.
     Solve(Algorithm),
-    /// The lower bound alone.
+    /// Only the lower bound.
     Bound,
 }
 
-/// Names that a dump may be asked after.
+/// Names of `--dump-ir-after`.
 pub(crate) fn dumps() -> Vec<&'static str> {
     ["import"]
         .into_iter()
@@ -744,7 +742,7 @@ fn named<T: Copy + Send + Sync + 'static>(
     })
 }
 
-/// The largest alignment: with any number of blocks, sums stay within 64 bits.
+/// The largest alignment: sums over any number of blocks stay within 64 bits.
 const MOST_ALIGN: u64 = 1 << 30;
 
 fn parse_align(text: &str) -> Result<u64, String> {
@@ -754,7 +752,7 @@ fn parse_align(text: &str) -> Result<u64, String> {
     }
 }
 
-/// More parts than `cat` takes would be no use: see the table of ops.
+/// The most chunks: `cat` takes at most this number of operands.
 const MOST_CHUNKS: u64 = 4096;
 
 fn parse_chunks(text: &str) -> Result<Chunks, String> {
