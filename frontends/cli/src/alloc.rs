@@ -1,4 +1,4 @@
-//! `lighterage alloc`: addresses for the blocks of a trace, whoever asked for them.
+//! `lighterage alloc`: addresses for the blocks of any program's trace.
 
 use crate::args::{
     AddressPlanner, AllocArgs, AllocCheckArgs, AllocCommand, AllocConvertArgs, AllocPlanArgs,
@@ -106,7 +106,7 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
         let path = args.trace.trace.display();
         let placement = placement
             .map_err(|error| Failure::Input(format!("{path}: pool {}: {error}", pool.name)))?;
-        // Whoever made the plan, it is checked by one who did not.
+        // An independent check: it shares no code with the planners.
         match check(&pool.trace, &placement.offsets, args.align, None) {
             Ok(peak) if peak <= placement.peak => {}
             Ok(peak) => {
@@ -433,7 +433,7 @@ fn convert(args: &AllocConvertArgs) -> Result<(), Failure> {
     }
 }
 
-/// Memory efficiency: what is needed of what is held (STAlloc, Eq 1).
+/// Memory efficiency: needed bytes as a share of reserved bytes (STAlloc, Eq 1).
 fn efficiency(stats: &Stats, held: u64) -> f64 {
     if held == 0 {
         1.0

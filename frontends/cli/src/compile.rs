@@ -127,7 +127,7 @@ pub(crate) fn artifact(
     compiling: &Compiling,
     dumps: Dumps,
 ) -> Result<Artifact, Failure> {
-    // Known before any work: what cannot be run need not be planned.
+    // Checked before any work: a model that cannot run need not be planned.
     if !model.unsupported.is_empty() {
         return Err(Failure::Input(unsupported(&model.unsupported)));
     }

@@ -147,7 +147,7 @@ pub(crate) fn table(points: &[Point]) -> String {
 /// The drawing's size, and the frame within it: left, top, right, bottom.
 const SIZE: (f64, f64) = (920.0, 340.0);
 const FRAME: (f64, f64, f64, f64) = (84.0, 22.0, 900.0, 286.0);
-/// Where the largest is so many times the smallest, the axis is logarithmic.
+/// The axis is logarithmic if the largest value is at least this many times the smallest.
 const WIDE: f64 = 12.0;
 /// Points that have a dot and a tooltip of their own.
 const DOTS: usize = 400;
@@ -167,8 +167,8 @@ impl Axis {
         let log = 0.0 < low && WIDE < high / low;
         let (low, high) = match log {
             true => (low / 1.1, high * 1.1),
-            // Not from zero: what is read off is how steep the curve is. The labels say where it
-            // starts.
+            // The axis does not start at zero: the curve is read for its slope. The labels say
+            // where it starts.
             false => {
                 let room = 0.06 * (high - low).max(0.02 * high.abs()).max(f64::MIN_POSITIVE);
                 ((low - room).max(0.0), high + room)
@@ -403,7 +403,7 @@ mod tests {
         let wide = Axis::new(1.0, 64.0, 0.0, 100.0);
         assert_eq!(wide.ticks(1.0), [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
         assert_eq!((wide.at(0.0), wide.at(1e9)), (0.0, 100.0));
-        // All plans alike: an axis nevertheless.
+        // Equal plans still have an axis.
         assert!(Axis::new(5.0, 5.0, 0.0, 100.0).ticks(1.0).len() < 20);
     }
 }

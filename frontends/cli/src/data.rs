@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Where a tensor's bytes lie in a file.
+/// The range of a tensor's bytes in a file.
 struct Entry {
     dtype: Dtype,
     shape: Vec<u64>,
@@ -74,8 +74,8 @@ impl Tensors {
     pub(crate) fn has(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
-    /// The bytes of a tensor that must have an operand's type; the error names what was expected
-    /// and what is there.
+    /// The bytes of a tensor that must have an operand's type. The error names the expected and the
+    /// actual type.
     pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<&[u8], Failure> {
         let path = self.path.display();
         let expected = type_name(&dtype_name(operand.dtype), &operand.shape);
@@ -113,7 +113,7 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    /// Reads a file and sees that every batch has every input, of the right type.
+    /// Reads a file and checks that every batch has every input, of the right type.
     pub(crate) fn read(path: &Path, inputs: &[(String, Operand)]) -> Result<Batches, Failure> {
         let tensors = Tensors::read(path)?;
         let mut numbers: Vec<u64> = tensors.names().filter_map(batch_number).collect();
@@ -218,7 +218,7 @@ pub(crate) fn save(path: &Path, tensors: BTreeMap<String, Saved>) -> Result<(), 
     save_atomically(path, &[&bytes])
 }
 
-/// Writes a file such that `path` is at every moment either what it was or the whole new file.
+/// Writes a file atomically: at every moment `path` is either the old file or the whole new one.
 pub(crate) fn save_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), Failure> {
     let failed = |e: std::io::Error| Failure::System(format!("{}: {e}", path.display()));
     let target = match fs::metadata(path) {

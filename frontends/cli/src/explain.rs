@@ -1,4 +1,4 @@
-//! `lighterage explain`: why a tensor is where it is, and what else would cost.
+//! `lighterage explain`: why a tensor is where it is, and what the alternatives would cost.
 
 use crate::args::ExplainArgs;
 use crate::failure::Failure;

@@ -55,7 +55,7 @@ impl fmt::Display for Failure {
 /// How many of the tensors that do not fit are named.
 const NAMED: usize = 8;
 
-/// What does not fit, where, and what would.
+/// What does not fit, where, and the smallest budget that would.
 fn no_fit(infeasible: &Infeasible) -> String {
     let Infeasible {
         budget,

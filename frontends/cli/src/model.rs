@@ -277,7 +277,7 @@ pub(crate) fn options(compiling: &Compiling) -> Options {
     }
 }
 
-/// Compiles a graph for its budget alone: the smallest one, and what others come to, is not told.
+/// Compiles a graph for its budget only: the result has no smallest budget and no other budgets.
 pub(crate) fn compile(
     graph: &Graph,
     compiling: &Compiling,

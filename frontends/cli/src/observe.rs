@@ -49,7 +49,7 @@ impl Observer {
             fs::create_dir_all(folder)
                 .map_err(|e| Failure::Input(format!("--dump-dir {}: {e}", folder.display())))?;
         }
-        // A folder alone asks for everything.
+        // A folder without a pass means all passes.
         let after = compiling
             .dump_ir_after
             .clone()

@@ -1,4 +1,4 @@
-//! `lighterage offload`: weight offloading as a problem by itself.
+//! `lighterage offload`: weight offloading on its own.
 
 use crate::args::{OffloadAlgorithm, OffloadArgs, OffloadCommand, OffloadSolveArgs};
 use crate::failure::Failure;
@@ -78,7 +78,7 @@ fn solve(args: &OffloadSolveArgs) -> Result<(), Failure> {
         }
     };
     let solution = offload::solve(&instance, algorithm).map_err(failure)?;
-    // Whoever made the schedule, it is checked by one who did not.
+    // An independent check: it shares no code with the algorithms.
     let peak = validate(&instance, &solution.schedule)
         .map_err(|error| Failure::Bug(format!("a wrong schedule: {error}")))?;
     match args.json {
@@ -276,7 +276,7 @@ fn write_report(
         out,
         "\n  away                   backward to forward   forward to backward"
     )?;
-    // Layers that fare alike in a row are one line.
+    // Consecutive layers with equal results share one line.
     let share = |layer: usize, gap: Gap| match (
         away[layer][gap as usize],
         instance.layers[layer].weight_bytes,

@@ -1,5 +1,5 @@
-//! Standard output, and how it ends. A reader that closes the pipe (`| head`) is no error: what
-//! comes after is dropped. Nothing else in the command writes to standard output.
+//! Standard output. A reader that closes the pipe (`| head`) is not an error: later output is
+//! dropped. Nothing else in the command writes to standard output.
 
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,12 +34,12 @@ pub(crate) fn spinner(message: String) -> Option<indicatif::ProgressBar> {
     Some(spinner)
 }
 
-/// True once nobody reads standard output any more.
+/// True once the reader of standard output has closed it.
 pub(crate) fn closed() -> bool {
     CLOSED.load(Ordering::Relaxed)
 }
 
-/// True if standard output could not be written, for another reason than that nobody reads it.
+/// True if standard output could not be written for a reason other than a closed reader.
 pub(crate) fn failed() -> bool {
     FAILED.load(Ordering::Relaxed)
 }
@@ -75,7 +75,7 @@ pub(crate) fn line(line: &str) {
     text(&format!("{line}\n"));
 }
 
-/// Writes a line to standard error; a closed one is nobody's loss.
+/// Writes a line to standard error, and ignores a failure.
 pub(crate) fn note(line: &str) {
     let write = || {
         let _ = writeln!(stderr(), "{line}");

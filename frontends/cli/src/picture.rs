@@ -1,9 +1,8 @@
-//! A plan as a picture: time across, addresses up, coloured by class.
+//! A plan as a picture: time from left to right, addresses from bottom to top, coloured by class.
 //!
-//! A block of some pixels is a rectangle that tells what it is. What is smaller is added up in
-//! cells of two pixels by two, and a cell is coloured by the class that covers most of it, if it is
-//! covered at all; equal cells are one shape. So the picture stays small and legible however many
-//! blocks there are.
+//! A block of several pixels is a rectangle with its description. Smaller blocks are merged in
+//! cells of two by two pixels. A cell has the colour of the class that covers most of it. Equal
+//! cells share one shape. So the picture stays small and legible for any number of blocks.
 
 use crate::size::short;
 use passes::alloc::stats::{Class, classes, live_bytes};
@@ -22,14 +21,14 @@ const BELOW: usize = 36;
 const CELL: usize = 2;
 const COLUMNS: usize = WIDTH / CELL;
 const ROWS: usize = HEIGHT / CELL;
-/// A block with sides of so many pixels is drawn by itself; of more such blocks than this, the
-/// largest.
+/// A block with sides of at least this many pixels is drawn on its own, up to the limit below,
+/// largest first.
 const LEGIBLE: f64 = 3.0;
 const MOST_RECTANGLES: usize = 4000;
 /// A cell is coloured if so much of it is covered.
 const COVERED: f32 = 0.25;
 
-/// Names and colours: the three classes, and blocks whose sizes were not known.
+/// Names and colours: the three classes, and blocks whose sizes were unknown.
 const KINDS: [(&str, &str); 4] = [
     ("persistent", "#4e79a7"),
     ("scoped", "#59a14f"),
@@ -240,7 +239,8 @@ fn draw_pool(out: &mut String, pool: &Pool, offsets: &[u64]) -> std::fmt::Result
 /// Adds an area to the cells that it touches.
 fn cover(cells: &mut [[f32; KINDS.len()]], area: Area, kind: usize) {
     let side = CELL as f64;
-    // From which cell to which, and how much of each: whole ones but for the two at the ends.
+    // The first and the last cell, and the covered share of each: whole cells except the two at the
+    // ends.
     let span = |from: f64, length: f64, n: usize| {
         let (from, to) = (from / side, (from + length) / side);
         let first = (from as usize).min(n - 1);

@@ -397,7 +397,7 @@ impl Facts<'_> {
 }
 
 impl Facts<'_> {
-    /// What the ways to compute the loss come to.
+    /// The alternatives for computing the loss, with their costs.
     fn write_ways(&self, out: &mut String) -> std::fmt::Result {
         writeln!(
             out,

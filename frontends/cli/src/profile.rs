@@ -1,4 +1,4 @@
-//! `lighterage profile`: measures the ops of a step, the link and what they cost each other, for
+//! `lighterage profile`: measures the ops of a step, the link and their interference, for
 //! `--profile`.
 
 use crate::args::{Compiling, ProfileArgs};
@@ -26,10 +26,11 @@ use std::time::{Duration, Instant};
 
 /// Rows of the report's tables.
 const ROWS: usize = 12;
-/// Without `--memory`: four times a large last-level cache, so that what a replay folds is cold in
-/// the step too.
+/// Default of `--memory`: four times a large last-level cache, so that operands which a replay
+/// folds are cold in the step too.
 const MEMORY: u64 = 256 << 20;
-/// Medians whose sum is more than this many times the fastest round's are told to be disturbed.
+/// A profile is reported as disturbed if the sum of its medians exceeds the fastest round's by this
+/// factor.
 const DISTURBED: f64 = 1.15;
 /// The shortest and the longest measurement of the machine, seconds: a part of a step's time,
 /// between these. There are about a hundred.
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     let machine = model::machine(&compiling)?;
     let model = model::read(&args.model.model, &args.model.dim)?;
     let step = Step::new(&model.graph, &compiling, &machine, target.as_ref())?;
-    // What is in groups is measured apart too: `fuse` wants to know which is faster.
+    // Ops in groups are measured separately too: `fuse` needs to know which is faster.
     let plain = Compiling {
         kernels: Some(Kernels::Plain),
         ..compiling.clone()
@@ -308,7 +309,7 @@ impl Measured<'_> {
         let graph = &self.step.compiled.program.graph;
         let mut ops = self.figures_of(self.step, self.times);
         let roofline = Roofline::new(device);
-        // What was measured, and what the roofline says: of products, and of all else.
+        // Measured and roofline times: of products, and of everything else.
         let mut sums = [[0.0; 2]; 2];
         for (&node, micros) in self.step.nodes.iter().zip(&self.times.micros) {
             let Ok(micros) = micros else { continue };

@@ -1,11 +1,10 @@
-//! `lighterage plan --report`: one page for the browser that shows a whole plan. It needs nothing
-//! besides itself.
+//! `lighterage plan --report`: one self-contained page for the browser that shows a whole plan.
 //!
-//! What is short stands in the page as text: figures, who is there at the peak, other budgets, the
-//! passes' times. What is long is in it as JSON, columns side by side, for the script
-//! (`report/page.js`) to draw: lines, who lies where when, decisions. Names come from files that
-//! anyone may have written: [`escaped`] and [`embedded`] are the only ways into the page, and the
-//! script makes text of them, never markup.
+//! Short content is in the page as text: figures, tensors at the peak, other budgets, the passes'
+//! times. Long content is in it as JSON, in columns, for the script (`report/page.js`) to draw:
+//! lines, addresses over time, decisions. Names come from untrusted files. [`escaped`] and
+//! [`embedded`] are the only ways into the page, and the script inserts them as text, never as
+//! markup.
 
 use crate::args::update_name;
 use crate::curve::{self, Chosen, Point};
@@ -118,8 +117,8 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let Compiled {
         program, timeline, ..
     } = source.compiled;
-    // Times as they are written, so that what ends within a digit of what starts is no longer there
-    // in either.
+    // Times rounded as they are written, so a buffer that ends within a digit of another's start
+    // does not overlap it.
     let mut residences = explain::residences(source.compiled);
     residences
         .iter_mut()
@@ -244,7 +243,7 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         )
     };
     let smallest = smallest(source);
-    // The figures in their order: what, how much, a remark. A new figure is one line.
+    // The figures in order: name, value, remark. A new figure is one line.
     let mut figures: Vec<(&str, String, String)> = vec![(
         "predicted step",
         duration(timeline.micros),
@@ -311,7 +310,7 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     writeln!(out, "</dl>\n</header>")
 }
 
-/// How the loss is computed, if there was a choice, and what the other way comes to.
+/// How the loss is computed, if there was a choice, and the cost of the alternative.
 fn loss(compiled: &Compiled) -> Option<(&'static str, String, String)> {
     let chunks = compiled.loss_chunks;
     let name = |chunks| {
@@ -335,7 +334,7 @@ fn loss(compiled: &Compiled) -> Option<(&'static str, String, String)> {
     (1 < chunks || other.is_some()).then(|| ("loss", name(chunks), remark.unwrap_or_default()))
 }
 
-/// Who is there where most is.
+/// The tensors in memory at the peak.
 fn peak(
     out: &mut String,
     source: &Source<'_>,
@@ -801,8 +800,8 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
     })
 }
 
-/// Each decision, a row: value, class, module, block, bytes, means, where, price, and what was
-/// reckoned. What was decided together, as the states of a block are, has one reason: a row has its
+/// One row per decision: value, class, module, block, bytes, means, where, price, and the
+/// estimates. Decisions made together, such as a block's states, have one reason; each row has its
 /// share of it, by bytes.
 fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
     let (graph, decisions) = (source.problem.graph, &source.compiled.decided.decisions);

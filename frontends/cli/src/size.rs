@@ -33,7 +33,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = (text[..split].trim(), text[split..].to_ascii_lowercase());
     // "1e9" is split at its e, and "inf" has no digits: neither is taken.
     let number: f64 = number.parse().map_err(|_| bad())?;
-    // 0.5 of what? A fraction wants a unit.
+    // A fraction needs a unit: 0.5 alone is ambiguous.
     if unit.is_empty() {
         return Err(format!("{}; for a share write {}%", bad(), number * 100.0));
     }

@@ -96,7 +96,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         if let Some(hyper) = &hyper {
             machine.write_input(HYPER, hyper).map_err(failure)?;
         }
-        // Updates and offloads overlap the next step, but for the last step's.
+        // Updates and offloads overlap the next step, except those of the last step.
         machine.launch().map_err(failure)?;
         let report = if step + 1 == args.steps {
             machine.wait()
