@@ -146,7 +146,7 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing
         plain: plain.into_values().collect(),
         comment: match form {
             Form::Llvm => ";",
-            Form::Asm if target.triple.starts_with("x86_64") => "#",
+            Form::Asm if target.triple().starts_with("x86_64") => "#",
             Form::Mlir | Form::Asm => "//",
         },
     })

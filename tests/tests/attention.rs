@@ -354,10 +354,10 @@ fn ptxas_takes_every_kernel_without_spills() {
     for kernel in kernels() {
         let mut registers = vec![];
         for target in [Target::SM_80, Target::SM_90, Target::SM_100] {
-            let file = folder.join(format!("{}_{}.ptx", kernel.symbol, target.cpu));
+            let file = folder.join(format!("{}_{}.ptx", kernel.symbol, target.cpu()));
             std::fs::write(&file, ptx_of(&kernel, &target)).unwrap();
             let output = Command::new(&ptxas)
-                .args(["-v", "-arch", target.cpu, "-o", "/dev/null"])
+                .args(["-v", "-arch", target.cpu(), "-o", "/dev/null"])
                 .arg(&file)
                 .output()
                 .unwrap();
@@ -366,7 +366,7 @@ fn ptxas_takes_every_kernel_without_spills() {
                 output.status.success(),
                 "{} for {}: {said}",
                 kernel.symbol,
-                target.cpu
+                target.cpu()
             );
             assert!(
                 said.contains("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"),

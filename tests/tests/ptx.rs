@@ -38,13 +38,13 @@ fn ptx(kernels: &[Generated], target: &Target) -> String {
 fn assemble(ptxas: &Path, ptx: &str, target: &Target) -> Vec<u32> {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!(
         "{}.{}.ptx",
-        target.cpu,
+        target.cpu(),
         std::process::id()
     ));
     std::fs::write(&file, ptx).unwrap();
     let cubin = file.with_extension("cubin");
     let out = Command::new(ptxas)
-        .arg(format!("-arch={}", target.cpu))
+        .arg(format!("-arch={}", target.cpu()))
         .arg("-v")
         .arg(&file)
         .arg("-o")
@@ -139,7 +139,10 @@ fn assemble_models(ptxas: &Path, target: Target) {
     let phases: usize = kernels.iter().map(|kernel| kernel.phases.len()).sum();
     assert_eq!(registers.len(), phases);
     let most = registers.iter().max().unwrap();
-    eprintln!("{}: {phases} kernels, at most {most} registers", target.cpu);
+    eprintln!(
+        "{}: {phases} kernels, at most {most} registers",
+        target.cpu()
+    );
 }
 
 #[test]

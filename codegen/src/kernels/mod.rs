@@ -27,23 +27,32 @@
 //! half-precision numbers are taken in f32, 16 at a time and by halves at the end.
 
 mod cache;
+mod cpu;
 mod dag;
 mod emit;
 mod generator;
+mod gpu;
 mod lower;
+mod machine;
 mod math;
 mod passes;
+mod phases;
+mod random;
+mod rows;
 mod target;
 
 pub use cache::{Cache, compile_kernels};
 pub use generator::{Generator, GeneratorError, Stage, find, run_all};
-pub use target::Target;
+pub use target::{CpuTarget, GpuTarget, Target};
 
 use crate::mlir::{self, Kind, Mismatch};
-use dag::Functions;
+use cpu::Cpu;
+use gpu::Gpu;
 use ir::body::{self, Body, Space, Step};
 use ir::op::Access;
 use ir::{Op, TensorType};
+use machine::Machine;
+use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// A kernel as MLIR text.
@@ -169,10 +178,9 @@ fn kernel(
         return Err(whole("it makes something of no elements".into()));
     }
     let space = Space::new(steps, results, operands).map_err(whole)?;
-    let functions = if target.is_gpu() {
-        Functions::Hardware
-    } else {
-        Functions::Polynomials
+    let functions = match target {
+        Target::Cpu(_) => Cpu::FUNCTIONS,
+        Target::Gpu(_) => Gpu::FUNCTIONS,
     };
     let mut lowering = lower::Lowering::new(functions, &space).map_err(whole)?;
     let mut at = operands.len();
@@ -212,30 +220,33 @@ fn kernel(
             }
         }
     }
-    let plan = |symbol| emit::Plan {
-        symbol,
+    let plan = emit::Plan {
         dag: &lowering.dag,
         space: &space,
         operands,
         results: &outs,
-        gpu: target.is_gpu(),
     };
-    // The name is a hash of the text, which has the name in it: so the text is made with another
+    let emitted = match target {
+        Target::Cpu(_) => emit::emit::<Cpu>(&plan),
+        Target::Gpu(_) => emit::emit::<Gpu>(&plan),
+    };
+    let mut emitted = emitted.map_err(|error| whole(error.to_string()))?;
+    // The name is a hash of the text, which has the name in it: so the text is printed with another
     // first.
-    let name = name(&emit::emit(&plan("k")).map_err(whole)?.mlir);
-    let text = emit::emit(&plan(&name)).map_err(whole)?;
+    let name = name(&emitted.module.to_string());
+    emitted.module.rename(emit::SYMBOL, &name);
     let phase = |f: emit::Function| Phase {
-        symbol: f.symbol,
+        symbol: f.symbol.replacen(emit::SYMBOL, &name, 1),
         parts: f.parts,
         threads: f.threads,
     };
-    let phases = text.functions.into_iter().map(phase).collect();
+    let phases = emitted.functions.into_iter().map(phase).collect();
     Ok(Generated {
-        name,
+        mlir: emitted.module.to_string(),
         phases,
-        scratch_bytes: text.scratch_bytes,
+        scratch_bytes: emitted.scratch_bytes,
         inplace,
-        mlir: text.mlir,
+        name,
     })
 }
 
@@ -252,10 +263,9 @@ fn mistyped(error: &mlir::Error) -> String {
     }
 }
 
-/// A short name for a text: FNV-1a's hash.
+/// A short name for a text: `k` and the first eight bytes of its SHA-256.
 fn name(text: &str) -> String {
-    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| {
-        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("k{hash:016x}")
+    let hash = Sha256::digest(text);
+    let digits: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}{digits}", emit::SYMBOL)
 }

@@ -11,6 +11,7 @@
 use super::dag::{Dag, Exponentials, Id, Prim};
 use super::emit::Plan;
 use super::lower::{Known, storage};
+use super::machine::Machine;
 use crate::mlir::Kind;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,7 +73,7 @@ pub(super) struct Passes {
 }
 
 /// The pass that may go with the next: the largest element is needed for nothing else yet.
-fn blocks(plan: &Plan<'_>, passes: &[Pass]) -> Option<(usize, Exponentials)> {
+fn blocks<M: Machine>(plan: &Plan<'_>, passes: &[Pass]) -> Option<(usize, Exponentials)> {
     let found = plan.dag.exponentials.iter().find_map(|&found| {
         let p = passes
             .windows(2)
@@ -85,16 +86,16 @@ fn blocks(plan: &Plan<'_>, passes: &[Pass]) -> Option<(usize, Exponentials)> {
         let scaled = |pass: &Pass| pass.folds.is_empty() || !pass.kept.contains(&found.e);
         (alone && passes[p + 2..].iter().all(scaled)).then_some((p, found))
     });
-    found.filter(|_| !plan.gpu && LONG <= plan.space.columns())
+    found.filter(|_| M::CACHES && plan.space.columns() >= LONG)
 }
 
 /// The passes and where they keep what later passes need.
-pub(super) fn kept_passes(plan: &Plan<'_>) -> Passes {
+pub(super) fn kept_passes<M: Machine>(plan: &Plan<'_>) -> Passes {
     // What no room is found for is computed again.
     let mut homeless = BTreeSet::new();
     loop {
         let passes = passes(plan, &homeless);
-        let blocks = blocks(plan, &passes);
+        let blocks = blocks::<M>(plan, &passes);
         let (mut buffers, mut taken) = (BTreeMap::new(), BTreeSet::new());
         let known = homeless.len();
         for (p, pass) in passes.iter().enumerate() {
@@ -106,7 +107,7 @@ pub(super) fn kept_passes(plan: &Plan<'_>) -> Passes {
                 } else {
                     MOST_BUFFER
                 };
-                if let Some(j) = free_result(plan, &passes, p, kind, &taken) {
+                if let Some(j) = free_result::<M>(plan, &passes, p, kind, &taken) {
                     taken.insert(j);
                     buffers.insert(id, Buffer::Result(j));
                 } else if plan.space.columns() * kind.bytes() <= most {
@@ -127,7 +128,7 @@ pub(super) fn kept_passes(plan: &Plan<'_>) -> Passes {
 }
 /// A result that is written last and may keep numbers of a kind from pass `p` on: none of the
 /// operands that might lie there is read later.
-fn free_result(
+fn free_result<M: Machine>(
     plan: &Plan<'_>,
     passes: &[Pass],
     p: usize,
@@ -150,7 +151,7 @@ fn free_result(
             && passes.last().is_some_and(|last| last.stores.contains(&j))
             && storage(out.ty.dtype()) == Some(kind)
             && !taken.contains(&j)
-            && !plan.streams(j)
+            && !(M::CACHES && plan.streams(j))
             && !(0..plan.operands.len()).any(|i| plan.operands[i] == out.ty && later(i))
     })
 }

@@ -1,57 +1,81 @@
-//! For whom kernels are made.
+//! The machines that kernels are made for.
 
 use std::fmt;
 
-/// A machine that kernels are made for. Kernels for a CPU need fused multiply-adds; all of them
-/// compute 16 elements at a time, whatever the width of the machine's registers, so that their
-/// results are the same bits on every CPU.
+/// A processor that kernels are made for. It needs fused multiply-adds. Kernels compute 16 elements
+/// at a time, whatever the width of its registers, so that their results are the same bits on every
+/// CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Target {
-    /// LLVM's name of processor, vendor and system.
-    pub triple: &'static str,
-    /// LLVM's name of the processor.
-    pub cpu: &'static str,
-    /// What LLVM may use beside what the processor has: `+f16c,-avx`.
-    pub features: &'static str,
+pub enum CpuTarget {
+    /// x86-64 with AVX2 and FMA: Intel since 2013, AMD since 2015.
+    Avx2,
+    /// x86-64 with AVX-512.
+    Avx512,
+    /// 64-bit ARM.
+    Neon,
+}
+
+/// A GPU that kernels are made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GpuTarget {
+    /// NVIDIA's A100.
+    Sm80,
+    /// NVIDIA's H100 and H200.
+    Sm90,
+    /// NVIDIA's B200.
+    Sm100,
+}
+
+/// A machine that kernels are made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// Kernels are objects.
+    Cpu(CpuTarget),
+    /// Kernels are PTX.
+    Gpu(GpuTarget),
+}
+
+impl CpuTarget {
+    fn name(self) -> &'static str {
+        match self {
+            CpuTarget::Avx2 => "avx2",
+            CpuTarget::Avx512 => "avx512",
+            CpuTarget::Neon => "neon",
+        }
+    }
+
+    fn cpu(self) -> &'static str {
+        match self {
+            CpuTarget::Avx2 => "x86-64-v3",
+            CpuTarget::Avx512 => "x86-64-v4",
+            CpuTarget::Neon => "generic",
+        }
+    }
+}
+
+impl GpuTarget {
+    fn name(self) -> &'static str {
+        match self {
+            GpuTarget::Sm80 => "sm_80",
+            GpuTarget::Sm90 => "sm_90",
+            GpuTarget::Sm100 => "sm_100",
+        }
+    }
 }
 
 impl Target {
-    /// x86-64 with AVX2 and FMA: Intel since 2013, AMD since 2015.
-    pub const AVX2: Target = Target {
-        triple: "x86_64-unknown-linux-gnu",
-        cpu: "x86-64-v3",
-        features: "",
-    };
-    /// x86-64 with AVX-512.
-    pub const AVX512: Target = Target {
-        triple: "x86_64-unknown-linux-gnu",
-        cpu: "x86-64-v4",
-        features: "",
-    };
-    /// 64-bit ARM.
-    pub const NEON: Target = Target {
-        triple: "aarch64-unknown-linux-gnu",
-        cpu: "generic",
-        features: "+neon",
-    };
-    /// NVIDIA's A100.
-    pub const SM_80: Target = Target {
-        triple: "nvptx64-nvidia-cuda",
-        cpu: "sm_80",
-        features: "+ptx80",
-    };
-    /// NVIDIA's H100 and H200.
-    pub const SM_90: Target = Target {
-        triple: "nvptx64-nvidia-cuda",
-        cpu: "sm_90",
-        features: "+ptx80",
-    };
-    /// NVIDIA's B200.
-    pub const SM_100: Target = Target {
-        triple: "nvptx64-nvidia-cuda",
-        cpu: "sm_100",
-        features: "+ptx86",
-    };
+    /// See [`CpuTarget::Avx2`].
+    pub const AVX2: Target = Target::Cpu(CpuTarget::Avx2);
+    /// See [`CpuTarget::Avx512`].
+    pub const AVX512: Target = Target::Cpu(CpuTarget::Avx512);
+    /// See [`CpuTarget::Neon`].
+    pub const NEON: Target = Target::Cpu(CpuTarget::Neon);
+    /// See [`GpuTarget::Sm80`].
+    pub const SM_80: Target = Target::Gpu(GpuTarget::Sm80);
+    /// See [`GpuTarget::Sm90`].
+    pub const SM_90: Target = Target::Gpu(GpuTarget::Sm90);
+    /// See [`GpuTarget::Sm100`].
+    pub const SM_100: Target = Target::Gpu(GpuTarget::Sm100);
     /// Every target.
     pub const ALL: [Target; 6] = [
         Target::AVX2,
@@ -68,41 +92,58 @@ impl Target {
             .into_iter()
             .find(|target| artifact::runs(target.processor()))
     }
+
     /// Its short name: `avx2`, `sm_90`.
     pub fn name(&self) -> &'static str {
-        match self.cpu {
-            "x86-64-v3" => "avx2",
-            "x86-64-v4" => "avx512",
-            "generic" => "neon",
-            cpu => cpu,
+        match self {
+            Target::Cpu(cpu) => cpu.name(),
+            Target::Gpu(gpu) => gpu.name(),
         }
     }
+
+    /// LLVM's name of processor, vendor and system.
+    pub fn triple(&self) -> &'static str {
+        match self {
+            Target::Cpu(CpuTarget::Avx2 | CpuTarget::Avx512) => "x86_64-unknown-linux-gnu",
+            Target::Cpu(CpuTarget::Neon) => "aarch64-unknown-linux-gnu",
+            Target::Gpu(_) => "nvptx64-nvidia-cuda",
+        }
+    }
+
+    /// LLVM's name of the processor.
+    pub fn cpu(&self) -> &'static str {
+        match self {
+            Target::Cpu(cpu) => cpu.cpu(),
+            Target::Gpu(gpu) => gpu.name(),
+        }
+    }
+
+    /// What LLVM may use beside what the processor has; `-` if nothing.
+    fn features(&self) -> &'static str {
+        match self {
+            Target::Cpu(CpuTarget::Avx2 | CpuTarget::Avx512) => "-",
+            Target::Cpu(CpuTarget::Neon) => "+neon",
+            Target::Gpu(GpuTarget::Sm80 | GpuTarget::Sm90) => "+ptx80",
+            Target::Gpu(GpuTarget::Sm100) => "+ptx86",
+        }
+    }
+
     /// What artifacts call the processors that can run its code: see [`artifact::runs`].
     pub fn processor(&self) -> &'static str {
-        if self.triple.starts_with("aarch64") {
-            "aarch64"
-        } else {
-            self.cpu
+        match self {
+            Target::Cpu(CpuTarget::Neon) => "aarch64",
+            _ => self.cpu(),
         }
     }
+
     /// True if it is a GPU.
     pub fn is_gpu(&self) -> bool {
-        self.triple.starts_with("nvptx")
+        matches!(self, Target::Gpu(_))
     }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} {} {}",
-            self.triple,
-            self.cpu,
-            if self.features.is_empty() {
-                "-"
-            } else {
-                self.features
-            }
-        )
+        write!(f, "{} {} {}", self.triple(), self.cpu(), self.features())
     }
 }

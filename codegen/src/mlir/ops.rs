@@ -70,6 +70,15 @@ impl Arith {
         }
     }
 
+    /// What may be inexact, as MLIR's flags name it.
+    pub(super) fn fastmath(self) -> Option<&'static str> {
+        match self {
+            Arith::Exp2 => Some("afn"),
+            Arith::DivfApprox => Some("arcp,afn"),
+            _ => None,
+        }
+    }
+
     fn operands(self) -> usize {
         match self {
             Arith::Negf | Arith::Absf | Arith::Sqrt | Arith::Exp2 => 1,
@@ -258,6 +267,27 @@ pub(crate) fn select(condition: Type, a: Type, b: Type) -> Result<(), Mismatch> 
         wanted: "bits to choose by",
         given: condition,
     })
+}
+
+/// A number that each thread of a GPU knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Special {
+    /// The thread's number in its block.
+    Thread,
+    /// The block's number.
+    Block,
+    /// How many blocks were started.
+    Blocks,
+}
+
+impl Special {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Special::Thread => "nvvm.read.ptx.sreg.tid.x",
+            Special::Block => "nvvm.read.ptx.sreg.ctaid.x",
+            Special::Blocks => "nvvm.read.ptx.sreg.nctaid.x",
+        }
+    }
 }
 
 fn same(types: &[Type]) -> Result<(), Mismatch> {

@@ -1,0 +1,229 @@
+//! Kernels for NVIDIA's GPUs: a block of threads computes a part at a time and shares its rows,
+//! with vectors of 16 bytes.
+
+use super::dag::{Fold, Functions, Prim};
+use super::emit::{Emitter, Plan};
+use super::machine::Machine;
+use crate::mlir::{
+    Body, Builder, Convert, Kind, Parameter, Predicate, Shared, Space, Special, Type, Value,
+};
+
+/// Bytes of a thread's load or store.
+const VECTOR: u64 = 16;
+/// Vectors that a thread computes in a part, where rows have no sums.
+const VECTORS: u64 = 4;
+/// Threads of a warp.
+const WARP: u64 = 32;
+/// Bytes of shared memory for one fold: a number of 8 bytes from each warp of the largest block.
+const SLOT: u64 = 256;
+
+/// A GPU, and what a thread of a kernel knows.
+pub(super) struct Gpu {
+    lanes: u64,
+    threads: u64,
+    shared_bytes: u64,
+    thread: Option<Thread>,
+}
+
+/// 64-bit numbers: the thread's in its block, the block's, and how many blocks there are.
+#[derive(Clone, Copy)]
+struct Thread {
+    number: Value,
+    block: Value,
+    blocks: Value,
+}
+
+impl Gpu {
+    fn thread(&self) -> Thread {
+        self.thread.expect("a function should have begun")
+    }
+
+    /// The numbers of a warp's threads as one, known to all of them.
+    fn across_warp(e: &mut Emitter<'_, Gpu>, fold: Fold, mut x: Value) -> Value {
+        let (all, clamp) = (e.b.int(-1), e.b.int(31));
+        for distance in [16, 8, 4, 2, 1] {
+            let distance = e.b.int(distance);
+            let other = exchanged(&mut e.b, x, all, distance, clamp);
+            x = e.combine(fold, x, other);
+        }
+        x
+    }
+
+    /// The numbers of a block's warps as one, by way of shared memory.
+    fn across_warps(e: &mut Emitter<'_, Gpu>, fold: Fold, x: Value, slot: u64) -> Value {
+        e.machine.shared_bytes = e.machine.shared_bytes.max((slot + 1) * SLOT);
+        let base = e.b.shared();
+        let (five, start) = (e.index(5), e.index(slot * WARP));
+        let thread = e.machine.thread().number;
+        let warp = e.b.shrui(thread, five);
+        let at = e.b.addi(warp, start);
+        let to = e.b.offset(base, at, Kind::I64);
+        // Every thread of a warp has the same number.
+        e.b.store(x, to, 8);
+        e.b.barrier();
+
+        let warps = e.machine.threads / WARP;
+        let numbers: Vec<u64> = (slot * WARP..slot * WARP + warps).collect();
+        let mut total = None;
+        for at in numbers {
+            let from = e.b.offset(base, at, Kind::I64);
+            let one = e.b.load(from, x.ty(), 8);
+            total = Some(match total {
+                None => one,
+                Some(total) => e.combine(fold, total, one),
+            });
+        }
+        total.unwrap_or(x)
+    }
+}
+
+/// The number that another thread of the warp has.
+fn exchanged(b: &mut Builder, x: Value, all: Value, distance: Value, clamp: Value) -> Value {
+    if x.ty().bits() == Some(32) {
+        return b.butterfly(all, x, distance, clamp);
+    }
+    // Threads exchange 32 bits at a time.
+    let words = Type::Vector(2, Kind::I32);
+    let halves = b.bitcast(x, words);
+    let mut moved = b.undef(words);
+    for i in 0..2 {
+        let half = b.extract(halves, i);
+        let half = b.butterfly(all, half, distance, clamp);
+        moved = b.insert(half, moved, i);
+    }
+    b.bitcast(moved, x.ty())
+}
+
+impl Machine for Gpu {
+    const MOST_ALIGN: u64 = VECTOR;
+    const FUNCTIONS: Functions = Functions::Hardware;
+    const UNROLLS: bool = false;
+    const ROLLED: bool = true;
+    const CACHES: bool = false;
+    const PARTS_FOLLOW: bool = false;
+
+    fn new(plan: &Plan<'_>) -> Gpu {
+        let lanes = lanes(plan);
+        // As many threads as a row keeps busy.
+        let busy = plan.space.columns().div_ceil(lanes).next_power_of_two();
+        Gpu {
+            lanes,
+            threads: busy.clamp(WARP, 256),
+            shared_bytes: 0,
+            thread: None,
+        }
+    }
+
+    fn lanes(&self) -> u64 {
+        self.lanes
+    }
+
+    fn threads(&self) -> u64 {
+        self.threads
+    }
+
+    fn part(&self) -> u64 {
+        self.lanes * self.threads * VECTORS
+    }
+
+    fn combined(&self) -> u64 {
+        self.lanes * self.threads
+    }
+
+    fn begin(&mut self, symbol: &str, n: usize) -> (Builder, Vec<Value>) {
+        let address = |i| Parameter {
+            align: Some(64),
+            ..Parameter::new(format!("a{i}"), Type::Pointer(Space::Global))
+        };
+        let body = Body::Gpu {
+            threads: self.threads as u32,
+            blocks: 1,
+        };
+        let (mut b, arguments) = Builder::new(symbol, (0..n).map(address).collect(), body);
+        let [number, block, blocks] =
+            [Special::Thread, Special::Block, Special::Blocks].map(|which| {
+                let x = b.special(which);
+                b.wide(x)
+            });
+        self.thread = Some(Thread {
+            number,
+            block,
+            blocks,
+        });
+        (b, arguments)
+    }
+
+    fn parts(e: &mut Emitter<'_, Gpu>, parts: u64) -> [Value; 3] {
+        let Thread { block, blocks, .. } = e.machine.thread();
+        [block, e.index(parts), blocks]
+    }
+
+    fn share(e: &mut Emitter<'_, Gpu>, from: Value, step: u64, each: u64) -> [Value; 2] {
+        let each = e.index(each);
+        let thread = e.machine.thread().number;
+        let at = e.b.muli(thread, each);
+        let from = e.b.addi(from, at);
+        [from, e.index(step * e.machine.threads)]
+    }
+
+    fn one_round(&self, elements: u64) -> bool {
+        elements == self.lanes * self.threads
+    }
+
+    fn across(e: &mut Emitter<'_, Gpu>, fold: Fold, x: Value, slot: u64) -> Value {
+        // Bits travel as integers.
+        let bit = x.ty() == Type::Scalar(Kind::I1);
+        let mut total = if bit {
+            e.b.convert(Convert::Extui, x, Kind::I32)
+        } else {
+            x
+        };
+        total = Gpu::across_warp(e, fold, total);
+        if e.machine.threads > WARP {
+            total = Gpu::across_warps(e, fold, total, slot);
+        }
+        if bit {
+            total = e.b.convert(Convert::Trunci, total, Kind::I1);
+        }
+        total
+    }
+
+    fn synchronize(e: &mut Emitter<'_, Gpu>) {
+        e.b.barrier();
+    }
+
+    fn leads(e: &mut Emitter<'_, Gpu>) -> Option<Value> {
+        let zero = e.index(0);
+        let thread = e.machine.thread().number;
+        Some(e.b.compare(Predicate::Eq, thread, zero))
+    }
+
+    fn end(&self, symbol: &str, builder: &mut Builder) {
+        if self.shared_bytes != 0 {
+            builder.set_shared(Shared {
+                symbol: format!("{symbol}_shared"),
+                bytes: self.shared_bytes,
+                align: 16,
+                dynamic: false,
+            });
+        }
+    }
+}
+
+/// Elements of a vector: 16 bytes of the narrowest that is read or written for each element.
+fn lanes(plan: &Plan<'_>) -> u64 {
+    let loads = plan
+        .dag
+        .nodes
+        .iter()
+        .filter(|node| node.span.columns && matches!(node.prim, Prim::Load(..)));
+    let results = plan
+        .results
+        .iter()
+        .filter(|out| plan.space.span(out.value).1);
+    let bytes = loads
+        .map(|node| node.kind.bytes())
+        .chain(results.map(|out| out.ty.dtype().bytes()));
+    let narrowest = bytes.filter(|&b| b > 1).min().unwrap_or(4);
+    (VECTOR / narrowest).clamp(2, 8)
+}

@@ -1,0 +1,267 @@
+//! The functions of a kernel: which rows a part computes, and the second phase, which adds up what
+//! the parts summed over rows.
+
+use super::dag::{Dag, Fold, Id, Span};
+use super::emit::{Blocks, Elements, Emitter, Function};
+use super::lower::Known;
+use super::machine::Machine;
+use super::passes::Buffer;
+use super::rows::{BLOCK, Columns, Piece};
+use crate::mlir::{Convert, Emit, Kind, Value};
+use ir::DType;
+
+impl<M: Machine> Emitter<'_, M> {
+    /// The first phase: all rows, or all elements. Where rows are summed, there are `sum_parts`
+    /// parts of `rows_each` rows.
+    pub(super) fn main(&mut self, rows_each: u64, sum_parts: u64) -> Function {
+        self.stack_buffers();
+        let columns = self.plan.space.columns();
+        let folds = self.passes.all.iter().any(|pass| !pass.folds.is_empty());
+        let parts = if !self.sums.is_empty() {
+            self.sums_of_rows(rows_each, sum_parts);
+            sum_parts
+        } else if !folds && columns > 2 * self.machine.part() {
+            self.pieces_of_rows()
+        } else {
+            self.whole_rows(folds)
+        };
+        self.function(parts)
+    }
+
+    /// A part is some rows, whose columns it also sums.
+    fn sums_of_rows(&mut self, rows_each: u64, sum_parts: u64) {
+        let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
+        let parts = M::parts(self, sum_parts);
+        self.repeat(parts, &[], |e, part, _| {
+            for (&j, sums) in e.sums {
+                let scratch = e.arguments[e.arguments.len() - 1];
+                let [offset, stride] = [sums.offset, columns].map(|i| e.index(i));
+                let base = e.b.outside(0, |b| b.offset(scratch, offset, Kind::I8));
+                let at = e.b.muli(part, stride);
+                let partial = e.b.offset(base, at, sums.kind);
+                e.partial.insert(j, partial);
+                e.clear(j);
+            }
+            let [each, all, one] = [rows_each, rows, 1].map(|i| e.index(i));
+            let from = e.b.muli(part, each);
+            let to = e.b.addi(from, each);
+            let to = e.b.minui(to, all);
+            e.repeat([from, to, one], &[], |e, row, _| {
+                e.row(row, &Columns::all(columns, e.lanes));
+                vec![]
+            });
+            vec![]
+        });
+    }
+
+    /// Rows are long: a part is a piece of one. How many parts there are.
+    fn pieces_of_rows(&mut self) -> u64 {
+        let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
+        let each = self.machine.part();
+        let pieces = columns.div_ceil(each);
+        let whole = columns / self.lanes * self.lanes;
+        let parts = M::parts(self, rows * pieces);
+        self.repeat(parts, &[], |e, part, _| {
+            let [pieces, size, all, vectors] = [pieces, each, columns, whole].map(|i| e.index(i));
+            let (row, piece) = if rows == 1 {
+                (e.index(0), part)
+            } else {
+                (e.b.divui(part, pieces), e.b.remui(part, pieces))
+            };
+            let from = e.b.muli(piece, size);
+            let to = e.b.addi(from, size);
+            let to = e.b.minui(to, all);
+            let vectors = e.b.minui(to, vectors);
+            let range = Columns {
+                whole: each.min(whole),
+                rest: whole != columns,
+                piece: Some(Piece { from, vectors, to }),
+            };
+            e.row(row, &range);
+            vec![]
+        });
+        rows * pieces
+    }
+
+    /// A part is some rows. How many parts there are.
+    fn whole_rows(&mut self, folds: bool) -> u64 {
+        let (rows, columns) = (self.plan.space.rows(), self.plan.space.columns());
+        // A row with sums keeps all threads of a block busy.
+        let each = if folds && !M::PARTS_FOLLOW {
+            1
+        } else {
+            (self.machine.part() / columns.max(1)).max(1)
+        };
+        let n = rows.div_ceil(each);
+        let [each, all] = [each, rows].map(|i| self.index(i));
+        let columns = Columns::all(columns, self.lanes);
+        let [first, end, step] = M::parts(self, n);
+        if M::PARTS_FOLLOW {
+            let from = self.b.muli(first, each);
+            let to = self.b.muli(end, each);
+            self.rows_between(from, to, all, &columns);
+        } else {
+            self.repeat([first, end, step], &[], |e, part, _| {
+                let from = e.b.muli(part, each);
+                let to = e.b.addi(from, each);
+                e.rows_between(from, to, all, &columns);
+                vec![]
+            });
+        }
+        n
+    }
+
+    /// The rows `from..to`, but none behind the last of `all`.
+    fn rows_between(&mut self, from: Value, to: Value, all: Value, columns: &Columns) {
+        let one = self.index(1);
+        let to = self.b.minui(to, all);
+        self.repeat([from, to, one], &[], |e, row, _| {
+            e.row(row, columns);
+            vec![]
+        });
+    }
+
+    /// Makes room for what passes keep and no result has room for.
+    fn stack_buffers(&mut self) {
+        let columns = self.plan.space.columns();
+        for (&id, &buffer) in &self.passes.buffers {
+            if let Buffer::Stack(n) = buffer {
+                let (size, kind) = (self.index(columns), self.plan.dag.kind(id));
+                let buffer = self.b.alloca(size, kind, Some(64));
+                self.buffers.insert(n, buffer);
+            }
+        }
+        if self.passes.blocks.is_some() {
+            let n = self.index(columns.div_ceil(BLOCK));
+            let [scales, sums] = [(); 2].map(|()| self.b.alloca(n, Kind::F32, None));
+            self.blocks = Some(Blocks { scales, sums });
+        }
+    }
+
+    /// Clears a part's sums.
+    fn clear(&mut self, j: usize) {
+        let all = self.plan.space.columns();
+        let columns = Columns::all(all, self.lanes);
+        let sums = self.partial(j);
+        let widths = [(self.lanes, 0, columns.whole), (1, columns.whole, all)];
+        for (width, from, to) in widths {
+            if from == to {
+                continue;
+            }
+            let zero = self.constant(0, sums.kind, width);
+            let [from, to] = [from, to].map(|i| self.index(i));
+            let [from, step] = M::share(self, from, width, width);
+            self.repeat([from, to, step], &[], |e, at, _| {
+                e.store(zero, sums, at);
+                vec![]
+            });
+        }
+    }
+
+    /// The second phase: the parts' sums, added in order.
+    pub(super) fn combine_parts(&mut self, sum_parts: u64) -> Function {
+        let columns = self.plan.space.columns();
+        let each = self.machine.combined();
+        let parts = columns.div_ceil(each);
+        let bounds = M::parts(self, parts);
+        self.repeat(bounds, &[], |e, part, _| {
+            let whole = columns / e.lanes * e.lanes;
+            let [size, all, vectors] = [each, columns, whole].map(|i| e.index(i));
+            let from = e.b.muli(part, size);
+            let to = e.b.addi(from, size);
+            let to = e.b.minui(to, all);
+            let end = e.b.minui(to, vectors);
+            for &j in e.sums.keys() {
+                let sums = e.all_sums(j);
+                if whole > 0 {
+                    e.add_parts(j, sums, e.lanes, [from, end], sum_parts);
+                }
+                if whole != columns {
+                    e.add_parts(j, sums, 1, [end, to], sum_parts);
+                }
+            }
+            vec![]
+        });
+        self.function(parts)
+    }
+
+    /// Where all parts' sums of a result are.
+    fn all_sums(&mut self, j: usize) -> Elements {
+        let scratch = self.arguments[self.arguments.len() - 1];
+        let (kind, offset) = (self.sums[&j].kind, self.sums[&j].offset);
+        let offset = self.index(offset);
+        Elements {
+            pointer: self.b.outside(0, |b| b.offset(scratch, offset, Kind::I8)),
+            kind,
+            align: self.sum_align(kind),
+        }
+    }
+
+    /// Adds up the parts' sums of some columns of a result, `width` at a time.
+    fn add_parts(
+        &mut self,
+        j: usize,
+        sums: Elements,
+        width: u64,
+        [from, to]: [Value; 2],
+        sum_parts: u64,
+    ) {
+        let columns = self.plan.space.columns();
+        let memory = self.memory(j);
+        let result = Elements {
+            pointer: self.arguments[self.plan.operands.len() + j],
+            kind: memory,
+            align: (self.lanes * memory.bytes()).min(M::MOST_ALIGN),
+        };
+        let [from, step] = M::share(self, from, width, width);
+        self.repeat([from, to, step], &[], |e, at, _| {
+            let bounds = [0, sum_parts, 1].map(|i| e.index(i));
+            let start = e.constant(0, sums.kind, width);
+            let total = e.repeat(bounds, &[start], |e, part, before| {
+                let stride = e.index(columns);
+                let row = e.b.muli(part, stride);
+                let place = e.b.addi(row, at);
+                let x = e.load(sums, place, width);
+                vec![e.combine(Fold::Sum, before[0], x)]
+            });
+            let x = e.finished(j, total[0]);
+            e.store(x, result, at);
+            vec![]
+        });
+    }
+
+    /// A sum over all rows as its result's element.
+    fn finished(&mut self, j: usize, mut x: Value) -> Value {
+        let out = &self.plan.results[j];
+        let kind = self.sums[&j].kind;
+        if let Known::Columns {
+            divisor: Some(n), ..
+        } = out.known
+        {
+            let bits = if kind == Kind::F32 {
+                (n as f32).to_bits().into()
+            } else {
+                (n as f64).to_bits()
+            };
+            let ty = x.ty();
+            let n = self.b.outside(0, |b| b.constant(bits, ty));
+            x = self.b.divf(x, n);
+        }
+        let memory = self.memory(j);
+        match out.ty.dtype() {
+            DType::BF16 => {
+                let mut dag = Dag::new(M::FUNCTIONS);
+                let span = Span {
+                    rows: false,
+                    columns: true,
+                };
+                let load: Id = dag.load(0, 0, Kind::F32, span);
+                let rounded = dag.rounded_bf16(load);
+                self.apart(&dag, load, x, rounded)
+            }
+            DType::F16 => self.b.convert(Convert::Truncf, x, memory),
+            _ if memory == kind => x,
+            _ => self.b.convert(Convert::Trunci, x, memory),
+        }
+    }
+}
