@@ -70,8 +70,8 @@ pub struct Proof {
     pub peak: Table<Pool, u64>,
 }
 
-/// Proves that a program does what its graph says. Otherwise returns what is wrong, in the order of
-/// the text.
+/// Proves that a program does what its graph says; otherwise says, in the order of the text, what
+/// is wrong.
 pub fn check(program: &Program) -> Result<Proof, Vec<Finding>> {
     let facts = form(program)?;
     let mut findings = vec![];
@@ -99,7 +99,7 @@ pub fn check(program: &Program) -> Result<Proof, Vec<Finding>> {
 
 // --- facts ---
 
-/// A well-formed program and the facts that all rules need. Invariant: every id in it can be looked
+/// A well-formed program and what every rule asks of it. Invariant: every id in it can be looked
 /// up, every place has an address, and no address overflows.
 struct Facts<'a> {
     graph: &'a Graph,
@@ -128,7 +128,7 @@ impl<'a> Facts<'a> {
     fn bytes(&self, value: Value) -> u64 {
         self.graph.values[value].ty.bytes()
     }
-    /// The span of `bytes` bytes at a place; `None` for zero bytes.
+    /// Where `bytes` bytes at a place lie; `None` if there are none.
     fn span(&self, loc: Loc, bytes: u64) -> Option<Span> {
         let start = self.plan.address(loc);
         (0 < bytes).then(|| Span {
@@ -136,7 +136,7 @@ impl<'a> Facts<'a> {
             range: start..start + bytes,
         })
     }
-    /// The span of a scratch: from its place to the end of its buffer.
+    /// Where a scratch lies: it has the rest of its buffer.
     fn scratch_span(&self, loc: Loc) -> Option<Span> {
         self.span(loc, self.schedule.buffers[loc.buffer].bytes - loc.offset)
     }
@@ -192,7 +192,7 @@ fn form(program: &Program) -> Result<Facts<'_>, Vec<Finding>> {
     };
     let mut findings = vec![];
     let scratch = graph_form(graph, &mut findings);
-    // The next checks look up ids of the graph, so they must not see a malformed one.
+    // What follows looks up what the graph names, so it must not see a malformed one.
     if findings.is_empty() {
         plan_form(schedule, plan, &mut findings);
     }
@@ -218,8 +218,8 @@ fn form(program: &Program) -> Result<Facts<'_>, Vec<Finding>> {
     Err(findings)
 }
 
-/// The scratch that each node of the order needs, bytes; `None` for nodes that are not part of the
-/// step.
+/// The scratch that each node of the order asks for, bytes; `None` for nodes that are not part of
+/// the step.
 type Scratch = Table<Node, Option<u64>>;
 
 fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
@@ -302,7 +302,7 @@ fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
     scratch
 }
 
-/// Checks a node's types against its op. Returns the scratch that it needs, bytes.
+/// Checks a node's types against its op; returns the scratch that it asks for, bytes.
 fn types_form(graph: &Graph, node: Node) -> Result<u64, String> {
     let data = &graph.nodes[node];
     let types: Vec<&TensorType> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
@@ -584,8 +584,8 @@ fn ends_meet(facts: &Facts<'_>) -> Vec<Finding> {
     findings
 }
 
-/// For each value, the root whose bytes it shares: [`Graph::root`], but safe on cycles and on
-/// values without a definition, which become roots that no line can write.
+/// For each value the one whose bytes it shares: [`Graph::root`], but safe on cycles and on values
+/// without a definition, which become roots that no line can write.
 fn roots(graph: &Graph, scratch: &Scratch) -> Table<Value, Value> {
     let shares = |value: Value| match graph.values[value].def {
         Def::Node(node, i) if scratch.get(node).is_some_and(Option::is_some) => {
@@ -813,7 +813,7 @@ fn hold(memory: &mut Memory, span: &Span, root: Value, since: Option<Instr>) {
     memory[span.pool].paint(span.range.clone(), Held { what, since });
 }
 
-/// Copies the contents of `src`, piece by piece: one value, several or none.
+/// Copies what `src` holds, piece by piece, be it one value, several or none.
 fn carry(memory: &mut Memory, src: &Span, dst: &Span, instr: Instr) {
     let distance = dst.range.start.wrapping_sub(src.range.start);
     let pieces: Vec<(Range<u64>, Held)> = memory[src.pool]
@@ -839,7 +839,7 @@ fn carry(memory: &mut Memory, src: &Span, dst: &Span, instr: Instr) {
     }
 }
 
-/// Checks that a place holds a whole value. The error says what it holds instead.
+/// Checks that a value lies whole at a place; otherwise says what does.
 fn find(facts: &Facts<'_>, memory: &Memory, value: Value, loc: Loc) -> Result<(), String> {
     let Some(span) = facts.span(loc, facts.bytes(value)) else {
         return Ok(());
@@ -878,7 +878,7 @@ fn find(facts: &Facts<'_>, memory: &Memory, value: Value, loc: Loc) -> Result<()
     if range.start == span.range.start {
         return Err(format!("at {at}, which holds {holds}"));
     }
-    // Earlier pieces are right. The finding should name the value that overwrote the rest.
+    // An earlier part is right, and the reader of the finding looks for what came over the rest.
     let from = facts.address(span.pool, range.start);
     Err(format!("at {at}, which from {from} on holds {holds}"))
 }
@@ -992,7 +992,7 @@ struct Touch {
 #[derive(Clone, Default)]
 struct Touched {
     write: Option<Touch>,
-    /// Reads since that write, except those that are ordered before another read.
+    /// Reads since that write, but for those that are ordered before another.
     reads: Vec<Touch>,
 }
 

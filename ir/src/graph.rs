@@ -1,15 +1,43 @@
 //! What is computed: the first noun. Pure SSA over tensors, in phases; states are what a step finds
 //! and leaves.
 
+mod edit;
+mod readers;
+
 use crate::op::Op;
 use crate::table::{Table, ids};
 use crate::types::TensorType;
+pub use edit::Edit;
+pub use readers::Readers;
 
 ids! {
     /// One tensor of a graph.
     Value = "v";
     /// One operation of a graph.
     Node = "n";
+}
+
+/// Why a node cannot be added to a graph.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Error {
+    /// The operands or the attributes do not fit the op.
+    #[error("{0}")]
+    Op(String),
+    /// The results are not named one by one.
+    #[error("{op} has {results} results, {names} are named")]
+    #[allow(missing_docs, reason = "the message names each")]
+    Results {
+        op: &'static str,
+        results: usize,
+        names: usize,
+    },
+}
+
+/// For callers whose errors are still text.
+impl From<Error> for String {
+    fn from(error: Error) -> String {
+        error.to_string()
+    }
 }
 
 /// One training step.
@@ -202,39 +230,10 @@ impl Graph {
         names: &[String],
         phase: Phase,
         module: impl Into<String>,
-    ) -> Result<Vec<Value>, String> {
-        let types: Vec<&TensorType> = inputs.iter().map(|&v| &self.values[v].ty).collect();
-        let results = op.infer(&types)?;
-        if results.len() != names.len() {
-            return Err(format!(
-                "{} has {} results, {} are named",
-                op.name(),
-                results.len(),
-                names.len()
-            ));
-        }
-        let node = self.nodes.push(NodeData {
-            op,
-            inputs: inputs.to_vec(),
-            outputs: vec![],
-            phase,
-            module: module.into(),
-        });
-        let outputs: Vec<Value> = results
-            .into_iter()
-            .zip(names)
-            .enumerate()
-            .map(|(i, (ty, name))| {
-                self.values.push(ValueData {
-                    name: name.clone(),
-                    ty,
-                    def: Def::Node(node, i),
-                })
-            })
-            .collect();
-        self.nodes[node].outputs.clone_from(&outputs);
+    ) -> Result<Vec<Value>, Error> {
+        let node = self.add_unordered(op, inputs, names, phase, module.into())?;
         self.order.push(node);
-        Ok(outputs)
+        Ok(self.nodes[node].outputs.clone())
     }
     /// The value whose bytes `value` shares: a chain of reshapes followed to its start. Reshapes
     /// never become lines.
@@ -255,7 +254,7 @@ impl Graph {
             .map(|state| state.after)
             .chain(self.outputs.iter().map(|output| output.value))
     }
-    /// The values that must be computed: those that the step leaves, and gradients.
+    /// What must be computed: what the step leaves, and gradients.
     pub fn wanted(&self) -> impl Iterator<Item = Value> + '_ {
         self.left()
             .chain(self.gradients.iter().map(|&(_, value)| value))

@@ -24,7 +24,7 @@ pub use schedule::{Buffer, Instr, Loc, Pool, Schedule, Stream};
 pub use table::{Id, Table};
 pub use types::{DType, TensorType};
 
-/// A graph, its schedule and, once allocated, its plan. The schedule passes work on it.
+/// A graph, its schedule and, once allocated, its plan: what the schedule passes work on.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Program {
     /// What is computed.

@@ -1,4 +1,4 @@
-//! The addresses of a [`Schedule`]'s buffers: the third noun.
+//! Where every buffer of a [`Schedule`] lies: the third noun.
 
 use crate::schedule::{Buffer, Loc, Pool, Schedule};
 use crate::table::Table;

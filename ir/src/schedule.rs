@@ -1,6 +1,6 @@
-//! The order, streams and buffers of a step: the second noun. The meaning of a Schedule is the
-//! result of running it from top to bottom; streams only permit overlap. Buffers are bytes:
-//! [`check`](crate::check) proves what a buffer holds at a line, and nothing stores it.
+//! In which order, on which stream, in which buffers: the second noun. A Schedule means what it
+//! does when it is run from top to bottom; streams only permit overlap. Buffers are bytes: what a
+//! buffer holds at a line is proved by [`check`](crate::check), not stored.
 
 use crate::graph::{Node, Value};
 use crate::table::{Table, ids};
@@ -90,7 +90,7 @@ pub struct PoolData {
     pub limit: Option<u64>,
 }
 
-/// A stream: its name.
+/// A stream's name and what it does.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StreamData {
     /// `compute`, `h2d`, `d2h`.

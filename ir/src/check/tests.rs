@@ -1,7 +1,7 @@
-//! Three kinds of test. First, one small program, changed in one place for every rule. Second,
-//! mutants of random programs, compared with [`legal`], which states the checker's rules in the
-//! plainest way, by 64-byte units and all pairs of lines. Third, [`shuffled`], which knows no
-//! rules: it runs the lines in random permitted orders and compares what they read.
+//! Three kinds of test. One small program, changed in one place for every rule. Mutants of random
+//! programs, compared with [`legal`], which says the same as the checker in the plainest way, by
+//! 64-byte units and by all pairs of lines. And [`shuffled`], which knows nothing of rules: it runs
+//! the lines in random permitted orders and looks at what they read.
 
 use super::{Proof, check};
 use crate::finding::Place;
@@ -489,7 +489,7 @@ fn buffers_lie_in_their_pools() {
     );
 }
 
-/// The scratch of the product overlaps a state that this step does not read.
+/// The state that nobody reads in this step lies where the product's scratch is.
 #[test]
 fn scratch_spoils_what_it_covers() {
     let program = |at: u64| {
@@ -660,7 +660,7 @@ fn copies_move_what_they_hold() {
     );
 }
 
-/// A partly overwritten value is lost only for lines that read it.
+/// What is overwritten in part is gone, but only for those who read it.
 #[test]
 fn a_value_may_be_overwritten_in_part() {
     let program = |late: bool| {
@@ -957,7 +957,7 @@ fn steps_overlap() {
         "i0: in the next step writes place (device+0..64) while i1 of this step on compute still \
          writes place: no wait orders them",
     ];
-    // The second race, i0 writing what i2 still reads, is not reported: one wait mends both.
+    // That i0 also writes what i2 still reads is not said again: one wait mends both.
     assert_eq!(findings(&program(None)), races);
     assert_eq!(
         findings(&program(Some(Dep {
@@ -1539,8 +1539,8 @@ fn unite(set: &mut Set, other: &Set) {
     set.iter_mut().zip(other).for_each(|(a, &b)| *a |= b);
 }
 
-/// For each position, the positions that are ordered before it. `wait` may add waits: it is called
-/// at each line with the positions known so far.
+/// For each position the positions before it. `wait` may add waits: it is asked at each line, with
+/// what is known.
 fn predecessors(
     program: &mut Program,
     mut wait: impl FnMut(&Program, usize, &Set, &[Set]) -> Vec<Dep>,
@@ -1623,8 +1623,8 @@ fn synchronise(program: &mut Program) {
     });
 }
 
-/// The checker's verdict by brute force. Before: the program is well formed except for the order
-/// and the addresses of its lines.
+/// What the checker says, by brute force. Before: the program is well formed but for its lines'
+/// order and addresses.
 fn legal(program: &Program) -> bool {
     /// For each pool and unit: step, root, unit of the root.
     type Memory = Vec<Vec<Option<(usize, Value, usize)>>>;
@@ -1778,8 +1778,8 @@ fn legal(program: &Program) -> bool {
 const POISON: u64 = 0xdead;
 
 /// Runs three steps in a random order that streams, waits and the host permit. A line first reads
-/// its operands and destroys the contents of its results; later it reads again and writes. The
-/// error is a wrong operand, state or output, or a deadlock.
+/// and spoils what it will write; later it reads again and writes. An error is a wrong operand,
+/// state or output, or a standstill.
 fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
     const STEPS: usize = 3;
     let (graph, schedule) = (&program.graph, &program.schedule);
@@ -1991,7 +1991,7 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
 
 // --- mutants ---
 
-/// The checker agrees with brute force, and accepted programs are correct in many orders.
+/// The same verdict as brute force; and what is accepted is harmless in many orders.
 #[track_caller]
 fn agree(program: &Program, what: &str) -> bool {
     let verdict = check(program);
@@ -2099,8 +2099,8 @@ fn mutants_are_refused_or_harmless() {
     );
 }
 
-/// The shuffled run can fail: dropping a wait usually lets some order go wrong. (Not always: a
-/// rerun may write the bytes that are there already.)
+/// The judge has eyes: most waits, when dropped, let some order go wrong. (Not all: a rerun may
+/// write what lies there.)
 #[test]
 fn dropped_waits_do_harm() {
     let (mut n_dropped, mut n_harmful) = (0, 0);

@@ -1,9 +1,9 @@
-//! Canonical ids: the ids that the text implies. Values count inputs, then states, then the nodes'
-//! results. Nodes count in order. Buffers count by first mention. Everything that no line mentions
-//! is dropped, except buffers, which are kept at the end.
+//! Canonical ids: those that the text gives. Values count inputs, then states, then the nodes'
+//! results; nodes count in order; buffers count by first mention. What no line mentions is dropped,
+//! but for buffers: they are kept, at the end.
 //!
 //! Before: `verify` has no finding. After: the same meaning, and [`print`](super::print_program)
-//! followed by [`parse`](super::parse_program) gives an equal value.
+//! then [`parse`](super::parse_program) gives an equal value.
 
 use crate::Program;
 use crate::graph::{Def, Graph, Node, NodeData, Output, State, Value, ValueData};
@@ -28,8 +28,7 @@ impl Graph {
         self.compact_with_maps().0
     }
 
-    /// The same, with the new id of each value and each node, for tables that are kept beside the
-    /// graph.
+    /// The same, with where each value and each node went: for whoever keeps ids beside the graph.
     pub fn compact_with_maps(&self) -> (Graph, Moved<Value>, Moved<Node>) {
         let mut values: Moved<Value> = Table::filled(self.values.len(), None);
         let mut nodes: Moved<Node> = Table::filled(self.nodes.len(), None);

@@ -1,13 +1,13 @@
-//! The text form. Every level prints, and the printed text parses back to an equal value.
-//! `docs/ir.md` has the grammar.
+//! The text form: every level prints, and what is printed parses back to an equal value. The
+//! grammar stands in `docs/ir.md`.
 //!
-//! Before: nothing; a broken value prints too, so that a finding can be shown under its line.
+//! Before: any value prints, a broken one too, so that a finding can be shown under its line.
 //! After: a value that [`verify`](crate::verify) accepts parses back to its compact form
-//! ([`Graph::compact`], [`Program::compact`]). Text has names where tables have ids, so ids count
-//! in the order of the text, and everything that no line mentions is dropped.
+//! ([`Graph::compact`], [`Program::compact`]): text has names where tables have ids, so ids count
+//! in the order of the text, and what no line mentions is dropped.
 //!
-//! The parser reads token by token, in linear time and without recursion. It refuses text whose
-//! types do not follow from the op's shape rule, so an error in a dump is found at its place.
+//! The parser reads a token at a time, in linear time and without recursion. It refuses text whose
+//! types do not follow from the op's shape rule, so that a wrong dump is found where it is wrong.
 //! Everything else is left to `verify`.
 
 mod compact;
@@ -46,7 +46,7 @@ impl File {
     }
 }
 
-/// Where the text violates the grammar, and what was expected there.
+/// Where text is not of the grammar, and what was expected there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseError {
     /// The line, from 1.

@@ -269,7 +269,7 @@ fn float(x: f64) -> String {
 
 // --- schedule ---
 
-/// The buffers that the text has named: the first mention gives a buffer's address.
+/// Which buffers the text has named: the first mention says where a buffer lies.
 struct Mentions<'a> {
     schedule: &'a Schedule,
     plan: Option<&'a Plan>,

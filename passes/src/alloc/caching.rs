@@ -44,12 +44,12 @@ const ROUND_LARGE: u64 = 2 << 20;
 /// How memory comes from the system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Segments {
-    /// Separate segments of fixed size.
+    /// In segments, each by itself.
     Fixed,
     /// In one growing segment for each stream and kind.
     Expandable,
-    /// Separate segments. Free blocks are stitched together for requests of at least this many
-    /// bytes: GMLake's `fragLimit`, 512 MiB if unset.
+    /// Each by itself, and free blocks are stitched for requests from so many bytes on: GMLake's
+    /// `fragLimit`, 512 MiB if unset.
     Stitched(u64),
 }
 
@@ -186,7 +186,7 @@ impl Allocator {
         self.held.reserved_bytes = self.held.reserved_bytes.saturating_add(bytes);
     }
 
-    /// The free block that a request of `bytes` (already rounded) would take.
+    /// The block that a request of so many bytes, rounded, would take.
     fn find(&self, bytes: u64, kind: Kind) -> Option<u64> {
         let mut fitting = self
             .free
@@ -204,8 +204,8 @@ impl Allocator {
         }
     }
 
-    /// Reserves memory from the system for a request of `bytes` (already rounded). Returns the free
-    /// block that contains it.
+    /// Takes memory from the system for a request of so many bytes, rounded. Returns the free block
+    /// that holds it.
     fn reserve(&mut self, bytes: u64, kind: Kind) -> u64 {
         let small = kind.1;
         if self.rule != Segments::Expandable {
@@ -221,7 +221,7 @@ impl Allocator {
         // Invariant: the one segment begins at 0.
         let end = self.end();
         let step = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
-        // A free block at the end already covers part of the request.
+        // A free block at the end is a part of what is needed.
         let last = self.blocks.last_key_value();
         let there = last
             .filter(|(_, block)| !block.used)
@@ -250,8 +250,8 @@ impl Allocator {
             .map_or(0, |(address, block)| address + block.bytes)
     }
 
-    /// Uses the free block at `address` for a request of `bytes` (already rounded), and splits off
-    /// the rest.
+    /// Takes the free block at `address` for a request of so many bytes, rounded, and splits off
+    /// what remains.
     fn take(&mut self, address: u64, bytes: u64) {
         let block = self.blocks[&address];
         let kind = self.segments[&block.segment];
@@ -319,8 +319,8 @@ impl Allocator {
         lo
     }
 
-    /// Serves a request of `bytes` (already rounded). Returns its address, or the addresses of its
-    /// parts if it was stitched.
+    /// Serves a request of so many bytes, rounded. Returns where it is: at one address, or at those
+    /// of its parts.
     fn alloc(&mut self, bytes: u64, kind: Kind) -> Vec<u64> {
         if let Some(address) = self.find(bytes, kind) {
             self.take(address, bytes);
@@ -337,8 +337,8 @@ impl Allocator {
         vec![address]
     }
 
-    /// Free parts that add up to `bytes` when no single free block is large enough: blocks stitched
-    /// before if possible, otherwise the largest ones.
+    /// Free parts that make up so many bytes where no free block has them: of what was stitched
+    /// before, else of the largest.
     fn stitch(&mut self, bytes: u64, kind: Kind) -> Option<Vec<(u64, u64)>> {
         let Segments::Stitched(limit) = self.rule else {
             return None;
@@ -749,7 +749,7 @@ mod tests {
 
     #[test]
     fn expandable_segments_grow_by_what_is_missing() {
-        // 30 MiB are allocated and freed. Then 35 MiB need 5 MiB more, in one step of 20.
+        // 30 MiB come and go; 35 MiB then want 5 more, in one step of 20.
         let items = [(0, 1, 30 * MIB), (1, 2, 35 * MIB)];
         assert_eq!(reserved(&items, Segments::Expandable), 40 * MIB);
         assert_eq!(reserved(&items, Segments::Fixed), 66 * MIB);
@@ -771,7 +771,7 @@ mod tests {
         assert_eq!(reserved(&items, Segments::Fixed), 58 * MIB);
         assert_eq!(reserved(&items, Segments::Stitched(24 * MIB)), 34 * MIB);
         assert_eq!(reserved(&items, Segments::Stitched(25 * MIB)), 58 * MIB);
-        // A stitched block also serves requests below the limit, and its last page stays available.
+        // Once stitched, it serves what is below the limit, and a page of it is left for others.
         let again = [
             &items[..3],
             &[(10, 11, 24 * MIB), (12, 20, 21 * MIB), (13, 20, MIB + 1)],

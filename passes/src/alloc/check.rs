@@ -1,12 +1,11 @@
-//! Checks a plan of addresses. It sees the trace and the offsets, and nothing of the planner.
+//! Is a plan of addresses right? Sees a trace and offsets, and nothing of whoever chose them.
 //!
-//! One sweep over time keeps the live blocks ordered by address, so a new block is compared only
-//! with its two neighbours. Blocks count with the bytes that were requested; a planner may round
-//! them up, but the check does not need to know.
-//!
-//! With several streams there is a second sweep. Each range of bytes records which stream used it
-//! last. Each stream records how far it has waited for every other stream (a vector clock). A
-//! stream that gets bytes must have waited until their last user was done.
+//! Time is swept once. At each moment the blocks that are needed stand in order of their addresses,
+//! so a block that comes has to be compared with its two neighbours alone. Blocks are taken with
+//! the bytes that were asked for: what a planner adds to round them up is its own affair. Where
+//! there are several streams, it is swept once more: each range of bytes knows who had it last,
+//! each stream by its waits how much it knows of every other one (a vector clock), and whoever gets
+//! bytes has to know that the last one is done with them.
 
 use super::trace::Trace;
 use std::collections::BTreeMap;
@@ -129,15 +128,11 @@ impl fmt::Display for Told<'_> {
     }
 }
 
-/// Checks that
-///
-/// * every block has an address, a multiple of its alignment and of `align`, within `capacity`;
-/// * a fixed address is respected, and a block made in the bytes of another lies there;
-/// * no two blocks overlap;
-/// * a stream reuses bytes of another stream only after it has waited for it.
-///
-/// Returns the highest address in use, in bytes, or the faults. A block that overlaps another is
-/// ignored from there on: it is one fault, however many blocks it overlaps.
+/// Checks that every block has an address, a multiple of its alignment and of `align`, within
+/// `capacity`, where the trace fixes it if it does or with the block in whose bytes it is made,
+/// that no two blocks meet, and that what one stream has used another uses only after it has
+/// waited. Returns the highest address in use, bytes; or what is wrong. A block that meets another
+/// is left out from there on: it is one fault, however many it meets.
 pub fn check(
     trace: &Trace,
     offsets: &[u64],
@@ -264,8 +259,8 @@ fn shares(trace: &Trace) -> Vec<usize> {
         .collect()
 }
 
-/// Finds blocks whose bytes another stream may still use. Events are starts and ends of blocks in
-/// order. An event at the tick of a wait may be on either side of it.
+/// Finds who gets bytes that another stream may still use. Events are comings and goings in order;
+/// what happens at the tick of a wait may be on either side of it.
 fn unordered(
     trace: &Trace,
     offsets: &[u64],
@@ -285,8 +280,7 @@ fn unordered(
     let mut waits = waits.into_iter().peekable();
     // What a stream knows of others: everything before these ticks.
     let mut knows: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
-    // Ranges of bytes by their start: the end, the last user, and the tick at which it ended, if it
-    // has.
+    // Ranges of bytes by their start: the end, who had it last, and when it went if it has.
     let mut last: BTreeMap<u64, (u64, usize, u64)> = BTreeMap::new();
     // When those that share bytes were done with them last.
     let mut gone: Vec<u64> = vec![0; trace.blocks.len()];

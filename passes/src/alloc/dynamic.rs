@@ -1,9 +1,9 @@
-//! Space for dynamic requests, whose sizes are known only at run time: the bytes that a plan leaves
-//! idle during their lives.
+//! Where requests may go whose sizes are known only when they come: the bytes that a plan leaves
+//! idle for as long as they live.
 //!
-//! Before: every block that is not dynamic has an offset. After: dynamic blocks are grouped by the
-//! modules that allocate and free them, and each group has the ranges that no planned block uses
-//! during its time. At run time the allocator fits a group's requests into these ranges:
+//! Before: every block that is not dynamic has an offset. After: dynamic blocks are in groups that
+//! come and go in the same modules, and each group has the ranges that no planned block touches
+//! during its time. At run time a group's requests are fitted into these ranges:
 //! `runtime/allocator`.
 //!
 //! Source: STAlloc (EuroSys 2026), section 5.2: HomoLayer groups (Eq 3), Dynamic Reusable Space (Eq

@@ -1,25 +1,25 @@
-//! Decides by search whether blocks fit a capacity. The method is MiniMalloc's (Moffitt, ASPLOS
-//! 2023), with more inference.
+//! Whether blocks fit a capacity, by search: the method of MiniMalloc (Moffitt, ASPLOS 2023), with
+//! more inference.
 //!
-//! If a plan exists, then one exists in which no block can slide down. Such a plan is found by
-//! placing blocks in the order of their offsets, each directly on the highest block placed under
-//! it; ties go by rank. So each step of the search places one of the blocks that may come next in
-//! that order. It gives up a branch when
+//! If there is a plan at all, there is one in which no block can slide down. Such a plan is found
+//! by placing blocks in the order of their offsets, each directly on the highest block placed under
+//! it; ties go by rank. So the search places, at each step, one of the blocks that may come next in
+//! that order, and gives up a branch when
 //!
-//! * a section has no room for the blocks that it still needs: blocks come in the order of their
-//!   lowest possible offsets, and every set of blocks that cannot start below some offset must fit
-//!   above it;
-//! * a block could still slide into the space that the next one leaves empty (dominance).
+//! * a section has no room for what still has to be placed in it: blocks come in the order of their
+//!   lowest possible offsets, and every set of blocks that cannot start below some offset has to
+//!   fit above it;
+//! * a block could still slide into what the next one leaves empty (dominance).
 //!
-//! Where no unplaced block lives across a time, the parts before and after it are searched
-//! separately, so that neither repeats the other's failures. Each part is ranked anew by its open
-//! blocks, because the fullest section of the whole may be easy within a part. (A block whose turn
-//! had passed under the old rank stays lifted, so nothing is tried twice.)
+//! Where no block that is yet to be placed lives across a time, what is before and after are
+//! searched by themselves, so that one does not try again what the other cannot have. Each part is
+//! ranked anew, by what is open in it: what was fullest in the whole may be easy in a part. (A
+//! block whose turn had passed by the old rank stays lifted, so nothing is tried twice.)
 //!
-//! A search is limited by the number of items that it examines, and is repeated with other ranks:
-//! which blocks should come first differs between problems. Searches learn: a section that often
-//! had no room weighs more in the ranks of the next search (weighted degrees: Boussemart et al.,
-//! 2004), so that the hard part comes first.
+//! A search is limited by what it looks at, and is repeated with other ranks: blocks that go well
+//! first are different from one problem to the next. Searches learn: a section that often had no
+//! room weighs more in the ranks of the next (weighted degrees: Boussemart et al., 2004), so that
+//! what is hard comes first.
 
 use super::order::Rank;
 use super::problem::{Item, Problem};
@@ -248,7 +248,7 @@ impl<'a> Search<'a> {
         self.parts(0..n as usize, sections, (base, 0))
     }
 
-    /// Ranks the blocks of a part by its unplaced blocks.
+    /// Ranks the blocks of a part by what is open now.
     fn rank_anew(&mut self, part: Range<usize>) {
         let mut keys = std::mem::take(&mut self.keys);
         keys.clear();
@@ -381,7 +381,7 @@ impl<'a> Search<'a> {
         outcome
     }
 
-    /// Places a block. Returns false if the remaining blocks then have no room.
+    /// Places a block. False if what is left then has no room.
     fn put(&mut self, block: u32, low: u64, part: Range<u32>) -> bool {
         let bytes = self.blocks.bytes[block as usize];
         let top = low + bytes;
@@ -454,8 +454,8 @@ impl<'a> Search<'a> {
         fits
     }
 
-    /// A block whose turn has passed must wait until another one is placed under it, so it lies on
-    /// top of an unplaced block.
+    /// A block whose turn has passed has to wait until another one is under it, and so lies on top
+    /// of one that is open.
     fn lift(&mut self, part: Range<usize>, next: (u64, u32)) -> bool {
         for j in part {
             let i = self.lists[j];

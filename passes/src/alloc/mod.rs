@@ -34,8 +34,8 @@ pub struct Lifetime {
     pub end: u32,
 }
 
-/// Lifetimes by list position: from the first line that accesses a buffer to the last. Buffers that
-/// exist at entry or exit live for the whole step.
+/// Lifetimes by list position: from the first line that touches a buffer to the last. What is there
+/// at entry or exit lives for the whole step.
 pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
     let n = schedule.instrs.len() as u32;
     let mut lives = Table::filled(
@@ -46,7 +46,7 @@ pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
         },
     );
     for instr in schedule.instrs.ids() {
-        // Not by accesses: a zero-byte operand has none, but its buffer still needs an address.
+        // Not by accesses: a zero-byte operand is none, yet its buffer wants a place.
         for loc in schedule.instrs[instr].kind.places() {
             let life = &mut lives[loc.buffer];
             life.start = life.start.min(instr.index() as u32);
@@ -132,7 +132,7 @@ pub fn gap(peak: u64, lower_bound: u64) -> f64 {
     }
 }
 
-/// A plan is good enough if its peak exceeds the lower bound by at most one part in this number.
+/// A plan whose peak comes within this fraction of the lower bound is good enough.
 const NEAR: u64 = 200;
 
 /// A plan in which buffers that live at the same time do not meet.

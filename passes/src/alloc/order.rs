@@ -1,11 +1,7 @@
-//! Orders in which first fit takes items, largest key first. Each order fails on some problems, so
-//! several are tried:
-//!
-//! * by size: leaves gaps that only small items fill;
-//! * by length of life: keeps the bottom quiet;
-//! * by area: a compromise of the two;
-//! * by the fullest section first: leaves the compromises to emptier times;
-//! * by time: best for steps that behave like a stack.
+//! Orders in which first fit takes items, largest key first. Each one loses somewhere: big ones
+//! first leaves gaps that only small ones fill; long ones first keeps the bottom quiet; area is
+//! between; what lives at the fullest time first leaves the compromises to emptier times; by time
+//! is what a stack-like step wants.
 
 use super::problem::{Item, Problem};
 use std::cmp::Reverse;

@@ -1,6 +1,6 @@
-//! Places the blocks of a trace: sweeps through time, then first fit in several orders, then repair
-//! and search in turns, until the plan is optimal or the effort is spent. Effort is counted in
-//! examined items, not in seconds, so the same trace gets the same plan.
+//! Places of a trace's blocks: sweeps through time, then first fit in several orders, then repair
+//! and search by turns, until the plan is as good as the effort allows or as good as it can be.
+//! Efforts are counted in what is looked at, not in seconds: the same trace has the same plan.
 
 use super::exact::{Blocks, Outcome, Search};
 use super::order::{self, Order, Rank};
@@ -39,7 +39,7 @@ pub enum Method {
     Orders,
     /// The snuggest hole instead of the lowest.
     BestFit,
-    /// Moves blocks that lie too high, and then the blocks in their way.
+    /// Blocks that lie too high are moved, and what is in their way after them.
     Repair,
     /// Exact search.
     Search,
@@ -72,7 +72,7 @@ impl Method {
 pub struct Options {
     /// How long to try.
     pub effort: Effort,
-    /// A plan with at most this peak is accepted, bytes.
+    /// A plan whose peak is not above this is good enough, bytes.
     pub capacity: Option<u64>,
     /// All addresses and sizes are multiples of this, a power of two; bytes.
     pub align: u64,
@@ -130,7 +130,7 @@ struct Limits {
 }
 
 impl Effort {
-    /// The limits for `n` items.
+    /// For so many items.
     fn limits(self, n: u64) -> Limits {
         match self {
             Effort::Fast => Limits {
@@ -142,8 +142,8 @@ impl Effort {
             },
             Effort::Brief => {
                 let normal = Effort::Normal.limits(n);
-                // Enough for most schedules that orders leave above the bound, and at most what one
-                // order costs. In small schedules a single gap is a larger share, so they get more.
+                // What most schedules need that orders leave above the bound, and no more than is
+                // spent on one alone. In small ones a single gap is a larger share.
                 let each = |most: u64| most.min(if n < 512 { 4_000_000 } else { 2_000 * n });
                 let (looked, searched) = (each(normal.looked), each(normal.searched));
                 Limits {
@@ -192,7 +192,7 @@ const SWEEPS: [Sweep; 4] = [
 ];
 /// The exact search knows of each block all that meet it, so it is for no more than these.
 const SEARCHED: usize = 1500;
-/// Most items for which the tightest hole is searched: it examines all holes.
+/// The tightest hole is found by looking at all: worth it up to so many items.
 const SNUG: usize = 50_000;
 
 /// The most bytes alive at once: no plan's peak is less. 0 for a trace that [`place`] refuses.
@@ -200,12 +200,11 @@ pub(super) fn lower_bound(trace: &Trace, align: u64) -> u64 {
     Problem::new(trace, align).map_or(0, |problem| problem.bound())
 }
 
-/// Finds an address for every block. `progress` receives the method being tried and the lowest peak
-/// so far.
+/// Finds a place for every block. `progress` hears what is being tried, and the least peak so far.
 ///
 /// # Errors
-/// A block's life, gaps, size, alignment or fixed offset is invalid, or blocks with fixed offsets
-/// overlap.
+/// If a block's life, gaps, size, alignment or fixed offset are not right, or if blocks with fixed
+/// offsets collide.
 pub(super) fn place(
     trace: &Trace,
     options: &Options,
@@ -448,8 +447,8 @@ impl Planner<'_> {
                 }
             } else {
                 low = capacity;
-                // Once the two are close enough, the rest of the effort goes into one more step
-                // down.
+                // Once the two are as close as to make no difference, what is left of the work goes
+                // into one more step down.
                 if self.peak - low <= 1 + self.bound / 2000 {
                     low = self.target;
                 }

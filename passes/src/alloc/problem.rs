@@ -1,11 +1,10 @@
-//! A trace as planners see it: blocks over *sections* of time, whatever the trace's unit of time
-//! is.
+//! A trace as planners see it: blocks over *sections* of time, whichever units the trace counts in.
 //!
-//! The set of live blocks changes with every start and end. But only the moments just before an end
-//! matter: at any other time a subset of the same blocks is alive. So a section begins with the
-//! first start after an end (sections are the maximal cliques of the interval graph; two blocks
-//! overlap in time exactly if they share a section). Traces of training steps have a third to a
-//! half as many sections as events.
+//! What is alive changes with every block that comes or goes, but only moments at which nothing
+//! more can come before something goes matter: at any other time a part of the same blocks is
+//! alive. So a section begins with the first block that comes after one has gone (the maximal
+//! cliques of the interval graph; two blocks meet exactly if they share a section). Traces of
+//! training steps have a third to a half as many sections as events.
 
 use super::trace::Trace;
 use super::tree::Tree;
@@ -243,10 +242,10 @@ impl Problem {
         Ok(())
     }
 
-    /// Removes the items that live from the first section to the last, unless one has a fixed
-    /// address, and stacks them. They conflict with every item, so this loses nothing. Items whose
-    /// size is not a multiple of all alignments stay, because items on top of them would not be
-    /// aligned. Returns their offsets and the start of the rest.
+    /// Takes out the items that live from the first section to the last, if none has a fixed place,
+    /// and stacks them: they conflict with everything, so nothing is lost. Those whose size is no
+    /// multiple of all alignments stay: what lies on them would not be aligned. Returns their
+    /// offsets, and where the rest begins.
     pub(super) fn stack_whole(&mut self) -> (Vec<(u32, u64)>, u64) {
         if self.items.iter().any(|item| item.fixed != FREE) {
             return (vec![], 0);

@@ -1,14 +1,15 @@
-//! Reduces blocks in the bytes of others, and streams, to plain blocks over time.
+//! What a trace says beyond blocks over time, brought back to blocks over time: blocks in the bytes
+//! of others, and streams.
 //!
-//! **Blocks in the bytes of others** ([`Block::within`]) are merged with them. The merged block
-//! lives as long as any of them and is as large as the first, which is the largest.
+//! **Blocks in the bytes of others** ([`Block::within`]) become one with them: it lives as long as
+//! any of them, and is as large as the largest, the first.
 //!
-//! **Streams.** Bytes that one stream frees are available to another only if that stream has waited
-//! for the first since. Without a wait, two blocks of different streams always conflict. With
-//! waits, a block exists longer for other streams than for its own, which a single life cannot
-//! express. So two conservative plans are made and the lower one is taken. In one, each stream has
-//! a region of its own, which loses nothing if no stream waits. In the other, every block lives
-//! until all other streams have waited for its own.
+//! **Streams.** What one stream frees, another may have only if it has waited for the first since;
+//! without a wait, two blocks of different streams conflict whenever they live. With waits, a block
+//! is there longer for other streams than for its own, which no single life expresses. Two
+//! conservative plans are made, and the lower one is taken: each stream has a region of its own,
+//! which loses nothing where no stream waits for another; or every block lives until all other
+//! streams have waited for its own.
 
 use super::place::{self, Error, Options, Placement};
 use super::problem::Problem;
@@ -17,19 +18,18 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// With more streams than this, each has a region of its own whatever it waits for: the table of
-/// waits is quadratic.
+/// More streams than this have regions of their own, whatever they wait for: who knows of whom is a
+/// square table.
 const MOST_STREAMS: usize = 64;
 
 /// Plans a trace in which only times count, for a capacity.
 type Plan<'a> = dyn FnMut(&Trace, Option<u64>) -> Result<Placement, Error> + 'a;
 
-/// Finds an address for every block. `progress` receives the method being tried and the lowest peak
-/// so far.
+/// Finds a place for every block. `progress` hears what is being tried, and the least peak so far.
 ///
 /// # Errors
-/// A block's life, gaps, size, alignment or fixed offset is invalid, the trace's constraints on it
-/// contradict, or blocks with fixed offsets overlap.
+/// If a block's life, gaps, size, alignment or fixed offset are not right, if it cannot lie where
+/// the trace wants it, or if blocks with fixed offsets collide.
 pub fn place(
     trace: &Trace,
     options: &Options,
@@ -89,7 +89,7 @@ pub(super) fn reduced(
     Ok(placement)
 }
 
-/// A trace without blocks in the bytes of others.
+/// A trace whose blocks have bytes of their own.
 struct Merged<'a> {
     trace: Cow<'a, Trace>,
     /// For each block of the given trace the one that has its bytes.
@@ -133,12 +133,13 @@ impl Merged<'_> {
     }
 }
 
-/// For each block, the block that owns its bytes, through any chain of blocks; itself if it owns
-/// them.
+/// For each block the one in whose bytes it is, through all that are between; itself if it has its
+/// own.
 ///
 /// # Errors
-/// A block that lies in itself, in a missing, smaller or already freed block, or in one of another
-/// stream; a dynamic block, which gets its address at run time; fixed addresses that differ.
+/// A block that lies in itself, in one that is not there, not as large, gone before it comes, or of
+/// another stream; dynamic ones, whose place is found when they come; and given addresses that
+/// differ.
 pub fn roots(blocks: &[Block]) -> Result<Vec<usize>, Error> {
     let mut roots: Vec<Option<usize>> = blocks
         .iter()
@@ -383,8 +384,8 @@ fn apart(
     })
 }
 
-/// The trace as a single stream, in which every block lives until all other allocating streams have
-/// waited for its own stream. Without such a wait it lives to the end.
+/// The trace as of one stream, in which every block lives until all other streams that ask for
+/// blocks have waited for its own. What nobody waits for stays to the end.
 pub(super) fn until_waited(trace: &Trace) -> Trace {
     let asking: BTreeSet<u32> = trace
         .blocks

@@ -1,8 +1,9 @@
-//! Makes a plan fit a capacity by moving few blocks. Blocks above the capacity are removed and
-//! inserted again one by one. A block without a hole replaces the blocks that are cheapest to move,
-//! which are then inserted in turn. Each time a block is in the way its price rises, so the search
-//! leaves the same corner alone for a while (ejection pools: Nagata and Bräysy, 2009, for vehicle
-//! routes; rising priorities: Joslin and Clements' squeaky wheels).
+//! Makes a plan fit a capacity by moving few blocks: what lies above it is taken out and put back
+//! in one by one; a block that finds no hole takes the place of others that are the cheapest to
+//! move, and they are put back in turn. Each time that a block is in the way it becomes dearer to
+//! move, so that the search leaves the same corner alone for a while (ejection pools: Nagata and
+//! Bräysy, 2009, for vehicle routes; priorities that grow with trouble: Joslin and Clements'
+//! squeaky wheels).
 
 use super::order::next;
 use super::problem::{FREE, Item, Problem};
@@ -69,8 +70,8 @@ impl<'a> Repair<'a> {
         }
     }
 
-    /// Searches for a plan within `capacity`, starting from another plan, until `limit` items have
-    /// been examined.
+    /// Looks for a plan within `capacity`, starting from another, until so many items have been
+    /// looked at.
     pub(super) fn run(&mut self, start: &[u64], capacity: u64, limit: u64) -> Option<Vec<u64>> {
         let items = &self.problem.items;
         self.at = start.to_vec();
@@ -153,8 +154,8 @@ impl<'a> Repair<'a> {
             .min(1 << 40)
     }
 
-    /// The offset where the blocks in the way are cheapest to move; none if fixed blocks are in the
-    /// way everywhere.
+    /// The place at which what is in the way costs the least to move; none if there are fixed
+    /// blocks wherever it could be.
     fn cheapest(&mut self, item: &Item, capacity: u64) -> Option<u64> {
         let mut ends = std::mem::take(&mut self.ends);
         ends.clear();

@@ -21,8 +21,8 @@ pub struct Step {
 }
 
 /// The plan file of a recorded trace. `place` gives offsets, multiples of `align`, for the blocks
-/// that are not dynamic. If streams wait for each other, `place` is called a second time with all
-/// streams as one, in which blocks live until they were waited for, and the smaller pool is taken.
+/// that are not dynamic. Where streams wait for each other, it is asked once more for all of them
+/// as one stream, whose blocks live until they were waited for, and the smaller pool is taken.
 ///
 /// # Errors
 /// Those of `place`.
@@ -65,13 +65,13 @@ fn fixed_blocks<'a>(step: &'a Step, offsets: &'a [u64]) -> impl Iterator<Item = 
         .filter(|(block, _)| !block.origin.dynamic)
 }
 
-/// Finds the step that the end of a trace repeats, by bytes, streams and lengths of lives. If there
-/// is none, or if it covers less than half of the trace, the whole trace is one step, and blocks
-/// alive at its end are freed there.
+/// Finds the step that the end of a trace repeats, by bytes, streams and how long blocks live. A
+/// trace without such an end, or of which it is less than half, is one step, and what stays to its
+/// end goes there.
 ///
-/// The step's requests are those of its first repetition. Their lives come from the last repetition
-/// but one, whose continuation is fully recorded. Blocks of zero bytes are left out, because they
-/// are never served.
+/// Requests of the step are those of its first time; when their blocks go is taken from the last
+/// time but one, of which all that comes after is known. Blocks of no bytes are left out: nobody
+/// serves them.
 pub fn step(trace: &Trace) -> Step {
     let mut order: Vec<usize> = (0..trace.blocks.len())
         .filter(|&i| 0 < trace.blocks[i].bytes)
@@ -99,8 +99,8 @@ pub fn step(trace: &Trace) -> Step {
         let end = trace.blocks[order[i]].end;
         (end < over).then(|| requests_before(end))
     };
-    // Forward and backward may make the same requests but free them differently. Blocks of the last
-    // repetition may live beyond the trace.
+    // Forward and backward may ask alike, and keep differently. Blocks of the last time may live
+    // beyond the trace.
     let alike = |i: usize, period: usize| match (gone(i), gone(i + period)) {
         (Some(first), Some(second)) => first + period == second,
         (Some(first), None) => n <= first + period,
@@ -118,11 +118,10 @@ pub fn step(trace: &Trace) -> Step {
             .copied()
             .find(|&(period, _)| n_unlike(period) <= most(period))
     };
-    // A few blocks may be freed whenever the program's garbage collector runs.
+    // A few blocks may go when the program's collector of garbage wants.
     let found = with(|_| 0).or_else(|| with(|period| period / 16));
     let (period, first) = found.map_or((n, 0), |(period, repeats)| {
-        // Requests before the first step may happen to equal those at a step's end; their lives
-        // differ.
+        // What comes before the first step may happen to ask as a step ends; it lives otherwise.
         let early = n - repeats..(n - repeats + period).min(n - 2 * period);
         let unlike = early.clone().rev().find(|&i| !alike(i, period));
         (period, unlike.map_or(early.start, |i| i + 1))
@@ -280,7 +279,7 @@ fn gone(step: &Step, i: usize) -> Option<usize> {
     match block.gaps.first() {
         Some(gap) => Some(gap.0 as usize + period),
         None if i < step.first => Some(block.end as usize).filter(|end| *end < n),
-        // It exists around the whole step, until it is requested again.
+        // From the step's first request on: it is there all around, until it is asked for again.
         None if (block.start as usize) < i => Some(i + period),
         None => Some(block.end as usize),
     }
@@ -375,7 +374,7 @@ mod tests {
         assert_eq!((step.first, step.trace.blocks.len()), (0, 5));
     }
 
-    /// Forward and backward make the same requests but free them differently: the step is both.
+    /// Forward and backward ask for the same, and free differently: the step is both.
     #[test]
     fn lives_belong_to_the_period() {
         let mut blocks = vec![];

@@ -1,18 +1,18 @@
-//! The plan synthesis of STAlloc as in the paper (W. Huang et al., "STAlloc: Enhancing Memory
-//! Efficiency in Large-Scale Model Training with Spatio-Temporal Planning", 2025, section 5.1), for
-//! comparison.
+//! The plan synthesis of STAlloc as the paper gives it (W. Huang et al., "STAlloc: Enhancing Memory
+//! Efficiency in Large-Scale Model Training with Spatio-Temporal Planning", 2025, section 5.1), to
+//! compare with.
 //!
-//! Blocks that are allocated in one phase and freed in another form a *HomoPhase group*. They
-//! overlap in time, so they are packed next to each other. Two groups are *fused* if one ends in
-//! the phase in which the other starts and if that raises the time-memory product (Eq 2); the
-//! smaller is put into the larger. Each group then is one request. Requests of one size form
-//! *HomoSize groups*, taken in descending order. Requests that fit into idle times of larger layers
-//! go there; the rest forms *memory-layers* of its own (Algorithm 1).
+//! Blocks that come in one phase and go in another are a *HomoPhase group*: they overlap in time,
+//! so they are packed next to each other. Two groups of which one ends in the phase in which the
+//! other starts are *fused*, the smaller put into the larger, if that raises the time-memory
+//! product (Eq 2). Each group then is one request. Requests of one size are *HomoSize groups*,
+//! taken in descending order: what fits into idle times of larger layers goes there, the rest makes
+//! *memory-layers* (Algorithm 1) of its own.
 //!
-//! The paper leaves some points open. Here, blocks that start and end in the same phase, or whose
-//! phase is unknown, are groups of one. A group is packed with the latest end at the bottom, as
-//! fusion needs it. Adjacent groups are fused in the order of their start, each with the result of
-//! the fusions before. Within a layer the lowest free address is taken.
+//! Where the paper is silent: blocks that come and go in the same phase, or of which no phase is
+//! known, are groups of one; a group is packed with the latest end at the bottom, as fusion wants
+//! it; adjacent groups are fused in the order of their start, each with what has been fused before;
+//! within a layer the lowest address that is free is taken.
 
 use super::reduce::reduced;
 use super::trace::Trace;
@@ -143,7 +143,7 @@ fn memory_layers(requests: &[(Range<u64>, usize)]) -> Vec<Vec<usize>> {
     layers
 }
 
-/// A range of addresses, and which group uses which part when.
+/// A range of addresses and who has which of them when.
 #[derive(Default)]
 struct Layer {
     base: u64,
@@ -408,7 +408,7 @@ mod tests {
         };
         let locals = problem.fused(problem.groups());
         assert_eq!(locals.len(), 1);
-        // Without fusion, the groups cannot share addresses: both exist from 8 to 10.
+        // Without fusion, one group cannot lie where the other lies: both are there from 8 to 10.
         assert_eq!(peak(&trace, &plan(&trace, 1)), 8);
     }
 

@@ -1,11 +1,11 @@
-//! Statistics of a trace: sizes, classes by life, the most bytes alive.
+//! What kind of requests a trace has: sizes, classes by life, the most bytes alive.
 //!
-//! The classes are those of STAlloc (paper section 2.3). *Persistent* blocks exist before the first
-//! phase and after the last one, like weights. *Scoped* blocks are allocated in one phase and freed
-//! in another, like activations. *Transient* blocks live within one phase. If phases are unknown,
-//! blocks are persistent if they start before any block ends and end after the last one starts. The
-//! others are split by length of life, at the threshold that separates the logarithms best (Otsu's
-//! threshold).
+//! The classes are those of STAlloc (paper section 2.3): *persistent* blocks are there before the
+//! first phase and stay after the last, as weights do; *scoped* ones come in one phase and go in
+//! another, as activations do; *transient* ones come and go within a phase. Where phases are not
+//! known, those are persistent that come before anything goes and stay after the last has come, and
+//! the others are told apart by how long they live: the two classes that differ most in the
+//! logarithm of it (Otsu's threshold).
 
 use super::trace::{Block, Trace};
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ pub struct Stats {
     pub sizes_above_512: usize,
     /// The most frequent sizes and how many blocks have them; the most frequent first.
     pub frequent: Vec<(u64, usize)>,
-    /// Blocks whose size is known only at run time.
+    /// Blocks whose size is known only when they are asked for.
     pub dynamic: Share,
     /// The most bytes alive at once, as they were asked for.
     pub live_peak_bytes: u64,

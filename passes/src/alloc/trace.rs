@@ -1,5 +1,5 @@
-//! The input of an address planner: blocks of memory over time. A schedule's buffers are one
-//! source, traces of other programs are others.
+//! What an address planner plans: blocks of memory over time, whoever asked for them. A schedule's
+//! buffers are one source, traces of other programs are others.
 
 /// A block of memory. Times are ticks: the block lives in `start..end`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -12,21 +12,21 @@ pub struct Block {
     pub end: u64,
     /// Size.
     pub bytes: u64,
-    /// The address must be a multiple of this power of two; 0 and 1 mean any address.
+    /// Its address is to be a multiple of this, a power of two; 0 and 1 ask for nothing.
     pub alignment: u64,
     /// Where it has to be, if that is given.
     pub offset: Option<u64>,
-    /// The position of the block in whose bytes this one is made. The two have the same address.
-    /// That block lives at least until this one begins, and is at least as large.
+    /// The position of a block in whose bytes it is made: it lies where that one lies. That one
+    /// lives until this one begins, or longer, and is no smaller.
     pub within: Option<usize>,
-    /// Times within `start..end`, ascending and disjoint, at which its bytes are not needed and
-    /// other blocks may use them.
+    /// Times within `start..end`, ascending and apart, in which nobody needs its bytes: others may
+    /// lie there.
     pub gaps: Vec<(u64, u64)>,
-    /// What is known of its request.
+    /// What is known of who asked for it.
     pub origin: Origin,
 }
 
-/// Where a block was allocated and freed. Numbers are positions in the lists of [`Trace`]; 0 means
+/// Who asked for a block, and who let it go. Numbers are positions in the lists of [`Trace`]; 0 is
 /// unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Origin {
@@ -48,7 +48,7 @@ pub struct Wait {
     pub tick: u64,
     /// Who waits.
     pub stream: u32,
-    /// The stream that is waited for.
+    /// For whom.
     pub on: u32,
 }
 

@@ -1,10 +1,10 @@
-//! The addresses in use over a span of time: a segment tree over time whose nodes hold sets of
-//! address ranges.
+//! Which addresses are in use over a span of time: a segment tree over time whose nodes hold sets
+//! of address ranges.
 //!
-//! A range that is in use over the whole of a node's time, but not of its parent's, is in the
+//! A range that is in use over the whole of a node's time, and not of its parent's, is in the
 //! node's `here`. `below` is the union of `here` over the node and all its descendants. The ranges
-//! in use at some time of a span are the `below` of the nodes that make up the span, and the `here`
-//! of their ancestors.
+//! in use at some time of a span are then the `below` of the nodes that make up the span, and the
+//! `here` of their ancestors.
 
 /// Disjoint ranges `lo..hi` in ascending order, none touching the next.
 #[derive(Clone, Default)]
@@ -184,8 +184,8 @@ impl Tree {
         }
     }
 
-    /// The same, in the smallest hole that is large enough. The free space below `top` counts as
-    /// one hole. If no hole fits, the result lies above all used addresses.
+    /// The same in the smallest hole that is large enough; what is free below `top` counts as one.
+    /// If there is none, above all that is in use.
     pub(super) fn snuggest(
         &mut self,
         (start, end): (u32, u32),

@@ -8,56 +8,46 @@
 //! and the sum takes the product's bytes. Of two products the later one takes the other; a gradient
 //! that is not there yet is not waited for.
 
-use super::{Readers, add_beside, readers, reshape_to};
-use ir::graph::Def;
+use super::reshape_to;
+use ir::graph::Readers;
 use ir::{Graph, Node, Op, Table, Value};
-use std::collections::BTreeMap;
 
 /// Rewrites the graph.
 pub fn run(graph: &mut Graph) {
-    let readers = readers(graph);
-    let mut position = Table::filled(graph.nodes.len(), usize::MAX);
-    for (i, &node) in graph.order.iter().enumerate() {
-        position[node] = i;
-    }
-    // Reshapes that stand before a product now, and sums that are no line any more.
-    let mut before: BTreeMap<Node, Node> = BTreeMap::new();
-    let mut gone = Table::filled(graph.nodes.len(), false);
-    for sum in graph.order.clone() {
+    let (readers, position) = (graph.readers(), graph.positions());
+    let order = graph.order.clone();
+    let mut edit = graph.edit();
+    for sum in order {
+        let graph = edit.graph();
         let Some((product, start)) = product_of(graph, &readers, &position, sum) else {
             continue;
         };
         let (from, to) = (graph.nodes[product].outputs[0], graph.nodes[sum].outputs[0]);
-        let same = |value: Value| graph.values[value].ty == graph.values[from].ty;
-        let (start_fits, sum_fits) = (same(start), same(to));
+        let ty = |value: Value| &graph.values[value].ty;
+        let (start_fits, sum_fits) = (ty(start) == ty(from), ty(to) == ty(from));
+        let to_shape = reshape_to(ty(to).shape().iter().copied());
+        let addmm = Op::new("addmm", graph.nodes[product].op.attrs().clone())
+            .expect("addmm should have a product's attributes");
+        let factors = graph.nodes[product].inputs.clone();
+
         let start = if start_fits {
             start
         } else {
-            let ty = graph.values[from].ty.clone();
             let name = format!("{}.{}", graph.values[start].name, graph.values[from].name);
-            let op = reshape_to(ty.shape().iter().copied());
-            let (node, value) = add_beside(graph, product, op, vec![start], ty, name);
-            before.insert(product, node);
-            value
+            let op = reshape_to(ty(from).shape().iter().copied());
+            let node = edit
+                .insert_before(product, op, &[start], &[name])
+                .expect("a product's start should have as many elements as the product");
+            edit.graph().nodes[node].outputs[0]
         };
-        let data = &mut graph.nodes[product];
-        data.op = Op::new("addmm", data.op.attrs().clone())
-            .expect("addmm should have a product's attributes");
-        data.inputs.insert(0, start);
+        edit.set_op(product, addmm, [&[start], &factors[..]].concat());
         if sum_fits {
-            data.outputs = vec![to];
-            graph.values[to].def = Def::Node(product, 0);
-            gone[sum] = true;
+            edit.steal_result(product, 0, to);
         } else {
-            graph.nodes[sum].op = reshape_to(graph.values[to].ty.shape().iter().copied());
-            graph.nodes[sum].inputs = vec![from];
+            edit.set_op(sum, to_shape, vec![from]);
         }
     }
-    let order = std::mem::take(&mut graph.order);
-    let order = order.into_iter().filter(|node| !gone[*node]);
-    graph.order = order
-        .flat_map(|node| before.remove(&node).into_iter().chain([node]))
-        .collect();
+    edit.finish();
     super::canonical::remove_dead(graph);
 }
 

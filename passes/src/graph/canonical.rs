@@ -43,7 +43,9 @@ pub fn became(graph: &Graph, value: Value) -> Option<String> {
 /// unknown.
 pub(super) fn remove_dead(graph: &mut Graph) {
     let live = live(graph);
-    graph.order.retain(|&node| live[node]);
+    let mut order = std::mem::take(&mut graph.order);
+    order.retain(|&node| live[node]);
+    graph.set_order(order);
 }
 
 /// The nodes that [`remove_dead`] leaves.

@@ -32,10 +32,10 @@
 //! their own.
 
 use super::canonical::remove_dead;
-use super::{Readers, add_beside, readers, reshape_to};
+use super::reshape_to;
 use crate::cost::Cost;
 use ir::body::{Body, MOST_RESULTS, Step};
-use ir::graph::{Def, NodeData};
+use ir::graph::{Edit, Readers};
 use ir::op::Access;
 use ir::{Attr, DType, Graph, Node, Op, Phase, Table, TensorType, Value};
 use std::cmp::Reverse;
@@ -125,43 +125,28 @@ fn numel(graph: &Graph, value: Value) -> u64 {
 
 /// Rule 1. Returns each copy with its reader: they are to be one group.
 fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
-    let mut readers = readers(graph);
+    let mut readers = graph.readers();
     let mut pairs = vec![];
-    // What stands before a reader now.
-    let mut before: BTreeMap<Node, Vec<Node>> = BTreeMap::new();
-    for node in graph.order.clone() {
-        for reader in copied_to(graph, &readers, node) {
-            let value = graph.nodes[node].outputs[0];
-            let made = add_copy(graph, node, reader);
-            readers[value].retain(|&other| other != Some(reader));
-            for &new in &made {
-                graph.nodes[new].outputs.iter().for_each(|_| {
-                    readers.push(vec![Some(reader)]);
-                });
+    let order = graph.order.clone();
+    let mut edit = graph.edit();
+    for node in order {
+        for reader in copied_to(edit.graph(), &readers, node) {
+            let made = add_copy(&mut edit, node, reader);
+            let graph = edit.graph();
+            let data = &graph.nodes[node];
+            readers[data.outputs[0]].retain(|&other| other != Some(reader));
+            // The copies' values are the last of the table, and have one reader each.
+            for _ in made.iter().flat_map(|&new| &graph.nodes[new].outputs) {
+                readers.push(vec![Some(reader)]);
             }
-            for root in graph.nodes[node]
-                .inputs
-                .iter()
-                .map(|&v| graph.root(v))
-                .collect::<BTreeSet<_>>()
-            {
+            let roots: BTreeSet<Value> = data.inputs.iter().map(|&v| graph.root(v)).collect();
+            for root in roots {
                 readers[root].push(Some(made[0]));
             }
             pairs.push((made[0], reader));
-            before.entry(reader).or_default().extend(made);
         }
     }
-    let order = std::mem::take(&mut graph.order);
-    graph.order = order
-        .into_iter()
-        .flat_map(|node| {
-            before
-                .remove(&node)
-                .unwrap_or_default()
-                .into_iter()
-                .chain([node])
-        })
-        .collect();
+    edit.finish();
     remove_dead(graph);
     pairs
 }
@@ -217,32 +202,33 @@ fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     if to.iter().all(fits) { to } else { vec![] }
 }
 
-/// Adds a copy of a node for a reader, and of the aliases through which it reads it. They are in no
-/// order yet.
-fn add_copy(graph: &mut Graph, node: Node, reader: Node) -> Vec<Node> {
-    let value = graph.nodes[node].outputs[0];
+/// Adds a copy of a node before a reader, and copies of the aliases through which it reads it.
+fn add_copy(edit: &mut Edit<'_>, node: Node, reader: Node) -> Vec<Node> {
+    let graph = edit.graph();
+    let data = &graph.nodes[node];
+    let value = data.outputs[0];
     let name = format!("{}.{}", graph.values[value].name, graph.node_name(reader));
-    let (op, inputs) = (
-        graph.nodes[node].op.clone(),
-        graph.nodes[node].inputs.clone(),
-    );
-    let ty = graph.values[value].ty.clone();
-    let (made, copy) = add_beside(graph, reader, op, inputs, ty, name.clone());
+    let (op, inputs) = (data.op.clone(), data.inputs.clone());
+    let read = graph.nodes[reader].inputs.clone();
+
+    let made = edit.insert_before(reader, op, &inputs, std::slice::from_ref(&name));
+    let made = made.expect("a copy should have the operands of what it copies");
+    let copy = edit.graph().nodes[made].outputs[0];
     let mut all = vec![made];
-    for i in 0..graph.nodes[reader].inputs.len() {
-        let input = graph.nodes[reader].inputs[i];
+    for (i, input) in read.into_iter().enumerate() {
+        let graph = edit.graph();
         if graph.root(input) != value {
             continue;
         }
-        graph.nodes[reader].inputs[i] = copy;
-        if input != value {
-            let ty = graph.values[input].ty.clone();
-            let op = reshape_to(ty.shape().iter().copied());
-            let (alias, reshaped) =
-                add_beside(graph, reader, op, vec![copy], ty, format!("{name}.{i}"));
-            graph.nodes[reader].inputs[i] = reshaped;
-            all.push(alias);
+        if input == value {
+            edit.set_input(reader, i, copy);
+            continue;
         }
+        let op = reshape_to(graph.values[input].ty.shape().iter().copied());
+        let alias = edit.insert_before(reader, op, &[copy], &[format!("{name}.{i}")]);
+        let alias = alias.expect("an alias should have as many elements as its root");
+        edit.set_input(reader, i, edit.graph().nodes[alias].outputs[0]);
+        all.push(alias);
     }
     all
 }
@@ -266,17 +252,15 @@ struct Groups<'a> {
 impl<'a> Groups<'a> {
     /// Each node is a group by itself.
     fn alone(graph: &'a Graph) -> Groups<'a> {
-        let mut position = Table::filled(graph.nodes.len(), usize::MAX);
         let mut members = vec![vec![]; graph.nodes.len()];
-        for (i, &node) in graph.order.iter().enumerate() {
-            position[node] = i;
+        for &node in &graph.order {
             members[ir::Id::index(node)].push(node);
         }
         let group = graph.nodes.ids().map(ir::Id::index).collect();
         Groups {
             graph,
-            position,
-            readers: readers(graph),
+            position: graph.positions(),
+            readers: graph.readers(),
             group,
             members,
             apart: BTreeSet::new(),
@@ -726,7 +710,7 @@ impl<'a> Groups<'a> {
     fn rewrite(&self) -> Graph {
         let graph = self.graph;
         let mut new = graph.clone();
-        new.order.clear();
+        let mut order = vec![];
         let mut units: BTreeMap<usize, Unit> = BTreeMap::new();
         for (g, members) in self
             .members
@@ -781,7 +765,7 @@ impl<'a> Groups<'a> {
                 Some(kernel) => kernel.add_to(&mut new, unit.node),
                 None => unit.node,
             };
-            new.order.push(node);
+            order.push(node);
             for &other in needed_by.get(&g).map_or(&[][..], |list| list) {
                 let n = missing
                     .get_mut(&other)
@@ -793,10 +777,12 @@ impl<'a> Groups<'a> {
             }
         }
         assert_eq!(
-            new.order.len(),
+            order.len(),
             units.len(),
             "groups should not need each other in a circle"
         );
+        // Aliases of values that a group keeps to itself still stand here, and are dead.
+        new.order = order;
         remove_dead(&mut new);
         new
     }
@@ -934,17 +920,6 @@ impl Kernel {
         let op = Op::new("fused", [("body", Attr::Body(Arc::new(self.body.clone())))]);
         let op = op.expect("a kernel should have a fused op's attributes");
         let (phase, module) = (graph.nodes[like].phase, graph.nodes[like].module.clone());
-        let (inputs, outputs) = (self.operands.clone(), self.results.clone());
-        let node = graph.nodes.push(NodeData {
-            op,
-            inputs,
-            outputs,
-            phase,
-            module,
-        });
-        for (j, &value) in self.results.iter().enumerate() {
-            graph.values[value].def = Def::Node(node, j);
-        }
-        node
+        graph.define(&self.results, op, self.operands.clone(), phase, module)
     }
 }

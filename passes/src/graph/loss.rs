@@ -20,7 +20,7 @@
 //! 2410.10989).
 
 use artifact::PRODUCT_DEPTH;
-use ir::graph::{Def, NodeData};
+use ir::graph::NodeData;
 use ir::op::Access;
 use ir::{Attr, DType, Graph, Node, Op, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -329,6 +329,7 @@ fn rewrite(graph: &mut Graph, region: &Region, chunk: u64) -> Result<(), String>
             chunks.keep(node)?;
         }
     }
+    graph.debug_assert_ssa();
     Ok(())
 }
 
@@ -385,14 +386,9 @@ impl Chunked<'_> {
     fn define(&mut self, value: Value, op: Op, inputs: &[Value], like: Node) {
         let NodeData { phase, module, .. } = &self.graph.nodes[like];
         let (phase, module) = (*phase, module.clone());
-        let node = self.graph.nodes.push(NodeData {
-            op,
-            inputs: inputs.to_vec(),
-            outputs: vec![value],
-            phase,
-            module,
-        });
-        self.graph.values[value].def = Def::Node(node, 0);
+        let node = self
+            .graph
+            .define(&[value], op, inputs.to_vec(), phase, module);
         self.graph.order.push(node);
     }
 

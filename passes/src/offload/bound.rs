@@ -1,17 +1,16 @@
-//! A lower bound of the step time, and the fluid plan that attains it: a relaxation of the paper's
-//! program (Section 6).
+//! A lower bound of the step time, and the plan that attains it in a fluid world: the paper's
+//! program (Section 6) relaxed.
 //!
-//! The paper has a variable for each layer and operation. Bytes of different layers differ only in
-//! when they may leave and must be back, and gaps of one kind are nested in each other. So here the
-//! amounts of all layers flow together: a few levels and flows per operation, and per layer how
-//! much of it is away in each gap.
-//!
-//! Two constraints are dropped. As in the paper's relaxation, transfers need not be of whole layers
-//! (Eqs 7, 8). And bytes that are away only between forward and backward have no uploads: each such
-//! byte is prefetched once, so the upward direction, which carries fewer bytes than the downward
-//! one, has the time for them; the timetable finds when. One constraint is added: memory is limited
-//! at the end of each operation too. Every schedule is a point of this program, with pieces of any
-//! size. So its optimum is at most the step time of any schedule.
+//! The paper has a variable for each layer and operation. Bytes of different layers are alike but
+//! for when they may leave and must be back, and gaps of one kind are nested in each other, so that
+//! here the amounts of all layers flow together: a few levels and flows for each operation, and for
+//! each layer how much of it is away in each gap. Dropped besides, as in the paper's relaxation:
+//! that transfers are of whole layers (Eqs 7, 8). Dropped, too, are uploads of bytes that are away
+//! between forward and backward alone: each such byte is prefetched once, so the way up, which has
+//! fewer bytes than the way down, has the time for them; when, is for the timetable to find. Unlike
+//! the paper's, the memory is held to its limit at an operation's end as well as at its start.
+//! Anything that a schedule does is a point of this program, in pieces of any size; so its optimum
+//! is no more than any schedule's step time.
 //!
 //! With `t` a moment, `y0` a layer's bytes away between backward and forward, `y1` those between
 //! forward and backward:
@@ -23,12 +22,12 @@
 //! away     c0 + c1 - late - back  >=  what must be away for the operation at t to fit
 //! ```
 //!
-//! Flows are limited by an operation's time and by the idle time after it, which the program
-//! minimises.
+//! Flows are limited by an operation's time and by the idle time after it, which is what the
+//! program minimises.
 //!
-//! Rows go from the last layer to the first, with a layer's backward and forward together: the
-//! chain is folded in the middle. So related rows are near each other, and the solver's time is
-//! linear in the number of layers.
+//! Rows go from the last layer to the first, a layer's backward and forward together: the chain
+//! folded in the middle. So those that meet are near each other, and the solver's time is linear in
+//! the layers.
 
 use super::lp::{Program, Var};
 use super::{Instance, Op};
@@ -175,10 +174,9 @@ pub(super) fn relax(instance: &Instance, ops: &[Op], reserve: &[f64]) -> Relaxed
         }
     }
     let point = program.solve();
-    // A schedule that does one thing at a time idles for at most three times its weights'
-    // transfers, and no better schedule holds a level above its weights. No schedule needs to move
-    // more than three times its weights, once up and twice down. The cost `MOVE` adds for that is
-    // subtracted once, and not per flow.
+    // A schedule that does one thing at a time idles three times its weights' transfers at most; no
+    // better one holds a level above its weights. And none need move more than thrice its weights,
+    // one up and two down: what `MOVE` adds for that is taken off at once, and not flow by flow.
     let most = 3.0 * n_layers as f64 + 1.0;
     let bound = program.safe_bound(&point.rows, most) - MOVE * 3.0 * n_layers as f64;
     // An inner point is never quite at 0.

@@ -1,19 +1,19 @@
-//! Solves small instances exactly: does a step without a pause exist that moves whole layers? Also
-//! builds the instances of the hardness proof (Theorem 1): 3-partition as weight offloading.
+//! Small instances, exactly: is there a step without a pause that moves whole layers? And the
+//! instances of the proof that this is hard (Theorem 1): 3-partition as weight offloading.
 //!
-//! The search goes through states over time: the layers that are away, those on the host, those on
-//! the link. At each end of an operation or transfer it tries every transfer and every deletion. It
-//! is complete except for schedules in which, at the start of the first forward, a transfer is in
-//! progress or a layer is on both sides. Instances of 3-partition that have a step without a pause
-//! also have one without these cases.
+//! The search goes through states, in time: which layers are away, which are on the host, what is
+//! on the link. Whenever something ends it tries every transfer and every deletion. It is complete
+//! but for schedules in which, at the start of the first forward, a transfer is under way or a
+//! layer is on both sides; instances of 3-partition that have a step without a pause have one with
+//! nothing of the kind.
 
 use super::{Instance, Layer, Op};
 use std::collections::BTreeSet;
 
-/// 3-partition as weight offloading: 3 m numbers to split into m parts of equal sum V. The instance
-/// has a step of 2 µs per part if and only if such a split exists (each number must be between a
-/// quarter and half of V; otherwise parts may have more or fewer than three numbers). None unless
-/// there are 3 m numbers with the sum m V.
+/// 3-partition as weight offloading: the numbers, thrice as many as parts, of equal sum each. The
+/// instance has a step of 2 µs a part if and only if they can be parted so (each number between a
+/// quarter and half of a part's sum; else parts may have other than three numbers). None unless the
+/// numbers are 3 m with a sum of m V.
 pub fn three_partition(numbers: &[u64]) -> Option<Instance> {
     let m = numbers.len() / 3;
     let sum: u64 = numbers.iter().sum();
@@ -57,7 +57,7 @@ enum At {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct State {
-    /// Time, in bytes that the link moves.
+    /// Time in bytes: what the link moves in it.
     now: u64,
     /// The next operation to start, from the first forward on.
     next: usize,
@@ -69,9 +69,9 @@ struct State {
     at: Vec<At>,
 }
 
-/// Decides whether a step exists that takes exactly as long as its operations, without splitting a
-/// layer. None if this would examine more than `most` states. Times are rounded to the link's time
-/// for one byte. Meant for at most a dozen layers with weights.
+/// Is there a step that takes as long as its operations, without splitting a layer? None if more
+/// than `most` states would have to be looked at. Times are rounded to what the link takes for a
+/// byte. Meant for a dozen layers with weights.
 pub fn without_pause(instance: &Instance, most: usize) -> Option<bool> {
     let n_layers = instance.layers.len();
     let ops = instance.ops();
@@ -119,8 +119,8 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
     let mut clock = vec![0];
     ops.iter()
         .for_each(|op| clock.push(clock[clock.len() - 1] + ticks(op.micros)));
-    // Enough time must remain for prefetches that an operation needs, and for uploads before the
-    // end.
+    // Is there time left for what must come back before an operation, and for what must leave
+    // before the end?
     let in_time = |state: &State| {
         let mut missing = 0;
         let in_need = (state.next..ops.len()).all(|j| {
@@ -207,7 +207,7 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
             };
             let there = match state.at[op.layer] {
                 At::Device | At::Both => true,
-                // A forward only reads the bytes being sent; a backward would change them.
+                // A forward reads what is being sent; a backward would change it.
                 At::Leaving => !op.backward,
                 At::Host | At::Arriving => false,
             };
@@ -227,7 +227,7 @@ fn search(instance: &Instance, ops: &[Op], start: State, left: &mut usize) -> Op
     Some(false)
 }
 
-/// Ends the operations and transfers that end now.
+/// Ends what ends now.
 fn settle(mut state: State, ops: &[Op]) -> State {
     if let Some((layer, end)) = state.down
         && end <= state.now

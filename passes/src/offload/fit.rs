@@ -18,7 +18,7 @@ use super::{Algorithm, Instance, Op, Schedule, bound, lists, select, whole_layer
 const CLOSE: f64 = 0.005;
 /// Pieces for each largest layer, to begin with and at most.
 const PIECES: [u64; 2] = [32, 128];
-/// The smallest piece: below it the start-up cost of a transfer would count.
+/// Pieces are not smaller than this: below, what a transfer costs to start would count.
 const LEAST_PIECE: u64 = 1 << 20;
 /// Rounds of reserves.
 const ROUNDS: usize = 10;

@@ -272,9 +272,9 @@ fn at_cut(
     })
 }
 
-/// Layer to layer (L2L): before each operation its layer is prefetched while nothing else runs, and
-/// after it the layer is uploaded. The wait also happens for a layer that is already on the device.
-/// It fits any memory that some schedule fits.
+/// Layer to layer: before each operation its layer comes, and nothing else runs meanwhile; after it
+/// the layer leaves. A layer that is there already is waited for all the same. Fits any memory that
+/// some schedule fits.
 pub(super) fn layer_to_layer(instance: &Instance, ops: &[Op]) -> Schedule {
     let n_layers = instance.layers.len();
     let moves = |layer: usize| 0 < instance.weight(layer);

@@ -1,10 +1,10 @@
 //! Linear programs by an interior-point method, for the chains that [`bound`](super::bound) writes.
 //!
 //! Mehrotra's predictor-corrector method (S. Mehrotra, SIAM J. Optim. 2, 1992) over the normal
-//! equations `A D Aᵀ`, factored by a skyline Cholesky. Related rows are near each other, so the
-//! factor's rows are short and the total time is linear in the length of the chain. The result is
-//! nearly optimal. [`Program::safe_bound`] is *proved*: it holds for any multipliers, whatever
-//! their rounding errors (A. Neumaier, O. Shcherbina, Math. Program. 99, 2004).
+//! equations `A D Aᵀ`, which a skyline Cholesky factors: rows that meet lie near each other, so the
+//! factor's rows are short and the whole is linear in the length of the chain. What comes out is
+//! nearly optimal. What is *proved* is [`Program::safe_bound`]: it holds for any multipliers,
+//! whatever rounding did to them (A. Neumaier, O. Shcherbina, Math. Program. 99, 2004).
 
 /// `min cost·x` subject to `A x = rhs`, `0 <= x <= upper`.
 #[derive(Clone, Debug, Default)]

@@ -1,17 +1,18 @@
-//! Weight offloading as a separate problem: which bytes of a chain's weights leave the device,
+//! Weight offloading as a problem by itself: which bytes of a chain's weights leave the device,
 //! when, and when they return.
 //!
 //! Source: O. Beaumont, L. Eyraud-Dubois, A. Shilova, X. Zhao, "Weight Offloading Strategies for
-//! Training Large DNN Models" (2022). A step runs forwards `F_1 … F_L`, then backwards `B_L … B_1`.
-//! The update of a layer is part of its backward, so only one layer's gradient exists at a time.
-//! The step repeats, and transfers may cross from one step into the next. Before: an [`Instance`].
-//! After: a [`Solution`], whose schedule [`validate`](validate::validate) accepts.
+//! Training Large DNN Models",
+//! 2022. A step runs forwards `F_1 … F_L`, then backwards `B_L … B_1`; the update of a layer is
+//!       part of its backward, so that one layer's gradient lives at a time. The step repeats:
+//!       transfers may cross from one into the next. Before: an [`Instance`]. After: a
+//!       [`Solution`], whose schedule [`validate`](validate::validate) accepts.
 //!
 //! A layer's weights may be away in two gaps ([`Gap`]). Only a backward changes them, so bytes that
-//! were uploaded since need no second upload: one upload may serve two absences.
+//! were uploaded since need no second upload: of two absences one upload may serve both.
 //!
 //! [`solve`] offers the paper's algorithms, two others from the literature, and
-//! [`Algorithm::GreedyPlus`], the recommended one.
+//! [`Algorithm::GreedyPlus`], which is to be used.
 
 mod bound;
 pub mod exact;
@@ -128,8 +129,8 @@ pub enum Algorithm {
     /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, each prefetch
     /// waited for.
     L2l,
-    /// The smallest sufficient number of first layers (STRONGHOLD, X. Sun et al., 2022), scheduled
-    /// by Algorithm 2.
+    /// The first layers, as many as it takes (STRONGHOLD, X. Sun et al., 2022), scheduled by
+    /// Algorithm 2.
     FirstHalf,
 }
 
@@ -158,7 +159,7 @@ impl Algorithm {
 /// Why there is no solution.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Error {
-    /// The instance is invalid: what is wrong, and where.
+    /// The instance makes no sense: what is wrong, and where.
     Invalid(String),
     /// An operation does not fit the memory even alone.
     TooSmall {
@@ -252,11 +253,11 @@ struct Op {
 }
 
 impl Instance {
-    /// Checks that the instance is valid.
+    /// Sees that it makes sense.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] with the reason; [`Error::TooSmall`] if no schedule exists.
+    /// [`Error::Invalid`] with what is wrong; [`Error::TooSmall`] if no schedule exists.
     pub fn validate(&self) -> Result<(), Error> {
         let invalid = |what: String| Err(Error::Invalid(what));
         if self.layers.is_empty() {

@@ -1,11 +1,11 @@
-//! The paper's experiments: reconstructed instances of Table 1, and its columns.
+//! The paper's experiments: Table 1's instances, reconstructed, and its columns.
 //!
-//! The paper states neither weights nor memory sizes. Table 1 implies them: the column of L2L minus
-//! the first column is the time to move all weights twice, and greedy's gaps are multiples of the
-//! time to move one block. β = 12 MiB/ms. GPT-2: h = 3072, blocks of 12 h² + 13 h parameters in
-//! f32, an embedding that takes no time, a head without weights: depth D has D - 2 blocks. BERT: h
-//! = 2560 and 3072 inside, D blocks and an embedding. Assumptions: a forward takes a quarter of a
-//! block's time (its backward recomputes), sequences of 128.
+//! The paper gives neither weights nor memories. Table 1 tells them: L2L's column less the first is
+//! what moving all weights twice takes, and greedy's gaps are multiples of what moving one block
+//! takes. β = 12 MiB/ms. GPT-2: h = 3072, blocks of 12 h² + 13 h parameters in f32, an embedding
+//! that takes no time, a head without weights: depth D has D - 2 blocks. BERT: h = 2560 and 3072
+//! inside, D blocks and an embedding. Assumed: a forward takes a quarter of a block's time (its
+//! backward recomputes), sequences of 128.
 
 use super::{Instance, Layer};
 
@@ -78,8 +78,8 @@ impl Row {
         )
     }
 
-    /// The row's chain: its embedding and its blocks. The caller chooses the memory; here it holds
-    /// everything.
+    /// The row's chain: its embedding and its blocks. Memory is for the caller to choose, and here
+    /// what keeps all.
     pub fn instance(&self) -> Instance {
         let (n_blocks, h) = if self.gpt2 {
             (self.depth - 2, 3072u64)

@@ -1,10 +1,9 @@
-//! Selects which layers leave in which gap: Algorithm 1 of the paper, and a variant that considers
-//! time.
+//! Which layers leave in which gap: Algorithm 1 of the paper, and the same with an eye on time.
 //!
 //! A choice (layer, gap) covers the operations during which the layer would be away. The most
-//! profitable choice is taken until no operation exceeds the memory. The profit is the excess that
-//! the choice removes over all operations that it covers, per byte that it moves. A layer that is
-//! already away in one gap moves half as many bytes for the other.
+//! profitable is taken until no operation exceeds the memory: profit is the excess that it removes
+//! over all operations that it covers, per byte that it moves. A layer that is away in one gap
+//! already moves half as many bytes for the other one.
 
 use super::{Instance, Op};
 
@@ -83,7 +82,7 @@ fn choose(
         .flat_map(|layer| [(layer, 0), (layer, 1)])
         .filter(|&(layer, gap)| 0 < instance.weight(layer) && allowed(layer, gap))
         .collect();
-    // Layers of one size share the prefix sums of the excess that a choice would remove.
+    // Layers of one size share the running sums of what a choice would remove.
     let mut sizes: Vec<u64> = open
         .iter()
         .map(|&(layer, _)| instance.weight(layer))

@@ -47,7 +47,7 @@ fn table_1_has_the_papers_columns() {
         let millis = |algorithm| solved(&instance, algorithm).schedule.period / 1e3;
         let off = millis(Algorithm::L2l) - f64::from(row.l2l);
         assert!(off.abs() < 1.0, "{}: l2l is off by {off} ms", row.name());
-        // The paper reports 1 to 7 times the transfer time of a block.
+        // The paper has 1 to 7 times what a block takes to move.
         let block_ms = block as f64 / instance.bytes_per_micro / 1e3;
         for algorithm in [
             Algorithm::Greedy,
@@ -289,8 +289,8 @@ fn without_discount_no_fewer_bytes_are_uploaded() {
     }
 }
 
-/// Chains of a few layers, some without weights or without time, and a memory between the minimum
-/// and the size of everything.
+/// Chains of a few layers, some without weights or without time, and a memory between the least and
+/// what keeps all.
 fn instances() -> impl Strategy<Value = Instance> {
     let layer = (0..4u64, 0..300u64, 0..100u64, 0..4u32, 0..40u32, 0..80u32).prop_map(
         |(heavy, w, a, slow, f, b)| {

@@ -1,14 +1,13 @@
-//! Schedules transfers for operations with fixed times: prefetches as late as possible, uploads as
-//! early as possible.
+//! Transfers for operations whose times stand: prefetches as late as they can be, uploads as soon.
 //!
-//! Before: when the operations start, and how many bytes of each layer should be away in each gap.
-//! After: a schedule, and how far each operation is from fitting the memory. With fixed operations,
-//! late prefetches and early uploads minimise the bytes on the device at every moment at once, up
-//! to the size of a piece. So no search among transfers is needed. Layers are split into pieces to
-//! fit the link's free time.
+//! Before: when the operations start, and how many bytes of each layer are to be away in each gap.
+//! After: a schedule, and how far each operation is from fitting the memory. With the operations
+//! fixed, late prefetches and early uploads leave the least on the device at every moment at once,
+//! up to the size of a piece; so nothing is lost by not searching among transfers. Layers split
+//! into pieces as the link's free time asks for.
 //!
-//! Bytes of a layer are numbered so that, as far as possible, the same bytes are away in both gaps:
-//! the discount of Section 3.
+//! Bytes of a layer are numbered so that those away in both gaps are the same ones, as far as there
+//! are such: the discount of Section 3.
 
 use super::{Absence, Gap, Instance, Op, Schedule, Transfer, Way};
 use std::ops::Range;
@@ -23,12 +22,12 @@ pub(super) struct Draft<'a> {
     pub(super) away: &'a [[u64; 2]],
     /// The largest transfer.
     pub(super) piece_bytes: u64,
-    /// Uploads that only the gap before backward needs go first, instead of using the link's
-    /// leftover time.
+    /// Uploads that only the gap before backward needs go first, and not in what the others leave
+    /// of the link.
     pub(super) early_first: bool,
 }
 
-/// A timetable, and the bytes that do not fit.
+/// A timetable and what it lacks.
 pub(super) struct Timetable {
     pub(super) schedule: Schedule,
     /// For each operation, bytes above the memory while it runs or until the next one starts.
@@ -122,9 +121,9 @@ type Piece = (Range<u64>, f64, f64);
 pub(super) fn timetable(instance: &Instance, ops: &[Op], draft: &Draft<'_>) -> Timetable {
     let n_layers = instance.layers.len();
     let mut away = draft.away.to_vec();
-    // Bytes whose prefetch would begin before their upload ends stay on the device. This leaves
-    // room for other bytes to move differently, so everything is rebuilt. Two rounds are nearly
-    // always enough, and any number is correct.
+    // Bytes whose prefetch would begin before their upload ends stay on the device; then there is
+    // room for others to move differently, so all is made anew. Twice is nearly always enough, and
+    // any number is right.
     loop {
         let links = link(instance, ops, draft, &away);
         let mut crossed = vec![[0u64; 2]; n_layers];
@@ -260,7 +259,7 @@ fn link(instance: &Instance, ops: &[Op], draft: &Draft<'_>, away: &[[u64; 2]]) -
             let placed = place(free, window, 0..away[layer][0], false, &mut uploads[layer]);
             kept[layer][0] = placed;
             if draft.early_first && placed < away[layer][0] {
-                // Bytes behind those that found no time are no longer adjacent to them.
+                // What lies behind bytes that found no time is not next to them any more.
                 kept[layer][1] = kept[layer][1].min(placed);
             }
         }

@@ -1,13 +1,12 @@
-//! Checks a schedule. It shares only types with the algorithms that make schedules, and reads the
+//! Is a schedule right? Shares nothing with those who make schedules but the types, and reads the
 //! problem anew.
 //!
-//! It proves of a cyclic [`Schedule`]: operations run one at a time, in order, for their full
-//! duration; each direction of the link carries one transfer at a time, at most at its bandwidth;
-//! an operation finds all bytes of its layer on the device; deleted bytes have been uploaded since
-//! their layer's backward, and bytes that are away return once; at every moment the activations,
-//! the gradient, the weights and the destinations of arriving bytes fit the memory. Times are
-//! compared with a tolerance of one billionth of the period, and transfers with a tolerance of one
-//! byte.
+//! Proves of a cyclic [`Schedule`]: operations run one at a time, in order, for as long as they
+//! take; each way of the link carries one transfer at a time, no faster than its bandwidth; an
+//! operation finds all of its layer's bytes on the device; what is deleted has been uploaded since
+//! its layer's backward, and what is away comes back once; and at every moment the activations, the
+//! gradient, the weights and the places of arriving ones fit the memory. Times are compared to
+//! within a thousand-millionth of the period, and transfers to within a byte.
 
 use super::{Instance, Schedule, Transfer, Way};
 
@@ -199,13 +198,14 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
             }
         }
     }
-    // Memory: all weights minus those that are away, plus activations and gradients of the
+    // Memory: weights all the time, less what is away; activations and gradients with the
     // operations.
     let weights: u64 = instance.layers.iter().map(|layer| layer.weight_bytes).sum();
     let mut level = i128::from(weights);
-    // (time, operation if it matters, change in bytes). Times are inexact, so bytes that are taken
-    // count a little later than bytes that are released. An operation of zero length takes and
-    // releases at the same moment. Then their order decides, and deletions after it follow it.
+    // (when, which operation if it matters, by how much). Times are not exact, so that what is
+    // taken counts a little later than what is released. An operation without length takes and
+    // releases at one moment: then their order decides, and what it leaves to be deleted goes after
+    // it.
     let brief = |j: usize| micros(j) <= 2.0 * close;
     let mut changes: Vec<(f64, usize, i128)> = Vec::new();
     for absence in &schedule.absences {

@@ -1,26 +1,26 @@
-//! A lower bound on the time of any set of reruns.
+//! What no set of reruns can beat.
 //!
-//! Take one line. The values in memory while its own node runs fit into the budget. Every other
-//! value that is read later was recomputed after the line by a run that had its operands, which
-//! were in memory at the line or recomputed in turn. So the reruns after the line are a choice as
-//! in [`cut`](super::cut) whose saved bytes fit, and the shortest time of such a choice is a bound.
-//! Pricing the bytes instead of limiting them (Lagrange) can only lower the bound, and turns the
-//! problem into a minimum cut. The best price gives the bound of the linear relaxation, because the
-//! cut's program is integral. The result is the best bound of several lines.
+//! Take one line. The values that are there while its own node runs fit into the budget. Whatever
+//! else is read later was made again after the line, by a run that had its operands: from among
+//! those there, or made again in turn. So the reruns after the line are a choice as in
+//! [`cut`](super::cut) whose saved bytes fit, and the least time of such a choice is a bound.
+//! Pricing the bytes instead of limiting them (Lagrange) can only lower it, and makes it a smallest
+//! cut; the best price gives the bound of the linear relaxation, for the cut's program is integral.
+//! The bound is the best of several lines.
 
 use super::Problem;
 use super::cut::{self, Choice};
 use super::profile::{Profile, line_of, step};
 
-/// The bound is computed for at least this many lines. Short problems use more lines, for about the
-/// same total work.
+/// At least so many lines are asked for their bound, and more of short problems: as many as make
+/// this many lines' length.
 const N_LINES: usize = 6;
 const LENGTH: usize = 20_000;
 /// Prices that are tried at a line. The search for the best price ends before in practice.
 const N_PRICES: usize = 24;
 
-/// A lower bound on a step's time, in µs, over all sets of reruns whose peak is at most `budget`
-/// bytes. Infinite if provably no set fits.
+/// A bound on a step's time at a budget: no set of reruns whose peak is within `budget` bytes takes
+/// fewer µs. Infinite if it is certain that none fits.
 pub fn lower_bound(problem: &Problem, budget: u64) -> f64 {
     let profile = Profile::new(problem);
     let n_lines = problem.nodes.len() as u32;
@@ -55,7 +55,7 @@ pub(super) struct AtLine {
     pub(super) above: Option<Choice>,
 }
 
-/// The line with the most bytes in memory when nothing runs again.
+/// The line at which most bytes lie when nothing runs again.
 pub(super) fn fullest(problem: &Problem) -> u32 {
     line_of(Profile::new(problem).peak_step())
 }

@@ -1,11 +1,11 @@
-//! What to save across one line and what to recompute after it, as a minimum cut.
+//! What to save across one line and what to compute again after it, as a smallest cut.
 //!
 //! Seen from one line, all that matters is which values survive it. Each value that is read after
-//! the line is either saved, at a price per byte, or its producer runs again, at the cost of its
-//! time, and then needs its own operands. For a given price the best choice is a minimum cut, as in
-//! Griewank and Walther's work and in PyTorch's partitioner (He, "Min-cut optimal recomputation",
-//! 2022). Everything else before and after the line is ignored. So the choice is a start for a
-//! search, and its value is a bound.
+//! the line is either saved, at a price per byte, or its maker runs again, at its time, and then
+//! needs its own operands. For a given price the best choice is a smallest cut, as in Griewank and
+//! Walther's and in PyTorch's partitioner (He, "Min-cut optimal recomputation", 2022). What happens
+//! before and after the line is left out: so the choice is a start for a search, and its value is a
+//! bound.
 
 use super::flow::{Network, UNLIMITED};
 use super::{Problem, Rerun};
@@ -21,12 +21,12 @@ pub(super) struct Choice {
     pub(super) nodes: BTreeSet<u32>,
     /// Bytes saved across the line, besides those that the line itself makes and reads.
     pub(super) bytes: u64,
-    /// Lower bound, µs, with each saved byte counted at the price.
+    /// Nothing takes fewer µs, a byte saved reckoned at the price.
     pub(super) least: f64,
 }
 
-/// Bytes in memory on a line for every choice: its results and operands, its scratch, and the fixed
-/// bytes.
+/// Bytes that are there on a line whatever is chosen: what it makes and reads, its scratch, and
+/// what is fixed.
 pub(super) fn must(problem: &Problem, line: u32) -> u64 {
     let node = &problem.nodes[line as usize];
     let values = node.reads.iter().chain(&problem.results[line as usize]);
@@ -37,7 +37,7 @@ pub(super) fn must(problem: &Problem, line: u32) -> u64 {
             .sum::<u64>()
 }
 
-/// The best choice at a line for a price in µs per byte. `time` gives the cost of a node's rerun.
+/// The best choice at a line for a price in µs per byte. `time` is what a node's rerun takes.
 pub(super) fn choose(
     problem: &Problem,
     line: u32,

@@ -1,30 +1,30 @@
-//! Recomputation on its own: which nodes run again so that a training step fits, op by op, in a
-//! fixed order.
+//! Which nodes to run again so that a training step fits: recompute alone, op by op, in a fixed
+//! order.
 //!
-//! A problem is a list of nodes in order, each with its time and the bytes of its results. A
+//! A problem is a list of nodes in their order, each with its time and the bytes of its results. A
 //! solution is a set of [`Rerun`]s: before line `line`, node `node` runs once more. The reruns
-//! before a line keep the nodes' own order. A reader takes a value from its producer's latest run.
-//! So a value is in memory from each run of its producer to the last read before the next run;
-//! values that the step must leave are in memory from the last run to the end. Therefore any set is
-//! a program that computes the right values: only its memory and its time differ. This is the space
+//! before a line stand in the nodes' own order. A reader takes a value from its maker's latest run,
+//! so that a value lies in memory from each run of its maker to the last read before the next run;
+//! values that the step must leave lie there from the last run to the end. Any set is therefore a
+//! program that computes the right values: only its memory and its time differ. This is the space
 //! of Checkmate's integer program (Jain et al., "Checkmate: Breaking the Memory Wall with Optimal
 //! Tensor Rematerialization", 2020, section 4).
 //!
-//! [`solve`] finds a set whose peak is within a budget. [`curve`] finds a family of sets, from
-//! keeping everything down to the smallest peak found. [`lower_bound`] bounds every set.
-//! [`evaluate`] defines the meaning of a set.
+//! [`solve`] finds a set whose peak is within a budget, [`curve`] a family from what keeping
+//! everything needs down to the least that was found, [`lower_bound`] what no set can beat, and
+//! [`evaluate`] is the meaning of a set, spelled out.
 //!
-//! A set can express more than cuts of gaps: a value may be held for a rerun after its last reader
-//! among the lines, and a rerun may stand earlier than the next read. To apply a set, run the
-//! reruns listed before each line, let readers take the latest copy, and end each buffer at its
-//! last read. Nothing else needs a decision.
+//! A set says more than cuts of gaps can: that a value whose last reader among the lines is gone is
+//! held for a rerun, or that a rerun stands earlier than the next read. To act on it as it is, run
+//! the reruns listed before each line, let readers take the latest copy, and end each buffer at its
+//! last read; nothing else is to be decided.
 //!
-//! `fixed` can express other limits on a line. If a block may hold at most `h` bytes from its
-//! forward to its backward and may need at most `b` bytes at once, fix `b - h` bytes on a line
-//! between the two. Both limits then become one budget, `b`.
+//! `fixed` may also say what else is asked of a line. If a block is to hold at most `h` bytes from
+//! its forward to its backward and need at most `b` bytes at once, a line between the two that
+//! fixes `b - h` bytes makes both one budget, `b`.
 //!
-//! After: the reruns are plain data. They contain no addresses, so padding and fragmentation come
-//! on top. They ignore results written over operands, which need less.
+//! After: the reruns are plain data. They say nothing of addresses, so that padding and
+//! fragmentation come on top, and nothing of results written over operands, which need less.
 
 mod bound;
 mod cut;
@@ -49,8 +49,8 @@ pub struct Node {
     pub scratch: u64,
     /// The values that it reads.
     pub reads: Vec<u32>,
-    /// It may run again before any line up to this one; 0 if it may not. A node that reads bytes
-    /// which a later line overwrites may run again only up to that line.
+    /// It may run again before any line up to this one; 0 where it may not. A node that reads what
+    /// a later line overwrites may run again up to that line.
     pub until: u32,
 }
 
@@ -76,12 +76,12 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem of nodes in their final order, their values, and the other bytes in memory on each
-    /// line (`fixed`, one per node; an empty list means zeros).
+    /// A problem of nodes in their final order, their values, and the bytes that lie in memory on
+    /// each line besides (`fixed`, one for each node; none at all stand for zeros).
     ///
     /// # Errors
-    /// A value's producer is not a node, a node reads a value that is not made before it, `fixed`
-    /// has another length, or a time is negative or not a number.
+    /// If a value's maker is no node, if a node reads a value that is not made before it, if
+    /// `fixed` has another length, or if a time is negative or not a number.
     pub fn new(
         mut nodes: Vec<Node>,
         values: Vec<Value>,
@@ -175,7 +175,7 @@ pub struct Rerun {
     pub node: u32,
 }
 
-/// Peak and time of a set of reruns.
+/// What a set of reruns comes to.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Evaluation {
     /// The most bytes in memory at once.
@@ -184,7 +184,7 @@ pub struct Evaluation {
     pub micros: f64,
 }
 
-/// A set of reruns with its peak and time.
+/// A set of reruns with what it comes to.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Solution {
     /// The reruns, in the order in which they run.
@@ -222,7 +222,7 @@ pub fn evaluate(problem: &Problem, reruns: &[Rerun]) -> Evaluation {
     let mut steps: Vec<Rerun> = reruns.iter().copied().chain(own).collect();
     steps.sort_unstable();
     steps.dedup();
-    // A copy of a value: the value, and the first and last step at which it is in memory.
+    // A copy of a value: which, and the first and last step at which it is there.
     let mut copies: Vec<(u32, usize, usize)> = vec![];
     let mut latest: BTreeMap<u32, usize> = BTreeMap::new();
     for (step, run) in steps.iter().enumerate() {

@@ -1,11 +1,12 @@
-//! The memory of a set of reruns, updated while reruns are added and removed one at a time.
+//! The memory of a set of reruns, kept up to date while reruns come and go one at a time.
 //!
-//! Bytes are stored per step: a step is a run of a node, `(line, node)`, and steps are ordered as
-//! pairs. A line's steps are a short list. Over the lines stands a tree of maxima with pending
-//! additions, so adding bytes to a range of steps takes logarithmic time. A rerun changes only the
-//! last read of its operands' copies, and splits its results' copies in two.
+//! Bytes are held per step: a step is a run of a node, `(line, node)`, and steps are ordered as
+//! pairs. A line's steps are a short list; over the lines stands a tree of maxima with pending
+//! additions, so that "so many bytes more from this step to that" costs a logarithm. A rerun
+//! changes the last read of its operands' copies and splits its results' copies in two; nothing
+//! else.
 //!
-//! Invariant: [`Profile::peak`] equals the peak that [`evaluate`](super::evaluate) computes.
+//! Invariant: what [`Profile::peak`] says is what [`evaluate`](super::evaluate) says.
 
 use super::{Problem, Rerun};
 
@@ -33,7 +34,7 @@ pub(super) struct Profile<'a> {
     runs: Vec<Vec<(u32, u32)>>,
     /// The steps that read each value, ascending.
     reads: Vec<Vec<Step>>,
-    /// Each line's runs in order, with their bytes minus those in the tree.
+    /// Each line's runs in order, with their bytes less what the tree adds.
     steps: Vec<Vec<(u32, i64)>>,
     /// Maxima, the root at 1, the lines from `first_leaf` on; each includes its own addition and
     /// not its ancestors'.
@@ -154,15 +155,15 @@ impl<'a> Profile<'a> {
         steps[..steps.len() - 1].iter().map(|s| s.0)
     }
 
-    /// The next read of a copy that is idle at a step; `None` if no copy exists, or if the step
-    /// makes or reads it. A value that the step must leave counts as read by the last line.
+    /// The next read of a copy that lies idle at a step; `None` if no copy is there, or the step
+    /// makes or reads it. What the step must leave counts as read by the last line.
     pub(super) fn idle(&self, value: u32, at: Step) -> Option<Step> {
         let data = &self.problem.values[value as usize];
         if line_of(at) <= data.maker || data.maker == node_of(at) {
             return None;
         }
         let reads = &self.reads[value as usize];
-        // Most values are dead or not yet made, so check this first.
+        // Most values are dead, or not yet made: ask that first.
         if !data.kept && reads.last().is_none_or(|&last| last <= at) {
             return None;
         }
@@ -182,8 +183,8 @@ impl<'a> Profile<'a> {
             .is_none_or(|&(line, _)| read < step(line, data.maker)))
         .then_some(read)
     }
-    /// The last step of the copy that a read at a step would take. Its producer runs before the
-    /// step.
+    /// The last step at which the copy is there that a read at a step would take. Its maker runs
+    /// before the step.
     pub(super) fn end_for(&self, value: u32, at: Step) -> Step {
         let maker = self.problem.values[value as usize].maker;
         let runs = &self.runs[maker as usize];
@@ -228,7 +229,7 @@ impl<'a> Profile<'a> {
         let problem = self.problem;
         let Rerun { line, node } = rerun;
         let at = step(line, node);
-        // The next step starts with these bytes.
+        // What lies there is what the next step finds.
         let steps = &mut self.steps[line as usize];
         let place = steps.partition_point(|s| s.0 < node);
         let (next, bytes) = steps[place];
@@ -397,7 +398,7 @@ impl<'a> Profile<'a> {
     }
 }
 
-/// The bytes that a run of a node adds to memory.
+/// What a run of a node adds to what lies there before it.
 fn made_by(problem: &Problem, node: u32) -> i64 {
     let results = problem.results[node as usize]
         .iter()

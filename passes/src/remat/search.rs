@@ -1,17 +1,17 @@
 //! The search for a fast set of reruns within a budget.
 //!
-//! 1. *Fill*: while some step is above the budget, take the fullest one and cut values that are
-//!    idle there, lowest µs per byte first: the value's producer runs again before its next read.
-//!    Operands that are dead by then are either recomputed too or held until then, whichever is
-//!    cheaper at the current price of a byte.
-//! 2. *Thin*: remove reruns, slowest first, wherever the budget allows it.
-//! 3. *Change*: remove a few neighbouring reruns, fill with slightly perturbed times, thin, and
-//!    keep the result if it is not slower (greedy randomised adaptive search: Feo and Resende 1995;
-//!    ruin and recreate: Schrimpf et al. 2000).
+//! 1. *Fill*: while some step is above the budget, take the fullest and cut values that lie idle
+//!    there, the cheapest µs per byte first: the value's maker runs again before its next read.
+//!    Operands that are gone by then are either computed again too or held until then, whichever is
+//!    cheaper at a going price of a byte.
+//! 2. *Thin*: take reruns back, slowest first, wherever the budget allows it.
+//! 3. *Change*: take a few neighbouring reruns away, fill with times that are a little wrong, thin,
+//!    and keep what came out if it is no slower (greedy randomised adaptive search: Feo and Resende
+//!    1995; ruin and recreate: Schrimpf et al. 2000).
 //!
-//! The search starts from no reruns, and from the values that a minimum cut saves across the
-//! fullest line ([`cut`]). Problems with few possible reruns are enumerated. The search ends after
-//! a number of elementary steps, never after a time.
+//! Starts are nothing at all, and what a smallest cut saves across the fullest line ([`cut`]).
+//! Problems with few possible reruns are enumerated. The search ends after a number of elementary
+//! steps, never after a time.
 
 use super::bound::{at_line, fullest};
 use super::cut::{self, Choice};
@@ -154,7 +154,7 @@ pub(super) fn enumerate(problem: &Problem, budget: u64, possible: &[Rerun]) -> O
     best.map(|(_, reruns)| Solution::new(problem, reruns))
 }
 
-/// A candidate of the fill: an idle value and its price.
+/// A candidate of the fill: a value that lies idle, and its price.
 struct Priced {
     price: f64,
     value: u32,
@@ -244,7 +244,7 @@ impl<'a> Search<'a> {
         let problem = self.problem;
         let line = fullest(problem);
         let time = |node: u32| {
-            // Equal blocks have equal times. Small differences let the cut choose some of them.
+            // Alike blocks have alike times; told apart, the cut may choose some of them.
             problem.nodes[node as usize].micros
                 * (1.0 + 1e-3 * unit(scramble(u64::from(node) ^ effort.seed)))
         };
@@ -255,7 +255,7 @@ impl<'a> Search<'a> {
                 .map(|choice| cut::lay(problem, line, &choice))
                 .unwrap_or_default()
         };
-        // The best starts first: a short search does not reach the last ones.
+        // The best starts first: a short search does not come to the last.
         let mut all = vec![laid(known.fits), laid(known.above)];
         all.extend_from_slice(starts);
         all.push(vec![]);
@@ -397,9 +397,9 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The price, µs per byte, of cutting a value that is idle at a step, and the line before which
-    /// it would be recomputed. The nodes that would run are left in `cascade`. `None` if it is not
-    /// idle there, or if cutting it frees nothing.
+    /// The price, µs per byte, of cutting a value that lies idle at a step, and the line before
+    /// which it would be computed again; the nodes that would run are left in `cascade`. `None` if
+    /// it does not lie idle there, or cutting it frees nothing.
     fn ask(&mut self, value: u32, at: Step) -> Option<(f64, u32)> {
         let data = self.problem.values[value as usize];
         if data.bytes == 0 {
@@ -444,9 +444,9 @@ impl<'a> Search<'a> {
             .then_some(end)
     }
 
-    /// The time, µs, of running a node again before a line, and the bytes that it additionally
-    /// holds at a step. The nodes are added to `cascade`. Returns `None`, and adds nothing, if this
-    /// is impossible or costs at least `limit`, with held bytes counted at the current price.
+    /// What running a node again before a line takes, µs, and the bytes it holds at a step that
+    /// would not be there otherwise; the nodes are added to `cascade`. `None`, and nothing added,
+    /// if that is impossible or no less than `limit`, held bytes reckoned at the going price.
     fn again(&mut self, node: u32, line: u32, at: Step, limit: f64) -> Option<(f64, u64)> {
         if !self.problem.may_rerun(Rerun { line, node }) || LONGEST_CASCADE <= self.cascade.len() {
             return None;
@@ -473,7 +473,7 @@ impl<'a> Search<'a> {
                 } else {
                     held as f64 * self.price
                 };
-            // Holding extends its life. Where it was in memory already, this counts half.
+            // Held, it lies there for longer; where it lay already, that is reckoned as half.
             let holding = if self.price.is_infinite() {
                 f64::INFINITY
             } else {
@@ -596,7 +596,7 @@ impl<'a> Search<'a> {
                         out.push(self.pick());
                     }
                 }
-                // Cut another value, and remove reruns that become unnecessary.
+                // Another value is cut: what becomes needless goes.
                 3 => out = self.one_more(),
                 // One away, and another value is cut.
                 4 => {
@@ -644,7 +644,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The weight of operands that are in memory at the fullest step already and are held longer.
+/// Operands that lie there at the fullest step already and are held for longer.
 const HELD_LATER: f64 = 0.25;
 /// Steps, for each node, that a start may take: where there is a solution, three are enough.
 const FILL: u64 = 5;

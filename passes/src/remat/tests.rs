@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-/// Random problems: nodes with one or two results that read earlier values. Some values are kept,
-/// and some nodes may not run again.
+/// Random problems: nodes with one or two results, reads among what is made before, some kept, some
+/// that may not rerun.
 fn problems(n_nodes: std::ops::Range<usize>) -> impl Strategy<Value = Problem> {
     let node = (
         0u32..20,
@@ -63,7 +63,7 @@ fn problems(n_nodes: std::ops::Range<usize>) -> impl Strategy<Value = Problem> {
 }
 
 proptest! {
-    /// After any additions and removals, the profile equals the definition.
+    /// Whatever comes and goes, the kept profile is what the set means.
     #[test]
     fn profile_is_what_evaluate_says(
         problem in problems(2..40),
@@ -149,8 +149,8 @@ fn fastest(problem: &Problem, budget: u64) -> Option<f64> {
     fits.map(|e| e.micros).min_by(f64::total_cmp)
 }
 
-/// Without enumeration, the search nearly always finds the optimum that enumeration finds, for up
-/// to 15 reruns (32768 sets).
+/// The search itself, without enumeration, finds nearly always what enumeration finds: of up to 15
+/// reruns, 32768 sets.
 #[test]
 fn the_search_alone_is_nearly_exact() {
     let mut runner = TestRunner::deterministic();

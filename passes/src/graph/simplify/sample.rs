@@ -282,7 +282,9 @@ impl<'a> Builder<'a> {
         let names: Vec<String> = (0..op.infer(&types)?.len())
             .map(|i| format!("t{n}.{i}"))
             .collect();
-        self.graph.add_node(op, inputs, &names, Phase::Forward, "")
+        Ok(self
+            .graph
+            .add_node(op, inputs, &names, Phase::Forward, "")?)
     }
 
     fn one(
