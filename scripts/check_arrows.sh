@@ -1,7 +1,8 @@
 #!/bin/sh
 # Checks that dependencies between the workspace's crates point as docs/architecture.md says:
 #
-#   ir <- passes <- codegen <- cli      ir <- torch <- cli      passes <- trace <- cli
+#   ir <- passes <- codegen <- cli      ir <- lower <- torch <- cli
+#   lower, passes <- trace <- cli
 #   artifact <- passes, codegen, runtime   runtime <- cli, tests    ptx <- tests
 #
 # lighterage-mlir, the kernel generator, depends on none of them. It is a separate program because
@@ -16,12 +17,13 @@ here=$(pwd -P)
 allowed() {
     case $1 in
     ir | artifact | alloc | mlir | ptx | structure) echo ;;
-    torch) echo ir ;;
+    lower) echo ir ;;
+    torch) echo ir lower ;;
     passes) echo ir artifact ;;
-    trace) echo passes ;;
+    trace) echo passes lower ;;
     codegen) echo ir passes artifact ;;
     runtime) echo artifact ;;
-    cli | tests) echo ir passes codegen torch trace artifact runtime alloc ptx ;;
+    cli | tests) echo ir passes codegen lower torch trace artifact runtime alloc ptx ;;
     *) return 1 ;;
     esac
 }

@@ -2,7 +2,7 @@
 //! does not warrant: a size that a header claims is checked first, and all reads draw on one
 //! [`Archive::allowance`].
 
-use crate::error::Error;
+use crate::Error;
 use crate::schema::{self, Payload, PayloadConfig, SymInt, TensorMeta};
 use crate::zip::Zip;
 use ir::{DType, TensorType};

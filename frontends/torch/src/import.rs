@@ -6,15 +6,15 @@
 //! [`Model::unsupported`]; names are unique.
 
 use crate::archive::{Archive, json};
+use crate::arguments::NodeArguments;
 use crate::attribution::{self, Place, Roots, Source, Tag, Traced};
-use crate::call::{self, Call, Plan, Ref};
-use crate::error::Error;
 use crate::ops;
 use crate::schema::{self, Argument, ExportedProgram, InputSpec, Item, OutputSpec, TensorMeta};
 use crate::symbols::Symbols;
-use crate::{Model, Tensor, Unsupported};
+use crate::{Error, Model, Tensor, Unsupported};
 use ir::graph::Output;
 use ir::{Attr, DType, Graph, Op, Phase, StateKind, TensorType, Value};
+use lower::{Call, Generator, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek};
 
@@ -78,10 +78,7 @@ struct Import<'a> {
     graph: Graph,
     /// The values of the file's names.
     env: BTreeMap<&'a str, Value>,
-    /// The random-number generator's state, once a node has needed it.
-    rng: Option<Value>,
-    /// The number of random nodes so far.
-    streams: i64,
+    generator: Generator,
     unsupported: Vec<Unsupported>,
 }
 
@@ -91,26 +88,31 @@ impl<'a> Import<'a> {
         symbols: Symbols<'a>,
         name: &str,
     ) -> Result<Import<'a>, Error> {
-        let graph = Graph::new(name);
+        let taken = &program.graph_module.graph.tensor_values;
+        // The file's names are identifiers, so a name with a dot is free.
+        let rng = if taken.contains_key("rng") {
+            "rng.state"
+        } else {
+            "rng"
+        };
         Ok(Import {
             program,
             symbols,
-            graph,
+            graph: Graph::new(name),
             env: BTreeMap::new(),
-            rng: None,
-            streams: 0,
+            generator: Generator::new(rng),
             unsupported: vec![],
         })
     }
 
     fn run(mut self) -> Result<(Graph, Vec<Unsupported>), Error> {
         self.inputs()?;
-        let places = self.places()?;
+        let places = self.places();
         let program = self.program;
         for (node, place) in program.graph_module.graph.nodes.iter().zip(&places) {
             self.node(node, place)?;
         }
-        self.advance_rng()?;
+        self.generator.advance(&mut self.graph)?;
         self.outputs()?;
         Ok((self.graph, self.unsupported))
     }
@@ -181,12 +183,36 @@ impl<'a> Import<'a> {
     }
 
     /// Phase and module of each node.
-    fn places(&self) -> Result<Vec<Place>, Error> {
-        let module = &self.program.graph_module;
-        let mut sources = BTreeMap::new();
-        let mut modules = vec![];
-        let mut specs = BTreeMap::new();
-        for (i, spec) in module.signature.input_specs.iter().enumerate() {
+    fn places(&self) -> Vec<Place> {
+        let graph = &self.program.graph_module.graph;
+        let Given {
+            mut sources,
+            modules,
+            parameters,
+        } = self.given();
+        let mut nodes = vec![];
+        for (n, node) in graph.nodes.iter().enumerate() {
+            let read = |name: &str| sources.get(name).copied().unwrap_or(Source::Input);
+            let reads = tensor_names(&node.inputs).map(read).collect();
+            let tag = Tag::parse(node.metadata.custom.as_deref());
+            nodes.push(Traced {
+                reads,
+                tag,
+                is_shape: ops::is_shape(&node.target),
+            });
+            for name in output_names(node).flatten() {
+                sources.insert(name, Source::Node(n));
+            }
+        }
+        let roots = self.roots(&sources, &parameters);
+        attribution::attribute(&nodes, &roots, &modules)
+    }
+
+    /// What the graph is given: sources by name, the module of each input, and parameters by path.
+    fn given(&self) -> Given<'a> {
+        let mut given = Given::default();
+        let specs = &self.program.graph_module.signature.input_specs;
+        for (i, spec) in specs.iter().enumerate() {
             let (name, path, source) = match spec {
                 InputSpec::Parameter {
                     arg,
@@ -200,34 +226,25 @@ impl<'a> Import<'a> {
                     tensor_constant_name,
                 } => (&arg.name, tensor_constant_name.as_str(), Source::State(i)),
                 _ => {
-                    modules.push("");
+                    given.modules.push("");
                     continue;
                 }
             };
-            sources.insert(name.as_str(), source);
-            specs.insert(path, i);
-            modules.push(attribution::module_of(path));
+            given.sources.insert(name.as_str(), source);
+            given.parameters.insert(path, i);
+            given.modules.push(attribution::module_of(path));
         }
-        let mut nodes = vec![];
-        for (n, node) in module.graph.nodes.iter().enumerate() {
-            let read = |name: &str| sources.get(name).copied().unwrap_or(Source::Input);
-            let reads = tensor_names(&node.inputs).map(read).collect();
-            let tag = Tag::parse(node.metadata.custom.as_deref());
-            nodes.push(Traced {
-                reads,
-                tag,
-                is_shape: ops::is_shape(&node.target),
-            });
-            for name in output_names(node).flatten() {
-                sources.insert(name, Source::Node(n));
-            }
-        }
+        given
+    }
+
+    /// Where the forward and the gradients end.
+    fn roots(&self, sources: &BTreeMap<&str, Source>, parameters: &BTreeMap<&str, usize>) -> Roots {
         let find = |name: &str| sources.get(name).copied().unwrap_or(Source::Input);
         let mut roots = Roots {
             forward: vec![],
             gradients: vec![],
         };
-        for spec in &module.signature.output_specs {
+        for spec in &self.program.graph_module.signature.output_specs {
             match spec {
                 OutputSpec::LossOutput { arg }
                 | OutputSpec::BufferMutation { arg, .. }
@@ -240,14 +257,14 @@ impl<'a> Import<'a> {
                     arg,
                     parameter_name,
                 } => {
-                    if let Some(&spec) = specs.get(parameter_name.as_str()) {
+                    if let Some(&spec) = parameters.get(parameter_name.as_str()) {
                         roots.gradients.push((find(&arg.name), spec));
                     }
                 }
                 _ => (),
             }
         }
-        Ok(attribution::attribute(&nodes, &roots, &modules))
+        roots
     }
 
     /// One traced call: its results become values, by new nodes or as other names of values that
@@ -258,193 +275,84 @@ impl<'a> Import<'a> {
             .as_deref()
             .or_else(|| output_names(node).flatten().next())
             .unwrap_or(&node.target);
-        let at = || format!("node {label} ({})", node.target);
+        let at = format!("node {label} ({})", node.target);
         if node.outputs.iter().any(|o| matches!(o, Argument::Other)) {
-            return Err(Error::new(
-                at(),
-                "gives back something that is neither a tensor nor a size",
-            ));
+            let message = "gives back something that is neither a tensor nor a size";
+            return Err(Error::new(at, message));
         }
         let names: Vec<Option<&'a str>> = output_names(node).collect();
         if names.iter().all(Option::is_none) {
-            // Sizes are known by their expressions, and assertions about them have been paid for by
-            // the exporter.
-            let is_size = node
-                .outputs
-                .iter()
-                .any(|o| matches!(o, Argument::SymInt(_) | Argument::Int(_)));
-            if !is_size && !ops::is_assertion(&node.target) {
-                let why = "has no result".to_string();
-                self.unsupported.push(Unsupported {
-                    target: node.target.clone(),
-                    node: label.to_string(),
-                    why,
-                });
+            if !is_needless(node) {
+                self.unsupported(node, label, "has no result".into());
             }
             return Ok(());
         }
+        self.call(node, label, &names, place)
+            .map_err(|e| e.within(&at))
+    }
+
+    /// A call with results.
+    fn call(
+        &mut self,
+        node: &'a schema::Node,
+        label: &str,
+        names: &[Option<&'a str>],
+        place: &Place,
+    ) -> Result<(), Error> {
         let mut types = vec![];
-        for name in &names {
+        for name in names {
             types.push(match name {
                 Some(name) => {
                     check_name(name)?;
-                    Some(self.declared(name).map_err(|e| Error {
-                        place: format!("{}: {}", at(), e.place),
-                        ..e
-                    })?)
+                    Some(self.declared(name)?)
                 }
                 None => None,
             });
         }
-        let mut operands = vec![];
-        for name in tensor_names(&node.inputs) {
-            operands.push(self.lookup(name).map_err(|e| Error {
-                place: format!("{}: {}", at(), e.place),
-                ..e
-            })?);
-        }
-        let call = Call::new(
-            &self.graph,
-            &self.env,
-            &mut self.symbols,
-            node,
-            &types,
-            self.streams,
-        );
-        let plan = match ops::lower(call) {
+        let operands: Result<Vec<Value>, Error> = tensor_names(&node.inputs)
+            .map(|name| self.lookup(name))
+            .collect();
+        let operands = operands?;
+
+        let whole_call = |e: lower::Error| Error::new("", e.to_string());
+        let plan = match self.plan(node, &types) {
             Ok(plan) => plan,
             Err(why) => {
-                self.unsupported.push(Unsupported {
-                    target: node.target.clone(),
-                    node: label.to_string(),
-                    why,
-                });
-                let plan = ops::external(&node.target, &operands, &types);
-                plan.map_err(|e| Error::new(at(), e))?
+                self.unsupported(node, label, why.to_string());
+                Plan::external(&node.target, &operands, &types).map_err(whole_call)?
             }
         };
-        self.streams = plan.streams.unwrap_or(self.streams);
-        self.commit(&plan, &names, &types, place)
-            .map_err(|e| Error::new(at(), e))
-    }
-
-    /// Adds a plan's steps to the graph and binds the names of its results.
-    fn commit(
-        &mut self,
-        plan: &Plan,
-        names: &[Option<&'a str>],
-        types: &[Option<TensorType>],
-        place: &Place,
-    ) -> Result<(), String> {
-        let base = names
-            .iter()
-            .flatten()
-            .next()
-            .expect("a call without results should not be planned");
-        let mut own: BTreeMap<usize, &str> = BTreeMap::new();
-        for (result, name) in plan.results.iter().zip(names) {
-            if let (Some(Ref::New(i)), Some(name)) = (result, name) {
-                own.entry(*i).or_insert(name);
+        let values = plan
+            .add_to(
+                &mut self.graph,
+                &mut self.generator,
+                names,
+                &types,
+                (place.phase, &place.module),
+            )
+            .map_err(whole_call)?;
+        for (name, value) in names.iter().zip(values) {
+            if let (Some(name), Some(value)) = (name, value) {
+                self.bind(name, value)?;
             }
-        }
-        let mut made: Vec<Value> = vec![];
-        let mut n_helpers = 0;
-        for step in &plan.steps {
-            let mut inputs = vec![];
-            for &input in &step.inputs {
-                inputs.push(match input {
-                    Ref::Value(value) => value,
-                    Ref::New(i) => made[i],
-                    Ref::Rng => self.rng(),
-                });
-            }
-            // The file's names are identifiers, so a name with a dot is new.
-            let names: Vec<String> = (0..step.n_results)
-                .map(|i| match own.get(&(made.len() + i)) {
-                    Some(name) => name.to_string(),
-                    None => {
-                        n_helpers += 1;
-                        format!("{base}.{}", n_helpers - 1)
-                    }
-                })
-                .collect();
-            made.extend(self.graph.add_node(
-                step.op.clone(),
-                &inputs,
-                &names,
-                place.phase,
-                &*place.module,
-            )?);
-        }
-        for ((name, ty), i) in names.iter().zip(types).zip(0..) {
-            let (Some(name), Some(ty)) = (name, ty) else {
-                continue;
-            };
-            let value = match plan.results.get(i) {
-                Some(Some(Ref::Value(value))) => *value,
-                Some(Some(Ref::New(i))) => made[*i],
-                _ => return Err(format!("result {name} is not computed")),
-            };
-            let inferred = &self.graph.values[value].ty;
-            if inferred != ty {
-                return Err(format!(
-                    "the file gives {name} the type {ty}, its operands give {inferred}"
-                ));
-            }
-            self.bind(name, value)
-                .map_err(|e| format!("{}: {}", e.place, e.message))?;
         }
         Ok(())
     }
 
-    /// The generator's state, added when the first random node needs it.
-    fn rng(&mut self) -> Value {
-        if let Some(value) = self.rng {
-            return value;
-        }
-        let is_taken = |name: &str| {
-            self.program
-                .graph_module
-                .graph
-                .tensor_values
-                .contains_key(name)
-        };
-        let name = if is_taken("rng") { "rng.state" } else { "rng" };
-        let ty = call::rng_type();
-        let value = self.graph.add_state(name, "rng", StateKind::Rng, ty);
-        self.rng = Some(value);
-        value
+    /// Notes a call that cannot be expressed.
+    fn unsupported(&mut self, node: &schema::Node, label: &str, why: String) {
+        self.unsupported.push(Unsupported {
+            target: node.target.clone(),
+            node: label.to_string(),
+            why,
+        });
     }
 
-    fn advance_rng(&mut self) -> Result<(), Error> {
-        let Some(rng) = self.rng else { return Ok(()) };
-        let paths: Vec<&str> = self
-            .graph
-            .states
-            .iter()
-            .map(|s| s.path.as_str())
-            .filter(|&p| p == "rng")
-            .collect();
-        if 1 < paths.len() {
-            let error = Error::new(
-                "rng",
-                "is the path of a parameter or buffer, and of the random-number generator",
-            );
-            return Err(error.help("rename it in the model"));
-        }
-        let op = Op::new("rng_next", []).expect("the table should have rng_next");
-        let name = format!("{}.next", self.graph.values[rng].name);
-        let made = self
-            .graph
-            .add_node(op, &[rng], &[name], Phase::Optimizer, "");
-        let after = made.map_err(|e| Error::new("rng", e))?[0];
-        let state = self
-            .graph
-            .states
-            .iter_mut()
-            .find(|state| state.before == rng);
-        state.expect("the generator should be a state").after = after;
-        Ok(())
+    /// The nodes for a call.
+    fn plan(&mut self, node: &schema::Node, types: &[Option<TensorType>]) -> lower::Result<Plan> {
+        let mut arguments = NodeArguments::new(node, &self.env, &mut self.symbols);
+        let call = Call::new(&self.graph, &self.generator, &mut arguments, types);
+        ops::lower(&node.target, call)
     }
 
     /// Outputs, gradients and what the states become; the file lists them in any order.
@@ -457,16 +365,6 @@ impl<'a> Import<'a> {
             .enumerate()
             .map(|(i, state)| (state.path.clone(), i))
             .collect();
-        let state = |path: &str| {
-            let index = paths.get(path).copied();
-            index.ok_or_else(|| {
-                Error::new(
-                    path,
-                    "the graph gives back something for a path that it does not take",
-                )
-            })
-        };
-        let mut graded = BTreeSet::new();
         let mut outputs: Vec<(String, Value)> = vec![];
         let mut afters: Vec<(usize, Value)> = vec![];
         for spec in &program.graph_module.signature.output_specs {
@@ -496,12 +394,8 @@ impl<'a> Import<'a> {
                     arg,
                     parameter_name,
                 } => {
-                    let (index, gradient) = (state(parameter_name)?, self.lookup(&arg.name)?);
-                    self.expect_type(gradient, index, "gradient")?;
-                    if !graded.insert(index) {
-                        return Err(Error::new(parameter_name, "has two gradients"));
-                    }
-                    self.graph.gradients.push((index, gradient));
+                    let index = state_of(&paths, parameter_name)?;
+                    self.gradient(index, self.lookup(&arg.name)?)?;
                 }
                 OutputSpec::BufferMutation {
                     arg,
@@ -511,12 +405,33 @@ impl<'a> Import<'a> {
                     arg,
                     parameter_name: path,
                 } => {
-                    let (index, after) = (state(path)?, self.lookup(&arg.name)?);
+                    let (index, after) = (state_of(&paths, path)?, self.lookup(&arg.name)?);
                     self.expect_type(after, index, "new value")?;
                     afters.push((index, after));
                 }
             }
         }
+        self.name_outputs(outputs)?;
+        self.leave_states(afters)
+    }
+
+    fn gradient(&mut self, index: usize, gradient: Value) -> Result<(), Error> {
+        self.expect_type(gradient, index, "gradient")?;
+        if self
+            .graph
+            .gradients
+            .iter()
+            .any(|&(other, _)| other == index)
+        {
+            let path = &self.graph.states[index].path;
+            return Err(Error::new(path, "has two gradients"));
+        }
+        self.graph.gradients.push((index, gradient));
+        Ok(())
+    }
+
+    /// Gives the outputs names of their own. A value that the file lists twice is one output.
+    fn name_outputs(&mut self, outputs: Vec<(String, Value)>) -> Result<(), Error> {
         let mut names: BTreeMap<String, Value> = BTreeMap::new();
         for (i, (name, value)) in outputs.into_iter().enumerate() {
             let is_taken = names.get(&name).is_some_and(|&other| other != value);
@@ -531,6 +446,11 @@ impl<'a> Import<'a> {
                 Some(_) => return Err(Error::new(name, "two outputs have this name")),
             }
         }
+        Ok(())
+    }
+
+    /// Sets what the step leaves in its states.
+    fn leave_states(&mut self, afters: Vec<(usize, Value)>) -> Result<(), Error> {
         let mut left = BTreeSet::new();
         for (index, after) in afters {
             let before = self.graph.states[index].before;
@@ -561,7 +481,7 @@ impl<'a> Import<'a> {
             .map_or(Phase::Forward, |node| self.graph.nodes[node].phase);
         let module = attribution::module_of(&self.graph.states[index].path).to_string();
         let made = self.graph.add_node(op, &[value], &[name], phase, module);
-        Ok(made.map_err(|e| Error::new(&self.graph.states[index].path, e))?[0])
+        Ok(made.map_err(|e| Error::new(&self.graph.states[index].path, e.to_string()))?[0])
     }
 
     fn expect_type(&self, value: Value, index: usize, what: &str) -> Result<(), Error> {
@@ -578,6 +498,30 @@ impl<'a> Import<'a> {
             format!("is {expected}, but its {what} is {found}"),
         ))
     }
+}
+
+/// What a graph is given, in terms of attribution.
+#[derive(Default)]
+struct Given<'a> {
+    sources: BTreeMap<&'a str, Source>,
+    /// The module that each input belongs to.
+    modules: Vec<&'a str>,
+    /// Positions of inputs by the paths of their states.
+    parameters: BTreeMap<&'a str, usize>,
+}
+
+/// The state of a path.
+fn state_of(paths: &BTreeMap<String, usize>, path: &str) -> Result<usize, Error> {
+    let message = "the graph gives back something for a path that it does not take";
+    let index = paths.get(path).copied();
+    index.ok_or_else(|| Error::new(path, message))
+}
+
+/// True for a call without results that can be left out: sizes are known by their expressions, and
+/// assertions about them held when the model was traced.
+fn is_needless(node: &schema::Node) -> bool {
+    let is_size = |output: &Argument| matches!(output, Argument::SymInt(_) | Argument::Int(_));
+    node.outputs.iter().any(is_size) || ops::is_assertion(&node.target)
 }
 
 /// The names of a node's tensor operands, in order.

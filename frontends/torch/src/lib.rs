@@ -12,17 +12,17 @@
 //! to the file.
 
 mod archive;
+mod arguments;
 mod attribution;
-mod call;
-mod error;
 mod import;
 mod ops;
 mod schema;
 mod symbols;
 mod zip;
 
-pub use error::Error;
 use ir::{Graph, TensorType};
+/// Why a file could not be read.
+pub use lower::FileError as Error;
 use std::collections::BTreeMap;
 use std::io::{BufReader, Cursor};
 use std::path::Path;
@@ -64,10 +64,7 @@ pub struct Unsupported {
 /// Reads a file. `dims` gives symbolic sizes their values; the graph takes the file's stem as its
 /// name.
 pub fn read(path: &Path, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
-    let named = |error: Error| Error {
-        file: path.display().to_string(),
-        ..error
-    };
+    let named = |error: Error| error.of(path.display().to_string());
     let io = |e: std::io::Error| named(Error::new("", format!("cannot be opened ({e})")));
     let file = std::fs::File::open(path).map_err(io)?;
     let meta = file.metadata().map_err(io)?;
@@ -83,9 +80,6 @@ pub fn read(path: &Path, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
 
 /// Reads a file's bytes; `name` is the graph's name, and stands in errors.
 pub fn read_bytes(bytes: &[u8], name: &str, dims: &BTreeMap<String, u64>) -> Result<Model, Error> {
-    let named = |error: Error| Error {
-        file: name.to_string(),
-        ..error
-    };
+    let named = |error: Error| error.of(name);
     import::model(Cursor::new(bytes), bytes.len() as u64, name, dims).map_err(named)
 }

@@ -4,7 +4,7 @@
 //! positive=True, integer=True))`. It is evaluated while it is read, over fractions, since sympy
 //! writes a half of an even size as a product with 1/2.
 
-use crate::error::Error;
+use crate::Error;
 use crate::schema::{ExportedProgram, Range, SymInt};
 use std::collections::{BTreeMap, BTreeSet};
 

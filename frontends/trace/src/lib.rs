@@ -10,7 +10,6 @@
 //! [`events`] has our own format, [`table`] minimalloc's and that of plans, [`snapshot`] PyTorch's;
 //! docs/alloc.md describes them all.
 
-mod error;
 pub mod events;
 pub mod pickle;
 mod recorder;
@@ -18,7 +17,8 @@ pub mod snapshot;
 mod stalloc;
 pub mod table;
 
-pub use error::Error;
+/// Why a file could not be read.
+pub use lower::FileError as Error;
 
 use passes::alloc::caching::History;
 use passes::alloc::trace::Trace;

@@ -1,0 +1,255 @@
+//! One traced call while nodes are planned for it: the single ops from which operators are
+//! composed.
+//!
+//! Nothing here touches the graph: a plan is data.
+
+use crate::shape::Range;
+use crate::{
+    Arguments, Generator, Operand, Plan, Ref, Result, Results, Scalar, Step, attr_ints, promote,
+};
+use ir::{Attr, DType, Graph, Op, TensorType};
+
+/// Attributes of a step.
+pub type Attrs<'n> = &'n [(&'static str, Attr)];
+
+/// A call while it is planned.
+pub struct Call<'a> {
+    graph: &'a Graph,
+    pub(crate) arguments: &'a mut dyn Arguments,
+    /// The types that the file gives the results.
+    types: &'a [Option<TensorType>],
+    steps: Vec<Step>,
+    /// The types of the steps' results.
+    made: Vec<TensorType>,
+    /// The number of random nodes in the graph before this call.
+    random_before: i64,
+    n_random: i64,
+    rng: TensorType,
+}
+
+impl<'a> Call<'a> {
+    /// A call with no node so far. `types` are those that the file gives the results, `None` for a
+    /// result that nothing wants.
+    pub fn new(
+        graph: &'a Graph,
+        generator: &Generator,
+        arguments: &'a mut dyn Arguments,
+        types: &'a [Option<TensorType>],
+    ) -> Call<'a> {
+        Call {
+            graph,
+            arguments,
+            types,
+            steps: vec![],
+            made: vec![],
+            random_before: generator.n_random(),
+            n_random: 0,
+            rng: Generator::ty(),
+        }
+    }
+
+    /// The plan. An error if an argument was not taken into account.
+    pub fn finish(self, results: Results) -> Result<Plan> {
+        self.arguments.finish()?;
+        Ok(Plan {
+            steps: self.steps,
+            results,
+            n_random: self.n_random,
+        })
+    }
+
+    // --- types ---
+
+    /// The type of an operand.
+    pub fn ty(&self, of: Ref) -> &TensorType {
+        match of {
+            Ref::Value(value) => &self.graph.values[value].ty,
+            Ref::New(i) => &self.made[i],
+            Ref::Rng => &self.rng,
+        }
+    }
+    /// The number of dimensions of an operand.
+    pub fn rank(&self, of: Ref) -> usize {
+        self.ty(of).rank()
+    }
+    /// The element type of an operand.
+    pub fn dtype(&self, of: Ref) -> DType {
+        self.ty(of).dtype()
+    }
+    /// The shape of an operand.
+    pub fn shape_of(&self, of: Ref) -> Vec<u64> {
+        self.ty(of).shape().to_vec()
+    }
+    /// The number of the call's results.
+    pub fn n_results(&self) -> usize {
+        self.types.len()
+    }
+    /// The type that the file gives result `i`, if it wants that.
+    pub fn wanted(&self, i: usize) -> Option<&'a TensorType> {
+        self.types.get(i).and_then(Option::as_ref)
+    }
+    /// The type that the file gives the first result.
+    pub fn result(&self) -> Result<&'a TensorType> {
+        self.wanted(0)
+            .ok_or_else(|| "the file wants no first result".into())
+    }
+    /// The element type of mixed operands, by PyTorch's rule: tensors with dimensions come before
+    /// those without, and those before numbers; a later group counts only if its kind (boolean,
+    /// integer, float) is higher.
+    pub fn promoted(&self, operands: &[Operand]) -> DType {
+        let mut groups: [Option<DType>; 3] = [None; 3];
+        for &operand in operands {
+            let (group, dtype) = match operand {
+                Operand::Tensor(tensor) => {
+                    (usize::from(self.rank(tensor) == 0), self.dtype(tensor))
+                }
+                Operand::Scalar(scalar) => (2, scalar.dtype()),
+            };
+            groups[group] = Some(groups[group].map_or(dtype, |other| promote(other, dtype)));
+        }
+        let combine = |high: Option<DType>, low: Option<DType>| match (high, low) {
+            (None, other) | (other, None) => other,
+            (Some(high), Some(low))
+                if !high.is_float() && (high == DType::Bool || low.is_float()) =>
+            {
+                Some(promote(high, low))
+            }
+            (high, _) => high,
+        };
+        let [tensors, zero_rank, numbers] = groups;
+        combine(combine(tensors, zero_rank), numbers).unwrap_or(DType::F32)
+    }
+
+    // --- steps ---
+
+    /// A step with any number of results.
+    pub fn steps(&mut self, name: &str, attrs: Attrs<'_>, inputs: &[Ref]) -> Result<Vec<Ref>> {
+        let op = Op::new(name, attrs.iter().cloned())?;
+        let types: Vec<&TensorType> = inputs.iter().map(|&input| self.ty(input)).collect();
+        let results = op.infer(&types)?;
+        let first = self.made.len();
+        self.steps.push(Step {
+            op,
+            inputs: inputs.to_vec(),
+            n_results: results.len(),
+        });
+        self.made.extend(results);
+        Ok((first..self.made.len()).map(Ref::New).collect())
+    }
+    /// A step with one result.
+    pub fn step(&mut self, name: &str, attrs: Attrs<'_>, inputs: &[Ref]) -> Result<Ref> {
+        Ok(self.steps(name, attrs, inputs)?[0])
+    }
+    /// A step on `x` without attributes.
+    pub fn map(&mut self, name: &str, x: Ref) -> Result<Ref> {
+        self.step(name, &[], &[x])
+    }
+    /// An op with a number: `add_scalar` and the like.
+    pub fn scalar_step(&mut self, name: &str, x: Ref, value: Scalar) -> Result<Ref> {
+        let value = value.attr(self.dtype(x))?;
+        self.step(name, &[("value", value)], &[x])
+    }
+    /// `x` in another element type.
+    pub fn cast(&mut self, x: Ref, dtype: DType) -> Result<Ref> {
+        if self.dtype(x) == dtype {
+            return Ok(x);
+        }
+        self.step("cast", &[("dtype", Attr::Type(dtype))], &[x])
+    }
+    /// `x != 0`, or `x` itself if it is boolean.
+    pub fn truth(&mut self, x: Ref) -> Result<Ref> {
+        match self.dtype(x) {
+            DType::Bool => Ok(x),
+            dtype => self.step("ne_scalar", &[("value", Scalar::Int(0).attr(dtype)?)], &[x]),
+        }
+    }
+    /// `x` with other dimensions.
+    pub fn reshape(&mut self, x: Ref, shape: &[u64]) -> Result<Ref> {
+        if self.ty(x).shape() == shape {
+            return Ok(x);
+        }
+        self.step("reshape", &[("shape", attr_ints(shape)?)], &[x])
+    }
+    /// `x` broadcast to a shape.
+    pub fn expand(&mut self, x: Ref, shape: &[u64]) -> Result<Ref> {
+        if self.ty(x).shape() == shape {
+            return Ok(x);
+        }
+        self.step("expand", &[("shape", attr_ints(shape)?)], &[x])
+    }
+    /// `x` with its dimensions in another order: dimension `i` of the result is `dims[i]` of `x`.
+    pub fn permute(&mut self, x: Ref, dims: &[usize]) -> Result<Ref> {
+        if dims.len() == self.rank(x) {
+            let shape = self.shape_of(x);
+            // If only dimensions of size 1 move, no element does.
+            let is_wide = |d: &usize| shape.get(*d).is_some_and(|&size| size != 1);
+            let is_permutation = (0..dims.len()).all(|d| dims.contains(&d));
+            if is_permutation && dims.iter().filter(|d| is_wide(d)).is_sorted() {
+                let shape: Vec<u64> = dims.iter().map(|&d| shape[d]).collect();
+                return self.reshape(x, &shape);
+            }
+        }
+        let dims = dims.iter().map(|&d| d as i64).collect();
+        self.step("permute", &[("dims", Attr::Ints(dims))], &[x])
+    }
+    /// `x[.., start:end:step, ..]` along a dimension.
+    pub fn slice(&mut self, x: Ref, dim: usize, range: Range) -> Result<Ref> {
+        match self.slice_attrs(x, dim, range)? {
+            None => Ok(x),
+            Some(attrs) => self.step("slice", &attrs, &[x]),
+        }
+    }
+    /// A tensor of one number.
+    pub fn full(&mut self, value: Scalar, dtype: DType, shape: &[u64]) -> Result<Ref> {
+        let attrs = [
+            ("dtype", Attr::Type(dtype)),
+            ("shape", attr_ints(shape)?),
+            ("value", value.attr(dtype)?),
+        ];
+        self.step("full", &attrs, &[])
+    }
+    /// `sum`, `mean`, `amax`, `amin` or `any` over `dims`. Over no dimension, each of them gives
+    /// its operand.
+    pub fn reduce(&mut self, name: &str, x: Ref, dims: &[usize], keepdim: bool) -> Result<Ref> {
+        if dims.is_empty() {
+            return Ok(x);
+        }
+        let dims = Attr::Ints(dims.iter().map(|&d| d as i64).collect());
+        let attrs = [("dims", dims), ("keepdim", Attr::Bool(keepdim))];
+        self.step(name, &attrs, &[x])
+    }
+    /// The number by which the next random op differs from all others of the graph.
+    pub fn stream(&mut self) -> Attr {
+        self.n_random += 1;
+        Attr::Int(self.random_before + self.n_random - 1)
+    }
+    /// `rand` or `randn`.
+    pub fn random(&mut self, name: &str, dtype: DType, shape: &[u64]) -> Result<Ref> {
+        let attrs = [
+            ("dtype", Attr::Type(dtype)),
+            ("shape", attr_ints(shape)?),
+            ("stream", self.stream()),
+        ];
+        self.step(name, &attrs, &[Ref::Rng])
+    }
+
+    // --- results ---
+
+    /// Zeros for result `i`, if the file wants it: for a result that only the operator's own
+    /// derivative reads, and which ours does without.
+    pub fn placeholder(&mut self, i: usize) -> Result<Option<Ref>> {
+        let Some(ty) = self.wanted(i) else {
+            return Ok(None);
+        };
+        self.full(Scalar::Int(0), ty.dtype(), ty.shape()).map(Some)
+    }
+    /// Results in the types that the file gives them: mixed precision is computed in the wider
+    /// type.
+    pub fn as_wanted(&mut self, results: Results) -> Result<Results> {
+        let mut cast = |(i, result): (usize, Option<Ref>)| match (result, self.wanted(i)) {
+            (Some(result), Some(ty)) => self.cast(result, ty.dtype()).map(Some),
+            (result, _) => Ok(result),
+        };
+        results.into_iter().enumerate().map(&mut cast).collect()
+    }
+}

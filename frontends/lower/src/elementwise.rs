@@ -1,0 +1,205 @@
+//! Functions of elements: arithmetic with promotion, rounding, masks, and functions that the table
+//! of ops does not have.
+
+use crate::number::bounds;
+use crate::{Call, Operand, Ref, Result, Scalar, ensure};
+use ir::DType;
+
+/// How a number becomes a whole one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub enum Rounding {
+    Floor,
+    Ceil,
+    Trunc,
+}
+
+impl Call<'_> {
+    /// An operand as a tensor of `dtype`.
+    pub fn whole(&mut self, x: Operand, dtype: DType) -> Result<Ref> {
+        match x {
+            Operand::Tensor(x) => self.cast(x, dtype),
+            Operand::Scalar(value) => self.full(value, dtype, &[]),
+        }
+    }
+
+    /// `x` where `kept`, 0 elsewhere.
+    pub fn masked(&mut self, kept: Ref, x: Ref) -> Result<Ref> {
+        let zero = self.full(Scalar::Int(0), self.dtype(x), &[])?;
+        self.step("where", &[], &[kept, x, zero])
+    }
+
+    /// `x` times `factor`, in `dtype`.
+    pub fn scaled(&mut self, x: Operand, factor: Scalar, dtype: DType) -> Result<Operand> {
+        match (x, factor) {
+            (x, factor) if factor.float() == 1.0 => Ok(x),
+            (Operand::Tensor(x), factor) => {
+                let x = self.cast(x, dtype)?;
+                self.scalar_step("mul_scalar", x, factor)
+                    .map(Operand::Tensor)
+            }
+            (Operand::Scalar(Scalar::Int(x)), Scalar::Int(factor)) => {
+                let product = x.checked_mul(factor);
+                let product = product.ok_or("a product of numbers overflows")?;
+                Ok(Operand::Scalar(Scalar::Int(product)))
+            }
+            (Operand::Scalar(x), factor) => {
+                Ok(Operand::Scalar(Scalar::Float(x.float() * factor.float())))
+            }
+        }
+    }
+
+    /// A whole number beside `x`, by way of integers. What lies beyond 2^52 has no fraction, and
+    /// stays as it is; so do infinities and NaN.
+    pub fn rounded(&mut self, x: Ref, how: Rounding) -> Result<Ref> {
+        let dtype = self.dtype(x);
+        if !dtype.is_float() {
+            return Ok(x);
+        }
+        let whole = self.cast(x, DType::I64)?;
+        let whole = self.cast(whole, dtype)?;
+        // The cast goes towards zero, so it may have passed a floor or a ceiling by one.
+        let (passed, back) = match how {
+            Rounding::Floor => ("gt", "sub"),
+            Rounding::Ceil => ("lt", "add"),
+            Rounding::Trunc => return self.where_fraction(x, whole),
+        };
+        let passed = self.step(passed, &[], &[whole, x])?;
+        let passed = self.cast(passed, dtype)?;
+        let y = self.step(back, &[], &[whole, passed])?;
+        self.where_fraction(x, y)
+    }
+
+    /// `y` where `x` can have a fraction, `x` elsewhere.
+    fn where_fraction(&mut self, x: Ref, y: Ref) -> Result<Ref> {
+        let size = self.map("abs", x)?;
+        let limit = Scalar::Float((1u64 << 52) as f64);
+        let has_fraction = self.scalar_step("lt_scalar", size, limit)?;
+        self.step("where", &[], &[has_fraction, y, x])
+    }
+
+    /// A rounded quotient of integers, exact where both are below 2^52. Floats are left out: the
+    /// exact quotient would have to be rounded, not the one that is a float already.
+    pub fn quotient(&mut self, a: Operand, b: Operand, dtype: DType, how: Rounding) -> Result<Ref> {
+        let is_integer = !dtype.is_float() && dtype != DType::Bool;
+        ensure(is_integer, "a rounded quotient of floats")?;
+        let (a, b) = (self.whole(a, DType::F64)?, self.whole(b, DType::F64)?);
+        let y = self.step("div", &[], &[a, b])?;
+        let y = self.rounded(y, how)?;
+        self.cast(y, dtype)
+    }
+
+    /// What is left of a quotient that is rounded down; it has the sign of `b`.
+    pub fn remainder(&mut self, a: Operand, b: Operand, dtype: DType) -> Result<Ref> {
+        let whole_times = self.quotient(a, b, dtype, Rounding::Floor)?;
+        let product = self.arithmetic("mul", Operand::Tensor(whole_times), b, dtype)?;
+        self.arithmetic("sub", a, Operand::Tensor(product), dtype)
+    }
+
+    /// An operation of two operands whose element type is that of the result: `add`, `sub`, `mul`,
+    /// `div`, `pow`, `maximum` or `minimum`.
+    pub fn arithmetic(&mut self, op: &str, a: Operand, b: Operand, dtype: DType) -> Result<Ref> {
+        // Booleans are added and multiplied by logic.
+        let op = match (op, dtype) {
+            ("add", DType::Bool) => "bitwise_or",
+            ("mul", DType::Bool) => "bitwise_and",
+            _ => op,
+        };
+        let by_number = match (op, a, b) {
+            ("add", Operand::Tensor(x), Operand::Scalar(value))
+            | ("add", Operand::Scalar(value), Operand::Tensor(x)) => Some(("add_scalar", x, value)),
+            ("mul", Operand::Tensor(x), Operand::Scalar(value))
+            | ("mul", Operand::Scalar(value), Operand::Tensor(x)) => Some(("mul_scalar", x, value)),
+            ("div", Operand::Tensor(x), Operand::Scalar(value)) => Some(("div_scalar", x, value)),
+            ("pow", Operand::Tensor(x), Operand::Scalar(value)) => Some(("pow_scalar", x, value)),
+            ("sub", Operand::Tensor(x), Operand::Scalar(value)) => {
+                Some(("add_scalar", x, negative(value)?))
+            }
+            ("sub", Operand::Scalar(value), Operand::Tensor(x)) => Some(("rsub_scalar", x, value)),
+            _ => None,
+        };
+        if let Some((op, x, value)) = by_number {
+            let x = self.cast(x, dtype)?;
+            return self.scalar_step(op, x, value);
+        }
+        let (a, b) = (self.whole(a, dtype)?, self.whole(b, dtype)?);
+        self.step(op, &[], &[a, b])
+    }
+
+    /// A comparison of two operands, in the type in which they meet: `op` with a tensor,
+    /// `op_scalar` with a number.
+    pub fn compare(&mut self, op: &str, op_scalar: &str, a: Operand, b: Operand) -> Result<Ref> {
+        let mut dtype = self.promoted(&[a, b]);
+        if let (Operand::Tensor(x), Operand::Scalar(value)) = (a, b) {
+            // A number compared with booleans makes integers of them.
+            if dtype == DType::Bool {
+                dtype = DType::I64;
+            }
+            let x = self.cast(x, dtype)?;
+            return self.scalar_step(op_scalar, x, value);
+        }
+        let (a, b) = (self.whole(a, dtype)?, self.whole(b, dtype)?);
+        self.step(op, &[], &[a, b])
+    }
+
+    /// `x` between two numbers, each of which may be absent.
+    pub fn clamp(
+        &mut self,
+        x: Ref,
+        min: Option<Scalar>,
+        max: Option<Scalar>,
+        dtype: DType,
+    ) -> Result<Ref> {
+        let x = self.cast(x, dtype)?;
+        let (least, most) = bounds(dtype);
+        let attrs = [
+            ("max", max.unwrap_or(most).attr(dtype)?),
+            ("min", min.unwrap_or(least).attr(dtype)?),
+        ];
+        self.step("clamp", &attrs, &[x])
+    }
+
+    /// The logarithm to a base, given by the base's natural logarithm.
+    pub fn log_to(&mut self, x: Ref, ln_base: f64) -> Result<Ref> {
+        let y = self.map("log", x)?;
+        self.scalar_step("div_scalar", y, Scalar::Float(ln_base))
+    }
+
+    /// Two to the power `x`.
+    pub fn exp2(&mut self, x: Ref) -> Result<Ref> {
+        let x = self.scalar_step("mul_scalar", x, Scalar::Float(std::f64::consts::LN_2))?;
+        self.map("exp", x)
+    }
+
+    /// Compares the size of each element with infinity: `eq_scalar` finds infinities, `lt_scalar`
+    /// finite numbers.
+    pub fn beside_infinity(&mut self, op: &str, x: Ref) -> Result<Ref> {
+        let x = self.map("abs", x)?;
+        self.scalar_step(op, x, Scalar::Float(f64::INFINITY))
+    }
+
+    /// `x` where `sign` is greater than zero, `slope x` elsewhere.
+    pub fn leaky(&mut self, x: Ref, sign: Ref, slope: Scalar) -> Result<Ref> {
+        let low = self.scalar_step("mul_scalar", x, slope)?;
+        let positive = self.scalar_step("gt_scalar", sign, Scalar::Float(0.0))?;
+        self.step("where", &[], &[positive, x, low])
+    }
+
+    /// `x + weight (end - x)`
+    pub fn lerp(&mut self, x: Ref, end: Ref, weight: Operand, dtype: DType) -> Result<Ref> {
+        let span = self.step("sub", &[], &[end, x])?;
+        let part = self.arithmetic("mul", Operand::Tensor(span), weight, dtype)?;
+        self.step("add", &[], &[x, part])
+    }
+}
+
+fn negative(value: Scalar) -> Result<Scalar> {
+    match value {
+        Scalar::Float(value) => Ok(Scalar::Float(-value)),
+        Scalar::Int(value) => {
+            let negative = value.checked_neg().ok_or("a number overflows")?;
+            Ok(Scalar::Int(negative))
+        }
+        Scalar::Bool(_) => Err("subtracts a boolean".into()),
+    }
+}

@@ -1,0 +1,122 @@
+//! Indexing by tensors, where any dimensions may be indexed.
+
+use crate::{Call, Ref, Result, ensure};
+use ir::{Attr, DType};
+
+/// A tensor whose indexed dimensions stand in front, as the table of ops wants them.
+#[derive(Clone, Debug)]
+pub struct Indexed {
+    /// The tensor, permuted.
+    x: Ref,
+    /// For each dimension of `x`, where it was.
+    order: Vec<usize>,
+    indices: Vec<Ref>,
+    /// The rank of the indices together.
+    n_index: usize,
+    /// Where the dimensions of the indices are in the result.
+    at: usize,
+}
+
+impl Indexed {
+    /// A tensor with an index for each of its first dimensions, some of which may be absent. The
+    /// dimensions of the result are where NumPy and PyTorch have them.
+    pub fn new(call: &mut Call<'_>, x: Ref, indices: &[Option<Ref>]) -> Result<Indexed> {
+        let rank = call.rank(x);
+        ensure(indices.len() <= rank, "more indices than dimensions")?;
+        let is_indexed = |d: &usize| indices.get(*d).is_some_and(Option::is_some);
+        let indexed: Vec<usize> = (0..rank).filter(is_indexed).collect();
+        let (Some(&first), Some(&last)) = (indexed.first(), indexed.last()) else {
+            return Err("no index".into());
+        };
+        let rest = (0..rank).filter(|d| !is_indexed(d));
+        let order: Vec<usize> = indexed.iter().copied().chain(rest).collect();
+        let list: Vec<Ref> = indices.iter().copied().flatten().collect();
+        for &i in &list {
+            ensure(
+                matches!(call.dtype(i), DType::I64 | DType::I32),
+                "a mask is used as an index: the size of the result depends on the data",
+            )?;
+        }
+        // Indices that are not neighbours come first in the result.
+        let are_neighbours = last - first + 1 == indexed.len();
+        Ok(Indexed {
+            x: if is_identity(&order) {
+                x
+            } else {
+                call.permute(x, &order)?
+            },
+            n_index: list.iter().map(|&i| call.rank(i)).max().unwrap_or(0),
+            at: if are_neighbours { first } else { 0 },
+            order,
+            indices: list,
+        })
+    }
+
+    /// A tensor with one index, whose elements are taken as a vector.
+    pub fn along(call: &mut Call<'_>, x: Ref, dim: usize, index: Ref) -> Result<Indexed> {
+        let n = call.ty(index).numel();
+        let index = call.reshape(index, &[n])?;
+        let mut indices = vec![None; dim];
+        indices.push(Some(index));
+        Indexed::new(call, x, &indices)
+    }
+
+    /// The elements at the indices.
+    pub fn get(&self, call: &mut Call<'_>) -> Result<Ref> {
+        let operands = [&[self.x], &self.indices[..]].concat();
+        let y = call.step("index", &[], &operands)?;
+        let order = self.result_order();
+        if is_identity(&order) {
+            Ok(y)
+        } else {
+            call.permute(y, &order)
+        }
+    }
+
+    /// The tensor with `values`, which broadcast to what [`Indexed::get`] gives, at the indices:
+    /// in place of what was there, or added to it.
+    pub fn put(&self, call: &mut Call<'_>, values: Ref, accumulate: bool) -> Result<Ref> {
+        let order = self.result_order();
+        let mut values = values;
+        if !is_identity(&order) {
+            let mut lead = vec![];
+            for &i in &self.indices {
+                lead = ir::op::broadcast_shapes(&lead, call.ty(i).shape())?;
+            }
+            let rest = &call.ty(self.x).shape()[self.indices.len()..];
+            let ours = [&lead[..], rest].concat();
+            let theirs: Vec<u64> = order.iter().map(|&d| ours[d]).collect();
+            values = call.expand(values, &theirs)?;
+            values = call.permute(values, &inverse(&order))?;
+        }
+        let operands = [&[self.x, values], &self.indices[..]].concat();
+        let attrs = [("accumulate", Attr::Bool(accumulate))];
+        let y = call.step("index_put", &attrs, &operands)?;
+        if is_identity(&self.order) {
+            Ok(y)
+        } else {
+            call.permute(y, &inverse(&self.order))
+        }
+    }
+
+    /// For each dimension of the result, where it stands in that of the op.
+    fn result_order(&self) -> Vec<usize> {
+        let (n, rest) = (self.n_index, self.order.len() - self.indices.len());
+        (n..n + self.at)
+            .chain(0..n)
+            .chain(n + self.at..n + rest)
+            .collect()
+    }
+}
+
+fn is_identity(order: &[usize]) -> bool {
+    order.iter().enumerate().all(|(i, &d)| i == d)
+}
+
+fn inverse(order: &[usize]) -> Vec<usize> {
+    let mut inverse = vec![0; order.len()];
+    for (i, &d) in order.iter().enumerate() {
+        inverse[d] = i;
+    }
+    inverse
+}

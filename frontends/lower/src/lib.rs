@@ -1,0 +1,57 @@
+//! What a door into the graph needs, whatever it reads: one traced call becomes nodes of an
+//! [`ir::Graph`].
+//!
+//! A door implements [`Arguments`] for its calls and makes a [`Call`] of each. An operator reads
+//! its arguments from the call by name and plans nodes with it: a single op ([`Call::step`]), or a
+//! composition of several (`elementwise`, `index`, `norm`, `product`, `reduce`, `shape`,
+//! `source`). The result is a [`Plan`], which [`Plan::add_to`] adds to the graph. A call that
+//! cannot be expressed leaves no trace in the graph; [`Plan::external`] makes one `extern` node of
+//! it, so that the graph can still be planned.
+//!
+//! Nothing here knows a file format or the names of a framework's operators.
+
+mod arguments;
+mod call;
+mod elementwise;
+mod error;
+mod index;
+mod norm;
+mod number;
+mod plan;
+mod product;
+mod reduce;
+mod shape;
+mod source;
+
+pub use arguments::{Argument, Arguments};
+pub use call::{Attrs, Call};
+pub use elementwise::Rounding;
+pub use error::{Error, FileError, Result};
+pub use index::Indexed;
+pub use norm::{Saved, Weights, statistics};
+pub use number::{Operand, Scalar, promote};
+pub use plan::{Generator, Plan, Ref, Step};
+pub use product::transposed;
+pub use shape::{Range, attr_ints, count, wrap};
+
+/// The results of a call; `None` for those that nothing wants.
+pub type Results = Vec<Option<Ref>>;
+
+/// The results of a call that has one.
+pub fn one(x: Ref) -> Result<Results> {
+    Ok(vec![Some(x)])
+}
+
+/// The results of a call, all of which may be wanted.
+pub fn all(list: Vec<Ref>) -> Result<Results> {
+    Ok(list.into_iter().map(Some).collect())
+}
+
+/// An error with this reason, unless the condition holds.
+pub fn ensure(condition: bool, why: &'static str) -> Result<()> {
+    if condition {
+        Ok(())
+    } else {
+        Err(Error::Inexpressible(why.into()))
+    }
+}

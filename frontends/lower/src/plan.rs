@@ -1,0 +1,190 @@
+//! The nodes planned for one call, and how they enter the graph.
+
+use crate::{Error, FileError, Result, Results};
+use ir::{Attr, DType, Graph, Op, Phase, StateKind, TensorType, Value};
+use std::collections::BTreeMap;
+
+/// An operand of a planned step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ref {
+    /// A value that the graph has.
+    Value(Value),
+    /// A result of an earlier step, counted over all results of the plan.
+    New(usize),
+    /// The state of the random-number generator.
+    Rng,
+}
+
+/// A planned node.
+#[derive(Clone, PartialEq, Debug)]
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub struct Step {
+    pub op: Op,
+    pub inputs: Vec<Ref>,
+    pub n_results: usize,
+}
+
+/// The nodes for one call.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// The nodes, each after those that it reads.
+    pub steps: Vec<Step>,
+    /// The call's results; `None` where nothing wants one.
+    pub results: Results,
+    /// The number of random nodes that the call adds.
+    pub n_random: i64,
+}
+
+/// The state of the random-number generator of a graph. It is added to the graph when the first
+/// random node needs it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Generator {
+    name: String,
+    state: Option<Value>,
+    /// The number of random nodes so far. It tells them apart: each draws a stream of its own.
+    n_random: i64,
+}
+
+/// The path of the generator's state.
+const RNG: &str = "rng";
+
+impl Generator {
+    /// The generator of a graph that has no random node yet; `name` is that of its state.
+    pub fn new(name: impl Into<String>) -> Generator {
+        Generator {
+            name: name.into(),
+            state: None,
+            n_random: 0,
+        }
+    }
+
+    /// The type of the generator's state.
+    pub(crate) fn ty() -> TensorType {
+        TensorType::new(DType::I64, [2]).expect("two integers should be a type")
+    }
+
+    /// The number of random nodes so far.
+    pub(crate) fn n_random(&self) -> i64 {
+        self.n_random
+    }
+
+    fn state(&mut self, graph: &mut Graph) -> Value {
+        *self.state.get_or_insert_with(|| {
+            graph.add_state(&self.name, RNG, StateKind::Rng, Generator::ty())
+        })
+    }
+
+    /// Makes the next step draw other numbers, if this one draws any. Called once, after the last
+    /// node.
+    pub fn advance(&self, graph: &mut Graph) -> std::result::Result<(), FileError> {
+        let Some(rng) = self.state else { return Ok(()) };
+        if graph.states.iter().filter(|s| s.path == RNG).count() > 1 {
+            let message =
+                "is the path of a parameter or buffer, and of the random-number generator";
+            return Err(FileError::new(RNG, message).help("rename it in the model"));
+        }
+        let op = Op::new("rng_next", []).expect("the table should have rng_next");
+        let name = format!("{}.next", graph.values[rng].name);
+        let after = graph
+            .add_node(op, &[rng], &[name], Phase::Optimizer, "")
+            .map_err(|e| FileError::new(RNG, e.to_string()))?[0];
+        let state = graph.states.iter_mut().find(|state| state.before == rng);
+        state.expect("the generator should be a state").after = after;
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// One `extern` node: a call that cannot be expressed. `types` are those of its results.
+    pub fn external(
+        target: &str,
+        operands: &[Value],
+        types: &[Option<TensorType>],
+    ) -> Result<Plan> {
+        let texts: Vec<String> = types.iter().flatten().map(|ty| ty.to_string()).collect();
+        let attrs = [
+            ("name", Attr::Str(target.into())),
+            ("types", Attr::Str(texts.join(" "))),
+        ];
+        let step = Step {
+            op: Op::new("extern", attrs)?,
+            inputs: operands.iter().map(|&value| Ref::Value(value)).collect(),
+            n_results: texts.len(),
+        };
+        let mut new = (0..).map(Ref::New);
+        let result = |ty: &Option<TensorType>| ty.as_ref().and_then(|_| new.next());
+        Ok(Plan {
+            steps: vec![step],
+            results: types.iter().map(result).collect(),
+            n_random: 0,
+        })
+    }
+
+    /// Adds the steps to a graph and returns the values of the results that have a name. `names`
+    /// are the results' names, of which at least one is given; `types` are the types that the file
+    /// gives them. A step whose result is none of the call's takes the first name with a dot and a
+    /// number: in a format whose names are identifiers, such a name is free.
+    pub fn add_to(
+        &self,
+        graph: &mut Graph,
+        generator: &mut Generator,
+        names: &[Option<&str>],
+        types: &[Option<TensorType>],
+        (phase, module): (Phase, &str),
+    ) -> Result<Vec<Option<Value>>> {
+        let base = names.iter().flatten().next();
+        let base = base.expect("a call without results should not be planned");
+        let mut own: BTreeMap<usize, &str> = BTreeMap::new();
+        for (result, name) in self.results.iter().zip(names) {
+            if let (Some(Ref::New(i)), Some(name)) = (result, name) {
+                own.entry(*i).or_insert(name);
+            }
+        }
+
+        let mut made: Vec<Value> = vec![];
+        let mut n_helpers = 0;
+        for step in &self.steps {
+            let operand = |&input: &Ref| match input {
+                Ref::Value(value) => value,
+                Ref::New(i) => made[i],
+                Ref::Rng => generator.state(graph),
+            };
+            let inputs: Vec<Value> = step.inputs.iter().map(operand).collect();
+            let mut name = |i: usize| match own.get(&i) {
+                Some(name) => name.to_string(),
+                None => {
+                    n_helpers += 1;
+                    format!("{base}.{}", n_helpers - 1)
+                }
+            };
+            let names: Vec<String> = (made.len()..made.len() + step.n_results)
+                .map(&mut name)
+                .collect();
+            made.extend(graph.add_node(step.op.clone(), &inputs, &names, phase, module)?);
+        }
+        generator.n_random += self.n_random;
+
+        let mut results = vec![];
+        for (i, (name, ty)) in names.iter().zip(types).enumerate() {
+            let (Some(name), Some(ty)) = (name, ty) else {
+                results.push(None);
+                continue;
+            };
+            let value = match self.results.get(i) {
+                Some(Some(Ref::Value(value))) => *value,
+                Some(Some(Ref::New(i))) => made[*i],
+                _ => return Err(Error::NotComputed(name.to_string())),
+            };
+            let inferred = &graph.values[value].ty;
+            if inferred != ty {
+                return Err(Error::Type {
+                    name: name.to_string(),
+                    declared: ty.to_string(),
+                    inferred: inferred.to_string(),
+                });
+            }
+            results.push(Some(value));
+        }
+        Ok(results)
+    }
+}

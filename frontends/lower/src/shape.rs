@@ -1,0 +1,294 @@
+//! Shapes: views, parts, and tensors put together.
+
+use crate::{Call, Error, Ref, Result, Scalar, ensure};
+use ir::{Attr, DType};
+
+/// A part along a dimension, with Python's rules for negative and large bounds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// The first position; 0 if absent.
+    pub start: Option<i64>,
+    /// The position after the last; the size if absent.
+    pub end: Option<i64>,
+    /// The distance between two positions.
+    pub step: i64,
+}
+
+impl Range {
+    /// All positions from `start` to before `end`.
+    pub fn new(start: i64, end: i64) -> Range {
+        Range {
+            start: Some(start),
+            end: Some(end),
+            step: 1,
+        }
+    }
+}
+
+/// A shape as an attribute.
+pub fn attr_ints(shape: &[u64]) -> Result<Attr> {
+    let one =
+        |&d: &u64| i64::try_from(d).map_err(|_| Error::from(format!("the size {d} is too large")));
+    shape.iter().map(one).collect::<Result<_>>().map(Attr::Ints)
+}
+
+/// A dimension counted from the front.
+pub fn wrap(dim: i64, rank: usize) -> Result<usize> {
+    let front = if dim < 0 {
+        dim.checked_add(rank as i64)
+    } else {
+        Some(dim)
+    };
+    let front = front.and_then(|d| usize::try_from(d).ok());
+    let front = front.filter(|&d| d < rank);
+    front.ok_or_else(|| format!("dimension {dim} is not below rank {rank}").into())
+}
+
+/// The number of elements of a shape.
+pub fn count(shape: &[u64]) -> Result<u64> {
+    let n = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+    n.ok_or_else(|| "too large".into())
+}
+
+pub(crate) fn dim_attr(dim: usize) -> (&'static str, Attr) {
+    ("dim", Attr::Int(dim as i64))
+}
+
+fn ints(key: &'static str, list: &[i64]) -> (&'static str, Attr) {
+    (key, Attr::Ints(list.to_vec()))
+}
+
+/// Sizes of parts that are equal but for the last; `n` is the number of parts wanted.
+fn equal_parts(size: i64, part: i64, n: usize) -> Result<Vec<i64>> {
+    if size == 0 && n == 1 {
+        return Ok(vec![0]);
+    }
+    ensure(
+        part > 0 && (size / part) as usize + usize::from(size % part != 0) == n,
+        "another number of results",
+    )?;
+    Ok((0..n as i64).map(|i| part.min(size - i * part)).collect())
+}
+
+impl Call<'_> {
+    // --- views ---
+
+    /// `x` with the given sizes, of which one may be -1: it stands for what is left.
+    pub fn reshape_to(&mut self, x: Ref, sizes: &[i64]) -> Result<Ref> {
+        let open = sizes.iter().filter(|&&d| d == -1).count();
+        let known = sizes
+            .iter()
+            .filter(|&&d| d != -1)
+            .try_fold(1u64, |n, &d| n.checked_mul(u64::try_from(d).ok()?));
+        let known = known.ok_or("a size is negative or too large")?;
+        ensure(open <= 1, "two sizes are left open")?;
+        let rest = self.ty(x).numel().checked_div(known).unwrap_or(0);
+        let size = |&d: &i64| if d == -1 { rest } else { d as u64 };
+        let shape: Vec<u64> = sizes.iter().map(size).collect();
+        self.reshape(x, &shape)
+    }
+
+    /// `x` broadcast to the given sizes; -1 stands for the size that the dimension has.
+    pub fn expand_to(&mut self, x: Ref, sizes: &[i64]) -> Result<Ref> {
+        let more = sizes.len().checked_sub(self.rank(x));
+        let more = more.ok_or("fewer dimensions than the operand has")?;
+        let kept = |(i, &d): (usize, &i64)| match (d, i.checked_sub(more)) {
+            (-1, Some(i)) => Ok(self.ty(x).shape()[i]),
+            _ => u64::try_from(d).map_err(|_| Error::from(format!("the size {d} is negative"))),
+        };
+        let shape: Result<Vec<u64>> = sizes.iter().enumerate().map(kept).collect();
+        self.expand(x, &shape?)
+    }
+
+    /// `x` as often as `repeats` says along each dimension.
+    pub fn tile(&mut self, x: Ref, repeats: &[u64]) -> Result<Ref> {
+        let more = repeats.len().checked_sub(self.rank(x));
+        let more = more.ok_or("fewer dimensions than the operand has")?;
+        let mut shape = vec![1; more];
+        shape.extend(self.shape_of(x));
+        // [a, b] -> [1, a, 1, b] -> [m, a, n, b] -> [m a, n b]
+        let apart: Vec<u64> = shape.iter().flat_map(|&d| [1, d]).collect();
+        let pairs = || shape.iter().zip(repeats);
+        let wide: Vec<u64> = pairs().flat_map(|(&d, &n)| [n, d]).collect();
+        let whole: Option<Vec<u64>> = pairs().map(|(&d, &n)| d.checked_mul(n)).collect();
+        let x = self.reshape(x, &apart)?;
+        let x = self.expand(x, &wide)?;
+        self.reshape(x, &whole.ok_or("too large")?)
+    }
+
+    // --- parts ---
+
+    /// The attributes of a slice; `None` if it is all of `x`.
+    pub(crate) fn slice_attrs(
+        &self,
+        x: Ref,
+        dim: usize,
+        range: Range,
+    ) -> Result<Option<[(&'static str, Attr); 4]>> {
+        let size = self.ty(x).shape().get(dim);
+        let size = *size.ok_or("no such dimension")? as i64;
+        let clip = |i: i64| {
+            if i < 0 {
+                i.saturating_add(size).max(0)
+            } else {
+                i.min(size)
+            }
+        };
+        let start = clip(range.start.unwrap_or(0));
+        let end = clip(range.end.unwrap_or(size)).max(start);
+        if (start, end, range.step) == (0, size, 1) {
+            return Ok(None);
+        }
+        Ok(Some([
+            dim_attr(dim),
+            ("end", Attr::Int(end)),
+            ("start", Attr::Int(start)),
+            ("step", Attr::Int(range.step)),
+        ]))
+    }
+
+    /// `x[.., at, ..]` along a dimension, which then is gone.
+    pub fn select(&mut self, x: Ref, dim: usize, at: i64) -> Result<Ref> {
+        let mut shape = self.shape_of(x);
+        let at = wrap(at, shape[dim] as usize)? as i64;
+        shape.remove(dim);
+        let y = self.slice(x, dim, Range::new(at, at + 1))?;
+        self.reshape(y, &shape)
+    }
+
+    /// All parts of size 1 along a dimension, which then is gone.
+    pub fn unbind(&mut self, x: Ref, dim: usize) -> Result<Vec<Ref>> {
+        let n = self.n_results();
+        ensure(
+            self.ty(x).shape()[dim] == n as u64,
+            "another number of results",
+        )?;
+        (0..n).map(|i| self.select(x, dim, i as i64)).collect()
+    }
+
+    /// Neighbouring parts of these sizes along a dimension.
+    pub fn split(&mut self, x: Ref, dim: usize, sizes: &[i64]) -> Result<Vec<Ref>> {
+        const MISFIT: &str = "the parts do not fit the tensor";
+        let size = self.ty(x).shape()[dim] as i64;
+        let mut start = 0i64;
+        let mut parts = vec![];
+        for &length in sizes {
+            let end = start.checked_add(length);
+            let end = end.filter(|&end| start <= end && end <= size);
+            let end = end.ok_or(MISFIT)?;
+            parts.push(self.slice(x, dim, Range::new(start, end))?);
+            start = end;
+        }
+        ensure(start == size, MISFIT)?;
+        Ok(parts)
+    }
+
+    /// Neighbouring parts of this size, the last of which may be smaller: one for each result of
+    /// the call.
+    pub fn split_equally(&mut self, x: Ref, dim: usize, part: i64) -> Result<Vec<Ref>> {
+        let sizes = equal_parts(self.ty(x).shape()[dim] as i64, part, self.n_results())?;
+        self.split(x, dim, &sizes)
+    }
+
+    /// At most `n` parts, as equal as [`Call::split_equally`] makes them.
+    pub fn chunk(&mut self, x: Ref, dim: usize, n: i64) -> Result<Vec<Ref>> {
+        ensure(n > 0, "no chunks")?;
+        let size = self.ty(x).shape()[dim] as i64;
+        self.split_equally(x, dim, size / n + i64::from(size % n != 0))
+    }
+
+    // --- parts put in ---
+
+    /// `x` with `source` in place of a part.
+    pub fn slice_scatter(&mut self, x: Ref, source: Ref, dim: usize, range: Range) -> Result<Ref> {
+        let source = self.cast(source, self.dtype(x))?;
+        match self.slice_attrs(x, dim, range)? {
+            // All of it is replaced.
+            None => {
+                let shape = self.shape_of(x);
+                self.expand(source, &shape)
+            }
+            Some(attrs) => self.step("slice_scatter", &attrs, &[x, source]),
+        }
+    }
+
+    /// `x` with `source` in place of `x[.., at, ..]`.
+    pub fn select_scatter(&mut self, x: Ref, source: Ref, dim: usize, at: i64) -> Result<Ref> {
+        let mut shape = self.shape_of(x);
+        let at = wrap(at, shape[dim] as usize)? as i64;
+        shape[dim] = 1;
+        let source = self.reshape(source, &shape)?;
+        self.slice_scatter(x, source, dim, Range::new(at, at + 1))
+    }
+
+    // --- tensors put together ---
+
+    /// The parts one after another.
+    pub fn cat(&mut self, parts: &[Ref], dim: usize) -> Result<Ref> {
+        match parts {
+            &[x] => Ok(x),
+            parts => self.step("cat", &[dim_attr(dim)], parts),
+        }
+    }
+
+    /// The parts, of equal shapes, in `dtype` and along a new dimension.
+    pub fn stack(&mut self, parts: Vec<Ref>, dim: usize, dtype: DType) -> Result<Ref> {
+        let mut flat = vec![];
+        for x in parts {
+            let mut shape = self.shape_of(x);
+            ensure(dim <= shape.len(), "the parts have fewer dimensions")?;
+            shape.insert(dim, 1);
+            let x = self.cast(x, dtype)?;
+            flat.push(self.reshape(x, &shape)?);
+        }
+        self.cat(&flat, dim)
+    }
+
+    /// `x` moved along dimensions; what leaves at one end comes in at the other.
+    pub fn roll(&mut self, x: Ref, shifts: &[(i64, usize)]) -> Result<Ref> {
+        let mut x = x;
+        for &(shift, dim) in shifts {
+            let size = self.ty(x).shape()[dim] as i64;
+            if size == 0 || shift % size == 0 {
+                continue;
+            }
+            let cut = size - shift.rem_euclid(size);
+            let head = self.slice(x, dim, Range::new(0, cut))?;
+            let tail = self.slice(x, dim, Range::new(cut, size))?;
+            x = self.step("cat", &[dim_attr(dim)], &[tail, head])?;
+        }
+        Ok(x)
+    }
+
+    /// `x` with `value` around it. `pad` is the number of elements before and after, for each
+    /// dimension from the innermost on; outer ones may be left out.
+    pub fn pad(&mut self, x: Ref, pad: &[i64], value: Scalar) -> Result<Ref> {
+        let rank = self.rank(x);
+        ensure(
+            pad.len().is_multiple_of(2) && pad.len() <= 2 * rank,
+            "another number of paddings",
+        )?;
+        let mut full = vec![0; 2 * rank];
+        for (i, pair) in pad.chunks(2).enumerate() {
+            full[2 * (rank - 1 - i)..2 * (rank - i)].copy_from_slice(pair);
+        }
+        let value = value.attr(self.dtype(x))?;
+        self.step("pad", &[ints("pad", &full), ("value", value)], &[x])
+    }
+
+    /// `x` backwards along dimensions.
+    pub fn flip(&mut self, x: Ref, dims: &[usize]) -> Result<Ref> {
+        let dims: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
+        self.step("flip", &[ints("dims", &dims)], &[x])
+    }
+
+    /// The triangle of each matrix on one side of a diagonal, zeros elsewhere: below it if `lower`.
+    pub fn triangle(&mut self, x: Ref, lower: bool, diagonal: i64) -> Result<Ref> {
+        let shape = self.shape_of(x);
+        let [.., rows, columns] = shape[..] else {
+            return Err("fewer than two dimensions".into());
+        };
+        let kept = self.diagonals(if lower { "le" } else { "ge" }, rows, columns, diagonal)?;
+        self.masked(kept, x)
+    }
+}

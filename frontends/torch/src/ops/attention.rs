@@ -1,0 +1,141 @@
+//! Attention. Each of torch's kernels has operators of its own; their results differ in what only
+//! their own derivatives read.
+
+use super::Family;
+use ir::{Attr, DType};
+use lower::{Call, Ref, Result, Results, Scalar, ensure};
+
+pub(super) const OPS: Family = &[
+    ("_scaled_dot_product_flash_attention_for_cpu", |c| {
+        attention(c, FLASH)
+    }),
+    ("_scaled_dot_product_flash_attention", |c| {
+        attention(c, FLASH)
+    }),
+    ("_scaled_dot_product_efficient_attention", |c| {
+        attention(c, EFFICIENT)
+    }),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        |c| backward(c, FLASH),
+    ),
+    ("_scaled_dot_product_flash_attention_backward", |c| {
+        backward(c, FLASH)
+    }),
+    ("_scaled_dot_product_efficient_attention_backward", |c| {
+        backward(c, EFFICIENT)
+    }),
+];
+
+/// How one of torch's kernels for attention differs from others.
+#[derive(Clone, Copy)]
+struct Variant {
+    /// The argument that has the mask.
+    mask: &'static str,
+    /// The kernel rounds the rows of its logsumexp up, or leaves them out.
+    pads_rows: bool,
+    /// The derivative of the mask is a result too, and the results wanted are an argument.
+    has_output_mask: bool,
+}
+
+const FLASH: Variant = Variant {
+    mask: "attn_mask",
+    pads_rows: false,
+    has_output_mask: false,
+};
+
+const EFFICIENT: Variant = Variant {
+    mask: "attn_bias",
+    pads_rows: true,
+    has_output_mask: true,
+};
+
+/// The attributes that forward and backward share.
+fn attrs(c: &mut Call<'_>, q: Ref) -> Result<[(&'static str, Attr); 2]> {
+    let dropout = c.float_or("dropout_p", 0.0)?;
+    ensure(dropout == 0.0, "attention with dropout")?;
+    let &[_, _, _, width] = c.ty(q).shape() else {
+        return Err("the queries have another rank".into());
+    };
+    ensure(width > 0, "the queries are empty")?;
+    // Our logsumexp is f32, which would lose half of the digits.
+    ensure(c.dtype(q) != DType::F64, "attention in f64")?;
+    let causal = c.bool_or("is_causal", false)?;
+    let scale = c.float_or("scale", 1.0 / (width as f64).sqrt())?;
+    Ok([
+        ("causal", Attr::Bool(causal)),
+        ("scale", Attr::Float(scale)),
+    ])
+}
+
+/// The mask of attention to `q`, in its element type or boolean.
+fn mask(c: &mut Call<'_>, variant: Variant, q: Ref) -> Result<Option<Ref>> {
+    match c.opt_tensor(variant.mask)? {
+        Some(mask) if c.dtype(mask) != DType::Bool => c.cast(mask, c.dtype(q)).map(Some),
+        mask => Ok(mask),
+    }
+}
+
+fn attention(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
+    let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
+    let attrs = attrs(c, q)?;
+    let mask = mask(c, variant, q)?;
+    c.ignore(&["compute_log_sumexp"]);
+    let debug = c.bool_or("return_debug_mask", false)?;
+    ensure(!debug, "returns a debug mask")?;
+    let operands: Vec<Ref> = [q, k, v].into_iter().chain(mask).collect();
+    let mut made = c.steps("sdpa", &attrs, &operands)?;
+    if let Some(ty) = c.wanted(1).filter(|_| variant.pads_rows) {
+        let &[_, _, wanted] = ty.shape() else {
+            return Err("logsumexp has another rank".into());
+        };
+        let rows = c.ty(made[1]).shape()[2];
+        let more = i64::try_from(wanted).map_err(|_| "too large")? - rows as i64;
+        if more != 0 {
+            made[1] = c.pad(made[1], &[0, more], Scalar::Float(0.0))?;
+        }
+    }
+    let mut results: Results = made.into_iter().map(Some).collect();
+    for i in 2..c.n_results() {
+        results.push(c.placeholder(i)?);
+    }
+    Ok(results)
+}
+
+fn backward(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
+    let dy = match c.opt_tensor("grad_out")? {
+        Some(dy) => dy,
+        None => c.tensor("grad_out_")?,
+    };
+    let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
+    let (out, mut logsumexp) = (c.tensor("out")?, c.tensor("logsumexp")?);
+    let attrs = attrs(c, q)?;
+    let mask = mask(c, variant, q)?;
+    // What only torch's kernel needs: lengths of sequences, and the state of its dropout.
+    c.ignore(&["cum_seq_q", "cum_seq_k", "max_q", "max_k"]);
+    c.ignore(&["philox_seed", "philox_offset", "rng_state", "unused"]);
+    let mut wanted = vec![true; 3];
+    if variant.has_output_mask {
+        wanted = c.bools("grad_input_mask")?;
+        ensure(
+            wanted.len() == 4 && !wanted[3],
+            "takes the derivative of the mask",
+        )?;
+        ensure(c.rank(logsumexp) == 3, "logsumexp has another rank")?;
+        let rows = c.ty(q).shape()[2] as i64;
+        logsumexp = c.slice(logsumexp, 2, lower::Range::new(0, rows))?;
+    }
+    let operands: Vec<Ref> = [dy, q, k, v, out, logsumexp]
+        .into_iter()
+        .chain(mask)
+        .collect();
+    let made = c.steps("sdpa_bwd", &attrs, &operands)?;
+    let results = made.into_iter().zip(wanted);
+    let mut results: Results = results
+        .map(|(d, is_wanted)| is_wanted.then_some(d))
+        .collect();
+    if c.n_results() > 3 {
+        results.push(c.placeholder(3)?);
+    }
+    Ok(results)
+}

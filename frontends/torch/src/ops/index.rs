@@ -1,0 +1,140 @@
+//! Reading and writing at indices.
+
+use super::Family;
+use ir::{Attr, DType};
+use lower::{Call, Indexed, Operand, Result, Results, Scalar, ensure, one};
+
+pub(super) const OPS: Family = &[
+    ("embedding", embedding),
+    ("embedding_dense_backward", embedding_backward),
+    ("gather", |c| gather(c, "index")),
+    ("take_along_dim", |c| gather(c, "indices")),
+    ("scatter", |c| scatter(c, Scatter::Replace)),
+    ("scatter.value", scatter_value),
+    ("scatter_add", |c| scatter(c, Scatter::Add)),
+    ("scatter_reduce", |c| scatter(c, Scatter::Reduce)),
+    ("index", index),
+    ("_unsafe_index", index),
+    ("index_put", index_put),
+    ("_unsafe_index_put", index_put),
+    ("index_select", index_select),
+    ("index_add", index_add),
+];
+
+fn dim_attr(dim: usize) -> (&'static str, Attr) {
+    ("dim", Attr::Int(dim as i64))
+}
+
+// --- tables ---
+
+fn embedding(c: &mut Call<'_>) -> Result<Results> {
+    let (w, index) = (c.tensor("weight")?, c.tensor("indices")?);
+    // These concern the gradient, which is an operator of its own.
+    c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
+    one(c.step("embedding", &[], &[w, index])?)
+}
+
+fn embedding_backward(c: &mut Call<'_>) -> Result<Results> {
+    let (dy, index) = (c.tensor("grad_output")?, c.tensor("indices")?);
+    let (rows, padding) = (c.int("num_weights")?, c.int("padding_idx")?);
+    let by_frequency = c.bool_or("scale_grad_by_freq", false)?;
+    ensure(!by_frequency, "scales by frequency")?;
+    let attrs = [
+        ("padding", Attr::Int(padding.max(-1))),
+        ("rows", Attr::Int(rows)),
+    ];
+    one(c.step("embedding_bwd", &attrs, &[dy, index])?)
+}
+
+// --- along a dimension ---
+
+fn gather(c: &mut Call<'_>, index: &str) -> Result<Results> {
+    let (x, index) = (c.tensor("self")?, c.tensor(index)?);
+    let dim = c.dim("dim", None, c.rank(x))?;
+    c.bool_or("sparse_grad", false)?;
+    ensure(c.rank(x) == c.rank(index), "the index has another rank")?;
+    one(c.step("gather", &[dim_attr(dim)], &[x, index])?)
+}
+
+/// What an operator makes of an element that is written to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scatter {
+    Replace,
+    Add,
+    /// By the argument `reduce`, with the old elements if `include_self`.
+    Reduce,
+}
+
+/// The op for an operator and its argument `reduce`.
+fn scatter_op(c: &mut Call<'_>, what: Scatter) -> Result<&'static str> {
+    let reduce = c.string_or("reduce", "")?;
+    match (what, reduce.as_str()) {
+        (Scatter::Replace, "") => Ok("scatter"),
+        (Scatter::Add, _) | (_, "add") => Ok("scatter_add"),
+        (Scatter::Reduce, "sum") if c.bool_or("include_self", true)? => Ok("scatter_add"),
+        _ => Err(format!("no scatter that reduces by {reduce:?}").into()),
+    }
+}
+
+fn scatter(c: &mut Call<'_>, what: Scatter) -> Result<Results> {
+    let (x, index) = (c.tensor("self")?, c.tensor("index")?);
+    let dim = c.dim("dim", None, c.rank(x))?;
+    let op = scatter_op(c, what)?;
+    let source = c.tensor("src")?;
+    one(c.step(op, &[dim_attr(dim)], &[x, index, source])?)
+}
+
+fn scatter_value(c: &mut Call<'_>) -> Result<Results> {
+    let (x, index) = (c.tensor("self")?, c.tensor("index")?);
+    let dim = c.dim("dim", None, c.rank(x))?;
+    let value = c.scalar("value")?.attr(c.dtype(x))?;
+    let attrs = [dim_attr(dim), ("value", value)];
+    one(c.step("scatter_value", &attrs, &[x, index])?)
+}
+
+// --- by tensors of indices ---
+
+fn index(c: &mut Call<'_>) -> Result<Results> {
+    let (x, indices) = (c.tensor("self")?, c.opt_tensors("indices")?);
+    if indices.iter().all(Option::is_none) {
+        return one(x);
+    }
+    one(Indexed::new(c, x, &indices)?.get(c)?)
+}
+
+fn index_put(c: &mut Call<'_>) -> Result<Results> {
+    let (x, indices) = (c.tensor("self")?, c.opt_tensors("indices")?);
+    let values = c.tensor("values")?;
+    let accumulate = c.bool_or("accumulate", false)?;
+    c.ignore(&["unsafe"]);
+    // One value where a mask is true needs no sizes that depend on the data.
+    if let [Some(mask)] = indices[..]
+        && c.dtype(mask) == DType::Bool
+        && c.ty(values).numel() == 1
+        && !accumulate
+    {
+        let mut shape = c.shape_of(mask);
+        ensure(shape.len() <= c.rank(x), "the mask has more dimensions")?;
+        shape.resize(c.rank(x), 1);
+        let (mask, value) = (c.reshape(mask, &shape)?, c.reshape(values, &[])?);
+        return one(c.step("where", &[], &[mask, value, x])?);
+    }
+    one(Indexed::new(c, x, &indices)?.put(c, values, accumulate)?)
+}
+
+fn index_select(c: &mut Call<'_>) -> Result<Results> {
+    let (x, index) = (c.tensor("self")?, c.tensor("index")?);
+    let dim = c.dim("dim", None, c.rank(x))?;
+    one(Indexed::along(c, x, dim, index)?.get(c)?)
+}
+
+fn index_add(c: &mut Call<'_>) -> Result<Results> {
+    let (x, index) = (c.tensor("self")?, c.tensor("index")?);
+    let source = c.tensor("source")?;
+    let dim = c.dim("dim", None, c.rank(x))?;
+    let alpha = c.scalar_or("alpha", Scalar::Int(1))?;
+    let Operand::Tensor(source) = c.scaled(Operand::Tensor(source), alpha, c.dtype(x))? else {
+        return Err("the source is no tensor".into());
+    };
+    one(Indexed::along(c, x, dim, index)?.put(c, source, true)?)
+}

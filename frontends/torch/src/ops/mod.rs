@@ -1,0 +1,130 @@
+//! What torch's operators are in terms of the op table: tables by family, keyed by the operator's
+//! name, and functions that read the arguments by torch's names for them. What is composed of
+//! several ops is in [`lighterage_lower`], for every door.
+//!
+//! A call may become no node (another name of its operand), one, or several. What the op table
+//! cannot express is an error with the reason; the importer makes an `extern` node of such a call.
+
+mod attention;
+mod binary;
+mod convolution;
+mod copy;
+mod index;
+mod loss;
+mod norm;
+mod product;
+mod random;
+mod reduce;
+mod shape;
+mod softmax;
+mod source;
+mod unary;
+
+use lower::{Call, Error, Plan, Result, Results};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+/// Reads the arguments of a call and plans its nodes.
+type Lowering = fn(&mut Call<'_>) -> Result<Results>;
+
+/// Operators with their lowerings. A key is the name in the namespace `aten`, with the overload
+/// (`max.dim`) where overloads differ, without it (`neg`) where one lowering is for all of them.
+type Family = &'static [(&'static str, Lowering)];
+
+const FAMILIES: [Family; 14] = [
+    attention::OPS,
+    binary::OPS,
+    convolution::OPS,
+    copy::OPS,
+    index::OPS,
+    loss::OPS,
+    norm::OPS,
+    product::OPS,
+    random::OPS,
+    reduce::OPS,
+    shape::OPS,
+    softmax::OPS,
+    source::OPS,
+    unary::OPS,
+];
+
+static TABLE: LazyLock<BTreeMap<&'static str, Lowering>> =
+    LazyLock::new(|| FAMILIES.into_iter().flatten().copied().collect());
+
+/// The entry of an operator: that of its overload, or that of all its overloads.
+fn find(target: &str) -> Option<(&'static str, Lowering)> {
+    let key = bare(target);
+    let for_all = || TABLE.get_key_value(key.rsplit_once('.')?.0);
+    let (&key, &lowering) = TABLE.get_key_value(key).or_else(for_all)?;
+    Some((key, lowering))
+}
+
+/// The nodes for a call of an operator.
+pub(crate) fn lower(target: &str, mut call: Call<'_>) -> Result<Plan> {
+    let (_, lowering) = find(target).ok_or(Error::NoOp)?;
+    let results = lowering(&mut call)?;
+    call.finish(results)
+}
+
+/// An operator's name, without the namespaces in which nearly all are.
+fn bare(target: &str) -> &str {
+    let name = target.strip_prefix("torch.ops.").unwrap_or(target);
+    name.strip_prefix("aten.").unwrap_or(name)
+}
+
+/// True for calls that only check something.
+pub(crate) fn is_assertion(target: &str) -> bool {
+    let name = target.strip_prefix("torch.ops.aten.").unwrap_or(target);
+    name.starts_with("_assert")
+        || name.starts_with("sym_constrain")
+        || target.starts_with("_operator.")
+}
+
+/// True for operators that move, sum or convert elements: what autograd adds around the op that
+/// matters.
+pub(crate) fn is_shape(target: &str) -> bool {
+    let name = target
+        .strip_prefix("torch.ops.aten.")
+        .and_then(|name| name.split('.').next())
+        .unwrap_or("");
+    matches!(
+        name,
+        "view"
+            | "_unsafe_view"
+            | "reshape"
+            | "permute"
+            | "t"
+            | "transpose"
+            | "squeeze"
+            | "unsqueeze"
+            | "sum"
+            | "clone"
+            | "alias"
+            | "detach"
+            | "_to_copy"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_operator_stands_in_one_family() {
+        let mut seen = BTreeMap::new();
+        for (key, _) in FAMILIES.into_iter().flatten() {
+            assert_eq!(seen.insert(key, ()), None, "{key} stands twice");
+        }
+    }
+
+    #[test]
+    fn an_overload_comes_before_the_lowering_for_all() {
+        let key = |target: &str| find(target).map(|(key, _)| key);
+        assert_eq!(key("torch.ops.aten.max.dim"), Some("max.dim"));
+        assert_eq!(key("torch.ops.aten.bernoulli.p"), Some("bernoulli.p"));
+        assert_eq!(key("torch.ops.aten.bernoulli.default"), Some("bernoulli"));
+        assert_eq!(key("torch.ops.aten.max.names_dim"), None);
+        assert_eq!(key("torch.ops.mylib.neg.default"), None);
+        assert_eq!(key("torch.ops.aten.foo.default"), None);
+    }
+}

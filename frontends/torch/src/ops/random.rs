@@ -1,0 +1,116 @@
+//! Random numbers and dropout.
+
+use super::Family;
+use ir::{Attr, DType};
+use lower::{Call, Operand, Ref, Result, Results, Scalar, all, one};
+
+pub(super) const OPS: Family = &[
+    ("rand", |c| plain(c, "rand")),
+    ("rand_like", |c| plain(c, "rand")),
+    ("randn", |c| plain(c, "randn")),
+    ("randn_like", |c| plain(c, "randn")),
+    ("uniform", uniform),
+    ("normal_functional", normal),
+    ("exponential", exponential),
+    ("randint", integers),
+    ("randint_like", integers),
+    ("bernoulli", |c| bernoulli(c, None)),
+    ("bernoulli.p", |c| {
+        let p = Operand::Scalar(c.scalar("p")?);
+        bernoulli(c, Some(p))
+    }),
+    ("bernoulli.Tensor", |c| {
+        let p = Operand::Tensor(c.tensor("p")?);
+        bernoulli(c, Some(p))
+    }),
+    ("native_dropout", native_dropout),
+    ("dropout", dropout),
+    ("native_dropout_backward", dropout_backward),
+];
+
+/// The type of the result; what else says it is only checked.
+fn result(c: &mut Call<'_>) -> Result<(DType, Vec<u64>)> {
+    c.opt_dtype("dtype")?;
+    c.ignore(&["self", "size"]);
+    let ty = c.result()?;
+    Ok((ty.dtype(), ty.shape().to_vec()))
+}
+
+fn plain(c: &mut Call<'_>, op: &str) -> Result<Results> {
+    let (dtype, shape) = result(c)?;
+    one(c.random(op, dtype, &shape)?)
+}
+
+fn uniform(c: &mut Call<'_>) -> Result<Results> {
+    let (dtype, shape) = result(c)?;
+    let (low, high) = (c.float_or("from", 0.0)?, c.float_or("to", 1.0)?);
+    one(c.random_between("rand", dtype, &shape, (low, high - low))?)
+}
+
+fn normal(c: &mut Call<'_>) -> Result<Results> {
+    let (dtype, shape) = result(c)?;
+    let (mean, std) = (c.float_or("mean", 0.0)?, c.float_or("std", 1.0)?);
+    one(c.random_between("randn", dtype, &shape, (mean, std))?)
+}
+
+fn exponential(c: &mut Call<'_>) -> Result<Results> {
+    let (dtype, shape) = result(c)?;
+    let lambda = c.float_or("lambd", 1.0)?;
+    one(c.exponential(dtype, &shape, lambda)?)
+}
+
+fn integers(c: &mut Call<'_>) -> Result<Results> {
+    let (low, high) = (c.int_or("low", 0)?, c.int("high")?);
+    let (dtype, shape) = result(c)?;
+    one(c.random_integers(dtype, &shape, low, high)?)
+}
+
+/// True with the probability `p`, or with those that the operand holds.
+fn bernoulli(c: &mut Call<'_>, p: Option<Operand>) -> Result<Results> {
+    let x = c.tensor("self")?;
+    let dtype = c.result()?.dtype();
+    let shape = c.shape_of(x);
+    let precise = lower::statistics(dtype);
+    let u = c.random("rand", precise, &shape)?;
+    let hit = match p.unwrap_or(Operand::Tensor(x)) {
+        Operand::Scalar(p) => c.scalar_step("lt_scalar", u, p)?,
+        Operand::Tensor(p) => {
+            let p = c.cast(p, precise)?;
+            c.step("lt", &[], &[u, p])?
+        }
+    };
+    one(c.cast(hit, dtype)?)
+}
+
+// --- dropout ---
+
+fn dropout_steps(c: &mut Call<'_>, x: Ref, p: f64) -> Result<Vec<Ref>> {
+    let attrs = [("p", Attr::Float(p)), ("stream", c.stream())];
+    c.steps("dropout", &attrs, &[x, Ref::Rng])
+}
+
+fn native_dropout(c: &mut Call<'_>) -> Result<Results> {
+    let (x, p, train) = (c.tensor("input")?, c.float("p")?, c.bool_or("train", true)?);
+    if train {
+        return all(dropout_steps(c, x, p)?);
+    }
+    let shape = c.shape_of(x);
+    let mask = c.full(Scalar::Bool(true), DType::Bool, &shape)?;
+    all(vec![x, mask])
+}
+
+fn dropout(c: &mut Call<'_>) -> Result<Results> {
+    let (x, p) = (c.tensor("input")?, c.float("p")?);
+    if c.bool_or("train", true)? {
+        one(dropout_steps(c, x, p)?[0])
+    } else {
+        one(x)
+    }
+}
+
+fn dropout_backward(c: &mut Call<'_>) -> Result<Results> {
+    let (dy, mask) = (c.tensor("grad_output")?, c.tensor("mask")?);
+    let scale = c.float("scale")?;
+    let attrs = [("scale", Attr::Float(scale))];
+    one(c.step("dropout_bwd", &attrs, &[dy, mask])?)
+}
