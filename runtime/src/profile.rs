@@ -1,17 +1,18 @@
-//! Measures a machine: the time of each op of a step, the bandwidth of copies, and how much they
-//! slow each other down when they overlap.
+//! Measures a machine: how long each op of a step takes, how fast bytes move, and what all of that
+//! costs each other when it happens at the same time.
 //!
-//! An op's time depends on where its operands are: just written, and so in a cache, or in memory.
-//! So ops are not run separately in hot loops. They are *replayed* in the order of the step, on the
-//! addresses that a plan gave them, so the caches hold the same data as in a step. The replay needs
-//! little memory: addresses are folded into a window. An operand whose bytes were overwritten since
-//! is made anew, with numbers that its op accepts, and then evicted from the cache. A window as
-//! large as the plan's pool folds nothing. The smallest window is what the largest op needs:
-//! profiling on demand, as in "ProTrain: Efficient LLM Training via Memory-Aware Techniques" (Yao
-//! et al., 2024), section 3.2. Each round costs as much as a step.
+//! An op's time depends on where its operands are: just written, and so in a cache, or long gone to
+//! memory. So ops are not run in hot loops, each alone; they are *replayed*, in the order of the
+//! step, on the addresses that a plan gave them, and what a step finds in the cache a replay finds
+//! there too. The replay needs little memory for it: addresses are folded into a window, and an
+//! operand whose bytes another has taken since is made anew, as numbers that its op accepts, which
+//! are then driven out of the cache. A window as large as the plan's pool folds nothing. The least
+//! window is what the largest op needs: profiling on demand, as in "ProTrain: Efficient LLM
+//! Training via Memory-Aware Techniques" (Yao et al., 2024), section 3.2. Each round costs what a
+//! step costs.
 //!
-//! Overlap is measured in pairs: both loads loop for a while, and each one's progress is compared
-//! with its progress alone.
+//! What runs at the same time is measured in pairs: both loop for a while, and each one's progress
+//! is compared with its progress alone.
 
 use crate::code::{self, CodeLaunch, Loaded};
 use crate::init::{mix, normal};
@@ -85,9 +86,9 @@ pub struct Replay {
     largest_op: u64,
     /// Read to drive everything else out of the cache; made when it is first wanted.
     others: Vec<u64>,
-    /// The number of threads that a machine uses by default.
+    /// As many threads as a machine has by itself.
     team: Team,
-    // Dropped last: the ops' tensors are in it.
+    // Dropped last: ops lie in it.
     _window: Arena,
 }
 
@@ -120,9 +121,9 @@ const COOLED: usize = 1 << 20;
 const CACHE: usize = 64 << 20;
 
 impl Replay {
-    /// Prepares ops, in the order of the step. `objects` are those of generated kernels. `contents`
-    /// gives the contents of addresses at the start of the step, where they matter. The window has
-    /// at most `memory` bytes, or what the largest op needs if that is more.
+    /// Prepares ops, in the order of the step; `objects` are those of generated kernels. `contents`
+    /// tells what is at an address when the step begins, where that matters. The window has at most
+    /// `memory` bytes, but what the largest op needs in any case.
     pub fn new(
         ops: &[Op],
         objects: &[Object],
@@ -275,7 +276,7 @@ impl Replay {
 }
 
 impl Ready {
-    /// Runs the op as a machine does, on a team. A panic in a kernel is reported as that op's
+    /// Runs it as a machine does, whose streams share one team: a bug in a kernel is that op's
     /// failure.
     fn run(&self, team: &Team) -> Result<(), String> {
         caught(|| match &self.launch {
@@ -303,8 +304,8 @@ fn touched(op: &Op) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// The op with its places in a window of `bytes` bytes: each address modulo the size of the window.
-/// If its places would then overlap, they are laid out one after the other.
+/// The op with its places in a window of `bytes` bytes: each address modulo the window's size, or,
+/// if that makes what it touches overlap, one after the other.
 fn fold(op: &Op, bytes: u64) -> Op {
     let ranges = touched(op);
     let modulo = |(start, size): (u64, u64)| match start % bytes.max(1) {
@@ -446,8 +447,8 @@ fn prepare(
     Ok((Run::Kernel(Arc::new(launch)), ins))
 }
 
-/// For the place and type of each operand that an op uses as indices: the exclusive upper bound of
-/// the indices.
+/// For the place and type of each operand that some op takes for indices: what all of them are
+/// below.
 fn bounds(ops: &[Op]) -> BTreeMap<(u64, DType), u64> {
     let mut bounds = BTreeMap::new();
     for op in ops {
@@ -589,9 +590,8 @@ const AROUND: usize = 16 << 20;
 /// Elements of one update of the host's load.
 const UPDATE: u64 = 1 << 18;
 
-/// Number of comparisons for the slowdown of two loads; the median counts. Each comparison also
-/// runs the loads alone just before and after, because other activity of the machine changes
-/// slowly.
+/// What two loads leave each other is the median of so many comparisons, each with the loads alone
+/// just before and after: whatever else the machine does changes slowly.
 const TURNS: usize = 5;
 
 /// Measures the machine, beside a replay that has run; each measurement takes about `seconds`.
@@ -621,8 +621,8 @@ pub fn machine(
         .map(|times| median(times).unwrap_or(0.0))
         .collect();
 
-    // A load is a loop: it calls the function with 0, 1, … and adds up the reported progress. The
-    // step continues where the last measurement ended, so all of it is measured.
+    // A load is a loop: it calls the function with 0, 1, … and adds up what each call says it has
+    // done. The step goes on where the last measurement left it, so that all of it is measured.
     let next_op = AtomicUsize::new(0);
     let compute = |_: usize| {
         let i = next_op.fetch_add(1, Ordering::Relaxed) % medians.len().max(1);
@@ -687,7 +687,7 @@ pub fn machine(
     })
 }
 
-/// Progress per second of a load running alone.
+/// What a load does in a second by itself.
 fn alone(load: &(dyn Fn(usize) -> f64 + Sync), seconds: f64) -> f64 {
     // Once more, to warm up.
     run_for(load, seconds / 10.0, &AtomicBool::new(false));

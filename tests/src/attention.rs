@@ -1,4 +1,4 @@
-//! Attention by its definition: the reference for GPU kernels.
+//! Attention by its definition: what kernels for GPUs are compared with.
 
 use codegen::attention::Sizes;
 use codegen::kernels::Target;
@@ -88,8 +88,8 @@ impl Tensors {
     }
 }
 
-/// Results, and the tolerance for a kernel: the rounding of probabilities, of the scores' gradients
-/// and of results to bf16, relative to the sum of the absolute values of the terms.
+/// Results, and how far a kernel's may be off: what rounding probabilities, gradients of scores and
+/// results to bf16 makes, by the sum of the absolute values of what is added up.
 pub struct Expected {
     /// The result.
     pub out: Vec<(f64, f64)>,
@@ -107,8 +107,8 @@ pub struct Expected {
     pub rounded: Vec<f32>,
 }
 
-/// Two roundings to bf16's 8 bits, each with an error of at most 2⁻⁸, plus the errors of f32 and of
-/// approximate exponentials.
+/// Two roundings to bf16's 8 bits, each off by 2⁻⁸ at most, and what f32 and approximate
+/// exponentials lose beside.
 const UNIT: f64 = 1.03 * 2.0 / 256.0;
 /// What sums in f32 lose.
 const SUM: f64 = 1e-5;

@@ -1,5 +1,4 @@
-//! A residual network of any depth, with its gradients: for tests and benches that depend on the
-//! size of a graph.
+//! A residual network of any depth, with its gradients: for what depends on a graph's size.
 
 use ir::graph::Output;
 use ir::op::{Attr, Op};

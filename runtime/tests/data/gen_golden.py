@@ -1,8 +1,9 @@
 """Writes golden.json: operands, attributes and results of every kernel, computed by PyTorch (made with 2.11.0, CPU).
 
-One value a line: a tensor [dtype, shape, base64 of the little-endian bytes], numbered from 0 in order, or a case
-{"op", "attrs", "in": [tensors' numbers], "out": [..]}. Run it again after adding a case: `python gen_golden.py >
-golden.json`. Half precision and f64 are here where the formula could differ; the tests' own reference covers the rest.
+One case a line: {"name", "op", "attrs", "in": [tensor, ..], "out": [tensor, ..]}, where a tensor is [dtype, shape,
+base64 of the little-endian bytes]. Run it again after adding a case: `python gen_golden.py > golden.json`. The cases of
+a name draw their numbers from a generator that the name seeds, so a new case changes no other line. Half precision and
+f64 are here where the formula could differ; the tests' own reference covers the rest.
 """
 
 import base64
@@ -21,28 +22,31 @@ NAMES = {
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 FLOATS = ["f32", "f64", "bf16", "f16"]
 SOME = ["f32", "bf16"]
-numbers = {}
 aten = torch.ops.aten
+names = set()
+current = None
 
 
-def number(t):
-    """Prints a tensor, unless it is there already, and gives its number."""
+def seed(*name):
+    """Begins the cases of a name, with random numbers of their own."""
+    global current
+    current = " ".join(str(part).replace("torch.", "") for part in name)
+    assert current not in names, current
+    names.add(current)
+    torch.manual_seed(zlib.crc32(current.encode()))
+
+
+def tensor(t):
     t = t.detach().contiguous()
     data = t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
-    line = json.dumps([NAMES[t.dtype], list(t.shape), base64.b64encode(data).decode()], separators=(",", ":"))
-    if line not in numbers:
-        numbers[line] = len(numbers)
-        print(line)
-    return numbers[line]
+    return [NAMES[t.dtype], list(t.shape), base64.b64encode(data).decode()]
 
 
 def case(op, ins, outs, **attrs):
     outs = outs if isinstance(outs, (list, tuple)) else [outs]
     attrs = {k: "Infinity" if v == math.inf else "-Infinity" if v == -math.inf else v for k, v in attrs.items()}
-    line = {"op": op, "attrs": attrs, "in": [number(t) for t in ins], "out": [number(t) for t in outs]}
+    line = {"name": current, "op": op, "attrs": attrs, "in": [tensor(t) for t in ins], "out": [tensor(t) for t in outs]}
     print(json.dumps(line, separators=(",", ":"), allow_nan=False))
-    # Each case draws its own numbers, whatever the cases before it drew.
-    torch.manual_seed(zlib.crc32(f"{op}{attrs}{[list(t.shape) for t in ins]}".encode()))
 
 
 def x(*shape, dtype="f32", scale=1.0):
@@ -77,36 +81,46 @@ def elementwise():
     }
     for op, f in unary.items():
         for dtype in FLOATS:
+            seed(op, dtype)
             a = x(3, 5, dtype=dtype)
             case(op, [a], f(a))
+        seed(op, "special")
         case(op, [SPECIAL], f(SPECIAL))
     for op, f in {"log": torch.log, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt}.items():
         for dtype in FLOATS:
+            seed(op, dtype)
             a = positive(3, 5, dtype=dtype)
             case(op, [a], f(a))
+        seed(op, "special")
         case(op, [SPECIAL], f(SPECIAL))
     for op, f in {"neg": torch.neg, "abs": torch.abs, "sign": torch.sign, "relu": torch.relu}.items():
         for dtype in ["f32", "bf16", "i64", "i8"]:
+            seed(op, dtype)
             a = x(3, 5, dtype=dtype)
             case(op, [a], f(a))
+        seed(op, "special")
         case(op, [SPECIAL], f(SPECIAL))
     for tanh, name in [(False, "none"), (True, "tanh")]:
         for dtype in FLOATS:
+            seed("gelu", name, dtype)
             a, dy = leaf(x(3, 7, dtype=dtype, scale=2.0)), x(3, 7, dtype=dtype)
             case("gelu", [a], F.gelu(a, approximate=name), tanh=tanh)
             case("gelu_bwd", [dy, a], aten.gelu_backward(dy, a.detach(), approximate=name), tanh=tanh)
     for dtype in ["bool", "u8", "i32"]:
+        seed("bitwise", dtype)
         a, b = x(2, 9, dtype=dtype), x(2, 9, dtype=dtype)
         case("bitwise_not", [a], torch.bitwise_not(a))
         case("bitwise_and", [a, b], torch.bitwise_and(a, b))
         case("bitwise_or", [a, b], torch.bitwise_or(a, b))
         case("bitwise_xor", [a, b], torch.bitwise_xor(a, b))
     for dtype in ["bool", "f32", "i64", "f16"]:
+        seed("logical", dtype)
         a, b = x(2, 9, dtype=dtype), x(2, 9, dtype=dtype)
         a[0, 0] = 0
         case("logical_not", [a], torch.logical_not(a))
         case("logical_and", [a, b], torch.logical_and(a, b))
         case("logical_or", [a, b], torch.logical_or(a, b))
+    seed("cast")
     a = torch.tensor([0.0, 1e-40, -2.7, 3.999, math.nan, 100.0])
     for to in ["bool", "f16", "bf16", "f64"]:
         case("cast", [a], a.to(DTYPES[to]), dtype=to)
@@ -120,52 +134,66 @@ def elementwise():
     a = torch.tensor([True, False, True])
     for to in ["f32", "i64", "bf16"]:
         case("cast", [a], a.to(DTYPES[to]), dtype=to)
+    seed("clamp f32")
     a = x(3, 5)
     case("clamp", [a], a.clamp(-0.5, 0.5), min=-0.5, max=0.5)
     case("clamp", [SPECIAL], SPECIAL.clamp(-1.0), min=-1.0, max=math.inf)
+    seed("clamp i64")
     a = x(3, 5, dtype="i64")
     case("clamp", [a], a.clamp(-2, 3), min=-2, max=3)
     case("clamp", [a], a.clamp(min=0), min=0, max=math.inf)
     for dtype, v in [("f32", 0.3), ("bf16", 0.3), ("f64", -1.7), ("i64", 3), ("i8", 120)]:
+        seed("number", dtype)
         a = x(3, 5, dtype=dtype)
         case("add_scalar", [a], a + v, value=v)
         case("mul_scalar", [a], a * v, value=v)
         case("rsub_scalar", [a], torch.rsub(a, v), value=v)
     for dtype in FLOATS:
+        seed("quotient and power", dtype)
         a = positive(3, 5, dtype=dtype)
         case("div_scalar", [a], a / 3.0, value=3.0)
         for v in [2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.7, 4]:
             case("pow_scalar", [a], a**v, value=v)
+    seed("power i64")
     a = x(3, 5, dtype="i64")
     case("pow_scalar", [a], a**3, value=3)
     for dtype, v in [("f32", 0.0), ("i64", 2), ("bool", 1), ("bf16", 0.5)]:
+        seed("comparison with a number", dtype)
         a = x(3, 5, dtype=dtype)
         for op in ["eq", "ne", "lt", "le", "gt", "ge"]:
             case(op + "_scalar", [a], getattr(torch, op)(a, v), value=v)
+    seed("comparison special")
     case("ne_scalar", [SPECIAL], SPECIAL != 0.0, value=0.0)
     shapes = [((3, 5), (3, 5)), ((4, 1, 3), (2, 1)), ((1,), (2, 3)), ((2, 0, 3), (1, 3)), ((), (2, 2))]
     for p, q in shapes:
+        seed("two operands", *p, "and", *q)
         a, b = x(*p), x(*q)
         for op in ["add", "sub", "mul", "div", "maximum", "minimum", "eq", "lt"]:
             case(op, [a, b], getattr(torch, op)(a, b))
     for dtype in ["bf16", "f64", "i32", "u8"]:
+        seed("two operands", dtype)
         a, b = x(4, 3, dtype=dtype), x(3, dtype=dtype)
         for op in ["add", "sub", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"]:
             case(op, [a, b], getattr(torch, op)(a, b))
+    seed("two operands bool")
     a, b = x(9, dtype="bool"), x(9, dtype="bool")
     for op in ["add", "mul", "eq", "ne", "maximum", "minimum"]:
         case(op, [a, b], getattr(torch, op)(a, b))
+    seed("two operands nan")
     nan = torch.tensor([math.nan, 1.0, 2.0, math.nan])
     other = torch.tensor([1.0, math.nan, 3.0, math.nan])
     for op in ["maximum", "minimum", "lt", "ne", "eq"]:
         case(op, [nan, other], getattr(torch, op)(nan, other))
     for dtype in ["f32", "f64", "bf16"]:
+        seed("power", dtype)
         a, b = positive(3, 4, dtype=dtype), x(4, dtype=dtype)
         case("pow", [a, b], torch.pow(a, b))
     for dtype in ["f32", "bf16", "i64", "bool"]:
+        seed("where", dtype)
         c, a, b = x(2, 3, dtype="bool"), x(3, dtype=dtype), x(2, 1, dtype=dtype)
         case("where", [c, a, b], torch.where(c, a, b))
     for dtype in FLOATS:
+        seed("derivatives", dtype)
         a, dy = x(3, 5, dtype=dtype), x(3, 5, dtype=dtype)
         case("tanh_bwd", [dy, torch.tanh(a)], aten.tanh_backward(dy, torch.tanh(a)))
         case("sigmoid_bwd", [dy, torch.sigmoid(a)], aten.sigmoid_backward(dy, torch.sigmoid(a)))
@@ -175,6 +203,7 @@ def elementwise():
 
 def reductions():
     for dtype in ["f32", "bf16", "i32"]:
+        seed("reductions", dtype)
         a = x(3, 2, 5, dtype=dtype)
         for dims, keep in [([0], False), ([1], True), ([2], False), ([0, 2], True), ([0, 1, 2], False), ([1, 2], False)]:
             case("sum", [a], a.sum(dims, keepdim=keep, dtype=a.dtype), dims=dims, keepdim=keep)
@@ -182,25 +211,31 @@ def reductions():
                 case("mean", [a], a.mean(dims, keepdim=keep), dims=dims, keepdim=keep)
             case("amax", [a], a.amax(dims, keepdim=keep), dims=dims, keepdim=keep)
             case("amin", [a], a.amin(dims, keepdim=keep), dims=dims, keepdim=keep)
+    seed("reductions of nothing")
     a = x(3, 0, 2)
     case("sum", [a], a.sum([1]), dims=[1], keepdim=False)
     case("mean", [a], a.mean([1]), dims=[1], keepdim=False)
     case("sum", [a], a.sum([2]), dims=[2], keepdim=False)
+    seed("reductions special")
     a = SPECIAL.reshape(3, 4)
     case("amax", [a], a.amax([1]), dims=[1], keepdim=False)
     case("amin", [a], a.amin([0]), dims=[0], keepdim=False)
+    seed("any")
     a = x(3, 4, dtype="bool") & x(3, 4, dtype="bool")
     case("any", [a], a.any(1), dims=[1], keepdim=False)
     case("any", [a], a.any(0, keepdim=True), dims=[0], keepdim=True)
     case("any", [SPECIAL], SPECIAL.any(0), dims=[0], keepdim=False)
     for dtype in ["f32", "f64", "i64", "i32"]:
+        seed("cumsum", dtype)
         a = x(2, 4, 3, dtype=dtype)
         for dim in range(3):
             case("cumsum", [a], a.cumsum(dim, dtype=a.dtype), dim=dim)
     for dtype in ["f32", "bf16", "i64"]:
+        seed("topk", dtype)
         a = torch.randperm(24).reshape(2, 4, 3).to(DTYPES[dtype])
         for dim, k, largest in [(1, 2, True), (2, 3, False), (1, 4, True), (1, 0, True)]:
             case("topk", [a], torch.topk(a, k, dim, largest), dim=dim, k=k, largest=largest)
+    seed("topk special")
     a = torch.tensor([1.0, math.nan, 3.0, -math.inf])
     case("topk", [a], torch.topk(a, 3), dim=0, k=3, largest=True)
     case("topk", [a], torch.topk(a, 3, largest=False), dim=0, k=3, largest=False)
@@ -208,6 +243,7 @@ def reductions():
 
 def norms():
     for dtype in SOME:
+        seed("softmax", dtype)
         a, dy = x(2, 3, 2, dtype=dtype, scale=3.0), x(2, 3, 2, dtype=dtype)
         for dim in range(3):
             y, ly = torch.softmax(a, dim), torch.log_softmax(a, dim)
@@ -215,12 +251,14 @@ def norms():
             case("log_softmax", [a], ly, dim=dim)
             case("softmax_bwd", [dy, y], aten._softmax_backward_data(dy, y, dim, a.dtype), dim=dim)
             case("log_softmax_bwd", [dy, ly], aten._log_softmax_backward_data(dy, ly, dim, a.dtype), dim=dim)
+    seed("softmax special")
     a = torch.full((2, 3), -math.inf)
     a[1, 0] = 0.0
     case("softmax", [a], torch.softmax(a, 1), dim=1)
     case("log_softmax", [a], torch.log_softmax(a, 1), dim=1)
     for dtype in SOME:
         for dims, affine in [(1, 2), (2, 2), (1, 0), (1, 1)]:
+            seed("layer_norm", dtype, dims, affine)
             a, dy = x(2, 2, 5, dtype=dtype, scale=2.0) + 1, x(2, 2, 5, dtype=dtype)
             shape = a.shape[-dims:]
             w = x(*shape, dtype=dtype) if affine > 0 else None
@@ -240,6 +278,7 @@ def norms():
                 case("layer_norm_bwd", [t for t in (dy, a, mean, rstd, w) if t is not None], outs, dims=dims, mask=mask)
     for dtype in ["f32"]:
         for shape in [(4, 3), (2, 3, 5), (2, 3, 2, 3)]:
+            seed("batch_norm", *shape)
             a, dy = x(*shape, dtype=dtype) * 2 + 1, x(*shape, dtype=dtype)
             w, b, rm, rv = x(3, dtype=dtype), x(3, dtype=dtype), x(3, dtype=dtype), positive(3, dtype=dtype)
             y, mean, rstd, new_rm, new_rv = aten._native_batch_norm_legit_functional(a, w, b, rm, rv, True, 0.1, 1e-5)
@@ -253,17 +292,21 @@ def products():
     for dtype in ["f32", "bf16", "i32"]:
         for ta in [False, True]:
             for tb in [False, True]:
+                seed("matmul", dtype, ta, tb)
                 a, b = x(3, 5, dtype=dtype), x(5, 4, dtype=dtype)
                 stored = (a.t().contiguous() if ta else a, b.t().contiguous() if tb else b)
                 case("matmul", stored, a @ b, ta=ta, tb=tb)
                 c = x(4, dtype=dtype)
                 case("addmm", [c, *stored], torch.addmm(c, a, b), ta=ta, tb=tb)
+        seed("matmul batch", dtype)
         a, b = x(2, 3, 5, dtype=dtype), x(2, 4, 5, dtype=dtype)
         case("matmul", [a, b], a @ b.transpose(1, 2), ta=False, tb=True)
+    seed("matmul of nothing")
     a, b = x(3, 0), x(0, 4)
     case("matmul", [a, b], a @ b, ta=False, tb=False)
-    for c in [x(3, 4), x(3, 1), x()]:
-        a, b = x(3, 5), x(5, 4)
+    for shape in [(3, 4), (3, 1), ()]:
+        seed("addmm", *shape)
+        c, a, b = x(*shape), x(3, 5), x(5, 4)
         case("addmm", [c, a, b], c + a @ b, ta=False, tb=False)
 
 
@@ -279,6 +322,7 @@ def convolutions():
     ]
     for image, weight, stride, padding, dilation, groups in settings:
         for dtype in SOME if image == (2, 2, 4, 5) else ["f32"]:
+            seed("convolution", *image, "by", *weight, dtype)
             a, w, b = leaf(x(*image, dtype=dtype)), leaf(x(*weight, dtype=dtype)), leaf(x(weight[0], dtype=dtype))
             conv = F.conv2d if len(image) == 4 else F.conv1d
             attrs = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
@@ -298,18 +342,25 @@ def convolutions():
     ]
     for kernel, stride, padding, dilation, ceil in pools:
         for dtype in ["f32", "bf16"]:
+            seed("max_pool2d", *kernel, dtype, "ceil" if ceil else "floor")
             a = leaf(x(1, 2, 7, 5, dtype=dtype))
             y, index = F.max_pool2d(a, kernel, stride, padding, dilation, ceil, return_indices=True)
             attrs = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation, "ceil": ceil}
             case("max_pool2d", [a], [y, index], **attrs)
             dy = x(*y.shape, dtype=dtype)
             case("max_pool2d_bwd", [dy, index], grads(y, [a], dy), shape=list(a.shape))
+    seed("max_pool2d special")
     a = torch.tensor([1.0, 1.0, math.nan, 2.0, -math.inf, -math.inf, -math.inf, -math.inf]).reshape(1, 1, 2, 4)
     case("max_pool2d", [a], F.max_pool2d(a, 2, return_indices=True), kernel=[2, 2], stride=[2, 2], padding=[0, 0], dilation=[1, 1], ceil=False)
 
 
 def attention():
-    def run(dtype, q_shape, k_shape, v_shape, causal, scale, mask):
+    def run(dtype, q_shape, k_shape, v_shape, causal, scale, mask_of=None):
+        """mask_of: type and shape of a mask."""
+        seed("sdpa", dtype, *q_shape, "on", *k_shape, "causal" if causal else "", mask_of[0] if mask_of else "")
+        mask = mask_of and x(*mask_of[1], dtype=mask_of[0])
+        if mask is not None and mask.dtype == torch.bool:
+            mask[..., 2, :] = False
         q, k, v = (leaf(x(*s, dtype=dtype)) for s in (q_shape, k_shape, v_shape))
         repeat = q_shape[1] // k_shape[1]
         qd, kd, vd = q.double(), k.double().repeat_interleave(repeat, 1), v.double().repeat_interleave(repeat, 1)
@@ -334,19 +385,18 @@ def attention():
         case("sdpa_bwd", [dout, q, k, v, out, lse, *extra], grads(out, [q, k, v], dout), causal=causal, scale=scale)
 
     for dtype in SOME:
-        run(dtype, (2, 2, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4), True, 0.5, None)
-    run("f32", (1, 2, 3, 20), (1, 2, 6, 20), (1, 2, 6, 3), False, 0.3, None)
-    run("f32", (1, 4, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4), False, 0.5, None)
-    run("bf16", (1, 4, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4), True, 0.5, None)
-    mask = x(1, 1, 4, 5, dtype="bool")
-    mask[..., 2, :] = False
-    run("f32", (2, 2, 4, 4), (2, 2, 5, 4), (2, 2, 5, 4), False, 0.5, mask)
-    run("f32", (2, 2, 4, 4), (2, 2, 5, 4), (2, 2, 5, 4), False, 0.5, x(2, 1, 1, 5))
+        run(dtype, (2, 2, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4), True, 0.5)
+    run("f32", (1, 2, 3, 20), (1, 2, 6, 20), (1, 2, 6, 3), False, 0.3)
+    run("f32", (1, 4, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4), False, 0.5)
+    run("bf16", (1, 4, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4), True, 0.5)
+    run("f32", (2, 2, 4, 4), (2, 2, 5, 4), (2, 2, 5, 4), False, 0.5, ("bool", (1, 1, 4, 5)))
+    run("f32", (2, 2, 4, 4), (2, 2, 5, 4), (2, 2, 5, 4), False, 0.5, ("f32", (2, 1, 1, 5)))
 
 
 def tables():
     index = torch.tensor([[1, 4, 1], [0, 1, 6]])
     for dtype in SOME:
+        seed("embedding", dtype)
         w, dy = x(7, 5, dtype=dtype), x(2, 3, 5, dtype=dtype)
         case("embedding", [w, index], F.embedding(index, w))
         for padding in [-1, 1]:
@@ -355,6 +405,7 @@ def tables():
     case("embedding", [w, index.int()], F.embedding(index.int(), w))
     target = torch.tensor([2, 0, -100, 3])
     for dtype in ["f32", "f64", "bf16"]:
+        seed("nll_loss", dtype)
         logp = torch.log_softmax(x(4, 5, dtype=dtype), 1)
         for reduction in range(3):
             a = leaf(logp)
@@ -365,9 +416,11 @@ def tables():
             dloss = x(*loss.shape, dtype=dtype)
             case("nll_loss_bwd", [dloss, target, weight], grads(loss, [a], dloss),
                  dtype=dtype, reduction=reduction, ignore=-100, shape=[4, 5])
+    seed("nll_loss of nothing")
     a, none = x(2, 5), torch.tensor([9, 9])
     case("nll_loss", [a, none], [F.nll_loss(a, none, ignore_index=9), torch.tensor(0.0)], reduction=1, ignore=9)
     for dtype in ["f32", "bf16", "i64", "bool"]:
+        seed("gather", dtype)
         a = x(3, 4, dtype=dtype)
         index = torch.tensor([[2, 0], [1, 1]])
         source = x(2, 3, dtype=dtype)
@@ -379,6 +432,7 @@ def tables():
             case("scatter_value", [a, index], torch.scatter(a, dim, index, value), dim=dim, value=value)
             if dtype != "bool":
                 case("scatter_add", [a, index, source], torch.scatter_add(a, dim, index, source), dim=dim)
+        seed("index", dtype)
         a = x(3, 4, 2, dtype=dtype)
         i, j = torch.tensor([[0], [2]]), torch.tensor([3, -1, 0])
         case("index", [a, i], a[i])
@@ -392,6 +446,7 @@ def tables():
 
 def shapes():
     for dtype in ["f32", "bf16", "i64", "bool"]:
+        seed("permute and slice", dtype)
         a = x(2, 3, 4, dtype=dtype)
         for dims in [[2, 0, 1], [0, 2, 1], [1, 0, 2], [0, 1, 2]]:
             case("permute", [a], a.permute(dims), dims=dims)
@@ -403,19 +458,25 @@ def shapes():
             case("slice", [a], a[part], **attrs)
             source = x(*a[part].shape, dtype=dtype)
             case("slice_scatter", [a, source], torch.slice_scatter(a, source, dim, start, end, step), **attrs)
+        seed("expand", dtype)
         b = x(3, 1, dtype=dtype)
         case("expand", [b], b.expand(2, 3, 4), shape=[2, 3, 4])
         case("expand", [b], b.expand(3, 5), shape=[3, 5])
+        seed("cat", dtype)
         parts = [x(2, n, 2, dtype=dtype) for n in (3, 0, 1)]
         case("cat", parts, torch.cat(parts, 1), dim=1)
         parts = [x(n, 2, dtype=dtype) for n in (3, 1)]
         case("cat", parts, torch.cat(parts, 0), dim=0)
+        seed("pad", dtype)
         case("pad", [a], F.pad(a, (1, 2, 0, -1, -1, 3), value=1), pad=[-1, 3, 0, -1, 1, 2], value=1)
         case("pad", [a], F.pad(a, (0, 0, 2, 0)), pad=[0, 0, 2, 0, 0, 0], value=0)
+        seed("full", dtype)
         case("full", [], torch.full((2, 3), 1, dtype=a.dtype), dtype=dtype, shape=[2, 3], value=1)
+    seed("full")
     case("full", [], torch.full((), -0.3), dtype="f32", shape=[], value=-0.3)
     case("full", [], torch.full((3,), -math.inf), dtype="f32", shape=[3], value=-math.inf)
     case("full", [], torch.full((3,), -7, dtype=torch.int8), dtype="i8", shape=[3], value=-7)
+    seed("arange")
     case("arange", [], torch.arange(2, 14, 3), dtype="i64", shape=[4], start=2, step=3)
     case("arange", [], torch.arange(0.5, 3.0, 0.3), dtype="f32", shape=[9], start=0.5, step=0.3)
     case("arange", [], torch.arange(5, 0, -1, dtype=torch.int32), dtype="i32", shape=[5], start=5, step=-1)
@@ -424,6 +485,7 @@ def shapes():
 def optimizers():
     hyper = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     for dtype in ["f32"]:
+        seed("adamw", dtype)
         p = leaf(x(3, 5, dtype=dtype))
         optimizer = torch.optim.AdamW([p], foreach=False, **hyper)
         m, v = torch.zeros_like(p), torch.zeros_like(p)
@@ -437,6 +499,7 @@ def optimizers():
             case("adamw", [before, g, m, v, torch.tensor(step), hyper_parameters], new)
             m, v = new[1:]
         for momentum in [0.0, 0.9]:
+            seed("sgd", dtype, momentum)
             p = leaf(x(3, 5, dtype=dtype))
             optimizer = torch.optim.SGD([p], lr=0.05, momentum=momentum, weight_decay=0.01, foreach=False)
             hyper_parameters = torch.tensor([0.05, momentum, 0.01], dtype=torch.float64)
@@ -456,6 +519,7 @@ def optimizers():
         bits = master.view(torch.int32)
         return ((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16), bits.to(torch.int16)
 
+    seed("adamw_split")
     master = leaf(x(3, 5))
     optimizer = torch.optim.AdamW([master], foreach=False, **hyper)
     m, v = torch.zeros_like(master), torch.zeros_like(master)
@@ -471,8 +535,10 @@ def optimizers():
         m, v = new[2:]
     # A norm over gradients, above and below the bound.
     for dtype in ["f32", "f64", "bf16"]:
+        seed("sum_squares", dtype)
         g = x(3, 5, dtype=dtype)
         case("sum_squares", [g], (g.double() ** 2).sum())
+    seed("clip_scale")
     gradients = [leaf(x(3, 5)), leaf(x(70))]
     for bound in [1.5, 40.0]:
         for g in gradients:
@@ -481,14 +547,17 @@ def optimizers():
         torch.nn.utils.clip_grad_norm_(gradients, bound)
         case("clip_scale", squares, (gradients[0].grad / gradients[0].detach())[0, 0], max_norm=bound)
     for dtype in ["f32", "bf16"]:
+        seed("dropout_bwd", dtype)
         dy, mask = x(3, 5, dtype=dtype), x(3, 5, dtype="bool")
         case("dropout_bwd", [dy, mask], aten.native_dropout_backward(dy, mask, 1.25), scale=1.25)
+    seed("rng_next")
     case("rng_next", [torch.tensor([7, 41])], torch.tensor([7, 42]))
 
 
 def sums_of_losses():
     target = torch.tensor([2, 0, -100, 3])
     for dtype in ["f32", "f64", "bf16"]:
+        seed("nll_sum", dtype)
         logp = torch.log_softmax(x(4, 5, dtype=dtype), 1)
         total = aten.nll_loss_forward(logp.double(), target, None, 2, -100)[0]
         case("nll_sum", [logp, target], total, ignore=-100)
@@ -496,7 +565,6 @@ def sums_of_losses():
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     torch.set_num_threads(1)
     for part in [elementwise, reductions, norms, products, convolutions, attention, tables, shapes, optimizers,
                  sums_of_losses]:

@@ -36,8 +36,8 @@ pub(super) fn narrow(ty: Ty, x: f64) -> u64 {
         _ => u64::from((x as f32).to_bits()),
     }
 }
-/// To f32, with the last bit set if the conversion is inexact: rounding the result again gives the
-/// same as rounding once. Boldo and Melquiond, "When double rounding is odd", 2005.
+/// To f32 with the last bit set if anything is lost: rounding that again gives what rounding once
+/// would have. Boldo and Melquiond, "When double rounding is odd", 2005.
 fn odd(x: f64) -> f32 {
     let near = x as f32;
     if f64::from(near) == x || x.is_nan() || x.is_infinite() {

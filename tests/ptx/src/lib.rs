@@ -1,27 +1,27 @@
-//! An interpreter for PTX: it runs kernels for GPUs on a machine without one.
+//! An interpreter for PTX: what a kernel for a GPU computes, on a machine without one.
 //!
-//! [`run`] reads the text that LLVM's NVPTX backend writes and runs one kernel over a grid. It
-//! reports errors where a GPU is silent. An error names the instruction, its line, the block and
-//! the thread:
+//! [`run`] reads the text that LLVM's NVPTX backend writes and runs one kernel over a grid. It is
+//! strict where a GPU is silent. An error names the instruction, its line, the block and the
+//! thread:
+//! * an instruction or a modifier that it does not know;
+//! * an access outside of every tensor, or at an address that is no multiple of its width;
+//! * a read of shared memory that nobody wrote, or whose `cp.async` was not waited for;
+//! * two threads at one byte, one of them writing, without a barrier between (`bar.sync` for a
+//!   block, `bar.warp.sync` for a warp), but that a warp's threads may write the same value;
+//!   threads of different blocks are never ordered;
+//! * a warp whose threads wait at different places, a `bar.sync` that part of a warp does not
+//!   reach.
 //!
-//! * an unknown instruction or modifier;
-//! * an access outside of every tensor, or at an address that is not a multiple of its width;
-//! * a read of shared memory that was never written, or whose `cp.async` was not waited for;
-//! * a race: two threads access one byte, one of them writes, and no barrier stands between them
-//!   (`bar.sync` for a block, `bar.warp.sync` for a warp). A warp's threads may write the same
-//!   value. Threads of different blocks are never ordered;
-//! * a warp whose threads wait at different places, or a `bar.sync` that only part of a warp
-//!   reaches.
+//! Threads run one after the other up to the next instruction that needs others (barriers,
+//! `shfl.sync`, `vote.sync`, `mma.sync`, `ldmatrix`), so that nothing depends on how a GPU
+//! interleaves them: what could is reported as a race.
 //!
-//! Threads run one after the other up to the next instruction that needs other threads (barriers,
-//! `shfl.sync`, `vote.sync`, `mma.sync`, `ldmatrix`). So results do not depend on interleaving, and
-//! everything that could depend on it is reported as a race.
-//!
-//! Arithmetic follows IEEE; subnormals are flushed where `.ftz` says so. Approximations (`ex2`,
-//! `lg2`, `rsqrt`, `tanh`, …) are the rounded f64 function; a GPU differs in the last bits, as the
-//! PTX ISA states. The sums of `mma.sync` are computed in f64 and rounded once; a GPU's order and
-//! rounding are unspecified. Atomics are not checked for races. The layouts of `mma.sync` and
-//! `ldmatrix` are those of the PTX ISA, "Matrix fragments for mma.m16n8k16" and "ldmatrix".
+//! Arithmetic is IEEE's, subnormals are flushed where `.ftz` says so. Approximations (`ex2`, `lg2`,
+//! `rsqrt`, `tanh`, …) are the f64 function rounded: a GPU's differ from them in the last bits, as
+//! the PTX ISA states. The sums of `mma.sync` are taken in f64 and rounded once, where a GPU's
+//! order and rounding are not specified. Atomics are not looked at for races. The layouts of
+//! `mma.sync` and `ldmatrix` are those of the PTX ISA, "Matrix fragments for mma.m16n8k16" and
+//! "ldmatrix".
 
 mod float;
 mod machine;
@@ -79,7 +79,7 @@ impl Memory {
     }
     /// A tensor of given bytes; its address.
     pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
-        // A gap follows each tensor, so an access beyond an end meets no other tensor.
+        // A gap stands behind each tensor: who runs over an end meets no other.
         let end = self.tensors.last().map_or(1 << 32, |(at, bytes)| {
             at + bytes.len() as u64 + Memory::ALIGN
         });

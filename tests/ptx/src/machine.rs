@@ -103,7 +103,7 @@ enum State {
     Done,
 }
 
-/// A copy that `cp.async` began: its destination and bytes.
+/// A copy that `cp.async` began: where to, and what.
 #[derive(Clone)]
 struct Copy {
     to: usize,
@@ -428,7 +428,7 @@ impl Block<'_> {
         self.threads[thread].begun.push(copy);
         Ok(())
     }
-    /// Waits until all groups except the latest `n` have arrived.
+    /// Waits until all but `n` of the latest groups are there.
     fn wait(&mut self, thread: usize, n: usize) {
         while n < self.threads[thread].groups.len() {
             let group = self.threads[thread].groups.pop_front().unwrap_or_default();

@@ -91,7 +91,7 @@ pub(super) enum Arg {
     /// `[register + offset]`.
     At(Option<usize>, i64),
     Many(Vec<Arg>),
-    /// `_`: an unused result.
+    /// `_`: a result that nobody wants.
     None,
 }
 
@@ -220,7 +220,7 @@ pub(super) enum Op {
         bytes: usize,
     },
     Commit,
-    /// Waits until all groups except the latest N have arrived.
+    /// All but so many of the latest groups are there.
     Wait(usize),
     Atom(Atom, Ty, Space),
     Nothing,
@@ -263,7 +263,7 @@ pub(super) struct Kernel {
     pub(super) n_regs: usize,
     /// Offset and bytes of each parameter.
     pub(super) params: Vec<(usize, usize)>,
-    /// Bytes of static shared memory; the dynamic part follows it.
+    /// Bytes of shared memory but for the dynamic part, which follows.
     pub(super) shared_bytes: usize,
     pub(super) local_bytes: usize,
     /// `.maxntid`.
@@ -379,7 +379,7 @@ pub(super) fn kernel(text: &str, name: &str) -> Result<Kernel, Error> {
             .ok_or_else(|| error(format!("no label {label}"), instrs[instr].at()))?;
         instrs[instr].op = Op::Bra(*at);
     }
-    // Dynamic memory follows the static part, whose size is known now.
+    // Dynamic memory lies behind the rest: its place is known now.
     let shared_bytes = shared_bytes.next_multiple_of(1024);
     for instr in &mut instrs {
         for arg in &mut instr.args {
@@ -732,7 +732,7 @@ impl Mods<'_> {
     }
 }
 
-/// Modifiers that do not change the result of an access.
+/// What does not change what an access computes.
 const ACCESS: [&str; 18] = [
     "volatile",
     "relaxed",

@@ -1,5 +1,4 @@
-//! Which thread accessed which byte. Races are found by the definition: two accesses that no
-//! barrier orders.
+//! Who touched which byte: races are found by the definition, from who may be ordered before whom.
 
 /// Who accesses, and when.
 #[derive(Clone, Copy, Debug)]
@@ -8,9 +7,9 @@ pub(super) struct Actor {
     pub(super) warp: u32,
     /// The thread in its block; [`WARP`] for a warp's threads together.
     pub(super) thread: u32,
-    /// Barriers of the block passed so far.
+    /// Barriers of the block that lie behind.
     pub(super) epoch: u32,
-    /// Barriers of the warp passed so far.
+    /// Barriers of the warp that lie behind.
     pub(super) warp_epoch: u32,
 }
 
@@ -39,7 +38,7 @@ const FRESH: Cell = Cell {
     readers: None,
 };
 
-/// True if the access of `before` is ordered before that of `now`.
+/// True if what `before` did is done for `now`.
 fn ordered(before: &Actor, now: &Actor) -> bool {
     let same = before.thread == now.thread && now.thread < WARP;
     let warp = before.warp == now.warp && (same || before.warp_epoch < now.warp_epoch);
@@ -61,7 +60,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Bytes without any access so far; `written` if they have contents.
+    /// Bytes that nobody touched yet; `written` if they hold something.
     pub(super) fn new(bytes: usize, written: bool) -> Shadow {
         Shadow {
             cells: vec![Cell { written, ..FRESH }; bytes],
@@ -109,8 +108,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Bytes are written; `same` if they equal the current contents. A warp's threads may write one
-    /// value together: the programming guide leaves open which of them does.
+    /// Bytes are written; `same` if they are what is there already: a warp's threads may write one
+    /// value together, as the programming guide says, which of them does does not matter.
     pub(super) fn write(
         &mut self,
         at: usize,
@@ -153,7 +152,7 @@ impl Shadow {
             .for_each(|cell| cell.pending = Some(now.thread));
         Ok(())
     }
-    /// The bytes of a `cp.async` have arrived.
+    /// The bytes of a `cp.async` are there.
     pub(super) fn arrive(&mut self, at: usize, n: usize, now: Actor) {
         for cell in &mut self.cells[at..at + n] {
             cell.pending = None;
