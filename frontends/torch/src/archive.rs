@@ -123,11 +123,11 @@ impl<R: Read + Seek> Archive<R> {
         // 0 bytes mean that a tensor is absent: all absent tensors have one name.
         let is_present = |path: &str| {
             let entry = format!("{}{}/{path}", self.root, PAYLOADS[0].0);
-            self.zip.size(&entry).is_some_and(|bytes| 0 < bytes)
+            self.zip.size(&entry).is_some_and(|bytes| bytes > 0)
         };
         let groups = names
             .into_iter()
-            .filter(|(path, names)| 1 < names.len() && is_present(path));
+            .filter(|(path, names)| names.len() > 1 && is_present(path));
         groups
             .map(|(_, names)| names.into_iter().map(str::to_string).collect())
             .collect()

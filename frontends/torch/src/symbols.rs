@@ -348,7 +348,7 @@ fn apply(name: &str, args: &[Fraction]) -> Result<Fraction, String> {
             .fold(*first, |min, &x| if x.less(min) { x } else { min })),
         ("Pow" | "PowByNatural", &[base, exponent]) => {
             let exponent = whole(exponent)?;
-            if 64 < exponent.abs() {
+            if exponent.abs() > 64 {
                 return Err("has a power above 64".into());
             }
             let power = (0..exponent.abs())

@@ -237,7 +237,7 @@ fn central<'a>(fields: &mut Fields<'a>) -> Result<(&'a [u8], Entry), String> {
     fields.take(n_comment as usize)?;
     // Fields that overflow stand in full in an extra record, in this order. Anything may follow the
     // last whole record.
-    while 4 <= extra.0.len() {
+    while extra.0.len() >= 4 {
         let (id, n) = (extra.number(2)?, extra.number(2)?);
         let Ok(record) = extra.take(n as usize) else {
             break;

@@ -248,7 +248,7 @@ enum Happens {
 pub fn write(pools: &[Pool]) -> String {
     let mut out = format!("{MAGIC} {VERSION}\n");
     for pool in pools {
-        if pool.name != POOL || 1 < pools.len() {
+        if pool.name != POOL || pools.len() > 1 {
             // Writing to a String cannot fail.
             let _ = writeln!(out, "pool {}", joined(&pool.name));
         }
@@ -258,17 +258,41 @@ pub fn write(pools: &[Pool]) -> String {
 }
 
 fn write_pool(out: &mut String, trace: &Trace) {
-    let mut happens: Vec<(u64, Happens)> = vec![];
-    // A phase ends when the next one begins.
-    let next_begins = |i: usize| {
-        trace
-            .phases
-            .get(i + 1)
-            .is_some_and(|next| next.start == trace.phases[i].end)
+    let mut happens = happenings(trace);
+    let end = trace.blocks.iter().map(|block| block.end).max();
+    let stays = |what: &Happens| stays(trace, end.unwrap_or(0), what);
+    let ticks = ticks(end.unwrap_or(0), &happens, stays);
+    if ticks == Ticks::ByEventButLast {
+        happens.retain(|(_, what)| !stays(what));
+    }
+    let mut writer = Writer {
+        out,
+        trace,
+        phase: 0,
+        modules: vec![],
     };
+    let mut now = None;
+    for (tick, what) in happens {
+        if ticks == Ticks::Given && now != Some(tick) {
+            writer.line(format_args!("tick {tick}"));
+            now = Some(tick);
+        }
+        writer.happening(what);
+    }
+}
+
+/// True if a phase ends because the next one begins.
+fn next_begins(trace: &Trace, phase: usize) -> bool {
+    let next = trace.phases.get(phase + 1);
+    next.is_some_and(|next| next.start == trace.phases[phase].end)
+}
+
+/// All that happens, in order of time.
+fn happenings(trace: &Trace) -> Vec<(u64, Happens)> {
+    let mut happens: Vec<(u64, Happens)> = vec![];
     for (i, span) in trace.phases.iter().enumerate().skip(1) {
         happens.push((span.start, Happens::Phase(i)));
-        if span.start < span.end && !next_begins(i) {
+        if span.start < span.end && !next_begins(trace, i) {
             happens.push((span.end, Happens::PhaseEnds(i)));
         }
     }
@@ -283,146 +307,169 @@ fn write_pool(out: &mut String, trace: &Trace) {
             std::iter::successors(Some(i), |&i| trace.blocks[i].within).take(trace.blocks.len());
         let (depth, last) =
             shared.fold((0, i), |(depth, last), other| (depth + 1, other.max(last)));
-        happens.extend([
-            (block.start, Happens::Alloc(last, depth, i)),
-            (block.end, Happens::Free(i)),
-        ]);
+        happens.push((block.start, Happens::Alloc(last, depth, i)));
+        happens.push((block.end, Happens::Free(i)));
     }
-    happens.extend(
-        trace
-            .waits
-            .iter()
-            .enumerate()
-            .map(|(i, wait)| (wait.tick, Happens::Wait(i))),
-    );
+    let waits = trace.waits.iter().enumerate();
+    happens.extend(waits.map(|(i, wait)| (wait.tick, Happens::Wait(i))));
     happens.sort_unstable();
-    // What stays to the end is not freed. Where each other event has a tick of its own, ticks need
-    // not be said.
-    let end = trace
-        .blocks
-        .iter()
-        .map(|block| block.end)
-        .max()
-        .unwrap_or(0);
-    let stays = |what: &Happens| match what {
-        Happens::Free(i) => {
-            let origin = trace.blocks[*i].origin;
-            trace.blocks[*i].end == end && origin.phases.1 == 0 && origin.modules.1 == 0
-        }
-        _ => false,
+    happens
+}
+
+/// How a file gives the time of its events.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ticks {
+    /// Each event has a tick of its own.
+    ByEvent,
+    /// So it is if blocks that stay to the end are not freed.
+    ByEventButLast,
+    /// By lines `tick N`.
+    Given,
+}
+
+/// True for the end of a block that needs no line: the block stays to the end of its pool.
+fn stays(trace: &Trace, end: u64, what: &Happens) -> bool {
+    let Happens::Free(i) = what else {
+        return false;
     };
-    let consecutive = |stay: bool| {
-        let is_event = |what: &Happens| {
-            matches!(
-                what,
-                Happens::Alloc(..) | Happens::Free(_) | Happens::Wait(_)
-            ) && !(stay && stays(what))
-        };
-        let events = happens
-            .iter()
-            .filter(|(_, what)| is_event(what))
-            .map(|&(tick, _)| tick);
-        let (n, last) = (
-            events.clone().count() as u64,
-            happens.last().map_or(0, |&(tick, _)| tick),
-        );
-        events.eq(0..n) && last <= n && (!stay || n == end)
-    };
-    let (goes, stay) = (consecutive(false), consecutive(true));
-    let timed = !goes && !stay;
-    if !goes && stay {
-        happens.retain(|(_, what)| !stays(what));
+    let origin = trace.blocks[*i].origin;
+    trace.blocks[*i].end == end && origin.phases.1 == 0 && origin.modules.1 == 0
+}
+
+fn ticks(end: u64, happens: &[(u64, Happens)], stays: impl Fn(&Happens) -> bool) -> Ticks {
+    if are_consecutive(happens, |_| true) {
+        return Ticks::ByEvent;
     }
-    let mut now = None;
-    let (mut phase, mut modules): (u32, Vec<usize>) = (0, vec![]);
-    for (tick, what) in happens {
-        if timed && now != Some(tick) {
-            let _ = writeln!(out, "tick {tick}");
-            now = Some(tick);
-        }
-        let module = modules.last().map_or(0, |&module| module as u32);
-        let said = |what: &str, given: u32, runs: u32| {
-            if given == runs {
-                String::new()
-            } else {
-                format!(" {what}={given}")
+    let goes = |what: &Happens| !stays(what);
+    let events = happens
+        .iter()
+        .filter(|(_, what)| what.takes_a_tick() && goes(what));
+    if events.count() as u64 == end && are_consecutive(happens, goes) {
+        Ticks::ByEventButLast
+    } else {
+        Ticks::Given
+    }
+}
+
+/// True if the events that are kept have ticks 0, 1, 2 .., and nothing happens after the last.
+fn are_consecutive(happens: &[(u64, Happens)], kept: impl Fn(&Happens) -> bool) -> bool {
+    let events = happens
+        .iter()
+        .filter(|(_, what)| what.takes_a_tick() && kept(what))
+        .map(|&(tick, _)| tick);
+    let n = events.clone().count() as u64;
+    let last = happens.last().map_or(0, |&(tick, _)| tick);
+    events.eq(0..n) && last <= n
+}
+
+impl Happens {
+    /// True for what takes a tick where none are given.
+    fn takes_a_tick(&self) -> bool {
+        match self {
+            Happens::Alloc(..) | Happens::Free(_) | Happens::Wait(_) => true,
+            Happens::Leave(_) | Happens::PhaseEnds(_) | Happens::Phase(_) | Happens::Enter(_) => {
+                false
             }
-        };
-        let _ = match what {
+        }
+    }
+}
+
+/// A pool that is written.
+struct Writer<'a> {
+    out: &'a mut String,
+    trace: &'a Trace,
+    /// The phase that runs.
+    phase: u32,
+    /// Modules that run, the innermost last.
+    modules: Vec<usize>,
+}
+
+/// ` key=value`, or nothing if a reader assumes the value.
+fn said(key: &str, value: u32, assumed: u32) -> String {
+    if value == assumed {
+        String::new()
+    } else {
+        format!(" {key}={value}")
+    }
+}
+
+impl Writer<'_> {
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.out, "{line}");
+    }
+
+    /// The module that runs.
+    fn module(&self) -> u32 {
+        self.modules.last().map_or(0, |&module| module as u32)
+    }
+
+    fn happening(&mut self, what: Happens) {
+        let trace = self.trace;
+        match what {
             Happens::Leave(i) => {
-                modules.retain(|&module| module != i);
-                writeln!(out, "leave {}", joined(&trace.modules[i].name))
+                self.modules.retain(|&module| module != i);
+                self.line(format_args!("leave {}", joined(&trace.modules[i].name)));
             }
             Happens::PhaseEnds(_) => {
-                phase = 0;
-                writeln!(out, "phase -")
+                self.phase = 0;
+                self.line(format_args!("phase -"));
             }
             Happens::Phase(i) => {
-                let (span, name) = (&trace.phases[i], joined(&trace.phases[i].name));
-                phase = i as u32;
-                if span.start == span.end && !next_begins(i) {
-                    phase = 0;
-                    writeln!(out, "phase {name}\nphase -")
-                } else {
-                    writeln!(out, "phase {name}")
+                let span = &trace.phases[i];
+                self.line(format_args!("phase {}", joined(&span.name)));
+                self.phase = i as u32;
+                if span.start == span.end && !next_begins(trace, i) {
+                    self.phase = 0;
+                    self.line(format_args!("phase -"));
                 }
             }
             Happens::Enter(i) => {
                 let (span, name) = (&trace.modules[i], joined(&trace.modules[i].name));
+                self.line(format_args!("enter {name}"));
                 if span.start < span.end {
-                    modules.push(i);
-                    writeln!(out, "enter {name}")
+                    self.modules.push(i);
                 } else {
-                    writeln!(out, "enter {name}\nleave {name}")
+                    self.line(format_args!("leave {name}"));
                 }
             }
             Happens::Free(i) => {
                 let block = &trace.blocks[i];
-                let (phases, runs) = (block.origin.phases, block.origin.modules);
-                let id = joined(&block.id);
-                writeln!(
-                    out,
-                    "free {id}{}{}",
-                    said("phase", phases.1, phase),
-                    said("module", runs.1, module)
-                )
+                let phase = said("phase", block.origin.phases.1, self.phase);
+                let module = said("module", block.origin.modules.1, self.module());
+                self.line(format_args!("free {}{phase}{module}", joined(&block.id)));
             }
             Happens::Wait(i) => {
                 let wait = trace.waits[i];
-                writeln!(out, "wait {} {}", wait.stream, wait.on)
+                self.line(format_args!("wait {} {}", wait.stream, wait.on));
             }
-            Happens::Alloc(.., i) => {
-                let block = &trace.blocks[i];
-                let origin = block.origin;
-                let mut line = format!(
-                    "alloc {} {}{}",
-                    joined(&block.id),
-                    block.bytes,
-                    said("stream", origin.stream, 0)
-                );
-                if 0 < block.alignment {
-                    let _ = write!(line, " align={}", block.alignment);
-                }
-                if let Some(offset) = block.offset {
-                    let _ = write!(line, " at={offset}");
-                }
-                if let Some(other) = block.within {
-                    let _ = write!(line, " in={}", joined(&trace.blocks[other].id));
-                }
-                if !block.gaps.is_empty() {
-                    let gaps: Vec<String> = block
-                        .gaps
-                        .iter()
-                        .map(|(start, end)| format!("{start}-{end}"))
-                        .collect();
-                    let _ = write!(line, " gaps={}", gaps.join("/"));
-                }
-                line += if origin.dynamic { " dyn" } else { "" };
-                line += &said("phase", origin.phases.0, phase);
-                line += &said("module", origin.modules.0, module);
-                writeln!(out, "{line}")
-            }
-        };
+            Happens::Alloc(.., i) => self.alloc(i),
+        }
+    }
+
+    fn alloc(&mut self, i: usize) {
+        let block = &self.trace.blocks[i];
+        let origin = block.origin;
+        let mut line = format!("alloc {} {}", joined(&block.id), block.bytes);
+        line += &said("stream", origin.stream, 0);
+        if block.alignment > 0 {
+            line += &format!(" align={}", block.alignment);
+        }
+        if let Some(offset) = block.offset {
+            line += &format!(" at={offset}");
+        }
+        if let Some(other) = block.within {
+            line += &format!(" in={}", joined(&self.trace.blocks[other].id));
+        }
+        if !block.gaps.is_empty() {
+            let gap = |(start, end): &(u64, u64)| format!("{start}-{end}");
+            let gaps: Vec<String> = block.gaps.iter().map(gap).collect();
+            line += &format!(" gaps={}", gaps.join("/"));
+        }
+        line += if origin.dynamic { " dyn" } else { "" };
+        line += &said("phase", origin.phases.0, self.phase);
+        line += &said("module", origin.modules.0, self.module());
+        self.line(format_args!("{line}"));
     }
 }
 

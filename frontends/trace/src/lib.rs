@@ -174,7 +174,7 @@ struct Gate {
 impl Gate {
     /// Sees that a block's size does not take the pool's sum beyond what can be planned.
     fn size(&mut self, bytes: u64, alignment: u64) -> Result<(), String> {
-        if 1 < alignment && !alignment.is_power_of_two() {
+        if alignment > 1 && !alignment.is_power_of_two() {
             return Err(format!("the alignment {alignment} is not a power of two"));
         }
         let sum = self

@@ -296,13 +296,13 @@ impl<'a> Machine<'a> {
     fn long(&mut self, n: usize) -> Result<(), String> {
         let range = self.range(n)?;
         let bytes = &self.bytes[range];
-        if 16 < bytes.len() {
+        if bytes.len() > 16 {
             return Err(format!(
                 "a number of {} bytes: 16 are the most",
                 bytes.len()
             ));
         }
-        let negative = bytes.last().is_some_and(|&byte| 128 <= byte);
+        let negative = bytes.last().is_some_and(|&byte| byte >= 128);
         let mut whole = [if negative { 255 } else { 0 }; 16];
         whole[..bytes.len()].copy_from_slice(bytes);
         self.push(Value::Int(i128::from_le_bytes(whole)))

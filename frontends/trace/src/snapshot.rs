@@ -21,51 +21,24 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 pub fn read(bytes: &[u8]) -> Result<Vec<Pool>, Error> {
     let pickle = pickle::read(bytes)?;
     let reader = &Reader { pickle: &pickle };
-    let help = "a snapshot is what torch.cuda.memory._dump_snapshot writes";
     let root = Item {
         reader,
         id: pickle.root(),
         place: "the pickle".into(),
     };
-    let traces = root
-        .list("device_traces")
-        .map_err(|error| error.help(help))?;
-    let mut segments: BTreeMap<usize, Vec<Item<'_>>> = BTreeMap::new();
-    for segment in root.list("segments").map_err(|error| error.help(help))? {
-        let device = segment.number("device")?;
-        let device = usize::try_from(device)
-            .ok()
-            .filter(|&device| device < MOST_DEVICES);
-        let device = device.ok_or_else(|| {
-            segment.error(format!("there are no more than {MOST_DEVICES} devices"))
-        })?;
-        segments.entry(device).or_default().push(segment);
+    let help = "a snapshot is what torch.cuda.memory._dump_snapshot writes";
+    let traces = root.list("device_traces").map_err(|e| e.help(help))?;
+    let mut segments = segments(&root.list("segments").map_err(|e| e.help(help))?, &pickle)?;
+    if traces.len() > MOST_DEVICES {
+        let message = format!("there are no more than {MOST_DEVICES} devices");
+        return Err(Error::new("device_traces", message));
     }
-    // What a pickle shares could be visited more often than it has bytes; a snapshot shares no
-    // events and no blocks.
-    let repeats = |n: usize| match n <= pickle.len() {
-        true => Ok(()),
-        false => Err(Error::new(
-            "the pickle",
-            "it repeats itself: a snapshot has each event and each block once",
-        )),
-    };
-    let mut n_blocks = 0;
-    for segment in segments.values().flatten() {
-        n_blocks += segment.get("blocks")?.items()?.len();
-        repeats(n_blocks)?;
-    }
-    if MOST_DEVICES < traces.len() {
-        return Err(Error::new(
-            "device_traces",
-            format!("there are no more than {MOST_DEVICES} devices"),
-        ));
-    }
+
     let mut n_events = 0;
     let mut events = vec![];
     for (device, trace) in traces.iter().enumerate() {
         n_events += trace.items()?.len();
-        repeats(n_events)?;
+        not_repeated(n_events, &pickle)?;
         events.push(trace.items()?.enumerate().map(move |(i, id)| Item {
             reader,
             id,
@@ -76,25 +49,54 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Pool>, Error> {
         let help = "call torch.cuda.memory._record_memory_history() before what is to be recorded";
         return Err(Error::new("device_traces", "the snapshot has no events").help(help));
     }
-    let devices = events
-        .len()
-        .max(segments.keys().next_back().map_or(0, |last| last + 1));
+
+    let with_segments = segments.keys().next_back().map_or(0, |last| last + 1);
+    let n_devices = events.len().max(with_segments);
     let mut events = events.into_iter();
     let mut pools = vec![];
-    for device in 0..devices {
+    for device in 0..n_devices {
         let segments = segments.remove(&device).unwrap_or_default();
-        let events = match events.next() {
-            Some(events) => events
-                .map(|event| event.event())
-                .collect::<Result<Vec<_>, _>>()?,
-            None => vec![],
-        };
+        let events = events.next().into_iter().flatten();
+        let events: Vec<Entry> = events
+            .map(|event| event.event())
+            .collect::<Result<_, _>>()?;
         let pool = device_pool(&format!("cuda:{device}"), reader, &segments, &events)?;
         if !pool.trace.blocks.is_empty() {
             pools.push(pool);
         }
     }
     Ok(pools)
+}
+
+/// The segments of each device.
+fn segments<'a>(
+    list: &[Item<'a>],
+    pickle: &Pickle<'_>,
+) -> Result<BTreeMap<usize, Vec<Item<'a>>>, Error> {
+    let mut segments: BTreeMap<usize, Vec<Item<'a>>> = BTreeMap::new();
+    for segment in list {
+        let too_many = || segment.error(format!("there are no more than {MOST_DEVICES} devices"));
+        let device = usize::try_from(segment.number("device")?).ok();
+        let device = device.filter(|&device| device < MOST_DEVICES);
+        let device = device.ok_or_else(too_many)?;
+        segments.entry(device).or_default().push(segment.clone());
+    }
+    let mut n_blocks = 0;
+    for segment in segments.values().flatten() {
+        n_blocks += segment.get("blocks")?.items()?.len();
+        not_repeated(n_blocks, pickle)?;
+    }
+    Ok(segments)
+}
+
+/// What a pickle shares could be visited more often than it has bytes. A snapshot shares no events
+/// and no blocks, so `n` of them need at least that many bytes.
+fn not_repeated(n: usize, pickle: &Pickle<'_>) -> Result<(), Error> {
+    if n <= pickle.len() {
+        return Ok(());
+    }
+    let message = "it repeats itself: a snapshot has each event and each block once";
+    Err(Error::new("the pickle", message))
 }
 
 /// More devices than this are a mistake.
@@ -105,6 +107,7 @@ struct Reader<'a> {
 }
 
 /// A value, and what it is called in messages.
+#[derive(Clone)]
 struct Item<'a> {
     reader: &'a Reader<'a>,
     id: Id,
@@ -165,6 +168,14 @@ impl<'a> Item<'a> {
         }
     }
 
+    /// A number that may be absent.
+    fn number_or(&self, key: &str, default: u64) -> Result<u64, Error> {
+        match self.reader.pickle.get(self.id, key) {
+            Some(_) => self.number(key),
+            None => Ok(default),
+        }
+    }
+
     fn text(&self, key: &str) -> Result<&'a str, Error> {
         let item = self.get(key)?;
         let pickle = item.reader.pickle;
@@ -219,11 +230,7 @@ impl<'a> Item<'a> {
             });
         }
         let (address, bytes) = (self.number("addr")?, self.number("size")?);
-        let stream = self
-            .reader
-            .pickle
-            .get(self.id, "stream")
-            .map_or(Ok(0), |_| self.number("stream"))?;
+        let stream = self.number_or("stream", 0)?;
         let frames = self.reader.pickle.get(self.id, "frames");
         Ok(Entry {
             action,
@@ -321,156 +328,207 @@ fn device_pool(
     segments: &[Item<'_>],
     events: &[Entry],
 ) -> Result<Pool, Error> {
-    let mut recorder: Recorder<u64> = Recorder::new(name);
-    let mut streams: HashMap<u64, u32> = HashMap::from([(0, 0)]);
-    let mut stream = |handle: u64| {
-        let next = streams.len() as u32;
-        *streams.entry(handle).or_insert(next)
-    };
-    // What was there before: what goes and did not come, and what is in use at the end and did not
-    // come either.
-    let mut came: BTreeSet<u64> = BTreeSet::new();
-    let mut before: BTreeMap<u64, Asked> = BTreeMap::new();
-    for entry in events {
-        match entry.action {
-            Action::Alloc => {
-                came.insert(entry.address);
-            }
-            Action::FreeCompleted if !came.remove(&entry.address) => {
-                let asked = Asked {
-                    bytes: entry.bytes,
-                    stream: stream(entry.stream),
-                    ..Asked::default()
-                };
-                before.entry(entry.address).or_insert(asked);
-            }
-            _ => {}
+    let mut device = Device::new(name, reader, events);
+    let mut before = device.before_events(events);
+    for segment in segments {
+        device.segment(segment, &mut before)?;
+    }
+    for (&address, &asked) in &before.blocks {
+        let id = device.next_id();
+        let placed = device.recorder.was_there(address, id, asked);
+        placed.map_err(|message| Error::new(format!("segments of {name}"), message))?;
+    }
+    for (i, entry) in events.iter().enumerate() {
+        let error = |message: String| Error::new(format!("event {i} of {name}"), message);
+        device.blocks(entry).map_err(error)?;
+        device.history(entry);
+    }
+    let mut pool = device.recorder.finish();
+    pool.reserved_bytes = Some(device.reserved);
+    pool.history = device.is_plain.then_some(device.history);
+    Ok(pool)
+}
+
+/// Blocks that lived before the first event.
+struct Before {
+    /// Where blocks are at the end that events asked for.
+    came: BTreeSet<u64>,
+    /// Where blocks were freed that no event had asked for.
+    gone: BTreeSet<u64>,
+    /// All blocks that lived before the first event, by address.
+    blocks: BTreeMap<u64, Asked>,
+}
+
+/// A device whose events are read.
+struct Device<'a> {
+    reader: &'a Reader<'a>,
+    recorder: Recorder<u64>,
+    /// Numbers of streams by handle.
+    streams: HashMap<u64, u32>,
+    history: History,
+    /// True unless something was used that our simulator of the allocator does not have.
+    is_plain: bool,
+    /// Bytes of all segments.
+    reserved: u64,
+    parts: Parts<'a>,
+    /// The part of the step that runs, and how many times each part has begun.
+    part: Option<Part>,
+    runs: [u64; 3],
+    /// Blocks that were asked to go and are not known to have gone.
+    leaving: BTreeSet<u64>,
+    n_ids: u64,
+}
+
+impl<'a> Device<'a> {
+    fn new(name: &str, reader: &'a Reader<'a>, events: &[Entry]) -> Device<'a> {
+        let has_frames = events
+            .iter()
+            .filter_map(|entry| reader.pickle.items(entry.frames?))
+            .any(|frames| !frames.is_empty());
+        Device {
+            reader,
+            recorder: Recorder::new(name),
+            streams: HashMap::from([(0, 0)]),
+            history: History::default(),
+            is_plain: !events.iter().any(|entry| entry.action == Action::Map),
+            reserved: 0,
+            parts: Parts {
+                pickle: reader.pickle,
+                known: HashMap::new(),
+                some: has_frames,
+            },
+            part: None,
+            runs: [0; 3],
+            leaving: BTreeSet::new(),
+            n_ids: 0,
         }
     }
-    let gone: BTreeSet<u64> = before.keys().copied().collect();
-    let mut history = History::default();
-    let mut plain = !events.iter().any(|entry| entry.action == Action::Map);
-    let mut reserved = 0u64;
-    for item in segments {
+
+    fn stream(&mut self, handle: u64) -> u32 {
+        let next = self.streams.len() as u32;
+        *self.streams.entry(handle).or_insert(next)
+    }
+
+    fn next_id(&mut self) -> String {
+        self.n_ids += 1;
+        (self.n_ids - 1).to_string()
+    }
+
+    /// Blocks that are freed and were never asked for lived before the first event.
+    fn before_events(&mut self, events: &[Entry]) -> Before {
+        let mut came: BTreeSet<u64> = BTreeSet::new();
+        let mut blocks: BTreeMap<u64, Asked> = BTreeMap::new();
+        for entry in events {
+            match entry.action {
+                Action::Alloc => {
+                    came.insert(entry.address);
+                }
+                Action::FreeCompleted if !came.remove(&entry.address) => {
+                    let asked = Asked {
+                        bytes: entry.bytes,
+                        stream: self.stream(entry.stream),
+                        ..Asked::default()
+                    };
+                    blocks.entry(entry.address).or_insert(asked);
+                }
+                _ => {}
+            }
+        }
+        let gone = blocks.keys().copied().collect();
+        Before { came, gone, blocks }
+    }
+
+    /// A segment that the allocator holds at the end. Its blocks in use that no event asked for
+    /// lived before the first event too.
+    fn segment(&mut self, item: &Item<'_>, before: &mut Before) -> Result<(), Error> {
+        let pickle = self.reader.pickle;
         let (address, bytes) = (item.number("address")?, item.number("total_size")?);
         let too_large = || item.error("the segments' sizes add up to 2^64 bytes or more");
-        reserved = reserved.checked_add(bytes).ok_or_else(too_large)?;
-        let is_true = |key| {
-            reader
-                .pickle
-                .get(item.id, key)
-                .map(|id| reader.pickle.value(id))
-                == Some(&Value::Bool(true))
-        };
-        plain &= !is_true("is_expandable");
-        // Graphs' pools are apart from others.
-        let pool = reader
-            .pickle
-            .get(item.id, "segment_pool_id")
-            .and_then(|id| reader.pickle.items(id))
-            .unwrap_or(&[]);
-        plain &= pool
-            .iter()
-            .take(2)
-            .all(|&id| *reader.pickle.value(id) == Value::Int(0));
-        let stream = stream(item.number("stream")?);
+        self.reserved = self.reserved.checked_add(bytes).ok_or_else(too_large)?;
+        self.is_plain &= is_plain(pickle, item);
+        let stream = self.stream(item.number("stream")?);
         let small = item.text("segment_type")? == "small";
         let mut used = vec![];
         let mut at = address;
         for block in item.list("blocks")? {
             let size = block.number("size")?;
             // Older snapshots give no addresses: blocks follow each other.
-            let here = reader
-                .pickle
-                .get(block.id, "address")
-                .map_or(Ok(at), |_| block.number("address"))?;
-            at = here
-                .checked_add(size)
-                .ok_or_else(|| block.error("it ends beyond all addresses"))?;
+            let here = block.number_or("address", at)?;
+            let beyond = || block.error("it ends beyond all addresses");
+            at = here.checked_add(size).ok_or_else(beyond)?;
             if !block.text("state")?.starts_with("active") {
                 continue;
             }
             used.push((here, size));
-            if !came.contains(&here) && !gone.contains(&here) {
-                let asked = reader
-                    .pickle
-                    .get(block.id, "requested_size")
-                    .map_or(Ok(size), |_| block.number("requested_size"));
-                before.insert(
-                    here,
-                    Asked {
-                        bytes: asked?,
-                        stream,
-                        ..Asked::default()
-                    },
-                );
+            if !before.came.contains(&here) && !before.gone.contains(&here) {
+                let asked = Asked {
+                    bytes: block.number_or("requested_size", size)?,
+                    stream,
+                    ..Asked::default()
+                };
+                before.blocks.insert(here, asked);
             }
         }
-        history.segments.push(Segment {
+        self.history.segments.push(Segment {
             address,
             bytes,
             stream,
             small,
             used,
         });
+        Ok(())
     }
-    let mut id = (0u64..).map(|n| n.to_string());
-    let mut next_id = || id.next().expect("numbers should not end");
-    for (&address, &asked) in &before {
-        let placed = recorder.was_there(address, next_id(), asked);
-        placed.map_err(|message| Error::new(format!("segments of {name}"), message))?;
-    }
-    let some = events
-        .iter()
-        .filter_map(|entry| reader.pickle.items(entry.frames?))
-        .any(|frames| !frames.is_empty());
-    let mut parts = Parts {
-        pickle: reader.pickle,
-        known: HashMap::new(),
-        some,
-    };
-    let (mut part, mut runs) = (None, [0u64; 3]);
-    let mut leaving: BTreeSet<u64> = BTreeSet::new();
-    for (i, entry) in events.iter().enumerate() {
-        let error = |message: String| Error::new(format!("event {i} of {name}"), message);
-        let &Entry {
-            action,
-            address,
-            bytes,
-            ..
-        } = entry;
-        match action {
+
+    /// What an event does to blocks.
+    fn blocks(&mut self, entry: &Entry) -> Result<(), String> {
+        let address = entry.address;
+        match entry.action {
             Action::Alloc => {
-                if let Some(now) = parts.part(entry.frames).filter(|&now| part != Some(now)) {
-                    part = Some(now);
-                    let run = &mut runs[now as usize];
-                    recorder.phase(Some(format!("{}.{run}", now.name())));
-                    *run += 1;
-                }
+                self.begin_part(entry);
                 // Its end was not recorded, but it was asked to go.
-                if leaving.remove(&address) {
-                    recorder.free(&address).map_err(error)?;
+                if self.leaving.remove(&address) {
+                    self.recorder.free(&address)?;
                 }
                 let asked = Asked {
-                    bytes,
-                    stream: stream(entry.stream),
+                    bytes: entry.bytes,
+                    stream: self.stream(entry.stream),
                     ..Asked::default()
                 };
-                let told = |message: String| error(format!("address {address:#x}: {message}"));
-                recorder.alloc(address, next_id(), asked).map_err(told)?;
+                let id = self.next_id();
+                let told = |message: String| format!("address {address:#x}: {message}");
+                self.recorder.alloc(address, id, asked).map_err(told)?;
             }
             Action::FreeRequested => {
-                leaving.insert(address);
+                self.leaving.insert(address);
             }
             Action::FreeCompleted => {
-                leaving.remove(&address);
-                let freed = recorder.free(&address).map_err(error)?;
-                freed.ok_or_else(|| error(format!("address {address:#x} is freed twice")))?;
+                self.leaving.remove(&address);
+                let freed = self.recorder.free(&address)?;
+                freed.ok_or_else(|| format!("address {address:#x} is freed twice"))?;
             }
             Action::SegmentAlloc | Action::SegmentFree | Action::Map | Action::Other => {}
         }
-        let stream = stream(entry.stream);
-        history.events.extend(match action {
+        Ok(())
+    }
+
+    /// Begins a phase if a request comes from another part of the step than the one before.
+    fn begin_part(&mut self, entry: &Entry) {
+        let Some(now) = self.parts.part(entry.frames) else {
+            return;
+        };
+        if self.part != Some(now) {
+            self.part = Some(now);
+            let run = &mut self.runs[now as usize];
+            self.recorder.phase(Some(format!("{}.{run}", now.name())));
+            *run += 1;
+        }
+    }
+
+    /// What an event is in the allocator's history.
+    fn history(&mut self, entry: &Entry) {
+        let stream = self.stream(entry.stream);
+        let (address, bytes) = (entry.address, entry.bytes);
+        self.history.events.extend(match entry.action {
             Action::Alloc => Some(Event::Alloc {
                 address,
                 bytes,
@@ -490,8 +548,13 @@ fn device_pool(
             Action::FreeRequested | Action::Map | Action::Other => None,
         });
     }
-    let mut pool = recorder.finish();
-    pool.reserved_bytes = Some(reserved);
-    pool.history = plain.then_some(history);
-    Ok(pool)
+}
+
+/// True for a segment that cannot grow and does not belong to the pool of a CUDA graph.
+fn is_plain(pickle: &Pickle<'_>, segment: &Item<'_>) -> bool {
+    let value = |key: &str| pickle.get(segment.id, key);
+    let expandable = value("is_expandable").map(|id| pickle.value(id));
+    let pool = value("segment_pool_id").and_then(|id| pickle.items(id));
+    let is_zero = |&id: &Id| *pickle.value(id) == Value::Int(0);
+    expandable != Some(&Value::Bool(true)) && pool.unwrap_or(&[]).iter().take(2).all(is_zero)
 }

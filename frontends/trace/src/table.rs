@@ -314,11 +314,11 @@ pub fn read_lines(text: &str) -> Result<Vec<Pool>, Error> {
 pub fn write_plan(pools: &[Pool], offsets: &[Vec<u64>]) -> String {
     let blocks = || pools.iter().flat_map(|pool| &pool.trace.blocks);
     let (aligned, gapped) = (
-        blocks().any(|block| 1 < block.alignment),
+        blocks().any(|block| block.alignment > 1),
         blocks().any(|block| !block.gaps.is_empty()),
     );
     let mut out = String::new();
-    out += if 1 < pools.len() {
+    out += if pools.len() > 1 {
         "pool,id,lower,upper,size"
     } else {
         "id,lower,upper,size"
@@ -330,7 +330,7 @@ pub fn write_plan(pools: &[Pool], offsets: &[Vec<u64>]) -> String {
     out += ",offset\n";
     for (pool, offsets) in pools.iter().zip(offsets) {
         for (block, offset) in pool.trace.blocks.iter().zip(offsets) {
-            if 1 < pools.len() {
+            if pools.len() > 1 {
                 out += &pool.name;
                 out.push(',');
             }
