@@ -10,6 +10,7 @@ use crate::pipeline::Compiled;
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Gap, Means, Problem, Reason};
 use crate::realise;
+use crate::schedule::lives::variants;
 use ir::graph::Def;
 use ir::schedule::{InstrKind, Loc, Schedule, Why};
 use ir::{Buffer, Graph, Id, Instr, Phase, Pool, StateKind, Table, TensorType, Value, text};
@@ -889,11 +890,11 @@ impl Bench<'_> {
         let mut decisions = self.compiled.decided.decisions.clone();
         change(&mut decisions);
         let budget = self.compiled.decided.budget.unwrap_or(u64::MAX);
-        let schedule = realise::lines(self.problem, &decisions)?;
-        let variants = realise::variants(self.problem, &schedule);
+        let schedule = realise::lines(self.problem, &decisions).map_err(|e| e.to_string())?;
+        let variants = variants(self.problem, &schedule);
         let finished = variants
             .iter()
-            .map(|lives| realise::finish(self.problem, &schedule, lives));
+            .map(|(_, lives)| realise::finish(self.problem, &schedule, lives));
         let outcomes = finished.map(|r| Outcome {
             micros: r.micros,
             peak: r.peak,

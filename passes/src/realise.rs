@@ -1,17 +1,20 @@
-//! From decisions to a finished program: apply, in-place, prefetch, allocate, sync, simulate. The
-//! loop that planners turn: they propose, this shows what a proposal costs in time and bytes.
+//! From decisions to a finished program and its figures. Planners propose decisions; this module shows
+//! what a proposal costs in time and bytes.
+//!
+//! It runs the passes of [`list`](crate::list), the same that
+//! [`pipeline::compile`](crate::pipeline::compile) runs on the chosen plan.
 
-use crate::alloc::{self, Lifetime};
-use crate::cost::Cost;
-use crate::plan::machine::{COMPUTE, DEVICE, HOST};
-use crate::plan::{Decisions, Problem};
-use crate::schedule::{apply, inplace, prefetch, sync};
-use crate::sim::{simulate, unlimited};
+use crate::alloc::Lifetime;
+use crate::list::{LINES, PLACES, ScheduleContext, SchedulePass, Scheduled};
+use crate::plan::machine::{DEVICE, HOST};
+use crate::plan::{Decisions, Illegal, Problem};
+use crate::schedule::sync;
+use crate::sim::simulate;
 use ir::schedule::{Buffer, BufferData, Schedule};
-use ir::{Graph, Id, Plan, Table};
+use ir::{Plan, Table};
 
-/// What decisions come to.
-#[derive(Clone, Copy, PartialEq, Debug)]
+/// The figures of a finished program.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Finished {
     /// Peak of the device's pool, bytes.
     pub peak: u64,
@@ -21,74 +24,69 @@ pub struct Finished {
     pub micros: f64,
 }
 
-/// Builds the schedule up to the point where places are needed.
-pub fn lines(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
-    finish_lines(problem, decisions, apply::run(problem, decisions)?)
+/// The schedule of decisions, up to the point where places are needed.
+pub fn lines(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
+    run(problem, decisions, &LINES, true)
 }
 
-/// The same with buffers that have no names: see [`apply::unnamed`].
-pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
-    finish_lines(problem, decisions, apply::unnamed(problem, decisions)?)
+/// The same with buffers that have no names, in half the time: planners build thousands of
+/// schedules that nobody reads.
+pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
+    run(problem, decisions, &LINES, false)
 }
 
-fn finish_lines(
+/// The same before copies move up, which is the last of the passes.
+pub fn unmoved(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
+    run(problem, decisions, &LINES[..LINES.len() - 1], false)
+}
+
+fn run(
     problem: &Problem<'_>,
     decisions: &Decisions,
-    mut schedule: Schedule,
-) -> Result<Schedule, String> {
-    inplace::run(problem.graph, &mut schedule);
-    prefetch::run(problem.graph, &mut schedule, problem.cost, decisions.ahead);
-    Ok(schedule)
-}
-
-/// How many ways there are to finish a schedule; see [`lives`].
-pub const VARIANTS: usize = 2;
-
-/// Lifetimes of a variant: 0, by time, never makes a copy wait for bytes; 1, by position, needs the
-/// fewest bytes.
-pub fn lives(
-    graph: &Graph,
-    schedule: &Schedule,
-    cost: &dyn Cost,
-    variant: usize,
-) -> Table<Buffer, Lifetime> {
-    let lives = alloc::lifetimes(schedule);
-    if variant == 0 {
-        stretched(graph, schedule, &lives, cost)
-    } else {
-        lives
+    passes: &[SchedulePass],
+    named: bool,
+) -> Result<Schedule, Illegal> {
+    let context = ScheduleContext {
+        named,
+        ..ScheduleContext::new(problem, decisions)
+    };
+    let mut scheduled = Scheduled::default();
+    for pass in passes {
+        (pass.run)(&mut scheduled, &context)?;
     }
+    Ok(scheduled.schedule)
 }
 
-/// Lifetimes of each variant; fewer if they are the same.
-pub fn variants(problem: &Problem<'_>, schedule: &Schedule) -> Vec<Table<Buffer, Lifetime>> {
-    let of = |variant| lives(problem.graph, schedule, problem.cost, variant);
-    let mut variants: Vec<_> = (0..VARIANTS).map(of).collect();
-    variants.dedup();
-    variants
-}
-
-/// What a schedule comes to with buffers that live so long.
+/// The figures of a schedule whose buffers live for `lives`: those of a
+/// [`Variant`](crate::schedule::lives::Variant).
 pub fn finish(
     problem: &Problem<'_>,
     schedule: &Schedule,
     lives: &Table<Buffer, Lifetime>,
 ) -> Finished {
-    let (graph, cost) = (problem.graph, problem.cost);
-    let plan = alloc::allocate(schedule, lives);
-    let mut placed = schedule.clone();
-    sync::run(graph, &mut placed, &plan);
-    let micros = simulate(graph, &placed, cost).micros;
+    let decisions = Decisions::default();
+    let context = ScheduleContext {
+        lives: Some(lives),
+        ..ScheduleContext::new(problem, &decisions)
+    };
+    let mut scheduled = Scheduled {
+        schedule: schedule.clone(),
+        plan: None,
+    };
+    for pass in &PLACES {
+        (pass.run)(&mut scheduled, &context).expect("every schedule should have places");
+    }
+    let peak = |pool| scheduled.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
     Finished {
-        peak: plan.peak[DEVICE],
-        host: plan.peak[HOST],
-        micros,
+        peak: peak(DEVICE),
+        host: peak(HOST),
+        micros: simulate(problem.graph, &scheduled.schedule, problem.cost).micros,
     }
 }
 
 /// The time of a step, µs, in which every buffer has bytes of its own: no places let lines wait for
 /// less.
-pub fn roomy(problem: &Problem<'_>, schedule: &Schedule) -> f64 {
+pub fn with_own_bytes(problem: &Problem<'_>, schedule: &Schedule) -> f64 {
     let mut top = Table::filled(schedule.pools.len(), 0);
     let place = |data: &BufferData| {
         let at = top[data.pool];
@@ -99,36 +97,4 @@ pub fn roomy(problem: &Problem<'_>, schedule: &Schedule) -> f64 {
     let mut apart = schedule.clone();
     sync::run(problem.graph, &mut apart, &plan);
     simulate(problem.graph, &apart, problem.cost).micros
-}
-
-/// Lifetimes in simulated time: a buffer that a copy or the host still reads is not free at the
-/// next line of the list, but at the first that starts after that has ended. Without this, first
-/// fit puts a tensor under one that is being swapped out, and the step waits for the link.
-fn stretched(
-    graph: &Graph,
-    schedule: &Schedule,
-    lives: &Table<Buffer, Lifetime>,
-    cost: &dyn Cost,
-) -> Table<Buffer, Lifetime> {
-    let timeline = unlimited(graph, schedule, cost);
-    let computing: Vec<(f64, u32)> = schedule
-        .instrs
-        .iter()
-        .filter(|(_, data)| data.stream == COMPUTE)
-        .map(|(instr, _)| (timeline.start[instr], instr.index() as u32))
-        .collect();
-    let n = schedule.instrs.len() as u32;
-    let mut lives = lives.clone();
-    for (instr, data) in schedule
-        .instrs
-        .iter()
-        .filter(|(_, data)| data.stream != COMPUTE)
-    {
-        let after = computing.partition_point(|&(start, _)| start < timeline.end[instr]);
-        let end = computing.get(after).map_or(n, |&(_, line)| line);
-        for loc in data.kind.places() {
-            lives[loc.buffer].end = lives[loc.buffer].end.max(end);
-        }
-    }
-    lives
 }

@@ -14,6 +14,7 @@ use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
 use passes::pipeline::{Budget, Error};
 use passes::plan::machine::{COMPUTE, D2H, DEVICE, H2D, ON_HOST};
+use passes::schedule::lives::lives;
 use passes::schedule::order::{self, Update};
 use passes::schedule::sync;
 use passes::sim::simulate;
@@ -73,9 +74,7 @@ fn device(name: &str) -> Device {
 fn with_problem<T>(graph: &Graph, device: &Device, f: impl FnOnce(&Problem<'_>) -> T) -> T {
     let roofline = Roofline::new(device);
     let cost = Tabled::new(&roofline, graph);
-    let mut problem = Problem::new(graph, device, &cost);
-    problem.host_limit = Some(device.host_bytes);
-    f(&problem)
+    f(&Problem::new(graph, device, &cost).with_host_limit(device.host_bytes))
 }
 
 fn headline() {
@@ -161,7 +160,7 @@ fn figures(problem: &Problem<'_>, decided: &Decided) -> (String, f64) {
     let graph = problem.graph;
     let mut schedule =
         realise::lines(problem, &decided.decisions).expect("a chosen plan should build");
-    let lives = realise::lives(graph, &schedule, problem.cost, decided.variant);
+    let lives = lives(graph, &schedule, problem.cost, decided.variant);
     let plan = alloc::allocate(&schedule, &lives);
     sync::run(graph, &mut schedule, &plan);
     let timeline = simulate(graph, &schedule, problem.cost);

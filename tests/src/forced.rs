@@ -6,6 +6,9 @@ use passes::cost::Roofline;
 use passes::decide::{Decided, Decisions, Gap, Means, Problem, Reason};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{Compiled, Kernels, Options};
+use passes::plan::machine::HOST;
+use passes::realise::Finished;
+use passes::schedule::lives::{Variant, lives};
 use passes::schedule::{order, sync};
 use passes::sim::simulate;
 use passes::{graph, realise};
@@ -48,21 +51,22 @@ pub fn recompute_all(model: &Graph, optimizer: Optimizer, device: &Device) -> Co
             }
         }
     }
-    let mut compiled = finish(&problem, decisions, 0).unwrap_or_else(|text| panic!("{text}"));
+    let mut compiled =
+        finish(&problem, decisions, Variant::ByTime).unwrap_or_else(|text| panic!("{text}"));
     compiled.options.optimizer = optimizer;
     compiled
 }
 
-/// A proved program from decisions, in one of the [`realise::VARIANTS`]. If the proof fails, the
+/// A proved program from decisions, in one of the variants. If the proof fails, the
 /// error is the text with the findings.
 pub fn finish(
     problem: &Problem<'_>,
     decisions: Decisions,
-    variant: usize,
+    variant: Variant,
 ) -> Result<Compiled, String> {
     let graph = problem.graph;
     let mut schedule = realise::lines(problem, &decisions).expect("the decisions should be legal");
-    let lives = realise::lives(graph, &schedule, problem.cost, variant);
+    let lives = lives(graph, &schedule, problem.cost, variant);
     let plan = alloc::allocate(&schedule, &lives);
     sync::run(graph, &mut schedule, &plan);
     let program = Program {
@@ -83,6 +87,11 @@ pub fn finish(
     let decided = Decided {
         decisions,
         variant,
+        figures: Finished {
+            peak,
+            host: program.plan.as_ref().map_or(0, |plan| plan.peak[HOST]),
+            micros: timeline.micros,
+        },
         budget: None,
         keep_peak: peak,
         smallest: Some(peak),
@@ -103,7 +112,7 @@ pub fn finish(
         },
         timeline,
         loss_chunks: 1,
-        ways: vec![],
+        loss_variants: vec![],
         decided,
         certificate: Some(certificate),
         planned_peak: peak,

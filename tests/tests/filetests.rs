@@ -19,7 +19,9 @@ use passes::cost::Roofline;
 use passes::decide::{Decisions, Extent, Gap, Means, Planner, Problem, Reason, decide};
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
-use passes::pipeline::{Budget, Context, GRAPH, Kernels, Options, SCHEDULE};
+use passes::list::{GraphContext, ScheduleContext, graph_passes, schedule_passes};
+use passes::pipeline::{Budget, Kernels, Options};
+use passes::schedule::lives::Variant;
 use passes::schedule::order::Update;
 use passes::{devices, sim};
 use std::collections::BTreeMap;
@@ -49,7 +51,7 @@ fn filetests() {
 struct Header<'a> {
     options: Options,
     device: ir::Device,
-    variant: usize,
+    variant: Variant,
     pass: &'a str,
 }
 
@@ -118,7 +120,7 @@ impl Header<'_> {
         };
         let variant = given
             .remove("variant")
-            .map_or(0, |text| bytes(text) as usize);
+            .map_or(Variant::ByTime, |text| Variant::ALL[bytes(text) as usize]);
         assert!(given.is_empty(), "{given:?} means nothing");
         let says = lines.next().unwrap_or_default();
         assert!(
@@ -148,17 +150,20 @@ fn run(folder: &str, input: &str) -> String {
     } else {
         None
     };
-    let context = Context {
-        options: &header.options,
-        device: &header.device,
-        cost: &cost,
-        decided: None,
-        budget,
+    let loss_chunks = match header.options.loss_chunks {
+        Chunks::Auto => 1,
+        Chunks::Of(n) => n,
     };
+    let context = GraphContext {
+        options: &header.options,
+        cost: &cost,
+        loss_chunks,
+    };
+    let host = header.options.host.unwrap_or(header.device.host_bytes);
     let pass = header.pass;
     match file {
-        File::Graph(mut graph) if GRAPH.iter().any(|p| p.name == pass) => {
-            let pass = GRAPH.iter().find(|p| p.name == pass).unwrap();
+        File::Graph(mut graph) if graph_passes().any(|p| p.name == pass) => {
+            let pass = graph_passes().find(|p| p.name == pass).unwrap();
             (pass.run)(&mut graph, &context).unwrap();
             let graph = graph.compact();
             assert_eq!(
@@ -170,8 +175,7 @@ fn run(folder: &str, input: &str) -> String {
             text::print_graph(&graph)
         }
         File::Graph(graph) if pass == "decide" => {
-            let mut problem = Problem::new(&graph, &header.device, &cost);
-            problem.host_limit = Some(header.options.host.unwrap_or(header.device.host_bytes));
+            let problem = Problem::new(&graph, &header.device, &cost).with_host_limit(host);
             match decide(&problem, header.options.planner, header.options.budget) {
                 Ok(decided) => {
                     let curve: Vec<String> = decided
@@ -191,35 +195,38 @@ fn run(folder: &str, input: &str) -> String {
         }
         File::Graph(graph) => {
             let decisions = decisions(&graph, input);
-            let context = Context {
-                decided: Some((&decisions, header.variant)),
-                ..context
+            let problem = Problem::new(&graph, &header.device, &cost).with_host_limit(host);
+            let context = ScheduleContext {
+                variant: header.variant,
+                budget,
+                ..ScheduleContext::new(&problem, &decisions)
             };
             let mut program = Program {
-                graph,
+                graph: graph.clone(),
                 schedule: Schedule::default(),
                 plan: None,
             };
-            for p in SCHEDULE {
-                (p.run)(&mut program, &context).unwrap();
+            for p in schedule_passes() {
+                p.run_on(&mut program, &context).unwrap();
                 if p.name == pass {
-                    return print(pass, &program, &context);
+                    return print(pass, &program, &cost);
                 }
             }
             panic!("there is no pass {pass}")
         }
         File::Program(mut program) => {
             let decisions = Decisions::default();
-            let context = Context {
-                decided: Some((&decisions, header.variant)),
-                ..context
+            let graph = program.graph.clone();
+            let problem = Problem::new(&graph, &header.device, &cost);
+            let context = ScheduleContext {
+                variant: header.variant,
+                ..ScheduleContext::new(&problem, &decisions)
             };
-            let found = SCHEDULE
-                .iter()
+            let found = schedule_passes()
                 .find(|p| p.name == pass)
                 .unwrap_or_else(|| panic!("there is no pass {pass}"));
-            (found.run)(&mut program, &context).unwrap();
-            print(pass, &program, &context)
+            found.run_on(&mut program, &context).unwrap();
+            print(pass, &program, &cost)
         }
     }
 }
@@ -280,7 +287,7 @@ fn decisions(graph: &Graph, input: &str) -> Decisions {
 }
 
 /// The schedule's part of the text: the graph stands in the input.
-fn print(pass: &str, program: &Program, context: &Context<'_>) -> String {
+fn print(pass: &str, program: &Program, cost: &Roofline) -> String {
     assert_eq!(
         ir::verify::program(program),
         vec![],
@@ -300,7 +307,7 @@ fn print(pass: &str, program: &Program, context: &Context<'_>) -> String {
     if let Err(findings) = ir::check::check(program) {
         panic!("{}", text::print_program_with_findings(program, &findings));
     }
-    let timeline = sim::simulate(&program.graph, &program.schedule, context.cost);
+    let timeline = sim::simulate(&program.graph, &program.schedule, cost);
     sim::print(program, &timeline)
         .split_once("\n}\n")
         .unwrap()

@@ -514,8 +514,8 @@ fn budgets_choose_chunks() {
             with(Budget::Bytes(smallest - 1), Chunks::Auto),
             Err(Error::Infeasible(_))
         ));
-        let [one, several] = &roomy.ways[..] else {
-            panic!("two ways, not {:?}", roomy.ways)
+        let [one, several] = &roomy.loss_variants[..] else {
+            panic!("two variants, not {:?}", roomy.loss_variants)
         };
         assert_eq!((one.chunks, several.chunks), (1, chunks));
         assert_eq!(one.outcome.keep.0, keep, "both are told");
@@ -546,8 +546,8 @@ fn chunks_that_are_as_fast_are_preferred() {
         (whole.loss_chunks, whole.planned_peak),
         (1, whole.decided.keep_peak)
     );
-    let [one, several] = &roomy.ways[..] else {
-        panic!("two ways, not {:?}", roomy.ways)
+    let [one, several] = &roomy.loss_variants[..] else {
+        panic!("two variants, not {:?}", roomy.loss_variants)
     };
     let ((_, least), (peak, micros)) = (one.outcome.keep, several.outcome.keep);
     assert!(

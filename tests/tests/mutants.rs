@@ -11,6 +11,7 @@ use passes::cost::Roofline;
 use passes::decide::Problem;
 use passes::devices;
 use passes::pipeline::Compiled;
+use passes::schedule::lives::Variant;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
@@ -37,7 +38,7 @@ fn original(recipe: &generate::Recipe, choices: &[u8], seed: u64) -> Original {
     let graph = graph.compact();
     let problem = Problem::new(&graph, &device, &cost);
     let decisions = generate::decisions(&problem, choices);
-    let compiled = forced::finish(&problem, decisions, (seed % 2) as usize)
+    let compiled = forced::finish(&problem, decisions, Variant::ALL[(seed % 2) as usize])
         .unwrap_or_else(|text| panic!("{text}"));
     let (start, feed) = (
         generate::states(&graph, seed),

@@ -16,6 +16,7 @@ use passes::graph::{canonical, optimizer};
 use passes::pipeline::{self, Budget, Error, Options};
 use passes::plan::Limits;
 use passes::realise;
+use passes::schedule::lives::Variant;
 use passes::schedule::order::{self, Update};
 use runtime::{Machine, StateInit};
 use safetensors::SafeTensors;
@@ -228,7 +229,7 @@ fn layouts_are_legal_plans() {
             let parts = layout::parts(problem);
             assert!(1 < parts.len(), "{}", graph.name);
             for draft in parts.iter().step_by(7) {
-                let proved = forced::finish(problem, (*draft.decisions).clone(), 0);
+                let proved = forced::finish(problem, (*draft.decisions).clone(), Variant::ByTime);
                 assert!(proved.is_ok(), "parts: {}", proved.unwrap_err());
             }
             let model = layout::Model::new(problem).unwrap();
@@ -240,11 +241,11 @@ fn layouts_are_legal_plans() {
                     means[usize::from(*used == Means::Swap)] += 1;
                 }
                 hosted += decisions.hosted.len();
-                for variant in 0..realise::VARIANTS {
+                for variant in Variant::ALL {
                     let proved = forced::finish(problem, decisions.clone(), variant);
                     assert!(
                         proved.is_ok(),
-                        "{config:?} {variant}: {}",
+                        "{config:?} {variant:?}: {}",
                         proved.unwrap_err()
                     );
                 }

@@ -7,7 +7,8 @@ use ir::schedule::{InstrKind, Why};
 use lighterage_tests::{forced, generate, run};
 use passes::cost::Roofline;
 use passes::decide::Problem;
-use passes::{devices, realise};
+use passes::devices;
+use passes::schedule::lives::Variant;
 use proptest::prelude::*;
 use runtime::Options;
 
@@ -39,12 +40,12 @@ proptest! {
         let decisions = generate::decisions(&problem, &choices);
         // An empty tensor has a place, which nothing touches.
         let exact = graph.values.values().all(|data| 0 < data.ty.bytes());
-        for variant in 0..realise::VARIANTS {
+        for variant in Variant::ALL {
             let compiled = forced::finish(&problem, decisions.clone(), variant);
             let compiled = compiled.map_err(|text| {
                 TestCaseError::fail(format!(
                     "variant \
-                {variant}:\n{text}"
+                {variant:?}:\n{text}"
                 ))
             })?;
             let artifact = codegen::emit(&compiled, &start, codegen::Target::host()).unwrap();
@@ -57,7 +58,7 @@ proptest! {
                 let (outcome, measured) = run::compiled(&artifact, options, &feeds).unwrap();
                 prop_assert!(
                     outcome == expected,
-                    "variant {variant}, {options:?}:\n{}",
+                    "variant {variant:?}, {options:?}:\n{}",
                     text()
                 );
                 prop_assert!(measured <= compiled.planned_peak, "{}", text());
@@ -66,7 +67,7 @@ proptest! {
                 let outcome = run::overlapped(&artifact, options, &feeds).unwrap();
                 prop_assert!(
                     outcome == expected,
-                    "overlapped, variant {variant}, \
+                    "overlapped, variant {variant:?}, \
                     {options:?}:\n{}",
                     text()
                 );
@@ -75,7 +76,7 @@ proptest! {
                 prop_assert_eq!(outcome.outputs.last(), still.outputs.last(), "{}", text());
                 prop_assert!(
                     outcome.states == still.states,
-                    "variant {variant}, \
+                    "variant {variant:?}, \
                     {options:?}:\n{}",
                     text()
                 );
@@ -141,9 +142,13 @@ fn random_programs_are_not_trivial() {
         passes::graph::canonical::run(&mut graph);
         let graph = graph.compact();
         let problem = Problem::new(&graph, &device, &cost);
-        let mut program = forced::finish(&problem, generate::decisions(&problem, &choices), 1)
-            .unwrap()
-            .program;
+        let mut program = forced::finish(
+            &problem,
+            generate::decisions(&problem, &choices),
+            Variant::ByPosition,
+        )
+        .unwrap()
+        .program;
         let schedule = &program.schedule;
         let mut note =
             |what: &'static str, has: bool| *count.entry(what).or_insert(0) += usize::from(has);

@@ -6,8 +6,9 @@ use ir::{Graph, Schedule};
 use lighterage_tests::{forced, generate};
 use passes::cost::{Cost, Roofline};
 use passes::decide::Problem;
+use passes::devices;
+use passes::schedule::lives::Variant;
 use passes::sim::simulate;
-use passes::{devices, realise};
 use proptest::prelude::*;
 
 const STEPS: usize = 40;
@@ -67,7 +68,7 @@ proptest! {
         let graph = graph.compact();
         let problem = Problem::new(&graph, &device, &cost);
         let decisions = generate::decisions(&problem, &choices);
-        for variant in 0..realise::VARIANTS {
+        for variant in Variant::ALL {
             let compiled = forced::finish(&problem, decisions.clone(), variant).unwrap();
             let schedule = &compiled.program.schedule;
             let ends = ends(&graph, schedule, &cost);

@@ -13,6 +13,7 @@ use passes::cost::Roofline;
 use passes::decide::{Decisions, Gap, Means, Planner, Problem, Reason};
 use passes::graph::optimizer::{Attach, HYPER, Master, Optimizer};
 use passes::pipeline::{self, Budget, Compiled, Error, Kernels, Options};
+use passes::schedule::lives::Variant;
 use passes::schedule::order::{self, Update};
 use passes::{devices, graph};
 use runtime::kernels::owned::{OwnedTensor, run_op};
@@ -377,7 +378,8 @@ fn gradients_may_be_computed_again_after_the_norm() {
             }
         }
     }
-    let again = forced::finish(&problem, decisions, 0).unwrap_or_else(|text| panic!("{text}"));
+    let again = forced::finish(&problem, decisions, Variant::ByTime)
+        .unwrap_or_else(|text| panic!("{text}"));
     let reruns = again
         .program
         .schedule

@@ -20,10 +20,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let machine = model::machine(&args.compiling)?;
     let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stderr)?;
     let graph = &compiled.program.graph;
-    let problem = Problem {
-        host_limit: None,
-        ..Problem::new(graph, &machine.device, &*machine.cost)
-    };
+    let problem = Problem::new(graph, &machine.device, &*machine.cost);
     let planner = model::options(&args.compiling).planner.name();
     let asked = args.value.strip_prefix('%').unwrap_or(&args.value);
     // One parameter may have several paths; the graph has one of them.

@@ -323,7 +323,8 @@ fn run(
     compiled
         .map(|compiled| (compiled, times))
         .map_err(|error| match error {
-            pipeline::Error::Input(message) => Failure::Input(message),
+            pipeline::Error::Graph { message, .. } => Failure::Input(message),
+            pipeline::Error::Illegal(illegal) => Failure::Input(illegal.to_string()),
             pipeline::Error::Infeasible(infeasible) => Failure::NoFit(infeasible),
             pipeline::Error::Broken {
                 pass,
@@ -333,5 +334,6 @@ fn run(
                 "pass {pass} left a program that is not right ({summary})\n{}\n",
                 with_context(&text)
             )),
+            diverged @ pipeline::Error::Diverged { .. } => Failure::Bug(diverged.to_string()),
         })
 }

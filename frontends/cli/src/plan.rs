@@ -13,7 +13,7 @@ use passes::alloc::gap;
 use passes::decide::Problem;
 use passes::decide::bound::Certificate;
 use passes::explain::{self, Count, Peak, Tally};
-use passes::pipeline::{Compiled, Way};
+use passes::pipeline::{Compiled, LossVariant};
 use passes::plan::machine::{D2H, H2D, HOST};
 use serde_json::json;
 use std::fmt::Write;
@@ -176,9 +176,9 @@ impl Facts<'_> {
             "loss_chunks": self.compiled.loss_chunks,
             "loss_ways": self
                 .compiled
-                .ways
+                .loss_variants
                 .iter()
-                .map(|Way { chunks, outcome }| json!({
+                .map(|LossVariant { chunks, outcome }| json!({
                     "chunks": chunks,
                     "keep_peak_bytes": outcome.keep.0,
                     "keep_ms": millis(outcome.keep.1),
@@ -326,8 +326,8 @@ impl Facts<'_> {
             )?;
         }
 
-        if 1 < self.compiled.loss_chunks || 1 < self.compiled.ways.len() {
-            self.write_ways(out)?;
+        if 1 < self.compiled.loss_chunks || 1 < self.compiled.loss_variants.len() {
+            self.write_loss_variants(out)?;
         }
 
         writeln!(out, "\nat the peak: {}", self.peak.text)?;
@@ -397,14 +397,14 @@ impl Facts<'_> {
 }
 
 impl Facts<'_> {
-    /// The alternatives for computing the loss, with their costs.
-    fn write_ways(&self, out: &mut String) -> std::fmt::Result {
+    /// What each way to compute the loss needs and takes.
+    fn write_loss_variants(&self, out: &mut String) -> std::fmt::Result {
         writeln!(
             out,
             "\n{:<20} {:<22}  {:<22}  smallest",
             "loss", "keeping everything", "within the budget"
         )?;
-        for Way { chunks, outcome } in &self.compiled.ways {
+        for LossVariant { chunks, outcome } in &self.compiled.loss_variants {
             let name = if *chunks == 1 {
                 "whole".to_string()
             } else {

@@ -320,7 +320,10 @@ fn loss(compiled: &Compiled) -> Option<(&'static str, String, String)> {
             format!("in {chunks} chunks")
         }
     };
-    let other = compiled.ways.iter().find(|way| way.chunks != chunks);
+    let other = compiled
+        .loss_variants
+        .iter()
+        .find(|way| way.chunks != chunks);
     let remark = other.map(|way| match way.outcome.fastest {
         Some((bytes, time)) => {
             format!("{}: {}, {}", name(way.chunks), short(bytes), duration(time))

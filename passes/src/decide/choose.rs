@@ -17,6 +17,7 @@ use crate::alloc::{Lifetime, live_peak};
 use crate::plan::machine::{DEVICE, HOST};
 use crate::plan::{Decisions, Limits, Problem};
 use crate::realise::{self, Finished};
+use crate::schedule::lives::{Variant, variants};
 use ir::{Buffer, Schedule, Table};
 use rayon::prelude::*;
 use std::cmp::Reverse;
@@ -68,7 +69,7 @@ pub fn first(
                 problem,
                 number,
                 draft,
-                variant: 0,
+                variant: Variant::default(),
                 bound,
                 known: Known::Draft,
             });
@@ -146,7 +147,7 @@ impl<'a> Queue<'a> {
         // All reruns that a solver settled are one decision.
         let decisions = entry.draft.decisions.count() + usize::from(!reruns.is_empty());
         let [problem, decisions] = [entry.problem, decisions].map(|n| n as u64);
-        let last = entry.number as u64 * realise::VARIANTS as u64 + entry.variant as u64;
+        let last = entry.number as u64 * Variant::ALL.len() as u64 + entry.variant as u64;
         match self.asked.aim {
             Aim::Fastest => [time, problem, decisions, peak, last, 0],
             Aim::Smallest => [peak, time, problem, decisions, last, 0],
@@ -161,7 +162,7 @@ struct Entry<'a> {
     /// Its position among the problem's drafts.
     number: usize,
     draft: &'a Draft,
-    variant: usize,
+    variant: Variant,
     bound: Bound,
     known: Known,
 }
@@ -193,8 +194,11 @@ impl<'a> Entry<'a> {
                 let Ok(schedule) = realise::unnamed(problem, &self.draft.decisions) else {
                     return vec![];
                 };
-                let (micros, schedule) = (realise::roomy(problem, &schedule), Arc::new(schedule));
-                let of = |(variant, lives): (usize, Table<Buffer, Lifetime>)| {
+                let (micros, schedule) = (
+                    realise::with_own_bytes(problem, &schedule),
+                    Arc::new(schedule),
+                );
+                let of = |(variant, lives): (Variant, Table<Buffer, Lifetime>)| {
                     let [peak, host] =
                         [DEVICE, HOST].map(|pool| live_peak(&schedule, &lives, pool));
                     let bound = Bound { micros, peak, host }.above(self.bound);
@@ -205,11 +209,7 @@ impl<'a> Entry<'a> {
                         ..self
                     }
                 };
-                realise::variants(problem, &schedule)
-                    .into_iter()
-                    .enumerate()
-                    .map(of)
-                    .collect()
+                variants(problem, &schedule).into_iter().map(of).collect()
             }
             Known::Lines(schedule, lives) => {
                 let Finished { peak, host, micros } = realise::finish(problem, &schedule, &lives);

@@ -17,7 +17,8 @@ use crate::plan::{Budget, Error, Limits};
 pub use crate::plan::{
     Decisions, Extent, Gap, Group, Infeasible, Means, Planner, Problem, Reason, blocks,
 };
-use crate::realise;
+use crate::realise::{self, Finished};
+use crate::schedule::lives::{Variant, lives};
 use choose::{Aim, Asked};
 use ir::{Node, Pool};
 use rayon::prelude::*;
@@ -29,8 +30,10 @@ use std::collections::BTreeMap;
 pub struct Decided {
     /// The decisions.
     pub decisions: Decisions,
-    /// How they are finished: see [`realise::lives`].
-    pub variant: usize,
+    /// How long buffers hold their bytes in it.
+    pub variant: Variant,
+    /// What the plan needs and takes. The compiled program has the same figures.
+    pub figures: Finished,
     /// The budget, bytes; `None` if there is none.
     pub budget: Option<u64>,
     /// What `keep` needs, bytes.
@@ -101,7 +104,10 @@ pub fn decide_among(
     };
     for i in 0..problems.len() {
         let keep = first(&alone(i), Aim::Smallest, Limits::NONE);
-        let (_, keep) = keep.ok_or_else(|| Error::Input("the graph cannot be kept".into()))?;
+        let (_, keep) = keep.ok_or_else(|| Error::Graph {
+            pass: "decide",
+            message: "the graph cannot be kept".into(),
+        })?;
         keeps.push((keep.peak, keep.micros));
     }
     let keep_peak = keeps.first().map_or(0, |keep| keep.0);
@@ -190,6 +196,11 @@ pub fn decide_among(
     let mut decided = Decided {
         decisions: Decisions::clone(&record.decisions),
         variant: record.variant,
+        figures: Finished {
+            peak: record.peak,
+            host: record.host,
+            micros: record.micros,
+        },
         budget: Some(limit),
         keep_peak,
         smallest: None,
@@ -418,7 +429,7 @@ fn infeasible(
 ) -> Error {
     let schedule =
         realise::lines(problem, &record.decisions).expect("a recorded plan should build");
-    let lives = realise::lives(problem.graph, &schedule, problem.cost, record.variant);
+    let lives = lives(problem.graph, &schedule, problem.cost, record.variant);
     let live = crate::alloc::live_bytes(&schedule, &lives, pool);
     let line = (0..live.len())
         .rev()

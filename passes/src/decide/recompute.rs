@@ -13,8 +13,6 @@ use crate::plan::machine::{COMPUTE, DEVICE};
 use crate::plan::{Decisions, Problem};
 use crate::realise;
 use crate::remat::{self, Effort};
-use crate::schedule::apply;
-use crate::schedule::inplace;
 use ir::schedule::{Buffer, InstrKind, Schedule, Why};
 use ir::{Id, Node, Phase, Table, Value};
 
@@ -58,10 +56,9 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wan
     if beyond_host(problem, &drafts) {
         return drafts;
     }
-    let Ok(mut schedule) = apply::unnamed(problem, &base) else {
+    let Ok(schedule) = realise::unmoved(problem, &base) else {
         return drafts;
     };
-    inplace::run(problem.graph, &mut schedule);
     let Some(model) = Model::new(problem, &base, &schedule) else {
         return drafts;
     };

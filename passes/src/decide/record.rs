@@ -9,6 +9,7 @@ use crate::plan::Limits;
 use crate::plan::machine::{DEVICE, HOST};
 use crate::plan::{Decisions, Problem};
 use crate::realise::{self, Finished};
+use crate::schedule::lives::{Variant, lives};
 use crate::schedule::prefetch::{Room, reorder};
 use crate::sim::{Lines, Timeline};
 use ir::Schedule;
@@ -41,8 +42,8 @@ pub struct Record {
     pub host: u64,
     /// Time of a step, µs.
     pub micros: f64,
-    /// Which of the finished programs: see [`realise::lives`].
-    pub variant: usize,
+    /// How long buffers hold their bytes.
+    pub variant: Variant,
 }
 
 /// Which drafts are wanted.
@@ -207,7 +208,9 @@ pub fn propose(problem: &Problem<'_>, decisions: &Decisions, drafts: &mut Vec<Dr
 /// records is that of the drafts.
 pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
     let all = |draft| {
-        (0..realise::VARIANTS).filter_map(move |variant| record(problem, draft, variant, &[]))
+        Variant::ALL
+            .into_iter()
+            .filter_map(move |variant| record(problem, draft, variant, &[]))
     };
     drafts
         .par_iter()
@@ -227,7 +230,7 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
     while !drafts.is_empty() {
         let rest = wave(problem, &mut drafts, records);
         let mut floor: Vec<f64> = drafts.iter().map(|draft| least(problem, draft)).collect();
-        for variant in 0..realise::VARIANTS {
+        for variant in Variant::ALL {
             let known = &records[..];
             let judged = |(draft, &floor): (&Draft, &f64)| {
                 let hopeless = beaten(problem, known, draft, draft.live, floor);
@@ -345,16 +348,13 @@ pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
 fn record(
     problem: &Problem<'_>,
     draft: &Draft,
-    variant: usize,
+    variant: Variant,
     known: &[Record],
 ) -> Option<Record> {
     let schedule = realise::unnamed(problem, &draft.decisions).ok()?;
-    let lives = |variant| realise::lives(problem.graph, &schedule, problem.cost, variant);
+    let lives = |variant| lives(problem.graph, &schedule, problem.cost, variant);
     let own = lives(variant);
-    if variant
-        .checked_sub(1)
-        .is_some_and(|before| lives(before) == own)
-    {
+    if variant == Variant::ByPosition && lives(Variant::ByTime) == own {
         return None;
     }
     let live = live_peak(&schedule, &own, DEVICE);

@@ -2,45 +2,89 @@
 
 use super::options::Planner;
 use std::fmt;
+use thiserror::Error;
 
 /// Why there is no program.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Error)]
 pub enum Error {
-    /// The user's graph or options.
-    Input(String),
+    /// A graph pass cannot do what the options ask of the user's graph.
+    #[error("{message}")]
+    Graph {
+        /// The pass.
+        pass: &'static str,
+        /// What it said.
+        message: String,
+    },
+    /// Decisions that no schedule can carry out.
+    #[error(transparent)]
+    Illegal(#[from] Illegal),
     /// No plan fits.
+    #[error(transparent)]
     Infeasible(Box<Infeasible>),
-    /// A pass broke the program: our fault. The text has the findings under their lines.
+    /// A pass broke the program: a bug of this compiler.
+    #[error(
+        "pass {pass} left a program that is not right ({summary}); this is a bug of lighterage"
+    )]
     Broken {
         /// The pass.
         pass: &'static str,
         /// How many findings there are, and the first.
         summary: String,
-        /// The program, with all findings.
+        /// The program, with all findings under their lines.
         text: String,
+    },
+    /// The compiled program has other figures than the plan that was chosen: a bug of this compiler.
+    #[error(
+        "the chosen plan needs {planned} bytes and {planned_micros} us, the compiled program \
+         {compiled} bytes and {compiled_micros} us; this is a bug of lighterage"
+    )]
+    Diverged {
+        /// Peak of the device in the plan, bytes.
+        planned: u64,
+        /// Peak of the device in the program, bytes.
+        compiled: u64,
+        /// Step time of the plan, µs.
+        planned_micros: f64,
+        /// Step time of the program, µs.
+        compiled_micros: f64,
     },
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Input(message) => f.write_str(message),
-            Error::Infeasible(infeasible) => infeasible.fmt(f),
-            Error::Broken { pass, summary, .. } => {
-                write!(
-                    f,
-                    "pass {pass} left a program that is not right ({summary}); this is a bug of \
-                     lighterage"
-                )
-            }
-        }
-    }
+/// Decisions that no schedule can carry out.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum Illegal {
+    /// An output that no line computes.
+    #[error("output {0} is not computed")]
+    NotComputed(String),
+    /// A chunk holds a state that lives on the device.
+    #[error("chunk {chunk} holds {state}, which does not live on the host")]
+    ChunkAtHome {
+        /// The chunk's position.
+        chunk: usize,
+        /// The state's path.
+        state: String,
+    },
+    /// A state is in two chunks.
+    #[error("{0} is in two chunks")]
+    InTwoChunks(String),
+    /// A node that is to run again is an update, or is not pure.
+    #[error("{0} cannot run again")]
+    Rerun(String),
+    /// A value that is to be computed again is an input or a state.
+    #[error("%{0} cannot be computed again: no node computes it")]
+    NoNode(String),
+    /// A value that is to be computed again needs an op that is not pure.
+    #[error("%{value} cannot be computed again: {op} is not pure")]
+    NotPure {
+        /// The value.
+        value: String,
+        /// The op.
+        op: String,
+    },
 }
 
-impl std::error::Error for Error {}
-
 /// No plan fits.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Error)]
 pub struct Infeasible {
     /// The budget, bytes.
     pub budget: u64,

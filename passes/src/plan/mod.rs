@@ -13,6 +13,6 @@ mod problem;
 pub mod users;
 
 pub use decisions::{Decisions, Gap, Means, Reason};
-pub use error::{Error, Infeasible};
+pub use error::{Error, Illegal, Infeasible};
 pub use options::{Budget, Extent, Kernels, Limits, Options, Planner};
 pub use problem::{Group, Problem};

@@ -41,7 +41,8 @@ pub struct Problem<'a> {
     pub groups: Vec<Group>,
     /// Bytes that each node's kernel may use while it runs.
     pub scratch: Table<Node, u64>,
-    /// Bytes that the host's pool may hold.
+    /// Bytes that the host's pool may hold; `None` if nothing limits it. Set here alone: planners
+    /// and schedules take it from here.
     pub host_limit: Option<u64>,
 }
 
@@ -146,6 +147,14 @@ impl<'a> Problem<'a> {
         };
         problem.groups = problem.groups();
         problem
+    }
+
+    /// The same problem on a host whose pool may hold `bytes`.
+    pub fn with_host_limit(self, bytes: u64) -> Problem<'a> {
+        Problem {
+            host_limit: Some(bytes),
+            ..self
+        }
     }
 
     /// Parameters that one optimizer node updates, with all that it updates: those of a block

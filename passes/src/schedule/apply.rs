@@ -18,7 +18,7 @@
 //! until the end of the step.
 
 use crate::plan::machine::{COMPUTE, D2H, DEVICE, H2D, HOST, ON_HOST};
-use crate::plan::{Decisions, Gap, Means, Problem};
+use crate::plan::{Decisions, Gap, Illegal, Means, Problem};
 use ir::graph::Def;
 use ir::schedule::{
     Buffer, BufferData, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData, Schedule, Stream,
@@ -28,19 +28,9 @@ use ir::{Id, Node, Phase, Table, Value};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Builds the schedule. An error if a decision asks for what cannot be: to run an op again that is
-/// not pure, or to compute a value that no node computes.
-pub fn run(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
-    build(problem, decisions, true)
-}
-
-/// The same with buffers that have no names, in half the time: planners build thousands of
-/// schedules that nobody reads.
-pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, String> {
-    build(problem, decisions, false)
-}
-
-fn build(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<Schedule, String> {
+/// Builds the schedule; `named` gives its buffers names. An error if a decision asks for what cannot
+/// be: to run an op again that is not pure, or to compute a value that no node computes.
+pub fn run(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<Schedule, Illegal> {
     // States whose old value is still read after their update: each round finds some, or is the
     // last.
     let mut held: BTreeSet<usize> = BTreeSet::new();
@@ -199,7 +189,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    fn build(&mut self) -> Result<(), String> {
+    fn build(&mut self) -> Result<(), Illegal> {
         let graph = self.problem.graph;
         let in_chunks = self.chunk_homes()?;
         for (i, state) in graph.states.iter().enumerate() {
@@ -241,29 +231,29 @@ impl<'a> Lines<'a> {
             self.schedule.exit.push((state.after, loc));
         }
         for (output, loc) in graph.outputs.iter().zip(&self.output) {
-            let loc = loc.ok_or_else(|| format!("output {} is not computed", output.name))?;
+            let loc = loc.ok_or_else(|| Illegal::NotComputed(output.name.clone()))?;
             self.schedule.exit.push((output.value, loc));
         }
         Ok(())
     }
 
     /// Gives each chunk its buffer on the host; returns the places of its states.
-    fn chunk_homes(&mut self) -> Result<Vec<Option<Loc>>, String> {
+    fn chunk_homes(&mut self) -> Result<Vec<Option<Loc>>, Illegal> {
         let graph = self.problem.graph;
         let mut homes = vec![None; graph.states.len()];
         for (k, chunk) in self.decisions.chunks.iter().enumerate() {
             let mut bytes = 0;
             let mut offsets = vec![];
             for &state in chunk {
-                let path = || &graph.states[state].path;
+                let path = || graph.states[state].path.clone();
                 if !self.hosted[state] {
-                    return Err(format!(
-                        "chunk {k} holds {}, which does not live on the host",
-                        path()
-                    ));
+                    return Err(Illegal::ChunkAtHome {
+                        chunk: k,
+                        state: path(),
+                    });
                 }
                 if self.chunk[state].replace(k).is_some() {
-                    return Err(format!("{} is in two chunks", path()));
+                    return Err(Illegal::InTwoChunks(path()));
                 }
                 offsets.push((state, bytes));
                 bytes += buffer_bytes(self.bytes(graph.states[state].before));
@@ -284,7 +274,7 @@ impl<'a> Lines<'a> {
 
     /// Outputs and new values of states that are inputs or other states' old values: fetched at the
     /// start, while they are there. Returns the states, with copies of what they become.
-    fn found_not_computed(&mut self) -> Result<Vec<(usize, Loc)>, String> {
+    fn found_not_computed(&mut self) -> Result<Vec<(usize, Loc)>, Illegal> {
         let graph = self.problem.graph;
         let found = |&&value: &&Value| graph.def_node(value).is_none();
         let renewed = (0..graph.states.len()).filter(|&state| self.is_renewed(state));
@@ -315,7 +305,7 @@ impl<'a> Lines<'a> {
     }
 
     /// One node: its operands, itself, and what leaves after it.
-    fn line(&mut self, position: u32) -> Result<(), String> {
+    fn line(&mut self, position: u32) -> Result<(), Illegal> {
         let graph = self.problem.graph;
         let node = self.problem.lines[position as usize];
         let data = &graph.nodes[node];
@@ -354,7 +344,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Nodes that are to run again before a line. Their results take the place of earlier copies.
-    fn reruns(&mut self, position: u32) -> Result<(), String> {
+    fn reruns(&mut self, position: u32) -> Result<(), Illegal> {
         let decisions = self.decisions;
         for &node in decisions
             .reruns
@@ -363,10 +353,7 @@ impl<'a> Lines<'a> {
         {
             let data = &self.problem.graph.nodes[node];
             if !data.op.is_pure() || data.phase == Phase::Optimizer {
-                return Err(format!(
-                    "{} cannot run again",
-                    self.problem.graph.node_name(node)
-                ));
+                return Err(Illegal::Rerun(self.problem.graph.node_name(node).into()));
             }
             let operands: Operands = data.inputs.iter().map(|&v| self.problem.root[v]).collect();
             self.bring(&operands, Some(position))?;
@@ -555,7 +542,7 @@ impl<'a> Lines<'a> {
 
     /// Brings values to the device. `position` is the line they are wanted by; `None` stands for
     /// the start of the step.
-    fn bring(&mut self, wanted: &[Value], position: Option<u32>) -> Result<(), String> {
+    fn bring(&mut self, wanted: &[Value], position: Option<u32>) -> Result<(), Illegal> {
         if wanted.iter().all(|&value| self.on_device[value].is_some()) {
             wanted.iter().for_each(|&value| self.note_late_read(value));
             return Ok(());
@@ -611,7 +598,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Brings values to the host, from the device if the host does not have them.
-    fn bring_to_host(&mut self, wanted: &[Value], position: u32) -> Result<(), String> {
+    fn bring_to_host(&mut self, wanted: &[Value], position: u32) -> Result<(), Illegal> {
         for &value in wanted {
             if self.on_host[value].is_some() {
                 self.note_late_read(value);
@@ -649,7 +636,7 @@ impl<'a> Lines<'a> {
     }
 
     /// The copies and reruns that bring `wanted` to the device, each after those it needs.
-    fn cascade(&mut self, wanted: &[Value]) -> Result<Vec<Bring>, String> {
+    fn cascade(&mut self, wanted: &[Value]) -> Result<Vec<Bring>, Illegal> {
         let graph = self.problem.graph;
         let mut steps = vec![];
         self.cascades.number += 1;
@@ -672,16 +659,14 @@ impl<'a> Lines<'a> {
             }
             let name = &graph.values[value].name;
             let Def::Node(node, _) = graph.values[value].def else {
-                return Err(format!(
-                    "%{name} cannot be computed again: no node computes it"
-                ));
+                return Err(Illegal::NoNode(name.clone()));
             };
             let data = &graph.nodes[node];
             if !data.op.is_pure() {
-                return Err(format!(
-                    "%{name} cannot be computed again: {} is not pure",
-                    data.op.name()
-                ));
+                return Err(Illegal::NotPure {
+                    value: name.clone(),
+                    op: data.op.name().into(),
+                });
             }
             match data.inputs.get(next) {
                 Some(&input) => {

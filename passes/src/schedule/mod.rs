@@ -1,7 +1,8 @@
-//! Passes over schedules, in the order in which they run.
+//! Passes over schedules. The list that orders them is [`list`](crate::list).
 
 pub mod apply;
 pub mod inplace;
+pub mod lives;
 pub mod order;
 pub mod prefetch;
 pub mod sync;

@@ -1,0 +1,264 @@
+//! THE list of passes, in order.
+//!
+//! Graph passes come first: [`SHARED`] once, [`PER_VARIANT`] once for each way to compute the loss
+//! that is tried. Planning follows. The schedule passes, [`LINES`] and [`PLACES`], carry out what was
+//! decided. The planner runs the schedule passes of this list on every proposal, so that it judges
+//! the program that is compiled in the end.
+
+use crate::alloc::{self, Lifetime};
+use crate::cost::Cost;
+use crate::graph::{accumulate, canonical, fuse, loss, microbatch, optimizer, simplify};
+use crate::plan::machine::DEVICE;
+use crate::plan::{Decisions, Error, Illegal, Kernels, Options, Problem};
+use crate::schedule::lives::{Variant, lives};
+use crate::schedule::{apply, inplace, order, prefetch, sync};
+use ir::schedule::{Buffer, Schedule};
+use ir::{Graph, Plan, Program, Table};
+
+/// A pass over graphs.
+pub struct GraphPass {
+    /// Its name: `--dump-ir-after NAME`.
+    pub name: &'static str,
+    /// What it does.
+    pub run: fn(&mut Graph, &GraphContext<'_>) -> Result<(), Error>,
+}
+
+/// What graph passes may look at.
+#[derive(Clone, Copy)]
+pub struct GraphContext<'a> {
+    /// What the user chose.
+    pub options: &'a Options,
+    /// Times.
+    pub cost: &'a dyn Cost,
+    /// The largest number of chunks in which this variant computes the loss; 1 leaves it whole.
+    pub loss_chunks: u64,
+}
+
+/// A pass over schedules.
+pub struct SchedulePass {
+    /// Its name: `--dump-ir-after NAME`.
+    pub name: &'static str,
+    /// What it does.
+    pub run: fn(&mut Scheduled, &ScheduleContext<'_>) -> Result<(), Illegal>,
+}
+
+impl SchedulePass {
+    /// Runs the pass on the schedule and the plan of a program, whose graph is the problem's.
+    pub fn run_on(
+        &self,
+        program: &mut Program,
+        context: &ScheduleContext<'_>,
+    ) -> Result<(), Illegal> {
+        let mut scheduled = Scheduled {
+            schedule: std::mem::take(&mut program.schedule),
+            plan: program.plan.take(),
+        };
+        let result = (self.run)(&mut scheduled, context);
+        (program.schedule, program.plan) = (scheduled.schedule, scheduled.plan);
+        result
+    }
+}
+
+/// What schedule passes work on.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Scheduled {
+    /// The lines.
+    pub schedule: Schedule,
+    /// The addresses, after `allocate`.
+    pub plan: Option<Plan>,
+}
+
+/// What schedule passes may look at.
+#[derive(Clone, Copy)]
+pub struct ScheduleContext<'a> {
+    /// The graph on its machine.
+    pub problem: &'a Problem<'a>,
+    /// What was decided.
+    pub decisions: &'a Decisions,
+    /// How long buffers hold their bytes.
+    pub variant: Variant,
+    /// The lifetimes of the variant, if they are known.
+    pub lives: Option<&'a Table<Buffer, Lifetime>>,
+    /// The budget, bytes, which the schedule names as the limit of the device's pool.
+    pub budget: Option<u64>,
+    /// Whether buffers get names. Planners do without.
+    pub named: bool,
+}
+
+impl<'a> ScheduleContext<'a> {
+    /// The first variant of decisions, without a budget, with names.
+    pub fn new(problem: &'a Problem<'a>, decisions: &'a Decisions) -> ScheduleContext<'a> {
+        ScheduleContext {
+            problem,
+            decisions,
+            variant: Variant::default(),
+            lives: None,
+            budget: None,
+            named: true,
+        }
+    }
+}
+
+/// Graph passes before the loss has variants. Order matters; each line says why it stands where it
+/// stands.
+pub static SHARED: [GraphPass; 2] = [
+    // First: whatever traced the graph, the passes after it meet one form.
+    GraphPass {
+        name: "canonical",
+        run: |graph, _| {
+            canonical::run(graph);
+            Ok(())
+        },
+    },
+    // After canonical: it matches fewer forms. Before microbatch: what is chosen once holds for
+    // every batch.
+    GraphPass {
+        name: "simplify",
+        run: |graph, c| {
+            if !c.options.without_simplify {
+                simplify::run(graph);
+            }
+            Ok(())
+        },
+    },
+];
+
+/// Graph passes from the loss on.
+pub static PER_VARIANT: [GraphPass; 6] = [
+    // After simplify, which finds the loss; canonical would merge what chunks count alike. Before
+    // microbatch: the loss of each batch is cut in the same way.
+    GraphPass {
+        name: "loss",
+        run: |graph, c| loss::run(graph, c.loss_chunks).map_err(|e| failed("loss", e)),
+    },
+    // After loss, which looks for the products of the head. Before microbatch: a gradient over
+    // several batches is the sum of theirs, bit by bit. Before decide: in which order numbers are
+    // added up is the same at every budget.
+    GraphPass {
+        name: "accumulate",
+        run: |graph, _| {
+            accumulate::run(graph);
+            Ok(())
+        },
+    },
+    // After canonical, which would merge what two micro-batches compute alike and so keep it from
+    // one to the next.
+    GraphPass {
+        name: "microbatch",
+        run: |graph, c| {
+            microbatch::run(graph, c.options.micro_batches.unwrap_or(1))
+                .map_err(|e| failed("microbatch", e))
+        },
+    },
+    // After canonical: it removes what nothing needs, and without an optimizer nothing needs a
+    // gradient's last touch. After microbatch: one update a step.
+    GraphPass {
+        name: "optimizer",
+        run: |graph, c| {
+            optimizer::run(graph, c.options.attach()).map_err(|e| failed("optimizer", e))
+        },
+    },
+    // After optimizer, so that everything that can be grouped exists; before order, which places
+    // what is left.
+    GraphPass {
+        name: "fuse",
+        run: |graph, c| {
+            if c.options.kernels == Kernels::Generated {
+                fuse::run_where_faster(graph, c.cost);
+            }
+            Ok(())
+        },
+    },
+    // Last: updates have a place only once they exist.
+    GraphPass {
+        name: "order",
+        run: |graph, c| {
+            order::run(graph, c.options.update);
+            Ok(())
+        },
+    },
+];
+
+/// Schedule passes up to the point where places are needed.
+pub static LINES: [SchedulePass; 3] = [
+    // The only place that inserts copies and reruns.
+    SchedulePass {
+        name: "apply",
+        run: |s, c| {
+            s.schedule = apply::run(c.problem, c.decisions, c.named)?;
+            s.schedule.pools[DEVICE].limit = c.budget;
+            Ok(())
+        },
+    },
+    // Before prefetch: what shares bytes leaves more room to copy in early.
+    SchedulePass {
+        name: "inplace",
+        run: |s, c| {
+            inplace::run(c.problem.graph, &mut s.schedule);
+            Ok(())
+        },
+    },
+    // Before allocate: a buffer lives from where its copy starts.
+    SchedulePass {
+        name: "prefetch",
+        run: |s, c| {
+            let ahead = c.decisions.ahead;
+            prefetch::run(c.problem.graph, &mut s.schedule, c.problem.cost, ahead);
+            Ok(())
+        },
+    },
+];
+
+/// Schedule passes that give places. They never fail.
+pub static PLACES: [SchedulePass; 2] = [
+    // Before sync: reuse of bytes is a conflict like any other.
+    SchedulePass {
+        name: "allocate",
+        run: |s, c| {
+            let plan = match c.lives {
+                Some(lives) => alloc::allocate(&s.schedule, lives),
+                None => {
+                    let Problem { graph, cost, .. } = *c.problem;
+                    alloc::allocate(&s.schedule, &lives(graph, &s.schedule, cost, c.variant))
+                }
+            };
+            s.plan = Some(plan);
+            Ok(())
+        },
+    },
+    // Last: the only place that writes `after`.
+    SchedulePass {
+        name: "sync",
+        run: |s, c| {
+            let plan = s.plan.as_ref().expect("sync should come after allocate");
+            sync::run(c.problem.graph, &mut s.schedule, plan);
+            Ok(())
+        },
+    },
+];
+
+/// All graph passes, in order.
+pub fn graph_passes() -> impl Iterator<Item = &'static GraphPass> {
+    SHARED.iter().chain(&PER_VARIANT)
+}
+
+/// All schedule passes, in order.
+pub fn schedule_passes() -> impl Iterator<Item = &'static SchedulePass> {
+    LINES.iter().chain(&PLACES)
+}
+
+/// Names of all passes, in order, `decide` among them.
+pub fn names() -> Vec<&'static str> {
+    graph_passes()
+        .map(|pass| pass.name)
+        .chain(["decide"])
+        .chain(schedule_passes().map(|pass| pass.name))
+        .collect()
+}
+
+fn failed(pass: &'static str, error: impl ToString) -> Error {
+    Error::Graph {
+        pass,
+        message: error.to_string(),
+    }
+}
