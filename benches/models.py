@@ -1,6 +1,6 @@
-"""The models of benches/step_time.py: a GPT-2 and a LLaMA of a like size, their exports without weights, and batches.
+"""The models of benches/step_time.py: their exports without weights, initial parameters, and batches.
 
-usage: models.py --out FOLDER    writes gpt2.pt2, llama.pt2 and batches.safetensors there
+usage: models.py --out FOLDER [--models NAME ...]    writes NAME.pt2, NAME.safetensors and NAME-batches.safetensors
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -17,48 +16,65 @@ from torch import nn
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples/export"), str(ROOT / "examples/gpt2")]
 
-import llama  # noqa: E402 (the models are files of the repository, not packages)
+import encoders  # noqa: E402 (the models are files of the repository, not packages)
+import llama  # noqa: E402
 import model as gpt2  # noqa: E402
+import vision  # noqa: E402
 from joint import export_joint, save, weightless  # noqa: E402
 
 VOCABULARY, LAYERS, WIDTH, HEADS, SEQUENCE, BATCH = 8192, 12, 384, 6, 256, 8
 N_BATCHES = 8
 
-
-class Blocks(Protocol):
-    """A model of equal blocks."""
-
-    blocks: nn.ModuleList
-
-
 GPT2 = gpt2.Config(VOCABULARY, LAYERS, WIDTH, HEADS, SEQUENCE, BATCH)
 LLAMA = llama.Config(VOCABULARY, LAYERS, WIDTH, HEADS, HEADS, 1024, SEQUENCE, BATCH)
+BERT = encoders.Config(VOCABULARY, 6, WIDTH, HEADS, SEQUENCE, BATCH)
+T5 = encoders.Config(VOCABULARY, 3, WIDTH, HEADS, SEQUENCE, BATCH)
+IMAGES = vision.Images()
+NAMES = ("gpt2", "llama", "bert", "vit", "resnet", "t5")
 
 
 def build(name: str) -> nn.Module:
-    """The model: `gpt2` or `llama`, with parameters as its classes make them."""
-    return gpt2.Gpt2(GPT2) if name == "gpt2" else llama.Llama(LLAMA)
+    """Return one of NAMES, with parameters as its classes make them."""
+    match name:
+        case "gpt2":
+            return gpt2.Gpt2(GPT2)
+        case "llama":
+            return llama.Llama(LLAMA)
+        case "bert":
+            return encoders.Bert(BERT)
+        case "t5":
+            return encoders.T5(T5)
+        case "vit":
+            return vision.Vit(IMAGES)
+        case "resnet":
+            return vision.ResNet(IMAGES)
+    raise ValueError(name)
 
 
-def batches() -> dict[str, torch.Tensor]:
-    """`batch.K.input_ids` and `batch.K.labels`: random, so that the files are needed for nothing but their sizes."""
+def batches(name: str) -> dict[str, torch.Tensor]:
+    """`batch.K.NAME` for each of a model's inputs: random, for only their sizes matter."""
     generator = torch.Generator().manual_seed(0)
+    if name in ("vit", "resnet"):
+        shape = (IMAGES.batch, 3, IMAGES.size, IMAGES.size)
+        pixels = {f"batch.{k}.pixels": torch.randn(shape, generator=generator) for k in range(N_BATCHES)}
+        labels = torch.randint(IMAGES.classes, (N_BATCHES, IMAGES.batch), generator=generator)
+        return pixels | {f"batch.{k}.labels": row.clone() for k, row in enumerate(labels)}
     symbols = [torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator) for _ in range(N_BATCHES)]
     rows = {f"batch.{k}.input_ids": rows[:, :-1].contiguous() for k, rows in enumerate(symbols)}
     return rows | {f"batch.{k}.labels": rows[:, 1:].contiguous() for k, rows in enumerate(symbols)}
 
 
 def weights(name: str) -> dict[str, torch.Tensor]:
-    """Initial parameters: matrices normal, gains one, biases zero."""
+    """Initial parameters: matrices normal, gains one, biases zero. Buffers as the model makes them."""
     generator = torch.Generator().manual_seed(0)
+    model = build(name)
     with torch.no_grad():
-        parameters = dict(build(name).named_parameters())
-        for path, parameter in parameters.items():
-            if 2 <= parameter.dim():
+        for path, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
                 nn.init.normal_(parameter, std=0.02, generator=generator)
             else:
                 nn.init.constant_(parameter, 0.0 if path.endswith("bias") else 1.0)
-    return {path: parameter.detach() for path, parameter in parameters.items()}
+    return {path: tensor.detach() for path, tensor in model.state_dict().items()}
 
 
 def export(name: str, out: Path) -> None:
@@ -66,25 +82,28 @@ def export(name: str, out: Path) -> None:
     with weightless() as mode:
         model = build(name)
     with mode:
-        ids, labels = (torch.empty(BATCH, SEQUENCE, dtype=torch.long) for _ in range(2))
-    save(export_joint(model, (ids, labels), level="coarse", attention="fused"), out, weights=False, name=name)
+        inputs = {path.split(".")[2]: tensor for path, tensor in batches(name).items() if path.startswith("batch.0.")}
+        examples = tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in inputs.values())
+    save(export_joint(model, examples, level="coarse", attention="fused"), out, weights=False, name=name)
 
 
-def prepare(out: Path, names: tuple[str, ...] = ("gpt2", "llama")) -> None:
-    """Write the files of the bench that are not there: NAME.pt2, NAME.safetensors (weights), batches.safetensors."""
+def prepare(out: Path, names: tuple[str, ...] = NAMES) -> None:
+    """Write the files of the bench that are not there."""
     out.mkdir(parents=True, exist_ok=True)
     for name in names:
         if not (out / f"{name}.pt2").exists():
             export(name, out / f"{name}.pt2")
             save_file(weights(name), out / f"{name}.safetensors")
-    save_file(batches(), out / "batches.safetensors")
+        save_file(batches(name), out / f"{name}-batches.safetensors")
 
 
 def main() -> None:
     """Read the arguments and write the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    prepare(parser.parse_args().out)
+    parser.add_argument("--models", nargs="+", choices=NAMES, default=NAMES)
+    args = parser.parse_args()
+    prepare(args.out, tuple(args.models))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time a training step on the CPU: lighterage beside PyTorch, eager and compiled, in one run on one machine.
 
-usage: step_time.py [--models gpt2 llama] [--threads 2] [--rounds 3] [--steps 6] [--budgets 0.8 0.6 0.4 0.2] [--quick]
+usage: step_time.py [--models gpt2 llama bert vit resnet t5] [--threads 2] [--rounds 3] [--steps 6] [--budgets 0.8 0.6 0.4 0.2] [--quick]
 
 Models, weights and batches are those of benches/models.py, written into target/bench. Per model:
 
@@ -31,7 +31,7 @@ FILES = ROOT / "target/bench"
 LIGHTERAGE = ROOT / "target/release/lighterage"
 WARM_UP = 2  # steps that are not counted: pages are touched, caches fill, torch.compile compiles
 TUNED = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
-HOST = "1MiB"  # batches lie there
+HOST = "4MiB"  # batches lie there
 AGREE = 2e-3  # relative difference of losses
 
 
@@ -113,7 +113,7 @@ def lighterage(model: str, budget: str, name: str, threads: int, kernels: list[s
     )
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(compiled)} --budget {budget}\nfailed with {result.returncode}:\n{result.stderr}")
-    batches = ["--batches", str(FILES / "batches.safetensors"), "--json"]
+    batches = ["--batches", str(FILES / f"{model}-batches.safetensors"), "--json"]
     train = [str(LIGHTERAGE), "train", str(lit), *batches, "--lr", "1e-3", "--threads", str(threads), "--init"]
     return Way(f"lighterage {name}", [*train, str(FILES / f"{model}.safetensors")], [*train, "normal:0.02"])
 
@@ -177,14 +177,14 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=["gpt2", "llama"], default=["gpt2", "llama"])
+    parser.add_argument("--models", nargs="+", choices=models.NAMES, default=["gpt2", "llama"])
     parser.add_argument("--threads", type=int, nargs="+", default=[2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6, help="of a turn")
     parser.add_argument("--budgets", type=float, nargs="+", default=[0.8, 0.6, 0.4, 0.2], help="to try, falling")
     parser.add_argument("--quick", action="store_true", help="without inductor's activation_memory_budget")
     args = parser.parse_args()
-    models.prepare(FILES)
+    models.prepare(FILES, tuple(args.models))
     heap = FILES / "heap.so"
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(heap), str(ROOT / "benches/heap.c")], check=True)
     print(f"{machine()}; fastest of {args.rounds} x {args.steps - WARM_UP} steps; PyTorch {torch.__version__}")

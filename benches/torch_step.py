@@ -1,6 +1,6 @@
 """Train a model of benches/models.py in PyTorch. Prints a line of JSON a step, loss and ms, and one of the most bytes.
 
-usage: torch_step.py gpt2|llama --files FOLDER [--threads 2] [--steps 8] [--way eager] [--activations 1.0]
+usage: torch_step.py MODEL --files FOLDER [--threads 2] [--steps 8] [--way eager] [--activations 1.0]
 
 A step is the loss, its gradients and PyTorch's fused AdamW. With heap.so preloaded the last line has the most bytes
 that were allocated during a step after the first two (`heap_bytes`); `rss_bytes` is the most that the process ever had.
@@ -15,7 +15,6 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import models
 import torch
@@ -41,7 +40,7 @@ class Recomputed(nn.Module):
 def main() -> None:
     """Read the arguments and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=["gpt2", "llama"])
+    parser.add_argument("model", choices=models.NAMES)
     parser.add_argument("--files", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
@@ -55,21 +54,26 @@ def main() -> None:
     model.load_state_dict(load_file(args.files / f"{args.model}.safetensors"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     if args.way == "checkpoint":
-        model.blocks = nn.ModuleList(Recomputed(block) for block in cast(nn.ModuleList, model.blocks))
+        for name, blocks in list(model.named_children()):
+            if isinstance(blocks, nn.ModuleList):
+                setattr(model, name, nn.ModuleList(Recomputed(block) for block in blocks))
     step: Callable[..., torch.Tensor] = model
     if args.way == "inductor":
         torch._functorch.config.activation_memory_budget = args.activations
         step = torch.compile(model)
-    batches = load_file(args.files / "batches.safetensors")
+    batches = load_file(args.files / f"{args.model}-batches.safetensors")
+    inputs = [path.split(".")[2] for path in batches if path.startswith("batch.0.")]
+    # The first input is what a model sees, the last what it should say.
+    inputs.sort(key=lambda name: name == "labels")
     heap = ctypes.CDLL(None)
     counted = hasattr(heap, "heap_peak")
     for i in range(args.steps):
-        ids, labels = (batches[f"batch.{i % models.N_BATCHES}.{name}"] for name in ("input_ids", "labels"))
+        batch = [batches[f"batch.{i % models.N_BATCHES}.{name}"] for name in inputs]
         if counted and i == WARM_UP:
             heap.heap_reset()
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        loss = step(ids, labels)
+        loss = step(*batch)
         torch.autograd.backward(loss)
         optimizer.step()
         millis = (time.perf_counter() - start) * 1e3

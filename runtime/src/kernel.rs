@@ -249,38 +249,70 @@ impl<'a> Call<'a> {
             of: PhantomData,
         }
     }
-    /// Some units' elements of result `j`, where `of` are the units that share it, equally; and
-    /// which of those, counted from the first, this part has. Panics as [`Call::output`] does.
+    /// This part's elements of result `j`, which consists of `items` of equal size. The units `of`
+    /// share the items as equally as possible. Also says which items they are. Panics as
+    /// [`Call::output`] does.
     #[allow(
         clippy::mut_from_ref,
         reason = "each result is handed out once, see `taken`"
     )]
-    pub fn output_of<T: Element>(&self, j: usize, of: Range<usize>) -> (Range<usize>, &'a mut [T]) {
+    pub fn output_of<T: Element>(
+        &self,
+        j: usize,
+        of: Range<usize>,
+        items: usize,
+    ) -> (Range<usize>, &'a mut [T]) {
         let y = &self.outs[j];
         self.take(j);
         expect_type::<T>(y);
-        let part = self
-            .part
-            .as_ref()
-            .map_or(of.clone(), |(_, part)| part.clone());
-        let (start, end) = (
-            part.start.clamp(of.start, of.end),
-            part.end.clamp(of.start, of.end),
-        );
-        let share = y.numel().checked_div(of.len()).unwrap_or(0);
-        assert!(
-            share * of.len() == y.numel(),
-            "units should share a result equally"
-        );
-        let units = start - of.start..end - of.start;
-        // SAFETY: as for `output`.
+        let items_of_part = self.share_of(of, items);
+        let share = y.numel().checked_div(items).unwrap_or(0);
+        assert!(share * items == y.numel(), "items should be of equal size");
+        // SAFETY: as for `output`; parts that are disjoint have disjoint items.
         let elements = unsafe {
             std::slice::from_raw_parts_mut(
-                y.data.cast::<T>().add(units.start * share),
-                units.len() * share,
+                y.data.cast::<T>().add(items_of_part.start * share),
+                items_of_part.len() * share,
             )
         };
-        (units, elements)
+        (items_of_part, elements)
+    }
+    /// Which of `items` this part has, where the units `of` share them as equally as possible.
+    /// Disjoint parts have disjoint items.
+    fn share_of(&self, of: Range<usize>, items: usize) -> Range<usize> {
+        let Some((_, part)) = &self.part else {
+            return 0..items;
+        };
+        let first = |unit: usize| {
+            let unit = unit.clamp(of.start, of.end) - of.start;
+            (unit * items).checked_div(of.len()).unwrap_or(0)
+        };
+        first(part.start)..first(part.end)
+    }
+    /// Result `j` as planes of as many rows of `columns` numbers. The planes are counted in the
+    /// order of a table of `outer` times `inner`, and lie in memory in that of its transpose. The
+    /// units `of` share the columns of all planes, in this count, as equally as possible. Panics
+    /// as [`Call::output`] does, and if the planes are not whole.
+    pub fn output_planes<T: Element>(
+        &self,
+        j: usize,
+        of: Range<usize>,
+        [outer, inner, columns]: [usize; 3],
+    ) -> Planes<'a, T> {
+        let y = &self.outs[j];
+        self.take(j);
+        expect_type::<T>(y);
+        let all = outer * inner * columns;
+        let rows = y.numel().checked_div(all).unwrap_or(0);
+        assert!(rows * all == y.numel(), "planes should be whole");
+        Planes {
+            data: y.data.cast::<T>(),
+            order: [outer, inner],
+            rows,
+            columns,
+            part: self.share_of(of, all),
+            of: PhantomData,
+        }
     }
     /// Operand `i`'s elements as bits of their width. Panics if that is not `T`'s, or if a result
     /// lies on it.
@@ -466,6 +498,52 @@ impl<'a, T> Window<'a, T> {
     /// The first element.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut T {
         self.data
+    }
+}
+
+/// Some columns of the planes of a result: see [`Call::output_planes`].
+pub struct Planes<'a, T> {
+    data: *mut T,
+    order: [usize; 2],
+    rows: usize,
+    columns: usize,
+    /// The columns, counted through all planes.
+    part: Range<usize>,
+    of: PhantomData<&'a mut [T]>,
+}
+
+impl<T> Planes<'_, T> {
+    /// The columns of this part: number `j` of plane `p` is `p * columns + j`.
+    pub fn part(&self) -> Range<usize> {
+        self.part.clone()
+    }
+    /// Some rows and columns of a plane. Panics if the columns are not this part's.
+    pub fn window(
+        &mut self,
+        plane: usize,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Window<'_, T> {
+        let [outer, inner] = self.order;
+        let first = plane * self.columns;
+        let ours = plane < outer * inner
+            && rows.start <= rows.end
+            && rows.end <= self.rows
+            && columns.start <= columns.end
+            && columns.end <= self.columns
+            && self.part.start <= first + columns.start
+            && first + columns.end <= self.part.end;
+        assert!(ours, "a window should be of this part's columns");
+        let place = plane % inner * outer + plane / inner;
+        let at = (place * self.rows + rows.start) * self.columns + columns.start;
+        Window {
+            // The window may be empty, and begin past the end.
+            data: self.data.wrapping_add(at),
+            rows: rows.len(),
+            columns: columns.len(),
+            stride: self.columns,
+            of: PhantomData,
+        }
     }
 }
 

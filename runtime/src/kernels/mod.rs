@@ -21,6 +21,7 @@ mod math;
 mod norm;
 mod optim;
 pub mod owned;
+mod pool;
 mod product;
 mod random;
 mod reduce;
@@ -598,13 +599,15 @@ pub static KERNELS: &[Kernel] = &[
         norm::check_batch_norm,
         norm::batch_norm,
     )
-    .inplace(&[(3, 3), (4, 4)]),
+    .inplace(&[(3, 3), (4, 4)])
+    .cut_by(norm::cut_channels),
     k(
         "batch_norm_bwd",
         (5, 5),
         norm::check_batch_norm_bwd,
         norm::batch_norm_bwd,
-    ),
+    )
+    .cut_by(norm::cut_channels),
     k("matmul", (2, 2), gemm::check_matmul, gemm::matmul)
         .scratch(gemm::scratch)
         .prepared(gemm::prepare)
@@ -620,6 +623,7 @@ pub static KERNELS: &[Kernel] = &[
         conv::check_convolution,
         conv::convolution,
     )
+    .prepared(conv::prepare)
     .cut_by(conv::cut),
     k(
         "convolution_bwd",
@@ -627,21 +631,22 @@ pub static KERNELS: &[Kernel] = &[
         conv::check_convolution_bwd,
         conv::convolution_bwd,
     )
+    .prepared(conv::prepare)
     .cut_by(conv::cut_bwd),
     k(
         "max_pool2d",
         (1, 1),
-        conv::check_max_pool2d,
-        conv::max_pool2d,
+        pool::check_max_pool2d,
+        pool::max_pool2d,
     )
-    .cut_by(conv::cut_planes),
+    .cut_by(pool::cut_planes),
     k(
         "max_pool2d_bwd",
         (2, 2),
-        conv::check_max_pool2d_bwd,
-        conv::max_pool2d_bwd,
+        pool::check_max_pool2d_bwd,
+        pool::max_pool2d_bwd,
     )
-    .cut_by(conv::cut_planes),
+    .cut_by(pool::cut_planes),
     k("sdpa", (3, 4), attention::check_sdpa, attention::sdpa)
         .prepared(attention::prepare)
         .cut_by(attention::cut),

@@ -1,12 +1,14 @@
 //! Softmax along a dimension, layer norm, batch norm, and their derivatives. Statistics are taken
 //! in f64.
 
-use super::math::{self, Real};
+use super::math::{self, Float, Real};
 use super::signature::{Checked, Signature, ensure, is_float, statistics_dtype};
 use super::strides::{around, count};
-use super::wide::{BLOCK, Sink, Source, blocks, sink, source, wide_float};
+use super::wide::{BLOCK, Sink, Source, Wide, blocks, floats, sink, source, wide_float};
 use super::{Cut, Ran};
-use crate::kernel::Call;
+use crate::kernel::{Call, Element, Planes};
+use pulp::{Arch, Simd, WithSimd};
+use std::marker::PhantomData;
 
 /// Sums side by side: enough for vector registers, and the order of additions is fixed.
 const LANES: usize = 16;
@@ -373,10 +375,6 @@ fn places(call: &Call<'_>) -> [Option<usize>; 3] {
     let mask = call.ints("mask");
     std::array::from_fn(|i| (mask[i] == 1).then(|| mask[..i].iter().sum::<i64>() as usize))
 }
-fn masked<'a>(call: &Call<'a>) -> [Option<Sink<'a>>; 3] {
-    places(call).map(|place| place.map(|j| sink(call, j)))
-}
-
 /// Rows whose sums of a column are taken together: at most 32 such chunks, and not so small that
 /// they cost.
 fn chunk(rows: u64) -> u64 {
@@ -509,119 +507,206 @@ pub(super) fn layer_norm_bwd_sums(call: &Call<'_>) -> Ran {
     }
     Ok(())
 }
-/// The first result there is: the one on which an in-place operand lies.
-fn first<'a, 'b>(results: &'a [Option<Sink<'b>>; 3]) -> &'a Sink<'b> {
-    results
-        .iter()
-        .flatten()
-        .next()
-        .expect("a mask should want a result: the check refuses others")
-}
-
 // --- batch norm ---
 
-/// Calls `f` with where each run of channel `c`'s elements starts and how long it is.
-fn runs(shape: &[usize], c: usize, mut f: impl FnMut(usize, usize)) {
-    let (batch, channels, inner) = around(shape, 1);
-    (0..batch).for_each(|b| {
-        blocks(inner).for_each(|(block, len)| f((b * channels + c) * inner + block, len))
-    });
+/// By channels.
+pub(super) fn cut_channels(call: &Call<'_>) -> Cut {
+    let (batch, channels, inner) = around(call.in_shape(0), 1);
+    Cut::of(channels, batch * inner)
+}
+
+/// A tensor of images: channel `c` of image `b` has `inner` elements from `(b * channels + c) *
+/// inner` on.
+#[derive(Clone, Copy)]
+struct Images {
+    batch: usize,
+    channels: usize,
+    inner: usize,
+}
+
+impl Images {
+    fn new(shape: &[usize]) -> Images {
+        let (batch, channels, inner) = around(shape, 1);
+        Images {
+            batch,
+            channels,
+            inner,
+        }
+    }
+    /// How many elements a channel has.
+    fn n(&self) -> f64 {
+        (self.batch * self.inner) as f64
+    }
+    /// Calls `f` with where each run of channel `c`'s elements starts and how long it is.
+    #[inline(always)]
+    fn runs(&self, c: usize, mut f: impl FnMut(usize, usize)) {
+        for b in 0..self.batch {
+            for (block, len) in blocks(self.inner) {
+                f((b * self.channels + c) * self.inner + block, len);
+            }
+        }
+    }
+    /// A result of this shape, whose channels threads share: a row for each image.
+    fn output<'a, T: Element>(&self, call: &Call<'a>, j: usize) -> Planes<'a, T> {
+        let columns = self.channels * self.inner;
+        call.output_planes(j, 0..self.channels.max(1), [1, 1, columns])
+    }
+    /// Calls `f` for each run of channel `c`'s elements, with where it starts and its part of the
+    /// result.
+    #[inline(always)]
+    fn write<T>(&self, y: &mut Planes<'_, T>, c: usize, mut f: impl FnMut(usize, &mut [T])) {
+        if self.inner == 0 {
+            return;
+        }
+        let columns = c * self.inner..(c + 1) * self.inner;
+        let mut y = y.window(0, 0..self.batch, columns);
+        for b in 0..self.batch {
+            let first = (b * self.channels + c) * self.inner;
+            for (y, block) in y.row(b).chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
+                f(first + block, y);
+            }
+        }
+    }
 }
 
 pub(super) fn batch_norm(call: &Call<'_>) -> Ran {
-    wide_float!(call.out_dtype(0), W => batch_norm_of::<W>(call));
+    floats!(call.out_dtype(0), T => Arch::new().dispatch(BatchNorm::<T>(call, PhantomData)));
     Ok(())
 }
-fn batch_norm_of<R: Real>(call: &Call<'_>) {
-    let shape = call.in_shape(0);
-    let (batch, channels, inner) = around(shape, 1);
-    let n = (batch * inner) as f64;
-    let (eps, momentum) = (call.float("eps"), call.float("momentum"));
-    let [x, w, b, running_mean, running_var] = std::array::from_fn(|i| source(call, i));
-    let [mut y, mut means, mut rstds, mut new_mean, mut new_var] =
-        std::array::from_fn(|j| sink(call, j));
-    let mut xs = [R::ZERO; BLOCK];
-    for c in 0..channels {
-        let mut sum = 0.0;
-        runs(shape, c, |at, len| {
-            x.load(&y, at, &mut xs[..len]);
-            sum += total(&xs[..len], |x| x.to_f64());
-        });
-        let mean = sum / n;
-        let mut squares = 0.0;
-        runs(shape, c, |at, len| {
-            x.load(&y, at, &mut xs[..len]);
-            squares += total(&xs[..len], |x| (x.to_f64() - mean) * (x.to_f64() - mean));
-        });
-        let rstd = 1.0 / (squares / n + eps).sqrt();
-        means.store(c, &[mean]);
-        rstds.store(c, &[rstd]);
-        let old: f64 = running_mean.one(&new_mean, c);
-        new_mean.store(c, &[momentum * mean + (1.0 - momentum) * old]);
-        // The running variance is that of a sample.
-        let old: f64 = running_var.one(&new_var, c);
-        new_var.store(
-            c,
-            &[momentum * (squares / (n - 1.0)) + (1.0 - momentum) * old],
-        );
-        let (mean, rstd) = (R::of_f64(mean), R::of_f64(rstd));
-        let (w, b): (R, R) = (w.one(&y, c), b.one(&y, c));
-        runs(shape, c, |at, len| {
-            x.load(&y, at, &mut xs[..len]);
-            xs[..len]
-                .iter_mut()
-                .for_each(|x| *x = (*x - mean) * rstd * w + b);
-            y.store(at, &xs[..len]);
-        });
+
+/// The forward of some channels.
+struct BatchNorm<'a, 'b, T>(&'a Call<'b>, PhantomData<T>);
+
+impl<T: Float> WithSimd for BatchNorm<'_, '_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let call = self.0;
+        let images = Images::new(call.in_shape(0));
+        let (eps, momentum) = (call.float("eps"), call.float("momentum"));
+        let x = call.input::<T>(0);
+        let [w, b] = [1, 2].map(|i| call.input::<T>(i));
+        let [running_mean, running_var] = [3, 4].map(|i| source(call, i));
+        let mut y = images.output::<T>(call, 0);
+        let [mut means, mut rstds, mut new_mean, mut new_var] = [1, 2, 3, 4].map(|j| sink(call, j));
+        let n = images.n();
+
+        for c in call
+            .part(images.channels.max(1))
+            .take_while(|&c| c < images.channels)
+        {
+            let (mean, squares) = statistics(&images, x, c);
+            let rstd = 1.0 / (squares / n + eps).sqrt();
+            means.store(c, &[mean]);
+            rstds.store(c, &[rstd]);
+            let old: f64 = running_mean.one(&new_mean, c);
+            new_mean.store(c, &[momentum * mean + (1.0 - momentum) * old]);
+            // The running variance is that of a sample.
+            let old: f64 = running_var.one(&new_var, c);
+            let sample = squares / (n - 1.0);
+            new_var.store(c, &[momentum * sample + (1.0 - momentum) * old]);
+
+            let (mean, rstd) = (T::Wide::of_f64(mean), T::Wide::of_f64(rstd));
+            let (w, b) = (T::Wide::of(w[c]), T::Wide::of(b[c]));
+            let mut xs = [T::Wide::ZERO; BLOCK];
+            images.write(&mut y, c, |at, y| {
+                let xs = &mut xs[..y.len()];
+                T::Wide::load(&x[at..at + y.len()], xs);
+                xs.iter_mut().for_each(|x| *x = (*x - mean) * rstd * w + b);
+                T::Wide::store(xs, y);
+            });
+        }
     }
 }
+
+/// A channel's mean, and the sum of the squares of what its elements differ from it.
+#[inline(always)]
+fn statistics<T: Float>(images: &Images, x: &[T], c: usize) -> (f64, f64) {
+    let mut xs = [T::Wide::ZERO; BLOCK];
+    let mut sum = 0.0;
+    images.runs(c, |at, len| {
+        T::Wide::load(&x[at..at + len], &mut xs[..len]);
+        sum += total(&xs[..len], |x| x.to_f64());
+    });
+    let mean = sum / images.n();
+    let mut squares = 0.0;
+    images.runs(c, |at, len| {
+        T::Wide::load(&x[at..at + len], &mut xs[..len]);
+        squares += total(&xs[..len], |x| (x.to_f64() - mean) * (x.to_f64() - mean));
+    });
+    (mean, squares)
+}
+
 /// A sum with lanes.
+#[inline(always)]
 pub(super) fn total<R: Copy>(xs: &[R], f: impl Fn(R) -> f64) -> f64 {
     let mut lanes = [0.0; LANES];
-    for part in xs.chunks(LANES) {
+    let (whole, rest) = xs.as_chunks::<LANES>();
+    for part in whole {
         for (lane, &x) in lanes.iter_mut().zip(part) {
             *lane += f(x);
         }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane += f(x);
     }
     lanes.iter().sum()
 }
 
 pub(super) fn batch_norm_bwd(call: &Call<'_>) -> Ran {
-    wide_float!(call.in_dtype(1), W => batch_norm_bwd_of::<W>(call));
+    floats!(call.in_dtype(1), T => Arch::new().dispatch(BatchNormBwd::<T>(call, PhantomData)));
     Ok(())
 }
-/// With x̂ = (x - mean) rstd: dw = Σ dy x̂, db = Σ dy, dx = w rstd (dy - db / n - x̂ dw / n).
-fn batch_norm_bwd_of<R: Real>(call: &Call<'_>) {
-    let shape = call.in_shape(1);
-    let (batch, channels, inner) = around(shape, 1);
-    let n = (batch * inner) as f64;
-    let [dy, x, w, means, rstds] = std::array::from_fn(|i| source(call, i));
-    let results = &mut masked(call);
-    let (mut dys, mut xs) = ([R::ZERO; BLOCK], [R::ZERO; BLOCK]);
-    for c in 0..channels {
-        let on = first(results);
-        let (mean, rstd, w): (R, R, R) = (means.one(on, c), rstds.one(on, c), w.one(on, c));
-        let (mut dw, mut db) = (0.0, 0.0);
-        runs(shape, c, |at, len| {
-            dy.load(on, at, &mut dys[..len]);
-            x.load(on, at, &mut xs[..len]);
-            (0..len).for_each(|j| xs[j] = (xs[j] - mean) * rstd * dys[j]);
-            dw += total(&xs[..len], |x| x.to_f64());
-            db += total(&dys[..len], |dy| dy.to_f64());
-        });
-        for (result, sum) in results[1..].iter_mut().zip([dw, db]) {
-            if let Some(result) = result {
-                result.store(c, &[sum]);
+
+/// The gradients of some channels. With x̂ = (x - mean) rstd: dw = Σ dy x̂, db = Σ dy, dx = w rstd
+/// (dy - db / n - x̂ dw / n).
+struct BatchNormBwd<'a, 'b, T>(&'a Call<'b>, PhantomData<T>);
+
+impl<T: Float> WithSimd for BatchNormBwd<'_, '_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let call = self.0;
+        let images = Images::new(call.in_shape(1));
+        let [dy, x, w, means, rstds] = std::array::from_fn(|i| call.input::<T>(i));
+        let [dx, dw, db] = places(call);
+        let mut dx = dx.map(|j| images.output::<T>(call, j));
+        let [mut dw, mut db] = [dw, db].map(|j| j.map(|j| call.output::<T>(j)));
+        let n = images.n();
+        let (mut dys, mut xs) = ([T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK]);
+
+        let part = call.part(images.channels.max(1));
+        for c in part.clone().take_while(|&c| c < images.channels) {
+            let [mean, rstd, w] = [means, rstds, w].map(|numbers| T::Wide::of(numbers[c]));
+            let (mut sum_dw, mut sum_db) = (0.0, 0.0);
+            images.runs(c, |at, len| {
+                let (dys, xs) = (&mut dys[..len], &mut xs[..len]);
+                T::Wide::load(&dy[at..at + len], dys);
+                T::Wide::load(&x[at..at + len], xs);
+                for (x, dy) in xs.iter_mut().zip(dys.iter()) {
+                    *x = (*x - mean) * rstd * *dy;
+                }
+                sum_dw += total(xs, |x| x.to_f64());
+                sum_db += total(dys, |dy| dy.to_f64());
+            });
+            for (result, sum) in [(&mut dw, sum_dw), (&mut db, sum_db)] {
+                if let Some(result) = result {
+                    result[c - part.start] = T::cast_f64(sum);
+                }
             }
+
+            let Some(dx) = &mut dx else { continue };
+            let mean_g = T::Wide::of_f64(sum_db / n);
+            let (mean_gx, scale) = (T::Wide::of_f64(sum_dw / n), w * rstd);
+            images.write(dx, c, |at, dx| {
+                let (dys, xs) = (&mut dys[..dx.len()], &mut xs[..dx.len()]);
+                T::Wide::load(&dy[at..at + dx.len()], dys);
+                T::Wide::load(&x[at..at + dx.len()], xs);
+                for (x, dy) in xs.iter_mut().zip(dys.iter()) {
+                    *x = scale * (*dy - mean_g - (*x - mean) * rstd * mean_gx);
+                }
+                T::Wide::store(xs, dx);
+            });
         }
-        let Some(dx) = &mut results[0] else { continue };
-        let (mean_g, mean_gx, scale) = (R::of_f64(db / n), R::of_f64(dw / n), w * rstd);
-        runs(shape, c, |at, len| {
-            dy.load(dx, at, &mut dys[..len]);
-            x.load(dx, at, &mut xs[..len]);
-            (0..len)
-                .for_each(|j| xs[j] = scale * (dys[j] - mean_g - (xs[j] - mean) * rstd * mean_gx));
-            dx.store(at, &xs[..len]);
-        });
     }
 }

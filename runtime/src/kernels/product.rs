@@ -68,6 +68,21 @@ impl<R> Tile<R> {
     pub(super) fn reads(&self, columns: usize) -> bool {
         columns.is_multiple_of(self.lanes)
     }
+    /// Columns of a tile: a panel of a right factor has as many.
+    pub(super) fn columns(&self) -> usize {
+        self.columns
+    }
+    /// Packs columns of a right factor into panels: see [`pack`].
+    pub(super) fn pack_columns(
+        &self,
+        room: &mut [R],
+        panel: usize,
+        columns: (usize, usize),
+        depth: (usize, usize),
+        from: &[R],
+    ) {
+        (self.pack_columns)(room, panel, columns, depth, from);
+    }
     /// Whether rows of a left factor may be read where they lie across its lines, which are so many
     /// bytes apart: each number of a row is in another line, one of the second cache. A tile of
     /// many vectors computes long enough to wait for none, unless lines share the cache's few

@@ -437,8 +437,9 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         "convolution" | "convolution_bwd" => {
             let t = rng.float();
             let spatial = 1 + rng.below(2);
-            let groups = 1 + rng.below(2);
-            let (n, c, o) = (rng.below(3), 1 + rng.below(2), 1 + rng.below(2));
+            let groups = 1 + rng.below(3);
+            // A few channels have direct loops, more are products.
+            let (n, c, o) = (rng.below(3), 1 + rng.below(5), 1 + rng.below(5));
             let [taps, stride, padding, dilation, input, output] = windows(rng, spatial, false);
             let with = |a: usize, b: usize, s: &[usize]| [&[a, b], s].concat();
             let (x, w) = (with(n, c * groups, &input), with(o * groups, c, &taps));

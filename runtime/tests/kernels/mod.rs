@@ -1,6 +1,7 @@
 //! The kernels' tests: PyTorch's results on fixed operands, a naive reference on random ones, and
 //! hostile signatures.
 
+mod convolution;
 mod generate;
 mod golden;
 mod hostile;

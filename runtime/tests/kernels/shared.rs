@@ -142,8 +142,6 @@ fn parts_change_no_bit() {
     }
     // Those that threads do not share.
     let expected = [
-        "batch_norm",
-        "batch_norm_bwd",
         "nll_loss",
         "nll_sum",
         "gather",

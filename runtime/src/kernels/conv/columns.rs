@@ -1,0 +1,328 @@
+//! Convolutions and the gradients of their inputs: products of weights and patches, a block of
+//! columns at a time, whose patches are packed into the thread's workspace.
+
+use super::patches::{MOST_COLUMNS, Patches, SLACK};
+use super::{Phase, Sizes};
+use crate::kernel::{Planes, Window};
+use crate::kernels::math::Float;
+use crate::kernels::product::{Left, Right, Tile, Tiled, tiles};
+use crate::kernels::wide::Wide;
+use std::ops::Range;
+
+/// Rows of patches that are packed at once. Sums are cut there, whatever the threads.
+const DEPTH: usize = artifact::PRODUCT_DEPTH;
+/// Columns that are packed at once: 256 KiB of f32.
+const COLUMNS: usize = 128;
+/// Rows of weights that are packed at once, if they are.
+const ROWS: usize = 1024;
+/// Results that are summed in a workspace of the thread before they are stored: 1 MiB of f32.
+pub(super) const SUMS: usize = 1 << 18;
+
+/// The left factor of a product of weights and patches, of one group.
+pub(super) struct Weights<'a, T> {
+    /// [outputs, inputs, taps of both dimensions].
+    w: &'a [T],
+    inputs: usize,
+    taps: [usize; 2],
+    /// For the gradient of the input: which taps are read.
+    flipped: Option<[Phase; 2]>,
+}
+
+impl<'a, T: Float> Weights<'a, T> {
+    /// Those of a group, of a convolution's weights.
+    pub(super) fn new(
+        s: &Sizes,
+        w: &'a [T],
+        group: usize,
+        flipped: Option<[Phase; 2]>,
+    ) -> Weights<'a, T> {
+        let n = s.outputs * s.depth();
+        Weights {
+            w: &w[group * n..][..n],
+            inputs: s.inputs,
+            taps: [s.y.taps, s.x.taps],
+            flipped,
+        }
+    }
+    /// Some rows and columns of the factor, where they lie or packed.
+    fn left<'b>(
+        &'b self,
+        tile: &Tile<T::Wide>,
+        room: &'b mut [T::Wide],
+        (rows, depth): (Range<usize>, Range<usize>),
+    ) -> Left<'b, T::Wide> {
+        if depth.is_empty() {
+            return Left::rows(tile, room, 0);
+        }
+        if let Some(phases) = &self.flipped {
+            for (row, to) in rows.zip(room.chunks_exact_mut(depth.len())) {
+                self.pack_flipped(to, row, depth.start, phases);
+            }
+            return Left::rows(tile, room, depth.len());
+        }
+
+        let k = self.inputs * self.taps[0] * self.taps[1];
+        if T::room(1) == 0 {
+            // The type is its own wide type: the weights are read where they lie.
+            let w = T::widened(self.w, &mut []);
+            return Left::rows(tile, &w[rows.start * k + depth.start..], k);
+        }
+        for (row, to) in rows.zip(room.chunks_exact_mut(depth.len())) {
+            T::Wide::load(&self.w[row * k..][depth.clone()], to);
+        }
+        Left::rows(tile, room, depth.len())
+    }
+    /// Weights of input channel `row` for outputs and taps of a phase, counted from `first` on.
+    fn pack_flipped(&self, to: &mut [T::Wide], row: usize, first: usize, phases: &[Phase; 2]) {
+        let [y, x] = phases;
+        let [_, width] = self.taps;
+        let (taps, used) = (self.taps[0] * width, y.taps * x.taps);
+        let whole = used == taps && taps > 1;
+        let (mut output, mut tap) = (first / used.max(1), first % used.max(1));
+        let mut at = 0;
+        while at < to.len() {
+            let w = &self.w[(output * self.inputs + row) * taps..][..taps];
+            let n = (used - tap).min(to.len() - at);
+            if whole {
+                let to = &mut to[at..at + n];
+                to.iter_mut()
+                    .zip(&w[tap..])
+                    .for_each(|(to, &w)| *to = T::Wide::of(w));
+            } else {
+                for (i, to) in to[at..at + n].iter_mut().enumerate() {
+                    let (ky, kx) = ((tap + i) / x.taps, (tap + i) % x.taps);
+                    let place = (y.first + ky * y.step) * width + x.first + kx * x.step;
+                    *to = T::Wide::of(w[place]);
+                }
+            }
+            (output, tap, at) = (output + 1, 0, at + n);
+        }
+    }
+}
+
+/// Where the columns of a product are in the planes of the result: row `y`, column `x` of a grid in
+/// each image is element `(first.0 + y * step.0) * width + first.1 + x * step.1` of its plane.
+#[derive(Clone, Copy)]
+pub(super) struct Grid {
+    pub(super) places: (usize, usize),
+    pub(super) first: (usize, usize),
+    pub(super) step: (usize, usize),
+    pub(super) width: usize,
+}
+
+impl Grid {
+    /// Every element of a plane, in order.
+    pub(super) fn whole(height: usize, width: usize) -> Grid {
+        Grid {
+            places: (1, height * width),
+            first: (0, 0),
+            step: (1, 1),
+            width: height * width,
+        }
+    }
+    /// Whether columns are elements of the planes, in order.
+    fn is_whole(&self) -> bool {
+        self.places.0 == 1 && self.step == (1, 1)
+    }
+    /// How many columns the grid has among elements before `element`, counted through all planes of
+    /// `plane` elements.
+    pub(super) fn columns_before(&self, element: usize, plane: usize) -> usize {
+        let (rows, columns) = self.places;
+        let before = |at: usize, first: usize, step: usize, most: usize| {
+            at.saturating_sub(first).div_ceil(step).min(most)
+        };
+        let (image, rest) = (
+            element.checked_div(plane).unwrap_or(0),
+            element.checked_rem(plane).unwrap_or(0),
+        );
+        let (y, x) = (rest / self.width.max(1), rest % self.width.max(1));
+        let above = before(y, self.first.0, self.step.0, rows);
+        let in_row = y >= self.first.0
+            && (y - self.first.0).is_multiple_of(self.step.0)
+            && (y - self.first.0) / self.step.0 < rows;
+        let left = if in_row {
+            before(x, self.first.1, self.step.1, columns)
+        } else {
+            0
+        };
+        (image * rows + above) * columns + left
+    }
+}
+
+/// The result of a product.
+pub(super) enum Results<'a, 'b, T: Float> {
+    /// Sums are rounded or placed when they are complete.
+    Stored(&'a mut Planes<'b, T>),
+    /// Sums are made where they are to be, for a grid of whole planes.
+    There(&'a mut Planes<'b, T::Wide>),
+}
+
+/// A product of a group's weights and patches.
+pub(super) struct Product<'a, T: Float> {
+    pub(super) tile: &'a Tile<T::Wide>,
+    /// Rows of the result.
+    pub(super) rows: usize,
+    pub(super) weights: Weights<'a, T>,
+    pub(super) patches: Patches<'a, T>,
+    pub(super) bias: Option<&'a [T]>,
+    pub(super) grid: Grid,
+    /// The number of the first plane.
+    pub(super) plane: usize,
+}
+
+/// Whether sums may be made where the result is.
+pub(super) fn in_place<T: Float>(s: &Sizes, grid: &Grid) -> bool {
+    let columns = grid.places.1;
+    // Blocks end where planes do: those of small planes would be short.
+    let long = columns >= 4 * COLUMNS || columns.is_multiple_of(COLUMNS) || s.batch == 1;
+    T::room(1) == 0 && grid.is_whole() && long
+}
+
+impl<T: Float> Product<'_, T> {
+    /// Computes some columns.
+    pub(super) fn run(&self, columns: Range<usize>, mut results: Results<'_, '_, T>) {
+        let depth = self.patches.rows();
+        T::Wide::with_room(|room| {
+            let (patches_room, weights_room) = room.split_at_mut(DEPTH * COLUMNS + SLACK);
+            T::Wide::with_space(SUMS, |sums| {
+                for top in (0..self.rows).step_by(ROWS) {
+                    let rows = top..(top + ROWS).min(self.rows);
+                    let most = match results {
+                        Results::There(_) => columns.len(),
+                        Results::Stored(_) => SUMS / rows.len() / COLUMNS * COLUMNS,
+                    };
+                    for left in columns.clone().step_by(most.max(1)) {
+                        let columns = left..(left + most).min(columns.end);
+                        let sums = &mut sums[..];
+                        // No depth gives a product as well: zeros, or the bias.
+                        for shallow in (0..depth.max(1)).step_by(DEPTH) {
+                            let depth = shallow..(shallow + DEPTH).min(depth);
+                            let left = (rows.clone(), depth.clone());
+                            let weights = self.weights.left(self.tile, weights_room, left);
+                            let part = (rows.clone(), depth, columns.clone());
+                            self.blocks(weights, part, patches_room, sums, &mut results);
+                        }
+                        if let Results::Stored(planes) = &mut results {
+                            self.store(planes, &sums[..], rows.clone(), columns);
+                        }
+                    }
+                }
+            });
+        });
+    }
+    /// Adds the product of some depth, to all of the columns.
+    fn blocks(
+        &self,
+        weights: Left<'_, T::Wide>,
+        (rows, depth, columns): (Range<usize>, Range<usize>, Range<usize>),
+        room: &mut [T::Wide],
+        sums: &mut [T::Wide],
+        results: &mut Results<'_, '_, T>,
+    ) {
+        let plane = self.grid.places.1;
+        let (height, width) = (rows.len(), columns.len());
+        let mut at = columns.start;
+        while at < columns.end {
+            let mut end = columns.end.min(at + COLUMNS);
+            match results {
+                Results::There(planes) => {
+                    let (image, place) = (at / plane, at % plane);
+                    end = end.min((image + 1) * plane);
+                    let places = place..place + (end - at);
+                    let y = planes.window(self.plane + image, rows.clone(), places);
+                    self.block(weights, (&rows, &depth, at..end), room, y);
+                }
+                Results::Stored(_) => {
+                    let mut all = Window::new(&mut sums[..height * width], height, width);
+                    let y = all.part(0..height, at - columns.start..end - columns.start);
+                    self.block(weights, (&rows, &depth, at..end), room, y);
+                }
+            }
+            at = end;
+        }
+    }
+    /// Adds the product of some depth to a block of columns.
+    fn block(
+        &self,
+        weights: Left<'_, T::Wide>,
+        (rows, depth, columns): (&Range<usize>, &Range<usize>, Range<usize>),
+        room: &mut [T::Wide],
+        mut y: Window<'_, T::Wide>,
+    ) {
+        let mut add = depth.start > 0;
+        if let (false, Some(bias)) = (add, self.bias) {
+            for (i, &bias) in bias[rows.clone()].iter().enumerate() {
+                y.row(i).fill(T::Wide::of(bias));
+            }
+            add = true;
+        }
+        let right = self.pack(room, depth, columns);
+        tiles(
+            self.tile,
+            depth.len(),
+            weights,
+            right,
+            T::Wide::ONE,
+            &mut y,
+            add,
+        );
+    }
+    /// Patches in panels.
+    fn pack<'b>(
+        &self,
+        room: &'b mut [T::Wide],
+        depth: &Range<usize>,
+        columns: Range<usize>,
+    ) -> Right<'b, T::Wide> {
+        let width = self.tile.columns();
+        let panel = width * depth.len();
+        for (i, at) in columns.clone().step_by(width).enumerate() {
+            let columns = at..(at + width).min(columns.end);
+            self.patches
+                .pack(&mut room[i * panel..], width, depth.clone(), columns);
+        }
+        Right {
+            w: room,
+            row: width,
+            panel,
+        }
+    }
+    /// Rounds complete sums and writes them to where they belong.
+    fn store(
+        &self,
+        planes: &mut Planes<'_, T>,
+        sums: &[T::Wide],
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) {
+        let Grid {
+            places: (height, width),
+            first,
+            step,
+            ..
+        } = self.grid;
+        let mut at = columns.start;
+        while at < columns.end {
+            let (x, row) = (at % width, at / width);
+            let (y, image) = (row % height, row / height);
+            let len = (width - x).min(columns.end - at);
+            let start = (first.0 + y * step.0) * self.grid.width + first.1 + x * step.1;
+            let end = start + (len - 1) * step.1 + 1;
+            let mut window = planes.window(self.plane + image, rows.clone(), start..end);
+            for i in 0..rows.len() {
+                let from = &sums[i * columns.len() + at - columns.start..][..len];
+                let to = window.row(i);
+                if step.1 == 1 {
+                    T::Wide::store(from, to);
+                } else {
+                    for (to, from) in to.iter_mut().step_by(step.1).zip(from) {
+                        *to = from.narrow();
+                    }
+                }
+            }
+            at += len;
+        }
+    }
+}
+
+const _: () = assert!(COLUMNS <= MOST_COLUMNS && SUMS / ROWS >= COLUMNS);

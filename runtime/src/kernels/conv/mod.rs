@@ -1,0 +1,551 @@
+//! Convolution and its gradients. Products of weights and patches compute them, see [`columns`] and
+//! [`weights`]; groups of few channels have direct loops, see [`direct`]. One spatial dimension is
+//! treated as two, the first of size 1.
+
+mod columns;
+mod direct;
+mod patches;
+mod weights;
+
+use super::math::Float;
+use super::product::{Tile, Tiled};
+use super::signature::{Checked, Signature, ensure, is_float};
+use super::wide::floats;
+use super::{Cut, ELEMENTS, Ran};
+use crate::kernel::Call;
+use artifact::DType;
+use columns::{Grid, Product, Results, SUMS, Weights};
+use patches::{Line, Patches};
+use std::ops::Range;
+
+// --- checks ---
+
+/// Output size of a window along each spatial dimension.
+pub(super) fn window(
+    input: &[u64],
+    kernel: &[u64],
+    [stride, padding, dilation]: [&[i64]; 3],
+    ceil: bool,
+) -> Result<Vec<u64>, String> {
+    let mut out = vec![];
+    for i in 0..input.len() {
+        // Sizes are below 2^50, the others below 2^28 and 2^32: nothing overflows.
+        let reach = dilation[i] * (kernel[i] as i64 - 1) + 1;
+        let size = input[i] as i64;
+        let room = size + 2 * padding[i] - reach;
+        ensure(0 <= room, || {
+            format!(
+                "a window of {reach} does not fit into {size} + 2 * {}",
+                padding[i]
+            )
+        })?;
+        let mut n = if ceil {
+            (room as u64).div_ceil(stride[i] as u64) as i64
+        } else {
+            room / stride[i]
+        } + 1;
+        // With `ceil`, the last window must start inside the input or the padding before it.
+        if ceil && size + padding[i] <= (n - 1) * stride[i] {
+            n -= 1;
+        }
+        out.push(n as u64);
+    }
+    Ok(out)
+}
+fn convolution_shape(s: &Signature<'_>, x: usize, w: usize) -> Result<Vec<u64>, String> {
+    s.has_kernel(x, is_float)?;
+    s.expect_dtype(x, w)?;
+    let (xs, ws) = (s.shape(x), s.shape(w));
+    ensure(xs.len() == ws.len() && (3..=4).contains(&xs.len()), || {
+        "rank should be 3 or 4".into()
+    })?;
+    let (n, groups) = (xs.len() - 2, s.int("groups")?);
+    let fits = 1 <= groups
+        && Some(xs[1]) == ws[1].checked_mul(groups as u64)
+        && ws[0].is_multiple_of(groups as u64)
+        && ws[2..].iter().all(|k| (1..1 << 28).contains(k));
+    ensure(fits, || "channels, groups or kernel do not fit".into())?;
+    let windows = [
+        s.list("stride", n, 1)?,
+        s.list("padding", n, 0)?,
+        s.list("dilation", n, 1)?,
+    ];
+    let mut shape = vec![xs[0], ws[0]];
+    shape.extend(window(&xs[2..], &ws[2..], windows, false)?);
+    Ok(shape)
+}
+pub(super) fn check_convolution(s: &Signature<'_>) -> Checked {
+    let shape = convolution_shape(s, 0, 1)?;
+    if s.ins.len() == 3 {
+        s.expect_shape(2, &shape[1..2])?;
+        s.expect_dtype(2, 0)?;
+    }
+    s.results(&[(s.dtype(0), &shape)])
+}
+pub(super) fn check_convolution_bwd(s: &Signature<'_>) -> Checked {
+    let shape = convolution_shape(s, 1, 2)?;
+    s.expect_shape(0, &shape)?;
+    s.expect_dtype(0, 1)?;
+    let dtype = s.dtype(0);
+    s.masked_results(&[
+        (dtype, s.shape(1)),
+        (dtype, s.shape(2)),
+        (dtype, &shape[1..2]),
+    ])
+}
+// --- convolution ---
+
+/// One spatial dimension: output `o` reads input `o * stride + k * dilation - padding` for each tap
+/// `k`.
+#[derive(Clone, Copy)]
+pub(super) struct Axis {
+    pub(super) input: usize,
+    pub(super) output: usize,
+    pub(super) taps: usize,
+    pub(super) stride: usize,
+    pub(super) padding: usize,
+    pub(super) dilation: usize,
+}
+
+impl Axis {
+    /// The outputs in `lo..hi` whose tap `k` is inside the input.
+    pub(super) fn outputs(&self, k: usize, lo: usize, hi: usize) -> std::ops::Range<usize> {
+        let tap = k * self.dilation;
+        // o * stride + tap - padding in 0..input.
+        let first = self.padding.saturating_sub(tap).div_ceil(self.stride);
+        let end = (self.input + self.padding)
+            .saturating_sub(tap)
+            .div_ceil(self.stride);
+        let (first, end) = (first.max(lo), end.min(hi));
+        first..end.max(first)
+    }
+    /// The input that output `o` reads at tap `k`, which is inside.
+    pub(super) fn input(&self, o: usize, k: usize) -> usize {
+        o * self.stride + k * self.dilation - self.padding
+    }
+    /// The output that reads input `i` at tap `k`, if one does.
+    fn output(&self, i: usize, k: usize) -> Option<usize> {
+        let at = (i + self.padding).checked_sub(k * self.dilation)?;
+        (at.is_multiple_of(self.stride) && at / self.stride < self.output).then(|| at / self.stride)
+    }
+}
+
+/// The inputs of a dimension whose number leaves one remainder when divided by the stride. The same
+/// taps read them, so that their gradient is a convolution of stride 1 over the result's gradient.
+#[derive(Clone, Copy, Debug)]
+struct Phase {
+    remainder: usize,
+    /// How many inputs there are.
+    places: usize,
+    /// Taps `first + i * step` read them, for `i` below `taps`.
+    first: usize,
+    step: usize,
+    taps: usize,
+    /// What input `j` of the phase is read for: output `j + offset - i * back`.
+    offset: isize,
+    back: isize,
+}
+
+impl Phase {
+    fn new(axis: &Axis, remainder: usize) -> Phase {
+        let (stride, dilation) = (axis.stride as isize, axis.dilation as isize);
+        let at = (remainder + axis.padding) as isize;
+        let common = common_divisor(axis.stride, axis.dilation);
+        // Sizes are below 2^50, the others below 2^32: nothing overflows.
+        let step = axis.stride / common;
+        let fits = |&k: &usize| (at - k as isize * dilation) % stride == 0;
+        let first = (0..axis.taps.min(step)).find(fits);
+        Phase {
+            remainder,
+            places: (axis.input.saturating_sub(remainder)).div_ceil(axis.stride),
+            first: first.unwrap_or(0),
+            step,
+            taps: first.map_or(0, |first| (axis.taps - first).div_ceil(step)),
+            offset: (at - first.unwrap_or(0) as isize * dilation) / stride,
+            back: (axis.dilation / common) as isize,
+        }
+    }
+    /// Those of a dimension that have inputs.
+    fn all(axis: Axis) -> impl Iterator<Item = Phase> {
+        (0..axis.stride.min(axis.input)).map(move |remainder| Phase::new(&axis, remainder))
+    }
+    /// What it reads of a dimension of the result's gradient.
+    fn line(&self, axis: &Axis) -> Line {
+        Line {
+            size: axis.output,
+            places: self.places,
+            stride: 1,
+            taps: self.taps,
+            offset: self.offset,
+            step: -self.back,
+        }
+    }
+}
+
+/// The greatest common divisor of two positive numbers.
+fn common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
+
+/// The sizes of a convolution.
+struct Sizes {
+    batch: usize,
+    groups: usize,
+    /// Channels of a group: read and written.
+    inputs: usize,
+    outputs: usize,
+    y: Axis,
+    x: Axis,
+}
+
+impl Sizes {
+    fn new(call: &Call<'_>, image: &[usize], weight: &[usize], output: &[usize]) -> Sizes {
+        let (stride, padding, dilation) = (
+            call.ints("stride"),
+            call.ints("padding"),
+            call.ints("dilation"),
+        );
+        let axis = |d: usize| Axis {
+            input: image[d + 2],
+            output: output[d + 2],
+            taps: weight[d + 2],
+            stride: stride[d] as usize,
+            padding: padding[d] as usize,
+            dilation: dilation[d] as usize,
+        };
+        let one = Axis {
+            input: 1,
+            output: 1,
+            taps: 1,
+            stride: 1,
+            padding: 0,
+            dilation: 1,
+        };
+        let groups = call.int("groups") as usize;
+        let (y, x) = if image.len() == 4 {
+            (axis(0), axis(1))
+        } else {
+            (one, axis(0))
+        };
+        Sizes {
+            batch: image[0],
+            groups,
+            inputs: weight[1],
+            outputs: weight[0] / groups,
+            y,
+            x,
+        }
+    }
+    /// Where row `y` of channel `c` of group `g` of an image starts, for images of `per_group`
+    /// channels.
+    fn input_row(&self, b: usize, g: usize, c: usize, y: usize) -> usize {
+        (((b * self.groups + g) * self.inputs + c) * self.y.input + y) * self.x.input
+    }
+    fn output_row(&self, b: usize, g: usize, o: usize, y: usize) -> usize {
+        (((b * self.groups + g) * self.outputs + o) * self.y.output + y) * self.x.output
+    }
+    /// Where the taps of output channel `o`, input channel `c` and row `ky` start.
+    fn weight_row(&self, g: usize, o: usize, c: usize, ky: usize) -> usize {
+        (((g * self.outputs + o) * self.inputs + c) * self.y.taps + ky) * self.x.taps
+    }
+}
+
+/// Groups of at most this many rows of a product have direct loops: packing patches would take
+/// longer than multiplying them.
+const FEW: usize = 2;
+
+impl Sizes {
+    /// Elements of a channel of the result, and of the image.
+    fn planes(&self) -> (usize, usize) {
+        (self.y.output * self.x.output, self.y.input * self.x.input)
+    }
+    /// How many weights an output channel has.
+    fn depth(&self) -> usize {
+        self.inputs * self.y.taps * self.x.taps
+    }
+    /// Whether the forward has direct loops.
+    fn is_direct(&self) -> bool {
+        self.outputs <= FEW
+    }
+    fn of_forward(call: &Call<'_>) -> Sizes {
+        Sizes::new(call, call.in_shape(0), call.in_shape(1), call.out_shape(0))
+    }
+    fn of_backward(call: &Call<'_>) -> Sizes {
+        Sizes::new(call, call.in_shape(1), call.in_shape(2), call.in_shape(0))
+    }
+    /// Columns of a product: places of the result in all images, for each group.
+    fn columns(&self) -> usize {
+        (self.groups * self.batch * self.planes().0).max(1)
+    }
+}
+
+/// Makes the workspaces of a thread.
+pub(super) fn prepare(call: &Call<'_>) -> Ran {
+    fn room<R: Tiled>() {
+        R::with_room(|_| {});
+        R::with_space(SUMS, |_| {});
+    }
+    match call.in_dtype(0) {
+        DType::F64 => room::<f64>(),
+        _ => room::<f32>(),
+    }
+    Ok(())
+}
+
+/// The fewest columns of a product that a thread should compute: a tile's.
+const LEAST_COLUMNS: usize = 64;
+/// Products of fewer columns have fewer parts: each reads all of the weights.
+const MANY_COLUMNS: usize = 4096;
+
+/// By the columns of the product, or by the channels of all images.
+pub(super) fn cut(call: &Call<'_>) -> Cut {
+    let s = Sizes::of_forward(call);
+    if s.is_direct() {
+        let channels = s.batch * s.groups * s.outputs;
+        return Cut::of(channels, s.planes().0 * s.depth());
+    }
+    let columns = s.columns();
+    // Work of some ten microseconds, at least.
+    let least = (ELEMENTS * 32).div_ceil((s.depth() * s.outputs).max(1));
+    Cut {
+        units: columns,
+        align: 1,
+        grain: LEAST_COLUMNS.max(least),
+        per_thread: if columns < MANY_COLUMNS { 2 } else { 4 },
+    }
+}
+
+pub(super) fn convolution(call: &Call<'_>) -> Ran {
+    floats!(call.out_dtype(0), T => forward::<T>(call));
+    Ok(())
+}
+
+fn forward<T: Float>(call: &Call<'_>) {
+    let s = Sizes::of_forward(call);
+    let (x, w) = (call.input::<T>(0), call.input::<T>(1));
+    let bias = (call.n_inputs() == 3).then(|| call.input::<T>(2));
+    if s.is_direct() {
+        let channels = call.part(s.batch * s.groups * s.outputs);
+        let y = call.output::<T>(0);
+        return direct::forward::<T, T::Wide>(&s, (x, w, bias), channels, y);
+    }
+    let (tile, units) = (T::Wide::tile(), 0..s.columns());
+    // The part should be some of these units.
+    call.part(units.end);
+    let (lines, grid) = (
+        (Line::forward(&s.y), Line::forward(&s.x)),
+        Grid::whole(s.y.output, s.x.output),
+    );
+    let shape = [s.groups, s.batch, s.planes().0];
+    let product = |group: usize, columns: Range<usize>, results: Results<'_, '_, T>| {
+        let outputs = group * s.outputs..(group + 1) * s.outputs;
+        Product {
+            tile: &tile,
+            rows: s.outputs,
+            weights: Weights::new(&s, w, group, None),
+            patches: Patches::new(&s, x, (group, s.inputs), lines),
+            bias: bias.map(|bias| &bias[outputs]),
+            grid,
+            plane: group * s.batch,
+        }
+        .run(columns, results);
+    };
+    if columns::in_place::<T>(&s, &grid) {
+        let mut planes = call.output_planes::<T::Wide>(0, units, shape);
+        for (group, columns) in by_group(planes.part(), &shape) {
+            product(group, columns, Results::There(&mut planes));
+        }
+    } else {
+        let mut planes = call.output_planes::<T>(0, units, shape);
+        for (group, columns) in by_group(planes.part(), &shape) {
+            product(group, columns, Results::Stored(&mut planes));
+        }
+    }
+}
+
+/// The groups that have columns of a part, and which of the group's columns these are, for groups
+/// of a number of images of a number of columns.
+fn by_group(
+    part: Range<usize>,
+    &[_, images, columns]: &[usize; 3],
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let all = images * columns;
+    let groups = match part.is_empty() {
+        true => 0..0,
+        false => part.start / all..part.end.div_ceil(all),
+    };
+    groups.map(move |group| {
+        let first = group * all;
+        let columns = part.start.max(first) - first..part.end.min(first + all) - first;
+        (group, columns)
+    })
+}
+
+/// Units of each of both products of the backward, of which threads take several at once.
+const SHARES: usize = 64;
+
+/// Which units compute dx, and which dw and db: a product each, of as many multiplications.
+fn units_bwd(call: &Call<'_>) -> [Range<usize>; 2] {
+    let mask = call.ints("mask");
+    let dx = if mask[0] == 1 { SHARES } else { 0 };
+    let dw = if mask[1] + mask[2] > 0 { SHARES } else { 0 };
+    [0..dx, dx..dx + dw]
+}
+
+pub(super) fn cut_bwd(call: &Call<'_>) -> Cut {
+    let s = Sizes::of_backward(call);
+    let units = units_bwd(call)[1].end;
+    let columns = s.columns();
+    let multiplications = columns * s.outputs * s.depth() / SHARES;
+    Cut {
+        units,
+        align: 1,
+        grain: (ELEMENTS * 16).div_ceil(multiplications.max(1)).min(units),
+        per_thread: if columns < MANY_COLUMNS { 2 } else { 4 },
+    }
+}
+
+pub(super) fn convolution_bwd(call: &Call<'_>) -> Ran {
+    floats!(call.in_dtype(0), T => backward::<T>(call));
+    Ok(())
+}
+
+fn backward<T: Float>(call: &Call<'_>) {
+    let mask = call.ints("mask");
+    let result = |i: usize| (mask[i] == 1).then(|| mask[..i].iter().sum::<i64>() as usize);
+    let s = Sizes::of_backward(call);
+    let (dy, x, w) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
+    let [of_dx, of_dw] = units_bwd(call);
+    // The part should be one of these units.
+    call.part(of_dw.end);
+
+    if let Some(j) = result(0) {
+        if s.inputs <= FEW {
+            let channels = s.batch * s.groups * s.inputs;
+            let (channels, dx) = call.output_of(j, of_dx, channels);
+            direct::input::<T, T::Wide>(&s, dy, w, channels, dx);
+        } else {
+            backward_input(call, &s, (j, of_dx), dy, w);
+        }
+    }
+    if let Some(j) = result(1) {
+        if s.outputs <= FEW {
+            let channels = s.groups * s.outputs;
+            let (channels, dw) = call.output_of(j, of_dw.clone(), channels);
+            direct::weights::<T, T::Wide>(&s, dy, x, channels, dw);
+        } else {
+            backward_weights(call, &s, (j, of_dw.clone()), dy, x);
+        }
+    }
+    if let Some(j) = result(2) {
+        let (channels, db) = call.output_of::<T>(j, of_dw, s.groups * s.outputs);
+        backward_bias(&s, dy, channels, db);
+    }
+}
+
+/// The gradient of the input: for each phase, a product of its weights and of patches of dy.
+fn backward_input<T: Float>(
+    call: &Call<'_>,
+    s: &Sizes,
+    (j, units): (usize, Range<usize>),
+    dy: &[T],
+    w: &[T],
+) {
+    let tile = T::Wide::tile();
+    let plane = s.planes().1;
+    let shape = [s.groups, s.batch, plane];
+    let simple = (s.y.stride, s.x.stride) == (1, 1);
+    if simple {
+        let phases = [Phase::new(&s.y, 0), Phase::new(&s.x, 0)];
+        let grid = Grid::whole(s.y.input, s.x.input);
+        if columns::in_place::<T>(s, &grid) {
+            let mut planes = call.output_planes::<T::Wide>(j, units, shape);
+            for (group, columns) in by_group(planes.part(), &shape) {
+                let product = input_product(s, &tile, (dy, w), group, phases, grid);
+                product.run(columns, Results::There(&mut planes));
+            }
+        } else {
+            let mut planes = call.output_planes::<T>(j, units, shape);
+            for (group, columns) in by_group(planes.part(), &shape) {
+                let product = input_product(s, &tile, (dy, w), group, phases, grid);
+                product.run(columns, Results::Stored(&mut planes));
+            }
+        }
+        return;
+    }
+
+    let mut planes = call.output_planes::<T>(j, units, shape);
+    for (group, elements) in by_group(planes.part(), &shape) {
+        for y in Phase::all(s.y) {
+            for x in Phase::all(s.x) {
+                let grid = Grid {
+                    places: (y.places, x.places),
+                    first: (y.remainder, x.remainder),
+                    step: (s.y.stride, s.x.stride),
+                    width: s.x.input,
+                };
+                let columns = grid.columns_before(elements.start, plane)
+                    ..grid.columns_before(elements.end, plane);
+                let product = input_product(s, &tile, (dy, w), group, [y, x], grid);
+                product.run(columns, Results::Stored(&mut planes));
+            }
+        }
+    }
+}
+
+fn input_product<'a, T: Float>(
+    s: &Sizes,
+    tile: &'a Tile<T::Wide>,
+    (dy, w): (&'a [T], &'a [T]),
+    group: usize,
+    phases: [Phase; 2],
+    grid: Grid,
+) -> Product<'a, T> {
+    let lines = (phases[0].line(&s.y), phases[1].line(&s.x));
+    Product {
+        tile,
+        rows: s.inputs,
+        weights: Weights::new(s, w, group, Some(phases)),
+        patches: Patches::new(s, dy, (group, s.outputs), lines),
+        bias: None,
+        grid,
+        plane: group * s.batch,
+    }
+}
+
+/// The gradient of the weights.
+fn backward_weights<T: Float>(
+    call: &Call<'_>,
+    s: &Sizes,
+    (j, units): (usize, Range<usize>),
+    dy: &[T],
+    x: &[T],
+) {
+    let tile = T::Wide::tile();
+    let shape = [s.groups, 1, s.depth()];
+    let mut planes = call.output_planes::<T>(j, units, shape);
+    for (group, weights) in by_group(planes.part(), &shape) {
+        let lines = (Line::forward(&s.y), Line::forward(&s.x));
+        weights::Gradients {
+            tile: &tile,
+            patches: Patches::new(s, x, (group, s.inputs), lines),
+            dy,
+            channels: (s.groups * s.outputs, s.outputs),
+            first: group * s.outputs,
+            plane: s.planes().0,
+        }
+        .run(weights, &mut planes, group);
+    }
+}
+
+/// The gradient of the bias: sums over images and places, in f64.
+fn backward_bias<T: Float>(s: &Sizes, dy: &[T], channels: Range<usize>, db: &mut [T]) {
+    let plane = s.planes().0;
+    for (c, db) in channels.zip(db) {
+        let (g, o) = (c / s.outputs, c % s.outputs);
+        let sum: f64 = (0..s.batch)
+            .map(|b| super::norm::total(&dy[s.output_row(b, g, o, 0)..][..plane], T::f64))
+            .sum();
+        *db = T::cast_f64(sum);
+    }
+}

@@ -1,0 +1,155 @@
+//! The gradient of a convolution's weights: for each group the product of patches, a row for each
+//! weight of an output channel, and the transposed of the result's gradient. Its transpose is
+//! stored.
+
+use super::columns::SUMS;
+use super::patches::{MOST_COLUMNS, Patches, SLACK};
+use crate::kernel::{Planes, Window};
+use crate::kernels::math::Float;
+use crate::kernels::product::{Left, Right, Tile, Tiled, tiles};
+use crate::kernels::wide::Wide;
+use std::ops::Range;
+
+/// Places of results that are multiplied at once. Sums are cut there, whatever the threads.
+const DEPTH: usize = MOST_COLUMNS;
+/// Rows of patches that are packed at once: 128 KiB of f32.
+const ROWS: usize = 128;
+/// Output channels that are packed at once.
+const OUTPUTS: usize = 1024;
+
+/// The gradients of a group's weights.
+pub(super) struct Gradients<'a, T: Float> {
+    pub(super) tile: &'a Tile<T::Wide>,
+    pub(super) patches: Patches<'a, T>,
+    pub(super) dy: &'a [T],
+    /// Of all images, and of a group.
+    pub(super) channels: (usize, usize),
+    /// The first channel, and elements of a channel.
+    pub(super) first: usize,
+    pub(super) plane: usize,
+}
+
+impl<T: Float> Gradients<'_, T> {
+    /// Computes the gradients of some weights of each output channel.
+    pub(super) fn run(&self, weights: Range<usize>, planes: &mut Planes<'_, T>, group: usize) {
+        let (_, outputs) = self.channels;
+        T::Wide::with_room(|room| {
+            let (patches, dys) = room.split_at_mut(DEPTH * ROWS + SLACK);
+            T::Wide::with_space(SUMS, |sums| {
+                for o in (0..outputs).step_by(OUTPUTS) {
+                    let outputs = o..(o + OUTPUTS).min(outputs);
+                    let most = (SUMS / outputs.len()).min(8 * ROWS);
+                    for top in weights.clone().step_by(most) {
+                        let rows = top..(top + most).min(weights.end);
+                        let sums = &mut sums[..rows.len() * outputs.len()];
+                        self.sums(sums, (rows.clone(), outputs.clone()), patches, dys);
+                        let mut to = planes.window(group, outputs.clone(), rows.clone());
+                        store_transposed(sums, rows.len(), &mut to);
+                    }
+                }
+            });
+        });
+    }
+    /// Sums over all places: a row for each weight, a column for each output channel.
+    fn sums(
+        &self,
+        sums: &mut [T::Wide],
+        (rows, outputs): (Range<usize>, Range<usize>),
+        patches: &mut [T::Wide],
+        dys: &mut [T::Wide],
+    ) {
+        let places = self.patches.columns();
+        if places == 0 {
+            sums.fill(T::Wide::ZERO);
+        }
+        let mut y = Window::new(sums, rows.len(), outputs.len());
+        for shallow in (0..places).step_by(DEPTH) {
+            let depth = shallow..(shallow + DEPTH).min(places);
+            let right = self.pack(dys, depth.clone(), outputs.clone());
+            for top in (0..rows.len()).step_by(ROWS) {
+                let end = rows.len().min(top + ROWS);
+                let some = rows.start + top..rows.start + end;
+                self.patches.pack(patches, depth.len(), some, depth.clone());
+                let left = Left::rows(self.tile, patches, depth.len());
+                let y = &mut y.part(top..end, 0..outputs.len());
+                tiles(
+                    self.tile,
+                    depth.len(),
+                    left,
+                    right,
+                    T::Wide::ONE,
+                    y,
+                    shallow > 0,
+                );
+            }
+        }
+    }
+    /// The gradient of the result at some places, transposed, in panels.
+    fn pack<'b>(
+        &self,
+        room: &'b mut [T::Wide],
+        places: Range<usize>,
+        outputs: Range<usize>,
+    ) -> Right<'b, T::Wide> {
+        let width = self.tile.columns();
+        let panel = width * places.len();
+        let mut at = places.start;
+        while at < places.end {
+            let (image, place) = (at / self.plane, at % self.plane);
+            let n = (self.plane - place).min(places.end - at);
+            let channel = image * self.channels.0 + self.first + outputs.start;
+            let from = &self.dy[channel * self.plane + place..];
+            let room = &mut room[(at - places.start) * width..];
+            if T::room(1) == 0 {
+                // The type is its own wide type.
+                let from = T::widened(from, &mut []);
+                self.tile
+                    .pack_columns(room, panel, (outputs.len(), self.plane), (n, 1), from);
+            } else {
+                self.pack_widened(room, panel, (outputs.len(), n), from);
+            }
+            at += n;
+        }
+        Right {
+            w: room,
+            row: width,
+            panel,
+        }
+    }
+    /// The same for `n` places of elements that have to be widened.
+    fn pack_widened(
+        &self,
+        room: &mut [T::Wide],
+        panel: usize,
+        (outputs, n): (usize, usize),
+        from: &[T],
+    ) {
+        let width = self.tile.columns();
+        let mut numbers = [T::Wide::ZERO; DEPTH];
+        for (o, from) in from.chunks(self.plane).take(outputs).enumerate() {
+            T::Wide::load(&from[..n], &mut numbers[..n]);
+            let to = &mut room[o / width * panel + o % width..];
+            for (to, &number) in to.iter_mut().step_by(width).zip(&numbers[..n]) {
+                *to = number;
+            }
+        }
+    }
+}
+
+/// Rounds sums and writes their transposed, in blocks that stay in the first cache.
+fn store_transposed<T: Float>(sums: &[T::Wide], rows: usize, to: &mut Window<'_, T>) {
+    const BLOCK: usize = 16;
+    let columns = to.rows();
+    for j in (0..columns).step_by(BLOCK) {
+        for i in (0..rows).step_by(BLOCK) {
+            let end = rows.min(i + BLOCK);
+            for column in j..columns.min(j + BLOCK) {
+                let from = sums[i * columns + column..].iter().step_by(columns);
+                let to = &mut to.row(column)[i..end];
+                to.iter_mut()
+                    .zip(from)
+                    .for_each(|(to, from)| *to = from.narrow());
+            }
+        }
+    }
+}

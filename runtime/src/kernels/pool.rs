@@ -1,0 +1,194 @@
+//! The maxima of windows of an image, and their derivative.
+
+use super::conv::{Axis, window};
+use super::elementwise::is_number;
+use super::math::Float;
+use super::signature::{Checked, Signature, ensure, is_float};
+use super::strides::count;
+use super::wide::{BLOCK, Scalar, Wide, blocks, every_number, floats};
+use super::{Cut, Ran};
+use crate::kernel::Call;
+use artifact::DType;
+use pulp::{Arch, Simd, WithSimd};
+use std::marker::PhantomData;
+
+pub(super) fn check_max_pool2d(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_number)?;
+    s.expect_rank(0, 4)?;
+    let kernel: Vec<u64> = s.list("kernel", 2, 1)?.iter().map(|&k| k as u64).collect();
+    let windows = [
+        s.list("stride", 2, 1)?,
+        s.list("padding", 2, 0)?,
+        s.list("dilation", 2, 1)?,
+    ];
+    let padding = windows[1].iter().zip(&kernel);
+    ensure(kernel.iter().all(|&k| k < 1 << 28), || {
+        "kernel too large".into()
+    })?;
+    ensure(
+        padding.into_iter().all(|(&p, &k)| 2 * p as u64 <= k),
+        || "padding above half the kernel".into(),
+    )?;
+    let mut shape = s.shape(0)[..2].to_vec();
+    shape.extend(window(&s.shape(0)[2..], &kernel, windows, s.bool("ceil")?)?);
+    s.results(&[(s.dtype(0), &shape), (DType::I64, &shape)])
+}
+pub(super) fn check_max_pool2d_bwd(s: &Signature<'_>) -> Checked {
+    s.has_kernel(0, is_float)?;
+    s.expect_rank(0, 4)?;
+    s.expect(1, DType::I64)?;
+    s.expect_shape(1, s.shape(0))?;
+    let shape = s.sizes("shape")?;
+    let fits = shape.len() == 4 && shape[..2] == s.shape(0)[..2];
+    ensure(fits, || {
+        "shape should have rank 4 and the operands' first two sizes".into()
+    })?;
+    s.results(&[(s.dtype(0), &shape)])
+}
+
+/// By the channels of all images.
+pub(super) fn cut_planes(call: &Call<'_>) -> Cut {
+    let (x, y) = (call.in_shape(0), call.out_shape(0));
+    Cut::of(y[0] * y[1], count(&x[2..]).max(count(&y[2..])))
+}
+pub(super) fn max_pool2d(call: &Call<'_>) -> Ran {
+    every_number!(call.out_dtype(0), T, W => {
+        max_pool2d_of::<T, W>(call);
+        Ok(())
+    })
+}
+/// The first maximum of each window; NaN is larger than any number, and the last NaN is taken, as
+/// in PyTorch.
+fn max_pool2d_of<T: Scalar, W: Wide>(call: &Call<'_>) {
+    let (xs, ys) = (call.in_shape(0), call.out_shape(0));
+    let (kernel, stride) = (call.ints("kernel"), call.ints("stride"));
+    let (padding, dilation) = (call.ints("padding"), call.ints("dilation"));
+    let axis = |d: usize| Axis {
+        input: xs[d + 2],
+        output: ys[d + 2],
+        taps: kernel[d] as usize,
+        stride: stride[d] as usize,
+        padding: padding[d] as usize,
+        dilation: dilation[d] as usize,
+    };
+    let (rows, columns) = (axis(0), axis(1));
+    let (x, y, indices) = (
+        call.input::<T>(0),
+        call.output::<T>(0),
+        call.output::<i64>(1),
+    );
+    let planes = call.part(ys[0] * ys[1]);
+    Arch::new().dispatch(Windows {
+        axes: [rows, columns],
+        x: &x[planes.start * rows.input * columns.input..planes.end * rows.input * columns.input],
+        y,
+        indices,
+        wide: PhantomData::<W>,
+    });
+}
+
+/// The windows of some planes.
+struct Windows<'a, T, W> {
+    axes: [Axis; 2],
+    x: &'a [T],
+    y: &'a mut [T],
+    indices: &'a mut [i64],
+    wide: PhantomData<W>,
+}
+
+impl<T: Scalar, W: Wide> WithSimd for Windows<'_, T, W> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let [rows, columns] = self.axes;
+        let (plane, width) = (rows.input * columns.input, columns.output);
+        let lines = self.y.chunks_mut(width.max(1));
+        let lines = lines.zip(self.indices.chunks_mut(width.max(1)));
+        for (line, (y, indices)) in lines.enumerate() {
+            let (p, oy) = (line / rows.output, line % rows.output);
+            let x = &self.x[p * plane..][..plane];
+            for (lo, len) in blocks(width) {
+                let mut best = [W::LOWEST; BLOCK];
+                let indices = &mut indices[lo..lo + len];
+                indices.fill(NONE);
+                for ky in (0..rows.taps).filter(|&ky| !rows.outputs(ky, oy, oy + 1).is_empty()) {
+                    let first = rows.input(oy, ky) * columns.input;
+                    for kx in 0..columns.taps {
+                        let some = columns.outputs(kx, lo, lo + len);
+                        if some.is_empty() {
+                            continue;
+                        }
+                        let at = first + columns.input(some.start, kx);
+                        let end = first + columns.input(some.end - 1, kx) + 1;
+                        let (from, to) = (&x[at..end], some.start - lo..some.end - lo);
+                        let (best, indices) = (&mut best[to.clone()], &mut indices[to]);
+                        match columns.stride {
+                            1 => larger(best, indices, from, at, 1),
+                            2 => larger(best, indices, from, at, 2),
+                            stride => larger(best, indices, from, at, stride),
+                        }
+                    }
+                }
+                // A window that lies in the padding altogether has no maximum.
+                indices
+                    .iter_mut()
+                    .for_each(|index| *index = (*index).max(0));
+                W::store(&best[..len], &mut y[lo..lo + len]);
+            }
+        }
+    }
+}
+
+/// The index of a window that has seen no element.
+const NONE: i64 = -1;
+
+/// Takes elements, `stride` apart, that are larger than the best. `at` is the first's index.
+#[inline(always)]
+fn larger<T: Scalar, W: Wide>(
+    best: &mut [W],
+    indices: &mut [i64],
+    from: &[T],
+    at: usize,
+    stride: usize,
+) {
+    let n = best.len();
+    assert!(
+        indices.len() == n && from.len() == (n - 1) * stride + 1,
+        "each window should have an element"
+    );
+    for i in 0..n {
+        let new = W::of(from[i * stride]);
+        let index = (at + i * stride) as i64;
+        let takes = (indices[i] == NONE) | (new > best[i]) | new.is_nan();
+        best[i] = if takes { new } else { best[i] };
+        indices[i] = if takes { index } else { indices[i] };
+    }
+}
+
+pub(super) fn max_pool2d_bwd(call: &Call<'_>) -> Ran {
+    floats!(call.out_dtype(0), T => max_pool2d_bwd_of::<T>(call))
+}
+
+/// Each window's gradient goes to its maximum. Sums are rounded one by one.
+fn max_pool2d_bwd_of<T: Float>(call: &Call<'_>) -> Ran {
+    let (windows, plane) = (
+        count(&call.in_shape(0)[2..]),
+        count(&call.out_shape(0)[2..]),
+    );
+    let (dy, indices, dx) = (
+        call.input::<T>(0),
+        call.input::<i64>(1),
+        call.output::<T>(0),
+    );
+    dx.fill(T::cast_f32(0.0));
+    let planes = call.part(call.out_shape(0)[0] * call.out_shape(0)[1]);
+    for (i, p) in planes.enumerate() {
+        let dx = &mut dx[i * plane..][..plane];
+        let windows = p * windows..(p + 1) * windows;
+        for (&dy, &index) in dy[windows.clone()].iter().zip(&indices[windows]) {
+            let dx = &mut dx[super::index::in_range(index, plane)?];
+            *dx = (T::Wide::of(*dx) + T::Wide::of(dy)).narrow();
+        }
+    }
+    Ok(())
+}
