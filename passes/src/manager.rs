@@ -45,7 +45,7 @@ pub(crate) fn run_graph(
         (pass.run)(graph, context)?;
         let time = start.elapsed();
         let changed = *graph != before;
-        trace(pass.name, changed, time);
+        trace(pass.name, changed, time, graph.nodes.len());
         if changed {
             verify_graph(pass.name, graph)?;
         }
@@ -118,7 +118,7 @@ impl<'a, 'b> Manager<'a, 'b> {
         pass.run_on(program, context)?;
         let time = start.elapsed();
         let changed = (&program.schedule, &program.plan) != (&before.0, &before.1);
-        trace(pass.name, changed, time);
+        trace(pass.name, changed, time, program.schedule.instrs.len());
         if changed {
             broken(pass.name, ir::verify::schedule(program), |f| {
                 text::print_program_with_findings(program, f)
@@ -147,9 +147,11 @@ impl<'a, 'b> Manager<'a, 'b> {
     }
 }
 
-fn trace(pass: &str, changed: bool, time: Duration) {
+/// Logs a pass with the lines that it leaves: nodes of a graph, instructions of a schedule.
+pub(crate) fn trace(pass: &str, changed: bool, time: Duration, lines: usize) {
     let changed = if changed { "changed" } else { "unchanged" };
-    log::debug!("{pass}: {changed}, {:.1} ms", time.as_secs_f64() * 1e3);
+    let millis = time.as_secs_f64() * 1e3;
+    log::debug!("pass {pass}: {changed}, {millis:.1} ms, {lines} lines");
 }
 
 fn broken(

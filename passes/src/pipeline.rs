@@ -104,6 +104,8 @@ pub fn compile(
     }
     let (_, decided, outcomes) = planned?;
     let problem = &problems[chosen];
+    let lines = problem.graph.nodes.len();
+    manager::trace("decide", decided.decisions.count() > 0, time, lines);
     manager.report("decide", true, time, &|| {
         decided.decisions.print(problem.graph)
     });
@@ -163,6 +165,12 @@ fn build(
     }
     let start = Instant::now();
     manager::check(&program)?;
+    manager::trace(
+        "check",
+        false,
+        start.elapsed(),
+        program.schedule.instrs.len(),
+    );
     manager.report("check", false, start.elapsed(), &|| {
         text::print_program(&program)
     });

@@ -23,6 +23,9 @@ use trace::Format;
 #[derive(Parser, Debug)]
 #[command(name = "lighterage", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
+    /// Say on standard error what the compiler does: each pass and draft; -vv says more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -13,6 +13,7 @@ mod estimate;
 mod explain;
 mod failure;
 mod import;
+mod logger;
 mod model;
 mod observe;
 mod offload;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     let outcome = std::panic::catch_unwind(|| {
         let cli = Cli::parse();
         out::start();
+        logger::start(cli.verbose).map_err(Failure::Input)?;
         run(cli.command)
     });
     let failure = match outcome {

@@ -48,6 +48,46 @@ fn usage_errors_exit_with_2() {
 }
 
 #[test]
+fn what_the_compiler_does_is_logged() {
+    let plan = format!("plan {} --optimizer adamw --budget 60%", mlp());
+    let silent = run(&plan).expect(0);
+    let said = run(&format!("-v {plan}")).expect(0);
+    assert_eq!(said.out, silent.out);
+    let mut passes = passes::pipeline::names();
+    passes.push("check");
+    for pass in passes {
+        let line = format!("debug passes::manager: pass {pass}: ");
+        assert!(said.err.contains(&line), "{pass}: {}", said.err);
+        assert!(!silent.err.contains(&line), "{pass}: {}", silent.err);
+    }
+    assert!(
+        said.err.contains("debug passes::decide::record: draft: "),
+        "{}",
+        said.err
+    );
+
+    let logged = |rules: &str| {
+        let output = command(&plan)
+            .env("LIGHTERAGE_LOG", rules)
+            .output()
+            .unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let (code, passes) = logged("passes::manager=debug");
+    assert_eq!(code, Some(0), "{passes}");
+    assert!(
+        passes.contains("pass sync: ") && !passes.contains("draft: "),
+        "{passes}"
+    );
+    let (code, error) = logged("passes=loud");
+    assert_eq!(code, Some(2), "{error}");
+    assert!(error.contains("passes=loud"), "{error}");
+}
+
+#[test]
 fn import_prints_a_graph_that_parses() {
     let text = run(&format!("import {}", model(GPT2))).expect(0).out;
     let graph = ir::text::parse_graph(&text).unwrap();

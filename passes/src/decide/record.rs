@@ -105,7 +105,13 @@ impl Wanted {
         let [.., before, last] = rungs[..] else {
             return None;
         };
-        (possible * LONGER < before && before * (1.0 - SAME) <= last).then_some(before)
+        let ends = possible * LONGER < before && before * (1.0 - SAME) <= last;
+        log::debug!(
+            "rung {}: {last:.0} µs after {before:.0}, {possible:.0} possible{}",
+            rungs.len(),
+            if ends { ": the ladder ends" } else { "" }
+        );
+        ends.then_some(before)
     }
 }
 
@@ -145,6 +151,10 @@ pub fn draft(
     let timeline = lines.unlimited();
     let mut fastest = timeline.micros;
     let busiest = lines.busiest();
+    log::debug!(
+        "draft: {} decisions, {live} bytes alive, {host} on the host, {fastest:.0} µs",
+        decisions.count()
+    );
     drafts.push(Draft {
         decisions: Arc::new(decisions.clone()),
         live,
@@ -169,6 +179,7 @@ pub fn draft(
         };
         let micros = lines.unlimited_micros(&order);
         if micros < fastest * (1.0 - WORTH) {
+            log::trace!("draft with {ahead} bytes of copies ahead: {micros:.0} µs");
             fastest = micros;
             let decisions = Arc::new(Decisions {
                 ahead,
@@ -229,6 +240,12 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
     }
     while !drafts.is_empty() {
         let rest = wave(problem, &mut drafts, records);
+        log::debug!(
+            "wave: {} drafts judged, {} wait, {} records",
+            drafts.len(),
+            rest.len(),
+            records.len()
+        );
         let mut floor: Vec<f64> = drafts.iter().map(|draft| least(problem, draft)).collect();
         for variant in Variant::ALL {
             let known = &records[..];
