@@ -98,25 +98,14 @@ pub struct NodeData {
     pub module: String,
 }
 
-/// Part of a training step.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[allow(missing_docs, reason = "the names are the documentation")]
-pub enum Phase {
-    Forward,
-    Backward,
-    Optimizer,
-}
-
-impl Phase {
-    /// Every phase, in order.
-    pub const ALL: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::Optimizer];
-    /// The word in text.
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Forward => "fwd",
-            Phase::Backward => "bwd",
-            Phase::Optimizer => "opt",
-        }
+crate::named! {
+    /// Part of a training step.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    #[allow(missing_docs, reason = "the names are the documentation")]
+    pub enum Phase {
+        Forward = "fwd",
+        Backward = "bwd",
+        Optimizer = "opt",
     }
 }
 
@@ -133,39 +122,20 @@ pub struct State {
     pub after: Value,
 }
 
-/// The kind of a state.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum StateKind {
-    /// Trained.
-    Param,
-    /// A module's buffer: running statistics.
-    Buffer,
-    /// A tensor constant of the model.
-    Const,
-    /// Optimizer state: moments, step count. Starts at zero.
-    Moment,
-    /// State of the random-number generator: `i64[2]` = seed, step.
-    Rng,
-}
-
-impl StateKind {
-    /// Every kind.
-    pub const ALL: [StateKind; 5] = [
-        StateKind::Param,
-        StateKind::Buffer,
-        StateKind::Const,
-        StateKind::Moment,
-        StateKind::Rng,
-    ];
-    /// The word in text.
-    pub fn name(self) -> &'static str {
-        match self {
-            StateKind::Param => "param",
-            StateKind::Buffer => "buffer",
-            StateKind::Const => "const",
-            StateKind::Moment => "moment",
-            StateKind::Rng => "rng",
-        }
+crate::named! {
+    /// The kind of a state.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    pub enum StateKind {
+        /// Trained.
+        Param = "param",
+        /// A module's buffer: running statistics.
+        Buffer = "buffer",
+        /// A tensor constant of the model.
+        Const = "const",
+        /// Optimizer state: moments, step count. Starts at zero.
+        Moment = "moment",
+        /// State of the random-number generator: `i64[2]` = seed, step.
+        Rng = "rng",
     }
 }
 

@@ -6,6 +6,7 @@ pub mod check;
 pub mod device;
 pub mod finding;
 pub mod graph;
+mod named;
 pub mod op;
 pub mod plan;
 pub mod schedule;

@@ -205,56 +205,32 @@ impl InstrKind {
     }
 }
 
-/// Why a line is there.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Why {
-    /// The model's own computation.
-    Model,
-    /// The same node once more, because its value was dropped.
-    Recompute,
-    /// An activation leaves for the host.
-    SwapOut,
-    /// An activation comes back.
-    SwapIn,
-    /// A state that lives on the host comes for its use.
-    Gather,
-    /// A state that lives on the host goes home, updated.
-    Offload,
-    /// A state's new value takes the place of the old one.
-    Update,
-    /// An input comes from the host.
-    Feed,
-    /// An output goes to the host.
-    Fetch,
+crate::named! {
+    /// Why a line is there.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    pub enum Why {
+        /// The model's own computation.
+        Model = "run",
+        /// The same node once more, because its value was dropped.
+        Recompute = "rerun",
+        /// An activation leaves for the host.
+        SwapOut = "swapout",
+        /// An activation comes back.
+        SwapIn = "swapin",
+        /// A state that lives on the host comes for its use.
+        Gather = "gather",
+        /// A state that lives on the host goes home, updated.
+        Offload = "offload",
+        /// A state's new value takes the place of the old one.
+        Update = "update",
+        /// An input comes from the host.
+        Feed = "feed",
+        /// An output goes to the host.
+        Fetch = "fetch",
+    }
 }
 
 impl Why {
-    /// Every reason.
-    pub const ALL: [Why; 9] = [
-        Why::Model,
-        Why::Recompute,
-        Why::SwapOut,
-        Why::SwapIn,
-        Why::Gather,
-        Why::Offload,
-        Why::Update,
-        Why::Feed,
-        Why::Fetch,
-    ];
-    /// The word in text.
-    pub fn name(self) -> &'static str {
-        match self {
-            Why::Model => "run",
-            Why::Recompute => "rerun",
-            Why::SwapOut => "swapout",
-            Why::SwapIn => "swapin",
-            Why::Gather => "gather",
-            Why::Offload => "offload",
-            Why::Update => "update",
-            Why::Feed => "feed",
-            Why::Fetch => "fetch",
-        }
-    }
     /// The reason that [`Why::name`] names.
     pub fn from_name(name: &str) -> Option<Why> {
         Why::ALL.into_iter().find(|w| w.name() == name)

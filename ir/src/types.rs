@@ -3,40 +3,27 @@
 
 use std::fmt;
 
-/// The type of one element.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[allow(missing_docs, reason = "the names are the documentation")]
-pub enum DType {
-    Bool,
-    U8,
-    I8,
-    I16,
-    I32,
-    I64,
-    F16,
-    BF16,
-    F32,
-    F64,
-    F8E4M3,
-    F8E5M2,
+crate::named! {
+    /// The type of one element.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+    #[allow(missing_docs, reason = "the names are the documentation")]
+    pub enum DType {
+        Bool = "bool",
+        U8 = "u8",
+        I8 = "i8",
+        I16 = "i16",
+        I32 = "i32",
+        I64 = "i64",
+        F16 = "f16",
+        BF16 = "bf16",
+        F32 = "f32",
+        F64 = "f64",
+        F8E4M3 = "f8e4m3",
+        F8E5M2 = "f8e5m2",
+    }
 }
 
 impl DType {
-    /// Every element type.
-    pub const ALL: [DType; 12] = [
-        DType::Bool,
-        DType::U8,
-        DType::I8,
-        DType::I16,
-        DType::I32,
-        DType::I64,
-        DType::F16,
-        DType::BF16,
-        DType::F32,
-        DType::F64,
-        DType::F8E4M3,
-        DType::F8E5M2,
-    ];
     /// Bytes of one element.
     pub fn bytes(self) -> u64 {
         match self {
@@ -44,23 +31,6 @@ impl DType {
             DType::I16 | DType::F16 | DType::BF16 => 2,
             DType::I32 | DType::F32 => 4,
             DType::I64 | DType::F64 => 8,
-        }
-    }
-    /// The name in text: `f32`, `i64`, `bool`.
-    pub fn name(self) -> &'static str {
-        match self {
-            DType::Bool => "bool",
-            DType::U8 => "u8",
-            DType::I8 => "i8",
-            DType::I16 => "i16",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::F8E4M3 => "f8e4m3",
-            DType::F8E5M2 => "f8e5m2",
         }
     }
     /// The type that [`DType::name`] names.

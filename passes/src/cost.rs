@@ -47,30 +47,18 @@ pub trait Cost: Sync {
     }
 }
 
-/// What a line occupies while it runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lane {
-    /// The device's processor.
-    Compute,
-    /// The link, towards the device.
-    In,
-    /// The link, towards the host.
-    Out,
-    /// The host's cores.
-    Host,
-}
-
-impl Lane {
-    /// Every lane; its position is its index in [`Shares`].
-    pub const ALL: [Lane; 4] = [Lane::Compute, Lane::In, Lane::Out, Lane::Host];
-    /// The word in profiles.
-    pub fn name(self) -> &'static str {
-        match self {
-            Lane::Compute => "compute",
-            Lane::In => "in",
-            Lane::Out => "out",
-            Lane::Host => "host",
-        }
+ir::named! {
+    /// What a line occupies while it runs.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Lane {
+        /// The device's processor.
+        Compute = "compute",
+        /// The link, towards the device.
+        In = "in",
+        /// The link, towards the host.
+        Out = "out",
+        /// The host's cores.
+        Host = "host",
     }
 }
 

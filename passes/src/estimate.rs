@@ -5,41 +5,25 @@
 //! its backward, and what data, tensor and pipeline parallelism and ZeRO divide. They are estimates
 //! of a common kind of model; a plan of a traced graph is exact.
 
-/// An optimizer, as far as its memory goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Optimizer {
-    /// First and second moment.
-    AdamW,
-    /// Nothing.
-    Sgd,
-    /// A momentum buffer.
-    Momentum,
-    /// Both moments in one byte each.
-    AdamW8bit,
-    /// The first moment in two bytes; the second is factored into rows and columns, and counts as
-    /// nothing.
-    Adafactor,
+ir::named! {
+    /// An optimizer, as far as its memory goes.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Optimizer {
+        /// First and second moment.
+        AdamW = "adamw",
+        /// Nothing.
+        Sgd = "sgd",
+        /// A momentum buffer.
+        Momentum = "momentum",
+        /// Both moments in one byte each.
+        AdamW8bit = "adamw8bit",
+        /// The first moment in two bytes; the second is factored into rows and columns, and counts as
+        /// nothing.
+        Adafactor = "adafactor",
+    }
 }
 
 impl Optimizer {
-    /// Every optimizer.
-    pub const ALL: [Optimizer; 5] = [
-        Optimizer::AdamW,
-        Optimizer::Sgd,
-        Optimizer::Momentum,
-        Optimizer::AdamW8bit,
-        Optimizer::Adafactor,
-    ];
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Optimizer::AdamW => "adamw",
-            Optimizer::Sgd => "sgd",
-            Optimizer::Momentum => "momentum",
-            Optimizer::AdamW8bit => "adamw8bit",
-            Optimizer::Adafactor => "adafactor",
-        }
-    }
     /// Bytes a parameter of its own states, where a full-precision number takes `full` bytes.
     fn moments(self, full: u64) -> u64 {
         match self {
@@ -51,29 +35,21 @@ impl Optimizer {
     }
 }
 
-/// Which numbers have how many bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Precision {
-    /// All in f32.
-    F32,
-    /// All in bf16.
-    Bf16,
-    /// Weights, gradients and activations in bf16; the optimizer keeps an f32 copy of the weights,
-    /// and its states in f32.
-    Mixed,
+ir::named! {
+    /// Which numbers have how many bytes.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Precision {
+        /// All in f32.
+        F32 = "f32",
+        /// All in bf16.
+        Bf16 = "bf16",
+        /// Weights, gradients and activations in bf16; the optimizer keeps an f32 copy of the weights,
+        /// and its states in f32.
+        Mixed = "mixed",
+    }
 }
 
 impl Precision {
-    /// Every precision.
-    pub const ALL: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Mixed];
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-            Precision::Mixed => "mixed",
-        }
-    }
     /// Bytes of a weight, a gradient or an activation.
     fn width(self) -> u64 {
         if self == Precision::F32 { 4 } else { 2 }
@@ -88,27 +64,16 @@ impl Precision {
     }
 }
 
-/// What is computed again in the backward.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Recompute {
-    /// Nothing.
-    None,
-    /// What attention saves: scores, probabilities and their mask.
-    Selective,
-    /// Everything but the input of each layer.
-    Full,
-}
-
-impl Recompute {
-    /// Every choice.
-    pub const ALL: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Recompute::None => "none",
-            Recompute::Selective => "selective",
-            Recompute::Full => "full",
-        }
+ir::named! {
+    /// What is computed again in the backward.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Recompute {
+        /// Nothing.
+        None = "none",
+        /// What attention saves: scores, probabilities and their mask.
+        Selective = "selective",
+        /// Everything but the input of each layer.
+        Full = "full",
     }
 }
 

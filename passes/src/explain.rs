@@ -658,28 +658,20 @@ pub struct Stay {
     pub to: Option<Instr>,
 }
 
-/// What is done with a value while nobody reads it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
-    /// It stays on the device.
-    Keep,
-    /// It waits on the host.
-    Swap,
-    /// It is computed again.
-    Recompute,
+ir::named! {
+    /// What is done with a value while nobody reads it.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Way {
+        /// It stays on the device.
+        Keep = "keep",
+        /// It waits on the host.
+        Swap = "swap",
+        /// It is computed again.
+        Recompute = "recompute",
+    }
 }
 
 impl Way {
-    /// Every way.
-    pub const ALL: [Way; 3] = [Way::Keep, Way::Swap, Way::Recompute];
-    /// The word in reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            Way::Keep => "keep",
-            Way::Swap => "swap",
-            Way::Recompute => "recompute",
-        }
-    }
     fn done(self) -> &'static str {
         match self {
             Way::Keep => "kept",

@@ -17,3 +17,5 @@ pub mod realise;
 pub mod remat;
 pub mod schedule;
 pub mod sim;
+
+pub use ir::named;

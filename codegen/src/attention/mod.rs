@@ -20,32 +20,23 @@ use crate::kernels::{Generator, GeneratorError, Stage, Target};
 use emit::{Emitter, Lanes, ROWS, Start, THREADS, V};
 use std::fmt;
 
-/// Which kernel. Each takes the addresses of bf16 tensors unless it says f32, then
-/// [`Sizes::arguments`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// q, k, v -> out, logsumexp (f32).
-    Forward,
-    /// dout, out -> delta (f32): what the other two of the backward need.
-    Delta,
-    /// dout, q, k, v, logsumexp (f32), delta (f32) -> dk, dv.
-    Keys,
-    /// dout, q, k, v, logsumexp (f32), delta (f32) -> dq.
-    Queries,
+ir::named! {
+    /// Which kernel. Each takes the addresses of bf16 tensors unless it says f32, then
+    /// [`Sizes::arguments`].
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Kind {
+        /// q, k, v -> out, logsumexp (f32).
+        Forward = "forward",
+        /// dout, out -> delta (f32): what the other two of the backward need.
+        Delta = "delta",
+        /// dout, q, k, v, logsumexp (f32), delta (f32) -> dk, dv.
+        Keys = "keys",
+        /// dout, q, k, v, logsumexp (f32), delta (f32) -> dq.
+        Queries = "queries",
+    }
 }
 
 impl Kind {
-    /// Every kind.
-    pub const ALL: [Kind; 4] = [Kind::Forward, Kind::Delta, Kind::Keys, Kind::Queries];
-
-    fn name(self) -> &'static str {
-        match self {
-            Kind::Forward => "forward",
-            Kind::Delta => "delta",
-            Kind::Keys => "keys",
-            Kind::Queries => "queries",
-        }
-    }
     /// Its tensors, results last; true where they are f32.
     fn tensors(self) -> &'static [(&'static str, bool)] {
         match self {

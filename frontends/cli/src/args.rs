@@ -236,28 +236,18 @@ pub(crate) struct CompileArgs {
     pub(crate) json: bool,
 }
 
-/// What `--emit` writes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Emit {
-    /// MLIR, as emitted.
-    Mlir,
-    /// LLVM's text, after its passes.
-    Llvm,
-    /// The processor's assembly; PTX for a GPU.
-    Asm,
-    /// PTX, for a GPU.
-    Ptx,
-}
-
-impl Emit {
-    const ALL: [Emit; 4] = [Emit::Mlir, Emit::Llvm, Emit::Asm, Emit::Ptx];
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Emit::Mlir => "mlir",
-            Emit::Llvm => "llvm",
-            Emit::Asm => "asm",
-            Emit::Ptx => "ptx",
-        }
+ir::named! {
+    /// What `--emit` writes.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum Emit {
+        /// MLIR, as emitted.
+        Mlir = "mlir",
+        /// LLVM's text, after its passes.
+        Llvm = "llvm",
+        /// The processor's assembly; PTX for a GPU.
+        Asm = "asm",
+        /// PTX, for a GPU.
+        Ptx = "ptx",
     }
 }
 
@@ -563,20 +553,12 @@ pub(crate) struct TraceArgs {
     pub(crate) format: Option<Format>,
 }
 
-/// The planner of addresses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum AddressPlanner {
-    Ours,
-    Stalloc,
-}
-
-impl AddressPlanner {
-    const ALL: [AddressPlanner; 2] = [AddressPlanner::Ours, AddressPlanner::Stalloc];
-    fn name(self) -> &'static str {
-        match self {
-            AddressPlanner::Ours => "ours",
-            AddressPlanner::Stalloc => "stalloc",
-        }
+ir::named! {
+    /// The planner of addresses.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) enum AddressPlanner {
+        Ours = "ours",
+        Stalloc = "stalloc",
     }
 }
 

@@ -38,40 +38,20 @@ pub struct Pool {
     pub history: Option<History>,
 }
 
-/// How a trace is written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Format {
-    /// Our own: lines of events.
-    Events,
-    /// A table with a header, as minimalloc's.
-    Csv,
-    /// Lines of start, end and size.
-    Lines,
-    /// A memory snapshot of PyTorch.
-    Snapshot,
-    /// The log of STAlloc's profiler.
-    Stalloc,
-}
-
-impl Format {
-    /// All of them.
-    pub const ALL: [Format; 5] = [
-        Format::Events,
-        Format::Csv,
-        Format::Lines,
-        Format::Snapshot,
-        Format::Stalloc,
-    ];
-
-    /// Its word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Format::Events => "events",
-            Format::Csv => "csv",
-            Format::Lines => "lines",
-            Format::Snapshot => "snapshot",
-            Format::Stalloc => "stalloc",
-        }
+passes::named! {
+    /// How a trace is written.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Format {
+        /// Our own: lines of events.
+        Events = "events",
+        /// A table with a header, as minimalloc's.
+        Csv = "csv",
+        /// Lines of start, end and size.
+        Lines = "lines",
+        /// A memory snapshot of PyTorch.
+        Snapshot = "snapshot",
+        /// The log of STAlloc's profiler.
+        Stalloc = "stalloc",
     }
 }
 

@@ -30,40 +30,20 @@ pub enum Effort {
     Max,
 }
 
-/// A way to a better plan, beside one pass of first fit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Method {
-    /// First and best fit in the order of time.
-    Sweeps,
-    /// First fit in other orders than the first.
-    Orders,
-    /// The snuggest hole instead of the lowest.
-    BestFit,
-    /// Blocks that lie too high are moved, and what is in their way after them.
-    Repair,
-    /// Exact search.
-    Search,
-}
-
-impl Method {
-    /// All of them.
-    pub const ALL: [Method; 5] = [
-        Method::Sweeps,
-        Method::Orders,
-        Method::BestFit,
-        Method::Repair,
-        Method::Search,
-    ];
-
-    /// Its word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Method::Sweeps => "sweeps",
-            Method::Orders => "orders",
-            Method::BestFit => "best-fit",
-            Method::Repair => "repair",
-            Method::Search => "search",
-        }
+ir::named! {
+    /// A way to a better plan, beside one pass of first fit.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Method {
+        /// First and best fit in the order of time.
+        Sweeps = "sweeps",
+        /// First fit in other orders than the first.
+        Orders = "orders",
+        /// The snuggest hole instead of the lowest.
+        BestFit = "best-fit",
+        /// Blocks that lie too high are moved, and what is in their way after them.
+        Repair = "repair",
+        /// Exact search.
+        Search = "search",
     }
 }
 

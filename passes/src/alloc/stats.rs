@@ -10,28 +10,16 @@
 use super::trace::{Block, Trace};
 use std::collections::BTreeMap;
 
-/// How a block lives.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Class {
-    /// All the time.
-    Persistent,
-    /// From one phase to another.
-    Scoped,
-    /// Within a phase.
-    Transient,
-}
-
-impl Class {
-    /// All of them.
-    pub const ALL: [Class; 3] = [Class::Persistent, Class::Scoped, Class::Transient];
-
-    /// Its word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Class::Persistent => "persistent",
-            Class::Scoped => "scoped",
-            Class::Transient => "transient",
-        }
+ir::named! {
+    /// How a block lives.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+    pub enum Class {
+        /// All the time.
+        Persistent = "persistent",
+        /// From one phase to another.
+        Scoped = "scoped",
+        /// Within a phase.
+        Transient = "transient",
     }
 }
 

@@ -43,27 +43,16 @@ pub struct Certificate {
     pub changes: Vec<(Change, f64)>,
 }
 
-/// Something that could be different.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// A budget half as large again.
-    Budget,
-    /// A link twice as fast.
-    Link,
-    /// A processor twice as fast.
-    Compute,
-}
-
-impl Change {
-    /// Every change.
-    pub const ALL: [Change; 3] = [Change::Budget, Change::Link, Change::Compute];
-    /// For reports: `budget x1.5`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Change::Budget => "budget x1.5",
-            Change::Link => "link x2",
-            Change::Compute => "compute x2",
-        }
+ir::named! {
+    /// Something that could be different.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Change {
+        /// A budget half as large again.
+        Budget = "budget x1.5",
+        /// A link twice as fast.
+        Link = "link x2",
+        /// A processor twice as fast.
+        Compute = "compute x2",
     }
 }
 

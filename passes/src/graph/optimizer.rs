@@ -18,38 +18,23 @@ use ir::graph::{Output, State};
 use ir::op::{Attr, Op};
 use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
 
-/// An optimizer and the defaults of its options; these are PyTorch's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Optimizer {
-    /// Gradients are outputs.
-    #[default]
-    None,
-    /// Stochastic gradient descent.
-    Sgd,
-    /// The same with a momentum buffer for each parameter.
-    SgdMomentum,
-    /// Adam with decoupled weight decay.
-    AdamW,
+ir::named! {
+    /// An optimizer and the defaults of its options; these are PyTorch's.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Optimizer {
+        /// Gradients are outputs.
+        #[default]
+        None = "none",
+        /// Stochastic gradient descent.
+        Sgd = "sgd",
+        /// The same with a momentum buffer for each parameter.
+        SgdMomentum = "sgd-momentum",
+        /// Adam with decoupled weight decay.
+        AdamW = "adamw",
+    }
 }
 
 impl Optimizer {
-    /// Every optimizer.
-    pub const ALL: [Optimizer; 4] = [
-        Optimizer::None,
-        Optimizer::Sgd,
-        Optimizer::SgdMomentum,
-        Optimizer::AdamW,
-    ];
-
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Optimizer::None => "none",
-            Optimizer::Sgd => "sgd",
-            Optimizer::SgdMomentum => "sgd-momentum",
-            Optimizer::AdamW => "adamw",
-        }
-    }
     /// The options in the order in which the `optimizer.hyper` input holds them, with their
     /// defaults.
     pub fn options(self) -> &'static [(&'static str, f64)] {
@@ -68,27 +53,17 @@ impl Optimizer {
     }
 }
 
-/// What a half-precision parameter is a rounding of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Master {
-    /// Of nothing: it is updated as it is, in its own type.
-    #[default]
-    None,
-    /// Of an f32 that is updated: a bf16 parameter is its upper half, and a state `low.PATH` its
-    /// lower 16 bits. Nothing of the f32 is lost, and nothing is stored twice. See the op
-    /// `adamw_split`.
-    Split,
-}
-
-impl Master {
-    /// Every one.
-    pub const ALL: [Master; 2] = [Master::None, Master::Split];
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Master::None => "none",
-            Master::Split => "split",
-        }
+ir::named! {
+    /// What a half-precision parameter is a rounding of.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Master {
+        /// Of nothing: it is updated as it is, in its own type.
+        #[default]
+        None = "none",
+        /// Of an f32 that is updated: a bf16 parameter is its upper half, and a state `low.PATH` its
+        /// lower 16 bits. Nothing of the f32 is lost, and nothing is stored twice. See the op
+        /// `adamw_split`.
+        Split = "split",
     }
 }
 

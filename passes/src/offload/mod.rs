@@ -117,42 +117,22 @@ pub struct Schedule {
     pub absences: Vec<Absence>,
 }
 
-/// How to solve.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Algorithm {
-    /// The relaxed problem's optimum, scheduled in pieces; whole layers first, where those suffice.
-    GreedyPlus,
-    /// The paper's Algorithms 1 and 2.
-    Greedy,
-    /// The same without discount: each absence has its own upload (Section 7).
-    GreedyStar,
-    /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, each prefetch
-    /// waited for.
-    L2l,
-    /// The first layers, as many as it takes (STRONGHOLD, X. Sun et al., 2022), scheduled by
-    /// Algorithm 2.
-    FirstHalf,
-}
-
-impl Algorithm {
-    /// All of them, the best first.
-    pub const ALL: [Algorithm; 5] = [
-        Algorithm::GreedyPlus,
-        Algorithm::Greedy,
-        Algorithm::GreedyStar,
-        Algorithm::L2l,
-        Algorithm::FirstHalf,
-    ];
-
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Algorithm::GreedyPlus => "greedy+",
-            Algorithm::Greedy => "greedy",
-            Algorithm::GreedyStar => "greedy*",
-            Algorithm::L2l => "l2l",
-            Algorithm::FirstHalf => "first-half",
-        }
+ir::named! {
+    /// How to solve.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Algorithm {
+        /// The relaxed problem's optimum, scheduled in pieces; whole layers first, where those suffice.
+        GreedyPlus = "greedy+",
+        /// The paper's Algorithms 1 and 2.
+        Greedy = "greedy",
+        /// The same without discount: each absence has its own upload (Section 7).
+        GreedyStar = "greedy*",
+        /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, each prefetch
+        /// waited for.
+        L2l = "l2l",
+        /// The first layers, as many as it takes (STRONGHOLD, X. Sun et al., 2022), scheduled by
+        /// Algorithm 2.
+        FirstHalf = "first-half",
     }
 }
 

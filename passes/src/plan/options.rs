@@ -17,26 +17,16 @@ pub enum Budget {
     Share(f64),
 }
 
-/// What computes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Kernels {
-    /// Each op's own kernel, in the runtime.
-    Plain,
-    /// Ops are grouped, and groups are kernels that are generated; the runtime has the others.
-    #[default]
-    Generated,
-}
-
-impl Kernels {
-    /// Every choice.
-    pub const ALL: [Kernels; 2] = [Kernels::Plain, Kernels::Generated];
-    /// Its name in options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kernels::Plain => "plain",
-            Kernels::Generated => "generated",
-        }
+ir::named! {
+    /// What computes.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Kernels {
+        /// Each op's own kernel, in the runtime.
+        Plain = "plain",
+        /// Ops are grouped, and groups are kernels that are generated; the runtime has the others.
+        #[default]
+        Generated = "generated",
     }
 }
 
@@ -80,40 +70,21 @@ impl Options {
     }
 }
 
-/// Who decides.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Planner {
-    /// The best that any planner finds.
-    #[default]
-    Auto,
-    /// Nothing leaves the device.
-    Keep,
-    /// Whatever is cheapest by the byte, in steps or at once: see [`greedy`].
-    Greedy,
-    /// Weights leave, activations stay: see [`weights`].
-    Offload,
-    /// See [`layout`].
-    Protrain,
-}
-
-impl Planner {
-    /// Every planner.
-    pub const ALL: [Planner; 5] = [
-        Planner::Auto,
-        Planner::Keep,
-        Planner::Greedy,
-        Planner::Offload,
-        Planner::Protrain,
-    ];
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Planner::Auto => "auto",
-            Planner::Keep => "keep",
-            Planner::Greedy => "greedy",
-            Planner::Offload => "offload",
-            Planner::Protrain => "protrain",
-        }
+ir::named! {
+    /// Who decides.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Planner {
+        /// The best that any planner finds.
+        #[default]
+        Auto = "auto",
+        /// Nothing leaves the device.
+        Keep = "keep",
+        /// Whatever is cheapest by the byte, in steps or at once: see [`greedy`].
+        Greedy = "greedy",
+        /// Weights leave, activations stay: see [`weights`].
+        Offload = "offload",
+        /// See [`layout`].
+        Protrain = "protrain",
     }
 }
 
