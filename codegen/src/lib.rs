@@ -87,6 +87,7 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
         .iter()
         .map(|(pool, data)| artifact::Pool {
             name: data.name.clone(),
+            space: memory_space(data.space),
             bytes: plan.peak[pool],
         })
         .collect();
@@ -333,10 +334,12 @@ pub fn generated(
 
 /// The objects of kernels, as artifacts have them.
 pub fn objects(kernels: &[&Generated], target: &Target) -> Result<Vec<artifact::Object>, String> {
+    let cpu = target.cpu_in_artifacts();
+    let cpu = cpu.ok_or_else(|| format!("artifacts have no code for {}", target.name()))?;
     let objects =
         kernels::compile_kernels(kernels, target, &Cache::user()).map_err(|e| e.to_string())?;
     let object = |bytes| artifact::Object {
-        cpu: target.processor().into(),
+        target: artifact::Target::Cpu(cpu),
         bytes,
     };
     Ok(objects.into_iter().map(object).collect())
@@ -352,6 +355,8 @@ pub fn code(kernel: &Generated, ins: &[TensorType], outs: &[TensorType], object:
     let phase = |phase: &kernels::Phase| artifact::Phase {
         symbol: phase.symbol.clone(),
         parts: phase.parts,
+        threads: phase.threads,
+        shared_bytes: 0,
     };
     Code {
         object: object as u32,
@@ -416,6 +421,13 @@ fn summary(compiled: &Compiled) -> Summary {
                     .collect(),
             )
         }),
+    }
+}
+
+fn memory_space(space: ir::schedule::MemorySpace) -> artifact::MemorySpace {
+    match space {
+        ir::schedule::MemorySpace::Device(n) => artifact::MemorySpace::Device(n),
+        ir::schedule::MemorySpace::Host => artifact::MemorySpace::Host,
     }
 }
 

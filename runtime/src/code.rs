@@ -17,7 +17,7 @@
 use crate::Error;
 use crate::kernel::Tensor;
 use crate::team::{Parts, Team};
-use artifact::{Artifact, Code, Object};
+use artifact::{Artifact, Code, Object, Target};
 use memmap2::{Mmap, MmapMut};
 use object::read::elf::ElfFile64;
 use object::{
@@ -47,12 +47,11 @@ impl Loaded {
     /// Loads every object of an artifact. An error says which object cannot be, and why.
     pub(crate) fn all(artifact: &Artifact) -> Result<Vec<Arc<Loaded>>, Error> {
         let load = |(i, object): (usize, &Object)| {
-            if !artifact::runs(&object.cpu) {
+            let Target::Cpu(cpu) = object.target;
+            if !cpu.is_here() {
                 return Err(Error::Unsupported(format!(
-                    "the artifact's kernels are for {}, which this processor is not; compile it \
-                     for this machine, or with \
-                     --kernels plain",
-                    object.cpu
+                    "the artifact's kernels are for {cpu}, which this processor is not; compile \
+                     it for this machine, or with --kernels plain"
                 )));
             }
             Loaded::new(&object.bytes)

@@ -25,7 +25,7 @@ use crate::sync::unpoisoned;
 use crate::team::{Team, caught};
 use crate::trace::{self, Ring, Span, Trace};
 use crate::{Error, validate};
-use artifact::{Artifact, Binding, Initial, Line, State, Summary};
+use artifact::{Artifact, Binding, Initial, Line, MemorySpace, Pool, State, Summary};
 use dead::Dead;
 use shuffle::Shuffle;
 use std::collections::BTreeMap;
@@ -122,7 +122,9 @@ pub(crate) struct Core {
     /// Threads that share kernels' runs, one run at a time: streams with teams of their own would
     /// only take turns on the cores.
     team: Option<Team>,
-    arenas: Vec<Arena>,
+    pools: Vec<Pool>,
+    /// The pools' memory.
+    _arenas: Vec<Arena>,
     lines: Vec<Line>,
     link: Link,
     trace: Option<Trace>,
@@ -270,9 +272,7 @@ impl Machine {
                 Initial::Absent => {}
             }
             let has_value = state.initial != Initial::Absent;
-            touched = touched.max(
-                Access::of(&state.operand, true).map_or(0, |a| if a.pool == 0 { a.end } else { 0 }),
-            );
+            touched = touched.max(device_end(&artifact.pools, &state.operand));
             states.push(Slot {
                 what: state.clone(),
                 tensor,
@@ -287,7 +287,8 @@ impl Machine {
             programs,
             last_io,
             team,
-            arenas,
+            pools: artifact.pools,
+            _arenas: arenas,
             lines: artifact.lines,
             link: Link::new(pace),
             touched: AtomicU64::new(touched),
@@ -505,7 +506,9 @@ impl Machine {
     }
     /// The size of the device pool's one allocation.
     pub fn device_pool_bytes(&self) -> u64 {
-        self.core.arenas.first().map_or(0, Arena::bytes)
+        let is_device = |pool: &&Pool| pool.space == MemorySpace::Device(0);
+        let pool = self.core.pools.iter().find(is_device);
+        pool.map_or(0, |pool| pool.bytes)
     }
 
     /// What ran when, stream by stream; empty without [`Options::trace`]. The last steps, if there
@@ -672,13 +675,16 @@ fn write<T>(
     let (name, operand) = what(&slot.what);
     size(name, &slot.tensor, bytes.len())?;
     memory::write(&slot.tensor, bytes);
-    core.touch(
-        Access::of(operand, true)
-            .filter(|access| access.pool == 0)
-            .map_or(0, |access| access.end),
-    );
+    core.touch(device_end(&core.pools, operand));
     slot.has_value = true;
     Ok(())
+}
+
+/// One past the last byte of device 0's memory that a tensor has.
+fn device_end(pools: &[Pool], operand: &artifact::Operand) -> u64 {
+    Access::of(operand, true)
+        .filter(|access| pools[access.pool].space == MemorySpace::Device(0))
+        .map_or(0, |access| access.end)
 }
 
 fn read(tensor: &Tensor) -> Vec<u8> {

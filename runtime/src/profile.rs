@@ -25,7 +25,7 @@ use crate::sync::Bell;
 use crate::team::{Team, caught};
 use crate::validate::{self, ALIGN};
 use crate::{Error, Options, kernel};
-use artifact::{Artifact, Attr, DType, Kernel, Object, Operand, Place, Pool, Range};
+use artifact::{Artifact, Attr, DType, Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -154,6 +154,7 @@ impl Replay {
         let kernels = ops.iter().map(|op| op.kernel.clone()).collect();
         let pools = vec![Pool {
             name: "window".into(),
+            space: MemorySpace::Device(0),
             bytes,
         }];
         let artifact = Artifact {
@@ -788,6 +789,7 @@ impl Update {
         let arena = Arena::new(4 * tensor + 2 * ALIGN).ok_or("no memory to measure updates in")?;
         let pools = vec![Pool {
             name: "updates".into(),
+            space: MemorySpace::Device(0),
             bytes: arena.bytes(),
         }];
         let (launch, ins) = prepare(

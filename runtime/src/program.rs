@@ -9,7 +9,7 @@ use crate::kernels::{self, Cut};
 use crate::link::{Link, Way};
 use crate::memory::{self, Arena};
 use crate::team::{Parts, Team};
-use artifact::{Artifact, Attr, CommandKind, Operand, Range};
+use artifact::{Artifact, Attr, CommandKind, MemorySpace, Operand, Place, Range};
 use std::sync::Arc;
 
 /// One command.
@@ -193,12 +193,14 @@ pub(crate) fn resolve(
         .iter()
         .map(|kernel| kernel.attrs.clone().into())
         .collect();
+    let space = |pool: usize| artifact.pools[pool].space;
+    let is_device = |place: &Place| matches!(space(place.pool as usize), MemorySpace::Device(_));
     let mut programs: Vec<Vec<Instruction>> = artifact.streams.iter().map(|_| Vec::new()).collect();
     for (i, command) in artifact.commands.iter().enumerate() {
         let touched = accesses(command);
         let device_end = touched
             .iter()
-            .filter(|access| access.pool == 0)
+            .filter(|access| space(access.pool) == MemorySpace::Device(0))
             .map(|access| access.end)
             .max()
             .unwrap_or(0);
@@ -245,11 +247,10 @@ pub(crate) fn resolve(
             &CommandKind::Copy { src, dst, bytes } => Action::Copy {
                 src: arenas[src.pool as usize].range(src.offset, bytes),
                 dst: arenas[dst.pool as usize].range(dst.offset, bytes),
-                way: match (src.pool, dst.pool) {
-                    (0, 0) => None,
-                    (_, 0) => Some(Way::ToDevice),
-                    (0, _) => Some(Way::FromDevice),
-                    _ => None,
+                way: match (is_device(&src), is_device(&dst)) {
+                    (false, true) => Some(Way::ToDevice),
+                    (true, false) => Some(Way::FromDevice),
+                    (true, true) | (false, false) => None,
                 },
             },
             &CommandKind::Record { event } => Action::Record {

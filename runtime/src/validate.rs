@@ -26,8 +26,8 @@ use crate::Error;
 use crate::access::Access;
 use crate::kernels::{self, Signature};
 use artifact::{
-    Artifact, Attr, Code, Command, CommandKind, DType, Initial, Kernel, Operand, Place, Range,
-    StateKind, Type,
+    Artifact, Attr, Code, Command, CommandKind, DType, Initial, Kernel, MemorySpace, Operand,
+    Place, Range, StateKind, Target, Type,
 };
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -69,7 +69,9 @@ fn whole(artifact: &Artifact) -> Result<(), Error> {
     }
     let (planned, pool) = (
         artifact.summary.planned_peak_bytes,
-        artifact.pools.first().map_or(0, |p| p.bytes),
+        artifact
+            .pool_in(MemorySpace::Device(0))
+            .map_or(0, |p| p.bytes),
     );
     if planned != pool {
         return invalid(format!(
@@ -266,12 +268,20 @@ fn launch_code(
             code.scratch
         ));
     }
-    if artifact.objects.len() <= code.object as usize {
-        return Err(format!(
-            "object {} of {}",
-            code.object,
-            artifact.objects.len()
-        ));
+    let Some(object) = artifact.objects.get(code.object as usize) else {
+        let n_objects = artifact.objects.len();
+        return Err(format!("object {} of {n_objects}", code.object));
+    };
+    for phase in &code.phases {
+        let fits = match object.target {
+            Target::Cpu(_) => phase.threads == 1 && phase.shared_bytes == 0,
+        };
+        if !fits {
+            return Err(format!(
+                "{} has {} threads in a part and {} shared bytes, which {} has not",
+                phase.symbol, phase.threads, phase.shared_bytes, object.target
+            ));
+        }
     }
     disjoint(ins, outs, scratch, |(i, j)| {
         code.inplace.contains(&(i as u32, j as u32))

@@ -286,6 +286,16 @@ fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
     }
     let (deeper, part) = (what / 11, at / 7);
     match what % 11 {
+        0 if deeper % 4 == 3 => {
+            let spaces = [
+                MemorySpace::Device(0),
+                MemorySpace::Device(1),
+                MemorySpace::Host,
+            ];
+            let pool = pick(&mut a.pools, at);
+            pool.into_iter()
+                .for_each(|p| p.space = spaces[n as usize % 3]);
+        }
         0 => pick(&mut a.pools, at).into_iter().for_each(|p| p.bytes = n),
         1 => a.events = n as u32,
         2 => drop((!a.commands.is_empty()).then(|| a.commands.remove(at % a.commands.len()))),
@@ -356,6 +366,46 @@ fn mutate(a: &mut Artifact, what: usize, at: usize, n: u64) {
     }
 }
 
+/// An object for a CPU has functions, which one thread calls; blocks of threads are a GPU's.
+#[test]
+fn a_kernel_is_launched_as_its_target_can() {
+    let with = |threads, shared_bytes| {
+        let mut artifact = offloading();
+        let ty = Type {
+            dtype: DType::F32,
+            shape: vec![16],
+        };
+        artifact.kernels[0].code = Some(Code {
+            object: 0,
+            phases: vec![Phase {
+                symbol: "k".into(),
+                parts: 1,
+                threads,
+                shared_bytes,
+            }],
+            ins: vec![ty.clone(), ty.clone()],
+            outs: vec![ty],
+            inplace: vec![],
+            scratch: 0,
+        });
+        artifact.objects = vec![Object {
+            target: Target::Cpu(Cpu::X86_64V3),
+            bytes: vec![],
+        }];
+        validate(&artifact).map_err(|e| e.to_string())
+    };
+    assert_eq!(with(1, 0), Ok(()));
+    for (threads, shared) in [(0, 0), (128, 0), (1, 64)] {
+        assert_eq!(
+            with(threads, shared),
+            Err(format!(
+                "invalid artifact: line y: k has {threads} threads in a part and {shared} shared \
+                 bytes, which x86-64-v3 has not"
+            ))
+        );
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: 3000,
@@ -373,7 +423,8 @@ proptest! {
         for (what, at, n) in changes {
             mutate(&mut artifact, what, at, n);
         }
-        artifact.summary.planned_peak_bytes = artifact.pools[0].bytes;
+        let device = artifact.pool_in(MemorySpace::Device(0));
+        artifact.summary.planned_peak_bytes = device.map_or(0, |pool| pool.bytes);
         let small = artifact.pools.iter().all(|pool| pool.bytes <= 1 << 20);
         if validate(&artifact).is_ok() && small {
             let run = |shuffle| -> Option<Vec<Vec<u8>>> {

@@ -90,7 +90,11 @@ impl Target {
     pub fn host() -> Option<Target> {
         [Target::AVX512, Target::AVX2, Target::NEON]
             .into_iter()
-            .find(|target| artifact::runs(target.processor()))
+            .find(|target| {
+                target
+                    .cpu_in_artifacts()
+                    .is_some_and(artifact::Cpu::is_here)
+            })
     }
 
     /// Its short name: `avx2`, `sm_90`.
@@ -128,11 +132,13 @@ impl Target {
         }
     }
 
-    /// What artifacts call the processors that can run its code: see [`artifact::runs`].
-    pub fn processor(&self) -> &'static str {
+    /// The processors that can run its code, as artifacts name them; `None` for a GPU.
+    pub fn cpu_in_artifacts(&self) -> Option<artifact::Cpu> {
         match self {
-            Target::Cpu(CpuTarget::Neon) => "aarch64",
-            _ => self.cpu(),
+            Target::Cpu(CpuTarget::Avx2) => Some(artifact::Cpu::X86_64V3),
+            Target::Cpu(CpuTarget::Avx512) => Some(artifact::Cpu::X86_64V4),
+            Target::Cpu(CpuTarget::Neon) => Some(artifact::Cpu::Aarch64),
+            Target::Gpu(_) => None,
         }
     }
 

@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The version that [`write()`] writes and [`read()`] understands.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 const MAGIC: [u8; 8] = *b"\x89LIT\r\n\x1a\n";
 const HEADER: usize = 64;
@@ -43,107 +43,83 @@ const HEADER: usize = 64;
 const ALIGN: u64 = 64;
 
 /// Why a file could not be read.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The operating system says no.
+    /// The operating system refuses.
+    #[error("{}: {message}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// The system's reason.
         message: String,
     },
     /// The first bytes are not a `.lit` file's.
+    #[error("not a .lit file: it does not start like one")]
     NotAnArtifact,
     /// A version that this program does not know.
+    #[error("{}", version_text(*found))]
     Version {
         /// The file's version.
         found: u32,
     },
-    /// The file is shorter or longer than it says.
+    /// The file is shorter or longer than its header says.
+    #[error("{}", length_text(*expected, *found))]
     Length {
-        /// What the header says, bytes; `None` if there is no whole header.
+        /// The length that the header says, bytes; `None` if the header itself is cut off.
         expected: Option<u64>,
-        /// What is there.
+        /// The length that the file has, bytes.
         found: u64,
     },
     /// A part's bytes are not those that were written.
+    #[error("the file is damaged: its {part} does not match its checksum")]
     Damaged {
         /// `header`, `body` or `data`.
         part: &'static str,
     },
     /// The checksums are right and yet it is no artifact: another program wrote it.
+    #[error("the file's body is not an artifact's: {message}")]
     Malformed {
         /// What the decoder met.
         message: String,
     },
-    /// There is not enough memory for the file's data.
+    /// The file's data do not fit into memory.
+    #[error("the file's data need {bytes} bytes of memory, which are not available")]
     Memory {
-        /// How much it needs.
+        /// How much memory the data need.
         bytes: u64,
     },
 }
 
-impl std::fmt::Display for ReadError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            ReadError::Io { path, message } => write!(f, "{}: {message}", path.display()),
-            ReadError::NotAnArtifact => write!(f, "not a .lit file: it does not start like one"),
-            ReadError::Version { found } if FORMAT_VERSION < *found => write!(
-                f,
-                "the file has format version {found}, this program reads version \
-                 {FORMAT_VERSION}: it was written by a \
-                 later release; update this one, or compile again with it"
-            ),
-            ReadError::Version { found } => {
-                write!(
-                    f,
-                    "there is no format version {found}; this program reads version \
-                     {FORMAT_VERSION}"
-                )
-            }
-            ReadError::Length {
-                expected: None,
-                found,
-            } => {
-                write!(
-                    f,
-                    "the file is cut off: it has {found} bytes, its header alone has {HEADER}"
-                )
-            }
-            ReadError::Length {
-                expected: Some(expected),
-                found,
-            } if found < expected => {
-                write!(f, "the file is cut off: it has {found} bytes of {expected}")
-            }
-            ReadError::Length {
-                expected: Some(expected),
-                found,
-            } => {
-                write!(
-                    f,
-                    "the file has {found} bytes, {} more than it should",
-                    found - expected
-                )
-            }
-            ReadError::Damaged { part } => write!(
-                f,
-                "the file is damaged: its {part} does not match its checksum"
-            ),
-            ReadError::Malformed { message } => {
-                write!(f, "the file's body is not an artifact's: {message}")
-            }
-            ReadError::Memory { bytes } => {
-                write!(
-                    f,
-                    "the file's data need {bytes} bytes of memory, which are not to be had"
-                )
-            }
-        }
+fn version_text(found: u32) -> String {
+    if found > FORMAT_VERSION {
+        format!(
+            "the file has format version {found}, this program reads version {FORMAT_VERSION}: \
+             it was written by a later release; update this one, or compile again with it"
+        )
+    } else if found > 0 {
+        format!(
+            "the file has format version {found}, this program reads version {FORMAT_VERSION}: \
+             it was written by an earlier release; compile again with this one"
+        )
+    } else {
+        format!("there is no format version {found}; this program reads version {FORMAT_VERSION}")
     }
 }
 
-impl std::error::Error for ReadError {}
+fn length_text(expected: Option<u64>, found: u64) -> String {
+    match expected {
+        None => {
+            format!("the file is cut off: it has {found} bytes, its header alone has {HEADER}")
+        }
+        Some(expected) if found < expected => {
+            format!("the file is cut off: it has {found} bytes of {expected}")
+        }
+        Some(expected) => {
+            let more = found - expected;
+            format!("the file has {found} bytes, {more} more than it should")
+        }
+    }
+}
 
 /// What the header says beyond magic and version.
 struct Header {

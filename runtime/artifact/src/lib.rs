@@ -2,12 +2,12 @@
 //! compiler type appears: an artifact is pools, streams, events and commands over places in pools,
 //! and the data that states start from.
 
-mod cpu;
 mod file;
+mod target;
 
-pub use cpu::runs;
 pub use file::{FORMAT_VERSION, ReadError, read, read_file, write, write_file};
 use serde::{Deserialize, Serialize};
+pub use target::{Cpu, Target};
 
 /// How many terms of a product's sums the runtime's kernels add up before they add them to the
 /// result. Sums that are cut at multiples of it, each continued from the one before, come out as
@@ -21,7 +21,7 @@ pub struct Artifact {
     pub name: String,
     /// The device it was planned for.
     pub device: String,
-    /// Pools, each one allocation of exactly `bytes`. Pool 0 is the device's.
+    /// Pools, each one allocation of exactly `bytes`.
     pub pools: Vec<Pool>,
     /// Stream names.
     pub streams: Vec<String>,
@@ -48,11 +48,29 @@ pub struct Artifact {
     pub data: Vec<u8>,
 }
 
+impl Artifact {
+    /// The first pool in a space.
+    pub fn pool_in(&self, space: MemorySpace) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.space == space)
+    }
+}
+
+/// The memory that a pool is a part of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum MemorySpace {
+    /// The memory of the device with this number.
+    Device(u32),
+    /// The memory of the machine that the device is attached to.
+    Host,
+}
+
 /// A pool of memory.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pool {
-    /// `device`, `host`.
+    /// For messages: `device`, `host`.
     pub name: String,
+    /// The memory that it is a part of.
+    pub space: MemorySpace,
     /// Its exact size.
     pub bytes: u64,
 }
@@ -93,8 +111,12 @@ pub struct Code {
 pub struct Phase {
     /// The function's name in the object.
     pub symbol: String,
-    /// How many parts it has.
+    /// How many parts it has. On a GPU, the number of blocks.
     pub parts: u64,
+    /// Threads that compute a part together: 1 on a CPU.
+    pub threads: u32,
+    /// Bytes of memory that a part's threads share: 0 on a CPU.
+    pub shared_bytes: u32,
 }
 
 /// A tensor's type.
@@ -106,11 +128,11 @@ pub struct Type {
     pub shape: Vec<u64>,
 }
 
-/// Machine code: a relocatable ELF object that refers to nothing outside itself.
+/// Machine code. It refers to nothing outside itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Object {
-    /// The processors that can run it: see [`runs`].
-    pub cpu: String,
+    /// What can run it. Says also which form the bytes have.
+    pub target: Target,
     /// The object file.
     pub bytes: Vec<u8>,
 }
@@ -305,7 +327,7 @@ pub enum Initial {
 /// What the plan promises.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Summary {
-    /// Peak bytes of the device pool, as planned. Equal to `pools[0].bytes`.
+    /// Peak bytes of the pool of device 0, as planned: the bytes that the pool has.
     pub planned_peak_bytes: u64,
     /// What the `keep` plan needs.
     pub keep_peak_bytes: u64,

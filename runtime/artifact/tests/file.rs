@@ -66,6 +66,8 @@ fn example() -> Artifact {
         phases: vec![Phase {
             symbol: "k0".into(),
             parts: 2,
+            threads: 1,
+            shared_bytes: 0,
         }],
         ins: vec![ty.clone(), ty.clone()],
         outs: vec![ty],
@@ -77,6 +79,7 @@ fn example() -> Artifact {
         device: "h200".into(),
         pools: vec![Pool {
             name: "device".into(),
+            space: MemorySpace::Device(0),
             bytes: 1 << 40,
         }],
         streams: vec!["compute".into(), "h2d".into()],
@@ -87,7 +90,7 @@ fn example() -> Artifact {
             code: Some(code),
         }],
         objects: vec![Object {
-            cpu: "x86-64-v3".into(),
+            target: Target::Cpu(Cpu::X86_64V3),
             bytes: vec![1, 2, 3],
         }],
         lines: vec![Line {
@@ -244,7 +247,7 @@ fn later_versions_are_told_as_such() {
         assert_eq!(error, ReadError::Version { found: 7 });
         assert!(
             error.to_string().contains(
-                "format version 7, this program reads version 3: it was written by a later"
+                "format version 7, this program reads version 4: it was written by a later"
             )
         );
     }
@@ -267,6 +270,17 @@ fn lengths_beyond_the_file_allocate_nothing() {
         assert!(read(&file).is_err());
         assert!(LARGEST.get() < 1000);
     }
+}
+
+#[test]
+fn earlier_versions_are_told_as_such() {
+    let error = read(&sealed(3, b"anything", b"")).unwrap_err();
+    assert_eq!(error, ReadError::Version { found: 3 });
+    assert!(
+        error
+            .to_string()
+            .ends_with("by an earlier release; compile again with this one")
+    );
 }
 
 /// What the module's text promises of decoding: a constant times the body, and a list's megabyte

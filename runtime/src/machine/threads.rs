@@ -217,7 +217,8 @@ mod tests {
             ],
             last_io: vec![None; 2],
             team: None,
-            arenas: Vec::new(),
+            pools: Vec::new(),
+            _arenas: Vec::new(),
             lines: vec![artifact::Line {
                 name: "h1".into(),
                 why: "run".into(),

@@ -37,14 +37,17 @@ pub(crate) fn values(bytes: &[u8]) -> Vec<f32> {
 
 impl Plan {
     pub(crate) fn new(device_places: u64, host_places: u64, streams: &[&str]) -> Plan {
-        let pool = |name: &str, places: u64| Pool {
+        let pool = |name: &str, space, places: u64| Pool {
             name: name.into(),
+            space,
             bytes: 64 * places,
         };
+        let device = pool("device", MemorySpace::Device(0), device_places);
+        let host = pool("host", MemorySpace::Host, host_places);
         Plan(Artifact {
             name: "test".into(),
             device: "test".into(),
-            pools: vec![pool("device", device_places), pool("host", host_places)],
+            pools: vec![device, host],
             streams: streams.iter().map(|s| s.to_string()).collect(),
             summary: Summary {
                 planned_peak_bytes: 64 * device_places,
