@@ -5,6 +5,7 @@
 //! waits for it, a record of its event. Nothing is decided here.
 
 pub mod attention;
+mod error;
 pub mod kernels;
 mod listing;
 pub mod mlir;
@@ -13,6 +14,7 @@ use artifact::{
     Artifact, Binding, Code, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range,
     State, Summary,
 };
+pub use error::Error;
 use ir::schedule::{InstrKind, Loc};
 use ir::{Graph, Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
 pub use kernels::Target;
@@ -28,12 +30,12 @@ pub type Data = BTreeMap<String, Vec<u8>>;
 /// its generated kernels run on, for instance [`Target::host`]; with [`Kernels::Plain`] there are
 /// none. An error names the first op that has no kernel, `Unsupported: aten.foo (node bar)`, or
 /// data that does not fit its state.
-pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<Artifact, String> {
+pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<Artifact, Error> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
     let target = match compiled.options.kernels {
         Kernels::Plain => None,
-        Kernels::Generated => Some(target.ok_or(NO_TARGET)?),
+        Kernels::Generated => Some(target.ok_or(Error::NoTarget)?),
     };
     let mut emitter = Emitter {
         program,
@@ -43,7 +45,7 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
         generated: vec![],
         artifact: Artifact::default(),
     };
-    let plan = program.plan.as_ref().ok_or("the program has no plan")?;
+    let plan = program.plan.as_ref().ok_or(Error::NoPlan)?;
 
     // A line has an event if a line of another stream waits for it.
     let mut events: Table<Instr, Option<u32>> = Table::filled(schedule.instrs.len(), None);
@@ -141,7 +143,7 @@ struct Emitter<'a> {
 }
 
 impl Emitter<'_> {
-    fn command(&mut self, instr: Instr) -> Result<CommandKind, String> {
+    fn command(&mut self, instr: Instr) -> Result<CommandKind, Error> {
         let (graph, schedule) = (&self.program.graph, &self.program.schedule);
         match &schedule.instrs[instr].kind {
             InstrKind::Run {
@@ -152,11 +154,10 @@ impl Emitter<'_> {
             } => {
                 let data = &graph.nodes[*node];
                 if data.op.is_extern() {
-                    return Err(format!(
-                        "Unsupported: {} (node {})",
-                        data.op.str("name"),
-                        graph.node_name(*node)
-                    ));
+                    return Err(Error::Unsupported {
+                        op: data.op.str("name").into(),
+                        node: graph.node_name(*node).to_string(),
+                    });
                 }
                 let kernel = self.kernel(*node, *scratch)?;
                 let scratch = scratch.map(|loc| Range {
@@ -186,7 +187,7 @@ impl Emitter<'_> {
     }
 
     /// The kernel of a node: a generated one if there may be, else the runtime's.
-    fn kernel(&mut self, node: Node, scratch: Option<Loc>) -> Result<u32, String> {
+    fn kernel(&mut self, node: Node, scratch: Option<Loc>) -> Result<u32, Error> {
         let graph = &self.program.graph;
         let data = &graph.nodes[node];
         let types = |values: &[Value]| {
@@ -239,7 +240,7 @@ impl Emitter<'_> {
     }
 
     /// Has the generated kernels compiled: an object each.
-    fn compile(&mut self) -> Result<(), String> {
+    fn compile(&mut self) -> Result<(), Error> {
         let Some(target) = &self.target else {
             return Ok(());
         };
@@ -285,13 +286,11 @@ impl Emitter<'_> {
     }
 }
 
-const NO_TARGET: &str = "no kernels are generated for this processor; --kernels plain has its own";
-
 /// What kernels are generated for on this machine, if they are.
-pub fn target(kernels: Kernels) -> Result<Option<Target>, String> {
+pub fn target(kernels: Kernels) -> Result<Option<Target>, Error> {
     match kernels {
         Kernels::Plain => Ok(None),
-        Kernels::Generated => Target::host().map(Some).ok_or(NO_TARGET.into()),
+        Kernels::Generated => Target::host().map(Some).ok_or(Error::NoTarget),
     }
 }
 
@@ -302,16 +301,15 @@ pub fn generated(
     node: Node,
     scratch: u64,
     target: Option<&Target>,
-) -> Result<Option<Generated>, String> {
+) -> Result<Option<Generated>, Error> {
     let data = &graph.nodes[node];
     let is_group = data.op.body().is_some();
+    let name = || graph.node_name(node).to_string();
     let Some(target) = target else {
-        return match is_group {
-            true => Err(format!(
-                "node {} is several ops in one kernel: compile with --kernels generated",
-                graph.node_name(node)
-            )),
-            false => Ok(None),
+        return if is_group {
+            Err(Error::Group { node: name() })
+        } else {
+            Ok(None)
         };
     };
     let types: Vec<TensorType> = data
@@ -321,23 +319,26 @@ pub fn generated(
         .collect();
     match kernels::generate_op(&data.op, &types, target) {
         Ok(kernel) if kernel.scratch_bytes <= scratch => Ok(Some(kernel)),
-        Ok(kernel) if is_group => {
-            let (name, needs) = (graph.node_name(node), kernel.scratch_bytes);
-            Err(format!(
-                "node {name}: its kernel needs {needs} bytes of scratch, not {scratch}"
-            ))
-        }
-        Err(e) if is_group => Err(format!("node {}: {e}", graph.node_name(node))),
+        Ok(kernel) if is_group => Err(Error::Scratch {
+            node: name(),
+            needs: kernel.scratch_bytes,
+            has: scratch,
+        }),
+        Err(source) if is_group => Err(Error::NoKernel {
+            node: name(),
+            source,
+        }),
         _ => Ok(None),
     }
 }
 
 /// The objects of kernels, as artifacts have them.
-pub fn objects(kernels: &[&Generated], target: &Target) -> Result<Vec<artifact::Object>, String> {
+pub fn objects(kernels: &[&Generated], target: &Target) -> Result<Vec<artifact::Object>, Error> {
     let cpu = target.cpu_in_artifacts();
-    let cpu = cpu.ok_or_else(|| format!("artifacts have no code for {}", target.name()))?;
-    let objects =
-        kernels::compile_kernels(kernels, target, &Cache::user()).map_err(|e| e.to_string())?;
+    let cpu = cpu.ok_or(Error::NotInArtifacts {
+        target: target.name(),
+    })?;
+    let objects = kernels::compile_kernels(kernels, target, &Cache::user())?;
     let object = |bytes| artifact::Object {
         target: artifact::Target::Cpu(cpu),
         bytes,
@@ -378,14 +379,14 @@ fn initial(
     bytes: u64,
     data: &Data,
     blob: &mut Vec<u8>,
-) -> Result<Initial, String> {
+) -> Result<Initial, Error> {
     if let Some(given) = data.get(&state.path) {
         if given.len() as u64 != bytes {
-            return Err(format!(
-                "{} should have {bytes} bytes, {} are given",
-                state.path,
-                given.len()
-            ));
+            return Err(Error::Data {
+                path: state.path.clone(),
+                bytes,
+                given: given.len() as u64,
+            });
         }
         let start = blob.len() as u64;
         blob.extend_from_slice(given);

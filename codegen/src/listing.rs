@@ -1,5 +1,6 @@
 //! The kernels of a compiled step as text for people: MLIR, LLVM's, assembly or PTX.
 
+use crate::Error;
 use crate::kernels::{Generated, Stage, Target, generate_op, run_all};
 use ir::{Program, text};
 use std::collections::BTreeMap;
@@ -90,7 +91,7 @@ impl fmt::Display for Listing {
 
 /// The kernels that are generated for a program's nodes, in the order of their ops' text. An error
 /// is the kernel generator's.
-pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing, String> {
+pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing, Error> {
     let graph = &program.graph;
     let mut kernels: BTreeMap<String, (Generated, Vec<String>)> = BTreeMap::new();
     let mut plain: BTreeMap<String, Plain> = BTreeMap::new();
@@ -127,8 +128,8 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing
             .iter()
             .map(|kernel| kernel.mlir.clone().into_bytes())
             .collect(),
-        Form::Llvm => run_all(&made, target, Stage::Llvm).map_err(|e| e.to_string())?,
-        Form::Asm => run_all(&made, target, Stage::Asm).map_err(|e| e.to_string())?,
+        Form::Llvm => run_all(&made, target, Stage::Llvm)?,
+        Form::Asm => run_all(&made, target, Stage::Asm)?,
     };
     let mut listed = vec![];
     for ((op, (kernel, nodes)), text) in kernels.into_iter().zip(texts) {

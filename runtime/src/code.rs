@@ -17,7 +17,7 @@
 use crate::Error;
 use crate::kernel::Tensor;
 use crate::team::{Parts, Team};
-use artifact::{Artifact, Code, Object, Target};
+use artifact::{Artifact, Code, Kernel, Object, Target};
 use memmap2::{Mmap, MmapMut};
 use object::read::elf::ElfFile64;
 use object::{
@@ -38,40 +38,65 @@ pub struct Loaded {
     functions: BTreeMap<String, usize>,
 }
 
+/// What is wrong with an object.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ObjectError {
+    /// The file is not a 64-bit little-endian ELF file.
+    #[error("is no ELF object: {0}")]
+    NotElf(#[source] object::Error),
+    /// The code is for another kind of processor.
+    #[error("is for {found:?}, not {here:?}")]
+    Architecture {
+        /// The object's architecture.
+        found: Architecture,
+        /// This machine's architecture.
+        here: Architecture,
+    },
+    /// A part of the file cannot be read.
+    #[error("has a broken {part}: {source}")]
+    Broken {
+        /// `section`, `symbol`, `name`.
+        part: &'static str,
+        /// What the reader met.
+        source: object::Error,
+    },
+    /// A section or relocation is not one that the loader takes.
+    #[error("has {0}")]
+    Refused(&'static str),
+    /// A section wants a larger alignment than memory for code has.
+    #[error("has a section aligned to {0} bytes")]
+    Alignment(u64),
+    /// A symbol is used and not defined: objects refer to nothing outside themselves.
+    #[error("needs {0}, which is not in it")]
+    Missing(String),
+    /// A symbol's address is not in its section.
+    #[error("has {0} outside its section")]
+    Outside(String),
+    /// A type of relocation that the compiler does not use.
+    #[error("has a relocation of type {0}, which is not known")]
+    Relocation(u32),
+    /// The system gives no memory for code, or does not let it run.
+    #[error("cannot be placed: {0}")]
+    Memory(String),
+}
+
 /// Sections of an object are placed at multiples of this.
 const ALIGN: usize = 64;
 /// The most bytes of an object's sections together.
 const MOST_BYTES: usize = 1 << 28;
 
 impl Loaded {
-    /// Loads every object of an artifact. An error says which object cannot be, and why.
-    pub(crate) fn all(artifact: &Artifact) -> Result<Vec<Arc<Loaded>>, Error> {
-        let load = |(i, object): (usize, &Object)| {
-            let Target::Cpu(cpu) = object.target;
-            if !cpu.is_here() {
-                return Err(Error::Unsupported(format!(
-                    "the artifact's kernels are for {cpu}, which this processor is not; compile \
-                     it for this machine, or with --kernels plain"
-                )));
-            }
-            Loaded::new(&object.bytes)
-                .map(Arc::new)
-                .map_err(|e| Error::Invalid(format!("object {i}: {e}")))
-        };
-        artifact.objects.iter().enumerate().map(load).collect()
-    }
-
     /// Loads an object; an error says what is wrong with it.
-    pub fn new(bytes: &[u8]) -> Result<Loaded, String> {
-        let file = ElfFile64::<LittleEndian>::parse(bytes)
-            .map_err(|e| format!("is no ELF object: {e}"))?;
+    pub fn new(bytes: &[u8]) -> Result<Loaded, ObjectError> {
+        let file = ElfFile64::<LittleEndian>::parse(bytes).map_err(ObjectError::NotElf)?;
         let here = if cfg!(target_arch = "aarch64") {
             Architecture::Aarch64
         } else {
             Architecture::X86_64
         };
         if file.architecture() != here {
-            return Err(format!("is for {:?}, not {here:?}", file.architecture()));
+            let found = file.architecture();
+            return Err(ObjectError::Architecture { found, here });
         }
         // Where each section goes.
         let mut places = BTreeMap::new();
@@ -80,17 +105,14 @@ impl Loaded {
             let size = usize::try_from(section.size())
                 .ok()
                 .filter(|&size| size <= MOST_BYTES);
-            let size = size.ok_or("has a section that is too large")?;
+            let size = size.ok_or(ObjectError::Refused("a section that is too large"))?;
             if ALIGN < usize::try_from(section.align()).unwrap_or(usize::MAX) {
-                return Err(format!(
-                    "has a section aligned to {} bytes",
-                    section.align()
-                ));
+                return Err(ObjectError::Alignment(section.align()));
             }
             places.insert(section.index().0, (length, size));
             length = (length + size).next_multiple_of(ALIGN);
             if MOST_BYTES < length {
-                return Err("has sections that are too large".into());
+                return Err(ObjectError::Refused("sections that are too large"));
             }
         }
         if length == 0 {
@@ -100,36 +122,33 @@ impl Loaded {
             });
         }
         let mut memory =
-            MmapMut::map_anon(length).map_err(|e| format!("no memory for code: {e}"))?;
+            MmapMut::map_anon(length).map_err(|e| ObjectError::Memory(e.to_string()))?;
         let start = memory.as_ptr().addr();
         for section in file.sections() {
             let Some(&(at, size)) = places.get(&section.index().0) else {
                 continue;
             };
-            let data = section
-                .data()
-                .map_err(|e| format!("has a broken section: {e}"))?;
+            let data = section.data().map_err(broken("section"))?;
             // A section of zeros has no data.
             if !data.is_empty() {
-                let data = data.get(..size).ok_or("has a section that is cut off")?;
+                let data = data.get(..size);
+                let data = data.ok_or(ObjectError::Refused("a section that is cut off"))?;
                 memory[at..at + size].copy_from_slice(data);
             }
         }
-        let address = |index: object::SymbolIndex| -> Result<i64, String> {
-            let symbol = file
-                .symbol_by_index(index)
-                .map_err(|e| format!("has a broken symbol: {e}"))?;
+        let address = |index: object::SymbolIndex| -> Result<i64, ObjectError> {
+            let symbol = file.symbol_by_index(index).map_err(broken("symbol"))?;
             let name = symbol.name().unwrap_or("?");
             let section = symbol
                 .section_index()
                 .and_then(|section| places.get(&section.0));
-            let &(at, size) = section.ok_or_else(|| format!("needs {name}, which is not in it"))?;
+            let &(at, size) = section.ok_or_else(|| ObjectError::Missing(name.into()))?;
             let offset = usize::try_from(symbol.address())
                 .ok()
                 .filter(|&offset| offset <= size);
             offset
                 .map(|offset| (start + at + offset) as i64)
-                .ok_or_else(|| format!("has {name} outside its section"))
+                .ok_or_else(|| ObjectError::Outside(name.into()))
         };
         for section in file.sections() {
             let Some(&(at, size)) = places.get(&section.index().0) else {
@@ -137,14 +156,15 @@ impl Loaded {
             };
             for (offset, relocation) in section.relocations() {
                 let RelocationTarget::Symbol(symbol) = relocation.target() else {
-                    return Err("has a relocation without a symbol".into());
+                    return Err(ObjectError::Refused("a relocation without a symbol"));
                 };
                 let RelocationFlags::Elf { r_type } = relocation.flags() else {
-                    return Err("has a relocation that is not ELF's".into());
+                    return Err(ObjectError::Refused("a relocation that is not ELF's"));
                 };
                 let to = address(symbol)?.wrapping_add(relocation.addend());
                 let offset = usize::try_from(offset).ok().filter(|&offset| offset < size);
-                let offset = offset.ok_or("has a relocation outside its section")?;
+                let offset =
+                    offset.ok_or(ObjectError::Refused("a relocation outside its section"))?;
                 let place = &mut memory[at..at + size][offset..];
                 relocate(place, r_type, to, (start + at + offset) as i64)?;
             }
@@ -162,20 +182,18 @@ impl Loaded {
                 continue;
             };
             let (at, size) = places[&section.index().0];
-            let name = symbol
-                .name()
-                .map_err(|e| format!("has a broken name: {e}"))?;
+            let name = symbol.name().map_err(broken("name"))?;
             let offset = usize::try_from(symbol.address())
                 .ok()
                 .filter(|&offset| offset < size);
             functions.insert(
                 name.to_string(),
-                at + offset.ok_or_else(|| format!("has {name} outside its section"))?,
+                at + offset.ok_or_else(|| ObjectError::Outside(name.into()))?,
             );
         }
         let memory = memory
             .make_exec()
-            .map_err(|e| format!("the system does not let its code run: {e}"))?;
+            .map_err(|e| ObjectError::Memory(format!("its code may not run: {e}")))?;
         Ok(Loaded {
             memory: Some(memory),
             functions,
@@ -193,6 +211,10 @@ impl Loaded {
     }
 }
 
+fn broken(part: &'static str) -> impl Fn(object::Error) -> ObjectError {
+    move |source| ObjectError::Broken { part, source }
+}
+
 fn is_loaded(kind: SectionKind) -> bool {
     use SectionKind::{Data, ReadOnlyData, ReadOnlyString, Text, UninitializedData};
     matches!(
@@ -202,9 +224,9 @@ fn is_loaded(kind: SectionKind) -> bool {
 }
 
 /// Writes the address `to`, as a relocation of this type wants it, into the bytes at `from`.
-fn relocate(place: &mut [u8], r_type: u32, to: i64, from: i64) -> Result<(), String> {
-    let outside = || "has a relocation at the end of its section".to_string();
-    let far = || "has a relocation that reaches too far".to_string();
+fn relocate(place: &mut [u8], r_type: u32, to: i64, from: i64) -> Result<(), ObjectError> {
+    let outside = || ObjectError::Refused("a relocation at the end of its section");
+    let far = || ObjectError::Refused("a relocation that reaches too far");
     let distance = to.wrapping_sub(from);
     if cfg!(target_arch = "aarch64") {
         let word = place.first_chunk_mut::<4>().ok_or_else(outside)?;
@@ -222,11 +244,7 @@ fn relocate(place: &mut [u8], r_type: u32, to: i64, from: i64) -> Result<(), Str
             elf::R_AARCH64_LDST64_ABS_LO12_NC => code | low(3),
             elf::R_AARCH64_LDST128_ABS_LO12_NC => code | low(4),
             elf::R_AARCH64_PREL32 => i32::try_from(distance).map_err(|_| far())? as u32,
-            other => {
-                return Err(format!(
-                    "has a relocation of type {other}, which is not known"
-                ));
-            }
+            other => return Err(ObjectError::Relocation(other)),
         };
         *word = new.to_le_bytes();
         return Ok(());
@@ -237,11 +255,7 @@ fn relocate(place: &mut [u8], r_type: u32, to: i64, from: i64) -> Result<(), Str
             *word = i32::try_from(distance).map_err(|_| far())?.to_le_bytes();
         }
         elf::R_X86_64_64 => *place.first_chunk_mut::<8>().ok_or_else(outside)? = to.to_le_bytes(),
-        other => {
-            return Err(format!(
-                "has a relocation of type {other}, which is not known"
-            ));
-        }
+        other => return Err(ObjectError::Relocation(other)),
     }
     Ok(())
 }
@@ -339,21 +353,44 @@ impl Parts for Phase {
     }
 }
 
-/// Refuses an artifact whose kernels name functions that its objects lack.
-pub(crate) fn check(artifact: &Artifact, loaded: &[Arc<Loaded>]) -> Result<(), Error> {
+/// Loads object `number` of an artifact. An error says why it cannot be.
+pub(crate) fn load(number: usize, object: &Object) -> Result<Arc<Loaded>, Error> {
+    let Target::Cpu(cpu) = object.target;
+    if !cpu.is_here() {
+        return Err(Error::Unsupported(format!(
+            "the artifact's kernels are for {cpu}, which this processor is not; compile it for \
+             this machine, or with --kernels plain"
+        )));
+    }
+    let loaded = Loaded::new(&object.bytes);
+    loaded
+        .map(Arc::new)
+        .map_err(|e| Error::Invalid(format!("object {number}: {e}")))
+}
+
+/// Refuses a kernel that names functions which its object lacks.
+pub(crate) fn check(kernel: &Kernel, code: &Code, loaded: &[Arc<Loaded>]) -> Result<(), Error> {
+    let object = loaded.get(code.object as usize);
+    let has = |symbol| object.is_some_and(|object| object.function(symbol).is_some());
+    match code.phases.iter().find(|phase| !has(&phase.symbol)) {
+        None => Ok(()),
+        Some(phase) => Err(Error::Invalid(format!(
+            "object {} lacks the function {} of a kernel of {}",
+            code.object, phase.symbol, kernel.op
+        ))),
+    }
+}
+
+/// Loads every object of an artifact, and checks that they have the functions of its kernels.
+pub(crate) fn load_all(artifact: &Artifact) -> Result<Vec<Arc<Loaded>>, Error> {
+    let objects = artifact.objects.iter().enumerate();
+    let loaded: Vec<_> = objects
+        .map(|(number, object)| load(number, object))
+        .collect::<Result<_, _>>()?;
     for kernel in &artifact.kernels {
-        let Some(code) = &kernel.code else { continue };
-        let object = loaded.get(code.object as usize);
-        let lacks = |phase: &&artifact::Phase| {
-            object.is_none_or(|object| object.function(&phase.symbol).is_none())
-        };
-        if let Some(phase) = code.phases.iter().find(lacks) {
-            let (symbol, n) = (&phase.symbol, code.object);
-            return Err(Error::Invalid(format!(
-                "object {n} lacks the function {symbol} of a kernel of {}",
-                kernel.op
-            )));
+        if let Some(code) = &kernel.code {
+            check(kernel, code, &loaded)?;
         }
     }
-    Ok(())
+    Ok(loaded)
 }

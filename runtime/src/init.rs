@@ -1,8 +1,8 @@
 //! What states start from when the artifact brings no data for them.
 
-use crate::kernel::Tensor;
-use crate::memory;
-use artifact::{DType, State, StateKind};
+use crate::Error;
+use crate::machine::backend::Backend;
+use artifact::{DType, Operand, Place, Range, State, StateKind};
 use half::{bf16, f16};
 
 /// How to give values to the states that have none yet.
@@ -29,61 +29,74 @@ pub(crate) fn initialise(
     init: &StateInit,
     state: &State,
     has_value: bool,
-    tensor: &Tensor,
-) -> Result<bool, String> {
+    backend: &dyn Backend,
+) -> Result<bool, Error> {
     let last = state.path.rsplit('.').next().unwrap_or(&state.path);
     let one_dimension = state.operand.shape.len() == 1;
     match (state.kind, init.std) {
         (StateKind::Rng, _) => {
             let mut words = [0; 16];
             words[..8].copy_from_slice(&init.seed.to_le_bytes());
-            memory::write(tensor, &words);
+            backend.write(state.operand.place, &words)?;
             Ok(true)
         }
         _ if has_value => Ok(true),
-        (StateKind::Moment, _) => {
-            memory::fill(tensor, 0);
-            Ok(true)
-        }
+        (StateKind::Moment, _) => zeros(state, backend).map(|()| true),
         (StateKind::Param, Some(_)) if one_dimension && last == "bias" => {
-            memory::fill(tensor, 0);
-            Ok(true)
+            zeros(state, backend).map(|()| true)
         }
         (StateKind::Param, Some(_)) if one_dimension && last == "weight" => {
-            floats(tensor, |_| 1.0).map(|()| true)
+            floats(state, backend, |_| 1.0).map(|()| true)
         }
         (StateKind::Param, Some(std)) => {
             let key = mix(init.seed ^ hash(&state.path));
-            floats(tensor, |i| std * normal(key, i)).map(|()| true)
+            floats(state, backend, |i| std * normal(key, i)).map(|()| true)
         }
         (StateKind::Param | StateKind::Buffer | StateKind::Const, _) => Ok(false),
     }
 }
 
+fn zeros(state: &State, backend: &dyn Backend) -> Result<(), Error> {
+    let place = state.operand.place;
+    let bytes = bytes(&state.operand);
+    backend.fill(Range { place, bytes }, 0)
+}
+
+fn bytes(operand: &Operand) -> u64 {
+    operand
+        .bytes()
+        .expect("a validated tensor should have a size")
+}
+
 /// Writes one number for each element, a block at a time: a parameter may be larger than what is
 /// left of the memory.
-fn floats(tensor: &Tensor, value: impl Fn(u64) -> f64) -> Result<(), String> {
-    let encode: fn(f64, &mut Vec<u8>) = match tensor.dtype {
+fn floats(state: &State, backend: &dyn Backend, value: impl Fn(u64) -> f64) -> Result<(), Error> {
+    let Operand { place, dtype, .. } = state.operand;
+    let encode: fn(f64, &mut Vec<u8>) = match dtype {
         DType::F64 => |x, bytes| bytes.extend(x.to_le_bytes()),
         DType::F32 => |x, bytes| bytes.extend((x as f32).to_le_bytes()),
         DType::F16 => |x, bytes| bytes.extend(f16::from_f64(x).to_le_bytes()),
         DType::BF16 => |x, bytes| bytes.extend(bf16::from_f64(x).to_le_bytes()),
         other => {
-            return Err(format!(
-                "there is no rule for values of type {other:?}; write it"
-            ));
+            return Err(Error::Host(format!(
+                "state {}: there is no rule for values of type {other:?}; write it",
+                state.path
+            )));
         }
     };
     const BLOCK: u64 = 4096;
-    let n = tensor.numel() as u64;
-    let mut bytes = Vec::new();
+    let n = bytes(&state.operand) / dtype.bytes();
+    let mut block = Vec::new();
     let mut from = 0;
     while from < n {
         let to = (from + BLOCK).min(n);
-        bytes.clear();
-        (from..to).for_each(|i| encode(value(i), &mut bytes));
-        let width = tensor.dtype.bytes();
-        memory::write_part(tensor, (from * width) as usize, &bytes);
+        block.clear();
+        (from..to).for_each(|i| encode(value(i), &mut block));
+        let place = Place {
+            offset: place.offset + from * dtype.bytes(),
+            ..place
+        };
+        backend.write(place, &block)?;
         from = to;
     }
     Ok(())

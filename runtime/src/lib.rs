@@ -10,9 +10,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! From top to bottom: [`validate`](validate()) proves that an artifact may be run; `program`
-//! resolves it to what streams run; [`Machine`] runs that on threads (or shuffled, to test the
-//! plan); [`kernels`] compute, on a [`Team`]. **Invariant:** no unsafe code but in `memory`, in
+//! From top to bottom: [`validate`](validate()) proves that an artifact may be run; [`Machine`] runs
+//! it on threads (or shuffled, to test the plan), over a [`Backend`], which has the memory; on the
+//! CPU, [`kernels`] compute, on a [`Team`]. **Invariant:** no unsafe code but in `memory`, in
 //! [`kernel`], in one call of the kernels' `product` and in `code`, which loads and calls generated
 //! kernels; all of it leans on what `validate` proves.
 
@@ -22,20 +22,22 @@ mod error;
 mod init;
 pub mod kernel;
 pub mod kernels;
+mod launch;
 mod link;
 mod machine;
 mod memory;
 pub mod profile;
-mod program;
 mod sync;
 mod team;
 mod trace;
 mod validate;
 
-pub use code::{Function, Loaded};
+pub use code::{Function, Loaded, ObjectError};
 pub use error::Error;
 pub use init::StateInit;
-pub use machine::{Machine, Options, StepReport};
+pub use machine::{
+    Backend, CommandError, CommandId, Copy, EventId, Launch, Machine, Options, StepReport, StreamId,
+};
 pub use team::Team;
 pub use trace::Span;
 pub use validate::validate;

@@ -78,6 +78,42 @@ impl Arena {
         self.layout.size() as u64
     }
 
+    /// Where `bytes` bytes at an offset start. Panics if they are not in the pool.
+    fn at(&self, offset: u64, bytes: u64) -> *mut u8 {
+        let end = offset.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.bytes()),
+            "a validated tensor should lie in its pool"
+        );
+        // SAFETY: offset is at most the size of the allocation, by the assertion.
+        unsafe { self.start.as_ptr().add(offset as usize) }
+    }
+
+    /// Writes bytes from the host. Panics if they are not in the pool. Their order with all others
+    /// is the caller's, see the module; so for `read` and `fill`.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len() as u64);
+        // SAFETY: `at` checked the range; a slice of the host does not lie in a pool (`read` copies
+        // out), and nothing else touches the bytes: the machine is idle as far as they are
+        // concerned.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+    }
+
+    /// Reads bytes to the host. Panics if they are not in the pool.
+    pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let from = self.at(offset, bytes.len() as u64);
+        // SAFETY: as for `write`; pools are zeroed when allocated, so every byte is initialised.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// Sets each of `bytes` bytes. Panics if they are not in the pool.
+    pub(crate) fn fill(&self, offset: u64, bytes: u64, byte: u8) {
+        let start = self.at(offset, bytes);
+        // SAFETY: `at` checked the range; only an idle machine and the single thread of a shuffled
+        // run fill.
+        unsafe { std::ptr::write_bytes(start, byte, bytes as usize) }
+    }
+
     /// A tensor in the pool. Panics if it is not in it, or not aligned: `validate` refuses such
     /// artifacts.
     pub(crate) fn tensor(&self, offset: u64, bytes: u64, dtype: DType, shape: &[u64]) -> Tensor {
@@ -97,17 +133,10 @@ impl Arena {
 
     /// Bytes of the pool, as bytes. Panics if they are not in it.
     pub(crate) fn range(&self, offset: u64, bytes: u64) -> Tensor {
-        let end = offset.checked_add(bytes);
-        assert!(
-            end.is_some_and(|end| end <= self.bytes()),
-            "a validated tensor should lie in its pool"
-        );
-        // SAFETY: offset is at most the size of the allocation, by the assertion.
-        let data = unsafe { self.start.as_ptr().add(offset as usize) };
         Tensor {
             dtype: DType::U8,
             shape: Box::new([bytes as usize]),
-            data,
+            data: self.at(offset, bytes),
             bytes: bytes as usize,
         }
     }
@@ -150,7 +179,7 @@ pub(crate) fn write(tensor: &Tensor, bytes: &[u8]) {
         "the host's bytes should be as many as the tensor's"
     );
     // SAFETY: a Tensor lies in its pool, the sizes are equal by the assertion, a slice of the host
-    // does not lie in a pool (`read` copies out), and nobody else touches the bytes: the machine is
+    // does not lie in a pool (`Arena::read` copies out), and nobody else touches the bytes: the machine is
     // idle, or idle as far as they are concerned.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.data, bytes.len()) }
 }
@@ -167,6 +196,7 @@ pub(crate) fn write_part(tensor: &Tensor, from: usize, bytes: &[u8]) {
 }
 
 /// Reads the tensor's bytes to the host. Panics if the sizes differ.
+#[cfg(test)]
 pub(crate) fn read(tensor: &Tensor, bytes: &mut [u8]) {
     assert_eq!(
         tensor.bytes,
@@ -189,21 +219,22 @@ mod tests {
 
     #[test]
     fn an_empty_pool_has_empty_tensors() {
-        let arena = Arena::new(0).expect("nothing should be to be had");
+        let arena = Arena::new(0).expect("no bytes should be available");
         let tensor = arena.range(0, 0);
         fill(&tensor, 1);
-        write(&tensor, &[]);
+        arena.fill(0, 0, 1);
+        arena.write(0, &[]);
         assert_eq!(arena.bytes(), 0);
     }
 
     #[test]
     fn bytes_come_back() {
-        let arena = Arena::new(256).expect("256 bytes should be to be had");
+        let arena = Arena::new(256).expect("256 bytes should be available");
         let (a, b) = (arena.range(0, 64), arena.range(128, 64));
-        write(&a, &[7; 64]);
+        arena.write(0, &[7; 64]);
         copy(&a, &b, 0, 32);
         let mut back = [1; 64];
-        read(&b, &mut back);
+        arena.read(128, &mut back);
         assert_eq!((back[31], back[32]), (7, 0));
     }
 }

@@ -18,9 +18,9 @@ use crate::code::{self, CodeLaunch, Loaded};
 use crate::init::{mix, normal};
 use crate::kernel::Tensor;
 use crate::kernels;
+use crate::launch::Launch;
 use crate::link::{Link, Pace, Way};
 use crate::memory::{self, Arena};
-use crate::program::Launch;
 use crate::sync::Bell;
 use crate::team::{Team, caught};
 use crate::validate::{self, ALIGN};
@@ -163,8 +163,7 @@ impl Replay {
             objects: objects.to_vec(),
             ..Artifact::default()
         };
-        let loaded = Loaded::all(&artifact)?;
-        code::check(&artifact, &loaded)?;
+        let loaded = code::load_all(&artifact)?;
         // What the window holds: start to end and the address that the bytes have in the plan.
         let mut holds = Holds::default();
         let mut ready: Vec<Result<Ready, String>> = vec![];

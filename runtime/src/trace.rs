@@ -2,7 +2,7 @@
 //! is full the oldest step goes first. Written as Chrome's trace format, which Perfetto
 //! (<https://ui.perfetto.dev>) opens: a row a stream.
 
-use crate::program::{Action, Instruction};
+use crate::machine::program::{Action, Program};
 use crate::sync::unpoisoned;
 use artifact::Line;
 use std::io::{self, Write};
@@ -74,8 +74,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    pub(crate) fn new(programs: &[Box<[Instruction]>]) -> Trace {
-        let ring = |program: &[Instruction]| {
+    pub(crate) fn new(programs: &[Program]) -> Trace {
+        let ring = |program: &Program| {
             let capacity = program.len().saturating_mul(STEPS).min(MAX_SPANS);
             Mutex::new(Ring {
                 noted: Vec::with_capacity(capacity),
@@ -84,7 +84,7 @@ impl Trace {
         };
         Trace {
             began: Instant::now(),
-            rings: programs.iter().map(|program| ring(program)).collect(),
+            rings: programs.iter().map(ring).collect(),
         }
     }
 
@@ -96,7 +96,7 @@ impl Trace {
     /// Everything noted, stream by stream, in the order of time.
     pub(crate) fn spans<'a>(
         &self,
-        programs: &[Box<[Instruction]>],
+        programs: &[Program],
         lines: &'a [Line],
         streams: &'a [String],
     ) -> Vec<Span<'a>> {
@@ -118,7 +118,7 @@ impl Trace {
                         &line.why
                     },
                     stream: &streams[s],
-                    command: instruction.command,
+                    command: instruction.command.0 as u32,
                     step: noted.step,
                     start_us: micros(self.began, noted.start),
                     duration_us: micros(noted.start, noted.end),

@@ -1,5 +1,6 @@
 //! The runtime: its kernels, its machine, and what it refuses.
 
+mod backend;
 mod common;
 mod kernels;
 mod machine;

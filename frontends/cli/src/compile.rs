@@ -96,7 +96,7 @@ fn kernels(
         Emit::Llvm => Form::Llvm,
         Emit::Asm | Emit::Ptx => Form::Asm,
     };
-    let listing = codegen::listing(&compiled.program, &target, form).map_err(Failure::Input)?;
+    let listing = codegen::listing(&compiled.program, &target, form)?;
     let text = match args.json {
         true => format!("{}\n", listing_json(&listing, emit, &target)),
         false => listing.to_string(),
@@ -138,7 +138,7 @@ pub(crate) fn artifact(
         .into_iter()
         .map(|(path, (_, bytes))| (path, bytes))
         .collect();
-    codegen::emit(&compiled, &data, Target::host()).map_err(Failure::Input)
+    Ok(codegen::emit(&compiled, &data, Target::host())?)
 }
 
 /// How many ops that cannot be run are named.

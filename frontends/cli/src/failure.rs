@@ -34,6 +34,12 @@ impl Failure {
     }
 }
 
+impl From<codegen::Error> for Failure {
+    fn from(e: codegen::Error) -> Failure {
+        Failure::Input(e.to_string())
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
     check_writable("--output", &args.output)?;
     let optimizer = args.optimizer.unwrap_or(Optimizer::AdamW);
     let kernels = args.kernels.unwrap_or_default();
-    let target = codegen::target(kernels).map_err(Failure::Input)?;
+    let target = codegen::target(kernels)?;
     let compiling = Compiling {
         optimizer: Some(optimizer),
         update: args.update,
@@ -216,7 +216,7 @@ impl Step {
                 bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
             });
             let bytes = scratch.map_or(0, |scratch| scratch.bytes);
-            let kernel = codegen::generated(graph, *node, bytes, target).map_err(Failure::Input)?;
+            let kernel = codegen::generated(graph, *node, bytes, target)?;
             let code = kernel.map(|kernel| {
                 let object = *objects
                     .entry(kernel.name.clone())
@@ -240,8 +240,7 @@ impl Step {
             });
         }
         let objects = match target {
-            Some(target) => codegen::objects(&generated.iter().collect::<Vec<_>>(), target)
-                .map_err(Failure::Input)?,
+            Some(target) => codegen::objects(&generated.iter().collect::<Vec<_>>(), target)?,
             None => vec![],
         };
         Ok(Step {

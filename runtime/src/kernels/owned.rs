@@ -4,7 +4,7 @@
 use super::{Kernel, Signature, find};
 use crate::Team;
 use crate::kernel::Tensor;
-use crate::program::Launch;
+use crate::launch::Launch;
 use artifact::{Attr, DType, Operand, Place};
 use std::sync::Arc;
 

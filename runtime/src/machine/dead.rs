@@ -19,11 +19,10 @@
 //! * the run ends with the step, and the next step's first access is a read that no host write
 //!   precedes: then the byte carries something over, and whether that is right is not ours to say.
 
+use super::backend::{Backend, CommandId};
 use crate::Error;
 use crate::access::{Access, accesses};
-use crate::kernel::Tensor;
-use crate::memory::{self, Arena};
-use artifact::Artifact;
+use artifact::{Artifact, Place, Range};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many accesses the sweep may look at: a shuffled run is a test of small plans.
@@ -31,7 +30,7 @@ const MAX_LOOKS: usize = 1 << 27;
 
 /// Bytes that die together.
 struct Group {
-    bytes: Tensor,
+    bytes: Range,
     members: u32,
     left: u32,
 }
@@ -50,11 +49,7 @@ type Touch = (usize, bool);
 impl Dead {
     /// Finds the groups of a validated artifact. `survives` tells of each input whether the next
     /// step may find it.
-    pub(crate) fn new(
-        artifact: &Artifact,
-        survives: &[bool],
-        arenas: &[Arena],
-    ) -> Result<Dead, Error> {
+    pub(crate) fn new(artifact: &Artifact, survives: &[bool]) -> Result<Dead, Error> {
         let end = artifact.commands.len() + 1;
         let mut touches: Vec<(Access, usize)> = Vec::new();
         let mut touch =
@@ -100,10 +95,11 @@ impl Dead {
             for &id in ids {
                 let (access, at) = touches[id];
                 let touch = (at, access.write, id);
-                match access.start == start {
-                    true => active.insert(touch),
-                    false => active.remove(&touch),
-                };
+                if access.start == start {
+                    active.insert(touch);
+                } else {
+                    active.remove(&touch);
+                }
             }
             looks += active.len();
             if MAX_LOOKS < looks {
@@ -115,7 +111,13 @@ impl Dead {
             for Run { members, before } in runs(&sequence, end) {
                 let id = dead.groups.len() as u32;
                 members.iter().for_each(|&at| dead.of[at - 1].push(id));
-                let bytes = arenas[pool].range(start, end_of_range - start);
+                let bytes = Range {
+                    place: Place {
+                        pool: pool as u32,
+                        offset: start,
+                    },
+                    bytes: end_of_range - start,
+                };
                 let members = members.len() as u32;
                 dead.groups.push(Group {
                     bytes,
@@ -127,16 +129,17 @@ impl Dead {
         Ok(dead)
     }
 
-    /// Command `command` has run: fills what is dead now.
-    pub(crate) fn ran(&mut self, command: usize) {
-        for &group in &self.of[command] {
+    /// A command has run: fills what is dead now.
+    pub(crate) fn ran(&mut self, command: CommandId, backend: &dyn Backend) -> Result<(), Error> {
+        for &group in &self.of[command.0] {
             let group = &mut self.groups[group as usize];
             group.left -= 1;
             if group.left == 0 {
                 group.left = group.members;
-                memory::fill(&group.bytes, 0xFF);
+                backend.fill(group.bytes, 0xFF)?;
             }
         }
+        Ok(())
     }
 }
 

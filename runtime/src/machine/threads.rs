@@ -1,9 +1,11 @@
-//! Runs steps on one thread a stream. Threads wait for one another at events alone, and at the end
-//! of what is launched.
+//! One thread for each stream. Threads wait for each other at events alone, and for the host at the
+//! end of what is launched.
 
-use super::Core;
+use super::backend::{EventId, StreamId};
+use super::executor::Executor;
+use super::program::Action;
+use super::shared::Core;
 use crate::Error;
-use crate::program::Action;
 use crate::sync::Bell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,7 +18,7 @@ pub(crate) struct Threads {
     handles: Vec<JoinHandle<()>>,
 }
 
-/// What the threads and the host tell each other. All of it only grows.
+/// What the threads and the host tell each other. All numbers only grow.
 struct Shared {
     core: Arc<Core>,
     bell: Bell,
@@ -58,7 +60,7 @@ impl Threads {
             let shared = threads.shared.clone();
             // Thread names end at a zero byte, and so must not have one.
             let builder = Builder::new().name(name.replace('\0', " "));
-            let handle = builder.spawn(move || shared.serve(stream));
+            let handle = builder.spawn(move || shared.serve(StreamId(stream)));
             threads.handles.push(
                 handle
                     .map_err(|e| Error::Resources(format!("no thread for stream {name}: {e}")))?,
@@ -71,32 +73,27 @@ impl Threads {
             .wait(|| shared.started.load(Ordering::SeqCst) == streams.len());
         Ok(threads)
     }
+}
 
-    /// Lets steps up to `step` start.
-    pub(crate) fn launch(&self, step: u64) {
+impl Executor for Threads {
+    fn launch(&mut self, step: u64) {
         self.shared.launched.store(step, Ordering::SeqCst);
         self.shared.bell.ring();
     }
 
-    /// Returns when every stream has finished what is launched, or has given up: then no thread
-    /// touches a pool.
-    pub(crate) fn wait(&self) {
-        let launched = self.shared.launched.load(Ordering::SeqCst);
-        self.shared.bell.wait(|| {
-            self.shared
-                .done
-                .iter()
-                .all(|done| launched <= done.load(Ordering::SeqCst))
-        });
+    fn wait(&mut self) {
+        let shared = &*self.shared;
+        let launched = shared.launched.load(Ordering::SeqCst);
+        let is_done = |done: &AtomicU64| done.load(Ordering::SeqCst) >= launched;
+        shared.bell.wait(|| shared.done.iter().all(is_done));
     }
 
-    /// Returns when every stream has done what `wait_io` waits for, or has given up.
-    pub(crate) fn wait_io(&self) {
+    fn wait_io(&mut self) {
         let shared = &*self.shared;
         let launched = shared.launched.load(Ordering::SeqCst);
         let streams = || shared.io.iter().zip(&shared.core.last_io);
         shared.bell.wait(|| {
-            streams().all(|(io, last)| last.is_none() || launched <= io.load(Ordering::SeqCst))
+            streams().all(|(io, last)| last.is_none() || io.load(Ordering::SeqCst) >= launched)
         });
     }
 }
@@ -114,15 +111,12 @@ impl Drop for Threads {
 
 impl Shared {
     /// A stream's thread.
-    fn serve(&self, stream: usize) {
+    fn serve(&self, stream: StreamId) {
         let _gone = Gone {
             shared: self,
             stream,
         };
-        self.core.programs[stream]
-            .iter()
-            .filter_map(|i| i.action.launch())
-            .for_each(|launch| launch.prepare());
+        self.core.backend.enter(stream);
         self.started.fetch_add(1, Ordering::SeqCst);
         self.bell.ring();
         for step in 1.. {
@@ -131,120 +125,148 @@ impl Shared {
             if self.core.halted() || !self.step(stream, step) {
                 return;
             }
-            self.done[stream].store(step, Ordering::SeqCst);
+            self.done[stream.0].store(step, Ordering::SeqCst);
             self.bell.ring();
         }
     }
 
-    /// Runs one step of a stream; false if the machine stopped meanwhile.
-    fn step(&self, stream: usize, step: u64) -> bool {
+    /// Submits one step of a stream; false if the machine stopped meanwhile.
+    fn step(&self, stream: StreamId, step: u64) -> bool {
         let core = &*self.core;
         let mut ring = core.trace_ring(stream);
-        for (at, instruction) in core.programs[stream].iter().enumerate() {
-            match instruction.action {
-                Action::Record { event } => {
-                    self.events[event].store(step, Ordering::SeqCst);
-                    self.bell.ring();
+        for (at, instruction) in core.programs[stream.0].iter().enumerate() {
+            if let Action::Wait { event, previous } = instruction.action {
+                let start = ring.is_some().then(Instant::now);
+                self.wait_for(event, step - u64::from(previous));
+                if core.halted() {
+                    return false;
                 }
-                Action::Wait { event, previous } => {
-                    let start = ring.is_some().then(Instant::now);
-                    let recorded =
-                        || step - u64::from(previous) <= self.events[event].load(Ordering::SeqCst);
-                    self.bell.wait(|| recorded() || core.halted());
-                    if let (Some(ring), Some(start)) = (&mut ring, start) {
-                        ring.note(at, step, start);
-                    }
-                }
-                _ => {
-                    if core.run(stream, at, step, ring.as_deref_mut()).is_err() {
-                        return false;
-                    }
+                if let (Some(ring), Some(start)) = (&mut ring, start) {
+                    ring.note(at, step, start);
                 }
             }
-            if core.halted() {
+            if core.run(stream, at, step, ring.as_deref_mut()).is_err() || core.halted() {
                 return false;
             }
-            if core.last_io[stream] == Some(at) {
-                self.io[stream].store(step, Ordering::SeqCst);
+            if let Action::Record { event } = instruction.action {
+                self.events[event.0].store(step, Ordering::SeqCst);
+                self.bell.ring();
+            }
+            if core.last_io[stream.0] == Some(at) {
+                self.io[stream.0].store(step, Ordering::SeqCst);
                 self.bell.ring();
             }
         }
         true
+    }
+
+    /// Returns when a step has recorded an event, or the machine has stopped.
+    fn wait_for(&self, event: EventId, step: u64) {
+        let recorded = || self.events[event.0].load(Ordering::SeqCst) >= step;
+        self.bell.wait(|| recorded() || self.core.halted());
     }
 }
 
 /// Tells, however a thread ends, that it has.
 struct Gone<'a> {
     shared: &'a Shared,
-    stream: usize,
+    stream: StreamId,
 }
 
 impl Drop for Gone<'_> {
     fn drop(&mut self) {
         self.shared.core.halt();
-        self.shared.done[self.stream].store(u64::MAX, Ordering::SeqCst);
-        self.shared.io[self.stream].store(u64::MAX, Ordering::SeqCst);
+        self.shared.done[self.stream.0].store(u64::MAX, Ordering::SeqCst);
+        self.shared.io[self.stream.0].store(u64::MAX, Ordering::SeqCst);
         self.shared.bell.ring();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::backend::{Backend, CommandError, CommandId, Copy, Launch};
+    use super::super::program::Instruction;
     use super::*;
-    use crate::link::Link;
-    use crate::program::Instruction;
-    use std::sync::Mutex;
-    use std::sync::atomic::AtomicBool;
+    use artifact::{Kernel, Object, Place, Pool, Range};
 
-    /// Two streams; the second waits for what the first never records, since `run` comes before.
-    fn failing(run: fn() -> Result<(), String>) -> Error {
+    /// A backend whose launches do what a test wants.
+    struct Misbehaving(fn() -> Result<(), CommandError>);
+
+    impl Backend for Misbehaving {
+        fn allocate(&mut self, _: &Pool) -> Result<(), Error> {
+            Ok(())
+        }
+        fn load_object(&mut self, _: &Object) -> Result<(), Error> {
+            Ok(())
+        }
+        fn load_kernel(&mut self, _: &Kernel) -> Result<(), Error> {
+            Ok(())
+        }
+        fn prepare_launch(
+            &mut self,
+            _: CommandId,
+            _: StreamId,
+            _: Launch<'_>,
+        ) -> Result<(), Error> {
+            Ok(())
+        }
+        fn prepare_copy(&mut self, _: CommandId, _: StreamId, _: Copy) -> Result<(), Error> {
+            Ok(())
+        }
+        fn write(&self, _: Place, _: &[u8]) -> Result<(), Error> {
+            Ok(())
+        }
+        fn read(&self, _: Place, _: &mut [u8]) -> Result<(), Error> {
+            Ok(())
+        }
+        fn fill(&self, _: Range, _: u8) -> Result<(), Error> {
+            Ok(())
+        }
+        fn launch(&self, _: CommandId) -> Result<(), CommandError> {
+            (self.0)()
+        }
+        fn copy(&self, _: CommandId) -> Result<(), CommandError> {
+            Ok(())
+        }
+    }
+
+    /// Two streams; the second waits for an event that the first never records, since its launch
+    /// fails before.
+    fn failing(run: fn() -> Result<(), CommandError>) -> Error {
         let instruction = |action| Instruction {
-            command: 0,
+            command: CommandId(0),
             line: 0,
             device_end: 0,
             bytes: 0,
             action,
         };
-        let first = [Action::Misbehave(run), Action::Record { event: 0 }];
+        let event = EventId(0);
+        let first = [Action::Launch, Action::Record { event }];
         let second = [Action::Wait {
-            event: 0,
+            event,
             previous: false,
         }];
-        let core = Arc::new(Core {
-            programs: vec![
-                first.map(instruction).into(),
-                second.map(instruction).into(),
-            ],
-            last_io: vec![None; 2],
-            team: None,
-            pools: Vec::new(),
-            _arenas: Vec::new(),
-            lines: vec![artifact::Line {
-                name: "h1".into(),
-                why: "run".into(),
-            }],
-            link: Link::new(None),
-            trace: None,
-            touched: AtomicU64::new(0),
-            halted: AtomicBool::new(false),
-            failure: Mutex::new(None),
-        });
-        let threads =
+        let programs = vec![
+            first.map(instruction).into(),
+            second.map(instruction).into(),
+        ];
+        let lines = vec![artifact::Line {
+            name: "h1".into(),
+            why: "run".into(),
+        }];
+        let backend = Box::new(Misbehaving(run));
+        let core = Arc::new(Core::new(backend, programs, vec![None; 2], lines, None));
+        let mut threads =
             Threads::new(&core, &["a".into(), "b\0".into()], 1).expect("two threads should start");
         threads.launch(1);
         threads.launch(2);
         threads.wait();
-        let failure = core
-            .failure
-            .lock()
-            .expect("nobody should panic under the lock")
-            .clone();
-        failure.expect("the failure should be kept")
+        core.failure().expect("the failure should be kept")
     }
 
     #[test]
     fn a_failure_releases_the_streams_that_wait() {
-        let failure = failing(|| Err("index 9 is not in 0..4".into()));
+        let failure = failing(|| Err("index 9 is not in 0..4".to_string().into()));
         assert_eq!(
             failure.to_string(),
             "line h1 failed: index 9 is not in 0..4"

@@ -1,0 +1,175 @@
+//! The seam between a machine and the hardware that it runs on.
+//!
+//! A [`Machine`](crate::Machine) knows the artifact: which commands each stream runs, in which order,
+//! which events they wait for, which bytes the host may touch when. It knows no address, no kernel
+//! and no driver. A [`Backend`] knows those, and nothing of the order.
+//!
+//! # What a backend can rely on
+//!
+//! The artifact is validated before anything is loaded, so every index and every place is right, and
+//! accesses that conflict are ordered by streams and events.
+//!
+//! Loading happens once, on one thread, in this order: pools, streams, events, objects, kernels,
+//! commands, [`Backend::start`]. A backend resolves all that it can there, so that a step looks up
+//! nothing and allocates nothing. Pools, streams, objects and so on are numbered from 0 in the order
+//! in which they are loaded.
+//!
+//! Then each stream's commands arrive in their order: [`launch`](Backend::launch),
+//! [`copy`](Backend::copy), [`record`](Backend::record), [`wait`](Backend::wait). Calls for one stream
+//! come one after the other, from one thread; calls for different streams may come at the same time.
+//! The machine calls `wait` for an event only after the `record` that it waits for has returned. So a
+//! backend that does each command before it returns (as the [CPU](super::cpu) does) has nothing to do
+//! in `record`, `wait` and the functions that synchronise: their defaults do nothing. A backend that
+//! only submits commands to a device's queues does the device's part of each there.
+//!
+//! The host's functions ([`read`](Backend::read), [`write`](Backend::write), [`fill`](Backend::fill))
+//! touch bytes only while no command does: the machine synchronises first.
+
+use crate::Error;
+use artifact::{Kernel, Object, Operand, Place, Pool, Range};
+
+/// A stream, by its number in the artifact.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct StreamId(pub usize);
+
+/// An event, by its number in the artifact.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct EventId(pub usize);
+
+/// A command, by its position in the artifact's list.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct CommandId(pub usize);
+
+/// A launch to be prepared.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// The kernel's number in the artifact.
+    pub kernel: usize,
+    /// Operands.
+    pub ins: &'a [Operand],
+    /// Results. One may lie exactly on an operand where the kernel allows it.
+    pub outs: &'a [Operand],
+    /// Bytes that the kernel may use while it runs.
+    pub scratch: Option<Range>,
+}
+
+/// A copy to be prepared. The places' pools say which way it goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Copy {
+    /// From.
+    pub src: Place,
+    /// To.
+    pub dst: Place,
+    /// Number of bytes.
+    pub bytes: u64,
+}
+
+/// Why a command failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct CommandError {
+    /// For the user: an index that is out of range, a device's error.
+    pub why: String,
+}
+
+impl From<String> for CommandError {
+    fn from(why: String) -> CommandError {
+        CommandError { why }
+    }
+}
+
+/// Hardware that runs commands. See the [module](self) for the order of calls.
+pub trait Backend: Send + Sync {
+    // --- loading ---
+
+    /// Allocates a pool: one block of exactly its bytes, zeroed.
+    fn allocate(&mut self, pool: &Pool) -> Result<(), Error>;
+
+    /// Makes a queue for a stream's commands. `name` is for messages.
+    fn create_stream(&mut self, _stream: StreamId, _name: &str) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Makes an event, which `stream` records.
+    fn create_event(&mut self, _event: EventId, _stream: StreamId) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Loads machine code. Refuses a target that this hardware is not.
+    fn load_object(&mut self, object: &Object) -> Result<(), Error>;
+
+    /// Finds a kernel's functions, in an object or among the backend's own.
+    fn load_kernel(&mut self, kernel: &Kernel) -> Result<(), Error>;
+
+    /// Resolves a launch.
+    fn prepare_launch(
+        &mut self,
+        command: CommandId,
+        stream: StreamId,
+        launch: Launch<'_>,
+    ) -> Result<(), Error>;
+
+    /// Resolves a copy.
+    fn prepare_copy(
+        &mut self,
+        command: CommandId,
+        stream: StreamId,
+        copy: Copy,
+    ) -> Result<(), Error>;
+
+    /// Everything is loaded: starts what the first step needs.
+    fn start(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    // --- the host's turn ---
+
+    /// Writes bytes of a pool from the host, and returns when they are there. The place need not be
+    /// aligned.
+    fn write(&self, to: Place, bytes: &[u8]) -> Result<(), Error>;
+
+    /// Reads bytes of a pool to the host.
+    fn read(&self, from: Place, bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Sets each byte of a range.
+    fn fill(&self, range: Range, byte: u8) -> Result<(), Error>;
+
+    // --- a step ---
+
+    /// The calling thread is going to submit this stream's commands.
+    fn enter(&self, _stream: StreamId) {}
+
+    /// Runs a prepared launch, or submits it to its stream.
+    fn launch(&self, command: CommandId) -> Result<(), CommandError>;
+
+    /// Runs a prepared copy, or submits it to its stream.
+    fn copy(&self, command: CommandId) -> Result<(), CommandError>;
+
+    /// Marks an event as reached by this step.
+    fn record(&self, _stream: StreamId, _event: EventId, _step: u64) -> Result<(), CommandError> {
+        Ok(())
+    }
+
+    /// Makes the stream wait until the given step has reached an event.
+    fn wait(&self, _stream: StreamId, _event: EventId, _step: u64) -> Result<(), CommandError> {
+        Ok(())
+    }
+
+    /// The stream's commands so far are all of this step that touch inputs or outputs.
+    fn mark_io(&self, _stream: StreamId, _step: u64) -> Result<(), CommandError> {
+        Ok(())
+    }
+
+    /// Returns when the commands before [`Backend::mark_io`] of that step are done.
+    fn synchronize_io(&self, _stream: StreamId, _step: u64) -> Result<(), CommandError> {
+        Ok(())
+    }
+
+    /// Returns when all commands of the stream so far are done.
+    fn synchronize(&self, _stream: StreamId) -> Result<(), CommandError> {
+        Ok(())
+    }
+
+    /// The machine stops: no command will start. What runs may end early.
+    fn halt(&self) {}
+}

@@ -1,0 +1,158 @@
+//! The CPU backend: every pool is host memory, each command is done when its call returns, and
+//! copies between a device's pool and the host's go over a [`Link`] that can be slowed.
+
+use super::backend::{Backend, CommandError, CommandId, Copy, Launch, StreamId};
+use super::host::{HostWork, put};
+use super::options::Options;
+use crate::Error;
+use crate::kernel::Tensor;
+use crate::link::{Link, Pace, Way};
+use crate::memory;
+use artifact::{Kernel, MemorySpace, Object, Place, Pool, Range};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Host memory and threads.
+pub(crate) struct Cpu {
+    host: HostWork,
+    /// The space of each pool.
+    spaces: Vec<MemorySpace>,
+    /// By the command's number.
+    copies: Vec<Option<Transfer>>,
+    link: Link,
+    halted: AtomicBool,
+}
+
+/// A copy, resolved. `way` is `None` for a copy within a space, which takes no link.
+struct Transfer {
+    src: Tensor,
+    dst: Tensor,
+    way: Option<Way>,
+}
+
+impl Cpu {
+    /// A backend without pools. An error if the options ask for a link that cannot be played.
+    pub(crate) fn new(options: &Options) -> Result<Cpu, Error> {
+        Ok(Cpu {
+            host: HostWork::new(options.team()),
+            spaces: Vec::new(),
+            copies: Vec::new(),
+            link: Link::new(pace(options)?),
+            halted: AtomicBool::new(false),
+        })
+    }
+
+    fn way(&self, copy: &Copy) -> Option<Way> {
+        let is_device =
+            |place: Place| matches!(self.spaces[place.pool as usize], MemorySpace::Device(_));
+        match (is_device(copy.src), is_device(copy.dst)) {
+            (false, true) => Some(Way::ToDevice),
+            (true, false) => Some(Way::FromDevice),
+            (true, true) | (false, false) => None,
+        }
+    }
+}
+
+impl Backend for Cpu {
+    fn allocate(&mut self, pool: &Pool) -> Result<(), Error> {
+        self.spaces.push(pool.space);
+        self.host.allocate(pool)
+    }
+
+    fn load_object(&mut self, object: &Object) -> Result<(), Error> {
+        self.host.load_object(object)
+    }
+
+    fn load_kernel(&mut self, kernel: &Kernel) -> Result<(), Error> {
+        self.host.load_kernel(kernel)
+    }
+
+    fn prepare_launch(
+        &mut self,
+        command: CommandId,
+        _stream: StreamId,
+        launch: Launch<'_>,
+    ) -> Result<(), Error> {
+        self.host.prepare(command, launch);
+        Ok(())
+    }
+
+    fn prepare_copy(
+        &mut self,
+        command: CommandId,
+        _stream: StreamId,
+        copy: Copy,
+    ) -> Result<(), Error> {
+        let Copy { src, dst, bytes } = copy;
+        let transfer = Transfer {
+            src: self.host.range(Range { place: src, bytes }),
+            dst: self.host.range(Range { place: dst, bytes }),
+            way: self.way(&copy),
+        };
+        put(&mut self.copies, command, transfer);
+        Ok(())
+    }
+
+    fn start(&mut self) -> Result<(), Error> {
+        self.host.start()
+    }
+
+    fn write(&self, to: Place, bytes: &[u8]) -> Result<(), Error> {
+        self.host.arena(to).write(to.offset, bytes);
+        Ok(())
+    }
+
+    fn read(&self, from: Place, bytes: &mut [u8]) -> Result<(), Error> {
+        self.host.arena(from).read(from.offset, bytes);
+        Ok(())
+    }
+
+    fn fill(&self, Range { place, bytes }: Range, byte: u8) -> Result<(), Error> {
+        self.host.arena(place).fill(place.offset, bytes, byte);
+        Ok(())
+    }
+
+    fn enter(&self, _stream: StreamId) {
+        self.host.enter();
+    }
+
+    fn launch(&self, command: CommandId) -> Result<(), CommandError> {
+        self.host.launch(command)
+    }
+
+    fn copy(&self, command: CommandId) -> Result<(), CommandError> {
+        let transfer = self.copies[command.0].as_ref();
+        let Transfer { src, dst, way } =
+            transfer.expect("a copy should be prepared before it runs");
+        match way {
+            Some(way) => {
+                let stopped = || self.halted.load(Ordering::SeqCst);
+                self.link.copy(*way, src, dst, stopped);
+            }
+            None => memory::copy(src, dst, 0, src.bytes),
+        }
+        Ok(())
+    }
+
+    fn halt(&self) {
+        self.halted.store(true, Ordering::SeqCst);
+    }
+}
+
+/// How fast the link is played; `None` for as fast as memory copies.
+fn pace(options: &Options) -> Result<Option<Pace>, Error> {
+    let Some(bandwidth) = options.link_bandwidth else {
+        return Ok(None);
+    };
+    let latency = options.link_latency;
+    // From a byte a second to the largest finite number: no time computed from it leaves a clock's
+    // range.
+    let is_rate = bandwidth.is_finite() && bandwidth >= 1.0;
+    if !is_rate || latency > Duration::from_secs(1) {
+        return Err(Error::Host(format!(
+            "a link of {bandwidth} bytes per second and {latency:?} latency cannot be played: at \
+             least 1 byte per second, at most 1 s"
+        )));
+    }
+    Ok(Some(Pace { bandwidth, latency }))
+}

@@ -1,0 +1,197 @@
+//! Work on the host: pools in its memory, the runtime's kernels and generated ones, shared by a team
+//! of threads.
+//!
+//! The CPU backend is this and a link. A backend for a device uses it for the streams that stay on
+//! the host, such as an optimizer's updates of parameters that live there.
+//!
+//! **Invariant:** every tensor of a launch lies in an arena of the same [`HostWork`], which outlives
+//! the launch.
+
+use super::backend::{CommandError, CommandId, Launch as Prepared};
+use crate::Error;
+use crate::code::{self, CodeLaunch, Loaded};
+use crate::kernel::Tensor;
+use crate::kernels;
+use crate::launch::Launch;
+use crate::memory::Arena;
+use crate::team::Team;
+use artifact::{Attr, Code, Kernel, Object, Operand, Place, Pool, Range};
+use std::sync::Arc;
+
+/// Pools, kernels and launches of the host.
+pub(crate) struct HostWork {
+    /// Memory of each pool; `None` for a pool that lies elsewhere.
+    arenas: Vec<Option<Arena>>,
+    objects: Vec<Arc<Loaded>>,
+    kernels: Vec<HostKernel>,
+    /// By the command's number; `None` for commands that are no launches here.
+    launches: Vec<Option<Work>>,
+    /// The most threads that share a launch.
+    threads: usize,
+    /// All streams share one team, which has one launch at a time: teams of their own would only
+    /// take turns on the cores.
+    team: Option<Team>,
+}
+
+/// A kernel of an artifact.
+enum HostKernel {
+    /// One of the runtime's.
+    Own {
+        kernel: &'static kernels::Kernel,
+        attrs: Arc<[(String, Attr)]>,
+    },
+    /// Generated.
+    Generated(Code),
+}
+
+/// A launch, resolved.
+enum Work {
+    Own(Arc<Launch>),
+    Generated(CodeLaunch),
+}
+
+impl HostWork {
+    /// No pools and no kernels yet. At most `threads` threads will share a launch.
+    pub(crate) fn new(threads: usize) -> HostWork {
+        HostWork {
+            arenas: Vec::new(),
+            objects: Vec::new(),
+            kernels: Vec::new(),
+            launches: Vec::new(),
+            threads,
+            team: None,
+        }
+    }
+
+    /// Allocates the next pool in the host's memory.
+    pub(crate) fn allocate(&mut self, pool: &Pool) -> Result<(), Error> {
+        let arena = Arena::new(pool.bytes).ok_or_else(|| {
+            let Pool { name, bytes, .. } = pool;
+            Error::Resources(format!("no memory for pool {name}: {bytes} bytes"))
+        })?;
+        self.arenas.push(Some(arena));
+        Ok(())
+    }
+
+    /// Loads the next object.
+    pub(crate) fn load_object(&mut self, object: &Object) -> Result<(), Error> {
+        let loaded = code::load(self.objects.len(), object)?;
+        self.objects.push(loaded);
+        Ok(())
+    }
+
+    /// Loads the next kernel.
+    pub(crate) fn load_kernel(&mut self, kernel: &Kernel) -> Result<(), Error> {
+        let found = match &kernel.code {
+            Some(code) => {
+                code::check(kernel, code, &self.objects)?;
+                HostKernel::Generated(code.clone())
+            }
+            None => HostKernel::Own {
+                kernel: kernels::find(&kernel.op).ok_or_else(|| {
+                    Error::Unsupported(format!("{}: there is no kernel for it", kernel.op))
+                })?,
+                attrs: kernel.attrs.clone().into(),
+            },
+        };
+        self.kernels.push(found);
+        Ok(())
+    }
+
+    /// Resolves a launch.
+    pub(crate) fn prepare(&mut self, command: CommandId, launch: Prepared<'_>) {
+        let all = |operands: &[Operand]| -> Box<[Tensor]> {
+            operands.iter().map(|x| self.tensor(x)).collect()
+        };
+        let (ins, outs) = (all(launch.ins), all(launch.outs));
+        let scratch = launch.scratch.map(|range| self.range(range));
+        let work = match &self.kernels[launch.kernel] {
+            HostKernel::Own { kernel, attrs } => {
+                let launch = Launch::new(*kernel, attrs.clone(), ins, outs, scratch);
+                Work::Own(Arc::new(launch))
+            }
+            HostKernel::Generated(code) => {
+                let tensors: Vec<Tensor> = ins.into_iter().chain(outs).chain(scratch).collect();
+                let object = &self.objects[code.object as usize];
+                Work::Generated(CodeLaunch::new(code, object, &tensors))
+            }
+        };
+        put(&mut self.launches, command, work);
+    }
+
+    /// Starts the team, if a launch can be shared.
+    pub(crate) fn start(&mut self) -> Result<(), Error> {
+        let mut launches = self.launches.iter().flatten();
+        if self.threads > 1 && launches.any(Work::is_split) {
+            let own: Vec<Arc<Launch>> = self.own_launches().cloned().collect();
+            let prepare = move || own.iter().for_each(|launch| launch.prepare());
+            self.team = Some(Team::prepared(self.threads, prepare)?);
+        }
+        Ok(())
+    }
+
+    /// Makes the workspaces that the calling thread needs for the launches.
+    pub(crate) fn enter(&self) {
+        self.own_launches().for_each(|launch| launch.prepare());
+    }
+
+    fn own_launches(&self) -> impl Iterator<Item = &Arc<Launch>> {
+        self.launches
+            .iter()
+            .flatten()
+            .filter_map(|work| match work {
+                Work::Own(launch) => Some(launch),
+                Work::Generated(_) => None,
+            })
+    }
+
+    /// Runs a prepared launch, on the team if that helps.
+    pub(crate) fn launch(&self, command: CommandId) -> Result<(), CommandError> {
+        let work = self.launches[command.0].as_ref();
+        let team = self.team.as_ref();
+        match work.expect("a launch should be prepared before it runs") {
+            Work::Own(launch) => launch.run(team)?,
+            Work::Generated(launch) => launch.run(team)?,
+        }
+        Ok(())
+    }
+
+    /// Bytes of a pool on the host.
+    pub(crate) fn range(&self, Range { place, bytes }: Range) -> Tensor {
+        self.arena(place).range(place.offset, bytes)
+    }
+
+    /// A tensor in a pool on the host.
+    fn tensor(&self, operand: &Operand) -> Tensor {
+        let bytes = operand
+            .bytes()
+            .expect("a validated tensor should have a size");
+        let Place { offset, .. } = operand.place;
+        let arena = self.arena(operand.place);
+        arena.tensor(offset, bytes, operand.dtype, &operand.shape)
+    }
+
+    /// The memory that a place on the host lies in.
+    pub(crate) fn arena(&self, place: Place) -> &Arena {
+        let arena = self.arenas[place.pool as usize].as_ref();
+        arena.expect("work on the host should stay in its pools")
+    }
+}
+
+impl Work {
+    /// True if threads can share it.
+    fn is_split(&self) -> bool {
+        match self {
+            Work::Own(launch) => launch.is_split(),
+            Work::Generated(launch) => launch.is_split(),
+        }
+    }
+}
+
+/// Puts what was prepared for a command where its number finds it.
+pub(crate) fn put<T>(list: &mut Vec<Option<T>>, command: CommandId, what: T) {
+    if list.len() <= command.0 {
+        list.resize_with(command.0 + 1, || None);
+    }
+    list[command.0] = Some(what);
+}

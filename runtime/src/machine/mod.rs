@@ -1,0 +1,514 @@
+//! A compiled step, loaded: what the host writes, launches, waits for and reads.
+//!
+//! A machine is made of an artifact, which is validated first; from then on it does what the
+//! artifact says, or returns an error. In steady state a step allocates nothing: everything is
+//! resolved, reserved and started in [`Machine::new`], except for a thread's workspace for products,
+//! which its first product makes.
+//!
+//! The host and the steps take turns: it writes inputs, launches one step or several, waits, reads
+//! outputs. Launched together, steps overlap as far as events permit. The host need not wait for
+//! all of a step: once what touches inputs and outputs is done, see [`Machine::wait_io`], it may
+//! have its turn while updates and offloads still run.
+//!
+//! Everything here is written over two traits. A [`Backend`] has the memory and runs commands: the
+//! [CPU](cpu) is one. An [`Executor`] brings each stream's commands to it in some order that events
+//! permit: [`Threads`] for speed, [`Shuffle`] for tests of plans.
+
+pub(crate) mod backend;
+mod cpu;
+mod dead;
+mod executor;
+mod host;
+mod options;
+pub(crate) mod program;
+mod shared;
+mod shuffle;
+mod threads;
+
+use crate::init::StateInit;
+use crate::trace::{self, Span, Trace};
+use crate::{Error, init, validate};
+use artifact::{
+    Artifact, Binding, CommandKind, Initial, MemorySpace, Operand, Place, Range, State, Summary,
+};
+pub use backend::{Backend, CommandError, CommandId, Copy, EventId, Launch, StreamId};
+use cpu::Cpu;
+use dead::Dead;
+use executor::Executor;
+pub use options::Options;
+use shared::Core;
+use shuffle::Shuffle;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use threads::Threads;
+
+/// What a step, or several launched together, took.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StepReport {
+    /// The number of the last step, counted from 1.
+    pub step: u64,
+    /// From the first launch until all was done.
+    pub ms: f64,
+}
+
+/// A compiled step, loaded.
+pub struct Machine {
+    // Dropped first: it ends the threads that use the rest.
+    executor: Box<dyn Executor>,
+    core: Arc<Core>,
+    name: String,
+    streams: Vec<String>,
+    summary: Summary,
+    /// Bytes of device 0's pool.
+    device_bytes: u64,
+    inputs: Vec<Slot<Binding>>,
+    outputs: Vec<Slot<Binding>>,
+    states: Vec<Slot<State>>,
+    /// Number of steps launched.
+    launched: u64,
+    /// When the first of those that run was, or when the host's last turn began if that is later.
+    running_since: Option<Instant>,
+    /// True if what still runs leaves inputs and outputs alone.
+    io_done: bool,
+}
+
+/// A tensor that the host reaches.
+struct Slot<T> {
+    what: T,
+    /// One past the last byte of device 0's pool that it has.
+    device_end: u64,
+    /// True if a step may find it.
+    has_value: bool,
+    /// False if a command overwrites it, so that it must be written before each step.
+    survives: bool,
+}
+
+impl<T> Slot<T> {
+    fn new(what: T, device_end: u64) -> Slot<T> {
+        Slot {
+            what,
+            device_end,
+            has_value: false,
+            survives: true,
+        }
+    }
+}
+
+impl Machine {
+    /// Loads an artifact on this machine's processor: validates it, allocates its pools, gives
+    /// states what the artifact has for them, starts a thread for each stream.
+    pub fn new(artifact: Artifact, options: Options) -> Result<Machine, Error> {
+        let backend = Cpu::new(&options)?;
+        Machine::on(Box::new(backend), artifact, options)
+    }
+
+    /// The same on any backend. Of the options, `trace` and `shuffle` count; the others are the
+    /// [CPU's](Machine::new).
+    pub fn on(
+        mut backend: Box<dyn Backend>,
+        mut artifact: Artifact,
+        options: Options,
+    ) -> Result<Machine, Error> {
+        validate::validate(&artifact)?;
+        let survives = program::survivors(&artifact);
+        let dead = match options.shuffle {
+            Some(seed) => Some((seed, Dead::new(&artifact, &survives)?)),
+            None => None,
+        };
+        load(&artifact, &mut *backend)?;
+        if dead.is_some() {
+            fill_all(&artifact, &*backend)?;
+        }
+
+        let end = |operand: &Operand| program::device_end(&artifact.pools, operand);
+        let slot = |binding: &Binding| Slot::new(binding.clone(), end(&binding.operand));
+        let mut inputs: Vec<_> = artifact.inputs.iter().map(slot).collect();
+        for (input, &survives) in inputs.iter_mut().zip(&survives) {
+            input.survives = survives;
+        }
+        let outputs = artifact.outputs.iter().map(slot).collect();
+        let mut states = Vec::new();
+        for state in &artifact.states {
+            let mut slot = Slot::new(state.clone(), end(&state.operand));
+            slot.has_value = start_state(state, &artifact.data, &*backend)?;
+            states.push(slot);
+        }
+        // The states have them now.
+        artifact.data = Vec::new();
+
+        let programs = program::programs(&artifact);
+        let last_io = program::last_io(&artifact, &programs);
+        let trace = options.trace.then(|| Trace::new(&programs));
+        let core = Arc::new(Core::new(backend, programs, last_io, artifact.lines, trace));
+        states.iter().for_each(|slot| core.touch(slot.device_end));
+        let n_events = artifact.events as usize;
+        let executor: Box<dyn Executor> = match dead {
+            Some((seed, dead)) => Box::new(Shuffle::new(&core, seed, dead, n_events)),
+            None => Box::new(Threads::new(&core, &artifact.streams, n_events)?),
+        };
+        let pools = &artifact.pools;
+        let device = pools.iter().find(|p| p.space == MemorySpace::Device(0));
+        Ok(Machine {
+            executor,
+            core,
+            name: artifact.name,
+            streams: artifact.streams,
+            summary: artifact.summary,
+            device_bytes: device.map_or(0, |pool| pool.bytes),
+            inputs,
+            outputs,
+            states,
+            launched: 0,
+            running_since: None,
+            io_done: true,
+        })
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    /// What the plan promises.
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+    /// What to write before each step.
+    pub fn inputs(&self) -> impl ExactSizeIterator<Item = &Binding> {
+        self.inputs.iter().map(|slot| &slot.what)
+    }
+    /// What to read after each step.
+    pub fn outputs(&self) -> impl ExactSizeIterator<Item = &Binding> {
+        self.outputs.iter().map(|slot| &slot.what)
+    }
+    /// What a step finds and leaves.
+    pub fn states(&self) -> impl ExactSizeIterator<Item = &State> {
+        self.states.iter().map(|slot| &slot.what)
+    }
+    /// Whether a state has a value.
+    pub fn has_state(&self, path: &str) -> bool {
+        self.states
+            .iter()
+            .any(|slot| slot.what.path == path && slot.has_value)
+    }
+
+    /// Writes an input of the next step.
+    pub fn write_input(&mut self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        self.io_idle()?;
+        let slot = self.inputs.iter_mut().find(|slot| slot.what.name == name);
+        let slot = slot.ok_or_else(|| Error::Host(format!("no input {name}")))?;
+        write(&self.core, name, &slot.what.operand, bytes, slot.device_end)?;
+        slot.has_value = true;
+        Ok(())
+    }
+
+    /// Reads an output of the last step.
+    pub fn read_output(&mut self, name: &str) -> Result<Vec<u8>, Error> {
+        read(&self.core, &self.output(name)?.operand)
+    }
+
+    /// Reads an output of the last step into bytes of the caller's, whose number is the output's.
+    pub fn read_output_into(&mut self, name: &str, bytes: &mut [u8]) -> Result<(), Error> {
+        let operand = &self.output(name)?.operand;
+        size(name, operand, bytes.len())?;
+        self.core.backend.read(operand.place, bytes)
+    }
+
+    /// An output that the host may read now.
+    fn output(&self, name: &str) -> Result<&Binding, Error> {
+        self.io_idle()?;
+        let slot = self.outputs.iter().find(|slot| slot.what.name == name);
+        slot.map(|slot| &slot.what)
+            .ok_or_else(|| Error::Host(format!("no output {name}")))
+    }
+
+    /// Gives a state a value.
+    pub fn write_state(&mut self, path: &str, bytes: &[u8]) -> Result<(), Error> {
+        self.idle()?;
+        let slot = self.states.iter_mut().find(|slot| slot.what.path == path);
+        let slot = slot.ok_or_else(|| Error::Host(format!("no state {path}")))?;
+        write(&self.core, path, &slot.what.operand, bytes, slot.device_end)?;
+        slot.has_value = true;
+        Ok(())
+    }
+
+    /// Reads a state as the last step left it. After a failed step, states that the step had begun
+    /// to update may be half new; the machine still lets them be read.
+    pub fn read_state(&mut self, path: &str) -> Result<Vec<u8>, Error> {
+        self.idle()?;
+        let slot = self.states.iter().find(|slot| slot.what.path == path);
+        let slot = slot.ok_or_else(|| Error::Host(format!("no state {path}")))?;
+        if slot.has_value {
+            read(&self.core, &slot.what.operand)
+        } else {
+            Err(Error::Host(format!("state {path} has no value yet")))
+        }
+    }
+
+    /// Gives values to states that have none, see [`StateInit`].
+    pub fn initialise(&mut self, init: &StateInit) -> Result<(), Error> {
+        self.idle()?;
+        let backend = &*self.core.backend;
+        for slot in &mut self.states {
+            slot.has_value = init::initialise(init, &slot.what, slot.has_value, backend)?;
+        }
+        Ok(())
+    }
+
+    /// Runs one step.
+    pub fn step(&mut self) -> Result<StepReport, Error> {
+        self.launch()?;
+        self.wait()
+    }
+    /// Starts one step, or appends it to those that run: it overlaps them as far as events permit.
+    /// Such a step finds the inputs of the one before, so all inputs must survive a step.
+    pub fn launch(&mut self) -> Result<(), Error> {
+        if let Some(failure) = self.core.failure() {
+            return Err(failure);
+        }
+        let mut lacking = self.states.iter().filter(|slot| !slot.has_value);
+        if let Some(slot) = lacking.next() {
+            let others = match lacking.count() {
+                0 => String::new(),
+                n => format!(", nor do {n} others"),
+            };
+            let path = &slot.what.path;
+            return Err(Error::Host(format!(
+                "state {path} has no value{others}: load or initialise it before the first step"
+            )));
+        }
+        if let Some(slot) = self.inputs.iter().find(|slot| !slot.has_value) {
+            let why = if self.running_since.is_some() {
+                "; the steps that run overwrite it"
+            } else {
+                ""
+            };
+            return Err(Error::Host(format!(
+                "input {} must be written before this step{why}",
+                slot.what.name
+            )));
+        }
+        self.inputs
+            .iter_mut()
+            .for_each(|slot| slot.has_value = slot.survives);
+        self.running_since.get_or_insert_with(Instant::now);
+        self.launched += 1;
+        self.io_done = false;
+        self.executor.launch(self.launched);
+        Ok(())
+    }
+
+    /// Waits until everything that was launched is done.
+    pub fn wait(&mut self) -> Result<StepReport, Error> {
+        self.executor.wait();
+        let backend = &self.core.backend;
+        self.core.synchronize(|stream| backend.synchronize(stream));
+        self.io_done = true;
+        let since = self.running_since.take();
+        match self.core.failure() {
+            Some(failure) => Err(failure),
+            None => Ok(StepReport {
+                step: self.launched,
+                ms: since.map_or(0.0, |t| t.elapsed().as_secs_f64() * 1e3),
+            }),
+        }
+    }
+
+    /// Waits until everything that was launched has read its inputs and written its outputs. The
+    /// host may then read outputs, write inputs and launch the next step, while the rest of this
+    /// one still runs: updates, offloads. The report's time is from the host's last turn to this
+    /// one.
+    pub fn wait_io(&mut self) -> Result<StepReport, Error> {
+        if self.running_since.is_none() {
+            return self.wait();
+        }
+        self.executor.wait_io();
+        let (backend, step) = (&self.core.backend, self.launched);
+        self.core
+            .synchronize(|stream| backend.synchronize_io(stream, step));
+        if self.core.halted() {
+            // Nothing goes on, and the failure is the one that is told.
+            return self.wait();
+        }
+        self.io_done = true;
+        let now = Instant::now();
+        let since = self.running_since.replace(now);
+        let ms = since.map_or(0.0, |since| {
+            now.saturating_duration_since(since).as_secs_f64() * 1e3
+        });
+        Ok(StepReport {
+            step: self.launched,
+            ms,
+        })
+    }
+
+    /// One past the last byte of the device's pool that anything touched, rounded up to the 64
+    /// bytes that places are multiples of: commands that ran, states and inputs that were written.
+    /// It is taken from what really happened, so it equals the planned peak only if the plan is
+    /// exact.
+    pub fn measured_peak_bytes(&self) -> u64 {
+        let touched = self.core.touched.load(Ordering::Relaxed);
+        touched
+            .next_multiple_of(validate::ALIGN)
+            .min(self.device_bytes)
+    }
+
+    /// The size of the device pool's one allocation.
+    pub fn device_pool_bytes(&self) -> u64 {
+        self.device_bytes
+    }
+
+    /// What ran when, stream by stream; empty without [`Options::trace`]. The last steps, if there
+    /// were many.
+    pub fn trace(&mut self) -> Result<Vec<Span<'_>>, Error> {
+        self.idle()?;
+        let Core {
+            trace,
+            programs,
+            lines,
+            ..
+        } = &*self.core;
+        Ok(trace.as_ref().map_or(Vec::new(), |trace| {
+            trace.spans(programs, lines, &self.streams)
+        }))
+    }
+    /// Writes the trace in Chrome's format, for <https://ui.perfetto.dev>.
+    pub fn write_trace(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
+        let streams = self.streams.clone();
+        let spans = self.trace()?;
+        let io = |e: std::io::Error| Error::Host(format!("{}: {e}", path.as_ref().display()));
+        let mut out = BufWriter::new(File::create(path.as_ref()).map_err(io)?);
+        trace::write(&spans, &streams, &mut out)
+            .and_then(|()| out.flush())
+            .map_err(io)
+    }
+
+    /// The host may touch inputs and outputs: nothing that runs does. They alone ask here.
+    fn io_idle(&self) -> Result<(), Error> {
+        if self.io_done { Ok(()) } else { self.idle() }
+    }
+    /// The host may touch pools: nothing runs. Everything else that touches them asks here first.
+    fn idle(&self) -> Result<(), Error> {
+        match self.running_since {
+            None => Ok(()),
+            Some(_) => Err(Error::Host("steps are running; wait for them first".into())),
+        }
+    }
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Machine")
+            .field("name", &self.name)
+            .field("steps", &self.launched)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Has a backend load all of an artifact. What can be refused without memory comes first.
+fn load(artifact: &Artifact, backend: &mut dyn Backend) -> Result<(), Error> {
+    for (stream, name) in artifact.streams.iter().enumerate() {
+        backend.create_stream(StreamId(stream), name)?;
+    }
+    for (event, stream) in program::recorders(artifact).into_iter().enumerate() {
+        backend.create_event(EventId(event), stream)?;
+    }
+    for object in &artifact.objects {
+        backend.load_object(object)?;
+    }
+    for kernel in &artifact.kernels {
+        backend.load_kernel(kernel)?;
+    }
+    for pool in &artifact.pools {
+        backend.allocate(pool)?;
+    }
+    for (i, command) in artifact.commands.iter().enumerate() {
+        let (id, stream) = (CommandId(i), StreamId(command.stream as usize));
+        match &command.kind {
+            CommandKind::Launch {
+                kernel,
+                ins,
+                outs,
+                scratch,
+            } => {
+                let launch = Launch {
+                    kernel: *kernel as usize,
+                    ins,
+                    outs,
+                    scratch: *scratch,
+                };
+                backend.prepare_launch(id, stream, launch)?;
+            }
+            &CommandKind::Copy { src, dst, bytes } => {
+                backend.prepare_copy(id, stream, Copy { src, dst, bytes })?;
+            }
+            CommandKind::Record { .. } | CommandKind::Wait { .. } => {}
+        }
+    }
+    backend.start()
+}
+
+/// Fills every pool with NaNs.
+fn fill_all(artifact: &Artifact, backend: &dyn Backend) -> Result<(), Error> {
+    for (pool, &artifact::Pool { bytes, .. }) in (0..).zip(&artifact.pools) {
+        let place = Place { pool, offset: 0 };
+        backend.fill(Range { place, bytes }, 0xFF)?;
+    }
+    Ok(())
+}
+
+/// Gives a state what the artifact has for it; false if that is nothing.
+fn start_state(state: &State, data: &[u8], backend: &dyn Backend) -> Result<bool, Error> {
+    let place = state.operand.place;
+    match state.initial {
+        Initial::Zeros => {
+            let bytes = bytes(&state.operand);
+            backend.fill(Range { place, bytes }, 0)?;
+        }
+        Initial::Data { start, bytes } => {
+            backend.write(place, &data[start as usize..][..bytes as usize])?;
+        }
+        Initial::Absent => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// A tensor's size in bytes.
+fn bytes(operand: &Operand) -> u64 {
+    operand
+        .bytes()
+        .expect("a validated tensor should have a size")
+}
+
+fn size(name: &str, operand: &Operand, given: usize) -> Result<(), Error> {
+    let bytes = bytes(operand);
+    if bytes == given as u64 {
+        return Ok(());
+    }
+    let Operand { dtype, shape, .. } = operand;
+    Err(Error::Host(format!(
+        "{name} has {bytes} bytes ({dtype:?}{shape:?}), not {given}"
+    )))
+}
+
+fn write(
+    core: &Core,
+    name: &str,
+    operand: &Operand,
+    bytes: &[u8],
+    device_end: u64,
+) -> Result<(), Error> {
+    size(name, operand, bytes.len())?;
+    core.backend.write(operand.place, bytes)?;
+    core.touch(device_end);
+    Ok(())
+}
+
+fn read(core: &Core, operand: &Operand) -> Result<Vec<u8>, Error> {
+    let mut read = vec![0; bytes(operand) as usize];
+    core.backend.read(operand.place, &mut read)?;
+    Ok(read)
+}
