@@ -10,9 +10,13 @@
 //! cut %h 0 recompute` by computing it again, `; host %m` lets a state live on the host, `; chunk
 //! %a %b` lets hosted states lie and travel together, `; update %w'` lets the host compute a node.
 //!
+//! `; test emit target=NAME` shows the MLIR of a graph's kernels in place of a pass.
+//!
 //! `INSTA_UPDATE=always cargo test -p lighterage-tests filetests::` writes the results anew.
 //! Read the difference: it is the change.
 
+use codegen::kernels::Target;
+use codegen::{Form, listing};
 use ir::text::{self, File};
 use ir::{Graph, Program, Schedule};
 use passes::cost::Roofline;
@@ -36,7 +40,11 @@ fn filetests() {
             .unwrap()
             .to_str()
             .unwrap();
-        let output = run(pass, &input);
+        let output = if pass == "emit" {
+            emit(&input)
+        } else {
+            run(pass, &input)
+        };
         let mut settings = insta::Settings::clone_current();
         settings.set_snapshot_path(path.parent().unwrap());
         settings.remove_snapshot_suffix();
@@ -134,6 +142,29 @@ impl Header<'_> {
             pass,
         }
     }
+}
+
+/// The kernels of a graph's nodes, as MLIR.
+fn emit(input: &str) -> String {
+    let mut lines = input.lines();
+    let first = lines
+        .next()
+        .and_then(|line| line.strip_prefix("; test emit target="));
+    let name = first.expect("the first line should be `; test emit target=NAME`");
+    assert!(lines.next().is_some_and(|line| line.starts_with("; ")));
+    let target = Target::ALL.into_iter().find(|target| target.name() == name);
+    let target = target.unwrap_or_else(|| panic!("there is no target {name}"));
+    let graph = match text::parse_file(input).unwrap_or_else(|e| panic!("{e}")) {
+        File::Graph(graph) => graph,
+        File::Program(program) => program.graph,
+    };
+    assert_eq!(ir::verify::graph(&graph), vec![]);
+    let program = Program {
+        graph,
+        schedule: Schedule::default(),
+        plan: None,
+    };
+    listing(&program, &target, Form::Mlir).unwrap().to_string()
 }
 
 /// What the passes make of a file.

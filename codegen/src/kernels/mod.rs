@@ -40,6 +40,8 @@ mod phases;
 mod random;
 mod rows;
 mod target;
+#[cfg(test)]
+mod tests;
 
 pub use cache::{Cache, compile_kernels};
 pub use generator::{Generator, GeneratorError, Stage, find, run_all};
@@ -53,7 +55,6 @@ use ir::op::Access;
 use ir::{Op, TensorType};
 use machine::Machine;
 use sha2::{Digest, Sha256};
-use std::fmt;
 
 /// A kernel as MLIR text.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,22 +82,58 @@ pub struct Phase {
     pub threads: u32,
 }
 
-/// Why there is no kernel: the op's plain kernel has to do.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unsupported {
-    /// The op; `fused` if it is none in particular.
-    pub op: String,
-    /// What about it.
-    pub why: String,
+/// Why no kernel is generated for an op, `fused` if it is none in particular: the op's plain kernel
+/// is used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Unsupported {
+    /// There is no code for it, for these types or shapes.
+    #[error("no kernel is generated for {op}: {why}")]
+    Op {
+        /// The op.
+        op: String,
+        /// What about it.
+        why: String,
+    },
+    /// Its formula mixes floating-point numbers with its operands, which are integers.
+    #[error("no kernel is generated for {op}: it is for floating-point numbers ({source})")]
+    Real {
+        /// The op.
+        op: String,
+        /// The instruction that shows it.
+        source: mlir::Error,
+    },
+    /// An instruction of it does not fit its operands.
+    #[error("no kernel is generated for {op}: {source}")]
+    Mistyped {
+        /// The op.
+        op: String,
+        /// The instruction.
+        source: mlir::Error,
+    },
 }
 
-impl fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no kernel is generated for {}: {}", self.op, self.why)
+impl Unsupported {
+    fn op(op: &str, why: impl Into<String>) -> Unsupported {
+        Unsupported::Op {
+            op: op.into(),
+            why: why.into(),
+        }
+    }
+
+    /// An op whose instructions do not fit each other.
+    fn mistyped(op: &str, source: mlir::Error) -> Unsupported {
+        let op = op.into();
+        let is_float = |ty: mlir::Type| ty.kind().is_some_and(Kind::is_float);
+        match source.why {
+            // The formula has a floating-point number in it, the operands are none.
+            Mismatch::Different(a, b) if is_float(a) != is_float(b) => {
+                Unsupported::Real { op, source }
+            }
+            Mismatch::NotFloat(_) => Unsupported::Real { op, source },
+            _ => Unsupported::Mistyped { op, source },
+        }
     }
 }
-
-impl std::error::Error for Unsupported {}
 
 /// Ops that are no steps of bodies and have kernels by themselves.
 const WHOLE: [&str; 2] = ["reshape", "dropout"];
@@ -122,10 +159,7 @@ pub fn generate_op(
     let types: Vec<&TensorType> = operands.iter().collect();
     let outputs = op
         .infer(&types)
-        .map_err(|why| Unsupported {
-            op: op.name().into(),
-            why,
-        })?
+        .map_err(|why| Unsupported::op(op.name(), why.to_string()))?
         .len();
     let n = operands.len();
     let step = Step {
@@ -147,54 +181,28 @@ fn kernel(
     operands: &[TensorType],
     target: &Target,
 ) -> Result<Generated, Unsupported> {
-    let whole = |why: String| {
-        let op = if steps.len() == 1 {
-            steps[0].op.name()
-        } else {
-            "fused"
-        };
-        Unsupported { op: op.into(), why }
+    let name = match steps {
+        [step] => step.op.name(),
+        _ => "fused",
     };
     for step in steps {
         if step.op.row().access == Access::Whole && !WHOLE.contains(&step.op.name()) {
-            return Err(Unsupported {
-                op: step.op.name().into(),
-                why: "there is no vector code for it".into(),
-            });
+            return Err(Unsupported::op(
+                step.op.name(),
+                "there is no vector code for it",
+            ));
         }
     }
-    let types = body::types(steps, operands).map_err(whole)?;
+    let types = body::types(steps, operands).map_err(|e| Unsupported::op(name, e.to_string()))?;
     if types.iter().any(|ty| ty.numel() == 0) {
         if results.iter().all(|&v| types[v].numel() == 0) {
-            let mlir = "module {\n}\n".to_string();
-            return Ok(Generated {
-                name: "nothing".into(),
-                phases: vec![],
-                scratch_bytes: 0,
-                inplace: vec![],
-                mlir,
-            });
+            return Ok(nothing());
         }
-        return Err(whole("it makes something of no elements".into()));
+        return Err(Unsupported::op(name, "it makes something of no elements"));
     }
-    let space = Space::new(steps, results, operands).map_err(whole)?;
-    let functions = match target {
-        Target::Cpu(_) => Cpu::FUNCTIONS,
-        Target::Gpu(_) => Gpu::FUNCTIONS,
-    };
-    let mut lowering = lower::Lowering::new(functions, &space).map_err(whole)?;
-    let mut at = operands.len();
-    for step in &space.steps {
-        let wrong = |why| Unsupported {
-            op: step.op.name().into(),
-            why,
-        };
-        lowering.step(step, at).map_err(wrong)?;
-        if let Some(error) = lowering.dag.take_error() {
-            return Err(wrong(mistyped(&error)));
-        }
-        at += step.outputs;
-    }
+    let space =
+        Space::new(steps, results, operands).map_err(|e| Unsupported::op(name, e.to_string()))?;
+    let lowering = lowered(name, &space, operands.len(), target)?;
     let out = |&v: &usize| emit::Out {
         value: v,
         ty: space.types[v].clone(),
@@ -202,22 +210,10 @@ fn kernel(
     };
     let outs: Vec<emit::Out> = space.results.iter().map(out).collect();
     for out in &outs {
-        if lower::storage(out.ty.dtype()).is_none() {
-            return Err(whole(format!(
-                "there are no kernels for {}",
-                out.ty.dtype()
-            )));
-        }
-    }
-    let mut inplace = vec![];
-    for (i, ty) in operands.iter().enumerate() {
-        for (j, out) in outs.iter().enumerate() {
-            let unlike = |&(v, operand): &(usize, usize)| {
-                operand == i && space.axes(v) != space.axes(out.value)
-            };
-            if *ty == out.ty && !space.tables.contains(&i) && !space.reads.iter().any(unlike) {
-                inplace.push((i, j));
-            }
+        let dtype = out.ty.dtype();
+        if lower::storage(dtype).is_none() {
+            let why = format!("there are no kernels for {dtype}");
+            return Err(Unsupported::op(name, why));
         }
     }
     let plan = emit::Plan {
@@ -230,9 +226,68 @@ fn kernel(
         Target::Cpu(_) => emit::emit::<Cpu>(&plan),
         Target::Gpu(_) => emit::emit::<Gpu>(&plan),
     };
-    let mut emitted = emitted.map_err(|error| whole(error.to_string()))?;
-    // The name is a hash of the text, which has the name in it: so the text is printed with another
-    // first.
+    let emitted = emitted.map_err(|error| Unsupported::mistyped(name, error))?;
+    Ok(named(emitted, inplace(&plan)))
+}
+
+/// The kernel of something without elements.
+fn nothing() -> Generated {
+    Generated {
+        name: "nothing".into(),
+        phases: vec![],
+        scratch_bytes: 0,
+        inplace: vec![],
+        mlir: "module {\n}\n".into(),
+    }
+}
+
+/// The steps of a kernel as instructions.
+fn lowered<'a>(
+    name: &str,
+    space: &'a Space,
+    n_operands: usize,
+    target: &Target,
+) -> Result<lower::Lowering<'a>, Unsupported> {
+    let functions = match target {
+        Target::Cpu(_) => Cpu::FUNCTIONS,
+        Target::Gpu(_) => Gpu::FUNCTIONS,
+    };
+    let lowering = lower::Lowering::new(functions, space);
+    let mut lowering = lowering.map_err(|why| Unsupported::op(name, why))?;
+    let mut at = n_operands;
+    for step in &space.steps {
+        let op = step.op.name();
+        lowering
+            .step(step, at)
+            .map_err(|why| Unsupported::op(op, why))?;
+        if let Some(error) = lowering.dag.take_error() {
+            return Err(Unsupported::mistyped(op, error));
+        }
+        at += step.outputs;
+    }
+    Ok(lowering)
+}
+
+/// The (operand, result) pairs that may share their bytes: of one type, where each element is read
+/// before its place is written.
+fn inplace(plan: &emit::Plan<'_>) -> Vec<(usize, usize)> {
+    let space = plan.space;
+    let mut pairs = vec![];
+    for (i, ty) in plan.operands.iter().enumerate() {
+        for (j, out) in plan.results.iter().enumerate() {
+            let unlike = |&(v, operand): &(usize, usize)| {
+                operand == i && space.axes(v) != space.axes(out.value)
+            };
+            if *ty == out.ty && !space.tables.contains(&i) && !space.reads.iter().any(unlike) {
+                pairs.push((i, j));
+            }
+        }
+    }
+    pairs
+}
+
+/// A kernel with its name: a hash of its text, in which the name is [`emit::SYMBOL`] until then.
+fn named(mut emitted: emit::Emitted, inplace: Vec<(usize, usize)>) -> Generated {
     let name = name(&emitted.module.to_string());
     emitted.module.rename(emit::SYMBOL, &name);
     let phase = |f: emit::Function| Phase {
@@ -240,26 +295,12 @@ fn kernel(
         parts: f.parts,
         threads: f.threads,
     };
-    let phases = emitted.functions.into_iter().map(phase).collect();
-    Ok(Generated {
+    Generated {
+        phases: emitted.functions.into_iter().map(phase).collect(),
         mlir: emitted.module.to_string(),
-        phases,
         scratch_bytes: emitted.scratch_bytes,
         inplace,
         name,
-    })
-}
-
-/// Why an op whose instructions do not fit each other has no kernel.
-fn mistyped(error: &mlir::Error) -> String {
-    let is_float = |ty: mlir::Type| ty.kind().is_some_and(Kind::is_float);
-    match error.why {
-        // The op's formula has a floating-point number in it, its operands are none.
-        Mismatch::Different(a, b) if is_float(a) != is_float(b) => {
-            format!("it is for floating-point numbers ({error})")
-        }
-        Mismatch::NotFloat(_) => format!("it is for floating-point numbers ({error})"),
-        _ => error.to_string(),
     }
 }
 

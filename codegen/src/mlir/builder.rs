@@ -722,7 +722,7 @@ impl Builder {
 
     binary!(
         addi Addi, subi Subi, muli Muli, divui Divui, remui Remui, andi Andi, ori Ori, xori Xori,
-        shli Shli, shrui Shrui, minui Minui, minsi Minsi, maxsi Maxsi,
+        shrui Shrui, minui Minui, minsi Minsi, maxsi Maxsi,
         addf Addf, subf Subf, mulf Mulf, divf Divf,
     );
 

@@ -9,16 +9,12 @@
 //! Only the operations that kernels use exist. `print` turns them into text, and is the only place
 //! that knows MLIR's syntax: text is what goes to the other process.
 
-#![allow(
-    dead_code,
-    unused_imports,
-    reason = "attention is still written as text"
-)]
-
 mod builder;
 mod error;
 mod ops;
 mod print;
+#[cfg(test)]
+mod tests;
 mod types;
 
 pub(crate) use builder::{

@@ -1,0 +1,44 @@
+use super::dag::{Dag, Functions, Span};
+use super::*;
+use ir::DType;
+
+/// A formula with a number of floating point in it, of an integer.
+#[test]
+fn an_op_that_mixes_numbers_says_what_it_is_for() {
+    let mut dag = Dag::new(Functions::Polynomials);
+    let x = dag.load(0, 0, Kind::I64, Span::default());
+    let half = dag.float(0.5, Kind::F32);
+    dag.mul(x, half);
+    let error = dag.take_error().map(|e| Unsupported::mistyped("halve", e));
+    let text = error.map(|e| e.to_string()).unwrap_or_default();
+    let says = "no kernel is generated for halve: it is for floating-point numbers \
+                (arith.muli: its operands are of different types, i64 and f32 (codegen";
+    assert!(text.starts_with(says), "{text}");
+}
+
+#[test]
+fn an_instruction_that_does_not_fit_is_named_with_its_op() {
+    let op = Op::new("bitwise_and", []).unwrap();
+    let x = TensorType::new(DType::F32, &[16]).unwrap();
+    let error = generate_op(&op, &[x.clone(), x], &Target::AVX2).unwrap_err();
+    let Unsupported::Mistyped { op, source } = error else {
+        panic!("{error}");
+    };
+    assert_eq!((op.as_str(), source.op), ("bitwise_and", "arith.andi"));
+    assert!(source.place.file().ends_with("lower.rs"), "{source}");
+}
+
+/// A kernel's name is made of its text, and stands in it.
+#[test]
+fn names_are_of_what_a_kernel_computes() {
+    let kernel = |n| {
+        let op = Op::new("neg", []).unwrap();
+        let x = TensorType::new(DType::F32, &[n]).unwrap();
+        generate_op(&op, &[x], &Target::AVX2).unwrap()
+    };
+    let (a, b) = (kernel(16), kernel(32));
+    assert_eq!(a, kernel(16));
+    assert_ne!(a.name, b.name);
+    assert_eq!(a.phases[0].symbol, a.name);
+    assert!(a.mlir.contains(&format!("@{}(", a.name)));
+}
