@@ -1,17 +1,30 @@
-//! Compiled kernels on disk, by a hash of all that they are made from. Nothing here fails: what
-//! cannot be read is compiled, what cannot be written is compiled again the next time. Of too many,
-//! those go that were not used for longest.
+//! Compiled kernels on disk, by a hash of everything they are made from.
+//!
+//! Nothing here fails. A kernel that cannot be read is compiled. A kernel that cannot be written is
+//! compiled again the next time. If the kernels take too many bytes, those that were not used for
+//! longest are removed.
+//!
+//! **Invariant:** only files with names that this module gives are read, counted or removed. The
+//! folder may hold other files, such as the user's.
+//!
+//! **Invariant:** what is read runs as code, so it is read only from a folder and a file that nobody
+//! but this user can write ([`private`](super::private)).
 
 use super::generator::{GeneratorError, Stage, find, run_all};
-use super::{Generated, Target};
+use super::{Generated, Target, private};
 use sha2::{Digest, Sha256};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
 
-/// The most bytes that are kept: some hundred models' kernels.
+/// The most bytes that are kept: the kernels of some hundred models.
 const MOST_BYTES: u64 = 256 << 20;
+/// Hexadecimal digits of a key.
+const KEY_DIGITS: usize = 64;
+/// A part file of this age was left by a process that was killed.
+const STALE: Duration = Duration::from_secs(3600);
 
 /// Where compiled kernels are kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,27 +33,59 @@ pub struct Cache {
     most_bytes: u64,
 }
 
+/// What a file of the folder is, by its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Entry {
+    /// A kernel.
+    Kernel,
+    /// A kernel that is being written, or that a killed process left behind.
+    Part,
+}
+
+impl Entry {
+    /// The kind of file that a name belongs to; `None` for a file of somebody else.
+    fn of(name: &str) -> Option<Entry> {
+        let (key, rest) = name.split_at_checked(KEY_DIGITS)?;
+        let is_key = key
+            .bytes()
+            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        if !is_key {
+            return None;
+        }
+        if rest.is_empty() {
+            return Some(Entry::Kernel);
+        }
+        let number = rest.strip_prefix('.')?;
+        let is_number = number.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+        (!number.is_empty() && is_number).then_some(Entry::Part)
+    }
+}
+
 impl Cache {
-    /// No cache.
+    /// A cache that keeps nothing.
     pub fn off() -> Cache {
         Cache {
             folder: None,
             most_bytes: 0,
         }
     }
-    /// A cache in a folder, which need not be there.
+
+    /// A cache in a folder. The folder is created when the first kernel is written.
     pub fn at(folder: impl Into<PathBuf>) -> Cache {
         Cache {
             folder: Some(folder.into()),
             most_bytes: MOST_BYTES,
         }
     }
-    /// The same with room for so many bytes.
+
+    /// The same cache with room for `most_bytes` bytes.
     pub fn of_bytes(self, most_bytes: u64) -> Cache {
         Cache { most_bytes, ..self }
     }
-    /// The user's: `LIGHTERAGE_CACHE`, a folder or `off`; else `lighterage/kernels` in the folder
-    /// for caches, which is `XDG_CACHE_HOME` or `~/.cache`. None if there is no home.
+
+    /// The user's cache: `LIGHTERAGE_CACHE`, which is a folder or `off`. Without it,
+    /// `lighterage/kernels` in the folder for caches, which is `XDG_CACHE_HOME` or `~/.cache`. Off
+    /// if there is no home.
     pub fn user() -> Cache {
         let folder = |name: &str| {
             std::env::var_os(name)
@@ -52,7 +97,7 @@ impl Cache {
             Some(given) => return Cache::at(given),
             None => {}
         }
-        // A relative path is to be ignored, says the standard for these folders.
+        // The standard for these folders says that a relative path is ignored.
         let caches = folder("XDG_CACHE_HOME").filter(|path| path.is_absolute());
         let caches = caches.or_else(|| folder("HOME").map(|home| home.join(".cache")));
         caches.map_or(Cache::off(), |path| {
@@ -60,62 +105,113 @@ impl Cache {
         })
     }
 
-    fn read(&self, key: &str) -> Option<Vec<u8>> {
-        let mut file = fs::File::open(self.folder.as_ref()?.join(key)).ok()?;
-        let mut bytes = vec![];
-        file.read_to_end(&mut bytes).ok()?;
-        // It was used now.
-        let _ = file.set_modified(SystemTime::now());
-        // The hash of the rest stands in front.
-        let (hash, object) = bytes.split_at_checked(32)?;
-        (Sha256::digest(object)[..] == *hash).then(|| object.to_vec())
-    }
-    fn write(&self, key: &str, object: &[u8]) {
-        let Some(folder) = &self.folder else { return };
-        // Another process may read or write it at this moment: a file is complete before it has its
-        // name.
-        let part = folder.join(format!("{key}.{}", std::process::id()));
-        let written = fs::create_dir_all(folder).and_then(|()| {
-            let mut file = fs::File::create(&part)?;
-            file.write_all(&Sha256::digest(object))?;
-            file.write_all(object)?;
-            drop(file);
-            fs::rename(&part, folder.join(key))
-        });
-        if let Err(e) = written {
-            let _ = fs::remove_file(&part);
-            log::debug!("{} is not kept in {}: {e}", key, folder.display());
+    /// The folder, created if needed; `None` if kernels must not be read from it or cannot be
+    /// written to it.
+    fn folder(&self) -> Option<&Path> {
+        let folder = self.folder.as_deref()?;
+        let usable = match private::check_folder(folder) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                private::create_folder(folder).and_then(|()| private::check_folder(folder))
+            }
+            checked => checked,
+        };
+        match usable {
+            Ok(()) => Some(folder),
+            Err(e) => {
+                log::warn!(
+                    "no compiled kernels are kept in {}: {e}; LIGHTERAGE_CACHE names another \
+                     folder, or is off",
+                    folder.display()
+                );
+                None
+            }
         }
     }
-    /// Removes what was not used for longest, if there is too much, until half of the room is free.
-    fn trim(&self) {
-        let files = self
-            .folder
-            .iter()
-            .flat_map(fs::read_dir)
-            .flatten()
-            .filter_map(|entry| {
-                let entry = entry.ok()?;
-                let data = entry.metadata().ok().filter(fs::Metadata::is_file)?;
-                Some((data.modified().ok()?, entry.path(), data.len()))
-            });
-        let mut files: Vec<(SystemTime, PathBuf, u64)> = files.collect();
-        let mut bytes: u64 = files.iter().map(|file| file.2).sum();
+
+    /// Removes the kernels that were not used for longest if there are too many bytes, until half
+    /// of the room is free.
+    fn trim(&self, folder: &Path) {
+        let mut kernels: Vec<(SystemTime, PathBuf, u64)> = vec![];
+        for file in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = file.file_name();
+            let Some(entry) = name.to_str().and_then(Entry::of) else {
+                continue;
+            };
+            // The metadata of a link is that of the link itself.
+            let Some(metadata) = file.metadata().ok().filter(fs::Metadata::is_file) else {
+                continue;
+            };
+            let Ok(modified) = metadata.modified() else {
+                continue;
+            };
+            match entry {
+                Entry::Kernel => kernels.push((modified, file.path(), metadata.len())),
+                Entry::Part if modified.elapsed().is_ok_and(|age| age > STALE) => {
+                    let _ = fs::remove_file(file.path());
+                }
+                Entry::Part => {}
+            }
+        }
+
+        let mut bytes: u64 = kernels.iter().map(|kernel| kernel.2).sum();
         if bytes <= self.most_bytes {
             return;
         }
-        files.sort_unstable();
-        for (_, path, len) in files {
+        kernels.sort_unstable();
+        for (_, path, len) in kernels {
             if bytes <= self.most_bytes / 2 {
                 break;
             }
+            log::debug!(
+                "removing {}, which was not used for longest",
+                path.display()
+            );
             let _ = fs::remove_file(path);
             bytes -= len;
         }
     }
 }
 
-/// What the program that compiles is: another one may compile differently.
+/// Reads a kernel; `None` if there is no whole one.
+fn read(folder: &Path, key: &str) -> Option<Vec<u8>> {
+    let path = folder.join(key);
+    let mut file = match private::open(&path) {
+        Ok(file) => file,
+        Err(e) => {
+            if e.kind() != io::ErrorKind::NotFound {
+                log::warn!("{} is not used: {e}", path.display());
+            }
+            return None;
+        }
+    };
+    let mut bytes = vec![];
+    file.read_to_end(&mut bytes).ok()?;
+    // The kernel was used now.
+    let _ = file.set_modified(SystemTime::now());
+    // The hash of the object stands in front of it.
+    let (hash, object) = bytes.split_at_checked(32)?;
+    (Sha256::digest(object)[..] == *hash).then(|| object.to_vec())
+}
+
+/// Writes a kernel. Another process may read or write the same one at this moment, so the file is
+/// complete before it has its name.
+fn write(folder: &Path, key: &str, object: &[u8]) {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let part = folder.join(format!("{key}.{}-{count}", std::process::id()));
+    let written = private::create(&part).and_then(|mut file| {
+        file.write_all(&Sha256::digest(object))?;
+        file.write_all(object)?;
+        drop(file);
+        fs::rename(&part, folder.join(key))
+    });
+    if let Err(e) = written {
+        let _ = fs::remove_file(&part);
+        log::debug!("{key} is not kept in {}: {e}", folder.display());
+    }
+}
+
+/// What identifies the program that compiles: another one may compile differently.
 fn program() -> Result<String, GeneratorError> {
     let path = find()?;
     let missing = |e| GeneratorError::Missing(format!("{}: {e}", path.display()));
@@ -144,9 +240,13 @@ pub fn compile_kernels(
     } else {
         Stage::Object
     };
-    if kernels.is_empty() || cache.folder.is_none() {
-        return run_all(kernels, target, stage);
+    if kernels.is_empty() {
+        return Ok(vec![]);
     }
+    let Some(folder) = cache.folder() else {
+        return run_all(kernels, target, stage);
+    };
+
     let program = program()?;
     let key = |kernel: &Generated| {
         let hash = Sha256::digest(format!("{program}\n{target}\n{}", kernel.mlir));
@@ -155,17 +255,76 @@ pub fn compile_kernels(
             .collect::<String>()
     };
     let keys: Vec<String> = kernels.iter().map(|&kernel| key(kernel)).collect();
-    let mut objects: Vec<Option<Vec<u8>>> = keys.iter().map(|key| cache.read(key)).collect();
+    let mut objects: Vec<Option<Vec<u8>>> = keys.iter().map(|key| read(folder, key)).collect();
+
     let missing: Vec<usize> = (0..kernels.len())
         .filter(|&i| objects[i].is_none())
         .collect();
+    log::debug!(
+        "{} of {} kernels are in the cache",
+        kernels.len() - missing.len(),
+        kernels.len()
+    );
     let wanted: Vec<&Generated> = missing.iter().map(|&i| kernels[i]).collect();
     for (&i, object) in missing.iter().zip(run_all(&wanted, target, stage)?) {
-        cache.write(&keys[i], &object);
+        write(folder, &keys[i], &object);
         objects[i] = Some(object);
     }
     if !missing.is_empty() {
-        cache.trim();
+        cache.trim(folder);
     }
     Ok(objects.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_the_cache_are_its_own() {
+        let key = "0123456789abcdef".repeat(4);
+        assert_eq!(Entry::of(&key), Some(Entry::Kernel));
+        assert_eq!(Entry::of(&format!("{key}.77")), Some(Entry::Part));
+        assert_eq!(Entry::of(&format!("{key}.77-3")), Some(Entry::Part));
+        for other in [
+            "checkpoint.safetensors".to_string(),
+            String::new(),
+            key.to_uppercase(),
+            key[1..].to_string(),
+            format!("{key}0"),
+            format!("{key}."),
+            format!("{key}.safetensors"),
+            format!("{}é", &key[1..]),
+        ] {
+            assert_eq!(Entry::of(&other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_full_cache_removes_its_own_files_alone() {
+        let folder = std::env::temp_dir().join(format!("lighterage-trim-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        private::create_folder(&folder).unwrap();
+        let key = |digit: &str| digit.repeat(KEY_DIGITS);
+        let old = SystemTime::now() - Duration::from_secs(7200);
+        for name in ["checkpoint.safetensors", &format!("{}.9-0", key("e"))] {
+            let file = fs::File::create(folder.join(name)).unwrap();
+            (&file).write_all(&[1; 1000]).unwrap();
+            file.set_modified(old).unwrap();
+        }
+        for digit in ["a", "b", "c"] {
+            write(&folder, &key(digit), &[7; 1000]);
+        }
+
+        Cache::at(&folder).of_bytes(2500).trim(&folder);
+
+        let names = fs::read_dir(&folder).unwrap();
+        let names: Vec<String> = names
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(names.contains(&"checkpoint.safetensors".to_string()));
+        assert!(!names.contains(&format!("{}.9-0", key("e"))), "{names:?}");
+        assert_eq!(names.len(), 2, "{names:?}");
+    }
 }

@@ -3,7 +3,6 @@
 //! share a list of kernels.
 
 use super::{Generated, Target};
-use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -34,56 +33,67 @@ impl Stage {
 }
 
 /// Why there is no code.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GeneratorError {
-    /// The program is not there, or does not start.
+    /// The program does not exist.
+    #[error("{0}")]
     Missing(String),
+    /// The system refused: the program or a thread could not be started.
+    #[error("{0}")]
+    System(String),
     /// The program ended while it worked on a kernel: the last that it said, and the kernel's name.
+    #[error("the kernel generator stopped: {0} (kernel {1})")]
     Stopped(String, String),
     /// The program refused a kernel: its message.
+    #[error("the kernel generator refused a kernel: {0}")]
     Refused(String),
 }
 
-impl fmt::Display for GeneratorError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GeneratorError::Missing(why) => f.write_str(why),
-            GeneratorError::Stopped(said, kernel) => {
-                write!(f, "the kernel generator stopped: {said} (kernel {kernel})")
-            }
-            GeneratorError::Refused(why) => {
-                write!(f, "the kernel generator refused a kernel: {why}")
-            }
-        }
-    }
-}
+/// Folders in which cargo puts tests, benches and examples, below the folder of programs.
+const CARGO_FOLDERS: [&str; 2] = ["deps", "examples"];
 
-impl std::error::Error for GeneratorError {}
-
-/// Where the program is: `LIGHTERAGE_MLIR`, or beside the running program, or in the folder above,
-/// where cargo puts it for tests.
+/// Where the program is: `LIGHTERAGE_MLIR`, or beside the running program. A test of cargo's finds
+/// it in the folder above. No other folder above is searched: somebody else may write to it.
 pub fn find() -> Result<PathBuf, GeneratorError> {
     if let Some(path) = std::env::var_os("LIGHTERAGE_MLIR") {
         let path = PathBuf::from(path);
-        return match path.is_file() {
-            true => Ok(path),
-            false => Err(GeneratorError::Missing(format!(
-                "LIGHTERAGE_MLIR is {}, and no file",
-                path.display()
-            ))),
-        };
+        if path.is_file() {
+            return Ok(path);
+        }
+        return Err(GeneratorError::Missing(format!(
+            "LIGHTERAGE_MLIR is {}, which is not a file",
+            path.display()
+        )));
     }
-    let running =
-        std::env::current_exe().map_err(|e| GeneratorError::Missing(format!("where am I? {e}")))?;
-    let program = format!("{PROGRAM}{}", std::env::consts::EXE_SUFFIX);
-    let folders = running.ancestors().skip(1).take(2);
-    folders.map(|folder| folder.join(&program)).find(|path| path.is_file()).ok_or_else(|| {
+    let running = std::env::current_exe().map_err(|e| {
+        GeneratorError::Missing(format!(
+            "the path of the running program is unknown: {e}; LIGHTERAGE_MLIR can say where \
+             {PROGRAM} is"
+        ))
+    })?;
+    find_beside(&running).ok_or_else(|| {
         GeneratorError::Missing(format!(
             "the kernel generator {PROGRAM} is not beside {}; `./make build` builds it, --kernels \
-             plain does without, or LIGHTERAGE_MLIR may say where it is",
+             plain does without, or LIGHTERAGE_MLIR can say where it is",
             running.display()
         ))
     })
+}
+
+/// The generator that belongs to a running program.
+fn find_beside(running: &Path) -> Option<PathBuf> {
+    let program = format!("{PROGRAM}{}", std::env::consts::EXE_SUFFIX);
+    let folder = running.parent()?;
+    let of_cargo = folder
+        .file_name()
+        .and_then(|name| name.to_str())
+        .is_some_and(|name| CARGO_FOLDERS.contains(&name));
+    let above = if of_cargo { folder.parent() } else { None };
+    [Some(folder), above]
+        .into_iter()
+        .flatten()
+        .map(|folder| folder.join(&program))
+        .find(|path| path.is_file())
 }
 
 /// A kernel generator that runs.
@@ -99,23 +109,23 @@ pub struct Generator {
 impl Generator {
     /// Starts the program at a path: see [`find`].
     pub fn start(program: &Path) -> Result<Generator, GeneratorError> {
-        let missing = |e: io::Error| {
-            GeneratorError::Missing(format!("{} does not start: {e}", program.display()))
+        let refused = |e: io::Error| {
+            GeneratorError::System(format!("{} does not start: {e}", program.display()))
         };
         let mut child = Command::new(program)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(missing)?;
+            .map_err(refused)?;
         let (Some(to), Some(from), Some(errors)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
-            return Err(missing(io::Error::other("it has no pipes")));
+            return Err(refused(io::Error::other("it has no pipes")));
         };
         let said = Arc::new(Mutex::new(String::new()));
         let heard = said.clone();
-        let listener = std::thread::spawn(move || {
+        let listen = move || {
             // What LLVM says first is why it stops; a list of calls follows.
             for line in BufReader::new(errors).lines().map_while(Result::ok) {
                 let mut said = heard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +133,12 @@ impl Generator {
                     *said = line;
                 }
             }
-        });
+        };
+        let listener = std::thread::Builder::new().spawn(listen).map_err(|e| {
+            let _ = child.kill();
+            let _ = child.wait();
+            refused(e)
+        })?;
         Ok(Generator {
             child,
             to,
@@ -220,15 +235,23 @@ pub fn run_all(
         mine.map(|kernel| generator.run(&kernel.name, &kernel.mlir, target, stage))
             .collect()
     };
+
     let shares: Vec<Result<Vec<Vec<u8>>, GeneratorError>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..n)
-            .map(|worker| scope.spawn(move || share(worker)))
-            .collect();
-        let joined = workers.into_iter().map(|worker| worker.join());
-        joined
-            .map(|share| share.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        let start = |worker| std::thread::Builder::new().spawn_scoped(scope, move || share(worker));
+        // This thread has the first share, and those for which there is no thread.
+        let workers: Vec<_> = (1..n).map(start).collect();
+        let first = share(0);
+        let others = workers.into_iter().enumerate().map(|(i, worker)| {
+            let Ok(worker) = worker else {
+                return share(i + 1);
+            };
+            worker
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        std::iter::once(first).chain(others).collect()
     });
+
     let mut shares = shares
         .into_iter()
         .collect::<Result<Vec<_>, _>>()?
@@ -238,4 +261,29 @@ pub fn run_all(
     Ok((0..kernels.len())
         .map(|i| shares[i % n].next().unwrap_or_default())
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_generator_above_is_found_by_tests_of_cargo_alone() {
+        let root = std::env::temp_dir().join(format!("lighterage-find-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let program = format!("{PROGRAM}{}", std::env::consts::EXE_SUFFIX);
+        for folder in ["unpacked", "deps"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        fs::write(root.join(&program), "").unwrap();
+
+        let planted = find_beside(&root.join("unpacked").join("lighterage"));
+        let of_cargo = find_beside(&root.join("deps").join("test-1f"));
+        let beside = find_beside(&root.join("lighterage"));
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(planted, None);
+        assert_eq!(of_cargo, Some(root.join(&program)));
+        assert_eq!(beside, Some(root.join(&program)));
+    }
 }

@@ -37,6 +37,7 @@ mod machine;
 mod math;
 mod passes;
 mod phases;
+pub mod private;
 mod random;
 mod rows;
 mod target;

@@ -32,7 +32,8 @@ pub(crate) struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the system refused, for example a full disk; \
-    2 wrong usage or input; 3 no plan fits; 101 a bug; 130 Ctrl-C";
+    2 wrong usage or input; 3 no plan fits; 4 training has NaNs or infinities to save; 101 a bug; \
+    130 Ctrl-C";
 
 /// A subcommand.
 #[derive(Subcommand, Debug)]
@@ -68,6 +69,10 @@ pub(crate) enum Command {
         batches, one after the other."
     )]
     Train(TrainArgs),
+    /// Say what is in a .lit file, without running any of it: machine code and who signed it, pools,
+    /// kernels, inputs, outputs, states
+    #[command(after_help = "Example:\n  lighterage inspect step.lit")]
+    Inspect(InspectArgs),
     /// Explain why a tensor was kept, swapped or recomputed, and what the alternatives would cost
     #[command(
         after_help = "Example:\n  lighterage explain gpt2.pt2 --optimizer adamw --budget 60% \
@@ -284,6 +289,16 @@ pub(crate) struct TrainArgs {
     /// Write all states to a file at the end
     #[arg(long, value_name = "OUT.safetensors", help_heading = "Training")]
     pub(crate) save: Option<PathBuf>,
+    /// Let --save replace a file although parameters or moments are NaN or infinite
+    #[arg(long, requires = "save", help_heading = "Training")]
+    pub(crate) save_nonfinite: bool,
+    /// Run the machine code of a .lit file that was not compiled here: it can do whatever a program
+    /// can
+    #[arg(long)]
+    pub(crate) trust: bool,
+    /// Refuse a .lit file or a plan whose pools take more memory than this
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Training")]
+    pub(crate) most_memory: Option<u64>,
     /// Write a trace of all lines, for ui.perfetto.dev
     #[arg(long, value_name = "OUT.json", help_heading = "Training")]
     pub(crate) trace: Option<PathBuf>,
@@ -294,6 +309,17 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Training")]
     pub(crate) threads: Option<u16>,
     /// Print one JSON object per step, and a summary
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `inspect`.
+#[derive(Args, Debug)]
+pub(crate) struct InspectArgs {
+    /// The file
+    #[arg(value_name = "FILE.lit")]
+    pub(crate) file: PathBuf,
+    /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

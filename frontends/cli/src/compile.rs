@@ -7,6 +7,7 @@ use crate::model::{self, Model};
 use crate::observe::Dumps;
 use crate::out::{self, out};
 use crate::size;
+use crate::trust;
 use artifact::Artifact;
 use codegen::kernels::Target;
 use codegen::{Form, Listed, Listing, Plain};
@@ -36,8 +37,19 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
         Dumps::Stdout
     };
     let artifact = artifact(model, &args.compiling, dumps)?;
-    artifact::write_file(path, &artifact)
-        .map_err(|e| Failure::System(format!("{}: {e}", path.display())))?;
+    // The types that the compiler permits an op are wider than those that kernels are written for.
+    runtime::validate(&artifact).map_err(|e| {
+        Failure::Input(format!(
+            "{}: the step compiles, but it cannot be run: {e}",
+            args.model.model.display()
+        ))
+    })?;
+    if let Some(why) = trust::write(path, &artifact)? {
+        out::note(&format!(
+            "note: {} is not signed, so `train` runs it only with --trust: {why}",
+            path.display()
+        ));
+    }
     let summary = &artifact.summary;
     if args.json {
         let (bytes, commands) = (

@@ -6,9 +6,24 @@ use artifact::{DType, Operand};
 use safetensors::tensor::{Dtype, SafeTensors, View};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Reads a whole file. A named pipe is refused, since it could be waited for forever; what the
+/// shell's `<(..)` names is read.
+pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, Failure> {
+    let failed = |e: std::io::Error| Failure::Input(format!("{}: {e}", path.display()));
+    let is_open_already = path.starts_with("/dev/fd")
+        || path.starts_with("/proc/self/fd")
+        || path == Path::new("/dev/stdin");
+    if !is_open_already && !fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(Failure::Input(format!(
+            "{}: not a regular file",
+            path.display()
+        )));
+    }
+    fs::read(path).map_err(failed)
+}
 
 /// The range of a tensor's bytes in a file.
 struct Entry {
@@ -28,8 +43,7 @@ pub(crate) struct Tensors {
 impl Tensors {
     /// Reads a file; a cut or damaged one is an error.
     pub(crate) fn read(path: &Path) -> Result<Tensors, Failure> {
-        let bytes =
-            fs::read(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+        let bytes = read_whole(path)?;
         Tensors::parse(path, bytes).map_err(|e| {
             Failure::Input(format!(
                 "{}: not a whole safetensors file: {e}",
@@ -220,43 +234,8 @@ pub(crate) fn save(path: &Path, tensors: BTreeMap<String, Saved>) -> Result<(), 
 
 /// Writes a file atomically: at every moment `path` is either the old file or the whole new one.
 pub(crate) fn save_atomically(path: &Path, parts: &[&[u8]]) -> Result<(), Failure> {
-    let failed = |e: std::io::Error| Failure::System(format!("{}: {e}", path.display()));
-    let target = match fs::metadata(path) {
-        // A device or a pipe is written to; a rename would replace it.
-        Ok(metadata) if !metadata.is_file() => {
-            let mut file = File::options().write(true).open(path).map_err(failed)?;
-            return parts
-                .iter()
-                .try_for_each(|part| file.write_all(part))
-                .map_err(failed);
-        }
-        // Through links, so that the file is replaced and not the link.
-        Ok(_) => fs::canonicalize(path).map_err(failed)?,
-        Err(_) => path.to_path_buf(),
-    };
-    let name = target
-        .file_name()
-        .ok_or_else(|| Failure::Input(format!("{}: names no file", path.display())))?;
-    let temporary = target.with_file_name(format!(
-        ".{}.{}.tmp",
-        name.to_string_lossy(),
-        std::process::id()
-    ));
-    let write = || {
-        let _ = fs::remove_file(&temporary);
-        let mut file = File::options()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)?;
-        parts.iter().try_for_each(|part| file.write_all(part))?;
-        file.sync_all()?;
-        fs::rename(&temporary, &target)
-    };
-    let written = write();
-    if written.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    written.map_err(failed)
+    artifact::replace_file(path, parts)
+        .map_err(|e| Failure::System(format!("{}: {e}", path.display())))
 }
 
 /// Sees that a file can be written at the end, before hours are spent on what goes into it.
@@ -320,7 +299,7 @@ fn dtype_name(dtype: DType) -> String {
 }
 
 /// `f32[2,32]`.
-fn type_name(dtype: &str, shape: &[u64]) -> String {
+pub(crate) fn type_name(dtype: &str, shape: &[u64]) -> String {
     let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
     format!("{}[{}]", dtype.to_lowercase(), shape.join(","))
 }

@@ -15,6 +15,8 @@ pub(crate) enum Failure {
     NoSchedule(String),
     /// The system refused: a disk is full, memory is short.
     System(String),
+    /// Training has computed NaNs or infinities, and they would be saved.
+    NotFinite(String),
     /// Our bug.
     Bug(String),
     /// The user pressed Ctrl-C.
@@ -28,6 +30,7 @@ impl Failure {
             Failure::System(_) => 1,
             Failure::Input(_) => 2,
             Failure::NoFit(_) | Failure::NoSchedule(_) => 3,
+            Failure::NotFinite(_) => 4,
             Failure::Bug(_) => 101,
             Failure::Interrupted(_) => 130,
         }
@@ -43,9 +46,10 @@ impl From<codegen::Error> for Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Input(message) | Failure::System(message) | Failure::NoSchedule(message) => {
-                write!(f, "error: {message}")
-            }
+            Failure::Input(message)
+            | Failure::System(message)
+            | Failure::NoSchedule(message)
+            | Failure::NotFinite(message) => write!(f, "error: {message}"),
             Failure::NoFit(infeasible) => write!(f, "error: {}", no_fit(infeasible)),
             Failure::Bug(message) => {
                 write!(

@@ -1,7 +1,7 @@
 //! The `lighterage` command: one file for each subcommand, and what they share.
 //!
-//! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 101
-//! our bug; 130 Ctrl-C.
+//! Exit codes: 0; 1 the system refused (a full disk); 2 bad usage or bad input; 3 no plan fits; 4
+//! what training computed is not finite; 101 our bug; 130 Ctrl-C.
 
 mod alloc;
 mod args;
@@ -12,7 +12,10 @@ mod data;
 mod estimate;
 mod explain;
 mod failure;
+mod finite;
 mod import;
+mod inspect;
+mod interrupt;
 mod logger;
 mod model;
 mod observe;
@@ -24,6 +27,7 @@ mod profile;
 mod report;
 mod size;
 mod train;
+mod trust;
 
 use args::{Cli, Command};
 use clap::Parser;
@@ -68,6 +72,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Plan(args) => plan::run(&args),
         Command::Compile(args) => compile::run(&args),
         Command::Train(args) => train::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Check(args) => check::run(&args),

@@ -1,6 +1,7 @@
 //! From a path to a graph, and from a graph to a compiled step.
 
 use crate::args::Compiling;
+use crate::data::read_whole;
 use crate::failure::Failure;
 use crate::observe::{Dumps, Observer, PassTime};
 use crate::out;
@@ -63,9 +64,7 @@ pub(crate) fn format(path: &Path) -> Result<Format, Failure> {
 
 /// Reads a text file.
 pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
-    let bytes =
-        std::fs::read(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
-    String::from_utf8(bytes)
+    String::from_utf8(read_whole(path)?)
         .map_err(|_| Failure::Input(format!("{}: not a text file", path.display())))
 }
 
@@ -123,7 +122,7 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
         Format::Lit => {
             let path = path.display();
             Err(Failure::Input(format!(
-                "{path}: a compiled step; only `train` takes one. Give the model it was made of"
+                "{path}: a compiled step; only `train` and `inspect` take one. Give the model it was made of"
             )))
         }
     }

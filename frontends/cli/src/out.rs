@@ -1,6 +1,7 @@
 //! Standard output. A reader that closes the pipe (`| head`) is not an error: later output is
 //! dropped. Nothing else in the command writes to standard output.
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +19,24 @@ pub(crate) fn start() {
     }
 }
 
+/// Text as a terminal may have it: control characters in names of files, tensors and lines must not
+/// move its cursor or set its title.
+fn printable(text: &str) -> Cow<'_, str> {
+    let is_harmful = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(is_harmful) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_harmful(c) {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
+}
+
 /// Adds a bar to the terminal; none if standard error is not one.
 pub(crate) fn bar(bar: indicatif::ProgressBar) -> Option<indicatif::ProgressBar> {
     let bars = BARS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -29,7 +48,7 @@ pub(crate) fn spinner(message: String) -> Option<indicatif::ProgressBar> {
     let style = indicatif::ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}").ok()?;
     let spinner = bar(indicatif::ProgressBar::new_spinner()
         .with_style(style)
-        .with_message(message))?;
+        .with_message(printable(&message).into_owned()))?;
     spinner.enable_steady_tick(std::time::Duration::from_millis(120));
     Some(spinner)
 }
@@ -49,6 +68,7 @@ pub(crate) fn text(text: &str) {
     if closed() {
         return;
     }
+    let text = printable(text);
     let write = || {
         let mut stdout = stdout().lock();
         stdout
@@ -77,6 +97,7 @@ pub(crate) fn line(line: &str) {
 
 /// Writes a line to standard error, and ignores a failure.
 pub(crate) fn note(line: &str) {
+    let line = printable(line);
     let write = || {
         let _ = writeln!(stderr(), "{line}");
     };
@@ -95,3 +116,17 @@ macro_rules! out {
     ($($part:tt)*) => { $crate::out::line(&format!($($part)*)) };
 }
 pub(crate) use out;
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn control_characters_are_shown_and_do_nothing() {
+        assert_eq!(printable("two\n\tlines é"), "two\n\tlines é");
+        assert_eq!(
+            printable("\u{1b}]0;owned\u{7}\r\u{9b}2J"),
+            "\\u{1b}]0;owned\\u{7}\\r\\u{9b}2J"
+        );
+    }
+}

@@ -1,22 +1,25 @@
 //! `lighterage train`: runs a step again and again, on batches that go round.
 
-use crate::args::{HyperArgs, TrainArgs, update_name};
+use crate::args::{Compiling, HyperArgs, TrainArgs, update_name};
 use crate::compile;
 use crate::data::{Batches, Saved, Tensors, check_writable, save};
 use crate::failure::Failure;
+use crate::finite;
+use crate::interrupt;
 use crate::model::{self, Format};
 use crate::observe::Dumps;
 use crate::out::{self, out};
 use crate::size::{bytes, micros, short};
+use crate::trust;
 use artifact::{Artifact, Binding, DType, Initial, Operand, StateKind};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use passes::graph::optimizer::{HYPER, Optimizer};
+use passes::pipeline::Kernels;
 use runtime::{Error, Machine, Options, StateInit};
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Lines of progress where there is no terminal, about.
@@ -24,8 +27,12 @@ const LINES: u64 = 20;
 /// Names that an error lists.
 const NAMED: usize = 8;
 
-/// True once the user has pressed Ctrl-C.
-static STOP: AtomicBool = AtomicBool::new(false);
+/// Steps whose median time is shown while others run. The summary has the median of all.
+const RECENT: usize = 101;
+/// More threads than this for each core make a step slower, as they wait for each other.
+const THREADS_PER_CORE: usize = 4;
+/// A name that a safetensors file keeps for itself.
+const RESERVED: &str = "__metadata__";
 
 /// Runs the command.
 pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
@@ -40,6 +47,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         tied,
         link_latency,
     } = source(args)?;
+    check_memory(args, &artifact)?;
+    check_names(args, &artifact)?;
+    note_threads(args);
     let hyper = hyper(&args.hyper, &artifact)?;
     let fed: Vec<_> = artifact
         .inputs
@@ -72,19 +82,13 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     let mut machine = Machine::new(artifact, options).map_err(failure)?;
     give_values(&mut machine, &init, args.seed, &tied)?;
 
-    // From here on Ctrl-C ends after the step that runs, so that there is something to save;
-    // before, it just ends. Where no handler can be set, it does so too.
-    let _ = ctrlc::set_handler(|| {
-        if STOP.swap(true, Ordering::SeqCst) {
-            std::process::exit(130);
-        }
-    });
+    // From here on Ctrl-C ends the run after the step under way, so that there is something to
+    // save; before, it ends the process.
+    interrupt::listen();
     let mut progress = Progress::new(args, &machine, items);
     let mut run = Run::default();
     for step in 0..args.steps {
-        if STOP.load(Ordering::SeqCst)
-            || (out::closed() && args.save.is_none() && args.trace.is_none())
-        {
+        if interrupt::pressed() || (out::closed() && args.save.is_none() && args.trace.is_none()) {
             break;
         }
         for (i, input) in fed.iter().enumerate() {
@@ -113,11 +117,12 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     machine.wait().map_err(failure)?;
     progress.finish();
-    if let Some(path) = &args.save {
-        save(path, states(&mut machine)?)?;
-    }
+    let not_finite = save_states(args, &mut machine)?;
     if let Some(path) = &args.trace {
-        machine.write_trace(path).map_err(failure)?;
+        // What ran is known: only the file can fail.
+        machine
+            .write_trace(path)
+            .map_err(|e| Failure::System(e.to_string()))?;
     }
     let report = Summary {
         machine: &machine,
@@ -129,7 +134,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         out!("{}", json!({"summary": report.json()}));
     } else {
         out::text(&report.text());
-        for path in [&args.save, &args.trace].into_iter().flatten() {
+        let saved = args.save.as_ref().filter(|_| not_finite.is_none());
+        for path in [saved, args.trace.as_ref()].into_iter().flatten() {
             out!(
                 "wrote         {}, {}",
                 path.display(),
@@ -137,7 +143,10 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
             );
         }
     }
-    if STOP.load(Ordering::SeqCst) {
+    if let Some(message) = not_finite {
+        return Err(Failure::NotFinite(message));
+    }
+    if interrupt::pressed() {
         let saved = args.save.as_ref().map_or(String::new(), |path| {
             format!("; saved to {}", path.display())
         });
@@ -183,15 +192,20 @@ struct Source {
 
 fn source(args: &TrainArgs) -> Result<Source, Failure> {
     if model::format(&args.model)? == Format::Lit {
-        let artifact = artifact::read_file(&args.model);
-        let artifact =
-            artifact.map_err(|e| Failure::Input(prefixed(&args.model, &e.to_string())))?;
+        let (artifact, signed) = trust::read(&args.model)?;
         refuse_compiling(args, &artifact)?;
+        trust::require(&args.model, &artifact, signed, args.trust)?;
         return Ok(Source {
             artifact,
             tied: vec![],
             link_latency: Duration::ZERO,
         });
+    }
+    if args.trust {
+        return Err(Failure::Input(format!(
+            "--trust: {} is compiled here and now; the option is for .lit files",
+            args.model.display()
+        )));
     }
     let model = model::read(&args.model, &args.dim)?;
     let tied = model.tied.clone();
@@ -224,59 +238,117 @@ fn source(args: &TrainArgs) -> Result<Source, Failure> {
     })
 }
 
-/// A path before a message that may begin with it.
-fn prefixed(path: &Path, message: &str) -> String {
-    let path = path.display().to_string();
-    if message.starts_with(&path) {
-        message.to_string()
-    } else {
-        format!("{path}: {message}")
-    }
-}
-
 /// What was decided when the file was written cannot be chosen again.
 fn refuse_compiling(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
-    let compiling = &args.compiling;
     let attached = artifact
         .summary
         .optimizer
         .as_ref()
         .map_or("none", |(name, _)| name);
-    let other_device = compiling
-        .device
+    // Without `..`: an option that is added has to be refused or heard here.
+    let Compiling {
+        optimizer,
+        master,
+        clip_norm,
+        micro_batches,
+        loss_chunks,
+        update,
+        device,
+        budget,
+        host,
+        planner,
+        kernels,
+        // The link is played by the machine that runs.
+        link: _,
+        profile,
+        without,
+        dump_ir_after,
+        dump_dir,
+        time_passes,
+    } = &args.compiling;
+    let other_optimizer = optimizer.is_some_and(|optimizer| optimizer.name() != attached);
+    let other_device = device
         .as_ref()
         .is_some_and(|device| *device != artifact.device);
-    let other_update = compiling.update.map(update_name);
+    let other_update = update.map(update_name).is_some();
+    let made_of = if trust::has_code(artifact) {
+        Kernels::Generated
+    } else {
+        Kernels::Plain
+    };
+    let other_kernels = kernels.is_some_and(|kernels| kernels != made_of);
     let given = [
-        (
-            "--optimizer",
-            compiling
-                .optimizer
-                .is_some_and(|optimizer| optimizer.name() != attached),
-        ),
-        ("--master", compiling.master.is_some()),
-        ("--clip-norm", compiling.clip_norm.is_some()),
-        ("--micro-batches", compiling.micro_batches.is_some()),
-        ("--update", other_update.is_some()),
+        ("--optimizer", other_optimizer),
+        ("--master", master.is_some()),
+        ("--clip-norm", clip_norm.is_some()),
+        ("--micro-batches", micro_batches.is_some()),
+        ("--loss-chunks", loss_chunks.is_some()),
+        ("--update", other_update),
         ("--device", other_device),
-        ("--budget", compiling.budget.is_some()),
-        ("--host", compiling.host.is_some()),
-        ("--planner", compiling.planner.is_some()),
-        ("--without", compiling.without.is_some()),
-        ("--profile", compiling.profile.is_some()),
+        ("--budget", budget.is_some()),
+        ("--host", host.is_some()),
+        ("--planner", planner.is_some()),
+        ("--kernels", other_kernels),
+        ("--without", without.is_some()),
+        ("--profile", profile.is_some()),
         ("--dim", !args.dim.is_empty()),
-        ("--dump-ir-after", compiling.dump_ir_after.is_some()),
-        ("--dump-dir", compiling.dump_dir.is_some()),
-        ("--time-passes", compiling.time_passes),
+        ("--dump-ir-after", dump_ir_after.is_some()),
+        ("--dump-dir", dump_dir.is_some()),
+        ("--time-passes", *time_passes),
     ];
     match given.iter().find(|(_, given)| *given) {
         Some((option, _)) => Err(Failure::Input(format!(
-            "{option}: {} is compiled already, for {} with optimizer {attached}; compile the \
-             model again to change that",
+            "{option}: {} is compiled already, for {} with optimizer {attached} and {} kernels; \
+             compile the model again to change that",
             args.model.display(),
-            artifact.device
+            artifact.device,
+            made_of.name()
         ))),
         None => Ok(()),
+    }
+}
+
+/// Refuses pools that are larger than the user permits.
+fn check_memory(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
+    let Some(most) = args.most_memory else {
+        return Ok(());
+    };
+    let pools = artifact.pools.iter().map(|pool| pool.bytes);
+    let total = pools.fold(0, u64::saturating_add);
+    if total <= most {
+        return Ok(());
+    }
+    Err(Failure::Input(format!(
+        "{}: its pools take {}, and --most-memory permits {}",
+        args.model.display(),
+        bytes(total),
+        bytes(most)
+    )))
+}
+
+/// Refuses before the first step to save a state under a name that no reader would find.
+fn check_names(args: &TrainArgs, artifact: &Artifact) -> Result<(), Failure> {
+    let reserved = artifact.states.iter().any(|state| state.path == RESERVED);
+    if args.save.is_some() && reserved {
+        return Err(Failure::Input(format!(
+            "--save: a state is called {RESERVED}, which safetensors files keep for themselves; \
+             rename it in the model"
+        )));
+    }
+    Ok(())
+}
+
+/// Says that threads without cores are of no use.
+fn note_threads(args: &TrainArgs) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let Some(threads) = args.threads.map(usize::from) else {
+        return;
+    };
+    if threads > cores * THREADS_PER_CORE {
+        out::note(&format!(
+            "note: --threads {threads} on {cores} cores: threads that wait for a core make a step \
+             slower; results do not depend on them"
+        ));
     }
 }
 
@@ -472,6 +544,37 @@ fn listed(names: &[String]) -> String {
     }
 }
 
+/// Saves all states, if a file for them is named. Returns why they were not saved, or not well, if
+/// parameters or moments are not finite: a good file is not replaced by such states.
+fn save_states(args: &TrainArgs, machine: &mut Machine) -> Result<Option<String>, Failure> {
+    let Some(path) = &args.save else {
+        return Ok(None);
+    };
+    let saved = states(machine)?;
+    let kinds: BTreeMap<String, StateKind> = machine
+        .states()
+        .map(|state| (state.path.clone(), state.kind))
+        .collect();
+    let broken: Vec<String> = saved
+        .iter()
+        .filter(|(path, state)| !finite::is_sound(kinds[*path], state.dtype, &state.bytes))
+        .map(|(path, _)| path.clone())
+        .collect();
+    if broken.is_empty() || args.save_nonfinite {
+        save(path, saved)?;
+        return Ok(None);
+    }
+    let found = format!("NaN or infinite values in {}", listed(&broken));
+    if path.exists() {
+        return Ok(Some(format!(
+            "{found}\n  {} is left as it was; --save-nonfinite replaces it",
+            path.display()
+        )));
+    }
+    save(path, saved)?;
+    Ok(Some(format!("{found}\n  they are in {}", path.display())))
+}
+
 /// All states by path.
 fn states(machine: &mut Machine) -> Result<BTreeMap<String, Saved>, Failure> {
     let states: Vec<artifact::State> = machine.states().cloned().collect();
@@ -601,18 +704,19 @@ impl Run {
 
     /// The median time of the steps after the first, which meets cold memory.
     fn median(&self) -> Option<f64> {
-        let mut millis = if 1 < self.millis.len() {
-            self.millis[1..].to_vec()
+        let warm = &self.millis[self.millis.len().min(1)..];
+        if warm.is_empty() {
+            median(&self.millis)
         } else {
-            self.millis.clone()
-        };
-        millis.sort_by(f64::total_cmp);
-        let n = millis.len();
-        match n {
-            0 => None,
-            n if n % 2 == 1 => Some(millis[n / 2]),
-            n => Some((millis[n / 2 - 1] + millis[n / 2]) / 2.0),
+            median(warm)
         }
+    }
+
+    /// The median time of the last steps, whose cost does not grow with the run; none before the
+    /// second step.
+    fn recent(&self) -> Option<f64> {
+        let from = self.millis.len().saturating_sub(RECENT).max(1);
+        median(self.millis.get(from..).unwrap_or_default())
     }
 
     fn last_loss(&self) -> String {
@@ -621,6 +725,27 @@ impl Run {
             .copied()
             .flatten()
             .map_or("-".into(), |loss| format!("{loss:.4}"))
+    }
+}
+
+fn median(millis: &[f64]) -> Option<f64> {
+    let mut millis = millis.to_vec();
+    millis.sort_by(f64::total_cmp);
+    match millis.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(millis[n / 2]),
+        n => Some((millis[n / 2 - 1] + millis[n / 2]) / 2.0),
+    }
+}
+
+/// `nan`, `inf` or `-inf`, for a number that JSON cannot hold.
+fn nonfinite_name(value: f64) -> Option<&'static str> {
+    if value.is_nan() {
+        Some("nan")
+    } else if value.is_infinite() {
+        Some(if value > 0.0 { "inf" } else { "-inf" })
+    } else {
+        None
     }
 }
 
@@ -657,13 +782,16 @@ impl Progress {
         let message = || {
             // The first step's time ends with its loss: that of a whole step is not known yet.
             let rate = run
-                .median()
-                .filter(|_| 1 < step)
+                .recent()
                 .map_or(String::new(), |ms| self.items.rate(ms) + "  ");
             format!("loss {}  {rate}peak {}", run.last_loss(), self.peak)
         };
         if self.json {
-            out!("{}", json!({"step": step, "loss": loss, "ms": millis}));
+            let mut line = json!({"step": step, "loss": loss, "ms": millis});
+            if let Some(name) = loss.and_then(nonfinite_name) {
+                line["nonfinite"] = name.into();
+            }
+            out!("{line}");
         } else if self.bar.is_none()
             && (step == 1 || step == self.steps || step.is_multiple_of(self.steps.div_ceil(LINES)))
         {
@@ -699,6 +827,12 @@ struct Summary<'a> {
 }
 
 impl Summary<'_> {
+    /// The first step whose loss was not finite, from 1.
+    fn first_nonfinite_step(&self) -> Option<usize> {
+        let is_broken = |loss: &Option<f64>| loss.is_some_and(|loss| !loss.is_finite());
+        self.run.losses.iter().position(is_broken).map(|i| i + 1)
+    }
+
     fn json(&self) -> serde_json::Value {
         let planned = self.machine.summary();
         let losses = &self.run.losses;
@@ -715,6 +849,7 @@ impl Summary<'_> {
             "batches": self.batches,
             "first_loss": losses.first().copied().flatten(),
             "last_loss": losses.last().copied().flatten(),
+            "first_nonfinite_step": self.first_nonfinite_step(),
             format!("{}_per_second", self.items.word): self.run.median().map(|ms| self.items.count as f64 * 1e3 / ms.max(1e-6)),
         })
     }
@@ -764,5 +899,27 @@ impl Summary<'_> {
             self.run.last_loss(),
             self.batches
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_while_steps_run_are_those_of_the_last_ones() {
+        let mut run = Run::default();
+        run.add(1e6, None);
+        assert_eq!((run.recent(), run.median()), (None, Some(1e6)));
+        run.add(2.0, None);
+        assert_eq!((run.recent(), run.median()), (Some(2.0), Some(2.0)));
+        for _ in 0..RECENT {
+            run.add(8.0, None);
+        }
+        (0..RECENT / 2).for_each(|_| run.add(4.0, None));
+        assert_eq!(run.recent(), Some(8.0));
+        run.add(4.0, None);
+        assert_eq!(run.recent(), Some(4.0));
+        assert_eq!(run.median(), Some(8.0));
     }
 }

@@ -8,7 +8,7 @@
 //! 24  data     u64                        its length in bytes
 //! 32  crc      u32                        of the body with its padding
 //! 36  crc      u32                        of the data
-//! 40  zero     20 bytes
+//! 40  signature  20 bytes                of the body with its padding; zeros if it has none
 //! 60  crc      u32                        of the 60 bytes before
 //! 64  body     postcard's encoding of an Artifact without its data, then zeros up to a multiple of 64
 //!     data     as it is; the file ends where it ends
@@ -21,17 +21,20 @@
 //! buy nothing here. Version and magic are read first, so that files of a later version are told
 //! apart from damaged ones.
 //!
+//! The signature says who compiled the file. This crate only carries it: whose key made it, and what
+//! a right one permits, is up to the programs that write and read files. It covers the body alone:
+//! data are numbers that states start from, and no code.
+//!
 //! The body is postcard's encoding because that is a published, stable wire format (one varint a
 //! number, no padding, no maps), so equal artifacts are equal bytes. Decoding allocates no more
 //! than a constant times the body's length: a list reserves at most 1 MiB ahead of its elements
-//! (serde's rule), and the shortest element, an empty string, takes one byte in the file and 24 in
-//! memory.
+//! (serde's rule), and the worst element, an empty kernel, takes three bytes in the file and some
+//! 200 in memory.
 
-use crate::Artifact;
+use crate::{Artifact, replace_file};
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The version that [`write()`] writes and [`read()`] understands.
 pub const FORMAT_VERSION: u32 = 4;
@@ -41,6 +44,23 @@ const HEADER: usize = 64;
 /// The data starts at a multiple of this many bytes, so that a mapped file has its tensors as
 /// aligned as a pool has.
 const ALIGN: u64 = 64;
+
+/// A keyed hash of a file's body: see [`write_signed_file`].
+pub type Signature = [u8; 20];
+
+/// The signature of a file without one.
+pub const UNSIGNED: Signature = [0; 20];
+
+/// What a file's signature says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Signed {
+    /// The file has no signature.
+    No,
+    /// The signature is right.
+    Yes,
+    /// The signature was made with another key, or of another body.
+    Otherwise,
+}
 
 /// Why a file could not be read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -127,6 +147,7 @@ struct Header {
     data: u64,
     body_crc: u32,
     data_crc: u32,
+    signature: Signature,
 }
 
 impl Header {
@@ -138,6 +159,7 @@ impl Header {
         bytes[24..32].copy_from_slice(&self.data.to_le_bytes());
         bytes[32..36].copy_from_slice(&self.body_crc.to_le_bytes());
         bytes[36..40].copy_from_slice(&self.data_crc.to_le_bytes());
+        bytes[40..60].copy_from_slice(&self.signature);
         let crc = crc32fast::hash(&bytes[..60]);
         bytes[60..].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -167,6 +189,9 @@ impl Header {
             data: u64_at(bytes, 24),
             body_crc: u32_at(bytes, 32),
             data_crc: u32_at(bytes, 36),
+            signature: *bytes[40..]
+                .first_chunk()
+                .expect("a header's fields should lie in it"),
         };
         match header.file_bytes() {
             Some(expected) if expected == found => Ok(header),
@@ -216,7 +241,7 @@ impl Header {
 
 /// The bytes of an artifact's file. Equal artifacts give equal bytes.
 pub fn write(artifact: &Artifact) -> Vec<u8> {
-    let (header, body) = encode(artifact);
+    let (header, body) = encode(artifact, |_| UNSIGNED);
     [&header[..], &body[..], &artifact.data[..]].concat()
 }
 
@@ -235,6 +260,14 @@ pub fn read(bytes: &[u8]) -> Result<Artifact, ReadError> {
 /// Reads a file. Its lengths are compared with the file's before anything of that size is
 /// allocated.
 pub fn read_file(path: impl AsRef<Path>) -> Result<Artifact, ReadError> {
+    read_signed_file(path, |_, _| false).map(|(artifact, _)| artifact)
+}
+
+/// Reads a file as [`read_file`] does. `is_right` says whether a signature is that of a body.
+pub fn read_signed_file(
+    path: impl AsRef<Path>,
+    is_right: impl FnOnce(&[u8], &Signature) -> bool,
+) -> Result<(Artifact, Signed), ReadError> {
     let path = path.as_ref();
     let io = |e: io::Error| ReadError::Io {
         path: path.to_path_buf(),
@@ -274,64 +307,33 @@ pub fn read_file(path: impl AsRef<Path>) -> Result<Artifact, ReadError> {
             .expect("decode should have checked the lengths"),
     )?;
     let data = section(header.data)?;
-    header.finish(&body, data)
+    let signed = match &header.signature {
+        &UNSIGNED => Signed::No,
+        signature if is_right(&body, signature) => Signed::Yes,
+        _ => Signed::Otherwise,
+    };
+    header
+        .finish(&body, data)
+        .map(|artifact| (artifact, signed))
 }
 
-/// Writes a file such that at every moment, whatever is killed or full, `path` is either what it
-/// was or the whole new file: the bytes go to a file beside it, which takes its name once they are
-/// on the disk.
+/// Writes a file that is at every moment either what it was or the whole new file: see
+/// [`replace_file`].
 pub fn write_file(path: impl AsRef<Path>, artifact: &Artifact) -> io::Result<()> {
-    let path = path.as_ref();
-    let (header, body) = encode(artifact);
-    let parts = [&header[..], &body[..], &artifact.data[..]];
-    let target = match fs::metadata(path) {
-        // A device or a pipe is written to, as /dev/null expects; a rename would replace it.
-        Ok(metadata) if !metadata.is_file() => {
-            let mut file = File::options().write(true).open(path)?;
-            return parts.iter().try_for_each(|part| file.write_all(part));
-        }
-        // Through links, so that the file is replaced and not the link.
-        Ok(_) => fs::canonicalize(path)?,
-        Err(_) => path.to_path_buf(),
-    };
-    let name = target
-        .file_name()
-        .ok_or_else(|| io::Error::other(format!("{} names no file", path.display())))?;
-    let folder = match target.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let temporary = folder.join(format!(
-        ".{}.{}-{count}.tmp",
-        name.to_string_lossy(),
-        std::process::id()
-    ));
-    let written = write_new(&temporary, &parts).and_then(|()| fs::rename(&temporary, &target));
-    match written {
-        // The rename itself is on the disk once the folder is. Not every system can sync one; there
-        // it is as good as it gets.
-        Ok(()) => {
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
-        }
-        Err(_) => {
-            let _ = fs::remove_file(&temporary);
-        }
-    }
-    written
+    write_signed_file(path, artifact, |_| UNSIGNED)
 }
 
-fn write_new(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
-    // What a killed process of the same number left behind. A new file, so that nobody's link is
-    // followed.
-    let _ = fs::remove_file(path);
-    let mut file = File::options().write(true).create_new(true).open(path)?;
-    parts.iter().try_for_each(|part| file.write_all(part))?;
-    file.sync_all()
+/// Writes a file with the signature that `sign` makes of the bytes of its body.
+pub fn write_signed_file(
+    path: impl AsRef<Path>,
+    artifact: &Artifact,
+    sign: impl FnOnce(&[u8]) -> Signature,
+) -> io::Result<()> {
+    let (header, body) = encode(artifact, sign);
+    replace_file(path.as_ref(), &[&header, &body, &artifact.data])
 }
 
-fn encode(artifact: &Artifact) -> ([u8; HEADER], Vec<u8>) {
+fn encode(artifact: &Artifact, sign: impl FnOnce(&[u8]) -> Signature) -> ([u8; HEADER], Vec<u8>) {
     let mut body = postcard::to_allocvec(artifact)
         .expect("strings, numbers and lists of known length should encode");
     let bytes = body.len() as u64;
@@ -341,6 +343,7 @@ fn encode(artifact: &Artifact) -> ([u8; HEADER], Vec<u8>) {
         data: artifact.data.len() as u64,
         body_crc: crc32fast::hash(&body),
         data_crc: crc32fast::hash(&artifact.data),
+        signature: sign(&body),
     };
     (header.encode(), body)
 }

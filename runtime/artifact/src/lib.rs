@@ -3,9 +3,14 @@
 //! and the data that states start from.
 
 mod file;
+mod replace;
 mod target;
 
-pub use file::{FORMAT_VERSION, ReadError, read, read_file, write, write_file};
+pub use file::{
+    FORMAT_VERSION, ReadError, Signature, Signed, UNSIGNED, read, read_file, read_signed_file,
+    write, write_file, write_signed_file,
+};
+pub use replace::replace_file;
 use serde::{Deserialize, Serialize};
 pub use target::{Cpu, Target};
 
