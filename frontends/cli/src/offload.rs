@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde_json::json;
 use std::fmt::Write;
 
-/// More layers than this are a mistake.
-const MOST_LAYERS: usize = 1 << 16;
+/// More layers than this are a mistake, and would take minutes: the time grows with the square.
+const MOST_LAYERS: usize = 1 << 12;
 
 /// An instance as it is written.
 #[derive(Deserialize)]

@@ -7,4 +7,6 @@ mod offload;
 mod plan;
 mod profile;
 mod report;
+mod robust;
 mod train;
+mod trust;

@@ -61,7 +61,15 @@ pub const POOL: &str = "memory";
 /// Reads a file. Without a format it is told from the content.
 pub fn read(path: &Path, format: Option<Format>) -> Result<Vec<Pool>, Error> {
     let name = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|e| Error::new("", e.to_string()).of(&name))?;
+    let failed = |e: std::io::Error| Error::new("", e.to_string()).of(&name);
+    // A named pipe could be waited for forever. What the shell's `<(..)` names is open already.
+    let is_open_already = path.starts_with("/dev/fd")
+        || path.starts_with("/proc/self/fd")
+        || path == Path::new("/dev/stdin");
+    if !is_open_already && !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(Error::new("", "not a regular file".to_string()).of(&name));
+    }
+    let bytes = std::fs::read(path).map_err(failed)?;
     read_bytes(&bytes, format).map_err(|error| error.of(&name))
 }
 

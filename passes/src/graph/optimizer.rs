@@ -134,6 +134,17 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
             v.name
         ));
     }
+    let updated = gradients
+        .iter()
+        .map(|&(state, _)| &graph.states[state])
+        .find(|state| state.before != state.after);
+    if let Some(state) = updated {
+        return Err(format!(
+            "{} cannot be attached: the graph has an update of {} already",
+            optimizer.name(),
+            state.path
+        ));
+    }
     let is_split = |graph: &Graph, state: usize| {
         master == Master::Split
             && graph.values[graph.states[state].before].ty.dtype() == DType::BF16

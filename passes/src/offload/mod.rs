@@ -248,6 +248,12 @@ impl Instance {
         }
         // Sums of bytes stay exact as f64, and twice the weights stay far from the end of u64.
         const MOST: u64 = 1 << 52;
+        if self.memory_bytes > MOST {
+            return invalid(format!(
+                "a memory of {} bytes is more than {MOST}, up to which bytes are counted exactly",
+                self.memory_bytes
+            ));
+        }
         let mut total = 0u64;
         for (k, layer) in self.layers.iter().enumerate() {
             for (micros, what) in [

@@ -132,3 +132,29 @@ pub(crate) fn floats(path: &str, name: &str) -> Vec<f32> {
         .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
         .collect()
 }
+
+/// A safetensors file of f32s, by name: their shape and values.
+pub(crate) fn tensors(
+    tensors: std::collections::BTreeMap<&str, (Vec<usize>, Vec<f32>)>,
+) -> Vec<u8> {
+    let bytes: Vec<(&str, Vec<usize>, Vec<u8>)> = tensors
+        .into_iter()
+        .map(|(name, (shape, values))| {
+            let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = bytes
+        .iter()
+        .map(|(name, shape, bytes)| (*name, view(safetensors::Dtype::F32, shape.clone(), bytes)));
+    safetensors::serialize(views, None).unwrap()
+}
+
+/// A tensor for a safetensors file.
+pub(crate) fn view(
+    dtype: safetensors::Dtype,
+    shape: Vec<usize>,
+    bytes: &[u8],
+) -> safetensors::tensor::TensorView<'_> {
+    safetensors::tensor::TensorView::new(dtype, shape, bytes).unwrap()
+}
