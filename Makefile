@@ -43,6 +43,11 @@ lint: ## formatting, clippy, documentation, crate dependencies and structure, wa
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	@if $(CARGO) deny --version >/dev/null 2>&1; then \
+		$(CARGO) deny --locked check; \
+	else \
+		echo 'lint: licences and advisories are not checked; `cargo install --locked cargo-deny` installs what does'; \
+	fi
 
 bench: build ## compare step times with PyTorch's on this machine; needs `make venv`
 	$(PYTHON) benches/step_time.py

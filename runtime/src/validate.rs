@@ -9,11 +9,14 @@
 //! * each command's results overlap neither its operands, nor each other, nor its scratch, but for
 //!   a result that lies exactly on an operand of equal type where the kernel allows it; a copy's
 //!   source and destination do not overlap;
-//! * each launch is one that its kernel's own check accepts;
+//! * each launch is one that its kernel's own check accepts, and ends in reasonable time ([`work`]);
 //! * every event is recorded once, and waits for this step's record come after it in the list. So
 //!   the list is an order in which everything can run, whatever the streams: nothing deadlocks;
 //! * two accesses of the same bytes, one of them a write, are ordered by streams and events
-//!   ([`races`]).
+//!   ([`races`]);
+//! * what a kernel or the host reads was written before, in this step or the one before
+//!   ([`written`]);
+//! * the summary is one that its readers can count with.
 //!
 //! The host needs no event: it touches pools only while no step runs, but for inputs and outputs,
 //! which it also touches once all commands that would conflict with it have run
@@ -21,13 +24,15 @@
 //! and before it launches others.
 
 mod races;
+mod work;
+mod written;
 
 use crate::Error;
 use crate::access::Access;
 use crate::kernels::{self, Signature};
 use artifact::{
-    Artifact, Attr, Code, Command, CommandKind, DType, Initial, Kernel, MemorySpace, Operand,
-    Place, Range, StateKind, Target, Type,
+    Artifact, Attr, Binding, Code, Command, CommandKind, DType, Initial, Kernel, MemorySpace,
+    Operand, Place, Range, StateKind, Summary, Target, Type,
 };
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,12 +48,15 @@ const MAX_RESULTS: usize = 62;
 /// Proves that machines may run this artifact, or says why not.
 pub fn validate(artifact: &Artifact) -> Result<(), Error> {
     whole(artifact)?;
+    summary(&artifact.summary)?;
     bindings(artifact)?;
+    micro_batches(artifact)?;
     for command in &artifact.commands {
         self::command(artifact, command)?;
     }
     events(artifact)?;
-    races::check(artifact)
+    races::check(artifact)?;
+    written::check(artifact)
 }
 
 /// The artifact as a whole: few enough streams, pools that the address space can hold, a summary
@@ -86,6 +94,50 @@ fn whole(artifact: &Artifact) -> Result<(), Error> {
             artifact.commands.len()
         )),
     }
+}
+
+/// The numbers of a summary are printed and divided by.
+fn summary(summary: &Summary) -> Result<(), Error> {
+    for (what, ms) in [
+        ("a step", summary.predicted_ms),
+        ("reruns", summary.recomputed_ms),
+    ] {
+        if !(ms.is_finite() && ms >= 0.0) {
+            return invalid(format!("its summary promises {what} of {ms} ms"));
+        }
+    }
+    Ok(())
+}
+
+/// With `n` micro-batches, the inputs are those of batch 0, those of batch 1, and so on: `x.0`,
+/// `y.0`, `x.1`, `y.1`. The optimizer's options are none of them.
+fn micro_batches(artifact: &Artifact) -> Result<(), Error> {
+    let n = artifact.summary.micro_batches.max(1);
+    if n == 1 {
+        return Ok(());
+    }
+    let inputs: Vec<_> = artifact
+        .inputs
+        .iter()
+        .filter(|input| input.name != artifact::OPTIMIZER_INPUT)
+        .collect();
+    let each = inputs.len() as u64 / n;
+    let has_batches = each > 0 && inputs.len() as u64 == each * n;
+    let is_named = |(i, input): (usize, &&Binding)| {
+        let (batch, which) = (i as u64 / each, (i as u64 % each) as usize);
+        let first = inputs[which];
+        let name = first.name.strip_suffix(".0");
+        name.is_some_and(|name| input.name == format!("{name}.{batch}"))
+            && input.operand.dtype == first.operand.dtype
+            && input.operand.shape == first.operand.shape
+    };
+    if has_batches && inputs.iter().enumerate().all(is_named) {
+        return Ok(());
+    }
+    invalid(format!(
+        "its summary promises {n} micro-batches, and its {} inputs are not theirs",
+        inputs.len()
+    ))
 }
 
 /// What the host sees: tensors in their pools, names that name one thing, initial data that exist.
@@ -241,6 +293,8 @@ pub(crate) fn launch(
     checked
         .unwrap_or_else(|_| Err("its check panicked".into()))
         .map_err(at)?;
+
+    work::check(kernel, ins, outs).map_err(at)?;
 
     disjoint(ins, outs, scratch, |pair| found.inplace.contains(&pair)).map_err(at)
 }

@@ -11,6 +11,7 @@ mod docs;
 mod filetests;
 mod fixtures;
 mod fuse;
+mod fuzz;
 mod gpu;
 mod kernels;
 mod loss;

@@ -1,5 +1,6 @@
 //! Ctrl-C: the first one ends a run after the step under way, the second one ends it at once.
 
+use crate::out;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The exit code after Ctrl-C.
@@ -24,6 +25,7 @@ pub(crate) fn listen() {
         if STOP.swap(true, Ordering::SeqCst) {
             std::process::exit(INTERRUPTED);
         }
+        out::note("stopping after the step under way; Ctrl-C again ends it at once");
     });
 }
 

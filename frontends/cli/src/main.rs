@@ -16,6 +16,7 @@ mod finite;
 mod import;
 mod inspect;
 mod interrupt;
+mod memory;
 mod logger;
 mod model;
 mod observe;
@@ -35,7 +36,9 @@ use failure::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    memory::exit_where_it_ends();
     std::panic::set_hook(Box::new(|panic| {
+        memory::panicked();
         let payload = panic.payload();
         let message = payload.downcast_ref::<String>().map(String::as_str);
         let message = message

@@ -14,6 +14,7 @@ use passes::devices;
 use passes::pipeline::{self, Compiled, Options};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// A model as its file has it.
 pub(crate) struct Model {
@@ -296,6 +297,28 @@ pub(crate) fn plan(
     run(graph, compiling, machine, dumps, Extent::Curve)
 }
 
+/// Starts the threads that compiling shares. Where the system has none to give, this thread does
+/// all of the work: what is compiled does not depend on it.
+fn start_threads() -> Result<(), Failure> {
+    static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
+    let start = || {
+        // A pool for all that fails half made cannot be tried again; one for itself can.
+        let has_threads = rayon::ThreadPoolBuilder::new().build().is_ok();
+        let builder = rayon::ThreadPoolBuilder::new();
+        let builder = if has_threads {
+            builder
+        } else {
+            out::note("note: the system has no more threads to give; compiling with one");
+            builder.num_threads(1).use_current_thread()
+        };
+        builder.build_global().map_err(|e| e.to_string())
+    };
+    STARTED
+        .get_or_init(start)
+        .clone()
+        .map_err(|e| Failure::System(format!("no threads to compile with: {e}")))
+}
+
 fn run(
     graph: &Graph,
     compiling: &Compiling,
@@ -303,6 +326,7 @@ fn run(
     dumps: Dumps,
     extent: Extent,
 ) -> Result<(Compiled, Vec<PassTime>), Failure> {
+    start_threads()?;
     let mut observer = Observer::new(compiling, dumps, graph)?;
     let options = Options {
         extent,

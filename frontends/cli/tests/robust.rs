@@ -299,3 +299,36 @@ fn threads_without_cores_are_noted() {
     let args = train(&data, "--init normal:0.1 --threads 1024");
     run(&args).expect(0).says(&["--threads 1024 on", "slower"]);
 }
+
+/// The command under a limit of the shell's.
+fn limited(limit: &str, args: &str) -> (i32, String) {
+    let program = env!("CARGO_BIN_EXE_lighterage");
+    let output = std::process::Command::new("sh")
+        .args(["-c", &format!("ulimit {limit}; exec {program} {args}")])
+        .output()
+        .unwrap();
+    // A process that a signal ends has no code.
+    let code = output.status.code().unwrap_or(-1);
+    (code, String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn memory_that_ends_is_no_crash_and_no_bug() {
+    let folder = Folder::new("limits");
+    let args = format!(
+        "compile {} --kernels plain -o {}",
+        mlp(),
+        folder.file("x.lit")
+    );
+    let mut refused = 0;
+    for megabytes in (16..120).step_by(4) {
+        let (code, told) = limited(&format!("-v {}", megabytes << 10), &args);
+        // Below some limit the system cannot even load the program: sh tells, with 126 or 127.
+        let loads = !matches!(code, 126 | 127) && !told.contains("error while loading");
+        if loads {
+            assert!(matches!(code, 0 | 1), "{megabytes} MiB: {code}\n{told}");
+            refused += i32::from(code == 1);
+        }
+    }
+    assert!(refused > 0, "one of the limits should be too low");
+}

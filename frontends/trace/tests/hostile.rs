@@ -3,8 +3,10 @@
 
 use crate::common::{Py, event, pickle, segment, snapshot, text};
 use lighterage_trace::{Format, read_bytes, table};
-use passes::alloc::caching;
+use passes::alloc::check::check;
 use passes::alloc::stats::stats;
+use passes::alloc::trace::Trace;
+use passes::alloc::{Effort, Options, caching, place};
 use proptest::prelude::*;
 
 #[track_caller]
@@ -448,6 +450,7 @@ fn survives(bytes: &[u8], format: Option<Format>) {
                     );
                 }
                 let _ = stats(&pool.trace);
+                placed(&pool.trace);
                 let _ = pool.history.as_ref().map(caching::replay);
                 let _ = caching::simulate(&pool.trace, caching::Segments::Fixed);
                 let _ = caching::simulate(&pool.trace, caching::Segments::Expandable);
@@ -462,6 +465,25 @@ fn survives(bytes: &[u8], format: Option<Format>) {
             assert!(read_bytes(written.as_bytes(), None).is_ok(), "{written}");
         }
         Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// A plan of what was read is right, if there is one.
+fn placed(trace: &Trace) {
+    const ALIGN: u64 = 512;
+    let options = Options {
+        effort: Effort::Fast,
+        align: ALIGN,
+        threads: 1,
+        ..Options::default()
+    };
+    let Ok(placed) = place(trace, &options, &mut |_, _| ()) else {
+        return;
+    };
+    assert!(placed.peak >= placed.lower_bound);
+    // Addresses that the trace gives may contradict each other.
+    if trace.blocks.iter().all(|block| block.offset.is_none()) {
+        assert!(check(trace, &placed.offsets, ALIGN, None).is_ok());
     }
 }
 

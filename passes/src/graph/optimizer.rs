@@ -88,7 +88,7 @@ impl From<Optimizer> for Attach {
 }
 
 /// The input that holds the options.
-pub const HYPER: &str = "optimizer.hyper";
+pub const HYPER: &str = artifact::OPTIMIZER_INPUT;
 
 /// Attaches an optimizer. An error says what it does not go with.
 pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {

@@ -12,6 +12,10 @@
 //!
 //! Failures are told on standard error: a C caller has no place for them. No panic crosses: after
 //! one, requests get 0.
+//!
+//! A process may fork while its threads use the allocator. The thread that forks waits until no
+//! other one does, so that the child finds it whole. The child goes on with the blocks that it has;
+//! it writes no trace and no statistics, which are its parent's.
 
 #![allow(
     unsafe_code,
@@ -19,10 +23,12 @@
 )]
 
 use crate::{Allocator, Cuda, Host, Plan, Pool, Recorder};
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io::{StderrLock, Write, stderr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, Once, OnceLock};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 /// Devices that a process may have.
 const DEVICES: usize = 64;
@@ -40,8 +46,72 @@ static SERVERS: [OnceLock<Option<Mutex<Server>>>; DEVICES] = [const { OnceLock::
 /// True once a device has taken the plan or trace that has no device in its name.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
+/// Held while a device's server is made: a fork must not leave one half made.
+static OPENING: Mutex<()> = Mutex::new(());
+
+/// True in a process that was forked from the one that opened the first device.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
 unsafe extern "C" {
     fn atexit(call: extern "C" fn()) -> c_int;
+    fn pthread_atfork(
+        prepare: extern "C" fn(),
+        parent: extern "C" fn(),
+        child: extern "C" fn(),
+    ) -> c_int;
+}
+
+/// What a thread that forks holds, so that no other thread does.
+struct Held {
+    _opening: MutexGuard<'static, ()>,
+    servers: Vec<MutexGuard<'static, Server>>,
+    _stderr: StderrLock<'static>,
+}
+
+thread_local! {
+    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+}
+
+/// Before a fork: waits for the other threads. What is buffered of a trace is written, so that the
+/// child has no copy of it.
+extern "C" fn before_fork() {
+    let _ = catch_unwind(|| {
+        let opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let servers = SERVERS.iter().filter_map(|slot| slot.get()?.as_ref());
+        let mut servers: Vec<_> = servers
+            .map(|server| server.lock().unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        for server in &mut servers {
+            if let Server::Record(recorder) = &mut **server {
+                recorder.write_out();
+            }
+        }
+        let held = Held {
+            _opening: opening,
+            servers,
+            _stderr: stderr().lock(),
+        };
+        HELD.with_borrow_mut(|slot| *slot = Some(held));
+    });
+}
+
+/// After a fork, in the process that forked.
+extern "C" fn after_fork() {
+    let _ = catch_unwind(|| drop(HELD.take()));
+}
+
+/// After a fork, in the child, which has one thread: a copy of the one that forked.
+extern "C" fn in_child() {
+    let _ = catch_unwind(|| {
+        FORKED.store(true, Ordering::Relaxed);
+        if let Some(mut held) = HELD.take() {
+            for server in &mut held.servers {
+                if let Server::Record(recorder) = &mut **server {
+                    recorder.stop_writing();
+                }
+            }
+        }
+    });
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -51,7 +121,8 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn tell(message: &str) {
-    eprintln!("lighterage_alloc: {message}");
+    // A standard error that is closed or full is no reason to end the host: `eprintln!` would panic.
+    let _ = writeln!(stderr(), "lighterage_alloc: {message}");
 }
 
 /// The file's name for a device; `None` if another device has it.
@@ -74,9 +145,10 @@ fn pool(device: c_int) -> Result<Box<dyn Pool>, String> {
 
 fn open(device: c_int) -> Result<Server, String> {
     static EXIT: Once = Once::new();
-    // SAFETY: `report` takes nothing and never unwinds.
+    // SAFETY: the functions take nothing and never unwind.
     EXIT.call_once(|| unsafe {
         atexit(report);
+        pthread_atfork(before_fork, after_fork, in_child);
     });
     let (mode, plan) = (variable("MODE"), variable("PLAN"));
     match mode
@@ -129,15 +201,21 @@ fn open(device: c_int) -> Result<Server, String> {
 #[inline]
 fn serve<T>(device: c_int, what: impl FnOnce(&mut Server) -> T) -> Option<T> {
     let slot = SERVERS.get(usize::try_from(device).ok()?)?;
+    let make = || {
+        open(device)
+            .map(Mutex::new)
+            .map_err(|error| tell(&error))
+            .ok()
+    };
     let work = || {
-        let server = slot
-            .get_or_init(|| {
-                open(device)
-                    .map(Mutex::new)
-                    .map_err(|error| tell(&error))
-                    .ok()
-            })
-            .as_ref()?;
+        let server = match slot.get() {
+            Some(server) => server,
+            None => {
+                let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+                slot.get_or_init(make)
+            }
+        };
+        let server = server.as_ref()?;
         // A panic may have left half a change behind: nothing is served from that any more.
         server.lock().ok().map(|mut server| what(&mut server))
     };
@@ -306,6 +384,9 @@ fn statistics(server: &Server) -> Option<String> {
 /// At the program's end: traces and statistics to their files. Asks nothing of the devices, which
 /// may be gone.
 extern "C" fn report() {
+    if FORKED.load(Ordering::Relaxed) {
+        return;
+    }
     each(|device, server| {
         if let Server::Record(recorder) = server
             && let Err(error) = recorder.flush()

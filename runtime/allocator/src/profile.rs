@@ -155,6 +155,20 @@ impl Recorder {
         }
     }
 
+    /// Writes out what is buffered. A failure is kept for [`Recorder::flush`].
+    pub(crate) fn write_out(&mut self) {
+        if self.error.is_none() {
+            self.error = self.out.flush().err();
+        }
+    }
+
+    /// Writes nothing from here on: the file is that of the process which this one was forked from.
+    pub(crate) fn stop_writing(&mut self) {
+        let out = std::mem::replace(&mut self.out, Box::new(io::sink()));
+        // To drop it would write what it has buffered.
+        std::mem::forget(out);
+    }
+
     fn line(&mut self, line: &Line<'_>) {
         if self.error.is_none() {
             self.error = write(&mut self.out, line).err();

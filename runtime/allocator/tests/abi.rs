@@ -227,3 +227,84 @@ fn what_is_wrong_is_told() {
         );
     }
 }
+
+unsafe extern "C" {
+    fn fork() -> i32;
+    fn waitpid(child: i32, status: *mut i32, options: i32) -> i32;
+    fn alarm(seconds: u32) -> u32;
+    fn exit(code: i32) -> !;
+    fn _exit(code: i32) -> !;
+}
+
+/// Forks; the child does something and ends by `end`. Returns the child's status, 0 if it ended
+/// well.
+fn forked(work: impl FnOnce(), end: unsafe extern "C" fn(i32) -> !) -> i32 {
+    // SAFETY: the child calls what may be called there, and ends.
+    unsafe {
+        let child = fork();
+        if child == 0 {
+            // A child that waits for a thread that it does not have is ended by the signal.
+            alarm(10);
+            work();
+            end(0);
+        }
+        let mut status = -1;
+        waitpid(child, &mut status, 0);
+        status
+    }
+}
+
+#[test]
+fn a_full_standard_error_ends_nobody() {
+    if is_child() {
+        assert_eq!(malloc(1 << 50, 0, 0), 0, "there is no such memory");
+        assert_ne!(malloc(100, 0, 0), 0, "a small request is served after that");
+        return;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let status = command
+        .args(["--exact", "abi::a_full_standard_error_ends_nobody"])
+        .env("LIGHTERAGE_ALLOC_POOL", "host")
+        .env("CHILD", "1")
+        .stderr(full.unwrap())
+        .status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
+fn a_process_may_fork_while_others_ask() {
+    if !is_child() {
+        again("abi::a_process_may_fork_while_others_ask", &[]);
+        return;
+    }
+    free(malloc(1, 0, 0), 0);
+    static STOP: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    let asking = std::thread::spawn(|| {
+        while !STOP.load(std::sync::atomic::Ordering::Relaxed) {
+            free(malloc(100_000, 0, 0), 0);
+        }
+    });
+    for _ in 0..50 {
+        assert_eq!(forked(|| free(malloc(5000, 0, 0), 0), _exit), 0);
+    }
+    STOP.store(true, std::sync::atomic::Ordering::Relaxed);
+    asking.join().unwrap();
+}
+
+#[test]
+fn a_forked_child_leaves_the_trace_alone() {
+    if !is_child() {
+        let trace = directory("forked").join("trace");
+        let settings: Settings<'_> = &[("MODE", Path::new("profile")), ("TRACE", &trace)];
+        again("abi::a_forked_child_leaves_the_trace_alone", settings);
+        assert_eq!(
+            std::fs::read_to_string(trace).unwrap(),
+            "lighterage-trace 1\nalloc 0 100 stream=0\nalloc 1 7 stream=0\n"
+        );
+        return;
+    }
+    malloc(100, 0, 0);
+    assert_eq!(forked(|| free(malloc(5000, 0, 0), 0), exit), 0);
+    malloc(7, 0, 0);
+}

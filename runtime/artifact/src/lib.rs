@@ -19,6 +19,9 @@ pub use target::{Cpu, Target};
 /// the whole sum: the compiler cuts the loss over a large vocabulary there.
 pub const PRODUCT_DEPTH: usize = 512;
 
+/// The input that holds the optimizer's options, which are the same for all micro-batches.
+pub const OPTIMIZER_INPUT: &str = "optimizer.hyper";
+
 /// A compiled training step.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Artifact {

@@ -16,6 +16,9 @@ use pulp::{Arch, Simd, WithSimd};
 // --- checks ---
 
 /// q, k, v at operands `q`.. and a mask at `mask`, if there is one.
+/// The largest width of a head. A thread's workspace has some hundred rows of it.
+const MOST_WIDTH: u64 = 1 << 16;
+
 fn check_attention(s: &Signature<'_>, q: usize, mask: usize) -> Checked {
     s.has_kernel(q, is_float)?;
     s.bool("causal")?;
@@ -27,6 +30,9 @@ fn check_attention(s: &Signature<'_>, q: usize, mask: usize) -> Checked {
     let heads = qs[1] == ks[1] || (0 < ks[1] && qs[1].is_multiple_of(ks[1]));
     let fits = qs[0] == ks[0] && heads && qs[3] == ks[3] && ks[..3] == vs[..3];
     ensure(fits, || "q, k, v do not fit together".into())?;
+    ensure(qs[3] <= MOST_WIDTH && vs[3] <= MOST_WIDTH, || {
+        format!("a head is wider than {MOST_WIDTH}")
+    })?;
     s.expect_dtype(q, q + 1)?;
     s.expect_dtype(q, q + 2)?;
     if mask < s.ins.len() {
@@ -204,11 +210,17 @@ fn rooms<T: Float>(s: &Sizes) -> Rooms<9> {
 }
 pub(super) fn prepare(call: &Call<'_>) -> Ran {
     let s = Sizes::new(call.in_shape(0), call.in_shape(2));
+    if s.batch == 0 {
+        return Ok(());
+    }
     floats!(call.out_dtype(0), T => rooms::<T>(&s).lend::<<T as Float>::Wide>(|_| {}));
     Ok(())
 }
 pub(super) fn sdpa(call: &Call<'_>) -> Ran {
-    floats!(call.out_dtype(0), T => sdpa_of::<T>(call));
+    // Without a batch there is nothing to write, and no need for a workspace.
+    if call.in_shape(0)[0] > 0 {
+        floats!(call.out_dtype(0), T => sdpa_of::<T>(call));
+    }
     Ok(())
 }
 /// A tile of keys at a time (Dao et al., "FlashAttention", 2022): probabilities are relative to the
@@ -449,11 +461,16 @@ fn rooms_bwd<T: Float>(s: &Sizes) -> Rooms<15> {
 }
 pub(super) fn prepare_bwd(call: &Call<'_>) -> Ran {
     let s = Sizes::new(call.in_shape(1), call.in_shape(3));
+    if s.batch == 0 {
+        return Ok(());
+    }
     floats!(call.in_dtype(1), T => rooms_bwd::<T>(&s).lend::<<T as Float>::Wide>(|_| {}));
     Ok(())
 }
 pub(super) fn sdpa_bwd(call: &Call<'_>) -> Ran {
-    floats!(call.in_dtype(1), T => sdpa_bwd_of::<T>(call));
+    if call.in_shape(1)[0] > 0 {
+        floats!(call.in_dtype(1), T => sdpa_bwd_of::<T>(call));
+    }
     Ok(())
 }
 /// With p = exp(scores - logsumexp): dv = pᵀ dout, dp = dout vᵀ, ds = p (dp - Σ dout out) scale, dq

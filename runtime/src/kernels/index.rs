@@ -90,9 +90,9 @@ pub(super) fn check_index_put(s: &Signature<'_>) -> Checked {
         s.has_kernel(0, is_number)?;
     }
     let shape = indexed_shape(s, 2)?;
-    // Its elements are visited, though no operand has that many.
+    // Its elements are visited, though no operand has that many: 2^32 take a minute.
     let points = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d.max(1)));
-    ensure(points.is_some_and(|n| n <= 1 << 50), || {
+    ensure(points.is_some_and(|n| n <= 1 << 32), || {
         "the indexed tensor is too large".into()
     })?;
     s.expect_dtype(1, 0)?;

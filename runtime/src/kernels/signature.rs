@@ -7,6 +7,9 @@ use artifact::{Attr, DType, Operand};
 /// The largest tensor, bytes, and the highest rank. With sizes of 0 counted as 1, products of sizes
 /// fit 50 bits, and kernels keep strides in arrays on the stack.
 const MAX_BYTES: u64 = 1 << 50;
+/// The largest tensor without elements, bytes, with sizes of 0 counted as 1. Kernels may loop over
+/// its other sizes, and make workspaces of them.
+const MAX_EMPTY_BYTES: u64 = 1 << 30;
 pub(super) const MAX_RANK: usize = 16;
 
 /// A launch as an artifact describes it. Places are not looked at.
@@ -80,7 +83,12 @@ impl<'a> Signature<'a> {
                 .shape
                 .iter()
                 .try_fold(t.dtype.bytes(), |bytes, &d| bytes.checked_mul(d.max(1)));
-            let fits = t.shape.len() <= MAX_RANK && bytes.is_some_and(|b| b <= MAX_BYTES);
+            let most = if t.shape.contains(&0) {
+                MAX_EMPTY_BYTES
+            } else {
+                MAX_BYTES
+            };
+            let fits = t.shape.len() <= MAX_RANK && bytes.is_some_and(|b| b <= most);
             ensure(fits, || format!("{:?}{:?} is too large", t.dtype, t.shape))?;
         }
         Ok(())

@@ -1,0 +1,144 @@
+//! Bounds the work of a launch, so that a step ends.
+//!
+//! Most kernels visit the elements of their operands and results a constant number of times, and
+//! pools have only so many of them. Products and windows visit them more often, and a small file
+//! can ask for years of them. The limit is far above the largest model's launches, and far below
+//! what never ends.
+
+use artifact::{Attr, Kernel, Operand};
+
+/// The most multiplications or comparisons of one launch: three hours at ten billion a second.
+/// The logits of a batch of 16 sequences of 4,096 tokens, with a width of 8,192 and a vocabulary of
+/// 128,256, take a quarter of it.
+const MOST_WORK: u128 = 1 << 48;
+
+/// Refuses a launch that would not end in reasonable time. Its kernel's check has accepted it.
+pub(super) fn check(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> Result<(), String> {
+    let work = work(kernel, ins, outs);
+    if work > MOST_WORK {
+        return Err(format!(
+            "{}: one run takes some {work} operations; {MOST_WORK} at most",
+            kernel.op
+        ));
+    }
+    Ok(())
+}
+
+/// About how many operations a launch takes. For ops that are not named it is 0: theirs are as many
+/// as there are elements.
+fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
+    let Some(out) = outs.first() else { return 0 };
+    match (&*kernel.op, ins) {
+        ("matmul", [x, ..]) | ("addmm", [_, x, ..]) => {
+            // What is summed over: the last size, or, transposed, the one before.
+            let from_end = usize::from(flag(kernel, "ta"));
+            let depth = x.shape.iter().rev().nth(from_end);
+            times(elements(out), depth.copied().unwrap_or(1))
+        }
+        ("convolution", [_, w, ..]) => windows(out, w),
+        ("convolution_bwd", [dy, _, w]) => times(windows(dy, w), 2),
+        ("sdpa", [q, k, v, ..]) => attention(q, k, v),
+        ("sdpa_bwd", [_, q, k, v, ..]) => times(attention(q, k, v), 3),
+        ("max_pool2d", _) => {
+            let taps = list(kernel, "kernel");
+            taps.iter()
+                .fold(elements(out), |work, &tap| times(work, tap.unsigned_abs()))
+        }
+        _ => 0,
+    }
+}
+
+/// Each element of a convolution's result reads a filter.
+fn windows(out: &Operand, w: &Operand) -> u128 {
+    w.shape
+        .iter()
+        .skip(1)
+        .fold(elements(out), |work, &d| times(work, d))
+}
+
+/// Each pair of a query and a key meets over the width of keys and of values.
+fn attention(q: &Operand, k: &Operand, v: &Operand) -> u128 {
+    let size = |x: &Operand, axis: usize| x.shape.get(axis).copied().unwrap_or(1);
+    let rows = [size(q, 0), size(q, 1), size(q, 2), size(k, 2)];
+    let pairs = rows.iter().fold(1, |work, &d| times(work, d));
+    times(pairs, size(q, 3).saturating_add(size(v, 3)))
+}
+
+fn elements(x: &Operand) -> u128 {
+    x.shape.iter().fold(1, |n, &d| times(n, d))
+}
+
+fn times(work: u128, factor: u64) -> u128 {
+    work.saturating_mul(u128::from(factor))
+}
+
+fn attr<'a>(kernel: &'a Kernel, key: &str) -> Option<&'a Attr> {
+    let found = kernel.attrs.iter().find(|(name, _)| name == key);
+    found.map(|(_, attr)| attr)
+}
+
+fn flag(kernel: &Kernel, key: &str) -> bool {
+    matches!(attr(kernel, key), Some(Attr::Bool(true)))
+}
+
+fn list<'a>(kernel: &'a Kernel, key: &str) -> &'a [i64] {
+    match attr(kernel, key) {
+        Some(Attr::Ints(list)) => list,
+        _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use artifact::{DType, Place};
+
+    fn operand(shape: &[u64]) -> Operand {
+        let place = Place { pool: 0, offset: 0 };
+        let (dtype, shape) = (DType::F32, shape.to_vec());
+        Operand {
+            place,
+            dtype,
+            shape,
+        }
+    }
+
+    #[test]
+    fn products_and_windows_are_counted() {
+        let count = |op: &str, attrs: &[(&str, Attr)], ins: &[&[u64]], out: &[u64]| {
+            let kernel = Kernel {
+                op: op.into(),
+                attrs: attrs
+                    .iter()
+                    .map(|(k, v)| (k.to_string(), v.clone()))
+                    .collect(),
+                code: None,
+            };
+            let ins: Vec<Operand> = ins.iter().map(|shape| operand(shape)).collect();
+            work(&kernel, &ins, &[operand(out)])
+        };
+        let t = [("ta", Attr::Bool(true))];
+        assert_eq!(
+            count("matmul", &[], &[&[2, 3, 5], &[5, 7]], &[2, 3, 7]),
+            210
+        );
+        assert_eq!(count("matmul", &t, &[&[2, 5, 3], &[5, 7]], &[2, 3, 7]), 210);
+        assert_eq!(count("addmm", &[], &[&[7], &[3, 5], &[5, 7]], &[3, 7]), 105);
+        let (x, w, y) = (&[2, 3, 8, 8][..], &[4, 3, 3, 3][..], &[2, 4, 6, 6][..]);
+        assert_eq!(count("convolution", &[], &[x, w], y), 2 * 4 * 36 * 27);
+        assert_eq!(
+            count("convolution_bwd", &[], &[y, x, w], x),
+            2 * 2 * 4 * 36 * 27
+        );
+        let (q, k, v) = (&[2, 4, 5, 8][..], &[2, 2, 7, 8][..], &[2, 2, 7, 6][..]);
+        assert_eq!(
+            count("sdpa", &[], &[q, k, v], &[2, 4, 5, 6]),
+            2 * 4 * 35 * 14
+        );
+        let kernel = [("kernel", Attr::Ints(vec![3, 2]))];
+        assert_eq!(count("max_pool2d", &kernel, &[x], &[2, 3, 4, 4]), 96 * 6);
+        assert_eq!(count("relu", &[], &[x], x), 0);
+        let vast = 1 << 30;
+        assert!(count("matmul", &[], &[&[vast, vast], &[vast, 1]], &[vast, 1]) > MOST_WORK);
+    }
+}
