@@ -98,10 +98,10 @@ fn a_machine_may_be_dropped_while_it_runs() {
     machine.launch().unwrap();
 }
 
-/// What was never written is NaN, what was read for the last time becomes NaN; an ordinary run has
-/// it zero or stale.
+/// A shuffled run fills dead bytes with NaNs, and no value is among them. What reads bytes that were
+/// never written, which an ordinary run finds zero, is refused.
 #[test]
-fn shuffled_runs_show_reads_of_dead_bytes() {
+fn shuffled_runs_keep_what_is_read_and_reads_of_dead_bytes_are_refused() {
     let plan = |place: u64| {
         let mut p = Plan::new(5, 0, &["compute"]);
         p.run(
@@ -135,9 +135,11 @@ fn shuffled_runs_show_reads_of_dead_bytes() {
         machine.step().unwrap();
         values(&machine.read_output("y").unwrap())[0]
     };
+    assert_eq!(run(2, Options::default()), 8.0);
     assert_eq!(run(2, shuffled(0)), 8.0);
-    assert_eq!(run(4, Options::default()), 4.0);
-    assert!(run(4, shuffled(0)).is_nan());
+    let refused = Machine::new(plan(4), Options::default()).err().unwrap();
+    let message = "line c: reads bytes 256..320 of pool device, and nothing has written byte 256";
+    assert!(refused.to_string().contains(message), "{refused}");
 }
 
 #[test]

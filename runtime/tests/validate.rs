@@ -97,6 +97,7 @@ fn reads_do_not_race() {
         &[at(DEVICE, 0), at(DEVICE, 0)],
         &[at(DEVICE, 2)],
     );
+    p.input("x", at(DEVICE, 0));
     validate(&p.0).unwrap();
 }
 
@@ -469,4 +470,220 @@ proptest! {
             }
         }
     }
+}
+
+// --- what is read was written ---
+
+/// A step that adds an input to what `w` has, with one result.
+fn adding() -> Plan {
+    let mut p = Plan::new(4, 0, &["compute"]);
+    let (x, w, y) = (at(DEVICE, 0), at(DEVICE, 1), at(DEVICE, 2));
+    p.input("x", x.clone());
+    p.state("w", StateKind::Param, w.clone(), Initial::Zeros);
+    p.run(0, "y", "add", &[x, w], std::slice::from_ref(&y));
+    p.output("y", y);
+    p
+}
+
+#[test]
+fn reads_of_bytes_that_nobody_wrote_are_refused() {
+    validate(&adding().0).unwrap();
+    let mut p = adding();
+    p.run(
+        0,
+        "z",
+        "add",
+        &[at(DEVICE, 0), at(DEVICE, 3)],
+        &[at(DEVICE, 0)],
+    );
+    let told = refused(&p.0);
+    assert!(
+        told.contains("line z: reads bytes 192..256 of pool device"),
+        "{told}"
+    );
+    assert!(told.contains("nothing has written byte 192"), "{told}");
+
+    let mut p = adding();
+    p.output("z", at(DEVICE, 3));
+    assert!(refused(&p.0).contains("output z after the step: reads bytes 192..256"));
+}
+
+/// A copy moves what is there, so that buffers may be copied with their padding.
+#[test]
+fn copies_are_as_written_as_their_source() {
+    let mut wide = at(DEVICE, 2);
+    wide.shape = vec![32];
+    let with = |read: Operand| {
+        let mut p = adding();
+        p.0.pools[0].bytes = 64 * 16;
+        p.0.summary.planned_peak_bytes = 64 * 16;
+        p.copy(0, "c", "run", wide.clone(), at(DEVICE, 8));
+        p.run(0, "z", "add", &[read.clone(), read], &[at(DEVICE, 12)]);
+        p.0
+    };
+    validate(&with(at(DEVICE, 8))).unwrap();
+    assert!(refused(&with(at(DEVICE, 9))).contains("nothing has written byte 576"));
+}
+
+#[test]
+fn scratch_is_no_value_in_this_step_or_the_next() {
+    let scratch_at = |p: &mut Plan, place: u64| {
+        let last = p.0.commands.last_mut().unwrap();
+        let CommandKind::Launch { scratch, .. } = &mut last.kind else {
+            unreachable!("the last command should be a launch");
+        };
+        *scratch = Some(Range {
+            place: at(DEVICE, place).place,
+            bytes: 64,
+        });
+    };
+    // Over a value that a later line reads.
+    let mut p = adding();
+    p.0.pools[0].bytes = 64 * 8;
+    p.0.summary.planned_peak_bytes = 64 * 8;
+    p.run(
+        0,
+        "a",
+        "add",
+        &[at(DEVICE, 0), at(DEVICE, 0)],
+        &[at(DEVICE, 3)],
+    );
+    scratch_at(&mut p, 2);
+    assert!(
+        refused(&p.0).contains("output y after the step"),
+        "{}",
+        refused(&p.0)
+    );
+    // Over a state, which the next step reads.
+    scratch_at(&mut p, 1);
+    assert!(
+        refused(&p.0).contains("state w after the step"),
+        "{}",
+        refused(&p.0)
+    );
+    // Over bytes without a value.
+    scratch_at(&mut p, 5);
+    validate(&p.0).unwrap();
+}
+
+// --- summaries, work, workspaces ---
+
+#[test]
+fn summaries_that_cannot_be_counted_with_are_refused() {
+    for (n, fits) in [
+        (0, true),
+        (1, true),
+        (2, false),
+        (3, false),
+        (u64::MAX, false),
+    ] {
+        let artifact = with(|a| a.summary.micro_batches = n);
+        assert_eq!(validate(&artifact).is_ok(), fits, "{n}");
+    }
+    let told = refused(&with(|a| a.summary.micro_batches = 2));
+    assert!(
+        told.contains("promises 2 micro-batches, and its 1 inputs are not theirs"),
+        "{told}"
+    );
+    for ms in [f64::NAN, f64::INFINITY, -1.0] {
+        let told = refused(&with(|a| a.summary.predicted_ms = ms));
+        assert!(told.contains("its summary promises a step of"), "{told}");
+    }
+}
+
+#[test]
+fn micro_batches_are_inputs_of_equal_types_in_order() {
+    let with_names = |names: [&str; 5], n: u64| {
+        let mut p = Plan::new(8, 0, &["compute"]);
+        for (i, name) in names.into_iter().enumerate() {
+            p.input(name, at(DEVICE, i as u64));
+        }
+        p.0.summary.micro_batches = n;
+        p.0
+    };
+    let names = ["x.0", "y.0", "x.1", "y.1", OPTIMIZER_INPUT];
+    validate(&with_names(names, 2)).unwrap();
+    let mut other_type = with_names(names, 2);
+    other_type.inputs[2].operand.dtype = DType::I32;
+    assert!(validate(&other_type).is_err());
+    for names in [
+        ["x.0", "x.1", "y.0", "y.1", OPTIMIZER_INPUT],
+        ["x.0", "y.0", "x.1", "z.1", OPTIMIZER_INPUT],
+        ["x.0", "y.0", "x.1", "y.1", "z"],
+    ] {
+        assert!(validate(&with_names(names, 2)).is_err(), "{names:?}");
+    }
+}
+
+/// A launch of one op on tensors of these shapes at the start of a pool.
+fn launch(op: &str, attrs: &[(&str, Attr)], ins: &[(DType, &[u64])], out: &[u64]) -> Artifact {
+    let mut p = Plan::new(1, 0, &["compute"]);
+    let operand = |&(dtype, shape): &(DType, &[u64])| Operand {
+        place: at(DEVICE, 0).place,
+        dtype,
+        shape: shape.to_vec(),
+    };
+    let ins: Vec<Operand> = ins.iter().map(operand).collect();
+    let outs = match op {
+        "sdpa" => vec![(DType::F32, out), (DType::F32, &out[..3])],
+        _ => vec![(DType::F32, out)],
+    };
+    let outs: Vec<Operand> = outs.iter().map(operand).collect();
+    p.run(0, op, op, &ins, &outs);
+    p.0.kernels[0].attrs = attrs
+        .iter()
+        .map(|(k, v)| (k.to_string(), v.clone()))
+        .collect();
+    p.0
+}
+
+/// These ran for years, or asked a thread for terabytes.
+#[test]
+fn small_files_ask_for_no_endless_work_and_no_endless_workspace() {
+    use DType::F32;
+    let dim = [("dim", Attr::Int(1))];
+    for op in ["softmax", "log_softmax"] {
+        let lines = [1 << 40, 0];
+        let told = refused(&launch(op, &dim, &[(F32, &lines)], &lines));
+        assert!(told.contains("is too large"), "{told}");
+        let few = [1 << 20, 0];
+        validate(&launch(op, &dim, &[(F32, &few)], &few)).unwrap();
+    }
+
+    let attention = |width: u64| {
+        let attrs = [("causal", Attr::Bool(false)), ("scale", Attr::Float(1.0))];
+        let (q, k, v) = ([0, 1, 1, width], [0, 1, 512, width], [0, 1, 512, 16]);
+        let ins: [(DType, &[u64]); 3] = [(F32, &q), (F32, &k), (F32, &v)];
+        launch("sdpa", &attrs, &ins, &[0, 1, 1, 16])
+    };
+    assert!(validate(&attention(1 << 40)).is_err());
+    assert!(refused(&attention(1 << 18)).contains("wider than 65536"));
+    validate(&attention(1 << 10)).unwrap();
+
+    let index_put = |n: u64| {
+        let mut p = Plan::new(4, 0, &["compute"]);
+        p.0.pools[0].bytes = 256 + 16 * n;
+        p.0.summary.planned_peak_bytes = 256 + 16 * n;
+        let operand = |offset: u64, dtype, shape: &[u64]| Operand {
+            place: Place { pool: 0, offset },
+            dtype,
+            shape: shape.to_vec(),
+        };
+        let ins = [
+            operand(0, F32, &[1, 1]),
+            operand(64, F32, &[1]),
+            operand(256, DType::I64, &[n, 1]),
+            operand(256 + 8 * n, DType::I64, &[1, n]),
+        ];
+        let names = ["x", "v", "i", "j"];
+        names
+            .iter()
+            .zip(&ins)
+            .for_each(|(name, x)| p.input(name, x.clone()));
+        p.run(0, "put", "index_put", &ins, &[operand(128, F32, &[1, 1])]);
+        p.0.kernels[0].attrs = vec![("accumulate".into(), Attr::Bool(false))];
+        p.0
+    };
+    assert!(refused(&index_put(1 << 18)).contains("the indexed tensor is too large"));
+    validate(&index_put(1 << 10)).unwrap();
 }

@@ -1,6 +1,7 @@
 //! Why a command ends without success, and with which exit code.
 
 use crate::size::bytes;
+use codegen::kernels::GeneratorError;
 use passes::decide::{Infeasible, Planner};
 use std::fmt;
 
@@ -38,8 +39,13 @@ impl Failure {
 }
 
 impl From<codegen::Error> for Failure {
-    fn from(e: codegen::Error) -> Failure {
-        Failure::Input(e.to_string())
+    fn from(error: codegen::Error) -> Failure {
+        match &error {
+            codegen::Error::Generator(GeneratorError::System(_)) => {
+                Failure::System(error.to_string())
+            }
+            _ => Failure::Input(error.to_string()),
+        }
     }
 }
 

@@ -46,7 +46,11 @@ impl Kernels {
         let mut kernels = Kernels {
             own: BTreeMap::new(),
             code: BTreeMap::new(),
-            processors: artifact.objects.iter().map(|o| o.cpu.clone()).collect(),
+            processors: artifact
+                .objects
+                .iter()
+                .map(|object| object.target.to_string())
+                .collect(),
         };
         for command in &artifact.commands {
             let artifact::CommandKind::Launch { kernel, .. } = command.kind else {

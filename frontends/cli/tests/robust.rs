@@ -2,7 +2,7 @@
 
 use crate::common::{Folder, floats, mlp, run};
 use artifact::{Artifact, Attr, Binding, Command, CommandKind, DType, Initial, Kernel, Line};
-use artifact::{Operand, Place, Pool, State, StateKind, Summary};
+use artifact::{MemorySpace, Operand, Place, Pool, State, StateKind, Summary};
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 
@@ -153,14 +153,18 @@ fn operand(offset: u64, dtype: DType, shape: &[u64]) -> Operand {
 }
 
 fn crafted(bytes: u64) -> Artifact {
-    let pool = |name: &str, bytes| Pool {
+    let pool = |name: &str, space, bytes| Pool {
         name: name.into(),
+        space,
         bytes,
     };
     Artifact {
         name: "crafted".into(),
         device: "cpu".into(),
-        pools: vec![pool("device", bytes), pool("host", 0)],
+        pools: vec![
+            pool("device", MemorySpace::Device(0), bytes),
+            pool("host", MemorySpace::Host, 0),
+        ],
         streams: vec!["compute".into()],
         summary: Summary {
             planned_peak_bytes: bytes,
