@@ -151,17 +151,22 @@ fn larger<T: Scalar, W: Wide>(
     at: usize,
     stride: usize,
 ) {
-    let n = best.len();
-    assert!(
-        indices.len() == n && from.len() == (n - 1) * stride + 1,
-        "each window should have an element"
-    );
-    for i in 0..n {
-        let new = W::of(from[i * stride]);
-        let index = (at + i * stride) as i64;
-        let takes = (indices[i] == NONE) | (new > best[i]) | new.is_nan();
-        best[i] = if takes { new } else { best[i] };
-        indices[i] = if takes { index } else { indices[i] };
+    // Elements that follow each other, in loops without branches, become vectors.
+    let mut news = [W::ZERO; BLOCK];
+    let news = &mut news[..best.len()];
+    if stride == 1 {
+        W::load(from, news);
+    } else {
+        for (new, from) in news.iter_mut().zip(from.chunks(stride)) {
+            *new = W::of(from[0]);
+        }
+    }
+    let olds = best.iter_mut().zip(indices.iter_mut());
+    for (i, ((best, index), &new)) in olds.zip(news.iter()).enumerate() {
+        let takes = (*index == NONE) | (new > *best) | new.is_nan();
+        let place = (at + i * stride) as i64;
+        *best = if takes { new } else { *best };
+        *index = if takes { place } else { *index };
     }
 }
 

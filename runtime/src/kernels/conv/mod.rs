@@ -15,6 +15,7 @@ use super::{Cut, ELEMENTS, Ran};
 use crate::kernel::Call;
 use artifact::DType;
 use columns::{Grid, Product, Results, SUMS, Weights};
+use direct::Vectors;
 use patches::{Line, Patches};
 use std::ops::Range;
 
@@ -122,11 +123,6 @@ impl Axis {
     /// The input that output `o` reads at tap `k`, which is inside.
     pub(super) fn input(&self, o: usize, k: usize) -> usize {
         o * self.stride + k * self.dilation - self.padding
-    }
-    /// The output that reads input `i` at tap `k`, if one does.
-    fn output(&self, i: usize, k: usize) -> Option<usize> {
-        let at = (i + self.padding).checked_sub(k * self.dilation)?;
-        (at.is_multiple_of(self.stride) && at / self.stride < self.output).then(|| at / self.stride)
     }
 }
 
@@ -263,10 +259,6 @@ impl Sizes {
     fn depth(&self) -> usize {
         self.inputs * self.y.taps * self.x.taps
     }
-    /// Whether the forward has direct loops.
-    fn is_direct(&self) -> bool {
-        self.outputs <= FEW
-    }
     fn of_forward(call: &Call<'_>) -> Sizes {
         Sizes::new(call, call.in_shape(0), call.in_shape(1), call.out_shape(0))
     }
@@ -300,7 +292,7 @@ const MANY_COLUMNS: usize = 4096;
 /// By the columns of the product, or by the channels of all images.
 pub(super) fn cut(call: &Call<'_>) -> Cut {
     let s = Sizes::of_forward(call);
-    if s.is_direct() {
+    if direct::takes(&s)[0] {
         let channels = s.batch * s.groups * s.outputs;
         return Cut::of(channels, s.planes().0 * s.depth());
     }
@@ -320,14 +312,17 @@ pub(super) fn convolution(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-fn forward<T: Float>(call: &Call<'_>) {
+fn forward<T: Float>(call: &Call<'_>)
+where
+    T::Wide: Vectors,
+{
     let s = Sizes::of_forward(call);
     let (x, w) = (call.input::<T>(0), call.input::<T>(1));
     let bias = (call.n_inputs() == 3).then(|| call.input::<T>(2));
-    if s.is_direct() {
+    if direct::takes(&s)[0] {
         let channels = call.part(s.batch * s.groups * s.outputs);
         let y = call.output::<T>(0);
-        return direct::forward::<T, T::Wide>(&s, (x, w, bias), channels, y);
+        return direct::forward(&s, (x, w, bias), channels, y);
     }
     let (tile, units) = (T::Wide::tile(), 0..s.columns());
     // The part should be some of these units.
@@ -410,29 +405,33 @@ pub(super) fn convolution_bwd(call: &Call<'_>) -> Ran {
     Ok(())
 }
 
-fn backward<T: Float>(call: &Call<'_>) {
+fn backward<T: Float>(call: &Call<'_>)
+where
+    T::Wide: Vectors,
+{
     let mask = call.ints("mask");
     let result = |i: usize| (mask[i] == 1).then(|| mask[..i].iter().sum::<i64>() as usize);
     let s = Sizes::of_backward(call);
     let (dy, x, w) = (call.input::<T>(0), call.input::<T>(1), call.input::<T>(2));
     let [of_dx, of_dw] = units_bwd(call);
+    let [_, input_directly, weights_directly] = direct::takes(&s);
     // The part should be one of these units.
     call.part(of_dw.end);
 
     if let Some(j) = result(0) {
-        if s.inputs <= FEW {
+        if input_directly {
             let channels = s.batch * s.groups * s.inputs;
             let (channels, dx) = call.output_of(j, of_dx, channels);
-            direct::input::<T, T::Wide>(&s, dy, w, channels, dx);
+            direct::input(&s, (dy, w), channels, dx);
         } else {
             backward_input(call, &s, (j, of_dx), dy, w);
         }
     }
     if let Some(j) = result(1) {
-        if s.outputs <= FEW {
+        if weights_directly {
             let channels = s.groups * s.outputs;
             let (channels, dw) = call.output_of(j, of_dw.clone(), channels);
-            direct::weights::<T, T::Wide>(&s, dy, x, channels, dw);
+            direct::weights(&s, (dy, x), channels, dw);
         } else {
             backward_weights(call, &s, (j, of_dw.clone()), dy, x);
         }
