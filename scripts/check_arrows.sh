@@ -4,6 +4,10 @@
 #   ir <- passes <- codegen <- cli      ir <- lower <- torch <- cli
 #   lower, passes <- trace <- cli
 #   artifact <- passes, codegen, runtime   runtime <- cli, tests    ptx <- tests
+#   ops <- ir, runtime
+#
+# ops is the table of operations, which compiler and runtime share: plain data without dependencies,
+# so that neither has to see the other.
 #
 # lighterage-mlir, the kernel generator, depends on none of them. It is a separate program because
 # it is the only one that links LLVM.
@@ -16,14 +20,15 @@ here=$(pwd -P)
 # What a crate may depend on, without the prefix `lighterage-`. A crate that is not listed is an error.
 allowed() {
     case $1 in
-    ir | artifact | alloc | mlir | ptx | structure) echo ;;
+    ops | artifact | alloc | mlir | ptx | structure) echo ;;
+    ir) echo ops ;;
     lower) echo ir ;;
     torch) echo ir lower ;;
     passes) echo ir artifact ;;
     trace) echo passes lower ;;
     codegen) echo ir passes artifact ;;
-    runtime) echo artifact ;;
-    cli | tests) echo ir passes codegen lower torch trace artifact runtime alloc ptx ;;
+    runtime) echo ops artifact ;;
+    cli | tests) echo ops ir passes codegen lower torch trace artifact runtime alloc ptx ;;
     *) return 1 ;;
     esac
 }

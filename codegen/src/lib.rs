@@ -16,7 +16,7 @@ use artifact::{
 };
 pub use error::Error;
 use ir::schedule::{InstrKind, Loc};
-use ir::{Graph, Id, Instr, Node, Program, StateKind, Table, TensorType, Value, text};
+use ir::{Graph, Id, Instr, Node, Op, Program, StateKind, Table, TensorType, Value, text};
 pub use kernels::Target;
 use kernels::{Cache, Generated};
 pub use listing::{Form, Listed, Listing, Plain, listing};
@@ -153,9 +153,9 @@ impl Emitter<'_> {
                 scratch,
             } => {
                 let data = &graph.nodes[*node];
-                if data.op.is_extern() {
+                if let Op::Extern(op) = &data.op {
                     return Err(Error::Unsupported {
-                        op: data.op.str("name").into(),
+                        op: op.name.clone(),
                         node: graph.node_name(*node).to_string(),
                     });
                 }

@@ -4,7 +4,7 @@
 mod edit;
 mod readers;
 
-use crate::op::Op;
+use crate::op::{Op, ShapeError};
 use crate::table::{Table, ids};
 use crate::types::TensorType;
 pub use edit::Edit;
@@ -21,8 +21,8 @@ ids! {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
     /// The operands or the attributes do not fit the op.
-    #[error("{0}")]
-    Op(String),
+    #[error(transparent)]
+    Op(#[from] ShapeError),
     /// The results are not named one by one.
     #[error("{op} has {results} results, {names} are named")]
     #[allow(missing_docs, reason = "the message names each")]

@@ -2,6 +2,7 @@
 //! `bytes()` bytes.
 
 use std::fmt;
+use thiserror::Error;
 
 crate::named! {
     /// The type of one element.
@@ -52,6 +53,27 @@ impl fmt::Display for DType {
     }
 }
 
+/// Why there is no such tensor type.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum TypeError {
+    #[error("a tensor has at most {} dimensions, not {rank}", TensorType::MAX_RANK)]
+    Rank { rank: usize },
+    #[error(
+        "tensor {dtype}{shape:?} is larger than {} bytes",
+        TensorType::MAX_BYTES
+    )]
+    Size { dtype: DType, shape: Vec<u64> },
+    #[error("{text} is not a type like f32[4,64]")]
+    Text { text: String },
+}
+
+impl From<TypeError> for String {
+    fn from(error: TypeError) -> String {
+        error.to_string()
+    }
+}
+
 /// Element type and shape of a value. Its size in bytes is known to be below
 /// [`TensorType::MAX_BYTES`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -71,14 +93,10 @@ impl TensorType {
 
     /// A tensor type; an error if it is larger than [`TensorType::MAX_BYTES`] or has more than
     /// [`TensorType::MAX_RANK`] dimensions.
-    pub fn new(dtype: DType, shape: impl Into<Vec<u64>>) -> Result<TensorType, String> {
+    pub fn new(dtype: DType, shape: impl Into<Vec<u64>>) -> Result<TensorType, TypeError> {
         let shape = shape.into();
-        if Self::MAX_RANK < shape.len() {
-            return Err(format!(
-                "a tensor has at most {} dimensions, not {}",
-                Self::MAX_RANK,
-                shape.len()
-            ));
+        if shape.len() > Self::MAX_RANK {
+            return Err(TypeError::Rank { rank: shape.len() });
         }
         // Zero-size dimensions count as one here: a shape like [0, 2^63] must not overflow products
         // of its strides.
@@ -87,11 +105,9 @@ impl TensorType {
             bytes = bytes
                 .checked_mul(d.max(1))
                 .filter(|&b| b <= Self::MAX_BYTES)
-                .ok_or_else(|| {
-                    format!(
-                        "tensor {dtype}{shape:?} is larger than {} bytes",
-                        Self::MAX_BYTES
-                    )
+                .ok_or_else(|| TypeError::Size {
+                    dtype,
+                    shape: shape.clone(),
                 })?;
         }
         let bytes = shape.iter().product::<u64>() * dtype.bytes();

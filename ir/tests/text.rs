@@ -3,7 +3,7 @@
 
 use lighterage_ir::body::Step;
 use lighterage_ir::graph::{Def, Graph, Output, Phase, StateKind};
-use lighterage_ir::op::{Access, Kind, ROWS, Row};
+use lighterage_ir::op::{Access, Kind, OpKind, attributes};
 use lighterage_ir::schedule::{
     Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData,
     Schedule, Stream, StreamData, Why,
@@ -761,9 +761,9 @@ fn integer(choices: &mut Choices<'_>) -> i64 {
 /// Any op, with any attributes, and operands of any types.
 /// Ops over whatever came before.
 fn any_body(choices: &mut Choices<'_>, operands: usize) -> Body {
-    let rows: Vec<&Row> = ROWS
-        .iter()
-        .filter(|row| row.access != Access::Whole)
+    let kinds = OpKind::ALL.iter().copied();
+    let kinds: Vec<OpKind> = kinds
+        .filter(|kind| kind.facts().access != Access::Whole)
         .collect();
     let full = [
         ("dtype", Attr::Type(DType::F32)),
@@ -773,10 +773,10 @@ fn any_body(choices: &mut Choices<'_>, operands: usize) -> Body {
     let mut steps: Vec<Step> = vec![];
     let mut values = operands;
     for _ in 0..1 + choices.below(4) {
-        let row = rows[choices.below(rows.len())];
+        let kind = kinds[choices.below(kinds.len())];
+        let attrs = attributes(kind);
         if values == 0
-            || !row
-                .attrs
+            || !attrs
                 .iter()
                 .all(|&(key, _)| key == "value" || key == "tanh")
         {
@@ -786,8 +786,10 @@ fn any_body(choices: &mut Choices<'_>, operands: usize) -> Body {
             Kind::Bool => (key, Attr::Bool(choices.coin())),
             _ => (key, Attr::Float(choices.float())),
         };
-        let op = Op::new(row.name, row.attrs.iter().map(attr).collect::<Vec<_>>()).unwrap();
-        let inputs = (0..row.inputs.0).map(|_| choices.below(values)).collect();
+        let op = Op::new(kind.name(), attrs.iter().map(attr).collect::<Vec<_>>()).unwrap();
+        let inputs = (0..kind.facts().inputs.0)
+            .map(|_| choices.below(values))
+            .collect();
         let outputs = 1 + choices.below(2);
         steps.push(Step {
             op,
@@ -808,8 +810,8 @@ fn any_body(choices: &mut Choices<'_>, operands: usize) -> Body {
 }
 
 fn any_call(choices: &mut Choices<'_>) -> (Op, Vec<TensorType>) {
-    let row = &ROWS[choices.below(ROWS.len())];
-    let (least, most) = row.inputs;
+    let op = OpKind::ALL[choices.below(OpKind::ALL.len())];
+    let (least, most) = op.facts().inputs;
     let n_operands = (least + choices.below(4)).min(most);
     // Few ranks, element types and sizes: else nothing fits together.
     let ranks = [choices.below(6), choices.below(6)];
@@ -831,12 +833,11 @@ fn any_call(choices: &mut Choices<'_>) -> (Op, Vec<TensorType>) {
         Kind::Str => Attr::Str("f32[4] i64[]".into()),
         Kind::Body => Attr::Body(any_body(choices, n_operands).into()),
     };
-    let attrs: Vec<(&'static str, Attr)> = row
-        .attrs
+    let attrs: Vec<(&'static str, Attr)> = attributes(op)
         .iter()
         .map(|&(key, kind)| (key, attr(choices, kind)))
         .collect();
-    (Op::new(row.name, attrs).unwrap(), types)
+    (Op::new(op.name(), attrs).unwrap(), types)
 }
 
 proptest! {

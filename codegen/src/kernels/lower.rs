@@ -6,7 +6,9 @@ use super::Step;
 use super::dag::{Dag, Exponentials, Fold, Functions, Id, Span};
 use crate::mlir::{Arith, Convert, Kind, Predicate};
 use ir::body::{Along, Space};
-use ir::{Attr, DType, Op, TensorType};
+use ir::op::Number;
+use ir::op::attrs::{Dropout, Full, LayerNorm, LayerNormBwd, Reduction};
+use ir::{DType, Op, TensorType};
 
 /// What is known of a body's value.
 #[derive(Clone, Copy, Debug)]
@@ -17,38 +19,8 @@ pub(super) enum Known {
     Columns { of: Id, divisor: Option<u64> },
 }
 
-/// Ops for floating-point numbers alone.
-const REAL: [&str; 29] = [
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "tanh",
-    "sigmoid",
-    "erf",
-    "silu",
-    "gelu",
-    "div",
-    "div_scalar",
-    "tanh_bwd",
-    "sigmoid_bwd",
-    "silu_bwd",
-    "gelu_bwd",
-    "threshold_bwd",
-    "mean",
-    "softmax",
-    "log_softmax",
-    "softmax_bwd",
-    "log_softmax_bwd",
-    "layer_norm",
-    "layer_norm_bwd",
-    "dropout",
-    "dropout_bwd",
-    "adamw",
-    "sgd",
-    "sgd_momentum",
-];
+/// Why an op is in no generated kernel.
+pub(super) const NO_CODE: &str = "there is no vector code for it";
 
 /// The kind of an element type in memory; none if there are no kernels for it. A bool in a register
 /// is a bit.
@@ -173,12 +145,12 @@ impl<'a> Lowering<'a> {
         self.dag.select(bit, one, zero)
     }
     /// A number attribute in a wide type; what does not fit an integer becomes the nearest.
-    fn number(&mut self, op: &Op, key: &str, kind: Kind) -> Id {
-        match (op.attrs().get(key), kind) {
-            (Some(&Attr::Int(i)), Kind::I64) => self.dag.int(i, kind),
-            (Some(&Attr::Int(i)), Kind::F32) => self.dag.float((i as f32).into(), kind),
-            (_, Kind::I64) => self.dag.int(op.float(key) as i64, kind),
-            _ => self.dag.float(op.float(key), kind),
+    fn number(&mut self, number: Number, kind: Kind) -> Id {
+        match (number, kind) {
+            (Number::Int(i), Kind::I64) => self.dag.int(i, kind),
+            (Number::Int(i), Kind::F32) => self.dag.float((i as f32).into(), kind),
+            (_, Kind::I64) => self.dag.int(number.to_f64() as i64, kind),
+            _ => self.dag.float(number.to_f64(), kind),
         }
     }
     /// A wide number in another wide type, as Rust's `as` has it.
@@ -210,28 +182,25 @@ impl<'a> Lowering<'a> {
 
     /// Computes a step's results, of which `at` is the first.
     pub(super) fn step(&mut self, step: &Step, at: usize) -> Lowered<()> {
-        if REAL.contains(&step.op.name()) && !self.dtype(step.inputs[0]).is_float() {
+        if step.op.facts().is_real && !self.dtype(step.inputs[0]).is_float() {
             return Err("it is for floating-point numbers".into());
         }
-        let results: Vec<Known> = match step.op.name() {
-            "layer_norm" => self.layer_norm(step)?,
-            "layer_norm_bwd" => self.layer_norm_bwd(step)?,
-            "sum" | "mean" | "amax" | "amin" | "any" => vec![self.reduction(step, at)?],
-            "reshape" | "expand" => vec![self.known(step.inputs[0])],
-            "full" => {
-                let dtype = self.dtype(at);
-                let value = match dtype {
-                    DType::Bool => self.dag.bit(step.op.float("value") != 0.0),
-                    _ => self.number(&step.op, "value", wide(dtype)),
-                };
-                vec![Known::Node(self.narrow(value, dtype))]
-            }
-            "adamw" => self.adamw(step)?,
-            "adamw_split" => self.adamw_split(step)?,
-            "sgd" => self.sgd(step)?,
-            "sgd_momentum" => self.sgd_momentum(step)?,
-            "dropout" => self.dropout(step)?,
-            "where" => {
+        let results: Vec<Known> = match &step.op {
+            Op::LayerNorm(norm) => self.layer_norm(step, norm)?,
+            Op::LayerNormBwd(norm) => self.layer_norm_bwd(step, norm)?,
+            Op::Sum(a) => vec![self.reduction(step, at, Fold::Sum, a)?],
+            Op::Mean(a) => vec![self.reduction(step, at, Fold::Sum, a)?],
+            Op::Amax(a) => vec![self.reduction(step, at, Fold::Max, a)?],
+            Op::Amin(a) => vec![self.reduction(step, at, Fold::Min, a)?],
+            Op::Any(a) => vec![self.reduction(step, at, Fold::Any, a)?],
+            Op::Reshape(_) | Op::Expand(_) => vec![self.known(step.inputs[0])],
+            Op::Full(full) => vec![self.full(full)],
+            Op::Adamw => self.adamw(step)?,
+            Op::AdamwSplit => self.adamw_split(step)?,
+            Op::Sgd => self.sgd(step)?,
+            Op::SgdMomentum => self.sgd_momentum(step)?,
+            Op::Dropout(dropout) => self.dropout(step, dropout)?,
+            Op::Where => {
                 // Chosen, not computed: the elements stay what they are in memory.
                 let [c, x, y] = [
                     self.node(step.inputs[0])?,
@@ -251,191 +220,247 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
+    fn full(&mut self, full: &Full) -> Known {
+        let value = match full.dtype {
+            DType::Bool => self.dag.bit(full.value.to_f64() != 0.0),
+            dtype => self.number(full.value, wide(dtype)),
+        };
+        Known::Node(self.narrow(value, full.dtype))
+    }
+
     /// An op that gives one value and combines no elements but, perhaps, those of a row.
     fn element(&mut self, step: &Step, result: DType) -> Lowered<Id> {
-        let (op, name) = (&step.op, step.op.name());
+        let op = &step.op;
         let args = step
             .inputs
             .iter()
             .map(|&v| self.wide(v))
             .collect::<Lowered<Vec<Id>>>()?;
-        let &x = args.first().ok_or("there is no vector code for it")?;
+        let &x = args.first().ok_or(NO_CODE)?;
         let kind = self.dag.kind(x);
         let real = kind.is_float();
-        let f32_only = || format!("there is no vector function for {result}");
-        let y = args.get(1).copied().unwrap_or(x);
-        Ok(match name {
-            "neg" if real => self.dag.same(Arith::Negf, &[x]),
-            "neg" => {
+        // The derivative of softmax takes the exponentials as an operand.
+        let is_function = op.facts().is_function && !matches!(op, Op::SoftmaxBwd(_));
+        if is_function && kind != Kind::F32 {
+            return Err(format!("there is no vector function for {result}"));
+        }
+        // The other operand, or the number in its place.
+        let y = match op {
+            Op::AddScalar(a)
+            | Op::MulScalar(a)
+            | Op::DivScalar(a)
+            | Op::RsubScalar(a)
+            | Op::EqScalar(a)
+            | Op::NeScalar(a)
+            | Op::LtScalar(a)
+            | Op::LeScalar(a)
+            | Op::GtScalar(a)
+            | Op::GeScalar(a) => self.number(a.value, kind),
+            _ => args.get(1).copied().unwrap_or(x),
+        };
+        Ok(match op {
+            Op::Neg if real => self.dag.same(Arith::Negf, &[x]),
+            Op::Neg => {
                 let minus = self.dag.int(-1, kind);
                 self.dag.mul(x, minus)
             }
-            "abs" if real => self.dag.same(Arith::Absf, &[x]),
-            "abs" => {
+            Op::Abs if real => self.dag.same(Arith::Absf, &[x]),
+            Op::Abs => {
                 let zero = self.zero(kind);
                 let (below, minus) = (self.dag.less(x, zero), self.dag.sub(zero, x));
                 self.dag.select(below, minus, x)
             }
-            "sign" => {
+            Op::Sign => {
                 let zero = self.zero(kind);
                 let (above, below) = (self.dag.less(zero, x), self.dag.less(x, zero));
                 let (a, b) = (self.flag(above, kind), self.flag(below, kind));
                 self.dag.sub(a, b)
             }
-            "relu" => {
+            Op::Relu => {
                 let zero = self.zero(kind);
                 let below = self.dag.less(x, zero);
                 self.dag.select(below, zero, x)
             }
-            "sqrt" => self.dag.sqrt(x),
-            "rsqrt" => {
+            Op::Sqrt => self.dag.sqrt(x),
+            Op::Rsqrt => {
                 let (one, root) = (self.one(kind), self.dag.sqrt(x));
                 self.dag.div(one, root)
             }
-            "reciprocal" => {
+            Op::Reciprocal => {
                 let one = self.one(kind);
                 self.dag.div(one, x)
             }
-            "exp" | "log" | "tanh" | "erf" | "sigmoid" | "silu" | "gelu" | "silu_bwd"
-            | "gelu_bwd" | "softmax" | "log_softmax" | "log_softmax_bwd"
-                if kind != Kind::F32 =>
-            {
-                return Err(f32_only());
-            }
-            "exp" => self.dag.exp(x),
-            "log" => self.dag.log(x),
-            "tanh" => self.dag.tanh(x),
-            "erf" => self.dag.erf(x),
-            "sigmoid" => self.dag.sigmoid(x),
-            "silu" => self.dag.silu(x),
-            "gelu" if op.bool("tanh") => self.dag.gelu_tanh(x),
-            "gelu" => self.dag.gelu(x),
-            "silu_bwd" => self.dag.silu_bwd(x, y),
-            "gelu_bwd" if op.bool("tanh") => self.dag.gelu_tanh_bwd(x, y),
-            "gelu_bwd" => self.dag.gelu_bwd(x, y),
-            "tanh_bwd" => {
+            Op::Exp => self.dag.exp(x),
+            Op::Log => self.dag.log(x),
+            Op::Tanh => self.dag.tanh(x),
+            Op::Erf => self.dag.erf(x),
+            Op::Sigmoid => self.dag.sigmoid(x),
+            Op::Silu => self.dag.silu(x),
+            Op::Gelu(a) if a.tanh => self.dag.gelu_tanh(x),
+            Op::Gelu(_) => self.dag.gelu(x),
+            Op::SiluBwd => self.dag.silu_bwd(x, y),
+            Op::GeluBwd(a) if a.tanh => self.dag.gelu_tanh_bwd(x, y),
+            Op::GeluBwd(_) => self.dag.gelu_bwd(x, y),
+            Op::TanhBwd => {
                 let (one, square) = (self.one(kind), self.dag.mul(y, y));
                 let slope = self.dag.sub(one, square);
                 self.dag.mul(x, slope)
             }
-            "sigmoid_bwd" => {
+            Op::SigmoidBwd => {
                 let one = self.one(kind);
                 let rest = self.dag.sub(one, y);
                 let dy = self.dag.mul(x, rest);
                 self.dag.mul(dy, y)
             }
-            "threshold_bwd" => {
-                let (value, zero) = (self.number(op, "value", kind), self.zero(kind));
+            Op::ThresholdBwd(a) => {
+                let (value, zero) = (self.number(a.value, kind), self.zero(kind));
                 let below = self.dag.at_most(y, value);
                 self.dag.select(below, zero, x)
             }
-            "bitwise_not" if self.dtype(step.inputs[0]) == DType::Bool => {
+            Op::BitwiseNot if self.dtype(step.inputs[0]) == DType::Bool => {
                 let one = self.one(kind);
                 self.dag.sub(one, x)
             }
-            "bitwise_not" => {
+            Op::BitwiseNot => {
                 let ones = self.dag.int(-1, kind);
                 self.dag.same(Arith::Xori, &[x, ones])
             }
-            "logical_not" => {
+            Op::LogicalNot => {
                 let zero = self.zero(kind);
                 self.dag.equal(x, zero)
             }
-            "cast" if result == DType::Bool => self.truth(x),
-            "cast" => self.widened(x, wide(result)),
-            "clamp" => {
-                let (lo, hi) = (self.number(op, "min", kind), self.number(op, "max", kind));
-                match real {
-                    true => self.dag.within(x, lo, hi),
-                    false => {
-                        let x = self.dag.extreme(true, x, lo);
-                        self.dag.extreme(false, x, hi)
-                    }
+            Op::Cast(_) if result == DType::Bool => self.truth(x),
+            Op::Cast(_) => self.widened(x, wide(result)),
+            Op::Clamp(a) => {
+                let (lo, hi) = (self.number(a.min, kind), self.number(a.max, kind));
+                if real {
+                    self.dag.within(x, lo, hi)
+                } else {
+                    let x = self.dag.extreme(true, x, lo);
+                    self.dag.extreme(false, x, hi)
                 }
             }
-            "add_scalar" | "mul_scalar" | "div_scalar" | "rsub_scalar" => {
-                let v = self.number(op, "value", kind);
-                match name {
-                    "add_scalar" => self.dag.add(x, v),
-                    "mul_scalar" => self.dag.mul(x, v),
-                    "div_scalar" => self.dag.div(x, v),
-                    _ => self.dag.sub(v, x),
-                }
-            }
-            "pow_scalar" => self.power(op, x)?,
-            "eq_scalar" | "ne_scalar" | "lt_scalar" | "le_scalar" | "gt_scalar" | "ge_scalar" => {
-                let v = self.number(op, "value", kind);
-                self.compare(&name[..2], x, v)
-            }
-            "eq" | "ne" | "lt" | "le" | "gt" | "ge" => self.compare(name, x, y),
-            "add" => self.dag.add(x, y),
-            "sub" => self.dag.sub(x, y),
-            "mul" => self.dag.mul(x, y),
-            "div" => self.dag.div(x, y),
-            "maximum" => self.dag.extreme(true, x, y),
-            "minimum" => self.dag.extreme(false, x, y),
-            "bitwise_and" => self.dag.same(Arith::Andi, &[x, y]),
-            "bitwise_or" => self.dag.same(Arith::Ori, &[x, y]),
-            "bitwise_xor" => self.dag.same(Arith::Xori, &[x, y]),
-            "logical_and" | "logical_or" => {
+            Op::PowScalar(a) => self.power(a.value, x)?,
+            Op::Add | Op::AddScalar(_) => self.dag.add(x, y),
+            Op::Sub => self.dag.sub(x, y),
+            Op::RsubScalar(_) => self.dag.sub(y, x),
+            Op::Mul | Op::MulScalar(_) => self.dag.mul(x, y),
+            Op::Div | Op::DivScalar(_) => self.dag.div(x, y),
+            Op::Eq | Op::EqScalar(_) => self.dag.equal(x, y),
+            Op::Ne | Op::NeScalar(_) => self.dag.differs(x, y),
+            Op::Lt | Op::LtScalar(_) => self.dag.less(x, y),
+            Op::Le | Op::LeScalar(_) => self.dag.at_most(x, y),
+            Op::Gt | Op::GtScalar(_) => self.dag.less(y, x),
+            Op::Ge | Op::GeScalar(_) => self.dag.at_most(y, x),
+            Op::Maximum => self.dag.extreme(true, x, y),
+            Op::Minimum => self.dag.extreme(false, x, y),
+            Op::BitwiseAnd => self.dag.same(Arith::Andi, &[x, y]),
+            Op::BitwiseOr => self.dag.same(Arith::Ori, &[x, y]),
+            Op::BitwiseXor => self.dag.same(Arith::Xori, &[x, y]),
+            Op::LogicalAnd => {
                 let (a, b) = (self.truth(x), self.truth(y));
-                self.dag.same(
-                    if name == "logical_and" {
-                        Arith::Andi
-                    } else {
-                        Arith::Ori
-                    },
-                    &[a, b],
-                )
+                self.dag.same(Arith::Andi, &[a, b])
             }
-            "dropout_bwd" => {
+            Op::LogicalOr => {
+                let (a, b) = (self.truth(x), self.truth(y));
+                self.dag.same(Arith::Ori, &[a, b])
+            }
+            Op::DropoutBwd(a) => {
                 let bit = self.truth(y);
-                let (mask, scale) = (
-                    self.flag(bit, kind),
-                    self.dag.float(op.float("scale"), kind),
-                );
+                let (mask, scale) = (self.flag(bit, kind), self.dag.float(a.scale, kind));
                 let dy = self.dag.mul(x, mask);
                 self.dag.mul(dy, scale)
             }
-            "softmax" => {
+            Op::Softmax(_) => {
                 let (e, sum) = self.exponentials(x).1;
                 let one = self.one(kind);
                 let share = self.dag.div(one, sum);
                 self.dag.mul(e, share)
             }
-            "log_softmax" => {
+            Op::LogSoftmax(_) => {
                 let (below, (_, sum)) = self.exponentials(x);
                 let log = self.dag.log(sum);
                 self.dag.sub(below, log)
             }
-            "softmax_bwd" => {
+            Op::SoftmaxBwd(_) => {
                 let product = self.dag.mul(x, y);
                 let sum = self.dag.fold(Fold::Sum, product);
                 let rest = self.dag.sub(x, sum);
                 self.dag.mul(rest, y)
             }
-            "log_softmax_bwd" => {
+            Op::LogSoftmaxBwd(_) => {
                 let (sum, e) = (self.dag.fold(Fold::Sum, x), self.dag.exp(y));
                 let share = self.dag.mul(e, sum);
                 self.dag.sub(x, share)
             }
-            _ => return Err("there is no vector code for it".into()),
+
+            Op::LayerNorm(_)
+            | Op::LayerNormBwd(_)
+            | Op::Sum(_)
+            | Op::Mean(_)
+            | Op::Amax(_)
+            | Op::Amin(_)
+            | Op::Any(_)
+            | Op::Reshape(_)
+            | Op::Expand(_)
+            | Op::Full(_)
+            | Op::Adamw
+            | Op::AdamwSplit
+            | Op::Sgd
+            | Op::SgdMomentum
+            | Op::Dropout(_)
+            | Op::Where => unreachable!("{} should be lowered by itself", op.name()),
+
+            // No kernels are generated for these: the table says `Whole`.
+            Op::Sin
+            | Op::Cos
+            | Op::Pow
+            | Op::Cumsum(_)
+            | Op::TopK(_)
+            | Op::BatchNorm(_)
+            | Op::BatchNormBwd(_)
+            | Op::Matmul(_)
+            | Op::Addmm(_)
+            | Op::Convolution(_)
+            | Op::ConvolutionBwd(_)
+            | Op::MaxPool2d(_)
+            | Op::MaxPool2dBwd(_)
+            | Op::Sdpa(_)
+            | Op::SdpaBwd(_)
+            | Op::Embedding
+            | Op::EmbeddingBwd(_)
+            | Op::NllLoss(_)
+            | Op::NllSum(_)
+            | Op::NllLossBwd(_)
+            | Op::Gather(_)
+            | Op::Scatter(_)
+            | Op::ScatterAdd(_)
+            | Op::ScatterValue(_)
+            | Op::Index
+            | Op::IndexPut(_)
+            | Op::Permute(_)
+            | Op::Flip(_)
+            | Op::Slice(_)
+            | Op::SliceScatter(_)
+            | Op::Cat(_)
+            | Op::Pad(_)
+            | Op::Arange(_)
+            | Op::Rand(_)
+            | Op::Randn(_)
+            | Op::RngNext
+            | Op::SumSquares
+            | Op::ClipScale(_)
+            | Op::Fused(_)
+            | Op::Extern(_) => return Err(NO_CODE.into()),
         })
     }
-    fn compare(&mut self, name: &str, a: Id, b: Id) -> Id {
-        match name {
-            "eq" => self.dag.equal(a, b),
-            "ne" => self.dag.differs(a, b),
-            "lt" => self.dag.less(a, b),
-            "le" => self.dag.at_most(a, b),
-            "gt" => self.dag.less(b, a),
-            _ => self.dag.at_most(b, a),
-        }
-    }
-    fn power(&mut self, op: &Op, x: Id) -> Lowered<Id> {
+    fn power(&mut self, exponent: Number, x: Id) -> Lowered<Id> {
         let kind = self.dag.kind(x);
         if !kind.is_float() {
-            let (mut exponent, mut base, mut y) = (op.int("value"), x, self.one(kind));
+            let Number::Int(mut exponent) = exponent else {
+                return Err("an integer's power should be an integer".into());
+            };
+            let (mut base, mut y) = (x, self.one(kind));
             while 0 < exponent {
                 if exponent & 1 == 1 {
                     y = self.dag.mul(y, base);
@@ -448,7 +473,7 @@ impl<'a> Lowering<'a> {
             return Ok(y);
         }
         let one = self.one(kind);
-        let value = op.float("value");
+        let value = exponent.to_f64();
         if value.abs() == 0.5 {
             let root = self.dag.sqrt(x);
             return Ok(if value < 0.0 {
@@ -490,22 +515,20 @@ impl<'a> Lowering<'a> {
         let n = self.dag.float(n as f64, self.dag.kind(x));
         self.dag.div(sum, n)
     }
-    fn reduction(&mut self, step: &Step, at: usize) -> Lowered<Known> {
-        let (op, x) = (&step.op, step.inputs[0]);
+    fn reduction(
+        &mut self,
+        step: &Step,
+        at: usize,
+        fold: Fold,
+        attrs: &Reduction,
+    ) -> Lowered<Known> {
+        let x = step.inputs[0];
         let along = self.space.along(step, at);
-        let n: u64 = op
-            .ints("dims")
-            .iter()
-            .map(|&d| self.types[x].shape()[d as usize])
-            .product();
+        let shape = self.types[x].shape();
+        let n: u64 = attrs.dims.iter().map(|&d| shape[d as usize]).product();
+        let is_mean = matches!(step.op, Op::Mean(_));
         let dtype = self.dtype(at);
         let wide = self.wide(x)?;
-        let fold = match op.name() {
-            "sum" | "mean" => Fold::Sum,
-            "amax" => Fold::Max,
-            "amin" => Fold::Min,
-            _ => Fold::Any,
-        };
         let element = if fold == Fold::Any {
             self.truth(wide)
         } else {
@@ -522,35 +545,32 @@ impl<'a> Lowering<'a> {
                 } else {
                     element
                 };
-                let divisor = (op.name() == "mean").then_some(n);
+                let divisor = is_mean.then_some(n);
                 return Ok(Known::Columns {
                     of: element,
                     divisor,
                 });
             }
         };
-        let y = match op.name() {
-            "mean" => {
-                let n = self.dag.float(n as f64, self.dag.kind(sum));
-                self.dag.div(sum, n)
-            }
-            _ => sum,
+        let y = if is_mean {
+            let n = self.dag.float(n as f64, self.dag.kind(sum));
+            self.dag.div(sum, n)
+        } else {
+            sum
         };
         Ok(Known::Node(self.narrow(y, dtype)))
     }
-    fn layer_norm(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+    fn layer_norm(&mut self, step: &Step, norm: &LayerNorm) -> Lowered<Vec<Known>> {
         let v = step.inputs[0];
         let (dtype, x) = (self.dtype(v), self.wide(v)?);
         let shape = self.types[v].shape();
-        let n: u64 = shape[shape.len() - step.op.int("dims") as usize..]
-            .iter()
-            .product();
+        let n: u64 = shape[shape.len() - norm.dims as usize..].iter().product();
         let kind = self.dag.kind(x);
         let mean = self.mean(x, n);
         let below = self.dag.sub(x, mean);
         let square = self.dag.mul(below, below);
         let variance = self.mean(square, n);
-        let (eps, one) = (self.dag.float(step.op.float("eps"), kind), self.one(kind));
+        let (eps, one) = (self.dag.float(norm.eps, kind), self.one(kind));
         let variance = self.dag.add(variance, eps);
         let root = self.dag.sqrt(variance);
         let rstd = self.dag.div(one, root);
@@ -567,7 +587,7 @@ impl<'a> Lowering<'a> {
             .map(Known::Node)
             .to_vec())
     }
-    fn layer_norm_bwd(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+    fn layer_norm_bwd(&mut self, step: &Step, norm: &LayerNormBwd) -> Lowered<Vec<Known>> {
         let v = step.inputs[1];
         let dtype = self.dtype(v);
         let [dy, x, mean, rstd] = [
@@ -577,12 +597,10 @@ impl<'a> Lowering<'a> {
             self.wide(step.inputs[3])?,
         ];
         let shape = self.types[v].shape();
-        let n: u64 = shape[shape.len() - step.op.int("dims") as usize..]
-            .iter()
-            .product();
+        let n: u64 = shape[shape.len() - norm.dims as usize..].iter().product();
         let below = self.dag.sub(x, mean);
         let normal = self.dag.mul(below, rstd);
-        let mask = step.op.ints("mask");
+        let mask = &norm.mask;
         let mut results = vec![];
         if mask[0] == 1 {
             let mut g = dy;
@@ -773,14 +791,14 @@ impl<'a> Lowering<'a> {
 
     // --- random numbers ---
 
-    fn dropout(&mut self, step: &Step) -> Lowered<Vec<Known>> {
+    fn dropout(&mut self, step: &Step, dropout: &Dropout) -> Lowered<Vec<Known>> {
         let (v, rng) = (step.inputs[0], step.inputs[1]);
         let (dtype, x) = (self.dtype(v), self.wide(v)?);
         if self.types[v].numel() != self.space.rows() * self.space.columns() {
             return Err("its elements are not numbered as the kernel's".into());
         }
         let kind = self.dag.kind(x);
-        let p = step.op.float("p");
+        let p = dropout.p;
         let (seed, count) = (
             self.dag.load_at(rng, 0, Kind::I64),
             self.dag.load_at(rng, 1, Kind::I64),
@@ -788,7 +806,7 @@ impl<'a> Lowering<'a> {
         // A word below this many 2^32ths drops its element.
         let kept = match u32::try_from((p * 4_294_967_296.0) as u64) {
             Ok(threshold) => {
-                let word = self.dag.random(seed, count, step.op.int("stream") as u32);
+                let word = self.dag.random(seed, count, dropout.stream as u32);
                 let threshold = self.dag.int(threshold.into(), Kind::I32);
                 self.dag.compare(Predicate::Ule, threshold, word)
             }

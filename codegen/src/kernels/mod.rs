@@ -52,7 +52,6 @@ use crate::mlir::{self, Kind, Mismatch};
 use cpu::Cpu;
 use gpu::Gpu;
 use ir::body::{self, Body, Space, Step};
-use ir::op::Access;
 use ir::{Op, TensorType};
 use machine::Machine;
 use sha2::{Digest, Sha256};
@@ -136,9 +135,6 @@ impl Unsupported {
     }
 }
 
-/// Ops that are no steps of bodies and have kernels by themselves.
-const WHOLE: [&str; 2] = ["reshape", "dropout"];
-
 /// The kernel of a body over operands of the given types.
 pub fn generate(
     body: &Body,
@@ -187,11 +183,8 @@ fn kernel(
         _ => "fused",
     };
     for step in steps {
-        if step.op.row().access == Access::Whole && !WHOLE.contains(&step.op.name()) {
-            return Err(Unsupported::op(
-                step.op.name(),
-                "there is no vector code for it",
-            ));
+        if !step.op.facts().may_be_generated() && !step.op.is_alias() {
+            return Err(Unsupported::op(step.op.name(), lower::NO_CODE));
         }
     }
     let types = body::types(steps, operands).map_err(|e| Unsupported::op(name, e.to_string()))?;

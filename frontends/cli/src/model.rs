@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::observe::{Dumps, Observer, PassTime};
 use crate::out;
 use ir::text::File;
-use ir::{Device, Graph, TensorType};
+use ir::{Device, Graph, Op, TensorType};
 use passes::cost::profile::{Profile, Profiled};
 use passes::cost::{Cost, Roofline};
 use passes::decide::Extent;
@@ -136,7 +136,10 @@ fn externs(graph: &Graph) -> Vec<torch::Unsupported> {
         .filter(|&&node| graph.nodes[node].op.is_extern());
     is_extern
         .map(|&node| torch::Unsupported {
-            target: graph.nodes[node].op.str("name").to_string(),
+            target: match &graph.nodes[node].op {
+                Op::Extern(op) => op.name.clone(),
+                op => op.name().into(),
+            },
             node: graph.node_name(node).to_string(),
             why: "has no kernel".to_string(),
         })

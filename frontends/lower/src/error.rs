@@ -56,7 +56,31 @@ impl From<&'static str> for Error {
     }
 }
 
-/// Errors of ops are text.
+impl From<ir::op::AttrError> for Error {
+    fn from(error: ir::op::AttrError) -> Error {
+        Error::Op(error.to_string())
+    }
+}
+
+impl From<ir::op::ShapeError> for Error {
+    fn from(error: ir::op::ShapeError) -> Error {
+        Error::Op(error.to_string())
+    }
+}
+
+impl From<ir::op::Misfit> for Error {
+    fn from(error: ir::op::Misfit) -> Error {
+        Error::Op(error.to_string())
+    }
+}
+
+impl From<ir::types::TypeError> for Error {
+    fn from(error: ir::types::TypeError) -> Error {
+        Error::Op(error.to_string())
+    }
+}
+
+/// Errors of other kinds are text.
 impl From<String> for Error {
     fn from(error: String) -> Error {
         Error::Op(error)

@@ -598,5 +598,5 @@ fn tensor_type<'a>(meta: &'a TensorMeta, symbols: &mut Symbols<'a>) -> Result<Te
         let size = symbols.size(size)?;
         shape.push(u64::try_from(size).map_err(|_| format!("has the negative size {size}"))?);
     }
-    TensorType::new(dtype, shape)
+    Ok(TensorType::new(dtype, shape)?)
 }

@@ -2,7 +2,7 @@
 
 use crate::common::{archive, bytes, data, edited, entries, fixed};
 use ir::graph::Def;
-use ir::{DType, Graph, Phase, StateKind};
+use ir::{Attr, DType, Graph, Phase, StateKind};
 use lighterage_torch::Model;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -194,8 +194,10 @@ fn random_operators_share_one_state() {
     let random: Vec<i64> = graph
         .order
         .iter()
-        .filter(|&&node| graph.nodes[node].op.attrs().contains_key("stream"))
-        .map(|&node| graph.nodes[node].op.int("stream"))
+        .filter_map(|&node| match graph.nodes[node].op.attr("stream") {
+            Some(Attr::Int(stream)) => Some(stream),
+            _ => None,
+        })
         .collect();
     assert_eq!(random, (0..8).collect::<Vec<i64>>());
     let last = &graph.nodes[*graph.order.last().unwrap()];
@@ -449,8 +451,12 @@ fn unknown_operators_become_extern_nodes() {
         .unwrap();
     let node = &model.graph.nodes[*node];
     assert_eq!(
-        (node.op.str("name"), node.inputs.len(), node.outputs.len()),
-        ("torch.ops.mylib.fast_norm.default", 3, 3)
+        (node.op.attr("name"), node.inputs.len(), node.outputs.len()),
+        (
+            Some(Attr::Str("torch.ops.mylib.fast_norm.default".into())),
+            3,
+            3
+        )
     );
     assert_eq!(model.graph.values[node.outputs[0]].ty.dtype(), DType::F32);
 }

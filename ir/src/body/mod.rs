@@ -1,10 +1,15 @@
 //! What one kernel computes: ops in a line over the kernel's operands, whose intermediate values
 //! have no bytes of their own. A [`Body`] is the attribute of the op `fused`.
 //!
-//! Values are numbered: the operands, then every step's results in order. A step uses values of
-//! lower numbers alone.
+//! Values are numbered: first the operands, then the results of all steps in order. A step uses
+//! only values with lower numbers.
 
+mod combine;
+mod error;
 mod space;
+
+pub use combine::Combines;
+pub use error::{BodyError, SpaceError};
 
 use crate::op::{Access, Op, Work};
 use crate::types::TensorType;
@@ -34,49 +39,33 @@ pub struct Step {
 pub const MOST_RESULTS: usize = 62;
 
 impl Body {
-    /// A body over so many operands. An error says which step is none: one that uses what comes
-    /// later, an op that may not be part of a kernel, a result that no step computes or that stands
-    /// twice.
-    pub fn new(operands: usize, steps: Vec<Step>, results: Vec<usize>) -> Result<Body, String> {
-        if MOST_RESULTS < results.len() {
-            return Err(format!(
-                "a body may have {MOST_RESULTS} results, not {}",
-                results.len()
-            ));
+    /// A body over this number of operands. It is an error if a step uses a later value, if an op
+    /// may not be part of a kernel, or if a result is not computed by a step or is listed twice.
+    pub fn new(operands: usize, steps: Vec<Step>, results: Vec<usize>) -> Result<Body, BodyError> {
+        if results.len() > MOST_RESULTS {
+            let given = results.len();
+            return Err(BodyError::ManyResults { given });
         }
         let (mut values, mut summed) = (operands, vec![]);
         for (i, step) in steps.iter().enumerate() {
-            let (name, row) = (step.op.name(), step.op.row());
-            if row.access == Access::Whole && !step.op.is_alias() {
-                return Err(format!("step {i}: {name} may not be part of a kernel"));
-            }
-            if let Some(&later) = step.inputs.iter().find(|&&v| values <= v) {
-                return Err(format!(
-                    "step {i}: {name} uses %{later}, and {values} values come before it"
-                ));
-            }
-            if step.outputs == 0 {
-                return Err(format!("step {i}: {name} should have a result"));
-            }
-            let first = match name {
-                "sum" | "mean" if step.op.ints("dims").first() == Some(&0) => 0,
-                "layer_norm_bwd" => step.op.ints("mask").first().map_or(0, |&dx| dx as usize),
-                _ => step.outputs,
-            };
+            step.check(i, values)?;
+            let first = combine::first_sum(&step.op).unwrap_or(step.outputs);
             summed.extend(values + first..values + step.outputs);
             values += step.outputs;
         }
-        for (i, &v) in results.iter().enumerate() {
-            if !(operands..values).contains(&v) {
-                return Err(format!("%{v} is no step's result"));
+
+        for (i, &value) in results.iter().enumerate() {
+            if !(operands..values).contains(&value) {
+                return Err(BodyError::NoResult { value });
             }
-            if results[..i].contains(&v) {
-                return Err(format!("%{v} stands twice among the results"));
+            if results[..i].contains(&value) {
+                return Err(BodyError::Twice { value });
             }
         }
         if results.is_empty() {
-            return Err("a body should have a result".into());
+            return Err(BodyError::NoResults);
         }
+
         // A sum over rows is written at the end, by another part of the kernel than what reads
         // operands of its size.
         let elementwise = (0..results.len()).filter(|&j| !summed.contains(&results[j]));
@@ -94,7 +83,7 @@ impl Body {
             results,
         })
     }
-    /// How many operands it has.
+    /// The number of operands.
     pub fn operands(&self) -> usize {
         self.operands
     }
@@ -107,33 +96,31 @@ impl Body {
         &self.results
     }
     /// The (operand, result) pairs that may share their bytes, if their types are equal: an element
-    /// of a result is written after the operands' elements at its place were read. Options, of
-    /// which every element needs the same, are none of these.
+    /// of a result is written after the operands' elements at its place were read. Options are not
+    /// among them: every element reads the same ones.
     pub fn inplace(&self) -> &[(usize, usize)] {
         &self.inplace
     }
-    /// Types of all values, by number, from those of the operands; the error says which step does
-    /// not fit.
-    pub fn types(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    /// Types of all values, by number, from the types of the operands.
+    pub fn types(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, BodyError> {
         if operands.len() != self.operands {
-            return Err(format!(
-                "the body has {} operands, not {}",
-                self.operands,
-                operands.len()
-            ));
+            return Err(BodyError::Operands {
+                has: self.operands,
+                given: operands.len(),
+            });
         }
         types(&self.steps, operands.iter().copied())
     }
     /// Where its kernel runs, over operands of these types.
-    pub fn space(&self, operands: &[&TensorType]) -> Result<Space, String> {
+    pub fn space(&self, operands: &[&TensorType]) -> Result<Space, SpaceError> {
         Space::new(
             &self.steps,
             &self.results,
             &operands.iter().map(|&ty| ty.clone()).collect::<Vec<_>>(),
         )
     }
-    /// Types of the results; an error too if no kernel goes over such values row by row.
-    pub fn infer(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+    /// Types of the results. It is an error, too, if no kernel goes over such values row by row.
+    pub fn infer(&self, operands: &[&TensorType]) -> Result<Vec<TensorType>, BodyError> {
         let types = self.types(operands)?;
         self.space(operands)?;
         Ok(self.results.iter().map(|&v| types[v].clone()).collect())
@@ -161,24 +148,47 @@ impl Body {
     }
 }
 
-/// Types of operands and of all steps' results, in order; the error says which step does not fit.
+impl Step {
+    /// Whether this may be step `step` of a body, after a number of values.
+    fn check(&self, step: usize, before: usize) -> Result<(), BodyError> {
+        let op = self.op.name();
+        if self.op.facts().access == Access::Whole && !self.op.is_alias() {
+            return Err(BodyError::Whole { step, op });
+        }
+        if let Some(&value) = self.inputs.iter().find(|&&v| v >= before) {
+            return Err(BodyError::Later {
+                step,
+                op,
+                value,
+                before,
+            });
+        }
+        if self.outputs == 0 {
+            return Err(BodyError::Nothing { step, op });
+        }
+        Ok(())
+    }
+}
+
+/// Types of the operands and of the results of all steps, in order.
 pub fn types<'a>(
     steps: &[Step],
     operands: impl IntoIterator<Item = &'a TensorType>,
-) -> Result<Vec<TensorType>, String> {
+) -> Result<Vec<TensorType>, BodyError> {
     let mut types: Vec<TensorType> = operands.into_iter().cloned().collect();
     for (i, step) in steps.iter().enumerate() {
         let inputs: Vec<&TensorType> = step.inputs.iter().map(|&v| &types[v]).collect();
         let results = step
             .op
             .infer(&inputs)
-            .map_err(|e| format!("step {i}: {e}"))?;
+            .map_err(|source| BodyError::Step { step: i, source })?;
         if results.len() != step.outputs {
-            let (name, n) = (step.op.name(), results.len());
-            return Err(format!(
-                "step {i}: {name} has {n} results, not {}",
-                step.outputs
-            ));
+            return Err(BodyError::Results {
+                step: i,
+                op: step.op.name(),
+                has: results.len(),
+                given: step.outputs,
+            });
         }
         types.extend(results);
     }

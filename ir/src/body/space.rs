@@ -1,16 +1,17 @@
 //! The rows and columns over which a kernel runs.
 //!
 //! Before: steps and the types of their operands. After: a [`Space`], if one exists: over which
-//! axes each value varies. Whatever makes kernels from bodies goes over such a space row by row,
-//! and reads operands where they lie.
+//! axes each value varies. A generator of kernels goes over such a space row by row, and reads
+//! operands where they lie.
 //!
 //! The widest values of a body give the axes: their dimensions, cut where any of them is cut, so
 //! that `[B,S,D]` and its reshape `[B*S,D]` are B, S and D both. A value that is not the widest
-//! varies over some of the axes and is repeated along the others: which, follows from the ops that
-//! it takes part in. Then neighbouring axes over which the same values vary become one, the last is
+//! varies over some of the axes and is repeated along the others. Which ones follows from the ops
+//! that use it. Then neighbouring axes over which the same values vary become one, the last is
 //! the columns, and the others are the rows.
 
-use super::Step;
+use super::combine::{Combines, Rows, sums};
+use super::{SpaceError, Step};
 use crate::op::broadcast_shapes;
 use crate::types::TensorType;
 
@@ -64,16 +65,16 @@ impl Space {
         steps: &[Step],
         results: &[usize],
         operands: &[TensorType],
-    ) -> Result<Space, String> {
+    ) -> Result<Space, SpaceError> {
         let n = operands.len();
         let (mut steps, results) = needed(steps, results, n);
         let mut types = super::types(&steps, operands)?;
         if types.iter().any(|ty| ty.numel() == 0) {
-            return Err("a value has no elements".into());
+            return Err(SpaceError::NoElements);
         }
         let tables = tables(&steps);
         if tables.iter().any(|&v| n <= v) {
-            return Err("options are computed".into());
+            return Err(SpaceError::OptionsComputed);
         }
         let mut reads = vec![];
         for v in steps
@@ -102,24 +103,25 @@ impl Space {
             .iter()
             .find(|&&v| !space.summed[v] && !space.each_row(v))
         {
-            Some(v) => Err(format!("the result %{v} is the same in several rows")),
+            Some(&value) => Err(SpaceError::SameInRows { value }),
             None => Ok(space),
         }
     }
     /// Which values are sums over rows; an error if a step uses one.
-    fn sums(&self, operands: usize) -> Result<Vec<bool>, String> {
+    fn sums(&self, operands: usize) -> Result<Vec<bool>, SpaceError> {
         let mut summed = vec![false; self.types.len()];
         let mut at = operands;
         for step in &self.steps {
-            let name = step.op.name();
-            if let Some(v) = step.inputs.iter().find(|&&v| summed[v]) {
-                return Err(format!(
-                    "{name} uses %{v}, which is a sum over rows and known after the last one alone"
-                ));
+            if let Some(&value) = step.inputs.iter().find(|&&v| summed[v]) {
+                let op = step.op.name();
+                return Err(SpaceError::UsesSum { op, value });
             }
-            match name {
-                "layer_norm_bwd" => {
-                    let skip = usize::from(step.op.ints("mask")[0] == 1);
+            match Combines::of(&step.op) {
+                Combines::Rows {
+                    kind: Rows::Backward { mask },
+                    ..
+                } => {
+                    let skip = usize::from(mask[0] == 1);
                     summed[at + skip..at + step.outputs].fill(true);
                 }
                 _ => summed[at] = self.along(step, at) == Along::Columns,
@@ -201,8 +203,8 @@ impl Space {
     }
     /// What a step that combines elements goes along.
     pub fn along(&self, step: &Step, result: usize) -> Along {
-        match step.op.name() {
-            "sum" | "mean" | "amax" | "amin" | "any" => {
+        match Combines::of(&step.op) {
+            Combines::Dims(_) => {
                 let gone = self.varies[step.inputs[0]] & !self.varies[result];
                 let last = self.sizes.len() - 1;
                 match gone {
@@ -211,9 +213,8 @@ impl Space {
                     _ => Along::Columns,
                 }
             }
-            "softmax" | "softmax_bwd" | "log_softmax" | "log_softmax_bwd" | "layer_norm"
-            | "layer_norm_bwd" => Along::Rows,
-            _ => Along::Nothing,
+            Combines::Line { .. } | Combines::Rows { .. } => Along::Rows,
+            Combines::Nothing => Along::Nothing,
         }
     }
 }
@@ -253,7 +254,7 @@ fn find(
     types: &[TensorType],
     tables: &[usize],
     operands: usize,
-) -> Result<(Vec<u64>, Vec<Axes>), String> {
+) -> Result<(Vec<u64>, Vec<Axes>), SpaceError> {
     let full = types
         .iter()
         .enumerate()
@@ -263,7 +264,7 @@ fn find(
     let full = full.unwrap_or(1);
     let axes = axes(types.iter().filter(|t| t.numel() == full))?;
     if 60 < axes.len() {
-        return Err("too many dimensions".into());
+        return Err(SpaceError::ManyDimensions);
     }
     let all: Axes = (1 << axes.len()) - 1;
     let mut finder = Finder {
@@ -291,8 +292,7 @@ fn find(
         }
     }
     let varies: Option<Vec<Axes>> = finder.varies.iter().copied().collect();
-    let varies = varies
-        .ok_or("a value is repeated along the others in a way that rows and columns do not show")?;
+    let varies = varies.ok_or(SpaceError::Unsettled)?;
 
     // Where the columns begin, if an op says so.
     let mut cut = None;
@@ -300,7 +300,7 @@ fn find(
     for step in steps {
         if let Some(first) = finder.columns(step, at)? {
             if cut.is_some_and(|cut| cut != first) {
-                return Err("ops combine elements of different rows".into());
+                return Err(SpaceError::DifferentRows);
             }
             cut = Some(first);
         }
@@ -320,7 +320,7 @@ fn find(
     }
     let begins = groups.last().map(|last| last.1.trailing_zeros() as usize);
     if cut.is_some() && cut != begins {
-        return Err("an operand is repeated within the rows that an op combines".into());
+        return Err(SpaceError::RepeatedInRows);
     }
     let varies = varies
         .iter()
@@ -338,21 +338,15 @@ fn find(
 pub(super) fn tables(steps: &[Step]) -> Vec<usize> {
     let mut tables = vec![];
     for step in steps {
-        let from = match step.op.name() {
-            "adamw" => 4,
-            "adamw_split" => 5,
-            "sgd" => 2,
-            "sgd_momentum" => 3,
-            "dropout" => 1,
-            _ => continue,
-        };
-        tables.extend(step.inputs.iter().skip(from));
+        if let Some(first) = step.op.facts().options_from {
+            tables.extend(step.inputs.iter().skip(first));
+        }
     }
     tables
 }
 
 /// The sizes, outermost first, into which all of these shapes can be cut.
-fn axes<'a>(types: impl Iterator<Item = &'a TensorType>) -> Result<Vec<u64>, String> {
+fn axes<'a>(types: impl Iterator<Item = &'a TensorType>) -> Result<Vec<u64>, SpaceError> {
     // How many elements there are from a cut on.
     let mut cuts = std::collections::BTreeSet::from([1]);
     for ty in types {
@@ -364,7 +358,7 @@ fn axes<'a>(types: impl Iterator<Item = &'a TensorType>) -> Result<Vec<u64>, Str
     }
     let cuts: Vec<u64> = cuts.into_iter().collect();
     if cuts.windows(2).any(|pair| pair[1] % pair[0] != 0) {
-        return Err("a reshape cuts rows where they were not cut".into());
+        return Err(SpaceError::CutRows);
     }
     let axes: Vec<u64> = cuts
         .windows(2)
@@ -396,24 +390,24 @@ impl Finder<'_> {
         }
         dims
     }
-    fn settle(&mut self, v: usize, axes: Axes) -> Result<bool, String> {
+    fn settle(&mut self, v: usize, axes: Axes) -> Result<bool, SpaceError> {
         match self.varies[v] {
             None => {
                 self.varies[v] = Some(axes);
                 Ok(true)
             }
             Some(known) if known == axes => Ok(false),
-            Some(_) => Err("a value is repeated along rows here and along columns there".into()),
+            Some(_) => Err(SpaceError::RowsAndColumns),
         }
     }
     /// Settles what `v` varies over where it is broadcast to the widest shape `to`.
-    fn broadcast(&mut self, v: usize, to: &[u64]) -> Result<bool, String> {
+    fn broadcast(&mut self, v: usize, to: &[u64]) -> Result<bool, SpaceError> {
         let dims = self.dims(to);
         let shape = self.types[v].shape();
         let missing = to
             .len()
             .checked_sub(shape.len())
-            .ok_or("a value has more dimensions than it is repeated along")?;
+            .ok_or(SpaceError::MoreDimensions)?;
         let axes = shape
             .iter()
             .enumerate()
@@ -423,15 +417,15 @@ impl Finder<'_> {
     }
     /// Settles a value that is not, as if it were broadcast to one of the widest; true if there was
     /// one.
-    fn guess(&mut self) -> Result<bool, String> {
+    fn guess(&mut self) -> Result<bool, SpaceError> {
         let types = self.types;
         let Some(v) = self.varies.iter().position(Option::is_none) else {
             return Ok(false);
         };
         let full = |w: &usize| self.varies[*w] == Some(self.all);
         let fits = |w: &usize| {
-            broadcast_shapes(types[v].shape(), types[*w].shape()).as_deref()
-                == Ok(types[*w].shape())
+            broadcast_shapes(types[v].shape(), types[*w].shape())
+                .is_ok_and(|shape| shape == types[*w].shape())
         };
         match (0..types.len()).filter(full).find(fits) {
             Some(w) => self.broadcast(v, types[w].shape()),
@@ -439,139 +433,159 @@ impl Finder<'_> {
         }
     }
     /// Goes through the steps; true if a value was settled.
-    fn round(&mut self, steps: &[Step], operands: usize) -> Result<bool, String> {
-        let types = self.types;
-        let full = |v: usize, finder: &Finder<'_>| finder.varies[v] == Some(finder.all);
+    fn round(&mut self, steps: &[Step], operands: usize) -> Result<bool, SpaceError> {
         let mut news = false;
         let mut at = operands;
         for step in steps {
-            let results = at..at + step.outputs;
+            news |= self.step(step, at)?;
             at += step.outputs;
-            match step.op.name() {
-                "sum" | "mean" | "amax" | "amin" | "any" => {
-                    let x = step.inputs[0];
-                    if full(x, self) {
-                        let dims = self.dims(types[x].shape());
-                        let gone = step
-                            .op
-                            .ints("dims")
-                            .iter()
-                            .fold(0, |set, &d| set | dims[d as usize]);
-                        news |= self.settle(results.start, self.all & !gone)?;
-                    } else {
-                        return Err("it combines elements of what is not whole".into());
-                    }
+        }
+        Ok(news)
+    }
+    fn is_full(&self, v: usize) -> bool {
+        self.varies[v] == Some(self.all)
+    }
+    /// Settles what a step says of its operands and results, of which `at` is the first.
+    fn step(&mut self, step: &Step, at: usize) -> Result<bool, SpaceError> {
+        match Combines::of(&step.op) {
+            Combines::Dims(reduction) => {
+                let x = step.inputs[0];
+                if !self.is_full(x) {
+                    return Err(SpaceError::CombinesParts);
                 }
-                "layer_norm" | "layer_norm_bwd" => {
-                    let backward = step.op.name() == "layer_norm_bwd";
-                    let x = step.inputs[usize::from(backward)];
-                    if !full(x, self) {
-                        return Err("it normalises what is not whole".into());
-                    }
-                    let shape = types[x].shape();
-                    let dims = self.dims(shape);
-                    let lead = shape.len() - step.op.int("dims") as usize;
-                    let rows = dims[..lead].iter().fold(0, |set, d| set | d);
-                    let columns = self.all & !rows;
-                    if backward {
-                        for &v in &step.inputs[2..4] {
-                            news |= self.settle(v, rows)?;
-                        }
-                        for &v in &step.inputs[4..] {
-                            news |= self.settle(v, columns)?;
-                        }
-                        let skip = usize::from(step.op.ints("mask")[0] == 1);
-                        for v in results.skip(skip) {
-                            news |= self.settle(v, columns)?;
-                        }
-                    } else {
-                        for &v in &step.inputs[1..] {
-                            news |= self.settle(v, columns)?;
-                        }
-                        for v in results.skip(1) {
-                            news |= self.settle(v, rows)?;
-                        }
-                    }
+                let dims = self.dims(self.types[x].shape());
+                let gone = reduction.dims.iter();
+                let gone = gone.fold(0, |set, &d| set | dims[d as usize]);
+                self.settle(at, self.all & !gone)
+            }
+            Combines::Rows {
+                dims,
+                operand,
+                kind,
+            } => self.normalisation(step, at, dims, operand, kind),
+            _ if step.op.is_alias() => {
+                let (x, y) = (step.inputs[0], at);
+                match (self.varies[x], self.varies[y]) {
+                    (Some(axes), _) => self.settle(y, axes),
+                    (None, Some(axes)) => self.settle(x, axes),
+                    (None, None) => Ok(false),
                 }
-                "reshape" => {
-                    let (x, y) = (step.inputs[0], results.start);
-                    match (self.varies[x], self.varies[y]) {
-                        (Some(axes), _) => news |= self.settle(y, axes)?,
-                        (None, Some(axes)) => news |= self.settle(x, axes)?,
-                        (None, None) => {}
-                    }
+            }
+            Combines::Line { .. } | Combines::Nothing => self.elements(step, at),
+        }
+    }
+    fn normalisation(
+        &mut self,
+        step: &Step,
+        at: usize,
+        dims: i64,
+        operand: usize,
+        kind: Rows<'_>,
+    ) -> Result<bool, SpaceError> {
+        let x = step.inputs[operand];
+        if !self.is_full(x) {
+            return Err(SpaceError::NormalisesParts);
+        }
+        let shape = self.types[x].shape();
+        let axes = self.dims(shape);
+        let lead = shape.len() - dims as usize;
+        let rows = axes[..lead].iter().fold(0, |set, d| set | d);
+        let columns = self.all & !rows;
+
+        let results = at..at + step.outputs;
+        let mut news = false;
+        match kind {
+            Rows::Forward => {
+                for &v in &step.inputs[1..] {
+                    news |= self.settle(v, columns)?;
                 }
-                _ => {
-                    let y = results.start;
-                    let inputs = step.inputs.iter().copied();
-                    if full(y, self) {
-                        for v in inputs.filter(|&v| 1 < types[v].numel()) {
-                            if self.varies[v].is_some_and(|axes| axes == 0 || axes == self.all) {
-                                continue;
-                            }
-                            news |= self.broadcast(v, types[y].shape())?;
-                        }
-                        continue;
-                    }
-                    // Narrower than the widest: all its values vary over the same axes, or over
-                    // none.
-                    let n = types[y].numel();
-                    let group: Vec<usize> = inputs
-                        .chain(results)
-                        .filter(|&v| 1 < types[v].numel())
-                        .collect();
-                    if group.iter().any(|&v| types[v].numel() != n) {
-                        return Err("it repeats a value that is itself repeated".into());
-                    }
-                    if let Some(axes) = group.iter().find_map(|&v| self.varies[v]) {
-                        for v in group {
-                            news |= self.settle(v, axes)?;
-                        }
-                    }
+                for v in results.skip(1) {
+                    news |= self.settle(v, rows)?;
                 }
+            }
+            Rows::Backward { mask } => {
+                for &v in &step.inputs[2..4] {
+                    news |= self.settle(v, rows)?;
+                }
+                for &v in &step.inputs[4..] {
+                    news |= self.settle(v, columns)?;
+                }
+                for v in results.skip(usize::from(mask[0] == 1)) {
+                    news |= self.settle(v, columns)?;
+                }
+            }
+        }
+        Ok(news)
+    }
+    /// A step whose operands are broadcast to its results.
+    fn elements(&mut self, step: &Step, at: usize) -> Result<bool, SpaceError> {
+        let types = self.types;
+        let mut news = false;
+        let inputs = step.inputs.iter().copied();
+        if self.is_full(at) {
+            for v in inputs.filter(|&v| 1 < types[v].numel()) {
+                if self.varies[v].is_some_and(|axes| axes == 0 || axes == self.all) {
+                    continue;
+                }
+                news |= self.broadcast(v, types[at].shape())?;
+            }
+            return Ok(news);
+        }
+        // Narrower than the widest: all its values vary over the same axes, or over none.
+        let n = types[at].numel();
+        let group: Vec<usize> = inputs
+            .chain(at..at + step.outputs)
+            .filter(|&v| 1 < types[v].numel())
+            .collect();
+        if group.iter().any(|&v| types[v].numel() != n) {
+            return Err(SpaceError::RepeatedTwice);
+        }
+        if let Some(axes) = group.iter().find_map(|&v| self.varies[v]) {
+            for v in group {
+                news |= self.settle(v, axes)?;
             }
         }
         Ok(news)
     }
     /// The first axis of the columns, as a step that combines whole rows or whole columns has them.
     /// `None` if it combines nothing.
-    fn columns(&self, step: &Step, at: usize) -> Result<Option<usize>, String> {
-        let x = || step.inputs[0];
-        let gone = match step.op.name() {
-            "sum" | "mean" | "amax" | "amin" | "any" => {
+    fn columns(&self, step: &Step, at: usize) -> Result<Option<usize>, SpaceError> {
+        let x = step.inputs.first().copied();
+        let shape = |x: Option<usize>| self.types[x.expect("it should have operands")].shape();
+        let gone = match Combines::of(&step.op) {
+            Combines::Nothing => return Ok(None),
+            Combines::Dims(_) => {
                 let kept = self.varies[at].expect("the result should have been settled");
                 self.all & !kept
             }
-            "softmax" | "log_softmax" | "softmax_bwd" | "log_softmax_bwd" => {
-                if self.varies[x()] != Some(self.all) {
-                    return Err("it combines elements of what is not whole".into());
+            Combines::Line { dim } => {
+                if x.is_some_and(|x| self.varies[x] != Some(self.all)) {
+                    return Err(SpaceError::CombinesParts);
                 }
-                self.dims(self.types[x()].shape())[step.op.int("dim") as usize]
+                self.dims(shape(x))[dim as usize]
             }
-            "layer_norm" | "layer_norm_bwd" => {
-                let shape = self.types[x()].shape();
-                let lead = shape.len() - step.op.int("dims") as usize;
+            Combines::Rows { dims, .. } => {
+                let shape = shape(x);
+                let lead = shape.len() - dims as usize;
                 self.dims(shape)[lead..].iter().fold(0, |set, d| set | d)
             }
-            _ => return Ok(None),
         };
-        let first = gone.trailing_zeros() as usize;
         if gone == 0 {
-            return match step.op.name() {
-                "sum" | "mean" | "amax" | "amin" | "any" => Ok(None),
-                _ => Err("its rows have one element".into()),
+            return match Combines::of(&step.op) {
+                Combines::Dims(_) => Ok(None),
+                _ => Err(SpaceError::SingleElements),
             };
         }
         // The last axes, or the first.
-        let sums = matches!(step.op.name(), "sum" | "mean");
+        let first = gone.trailing_zeros() as usize;
         if gone == self.all & !((1 << first) - 1) {
             return Ok(Some(first));
         }
         let kept = gone.trailing_ones() as usize;
-        if sums && first == 0 && gone == (1 << kept) - 1 {
+        if sums(&step.op) && first == 0 && gone == (1 << kept) - 1 {
             return Ok(Some(kept));
         }
-        Err("it combines neither whole rows nor whole columns".into())
+        Err(SpaceError::NeitherRowsNorColumns)
     }
 }
 

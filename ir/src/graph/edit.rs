@@ -127,7 +127,7 @@ impl Graph {
     /// The types of an op's results on these operands.
     pub(super) fn result_types(&self, op: &Op, inputs: &[Value]) -> Result<Vec<TensorType>, Error> {
         let types: Vec<&TensorType> = inputs.iter().map(|&v| &self.values[v].ty).collect();
-        op.infer(&types).map_err(Error::Op)
+        Ok(op.infer(&types)?)
     }
 
     /// Adds a node and its results. It is in no order yet.

@@ -253,7 +253,7 @@ fn call_text(op: &Op, operands: &str) -> String {
         text.push_str(&format!(" {operands}"));
     }
     for (key, attr) in op.attrs() {
-        text.push_str(&format!(" {key}={}", attr_text(attr)));
+        text.push_str(&format!(" {key}={}", attr_text(&attr)));
     }
     text
 }

@@ -26,8 +26,10 @@ pub fn run(graph: &mut Graph) {
         let ty = |value: Value| &graph.values[value].ty;
         let (start_fits, sum_fits) = (ty(start) == ty(from), ty(to) == ty(from));
         let to_shape = reshape_to(ty(to).shape().iter().copied());
-        let addmm = Op::new("addmm", graph.nodes[product].op.attrs().clone())
-            .expect("addmm should have a product's attributes");
+        let Op::Matmul(flags) = graph.nodes[product].op.clone() else {
+            continue;
+        };
+        let addmm = Op::Addmm(flags);
         let factors = graph.nodes[product].inputs.clone();
 
         let start = if start_fits {
@@ -64,7 +66,7 @@ fn product_of(
         return None;
     };
     let ty = |value: Value| &graph.values[value].ty;
-    if data.op.name() != "add" || ty(x) != ty(y) {
+    if data.op != Op::Add || ty(x) != ty(y) {
         return None;
     }
     let place = |value: Value| graph.def_node(graph.root(value)).map(|node| position[node]);
@@ -72,7 +74,7 @@ fn product_of(
     let (start, product) = (graph.root(start), graph.root(product));
     let node = graph.def_node(product).filter(|_| start != product)?;
     let is_product =
-        graph.nodes[node].op.name() == "matmul" && graph.nodes[node].phase == data.phase;
+        matches!(graph.nodes[node].op, Op::Matmul(_)) && graph.nodes[node].phase == data.phase;
     // Another reader, or the step's end, wants the product by itself.
     (is_product && readers[product] == [Some(sum)]).then_some((node, start))
 }

@@ -7,8 +7,9 @@
 //! of the trace.
 
 use super::reshape_to;
-use ir::graph::{Def, NodeData, Output};
-use ir::op::{Attr, Op, broadcast_shapes};
+use ir::graph::{NodeData, Output};
+use ir::op::attrs::Product;
+use ir::op::{Op, OpKind, broadcast_shapes};
 use ir::{DType, Graph, Node, Table, TensorType, Value};
 use std::collections::BTreeMap;
 
@@ -186,56 +187,50 @@ impl<'a> Rewrite<'a> {
 
     /// The op and operands that a node becomes.
     fn fold(&self, data: &NodeData, mut op: Op, mut inputs: Vec<Value>) -> (Op, Vec<Value>) {
-        match op.name() {
-            "matmul" | "addmm" => {
+        match &mut op {
+            Op::Matmul(product) | Op::Addmm(product) => {
                 let first = inputs.len() - 2;
-                for (k, key) in [(first, "ta"), (first + 1, "tb")] {
+                for (k, flag) in [(first, &mut product.ta), (first + 1, &mut product.tb)] {
                     while let Some(source) = self.transposed(inputs[k]) {
                         inputs[k] = source;
-                        op = with(&op, key, Attr::Bool(!op.bool(key)));
+                        *flag = !*flag;
                     }
                 }
             }
-            "reshape" => {
-                while let Some(source) = self.operand_of(inputs[0], "reshape") {
+            Op::Reshape(_) => {
+                while let Some(source) = self.operand_of(inputs[0], OpKind::Reshape) {
                     inputs[0] = source;
                 }
             }
-            "permute" => {
+            Op::Permute(permute) => {
                 // (a b)^T = b^T a^T: the product writes its result transposed, and no copy is
                 // needed.
-                if let Some((product, a, b)) = self.only_product(data, inputs[0], op.ints("dims")) {
-                    let (ta, tb) = (!product.bool("tb"), !product.bool("ta"));
-                    return (
-                        with(&with(&product, "ta", Attr::Bool(ta)), "tb", Attr::Bool(tb)),
-                        vec![b, a],
-                    );
-                }
-                while let Some(source) = self.operand_of(inputs[0], "permute") {
-                    let Def::Node(inner, _) = self.new.values[inputs[0]].def else {
-                        break;
+                if let Some((product, a, b)) = self.only_product(data, inputs[0], &permute.dims) {
+                    let product = Product {
+                        ta: !product.tb,
+                        tb: !product.ta,
                     };
-                    let inner = self.new.nodes[inner].op.ints("dims");
-                    let dims = op.ints("dims").iter().map(|&d| inner[d as usize]).collect();
-                    op = with(&op, "dims", Attr::Ints(dims));
+                    return (Op::Matmul(product), vec![b, a]);
+                }
+                while let Some((inner, source)) = self.permuted(inputs[0]) {
+                    permute
+                        .dims
+                        .iter_mut()
+                        .for_each(|d| *d = inner[*d as usize]);
                     inputs[0] = source;
                 }
                 // Moving dimensions of size one moves no byte.
                 let shape = self.ty(inputs[0]).shape();
-                let moved: Vec<i64> = op
-                    .ints("dims")
-                    .iter()
-                    .copied()
-                    .filter(|&d| shape[d as usize] != 1)
-                    .collect();
+                let size = |d: i64| shape[d as usize];
+                let moved = permute.dims.iter().filter(|&&d| size(d) != 1);
                 if moved.is_sorted() {
-                    op = reshape_to(op.ints("dims").iter().map(|&d| shape[d as usize]));
+                    let op = reshape_to(permute.dims.iter().map(|&d| size(d)));
                     return self.fold(data, op, inputs);
                 }
             }
             _ => {}
         }
-        if is_broadcasting(op.name()) {
+        if op.facts().broadcasts {
             self.drop_expands(
                 &op,
                 &mut inputs,
@@ -245,44 +240,48 @@ impl<'a> Rewrite<'a> {
         (op, inputs)
     }
 
-    /// The value that `value` is the last-two-dimensions transposition of.
+    /// The value of which `value` is the transposition of the last two dimensions.
     fn transposed(&self, value: Value) -> Option<Value> {
-        let source = self.operand_of(value, "permute")?;
-        let Def::Node(node, _) = self.new.values[value].def else {
-            return None;
-        };
-        swaps_last_two(self.new.nodes[node].op.ints("dims")).then_some(source)
+        let (dims, source) = self.permuted(value)?;
+        swaps_last_two(dims).then_some(source)
     }
 
-    /// The product whose result, read by nobody else, is transposed by `dims`.
+    /// The value that a permutation to `value` reads, and its dimensions.
+    fn permuted(&self, value: Value) -> Option<(&[i64], Value)> {
+        let data = &self.new.nodes[self.new.def_node(value)?];
+        match &data.op {
+            Op::Permute(permute) => Some((&permute.dims, data.inputs[0])),
+            _ => None,
+        }
+    }
+
+    /// The product whose result is only read here, where `dims` transpose it.
     fn only_product(
         &self,
         data: &NodeData,
         value: Value,
         dims: &[i64],
-    ) -> Option<(Op, Value, Value)> {
-        let Def::Node(node, _) = self.new.values[value].def else {
-            return None;
-        };
-        let product = &self.new.nodes[node];
+    ) -> Option<(&Product, Value, Value)> {
+        let product = &self.new.nodes[self.new.def_node(value)?];
         let only = self.n_uses[data.inputs[0]] == 1;
-        (product.op.name() == "matmul" && only && swaps_last_two(dims))
-            .then(|| (product.op.clone(), product.inputs[0], product.inputs[1]))
+        match &product.op {
+            Op::Matmul(flags) if only && swaps_last_two(dims) => {
+                Some((flags, product.inputs[0], product.inputs[1]))
+            }
+            _ => None,
+        }
     }
 
-    /// The operand of the node that computes `value`, if its op is `name`.
-    fn operand_of(&self, value: Value, name: &str) -> Option<Value> {
-        let Def::Node(node, _) = self.new.values[value].def else {
-            return None;
-        };
-        let data = &self.new.nodes[node];
-        (data.op.name() == name).then(|| data.inputs[0])
+    /// The operand of the node that computes `value`, if its op is of this kind.
+    fn operand_of(&self, value: Value, kind: OpKind) -> Option<Value> {
+        let data = &self.new.nodes[self.new.def_node(value)?];
+        (data.op.kind() == kind).then(|| data.inputs[0])
     }
 
     /// Reads through expands where the operands still broadcast to `shape`.
     fn drop_expands(&self, op: &Op, inputs: &mut [Value], shape: &[u64]) {
         for k in 0..inputs.len() {
-            let Some(source) = self.operand_of(inputs[k], "expand") else {
+            let Some(source) = self.operand_of(inputs[k], OpKind::Expand) else {
                 continue;
             };
             let before = inputs[k];
@@ -291,9 +290,10 @@ impl<'a> Rewrite<'a> {
                 .iter()
                 .try_fold(vec![], |all, &v| broadcast_shapes(&all, self.ty(v).shape()));
             let types: Vec<&TensorType> = inputs.iter().map(|&v| self.ty(v)).collect();
-            if all.as_deref() != Ok(shape) || op.infer(&types).is_err() {
-                inputs[k] = before;
+            if all.is_ok_and(|all| all == shape) && op.infer(&types).is_ok() {
+                continue;
             }
+            inputs[k] = before;
         }
     }
 
@@ -306,15 +306,16 @@ impl<'a> Rewrite<'a> {
             op.infer(&types)
                 .is_ok_and(|results| results.len() == 1 && results[0] == *ty)
         };
-        let same = match op.name() {
-            "cast" | "reshape" | "expand" => same_type(),
-            "slice" => same_type() && op.int("step") == 1,
-            "cat" => inputs.len() == 1,
-            "pad" => op.ints("pad").iter().all(|&n| n == 0),
-            "mul_scalar" | "div_scalar" => op.float("value") == 1.0,
+        let same = match op {
+            Op::Cast(_) | Op::Reshape(_) | Op::Expand(_) => same_type(),
+            Op::Slice(slice) => same_type() && slice.step == 1,
+            Op::Cat(_) => inputs.len() == 1,
+            Op::Pad(pad) => pad.pad.iter().all(|&n| n == 0),
+            Op::MulScalar(scalar) | Op::DivScalar(scalar) => scalar.value.to_f64() == 1.0,
             // x + 0 is not x for x = -0.
-            "add_scalar" => {
-                op.float("value") == 0.0 && !ty.dtype().is_float() && ty.dtype() != DType::Bool
+            Op::AddScalar(scalar) => {
+                let is_integer = !ty.dtype().is_float() && ty.dtype() != DType::Bool;
+                scalar.value.to_f64() == 0.0 && is_integer
             }
             _ => false,
         };
@@ -335,38 +336,4 @@ fn swaps_last_two(dims: &[i64]) -> bool {
                 i
             }
         })
-}
-
-/// Ops whose operands broadcast against each other to the result's shape.
-fn is_broadcasting(name: &str) -> bool {
-    const NAMES: [&str; 19] = [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "pow",
-        "maximum",
-        "minimum",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "logical_and",
-        "logical_or",
-        "where",
-    ];
-    NAMES.contains(&name)
-}
-
-fn with(op: &Op, key: &'static str, attr: Attr) -> Op {
-    let attrs = op
-        .attrs()
-        .iter()
-        .map(|(&k, v)| (k, if k == key { attr.clone() } else { v.clone() }));
-    Op::new(op.name(), attrs).expect("an op with one attribute replaced should be well-formed")
 }

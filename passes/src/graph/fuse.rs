@@ -37,7 +37,8 @@ use crate::cost::Cost;
 use ir::body::{Body, MOST_RESULTS, Step};
 use ir::graph::{Edit, Readers};
 use ir::op::Access;
-use ir::{Attr, DType, Graph, Node, Op, Phase, Table, TensorType, Value};
+use ir::op::attrs::{Fused, Sizes};
+use ir::{DType, Graph, Node, Op, Phase, Table, TensorType, Value};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
@@ -57,22 +58,6 @@ const EXCESS: u64 = 1000;
 /// A value is small beside another that has so many times its elements.
 const SMALL: u64 = 8;
 
-/// Ops that want a function beside arithmetic.
-const FUNCTIONS: [&str; 13] = [
-    "exp",
-    "log",
-    "tanh",
-    "erf",
-    "sigmoid",
-    "silu",
-    "gelu",
-    "silu_bwd",
-    "gelu_bwd",
-    "softmax",
-    "softmax_bwd",
-    "log_softmax",
-    "log_softmax_bwd",
-];
 /// Powers that are products, quotients and roots.
 const POWERS: [f64; 7] = [1.0, 2.0, 3.0, 0.5, -0.5, -1.0, -2.0];
 
@@ -100,21 +85,21 @@ fn group(graph: &mut Graph, revise: impl FnOnce(&mut Groups<'_>)) {
 /// only, and for few powers.
 fn may_join(graph: &Graph, node: Node) -> bool {
     let data = &graph.nodes[node];
-    let is_function = FUNCTIONS.contains(&data.op.name());
+    let facts = data.op.facts();
     let computable = |v: &Value| match graph.values[*v].ty.dtype() {
         DType::F8E4M3 | DType::F8E5M2 => false,
-        DType::F64 => !is_function,
+        DType::F64 => !facts.is_function,
         _ => true,
     };
-    let power = || match graph.values[data.outputs[0]].ty.dtype() {
-        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => {
-            POWERS.contains(&data.op.float("value"))
+    let is_power = match &data.op {
+        Op::PowScalar(power) => {
+            let is_real = graph.values[data.outputs[0]].ty.dtype().is_float();
+            !is_real || POWERS.contains(&power.value.to_f64())
         }
         _ => true,
     };
-    let fits = data.op.row().access != Access::Whole && data.op.is_pure();
+    let fits = facts.access != Access::Whole && data.op.is_pure() && is_power;
     fits && data.inputs.iter().chain(&data.outputs).all(computable)
-        && (data.op.name() != "pow_scalar" || power())
 }
 
 fn numel(graph: &Graph, value: Value) -> u64 {
@@ -158,7 +143,7 @@ fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     let &[value] = &data.outputs[..] else {
         return vec![];
     };
-    if !may_join(graph, node) || data.op.row().access != Access::Element || data.op.is_alias() {
+    if !may_join(graph, node) || data.op.facts().access != Access::Element || data.op.is_alias() {
         return vec![];
     }
     let Some(all) = readers[value]
@@ -324,10 +309,11 @@ impl<'a> Groups<'a> {
         let data = &self.graph.nodes[node];
         let small =
             || numel(self.graph, data.outputs[0]) * SMALL <= numel(self.graph, data.inputs[0]);
-        data.op.name() == "sum"
-            && may_join(self.graph, node)
-            && data.op.ints("dims").first() == Some(&0)
-            && small()
+        let over_rows = match &data.op {
+            Op::Sum(sum) => sum.dims.first() == Some(&0),
+            _ => false,
+        };
+        over_rows && may_join(self.graph, node) && small()
     }
 
     /// Rule 2: the node and whoever reads its results.
@@ -791,7 +777,7 @@ impl<'a> Groups<'a> {
     /// over rows, which the op's own kernel has no scratch for.
     fn worth_it(&self, members: &[Node]) -> bool {
         let sums = |&node: &Node| {
-            self.is_sum(node) || self.graph.nodes[node].op.name() == "layer_norm_bwd"
+            self.is_sum(node) || matches!(self.graph.nodes[node].op, Op::LayerNormBwd(_))
         };
         let alone =
             |node: &Node| sums(node) && may_join(self.graph, *node) && !self.apart.contains(node);
@@ -872,7 +858,7 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
                     .iter()
                     .map(|&size| size as i64)
                     .collect();
-                let op = Op::new("reshape", [("shape", Attr::Ints(shape))]).ok()?;
+                let op = Op::Reshape(Sizes { shape });
                 let root = graph.root(value);
                 let from = number[by_root.get(&(root, row(value))).unwrap_or(&root)];
                 number.insert(value, push(op, vec![from], 1));
@@ -917,8 +903,9 @@ impl Kernel {
     }
     /// Adds the kernel's node, which takes over its results; phase and module are those of another.
     fn add_to(&self, graph: &mut Graph, like: Node) -> Node {
-        let op = Op::new("fused", [("body", Attr::Body(Arc::new(self.body.clone())))]);
-        let op = op.expect("a kernel should have a fused op's attributes");
+        let op = Op::Fused(Fused {
+            body: Arc::new(self.body.clone()),
+        });
         let (phase, module) = (graph.nodes[like].phase, graph.nodes[like].module.clone());
         graph.define(&self.results, op, self.operands.clone(), phase, module)
     }

@@ -20,9 +20,11 @@
 //! 2410.10989).
 
 use artifact::PRODUCT_DEPTH;
+use ir::body::Combines;
 use ir::graph::NodeData;
-use ir::op::Access;
-use ir::{Attr, DType, Graph, Node, Op, Value};
+use ir::op::attrs::{Along, Cast, NllLoss, NllSum, Product, Reduction, Scalar, Slice};
+use ir::op::{Access, Number, attributes};
+use ir::{DType, Graph, Node, Op, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many chunks.
@@ -85,11 +87,8 @@ pub fn run(graph: &mut Graph, n: u64) -> Result<(), String> {
 const DEPTH: u64 = PRODUCT_DEPTH as u64;
 
 fn is_loss(graph: &Graph, node: Node) -> bool {
-    let op = &graph.nodes[node].op;
-    op.name() == "nll_loss" && op.int("reduction") != NONE
+    matches!(&graph.nodes[node].op, Op::NllLoss(loss) if loss.reduction != NllLoss::NONE)
 }
-const NONE: i64 = 0;
-const MEAN: i64 = 1;
 
 /// What a node of a region makes of a chunk of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,7 +180,7 @@ impl Region {
             let data = &graph.nodes[node];
             let part = match self.nodes.get(&node) {
                 Some(&part) => part,
-                None if data.op.name() == "nll_loss_bwd"
+                None if matches!(data.op, Op::NllLossBwd(_))
                     && data.inputs[1..] == [targets, weight] =>
                 {
                     Part::Inner
@@ -248,15 +247,15 @@ impl Region {
         if !data.op.is_pure() || !data.outputs.iter().all(|&v| has_rows(v)) {
             return false;
         }
-        match data.op.row().access {
+        match data.op.facts().access {
             Access::Element => {
-                // Sizes of results stand in attributes of the others.
-                let sized = data.op.attrs().contains_key("shape");
+                // These have the sizes of their results in attributes.
+                let keys = attributes(data.op.kind());
+                let sized = keys.iter().any(|&(key, _)| key == "shape");
                 !sized && data.inputs.iter().all(|v| whole(v) || no_rows(shape(*v)))
             }
             Access::Row => {
-                let along =
-                    data.op.attrs().len() == 1 && data.op.attrs().get("dim") == Some(&Attr::Int(1));
+                let along = matches!(Combines::of(&data.op), Combines::Line { dim: 1 });
                 along && data.inputs.iter().all(whole)
             }
             Access::Whole => false,
@@ -270,7 +269,8 @@ impl Region {
         let [before @ .., left, right] = &data.inputs[..] else {
             return false;
         };
-        let fits = shape(left).len() == 2 && shape(left)[0] == self.rows && !data.op.bool("ta");
+        let transposed = factors(&data.op).is_none_or(|factors| factors.ta);
+        let fits = shape(left).len() == 2 && shape(left)[0] == self.rows && !transposed;
         fits && before.iter().all(|v| no_rows(shape(v))) && left != right && !wide.contains(right)
     }
 
@@ -280,15 +280,26 @@ impl Region {
         let data = &graph.nodes[node];
         let ty = |v: &Value| &graph.values[*v].ty;
         let dtype = graph.values[data.outputs[0]].ty.dtype();
-        data.op.name() == "matmul"
-            && ty(&data.inputs[0]).rank() == 2
-            && (data.op.bool("ta"), data.op.bool("tb")) == (true, false)
+        matches!(
+            data.op,
+            Op::Matmul(Product {
+                ta: true,
+                tb: false
+            })
+        ) && ty(&data.inputs[0]).rank() == 2
             && matches!(dtype, DType::F32 | DType::F64)
     }
 }
 
 fn is_product(op: &Op) -> bool {
-    matches!(op.name(), "matmul" | "addmm")
+    factors(op).is_some()
+}
+/// How a product reads its factors; `None` for other ops.
+fn factors(op: &Op) -> Option<&Product> {
+    match op {
+        Op::Matmul(factors) | Op::Addmm(factors) => Some(factors),
+        _ => None,
+    }
 }
 
 /// True for what broadcasts along rows.
@@ -403,25 +414,26 @@ impl Chunked<'_> {
             self.graph.nodes[loss].outputs[1],
         );
         let name = self.graph.values[weight].name.clone();
-        let ignore = Attr::Int(self.graph.nodes[loss].op.int("ignore"));
+        let Op::NllLoss(NllLoss { ignore, .. }) = self.graph.nodes[loss].op else {
+            unreachable!("a region's loss should be an nll_loss");
+        };
         let counts = self.add(
-            Op::new("ne_scalar", [("value", ignore)])?,
+            Op::NeScalar(Scalar {
+                value: Number::Int(ignore),
+            }),
             &[targets],
             format!("{name}.counts"),
             loss,
         )?;
-        let ones = self.add(cast(DType::F64)?, &[counts], format!("{name}.ones"), loss)?;
-        let sum = Op::new(
-            "sum",
-            [
-                ("dims", Attr::Ints(vec![0])),
-                ("keepdim", Attr::Bool(false)),
-            ],
-        )?;
+        let ones = self.add(cast(DType::F64), &[counts], format!("{name}.ones"), loss)?;
+        let sum = Op::Sum(Reduction {
+            dims: vec![0],
+            keepdim: false,
+        });
         let counted = self.add(sum, &[ones], format!("{name}.sum"), loss)?;
         self.define(
             weight,
-            cast(self.graph.values[weight].ty.dtype())?,
+            cast(self.graph.values[weight].ty.dtype()),
             &[counted],
             loss,
         );
@@ -458,12 +470,13 @@ impl Chunked<'_> {
                     operands.push(match here.get(&value) {
                         Some(&own) => own,
                         None if sliced.contains(&i) => {
-                            let ends = [("end", range.end), ("start", range.start)]
-                                .map(|(key, at)| (key, int(at)));
-                            let op = Op::new(
-                                "slice",
-                                [("dim", int(0)), ("step", int(1))].into_iter().chain(ends),
-                            )?;
+                            // Sizes of types are far below the largest i64.
+                            let op = Op::Slice(Slice {
+                                dim: 0,
+                                end: range.end as i64,
+                                start: range.start as i64,
+                                step: 1,
+                            });
                             let name = format!("{}.rows.{k}", self.graph.values[value].name);
                             let own = self.add(op, &[value], name, node)?;
                             here.insert(value, own);
@@ -477,7 +490,7 @@ impl Chunked<'_> {
                 let before = parts.entry(node).or_default();
                 match part {
                     Part::Inner => {
-                        let op = with_rows(&op, range.end - range.start)?;
+                        let op = with_rows(op, range.end - range.start);
                         let own = self.add(op, &operands, name, node)?;
                         here.insert(value, own);
                     }
@@ -486,12 +499,12 @@ impl Chunked<'_> {
                         parts.entry(node).or_default().push(own);
                     }
                     Part::Sum => {
-                        let op = match before.pop() {
-                            Some(sum) => {
+                        let op = match (op, before.pop()) {
+                            (Op::Matmul(factors), Some(sum)) => {
                                 operands.insert(0, sum);
-                                Op::new("addmm", op.attrs().clone())?
+                                Op::Addmm(factors)
                             }
-                            None => op,
+                            (op, _) => op,
                         };
                         if is_last {
                             self.define(value, op, &operands, node);
@@ -502,7 +515,12 @@ impl Chunked<'_> {
                     }
                     Part::Loss => {
                         operands.extend(before.pop());
-                        let op = Op::new("nll_sum", [("ignore", Attr::Int(op.int("ignore")))])?;
+                        let op = match op {
+                            Op::NllLoss(loss) => Op::NllSum(NllSum {
+                                ignore: loss.ignore,
+                            }),
+                            op => op,
+                        };
                         let own = self.add(op, &operands, name, node)?;
                         parts.entry(node).or_default().push(own);
                     }
@@ -514,16 +532,19 @@ impl Chunked<'_> {
             let parts = parts.remove(&node).unwrap_or_default();
             match part {
                 Part::Inner | Part::Sum => {}
-                Part::Rows => self.define(value, Op::new("cat", [("dim", int(0))])?, &parts, node),
+                Part::Rows => self.define(value, Op::Cat(Along { dim: 0 }), &parts, node),
                 Part::Loss => {
                     let name = format!("{}.f64", self.graph.values[value].name);
-                    let loss = match self.graph.nodes[node].op.int("reduction") {
-                        MEAN => self.add(Op::new("div", [])?, &[parts[0], counted], name, node)?,
-                        _ => parts[0],
+                    let is_mean = matches!(&self.graph.nodes[node].op,
+                        Op::NllLoss(loss) if loss.reduction == NllLoss::MEAN);
+                    let loss = if is_mean {
+                        self.add(Op::Div, &[parts[0], counted], name, node)?
+                    } else {
+                        parts[0]
                     };
                     self.define(
                         value,
-                        cast(self.graph.values[value].ty.dtype())?,
+                        cast(self.graph.values[value].ty.dtype()),
                         &[loss],
                         node,
                     );
@@ -535,35 +556,25 @@ impl Chunked<'_> {
 
     /// The operands of a region's node of which a chunk reads its rows alone, by position.
     fn operands_with_rows(&self, op: &Op, n: usize, part: Part) -> Vec<usize> {
-        match (part, op.name()) {
+        match (part, op) {
             (Part::Loss | Part::Sum, _) => vec![0, 1],
-            (_, "nll_loss_bwd") => vec![1],
-            (_, "matmul" | "addmm") => vec![n - 2],
+            (_, Op::NllLossBwd(_)) => vec![1],
+            (_, Op::Matmul(_) | Op::Addmm(_)) => vec![n - 2],
             // The others' rows are the region's own.
             _ => vec![],
         }
     }
 }
 
-fn int(n: u64) -> Attr {
-    // Sizes of types are far below.
-    Attr::Int(n as i64)
+fn cast(dtype: DType) -> Op {
+    Op::Cast(Cast { dtype })
 }
 
-fn cast(dtype: DType) -> Result<Op, String> {
-    Op::new("cast", [("dtype", Attr::Type(dtype))])
-}
-
-/// The op for so many rows.
-fn with_rows(op: &Op, rows: u64) -> Result<Op, String> {
-    let attrs = op.attrs().iter().map(|(&key, attr)| match (key, attr) {
-        ("shape", Attr::Ints(shape)) => {
-            let sizes = [rows as i64]
-                .into_iter()
-                .chain(shape.iter().copied().skip(1));
-            (key, Attr::Ints(sizes.collect()))
-        }
-        _ => (key, attr.clone()),
-    });
-    Op::new(op.name(), attrs)
+/// The op for this number of rows. Of the ops of a region only the derivative of the loss has the
+/// shape of its result as an attribute.
+fn with_rows(mut op: Op, rows: u64) -> Op {
+    if let Op::NllLossBwd(loss) = &mut op {
+        loss.shape[0] = rows as i64;
+    }
+    op
 }

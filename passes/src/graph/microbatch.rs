@@ -13,7 +13,8 @@
 //! gradients are complete.
 
 use ir::graph::Output;
-use ir::op::{Attr, Op};
+use ir::op::attrs::Scalar;
+use ir::op::{Number, Op};
 use ir::{Graph, Node, Phase, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -159,9 +160,7 @@ impl<'a> Many<'a> {
             if is_loss(one, output) {
                 let name = format!("{}.sum.{k}", one.values[output.value].name);
                 self.losses[i] = Some(match self.losses[i] {
-                    Some(sum) => {
-                        self.node(Op::new("add", [])?, &[sum, value], name, Phase::Forward, "")?
-                    }
+                    Some(sum) => self.node(Op::Add, &[sum, value], name, Phase::Forward, "")?,
                     None => value,
                 });
             } else {
@@ -189,19 +188,13 @@ impl<'a> Many<'a> {
         let mut sum = match self.sums[i] {
             Some(sum) => {
                 let name = format!("grad.{name}.sum.{k}");
-                self.node(
-                    Op::new("add", [])?,
-                    &[sum, gradient],
-                    name,
-                    Phase::Backward,
-                    module,
-                )?
+                self.node(Op::Add, &[sum, gradient], name, Phase::Backward, module)?
             }
             None => gradient,
         };
         if is_last {
             let name = format!("grad.{name}");
-            sum = self.node(divided_by(k + 1)?, &[sum], name, Phase::Backward, module)?;
+            sum = self.node(divided_by(k + 1), &[sum], name, Phase::Backward, module)?;
         }
         self.sums[i] = Some(sum);
         Ok(())
@@ -212,7 +205,7 @@ impl<'a> Many<'a> {
         for (i, output) in one.outputs.iter().enumerate() {
             if let Some(sum) = self.losses[i] {
                 let name = format!("{}.mean", one.values[output.value].name);
-                let value = self.node(divided_by(n)?, &[sum], name, Phase::Forward, "")?;
+                let value = self.node(divided_by(n), &[sum], name, Phase::Forward, "")?;
                 self.graph.outputs.push(Output {
                     name: output.name.clone(),
                     value,
@@ -241,6 +234,8 @@ fn is_loss(graph: &Graph, output: &Output) -> bool {
     output.name == "loss" && ty.dtype().is_float() && ty.numel() == 1
 }
 
-fn divided_by(n: usize) -> Result<Op, String> {
-    Op::new("div_scalar", [("value", Attr::Float(n as f64))])
+fn divided_by(n: usize) -> Op {
+    Op::DivScalar(Scalar {
+        value: Number::Float(n as f64),
+    })
 }

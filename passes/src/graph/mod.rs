@@ -8,10 +8,11 @@ pub mod microbatch;
 pub mod optimizer;
 pub mod simplify;
 
-use ir::{Attr, Op};
+use ir::Op;
+use ir::op::attrs::Sizes;
 
 /// The op that reshapes to these sizes.
 fn reshape_to(sizes: impl IntoIterator<Item = u64>) -> Op {
     let shape = sizes.into_iter().map(|size| size as i64).collect();
-    Op::new("reshape", [("shape", Attr::Ints(shape))]).expect("reshape should have a shape")
+    Op::Reshape(Sizes { shape })
 }

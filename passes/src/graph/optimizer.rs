@@ -15,7 +15,8 @@
 //! it an f32 master, and two moments in f32.
 
 use ir::graph::{Output, State};
-use ir::op::{Attr, Op};
+use ir::op::attrs::{ClipScale, Scalar};
+use ir::op::{Number, Op};
 use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
 
 ir::named! {
@@ -170,18 +171,18 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
         let mut inputs = vec![parameter, gradient];
         let mut changed = vec![state];
         let own = graph.values[parameter].ty.dtype();
-        let (op, moments): (&str, &[(&str, DType)]) = match optimizer {
-            Optimizer::None | Optimizer::Sgd => ("sgd", &[]),
-            Optimizer::SgdMomentum => ("sgd_momentum", &[("momentum_buffer", own)]),
+        let (op, moments): (Op, &[(&str, DType)]) = match optimizer {
+            Optimizer::None | Optimizer::Sgd => (Op::Sgd, &[]),
+            Optimizer::SgdMomentum => (Op::SgdMomentum, &[("momentum_buffer", own)]),
             Optimizer::AdamW if is_split(graph, state) => (
-                "adamw_split",
+                Op::AdamwSplit,
                 &[
                     ("low", DType::I16),
                     ("exp_avg", DType::F32),
                     ("exp_avg_sq", DType::F32),
                 ],
             ),
-            Optimizer::AdamW => ("adamw", &[("exp_avg", own), ("exp_avg_sq", own)]),
+            Optimizer::AdamW => (Op::Adamw, &[("exp_avg", own), ("exp_avg_sq", own)]),
         };
         for &(moment, dtype) in moments {
             let ty = TensorType::new(dtype, shape.clone())?;
@@ -201,7 +202,7 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
             .map(|&s| format!("{}'", graph.values[graph.states[s].before].name))
             .collect();
         let after = graph
-            .add_node(Op::new(op, [])?, &inputs, &names, Phase::Optimizer, module)
+            .add_node(op, &inputs, &names, Phase::Optimizer, module)
             .map_err(|e| format!("{} cannot be attached to {path}: {e}", optimizer.name()))?;
         for (state, after) in changed.into_iter().zip(after) {
             graph.states[state].after = after;
@@ -227,10 +228,15 @@ fn clip_scale(graph: &mut Graph, gradients: &[(usize, Value)], norm: f64) -> Res
             format!("sum_squares.{}", graph.values[*before].name),
             module_of(path),
         );
-        let op = Op::new("sum_squares", [])?;
-        sums.extend(graph.add_node(op, &[gradient], &[name], Phase::Optimizer, module)?);
+        sums.extend(graph.add_node(
+            Op::SumSquares,
+            &[gradient],
+            &[name],
+            Phase::Optimizer,
+            module,
+        )?);
     }
-    let op = Op::new("clip_scale", [("max_norm", Attr::Float(norm))])?;
+    let op = Op::ClipScale(ClipScale { max_norm: norm });
     Ok(graph.add_node(op, &sums, &["clip_scale".into()], Phase::Optimizer, "")?[0])
 }
 
@@ -239,7 +245,9 @@ fn step_count(graph: &mut Graph) -> Result<Value, String> {
     let state = graph.states.len();
     let ty = TensorType::new(DType::I64, [])?;
     let before = graph.add_state("optimizer.step", "optimizer.step", StateKind::Moment, ty);
-    let op = Op::new("add_scalar", [("value", Attr::Int(1))])?;
+    let op = Op::AddScalar(Scalar {
+        value: Number::Int(1),
+    });
     let after = graph.add_node(
         op,
         &[before],

@@ -53,7 +53,7 @@ fn cost(terms: &Terms, term: &Term, types: &[TensorType]) -> Option<u64> {
         .chain(types.iter().map(TensorType::bytes))
         .sum();
     // Random numbers take about as long as the bytes.
-    let bytes = if op.attrs().contains_key("stream") {
+    let bytes = if op.facts().is_random {
         2 * bytes
     } else {
         bytes

@@ -6,7 +6,7 @@
 
 use super::term::{Class, Term, Terms};
 use egg::Id;
-use ir::op::{Op, broadcast_shapes};
+use ir::op::{Number, Op, broadcast_shapes};
 use ir::{DType, TensorType};
 
 /// offset + strides · coordinates: the value of integers; for a condition, what is at most 0 where
@@ -85,27 +85,22 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
     let of = |i: usize| operands.get(i)?.known.as_ref();
     // Operand i as it is read by an op that broadcasts.
     let read = |i: usize| broadcast(of(i)?, operands[i].types[0].shape(), shape);
-    let value = || {
-        if op.attrs().contains_key("value") {
-            integer(op, "value")
-        } else {
-            None
-        }
-    };
     let at_most = |known: Option<Known>| known?.condition(shape);
     let difference = || read(0)?.combine(1, &read(1)?, -1);
     let above = |x: Option<i64>| of(0)?.clone().plus(x?.checked_neg()?);
-    match op.name() {
-        "arange" => Some(Known {
-            offset: integer(op, "start")?,
-            strides: vec![integer(op, "step")?],
+    match op {
+        Op::Arange(a) => Some(Known {
+            offset: integer(a.start)?,
+            strides: vec![integer(a.step)?],
         }),
-        "full" if ty.dtype() == DType::Bool => Some(constant(value()? != 0, shape.len())),
-        "full" => Some(Known {
-            offset: value()?,
+        Op::Full(a) if ty.dtype() == DType::Bool => {
+            Some(constant(integer(a.value)? != 0, shape.len()))
+        }
+        Op::Full(a) => Some(Known {
+            offset: integer(a.value)?,
             strides: vec![0; shape.len()],
         }),
-        "reshape" => {
+        Op::Reshape(_) => {
             let from = operands[0].types[0].shape();
             let kept = |shape: &[u64]| {
                 shape
@@ -133,42 +128,36 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
                 strides: shape.iter().map(stride).collect(),
             })
         }
-        "expand" => read(0),
-        "permute" => {
+        Op::Expand(_) => read(0),
+        Op::Permute(a) => {
             let x = of(0)?;
-            let strides = op
-                .ints("dims")
-                .iter()
-                .map(|&d| x.strides[d as usize])
-                .collect();
+            let strides = a.dims.iter().map(|&d| x.strides[d as usize]).collect();
             Some(Known {
                 offset: x.offset,
                 strides,
             })
         }
-        "slice" => {
-            let (mut x, dim) = (of(0)?.clone(), op.int("dim") as usize);
-            x.offset = x
-                .offset
-                .checked_add(x.strides[dim].checked_mul(op.int("start"))?)?;
-            x.strides[dim] = x.strides[dim].checked_mul(op.int("step"))?;
+        Op::Slice(a) => {
+            let (mut x, dim) = (of(0)?.clone(), a.dim as usize);
+            x.offset = x.offset.checked_add(x.strides[dim].checked_mul(a.start)?)?;
+            x.strides[dim] = x.strides[dim].checked_mul(a.step)?;
             Some(x)
         }
-        "cat" => cat(&operands, op.int("dim") as usize),
+        Op::Cat(a) => cat(&operands, a.dim as usize),
         // A running sum of a constant counts up.
-        "cumsum" => {
+        Op::Cumsum(a) => {
             let mut x = of(0).filter(|x| x.is_constant())?.clone();
-            x.strides[op.int("dim") as usize] = x.offset;
+            x.strides[a.dim as usize] = x.offset;
             Some(x)
         }
-        "index" => {
+        Op::Index => {
             let x = of(0).filter(|x| x.is_constant())?;
             Some(Known {
                 offset: x.offset,
                 strides: vec![0; shape.len()],
             })
         }
-        "cast" => {
+        Op::Cast(_) => {
             let (x, from) = (of(0)?, operands[0].types[0].dtype());
             match (from == DType::Bool, ty.dtype() == DType::Bool) {
                 (true, false) if x.is_constant() => Some(Known {
@@ -180,28 +169,30 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
                 _ => None,
             }
         }
-        "neg" => of(0)?.scaled(-1),
-        "add" if ty.dtype() != DType::Bool => read(0)?.combine(1, &read(1)?, 1),
-        "sub" if ty.dtype() != DType::Bool => difference(),
-        "add_scalar" => of(0)?.clone().plus(value()?),
-        "mul_scalar" => of(0)?.scaled(value()?),
-        "rsub_scalar" => of(0)?.scaled(-1)?.plus(value()?),
-        "le" if numbers(&operands) => at_most(difference()),
-        "lt" if numbers(&operands) => at_most(difference()?.plus(1)),
-        "ge" if numbers(&operands) => at_most(difference()?.scaled(-1)),
-        "gt" if numbers(&operands) => at_most(difference()?.scaled(-1)?.plus(1)),
-        "eq" if numbers(&operands) => equal(difference()?, true),
-        "ne" if numbers(&operands) => equal(difference()?, false),
-        "le_scalar" if numbers(&operands) => at_most(above(value())),
-        "lt_scalar" if numbers(&operands) => at_most(above(value())?.plus(1)),
-        "ge_scalar" if numbers(&operands) => at_most(above(value())?.scaled(-1)),
-        "gt_scalar" if numbers(&operands) => at_most(above(value())?.scaled(-1)?.plus(1)),
-        "eq_scalar" if numbers(&operands) => equal(above(value())?, true),
-        "ne_scalar" if numbers(&operands) => equal(above(value())?, false),
-        "logical_not" | "bitwise_not" if !numbers(&operands) => {
+        Op::Neg => of(0)?.scaled(-1),
+        Op::Add if ty.dtype() != DType::Bool => read(0)?.combine(1, &read(1)?, 1),
+        Op::Sub if ty.dtype() != DType::Bool => difference(),
+        Op::AddScalar(a) => of(0)?.clone().plus(integer(a.value)?),
+        Op::MulScalar(a) => of(0)?.scaled(integer(a.value)?),
+        Op::RsubScalar(a) => of(0)?.scaled(-1)?.plus(integer(a.value)?),
+        Op::Le if numbers(&operands) => at_most(difference()),
+        Op::Lt if numbers(&operands) => at_most(difference()?.plus(1)),
+        Op::Ge if numbers(&operands) => at_most(difference()?.scaled(-1)),
+        Op::Gt if numbers(&operands) => at_most(difference()?.scaled(-1)?.plus(1)),
+        Op::Eq if numbers(&operands) => equal(difference()?, true),
+        Op::Ne if numbers(&operands) => equal(difference()?, false),
+        Op::LeScalar(a) if numbers(&operands) => at_most(above(integer(a.value))),
+        Op::LtScalar(a) if numbers(&operands) => at_most(above(integer(a.value))?.plus(1)),
+        Op::GeScalar(a) if numbers(&operands) => at_most(above(integer(a.value))?.scaled(-1)),
+        Op::GtScalar(a) if numbers(&operands) => {
+            at_most(above(integer(a.value))?.scaled(-1)?.plus(1))
+        }
+        Op::EqScalar(a) if numbers(&operands) => equal(above(integer(a.value))?, true),
+        Op::NeScalar(a) if numbers(&operands) => equal(above(integer(a.value))?, false),
+        Op::LogicalNot | Op::BitwiseNot if !numbers(&operands) => {
             of(0)?.scaled(-1)?.plus(1)?.condition(shape)
         }
-        "bitwise_and" | "logical_and" if !numbers(&operands) => match (read(0), read(1)) {
+        Op::BitwiseAnd | Op::LogicalAnd if !numbers(&operands) => match (read(0), read(1)) {
             (Some(a), Some(b)) if a.is_true() || a == b => Some(b),
             (Some(a), Some(b)) if b.is_true() => Some(a),
             (Some(x), _) | (_, Some(x)) if x.is_constant() && !x.is_true() => Some(x),
@@ -218,11 +209,10 @@ fn numbers(operands: &[&Class]) -> bool {
         .all(|x| x.types.first().is_some_and(|ty| ty.dtype() == DType::I64))
 }
 
-fn integer(op: &Op, key: &str) -> Option<i64> {
-    if let Some(ir::op::Attr::Int(i)) = op.attrs().get(key) {
-        Some(*i)
-    } else {
-        None
+fn integer(number: Number) -> Option<i64> {
+    match number {
+        Number::Int(i) => Some(i),
+        Number::Float(_) => None,
     }
 }
 

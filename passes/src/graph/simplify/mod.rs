@@ -129,10 +129,6 @@ impl<'a> Import<'a> {
             data.outputs.iter().for_each(|&v| self.leaf(v));
             return;
         }
-        let position = ir::op::ROWS
-            .iter()
-            .position(|row| std::ptr::eq(row, data.op.row()));
-        let row = position.expect("an op should be in the table");
         let operands = data
             .inputs
             .iter()
@@ -144,8 +140,7 @@ impl<'a> Import<'a> {
                     .add(Term::new(Head::Literal(Literal::of(attr)), [])),
             );
         }
-        let head = Head::Op(u16::try_from(row).expect("the table should be small"));
-        let term = Term::new(head, children);
+        let term = Term::new(Head::Op(data.op.kind()), children);
         self.traced.push(term.clone());
         let is_new = self.terms.lookup(term.clone()).is_none();
         let class = self.terms.add(term);

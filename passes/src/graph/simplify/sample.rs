@@ -4,7 +4,7 @@ use super::rule::{Action, Close, Rule, add, rewrite, var};
 use super::term::{Facts, Head, Literal, STEPS, Term, Terms};
 use egg::{ENodeOrVar, Id, Pattern, PatternAst, Subst};
 use ir::graph::{Output, Phase};
-use ir::op::{self, Attr, Op, parse_type};
+use ir::op::{Attr, Op, attributes, parse_type};
 use ir::{Graph, Value};
 use std::collections::BTreeMap;
 
@@ -236,20 +236,18 @@ impl<'a> Builder<'a> {
                 Part::Tensors(values) => Ok(Part::Tensors(vec![values[usize::from(*i)]])),
                 Part::Literal(_) => Err("a result of a literal".into()),
             },
-            Head::Op(i) => {
-                let row = &op::ROWS[usize::from(*i)];
+            Head::Op(kind) => {
                 let literals = children.iter().filter_map(|part| match part {
                     Part::Literal(literal) => literal.attr(),
                     Part::Tensors(_) => None,
                 });
-                let attrs: Vec<(&'static str, Attr)> = row
-                    .attrs
+                let attrs: Vec<(&'static str, Attr)> = attributes(*kind)
                     .iter()
                     .map(|&(key, _)| key)
                     .zip(literals)
                     .collect();
                 Ok(Part::Tensors(self.op(
-                    row.name,
+                    kind.name(),
                     attrs,
                     &tensors(children),
                 )?))

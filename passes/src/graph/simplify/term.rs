@@ -9,9 +9,10 @@
 use super::known::{Known, known};
 use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
 use ir::graph::Phase;
-use ir::op::{self, Attr, Attrs, Op};
+use ir::op::{Attr, Op, OpKind, attributes};
 use ir::{DType, TensorType};
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// A graph of classes of equal terms.
@@ -27,8 +28,8 @@ pub(super) struct Term {
 /// What a term does with its children.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum Head {
-    /// An op of [`op::ROWS`], by its position.
-    Op(u16),
+    /// An op.
+    Op(OpKind),
     /// A step on the way to an op: see [`STEPS`]. It has no kernel and is never extracted.
     Step(u16),
     /// A result of its child.
@@ -88,7 +89,7 @@ impl Term {
     /// The op's name, or the step's.
     pub(super) fn name(&self) -> Option<&'static str> {
         match self.head {
-            Head::Op(i) => Some(op::ROWS[usize::from(i)].name),
+            Head::Op(kind) => Some(kind.name()),
             Head::Step(i) => Some(STEPS[usize::from(i)]),
             _ => None,
         }
@@ -99,8 +100,8 @@ impl Term {
     }
     /// The classes of an op's operands.
     pub(super) fn operands<'a>(&'a self, terms: &'a Terms) -> impl Iterator<Item = Id> + 'a {
-        let n_attrs = if let Head::Op(i) = self.head {
-            op::ROWS[usize::from(i)].attrs.len()
+        let n_attrs = if let Head::Op(kind) = self.head {
+            attributes(kind).len()
         } else {
             0
         };
@@ -113,14 +114,16 @@ impl Term {
     /// The op with its attributes; none if the term is not an op or a literal is not what the op
     /// takes.
     pub(super) fn op(&self, terms: &Terms) -> Option<Op> {
-        let Head::Op(i) = self.head else { return None };
-        let row = &op::ROWS[usize::from(i)];
-        let first = self.children.len().checked_sub(row.attrs.len())?;
-        let mut attrs = Attrs::new();
-        for (&(key, _), &id) in row.attrs.iter().zip(&self.children[first..]) {
-            attrs.insert(key, terms[id].data.literal.as_ref()?.attr()?);
+        let Head::Op(kind) = self.head else {
+            return None;
+        };
+        let keys = attributes(kind);
+        let first = self.children.len().checked_sub(keys.len())?;
+        let mut attrs = BTreeMap::new();
+        for (&(key, _), &id) in keys.iter().zip(&self.children[first..]) {
+            attrs.insert(key.into(), terms[id].data.literal.as_ref()?.attr()?);
         }
-        Op::new(row.name, attrs).ok()
+        Op::of(kind, attrs).ok()
     }
 }
 
@@ -173,7 +176,7 @@ impl Language for Term {
 
     fn discriminant(&self) -> (u8, u16) {
         match &self.head {
-            Head::Op(i) => (0, *i),
+            Head::Op(kind) => (0, *kind as u16),
             Head::Step(i) => (1, *i),
             Head::Result(i) => (2, u16::from(*i)),
             Head::Leaf(_) => (3, 0),
@@ -207,17 +210,14 @@ impl FromOp for Term {
 
     fn from_op(text: &str, children: Vec<Id>) -> Result<Term, FromOpError> {
         let position = |i: usize| u16::try_from(i).ok();
-        let row = op::ROWS
-            .iter()
-            .position(|row| row.name == text)
-            .and_then(position);
+        let op = OpKind::from_name(text);
         let step = STEPS
             .iter()
             .position(|&step| step == text)
             .and_then(position);
         let result = text.strip_prefix('r').and_then(|i| i.parse().ok());
-        let head = match (row, step, result) {
-            (Some(i), _, _) => Head::Op(i),
+        let head = match (op, step, result) {
+            (Some(kind), _, _) => Head::Op(kind),
             (_, Some(i), _) => Head::Step(i),
             (_, _, Some(i)) => Head::Result(i),
             _ => match Literal::from_text(text) {

@@ -1,0 +1,291 @@
+//! Operations: an op's identity with its attributes.
+//!
+//! The table of ops is one declaration, in the crate `ops`. From it come [`OpKind`] (identity
+//! without attributes), its [`Facts`], and here [`Op`]: an enum with a variant for each op, which
+//! holds the op's attributes as a struct of [`attrs`]. A new op appears in all of them at once, and
+//! matches on them do not compile until they say what to do with it.
+//!
+//! All values are row-major and contiguous.
+
+pub mod attrs;
+mod error;
+mod shape;
+mod work;
+
+use crate::body::Body;
+use crate::types::TensorType;
+use attrs::Attributes;
+pub use attrs::{Attr, AttrError, Attrs, Kind, Number};
+pub use error::{Misfit, ShapeError};
+pub use ops::{Access, Facts, OpKind, Purity};
+use shape::Call;
+pub use shape::{broadcast_shapes, parse_type};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+pub use work::Work;
+
+/// A pattern or type that stands for the attributes of an op that has some.
+macro_rules! bound {
+    ($attrs:ident, $name:ident) => {
+        $name
+    };
+}
+/// The attributes bound to a name, `()` for an op without.
+macro_rules! bound_attrs {
+    ($name:ident) => {
+        &()
+    };
+    ($name:ident, $attrs:ident) => {
+        $name
+    };
+}
+/// The type of an op's attributes.
+macro_rules! attrs_type {
+    () => {
+        ()
+    };
+    ($attrs:ident) => {
+        attrs::$attrs
+    };
+}
+/// An op of attributes.
+macro_rules! made {
+    ($kind:ident, $given:expr) => {{
+        let () = $given;
+        Op::$kind
+    }};
+    ($kind:ident, $given:expr, $attrs:ident) => {
+        Op::$kind($given)
+    };
+}
+/// An op's work: elementwise if the table says nothing.
+macro_rules! work_of {
+    () => {
+        work::elementwise
+    };
+    ($work:ident) => {
+        work::$work
+    };
+}
+
+macro_rules! define {
+    ($(
+        $kind:ident $(($attrs:ident))? $name:literal: $facts:expr
+            => $shape:ident $(, $work:ident)?;
+    )*) => {
+        /// An operation with its attributes.
+        #[derive(Clone)]
+        #[allow(missing_docs, reason = "the table says what each op computes")]
+        pub enum Op {
+            $($kind $((attrs::$attrs))?,)*
+        }
+
+        impl Op {
+            /// The op's identity.
+            pub fn kind(&self) -> OpKind {
+                match self {
+                    $(Op::$kind { .. } => OpKind::$kind,)*
+                }
+            }
+            /// The attributes as text and files have them.
+            pub fn attrs(&self) -> Attrs {
+                match self {
+                    $(Op::$kind $((bound!($attrs, a)))? => {
+                        Attributes::to_attrs(bound_attrs!(a $(, $attrs)?))
+                    })*
+                }
+            }
+            fn take(
+                kind: OpKind,
+                given: &mut BTreeMap<String, Attr>,
+            ) -> Result<Op, AttrError> {
+                Ok(match kind {
+                    $(OpKind::$kind => {
+                        made!($kind, Attributes::take($name, given)? $(, $attrs)?)
+                    })*
+                })
+            }
+            fn same(&self, other: &Op) -> bool {
+                match (self, other) {
+                    $((Op::$kind $((bound!($attrs, a)))?, Op::$kind $((bound!($attrs, b)))?) => {
+                        Attributes::same(
+                            bound_attrs!(a $(, $attrs)?),
+                            bound_attrs!(b $(, $attrs)?),
+                        )
+                    })*
+                    _ => false,
+                }
+            }
+            fn shapes(&self, call: &Call<'_>) -> shape::Shapes {
+                match self {
+                    $(Op::$kind $((bound!($attrs, a)))? => {
+                        shape::$shape(bound_attrs!(a $(, $attrs)?), call)
+                    })*
+                }
+            }
+            fn work_of(&self, call: &Call<'_>, outputs: &[TensorType]) -> Work {
+                match self {
+                    $(Op::$kind $((bound!($attrs, a)))? => {
+                        work_of!($($work)?)(bound_attrs!(a $(, $attrs)?), call, outputs)
+                    })*
+                }
+            }
+        }
+
+        /// Names and kinds of an op's attributes, sorted by name. All are required.
+        pub fn attributes(kind: OpKind) -> &'static [(&'static str, Kind)] {
+            match kind {
+                $(OpKind::$kind => <attrs_type!($($attrs)?) as Attributes>::KEYS,)*
+            }
+        }
+    };
+}
+
+ops::ops!(define);
+
+impl Op {
+    /// An op by name. An error if there is no such op, or if the attributes are not the op's.
+    pub fn new(
+        name: &str,
+        attrs: impl IntoIterator<Item = (&'static str, Attr)>,
+    ) -> Result<Op, AttrError> {
+        let attrs = attrs.into_iter().map(|(key, attr)| (key.to_string(), attr));
+        Op::from_text(name, attrs.collect())
+    }
+    /// The same, for attribute names that come from text.
+    pub fn from_text(name: &str, given: BTreeMap<String, Attr>) -> Result<Op, AttrError> {
+        let kind = OpKind::from_name(name).ok_or_else(|| AttrError::NoOp { name: name.into() })?;
+        Op::of(kind, given)
+    }
+    /// An op of a kind. An error if the attributes are not the op's.
+    pub fn of(kind: OpKind, mut given: BTreeMap<String, Attr>) -> Result<Op, AttrError> {
+        let op = Op::take(kind, &mut given)?;
+        match given.into_keys().next() {
+            Some(key) => Err(AttrError::Unknown {
+                op: kind.name(),
+                key,
+            }),
+            None => Ok(op),
+        }
+    }
+
+    /// The op's name.
+    pub fn name(&self) -> &'static str {
+        self.kind().name()
+    }
+    /// What is known of the op, whatever its attributes are.
+    pub fn facts(&self) -> &'static Facts {
+        self.kind().facts()
+    }
+    /// An attribute by name. Code that knows the op matches on it instead.
+    pub fn attr(&self, key: &str) -> Option<Attr> {
+        self.attrs().remove(key)
+    }
+
+    /// Result types from operand types; the error says what does not fit.
+    pub fn infer(&self, types: &[&TensorType]) -> Result<Vec<TensorType>, ShapeError> {
+        let (least, most) = self.facts().inputs;
+        let shapes = if (least..=most).contains(&types.len()) {
+            self.shapes(&Call { types })
+        } else {
+            Err(Misfit::Count {
+                least,
+                most,
+                given: types.len(),
+            })
+        };
+        shapes.map_err(|kind| ShapeError {
+            op: self.kind(),
+            operands: types.iter().map(|&ty| ty.clone()).collect(),
+            kind,
+        })
+    }
+    /// Arithmetic and scratch of one run. The types should fit.
+    pub fn work(&self, inputs: &[&TensorType], outputs: &[TensorType]) -> Work {
+        self.work_of(&Call { types: inputs }, outputs)
+    }
+
+    /// True if the result shares the operand's bytes: it never becomes a line.
+    pub fn is_alias(&self) -> bool {
+        matches!(self, Op::Reshape(_))
+    }
+    /// True if a repeated run gives the same bits.
+    pub fn is_pure(&self) -> bool {
+        self.facts().purity == Purity::Pure
+    }
+    /// True if no kernel exists for the op: it is planned, not run.
+    pub fn is_extern(&self) -> bool {
+        matches!(self, Op::Extern(_))
+    }
+    /// The (operand, result) pairs that may share their bytes.
+    pub fn inplace(&self) -> &[(usize, usize)] {
+        match self {
+            Op::Fused(fused) => fused.body.inplace(),
+            _ => self.facts().inplace,
+        }
+    }
+    /// What a kernel of several ops computes.
+    pub fn body(&self) -> Option<&Arc<Body>> {
+        match self {
+            Op::Fused(fused) => Some(&fused.body),
+            _ => None,
+        }
+    }
+}
+
+impl PartialEq for Op {
+    /// Floating-point attributes are compared by bits: NaN equals itself, and -0.0 is not 0.0.
+    fn eq(&self, other: &Op) -> bool {
+        self.same(other)
+    }
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.name(), self.attrs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::attrs::Product;
+    use super::*;
+
+    #[test]
+    fn attributes_are_sorted() {
+        for &kind in OpKind::ALL {
+            assert!(
+                attributes(kind).is_sorted_by_key(|a| a.0),
+                "{}",
+                kind.name()
+            );
+        }
+    }
+
+    #[test]
+    fn types_read_back() {
+        for text in ["f32[4,64]", "i64[]", "bool[0]"] {
+            assert_eq!(parse_type(text).unwrap().to_string(), text);
+        }
+        for text in ["f32", "f32[4,]", "f32[-1]", "f9[1]", "f32[4"] {
+            assert!(parse_type(text).is_err(), "{text}");
+        }
+        assert!(parse_type("f32[4294967296,4294967296]").is_err());
+    }
+
+    #[test]
+    fn shapes_follow() {
+        let t = |s: &str| parse_type(s).unwrap();
+        let op = Op::Matmul(Product {
+            ta: true,
+            tb: false,
+        });
+        assert_eq!(
+            op.infer(&[&t("f32[2,3]"), &t("f32[2,5]")]).unwrap(),
+            [t("f32[3,5]")]
+        );
+        assert!(op.infer(&[&t("f32[3,2]"), &t("f32[2,5]")]).is_err());
+        assert!(Op::new("matmul", []).is_err());
+    }
+}

@@ -1,0 +1,112 @@
+//! Arithmetic and scratch of one run of an op, from its attributes and the types of its operands
+//! and results, which fit.
+
+use super::attrs::*;
+use super::shape::{Call, product};
+use crate::types::{DType, TensorType};
+
+/// Arithmetic and scratch of one run.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Work {
+    /// Floating-point operations; a multiply-add is two.
+    pub flops: f64,
+    /// True if the operations are products that run at the machine's matrix rate.
+    pub matrix: bool,
+    /// Bytes that the kernel needs while it runs, besides operands and results.
+    pub scratch: u64,
+}
+
+impl Work {
+    /// Products, which need no scratch.
+    fn matrix(flops: f64) -> Work {
+        Work {
+            flops,
+            matrix: true,
+            scratch: 0,
+        }
+    }
+}
+
+/// Bytes are moved, nothing is computed.
+pub(super) fn no_work<A>(_: &A, _: &Call<'_>, _: &[TensorType]) -> Work {
+    Work::default()
+}
+/// A few operations for each element: the memory decides the time, not the arithmetic.
+pub(super) fn elementwise<A>(_: &A, c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    let types = c.types.iter().copied().chain(outputs);
+    let elements = types.map(TensorType::numel).max().unwrap_or(0);
+    Work {
+        flops: 8.0 * elements as f64,
+        ..Work::default()
+    }
+}
+pub(super) fn adamw_work(_: &(), c: &Call<'_>, _: &[TensorType]) -> Work {
+    Work {
+        flops: 16.0 * c.at(0).numel() as f64,
+        ..Work::default()
+    }
+}
+/// Scratch: the indices of each row, chained, so that a row is summed and written once.
+pub(super) fn embedding_bwd_work(a: &EmbeddingBwd, c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    Work {
+        scratch: 4 * (outputs[0].shape()[0] + c.at(1).numel()),
+        ..elementwise(a, c, outputs)
+    }
+}
+pub(super) fn matmul_work(a: &Product, c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    let first = c.types.len() - 2;
+    let (batch, m, k, n) = product(a, c, first).expect("a typed product should have dimensions");
+    let batch: u64 = batch.iter().product();
+    // Half-precision factors are widened to f32, one matrix of the batch at a time.
+    let is_half = matches!(outputs[0].dtype(), DType::BF16 | DType::F16);
+    Work {
+        scratch: if is_half {
+            4 * (m * k + k * n + m * n)
+        } else {
+            0
+        },
+        ..Work::matrix(2.0 * batch as f64 * m as f64 * k as f64 * n as f64)
+    }
+}
+/// A product for each element of the result `y` and each tap of the kernel `w`.
+fn taps(y: &TensorType, w: &[u64]) -> f64 {
+    let taps: u64 = w[1..].iter().product();
+    y.numel() as f64 * taps as f64
+}
+pub(super) fn convolution_work(_: &Convolution, c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    Work::matrix(2.0 * taps(&outputs[0], c.shape(1)))
+}
+/// The operands are dy, x, w. Each of dx and dw is as much work as the forward.
+pub(super) fn convolution_bwd_work(a: &ConvolutionBwd, c: &Call<'_>, _: &[TensorType]) -> Work {
+    let products = a.mask[..2].iter().sum::<i64>() as f64;
+    Work::matrix(2.0 * products * taps(c.at(0), c.shape(2)))
+}
+/// Pairs of a query and a key, for each head of each batch.
+fn pairs(q: &[u64], v: &[u64]) -> f64 {
+    q[0] as f64 * q[1] as f64 * q[2] as f64 * v[2] as f64
+}
+/// No scratch: tiles of keys and blocks of queries are in a workspace of each thread.
+pub(super) fn sdpa_work(_: &Attention, c: &Call<'_>, _: &[TensorType]) -> Work {
+    let (q, v) = (c.shape(0), c.shape(2));
+    Work::matrix(2.0 * pairs(q, v) * (q[3] + v[3]) as f64)
+}
+pub(super) fn sdpa_bwd_work(_: &Attention, c: &Call<'_>, _: &[TensorType]) -> Work {
+    let (q, v) = (c.shape(1), c.shape(3));
+    Work::matrix(2.0 * pairs(q, v) * (3 * q[3] + 2 * v[3]) as f64)
+}
+/// Scratch: the sums over rows of the gradients of weight and bias, f64, of at most 32 chunks of
+/// rows.
+pub(super) fn layer_norm_bwd_work(a: &LayerNormBwd, c: &Call<'_>, outputs: &[TensorType]) -> Work {
+    let shape = c.shape(1);
+    let (lead, norm) = shape.split_at(shape.len() - a.dims as usize);
+    let (rows, n): (u64, u64) = (lead.iter().product(), norm.iter().product());
+    let chunks = rows.div_ceil(rows.div_ceil(32).max(64));
+    let has_sums = a.mask[1..] != [0, 0];
+    Work {
+        scratch: if has_sums { 16 * n * chunks } else { 0 },
+        ..elementwise(a, c, outputs)
+    }
+}
+pub(super) fn fused_work(a: &Fused, c: &Call<'_>, _: &[TensorType]) -> Work {
+    a.body.work(c.types)
+}

@@ -1,0 +1,232 @@
+//! The table of ops. A line of it:
+//!
+//! ```text
+//! Gelu(Gelu) "gelu": unary().real().function() => same, gelu_work;
+//! │    │     │        │                            │     └ its work, if it is not elementwise
+//! │    │     │        │                            └ its shape rule
+//! │    │     │        └ its facts: see `Facts`
+//! │    │     └ its name in text
+//! │    └ its attributes, if it has any: a struct in `ir/src/op/attrs.rs`
+//! └ its variant of `OpKind` and of `ir::Op`
+//! ```
+//!
+//! Shape rules are functions in `ir/src/op/shape.rs`, work is in `ir/src/op/work.rs`. This crate
+//! does not look at them, nor at the attributes.
+
+/// Calls a macro with the table.
+#[macro_export]
+macro_rules! ops {
+    ($then:ident) => {
+        $then! {
+            // One operand, element by element. y = f(x)
+            Neg "neg": unary() => same;
+            Abs "abs": unary() => same;
+            Sign "sign": unary() => same;
+            Exp "exp": unary().real().function() => same;
+            Log "log": unary().real().function() => same;
+            Sqrt "sqrt": unary().real() => same;
+            Rsqrt "rsqrt": unary().real() => same;
+            Reciprocal "reciprocal": unary().real() => same;
+            Tanh "tanh": unary().real().function() => same;
+            Sigmoid "sigmoid": unary().real().function() => same;
+            Sin "sin": unary().access(Whole).real() => same;
+            Cos "cos": unary().access(Whole).real() => same;
+            Erf "erf": unary().real().function() => same;
+            Relu "relu": unary() => same;
+            Silu "silu": unary().real().function() => same;
+            // tanh=true is the tanh approximation.
+            Gelu(Gelu) "gelu": unary().real().function() => same;
+            BitwiseNot "bitwise_not": unary() => same;
+            LogicalNot "logical_not": converts() => predicate;
+            Cast(Cast) "cast": converts() => cast;
+            Clamp(Clamp) "clamp": unary() => same;
+            // One operand and a number. rsub: value - x. pow: x^value.
+            AddScalar(Scalar) "add_scalar": unary() => same;
+            MulScalar(Scalar) "mul_scalar": unary() => same;
+            DivScalar(Scalar) "div_scalar": unary().real() => same;
+            RsubScalar(Scalar) "rsub_scalar": unary() => same;
+            PowScalar(Scalar) "pow_scalar": unary() => same;
+            EqScalar(Scalar) "eq_scalar": converts() => predicate;
+            NeScalar(Scalar) "ne_scalar": converts() => predicate;
+            LtScalar(Scalar) "lt_scalar": converts() => predicate;
+            LeScalar(Scalar) "le_scalar": converts() => predicate;
+            GtScalar(Scalar) "gt_scalar": converts() => predicate;
+            GeScalar(Scalar) "ge_scalar": converts() => predicate;
+            // Two operands of one element type, broadcast against each other.
+            Add "add": binary() => broadcast;
+            Sub "sub": binary() => broadcast;
+            Mul "mul": binary() => broadcast;
+            Div "div": binary().real() => broadcast;
+            Pow "pow": binary().access(Whole).real() => broadcast;
+            Maximum "maximum": binary() => broadcast;
+            Minimum "minimum": binary() => broadcast;
+            BitwiseAnd "bitwise_and": binary() => broadcast;
+            BitwiseOr "bitwise_or": binary() => broadcast;
+            BitwiseXor "bitwise_xor": binary() => broadcast;
+            Eq "eq": compare() => broadcast_predicate;
+            Ne "ne": compare() => broadcast_predicate;
+            Lt "lt": compare() => broadcast_predicate;
+            Le "le": compare() => broadcast_predicate;
+            Gt "gt": compare() => broadcast_predicate;
+            Ge "ge": compare() => broadcast_predicate;
+            LogicalAnd "logical_and": compare() => broadcast_predicate;
+            LogicalOr "logical_or": compare() => broadcast_predicate;
+            // where(condition: bool, x, y)
+            Where "where": takes(3, 3).inplace(&[(1, 0), (2, 0)]).access(Element).broadcasts()
+                => select;
+            // Derivatives of elementwise functions; no broadcast. (dy, y) for tanh and sigmoid,
+            // (dy, x) for the others.
+            TanhBwd "tanh_bwd": derivative() => same2;
+            SigmoidBwd "sigmoid_bwd": derivative() => same2;
+            SiluBwd "silu_bwd": derivative().function() => same2;
+            GeluBwd(Gelu) "gelu_bwd": derivative().function() => same2;
+            // dx = x > value ? dy : 0
+            ThresholdBwd(Scalar) "threshold_bwd": derivative() => same2;
+            // Reductions over `dims` (sorted, distinct, never empty: all dimensions are listed).
+            Sum(Reduction) "sum": reduction() => reduce;
+            Mean(Reduction) "mean": reduction().real() => reduce;
+            Amax(Reduction) "amax": reduction() => reduce;
+            Amin(Reduction) "amin": reduction() => reduce;
+            Any(Reduction) "any": reduction() => reduce_bool;
+            Cumsum(Along) "cumsum": takes(1, 1) => same_along;
+            // topk(x) -> values, indices: i64, sorted
+            TopK(TopK) "topk": takes(1, 1) => topk;
+            // Softmax along `dim`; the derivatives take (dy, y).
+            Softmax(Along) "softmax": softmax() => same_along;
+            LogSoftmax(Along) "log_softmax": softmax() => same_along;
+            SoftmaxBwd(Along) "softmax_bwd": softmax_bwd() => same2_along;
+            LogSoftmaxBwd(Along) "log_softmax_bwd": softmax_bwd() => same2_along;
+            // Normalisation over the last `dims` dimensions: layer_norm(x[, w[, b]]) -> y, mean,
+            // rstd (shape: leading dimensions, then ones). layer_norm_bwd(dy, x, mean, rstd[, w])
+            // -> dx[, dw[, db]] where `mask` is 1.
+            LayerNorm(LayerNorm) "layer_norm": takes(1, 3).inplace(&[(0, 0)]).access(Row).real()
+                => layer_norm;
+            LayerNormBwd(LayerNormBwd) "layer_norm_bwd": takes(4, 5)
+                .inplace(&[(0, 0)])
+                .access(Row)
+                .real()
+                => layer_norm_bwd, layer_norm_bwd_work;
+            // Over all dimensions but 1, in training: batch_norm(x, w, b, running_mean,
+            // running_var) -> y, mean, rstd, running_mean', running_var'. batch_norm_bwd(dy, x, w,
+            // mean, rstd) -> dx, dw, db.
+            BatchNorm(BatchNorm) "batch_norm": takes(5, 5).inplace(&[(3, 3), (4, 4)]) => batch_norm;
+            BatchNormBwd(BatchNormBwd) "batch_norm_bwd": takes(5, 5) => batch_norm_bwd;
+            // Products. matmul(a, b): rank 2, or 3 with equal batch; ta, tb: the last two
+            // dimensions are read transposed. addmm(c, a, b) = c + a b, where c broadcasts to the
+            // result.
+            Matmul(Product) "matmul": takes(2, 2) => matmul, matmul_work;
+            Addmm(Product) "addmm": takes(3, 3).inplace(&[(0, 0)]) => addmm, matmul_work;
+            // convolution(x[N,C,..], w[O,C/groups,..][, b[O]]), one or two spatial dimensions.
+            // convolution_bwd(dy, x, w) -> dx, dw, db where `mask` is 1.
+            Convolution(Convolution) "convolution": takes(2, 3) => convolution, convolution_work;
+            ConvolutionBwd(ConvolutionBwd) "convolution_bwd": takes(3, 3)
+                => convolution_bwd, convolution_bwd_work;
+            // max_pool2d(x[N,C,H,W]) -> y, index into H*W of each window's maximum: i64.
+            // max_pool2d_bwd(dy, index) -> dx[shape].
+            MaxPool2d(Pool) "max_pool2d": takes(1, 1) => max_pool2d;
+            MaxPool2dBwd(Sizes) "max_pool2d_bwd": takes(2, 2) => max_pool2d_bwd;
+            // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take
+            // part; broadcasts to [B,H,S,T]]) -> out[B,H,S,E], logsumexp: f32[B,H,S].
+            // sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv. H of k and v may
+            // divide that of q: grouped queries.
+            Sdpa(Attention) "sdpa": takes(3, 4) => sdpa, sdpa_work;
+            SdpaBwd(Attention) "sdpa_bwd": takes(6, 7) => sdpa_bwd, sdpa_bwd_work;
+            // Tables. embedding(w[V,D], index) -> [index.., D]. embedding_bwd(dy, index) ->
+            // dw[rows, D]; rows of `padding` get 0 (-1: none).
+            Embedding "embedding": takes(2, 2) => embedding;
+            EmbeddingBwd(EmbeddingBwd) "embedding_bwd": takes(2, 2)
+                => embedding_bwd, embedding_bwd_work;
+            // nll_loss(logp[N,C], target[N]) -> loss, weight; reduction 0 none, 1 mean, 2 sum;
+            // targets equal to `ignore` do not count, and weight is the number of those that do.
+            // nll_loss_bwd(dloss, target, weight) -> dlogp[shape].
+            NllLoss(NllLoss) "nll_loss": takes(2, 2) => nll_loss;
+            // nll_sum(logp, target[, before: f64[]]) -> the rows' losses, added one after the other
+            // to `before`, or to 0: f64[].
+            NllSum(NllSum) "nll_sum": takes(2, 3).inplace(&[(2, 0)]) => nll_sum;
+            NllLossBwd(NllLossBwd) "nll_loss_bwd": takes(3, 3) => nll_loss_bwd;
+            // gather(x, index), scatter(x, index, source), scatter_value(x, index); scatter_add
+            // adds.
+            Gather(Along) "gather": takes(2, 2) => gather;
+            Scatter(Along) "scatter": takes(3, 3).inplace(&[(0, 0)]) => scatter;
+            ScatterAdd(Along) "scatter_add": takes(3, 3).inplace(&[(0, 0)]) => scatter;
+            ScatterValue(ScatterValue) "scatter_value": takes(2, 2).inplace(&[(0, 0)]) => scatter_value;
+            // index(x, i0, i1, ..): x[i0, i1, ..] over the leading dimensions; the indices (i64)
+            // broadcast against each other. index_put(x, values, i0, i1, ..): values broadcast to
+            // x[i0, i1, ..]'s shape.
+            Index "index": takes(2, 9) => index;
+            IndexPut(IndexPut) "index_put": takes(3, 10).inplace(&[(0, 0)]) => index_put;
+            // Shapes. reshape shares its operand's bytes; the others copy.
+            Reshape(Sizes) "reshape": takes(1, 1).no_kernel() => reshape, no_work;
+            Permute(Dims) "permute": takes(1, 1) => permute, no_work;
+            Expand(Sizes) "expand": takes(1, 1).access(Element) => expand, no_work;
+            Flip(Dims) "flip": takes(1, 1) => same, no_work;
+            Slice(Slice) "slice": takes(1, 1) => slice, no_work;
+            // slice_scatter(x, source): x with x[.., start:end:step, ..] replaced.
+            SliceScatter(Slice) "slice_scatter": takes(2, 2).inplace(&[(0, 0)])
+                => slice_scatter, no_work;
+            Cat(Along) "cat": takes(1, 4096) => cat, no_work;
+            // pad: [before, after] for each dimension, outermost first; negative cuts.
+            Pad(Pad) "pad": takes(1, 1) => pad, no_work;
+            // Sources. arange: start + step * i.
+            Full(Full) "full": takes(0, 0).access(Element) => full, no_work;
+            Arange(Arange) "arange": takes(0, 0) => arange, no_work;
+            // Random numbers: Philox4x32-10 of (seed, step, stream, element); rng: i64[2] = seed,
+            // step. `stream` tells the random ops of a graph apart. The same operands give the same
+            // bits, so a rerun reproduces them. uniform in [0, 1)
+            Rand(Random) "rand": takes(1, 1).random() => random;
+            // normal
+            Randn(Random) "randn": takes(1, 1).random() => random;
+            // dropout(x, rng) -> y = x * mask / (1 - p), mask: bool
+            Dropout(Dropout) "dropout": takes(2, 2)
+                .inplace(&[(0, 0)])
+                .real()
+                .random()
+                .options_from(1)
+                .generated()
+                => dropout;
+            // dropout_bwd(dy, mask) -> dy * mask * scale
+            DropoutBwd(DropoutBwd) "dropout_bwd": takes(2, 2)
+                .inplace(&[(0, 0)])
+                .access(Element)
+                .real()
+                => dropout_bwd;
+            // step + 1
+            RngNext "rng_next": takes(1, 1).inplace(&[(0, 0)]) => same;
+            // The norm over all gradients, for clipping: sum_squares(g) -> f64[]; clip_scale(sum,
+            // sum, ..) -> f32[], the factor min(1, max_norm / (sqrt of the sums + 1e-6)).
+            SumSquares "sum_squares": takes(1, 1) => sum_squares;
+            ClipScale(ClipScale) "clip_scale": takes(1, 4096) => clip_scale;
+            // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts
+            // from 1; scale: f32[] is what the gradient is multiplied by first. adamw(p, g, m, v,
+            // step, hyper[, scale]) -> p', m', v'
+            Adamw "adamw": takes(6, 7)
+                .inplace(&[(0, 0), (2, 1), (3, 2)])
+                .access(Element)
+                .real()
+                .options_from(4)
+                => adamw, adamw_work;
+            // The same on f32 numbers whose nearest bf16 is p and whose lower 16 bits are low; m
+            // and v are f32: adamw_split(p: bf16, g: bf16, low: i16, m, v, step, hyper[, scale]) ->
+            // p', low', m', v'
+            AdamwSplit "adamw_split": takes(7, 8)
+                .inplace(&[(0, 0), (2, 1), (3, 2), (4, 3)])
+                .access(Element)
+                .options_from(5)
+                => adamw_split, adamw_work;
+            // sgd(p, g, hyper: f64[3] = lr, momentum, weight decay[, scale]) -> p'
+            Sgd "sgd": takes(3, 4).inplace(&[(0, 0)]).access(Element).real().options_from(2) => sgd;
+            // sgd_momentum(p, g, buf, hyper[, scale]) -> p', buf'
+            SgdMomentum "sgd_momentum": takes(4, 5)
+                .inplace(&[(0, 0), (2, 1)])
+                .access(Element)
+                .real()
+                .options_from(3)
+                => sgd_momentum;
+            // Several ops as one kernel, which a backend generates: see body.rs.
+            Fused(Fused) "fused": takes(0, 4096).no_kernel() => fused, fused_work;
+            // Anything else: planned and costed by its bytes, never run. `types` are the results':
+            // "f32[4,4] i64[4]".
+            Extern(Extern) "extern": takes(0, 4096).no_kernel().opaque() => external;
+        }
+    };
+}
