@@ -30,43 +30,62 @@ pub struct Device {
     pub host_bandwidth: f64,
 }
 
+/// What is wrong with a description.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The text is not TOML, or a field is missing, unknown or of another type.
+    #[error(transparent)]
+    Toml(#[from] toml::de::Error),
+    /// A field's number is out of its range.
+    #[error("device {device}: {field} should be {range}")]
+    Range {
+        /// The device's name.
+        device: String,
+        /// The field.
+        field: &'static str,
+        /// Which numbers the field can have.
+        range: &'static str,
+    },
+}
+
 impl Device {
     /// Reads a description; the error names the field.
-    pub fn from_toml(text: &str) -> Result<Device, String> {
-        let device: Device = toml::from_str(text).map_err(|e| e.to_string())?;
-        let rates = [
-            ("f32_flops", device.f32_flops),
-            ("bf16_flops", device.bf16_flops),
-            ("memory_bandwidth", device.memory_bandwidth),
-            ("link_bandwidth", device.link_bandwidth),
-            ("host_bandwidth", device.host_bandwidth),
-        ];
-        for (field, rate) in rates {
-            if !(rate.is_finite() && 0.0 < rate) {
-                return Err(format!(
-                    "device {}: {field} should be a positive number",
-                    device.name
-                ));
-            }
-        }
-        if !(0.0 < device.duplex && device.duplex <= 1.0) {
-            return Err(format!(
-                "device {}: duplex should be a share, above 0 and at most 1",
-                device.name
-            ));
-        }
-        for (field, micros) in [
-            ("launch_micros", device.launch_micros),
-            ("link_micros", device.link_micros),
-        ] {
-            if !(micros.is_finite() && 0.0 <= micros) {
-                return Err(format!(
-                    "device {}: {field} should be a number that is not negative",
-                    device.name
-                ));
-            }
-        }
+    pub fn from_toml(text: &str) -> Result<Device, DeviceError> {
+        let device: Device = toml::from_str(text)?;
+        device.check()?;
         Ok(device)
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        let ensure = |field, range, holds| {
+            if holds {
+                return Ok(());
+            }
+            Err(DeviceError::Range {
+                device: self.name.clone(),
+                field,
+                range,
+            })
+        };
+        for (field, rate) in [
+            ("f32_flops", self.f32_flops),
+            ("bf16_flops", self.bf16_flops),
+            ("memory_bandwidth", self.memory_bandwidth),
+            ("link_bandwidth", self.link_bandwidth),
+            ("host_bandwidth", self.host_bandwidth),
+        ] {
+            ensure(field, "a positive number", rate.is_finite() && rate > 0.0)?;
+        }
+        let is_share = self.duplex > 0.0 && self.duplex <= 1.0;
+        ensure("duplex", "a share, above 0 and at most 1", is_share)?;
+        for (field, micros) in [
+            ("launch_micros", self.launch_micros),
+            ("link_micros", self.link_micros),
+        ] {
+            let holds = micros.is_finite() && micros >= 0.0;
+            ensure(field, "a number that is not negative", holds)?;
+        }
+        Ok(())
     }
 }
 
@@ -96,6 +115,7 @@ mod tests {
             ("name = \"d\"", "name = \"d\"\nspeed = 1", "speed"),
         ] {
             let error = Device::from_toml(&GOOD.replace(good, bad)).unwrap_err();
+            let error = error.to_string();
             assert!(error.contains(field), "{bad}: {error}");
         }
     }

@@ -1,6 +1,7 @@
 //! The machines that come with Lighterage: `passes/devices/*.toml`.
 
 use ir::Device;
+use ir::device::DeviceError;
 
 const FILES: &[(&str, &str)] = &[
     ("cpu", include_str!("../devices/cpu.toml")),
@@ -18,14 +19,25 @@ pub fn names() -> Vec<&'static str> {
 }
 
 /// The device of that name.
-pub fn named(name: &str) -> Result<Device, String> {
+pub fn named(name: &str) -> Result<Device, NamedError> {
     match FILES.iter().find(|&&(known, _)| known == name) {
-        Some((_, text)) => Device::from_toml(text),
-        None => Err(format!(
-            "there is no device {name}; there are {}, or name a .toml file",
-            names().join(", ")
-        )),
+        Some((_, text)) => Ok(Device::from_toml(text)?),
+        None => Err(NamedError::Unknown { name: name.into() }),
     }
+}
+
+/// Why a name gives no device.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NamedError {
+    /// There is no file of that name.
+    #[error("there is no device {name}; there are {}, or name a .toml file", names().join(", "))]
+    Unknown {
+        /// The name that was asked for.
+        name: String,
+    },
+    /// The file is wrong.
+    #[error(transparent)]
+    File(#[from] DeviceError),
 }
 
 #[cfg(test)]

@@ -257,9 +257,9 @@ pub(crate) fn device(name: &str) -> Result<Device, Failure> {
     if name.ends_with(".toml") || name.contains(std::path::MAIN_SEPARATOR) {
         let text = read_text(Path::new(name))?;
         return Device::from_toml(&text)
-            .map_err(|e| Failure::Input(format!("{name}: {}", e.trim_end())));
+            .map_err(|e| Failure::Input(format!("{name}: {}", e.to_string().trim_end())));
     }
-    devices::named(name).map_err(Failure::Input)
+    devices::named(name).map_err(|e| Failure::Input(e.to_string()))
 }
 
 /// The compiler's options.
