@@ -26,8 +26,8 @@ use std::collections::{BTreeMap, HashMap};
 /// Bytes that states start from, by path; row-major, as long as the state's type.
 pub type Data = BTreeMap<String, Vec<u8>>;
 
-/// Builds the artifact of a compiled step, whole: nobody changes it afterwards. `target` is what
-/// its generated kernels run on, for instance [`Target::host`]; with [`Kernels::Plain`] there are
+/// Builds the whole artifact of a compiled step: callers change nothing in it. `target` is what its
+/// generated kernels run on, for instance [`Target::host`]; with [`Kernels::Plain`] there are
 /// none. An error names the first op that has no kernel, `Unsupported: aten.foo (node bar)`, or
 /// data that does not fit its state.
 pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<Artifact, Error> {
@@ -131,11 +131,11 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
 
 struct Emitter<'a> {
     program: &'a Program,
-    /// For whom kernels are generated, if they are.
+    /// What kernels are generated for; `None` if the runtime has all kernels.
     target: Option<Target>,
     /// Kernels by their text: equal ones are one.
     kernels: BTreeMap<String, u32>,
-    /// Kernels of ops with these operands and so many bytes of scratch.
+    /// Kernels of ops with these operands and this many bytes of scratch.
     like: HashMap<(String, Vec<TensorType>, u64), u32>,
     /// Kernels that are to be compiled, each with an index into the artifact's.
     generated: Vec<(usize, Generated)>,
@@ -294,8 +294,8 @@ pub fn target(kernels: Kernels) -> Result<Option<Target>, Error> {
     }
 }
 
-/// The kernel that is generated for a node with so many bytes of scratch; none if the runtime's own
-/// has to do.
+/// The kernel that is generated for a node with `scratch` bytes of scratch; `None` if the runtime's
+/// own kernel is used.
 pub fn generated(
     graph: &Graph,
     node: Node,

@@ -273,7 +273,7 @@ impl Schedule {
     /// The same without a list.
     pub fn each_access(&self, graph: &crate::Graph, instr: Instr, mut each: impl FnMut(Access)) {
         let mut touch = |loc: Loc, bytes: u64, write: bool| {
-            if 0 < bytes {
+            if bytes > 0 {
                 each(Access { loc, bytes, write });
             }
         };

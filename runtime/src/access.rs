@@ -21,7 +21,7 @@ impl Access {
     /// end does not overflow.
     pub(crate) fn new(place: Place, bytes: u64, write: bool) -> Option<Access> {
         let Place { pool, offset } = place;
-        (0 < bytes).then_some(Access {
+        (bytes > 0).then_some(Access {
             pool: pool as usize,
             start: offset,
             end: offset + bytes,

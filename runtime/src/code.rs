@@ -5,7 +5,7 @@
 //! or an error that says what is wrong with the object. Whatever an object's headers, symbols and
 //! relocations say is checked: no object makes the loader touch bytes outside its own.
 //!
-//! **The code itself cannot be checked.** Who runs an artifact with code trusts it like a program.
+//! **The code itself cannot be checked.** An artifact with code is trusted like a program.
 //! That the code reads and writes no more than the tensors of its types is the compiler's promise;
 //! `validate` holds every launch to those types.
 
@@ -106,12 +106,12 @@ impl Loaded {
                 .ok()
                 .filter(|&size| size <= MOST_BYTES);
             let size = size.ok_or(ObjectError::Refused("a section that is too large"))?;
-            if ALIGN < usize::try_from(section.align()).unwrap_or(usize::MAX) {
+            if usize::try_from(section.align()).unwrap_or(usize::MAX) > ALIGN {
                 return Err(ObjectError::Alignment(section.align()));
             }
             places.insert(section.index().0, (length, size));
             length = (length + size).next_multiple_of(ALIGN);
-            if MOST_BYTES < length {
+            if length > MOST_BYTES {
                 return Err(ObjectError::Refused("sections that are too large"));
             }
         }
@@ -281,7 +281,7 @@ struct Phase {
 #[repr(transparent)]
 struct Address(*mut u8);
 
-// SAFETY: an address is data; whoever calls a phase's function answers for what is behind it, see
+// SAFETY: an address is data; the caller of a phase's function answers for what is behind it, see
 // `Phase::run`.
 unsafe impl Send for Address {}
 // SAFETY: as above.
@@ -317,13 +317,13 @@ impl CodeLaunch {
     }
     /// True if threads can share it.
     pub(crate) fn is_split(&self) -> bool {
-        SMALL < self.bytes && self.phases.iter().any(|phase| 1 < phase.parts)
+        self.bytes > SMALL && self.phases.iter().any(|phase| phase.parts > 1)
     }
     /// Runs it, on a team if there is one and it is worth it.
     pub(crate) fn run(&self, team: Option<&Team>) -> Result<(), String> {
         for phase in &self.phases {
             match team {
-                Some(team) if self.is_split() && 1 < phase.parts => {
+                Some(team) if self.is_split() && phase.parts > 1 => {
                     // A few pieces a thread, so that threads end together.
                     let pieces = phase.parts.min(PIECES * team.threads() as u64);
                     team.run(phase.clone(), pieces as usize)?;
@@ -339,7 +339,7 @@ impl Phase {
     fn call(&self, first: u64, end: u64) {
         // SAFETY: the function takes these tensors, whose types `validate` compared with those the
         // code was made for, and parts of its own number. `validate` proved the tensors within
-        // their pools, results disjoint from all else but for in-place pairs, and ordered with
+        // their pools, results disjoint from all else except in-place pairs, and ordered with
         // every conflicting access of other streams. `Address` is a transparent pointer.
         unsafe { (self.function)(self.tensors.as_ptr().cast(), first, end) }
     }

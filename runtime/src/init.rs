@@ -1,4 +1,4 @@
-//! What states start from when the artifact brings no data for them.
+//! Values of states that the artifact has no data for.
 
 use crate::Error;
 use crate::machine::backend::Backend;
@@ -14,8 +14,8 @@ use half::{bf16, f16};
 ///   zeros if it ends in `bias`.
 /// * Everything else stays without a value, and the first step asks for it by name.
 ///
-/// A value depends on the seed, the state's path and the element's index alone: not on the order of
-/// states, nor on what else there is.
+/// A value depends on the seed, the state's path and the element's index alone, not on the order of
+/// states or on other states.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StateInit {
     /// The seed of everything.

@@ -2,7 +2,7 @@
 //!
 //! Kernels are safe code. The two `unsafe` blocks here turn places in pools into slices; they lean
 //! on [`crate::validate`], which refuses an artifact in which a command's results overlap its
-//! operands (but for exact in-place pairs), leave their pool, or are accessed by two streams
+//! operands (except exact in-place pairs), leave their pool, or are accessed by two streams
 //! without an event between them.
 
 #![allow(
@@ -21,7 +21,11 @@ pub trait Element: Copy + Send + Sync + 'static {
     const DTYPE: DType;
 }
 macro_rules! elements {
-    ($($ty:ty = $dtype:ident),*) => {$(impl Element for $ty { const DTYPE: DType = DType::$dtype; })*};
+    ($($ty:ty = $dtype:ident),*) => {$(
+        impl Element for $ty {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
 }
 // Bools are bytes here: a pool may hold any byte, a Rust bool may not. Kernels write 0 or 1 and
 // read zero or not.
@@ -58,7 +62,7 @@ pub struct Tensor {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: a Tensor is an address; who turns it into a slice (Call) answers for the access, by
+// SAFETY: a Tensor is an address; Call, which turns it into a slice, answers for the access, by
 // `validate`'s ordering.
 unsafe impl Send for Tensor {}
 // SAFETY: as above.
@@ -188,7 +192,7 @@ impl<'a> Call<'a> {
         let x = &self.ins[i];
         self.outs
             .iter()
-            .position(|y| 0 < x.bytes && 0 < y.bytes && overlap(x, y))
+            .position(|y| x.bytes > 0 && y.bytes > 0 && overlap(x, y))
     }
     /// Operand `i`'s elements. Panics if its type is not `T` (bools are `u8`), or if a result lies
     /// on it.
@@ -491,8 +495,8 @@ impl<'a, T> Window<'a, T> {
     /// Row `i`'s elements. Panics if there is no such row.
     pub fn row(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows, "a window should have row {i}");
-        // SAFETY: who made the window answers for its rows and columns being there and no one
-        // else's.
+        // SAFETY: the maker of the window promised that its rows and columns exist and are used by
+        // nothing else.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(i * self.stride), self.columns) }
     }
     /// The first element.

@@ -2,17 +2,19 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), lighterage_runtime::Error> {
-//! let mut machine = lighterage_runtime::Machine::new(artifact::read_file("gpt2.lit")?, lighterage_runtime::Options::default())?;
-//! machine.initialise(&lighterage_runtime::StateInit { seed: 1, std: Some(0.02) })?;
+//! use lighterage_runtime::{Machine, Options, StateInit};
+//!
+//! let mut machine = Machine::new(artifact::read_file("gpt2.lit")?, Options::default())?;
+//! machine.initialise(&StateInit { seed: 1, std: Some(0.02) })?;
 //! machine.write_input("tokens", &[0; 4096])?;
 //! let report = machine.step()?;
 //! let loss = machine.read_output("loss")?;
 //! # Ok(()) }
 //! ```
 //!
-//! From top to bottom: [`validate`](validate()) proves that an artifact may be run; [`Machine`] runs
-//! it on threads (or shuffled, to test the plan), over a [`Backend`], which has the memory; on the
-//! CPU, [`kernels`] compute, on a [`Team`]. **Invariant:** no unsafe code but in `memory`, in
+//! From top to bottom: [`validate`](validate()) proves that an artifact may be run; [`Machine`]
+//! runs it on threads (or shuffled, to test the plan), over a [`Backend`], which has the memory; on
+//! the CPU, [`kernels`] compute, on a [`Team`]. **Invariant:** no unsafe code but in `memory`, in
 //! [`kernel`], in one call of the kernels' `product` and in `code`, which loads and calls generated
 //! kernels; all of it leans on what `validate` proves.
 

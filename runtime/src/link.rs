@@ -1,10 +1,9 @@
-//! The link between the device's pool and the others. On the CPU machine both are the same memory,
-//! so a copy takes what a memcpy takes; given a bandwidth, each direction is slowed to it. Any
-//! machine then plays one with a slow link, and an offloading plan can be timed where there is no
-//! device.
+//! The link between a device's pool and the host's. On the CPU both are the same memory, so a copy
+//! takes the time of a memcpy. With a bandwidth, each direction is slowed to it: the machine plays
+//! one with a slow link, and an offloading plan can be timed where no device is available.
 //!
-//! The link is full duplex: the directions do not slow each other. Copies in one direction share it
-//! one after another, in the order in which they ask, whichever stream they are on.
+//! The link is full duplex: the directions do not slow each other. Copies in one direction take
+//! turns, in the order in which they ask, on whichever stream they are.
 
 use crate::kernel::Tensor;
 use crate::memory;
@@ -24,7 +23,7 @@ pub(crate) enum Way {
 pub(crate) struct Pace {
     /// Bytes per second, each way.
     pub(crate) bandwidth: f64,
-    /// What a copy takes besides.
+    /// Time that a copy takes in addition.
     pub(crate) latency: Duration,
 }
 

@@ -1,9 +1,9 @@
 //! Pools: one allocation each, of exactly the planned size, and the few ways to touch its bytes
 //! besides kernels.
 //!
-//! Everything here works on places that [`crate::validate`] proved to lie in their pool; the checks
-//! are made once more where a place becomes an address, at load. What is leant on without a check
-//! is order: two threads touch the same byte, one of them writing, only with an event between them
+//! Everything here works on places that [`crate::validate`] proved to lie in their pool. The checks
+//! are made once more where a place becomes an address. One thing is relied on without a check,
+//! order: two threads touch the same byte, one of them writing, only with an event between them
 //! (`validate` proves it of the commands), and the host touches pools only while no step runs (the
 //! machine's `idle`), inputs and outputs also while no command runs or may start that would
 //! conflict (the machine's `io_idle`).
@@ -20,14 +20,14 @@ use std::ptr::NonNull;
 
 /// Pools of a page or more start at a page, so that they can be pinned as they are.
 const PAGE: usize = 4096;
-/// Pools of so many bytes or more start at a large page, and ask for such pages: a kernel that
+/// Pools of at least this many bytes start at a large page, and ask for such pages: a kernel that
 /// walks along columns, or over many tensors, then finds their addresses without a table walk each.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// Asks for large pages, where the system has them; what it answers changes speed alone.
 #[cfg(target_os = "linux")]
 fn large_pages(start: *mut u8, bytes: usize) {
-    if LARGE_PAGE <= bytes {
+    if bytes >= LARGE_PAGE {
         // SAFETY: the range is one allocation of ours, which begins at a page, and the advice
         // changes no byte of it.
         unsafe { libc::madvise(start.cast(), bytes / PAGE * PAGE, libc::MADV_HUGEPAGE) };
@@ -44,8 +44,8 @@ pub(crate) struct Arena {
     layout: Layout,
 }
 
-// SAFETY: an Arena is an address and a size; who touches its bytes answers for the order, see the
-// module's text.
+// SAFETY: an Arena is an address and a size; code that touches its bytes answers for the order, see
+// the module's text.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -68,7 +68,7 @@ impl Arena {
         // SAFETY: the layout's size is not zero.
         let start = NonNull::new(unsafe { alloc(layout) })?;
         large_pages(start.as_ptr(), bytes);
-        // SAFETY: the allocation has so many bytes.
+        // SAFETY: the allocation has `bytes` bytes.
         unsafe { start.as_ptr().write_bytes(0, bytes) };
         Some(Arena { start, layout })
     }
@@ -144,7 +144,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if 0 < self.layout.size() {
+        if self.layout.size() > 0 {
             // SAFETY: allocated in `new` with this layout, and freed nowhere else.
             unsafe { dealloc(self.start.as_ptr(), self.layout) }
         }
@@ -159,14 +159,14 @@ pub(crate) fn copy(src: &Tensor, dst: &Tensor, from: usize, to: usize) {
         "a copy should lie in both of its ranges"
     );
     // SAFETY: by the assertion both ranges lie in a Tensor, which lies in its pool, which outlives
-    // it; `ptr::copy` allows overlap, though `validate` refuses it; nobody else touches the bytes
+    // it; `ptr::copy` allows overlap, though `validate` refuses it; nothing else touches the bytes
     // meanwhile, by `validate`'s race check.
     unsafe { std::ptr::copy(src.data.add(from), dst.data.add(from), to - from) }
 }
 
 /// Sets every byte.
 pub(crate) fn fill(tensor: &Tensor, byte: u8) {
-    // SAFETY: a Tensor lies in its pool, and nobody else touches it: only an idle machine and the
+    // SAFETY: a Tensor lies in its pool, and nothing else touches it: only an idle machine and the
     // single thread of a shuffled run fill.
     unsafe { std::ptr::write_bytes(tensor.data, byte, tensor.bytes) }
 }
@@ -179,8 +179,8 @@ pub(crate) fn write(tensor: &Tensor, bytes: &[u8]) {
         "the host's bytes should be as many as the tensor's"
     );
     // SAFETY: a Tensor lies in its pool, the sizes are equal by the assertion, a slice of the host
-    // does not lie in a pool (`Arena::read` copies out), and nobody else touches the bytes: the machine is
-    // idle, or idle as far as they are concerned.
+    // does not lie in a pool (`Arena::read` copies out), and nothing else touches the bytes: the
+    // machine is idle, or idle as far as they are concerned.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.data, bytes.len()) }
 }
 

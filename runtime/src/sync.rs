@@ -1,8 +1,9 @@
 //! Waiting: a bell that rings whenever something may have changed that a thread waits for.
 //!
-//! What is waited for lives in atomics, and only grows: an event's counter is the last step that
-//! recorded it. Who changes one rings; who waits looks, spins a moment, then sleeps on the bell.
-//! Ringing costs one load while nobody sleeps, and nothing here allocates.
+//! Threads wait for numbers in atomics that only grow: an event's counter is the last step that
+//! recorded it. A thread that changes one rings the bell. A thread that waits looks, spins a
+//! moment, then sleeps on the bell. Ringing costs one load while no thread sleeps, and nothing here
+//! allocates.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// little enough to waste where streams outnumber cores.
 const SPINS: u32 = 64;
 
-/// Wakes whoever waits.
+/// Wakes the threads that wait.
 #[derive(Default)]
 pub(crate) struct Bell {
     lock: Mutex<()>,
@@ -20,7 +21,8 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// Returns once `ready` does. Whoever makes it true stores with `SeqCst` and rings afterwards.
+    /// Returns once `ready` is true. A thread that makes it true stores with `SeqCst` and rings
+    /// afterwards.
     pub(crate) fn wait(&self, ready: impl Fn() -> bool) {
         for _ in 0..SPINS {
             if ready() {
@@ -44,7 +46,7 @@ impl Bell {
 
     /// Wakes every sleeper, to look again.
     pub(crate) fn ring(&self) {
-        if 0 < self.sleepers.load(Ordering::SeqCst) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
             // With the lock: a sleeper that has looked and not yet slept still holds it.
             let _guard = unpoisoned(&self.lock);
             self.rung.notify_all();

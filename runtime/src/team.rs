@@ -5,10 +5,10 @@
 //!
 //! A team's threads are started once. Parts are taken by a compare-and-swap of a ticket, which
 //! names the work and the next part of it, so that a thread that comes late takes nothing of the
-//! next work. The thread that asks works along, and returns when the last part is done. Who has
-//! nothing to do looks for work again and again for a short while, for kernels follow each other
-//! within microseconds and waking a thread takes tens of them, and sleeps then. Nothing is
-//! allocated after [`Team::new`]. A part that panics is a failure like any other.
+//! next work. The thread that asks works along, and returns when the last part is done. A thread
+//! with nothing to do looks for work again and again for a short while, then sleeps: kernels follow
+//! each other within microseconds, and waking a thread takes tens of them. Nothing is allocated
+//! after [`Team::new`]. A part that panics is a failure like any other.
 
 use crate::Error;
 use crate::sync::unpoisoned;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Work in parts, numbered from 0.
 pub(crate) trait Parts: Send + Sync {
-    /// Runs one part of so many.
+    /// Runs part number `part` of `parts`.
     fn run(&self, part: usize, parts: usize) -> Result<(), String>;
 }
 
@@ -42,8 +42,8 @@ type Work = (u32, Arc<dyn Parts>, usize);
 
 #[derive(Default)]
 struct Shared {
-    /// The number of the work, from 1, in the high half; in the low half the first part that nobody
-    /// has taken.
+    /// The number of the work, from 1, in the high half; in the low half the first part that no
+    /// thread has taken.
     ticket: AtomicU64,
     /// The work that the ticket names.
     work: Mutex<Option<Work>>,
@@ -51,12 +51,13 @@ struct Shared {
     done: AtomicUsize,
     /// The failure of the first part, by number, that failed.
     failure: Mutex<Option<(usize, String)>>,
-    /// Who sleeps does so under this lock.
+    /// Threads sleep under this lock.
     sleep: Mutex<()>,
-    /// There is work, or the end; and who sleeps until then.
+    /// Signals work, or the end; and how many threads sleep until then.
     begin: Condvar,
     asleep: AtomicUsize,
-    /// The last part is done, or a thread has started; and whether someone sleeps until then.
+    /// Signals that the last part is done, or that a thread has started; and whether a thread
+    /// sleeps until then.
     end: Condvar,
     waiting: AtomicBool,
     /// Threads that run: the system allocates on their behalf until they do.
@@ -107,15 +108,15 @@ impl Team {
         let _turn = unpoisoned(&self.turn);
         let shared = &*self.shared;
         let number = ((shared.ticket.load(Ordering::SeqCst) >> 32) as u32).wrapping_add(1);
-        // Nobody touches the count: all parts of the work before are done.
+        // No thread touches the count: all parts of the work before are done.
         shared.done.store(0, Ordering::SeqCst);
         *unpoisoned(&shared.work) = Some((number, work.clone(), parts));
         shared
             .ticket
             .store(u64::from(number) << 32, Ordering::SeqCst);
-        if 0 < shared.asleep.load(Ordering::SeqCst) {
-            // Who counts as asleep holds the lock until it sleeps, and has looked at the ticket
-            // after counting.
+        if shared.asleep.load(Ordering::SeqCst) > 0 {
+            // A thread that counts as asleep holds the lock until it sleeps, and has looked at the
+            // ticket after counting.
             drop(unpoisoned(&shared.sleep));
             shared.begin.notify_all();
         }
@@ -150,7 +151,7 @@ fn look(condition: impl Fn() -> bool) -> bool {
             }
             std::hint::spin_loop();
         }
-        if LOOK < start.elapsed() {
+        if start.elapsed() > LOOK {
             return false;
         }
     }
@@ -245,7 +246,7 @@ impl Shared {
     }
 }
 
-/// Runs a kernel; its panic, a bug in it, is an error, so that nobody waits for it forever.
+/// Runs a kernel. Its panic, a bug in it, is an error, so that no thread waits for it forever.
 pub(crate) fn caught(run: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

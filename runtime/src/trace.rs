@@ -1,6 +1,6 @@
-//! What ran when. Each stream notes its commands in a buffer of its own, allocated at load; when it
-//! is full the oldest step goes first. Written as Chrome's trace format, which Perfetto
-//! (<https://ui.perfetto.dev>) opens: a row a stream.
+//! What ran when. Each stream notes its commands in a buffer of its own, allocated at load. A full
+//! buffer overwrites its oldest entries. Written in Chrome's trace format, which Perfetto
+//! (<https://ui.perfetto.dev>) opens: one row for each stream.
 
 use crate::machine::program::{Action, Program};
 use crate::sync::unpoisoned;
@@ -88,7 +88,7 @@ impl Trace {
         }
     }
 
-    /// A stream's buffer. Nobody else holds it while a step runs.
+    /// A stream's buffer. Only the stream's thread holds it while a step runs.
     pub(crate) fn ring(&self, stream: usize) -> MutexGuard<'_, Ring> {
         unpoisoned(&self.rings[stream])
     }
@@ -142,7 +142,8 @@ pub(crate) fn write(
         let name = quoted(stream);
         write!(
             out,
-            "{separator}{{\"ph\":\"M\",\"pid\":0,\"tid\":{tid},\"name\":\"thread_name\",\"args\":{{\"name\":{name}}}}}"
+            "{separator}{{\"ph\":\"M\",\"pid\":0,\"tid\":{tid},\"name\":\"thread_name\",\
+             \"args\":{{\"name\":{name}}}}}"
         )?;
         separator = ",\n";
     }
@@ -151,7 +152,8 @@ pub(crate) fn write(
         let (name, cat) = (quoted(span.line), quoted(span.why));
         write!(
             out,
-            "{separator}{{\"ph\":\"X\",\"pid\":0,\"tid\":{tid},\"name\":{name},\"cat\":{cat},\"ts\":{:.3},\"dur\":{:.3},\
+            "{separator}{{\"ph\":\"X\",\"pid\":0,\"tid\":{tid},\"name\":{name},\"cat\":{cat},\
+             \"ts\":{:.3},\"dur\":{:.3},\
              \"args\":{{\"bytes\":{},\"step\":{},\"command\":{}}}}}",
             span.start_us, span.duration_us, span.bytes, span.step, span.command
         )?;

@@ -9,7 +9,8 @@
 //! * each command's results overlap neither its operands, nor each other, nor its scratch, but for
 //!   a result that lies exactly on an operand of equal type where the kernel allows it; a copy's
 //!   source and destination do not overlap;
-//! * each launch is one that its kernel's own check accepts, and ends in reasonable time ([`work`]);
+//! * each launch is one that its kernel's own check accepts, and ends in reasonable time
+//!   ([`work`]);
 //! * every event is recorded once, and waits for this step's record come after it in the list. So
 //!   the list is an order in which everything can run, whatever the streams: nothing deadlocks;
 //! * two accesses of the same bytes, one of them a write, are ordered by streams and events

@@ -1,5 +1,5 @@
 //! In steady state a step allocates nothing, in any thread. Alone in its binary: the counter counts
-//! everybody.
+//! every thread.
 
 mod common;
 mod counting;

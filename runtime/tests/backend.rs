@@ -1,5 +1,5 @@
-//! A backend that only counts calls: what a machine asks of hardware. It is also the smallest example
-//! of one.
+//! A backend that only counts calls: what a machine asks of hardware. It is also the smallest
+//! example of one.
 
 use crate::common::*;
 use artifact::{Kernel, Object, Place, Pool, Range};

@@ -36,7 +36,7 @@ fn conflict(x: Draft, y: Draft) -> bool {
     reads(x).contains(&y.3) || reads(y).contains(&x.3)
 }
 
-/// Every command records an event and waits for all it conflicts with, but for those waits that
+/// Every command records an event and waits for all it conflicts with, except the waits that
 /// `dropped` names.
 fn plan(drafts: &[Draft], dropped: &[prop::sample::Index]) -> Artifact {
     let mut p = Plan::new(PLACES, 0, &["a", "b", "c"]);

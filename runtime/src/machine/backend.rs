@@ -1,29 +1,4 @@
-//! The seam between a machine and the hardware that it runs on.
-//!
-//! A [`Machine`](crate::Machine) knows the artifact: which commands each stream runs, in which order,
-//! which events they wait for, which bytes the host may touch when. It knows no address, no kernel
-//! and no driver. A [`Backend`] knows those, and nothing of the order.
-//!
-//! # What a backend can rely on
-//!
-//! The artifact is validated before anything is loaded, so every index and every place is right, and
-//! accesses that conflict are ordered by streams and events.
-//!
-//! Loading happens once, on one thread, in this order: pools, streams, events, objects, kernels,
-//! commands, [`Backend::start`]. A backend resolves all that it can there, so that a step looks up
-//! nothing and allocates nothing. Pools, streams, objects and so on are numbered from 0 in the order
-//! in which they are loaded.
-//!
-//! Then each stream's commands arrive in their order: [`launch`](Backend::launch),
-//! [`copy`](Backend::copy), [`record`](Backend::record), [`wait`](Backend::wait). Calls for one stream
-//! come one after the other, from one thread; calls for different streams may come at the same time.
-//! The machine calls `wait` for an event only after the `record` that it waits for has returned. So a
-//! backend that does each command before it returns (as the [CPU](super::cpu) does) has nothing to do
-//! in `record`, `wait` and the functions that synchronise: their defaults do nothing. A backend that
-//! only submits commands to a device's queues does the device's part of each there.
-//!
-//! The host's functions ([`read`](Backend::read), [`write`](Backend::write), [`fill`](Backend::fill))
-//! touch bytes only while no command does: the machine synchronises first.
+//! The seam between a machine and the hardware that it runs on: [`Backend`].
 
 use crate::Error;
 use artifact::{Kernel, Object, Operand, Place, Pool, Range};
@@ -78,7 +53,33 @@ impl From<String> for CommandError {
     }
 }
 
-/// Hardware that runs commands. See the [module](self) for the order of calls.
+/// Hardware that runs commands.
+///
+/// A [`Machine`](crate::Machine) knows the artifact: which commands each stream runs, in which
+/// order, which events they wait for, which bytes the host may touch when. It knows no address, no
+/// kernel and no driver. A [`Backend`] knows those, and nothing of the order.
+///
+/// # What a backend can rely on
+///
+/// The artifact is validated before anything is loaded, so every index and every place is right,
+/// and accesses that conflict are ordered by streams and events.
+///
+/// Loading happens once, on one thread, in this order: streams, events, objects, kernels, pools,
+/// commands, [`Backend::start`]. A backend resolves all that it can there, so that a step looks up
+/// nothing and allocates nothing. Pools, streams, objects and so on are numbered from 0 in the
+/// order in which they are loaded.
+///
+/// Then each stream's commands arrive in their order: [`launch`](Backend::launch),
+/// [`copy`](Backend::copy), [`record`](Backend::record), [`wait`](Backend::wait). Calls for one
+/// stream come one after the other, from one thread; calls for different streams may come at the
+/// same time. The machine calls `wait` for an event only after the `record` that it waits for has
+/// returned. So a backend that does each command before it returns (as the CPU does)
+/// has nothing to do in `record`, `wait` and the functions that synchronise: their defaults do
+/// nothing. A backend that only submits commands to a device's queues does the device's part of
+/// each there.
+///
+/// The host's functions ([`read`](Backend::read), [`write`](Backend::write),
+/// [`fill`](Backend::fill)) touch bytes only while no command does: the machine synchronises first.
 pub trait Backend: Send + Sync {
     // --- loading ---
 
@@ -170,6 +171,7 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// The machine stops: no command will start. What runs may end early.
+    /// The machine stops: no command will start. What runs may end early. A backend with queues
+    /// waits for them before it frees its memory.
     fn halt(&self) {}
 }

@@ -102,7 +102,7 @@ impl Dead {
                 }
             }
             looks += active.len();
-            if MAX_LOOKS < looks {
+            if looks > MAX_LOOKS {
                 return Err(Error::Unsupported(
                     "shuffle: the plan is too large for it".into(),
                 ));

@@ -10,6 +10,7 @@ pub(crate) trait Executor: Send + Sync {
     /// the executor calls the backend.
     fn wait(&mut self);
 
-    /// Returns when every stream has submitted all that touches inputs and outputs, or has given up.
+    /// Returns when every stream has submitted all that touches inputs and outputs, or has given
+    /// up.
     fn wait_io(&mut self);
 }

@@ -1,11 +1,11 @@
-//! Work on the host: pools in its memory, the runtime's kernels and generated ones, shared by a team
-//! of threads.
+//! Work on the host: pools in its memory, the runtime's kernels and generated ones, shared by a
+//! team of threads.
 //!
 //! The CPU backend is this and a link. A backend for a device uses it for the streams that stay on
 //! the host, such as an optimizer's updates of parameters that live there.
 //!
-//! **Invariant:** every tensor of a launch lies in an arena of the same [`HostWork`], which outlives
-//! the launch.
+//! **Invariant:** every tensor of a launch lies in an arena of the same [`HostWork`], which
+//! outlives the launch.
 
 use super::backend::{CommandError, CommandId, Launch as Prepared};
 use crate::Error;

@@ -2,8 +2,8 @@
 //!
 //! A machine is made of an artifact, which is validated first; from then on it does what the
 //! artifact says, or returns an error. In steady state a step allocates nothing: everything is
-//! resolved, reserved and started in [`Machine::new`], except for a thread's workspace for products,
-//! which its first product makes.
+//! resolved, reserved and started in [`Machine::new`], except for a thread's workspace for
+//! products, which its first product makes.
 //!
 //! The host and the steps take turns: it writes inputs, launches one step or several, waits, reads
 //! outputs. Launched together, steps overlap as far as events permit. The host need not wait for

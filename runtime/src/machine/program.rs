@@ -103,8 +103,8 @@ pub(crate) fn survivors(artifact: &Artifact) -> Vec<bool> {
     artifact.inputs.iter().map(survives).collect()
 }
 
-/// In each stream's program, the last instruction that touches an input's bytes, which the host will
-/// write, or writes an output's, which it will read.
+/// In each stream's program, the last instruction that touches an input's bytes, which the host
+/// will write, or writes an output's, which it will read.
 pub(crate) fn last_io(artifact: &Artifact, programs: &[Program]) -> Vec<Option<usize>> {
     let spans = |bindings: &[Binding]| {
         Spans::new(bindings.iter().filter_map(|b| Access::of(&b.operand, true)))

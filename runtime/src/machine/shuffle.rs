@@ -1,7 +1,7 @@
 //! One thread for all streams. It chooses at every command among the streams whose next command may
-//! run. What events permit, some seed does: a plan that is right under many seeds does not depend on
-//! timing. Steps that are launched together overlap as far as events let them. Dead bytes are filled
-//! with NaNs, see [`dead`](super::dead).
+//! run. What events permit, some seed does: a plan that is right under many seeds does not depend
+//! on timing. Steps that are launched together overlap as far as events let them. Dead bytes are
+//! filled with NaNs, see [`dead`](super::dead).
 
 use super::backend::StreamId;
 use super::dead::Dead;
