@@ -23,7 +23,7 @@ pub(super) fn delta(e: &mut Emitter) -> u32 {
     let eight = Type::Vector(8, Kind::BF16);
     let rows = [Tensor::Dout, Tensor::Out].map(|tensor| {
         let at = e.row(e.tensor(tensor), read, e.pitch());
-        let at = e.behind(at, offset);
+        let at = e.advance(at, offset);
         e.b.load(at, eight, 16)
     });
     let rows = rows.map(|x| e.b.convert(Convert::Extf, x, Kind::F32));
@@ -145,9 +145,9 @@ impl Queries {
         let [q, dout] = [Tensor::Q, Tensor::Dout].map(|tensor| e.of_queries(tensor, head));
         let [k, v] = [Tensor::K, Tensor::V].map(|tensor| e.of_keys(tensor, kv));
         let filler = e.filler(s.thread);
-        let dout_tile = e.behind(s.tiles, tile);
-        let k_tiles = e.behind(s.tiles, 2 * tile);
-        let v_tiles = e.behind(s.tiles, 2 * tile + 2 * small);
+        let dout_tile = e.advance(s.tiles, tile);
+        let k_tiles = e.advance(s.tiles, 2 * tile);
+        let v_tiles = e.advance(s.tiles, 2 * tile + 2 * small);
         let n = key_tiles(e, first, rows, causal);
         let zero = e.b.int(0);
         e.fill(&filler, s.tiles, ROWS, q, first);
@@ -192,8 +192,8 @@ impl Queries {
         let more = e.b.compare(Predicate::Slt, next_round, self.n);
         e.when(more, |e| {
             let next = e.turn(next_round, self.small);
-            let k_tile = e.behind(self.k_tiles, next);
-            let v_tile = e.behind(self.v_tiles, next);
+            let k_tile = e.advance(self.k_tiles, next);
+            let v_tile = e.advance(self.v_tiles, next);
             let at = e.with(Arith::Muli, next_round, self.rows);
             e.fill(&self.filler, k_tile, self.rows, self.k, at);
             e.fill(&self.filler, v_tile, self.rows, self.v, at);
@@ -239,7 +239,7 @@ fn row_numbers(e: &mut Emitter, s: &Start, head: Value, first: Value) -> (Vec<Va
     let log2_e = e.b.float(-LOG2_E);
     let (mut shifts, mut deltas) = (vec![], vec![]);
     for lower in [0, 8] {
-        // Rows behind the last are computed with its numbers and written nowhere.
+        // Rows after the last are computed with the last row's numbers and not written.
         let row = e.with(Arith::Addi, row, lower);
         let row = e.b.minsi(row, last_row);
         let [lse, delta] = [Tensor::Lse, Tensor::Delta].map(|tensor| {
@@ -345,9 +345,9 @@ impl Fetched {
         let from = e.b.select(is_delta, delta, lse);
         let place = e.with(Arith::Shli, s.thread, 2);
         Fetched {
-            q_tiles: e.behind(s.tiles, 2 * tile),
-            dout_tiles: e.behind(s.tiles, 2 * tile + 2 * small),
-            numbers: e.behind(s.tiles, 2 * tile + 4 * small),
+            q_tiles: e.advance(s.tiles, 2 * tile),
+            dout_tiles: e.advance(s.tiles, 2 * tile + 2 * small),
+            numbers: e.advance(s.tiles, 2 * tile + 4 * small),
             number_bytes: 2 * 4 * rows,
             copies,
             from,
@@ -365,7 +365,7 @@ impl Keys {
         let (kv, first) = part(e, e.n_keys, false);
         let [k, v] = [Tensor::K, Tensor::V].map(|tensor| e.of_keys(tensor, kv));
         let filler = e.filler(s.thread);
-        let v_tile = e.behind(s.tiles, ROWS * e.pitch());
+        let v_tile = e.advance(s.tiles, ROWS * e.pitch());
         let all = e.blocks(e.n_queries, rows);
         let zero = e.b.int(0);
         // With a causal mask the queries before the first key do not look at it.
@@ -426,8 +426,8 @@ impl Keys {
         let queries = &self.queries;
         let [q, dout] = [Tensor::Q, Tensor::Dout].map(|tensor| e.of_queries(tensor, head));
         let to = e.turn(round, self.small);
-        let q_tile = e.behind(queries.q_tiles, to);
-        let dout_tile = e.behind(queries.dout_tiles, to);
+        let q_tile = e.advance(queries.q_tiles, to);
+        let dout_tile = e.advance(queries.dout_tiles, to);
         let at = e.with(Arith::Muli, at, self.rows);
         e.fill(&self.filler, q_tile, self.rows, q, at);
         e.fill(&self.filler, dout_tile, self.rows, dout, at);
@@ -437,8 +437,8 @@ impl Keys {
             let inside = e.b.compare(Predicate::Slt, row, e.n_queries);
             let from = e.row(from.at, row, 4);
             let to = e.turn(round, queries.number_bytes);
-            let to = e.behind(queries.numbers, to);
-            let to = e.behind(to, queries.place);
+            let to = e.advance(queries.numbers, to);
+            let to = e.advance(to, queries.place);
             let (bytes, none) = (e.b.int(4), e.b.int(0));
             let bytes = e.b.select(inside, bytes, none);
             e.b.copy_async(to, from, 4, bytes, Cache::All);
@@ -474,8 +474,8 @@ impl Keys {
 
         let now = e.turn(round, self.small);
         let numbers = e.turn(round, self.queries.number_bytes);
-        let numbers = e.behind(self.queries.numbers, numbers);
-        let numbers = e.behind(numbers, factors.place);
+        let numbers = e.advance(self.queries.numbers, numbers);
+        let numbers = e.advance(numbers, factors.place);
         let k = |e: &mut Emitter, step| e.load(&factors.k, factors.mine, 0, step, Layout::Rows);
         let scores = e.times_transposed(k, &factors.q, now, rows);
         let logs = self.of_columns(e, numbers, 0);
@@ -505,7 +505,7 @@ impl Keys {
     fn of_columns(&self, e: &mut Emitter, numbers: Value, which: u32) -> Vec<[Value; 2]> {
         let columns = 0..self.rows / 8;
         let columns = columns.map(|column| {
-            let at = e.behind(numbers, 4 * self.rows * which + 32 * column);
+            let at = e.advance(numbers, 4 * self.rows * which + 32 * column);
             let two = e.b.load(at, Type::Vector(2, Kind::F32), 8);
             [0, 1].map(|i| e.b.extract(two, i))
         });

@@ -191,9 +191,9 @@ impl Emitter {
 
     // --- addresses ---
 
-    /// The address some bytes behind another.
+    /// An address plus a number of bytes.
     #[track_caller]
-    pub(super) fn behind(&mut self, pointer: Value, bytes: impl Into<Step>) -> Value {
+    pub(super) fn advance(&mut self, pointer: Value, bytes: impl Into<Step>) -> Value {
         self.b.offset(pointer, bytes, Kind::I8)
     }
 
@@ -202,7 +202,7 @@ impl Emitter {
         let row = self.b.wide(row);
         let bytes = self.b.long(bytes.into());
         let offset = self.b.muli(row, bytes);
-        self.behind(pointer, offset)
+        self.advance(pointer, offset)
     }
 
     /// Matrix `i` of those of `rows` rows of `bytes` bytes that a tensor consists of.
@@ -212,7 +212,7 @@ impl Emitter {
         let bytes = self.b.long(bytes.into());
         let offset = self.b.muli(at, bytes);
         Matrix {
-            at: self.behind(tensor, offset),
+            at: self.advance(tensor, offset),
             rows,
         }
     }
@@ -274,8 +274,8 @@ impl Emitter {
         }
     }
 
-    /// The first of the rows that a thread has of its warp's 16, among all rows; the second lies 8
-    /// behind.
+    /// The first of the rows that a thread has of its warp's 16, among all rows; the second is 8
+    /// rows later.
     pub(super) fn own_row(&mut self, s: &Start, first: Value) -> Value {
         let start = self.with(Arith::Muli, s.warp, 16);
         let row = self.b.addi(start, s.group);
@@ -334,8 +334,8 @@ impl Emitter {
         self.b.addi(start, moved)
     }
 
-    /// Begins to fill a tile of `rows` rows with those from `first` on of a matrix; zeros lie
-    /// behind its last.
+    /// Begins to fill a tile of `rows` rows with those from `first` on of a matrix; zeros
+    /// fill the rows after its last.
     pub(super) fn fill(
         &mut self,
         filler: &Filler,
@@ -346,8 +346,8 @@ impl Emitter {
     ) {
         let pitch = self.pitch();
         let at = self.row(matrix.at, first, pitch);
-        let from = self.behind(at, filler.from);
-        let to = self.behind(tile, filler.place);
+        let from = self.advance(at, filler.from);
+        let to = self.advance(tile, filler.place);
         let left = self.b.subi(matrix.rows, first);
         let (all, none) = (self.b.int(16), self.b.int(0));
         for i in 0..rows / filler.step {
@@ -355,12 +355,12 @@ impl Emitter {
             let inside = self.b.compare(Predicate::Slt, row, left);
             let bytes = self.b.select(inside, all, none);
             let offset = i * filler.step * pitch;
-            let (to, from) = (self.behind(to, offset), self.behind(from, offset));
+            let (to, from) = (self.advance(to, offset), self.advance(from, offset));
             self.b.copy_async(to, from, 16, bytes, Cache::Second);
         }
     }
 
-    /// Waits until all that was begun is there, for all threads.
+    /// Waits until every copy of every thread has arrived.
     pub(super) fn arrive(&mut self) {
         self.b.wait_all();
         self.b.barrier();
@@ -386,7 +386,7 @@ impl Emitter {
         let addresses = (0..self.steps()).map(|step| {
             let offset = self.with(Arith::Xori, first, step << 5);
             let offset = self.b.wide(offset);
-            self.behind(tile, offset)
+            self.advance(tile, offset)
         });
         Fragments {
             addresses: addresses.collect(),
@@ -403,8 +403,8 @@ impl Emitter {
         step: u32,
         layout: Layout,
     ) -> Quad {
-        let at = self.behind(of.addresses[step as usize], offset);
-        let at = self.behind(at, row * self.pitch());
+        let at = self.advance(of.addresses[step as usize], offset);
+        let at = self.advance(at, row * self.pitch());
         self.b.load_matrices(at, layout)
     }
 
@@ -476,7 +476,7 @@ impl Emitter {
     // --- results ---
 
     /// Writes a warp's 16 rows of a result to rows of a matrix from `first` on, 16 bytes at a time,
-    /// by way of a tile's rows that only this warp reads: a barrier should lie behind those reads.
+    /// by way of a tile's rows that only this warp reads: a barrier should follow those reads.
     pub(super) fn write(&mut self, s: &Start, c: &[Quad], tile: Value, to: Matrix, first: Value) {
         let start = self.with(Arith::Muli, s.warp, 16);
         self.write_tile(s, c, tile, start);
@@ -492,13 +492,13 @@ impl Emitter {
             let row = self.with(Arith::Addi, row, i * 32 / chunks);
             let at = self.swizzled(row, chunk);
             let at = self.b.wide(at);
-            let from = self.behind(tile, at);
+            let from = self.advance(tile, at);
             let row = self.b.addi(first, row);
             let inside = self.b.compare(Predicate::Slt, row, to.rows);
             self.when(inside, |e| {
                 let numbers = e.b.load(from, numbers, 16);
                 let to = e.row(to.at, row, e.pitch());
-                let to = e.behind(to, offset);
+                let to = e.advance(to, offset);
                 e.b.store(numbers, to, 16);
             });
         }
@@ -515,7 +515,7 @@ impl Emitter {
                 let at = self.swizzled(row, chunk);
                 let at = self.b.addi(at, byte);
                 let at = self.b.wide(at);
-                let to = self.behind(tile, at);
+                let to = self.advance(tile, at);
                 let pair = if lower == 0 {
                     self.b.pair(numbers[0], numbers[1])
                 } else {

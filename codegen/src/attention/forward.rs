@@ -55,8 +55,8 @@ impl Forward {
         let q = e.of_queries(Tensor::Q, head);
         let [k, v] = [Tensor::K, Tensor::V].map(|tensor| e.of_keys(tensor, kv));
         let filler = e.filler(s.thread);
-        let k_tiles = e.behind(s.tiles, tile);
-        let v_tiles = e.behind(s.tiles, 3 * tile);
+        let k_tiles = e.advance(s.tiles, tile);
+        let v_tiles = e.advance(s.tiles, 3 * tile);
         let n = key_tiles(e, first, ROWS, causal);
         let zero = e.b.int(0);
         e.fill(&filler, s.tiles, ROWS, q, first);
@@ -103,8 +103,8 @@ impl Forward {
         let more = e.b.compare(Predicate::Slt, next_round, self.n);
         e.when(more, |e| {
             let next = e.turn(next_round, self.tile);
-            let k_tile = e.behind(self.k_tiles, next);
-            let v_tile = e.behind(self.v_tiles, next);
+            let k_tile = e.advance(self.k_tiles, next);
+            let v_tile = e.advance(self.v_tiles, next);
             let at = e.with(Arith::Muli, next_round, ROWS);
             e.fill(&self.filler, k_tile, ROWS, self.k, at);
             e.fill(&self.filler, v_tile, ROWS, self.v, at);
@@ -175,7 +175,7 @@ impl Forward {
             largest = e.b.arith(Arith::Maxnumf, &[largest, *score]);
         }
         let largest = e.over_lanes(Arith::Maxnumf, largest, &[1, 2]);
-        // Of nothing but hidden scores: nothing is subtracted, and every exponential is 0.
+        // If all scores are hidden, nothing is subtracted, and every exponential is 0.
         let hidden = e.b.compare(Predicate::Oeq, largest, self.lowest);
         let shift = e.b.select(hidden, self.nothing, largest);
         let less = e.b.subf(before, shift);

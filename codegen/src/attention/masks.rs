@@ -26,8 +26,8 @@ pub(super) fn key_tiles(e: &mut Emitter, first: Value, rows: u32, causal: bool) 
     e.blocks(end, rows)
 }
 
-/// Which scores of a tile are visible. A thread has two rows of it, and the columns behind
-/// its own place.
+/// Which scores of a tile are visible. A thread has two rows of it, and its
+/// columns start at its own place.
 pub(super) struct Limits {
     /// Whether scores of the tile are hidden.
     pub(super) needed: Value,

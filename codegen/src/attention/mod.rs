@@ -1,17 +1,17 @@
 //! Attention for NVIDIA's GPUs: forward and backward without the matrix of scores, by tensor cores;
 //! one text for every GPU from sm_80 on.
 //!
-//! What is computed is `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask but the causal
-//! one: q, out, dout, dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H;
+//! The kernels compute `sdpa` and `sdpa_bwd` of [`ir::op`] for bf16, without a mask or with the
+//! causal one. q, out, dout, dq are [B, H, S, D], k, v, dk, dv are [B, G, T, D], where G divides H;
 //! logsumexp and delta are f32 [B, H, S]. Scores, sums and gradients are f32; probabilities and the
 //! gradients of scores are rounded to bf16 before they are multiplied, as every implementation on
-//! tensor cores does. A query that may look at nothing gives zeros and a logsumexp of 0.
+//! tensor cores does. A query without visible keys gives zeros and a logsumexp of 0.
 //!
 //! The method is FlashAttention-2's (Dao, 2023). Forward: a block has 64 queries and goes over the
 //! keys, with a running maximum and sum. Backward: [`Kind::Delta`] is the sums over dout · out;
 //! [`Kind::Keys`] has 64 keys to a block, goes over the queries of all heads of their group and
-//! computes scores transposed, so that they need not go through shared memory before they are
-//! multiplied again; [`Kind::Queries`] is like the forward. Scores are computed twice, and in
+//! computes scores transposed, which saves a trip through shared memory before the second
+//! product; [`Kind::Queries`] is like the forward. Scores are computed twice, and in
 //! return nothing is added up by atomics: results are the same bits in every run.
 
 mod backward;
@@ -141,7 +141,7 @@ pub struct Sizes {
     pub scale: f32,
 }
 
-/// An argument behind the addresses.
+/// An argument that follows the addresses.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Argument {
     /// 32 bits.
@@ -151,7 +151,7 @@ pub enum Argument {
 }
 
 impl Sizes {
-    /// What kernels take behind the addresses, in their order.
+    /// The arguments that follow the addresses, in order.
     pub fn arguments(&self) -> [Argument; 5] {
         [
             Argument::U32(self.heads),

@@ -17,7 +17,7 @@ const COMBINED: u64 = 1024;
 /// A CPU, and what a function gets from its caller.
 pub(super) struct Cpu {
     lanes: u64,
-    /// The parts to compute: the first, and the one behind the last.
+    /// The parts to compute, a half-open range: the first, and the first that is not computed.
     parts: Option<[Value; 2]>,
 }
 

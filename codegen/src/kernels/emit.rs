@@ -111,7 +111,7 @@ enum Found {
     Index(u64),
     /// Where the row begins of an argument that varies over these axes.
     Row(usize, Axes),
-    /// By how many elements the row lies behind the first, for these strides.
+    /// The distance in elements from the first row to this one, for these strides.
     Offset(Vec<u64>),
 }
 
@@ -141,7 +141,7 @@ pub(super) struct Blocks {
     pub(super) sums: Value,
 }
 
-/// What is known inside of a row or block, and forgotten behind it.
+/// What is known inside a row or block, and forgotten after it.
 #[derive(Clone, Default)]
 pub(super) struct Tables {
     /// Scalars by the instruction that they result from.
@@ -174,7 +174,7 @@ pub(super) struct Emitter<'a, M> {
     pub(super) partial: BTreeMap<usize, Value>,
     /// What was kept and is to be multiplied with a number: the number as a scalar and as a vector.
     pub(super) scale: Option<(Id, [Value; 2])>,
-    /// Whether something is stored past the caches: others may read it only behind a fence.
+    /// Whether something is stored past the caches: others may read it only after a fence.
     pub(super) fenced: bool,
     /// Elements of a vector.
     pub(super) lanes: u64,

@@ -1,5 +1,5 @@
-//! What differs between kernels for CPUs and for GPUs: how they are started, who goes over which
-//! part of a row, and how a row's sums come together.
+//! What differs between kernels for CPUs and for GPUs: how they are started, which threads
+//! compute which part of a row, and how a row's sums are combined.
 
 use super::dag::{Fold, Functions};
 use super::emit::{Emitter, Plan};

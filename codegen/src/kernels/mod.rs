@@ -5,16 +5,17 @@
 //!
 //! One function or two, its phases. A phase is cut into parts, at places that depend on shapes
 //! alone: parts know nothing of each other, may run at the same time and in any order, and their
-//! bits do not depend on who runs them. A phase starts when all parts of the one before are done.
-//! The first phase computes; the second, if there is one, adds up what the parts of the first
-//! summed over rows.
+//! bits do not depend on the thread that runs them. A phase starts when all parts of the one before
+//! are done. The first phase computes; the second, if there is one, adds up what the parts of the
+//! first summed over rows.
 //!
 //! For a CPU, a phase is `extern "C" fn(args: *const *mut u8, first: u64, end: u64)` and computes
 //! the parts `first..end`. `args` points to the addresses of the operands, the results and, if the
 //! kernel has any, the scratch, in that order. Each address is a multiple of 64, also of a tensor
 //! without elements; tensors have the bytes that their types say; results are disjoint from each
-//! other, from the scratch, and from operands, but that a result may lie exactly on one operand if
-//! [`Generated::inplace`] has the pair. A function calls nothing and touches no other memory.
+//! other, from the scratch, and from operands. One exception: a result may lie exactly on one
+//! operand if [`Generated::inplace`] has the pair. A function calls nothing and touches no other
+//! memory.
 //!
 //! For a GPU, a phase is a kernel that takes the same addresses as its arguments, with blocks of
 //! [`Phase::threads`] threads and any number of blocks, at best [`Phase::parts`].

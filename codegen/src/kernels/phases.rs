@@ -111,7 +111,7 @@ impl<M: Machine> Emitter<'_, M> {
         n
     }
 
-    /// The rows `from..to`, but none behind the last of `all`.
+    /// The rows `from..to` of `all`; `to` may be too large.
     fn rows_between(&mut self, from: Value, to: Value, all: Value, columns: &Columns) {
         let one = self.index(1);
         let to = self.b.minui(to, all);

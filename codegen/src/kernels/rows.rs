@@ -1,5 +1,5 @@
-//! One row: the loops of its passes over columns, in whole vectors and one by one behind them, and
-//! the sums that passes find.
+//! One row: the loops of its passes over columns, in whole vectors and then one by one,
+//! and the sums that passes compute.
 
 use super::dag::{Dag, Exponentials, Fold, Id, Prim, Span};
 use super::emit::{Blocks, Elements, Emitter, Fetched};
@@ -240,7 +240,7 @@ impl<M: Machine> Emitter<'_, M> {
         }
     }
 
-    /// The columns of a pass behind the last whole vector.
+    /// The columns of a pass after the last whole vector.
     fn rest(
         &mut self,
         pass: &Pass,

@@ -17,7 +17,7 @@ impl Value {
     }
 }
 
-/// By how many units one pointer lies behind another.
+/// The distance between two addresses, in units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     /// A number that is known when the kernel is made.
@@ -620,9 +620,9 @@ impl Builder {
         }
     }
 
-    /// Values are visible in the block that defines them, behind their operation, and in blocks
-    /// inside. What is appended to an outer block stands before the operation whose block is open
-    /// in it, so that an open block's values are all defined before.
+    /// A value is visible in the block that defines it, after its operation, and in the blocks
+    /// inside. An operation that is appended to an outer block stands before the one whose block is
+    /// open there. So all values of open blocks are defined before it.
     #[track_caller]
     fn visible(&mut self, op: &'static str, values: &[Value]) {
         for value in values {
@@ -844,13 +844,13 @@ impl Builder {
         self.wants(op, "an address", pointer.ty, fits);
     }
 
-    /// The address some elements of a kind behind another.
+    /// An address plus a number of elements of a kind.
     #[track_caller]
     pub(crate) fn offset(&mut self, pointer: Value, step: impl Into<Step>, unit: Kind) -> Value {
         self.offset_by(pointer, step.into(), Type::Scalar(unit))
     }
 
-    /// The address some units behind another.
+    /// An address plus a number of units.
     #[track_caller]
     pub(crate) fn offset_by(&mut self, pointer: Value, step: Step, unit: Type) -> Value {
         let op = "llvm.getelementptr";

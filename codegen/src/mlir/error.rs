@@ -46,7 +46,7 @@ pub enum Mismatch {
     /// A type cannot be converted to another in this way.
     #[error("it does not convert {0} to {1}")]
     Conversion(Type, Type),
-    /// A value is used where it is not known: behind the block that it is defined in.
+    /// A value is used outside the block that defines it.
     #[error("its operand %{0} is not visible here")]
     Hidden(u32),
     /// Blocks that were opened and not closed, or the other way.

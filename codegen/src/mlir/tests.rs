@@ -71,7 +71,7 @@ fn only_the_first_mistake_is_told() {
 }
 
 #[test]
-fn a_loop_s_values_are_not_seen_behind_it() {
+fn a_loop_s_values_are_not_seen_after_it() {
     let error = function(|b, _, n| {
         let [zero, one] = [0, 1].map(|i| b.long(i));
         let mut counter = zero;
