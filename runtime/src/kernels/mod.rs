@@ -31,6 +31,8 @@ mod strides;
 mod wide;
 
 use crate::kernel::Call;
+use ops::OpKind;
+use signature::Checked;
 pub use signature::Signature;
 use std::ops::Range;
 
@@ -38,12 +40,14 @@ use std::ops::Range;
 pub type Ran = Result<(), String>;
 
 /// A kernel.
+#[derive(Clone, Copy)]
 pub struct Kernel {
     /// The op's name.
     pub name: &'static str,
-    /// The least and the most number of operands.
+    /// The least and the most number of operands, as in the table of ops.
     pub inputs: (usize, usize),
-    /// The (operand, result) pairs that may share their bytes, if their types are equal.
+    /// The (operand, result) pairs that may share their bytes, if their types are equal, as in the
+    /// table of ops.
     pub inplace: &'static [(usize, usize)],
     check: fn(&Signature<'_>) -> Result<(), String>,
     scratch: fn(&Signature<'_>) -> u64,
@@ -133,15 +137,13 @@ fn nothing(_: &Call<'_>) -> Ran {
 
 impl Kernel {
     const fn new(
-        name: &'static str,
-        inputs: (usize, usize),
         check: fn(&Signature<'_>) -> Result<(), String>,
         run: fn(&Call<'_>) -> Ran,
     ) -> Kernel {
         let cut = |_: &Call<'_>| Cut::NO;
         Kernel {
-            name,
-            inputs,
+            name: "",
+            inputs: (0, 0),
             inplace: &[],
             check,
             scratch: |_| 0,
@@ -152,8 +154,15 @@ impl Kernel {
             end: nothing,
         }
     }
-    const fn inplace(self, inplace: &'static [(usize, usize)]) -> Kernel {
-        Kernel { inplace, ..self }
+    /// The same kernel with what the table of ops says of its op.
+    const fn of(self, op: OpKind) -> Kernel {
+        let facts = op.facts();
+        Kernel {
+            name: facts.name,
+            inputs: facts.inputs,
+            inplace: facts.inplace,
+            ..self
+        }
     }
     const fn cut_by(self, cut: fn(&Call<'_>) -> Cut) -> Kernel {
         Kernel { cut, ..self }
@@ -218,559 +227,240 @@ impl Kernel {
     }
 }
 
-/// The kernel of an op.
+/// The kernel of an op. This match lists every op, so an op without a kernel does not compile.
+const fn kernel(op: OpKind) -> Option<Kernel> {
+    let kernel = match op {
+        // A reshape shares its operand's bytes, a group of ops is generated, and an unknown op
+        // never runs.
+        OpKind::Reshape | OpKind::Fused | OpKind::Extern => return None,
+        OpKind::Neg => k(elementwise::check_signed, elementwise::neg).cut_by(Cut::elements),
+        OpKind::Abs => k(elementwise::check_numbers, elementwise::abs).cut_by(Cut::elements),
+        OpKind::Sign => k(elementwise::check_numbers, elementwise::sign).cut_by(Cut::elements),
+        OpKind::Exp => k(elementwise::check_floats, elementwise::exp).cut_by(Cut::elements),
+        OpKind::Log => k(elementwise::check_floats, elementwise::log).cut_by(Cut::elements),
+        OpKind::Sqrt => k(elementwise::check_floats, elementwise::sqrt).cut_by(Cut::elements),
+        OpKind::Rsqrt => k(elementwise::check_floats, elementwise::rsqrt).cut_by(Cut::elements),
+        OpKind::Reciprocal => {
+            k(elementwise::check_floats, elementwise::reciprocal).cut_by(Cut::elements)
+        }
+        OpKind::Tanh => k(elementwise::check_floats, elementwise::tanh).cut_by(Cut::elements),
+        OpKind::Sigmoid => k(elementwise::check_floats, elementwise::sigmoid).cut_by(Cut::elements),
+        OpKind::Sin => k(elementwise::check_floats, elementwise::sin).cut_by(Cut::elements),
+        OpKind::Cos => k(elementwise::check_floats, elementwise::cos).cut_by(Cut::elements),
+        OpKind::Erf => k(elementwise::check_floats, elementwise::erf).cut_by(Cut::elements),
+        OpKind::Relu => k(elementwise::check_numbers, elementwise::relu).cut_by(Cut::elements),
+        OpKind::Silu => k(elementwise::check_floats, elementwise::silu).cut_by(Cut::elements),
+        OpKind::Gelu => k(elementwise::check_gelu, elementwise::gelu).cut_by(Cut::elements),
+        OpKind::BitwiseNot => {
+            k(elementwise::check_bitwise, elementwise::bitwise_not).cut_by(Cut::elements)
+        }
+        OpKind::LogicalNot => {
+            k(elementwise::check_predicate, elementwise::logical_not).cut_by(Cut::elements)
+        }
+        OpKind::Cast => k(elementwise::check_cast, elementwise::cast).cut_by(Cut::elements),
+        OpKind::Clamp => k(elementwise::check_clamp, elementwise::clamp).cut_by(Cut::elements),
+        OpKind::AddScalar => {
+            k(elementwise::check_scalar, elementwise::add_scalar).cut_by(Cut::elements)
+        }
+        OpKind::MulScalar => {
+            k(elementwise::check_scalar, elementwise::mul_scalar).cut_by(Cut::elements)
+        }
+        OpKind::DivScalar => {
+            k(elementwise::check_float_scalar, elementwise::div_scalar).cut_by(Cut::elements)
+        }
+        OpKind::RsubScalar => {
+            k(elementwise::check_scalar, elementwise::rsub_scalar).cut_by(Cut::elements)
+        }
+        OpKind::PowScalar => {
+            k(elementwise::check_pow_scalar, elementwise::pow_scalar).cut_by(Cut::elements)
+        }
+        OpKind::EqScalar => {
+            k(elementwise::check_compare_scalar, elementwise::eq_scalar).cut_by(Cut::elements)
+        }
+        OpKind::NeScalar => {
+            k(elementwise::check_compare_scalar, elementwise::ne_scalar).cut_by(Cut::elements)
+        }
+        OpKind::LtScalar => {
+            k(elementwise::check_compare_scalar, elementwise::lt_scalar).cut_by(Cut::elements)
+        }
+        OpKind::LeScalar => {
+            k(elementwise::check_compare_scalar, elementwise::le_scalar).cut_by(Cut::elements)
+        }
+        OpKind::GtScalar => {
+            k(elementwise::check_compare_scalar, elementwise::gt_scalar).cut_by(Cut::elements)
+        }
+        OpKind::GeScalar => {
+            k(elementwise::check_compare_scalar, elementwise::ge_scalar).cut_by(Cut::elements)
+        }
+        OpKind::Add => k(elementwise::check_binary, elementwise::add).cut_by(Cut::elements),
+        OpKind::Sub => k(elementwise::check_binary_numbers, elementwise::sub).cut_by(Cut::elements),
+        OpKind::Mul => k(elementwise::check_binary, elementwise::mul).cut_by(Cut::elements),
+        OpKind::Div => k(elementwise::check_binary_floats, elementwise::div).cut_by(Cut::elements),
+        OpKind::Pow => k(elementwise::check_binary_floats, elementwise::pow).cut_by(Cut::elements),
+        OpKind::Maximum => k(elementwise::check_binary, elementwise::maximum).cut_by(Cut::elements),
+        OpKind::Minimum => k(elementwise::check_binary, elementwise::minimum).cut_by(Cut::elements),
+        OpKind::BitwiseAnd => {
+            k(elementwise::check_binary_bitwise, elementwise::bitwise_and).cut_by(Cut::elements)
+        }
+        OpKind::BitwiseOr => {
+            k(elementwise::check_binary_bitwise, elementwise::bitwise_or).cut_by(Cut::elements)
+        }
+        OpKind::BitwiseXor => {
+            k(elementwise::check_binary_bitwise, elementwise::bitwise_xor).cut_by(Cut::elements)
+        }
+        OpKind::Eq => k(elementwise::check_compare, elementwise::eq).cut_by(Cut::elements),
+        OpKind::Ne => k(elementwise::check_compare, elementwise::ne).cut_by(Cut::elements),
+        OpKind::Lt => k(elementwise::check_compare, elementwise::lt).cut_by(Cut::elements),
+        OpKind::Le => k(elementwise::check_compare, elementwise::le).cut_by(Cut::elements),
+        OpKind::Gt => k(elementwise::check_compare, elementwise::gt).cut_by(Cut::elements),
+        OpKind::Ge => k(elementwise::check_compare, elementwise::ge).cut_by(Cut::elements),
+        OpKind::LogicalAnd => {
+            k(elementwise::check_compare, elementwise::logical_and).cut_by(Cut::elements)
+        }
+        OpKind::LogicalOr => {
+            k(elementwise::check_compare, elementwise::logical_or).cut_by(Cut::elements)
+        }
+        OpKind::Where => k(elementwise::check_select, elementwise::select).cut_by(Cut::elements),
+        OpKind::TanhBwd => {
+            k(elementwise::check_derivative, elementwise::tanh_bwd).cut_by(Cut::elements)
+        }
+        OpKind::SigmoidBwd => {
+            k(elementwise::check_derivative, elementwise::sigmoid_bwd).cut_by(Cut::elements)
+        }
+        OpKind::SiluBwd => {
+            k(elementwise::check_derivative, elementwise::silu_bwd).cut_by(Cut::elements)
+        }
+        OpKind::GeluBwd => {
+            k(elementwise::check_gelu_bwd, elementwise::gelu_bwd).cut_by(Cut::elements)
+        }
+        OpKind::ThresholdBwd => {
+            k(elementwise::check_threshold_bwd, elementwise::threshold_bwd).cut_by(Cut::elements)
+        }
+        OpKind::Sum => k(reduce::check_numbers, reduce::sum).cut_by(reduce::cut),
+        OpKind::Mean => k(reduce::check_floats, reduce::mean).cut_by(reduce::cut),
+        OpKind::Amax => k(reduce::check_extreme, reduce::amax).cut_by(reduce::cut),
+        OpKind::Amin => k(reduce::check_extreme, reduce::amin).cut_by(reduce::cut),
+        OpKind::Any => k(reduce::check_any, reduce::any).cut_by(reduce::cut),
+        OpKind::Cumsum => k(reduce::check_cumsum, reduce::cumsum).cut_by(reduce::cut_lines),
+        OpKind::TopK => k(reduce::check_topk, reduce::topk).cut_by(reduce::cut_lines),
+        OpKind::Softmax => k(norm::check_along, norm::softmax).cut_by(norm::cut_lines),
+        OpKind::LogSoftmax => k(norm::check_along, norm::log_softmax).cut_by(norm::cut_lines),
+        OpKind::SoftmaxBwd => k(norm::check_along, norm::softmax_bwd).cut_by(norm::cut_lines),
+        OpKind::LogSoftmaxBwd => {
+            k(norm::check_along, norm::log_softmax_bwd).cut_by(norm::cut_lines)
+        }
+        OpKind::LayerNorm => k(norm::check_layer_norm, norm::layer_norm).cut_by(norm::cut_rows),
+        OpKind::LayerNormBwd => k(norm::check_layer_norm_bwd, norm::layer_norm_bwd)
+            .scratch(norm::layer_norm_bwd_scratch)
+            .cut_by(norm::cut_rows_bwd)
+            .last(norm::layer_norm_bwd_sums),
+        OpKind::BatchNorm => k(norm::check_batch_norm, norm::batch_norm).cut_by(norm::cut_channels),
+        OpKind::BatchNormBwd => {
+            k(norm::check_batch_norm_bwd, norm::batch_norm_bwd).cut_by(norm::cut_channels)
+        }
+        OpKind::Matmul => k(gemm::check_matmul, gemm::matmul)
+            .scratch(gemm::scratch)
+            .prepared(gemm::prepare)
+            .cut_by(gemm::cut),
+        OpKind::Addmm => k(gemm::check_addmm, gemm::addmm)
+            .scratch(gemm::scratch)
+            .prepared(gemm::prepare)
+            .cut_by(gemm::cut),
+        OpKind::Convolution => k(conv::check_convolution, conv::convolution)
+            .prepared(conv::prepare)
+            .cut_by(conv::cut),
+        OpKind::ConvolutionBwd => k(conv::check_convolution_bwd, conv::convolution_bwd)
+            .prepared(conv::prepare)
+            .cut_by(conv::cut_bwd),
+        OpKind::MaxPool2d => k(pool::check_max_pool2d, pool::max_pool2d).cut_by(pool::cut_planes),
+        OpKind::MaxPool2dBwd => {
+            k(pool::check_max_pool2d_bwd, pool::max_pool2d_bwd).cut_by(pool::cut_planes)
+        }
+        OpKind::Sdpa => k(attention::check_sdpa, attention::sdpa)
+            .prepared(attention::prepare)
+            .cut_by(attention::cut),
+        OpKind::SdpaBwd => k(attention::check_sdpa_bwd, attention::sdpa_bwd)
+            .prepared(attention::prepare_bwd)
+            .cut_by(attention::cut_bwd),
+        OpKind::Embedding => {
+            k(index::check_embedding, index::embedding).cut_by(index::cut_embedding)
+        }
+        OpKind::EmbeddingBwd => k(index::check_embedding_bwd, index::embedding_bwd)
+            .scratch(index::embedding_bwd_scratch)
+            .first(index::embedding_bwd_chains)
+            .cut_by(index::cut_embedding_bwd),
+        OpKind::NllLoss => k(loss::check_nll_loss, loss::nll_loss),
+        OpKind::NllSum => k(loss::check_nll_sum, loss::nll_sum),
+        OpKind::NllLossBwd => k(loss::check_nll_loss_bwd, loss::nll_loss_bwd).cut_by(loss::cut_bwd),
+        OpKind::Gather => k(index::check_gather, index::gather),
+        OpKind::Scatter => k(index::check_scatter, index::scatter),
+        OpKind::ScatterAdd => k(index::check_scatter_add, index::scatter_add),
+        OpKind::ScatterValue => k(index::check_scatter_value, index::scatter_value),
+        OpKind::Index => k(index::check_index, index::index).cut_by(index::cut_index),
+        OpKind::IndexPut => k(index::check_index_put, index::index_put),
+        OpKind::Permute => k(shape::check_permute, shape::permute).cut_by(shape::cut),
+        OpKind::Expand => k(shape::check_expand, shape::expand).cut_by(shape::cut),
+        OpKind::Flip => k(shape::check_flip, shape::flip).cut_by(shape::cut),
+        OpKind::Slice => k(shape::check_slice, shape::slice).cut_by(shape::cut),
+        OpKind::SliceScatter => k(shape::check_slice_scatter, shape::slice_scatter),
+        OpKind::Cat => k(shape::check_cat, shape::cat).cut_by(shape::cut_cat),
+        OpKind::Pad => k(shape::check_pad, shape::pad),
+        OpKind::Full => k(shape::check_full, shape::full).cut_by(Cut::elements),
+        OpKind::Arange => k(shape::check_arange, shape::arange).cut_by(Cut::elements),
+        OpKind::Rand => k(random::check_random, random::rand).cut_by(Cut::elements),
+        OpKind::Randn => k(random::check_random, random::randn).cut_by(Cut::elements),
+        OpKind::Dropout => k(random::check_dropout, random::dropout).cut_by(Cut::elements),
+        OpKind::DropoutBwd => {
+            k(random::check_dropout_bwd, random::dropout_bwd).cut_by(Cut::elements)
+        }
+        OpKind::RngNext => k(random::check_rng_next, random::rng_next),
+        OpKind::SumSquares => k(optim::check_sum_squares, optim::sum_squares),
+        OpKind::ClipScale => k(optim::check_clip_scale, optim::clip_scale),
+        OpKind::Adamw => k(optim::check_adamw, optim::adamw).cut_by(Cut::elements),
+        OpKind::AdamwSplit => k(optim::check_adamw_split, optim::adamw_split).cut_by(Cut::elements),
+        OpKind::Sgd => k(optim::check_sgd, optim::sgd).cut_by(Cut::elements),
+        OpKind::SgdMomentum => {
+            k(optim::check_sgd_momentum, optim::sgd_momentum).cut_by(Cut::elements)
+        }
+    };
+    Some(kernel.of(op))
+}
+
+/// How many ops have a kernel.
+const COUNT: usize = {
+    let (mut i, mut n) = (0, 0);
+    while i < OpKind::ALL.len() {
+        n += kernel(OpKind::ALL[i]).is_some() as usize;
+        i += 1;
+    }
+    n
+};
+
+const fn table() -> [Kernel; COUNT] {
+    let mut kernels = [k(elementwise::check_signed, elementwise::neg); COUNT];
+    let (mut i, mut n) = (0, 0);
+    while i < OpKind::ALL.len() {
+        if let Some(kernel) = kernel(OpKind::ALL[i]) {
+            kernels[n] = kernel;
+            n += 1;
+        }
+        i += 1;
+    }
+    kernels
+}
+
+/// Every kernel, in the order of the table of ops.
+pub static KERNELS: &[Kernel] = &table();
+
+/// The kernel of an op, by name. `None` for a name that is no op's, and for an op that is never run
+/// by itself.
 pub fn find(op: &str) -> Option<&'static Kernel> {
     KERNELS.iter().find(|kernel| kernel.name == op)
 }
 
-const fn k(
-    name: &'static str,
-    inputs: (usize, usize),
-    check: fn(&Signature<'_>) -> Result<(), String>,
-    run: fn(&Call<'_>) -> Ran,
-) -> Kernel {
-    Kernel::new(name, inputs, check, run)
+const fn k(check: fn(&Signature<'_>) -> Checked, run: fn(&Call<'_>) -> Ran) -> Kernel {
+    Kernel::new(check, run)
 }
-
-/// Every kernel, in the order of the compiler's table of ops.
-pub static KERNELS: &[Kernel] = &[
-    k("neg", (1, 1), elementwise::check_signed, elementwise::neg)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k("abs", (1, 1), elementwise::check_numbers, elementwise::abs)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k(
-        "sign",
-        (1, 1),
-        elementwise::check_numbers,
-        elementwise::sign,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k("exp", (1, 1), elementwise::check_floats, elementwise::exp)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k("log", (1, 1), elementwise::check_floats, elementwise::log)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k("sqrt", (1, 1), elementwise::check_floats, elementwise::sqrt)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k(
-        "rsqrt",
-        (1, 1),
-        elementwise::check_floats,
-        elementwise::rsqrt,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "reciprocal",
-        (1, 1),
-        elementwise::check_floats,
-        elementwise::reciprocal,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k("tanh", (1, 1), elementwise::check_floats, elementwise::tanh)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k(
-        "sigmoid",
-        (1, 1),
-        elementwise::check_floats,
-        elementwise::sigmoid,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k("sin", (1, 1), elementwise::check_floats, elementwise::sin)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k("cos", (1, 1), elementwise::check_floats, elementwise::cos)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k("erf", (1, 1), elementwise::check_floats, elementwise::erf)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k(
-        "relu",
-        (1, 1),
-        elementwise::check_numbers,
-        elementwise::relu,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k("silu", (1, 1), elementwise::check_floats, elementwise::silu)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k("gelu", (1, 1), elementwise::check_gelu, elementwise::gelu)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k(
-        "bitwise_not",
-        (1, 1),
-        elementwise::check_bitwise,
-        elementwise::bitwise_not,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "logical_not",
-        (1, 1),
-        elementwise::check_predicate,
-        elementwise::logical_not,
-    )
-    .cut_by(Cut::elements),
-    k("cast", (1, 1), elementwise::check_cast, elementwise::cast).cut_by(Cut::elements),
-    k(
-        "clamp",
-        (1, 1),
-        elementwise::check_clamp,
-        elementwise::clamp,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "add_scalar",
-        (1, 1),
-        elementwise::check_scalar,
-        elementwise::add_scalar,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "mul_scalar",
-        (1, 1),
-        elementwise::check_scalar,
-        elementwise::mul_scalar,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "div_scalar",
-        (1, 1),
-        elementwise::check_float_scalar,
-        elementwise::div_scalar,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "rsub_scalar",
-        (1, 1),
-        elementwise::check_scalar,
-        elementwise::rsub_scalar,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "pow_scalar",
-        (1, 1),
-        elementwise::check_pow_scalar,
-        elementwise::pow_scalar,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "eq_scalar",
-        (1, 1),
-        elementwise::check_compare_scalar,
-        elementwise::eq_scalar,
-    )
-    .cut_by(Cut::elements),
-    k(
-        "ne_scalar",
-        (1, 1),
-        elementwise::check_compare_scalar,
-        elementwise::ne_scalar,
-    )
-    .cut_by(Cut::elements),
-    k(
-        "lt_scalar",
-        (1, 1),
-        elementwise::check_compare_scalar,
-        elementwise::lt_scalar,
-    )
-    .cut_by(Cut::elements),
-    k(
-        "le_scalar",
-        (1, 1),
-        elementwise::check_compare_scalar,
-        elementwise::le_scalar,
-    )
-    .cut_by(Cut::elements),
-    k(
-        "gt_scalar",
-        (1, 1),
-        elementwise::check_compare_scalar,
-        elementwise::gt_scalar,
-    )
-    .cut_by(Cut::elements),
-    k(
-        "ge_scalar",
-        (1, 1),
-        elementwise::check_compare_scalar,
-        elementwise::ge_scalar,
-    )
-    .cut_by(Cut::elements),
-    k("add", (2, 2), elementwise::check_binary, elementwise::add)
-        .inplace(&[(0, 0), (1, 0)])
-        .cut_by(Cut::elements),
-    k(
-        "sub",
-        (2, 2),
-        elementwise::check_binary_numbers,
-        elementwise::sub,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k("mul", (2, 2), elementwise::check_binary, elementwise::mul)
-        .inplace(&[(0, 0), (1, 0)])
-        .cut_by(Cut::elements),
-    k(
-        "div",
-        (2, 2),
-        elementwise::check_binary_floats,
-        elementwise::div,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "pow",
-        (2, 2),
-        elementwise::check_binary_floats,
-        elementwise::pow,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "maximum",
-        (2, 2),
-        elementwise::check_binary,
-        elementwise::maximum,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "minimum",
-        (2, 2),
-        elementwise::check_binary,
-        elementwise::minimum,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "bitwise_and",
-        (2, 2),
-        elementwise::check_binary_bitwise,
-        elementwise::bitwise_and,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "bitwise_or",
-        (2, 2),
-        elementwise::check_binary_bitwise,
-        elementwise::bitwise_or,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "bitwise_xor",
-        (2, 2),
-        elementwise::check_binary_bitwise,
-        elementwise::bitwise_xor,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k("eq", (2, 2), elementwise::check_compare, elementwise::eq).cut_by(Cut::elements),
-    k("ne", (2, 2), elementwise::check_compare, elementwise::ne).cut_by(Cut::elements),
-    k("lt", (2, 2), elementwise::check_compare, elementwise::lt).cut_by(Cut::elements),
-    k("le", (2, 2), elementwise::check_compare, elementwise::le).cut_by(Cut::elements),
-    k("gt", (2, 2), elementwise::check_compare, elementwise::gt).cut_by(Cut::elements),
-    k("ge", (2, 2), elementwise::check_compare, elementwise::ge).cut_by(Cut::elements),
-    k(
-        "logical_and",
-        (2, 2),
-        elementwise::check_compare,
-        elementwise::logical_and,
-    )
-    .cut_by(Cut::elements),
-    k(
-        "logical_or",
-        (2, 2),
-        elementwise::check_compare,
-        elementwise::logical_or,
-    )
-    .cut_by(Cut::elements),
-    k(
-        "where",
-        (3, 3),
-        elementwise::check_select,
-        elementwise::select,
-    )
-    .inplace(&[(1, 0), (2, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "tanh_bwd",
-        (2, 2),
-        elementwise::check_derivative,
-        elementwise::tanh_bwd,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "sigmoid_bwd",
-        (2, 2),
-        elementwise::check_derivative,
-        elementwise::sigmoid_bwd,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "silu_bwd",
-        (2, 2),
-        elementwise::check_derivative,
-        elementwise::silu_bwd,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "gelu_bwd",
-        (2, 2),
-        elementwise::check_gelu_bwd,
-        elementwise::gelu_bwd,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k(
-        "threshold_bwd",
-        (2, 2),
-        elementwise::check_threshold_bwd,
-        elementwise::threshold_bwd,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(Cut::elements),
-    k("sum", (1, 1), reduce::check_numbers, reduce::sum).cut_by(reduce::cut),
-    k("mean", (1, 1), reduce::check_floats, reduce::mean).cut_by(reduce::cut),
-    k("amax", (1, 1), reduce::check_extreme, reduce::amax).cut_by(reduce::cut),
-    k("amin", (1, 1), reduce::check_extreme, reduce::amin).cut_by(reduce::cut),
-    k("any", (1, 1), reduce::check_any, reduce::any).cut_by(reduce::cut),
-    k("cumsum", (1, 1), reduce::check_cumsum, reduce::cumsum).cut_by(reduce::cut_lines),
-    k("topk", (1, 1), reduce::check_topk, reduce::topk).cut_by(reduce::cut_lines),
-    k("softmax", (1, 1), norm::check_along, norm::softmax)
-        .inplace(&[(0, 0)])
-        .cut_by(norm::cut_lines),
-    k("log_softmax", (1, 1), norm::check_along, norm::log_softmax)
-        .inplace(&[(0, 0)])
-        .cut_by(norm::cut_lines),
-    k("softmax_bwd", (2, 2), norm::check_along, norm::softmax_bwd)
-        .inplace(&[(0, 0), (1, 0)])
-        .cut_by(norm::cut_lines),
-    k(
-        "log_softmax_bwd",
-        (2, 2),
-        norm::check_along,
-        norm::log_softmax_bwd,
-    )
-    .inplace(&[(0, 0), (1, 0)])
-    .cut_by(norm::cut_lines),
-    k(
-        "layer_norm",
-        (1, 3),
-        norm::check_layer_norm,
-        norm::layer_norm,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(norm::cut_rows),
-    k(
-        "layer_norm_bwd",
-        (4, 5),
-        norm::check_layer_norm_bwd,
-        norm::layer_norm_bwd,
-    )
-    .inplace(&[(0, 0)])
-    .scratch(norm::layer_norm_bwd_scratch)
-    .cut_by(norm::cut_rows_bwd)
-    .last(norm::layer_norm_bwd_sums),
-    k(
-        "batch_norm",
-        (5, 5),
-        norm::check_batch_norm,
-        norm::batch_norm,
-    )
-    .inplace(&[(3, 3), (4, 4)])
-    .cut_by(norm::cut_channels),
-    k(
-        "batch_norm_bwd",
-        (5, 5),
-        norm::check_batch_norm_bwd,
-        norm::batch_norm_bwd,
-    )
-    .cut_by(norm::cut_channels),
-    k("matmul", (2, 2), gemm::check_matmul, gemm::matmul)
-        .scratch(gemm::scratch)
-        .prepared(gemm::prepare)
-        .cut_by(gemm::cut),
-    k("addmm", (3, 3), gemm::check_addmm, gemm::addmm)
-        .inplace(&[(0, 0)])
-        .scratch(gemm::scratch)
-        .prepared(gemm::prepare)
-        .cut_by(gemm::cut),
-    k(
-        "convolution",
-        (2, 3),
-        conv::check_convolution,
-        conv::convolution,
-    )
-    .prepared(conv::prepare)
-    .cut_by(conv::cut),
-    k(
-        "convolution_bwd",
-        (3, 3),
-        conv::check_convolution_bwd,
-        conv::convolution_bwd,
-    )
-    .prepared(conv::prepare)
-    .cut_by(conv::cut_bwd),
-    k(
-        "max_pool2d",
-        (1, 1),
-        pool::check_max_pool2d,
-        pool::max_pool2d,
-    )
-    .cut_by(pool::cut_planes),
-    k(
-        "max_pool2d_bwd",
-        (2, 2),
-        pool::check_max_pool2d_bwd,
-        pool::max_pool2d_bwd,
-    )
-    .cut_by(pool::cut_planes),
-    k("sdpa", (3, 4), attention::check_sdpa, attention::sdpa)
-        .prepared(attention::prepare)
-        .cut_by(attention::cut),
-    k(
-        "sdpa_bwd",
-        (6, 7),
-        attention::check_sdpa_bwd,
-        attention::sdpa_bwd,
-    )
-    .prepared(attention::prepare_bwd)
-    .cut_by(attention::cut_bwd),
-    k(
-        "embedding",
-        (2, 2),
-        index::check_embedding,
-        index::embedding,
-    )
-    .cut_by(index::cut_embedding),
-    k(
-        "embedding_bwd",
-        (2, 2),
-        index::check_embedding_bwd,
-        index::embedding_bwd,
-    )
-    .scratch(index::embedding_bwd_scratch)
-    .first(index::embedding_bwd_chains)
-    .cut_by(index::cut_embedding_bwd),
-    k("nll_loss", (2, 2), loss::check_nll_loss, loss::nll_loss),
-    k("nll_sum", (2, 3), loss::check_nll_sum, loss::nll_sum).inplace(&[(2, 0)]),
-    k(
-        "nll_loss_bwd",
-        (3, 3),
-        loss::check_nll_loss_bwd,
-        loss::nll_loss_bwd,
-    )
-    .cut_by(loss::cut_bwd),
-    k("gather", (2, 2), index::check_gather, index::gather),
-    k("scatter", (3, 3), index::check_scatter, index::scatter).inplace(&[(0, 0)]),
-    k(
-        "scatter_add",
-        (3, 3),
-        index::check_scatter_add,
-        index::scatter_add,
-    )
-    .inplace(&[(0, 0)]),
-    k(
-        "scatter_value",
-        (2, 2),
-        index::check_scatter_value,
-        index::scatter_value,
-    )
-    .inplace(&[(0, 0)]),
-    k("index", (2, 9), index::check_index, index::index).cut_by(index::cut_index),
-    k(
-        "index_put",
-        (3, 10),
-        index::check_index_put,
-        index::index_put,
-    )
-    .inplace(&[(0, 0)]),
-    k("permute", (1, 1), shape::check_permute, shape::permute).cut_by(shape::cut),
-    k("expand", (1, 1), shape::check_expand, shape::expand).cut_by(shape::cut),
-    k("flip", (1, 1), shape::check_flip, shape::flip).cut_by(shape::cut),
-    k("slice", (1, 1), shape::check_slice, shape::slice).cut_by(shape::cut),
-    k(
-        "slice_scatter",
-        (2, 2),
-        shape::check_slice_scatter,
-        shape::slice_scatter,
-    )
-    .inplace(&[(0, 0)]),
-    k("cat", (1, 4096), shape::check_cat, shape::cat).cut_by(shape::cut_cat),
-    k("pad", (1, 1), shape::check_pad, shape::pad),
-    k("full", (0, 0), shape::check_full, shape::full).cut_by(Cut::elements),
-    k("arange", (0, 0), shape::check_arange, shape::arange).cut_by(Cut::elements),
-    k("rand", (1, 1), random::check_random, random::rand).cut_by(Cut::elements),
-    k("randn", (1, 1), random::check_random, random::randn).cut_by(Cut::elements),
-    k("dropout", (2, 2), random::check_dropout, random::dropout)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k(
-        "dropout_bwd",
-        (2, 2),
-        random::check_dropout_bwd,
-        random::dropout_bwd,
-    )
-    .inplace(&[(0, 0)])
-    .cut_by(Cut::elements),
-    k("rng_next", (1, 1), random::check_rng_next, random::rng_next).inplace(&[(0, 0)]),
-    k(
-        "sum_squares",
-        (1, 1),
-        optim::check_sum_squares,
-        optim::sum_squares,
-    ),
-    k(
-        "clip_scale",
-        (1, 4096),
-        optim::check_clip_scale,
-        optim::clip_scale,
-    ),
-    k("adamw", (6, 7), optim::check_adamw, optim::adamw)
-        .inplace(&[(0, 0), (2, 1), (3, 2)])
-        .cut_by(Cut::elements),
-    k(
-        "adamw_split",
-        (7, 8),
-        optim::check_adamw_split,
-        optim::adamw_split,
-    )
-    .inplace(&[(0, 0), (2, 1), (3, 2), (4, 3)])
-    .cut_by(Cut::elements),
-    k("sgd", (3, 4), optim::check_sgd, optim::sgd)
-        .inplace(&[(0, 0)])
-        .cut_by(Cut::elements),
-    k(
-        "sgd_momentum",
-        (4, 5),
-        optim::check_sgd_momentum,
-        optim::sgd_momentum,
-    )
-    .inplace(&[(0, 0), (2, 1)])
-    .cut_by(Cut::elements),
-];
 
 #[cfg(test)]
 mod tests {
