@@ -142,7 +142,7 @@ impl Plan {
         }
 
         let mut made: Vec<Value> = vec![];
-        let mut n_helpers = 0;
+        let mut helpers = (0..).map(|i| format!("{base}.{i}"));
         for step in &self.steps {
             let operand = |&input: &Ref| match input {
                 Ref::Value(value) => value,
@@ -152,39 +152,45 @@ impl Plan {
             let inputs: Vec<Value> = step.inputs.iter().map(operand).collect();
             let mut name = |i: usize| match own.get(&i) {
                 Some(name) => name.to_string(),
-                None => {
-                    n_helpers += 1;
-                    format!("{base}.{}", n_helpers - 1)
-                }
+                None => helpers.next().expect("numbers should not end"),
             };
-            let names: Vec<String> = (made.len()..made.len() + step.n_results)
-                .map(&mut name)
-                .collect();
+            let numbers = made.len()..made.len() + step.n_results;
+            let names: Vec<String> = numbers.map(&mut name).collect();
             made.extend(graph.add_node(step.op.clone(), &inputs, &names, phase, module)?);
         }
         generator.n_random += self.n_random;
 
-        let mut results = vec![];
-        for (i, (name, ty)) in names.iter().zip(types).enumerate() {
-            let (Some(name), Some(ty)) = (name, ty) else {
-                results.push(None);
-                continue;
-            };
-            let value = match self.results.get(i) {
-                Some(Some(Ref::Value(value))) => *value,
-                Some(Some(Ref::New(i))) => made[*i],
-                _ => return Err(Error::NotComputed(name.to_string())),
-            };
-            let inferred = &graph.values[value].ty;
-            if inferred != ty {
-                return Err(Error::Type {
-                    name: name.to_string(),
-                    declared: ty.to_string(),
-                    inferred: inferred.to_string(),
-                });
-            }
-            results.push(Some(value));
+        let named = names.iter().zip(types).enumerate();
+        named
+            .map(|(i, (name, ty))| match (name, ty) {
+                (Some(name), Some(ty)) => self.result(graph, i, &made, name, ty).map(Some),
+                _ => Ok(None),
+            })
+            .collect()
+    }
+
+    /// Result `i` of the call. An error if it has another type than the file says.
+    fn result(
+        &self,
+        graph: &Graph,
+        i: usize,
+        made: &[Value],
+        name: &str,
+        declared: &TensorType,
+    ) -> Result<Value> {
+        let value = match self.results.get(i) {
+            Some(Some(Ref::Value(value))) => *value,
+            Some(Some(Ref::New(i))) => made[*i],
+            _ => return Err(Error::NotComputed(name.to_string())),
+        };
+        let inferred = &graph.values[value].ty;
+        if inferred == declared {
+            return Ok(value);
         }
-        Ok(results)
+        Err(Error::Type {
+            name: name.to_string(),
+            declared: declared.to_string(),
+            inferred: inferred.to_string(),
+        })
     }
 }

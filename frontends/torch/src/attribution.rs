@@ -157,9 +157,14 @@ fn paths<'a>(
         };
         found.push(path.unwrap_or_default());
     }
-    // What is left was computed from nothing: it belongs to the innermost module that holds all who
-    // read it.
-    let mut readers: Vec<Option<&str>> = vec![None; nodes.len()];
+    fill_from_readers(nodes, &mut found);
+    found
+}
+
+/// Gives a path to nodes that are computed from nothing: that of the innermost module that holds
+/// all their readers.
+fn fill_from_readers<'a>(nodes: &[Traced], found: &mut [&'a str]) {
+    let mut readers: Vec<Option<&'a str>> = vec![None; nodes.len()];
     for n in (0..nodes.len()).rev() {
         if found[n].is_empty() {
             found[n] = readers[n].unwrap_or_default();
@@ -168,7 +173,6 @@ fn paths<'a>(
             readers[m] = Some(readers[m].map_or(found[n], |other| common(other, found[n])));
         }
     }
-    found
 }
 
 /// The innermost module that holds both.

@@ -17,6 +17,76 @@ pub(crate) struct Symbols<'a> {
     known: BTreeMap<&'a str, i64>,
 }
 
+/// What a file says of its sizes.
+struct Sizes<'a> {
+    /// Expressions, with the value that each had while the model was traced.
+    expressions: BTreeMap<&'a str, Option<i64>>,
+    ranges: &'a BTreeMap<String, Range>,
+    /// The symbols in them.
+    used: BTreeSet<&'a str>,
+}
+
+impl Sizes<'_> {
+    fn list(&self) -> String {
+        let one = |symbol: &&str| format!("{symbol} in {}", range_text(self.ranges.get(*symbol)));
+        self.used.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Each symbol that is given a value is the file's.
+    fn check_known(&self, dims: &BTreeMap<String, u64>) -> Result<(), Error> {
+        let is_unknown = |symbol: &&String| !self.used.contains(symbol.as_str());
+        let Some(symbol) = dims.keys().find(is_unknown) else {
+            return Ok(());
+        };
+        let known = if self.used.is_empty() {
+            "it has none".into()
+        } else {
+            format!("it has {}", self.list())
+        };
+        let message = format!("has no symbolic size {symbol}; {known}");
+        Err(Error::new("", message))
+    }
+
+    /// Each symbol of the file is given a value.
+    fn check_given(&self, dims: &BTreeMap<String, u64>) -> Result<(), Error> {
+        let missing = self.used.iter().filter(|s| !dims.contains_key(**s));
+        let choices: Vec<String> = missing
+            .map(|symbol| format!("--dim {symbol}={}", self.traced(symbol)))
+            .collect();
+        if choices.is_empty() {
+            return Ok(());
+        }
+        let message = format!("has symbolic sizes: {}", self.list());
+        Err(Error::new("", message).help(format!("choose with {}", choices.join(" "))))
+    }
+
+    /// The value of a symbol while the model was traced, or else the least that it may have.
+    fn traced(&self, symbol: &str) -> i64 {
+        let mut bare = self.expressions.iter();
+        let hint = bare
+            .find(|&(text, _)| bare_symbol(text) == Some(symbol))
+            .and_then(|(_, hint)| *hint);
+        let least = self.ranges.get(symbol).and_then(|range| range.min_val);
+        hint.unwrap_or(least.map_or(1, |min| min as i64))
+    }
+
+    /// Each value is within its range.
+    fn check_ranges(&self, dims: &BTreeMap<String, u64>) -> Result<(), Error> {
+        for (symbol, &value) in dims {
+            let Some(range) = self.ranges.get(symbol) else {
+                continue;
+            };
+            let low = range.min_val.is_none_or(|min| min <= value as f64);
+            let high = range.max_val.is_none_or(|max| value as f64 <= max);
+            if !low || !high {
+                let message = format!("{symbol}={value} is not in {}", range_text(Some(range)));
+                return Err(Error::new("", message).help("export with a wider range to allow it"));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl<'a> Symbols<'a> {
     /// Checks that every symbol which `program` uses has a value in `dims`, within its range.
     pub(crate) fn new(
@@ -45,52 +115,14 @@ impl<'a> Symbols<'a> {
         // A symbol that begins with `u` stands for a number that the data decides; tensors that
         // need it are refused.
         used.retain(|symbol| !is_data_dependent(symbol));
-        let list = || {
-            let one = |symbol: &&str| format!("{symbol} in {}", range_text(ranges.get(*symbol)));
-            used.iter().map(one).collect::<Vec<_>>().join(", ")
+        let file = Sizes {
+            expressions,
+            ranges,
+            used,
         };
-        for symbol in dims.keys() {
-            if !used.contains(symbol.as_str()) {
-                let known = if used.is_empty() {
-                    "it has none".into()
-                } else {
-                    format!("it has {}", list())
-                };
-                return Err(Error::new(
-                    "",
-                    format!("has no symbolic size {symbol}; {known}"),
-                ));
-            }
-        }
-        if used.iter().any(|symbol| !dims.contains_key(*symbol)) {
-            let missing = used.iter().filter(|symbol| !dims.contains_key(**symbol));
-            let traced = |symbol: &&str| {
-                let bare = |text: &str| bare_symbol(text) == Some(*symbol);
-                let hint = expressions
-                    .iter()
-                    .find(|&(text, _)| bare(text))
-                    .and_then(|(_, hint)| *hint);
-                let least = ranges
-                    .get(*symbol)
-                    .and_then(|r| r.min_val)
-                    .map_or(1, |min| min as i64);
-                format!("--dim {symbol}={}", hint.unwrap_or(least))
-            };
-            let help = missing.map(traced).collect::<Vec<_>>().join(" ");
-            return Err(Error::new("", format!("has symbolic sizes: {}", list()))
-                .help(format!("choose with {help}")));
-        }
-        for (symbol, &value) in dims {
-            let Some(range) = ranges.get(symbol) else {
-                continue;
-            };
-            let low = range.min_val.is_none_or(|min| min <= value as f64);
-            let high = range.max_val.is_none_or(|max| value as f64 <= max);
-            if !low || !high {
-                let message = format!("{symbol}={value} is not in {}", range_text(Some(range)));
-                return Err(Error::new("", message).help("export with a wider range to allow it"));
-            }
-        }
+        file.check_known(dims)?;
+        file.check_given(dims)?;
+        file.check_ranges(dims)?;
         Ok(Symbols {
             dims,
             ranges,

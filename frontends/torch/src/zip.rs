@@ -69,6 +69,58 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Where the record at an archive's end begins in its last bytes: the record whose comment ends
+/// where the file does; the last one, if a comment looks like another.
+fn find_end(tail: &[u8]) -> Option<usize> {
+    let is_end = |&at: &usize| {
+        let record = &tail[at..];
+        record.starts_with(b"PK\x05\x06")
+            && usize::from(record[20]) + 256 * usize::from(record[21]) == record.len() - END
+    };
+    let starts = 0..(tail.len() + 1).saturating_sub(END);
+    starts.rev().find(is_end)
+}
+
+/// The directory of an archive: its number of entries, size and offset.
+fn directory(
+    read: &mut impl FnMut(u64, u64) -> Result<Vec<u8>, String>,
+    bytes: u64,
+) -> Result<(u64, u64, u64), String> {
+    let tail = bytes.min((END + usize::from(u16::MAX)) as u64);
+    let text = read(bytes - tail, tail)?;
+    let at = find_end(&text).ok_or("its end is missing")?;
+    let end_at = bytes - tail + at as u64;
+    let mut end = Fields(&text[at + 4..]);
+    let (disk, first_disk) = (end.number(2)?, end.number(2)?);
+    let (mut here, mut total) = (end.number(2)?, end.number(2)?);
+    let (mut size, mut offset) = (end.number(4)?, end.number(4)?);
+    let mut directory_end = end_at;
+    // Numbers that do not fit stand in a record of 64-bit fields before this one.
+    if total == 0xffff || size == 0xffff_ffff || offset == 0xffff_ffff {
+        let locator_at = end_at.checked_sub(LOCATOR as u64);
+        let locator_at = locator_at.ok_or("its 64-bit end is missing")?;
+        let locator = read(locator_at, LOCATOR as u64)?;
+        let mut fields = Fields(&locator);
+        fields.signature(b"PK\x06\x07", "64-bit end")?;
+        fields.take(4)?;
+        directory_end = fields.number(8)?;
+        let record = read(directory_end, END_64 as u64)?;
+        let mut fields = Fields(&record);
+        fields.signature(b"PK\x06\x06", "64-bit end")?;
+        fields.take(20)?;
+        (here, total) = (fields.number(8)?, fields.number(8)?);
+        (size, offset) = (fields.number(8)?, fields.number(8)?);
+    }
+    if (disk, first_disk) != (0, 0) || here != total {
+        return Err("it is one part of several".into());
+    }
+    let directory = offset.checked_add(size);
+    if directory.is_none_or(|end| end > directory_end) {
+        return Err("its directory reaches beyond its end".into());
+    }
+    Ok((total, size, offset))
+}
+
 impl<R: Read + Seek> Zip<R> {
     /// Reads the directory of an archive of `bytes` bytes.
     pub(crate) fn open(mut reader: R, bytes: u64) -> Result<Zip<R>, String> {
@@ -81,50 +133,7 @@ impl<R: Read + Seek> Zip<R> {
             }
             read_at(&mut reader, offset, n)
         };
-        let tail = bytes.min((END + usize::from(u16::MAX)) as u64);
-        let text = read(bytes - tail, tail)?;
-        // The record whose comment ends where the file does; the last one, if a comment looks like
-        // another.
-        let is_end = |&at: &usize| {
-            let record = &text[at..];
-            record.starts_with(b"PK\x05\x06")
-                && usize::from(record[20]) + 256 * usize::from(record[21]) == record.len() - END
-        };
-        let at = (0..(text.len() + 1).saturating_sub(END))
-            .rev()
-            .find(is_end)
-            .ok_or("its end is missing")?;
-        let end_at = bytes - tail + at as u64;
-        let mut end = Fields(&text[at + 4..]);
-        let (disk, first_disk) = (end.number(2)?, end.number(2)?);
-        let (mut here, mut total) = (end.number(2)?, end.number(2)?);
-        let (mut size, mut offset) = (end.number(4)?, end.number(4)?);
-        let mut directory_end = end_at;
-        if total == 0xffff || size == 0xffff_ffff || offset == 0xffff_ffff {
-            let locator_at = end_at
-                .checked_sub(LOCATOR as u64)
-                .ok_or("its 64-bit end is missing")?;
-            let locator = read(locator_at, LOCATOR as u64)?;
-            let mut fields = Fields(&locator);
-            fields.signature(b"PK\x06\x07", "64-bit end")?;
-            fields.take(4)?;
-            directory_end = fields.number(8)?;
-            let record = read(directory_end, END_64 as u64)?;
-            let mut fields = Fields(&record);
-            fields.signature(b"PK\x06\x06", "64-bit end")?;
-            fields.take(20)?;
-            (here, total) = (fields.number(8)?, fields.number(8)?);
-            (size, offset) = (fields.number(8)?, fields.number(8)?);
-        }
-        if (disk, first_disk) != (0, 0) || here != total {
-            return Err("it is one part of several".into());
-        }
-        if offset
-            .checked_add(size)
-            .is_none_or(|end| directory_end < end)
-        {
-            return Err("its directory reaches beyond its end".into());
-        }
+        let (total, size, offset) = directory(&mut read, bytes)?;
         let directory = read(offset, size)?;
         let mut fields = Fields(&directory);
         let mut entries = BTreeMap::new();

@@ -17,7 +17,7 @@
 //! Each `alloc`, `free` and `wait` takes a tick, from 0 on. Once a line `tick N` has been read,
 //! ticks pass by such lines alone. A block that is not freed lives to the end of its pool. An id is
 //! one word without a comma, and names one block of a pool. `gaps=3-5/8-9` are ticks at which
-//! nobody needs a block. `phase=2` and `module=5` with an `alloc` or `free` name the second phase
+//! a block is not needed. `phase=2` and `module=5` with an `alloc` or `free` name the second phase
 //! of the pool and the fifth run of a module, in place of those that run; 0 is none.
 
 use crate::recorder::{Asked, Recorder};
@@ -78,39 +78,41 @@ pub fn read(text: &str) -> Result<Vec<Pool>, Error> {
     let mut read = vec![];
     for (_, recorder) in pools {
         let pool = recorder.finish();
-        let Trace {
-            blocks,
-            phases,
-            modules,
-            ..
-        } = &pool.trace;
-        shared(&pool)?;
-        for block in blocks {
-            let error = |message: String| {
-                Error::new(
-                    format!("block {} of the pool {}", block.id, pool.name),
-                    message,
-                )
-            };
-            table::within(block).map_err(error)?;
-            let (phase, module) = (block.origin.phases, block.origin.modules);
-            for (what, given, known) in [
-                ("phase", phase.0.max(phase.1), phases.len()),
-                ("module", module.0.max(module.1), modules.len()),
-            ] {
-                if known <= given as usize {
-                    return Err(error(format!(
-                        "{what} {given} is none of the {} that the pool has",
-                        known - 1
-                    )));
-                }
-            }
-        }
-        if !blocks.is_empty() {
+        check(&pool)?;
+        if !pool.trace.blocks.is_empty() {
             read.push(pool);
         }
     }
     Ok(read)
+}
+
+/// What cannot be checked line by line: blocks within others, gaps, and phases and modules by
+/// number.
+fn check(pool: &Pool) -> Result<(), Error> {
+    shared(pool)?;
+    let Trace {
+        blocks,
+        phases,
+        modules,
+        ..
+    } = &pool.trace;
+    for block in blocks {
+        let place = format!("block {} of the pool {}", block.id, pool.name);
+        let error = |message: String| Error::new(&place, message);
+        table::within(block).map_err(error)?;
+        let (phase, module) = (block.origin.phases, block.origin.modules);
+        for (what, given, known) in [
+            ("phase", phase.0.max(phase.1), phases.len()),
+            ("module", module.0.max(module.1), modules.len()),
+        ] {
+            if given as usize >= known {
+                let last = known - 1;
+                let message = format!("{what} {given} is none of the {last} that the pool has");
+                return Err(error(message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// One word that can stand in a table.

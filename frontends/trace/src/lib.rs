@@ -151,7 +151,7 @@ fn shared(pool: &Pool) -> Result<(), Error> {
 /// Sizes and alignments of a pool add up to less than this.
 const MOST_BYTES: u64 = 1 << 62;
 
-/// Looks at each block as it is read, so that whoever has the trace need not.
+/// Checks each block as it is read, so that users of the trace need not.
 #[derive(Default)]
 struct Gate {
     /// Blocks in order.

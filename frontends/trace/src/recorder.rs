@@ -1,8 +1,8 @@
 //! Events in order of time become blocks.
 //!
-//! Each event that asks for a block or lets one go has a tick of its own, so that lives that meet
-//! in the file do not overlap in the trace; unless ticks are given. What is there before the first
-//! event lives from tick 0, what nobody lets go to the last.
+//! Unless ticks are given, each event that asks for a block or frees one has a tick of its own, so
+//! that lives that meet in the file do not overlap in the trace. A block that exists before the
+//! first event lives from tick 0; one that is never freed lives to the last tick.
 
 use crate::{Gate, Pool, empty};
 use passes::alloc::trace::{Block, Origin, Span, Wait};

@@ -56,45 +56,51 @@ impl Log {
             self.recorder.phase(None);
             return Ok(());
         }
-        if let Some(kind) = text.strip_prefix("micro-batch :").map(str::trim) {
-            let at = ["F", "B", "W"].iter().position(|known| *known == kind);
-            let at =
-                at.ok_or_else(|| format!("a micro-batch of kind {kind:?}: F, B and W are known"))?;
-            let name = format!(
-                "{}.{}.{}",
-                self.iteration,
-                ["fwd", "bwd", "wgrad"][at],
-                self.batches[at]
-            );
-            self.batches[at] += 1;
-            self.recorder.phase(Some(name));
-            return Ok(());
+        if let Some(kind) = text.strip_prefix("micro-batch :") {
+            return self.micro_batch(kind.trim());
         }
-        if let Some((module, what)) = text.split_once(" Layer :") {
-            let module = module
-                .split_once("->")
-                .map_or(module, |(name, _)| name)
-                .trim();
-            if module.is_empty() {
-                return Err("the layer has no name".into());
-            }
-            let (kind, edge) = what
-                .trim()
-                .split_once('-')
-                .ok_or("a layer's line ends with F-start, F-end or such")?;
-            // A backward of a module is another run than its forward.
-            let name = if kind == "F" {
-                module.to_string()
-            } else {
-                format!("{module}:{kind}")
-            };
-            return match edge {
-                "start" => self.recorder.enter(name),
-                "end" if self.recorder.leave(&name) => Ok(()),
-                "end" => Err(format!("the module {name} ends and has not begun")),
-                _ => Err(format!("{edge:?} is neither start nor end")),
-            };
+        match text.split_once(" Layer :") {
+            Some((module, what)) => self.layer(module, what.trim()),
+            None => self.request(text),
         }
+    }
+
+    fn micro_batch(&mut self, kind: &str) -> Result<(), String> {
+        let at = ["F", "B", "W"].iter().position(|known| *known == kind);
+        let at =
+            at.ok_or_else(|| format!("a micro-batch of kind {kind:?}: F, B and W are known"))?;
+        let (iteration, part) = (&self.iteration, ["fwd", "bwd", "wgrad"][at]);
+        let name = format!("{iteration}.{part}.{}", self.batches[at]);
+        self.batches[at] += 1;
+        self.recorder.phase(Some(name));
+        Ok(())
+    }
+
+    fn layer(&mut self, module: &str, what: &str) -> Result<(), String> {
+        let module = module.split_once("->").map_or(module, |(name, _)| name);
+        let module = module.trim();
+        if module.is_empty() {
+            return Err("the layer has no name".into());
+        }
+        let (kind, edge) = what
+            .split_once('-')
+            .ok_or("a layer's line ends with F-start, F-end or such")?;
+        // A backward of a module is another run than its forward.
+        let name = if kind == "F" {
+            module.to_string()
+        } else {
+            format!("{module}:{kind}")
+        };
+        match edge {
+            "start" => self.recorder.enter(name),
+            "end" if self.recorder.leave(&name) => Ok(()),
+            "end" => Err(format!("the module {name} ends and has not begun")),
+            _ => Err(format!("{edge:?} is neither start nor end")),
+        }
+    }
+
+    /// A request for a block, or the end of one.
+    fn request(&mut self, text: &str) -> Result<(), String> {
         let fields: Vec<&str> = text.split_ascii_whitespace().collect();
         let [status, address, bytes, stream] = fields[..] else {
             return Err(
@@ -113,23 +119,18 @@ impl Log {
             "1" => {
                 // Two names are the first stream's.
                 let next = self.streams.len() as u32 - 1;
-                let stream = *self.streams.entry(stream.into()).or_insert(next);
-                let dynamic = self.is_dynamic();
+                let asked = Asked {
+                    bytes,
+                    stream: *self.streams.entry(stream.into()).or_insert(next),
+                    dynamic: self.is_dynamic(),
+                    ..Asked::default()
+                };
                 let id = self.blocks.to_string();
                 self.blocks += 1;
-                self.recorder.alloc(
-                    key,
-                    id,
-                    Asked {
-                        bytes,
-                        stream,
-                        dynamic,
-                        ..Asked::default()
-                    },
-                )?;
+                self.recorder.alloc(key, id, asked)?;
             }
             "0" => {
-                // Nobody asked for address 0: a request of no bytes.
+                // Address 0 belongs to requests of no bytes, which are not recorded.
                 if self.recorder.free(&key)?.is_none() && key != 0 {
                     return Err(format!("{address} is freed and was not asked for"));
                 }

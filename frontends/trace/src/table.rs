@@ -417,30 +417,25 @@ pub fn read_plan(text: &str, pools: &[Pool]) -> Result<Vec<Vec<u64>>, Error> {
             return Err(error(format!("block {} is placed twice", block.id)));
         }
     }
-    let mut placed = vec![];
-    for (pool, offsets) in pools.iter().zip(offsets) {
-        let missing: Vec<&str> = pool
-            .trace
-            .blocks
-            .iter()
-            .zip(&offsets)
-            .filter(|(_, o)| o.is_none())
-            .map(|(block, _)| &*block.id)
-            .collect();
-        if let Some(first) = missing.first() {
-            let more = match missing.len() {
-                1 => String::new(),
-                n => format!(", nor {} others", n - 1),
-            };
-            return Err(Error::new(
-                "",
-                format!(
-                    "the plan does not place block {first} of the pool {}{more}",
-                    pool.name
-                ),
-            ));
-        }
-        placed.push(offsets.into_iter().flatten().collect());
+    pools
+        .iter()
+        .zip(offsets)
+        .map(|(pool, offsets)| all_placed(pool, offsets))
+        .collect()
+}
+
+/// The offsets of a pool's blocks. An error if one has none.
+fn all_placed(pool: &Pool, offsets: Vec<Option<u64>>) -> Result<Vec<u64>, Error> {
+    let blocks = pool.trace.blocks.iter().zip(&offsets);
+    let mut missing = blocks.filter(|(_, offset)| offset.is_none());
+    if let Some((first, _)) = missing.next() {
+        let more = match missing.count() {
+            0 => String::new(),
+            n => format!(", nor {n} others"),
+        };
+        let (id, name) = (&first.id, &pool.name);
+        let message = format!("the plan does not place block {id} of the pool {name}{more}");
+        return Err(Error::new("", message));
     }
-    Ok(placed)
+    Ok(offsets.into_iter().flatten().collect())
 }
