@@ -156,652 +156,838 @@ pub(crate) fn case(rng: &mut Rng) -> Case {
     case_of(op, rng)
 }
 
+/// Attributes of a run, in any order.
+type Attrs = Vec<(&'static str, Attr)>;
+/// Types of a run's results.
+type Outs = Vec<(DType, Vec<usize>)>;
+
+/// What a run is made of.
+struct Drawn {
+    attrs: Attrs,
+    ins: Vec<OwnedTensor>,
+    outs: Outs,
+}
+
 /// A run of kernel `op`.
 pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
-    let mut attrs: Vec<(&str, Attr)> = vec![];
-    let mut ins = vec![];
-    let outs: Vec<(DType, Vec<usize>)>;
-    match op {
-        "log" | "sqrt" | "rsqrt" | "reciprocal" => {
-            let (t, s) = (rng.float(), rng.any_shape());
-            ins.push(rng.positive(t, &s));
-            outs = vec![(t, s)];
-        }
+    let mut drawn = match op {
+        "log" | "sqrt" | "rsqrt" | "reciprocal" => positive_functions(rng),
         "exp" | "tanh" | "sigmoid" | "sin" | "cos" | "erf" | "silu" | "gelu" | "div_scalar" => {
-            let (t, s) = (rng.float(), rng.any_shape());
-            match op {
-                "gelu" => attrs.push(("tanh", Attr::Bool(rng.flag()))),
-                "div_scalar" => attrs.push(("value", rng.scalar(t))),
-                _ => {}
-            }
-            ins.push(rng.tensor(t, &s));
-            outs = vec![(t, s)];
+            functions(op, rng)
         }
         "neg" | "abs" | "sign" | "relu" | "clamp" | "add_scalar" | "mul_scalar" | "rsub_scalar" => {
-            let (t, s) = (rng.number(), rng.any_shape());
-            match op {
-                "clamp" if is_float(t) => {
-                    attrs = vec![("max", Attr::Float(0.5)), ("min", Attr::Float(-1.0))]
-                }
-                "clamp" => attrs = vec![("max", Attr::Float(f64::INFINITY)), ("min", Attr::Int(3))],
-                _ if op.ends_with("scalar") => attrs.push(("value", rng.scalar(t))),
-                _ => {}
-            }
-            ins.push(rng.tensor(t, &s));
-            outs = vec![(t, s)];
+            signed_functions(op, rng)
         }
-        "pow_scalar" => {
-            let (t, s) = (rng.number(), rng.any_shape());
-            let power = rng.pick(&[2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.3, 0.0]);
-            let integer = Attr::Int(rng.below(5) as i64);
-            ins.push(if is_float(t) {
-                rng.positive(t, &s)
-            } else {
-                rng.tensor(t, &s)
-            });
-            attrs.push((
-                "value",
-                if is_float(t) {
-                    Attr::Float(power)
-                } else {
-                    integer
-                },
-            ));
-            outs = vec![(t, s)];
-        }
-        "bitwise_not" => {
-            let t = if rng.flag() {
-                DType::Bool
-            } else {
-                rng.integer()
-            };
-            let s = rng.any_shape();
-            ins.push(rng.tensor(t, &s));
-            outs = vec![(t, s)];
-        }
+        "pow_scalar" => power(rng),
+        "bitwise_not" => bitwise_not(rng),
         "logical_not" | "eq_scalar" | "ne_scalar" | "lt_scalar" | "le_scalar" | "gt_scalar"
-        | "ge_scalar" => {
-            let (t, s) = (rng.any_type(), rng.any_shape());
-            if op != "logical_not" {
-                attrs.push(("value", rng.scalar(t)));
-            }
-            ins.push(rng.tensor(t, &s));
-            outs = vec![(DType::Bool, s)];
-        }
-        "cast" => {
-            let (from, to, s) = (rng.any_type(), rng.any_type(), rng.any_shape());
-            attrs.push(("dtype", Attr::Type(to)));
-            // Negative numbers do not fit u8.
-            ins.push(if is_float(from) {
-                rng.positive(from, &s)
-            } else {
-                rng.tensor(from, &s)
-            });
-            outs = vec![(to, s)];
-        }
+        | "ge_scalar" => comparisons_with_a_number(op, rng),
+        "cast" => cast(rng),
         "add" | "mul" | "sub" | "maximum" | "minimum" | "div" | "pow" | "bitwise_and"
         | "bitwise_or" | "bitwise_xor" | "eq" | "ne" | "lt" | "le" | "gt" | "ge"
-        | "logical_and" | "logical_or" => {
-            let t = match op {
-                "sub" => rng.number(),
-                "div" | "pow" => rng.float(),
-                _ if op.starts_with("bitwise") => rng.pick(&[DType::Bool, DType::U8, DType::I32]),
-                _ => rng.any_type(),
-            };
-            let s = rng.any_shape();
-            let (mut a, mut b) = (rng.narrower(&s), rng.narrower(&s));
-            if rng.flag() {
-                (a, b) = (s.clone(), if rng.flag() { s.clone() } else { b });
-            }
-            ins = match op {
-                "pow" => vec![rng.positive(t, &a), rng.tensor(t, &b)],
-                "div" => vec![rng.tensor(t, &a), rng.positive(t, &b)],
-                _ => vec![rng.tensor(t, &a), rng.tensor(t, &b)],
-            };
-            let boolean = matches!(
-                op,
-                "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or"
-            );
-            outs = vec![(if boolean { DType::Bool } else { t }, broadcast(&[&a, &b]))];
-        }
-        "where" => {
-            let (t, s) = (rng.any_type(), rng.any_shape());
-            let shapes = [
-                rng.narrower(&s),
-                rng.narrower(&s),
-                if rng.flag() {
-                    s.clone()
-                } else {
-                    rng.narrower(&s)
-                },
-            ];
-            ins = vec![
-                rng.tensor(DType::Bool, &shapes[0]),
-                rng.tensor(t, &shapes[1]),
-                rng.tensor(t, &shapes[2]),
-            ];
-            outs = vec![(t, broadcast(&[&shapes[0], &shapes[1], &shapes[2]]))];
-        }
+        | "logical_and" | "logical_or" => two_operands(op, rng),
+        "where" => choice(rng),
         "tanh_bwd" | "sigmoid_bwd" | "silu_bwd" | "gelu_bwd" | "threshold_bwd" => {
-            let (t, s) = (rng.float(), rng.any_shape());
-            match op {
-                "gelu_bwd" => attrs.push(("tanh", Attr::Bool(rng.flag()))),
-                "threshold_bwd" => attrs.push(("value", Attr::Float(0.5))),
-                _ => {}
-            }
-            ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
-            outs = vec![(t, s)];
+            derivatives(op, rng)
         }
-        "sum" | "mean" | "amax" | "amin" | "any" => {
-            let t = match op {
-                "sum" => rng.number(),
-                "mean" => rng.float(),
-                _ => rng.any_type(),
-            };
-            let mut s = rng.any_shape();
-            if op.starts_with("am") {
-                s.iter_mut().for_each(|d| *d = (*d).max(1));
-            }
-            let (dims, keep) = (rng.dims(s.len()), rng.flag());
-            let kept = s.iter().enumerate().filter_map(|(d, &size)| {
-                match (dims.contains(&(d as i64)), keep) {
-                    (false, _) => Some(size),
-                    (true, true) => Some(1),
-                    (true, false) => None,
-                }
-            });
-            outs = vec![(if op == "any" { DType::Bool } else { t }, kept.collect())];
-            attrs = vec![("dims", Attr::Ints(dims)), ("keepdim", Attr::Bool(keep))];
-            ins.push(rng.tensor(t, &s));
-        }
+        "sum" | "mean" | "amax" | "amin" | "any" => reductions(op, rng),
         "cumsum" | "softmax" | "log_softmax" | "softmax_bwd" | "log_softmax_bwd" | "topk" => {
-            let t = if matches!(op, "cumsum" | "topk") {
-                rng.number()
-            } else {
-                rng.float()
-            };
-            let rank = 1 + rng.below(3);
-            let mut s = rng.shape(rank);
-            let dim = rng.below(rank);
-            attrs.push(("dim", Attr::Int(dim as i64)));
-            ins.push(rng.tensor(t, &s));
-            if op.ends_with("bwd") {
-                ins.push(rng.tensor(t, &s));
-            }
-            if op == "topk" {
-                let k = rng.below(s[dim] + 1);
-                attrs.extend([
-                    ("k", Attr::Int(k as i64)),
-                    ("largest", Attr::Bool(rng.flag())),
-                ]);
-                s[dim] = k;
-                outs = vec![(t, s.clone()), (DType::I64, s)];
-            } else {
-                outs = vec![(t, s)];
-            }
+            along_a_dimension(op, rng)
         }
-        "layer_norm" | "layer_norm_bwd" => {
-            let t = rng.float();
-            let rank = 1 + rng.below(3);
-            let mut s = rng.shape(rank);
-            let dims = 1 + rng.below(rank);
-            s[rank - dims..].iter_mut().for_each(|d| *d = (*d).max(1));
-            let (lead, norm) = s.split_at(rank - dims);
-            let stats: Vec<usize> = lead.iter().copied().chain(norm.iter().map(|_| 1)).collect();
-            attrs.push(("dims", Attr::Int(dims as i64)));
-            let parameters = rng.below(3);
-            if op == "layer_norm" {
-                attrs.push(("eps", Attr::Float(1e-2)));
-                ins.push(rng.tensor(t, &s));
-                (0..parameters).for_each(|_| ins.push(rng.tensor(t, norm)));
-                outs = vec![
-                    (t, s.clone()),
-                    (statistics(t), stats.clone()),
-                    (statistics(t), stats),
-                ];
-            } else {
-                let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]]);
-                attrs.push(("mask", ints(&mask)));
-                ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
-                ins.extend([
-                    rng.tensor(statistics(t), &stats),
-                    rng.positive(statistics(t), &stats),
-                ]);
-                if parameters != 0 {
-                    ins.push(rng.tensor(t, norm));
-                }
-                let all = [(t, s.clone()), (t, norm.to_vec()), (t, norm.to_vec())];
-                outs = all
-                    .into_iter()
-                    .zip(mask)
-                    .filter(|(_, m)| *m == 1)
-                    .map(|(o, _)| o)
-                    .collect();
-            }
-        }
-        "batch_norm" | "batch_norm_bwd" => {
-            let t = rng.float();
-            let rank = 2 + rng.below(3);
-            let mut s = rng.shape(rank);
-            s[0] += 2;
-            let c = vec![s[1]];
-            if op == "batch_norm" {
-                attrs = vec![("eps", Attr::Float(1e-2)), ("momentum", Attr::Float(0.1))];
-                ins.push(rng.tensor(t, &s));
-                (1..5).for_each(|_| ins.push(rng.positive(t, &c)));
-                outs = vec![
-                    (t, s),
-                    (t, c.clone()),
-                    (t, c.clone()),
-                    (t, c.clone()),
-                    (t, c),
-                ];
-            } else {
-                let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 1, 0]]);
-                attrs.push(("mask", ints(&mask)));
-                ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
-                (2..5).for_each(|_| ins.push(rng.positive(t, &c)));
-                let all = [(t, s.clone()), (t, c.clone()), (t, c)];
-                outs = all
-                    .into_iter()
-                    .zip(mask)
-                    .filter(|(_, m)| *m == 1)
-                    .map(|(o, _)| o)
-                    .collect();
-            }
-        }
-        "matmul" | "addmm" => {
-            let t = rng.number();
-            let sizes = [0, 1, 1, 2, 3, 5, 8, 13, 17];
-            let [m, k, n] = std::array::from_fn(|_| rng.pick(&sizes));
-            let batch: Vec<usize> = if rng.flag() {
-                vec![rng.below(4)]
-            } else {
-                vec![]
-            };
-            let (ta, tb) = (rng.flag(), rng.flag());
-            let with = |pair: [usize; 2]| batch.iter().copied().chain(pair).collect::<Vec<usize>>();
-            let (a, b) = (
-                with(if ta { [k, m] } else { [m, k] }),
-                with(if tb { [n, k] } else { [k, n] }),
-            );
-            let y = with([m, n]);
-            attrs = vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
-            if op == "addmm" {
-                let c = rng.narrower(&y);
-                ins.push(rng.tensor(t, &c));
-            }
-            ins.extend([rng.tensor(t, &a), rng.tensor(t, &b)]);
-            outs = vec![(t, y)];
-        }
-        "convolution" | "convolution_bwd" => {
-            let t = rng.float();
-            let spatial = 1 + rng.below(2);
-            let groups = 1 + rng.below(3);
-            // A few channels have direct loops, more are products.
-            let (n, c, o) = (rng.below(3), 1 + rng.below(5), 1 + rng.below(5));
-            let [taps, stride, padding, dilation, input, output] = windows(rng, spatial, false);
-            let with = |a: usize, b: usize, s: &[usize]| [&[a, b], s].concat();
-            let (x, w) = (with(n, c * groups, &input), with(o * groups, c, &taps));
-            let y = with(n, o * groups, &output);
-            attrs = vec![
-                ("dilation", ints(&dilation)),
-                ("groups", Attr::Int(groups as i64)),
-            ];
-            attrs.extend([("padding", ints(&padding)), ("stride", ints(&stride))]);
-            if op == "convolution" {
-                ins = vec![rng.tensor(t, &x), rng.tensor(t, &w)];
-                if rng.flag() {
-                    ins.push(rng.tensor(t, &[o * groups]));
-                }
-                outs = vec![(t, y)];
-            } else {
-                let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 1, 0]]);
-                attrs.push(("mask", ints(&mask)));
-                ins = vec![rng.tensor(t, &y), rng.tensor(t, &x), rng.tensor(t, &w)];
-                let all = [(t, x), (t, w), (t, vec![o * groups])];
-                outs = all
-                    .into_iter()
-                    .zip(mask)
-                    .filter(|(_, m)| *m == 1)
-                    .map(|(o, _)| o)
-                    .collect();
-            }
-        }
-        "max_pool2d" => {
-            let t = rng.number();
-            let [kernel, stride, padding, dilation, input, output] = windows(rng, 2, true);
-            let (n, c) = (rng.below(3), 1 + rng.below(2));
-            attrs = vec![
-                ("ceil", Attr::Bool(false)),
-                ("dilation", ints(&dilation)),
-                ("kernel", ints(&kernel)),
-            ];
-            attrs.extend([("padding", ints(&padding)), ("stride", ints(&stride))]);
-            ins.push(rng.tensor(t, &[&[n, c], &input[..]].concat()));
-            let y = [&[n, c], &output[..]].concat();
-            outs = vec![(t, y.clone()), (DType::I64, y)];
-        }
-        "max_pool2d_bwd" => {
-            let t = rng.float();
-            let (x, y) = ([2, 2, 1 + rng.below(5), 3], [2, 2, 1 + rng.below(3), 2]);
-            attrs.push(("shape", ints(&x)));
-            ins = vec![rng.tensor(t, &y), rng.indices(DType::I64, &y, x[2] * x[3])];
-            outs = vec![(t, x.to_vec())];
-        }
+        "layer_norm" | "layer_norm_bwd" => layer_norm(op, rng),
+        "batch_norm" | "batch_norm_bwd" => batch_norm(op, rng),
+        "matmul" | "addmm" => product(op, rng),
+        "convolution" | "convolution_bwd" => convolution(op, rng),
+        "max_pool2d" => max_pool(rng),
+        "max_pool2d_bwd" => max_pool_bwd(rng),
         "sdpa" | "sdpa_bwd" => {
             let sizes = [2, 2, 40, 7, 19, 18].map(|n| 1 + rng.below(n));
             return attention(op, rng, sizes);
         }
-        "embedding" | "embedding_bwd" => {
-            let t = if op == "embedding" {
-                rng.any_type()
-            } else {
-                rng.float()
-            };
-            let (rows, width, index_type) = (1 + rng.below(9), rng.size(), rng.index_type());
-            let rank = rng.below(3);
-            let index = rng.shape(rank).iter().map(|d| d % 8).collect::<Vec<_>>();
-            let long = [&index[..], &[width]].concat();
-            if op == "embedding" {
-                ins = vec![
-                    rng.tensor(t, &[rows, width]),
-                    rng.indices(index_type, &index, rows),
-                ];
-                outs = vec![(t, long)];
-            } else {
-                let padding = rng.below(rows + 1) as i64 - 1;
-                attrs = vec![
-                    ("padding", Attr::Int(padding)),
-                    ("rows", Attr::Int(rows as i64)),
-                ];
-                ins = vec![rng.tensor(t, &long), rng.indices(index_type, &index, rows)];
-                outs = vec![(t, vec![rows, width])];
-            }
-        }
-        "nll_sum" => {
-            let (n, c, t, index_type) = (
-                1 + rng.below(7),
-                2 + rng.below(7),
-                rng.float(),
-                rng.index_type(),
-            );
-            attrs = vec![("ignore", Attr::Int(1))];
-            ins = vec![rng.tensor(t, &[n, c]), rng.indices(index_type, &[n], c)];
-            if rng.below(2) == 1 {
-                ins.push(rng.tensor(DType::F64, &[]));
-            }
-            outs = vec![(DType::F64, vec![])];
-        }
-        "nll_loss" | "nll_loss_bwd" => {
-            let t = rng.float();
-            let (n, c, reduction) = (1 + rng.below(7), 2 + rng.below(7), rng.below(3));
-            let index_type = rng.index_type();
-            let targets = rng.indices(index_type, &[n], c);
-            attrs = vec![
-                ("ignore", Attr::Int(1)),
-                ("reduction", Attr::Int(reduction as i64)),
-            ];
-            let loss = if reduction == 0 { vec![n] } else { vec![] };
-            if op == "nll_loss" {
-                ins = vec![rng.tensor(t, &[n, c]), targets];
-                outs = vec![(t, loss), (t, vec![])];
-            } else {
-                attrs.extend([("dtype", Attr::Type(t)), ("shape", ints(&[n, c]))]);
-                ins = vec![rng.tensor(t, &loss), targets, rng.positive(t, &[])];
-                outs = vec![(t, vec![n, c])];
-            }
-        }
-        "gather" | "scatter" | "scatter_add" | "scatter_value" => {
-            let t = if op == "scatter_add" {
-                rng.number()
-            } else {
-                rng.any_type()
-            };
-            let rank = 1 + rng.below(3);
-            let x: Vec<usize> = (0..rank).map(|_| 1 + rng.below(5)).collect();
-            let dim = rng.below(rank);
-            let index: Vec<usize> = x
-                .iter()
-                .enumerate()
-                .map(|(d, &n)| {
-                    if d == dim {
-                        rng.below(7)
-                    } else {
-                        rng.below(n + 1)
-                    }
-                })
-                .collect();
-            let index_type = rng.index_type();
-            attrs.push(("dim", Attr::Int(dim as i64)));
-            ins = vec![rng.tensor(t, &x), rng.indices(index_type, &index, x[dim])];
-            match op {
-                "scatter" | "scatter_add" => {
-                    let source: Vec<usize> = index.iter().map(|d| d + rng.below(2)).collect();
-                    ins.push(rng.tensor(t, &source));
-                }
-                "scatter_value" => attrs.push(("value", rng.scalar(t))),
-                _ => {}
-            }
-            outs = vec![(t, if op == "gather" { index } else { x })];
-        }
-        "index" | "index_put" => {
-            let t = if op == "index" {
-                rng.any_type()
-            } else {
-                rng.number()
-            };
-            let rank = 1 + rng.below(3);
-            let x: Vec<usize> = (0..rank).map(|_| 1 + rng.below(5)).collect();
-            let n = 1 + rng.below(rank);
-            let lead = rng.any_shape().iter().map(|d| d % 6).collect::<Vec<_>>();
-            let shapes: Vec<Vec<usize>> = (0..n).map(|_| rng.narrower(&lead)).collect();
-            let broadcast = broadcast(&shapes.iter().map(|s| &s[..]).collect::<Vec<_>>());
-            let long = [&broadcast[..], &x[n..]].concat();
-            ins.push(rng.tensor(t, &x));
-            if op == "index_put" {
-                attrs.push(("accumulate", Attr::Bool(rng.flag())));
-                let values = rng.narrower(&long);
-                ins.push(rng.tensor(t, &values));
-            }
-            for (k, shape) in shapes.iter().enumerate() {
-                let index_type = rng.index_type();
-                let mut numbers = rng.indices(DType::I64, shape, 2 * x[k]).to_i64s();
-                numbers.iter_mut().for_each(|i| *i -= x[k] as i64);
-                ins.push(OwnedTensor::from_i64s(index_type, shape, &numbers));
-            }
-            outs = vec![(t, if op == "index" { long } else { x })];
-        }
-        "permute" | "flip" | "expand" => {
-            let (t, s) = (rng.any_type(), rng.any_shape());
-            match op {
-                "permute" => {
-                    let mut dims: Vec<usize> = (0..s.len()).collect();
-                    (0..s.len()).for_each(|i| dims.swap(i, rng.below(s.len())));
-                    outs = vec![(t, dims.iter().map(|&d| s[d]).collect())];
-                    attrs.push(("dims", ints(&dims)));
-                    ins.push(rng.tensor(t, &s));
-                }
-                "flip" => {
-                    attrs.push(("dims", Attr::Ints(rng.dims(s.len()))));
-                    ins.push(rng.tensor(t, &s));
-                    outs = vec![(t, s)];
-                }
-                _ => {
-                    attrs.push(("shape", ints(&s)));
-                    let from = rng.narrower(&s);
-                    ins.push(rng.tensor(t, &from));
-                    outs = vec![(t, s)];
-                }
-            }
-        }
-        "slice" | "slice_scatter" => {
-            let t = rng.any_type();
-            let rank = 1 + rng.below(3);
-            let s = rng.shape(rank);
-            let dim = rng.below(rank);
-            let start = rng.below(s[dim] + 1);
-            let end = start + rng.below(s[dim] - start + 1);
-            let step = rng.pick(&[1, 1, 2, 3, 1 << 40]);
-            let mut part = s.clone();
-            part[dim] = (end - start).div_ceil(step);
-            attrs = vec![
-                ("dim", Attr::Int(dim as i64)),
-                ("end", Attr::Int(end as i64)),
-            ];
-            attrs.extend([
-                ("start", Attr::Int(start as i64)),
-                ("step", Attr::Int(step as i64)),
-            ]);
-            ins.push(rng.tensor(t, &s));
-            if op == "slice_scatter" {
-                ins.push(rng.tensor(t, &part));
-            }
-            outs = vec![(t, if op == "slice" { part } else { s })];
-        }
-        "cat" => {
-            let t = rng.any_type();
-            let rank = 1 + rng.below(3);
-            let mut s = rng.shape(rank);
-            let dim = rng.below(rank);
-            s[dim] = 0;
-            for _ in 0..1 + rng.below(4) {
-                let mut part = s.clone();
-                part[dim] = rng.below(4);
-                ins.push(rng.tensor(t, &part));
-            }
-            s[dim] = ins.iter().map(|x| x.shape()[dim]).sum();
-            attrs.push(("dim", Attr::Int(dim as i64)));
-            outs = vec![(t, s)];
-        }
-        "pad" => {
-            let (t, s) = (rng.any_type(), rng.any_shape());
-            let mut pad = vec![];
-            let mut y = vec![];
-            for &d in &s {
-                let before = rng.below(4) as i64 - (d as i64).min(2);
-                let after = rng.below(4) as i64 - (d as i64 + before).min(1);
-                pad.extend([before, after]);
-                y.push((d as i64 + before + after) as usize);
-            }
-            attrs = vec![("pad", Attr::Ints(pad)), ("value", rng.scalar(t))];
-            ins.push(rng.tensor(t, &s));
-            outs = vec![(t, y)];
-        }
-        "full" => {
-            let (t, s) = (rng.any_type(), rng.any_shape());
-            attrs = vec![
-                ("dtype", Attr::Type(t)),
-                ("shape", ints(&s)),
-                ("value", rng.scalar(t)),
-            ];
-            outs = vec![(t, s)];
-        }
-        "arange" => {
-            let (t, n) = (rng.number(), rng.size());
-            attrs = vec![
-                ("dtype", Attr::Type(t)),
-                ("shape", ints(&[n])),
-                ("start", rng.scalar(t)),
-            ];
-            attrs.push((
-                "step",
-                if is_float(t) {
-                    Attr::Float(0.25)
-                } else {
-                    Attr::Int(1)
-                },
-            ));
-            outs = vec![(t, vec![n])];
-        }
-        "rand" | "randn" => {
-            let (t, s) = (rng.float(), rng.any_shape());
-            attrs = vec![
-                ("dtype", Attr::Type(t)),
-                ("shape", ints(&s)),
-                ("stream", Attr::Int(3)),
-            ];
-            ins.push(rng.tensor(DType::I64, &[2]));
-            outs = vec![(t, s)];
-        }
-        "dropout" => {
-            let (t, s) = (rng.float(), rng.any_shape());
-            attrs = vec![
-                ("p", Attr::Float(rng.pick(&[0.0, 0.3, 1.0]))),
-                ("stream", Attr::Int(3)),
-            ];
-            ins = vec![rng.tensor(t, &s), rng.tensor(DType::I64, &[2])];
-            outs = vec![(t, s.clone()), (DType::Bool, s)];
-        }
-        "dropout_bwd" => {
-            let (t, s) = (rng.float(), rng.any_shape());
-            attrs.push(("scale", Attr::Float(1.25)));
-            ins = vec![rng.tensor(t, &s), rng.tensor(DType::Bool, &s)];
-            outs = vec![(t, s)];
-        }
-        "rng_next" => {
-            ins.push(rng.tensor(DType::I64, &[2]));
-            outs = vec![(DType::I64, vec![2])];
-        }
-        "sum_squares" => {
-            let (t, s) = (rng.float(), rng.any_shape());
-            ins = vec![rng.tensor(t, &s)];
-            outs = vec![(DType::F64, vec![])];
-        }
-        "clip_scale" => {
-            attrs.push(("max_norm", Attr::Float(rng.pick(&[0.0, 0.5, 3.0]))));
-            ins = (0..1 + rng.below(4))
-                .map(|_| rng.positive(DType::F64, &[]))
-                .collect();
-            outs = vec![(DType::F32, vec![])];
-        }
-        "adamw" | "adamw_split" => {
-            let s = rng.any_shape();
-            if op == "adamw" {
-                let t = rng.float();
-                ins = vec![
-                    rng.tensor(t, &s),
-                    rng.tensor(t, &s),
-                    rng.tensor(t, &s),
-                    rng.positive(t, &s),
-                ];
-                outs = vec![(t, s.clone()), (t, s.clone()), (t, s)];
-            } else {
-                ins = [DType::BF16, DType::BF16, DType::I16, DType::F32]
-                    .map(|t| rng.tensor(t, &s))
-                    .into();
-                ins.push(rng.positive(DType::F32, &s));
-                outs = [DType::BF16, DType::I16, DType::F32, DType::F32]
-                    .map(|t| (t, s.clone()))
-                    .into();
-            }
-            ins.push(OwnedTensor::from_i64s(
-                DType::I64,
-                &[],
-                &[1 + rng.below(5) as i64],
-            ));
-            ins.push(OwnedTensor::from_f64s(
-                DType::F64,
-                &[5],
-                &[0.01, rng.pick(&[0.9, 0.3]), 0.95, 1e-6, 0.1],
-            ));
-        }
-        "sgd" | "sgd_momentum" => {
-            let (t, s) = (rng.float(), rng.any_shape());
-            let n = if op == "sgd" { 2 } else { 3 };
-            (0..n).for_each(|_| ins.push(rng.tensor(t, &s)));
-            ins.push(OwnedTensor::from_f64s(DType::F64, &[3], &[0.1, 0.9, 0.01]));
-            outs = vec![(t, s); n - 1];
-        }
+        "embedding" | "embedding_bwd" => embedding(op, rng),
+        "nll_sum" => nll_sum(rng),
+        "nll_loss" | "nll_loss_bwd" => nll_loss(op, rng),
+        "gather" | "scatter" | "scatter_add" | "scatter_value" => gather_and_scatter(op, rng),
+        "index" | "index_put" => index(op, rng),
+        "permute" | "flip" | "expand" => rearranged(op, rng),
+        "slice" | "slice_scatter" => slice(op, rng),
+        "cat" => cat(rng),
+        "pad" => pad(rng),
+        "full" => full(rng),
+        "arange" => arange(rng),
+        "rand" | "randn" => random(rng),
+        "dropout" => dropout(rng),
+        "dropout_bwd" => dropout_bwd(rng),
+        "rng_next" => rng_next(rng),
+        "sum_squares" => sum_squares(rng),
+        "clip_scale" => clip_scale(rng),
+        "adamw" | "adamw_split" => adamw(op, rng),
+        "sgd" | "sgd_momentum" => sgd(op, rng),
         other => panic!("{other} needs a generator"),
-    }
+    };
     if matches!(op, "adamw" | "adamw_split" | "sgd" | "sgd_momentum") && rng.flag() {
-        ins.push(OwnedTensor::from_f64s(DType::F32, &[], &[0.375]));
+        drawn
+            .ins
+            .push(OwnedTensor::from_f64s(DType::F32, &[], &[0.375]));
     }
-    attrs.sort_by_key(|(key, _)| *key);
+    drawn.attrs.sort_by_key(|(key, _)| *key);
     Case {
         op,
-        attrs: attrs.into_iter().map(|(k, a)| (k.to_string(), a)).collect(),
+        attrs: drawn
+            .attrs
+            .into_iter()
+            .map(|(k, a)| (k.to_string(), a))
+            .collect(),
+        ins: drawn.ins,
+        outs: drawn.outs,
+    }
+}
+
+/// The results that a mask asks for.
+fn wanted(all: [(DType, Vec<usize>); 3], mask: [usize; 3]) -> Outs {
+    let results = all.into_iter().zip(mask);
+    results
+        .filter(|(_, m)| *m == 1)
+        .map(|(out, _)| out)
+        .collect()
+}
+
+fn positive_functions(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.float(), rng.any_shape());
+    let ins: Vec<OwnedTensor> = vec![rng.positive(t, &s)];
+    let outs: Outs = vec![(t, s)];
+    Drawn {
+        attrs: vec![],
+        ins,
+        outs,
+    }
+}
+
+fn functions(op: &str, rng: &mut Rng) -> Drawn {
+    let mut attrs: Attrs = vec![];
+    let (t, s) = (rng.float(), rng.any_shape());
+    match op {
+        "gelu" => attrs.push(("tanh", Attr::Bool(rng.flag()))),
+        "div_scalar" => attrs.push(("value", rng.scalar(t))),
+        _ => {}
+    }
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s)];
+    let outs: Outs = vec![(t, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn signed_functions(op: &str, rng: &mut Rng) -> Drawn {
+    let mut attrs: Attrs = vec![];
+    let (t, s) = (rng.number(), rng.any_shape());
+    match op {
+        "clamp" if is_float(t) => {
+            attrs = vec![("max", Attr::Float(0.5)), ("min", Attr::Float(-1.0))]
+        }
+        "clamp" => attrs = vec![("max", Attr::Float(f64::INFINITY)), ("min", Attr::Int(3))],
+        _ if op.ends_with("scalar") => attrs.push(("value", rng.scalar(t))),
+        _ => {}
+    }
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s)];
+    let outs: Outs = vec![(t, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn power(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.number(), rng.any_shape());
+    let power = rng.pick(&[2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.3, 0.0]);
+    let integer = Attr::Int(rng.below(5) as i64);
+    let ins: Vec<OwnedTensor> = vec![if is_float(t) {
+        rng.positive(t, &s)
+    } else {
+        rng.tensor(t, &s)
+    }];
+    let attrs: Attrs = vec![(
+        "value",
+        if is_float(t) {
+            Attr::Float(power)
+        } else {
+            integer
+        },
+    )];
+    let outs: Outs = vec![(t, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn bitwise_not(rng: &mut Rng) -> Drawn {
+    let t = if rng.flag() {
+        DType::Bool
+    } else {
+        rng.integer()
+    };
+    let s = rng.any_shape();
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s)];
+    let outs: Outs = vec![(t, s)];
+    Drawn {
+        attrs: vec![],
+        ins,
+        outs,
+    }
+}
+
+fn comparisons_with_a_number(op: &str, rng: &mut Rng) -> Drawn {
+    let mut attrs: Attrs = vec![];
+    let (t, s) = (rng.any_type(), rng.any_shape());
+    if op != "logical_not" {
+        attrs.push(("value", rng.scalar(t)));
+    }
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s)];
+    let outs: Outs = vec![(DType::Bool, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn cast(rng: &mut Rng) -> Drawn {
+    let (from, to, s) = (rng.any_type(), rng.any_type(), rng.any_shape());
+    let attrs: Attrs = vec![("dtype", Attr::Type(to))];
+    // Negative numbers do not fit u8.
+    let ins: Vec<OwnedTensor> = vec![if is_float(from) {
+        rng.positive(from, &s)
+    } else {
+        rng.tensor(from, &s)
+    }];
+    let outs: Outs = vec![(to, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn two_operands(op: &str, rng: &mut Rng) -> Drawn {
+    let t = match op {
+        "sub" => rng.number(),
+        "div" | "pow" => rng.float(),
+        _ if op.starts_with("bitwise") => rng.pick(&[DType::Bool, DType::U8, DType::I32]),
+        _ => rng.any_type(),
+    };
+    let s = rng.any_shape();
+    let (mut a, mut b) = (rng.narrower(&s), rng.narrower(&s));
+    if rng.flag() {
+        (a, b) = (s.clone(), if rng.flag() { s.clone() } else { b });
+    }
+    let ins: Vec<OwnedTensor> = match op {
+        "pow" => vec![rng.positive(t, &a), rng.tensor(t, &b)],
+        "div" => vec![rng.tensor(t, &a), rng.positive(t, &b)],
+        _ => vec![rng.tensor(t, &a), rng.tensor(t, &b)],
+    };
+    let boolean = matches!(
+        op,
+        "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "logical_and" | "logical_or"
+    );
+    let outs: Outs = vec![(if boolean { DType::Bool } else { t }, broadcast(&[&a, &b]))];
+    Drawn {
+        attrs: vec![],
+        ins,
+        outs,
+    }
+}
+
+fn choice(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.any_type(), rng.any_shape());
+    let shapes = [
+        rng.narrower(&s),
+        rng.narrower(&s),
+        if rng.flag() {
+            s.clone()
+        } else {
+            rng.narrower(&s)
+        },
+    ];
+    let ins: Vec<OwnedTensor> = vec![
+        rng.tensor(DType::Bool, &shapes[0]),
+        rng.tensor(t, &shapes[1]),
+        rng.tensor(t, &shapes[2]),
+    ];
+    let outs: Outs = vec![(t, broadcast(&[&shapes[0], &shapes[1], &shapes[2]]))];
+    Drawn {
+        attrs: vec![],
+        ins,
+        outs,
+    }
+}
+
+fn derivatives(op: &str, rng: &mut Rng) -> Drawn {
+    let mut attrs: Attrs = vec![];
+    let (t, s) = (rng.float(), rng.any_shape());
+    match op {
+        "gelu_bwd" => attrs.push(("tanh", Attr::Bool(rng.flag()))),
+        "threshold_bwd" => attrs.push(("value", Attr::Float(0.5))),
+        _ => {}
+    }
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
+    let outs: Outs = vec![(t, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn reductions(op: &str, rng: &mut Rng) -> Drawn {
+    let t = match op {
+        "sum" => rng.number(),
+        "mean" => rng.float(),
+        _ => rng.any_type(),
+    };
+    let mut s = rng.any_shape();
+    if op.starts_with("am") {
+        s.iter_mut().for_each(|d| *d = (*d).max(1));
+    }
+    let (dims, keep) = (rng.dims(s.len()), rng.flag());
+    let kept =
+        s.iter()
+            .enumerate()
+            .filter_map(|(d, &size)| match (dims.contains(&(d as i64)), keep) {
+                (false, _) => Some(size),
+                (true, true) => Some(1),
+                (true, false) => None,
+            });
+    let outs: Outs = vec![(if op == "any" { DType::Bool } else { t }, kept.collect())];
+    let attrs: Attrs = vec![("dims", Attr::Ints(dims)), ("keepdim", Attr::Bool(keep))];
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn along_a_dimension(op: &str, rng: &mut Rng) -> Drawn {
+    let t = if matches!(op, "cumsum" | "topk") {
+        rng.number()
+    } else {
+        rng.float()
+    };
+    let rank = 1 + rng.below(3);
+    let mut s = rng.shape(rank);
+    let dim = rng.below(rank);
+    let mut attrs: Attrs = vec![("dim", Attr::Int(dim as i64))];
+    let mut ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s)];
+    if op.ends_with("bwd") {
+        ins.push(rng.tensor(t, &s));
+    }
+    let outs: Outs = if op == "topk" {
+        let k = rng.below(s[dim] + 1);
+        attrs.extend([
+            ("k", Attr::Int(k as i64)),
+            ("largest", Attr::Bool(rng.flag())),
+        ]);
+        s[dim] = k;
+        vec![(t, s.clone()), (DType::I64, s)]
+    } else {
+        vec![(t, s)]
+    };
+    Drawn { attrs, ins, outs }
+}
+
+fn layer_norm(op: &str, rng: &mut Rng) -> Drawn {
+    let mut ins: Vec<OwnedTensor> = vec![];
+    let t = rng.float();
+    let rank = 1 + rng.below(3);
+    let mut s = rng.shape(rank);
+    let dims = 1 + rng.below(rank);
+    s[rank - dims..].iter_mut().for_each(|d| *d = (*d).max(1));
+    let (lead, norm) = s.split_at(rank - dims);
+    let stats: Vec<usize> = lead.iter().copied().chain(norm.iter().map(|_| 1)).collect();
+    let mut attrs: Attrs = vec![("dims", Attr::Int(dims as i64))];
+    let parameters = rng.below(3);
+    let outs: Outs = if op == "layer_norm" {
+        attrs.push(("eps", Attr::Float(1e-2)));
+        ins.push(rng.tensor(t, &s));
+        (0..parameters).for_each(|_| ins.push(rng.tensor(t, norm)));
+        vec![
+            (t, s.clone()),
+            (statistics(t), stats.clone()),
+            (statistics(t), stats),
+        ]
+    } else {
+        let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]]);
+        attrs.push(("mask", ints(&mask)));
+        ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
+        ins.extend([
+            rng.tensor(statistics(t), &stats),
+            rng.positive(statistics(t), &stats),
+        ]);
+        if parameters != 0 {
+            ins.push(rng.tensor(t, norm));
+        }
+        let all = [(t, s.clone()), (t, norm.to_vec()), (t, norm.to_vec())];
+        wanted(all, mask)
+    };
+    Drawn { attrs, ins, outs }
+}
+
+fn batch_norm(op: &str, rng: &mut Rng) -> Drawn {
+    let mut attrs: Attrs = vec![];
+    let mut ins: Vec<OwnedTensor> = vec![];
+    let t = rng.float();
+    let rank = 2 + rng.below(3);
+    let mut s = rng.shape(rank);
+    s[0] += 2;
+    let c = vec![s[1]];
+    let outs: Outs = if op == "batch_norm" {
+        attrs = vec![("eps", Attr::Float(1e-2)), ("momentum", Attr::Float(0.1))];
+        ins.push(rng.tensor(t, &s));
+        (1..5).for_each(|_| ins.push(rng.positive(t, &c)));
+        vec![
+            (t, s),
+            (t, c.clone()),
+            (t, c.clone()),
+            (t, c.clone()),
+            (t, c),
+        ]
+    } else {
+        let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 1, 0]]);
+        attrs.push(("mask", ints(&mask)));
+        ins = vec![rng.tensor(t, &s), rng.tensor(t, &s)];
+        (2..5).for_each(|_| ins.push(rng.positive(t, &c)));
+        let all = [(t, s.clone()), (t, c.clone()), (t, c)];
+        wanted(all, mask)
+    };
+    Drawn { attrs, ins, outs }
+}
+
+fn product(op: &str, rng: &mut Rng) -> Drawn {
+    let mut ins: Vec<OwnedTensor> = vec![];
+    let t = rng.number();
+    let sizes = [0, 1, 1, 2, 3, 5, 8, 13, 17];
+    let [m, k, n] = std::array::from_fn(|_| rng.pick(&sizes));
+    let batch: Vec<usize> = if rng.flag() {
+        vec![rng.below(4)]
+    } else {
+        vec![]
+    };
+    let (ta, tb) = (rng.flag(), rng.flag());
+    let with = |pair: [usize; 2]| batch.iter().copied().chain(pair).collect::<Vec<usize>>();
+    let (a, b) = (
+        with(if ta { [k, m] } else { [m, k] }),
+        with(if tb { [n, k] } else { [k, n] }),
+    );
+    let y = with([m, n]);
+    let attrs: Attrs = vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))];
+    if op == "addmm" {
+        let c = rng.narrower(&y);
+        ins.push(rng.tensor(t, &c));
+    }
+    ins.extend([rng.tensor(t, &a), rng.tensor(t, &b)]);
+    let outs: Outs = vec![(t, y)];
+    Drawn { attrs, ins, outs }
+}
+
+fn convolution(op: &str, rng: &mut Rng) -> Drawn {
+    let mut ins: Vec<OwnedTensor> = vec![];
+    let t = rng.float();
+    let spatial = 1 + rng.below(2);
+    let groups = 1 + rng.below(3);
+    // A few channels have direct loops, more are products.
+    let (n, c, o) = (rng.below(3), 1 + rng.below(5), 1 + rng.below(5));
+    let [taps, stride, padding, dilation, input, output] = windows(rng, spatial, false);
+    let with = |a: usize, b: usize, s: &[usize]| [&[a, b], s].concat();
+    let (x, w) = (with(n, c * groups, &input), with(o * groups, c, &taps));
+    let y = with(n, o * groups, &output);
+    let mut attrs: Attrs = vec![
+        ("dilation", ints(&dilation)),
+        ("groups", Attr::Int(groups as i64)),
+    ];
+    attrs.extend([("padding", ints(&padding)), ("stride", ints(&stride))]);
+    let outs: Outs = if op == "convolution" {
+        ins = vec![rng.tensor(t, &x), rng.tensor(t, &w)];
+        if rng.flag() {
+            ins.push(rng.tensor(t, &[o * groups]));
+        }
+        vec![(t, y)]
+    } else {
+        let mask = rng.pick(&[[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 1, 0]]);
+        attrs.push(("mask", ints(&mask)));
+        ins = vec![rng.tensor(t, &y), rng.tensor(t, &x), rng.tensor(t, &w)];
+        let all = [(t, x), (t, w), (t, vec![o * groups])];
+        wanted(all, mask)
+    };
+    Drawn { attrs, ins, outs }
+}
+
+fn max_pool(rng: &mut Rng) -> Drawn {
+    let t = rng.number();
+    let [kernel, stride, padding, dilation, input, output] = windows(rng, 2, true);
+    let (n, c) = (rng.below(3), 1 + rng.below(2));
+    let mut attrs: Attrs = vec![
+        ("ceil", Attr::Bool(false)),
+        ("dilation", ints(&dilation)),
+        ("kernel", ints(&kernel)),
+    ];
+    attrs.extend([("padding", ints(&padding)), ("stride", ints(&stride))]);
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &[&[n, c], &input[..]].concat())];
+    let y = [&[n, c], &output[..]].concat();
+    let outs: Outs = vec![(t, y.clone()), (DType::I64, y)];
+    Drawn { attrs, ins, outs }
+}
+
+fn max_pool_bwd(rng: &mut Rng) -> Drawn {
+    let t = rng.float();
+    let (x, y) = ([2, 2, 1 + rng.below(5), 3], [2, 2, 1 + rng.below(3), 2]);
+    let attrs: Attrs = vec![("shape", ints(&x))];
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &y), rng.indices(DType::I64, &y, x[2] * x[3])];
+    let outs: Outs = vec![(t, x.to_vec())];
+    Drawn { attrs, ins, outs }
+}
+
+fn embedding(op: &str, rng: &mut Rng) -> Drawn {
+    let is_forward = op == "embedding";
+    let t = if is_forward {
+        rng.any_type()
+    } else {
+        rng.float()
+    };
+    let (rows, width, index_type) = (1 + rng.below(9), rng.size(), rng.index_type());
+    let rank = rng.below(3);
+    let index = rng.shape(rank).iter().map(|d| d % 8).collect::<Vec<_>>();
+    let long = [&index[..], &[width]].concat();
+    let table = vec![rows, width];
+    let (read, made) = if is_forward {
+        (table, long)
+    } else {
+        (long, table)
+    };
+    let attrs = if is_forward {
+        vec![]
+    } else {
+        let padding = rng.below(rows + 1) as i64 - 1;
+        vec![
+            ("padding", Attr::Int(padding)),
+            ("rows", Attr::Int(rows as i64)),
+        ]
+    };
+    Drawn {
+        attrs,
+        ins: vec![rng.tensor(t, &read), rng.indices(index_type, &index, rows)],
+        outs: vec![(t, made)],
+    }
+}
+
+fn nll_sum(rng: &mut Rng) -> Drawn {
+    let (n, c, t, index_type) = (
+        1 + rng.below(7),
+        2 + rng.below(7),
+        rng.float(),
+        rng.index_type(),
+    );
+    let attrs: Attrs = vec![("ignore", Attr::Int(1))];
+    let mut ins: Vec<OwnedTensor> = vec![rng.tensor(t, &[n, c]), rng.indices(index_type, &[n], c)];
+    if rng.below(2) == 1 {
+        ins.push(rng.tensor(DType::F64, &[]));
+    }
+    let outs: Outs = vec![(DType::F64, vec![])];
+    Drawn { attrs, ins, outs }
+}
+
+fn nll_loss(op: &str, rng: &mut Rng) -> Drawn {
+    let t = rng.float();
+    let (n, c, reduction) = (1 + rng.below(7), 2 + rng.below(7), rng.below(3));
+    let index_type = rng.index_type();
+    let targets = rng.indices(index_type, &[n], c);
+    let mut attrs: Attrs = vec![
+        ("ignore", Attr::Int(1)),
+        ("reduction", Attr::Int(reduction as i64)),
+    ];
+    let loss = if reduction == 0 { vec![n] } else { vec![] };
+    if op == "nll_loss" {
+        return Drawn {
+            attrs,
+            ins: vec![rng.tensor(t, &[n, c]), targets],
+            outs: vec![(t, loss), (t, vec![])],
+        };
+    }
+    attrs.extend([("dtype", Attr::Type(t)), ("shape", ints(&[n, c]))]);
+    Drawn {
+        attrs,
+        ins: vec![rng.tensor(t, &loss), targets, rng.positive(t, &[])],
+        outs: vec![(t, vec![n, c])],
+    }
+}
+
+fn gather_and_scatter(op: &str, rng: &mut Rng) -> Drawn {
+    let t = if op == "scatter_add" {
+        rng.number()
+    } else {
+        rng.any_type()
+    };
+    let rank = 1 + rng.below(3);
+    let x: Vec<usize> = (0..rank).map(|_| 1 + rng.below(5)).collect();
+    let dim = rng.below(rank);
+    let index: Vec<usize> = x
+        .iter()
+        .enumerate()
+        .map(|(d, &n)| {
+            if d == dim {
+                rng.below(7)
+            } else {
+                rng.below(n + 1)
+            }
+        })
+        .collect();
+    let index_type = rng.index_type();
+    let mut attrs: Attrs = vec![("dim", Attr::Int(dim as i64))];
+    let mut ins: Vec<OwnedTensor> =
+        vec![rng.tensor(t, &x), rng.indices(index_type, &index, x[dim])];
+    match op {
+        "scatter" | "scatter_add" => {
+            let source: Vec<usize> = index.iter().map(|d| d + rng.below(2)).collect();
+            ins.push(rng.tensor(t, &source));
+        }
+        "scatter_value" => attrs.push(("value", rng.scalar(t))),
+        _ => {}
+    }
+    let outs: Outs = vec![(t, if op == "gather" { index } else { x })];
+    Drawn { attrs, ins, outs }
+}
+
+fn index(op: &str, rng: &mut Rng) -> Drawn {
+    let mut attrs: Attrs = vec![];
+    let t = if op == "index" {
+        rng.any_type()
+    } else {
+        rng.number()
+    };
+    let rank = 1 + rng.below(3);
+    let x: Vec<usize> = (0..rank).map(|_| 1 + rng.below(5)).collect();
+    let n = 1 + rng.below(rank);
+    let lead = rng.any_shape().iter().map(|d| d % 6).collect::<Vec<_>>();
+    let shapes: Vec<Vec<usize>> = (0..n).map(|_| rng.narrower(&lead)).collect();
+    let broadcast = broadcast(&shapes.iter().map(|s| &s[..]).collect::<Vec<_>>());
+    let long = [&broadcast[..], &x[n..]].concat();
+    let mut ins: Vec<OwnedTensor> = vec![rng.tensor(t, &x)];
+    if op == "index_put" {
+        attrs.push(("accumulate", Attr::Bool(rng.flag())));
+        let values = rng.narrower(&long);
+        ins.push(rng.tensor(t, &values));
+    }
+    for (k, shape) in shapes.iter().enumerate() {
+        let index_type = rng.index_type();
+        let mut numbers = rng.indices(DType::I64, shape, 2 * x[k]).to_i64s();
+        numbers.iter_mut().for_each(|i| *i -= x[k] as i64);
+        ins.push(OwnedTensor::from_i64s(index_type, shape, &numbers));
+    }
+    let outs: Outs = vec![(t, if op == "index" { long } else { x })];
+    Drawn { attrs, ins, outs }
+}
+
+fn rearranged(op: &str, rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.any_type(), rng.any_shape());
+    let (attr, from, to) = match op {
+        "permute" => {
+            let mut dims: Vec<usize> = (0..s.len()).collect();
+            (0..s.len()).for_each(|i| dims.swap(i, rng.below(s.len())));
+            let to = dims.iter().map(|&d| s[d]).collect();
+            (("dims", ints(&dims)), s, to)
+        }
+        "flip" => (("dims", Attr::Ints(rng.dims(s.len()))), s.clone(), s),
+        _ => (("shape", ints(&s)), rng.narrower(&s), s),
+    };
+    Drawn {
+        attrs: vec![attr],
+        ins: vec![rng.tensor(t, &from)],
+        outs: vec![(t, to)],
+    }
+}
+
+fn slice(op: &str, rng: &mut Rng) -> Drawn {
+    let t = rng.any_type();
+    let rank = 1 + rng.below(3);
+    let s = rng.shape(rank);
+    let dim = rng.below(rank);
+    let start = rng.below(s[dim] + 1);
+    let end = start + rng.below(s[dim] - start + 1);
+    let step = rng.pick(&[1, 1, 2, 3, 1 << 40]);
+    let mut part = s.clone();
+    part[dim] = (end - start).div_ceil(step);
+    let mut attrs: Attrs = vec![
+        ("dim", Attr::Int(dim as i64)),
+        ("end", Attr::Int(end as i64)),
+    ];
+    attrs.extend([
+        ("start", Attr::Int(start as i64)),
+        ("step", Attr::Int(step as i64)),
+    ]);
+    let mut ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s)];
+    if op == "slice_scatter" {
+        ins.push(rng.tensor(t, &part));
+    }
+    let outs: Outs = vec![(t, if op == "slice" { part } else { s })];
+    Drawn { attrs, ins, outs }
+}
+
+fn cat(rng: &mut Rng) -> Drawn {
+    let mut ins: Vec<OwnedTensor> = vec![];
+    let t = rng.any_type();
+    let rank = 1 + rng.below(3);
+    let mut s = rng.shape(rank);
+    let dim = rng.below(rank);
+    s[dim] = 0;
+    for _ in 0..1 + rng.below(4) {
+        let mut part = s.clone();
+        part[dim] = rng.below(4);
+        ins.push(rng.tensor(t, &part));
+    }
+    s[dim] = ins.iter().map(|x| x.shape()[dim]).sum();
+    let attrs: Attrs = vec![("dim", Attr::Int(dim as i64))];
+    let outs: Outs = vec![(t, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn pad(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.any_type(), rng.any_shape());
+    let mut pad = vec![];
+    let mut y = vec![];
+    for &d in &s {
+        let before = rng.below(4) as i64 - (d as i64).min(2);
+        let after = rng.below(4) as i64 - (d as i64 + before).min(1);
+        pad.extend([before, after]);
+        y.push((d as i64 + before + after) as usize);
+    }
+    let attrs: Attrs = vec![("pad", Attr::Ints(pad)), ("value", rng.scalar(t))];
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s)];
+    let outs: Outs = vec![(t, y)];
+    Drawn { attrs, ins, outs }
+}
+
+fn full(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.any_type(), rng.any_shape());
+    let attrs: Attrs = vec![
+        ("dtype", Attr::Type(t)),
+        ("shape", ints(&s)),
+        ("value", rng.scalar(t)),
+    ];
+    let outs: Outs = vec![(t, s)];
+    Drawn {
+        attrs,
+        ins: vec![],
+        outs,
+    }
+}
+
+fn arange(rng: &mut Rng) -> Drawn {
+    let (t, n) = (rng.number(), rng.size());
+    let mut attrs: Attrs = vec![
+        ("dtype", Attr::Type(t)),
+        ("shape", ints(&[n])),
+        ("start", rng.scalar(t)),
+    ];
+    attrs.push((
+        "step",
+        if is_float(t) {
+            Attr::Float(0.25)
+        } else {
+            Attr::Int(1)
+        },
+    ));
+    let outs: Outs = vec![(t, vec![n])];
+    Drawn {
+        attrs,
+        ins: vec![],
+        outs,
+    }
+}
+
+fn random(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.float(), rng.any_shape());
+    let attrs: Attrs = vec![
+        ("dtype", Attr::Type(t)),
+        ("shape", ints(&s)),
+        ("stream", Attr::Int(3)),
+    ];
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(DType::I64, &[2])];
+    let outs: Outs = vec![(t, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn dropout(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.float(), rng.any_shape());
+    let attrs: Attrs = vec![
+        ("p", Attr::Float(rng.pick(&[0.0, 0.3, 1.0]))),
+        ("stream", Attr::Int(3)),
+    ];
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s), rng.tensor(DType::I64, &[2])];
+    let outs: Outs = vec![(t, s.clone()), (DType::Bool, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn dropout_bwd(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.float(), rng.any_shape());
+    let attrs: Attrs = vec![("scale", Attr::Float(1.25))];
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s), rng.tensor(DType::Bool, &s)];
+    let outs: Outs = vec![(t, s)];
+    Drawn { attrs, ins, outs }
+}
+
+fn rng_next(rng: &mut Rng) -> Drawn {
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(DType::I64, &[2])];
+    let outs: Outs = vec![(DType::I64, vec![2])];
+    Drawn {
+        attrs: vec![],
+        ins,
+        outs,
+    }
+}
+
+fn sum_squares(rng: &mut Rng) -> Drawn {
+    let (t, s) = (rng.float(), rng.any_shape());
+    let ins: Vec<OwnedTensor> = vec![rng.tensor(t, &s)];
+    let outs: Outs = vec![(DType::F64, vec![])];
+    Drawn {
+        attrs: vec![],
+        ins,
+        outs,
+    }
+}
+
+fn clip_scale(rng: &mut Rng) -> Drawn {
+    let attrs: Attrs = vec![("max_norm", Attr::Float(rng.pick(&[0.0, 0.5, 3.0])))];
+    let ins: Vec<OwnedTensor> = (0..1 + rng.below(4))
+        .map(|_| rng.positive(DType::F64, &[]))
+        .collect();
+    let outs: Outs = vec![(DType::F32, vec![])];
+    Drawn { attrs, ins, outs }
+}
+
+fn adamw(op: &str, rng: &mut Rng) -> Drawn {
+    let mut ins: Vec<OwnedTensor> = vec![];
+    let s = rng.any_shape();
+    let outs: Outs = if op == "adamw" {
+        let t = rng.float();
+        ins = vec![
+            rng.tensor(t, &s),
+            rng.tensor(t, &s),
+            rng.tensor(t, &s),
+            rng.positive(t, &s),
+        ];
+        vec![(t, s.clone()), (t, s.clone()), (t, s)]
+    } else {
+        ins = [DType::BF16, DType::BF16, DType::I16, DType::F32]
+            .map(|t| rng.tensor(t, &s))
+            .into();
+        ins.push(rng.positive(DType::F32, &s));
+        [DType::BF16, DType::I16, DType::F32, DType::F32]
+            .map(|t| (t, s.clone()))
+            .into()
+    };
+    ins.push(OwnedTensor::from_i64s(
+        DType::I64,
+        &[],
+        &[1 + rng.below(5) as i64],
+    ));
+    ins.push(OwnedTensor::from_f64s(
+        DType::F64,
+        &[5],
+        &[0.01, rng.pick(&[0.9, 0.3]), 0.95, 1e-6, 0.1],
+    ));
+    Drawn {
+        attrs: vec![],
+        ins,
+        outs,
+    }
+}
+
+fn sgd(op: &str, rng: &mut Rng) -> Drawn {
+    let mut ins: Vec<OwnedTensor> = vec![];
+    let (t, s) = (rng.float(), rng.any_shape());
+    let n = if op == "sgd" { 2 } else { 3 };
+    (0..n).for_each(|_| ins.push(rng.tensor(t, &s)));
+    ins.push(OwnedTensor::from_f64s(DType::F64, &[3], &[0.1, 0.9, 0.01]));
+    let outs: Outs = vec![(t, s); n - 1];
+    Drawn {
+        attrs: vec![],
         ins,
         outs,
     }
