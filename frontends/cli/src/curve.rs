@@ -4,10 +4,11 @@
 //! A budget between two points gets the plan of the smaller one: the curve is a staircase.
 
 use crate::size::{micros, short};
+use crate::svg;
 use passes::pipeline::Compiled;
 use passes::plan::machine::{COMPUTE, HOST};
 use serde_json::{Value as Json, json};
-use std::fmt::Write;
+use std::fmt::Write as _;
 
 /// One plan of the curve.
 #[derive(Clone, PartialEq, Debug)]
@@ -250,8 +251,7 @@ pub(crate) fn svg(points: &[Point], budget: Option<u64>) -> String {
         "<svg class=\"curve\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
          aria-label=\"Predicted step time against budget\">\n"
     );
-    // Writing to a String cannot fail.
-    let _ = draw(&mut out, points, budget);
+    out += &draw(points, budget);
     out + "</svg>\n"
 }
 
@@ -274,80 +274,111 @@ pub(crate) fn svg_file(points: &[Point], budget: Option<u64>) -> String {
     }
 }
 
-fn draw(out: &mut String, points: &[Point], budget: Option<u64>) -> std::fmt::Result {
+/// The axes of a drawing.
+struct Plane {
+    /// Budgets.
+    x: Axis,
+    /// Times.
+    y: Axis,
+}
+
+fn draw(points: &[Point], budget: Option<u64>) -> String {
     let (left, top, right, bottom) = FRAME;
     let (Some(fastest), Some(smallest)) = (points.first(), points.last()) else {
-        return Ok(());
+        return String::new();
     };
-    let x = Axis::new(smallest.bytes as f64, fastest.bytes as f64, left, right);
-    let y = Axis::new(fastest.micros, smallest.micros, bottom, top);
-    let (bytes, bytes_name) = unit(x.high / 2.0, &BYTES);
-    let (time, time_name) = unit(y.high / 2.0, &TIMES);
-    for tick in x.ticks(bytes) {
-        let at = x.at(tick);
-        writeln!(
-            out,
-            "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>"
-        )?;
-        writeln!(
-            out,
-            "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-            bottom + 18.0,
-            plain(tick / bytes)
-        )?;
+    let plane = Plane {
+        x: Axis::new(smallest.bytes as f64, fastest.bytes as f64, left, right),
+        y: Axis::new(fastest.micros, smallest.micros, bottom, top),
+    };
+    let mut out = grid(&plane);
+    out += &stairs(&plane, points, fastest);
+    let limit = plane.x.at(smallest.bytes as f64);
+    out += &svg::element("rect")
+        .with("class", "none")
+        .with("x", left)
+        .with("y", top)
+        .at("width", limit - left)
+        .at("height", bottom - top)
+        .titled(&format!("nothing fits below {}", short(smallest.bytes)));
+    out += &dots(&plane, points);
+    let within = |budget: &u64| plane.x.low <= *budget as f64 && *budget as f64 <= plane.x.high;
+    if let Some(budget) = budget.filter(within) {
+        out += &budget_line(&plane, budget);
     }
-    for tick in y.ticks(time) {
-        let at = y.at(tick);
-        writeln!(
-            out,
-            "<line class=\"grid\" x1=\"{left}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>"
-        )?;
-        writeln!(
-            out,
-            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            left - 8.0,
-            at + 4.0,
-            plain(tick / time)
-        )?;
+    out
+}
+
+/// Lines at round numbers, with the numbers, and what the axes show.
+fn grid(plane: &Plane) -> String {
+    let (left, top, right, bottom) = FRAME;
+    let (bytes, bytes_name) = unit(plane.x.high / 2.0, &BYTES);
+    let (time, time_name) = unit(plane.y.high / 2.0, &TIMES);
+    let mut out = String::new();
+    for tick in plane.x.ticks(bytes) {
+        let at = plane.x.at(tick);
+        let line = svg::element("line").with("class", "grid");
+        out += &line
+            .at("x1", at)
+            .at("x2", at)
+            .with("y1", top)
+            .with("y2", bottom)
+            .empty();
+        out += &svg::element("text")
+            .at("x", at)
+            .with("y", bottom + 18.0)
+            .with("text-anchor", "middle")
+            .text(&plain(tick / bytes));
+    }
+    for tick in plane.y.ticks(time) {
+        let at = plane.y.at(tick);
+        let line = svg::element("line").with("class", "grid");
+        out += &line
+            .with("x1", left)
+            .with("x2", right)
+            .at("y1", at)
+            .at("y2", at)
+            .empty();
+        out += &svg::element("text")
+            .with("x", left - 8.0)
+            .at("y", at + 4.0)
+            .with("text-anchor", "end")
+            .text(&plain(tick / time));
     }
     let scale = |axis: &Axis| if axis.log { ", logarithmic" } else { "" };
-    writeln!(
-        out,
-        "<text class=\"title\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">budget, \
-         {bytes_name}{}</text>",
-        (left + right) / 2.0,
-        bottom + 42.0,
-        scale(&x)
-    )?;
+    let title = || svg::element("text").with("class", "title");
+    out += &title()
+        .with("x", (left + right) / 2.0)
+        .with("y", bottom + 42.0)
+        .with("text-anchor", "middle")
+        .text(&format!("budget, {bytes_name}{}", scale(&plane.x)));
     let middle = (top + bottom) / 2.0;
-    writeln!(
-        out,
-        "<text class=\"title\" x=\"20\" y=\"{middle}\" text-anchor=\"middle\" \
-         transform=\"rotate(-90 20 {middle})\">predicted \
-         step, {time_name}{}</text>",
-        scale(&y)
-    )?;
-    // From the fastest leftwards: a budget below a point gets the next slower one.
-    let mut path = format!("M{right:.1} {:.1}", y.at(fastest.micros));
+    out += &title()
+        .with("x", 20)
+        .with("y", middle)
+        .with("text-anchor", "middle")
+        .with("transform", format_args!("rotate(-90 20 {middle})"))
+        .text(&format!("predicted step, {time_name}{}", scale(&plane.y)));
+    out
+}
+
+/// From the fastest leftwards: a budget below a point gets the next slower one.
+fn stairs(plane: &Plane, points: &[Point], fastest: &Point) -> String {
+    let mut path = format!("M{:.1} {:.1}", FRAME.2, plane.y.at(fastest.micros));
     for pair in points.windows(2) {
-        write!(
-            path,
-            "H{:.1}V{:.1}",
-            x.at(pair[0].bytes as f64),
-            y.at(pair[1].micros)
-        )?;
+        let (x, y) = (plane.x.at(pair[0].bytes as f64), plane.y.at(pair[1].micros));
+        path += &format!("H{x:.1}V{y:.1}");
     }
-    write!(path, "H{:.1}", x.at(smallest.bytes as f64))?;
-    writeln!(out, "<path class=\"stairs\" d=\"{path}\"/>")?;
-    let limit = x.at(smallest.bytes as f64);
-    writeln!(
-        out,
-        "<rect class=\"none\" x=\"{left}\" y=\"{top}\" width=\"{:.1}\" \
-         height=\"{:.1}\"><title>nothing fits below {}</title></rect>",
-        limit - left,
-        bottom - top,
-        short(smallest.bytes)
-    )?;
+    if let Some(smallest) = points.last() {
+        path += &format!("H{:.1}", plane.x.at(smallest.bytes as f64));
+    }
+    let stairs = svg::element("path").with("class", "stairs");
+    stairs.with("d", path).empty()
+}
+
+/// A dot for each point, or for some where there are many; the chosen one is large.
+fn dots(plane: &Plane, points: &[Point]) -> String {
+    let mut out = String::new();
     let every = points.len().div_ceil(DOTS).max(1);
     for (k, p) in points.iter().enumerate() {
         if p.chosen.is_none() && k % every != 0 && k + 1 != points.len() {
@@ -358,38 +389,38 @@ fn draw(out: &mut String, points: &[Point], budget: Option<u64>) -> std::fmt::Re
         } else {
             ("dot", 2.5)
         };
-        writeln!(
-            out,
-            "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius}\"><title>{}: {}, \
-             {:+.1}%</title></circle>",
-            x.at(p.bytes as f64),
-            y.at(p.micros),
-            short(p.bytes),
-            micros(p.micros),
-            100.0 * p.slower
-        )?;
+        let (bytes, time) = (short(p.bytes), micros(p.micros));
+        out += &svg::element("circle")
+            .with("class", class)
+            .at("cx", plane.x.at(p.bytes as f64))
+            .at("cy", plane.y.at(p.micros))
+            .with("r", radius)
+            .titled(&format!("{bytes}: {time}, {:+.1}%", 100.0 * p.slower));
     }
-    if let Some(budget) = budget.filter(|&budget| x.low <= budget as f64 && budget as f64 <= x.high)
-    {
-        let at = x.at(budget as f64);
-        let (anchor, shift) = if at < (left + right) / 2.0 {
-            ("start", 6.0)
-        } else {
-            ("end", -6.0)
-        };
-        writeln!(
-            out,
-            "<line class=\"budget\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{top}\" y2=\"{bottom}\"/>"
-        )?;
-        writeln!(
-            out,
-            "<text class=\"budget\" x=\"{:.1}\" y=\"{}\" text-anchor=\"{anchor}\">budget {}</text>",
-            at + shift,
-            top + 12.0,
-            short(budget)
-        )?;
-    }
-    Ok(())
+    out
+}
+
+fn budget_line(plane: &Plane, budget: u64) -> String {
+    let (left, top, right, bottom) = FRAME;
+    let at = plane.x.at(budget as f64);
+    let (anchor, shift) = if at < (left + right) / 2.0 {
+        ("start", 6.0)
+    } else {
+        ("end", -6.0)
+    };
+    let line = svg::element("line").with("class", "budget");
+    let line = line
+        .at("x1", at)
+        .at("x2", at)
+        .with("y1", top)
+        .with("y2", bottom)
+        .empty();
+    let text = svg::element("text").with("class", "budget");
+    let text = text
+        .at("x", at + shift)
+        .with("y", top + 12.0)
+        .with("text-anchor", anchor);
+    line + &text.text(&format!("budget {}", short(budget)))
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ mod plan;
 mod profile;
 mod report;
 mod size;
+mod svg;
 mod train;
 mod trust;
 

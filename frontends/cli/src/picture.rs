@@ -5,8 +5,9 @@
 //! cells share one shape. So the picture stays small and legible for any number of blocks.
 
 use crate::size::short;
+use crate::svg;
 use passes::alloc::stats::{Class, classes, live_bytes};
-use std::fmt::Write;
+use std::fmt::Write as _;
 use trace::Pool;
 
 /// Pixels of a pool's plot.
@@ -58,61 +59,57 @@ pub(crate) fn draw(pools: &[Pool], offsets: &[&[u64]]) -> String {
          height=\"{height}\" fill=\"#fff\"/>\n"
     );
     for (i, (pool, offsets)) in pools.iter().zip(offsets).enumerate() {
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            out,
-            "<g transform=\"translate({LEFT} {})\">",
-            i * step + ABOVE
-        );
-        let _ = draw_pool(&mut out, pool, offsets);
+        out += &format!("<g transform=\"translate({LEFT} {})\">\n", i * step + ABOVE);
+        out += &draw_pool(pool, offsets);
         out += "</g>\n";
     }
     out + "</svg>\n"
 }
 
-fn draw_pool(out: &mut String, pool: &Pool, offsets: &[u64]) -> std::fmt::Result {
-    let blocks = &pool.trace.blocks;
-    let first = blocks.iter().map(|block| block.start).min().unwrap_or(0);
-    let last = blocks.iter().map(|block| block.end).max().unwrap_or(1);
-    let peak = blocks
-        .iter()
-        .zip(offsets)
-        .map(|(block, offset)| offset + block.bytes)
-        .max()
-        .unwrap_or(1)
-        .max(1);
-    // Some room above the peak's line.
-    let top = peak as f64 * 1.04;
-    let x = |tick: u64| (tick - first) as f64 / (last - first).max(1) as f64 * WIDTH as f64;
-    let y = |bytes: u64| HEIGHT as f64 * (1.0 - bytes as f64 / top);
-    let (class, _) = classes(&pool.trace);
-    let mut cells = vec![[0f32; KINDS.len()]; COLUMNS * ROWS];
-    let mut rectangles: Vec<(Area, usize, usize)> = vec![];
-    for (i, (block, &offset)) in blocks.iter().zip(offsets).enumerate() {
-        let kind = match block.origin.dynamic {
-            true => DYNAMIC,
-            false => Class::ALL
-                .iter()
-                .position(|&known| known == class[i])
-                .unwrap_or(0),
-        };
-        let mut start = block.start;
-        for (until, next) in block.gaps.iter().copied().chain([(block.end, block.end)]) {
-            let (left, top) = (x(start), y(offset + block.bytes));
-            let area = Area {
-                left,
-                top,
-                width: x(until.max(start)) - left,
-                height: y(offset) - top,
-            };
-            rectangles.push((area, i, kind));
-            start = next;
+/// Where moments and addresses of a pool lie in its plot.
+struct Plot {
+    /// The first and the last moment.
+    first: u64,
+    last: u64,
+    /// The highest address in use.
+    peak: u64,
+}
+
+impl Plot {
+    fn new(pool: &Pool, offsets: &[u64]) -> Plot {
+        let blocks = &pool.trace.blocks;
+        let ends = blocks
+            .iter()
+            .zip(offsets)
+            .map(|(block, offset)| offset + block.bytes);
+        Plot {
+            first: blocks.iter().map(|block| block.start).min().unwrap_or(0),
+            last: blocks.iter().map(|block| block.end).max().unwrap_or(1),
+            peak: ends.max().unwrap_or(1).max(1),
         }
     }
+
+    fn x(&self, tick: u64) -> f64 {
+        let ticks = (self.last - self.first).max(1);
+        (tick - self.first) as f64 / ticks as f64 * WIDTH as f64
+    }
+
+    fn y(&self, bytes: u64) -> f64 {
+        // Some room above the peak's line.
+        let top = self.peak as f64 * 1.04;
+        HEIGHT as f64 * (1.0 - bytes as f64 / top)
+    }
+}
+
+fn draw_pool(pool: &Pool, offsets: &[u64]) -> String {
+    let blocks = &pool.trace.blocks;
+    let plot = Plot::new(pool, offsets);
     // The largest first; those that are too small, or too many, go into cells.
     let size = |area: &Area| area.width * area.height;
+    let mut rectangles = rectangles(pool, offsets, &plot);
     rectangles.sort_by(|a, b| size(&b.0).total_cmp(&size(&a.0)).then(a.1.cmp(&b.1)));
     let legible = |area: &Area| LEGIBLE <= area.width && LEGIBLE <= area.height;
+    let mut cells = vec![[0f32; KINDS.len()]; COLUMNS * ROWS];
     let mut drawn = vec![];
     for (area, block, kind) in rectangles {
         if legible(&area) && drawn.len() < MOST_RECTANGLES {
@@ -121,119 +118,155 @@ fn draw_pool(out: &mut String, pool: &Pool, offsets: &[u64]) -> std::fmt::Result
             cover(&mut cells, area, kind);
         }
     }
-    let name = escaped(&pool.name);
-    writeln!(
-        out,
-        "<text x=\"0\" y=\"-36\" font-size=\"15\">{name}: {} blocks</text>",
-        blocks.len()
-    )?;
+
+    let mut out = legend(pool);
+    out += &shapes(&cells);
+    for (area, i, kind) in drawn {
+        let block = &blocks[i];
+        let (size, at, (name, colour)) = (short(block.bytes), short(offsets[i]), KINDS[kind]);
+        let (id, start, end) = (&block.id, block.start, block.end);
+        out += &svg::element("rect")
+            .at("x", area.left)
+            .at("y", area.top)
+            .at("width", area.width)
+            .at("height", area.height)
+            .with("fill", colour)
+            .with("stroke", "#fff")
+            .with("stroke-width", ".4")
+            .titled(&format!(
+                "{id}: {size} at {at}, ticks {start} to {end}, {name}"
+            ));
+    }
+    let live = live_bytes(&pool.trace);
+    out += &alive(&live, &plot);
+    out += &peaks(&live, &plot);
+    out + &axes(&plot)
+}
+
+/// The areas of all blocks, with their block and kind. A block that leaves for a while has several.
+fn rectangles(pool: &Pool, offsets: &[u64], plot: &Plot) -> Vec<(Area, usize, usize)> {
+    let (class, _) = classes(&pool.trace);
+    let mut rectangles = vec![];
+    for (i, (block, &offset)) in pool.trace.blocks.iter().zip(offsets).enumerate() {
+        let kind = if block.origin.dynamic {
+            DYNAMIC
+        } else {
+            let known = Class::ALL.iter().position(|&known| known == class[i]);
+            known.unwrap_or(0)
+        };
+        let mut start = block.start;
+        for (until, next) in block.gaps.iter().copied().chain([(block.end, block.end)]) {
+            let (left, top) = (plot.x(start), plot.y(offset + block.bytes));
+            let area = Area {
+                left,
+                top,
+                width: plot.x(until.max(start)) - left,
+                height: plot.y(offset) - top,
+            };
+            rectangles.push((area, i, kind));
+            start = next;
+        }
+    }
+    rectangles
+}
+
+/// The pool's name and what the colours mean.
+fn legend(pool: &Pool) -> String {
+    let blocks = pool.trace.blocks.len();
+    let name = svg::element("text")
+        .with("x", 0)
+        .with("y", -36)
+        .with("font-size", 15);
+    let mut out = name.text(&format!("{}: {blocks} blocks", pool.name));
+    let word = |x: usize, text: &str| {
+        let word = svg::element("text").with("x", x).with("y", -36);
+        word.text(text)
+    };
     for (i, (name, colour)) in KINDS.iter().enumerate() {
         let at = 300 + 110 * i;
-        writeln!(
-            out,
-            "<rect x=\"{at}\" y=\"-47\" width=\"12\" height=\"12\" fill=\"{colour}\"/>"
-        )?;
-        writeln!(out, "<text x=\"{}\" y=\"-36\">{name}</text>", at + 18)?;
+        let key = svg::element("rect").with("x", at).with("y", -47);
+        out += &key
+            .with("width", 12)
+            .with("height", 12)
+            .with("fill", colour)
+            .empty();
+        out += &word(at + 18, name);
     }
-    writeln!(
-        out,
-        "<path d=\"M745 -41h24\" stroke=\"#000\" fill=\"none\"/><text x=\"775\" y=\"-36\">bytes \
-         alive</text>"
-    )?;
-    shapes(out, &cells)?;
-    for (
-        Area {
-            left,
-            top,
-            width,
-            height,
-        },
-        i,
-        kind,
-    ) in drawn
-    {
-        let (block, offset) = (&blocks[i], offsets[i]);
-        let (id, size, at) = (escaped(&block.id), short(block.bytes), short(offset));
-        writeln!(
-            out,
-            "<rect x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
-             fill=\"{}\" stroke=\"#fff\" \
-             stroke-width=\".4\"><title>{id}: {size} at {at}, ticks {} to {}, {}</title></rect>",
-            KINDS[kind].1, block.start, block.end, KINDS[kind].0
-        )?;
-    }
-    // Bytes alive: the most in each column of pixels.
-    let live = live_bytes(&pool.trace);
+    let line = svg::path("M745 -41h24")
+        .with("stroke", "#000")
+        .with("fill", "none");
+    out + &line.empty() + &word(775, "bytes alive")
+}
+
+/// Bytes alive: the most in each column of pixels.
+fn alive(live: &[(u64, u64)], plot: &Plot) -> String {
     let mut columns = [0u64; WIDTH];
     for (i, &(tick, bytes)) in live.iter().enumerate() {
         let until = live.get(i + 1).map_or(tick, |next| next.0);
-        let column = |tick: u64| (x(tick) as usize).min(WIDTH - 1);
+        let column = |tick: u64| (plot.x(tick) as usize).min(WIDTH - 1);
         for most in &mut columns[column(tick)..=column(until)] {
             *most = (*most).max(bytes);
         }
     }
-    let mut path = format!("M0 {:.1}", y(columns[0]));
+    let mut path = format!("M0 {:.1}", plot.y(columns[0]));
     let mut before = columns[0];
-    for (column, &bytes) in columns
-        .iter()
-        .enumerate()
-        .skip(1)
-        .filter(|&(_, &bytes)| bytes != 0)
-    {
-        if bytes != before {
-            write!(path, "H{column}V{:.1}", y(bytes))?;
+    for (column, &bytes) in columns.iter().enumerate().skip(1) {
+        if bytes != 0 && bytes != before {
+            path += &format!("H{column}V{:.1}", plot.y(bytes));
             before = bytes;
         }
     }
-    writeln!(
-        out,
-        "<path d=\"{path}H{WIDTH}\" fill=\"none\" stroke=\"#000\" stroke-width=\".8\"/>"
-    )?;
-    // The peak, and when most is alive.
-    let (mut tick, mut most) = (first, 0);
-    for &(at, bytes) in &live {
-        if most < bytes {
+    path += &format!("H{WIDTH}");
+    let path = svg::path(&path).with("fill", "none").with("stroke", "#000");
+    path.with("stroke-width", ".8").empty()
+}
+
+/// The peak, and when most is alive.
+fn peaks(live: &[(u64, u64)], plot: &Plot) -> String {
+    let (mut tick, mut most) = (plot.first, 0);
+    for &(at, bytes) in live {
+        if bytes > most {
             (tick, most) = (at, bytes);
         }
     }
-    let line = y(peak);
-    writeln!(
-        out,
-        "<path d=\"M0 {line:.1}H{WIDTH}\" stroke=\"#c00\" stroke-dasharray=\"6 4\"/>"
-    )?;
-    writeln!(
-        out,
-        "<path d=\"M{:.1} 0V{HEIGHT}\" stroke=\"#c00\" stroke-dasharray=\"2 4\"/>",
-        x(tick)
-    )?;
-    writeln!(
-        out,
-        "<text x=\"{WIDTH}\" y=\"-8\" text-anchor=\"end\" fill=\"#c00\">peak {} ({peak} bytes); \
-         most alive {}, at tick {tick}</text>",
-        short(peak),
-        short(most)
-    )?;
-    writeln!(
-        out,
-        "<path d=\"M0 0V{HEIGHT}H{WIDTH}\" fill=\"none\" stroke=\"#333\"/>"
-    )?;
+    let dashed = |path: String, dashes: &str| {
+        let path = svg::path(&path).with("stroke", "#c00");
+        path.with("stroke-dasharray", dashes).empty()
+    };
+    let peak = plot.peak;
+    let across = dashed(format!("M0 {:.1}H{WIDTH}", plot.y(peak)), "6 4");
+    let down = dashed(format!("M{:.1} 0V{HEIGHT}", plot.x(tick)), "2 4");
+    let text = svg::element("text").with("x", WIDTH).with("y", -8);
+    let text = text
+        .with("text-anchor", "end")
+        .with("fill", "#c00")
+        .text(&format!(
+            "peak {} ({peak} bytes); most alive {}, at tick {tick}",
+            short(peak),
+            short(most)
+        ));
+    across + &down + &text
+}
+
+fn axes(plot: &Plot) -> String {
+    let frame = svg::path(&format!("M0 0V{HEIGHT}H{WIDTH}"));
+    let mut out = frame.with("fill", "none").with("stroke", "#333").empty();
     for quarter in 0..=4u64 {
-        let bytes = (u128::from(peak) * u128::from(quarter) / 4) as u64;
-        writeln!(
-            out,
-            "<text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            y(bytes) + 4.0,
-            short(bytes)
-        )?;
-        let tick = first + (u128::from(last - first) * u128::from(quarter) / 4) as u64;
-        writeln!(
-            out,
-            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{tick}</text>",
-            x(tick),
-            HEIGHT + 18
-        )?;
+        let part = |of: u64| (u128::from(of) * u128::from(quarter) / 4) as u64;
+        let bytes = part(plot.peak);
+        out += &svg::element("text")
+            .with("x", -8)
+            .at("y", plot.y(bytes) + 4.0)
+            .with("text-anchor", "end")
+            .text(&short(bytes));
+        let tick = plot.first + part(plot.last - plot.first);
+        out += &svg::element("text")
+            .at("x", plot.x(tick))
+            .with("y", HEIGHT + 18)
+            .with("text-anchor", "middle")
+            .text(&tick.to_string());
     }
-    Ok(())
+    out
 }
 
 /// Adds an area to the cells that it touches.
@@ -255,7 +288,7 @@ fn cover(cells: &mut [[f32; KINDS.len()]], area: Area, kind: usize) {
 }
 
 /// Draws cells: a path for each kind, of rectangles of equal cells.
-fn shapes(out: &mut String, cells: &[[f32; KINDS.len()]]) -> std::fmt::Result {
+fn shapes(cells: &[[f32; KINDS.len()]]) -> String {
     let kind = |cell: &[f32; KINDS.len()]| {
         let most = (0..KINDS.len()).max_by(|&a, &b| cell[a].total_cmp(&cell[b]))?;
         (COVERED <= cell.iter().sum()).then_some(most)
@@ -288,7 +321,8 @@ fn shapes(out: &mut String, cells: &[[f32; KINDS.len()]]) -> std::fmt::Result {
                         (end - start) * CELL,
                         (row - since) * CELL,
                     );
-                    write!(paths[kind], "M{x} {y}h{width}v{height}h-{width}z")?;
+                    // Writing to a String cannot fail.
+                    let _ = write!(paths[kind], "M{x} {y}h{width}v{height}h-{width}z");
                 }
             }
         }
@@ -298,27 +332,8 @@ fn shapes(out: &mut String, cells: &[[f32; KINDS.len()]]) -> std::fmt::Result {
         );
         open = still;
     }
-    for (path, (_, colour)) in paths.iter().zip(KINDS) {
-        if !path.is_empty() {
-            writeln!(out, "<path d=\"{path}\" fill=\"{colour}\"/>")?;
-        }
-    }
-    Ok(())
-}
-
-/// Text within markup.
-fn escaped(text: &str) -> String {
-    let mut out = String::new();
-    for c in text.chars() {
-        match c {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '"' => out += "&quot;",
-            // No markup may hold these at all.
-            c if c.is_control() || c == '\u{fffe}' || c == '\u{ffff}' => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
+    let painted = paths.iter().zip(KINDS).filter(|(path, _)| !path.is_empty());
+    painted
+        .map(|(path, (_, colour))| svg::path(path).with("fill", colour).empty())
+        .collect()
 }

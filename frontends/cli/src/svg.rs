@@ -1,0 +1,99 @@
+//! Elements of drawings, as text.
+
+use std::fmt::{Display, Write};
+
+/// An element whose attributes are being written: `<NAME A="..."`.
+#[must_use]
+pub(crate) struct Element {
+    name: &'static str,
+    text: String,
+}
+
+/// An element without attributes yet.
+pub(crate) fn element(name: &'static str) -> Element {
+    Element {
+        name,
+        text: format!("<{name}"),
+    }
+}
+
+/// A path along `d`.
+pub(crate) fn path(d: &str) -> Element {
+    element("path").with("d", d)
+}
+
+impl Element {
+    /// Adds an attribute. Its value is ours and needs no escapes.
+    pub(crate) fn with(mut self, name: &str, value: impl Display) -> Element {
+        // Writing to a String cannot fail.
+        let _ = write!(self.text, " {name}=\"{value}\"");
+        self
+    }
+
+    /// Adds a coordinate, to a tenth of a pixel.
+    pub(crate) fn at(self, name: &str, pixels: f64) -> Element {
+        self.with(name, format_args!("{pixels:.1}"))
+    }
+
+    /// The element, empty, on a line.
+    pub(crate) fn empty(self) -> String {
+        self.text + "/>\n"
+    }
+
+    /// The element with text, which may hold anything.
+    pub(crate) fn text(self, text: &str) -> String {
+        let content = escaped(text);
+        self.close(&content)
+    }
+
+    /// The element with a description that the viewer shows on demand.
+    pub(crate) fn titled(self, title: &str) -> String {
+        let content = format!("<title>{}</title>", escaped(title));
+        self.close(&content)
+    }
+
+    fn close(self, content: &str) -> String {
+        let Element { name, text } = self;
+        format!("{text}>{content}</{name}>\n")
+    }
+}
+
+/// Text within markup.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c {
+            '&' => out += "&amp;",
+            '<' => out += "&lt;",
+            '>' => out += "&gt;",
+            '"' => out += "&quot;",
+            // No markup may hold these at all.
+            c if c.is_control() || c == '\u{fffe}' || c == '\u{ffff}' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_written() {
+        let line = element("line")
+            .with("class", "grid")
+            .at("x1", 1.25)
+            .at("x2", 2.0);
+        assert_eq!(
+            line.empty(),
+            "<line class=\"grid\" x1=\"1.2\" x2=\"2.0\"/>\n"
+        );
+        let rect = element("rect").with("width", 3);
+        assert_eq!(
+            rect.titled("a < b"),
+            "<rect width=\"3\"><title>a &lt; b</title></rect>\n"
+        );
+        assert_eq!(element("text").text("\u{1}"), "<text>\u{fffd}</text>\n");
+    }
+}
