@@ -47,38 +47,7 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
     };
     let plan = program.plan.as_ref().ok_or(Error::NoPlan)?;
 
-    // A line has an event if a line of another stream waits for it.
-    let mut events: Table<Instr, Option<u32>> = Table::filled(schedule.instrs.len(), None);
-    for dep in schedule.instrs.values().flat_map(|data| &data.after) {
-        if events[dep.instr].is_none() {
-            events[dep.instr] = Some(emitter.artifact.events);
-            emitter.artifact.events += 1;
-        }
-    }
-    for (instr, line) in schedule.instrs.iter() {
-        let mut kinds = vec![];
-        for dep in &line.after {
-            let event = events[dep.instr].expect("a line that is waited for should have an event");
-            kinds.push(CommandKind::Wait {
-                event,
-                previous: dep.previous,
-            });
-        }
-        kinds.push(emitter.command(instr)?);
-        kinds.extend(events[instr].map(|event| CommandKind::Record { event }));
-        let (stream, number) = (line.stream.index() as u32, instr.index() as u32);
-        let commands = kinds.into_iter().map(|kind| Command {
-            stream,
-            line: number,
-            kind,
-        });
-        emitter.artifact.commands.extend(commands);
-        emitter.artifact.lines.push(Line {
-            name: emitter.line_name(instr),
-            why: line.why.name().into(),
-        });
-    }
-
+    emitter.lines()?;
     emitter.compile()?;
 
     let mut artifact = emitter.artifact.clone();
@@ -143,6 +112,43 @@ struct Emitter<'a> {
 }
 
 impl Emitter<'_> {
+    /// Writes the commands of every line.
+    fn lines(&mut self) -> Result<(), Error> {
+        let schedule = &self.program.schedule;
+        // A line has an event if a line of another stream waits for it.
+        let mut events: Table<Instr, Option<u32>> = Table::filled(schedule.instrs.len(), None);
+        for dep in schedule.instrs.values().flat_map(|data| &data.after) {
+            if events[dep.instr].is_none() {
+                events[dep.instr] = Some(self.artifact.events);
+                self.artifact.events += 1;
+            }
+        }
+        for (instr, line) in schedule.instrs.iter() {
+            let mut kinds = vec![];
+            for dep in &line.after {
+                let event = events[dep.instr];
+                kinds.push(CommandKind::Wait {
+                    event: event.expect("a line that is waited for should have an event"),
+                    previous: dep.previous,
+                });
+            }
+            kinds.push(self.command(instr)?);
+            kinds.extend(events[instr].map(|event| CommandKind::Record { event }));
+            let (stream, number) = (line.stream.index() as u32, instr.index() as u32);
+            let commands = kinds.into_iter().map(|kind| Command {
+                stream,
+                line: number,
+                kind,
+            });
+            self.artifact.commands.extend(commands);
+            self.artifact.lines.push(Line {
+                name: self.line_name(instr),
+                why: line.why.name().into(),
+            });
+        }
+        Ok(())
+    }
+
     fn command(&mut self, instr: Instr) -> Result<CommandKind, Error> {
         let (graph, schedule) = (&self.program.graph, &self.program.schedule);
         match &schedule.instrs[instr].kind {

@@ -23,7 +23,7 @@ use object::read::elf::ElfFile64;
 use object::{
     Architecture, LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags,
 };
-use object::{RelocationTarget, SectionKind, elf};
+use object::{RelocationTarget, SectionKind, SymbolIndex, elf};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -85,6 +85,11 @@ const ALIGN: usize = 64;
 /// The most bytes of an object's sections together.
 const MOST_BYTES: usize = 1 << 28;
 
+type Elf<'a> = ElfFile64<'a, LittleEndian>;
+
+/// Where each section goes in memory, by its index: its start and its size.
+type Places = BTreeMap<usize, (usize, usize)>;
+
 impl Loaded {
     /// Loads an object; an error says what is wrong with it.
     pub fn new(bytes: &[u8]) -> Result<Loaded, ObjectError> {
@@ -98,99 +103,19 @@ impl Loaded {
             let found = file.architecture();
             return Err(ObjectError::Architecture { found, here });
         }
-        // Where each section goes.
-        let mut places = BTreeMap::new();
-        let mut length = 0usize;
-        for section in file.sections().filter(|s| is_loaded(s.kind())) {
-            let size = usize::try_from(section.size())
-                .ok()
-                .filter(|&size| size <= MOST_BYTES);
-            let size = size.ok_or(ObjectError::Refused("a section that is too large"))?;
-            if usize::try_from(section.align()).unwrap_or(usize::MAX) > ALIGN {
-                return Err(ObjectError::Alignment(section.align()));
-            }
-            places.insert(section.index().0, (length, size));
-            length = (length + size).next_multiple_of(ALIGN);
-            if length > MOST_BYTES {
-                return Err(ObjectError::Refused("sections that are too large"));
-            }
-        }
+        let (places, length) = layout(&file)?;
         if length == 0 {
             return Ok(Loaded {
                 memory: None,
                 functions: BTreeMap::new(),
             });
         }
+
         let mut memory =
             MmapMut::map_anon(length).map_err(|e| ObjectError::Memory(e.to_string()))?;
-        let start = memory.as_ptr().addr();
-        for section in file.sections() {
-            let Some(&(at, size)) = places.get(&section.index().0) else {
-                continue;
-            };
-            let data = section.data().map_err(broken("section"))?;
-            // A section of zeros has no data.
-            if !data.is_empty() {
-                let data = data.get(..size);
-                let data = data.ok_or(ObjectError::Refused("a section that is cut off"))?;
-                memory[at..at + size].copy_from_slice(data);
-            }
-        }
-        let address = |index: object::SymbolIndex| -> Result<i64, ObjectError> {
-            let symbol = file.symbol_by_index(index).map_err(broken("symbol"))?;
-            let name = symbol.name().unwrap_or("?");
-            let section = symbol
-                .section_index()
-                .and_then(|section| places.get(&section.0));
-            let &(at, size) = section.ok_or_else(|| ObjectError::Missing(name.into()))?;
-            let offset = usize::try_from(symbol.address())
-                .ok()
-                .filter(|&offset| offset <= size);
-            offset
-                .map(|offset| (start + at + offset) as i64)
-                .ok_or_else(|| ObjectError::Outside(name.into()))
-        };
-        for section in file.sections() {
-            let Some(&(at, size)) = places.get(&section.index().0) else {
-                continue;
-            };
-            for (offset, relocation) in section.relocations() {
-                let RelocationTarget::Symbol(symbol) = relocation.target() else {
-                    return Err(ObjectError::Refused("a relocation without a symbol"));
-                };
-                let RelocationFlags::Elf { r_type } = relocation.flags() else {
-                    return Err(ObjectError::Refused("a relocation that is not ELF's"));
-                };
-                let to = address(symbol)?.wrapping_add(relocation.addend());
-                let offset = usize::try_from(offset).ok().filter(|&offset| offset < size);
-                let offset =
-                    offset.ok_or(ObjectError::Refused("a relocation outside its section"))?;
-                let place = &mut memory[at..at + size][offset..];
-                relocate(place, r_type, to, (start + at + offset) as i64)?;
-            }
-        }
-        let mut functions = BTreeMap::new();
-        for symbol in file
-            .symbols()
-            .filter(|symbol| symbol.is_global() && symbol.is_definition())
-        {
-            let section = symbol
-                .section_index()
-                .and_then(|section| file.section_by_index(section).ok());
-            let Some(section) = section.filter(|section| section.kind() == SectionKind::Text)
-            else {
-                continue;
-            };
-            let (at, size) = places[&section.index().0];
-            let name = symbol.name().map_err(broken("name"))?;
-            let offset = usize::try_from(symbol.address())
-                .ok()
-                .filter(|&offset| offset < size);
-            functions.insert(
-                name.to_string(),
-                at + offset.ok_or_else(|| ObjectError::Outside(name.into()))?,
-            );
-        }
+        fill(&file, &places, &mut memory)?;
+        link(&file, &places, &mut memory)?;
+        let functions = functions(&file, &places)?;
         let memory = memory
             .make_exec()
             .map_err(|e| ObjectError::Memory(format!("its code may not run: {e}")))?;
@@ -209,6 +134,109 @@ impl Loaded {
         // the module's text says.
         Some(unsafe { std::mem::transmute::<*const u8, Function>(start.add(offset)) })
     }
+}
+
+/// Places the sections one after the other. Also returns the bytes that they take together.
+fn layout(file: &Elf<'_>) -> Result<(Places, usize), ObjectError> {
+    let mut places = BTreeMap::new();
+    let mut length = 0usize;
+    for section in file.sections().filter(|s| is_loaded(s.kind())) {
+        let size = usize::try_from(section.size())
+            .ok()
+            .filter(|&size| size <= MOST_BYTES);
+        let size = size.ok_or(ObjectError::Refused("a section that is too large"))?;
+        if usize::try_from(section.align()).unwrap_or(usize::MAX) > ALIGN {
+            return Err(ObjectError::Alignment(section.align()));
+        }
+        places.insert(section.index().0, (length, size));
+        length = (length + size).next_multiple_of(ALIGN);
+        if length > MOST_BYTES {
+            return Err(ObjectError::Refused("sections that are too large"));
+        }
+    }
+    Ok((places, length))
+}
+
+/// Copies the sections to their places.
+fn fill(file: &Elf<'_>, places: &Places, memory: &mut [u8]) -> Result<(), ObjectError> {
+    for section in file.sections() {
+        let Some(&(at, size)) = places.get(&section.index().0) else {
+            continue;
+        };
+        let data = section.data().map_err(broken("section"))?;
+        // A section of zeros has no data.
+        if !data.is_empty() {
+            let data = data.get(..size);
+            let data = data.ok_or(ObjectError::Refused("a section that is cut off"))?;
+            memory[at..at + size].copy_from_slice(data);
+        }
+    }
+    Ok(())
+}
+
+/// Writes addresses where the sections' relocations want them.
+fn link(file: &Elf<'_>, places: &Places, memory: &mut [u8]) -> Result<(), ObjectError> {
+    let start = memory.as_ptr().addr();
+    for section in file.sections() {
+        let Some(&(at, size)) = places.get(&section.index().0) else {
+            continue;
+        };
+        for (offset, relocation) in section.relocations() {
+            let RelocationTarget::Symbol(symbol) = relocation.target() else {
+                return Err(ObjectError::Refused("a relocation without a symbol"));
+            };
+            let RelocationFlags::Elf { r_type } = relocation.flags() else {
+                return Err(ObjectError::Refused("a relocation that is not ELF's"));
+            };
+            let to = (start + symbol_at(file, places, symbol)?) as i64;
+            let to = to.wrapping_add(relocation.addend());
+            let offset = usize::try_from(offset).ok().filter(|&offset| offset < size);
+            let offset = offset.ok_or(ObjectError::Refused("a relocation outside its section"))?;
+            let place = &mut memory[at..at + size][offset..];
+            relocate(place, r_type, to, (start + at + offset) as i64)?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a symbol is, from the start of memory.
+fn symbol_at(file: &Elf<'_>, places: &Places, index: SymbolIndex) -> Result<usize, ObjectError> {
+    let symbol = file.symbol_by_index(index).map_err(broken("symbol"))?;
+    let name = symbol.name().unwrap_or("?");
+    let section = symbol
+        .section_index()
+        .and_then(|section| places.get(&section.0));
+    let &(at, size) = section.ok_or_else(|| ObjectError::Missing(name.into()))?;
+    let offset = usize::try_from(symbol.address())
+        .ok()
+        .filter(|&offset| offset <= size);
+    offset
+        .map(|offset| at + offset)
+        .ok_or_else(|| ObjectError::Outside(name.into()))
+}
+
+/// Where each function is, from the start of memory.
+fn functions(file: &Elf<'_>, places: &Places) -> Result<BTreeMap<String, usize>, ObjectError> {
+    let mut functions = BTreeMap::new();
+    for symbol in file
+        .symbols()
+        .filter(|symbol| symbol.is_global() && symbol.is_definition())
+    {
+        let section = symbol
+            .section_index()
+            .and_then(|section| file.section_by_index(section).ok());
+        let Some(section) = section.filter(|section| section.kind() == SectionKind::Text) else {
+            continue;
+        };
+        let (at, size) = places[&section.index().0];
+        let name = symbol.name().map_err(broken("name"))?;
+        let offset = usize::try_from(symbol.address())
+            .ok()
+            .filter(|&offset| offset < size);
+        let offset = offset.ok_or_else(|| ObjectError::Outside(name.into()))?;
+        functions.insert(name.to_string(), at + offset);
+    }
+    Ok(functions)
 }
 
 fn broken(part: &'static str) -> impl Fn(object::Error) -> ObjectError {

@@ -1,7 +1,8 @@
 //! The `.lit` file: a header of 64 bytes, the body, the data.
 //!
 //! ```text
-//!  0  magic    89 4C 49 54 0D 0A 1A 0A    like PNG's: a transfer that rewrites line ends or cuts bit 7 breaks it
+//!  0  magic    89 4C 49 54 0D 0A 1A 0A    like PNG's: a transfer that rewrites line ends or
+//!                                         cuts bit 7 breaks it
 //!  8  version  u32                        all numbers are little-endian
 //! 12  zero     u32
 //! 16  body     u64                        its length in bytes
@@ -10,7 +11,8 @@
 //! 36  crc      u32                        of the data
 //! 40  signature  20 bytes                of the body with its padding; zeros if it has none
 //! 60  crc      u32                        of the 60 bytes before
-//! 64  body     postcard's encoding of an Artifact without its data, then zeros up to a multiple of 64
+//! 64  body     postcard's encoding of an Artifact without its data, then zeros up to a multiple
+//!              of 64
 //!     data     as it is; the file ends where it ends
 //! ```
 //!
@@ -21,9 +23,9 @@
 //! buy nothing here. Version and magic are read first, so that files of a later version are told
 //! apart from damaged ones.
 //!
-//! The signature says who compiled the file. This crate only carries it: whose key made it, and what
-//! a right one permits, is up to the programs that write and read files. It covers the body alone:
-//! data are numbers that states start from, and no code.
+//! The signature says who compiled the file. This crate only carries it: whose key made it, and
+//! what a right one permits, is up to the programs that write and read files. It covers the body
+//! alone: data are numbers that states start from, and no code.
 //!
 //! The body is postcard's encoding because that is a published, stable wire format (one varint a
 //! number, no padding, no maps), so equal artifacts are equal bytes. Decoding allocates no more

@@ -51,26 +51,7 @@ impl Dead {
     /// step may find it.
     pub(crate) fn new(artifact: &Artifact, survives: &[bool]) -> Result<Dead, Error> {
         let end = artifact.commands.len() + 1;
-        let mut touches: Vec<(Access, usize)> = Vec::new();
-        let mut touch =
-            |access: Option<Access>, at: usize| touches.extend(access.map(|access| (access, at)));
-        for (input, &survives) in artifact.inputs.iter().zip(survives) {
-            touch(Access::of(&input.operand, true), 0);
-            touch(Access::of(&input.operand, false).filter(|_| survives), end);
-        }
-        for state in &artifact.states {
-            touch(Access::of(&state.operand, true), 0);
-            touch(Access::of(&state.operand, false), end);
-        }
-        artifact
-            .outputs
-            .iter()
-            .for_each(|output| touch(Access::of(&output.operand, false), end));
-        for (i, command) in artifact.commands.iter().enumerate() {
-            accesses(command)
-                .into_iter()
-                .for_each(|access| touch(Some(access), i + 1));
-        }
+        let touches = touches(artifact, survives, end);
         // A sweep over each pool's bytes: what touches the bytes between two borders is known at
         // the first of them.
         let mut borders: BTreeMap<(usize, u64), Vec<usize>> = BTreeMap::new();
@@ -141,6 +122,32 @@ impl Dead {
         }
         Ok(())
     }
+}
+
+/// Everything that touches bytes, with its place in the list; the host's turn after the step is at
+/// `end`.
+fn touches(artifact: &Artifact, survives: &[bool], end: usize) -> Vec<(Access, usize)> {
+    let mut touches: Vec<(Access, usize)> = Vec::new();
+    let mut touch =
+        |access: Option<Access>, at: usize| touches.extend(access.map(|access| (access, at)));
+    for (input, &survives) in artifact.inputs.iter().zip(survives) {
+        touch(Access::of(&input.operand, true), 0);
+        touch(Access::of(&input.operand, false).filter(|_| survives), end);
+    }
+    for state in &artifact.states {
+        touch(Access::of(&state.operand, true), 0);
+        touch(Access::of(&state.operand, false), end);
+    }
+    artifact
+        .outputs
+        .iter()
+        .for_each(|output| touch(Access::of(&output.operand, false), end));
+    for (i, command) in artifact.commands.iter().enumerate() {
+        accesses(command)
+            .into_iter()
+            .for_each(|access| touch(Some(access), i + 1));
+    }
+    touches
 }
 
 /// A group of one byte: places in the list, and how many of them belong to the step before.
