@@ -192,6 +192,8 @@ impl<T: Float> Planes<'_, T> {
     }
 }
 
+/// The most taps of a row, and those of a channel whose gradients have direct loops.
+const MOST_TAPS: usize = 256;
 /// The most weights that are read for one plane of a result.
 const WEIGHTS: usize = 4096;
 
@@ -247,48 +249,92 @@ where
         assert!(most > 0, "the workspace should have room for some rows");
         let (pitch, down) = (x.pitch(), planes.y.step);
         let lowest = (down * planes.y.taps.saturating_sub(1) as isize).min(0);
+        let mut taps = [0; MOST_TAPS];
+        for (kx, tap) in taps[..planes.x.taps].iter_mut().enumerate() {
+            *tap = x.at(kx);
+        }
 
         for top in (0..planes.y.places).step_by(most) {
             let end = (top + most).min(planes.y.places);
             let height = (end - top).next_multiple_of(R);
             planes.copy(&x, top..top + height, room);
-            let band = planes.band_rows(height) * pitch;
-            for (y, left) in (top..end).step_by(R).flat_map(|y| {
-                (0..planes.x.places)
-                    .step_by(step)
-                    .map(move |left| (y, left))
-            }) {
-                let mut sums = [[T::Wide::splat(simd, start); V]; R];
-                for plane in 0..planes.n {
-                    for ky in 0..planes.y.taps {
-                        let row =
-                            (y - top) * planes.y.stride + (ky as isize * down - lowest) as usize;
-                        let row = plane * band + row * pitch + left;
-                        let weights = &weights[(plane * planes.y.taps + ky) * planes.x.taps..];
-                        for (kx, &w) in weights[..planes.x.taps].iter().enumerate() {
-                            let w = T::Wide::splat(simd, w);
-                            let at = row + x.at(kx);
-                            for (r, sums) in sums.iter_mut().enumerate() {
-                                let from = &room[at + r * planes.y.stride * pitch..][..step];
-                                let lanes = T::Wide::lanes::<S>();
-                                for (v, sum) in sums.iter_mut().enumerate() {
-                                    let x = T::Wide::read::<S>(&from[v * lanes..]);
-                                    *sum = T::Wide::multiply_add(simd, w, x, *sum);
-                                }
-                            }
+            let tile = Tile {
+                planes: &planes,
+                weights,
+                room,
+                pitch,
+                plane: planes.band_rows(height) * pitch,
+                lowest,
+                taps: &taps[..planes.x.taps],
+            };
+            for y in (top..end).step_by(R) {
+                for left in (0..planes.x.places).step_by(step) {
+                    let first = (y - top) * planes.y.stride * pitch + left;
+                    let sums = tile.sums::<S, R, V>(simd, start, first);
+                    let n = step.min(planes.x.places - left);
+                    for (r, sums) in sums.iter().enumerate().take(end - y) {
+                        let mut numbers = [T::Wide::ZERO; 16 * WIDE];
+                        for (v, &sum) in sums.iter().enumerate() {
+                            T::Wide::write::<S>(&mut numbers[v * T::Wide::lanes::<S>()..], sum);
                         }
+                        grid.store(to, (y + r, left), &numbers[..n]);
                     }
-                }
-                let n = step.min(planes.x.places - left);
-                for (r, sums) in sums.iter().enumerate().take(end - y) {
-                    let mut numbers = [T::Wide::ZERO; 16 * WIDE];
-                    for (v, &sum) in sums.iter().enumerate() {
-                        T::Wide::write::<S>(&mut numbers[v * T::Wide::lanes::<S>()..], sum);
-                    }
-                    grid.store(to, (y + r, left), &numbers[..n]);
                 }
             }
         }
+    }
+}
+
+/// What a block of places reads: a band in the workspace.
+struct Tile<'a, T: Float> {
+    planes: &'a Planes<'a, T>,
+    weights: &'a [T::Wide],
+    room: &'a [T::Wide],
+    /// From a row to the next, and from a plane to the next.
+    pitch: usize,
+    plane: usize,
+    /// The lowest row that a tap reads, beside the first tap's.
+    lowest: isize,
+    /// Where the taps of a row are read.
+    taps: &'a [usize],
+}
+
+impl<T: Float> Tile<'_, T>
+where
+    T::Wide: Vectors,
+{
+    /// The sums of `R` rows of `V` vectors, of which the first reads from `first` on.
+    #[inline(always)]
+    fn sums<S: Simd, const R: usize, const V: usize>(
+        &self,
+        simd: S,
+        start: T::Wide,
+        first: usize,
+    ) -> [[<T::Wide as Vectors>::V<S>; V]; R] {
+        let lanes = T::Wide::lanes::<S>();
+        let down = self.planes.y.stride * self.pitch;
+        let rows = self.planes.y.taps;
+        let mut sums = [[T::Wide::splat(simd, start); V]; R];
+        for (i, weights) in self
+            .weights
+            .chunks_exact(self.taps.len().max(1))
+            .enumerate()
+        {
+            let (plane, ky) = (i / rows, i % rows);
+            let row = (ky as isize * self.planes.y.step - self.lowest) as usize;
+            let row = &self.room[plane * self.plane + row * self.pitch + first..];
+            for (&w, &tap) in weights.iter().zip(self.taps) {
+                let w = T::Wide::splat(simd, w);
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let from = &row[tap + r * down..][..V * lanes];
+                    for (v, sum) in sums.iter_mut().enumerate() {
+                        let x = T::Wide::read::<S>(&from[v * lanes..]);
+                        *sum = T::Wide::multiply_add(simd, w, x, *sum);
+                    }
+                }
+            }
+        }
+        sums
     }
 }
 
@@ -314,7 +360,8 @@ fn fits(n: usize, y: &Line, x: &Line) -> bool {
     let rows = ROWS * y.stride + reach(y);
     let width = (x.places + 64) * x.stride + reach(x) + x.stride;
     let room = n.checked_mul(rows).and_then(|n| n.checked_mul(width));
-    room.is_some_and(|room| room <= SUMS - WEIGHTS) && n * y.taps * x.taps <= WEIGHTS
+    let weights = n.saturating_mul(y.taps * x.taps) <= WEIGHTS && x.taps <= MOST_TAPS;
+    weights && room.is_some_and(|room| room <= SUMS - WEIGHTS)
 }
 
 /// Whether the forward, the gradient of the input, and that of the weights have direct loops.
@@ -434,9 +481,6 @@ pub(super) fn input<T: Float>(
         }
     });
 }
-
-/// The most taps of a channel whose gradients have direct loops.
-const MOST_TAPS: usize = 256;
 
 /// Writes the gradients of channels of weights: sums over an image's places in vectors, over images
 /// in f64.
