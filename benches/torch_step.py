@@ -63,7 +63,7 @@ def main() -> None:
         step = torch.compile(model)
     batches = load_file(args.files / f"{args.model}-batches.safetensors")
     inputs = [path.split(".")[2] for path in batches if path.startswith("batch.0.")]
-    # The first input is what a model sees, the last what it should say.
+    # What a model sees comes first, then what it should say.
     inputs.sort(key=lambda name: name == "labels")
     heap = ctypes.CDLL(None)
     counted = hasattr(heap, "heap_peak")

@@ -80,112 +80,162 @@ fn random(shape: &[usize], seed: usize) -> OwnedTensor {
     OwnedTensor::from_bytes(DType::F32, shape, &numbers)
 }
 
-fn case(name: &str) -> Case {
+/// What a case asks for.
+struct Asked {
+    what: String,
+    image: Vec<usize>,
+    /// Shapes of the weight and of the result.
+    weight: Vec<usize>,
+    result: Vec<usize>,
+    kernel: usize,
+    groups: usize,
+    /// Dilation, padding and stride.
+    attrs: Vec<(String, Attr)>,
+}
+
+fn attr(key: &str, value: Attr) -> (String, Attr) {
+    (key.to_string(), value)
+}
+
+fn f32s(shape: &[usize]) -> (DType, Vec<usize>) {
+    (DType::F32, shape.to_vec())
+}
+
+fn asked(name: &str) -> Asked {
     let parts: Vec<&str> = name.split(':').collect();
     let [what, image, window] = parts[..] else {
         panic!("a case should have three parts")
     };
     let (image, window) = (numbers(image), numbers(window));
-    let &[o, k, stride, padding, dilation, groups] = &window[..] else {
+    let &[outputs, kernel, stride, padding, dilation, groups] = &window[..] else {
         panic!("a window should have six numbers")
     };
-    let (f32s, c) = (|shape: &[usize]| (DType::F32, shape.to_vec()), image[1]);
-    let pair = |n: usize| Attr::Ints(vec![n as i64; image.len() - 2]);
-    let attr = |key: &str, value| (key.to_string(), value);
-    let ones = |n: usize| Attr::Ints(vec![1; n]);
-    let reach = dilation * (k - 1) + 1;
-    let out = image[2..]
+    let all = |n: usize| Attr::Ints(vec![n as i64; image.len() - 2]);
+    let reach = dilation * (kernel - 1) + 1;
+    let places = image[2..]
         .iter()
         .map(|n| (n + 2 * padding - reach) / stride + 1);
-    let y: Vec<usize> = [image[0], o].into_iter().chain(out).collect();
-    let mut w = vec![o, c / groups];
-    w.extend(vec![k; image.len() - 2]);
-
-    let mut attrs = vec![
-        attr("dilation", pair(dilation)),
-        attr("padding", pair(padding)),
-        attr("stride", pair(stride)),
+    let result = [image[0], outputs].into_iter().chain(places).collect();
+    let mut weight = vec![outputs, image[1] / groups];
+    weight.extend(vec![kernel; image.len() - 2]);
+    let attrs = vec![
+        attr("dilation", all(dilation)),
+        attr("padding", all(padding)),
+        attr("stride", all(stride)),
     ];
-    let channels = |seed| random(&[c], seed);
-    match what {
-        "forward" => {
-            attrs.push(attr("groups", Attr::Int(groups as i64)));
-            let ins = vec![random(&image, 1), random(&w, 2)];
-            let outs = vec![f32s(&y)];
-            Case {
-                op: "convolution",
-                attrs,
-                ins,
-                outs,
-            }
-        }
-        "input" | "weight" => {
-            attrs.push(attr("groups", Attr::Int(groups as i64)));
-            let mask = if what == "input" {
-                [1, 0, 0]
-            } else {
-                [0, 1, 0]
-            };
-            attrs.push(attr("mask", Attr::Ints(mask.into())));
-            let outs = vec![f32s(if what == "input" { &image } else { &w })];
-            Case {
-                op: "convolution_bwd",
-                attrs,
-                ins: vec![random(&y, 3), random(&image, 1), random(&w, 2)],
-                outs,
-            }
-        }
-        "norm" => Case {
+    Asked {
+        what: what.to_string(),
+        image,
+        weight,
+        result,
+        kernel,
+        groups,
+        attrs,
+    }
+}
+
+fn case(name: &str) -> Case {
+    let asked = asked(name);
+    match asked.what.as_str() {
+        "forward" | "input" | "weight" => convolution(asked),
+        "norm" | "norm_bwd" => norm(&asked),
+        "pool" | "pool_bwd" => pool(asked),
+        other => panic!("{other} should be something to measure"),
+    }
+}
+
+fn convolution(asked: Asked) -> Case {
+    let Asked {
+        what,
+        image,
+        weight,
+        result,
+        groups,
+        mut attrs,
+        ..
+    } = asked;
+    attrs.push(attr("groups", Attr::Int(groups as i64)));
+    let (x, w) = (random(&image, 1), random(&weight, 2));
+    if what == "forward" {
+        return Case {
+            op: "convolution",
+            attrs,
+            ins: vec![x, w],
+            outs: vec![f32s(&result)],
+        };
+    }
+    let (mask, out) = if what == "input" {
+        ([1, 0, 0], &image)
+    } else {
+        ([0, 1, 0], &weight)
+    };
+    attrs.push(attr("mask", Attr::Ints(mask.into())));
+    Case {
+        op: "convolution_bwd",
+        attrs,
+        ins: vec![random(&result, 3), x, w],
+        outs: vec![f32s(out)],
+    }
+}
+
+fn norm(asked: &Asked) -> Case {
+    let c = [asked.image[1]];
+    let numbers = [2, 3, 4, 5].map(|seed| random(&c, seed));
+    let x = random(&asked.image, 1);
+    if asked.what == "norm" {
+        let mut outs = vec![f32s(&asked.image)];
+        outs.extend(vec![f32s(&c); 4]);
+        return Case {
             op: "batch_norm",
             attrs: vec![
                 attr("eps", Attr::Float(1e-5)),
                 attr("momentum", Attr::Float(0.1)),
             ],
-            ins: vec![
-                random(&image, 1),
-                channels(2),
-                channels(3),
-                channels(4),
-                channels(5),
-            ],
-            outs: [&image[..], &[c], &[c], &[c], &[c]].map(f32s).into(),
-        },
-        "norm_bwd" => Case {
-            op: "batch_norm_bwd",
-            attrs: vec![attr("mask", ones(3))],
-            ins: vec![
-                random(&image, 1),
-                random(&image, 2),
-                channels(3),
-                channels(4),
-                channels(5),
-            ],
-            outs: [&image[..], &[c], &[c]].map(f32s).into(),
-        },
-        "pool" => {
-            attrs.push(attr("ceil", Attr::Bool(false)));
-            attrs.push(attr("kernel", pair(k)));
-            let y = [&[image[0], c], &y[2..]].concat();
-            Case {
-                op: "max_pool2d",
-                attrs,
-                ins: vec![random(&image, 1)],
-                outs: vec![f32s(&y), (DType::I64, y)],
-            }
-        }
-        "pool_bwd" => {
-            let y = [&[image[0], c], &y[2..]].concat();
-            let shape = image.iter().map(|&n| n as i64).collect();
-            let plane = image[2] * image[3];
-            let n: usize = y.iter().product();
-            let at: Vec<i64> = (0..n).map(|i| (i * 4 % plane) as i64).collect();
-            Case {
-                op: "max_pool2d_bwd",
-                attrs: vec![attr("shape", Attr::Ints(shape))],
-                ins: vec![random(&y, 1), OwnedTensor::from_i64s(DType::I64, &y, &at)],
-                outs: vec![f32s(&image)],
-            }
-        }
-        other => panic!("{other} should be something to measure"),
+            ins: [x].into_iter().chain(numbers).collect(),
+            outs,
+        };
+    }
+    let dy = random(&asked.image, 6);
+    Case {
+        op: "batch_norm_bwd",
+        attrs: vec![attr("mask", Attr::Ints(vec![1; 3]))],
+        ins: [dy, x].into_iter().chain(numbers).take(5).collect(),
+        outs: vec![f32s(&asked.image), f32s(&c), f32s(&c)],
+    }
+}
+
+fn pool(asked: Asked) -> Case {
+    let Asked {
+        what,
+        image,
+        result,
+        kernel,
+        mut attrs,
+        ..
+    } = asked;
+    let y = [&image[..2], &result[2..]].concat();
+    if what == "pool" {
+        attrs.push(attr("ceil", Attr::Bool(false)));
+        attrs.push(attr("kernel", Attr::Ints(vec![kernel as i64; 2])));
+        return Case {
+            op: "max_pool2d",
+            attrs,
+            ins: vec![random(&image, 1)],
+            outs: vec![f32s(&y), (DType::I64, y)],
+        };
+    }
+    let plane = image[2] * image[3];
+    let indices: Vec<i64> = (0..y.iter().product::<usize>())
+        .map(|i| (i * 4 % plane) as i64)
+        .collect();
+    let shape = image.iter().map(|&n| n as i64).collect();
+    Case {
+        op: "max_pool2d_bwd",
+        attrs: vec![attr("shape", Attr::Ints(shape))],
+        ins: vec![
+            random(&y, 1),
+            OwnedTensor::from_i64s(DType::I64, &y, &indices),
+        ],
+        outs: vec![f32s(&image)],
     }
 }
