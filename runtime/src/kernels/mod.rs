@@ -64,8 +64,8 @@ pub struct Kernel {
 /// neither on where parts begin nor on how many there are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cut {
-    /// Of the results that parts write, unit `i` of `units` has the `i`-th of so many equal shares.
-    /// At least 1.
+    /// How many units there are, at least 1. They share the results that parts write, equally or as
+    /// equally as possible, in an order that the kernel knows.
     pub units: usize,
     /// Parts may begin at multiples of this.
     pub align: usize,
