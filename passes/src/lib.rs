@@ -4,17 +4,14 @@ pub mod alloc;
 pub mod cost;
 pub mod decide;
 pub mod devices;
-pub mod estimate;
 pub mod explain;
 pub mod graph;
 pub mod list;
 mod loss_variants;
 mod manager;
-pub mod offload;
 pub mod pipeline;
 pub mod plan;
 pub mod realise;
-pub mod remat;
 pub mod schedule;
 pub mod sim;
 

@@ -13,17 +13,14 @@ use crate::graph::loss::{self, Chunks};
 use crate::list::{GraphContext, PER_VARIANT};
 use crate::manager::{Manager, Ran, run_graph};
 use crate::plan::machine::DEVICE;
+use crate::plan::tuning::{MOST_LOSS_CHUNKS, NOTHING};
 use crate::plan::{Decisions, Error, Options, Problem};
 use crate::realise;
 use ir::{Device, Graph};
 use std::sync::OnceLock;
 
-/// The largest number of chunks that is tried.
-const MOST_CHUNKS: u64 = 64;
 /// The numbers of chunks that are tried are powers of two; each has a slot.
-const SLOTS: usize = MOST_CHUNKS.ilog2() as usize + 1;
-/// A share of the bytes that is not worth more chunks.
-const NOTHING: f64 = crate::decide::NOTHING;
+const SLOTS: usize = MOST_LOSS_CHUNKS.ilog2() as usize + 1;
 
 /// A graph after its last pass.
 pub(crate) struct LossVariant<'a> {
@@ -81,7 +78,7 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
     pub(crate) fn run(&self, manager: &mut Manager<'_, '_>) -> Result<Vec<usize>, Error> {
         let most = match self.options.loss_chunks {
             Chunks::Of(n) => return self.single(n, manager),
-            Chunks::Auto => loss::chunks(self.graph, MOST_CHUNKS),
+            Chunks::Auto => loss::chunks(self.graph, MOST_LOSS_CHUNKS),
         };
         if most < 2 {
             return self.single(1, manager);

@@ -4,8 +4,8 @@
 //! Table 1 at two memories, Figure 4's bandwidths, and how long greedy+ takes on long chains. All
 //! schedules are checked. Times are of the processor, for one thread, the least of several runs.
 
-use passes::offload::paper::{MIB_PER_MS, TABLE_1};
-use passes::offload::{Algorithm, Instance, Solution, solve, validate::validate};
+use papers::offload::paper::{MIB_PER_MS, TABLE_1};
+use papers::offload::{Algorithm, Instance, Solution, solve, validate::validate};
 use std::io::Write;
 
 /// The paper's unit: 1000 MiB.
@@ -110,7 +110,7 @@ fn main() {
                 100.0 * (period / solution.compute_micros - 1.0),
                 100.0 * (period / solution.bound_micros - 1.0),
                 least_millis(|| drop(solve(&instance, Algorithm::GreedyPlus))),
-                least_millis(|| drop(passes::offload::bound(&instance))),
+                least_millis(|| drop(papers::offload::bound(&instance))),
             ));
         }
     }

@@ -14,6 +14,7 @@ use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
 use passes::pipeline::{Budget, Error};
 use passes::plan::machine::{COMPUTE, D2H, DEVICE, H2D, ON_HOST};
+use passes::plan::tuning::RUNGS;
 use passes::schedule::lives::lives;
 use passes::schedule::order::{self, Update};
 use passes::schedule::sync;
@@ -112,7 +113,7 @@ fn headline() {
             let steps = [Planner::Protrain, Planner::Greedy, Planner::Auto].map(step);
             let finer = record::judge(
                 problem,
-                &layout::drafts(problem, FINER * layout::RUNGS, &record::Wanted::ALL),
+                &layout::drafts(problem, FINER * RUNGS, &record::Wanted::ALL),
             );
             let fits = finer
                 .iter()

@@ -3,10 +3,12 @@
 //! Files are planned with AdamW on an RTX 3090.
 
 use ir::Graph;
-use lighterage_tests::papers::{self, A100, GPT2_1B, GPT2_10B, RTX3090};
+use lighterage_tests::paper_models::{self, A100, GPT2_1B, GPT2_10B, RTX3090};
+use papers::blocks_search;
+use papers::protrain::{Instance, search};
 use passes::cost::{Roofline, Tabled};
-use passes::decide::protrain::{Instance, instance, search};
-use passes::decide::{Problem, blocks, blocks_search, chunks};
+use passes::decide::figures::instance;
+use passes::decide::{Problem, blocks, chunks};
 use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
 use passes::schedule::order::{self, Update};
@@ -32,10 +34,10 @@ fn main() {
         ("10B b8 A100", GPT2_10B, A100, 8),
         ("10B b128 A100", GPT2_10B, A100, 128),
     ] {
-        let choices = papers::choices(&model, &machine, batch, 4);
+        let choices = paper_models::choices(&model, &machine, batch, 4);
         rows.push((
             name.to_string(),
-            papers::instance(&model, &machine, batch, 4),
+            paper_models::instance(&model, &machine, batch, 4),
             Some(choices),
         ));
     }

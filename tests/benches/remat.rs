@@ -8,7 +8,7 @@
 //! (OR-tools), PyTorch 2.11's memory budget with its integer program, and a randomised greedy
 //! search with pruning, on the same graphs.
 
-use passes::remat::{Effort, Problem, curve, lower_bound, solve};
+use papers::remat::{Effort, Problem, curve, lower_bound, solve};
 use std::io::Write;
 
 /// Graph, budget as a share, the best of the published methods in percent.

@@ -8,11 +8,12 @@
 //! and `normal` are ours at these efforts. The sizes of dynamic requests are known to all of them
 //! here.
 
+use addresses::caching::{self, Segments};
 use lighterage_tests::megatron::Setup;
-use passes::alloc::caching::{self, Segments};
-use passes::alloc::trace::Trace;
-use passes::alloc::{Effort, Options, lower_bound, place};
-use passes::alloc::{check, stalloc};
+use papers::stalloc;
+use placement::check;
+use placement::trace::Trace;
+use placement::{Effort, Options, lower_bound, place};
 use std::io::Write;
 use std::time::Instant;
 

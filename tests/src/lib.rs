@@ -12,6 +12,6 @@ pub mod gpu;
 pub mod linears;
 pub mod megatron;
 pub mod numbers;
-pub mod papers;
+pub mod paper_models;
 pub mod remat;
 pub mod run;

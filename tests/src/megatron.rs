@@ -6,7 +6,7 @@
 //! f32; attention keeps no scores (flash). Every request and release has a tick of its own, so that
 //! the trace's order is the program's.
 
-use passes::alloc::trace::{Block, Origin, Span, Trace};
+use placement::trace::{Block, Origin, Span, Trace};
 
 /// A rank's work.
 #[derive(Clone, Debug)]
@@ -466,7 +466,7 @@ impl Writer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use passes::alloc::lower_bound;
+    use placement::lower_bound;
 
     #[test]
     fn every_block_is_freed_and_every_tick_is_used_once() {

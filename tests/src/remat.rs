@@ -3,7 +3,7 @@
 //! They are GPT-2-like joint graphs of 2, 4 and 12 layers with bytes and roofline times of an A100.
 //! A node has one result; `outs` are the results that a step leaves.
 
-use passes::remat::{Node, Problem, Value};
+use papers::remat::{Node, Problem, Value};
 use serde_json::Value as Json;
 use std::path::PathBuf;
 

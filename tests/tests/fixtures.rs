@@ -6,10 +6,10 @@
 use artifact::Artifact;
 use codegen::Data;
 use ir::Device;
-use passes::alloc::gap;
 use passes::cost::Roofline;
 use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::pipeline::{self, Budget, Compiled, Error, Kernels, Options};
+use placement::gap;
 use runtime::{Machine, StateInit};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;

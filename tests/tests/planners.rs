@@ -4,9 +4,10 @@ use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Phase, Schedule};
 use lighterage_tests::gpt2::gpt2;
 use lighterage_tests::{chain, forced};
+use papers::protrain::{Activation, Config, Layout};
 use passes::cost::{Roofline, Tabled};
 use passes::decide::choose::{Aim, Asked};
-use passes::decide::protrain::{Activation, Config, Layout, instance};
+use passes::decide::figures::instance;
 use passes::decide::{
     Extent, Means, Planner, Problem, blocks, choose, chunks, decide, decide_among, greedy, layout,
     record,
@@ -15,6 +16,7 @@ use passes::graph::optimizer::{HYPER, Optimizer};
 use passes::graph::{canonical, optimizer};
 use passes::pipeline::{self, Budget, Error, Options};
 use passes::plan::Limits;
+use passes::plan::tuning::RUNGS;
 use passes::realise;
 use passes::schedule::lives::Variant;
 use passes::schedule::order::{self, Update};
@@ -106,7 +108,7 @@ fn ladders_end_early() {
                 .unwrap()
                 .1
         };
-        let drafts = |wanted: &record::Wanted| layout::drafts(problem, layout::RUNGS, wanted).len();
+        let drafts = |wanted: &record::Wanted| layout::drafts(problem, RUNGS, wanted).len();
         let all = drafts(&record::Wanted::ALL);
         for share in [0.7, 0.4] {
             let [curve, plan] =
@@ -176,10 +178,10 @@ fn the_first_is_the_best_of_all() {
                             let asked = Asked {
                                 aim,
                                 limits,
-                                enough: 0.0,
+                                as_fast: 0.0,
                             };
                             pool.install(|| {
-                                choose::first(problems, &drafts, asked).map(|(_, record)| record)
+                                choose::best(problems, &drafts, asked).map(|(_, record)| record)
                             })
                         };
                         let found = on(1);
@@ -233,7 +235,7 @@ fn layouts_are_legal_plans() {
                 assert!(proved.is_ok(), "parts: {}", proved.unwrap_err());
             }
             let model = layout::Model::new(problem).unwrap();
-            let ladder: Vec<_> = model.ladder(layout::RUNGS).collect();
+            let ladder: Vec<_> = model.ladder(RUNGS).collect();
             assert!(1 < ladder.len(), "{}", graph.name);
             for config in ladder {
                 let decisions = model.decisions(problem, &config);

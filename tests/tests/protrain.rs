@@ -1,13 +1,13 @@
 //! The four-number search on the paper's models and machines, and on traced graphs.
 
 use ir::{Graph, Phase};
-use lighterage_tests::papers::{self, A100, GPT2_1B, GPT2_10B, Machine, Model, RTX3090};
+use lighterage_tests::paper_models::{self, A100, GPT2_1B, GPT2_10B, Machine, Model, RTX3090};
+use papers::blocks_search;
+use papers::protrain::{Activation, BlockCost, ChunkCost, Config, Instance, memory, search, times};
 use passes::cost::{Cost, Roofline};
 use passes::decide::chunks::{RANGE, grid_search, sizes};
-use passes::decide::protrain::{
-    Activation, BlockCost, ChunkCost, Config, Instance, instance, memory, search, times,
-};
-use passes::decide::{Problem, blocks, blocks_search, greedy, record};
+use passes::decide::figures::instance;
+use passes::decide::{Problem, blocks, greedy, record};
 use passes::devices;
 use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 fn chosen(model: &Model, machine: &Machine, batch: u64) -> (Instance, Config) {
-    let instance = papers::instance(model, machine, batch, 4);
+    let instance = paper_models::instance(model, machine, batch, 4);
     let (config, predicted) = search(&instance).unwrap();
     assert!(predicted.memory <= instance.capacity);
     (instance, config)
@@ -91,7 +91,15 @@ fn largest(machine: &Machine, world: u64) -> u64 {
         blocks,
         heads: 64,
     };
-    let fits = |blocks| search(&papers::instance(&model(blocks), machine, world, world)).is_some();
+    let fits = |blocks| {
+        search(&paper_models::instance(
+            &model(blocks),
+            machine,
+            world,
+            world,
+        ))
+        .is_some()
+    };
     let (mut fit, mut no_fit) = (1, 400);
     while fit + 1 < no_fit {
         let middle = (fit + no_fit) / 2;
@@ -265,9 +273,9 @@ fn a_small_device_recomputes_or_swaps_and_streams() {
 
 /// ProTrain's step over that of richer choices, and the lower bound's share of the latter.
 fn gain(model: &Model, machine: &Machine, batch: u64) -> (f64, f64) {
-    let instance = papers::instance(model, machine, batch, 4);
+    let instance = paper_models::instance(model, machine, batch, 4);
     let (_, protrain) = search(&instance).unwrap();
-    let choices = papers::choices(model, machine, batch, 4);
+    let choices = paper_models::choices(model, machine, batch, 4);
     let found = blocks_search::search(&instance, &choices).unwrap().unwrap();
     assert!(found.memory <= instance.capacity);
     assert!(found.bound <= found.times.step());

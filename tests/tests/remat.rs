@@ -1,6 +1,6 @@
 //! Recompute alone on graphs that other methods were measured on: what they reach is reached.
 
-use passes::remat::{Effort, Problem, curve, evaluate, lower_bound, solve};
+use papers::remat::{Effort, Problem, curve, evaluate, lower_bound, solve};
 
 fn problem(name: &str) -> Problem {
     lighterage_tests::remat::read(name)

@@ -4,10 +4,11 @@
 #[path = "../../runtime/allocator/tests/arena/mod.rs"]
 mod arena;
 
+use addresses::serve;
 use arena::Arena;
 use lighterage_alloc::{Allocator, Plan};
-use passes::alloc::trace::{Block, Origin, Span, Trace};
-use passes::alloc::{Options, place, serve};
+use placement::trace::{Block, Origin, Span, Trace};
+use placement::{Options, place};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

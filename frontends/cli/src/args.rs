@@ -4,14 +4,14 @@ use crate::size::{parse_budget, parse_bytes, parse_count, parse_dim, parse_rate}
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use codegen::kernels::Target;
-use passes::alloc::{Effort, Method};
+use papers::estimate;
+use papers::offload::Algorithm;
 use passes::decide::Planner;
-use passes::estimate;
 use passes::graph::loss::Chunks;
 use passes::graph::optimizer::{Master, Optimizer};
-use passes::offload::Algorithm;
 use passes::pipeline::{self, Budget, Kernels};
 use passes::schedule::order::Update;
+use placement::{Effort, Method};
 use std::path::PathBuf;
 use trace::Format;
 

@@ -5,8 +5,8 @@ use crate::args::EstimateArgs;
 use crate::failure::Failure;
 use crate::{model, out};
 use ir::Device;
+use papers::estimate::{self, Adapters, Estimate, Parallel, Setup, Shape};
 use passes::devices;
-use passes::estimate::{self, Adapters, Estimate, Parallel, Setup, Shape};
 use serde_json::json;
 use std::fmt::Write;
 

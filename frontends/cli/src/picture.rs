@@ -6,7 +6,7 @@
 
 use crate::size::short;
 use crate::svg;
-use passes::alloc::stats::{Class, classes, live_bytes};
+use addresses::stats::{Class, classes, live_bytes};
 use std::fmt::Write as _;
 use trace::Pool;
 

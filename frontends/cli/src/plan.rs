@@ -9,12 +9,12 @@ use crate::observe::Dumps;
 use crate::size::{micros, short};
 use crate::{out, report, size};
 use ir::{Program, Stream};
-use passes::alloc::gap;
 use passes::decide::Problem;
 use passes::decide::bound::Certificate;
 use passes::explain::{self, Count, Peak, Tally};
 use passes::pipeline::{Compiled, LossVariant};
 use passes::plan::machine::{D2H, H2D, HOST};
+use placement::gap;
 use serde_json::json;
 use std::fmt::Write;
 

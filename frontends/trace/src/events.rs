@@ -22,7 +22,7 @@
 
 use crate::recorder::{Asked, Recorder};
 use crate::{Error, POOL, Pool, shared, table};
-use passes::alloc::trace::Trace;
+use placement::trace::Trace;
 use std::fmt::Write;
 
 /// The first word of a file.

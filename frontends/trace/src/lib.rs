@@ -20,8 +20,8 @@ pub mod table;
 /// Why a file could not be read.
 pub use lower::FileError as Error;
 
-use passes::alloc::caching::History;
-use passes::alloc::trace::Trace;
+use addresses::caching::History;
+use placement::trace::Trace;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -38,7 +38,7 @@ pub struct Pool {
     pub history: Option<History>,
 }
 
-passes::named! {
+placement::named! {
     /// How a trace is written.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Format {
@@ -143,7 +143,7 @@ fn sniff(bytes: &[u8]) -> Result<Format, Error> {
 
 /// Sees that blocks that are to lie in the bytes of others can.
 fn shared(pool: &Pool) -> Result<(), Error> {
-    passes::alloc::roots(&pool.trace.blocks)
+    placement::roots(&pool.trace.blocks)
         .map(|_| ())
         .map_err(|e| Error::new(format!("pool {}", pool.name), e.message))
 }
@@ -207,7 +207,7 @@ impl Gate {
 
 /// A trace of no blocks in which nothing is known of phases and modules.
 fn empty() -> Trace {
-    let unknown = || vec![passes::alloc::trace::Span::default()];
+    let unknown = || vec![placement::trace::Span::default()];
     Trace {
         phases: unknown(),
         modules: unknown(),

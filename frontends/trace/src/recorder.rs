@@ -5,7 +5,7 @@
 //! first event lives from tick 0; one that is never freed lives to the last tick.
 
 use crate::{Gate, Pool, empty};
-use passes::alloc::trace::{Block, Origin, Span, Wait};
+use placement::trace::{Block, Origin, Span, Wait};
 use std::collections::HashMap;
 
 /// Makes a pool of events. `K` is what names a block while it lives: an id, or an address.

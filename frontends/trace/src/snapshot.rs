@@ -14,7 +14,7 @@
 use crate::pickle::{self, Id, Pickle, Value, kind};
 use crate::recorder::{Asked, Recorder};
 use crate::{Error, Pool};
-use passes::alloc::caching::{Event, History, Segment};
+use addresses::caching::{Event, History, Segment};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Reads a snapshot.

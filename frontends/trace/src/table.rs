@@ -10,7 +10,7 @@
 //! A plan is such a table with all offsets.
 
 use crate::{Error, Gate, POOL, Pool, empty, shared};
-use passes::alloc::trace::Block;
+use placement::trace::Block;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

@@ -2,11 +2,12 @@
 //! the file does not warrant.
 
 use crate::common::{Py, event, pickle, segment, snapshot, text};
+use addresses::caching;
+use addresses::stats::stats;
 use lighterage_trace::{Format, read_bytes, table};
-use passes::alloc::check::check;
-use passes::alloc::stats::stats;
-use passes::alloc::trace::Trace;
-use passes::alloc::{Effort, Options, caching, place};
+use placement::check::check;
+use placement::trace::Trace;
+use placement::{Effort, Options, place};
 use proptest::prelude::*;
 
 #[track_caller]

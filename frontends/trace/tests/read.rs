@@ -1,11 +1,11 @@
 //! Every format, from text or bytes to blocks.
 
 use crate::common::{event, segment, snapshot};
+use addresses::caching::{self, Agreement, Segments};
+use addresses::stats::stats;
 use lighterage_trace::{Format, Pool, events, read_bytes, table};
-use passes::alloc::caching::{self, Agreement, Segments};
-use passes::alloc::check::check;
-use passes::alloc::stats::stats;
-use passes::alloc::trace::{Block, Origin, Span, Trace, Wait};
+use placement::check::check;
+use placement::trace::{Block, Origin, Span, Trace, Wait};
 use proptest::prelude::*;
 
 fn read(text: &str) -> Vec<Pool> {

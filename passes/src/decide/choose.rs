@@ -42,13 +42,13 @@ pub struct Asked {
     pub aim: Aim,
     /// What it may need.
     pub limits: Limits,
-    /// Steps of no more than this are equally fast, µs.
-    pub enough: f64,
+    /// Steps of at most this are equally fast, µs.
+    pub as_fast: f64,
 }
 
 /// Finds the first record of all problems' drafts that keeps the limits, and which problem's it is;
 /// `None` if none keeps them.
-pub fn first(
+pub fn best(
     problems: &[Problem<'_>],
     drafts: &[Vec<Draft>],
     asked: Asked,
@@ -101,8 +101,8 @@ pub fn first(
             return None;
         }
         let next = next.into_par_iter().with_max_len(1);
-        let closer: Vec<Vec<Entry<'_>>> = next.map(|entry| entry.closer(problems)).collect();
-        closer
+        let refined: Vec<Vec<Entry<'_>>> = next.map(|entry| entry.refined(problems)).collect();
+        refined
             .into_iter()
             .flatten()
             .for_each(|entry| queue.push(entry));
@@ -142,7 +142,7 @@ impl<'a> Queue<'a> {
     fn key(&self, entry: &Entry<'_>) -> Key {
         let Bound { micros, peak, host } = entry.bound;
         // The bits of numbers that are not negative are in the order of the numbers.
-        let time = micros.max(self.asked.enough).max(0.0).to_bits() >> BLURRED;
+        let time = micros.max(self.asked.as_fast).max(0.0).to_bits() >> BLURRED;
         let Decisions { reruns, .. } = &*entry.draft.decisions;
         // All reruns that a solver settled are one decision.
         let decisions = entry.draft.decisions.count() + usize::from(!reruns.is_empty());
@@ -186,8 +186,8 @@ enum Known {
 }
 
 impl<'a> Entry<'a> {
-    /// What becomes of it if one looks closer.
-    fn closer(self, problems: &[Problem<'_>]) -> Vec<Entry<'a>> {
+    /// The entries that replace it when it is looked at more closely.
+    fn refined(self, problems: &[Problem<'_>]) -> Vec<Entry<'a>> {
         let problem = &problems[self.problem];
         match self.known {
             Known::Draft => {

@@ -16,6 +16,11 @@
 use super::record::{Draft, Wanted, draft};
 use crate::alloc::{lifetimes, live_bytes};
 use crate::plan::machine::{COMPUTE, D2H, DEVICE, H2D, ON_HOST};
+use crate::plan::tuning::{
+    GROWTH, HIDDEN_COPY, HOST_HIDES, JUMP_LADDER, JUMP_TRIES, LARGE_GROWTH, LARGE_STEP,
+    LARGEST_STEP, LINK_HIDES, LONGEST_CASCADE, MISSED, MOST_RERUNS, PATIENCE, STEP, SWAP_LATENCIES,
+    SWAP_OUT_SPARE, SWAP_SPARE,
+};
 use crate::plan::{Decisions, Gap, Means, Problem, Reason};
 use crate::realise;
 use crate::sim::{Timeline, unlimited};
@@ -43,33 +48,6 @@ pub enum Taste {
 /// All tastes.
 pub const TASTES: [Taste; 4] = [Taste::Cheaper, Taste::Swap, Taste::Recompute, Taste::Block];
 
-/// The first round lowers the live peak by this share. Small steps find more plans.
-const STEP: f64 = 0.03;
-/// Each round's share is the last one's times this, up to [`LARGEST_STEP`]: budgets near what
-/// `keep` needs are where people are, and far below it tensors are large beside the peak. 45 rounds
-/// reach a hundredth.
-const GROWTH: f64 = 1.05;
-const LARGEST_STEP: f64 = 0.25;
-/// For graphs of [`LARGE`] lines and more: 26 rounds.
-const LARGE_STEP: f64 = 0.06;
-const LARGE_GROWTH: f64 = 1.08;
-const LARGE: usize = 2000;
-/// Each target of a ladder is the last one's times this; the second is for large graphs.
-const LADDER: [f64; 2] = [0.9, 0.8];
-/// Rounds to reach a target of a ladder: reruns take bytes that only the lines show.
-const TRIES: usize = 3;
-/// A target that is missed by this factor is the last of its ladder.
-const MISSED: f64 = 1.5;
-/// Shares of the blocks whose states ladders begin with on the host.
-pub const HOSTED: [f64; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
-/// Rounds that do not lower the live peak before a trajectory ends.
-const PATIENCE: usize = 6;
-/// More reruns than this for each line of the model mean cascades that start over and over: such
-/// cuts are given up.
-const MOST_RERUNS: usize = 1;
-/// A cascade longer than this many nodes is not worth pricing further.
-const LONGEST_CASCADE: usize = 64;
-
 /// The drafts of keeping everything on the device.
 pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
@@ -89,7 +67,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste, wanted: &Wanted) -> Vec<D
     };
     // Recomputes that made matters worse.
     let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
-    let (mut step, growth) = if large(problem) {
+    let (mut step, growth) = if problem.is_large() {
         (LARGE_STEP, LARGE_GROWTH)
     } else {
         (STEP, GROWTH)
@@ -167,12 +145,12 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) 
     let none_banned = BTreeSet::new();
     let first = Round::new(problem, &base, &start, &timeline, &none_banned, taste);
     loop {
-        target *= LADDER[usize::from(large(problem))];
+        target *= JUMP_LADDER[usize::from(problem.is_large())];
         let mut decisions = base.clone();
         let mut schedule = None;
         let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
         let mut lowest = u64::MAX;
-        for _ in 0..TRIES {
+        for _ in 0..JUMP_TRIES {
             let chosen = match &schedule {
                 None if banned.is_empty() => first.choose(&start_live, target as u64),
                 None => Round::new(problem, &decisions, &start, &timeline, &banned, taste)
@@ -217,11 +195,6 @@ pub(super) fn beyond_host(problem: &Problem<'_>, drafts: &[Draft]) -> bool {
     drafts
         .last()
         .is_some_and(|draft| !problem.host_holds(draft.host))
-}
-
-/// True where a round takes long, and a share of the bytes holds many tensors.
-pub(crate) fn large(problem: &Problem<'_>) -> bool {
-    LARGE <= problem.lines.len()
 }
 
 /// Bytes alive on the device at each line.
@@ -290,13 +263,14 @@ pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64
     let dear = |cut: &Cut| cut.recompute.unwrap_or(f64::INFINITY) / cut.bytes as f64;
     candidates.sort_by(|a, b| dear(b).total_cmp(&dear(a)).then(a.gaps.cmp(&b.gaps)));
     let busy = |stream| timeline.busy[stream];
-    let spare = (0.6 * busy(COMPUTE) - 0.5 * busy(H2D)).min(0.9 * busy(COMPUTE) - busy(D2H));
+    let spare = (SWAP_SPARE[0] * busy(COMPUTE) - SWAP_SPARE[1] * busy(H2D))
+        .min(SWAP_OUT_SPARE * busy(COMPUTE) - busy(D2H));
     let mut room = share * spare;
     let mut chosen = vec![];
     for cut in candidates {
         let micros = problem.cost.link(cut.bytes);
         // A copy that is mostly latency frees little.
-        let worth = 8.0 * problem.cost.link(0) < micros && 2.0 * micros < cut.room;
+        let worth = SWAP_LATENCIES * problem.cost.link(0) < micros && 2.0 * micros < cut.room;
         if worth && micros <= room {
             room -= micros;
             chosen.push(Cut {
@@ -703,10 +677,10 @@ impl<'a> Round<'a> {
     fn link_price(&self, bytes: u64, copies: f64, room: f64, load: Load) -> f64 {
         let micros = self.problem.cost.link(bytes);
         let busy = self.timeline.busy[H2D].max(self.timeline.busy[D2H]);
-        let idle = 0.8 * self.timeline.busy[COMPUTE] - busy - load.link;
+        let idle = LINK_HIDES * self.timeline.busy[COMPUTE] - busy - load.link;
         let hidden = copies * micros <= room && micros <= idle;
         // Even a hidden copy takes link time from others.
-        copies * micros * if hidden { 0.05 } else { 1.0 }
+        copies * micros * if hidden { HIDDEN_COPY } else { 1.0 }
     }
 
     /// The gap of an idle stretch, if it is one that may be cut: not of a state at home, and not
@@ -792,7 +766,7 @@ impl<'a> Round<'a> {
         let link = self.link_price(cut.sent, cut.copies, room, load);
         let Some(group) = cut.group else { return link };
         let busy = self.timeline.busy.get(ON_HOST).copied().unwrap_or(0.0);
-        let hidden = busy + load.host + cut.host <= 0.9 * self.timeline.busy[COMPUTE];
+        let hidden = busy + load.host + cut.host <= HOST_HIDES * self.timeline.busy[COMPUTE];
         let updates = &self.problem.groups[group].updates;
         let spared: f64 = updates
             .iter()
@@ -803,7 +777,7 @@ impl<'a> Round<'a> {
         // weights are wanted last (ProTrain, section 3.1.1).
         let late = (cut.host + 2.0 * self.problem.cost.link(cut.sent) - cut.room).max(0.0);
         let share = if hidden {
-            0.05 * (2.0 - cut.room / self.timeline.micros)
+            HIDDEN_COPY * (2.0 - cut.room / self.timeline.micros)
         } else {
             1.0
         };

@@ -12,18 +12,16 @@
 //! sections 3.1 and 3.2).
 
 use super::chunks::{self, Packing};
-use super::protrain::{self, Activation, Config, Instance, Layout, Outline};
+use super::figures;
 use super::record::{Draft, Wanted, propose};
 use crate::cost::is_product;
 use crate::plan::blocks::Block;
+use crate::plan::tuning::LAYOUT_SHARES;
 use crate::plan::{Decisions, Gap, Means, Problem, Reason};
 use ir::graph::Def;
 use ir::{Node, Phase, Table, Value};
+use papers::protrain::{self, Activation, Config, Instance, Layout, Outline};
 use std::collections::BTreeSet;
-
-/// Capacities that the planner tries, from what keeping everything needs to the least that anything
-/// needs.
-pub const RUNGS: usize = 24;
 
 /// A planner's view of a model: its chunks, and the figures of blocks and chunks.
 pub struct Model {
@@ -38,7 +36,7 @@ impl Model {
             &chunks::sizes(problem.graph, &problem.blocks),
             chunks::RANGE,
         )?;
-        let instance = protrain::instance(problem, &problem.blocks, &packing, host_rate(problem))?;
+        let instance = figures::instance(problem, &problem.blocks, &packing, host_rate(problem))?;
         Some(Model { packing, instance })
     }
 
@@ -104,9 +102,6 @@ pub fn drafts(problem: &Problem<'_>, rungs: usize, wanted: &Wanted) -> Vec<Draft
     drafts
 }
 
-/// Shares of the chunks that stay on the device, and of the blocks that swap, in [`parts`].
-const SHARES: usize = 4;
-
 /// Drafts beside ProTrain's structure: every block computes again what takes no product
 /// (activations, norms), which is most of its bytes and little of its time; of the rest, blocks
 /// from the start swap and the others keep. Chunks as in ProTrain, for several shares of both.
@@ -117,8 +112,8 @@ pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
     };
     let (n_blocks, n_chunks) = (instance.n_repeated(), instance.chunks.len());
     let shares = |n: usize| {
-        (0..=SHARES)
-            .map(move |k| n * k / SHARES)
+        (0..=LAYOUT_SHARES)
+            .map(move |k| n * k / LAYOUT_SHARES)
             .collect::<BTreeSet<usize>>()
     };
     for n_persist in shares(n_chunks) {
@@ -140,7 +135,7 @@ pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
     drafts
 }
 
-/// Bytes of states and gradients that the host updates in a µs, as [`protrain::instance`] counts
+/// Bytes of states and gradients that the host updates in a µs, as [`figures::instance`] counts
 /// them.
 fn host_rate(problem: &Problem<'_>) -> f64 {
     let graph = problem.graph;

@@ -6,36 +6,16 @@
 //! there whatever it decides. Its reruns go into the decisions as they are. Bytes that results take
 //! over from operands blur its view, so that budgets are corrected by what the lines really need.
 
-use super::greedy::{beyond_host, large, live, swaps};
+use super::greedy::{beyond_host, live, swaps};
 use super::record::{Draft, Wanted, draft};
 use crate::alloc::lifetimes;
 use crate::plan::machine::{COMPUTE, DEVICE};
+use crate::plan::tuning::{REMAT_LADDER, REMAT_MOST_STEPS, REMAT_STEPS, REMAT_TRIES};
 use crate::plan::{Decisions, Problem};
 use crate::realise;
-use crate::remat::{self, Effort};
 use ir::schedule::{Buffer, InstrKind, Schedule, Why};
 use ir::{Id, Node, Phase, Table, Value};
-
-/// Shares of the blocks whose states live on the host, and of the link's spare time that swaps
-/// take.
-pub const STARTS: [(f64, f64); 9] = [
-    (0.0, 0.0),
-    (0.0, 0.5),
-    (0.0, 0.9),
-    (0.5, 0.0),
-    (0.5, 0.5),
-    (0.5, 0.9),
-    (1.0, 0.0),
-    (1.0, 0.5),
-    (1.0, 0.9),
-];
-/// Each budget is the last one's times this; the second is for large graphs.
-const LADDER: [f64; 2] = [0.9, 0.82];
-/// Steps of the solver for a budget, a line, and at most.
-const STEPS: u64 = 40;
-const MOST_STEPS: u64 = 30_000;
-/// Rounds in which a budget is corrected.
-const TRIES: usize = 2;
+use papers::remat::{self, Effort};
 
 /// Drafts for a ladder of budgets, as far as they are wanted.
 pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wanted) -> Vec<Draft> {
@@ -68,11 +48,11 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wan
     let mut excess = remat::evaluate(&model.problem, &[]).peak as f64 - start;
     let mut target = start;
     loop {
-        target *= LADDER[usize::from(large(problem))];
+        target *= REMAT_LADDER[usize::from(problem.is_large())];
         let mut found = None;
-        for _ in 0..TRIES {
+        for _ in 0..REMAT_TRIES {
             let budget = (target + excess).max(0.0) as u64;
-            let steps = (STEPS * schedule.instrs.len() as u64).min(MOST_STEPS);
+            let steps = (REMAT_STEPS * schedule.instrs.len() as u64).min(REMAT_MOST_STEPS);
             let effort = Effort { steps, seed: 0 };
             let Some(solution) = remat::solve(&model.problem, budget, effort) else {
                 break;

@@ -3,10 +3,10 @@
 //! [`front`] drops those that another draft clearly beats; [`judge_best`] places and simulates of
 //! the rest what may be better than what it has, and these records are what a budget chooses from.
 
-use super::greedy::large;
 use crate::alloc::{lifetimes, live_peak};
 use crate::plan::Limits;
 use crate::plan::machine::{DEVICE, HOST};
+use crate::plan::tuning::{AHEAD, AHEAD_WORTH, CLEARLY, FEW, LONGER, OVERLAP, SAME, SMALL};
 use crate::plan::{Decisions, Problem};
 use crate::realise::{self, Finished};
 use crate::schedule::lives::{Variant, lives};
@@ -78,13 +78,13 @@ impl Wanted {
         draft.live as f64 <= device * (1.0 - CLEARLY) && problem.host_holds(draft.host)
     }
 
-    /// A ladder's drafts need less and less, and first become faster, as more updates are the
-    /// host's, then slower. So it may end, for a plan for one budget, where two rungs that keep the
-    /// limits are clearly slower than what is possible and the second is no faster. Then no draft
-    /// below was seen to be faster than those two: their time, µs. `None` if it may not end. Of
-    /// small graphs, each step of a ladder is a leap, and all of them take no time.
+    /// Stops a ladder early when planning one budget. Returns a step time, µs, once two consecutive
+    /// rungs that fit are clearly slower than what is possible and the second is no faster; `None`
+    /// while the ladder has to go on. Along a ladder, drafts need less and less, and become faster as
+    /// more updates move to the host, then slower. Heuristic: no later rung was ever faster in our
+    /// benchmarks. Small graphs always go on: each of their rungs is a leap, and takes no time.
     pub fn end(&self, problem: &Problem<'_>, drafts: &[Draft]) -> Option<f64> {
-        if self.limits.is_none() || !large(problem) {
+        if self.limits.is_none() || !problem.is_large() || !problem.heuristics.end_ladders {
             return None;
         }
         let mut rungs: Vec<f64> = vec![];
@@ -114,24 +114,6 @@ impl Wanted {
         ends.then_some(before)
     }
 }
-
-/// A rung is clearly slower if its step is so many times as long.
-const LONGER: f64 = 1.05;
-/// Shares of the peak that copies may take besides, to come early.
-const AHEAD: [f64; 4] = [0.0, 0.05, 0.15, 0.4];
-/// The least share of a step that more room for copies should win.
-const WORTH: f64 = 0.001;
-/// Graphs of fewer lines have every draft judged.
-const SMALL: usize = 64;
-/// A draft is dropped if another is better by this share in both bytes and time. Gaps between
-/// tensors blur the bytes.
-const CLEARLY: f64 = 0.005;
-/// The share of a draft's step that overlapping it with the next wins at most: 0.2 % was seen.
-const OVERLAP: f64 = 0.003;
-/// Times that differ by this share are the same: sums of the same numbers in another order.
-const SAME: f64 = 1e-9;
-/// So few drafts are judged at once, for the sake of idle threads.
-const FEW: usize = 8;
 
 /// The drafts of decisions, with more and less room for copies to come early; returns the timeline
 /// of the first, which has none. `schedule` is what the decisions, without such room, make of the
@@ -163,7 +145,7 @@ pub fn draft(
         busiest,
     });
     // No order of the lines wins more than this.
-    let enough = |fastest: f64| fastest * (1.0 - WORTH) <= busiest;
+    let enough = |fastest: f64| fastest * (1.0 - AHEAD_WORTH) <= busiest;
     if enough(fastest) {
         return timeline;
     }
@@ -178,7 +160,7 @@ pub fn draft(
             continue;
         };
         let micros = lines.unlimited_micros(&order);
-        if micros < fastest * (1.0 - WORTH) {
+        if micros < fastest * (1.0 - AHEAD_WORTH) {
             log::trace!("draft with {ahead} bytes of copies ahead: {micros:.0} µs");
             fastest = micros;
             let decisions = Arc::new(Decisions {
@@ -247,6 +229,7 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
             records.len()
         );
         let mut floor: Vec<f64> = drafts.iter().map(|draft| least(problem, draft)).collect();
+        let skips_second = problem.is_large() && problem.heuristics.first_variant_is_fastest;
         for variant in Variant::ALL {
             let known = &records[..];
             let judged = |(draft, &floor): (&Draft, &f64)| {
@@ -263,7 +246,7 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
                 .with_max_len(1)
                 .map(judged)
                 .collect();
-            for (floor, record) in floor.iter_mut().zip(&new).filter(|_| large(problem)) {
+            for (floor, record) in floor.iter_mut().zip(&new).filter(|_| skips_second) {
                 // In the next variant, copies wait for bytes: of large graphs, it was never seen to
                 // be faster.
                 *floor = record
@@ -312,7 +295,7 @@ fn beaten(
     let faster = |record: &Record| {
         record.micros < micros * (1.0 - SAME) || (record.micros <= micros && as_simple(record))
     };
-    let blurred = if large(problem) {
+    let blurred = if problem.is_large() && problem.heuristics.blur_peaks {
         (live as f64 * (1.0 + CLEARLY)) as u64
     } else {
         live
@@ -327,7 +310,7 @@ fn beaten(
 /// The least time that a step of a draft takes, µs: nothing is shorter than the busiest stream. Of
 /// large graphs, overlapping steps were never seen to win more than `OVERLAP`.
 pub fn least(problem: &Problem<'_>, draft: &Draft) -> f64 {
-    if large(problem) {
+    if problem.is_large() && problem.heuristics.bound_overlap {
         draft.busiest.max(draft.micros * (1.0 - OVERLAP))
     } else {
         draft.busiest
@@ -337,7 +320,7 @@ pub fn least(problem: &Problem<'_>, draft: &Draft) -> f64 {
 /// The drafts that no other clearly beats, fewest bytes first; all of them where judging takes no
 /// time.
 pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
-    if problem.lines.len() < SMALL {
+    if problem.lines.len() < SMALL || !problem.heuristics.drop_dominated {
         return drafts;
     }
     drafts.sort_by(|a, b| a.live.cmp(&b.live).then(a.micros.total_cmp(&b.micros)));

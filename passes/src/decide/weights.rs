@@ -1,26 +1,22 @@
 //! Weight offloading (paper: O. Beaumont et al., "Weight Offloading Strategies for Training Large
 //! DNN Models", 2022) as a planner of whole graphs: the model's blocks are the chain's layers,
-//! activations stay, and every update is the device's. [`offload`](crate::offload) says how much of
+//! activations stay, and every update is the device's. [`papers::offload`] says how much of
 //! each block's weights leaves in which gap; whole parameters are taken until it is reached.
 //!
 //! A parameter that is to be away between forward and backward alone is away between steps too: a
 //! state either lives on the device, all the time, or on the host.
 
 use super::record::{Draft, propose};
-use crate::offload::{Algorithm, Instance, Layer, solve};
+use crate::plan::tuning::{FEWEST_LAYERS, WEIGHTS_LADDER};
 use crate::plan::{Decisions, Gap, Means, Problem};
 use ir::{Node, Phase};
-
-/// Each memory is the last one's times this.
-const LADDER: f64 = 0.88;
-/// A chain of fewer layers has nothing to hide a transfer behind.
-const FEWEST: usize = 3;
+use papers::offload::{Algorithm, Instance, Layer, solve};
 
 /// Drafts for a ladder of memories.
 pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
     let graph = problem.graph;
     let blocks = &problem.blocks;
-    if blocks.len() < FEWEST {
+    if blocks.len() < FEWEST_LAYERS {
         return vec![];
     }
     let bytes = |state: usize| graph.values[graph.states[state].before].ty.bytes();
@@ -60,7 +56,7 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
     let mut memory_bytes = all;
     let mut drafts = vec![];
     loop {
-        memory_bytes = (memory_bytes as f64 * LADDER) as u64;
+        memory_bytes = (memory_bytes as f64 * WEIGHTS_LADDER) as u64;
         let instance = Instance {
             layers: layers.clone(),
             bytes_per_micro,

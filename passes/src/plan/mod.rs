@@ -10,6 +10,7 @@ mod error;
 pub mod machine;
 mod options;
 mod problem;
+pub mod tuning;
 pub mod users;
 
 pub use decisions::{Decisions, Gap, Means, Reason};

@@ -3,6 +3,7 @@
 
 use super::blocks::{self, Block};
 use super::decisions::{Decisions, Gap, Means, Reason};
+use super::tuning::{Heuristics, LARGE, LATENCIES};
 use super::users::users;
 use crate::cost::Cost;
 use ir::graph::Def;
@@ -44,10 +45,9 @@ pub struct Problem<'a> {
     /// Bytes that the host's pool may hold; `None` if nothing limits it. Set here alone: planners
     /// and schedules take it from here.
     pub host_limit: Option<u64>,
+    /// The heuristics that planners use.
+    pub heuristics: Heuristics,
 }
-
-/// A copy of so many times the link's latency loses 3 % to it.
-const LATENCIES: f64 = 32.0;
 
 /// The states of one block of the model, and the nodes that update them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -144,9 +144,20 @@ impl<'a> Problem<'a> {
             groups,
             scratch,
             host_limit,
+            heuristics: Heuristics::default(),
         };
         problem.groups = problem.groups();
         problem
+    }
+
+    /// True where a round of planning takes long, and a share of the peak holds many tensors.
+    pub fn is_large(&self) -> bool {
+        self.lines.len() >= LARGE
+    }
+
+    /// The same problem for planners with these heuristics.
+    pub fn with_heuristics(self, heuristics: Heuristics) -> Problem<'a> {
+        Problem { heuristics, ..self }
     }
 
     /// The same problem on a host whose pool may hold `bytes`.

@@ -1,0 +1,861 @@
+//! What a caching allocator would hold for a trace: PyTorch's rules
+//! (`c10/cuda/CUDACachingAllocator.cpp`, 2.x, default settings), as a simulator.
+//!
+//! Memory comes from the system in segments and is never given back. Sizes are rounded up to 512
+//! bytes. Requests of at most 1 MiB are served from small segments of 2 MiB; others from large
+//! ones, of 20 MiB for requests below 10 MiB, and else of the request rounded up to 2 MiB. A
+//! request takes the smallest free block of its stream and kind that holds it, the lowest of
+//! several; what remains is split off if it is at least 512 bytes of a small segment, or more than
+//! 1 MiB of a large one. A freed block is joined with its free neighbours.
+//!
+//! With *expandable segments* each stream has one growing segment for each kind, which takes memory
+//! in steps of 2 MiB and 20 MiB, and remainders of 512 bytes and more are split off large blocks
+//! too.
+//!
+//! *GMLake* (C. Guo et al., ASPLOS 2024; `GMLake/src/CUDACachingAllocator.cpp` of
+//! github.com/antgroup/glake) gives pages of 2 MiB several addresses: a large request for which no
+//! free block is large enough is stitched of the largest ones, if it is as large as a limit; large
+//! sizes are rounded up to pages. What was stitched once may serve requests of down to a tenth of
+//! its size as soon as all of it is free.
+//!
+//! [`replay`] follows a recorded history beside the rules and counts requests that land where they
+//! did in truth.
+
+use placement::trace::Trace;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Sizes are rounded up to a multiple of this, and no block is smaller.
+const ROUND: u64 = 512;
+/// The largest request that is small.
+const SMALL: u64 = 1 << 20;
+/// A small segment, and the step of a small expandable one.
+const SMALL_SEGMENT: u64 = 2 << 20;
+/// A large segment for requests below [`OWN_SEGMENT`], and the step of a large expandable one.
+const LARGE_SEGMENT: u64 = 20 << 20;
+/// Requests from here on get a segment of their own size.
+const OWN_SEGMENT: u64 = 10 << 20;
+/// A page that can be stitched.
+const PAGE: u64 = 2 << 20;
+/// A stitched block serves no request of less than this part of it: GMLake's `reuseLimit`.
+const REUSE: u64 = 10;
+/// Segments of requests' own size are rounded up to a multiple of this.
+const ROUND_LARGE: u64 = 2 << 20;
+
+/// How memory comes from the system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Segments {
+    /// Separate segments of fixed size.
+    Fixed,
+    /// In one growing segment for each stream and kind.
+    Expandable,
+    /// Separate segments. Free blocks are stitched together for requests of at least this many
+    /// bytes: GMLake's `fragLimit`, 512 MiB if unset.
+    Stitched(u64),
+}
+
+/// What an allocator held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Held {
+    /// Bytes from the system at the end, which is the most there were.
+    pub reserved_bytes: u64,
+    /// Segments they came in.
+    pub segments: usize,
+}
+
+/// A segment as a snapshot describes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// Its first byte.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// The stream it serves.
+    pub stream: u32,
+    /// True if it serves small requests.
+    pub small: bool,
+    /// Blocks in use at the end of the history: address and size, as the allocator split them.
+    pub used: Vec<(u64, u64)>,
+}
+
+/// What happened, with the address at which it did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A request was served.
+    Alloc {
+        /// Where.
+        address: u64,
+        /// As many bytes as were asked for.
+        bytes: u64,
+        /// By which stream.
+        stream: u32,
+    },
+    /// A block came back.
+    Free {
+        /// Where it began.
+        address: u64,
+        /// As many bytes as were asked for.
+        bytes: u64,
+    },
+    /// A segment came from the system.
+    Reserve {
+        /// Its first byte.
+        address: u64,
+        /// Its size.
+        bytes: u64,
+        /// The stream it serves.
+        stream: u32,
+    },
+    /// A segment went back to the system.
+    Release {
+        /// Its first byte.
+        address: u64,
+        /// Its size.
+        bytes: u64,
+        /// The stream it served.
+        stream: u32,
+    },
+}
+
+/// A recorded history: what happened, and what there was at its end.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct History {
+    /// Segments at the end.
+    pub segments: Vec<Segment>,
+    /// In order of time.
+    pub events: Vec<Event>,
+}
+
+/// How far a history follows the rules.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Agreement {
+    /// Requests of the history.
+    pub requests: usize,
+    /// Those that the rules would have put at the same address.
+    pub same: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    bytes: u64,
+    used: bool,
+    /// The first byte of its segment: blocks of different segments are not joined.
+    segment: u64,
+}
+
+/// The kind of requests that a segment serves: the stream, and whether they are small.
+type Kind = (u32, bool);
+
+struct Allocator {
+    rule: Segments,
+    /// All blocks by address. Those of a segment follow each other without gaps.
+    blocks: BTreeMap<u64, Block>,
+    /// Free ones by kind, size and address.
+    free: BTreeSet<(Kind, u64, u64)>,
+    /// Kinds of segments, by their first byte.
+    segments: BTreeMap<u64, Kind>,
+    /// What was stitched, by size: addresses and sizes of the parts.
+    stitched: BTreeMap<(u64, usize), Vec<(u64, u64)>>,
+    held: Held,
+}
+
+impl Allocator {
+    fn new(rule: Segments) -> Allocator {
+        Allocator {
+            rule,
+            blocks: BTreeMap::new(),
+            free: BTreeSet::new(),
+            segments: BTreeMap::new(),
+            stitched: BTreeMap::new(),
+            held: Held::default(),
+        }
+    }
+
+    /// Adds a segment that is free, and joins it to nothing.
+    fn add_segment(&mut self, address: u64, bytes: u64, kind: Kind) {
+        self.segments.insert(address, kind);
+        self.blocks.insert(
+            address,
+            Block {
+                bytes,
+                used: false,
+                segment: address,
+            },
+        );
+        self.free.insert((kind, bytes, address));
+        self.held.segments += 1;
+        self.held.reserved_bytes = self.held.reserved_bytes.saturating_add(bytes);
+    }
+
+    /// The free block that a request of `bytes` (already rounded) would take.
+    fn find(&self, bytes: u64, kind: Kind) -> Option<u64> {
+        let mut fitting = self
+            .free
+            .range((kind, bytes, 0)..=(kind, u64::MAX, u64::MAX))
+            .map(|&(_, _, address)| address);
+        let first = fitting.next()?;
+        if self.rule != Segments::Expandable {
+            return Some(first);
+        }
+        // The block at the end can grow, so it counts as the largest.
+        if first + self.blocks[&first].bytes == self.end() {
+            Some(fitting.next().unwrap_or(first))
+        } else {
+            Some(first)
+        }
+    }
+
+    /// Reserves memory from the system for a request of `bytes` (already rounded). Returns the free
+    /// block that contains it.
+    fn reserve(&mut self, bytes: u64, kind: Kind) -> u64 {
+        let small = kind.1;
+        if self.rule != Segments::Expandable {
+            let size = match bytes {
+                _ if small => SMALL_SEGMENT,
+                bytes if bytes < OWN_SEGMENT => LARGE_SEGMENT,
+                bytes => bytes.next_multiple_of(ROUND_LARGE),
+            };
+            let end = self.end();
+            self.add_segment(end, size, kind);
+            return end;
+        }
+        // Invariant: the one segment begins at 0.
+        let end = self.end();
+        let step = if small { SMALL_SEGMENT } else { LARGE_SEGMENT };
+        // A free block at the end already covers part of the request.
+        let last = self.blocks.last_key_value();
+        let there = last
+            .filter(|(_, block)| !block.used)
+            .map_or(0, |(_, block)| block.bytes);
+        let more = (bytes - there).next_multiple_of(step);
+        if end == 0 {
+            self.segments.insert(0, kind);
+            self.held.segments += 1;
+        }
+        self.held.reserved_bytes += more;
+        self.blocks.insert(
+            end,
+            Block {
+                bytes: more,
+                used: true,
+                segment: 0,
+            },
+        );
+        self.release(end)
+    }
+
+    /// One past the last byte.
+    fn end(&self) -> u64 {
+        self.blocks
+            .last_key_value()
+            .map_or(0, |(address, block)| address + block.bytes)
+    }
+
+    /// Uses the free block at `address` for a request of `bytes` (already rounded), and splits off
+    /// the rest.
+    fn take(&mut self, address: u64, bytes: u64) {
+        let block = self.blocks[&address];
+        let kind = self.segments[&block.segment];
+        self.free.remove(&(kind, block.bytes, address));
+        let rest = block.bytes - bytes;
+        let splits = match self.rule {
+            _ if kind.1 => ROUND <= rest,
+            Segments::Fixed => SMALL < rest,
+            Segments::Expandable => ROUND <= rest,
+            Segments::Stitched(_) => PAGE <= rest,
+        };
+        let taken = if splits { bytes } else { block.bytes };
+        self.blocks.insert(
+            address,
+            Block {
+                bytes: taken,
+                used: true,
+                ..block
+            },
+        );
+        if splits {
+            self.blocks.insert(
+                address + bytes,
+                Block {
+                    bytes: rest,
+                    used: false,
+                    ..block
+                },
+            );
+            self.free.insert((kind, rest, address + bytes));
+        }
+    }
+
+    /// Frees the block at `address`, and joins it with its neighbours. Returns where the free block
+    /// begins.
+    fn release(&mut self, address: u64) -> u64 {
+        let block = self.blocks[&address];
+        let kind = self.segments[&block.segment];
+        let (mut lo, mut hi) = (address, address + block.bytes);
+        let joins = |other: &Block| !other.used && other.segment == block.segment;
+        if let Some((&at, other)) = self
+            .blocks
+            .range(..address)
+            .next_back()
+            .filter(|(_, other)| joins(other))
+        {
+            lo = at;
+            self.free.remove(&(kind, other.bytes, at));
+        }
+        if let Some(other) = self.blocks.get(&hi).copied().filter(joins) {
+            self.free.remove(&(kind, other.bytes, hi));
+            self.blocks.remove(&hi);
+            hi += other.bytes;
+        }
+        self.blocks.remove(&address);
+        self.blocks.insert(
+            lo,
+            Block {
+                bytes: hi - lo,
+                used: false,
+                segment: block.segment,
+            },
+        );
+        self.free.insert((kind, hi - lo, lo));
+        lo
+    }
+
+    /// Serves a request of `bytes` (already rounded). Returns its address, or the addresses of its
+    /// parts if it was stitched.
+    fn alloc(&mut self, bytes: u64, kind: Kind) -> Vec<u64> {
+        if let Some(address) = self.find(bytes, kind) {
+            self.take(address, bytes);
+            return vec![address];
+        }
+        if let Some(parts) = self.stitch(bytes, kind) {
+            parts
+                .iter()
+                .for_each(|&(address, bytes)| self.carve(address, bytes));
+            return parts.into_iter().map(|(address, _)| address).collect();
+        }
+        let address = self.reserve(bytes, kind);
+        self.take(address, bytes);
+        vec![address]
+    }
+
+    /// Free parts that add up to `bytes` when no single free block is large enough: blocks stitched
+    /// before if possible, otherwise the largest ones.
+    fn stitch(&mut self, bytes: u64, kind: Kind) -> Option<Vec<(u64, u64)>> {
+        let Segments::Stitched(limit) = self.rule else {
+            return None;
+        };
+        if kind.1 {
+            return None;
+        }
+        let fitting = (bytes, 0)..=(bytes.saturating_mul(REUSE), usize::MAX);
+        let free = |&&(address, bytes): &&(u64, u64)| {
+            let there = self.blocks.range(..=address).next_back();
+            there.is_some_and(|(&at, block)| !block.used && address + bytes <= at + block.bytes)
+        };
+        let known = self
+            .stitched
+            .range(fitting)
+            .map(|(_, parts)| parts)
+            .find(|parts| parts.iter().all(|part| free(&part)));
+        let largest = || {
+            let all = self.free.range((kind, 0, 0)..=(kind, u64::MAX, u64::MAX));
+            all.rev()
+                .map(|&(_, bytes, address)| (address, bytes))
+                .collect()
+        };
+        let parts: Vec<(u64, u64)> = match known {
+            Some(parts) => parts.clone(),
+            None if bytes < limit => return None,
+            None => largest(),
+        };
+        let mut missing = bytes;
+        let mut taken = vec![];
+        for (address, size) in parts {
+            let part = size.min(missing);
+            missing -= part;
+            taken.push((address, part));
+            if missing == 0 {
+                self.stitched
+                    .insert((bytes, self.stitched.len()), taken.clone());
+                return Some(taken);
+            }
+        }
+        None
+    }
+
+    /// Takes bytes within a free block.
+    fn carve(&mut self, address: u64, bytes: u64) {
+        let (&at, &block) = self
+            .blocks
+            .range(..=address)
+            .next_back()
+            .expect("a part should be of a block");
+        if at < address {
+            let kind = self.segments[&block.segment];
+            self.free.remove(&(kind, block.bytes, at));
+            for (lo, hi) in [(at, address), (address, at + block.bytes)] {
+                self.blocks.insert(
+                    lo,
+                    Block {
+                        bytes: hi - lo,
+                        ..block
+                    },
+                );
+                self.free.insert((kind, hi - lo, lo));
+            }
+        }
+        self.take(address, bytes);
+    }
+}
+
+fn rounded(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(ROUND)
+}
+
+/// What the allocator would hold after the trace's requests, from an empty start. Sizes must add up
+/// to less than 2^62 bytes, as readers of traces see to.
+pub fn simulate(trace: &Trace, rule: Segments) -> Held {
+    let mut held = Held::default();
+    let mut kinds: BTreeMap<Kind, Allocator> = BTreeMap::new();
+    let mut places = vec![vec![]; trace.blocks.len()];
+    let comings = trace
+        .blocks
+        .iter()
+        .enumerate()
+        .map(|(i, block)| (block.start, true, i));
+    let goings = trace
+        .blocks
+        .iter()
+        .enumerate()
+        .map(|(i, block)| (block.end, false, i));
+    let mut events: Vec<(u64, bool, usize)> = comings
+        .chain(goings)
+        .filter(|&(_, _, i)| 0 < trace.blocks[i].bytes)
+        .collect();
+    events.sort_unstable();
+    for (_, comes, i) in events {
+        let bytes = rounded(trace.blocks[i].bytes);
+        let kind = (trace.blocks[i].origin.stream, bytes <= SMALL);
+        let pages = matches!(rule, Segments::Stitched(_)) && !kind.1;
+        let bytes = if pages {
+            bytes.next_multiple_of(PAGE)
+        } else {
+            bytes
+        };
+        // Kinds share nothing: an allocator for each.
+        let allocator = kinds.entry(kind).or_insert_with(|| Allocator::new(rule));
+        match comes {
+            true => places[i] = allocator.alloc(bytes, kind),
+            false => {
+                for address in std::mem::take(&mut places[i]) {
+                    allocator.release(address);
+                }
+            }
+        }
+    }
+    for allocator in kinds.values() {
+        held.reserved_bytes += allocator.held.reserved_bytes;
+        held.segments += allocator.held.segments;
+    }
+    held
+}
+
+/// Follows a history from the state that it must have begun in. A request that the rules put
+/// elsewhere is counted and then put where it was, so that one disagreement does not make others.
+/// None if the history contradicts itself, as one with expandable segments does: then nothing is
+/// known.
+pub fn replay(history: &History) -> Option<Agreement> {
+    let mut allocator = first_state(history)?;
+    let mut agreement = Agreement::default();
+    for &event in &history.events {
+        match event {
+            Event::Alloc {
+                address,
+                bytes,
+                stream,
+            } => {
+                agreement.requests += 1;
+                let bytes = rounded(bytes);
+                let kind = (stream, bytes <= SMALL);
+                if allocator.find(bytes, kind) == Some(address) {
+                    agreement.same += 1;
+                    allocator.take(address, bytes);
+                    continue;
+                }
+                allocator.force(address, bytes)?;
+            }
+            Event::Free { address, .. } => {
+                allocator.blocks.get(&address).filter(|block| block.used)?;
+                allocator.release(address);
+            }
+            Event::Reserve {
+                address,
+                bytes,
+                stream,
+            } => {
+                // A segment serves the request that comes next: the recorder writes the segment
+                // first.
+                let clash = allocator
+                    .blocks
+                    .range(..address.checked_add(bytes)?)
+                    .next_back();
+                if clash.is_some_and(|(&at, block)| address < at + block.bytes) {
+                    return None;
+                }
+                allocator.add_segment(address, bytes, (stream, bytes == SMALL_SEGMENT));
+            }
+            Event::Release { address, bytes, .. } => allocator.remove_segment(address, bytes)?,
+        }
+    }
+    Some(agreement)
+}
+
+impl Allocator {
+    /// Takes `bytes` at `address`, where the rules would not have put them. None if they are not
+    /// free.
+    fn force(&mut self, address: u64, bytes: u64) -> Option<()> {
+        let (&lo, &block) = self
+            .blocks
+            .range(..=address)
+            .next_back()
+            .filter(|(_, block)| !block.used)?;
+        let kind = self.segments[&block.segment];
+        let hi = lo + block.bytes;
+        if hi < address.checked_add(bytes)? {
+            return None;
+        }
+        self.free.remove(&(kind, block.bytes, lo));
+        if lo < address {
+            self.blocks.insert(
+                lo,
+                Block {
+                    bytes: address - lo,
+                    ..block
+                },
+            );
+            self.free.insert((kind, address - lo, lo));
+        }
+        self.blocks.insert(
+            address,
+            Block {
+                bytes: hi - address,
+                ..block
+            },
+        );
+        self.free.insert((kind, hi - address, address));
+        self.take(address, bytes);
+        Some(())
+    }
+
+    /// Forgets a segment. None if it is not there and free.
+    fn remove_segment(&mut self, address: u64, bytes: u64) -> Option<()> {
+        self.blocks
+            .get(&address)
+            .filter(|block| !block.used && block.bytes == bytes)?;
+        let kind = self.segments.remove(&address)?;
+        self.blocks.remove(&address);
+        self.free.remove(&(kind, bytes, address));
+        Some(())
+    }
+}
+
+/// The allocator as it was when a history began: its end, with everything undone.
+fn first_state(history: &History) -> Option<Allocator> {
+    // Segments and used blocks, going back in time. Of a block that was freed only the request is
+    // known; what was not split off it is added below.
+    let mut segments: BTreeMap<u64, (u64, Kind)> = BTreeMap::new();
+    let mut used: BTreeMap<u64, u64> = BTreeMap::new();
+    for segment in &history.segments {
+        segments.insert(
+            segment.address,
+            (segment.bytes, (segment.stream, segment.small)),
+        );
+        used.extend(segment.used.iter().copied());
+    }
+    for &event in history.events.iter().rev() {
+        match event {
+            Event::Alloc { address, .. } => used.remove(&address).map(|_| ())?,
+            Event::Free { address, bytes } => match used.insert(address, rounded(bytes)) {
+                None => {}
+                Some(_) => return None,
+            },
+            Event::Reserve { address, bytes, .. } => {
+                segments
+                    .remove(&address)
+                    .filter(|&(there, _)| there == bytes)?;
+            }
+            Event::Release {
+                address,
+                bytes,
+                stream,
+            } => match segments.insert(address, (bytes, (stream, bytes == SMALL_SEGMENT))) {
+                None => {}
+                Some(_) => return None,
+            },
+        }
+    }
+    let mut allocator = Allocator::new(Segments::Fixed);
+    let mut before = 0;
+    for (&address, &(bytes, kind)) in &segments {
+        let end = address.checked_add(bytes)?;
+        if address < before || bytes == 0 {
+            return None;
+        }
+        before = end;
+        let mut inside: Vec<(u64, u64)> = used
+            .range(address..end)
+            .map(|(&at, &size)| (at, size))
+            .collect();
+        for i in 0..inside.len() {
+            let next = inside.get(i + 1).map_or(end, |next| next.0);
+            let (at, size) = inside[i];
+            let room = next.checked_sub(at.checked_add(size)?)?;
+            // Free blocks of large segments have more than 1 MiB: less belongs to the block below.
+            if !kind.1 && room <= SMALL {
+                inside[i].1 += room;
+            }
+        }
+        allocator.add_segment(address, bytes, kind);
+        let mut at = address;
+        for (next, size) in inside {
+            // Cut the free rest in two at the block, and take it whole.
+            let rest = allocator.blocks[&at];
+            allocator.free.remove(&(kind, rest.bytes, at));
+            allocator.blocks.remove(&at);
+            if at < next {
+                allocator.blocks.insert(
+                    at,
+                    Block {
+                        bytes: next - at,
+                        ..rest
+                    },
+                );
+                allocator.free.insert((kind, next - at, at));
+            }
+            allocator.blocks.insert(
+                next,
+                Block {
+                    bytes: size,
+                    used: true,
+                    ..rest
+                },
+            );
+            at = next + size;
+            if at < end {
+                allocator.blocks.insert(
+                    at,
+                    Block {
+                        bytes: end - at,
+                        ..rest
+                    },
+                );
+                allocator.free.insert((kind, end - at, at));
+            }
+        }
+    }
+    // Blocks outside of every segment.
+    let inside = allocator.blocks.values().filter(|block| block.used).count();
+    (inside == used.len()).then_some(allocator)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use placement::trace::{Block, Origin};
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn trace(items: &[(u64, u64, u64)]) -> Trace {
+        let block = |&(start, end, bytes): &(u64, u64, u64)| Block {
+            start,
+            end,
+            bytes,
+            ..Block::default()
+        };
+        Trace {
+            blocks: items.iter().map(block).collect(),
+            ..Trace::default()
+        }
+    }
+
+    fn reserved(items: &[(u64, u64, u64)], rule: Segments) -> u64 {
+        simulate(&trace(items), rule).reserved_bytes
+    }
+
+    #[test]
+    fn segments_are_as_large_as_the_rules_say() {
+        for (bytes, segment) in [
+            (1, 2 * MIB),
+            (MIB, 2 * MIB),
+            (MIB + 1, 20 * MIB),
+            (10 * MIB - 512, 20 * MIB),
+            (10 * MIB, 10 * MIB),
+            (11 * MIB, 12 * MIB),
+        ] {
+            assert_eq!(
+                reserved(&[(0, 1, bytes)], Segments::Fixed),
+                segment,
+                "{bytes}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_large_block_is_split_if_more_than_a_mebibyte_remains() {
+        // 19 MiB of 20 leave 1 MiB, which is not split off, and which a second block of 1 MiB and a
+        // byte cannot have.
+        assert_eq!(
+            reserved(&[(0, 9, 9 * MIB), (1, 9, 9 * MIB)], Segments::Fixed),
+            20 * MIB
+        );
+        assert_eq!(
+            reserved(
+                &[(0, 9, 9 * MIB), (1, 9, 9 * MIB), (2, 9, MIB + 1)],
+                Segments::Fixed
+            ),
+            20 * MIB
+        );
+        assert_eq!(
+            reserved(
+                &[(0, 9, 9 * MIB), (1, 9, 9 * MIB + 512), (2, 9, 2 * MIB)],
+                Segments::Fixed
+            ),
+            40 * MIB
+        );
+    }
+
+    #[test]
+    fn streams_share_nothing() {
+        let mut two = trace(&[(0, 1, 4096), (1, 2, 4096)]);
+        assert_eq!(
+            simulate(&two, Segments::Fixed),
+            Held {
+                reserved_bytes: 2 * MIB,
+                segments: 1
+            }
+        );
+        two.blocks[1].origin = Origin {
+            stream: 7,
+            ..Origin::default()
+        };
+        assert_eq!(
+            simulate(&two, Segments::Fixed),
+            Held {
+                reserved_bytes: 4 * MIB,
+                segments: 2
+            }
+        );
+    }
+
+    #[test]
+    fn expandable_segments_grow_by_what_is_missing() {
+        // 30 MiB are allocated and freed. Then 35 MiB need 5 MiB more, in one step of 20.
+        let items = [(0, 1, 30 * MIB), (1, 2, 35 * MIB)];
+        assert_eq!(reserved(&items, Segments::Expandable), 40 * MIB);
+        assert_eq!(reserved(&items, Segments::Fixed), 66 * MIB);
+        assert_eq!(
+            reserved(&[(0, 1, 30 * MIB), (1, 2, 45 * MIB)], Segments::Expandable),
+            60 * MIB
+        );
+    }
+
+    /// 10 MiB between two of 12 stay; then 24 come, as the two are free.
+    #[test]
+    fn free_blocks_are_stitched() {
+        let items = [
+            (0, 9, 12 * MIB),
+            (1, 20, 10 * MIB),
+            (2, 9, 12 * MIB),
+            (10, 20, 24 * MIB),
+        ];
+        assert_eq!(reserved(&items, Segments::Fixed), 58 * MIB);
+        assert_eq!(reserved(&items, Segments::Stitched(24 * MIB)), 34 * MIB);
+        assert_eq!(reserved(&items, Segments::Stitched(25 * MIB)), 58 * MIB);
+        // A stitched block also serves requests below the limit, and its last page stays available.
+        let again = [
+            &items[..3],
+            &[(10, 11, 24 * MIB), (12, 20, 21 * MIB), (13, 20, MIB + 1)],
+        ]
+        .concat();
+        assert_eq!(reserved(&again, Segments::Stitched(24 * MIB)), 34 * MIB);
+    }
+
+    #[test]
+    fn a_history_is_followed_back_and_forth() {
+        // One segment of 20 MiB: a block of 4 MiB was there, went, and its place was taken by one
+        // of 2 MiB.
+        let at = 1 << 30;
+        let segment = |used| Segment {
+            address: at,
+            bytes: 20 * MIB,
+            stream: 0,
+            small: false,
+            used,
+        };
+        let alloc = |address, bytes| Event::Alloc {
+            address,
+            bytes,
+            stream: 0,
+        };
+        let free = |address, bytes| Event::Free { address, bytes };
+        let events = vec![free(at, 4 * MIB), alloc(at, 2 * MIB)];
+        let history = History {
+            segments: vec![segment(vec![(at, 2 * MIB)])],
+            events: events.clone(),
+        };
+        assert_eq!(
+            replay(&history),
+            Some(Agreement {
+                requests: 1,
+                same: 1
+            })
+        );
+        // The same request elsewhere is against the rules.
+        let there = at + 4 * MIB;
+        let events = vec![
+            free(at, 4 * MIB),
+            alloc(there, 2 * MIB),
+            free(there, 2 * MIB),
+            alloc(at, 2 * MIB),
+        ];
+        let history = History {
+            segments: vec![segment(vec![(at, 2 * MIB)])],
+            events,
+        };
+        assert_eq!(
+            replay(&history),
+            Some(Agreement {
+                requests: 2,
+                same: 1
+            })
+        );
+        // What is free cannot come back.
+        let history = History {
+            segments: vec![segment(vec![])],
+            events: vec![alloc(at, 2 * MIB)],
+        };
+        assert_eq!(replay(&history), None);
+    }
+
+    proptest! {
+        /// Never less than what is alive; free and used blocks tile the segments.
+        #[test]
+        fn holds_what_is_alive(
+            items in prop::collection::vec((0u64..40, 1u64..20, 1u64..30_000_000, 0u32..2), 1..60),
+        ) {
+            let block = |&(start, span, bytes, stream): &(u64, u64, u64, u32)| Block {
+                start,
+                end: start + span,
+                bytes,
+                origin: Origin { stream, ..Origin::default() },
+                ..Block::default()
+            };
+            let trace = Trace { blocks: items.iter().map(block).collect(), ..Trace::default() };
+            let live = placement::lower_bound(&trace, ROUND);
+            for rule in [Segments::Fixed, Segments::Expandable, Segments::Stitched(0), Segments::Stitched(30 << 20)] {
+                let held = simulate(&trace, rule);
+                prop_assert!(live <= held.reserved_bytes);
+            }
+        }
+    }
+}

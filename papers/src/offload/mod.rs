@@ -1,0 +1,427 @@
+//! Weight offloading as a separate problem: which bytes of a chain's weights leave the device,
+//! when, and when they return.
+//!
+//! Source: O. Beaumont, L. Eyraud-Dubois, A. Shilova, X. Zhao, "Weight Offloading Strategies for
+//! Training Large DNN Models" (2022). A step runs forwards `F_1 … F_L`, then backwards `B_L … B_1`.
+//! The update of a layer is part of its backward, so only one layer's gradient exists at a time.
+//! The step repeats, and transfers may cross from one step into the next. Before: an [`Instance`].
+//! After: a [`Solution`], whose schedule [`validate`](validate::validate) accepts.
+//!
+//! A layer's weights may be away in two gaps ([`Gap`]). Only a backward changes them, so bytes that
+//! were uploaded since need no second upload: one upload may serve two absences.
+//!
+//! [`solve`] offers the paper's algorithms, two others from the literature, and
+//! [`Algorithm::GreedyPlus`], the recommended one.
+
+mod bound;
+pub mod exact;
+mod fit;
+mod lists;
+mod lp;
+pub mod paper;
+mod select;
+mod timetable;
+pub mod validate;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::ops::Range;
+
+/// One layer of the chain.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Layer {
+    /// Its weights; its gradient is as large (Section 3).
+    pub weight_bytes: u64,
+    /// What its forward leaves for the backward.
+    pub activation_bytes: u64,
+    /// How long its forward takes, µs.
+    pub forward_micros: f64,
+    /// How long its backward takes, with the update, µs.
+    pub backward_micros: f64,
+}
+
+/// A chain of layers, a device's memory and its link to the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instance {
+    /// From the first forward on.
+    pub layers: Vec<Layer>,
+    /// The link's bandwidth each way, bytes per µs. Both ways work at the same time.
+    pub bytes_per_micro: f64,
+    /// The device's memory.
+    pub memory_bytes: u64,
+}
+
+/// When a layer's weights may be away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Gap {
+    /// After its backward, until the next step's forward: the paper's choice (k, 0).
+    BackwardToForward,
+    /// After its forward, until its backward: (k, 1).
+    ForwardToBackward,
+}
+
+/// Which way a transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// To the device: a prefetch.
+    ToDevice,
+    /// To the host: an upload. The bytes stay on the device until an [`Absence`] begins.
+    ToHost,
+}
+
+/// Bytes on the link. It may end after the period: it then reaches into the next step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transfer {
+    /// The layer, from 0.
+    pub layer: usize,
+    /// Which way.
+    pub way: Way,
+    /// Which of the layer's bytes.
+    pub bytes: Range<u64>,
+    /// When it starts, µs, within the period.
+    pub start: f64,
+    /// When it ends, µs.
+    pub end: f64,
+}
+
+/// Bytes that are not on the device: from their deletion until the prefetch that brings them back
+/// begins, when their place is taken again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Absence {
+    /// The layer, from 0.
+    pub layer: usize,
+    /// In which gap.
+    pub gap: Gap,
+    /// Which of the layer's bytes.
+    pub bytes: Range<u64>,
+    /// When they are deleted, µs, within the period.
+    pub from: f64,
+    /// When the prefetch begins, µs, after `from`.
+    pub until: f64,
+}
+
+/// A step that repeats every `period`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// µs from one step's start to the next one's.
+    pub period: f64,
+    /// When the operations start, µs: `B_L … B_1`, then `F_1 … F_L`. The cycle is cut before `B_L`,
+    /// as in the paper.
+    pub starts: Vec<f64>,
+    /// What moves.
+    pub transfers: Vec<Transfer>,
+    /// What is away.
+    pub absences: Vec<Absence>,
+}
+
+ir::named! {
+    /// How to solve.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Algorithm {
+        /// The relaxed problem's optimum, scheduled in pieces; whole layers first, where those suffice.
+        GreedyPlus = "greedy+",
+        /// The paper's Algorithms 1 and 2.
+        Greedy = "greedy",
+        /// The same without discount: each absence has its own upload (Section 7).
+        GreedyStar = "greedy*",
+        /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, each prefetch
+        /// waited for.
+        L2l = "l2l",
+        /// The first layers, as many as it takes (STRONGHOLD, X. Sun et al., 2022), scheduled by
+        /// Algorithm 2.
+        FirstHalf = "first-half",
+    }
+}
+
+/// Why there is no solution.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Error {
+    /// The instance is invalid: what is wrong, and where.
+    Invalid(String),
+    /// An operation does not fit the memory even alone.
+    TooSmall {
+        /// The layer, from 0.
+        layer: usize,
+        /// What its backward needs: activations up to it, its weights, its gradient. Less fits no
+        /// schedule at all.
+        needed_bytes: u64,
+        /// What there is.
+        memory_bytes: u64,
+    },
+    /// There are schedules, but this algorithm's rules lead to none.
+    Stuck(Algorithm),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Invalid(what) => f.write_str(what),
+            Error::TooSmall {
+                layer,
+                needed_bytes,
+                memory_bytes,
+            } => write!(
+                f,
+                "layer {layer} does not fit the memory: its backward needs {needed_bytes} bytes \
+                 with the activations before \
+                 it, and there are {memory_bytes}"
+            ),
+            Error::Stuck(algorithm) => {
+                write!(
+                    f,
+                    "{} finds no schedule within this memory; greedy+ does",
+                    algorithm.name()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// What [`solve`] found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Solution {
+    /// Who found it.
+    pub algorithm: Algorithm,
+    /// The step.
+    pub schedule: Schedule,
+    /// What the operations take without a pause, µs: no step is shorter.
+    pub compute_micros: f64,
+    /// No step is shorter than this either, µs; at least `compute_micros`.
+    pub bound_micros: f64,
+}
+
+impl Solution {
+    /// For each layer, how many of its bytes are away in [`Gap::BackwardToForward`] and in
+    /// [`Gap::ForwardToBackward`].
+    pub fn away_bytes(&self) -> Vec<[u64; 2]> {
+        let mut away = vec![[0; 2]; self.schedule.starts.len() / 2];
+        for absence in &self.schedule.absences {
+            away[absence.layer][absence.gap as usize] += absence.bytes.end - absence.bytes.start;
+        }
+        away
+    }
+
+    /// Bytes that move in a step, one way.
+    pub fn moved_bytes(&self, way: Way) -> u64 {
+        let moved = self
+            .schedule
+            .transfers
+            .iter()
+            .filter(|transfer| transfer.way == way);
+        moved
+            .map(|transfer| transfer.bytes.end - transfer.bytes.start)
+            .sum()
+    }
+}
+
+/// An operation, in the order of [`Schedule::starts`].
+#[derive(Clone, Copy, Debug)]
+struct Op {
+    layer: usize,
+    backward: bool,
+    micros: f64,
+    /// What it needs beside all weights on the device: activations, and a backward its gradient (Eq
+    /// 1).
+    held_bytes: u64,
+    /// What stays until the next operation starts: activations.
+    left_bytes: u64,
+}
+
+impl Instance {
+    /// Checks that the instance is valid.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] with the reason; [`Error::TooSmall`] if no schedule exists.
+    pub fn validate(&self) -> Result<(), Error> {
+        let invalid = |what: String| Err(Error::Invalid(what));
+        if self.layers.is_empty() {
+            return invalid("there are no layers".into());
+        }
+        if !(self.bytes_per_micro.is_finite() && 0.0 < self.bytes_per_micro) {
+            return invalid("the link's bandwidth should be a positive number".into());
+        }
+        // Sums of bytes stay exact as f64, and twice the weights stay far from the end of u64.
+        const MOST: u64 = 1 << 52;
+        if self.memory_bytes > MOST {
+            return invalid(format!(
+                "a memory of {} bytes is more than {MOST}, up to which bytes are counted exactly",
+                self.memory_bytes
+            ));
+        }
+        let mut total = 0u64;
+        for (k, layer) in self.layers.iter().enumerate() {
+            for (micros, what) in [
+                (layer.forward_micros, "forward"),
+                (layer.backward_micros, "backward"),
+            ] {
+                if !(micros.is_finite() && 0.0 <= micros) {
+                    return invalid(format!(
+                        "layer {k}: the time of its {what} should be a number, at least 0"
+                    ));
+                }
+            }
+            let bytes = layer
+                .weight_bytes
+                .checked_mul(2)
+                .and_then(|bytes| bytes.checked_add(layer.activation_bytes));
+            total = match bytes.and_then(|bytes| total.checked_add(bytes)) {
+                Some(total) if total <= MOST => total,
+                _ => {
+                    return invalid(format!(
+                        "layer {k}: the layers up to it have more than {MOST} bytes"
+                    ));
+                }
+            };
+        }
+        if !self.compute_micros().is_finite() {
+            return invalid("the operations' times have no finite sum".into());
+        }
+        let ops = self.ops();
+        let alone = ops
+            .iter()
+            .map(|op| (op.held_bytes + self.layers[op.layer].weight_bytes, op.layer));
+        let (needed_bytes, layer) = alone.max().expect("a chain should have operations");
+        match needed_bytes <= self.memory_bytes {
+            true => Ok(()),
+            false => Err(Error::TooSmall {
+                layer,
+                needed_bytes,
+                memory_bytes: self.memory_bytes,
+            }),
+        }
+    }
+
+    /// The smallest memory that any schedule fits: an operation's activations, weights and
+    /// gradient, the most of all operations.
+    pub fn floor_bytes(&self) -> u64 {
+        self.ops()
+            .iter()
+            .map(|op| op.held_bytes + self.layers[op.layer].weight_bytes)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// The memory with which nothing need ever move.
+    pub fn keep_bytes(&self) -> u64 {
+        self.weight_bytes() + self.ops().iter().map(|op| op.held_bytes).max().unwrap_or(0)
+    }
+
+    /// What the operations take without a pause, µs.
+    pub fn compute_micros(&self) -> f64 {
+        self.ops().iter().map(|op| op.micros).sum()
+    }
+
+    /// All weights.
+    fn weight_bytes(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.weight_bytes).sum()
+    }
+
+    /// A step's operations, `B_L … B_1, F_1 … F_L`.
+    fn ops(&self) -> Vec<Op> {
+        let mut activations = 0;
+        let mut backwards: Vec<Op> = Vec::new();
+        let mut forwards = Vec::new();
+        for (k, layer) in self.layers.iter().enumerate() {
+            let before = activations;
+            activations += layer.activation_bytes;
+            let held_bytes = activations + layer.weight_bytes;
+            let micros = layer.backward_micros;
+            backwards.push(Op {
+                layer: k,
+                backward: true,
+                micros,
+                held_bytes,
+                left_bytes: before,
+            });
+            let (held_bytes, micros) = (activations, layer.forward_micros);
+            forwards.push(Op {
+                layer: k,
+                backward: false,
+                micros,
+                held_bytes,
+                left_bytes: activations,
+            });
+        }
+        backwards.into_iter().rev().chain(forwards).collect()
+    }
+
+    /// A layer's weights.
+    fn weight(&self, layer: usize) -> u64 {
+        self.layers[layer].weight_bytes
+    }
+}
+
+/// Solves an instance. The bound is computed besides, unless the step has no pause and so needs
+/// none.
+///
+/// # Errors
+///
+/// What [`Instance::validate`] says, and [`Error::Stuck`] for algorithms other than
+/// [`Algorithm::GreedyPlus`].
+pub fn solve(instance: &Instance, algorithm: Algorithm) -> Result<Solution, Error> {
+    instance.validate()?;
+    let ops = instance.ops();
+    let compute_micros = instance.compute_micros();
+    let (schedule, known) = match algorithm {
+        Algorithm::GreedyPlus => fit::fit(instance, &ops),
+        Algorithm::Greedy | Algorithm::GreedyStar | Algorithm::FirstHalf => (
+            whole_layers(instance, &ops, algorithm).ok_or(Error::Stuck(algorithm))?,
+            None,
+        ),
+        Algorithm::L2l => (lists::layer_to_layer(instance, &ops), None),
+    };
+    let bound_micros = match known {
+        Some(micros) => micros,
+        None if schedule.period <= compute_micros * (1.0 + 1e-12) => compute_micros,
+        None => bound::relax(instance, &ops, &vec![0.0; ops.len()]).micros,
+    };
+    Ok(Solution {
+        algorithm,
+        schedule,
+        compute_micros,
+        bound_micros,
+    })
+}
+
+/// A selection, then Algorithm 2. A selection that fills the memory to the last byte leaves no
+/// place for the next layer while one runs, and each prefetch is waited for. With a place for one
+/// layer left free, gaps come out as in the paper's Table 1; so we take the best of one, a half and
+/// none.
+fn whole_layers(instance: &Instance, ops: &[Op], algorithm: Algorithm) -> Option<Schedule> {
+    let largest = instance
+        .layers
+        .iter()
+        .map(|layer| layer.weight_bytes as f64)
+        .fold(0.0, f64::max);
+    let schedules = [1.0, 0.5, 0.0].into_iter().filter_map(|share| {
+        let reserve = share * largest;
+        let away = match algorithm {
+            Algorithm::FirstHalf => select::first(instance, ops, reserve)?,
+            _ => select::greedy(instance, ops, algorithm != Algorithm::GreedyStar, reserve)?,
+        };
+        lists::schedule(instance, ops, &away, algorithm != Algorithm::GreedyStar)
+    });
+    schedules.reduce(|best, schedule| {
+        if schedule.period < best.period {
+            schedule
+        } else {
+            best
+        }
+    })
+}
+
+/// No step of this instance is shorter, µs.
+///
+/// # Errors
+///
+/// What [`Instance::validate`] says.
+pub fn bound(instance: &Instance) -> Result<f64, Error> {
+    instance.validate()?;
+    let ops = instance.ops();
+    Ok(bound::relax(instance, &ops, &vec![0.0; ops.len()]).micros)
+}

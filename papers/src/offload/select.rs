@@ -1,0 +1,203 @@
+//! Selects which layers leave in which gap: Algorithm 1 of the paper, and a variant that considers
+//! time.
+//!
+//! A choice (layer, gap) covers the operations during which the layer would be away. The most
+//! profitable choice is taken until no operation exceeds the memory. The profit is the excess that
+//! the choice removes over all operations that it covers, per byte that it moves. A layer that is
+//! already away in one gap moves half as many bytes for the other.
+
+use super::{Instance, Op};
+
+/// Bytes away, by layer and gap.
+pub(super) type Away = Vec<[u64; 2]>;
+
+/// Positions of operations that a choice covers: half-open, two intervals.
+fn covered(n_layers: usize, layer: usize, gap: usize) -> [(usize, usize); 2] {
+    let (backward, forward) = (n_layers - 1 - layer, n_layers + layer);
+    match gap {
+        0 => [(backward + 1, forward), (0, 0)],
+        _ => [(forward + 1, 2 * n_layers), (0, backward)],
+    }
+}
+
+/// How far each operation exceeds the memory, less a reserve, when all weights are on the device,
+/// bytes.
+fn excess(instance: &Instance, ops: &[Op], reserve: f64) -> Vec<f64> {
+    let (total, limit) = (
+        instance.weight_bytes() as f64,
+        instance.memory_bytes as f64 - reserve,
+    );
+    ops.iter()
+        .map(|op| total + op.held_bytes as f64 - limit)
+        .collect()
+}
+
+/// Algorithm 1, with `reserve` bytes left free. Without `discount`, the second gap costs as much as
+/// the first (Greedy*).
+pub(super) fn greedy(
+    instance: &Instance,
+    ops: &[Op],
+    discount: bool,
+    reserve: f64,
+) -> Option<Away> {
+    choose(instance, ops, excess(instance, ops, reserve), discount, 0.0)
+}
+
+/// Algorithm 1 with a reserve for each operation, and only choices that cover at least `windows`
+/// times the time that the layer takes to move.
+pub(super) fn windowed(
+    instance: &Instance,
+    ops: &[Op],
+    reserve: &[f64],
+    windows: f64,
+) -> Option<Away> {
+    let excess = excess(instance, ops, 0.0)
+        .iter()
+        .zip(reserve)
+        .map(|(excess, reserve)| excess + reserve)
+        .collect();
+    choose(instance, ops, excess, true, windows)
+}
+
+fn choose(
+    instance: &Instance,
+    ops: &[Op],
+    mut excess: Vec<f64>,
+    discount: bool,
+    windows: f64,
+) -> Option<Away> {
+    let n_layers = instance.layers.len();
+    let mut away = vec![[0u64; 2]; n_layers];
+    let mut clock = vec![0.0];
+    ops.iter()
+        .for_each(|op| clock.push(clock[clock.len() - 1] + op.micros));
+    let allowed = |layer: usize, gap: usize| {
+        let time: f64 = covered(n_layers, layer, gap)
+            .into_iter()
+            .map(|(a, b)| clock[b] - clock[a])
+            .sum();
+        let moves = instance.weight(layer) as f64 / instance.bytes_per_micro;
+        windows * moves <= time * (1.0 + 1e-9)
+    };
+    let mut open: Vec<(usize, usize)> = (0..n_layers)
+        .flat_map(|layer| [(layer, 0), (layer, 1)])
+        .filter(|&(layer, gap)| 0 < instance.weight(layer) && allowed(layer, gap))
+        .collect();
+    // Layers of one size share the prefix sums of the excess that a choice would remove.
+    let mut sizes: Vec<u64> = open
+        .iter()
+        .map(|&(layer, _)| instance.weight(layer))
+        .collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    while excess.iter().any(|&excess| 0.0 < excess) {
+        let sums: Vec<Vec<f64>> = sizes
+            .iter()
+            .map(|&size| {
+                let mut sums = vec![0.0];
+                excess
+                    .iter()
+                    .for_each(|&e| sums.push(sums[sums.len() - 1] + e.clamp(0.0, size as f64)));
+                sums
+            })
+            .collect();
+        let profit = |&(layer, gap): &(usize, usize)| {
+            let size = instance.weight(layer);
+            let sums = &sums[sizes.partition_point(|&other| other < size)];
+            let removed: f64 = covered(n_layers, layer, gap)
+                .into_iter()
+                .map(|(a, b)| sums[b] - sums[a])
+                .sum();
+            let moves = if discount && 0 < away[layer][1 - gap] {
+                1.0
+            } else {
+                2.0
+            };
+            removed / (moves * size as f64)
+        };
+        // The first of the most profitable.
+        let (mut best, mut most) = (None, 0.0);
+        for (k, choice) in open.iter().enumerate() {
+            let profit = profit(choice);
+            if most < profit {
+                (best, most) = (Some(k), profit);
+            }
+        }
+        let (layer, gap) = open.remove(best?);
+        away[layer][gap] = instance.weight(layer);
+        for (a, b) in covered(n_layers, layer, gap) {
+            excess[a..b]
+                .iter_mut()
+                .for_each(|excess| *excess -= instance.weight(layer) as f64);
+        }
+    }
+    Some(away)
+}
+
+/// The first layers in both gaps, as few as fit the memory with `reserve` bytes left free.
+pub(super) fn first(instance: &Instance, ops: &[Op], reserve: f64) -> Option<Away> {
+    let n_layers = instance.layers.len();
+    let mut excess = excess(instance, ops, reserve);
+    let mut away = vec![[0u64; 2]; n_layers];
+    for (layer, away) in away.iter_mut().enumerate() {
+        if excess.iter().all(|&excess| excess <= 0.0) {
+            break;
+        }
+        *away = [instance.weight(layer); 2];
+        for (a, b) in [0, 1]
+            .into_iter()
+            .flat_map(|gap| covered(n_layers, layer, gap))
+        {
+            excess[a..b]
+                .iter_mut()
+                .for_each(|excess| *excess -= instance.weight(layer) as f64);
+        }
+    }
+    excess.iter().all(|&excess| excess <= 0.0).then_some(away)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload::Layer;
+
+    /// Three layers of 10, no activations. The memory holds two weights and a gradient.
+    fn three() -> Instance {
+        let layer = Layer {
+            weight_bytes: 10,
+            activation_bytes: 0,
+            forward_micros: 1.0,
+            backward_micros: 2.0,
+        };
+        Instance {
+            layers: vec![layer; 3],
+            bytes_per_micro: 10.0,
+            memory_bytes: 30,
+        }
+    }
+
+    #[test]
+    fn algorithm_1_by_hand() {
+        // With all 30 bytes and a gradient, each backward exceeds by 10, forwards by nothing. Away
+        // between backward and forward, layer 2 helps B_1 and B_0; away between forward and
+        // backward, layer 0 helps B_2 and B_1. Of two equal profits the first is taken: (0, 1).
+        // Then B_0 is left: (2, 0) covers it, and (1, 0) too: the lower layer.
+        let instance = three();
+        let ops = instance.ops();
+        assert_eq!(
+            greedy(&instance, &ops, true, 0.0),
+            Some(vec![[0, 10], [10, 0], [0, 0]])
+        );
+    }
+
+    #[test]
+    fn first_takes_as_few_layers_as_fit() {
+        let instance = three();
+        let ops = instance.ops();
+        // Layer 0 helps B_2 and B_1, and B_0 has to do with layer 1.
+        assert_eq!(
+            first(&instance, &ops, 0.0),
+            Some(vec![[10, 10], [10, 10], [0, 0]])
+        );
+    }
+}

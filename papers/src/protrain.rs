@@ -1,0 +1,899 @@
+//! Four numbers that decide everything: how many chunks of model states stay, how many buffers
+//! serve the others, how many blocks swap their activations and how many compute them again
+//! (ProTrain: sections 3.1 to 3.3, appendix A; the equations are rebuilt from its prose).
+//!
+//! Before: an [`Instance`], plain figures of blocks, chunks and machine. After: the fastest
+//! [`Config`] that fits, what it comes to, and, by [`Config::layout`], what it means for each block
+//! and chunk.
+//!
+//! The search is exhaustive over what can matter. Time never rises with the number of buffers, so
+//! only the fewest that keep the pipeline going and the most that fit are tried; of more than 128
+//! blocks, the numbers that are tried stand further apart; at most one block in `interval` may
+//! swap, for the swap has to be over before the next begins; chunks are made persistent one by one
+//! until memory is full; and a number of recomputed blocks whose arithmetic alone takes longer than
+//! the best step is not looked into.
+
+use std::collections::{BTreeSet, VecDeque};
+
+/// What a planner knows of a block. Times in µs, of one step.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct BlockCost {
+    /// True if it may be swapped or computed again: one of the model's repeated blocks.
+    pub repeated: bool,
+    /// The chunk that its parameters are in.
+    pub chunk: usize,
+    /// Its forward.
+    pub forward: f64,
+    /// Its backward, without any recompute.
+    pub backward: f64,
+    /// Bytes that it holds from its forward for its backward, its input among them.
+    pub activation: u64,
+    /// Bytes of its input: what it holds if it is computed again.
+    pub input: u64,
+    /// The most bytes that it needs while it runs beyond `activation`: gradients, temporaries.
+    pub transient: u64,
+    /// Swapping its activation out.
+    pub swap_out: f64,
+    /// Swapping it in.
+    pub swap_in: f64,
+}
+
+/// What a planner knows of a chunk. Times in µs, without contention.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ChunkCost {
+    /// Fetching this device's share of the parameters from the host.
+    pub upload: f64,
+    /// Bringing its share of the gradients to the host.
+    pub offload: f64,
+    /// Gathering the parameters from all devices; 0 with one.
+    pub gather: f64,
+    /// Reducing the gradients over all devices; 0 with one.
+    pub reduce: f64,
+    /// The update on the device, if it is persistent.
+    pub update_device: f64,
+    /// The update on the host, if it is not.
+    pub update_host: f64,
+    /// Bytes on the device if it is persistent: parameters, gradients, optimizer's states.
+    pub persistent_bytes: u64,
+    /// Bytes on the host if it is not.
+    pub host_bytes: u64,
+}
+
+/// A model on a machine, in figures.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Instance {
+    /// The blocks, in the order of the forward; those that are not repeated are kept.
+    pub blocks: Vec<BlockCost>,
+    /// The chunks, in the order of the forward. Not empty, and every block's chunk is among them.
+    pub chunks: Vec<ChunkCost>,
+    /// Bytes of a buffer for a chunk that is not persistent: the largest chunk's parameters.
+    pub buffer_bytes: u64,
+    /// Bytes that are on the device whatever is decided.
+    pub base: u64,
+    /// The device's memory, bytes.
+    pub capacity: u64,
+    /// The host's memory, bytes; `None` if it does not limit.
+    pub host_capacity: Option<u64>,
+    /// True if collectives go over the link to the host too (no NVLink): their times add up.
+    pub shared_link: bool,
+    /// Bytes that are reserved for each byte that is used: 1 where addresses are planned,
+    /// ProTrain's 1.1 where an allocator fragments them.
+    pub alpha: f64,
+}
+
+/// The four numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Config {
+    /// Chunks that stay on the device, from the model's start.
+    pub n_persist: usize,
+    /// Buffers for the other chunks.
+    pub n_buffer: usize,
+    /// Blocks whose activations are swapped.
+    pub n_swap: usize,
+    /// Blocks that are computed again.
+    pub n_recompute: usize,
+}
+
+/// What becomes of a block's activations.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Activation {
+    /// They stay.
+    Keep,
+    /// They wait on the host.
+    Swap,
+    /// They are computed again from the block's input.
+    Recompute,
+}
+
+/// What a configuration means, block by block and chunk by chunk.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Layout {
+    /// For each block; `None` for those that are not repeated.
+    pub activation: Vec<Option<Activation>>,
+    /// For each chunk: it stays on the device, and is updated there.
+    pub persistent: Vec<bool>,
+    /// For each chunk: it still lies in its buffer when the backward begins, and is not fetched
+    /// again.
+    pub cached: Vec<bool>,
+}
+
+/// Predicted times of a step's parts, µs.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Times {
+    /// The forward (Eqs 3 and 4).
+    pub forward: f64,
+    /// The backward (Eqs 5 to 7).
+    pub backward: f64,
+    /// Updates of persistent chunks, after the backward.
+    pub update_device: f64,
+    /// Updates of the other chunks, on the host beside the backward.
+    pub update_host: f64,
+}
+
+impl Times {
+    /// The step (Eq 2).
+    pub fn step(&self) -> f64 {
+        self.forward + (self.backward + self.update_device).max(self.update_host)
+    }
+}
+
+/// What a configuration comes to.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Predicted {
+    /// Times.
+    pub times: Times,
+    /// Peak of the device's memory, bytes.
+    pub memory: u64,
+    /// Configurations that were evaluated to find it.
+    pub evaluated: usize,
+}
+
+/// Buffers that keep fetching, computing and offloading going at once (section 5.4).
+pub const FEWEST_BUFFERS: usize = 3;
+/// Two links' traffic through one: each gets half.
+const CONTENTION: f64 = 2.0;
+/// Times that differ by less than this share are equal: sums in another order are not another plan.
+const EQUAL: f64 = 1e-9;
+
+impl Instance {
+    /// The blocks that may be swapped or recomputed.
+    pub fn n_repeated(&self) -> usize {
+        self.blocks.iter().filter(|block| block.repeated).count()
+    }
+    /// `N_interval`: how many blocks' forwards it takes to swap one block out; at least 1.
+    pub fn interval(&self) -> usize {
+        let of = |f: fn(&BlockCost) -> f64| {
+            self.blocks
+                .iter()
+                .filter(|b| b.repeated)
+                .map(f)
+                .sum::<f64>()
+        };
+        let (swap, forward) = (of(|b| b.swap_out), of(|b| b.forward));
+        let blocks = (swap * (1.0 - EQUAL) / forward).ceil();
+        // Without any compute, no number of blocks hides a swap.
+        if blocks.is_finite() {
+            (blocks as usize).max(1)
+        } else {
+            usize::MAX
+        }
+    }
+    /// The most blocks that may swap.
+    pub fn most_swaps(&self) -> usize {
+        self.n_repeated() / self.interval()
+    }
+    /// Buffers that a number of persistent chunks leaves room for, at least and at most.
+    pub fn buffers(&self, n_persist: usize) -> (usize, usize) {
+        let others = self.chunks.len() - n_persist;
+        (others.min(FEWEST_BUFFERS), others)
+    }
+}
+
+impl Config {
+    /// What the configuration means.
+    pub fn layout(&self, instance: &Instance) -> Layout {
+        let n_chunks = instance.chunks.len();
+        let mut repeated = interleaved(
+            instance.n_repeated(),
+            self.n_swap,
+            self.n_recompute,
+            instance.interval(),
+        )
+        .into_iter();
+        Layout {
+            activation: instance
+                .blocks
+                .iter()
+                .map(|b| if b.repeated { repeated.next() } else { None })
+                .collect(),
+            persistent: (0..n_chunks).map(|c| c < self.n_persist).collect(),
+            cached: (0..n_chunks)
+                .map(|c| self.n_persist <= c && n_chunks - self.n_buffer <= c)
+                .collect(),
+        }
+    }
+}
+
+/// The layout of the repeated blocks: swapped blocks from the start, one in `interval`; recomputed
+/// ones in the places between and after; kept ones last, where their activations are used first
+/// (section 3.1.2, figure 2).
+pub fn interleaved(
+    n_blocks: usize,
+    n_swap: usize,
+    n_recompute: usize,
+    interval: usize,
+) -> Vec<Activation> {
+    let mut layout = vec![Activation::Keep; n_blocks];
+    for block in (0..n_blocks).step_by(interval.max(1)).take(n_swap) {
+        layout[block] = Activation::Swap;
+    }
+    for block in layout
+        .iter_mut()
+        .filter(|block| **block == Activation::Keep)
+        .take(n_recompute)
+    {
+        *block = Activation::Recompute;
+    }
+    layout
+}
+
+/// The compute of each chunk and whether a swap goes on beside it.
+pub(super) struct Stages {
+    pub(super) forward: Vec<f64>,
+    pub(super) backward: Vec<f64>,
+    contended: Vec<bool>,
+}
+
+pub(super) fn stages(instance: &Instance, activation: &[Option<Activation>]) -> Stages {
+    let n = instance.chunks.len();
+    let mut stages = Stages {
+        forward: vec![0.0; n],
+        backward: vec![0.0; n],
+        contended: vec![false; n],
+    };
+    let interval = instance.interval();
+    // How many of the blocks ahead the swap that began last still takes.
+    let mut swapping = 0;
+    for (block, activation) in instance.blocks.iter().zip(activation) {
+        stages.forward[block.chunk] += block.forward;
+        stages.backward[block.chunk] += block.backward;
+        match activation {
+            Some(Activation::Swap) => swapping = interval,
+            Some(Activation::Recompute) => stages.backward[block.chunk] += block.forward,
+            _ => {}
+        }
+        if activation.is_some() {
+            stages.contended[block.chunk] |= 0 < swapping;
+            swapping = swapping.saturating_sub(1);
+        }
+    }
+    stages
+}
+
+/// What moves beside a chunk's compute, µs: in the forward and in the backward.
+pub(super) fn moved(instance: &Instance, stages: &Stages, config: &Config, c: usize) -> (f64, f64) {
+    let n = instance.chunks.len();
+    let stays = |chunk: usize| chunk < config.n_persist;
+    let slow = if stages.contended[c] { CONTENTION } else { 1.0 };
+    let slow_collective = if instance.shared_link { slow } else { 1.0 };
+    let fetch = |other: usize| match &instance.chunks[other] {
+        _ if stays(other) => 0.0,
+        other => slow_collective * other.gather + slow * other.upload,
+    };
+    let next = if c + 1 < n { fetch(c + 1) } else { 0.0 };
+    let previous = match c.checked_sub(1) {
+        Some(previous) if previous < n - config.n_buffer => fetch(previous),
+        _ => 0.0,
+    };
+    let chunk = &instance.chunks[c];
+    let away = slow_collective * chunk.reduce + if stays(c) { 0.0 } else { slow * chunk.offload };
+    (
+        next,
+        if instance.shared_link {
+            previous + away
+        } else {
+            previous.max(away)
+        },
+    )
+}
+
+/// Times of everything but the backward, for a number of persistent chunks and of buffers.
+pub(super) fn around(instance: &Instance, stages: &Stages, config: &Config) -> Times {
+    let mut times = Times::default();
+    // The first chunk comes while nothing computes.
+    if config.n_persist == 0 {
+        times.forward += instance.chunks[0].gather + instance.chunks[0].upload;
+    }
+    for (c, chunk) in instance.chunks.iter().enumerate() {
+        times.forward += stages.forward[c].max(moved(instance, stages, config, c).0);
+        match c < config.n_persist {
+            true => times.update_device += chunk.update_device,
+            false => times.update_host += chunk.update_host,
+        }
+    }
+    times
+}
+
+fn chunk_times(instance: &Instance, stages: &Stages, config: &Config) -> Times {
+    let stage = |c: usize| stages.backward[c].max(moved(instance, stages, config, c).1);
+    let backward = (0..instance.chunks.len()).map(stage).sum();
+    Times {
+        backward,
+        ..around(instance, stages, config)
+    }
+}
+
+/// Times of a configuration's parts (Eqs 2 to 7).
+pub fn times(instance: &Instance, config: &Config) -> Times {
+    let layout = config.layout(instance);
+    chunk_times(instance, &stages(instance, &layout.activation), config)
+}
+
+/// Bytes of swapped blocks that are still on the device while each block's forward runs: the link
+/// takes one after the other.
+pub(super) fn leaving(instance: &Instance, swapped: impl Fn(usize) -> bool) -> Vec<u64> {
+    let (mut clock, mut link, mut bytes) = (0.0, 0.0f64, 0u64);
+    // When each swap is over, and what it frees.
+    let mut swaps: VecDeque<(f64, u64)> = VecDeque::new();
+    let blocks = instance.blocks.iter().enumerate();
+    blocks
+        .map(|(i, block)| {
+            while let Some(&(_, gone)) = swaps
+                .front()
+                .filter(|(over, _)| *over <= clock * (1.0 + EQUAL))
+            {
+                bytes -= gone;
+                swaps.pop_front();
+            }
+            let here = bytes;
+            clock += block.forward;
+            if swapped(i) {
+                link = link.max(clock) + block.swap_out;
+                swaps.push_back((link, block.activation));
+                bytes += block.activation;
+            }
+            here
+        })
+        .collect()
+}
+
+/// The most bytes of activations: those of all blocks before, what is leaving, and the block that
+/// runs (Eqs 8 to 10). The backward meets what the forward left, in the other order. A swapped
+/// block comes back for its own backward: earlier only where there is room (appendix A.2).
+fn activation_peak(instance: &Instance, activation: &[Option<Activation>]) -> u64 {
+    held_peak(
+        instance,
+        activation,
+        &leaving(instance, |i| activation[i] == Some(Activation::Swap)),
+    )
+}
+
+/// The same, with what is leaving while each block runs.
+fn held_peak(instance: &Instance, activation: &[Option<Activation>], leaving: &[u64]) -> u64 {
+    let (mut held, mut peak) = (0u64, 0u64);
+    for ((block, activation), leaving) in instance.blocks.iter().zip(activation).zip(leaving) {
+        peak = peak.max(held + leaving + block.activation + block.transient);
+        held += match activation {
+            Some(Activation::Swap) => 0,
+            Some(Activation::Recompute) => block.input,
+            _ => block.activation,
+        };
+    }
+    peak
+}
+
+/// All of it, with what fragmentation takes (Eq 11).
+pub fn total(instance: &Instance, activations: u64, persistent: u64, n_buffer: usize) -> u64 {
+    let used = instance.base + activations + persistent + n_buffer as u64 * instance.buffer_bytes;
+    (instance.alpha * used as f64).ceil() as u64
+}
+
+/// Peak of the device's memory, bytes (Eqs 8 to 11).
+pub fn memory(instance: &Instance, config: &Config) -> u64 {
+    let persistent = instance.chunks[..config.n_persist]
+        .iter()
+        .map(|chunk| chunk.persistent_bytes)
+        .sum();
+    total(
+        instance,
+        activation_peak(instance, &config.layout(instance).activation),
+        persistent,
+        config.n_buffer,
+    )
+}
+
+/// Bytes on the host: states of chunks that are not persistent, and swapped activations.
+pub fn host_memory(instance: &Instance, config: &Config) -> u64 {
+    let layout = config.layout(instance);
+    let swapped = instance
+        .blocks
+        .iter()
+        .zip(&layout.activation)
+        .filter(|(_, a)| **a == Some(Activation::Swap));
+    instance.chunks[config.n_persist..]
+        .iter()
+        .map(|chunk| chunk.host_bytes)
+        .sum::<u64>()
+        + swapped.map(|(block, _)| block.activation).sum::<u64>()
+}
+
+/// The fastest configuration that fits; of equally fast ones that with the fewest swapped and
+/// recomputed blocks, then that with the least memory. `None` if nothing fits.
+pub fn search(instance: &Instance) -> Option<(Config, Predicted)> {
+    search_among(instance, &outlines(instance))
+}
+
+/// What the blocks' activations come to, whatever becomes of the chunks.
+#[derive(Clone, Copy, Debug)]
+pub struct Outline {
+    /// Blocks that swap.
+    pub n_swap: usize,
+    /// Blocks that are computed again.
+    pub n_recompute: usize,
+    /// The most bytes of activations on the device.
+    pub activations: u64,
+    /// Arithmetic of the forward and of the backward, µs.
+    forward: f64,
+    backward: f64,
+}
+
+/// Of more blocks than this, not every number is tried: one block less in a hundred is no other
+/// plan.
+const FINE: usize = 128;
+
+/// For each number of swapped blocks those of each number of recomputed ones: they do not depend on
+/// the capacity.
+pub fn outlines(instance: &Instance) -> Vec<Vec<Outline>> {
+    let n = instance.n_repeated();
+    let stride = n.div_ceil(FINE).max(1);
+    let tried = |number: usize, most: usize| number.is_multiple_of(stride) || number == most;
+    let of_swaps = |n_swap: usize| {
+        let mut activation = Config {
+            n_swap,
+            ..Config::default()
+        }
+        .layout(instance)
+        .activation;
+        let leaving = leaving(instance, |i| activation[i] == Some(Activation::Swap));
+        let forward = instance.blocks.iter().map(|block| block.forward).sum();
+        let mut backward = instance.blocks.iter().map(|block| block.backward).sum();
+        let kept = activation
+            .iter()
+            .enumerate()
+            .filter(|(_, a)| **a == Some(Activation::Keep))
+            .map(|(i, _)| i);
+        let kept: Vec<usize> = kept.collect();
+        // One more is computed again each time: see `interleaved`.
+        let outline = |n_recompute: usize| {
+            if let Some(&block) = n_recompute.checked_sub(1).and_then(|last| kept.get(last)) {
+                activation[block] = Some(Activation::Recompute);
+                backward += instance.blocks[block].forward;
+            }
+            tried(n_recompute, n - n_swap).then(|| {
+                let activations = held_peak(instance, &activation, &leaving);
+                Outline {
+                    n_swap,
+                    n_recompute,
+                    activations,
+                    forward,
+                    backward,
+                }
+            })
+        };
+        (0..=n - n_swap).filter_map(outline).collect()
+    };
+    let most = instance.most_swaps().min(n);
+    (0..=most)
+        .filter(|&n_swap| tried(n_swap, most))
+        .map(of_swaps)
+        .collect()
+}
+
+/// [`search`] with the instance's outlines.
+pub fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Option<(Config, Predicted)> {
+    let n_chunks = instance.chunks.len();
+    let sums = |bytes: fn(&ChunkCost) -> u64| {
+        let mut sums = vec![0];
+        for chunk in &instance.chunks {
+            sums.push(sums[sums.len() - 1] + bytes(chunk));
+        }
+        sums
+    };
+    let (persistent, hosted) = (sums(|c| c.persistent_bytes), sums(|c| c.host_bytes));
+    // Of the first chunks, the time of the device's updates, and of the host's.
+    let mut updates = (vec![0.0], vec![0.0]);
+    for (i, chunk) in instance.chunks.iter().enumerate() {
+        updates.0.push(updates.0[i] + chunk.update_device);
+        updates.1.push(updates.1[i] + chunk.update_host);
+    }
+    let mut best: Option<(Config, Predicted)> = None;
+    let mut evaluated = 0;
+    for outlines in outlines {
+        for &Outline {
+            n_swap,
+            n_recompute,
+            activations,
+            forward,
+            backward,
+        } in outlines
+        {
+            if best.is_some_and(|(_, best)| best.times.step() * (1.0 + EQUAL) < forward + backward)
+            {
+                break;
+            }
+            if instance.capacity < total(instance, activations, 0, 0) {
+                continue;
+            }
+            // Nothing is done before the arithmetic is, and updates come on top of it: the more
+            // chunks stay, the more the device updates after it, and the less the host beside it.
+            // What takes too long either way is not looked into.
+            let longest = best.map_or(f64::INFINITY, |(_, best)| {
+                best.times.step() * (1.0 + 3.0 * EQUAL) - forward
+            });
+            let first = updates
+                .1
+                .partition_point(|update| longest < updates.1[n_chunks] - update);
+            let stays =
+                |n: usize| total(instance, activations, persistent[n], 0) <= instance.capacity;
+            let (mut last, mut above) = (0, n_chunks + 1);
+            while 1 < above - last {
+                let middle = last.midpoint(above);
+                let may_stay = stays(middle) && backward + updates.0[middle] <= longest;
+                if may_stay {
+                    last = middle
+                } else {
+                    above = middle
+                }
+            }
+            if last < first {
+                continue;
+            }
+            let config = Config {
+                n_persist: 0,
+                n_buffer: 0,
+                n_swap,
+                n_recompute,
+            };
+            let layout = config.layout(instance);
+            let stages = stages(instance, &layout.activation);
+            let swapped = host_memory(
+                instance,
+                &Config {
+                    n_persist: n_chunks,
+                    ..config
+                },
+            );
+            for n_persist in first..=last {
+                let on_host = swapped + hosted[n_chunks] - hosted[n_persist];
+                if instance
+                    .host_capacity
+                    .is_some_and(|capacity| capacity < on_host)
+                {
+                    continue;
+                }
+                let fits = |n: usize| {
+                    total(instance, activations, persistent[n_persist], n) <= instance.capacity
+                };
+                let (fewest, most) = instance.buffers(n_persist);
+                if !fits(fewest) {
+                    continue;
+                }
+                let later = (backward + updates.0[n_persist])
+                    .max(updates.1[n_chunks] - updates.1[n_persist]);
+                if best.is_some_and(|(_, best)| {
+                    best.times.step() * (1.0 + EQUAL) < (forward + later) * (1.0 - EQUAL)
+                }) {
+                    continue;
+                }
+                // The most buffers that fit.
+                let (mut fit, mut above) = (fewest, most + 1);
+                while 1 < above - fit {
+                    let middle = fit.midpoint(above);
+                    if fits(middle) {
+                        fit = middle
+                    } else {
+                        above = middle
+                    }
+                }
+                for n_buffer in BTreeSet::from([fewest, fit]) {
+                    evaluated += 1;
+                    let config = Config {
+                        n_persist,
+                        n_buffer,
+                        ..config
+                    };
+                    let times = chunk_times(instance, &stages, &config);
+                    let memory = total(instance, activations, persistent[n_persist], n_buffer);
+                    let found = (
+                        config,
+                        Predicted {
+                            times,
+                            memory,
+                            evaluated: 0,
+                        },
+                    );
+                    if best.is_none_or(|best| better(&found, &best)) {
+                        best = Some(found);
+                    }
+                }
+            }
+        }
+    }
+    let (mut config, mut predicted) = best?;
+    // Buffers that save no time are given back.
+    while instance.buffers(config.n_persist).0 < config.n_buffer {
+        let fewer = Config {
+            n_buffer: config.n_buffer - 1,
+            ..config
+        };
+        let times = times(instance, &fewer);
+        if predicted.times.step() * (1.0 + EQUAL) < times.step() {
+            break;
+        }
+        (config, predicted) = (
+            fewer,
+            Predicted {
+                times,
+                memory: memory(instance, &fewer),
+                evaluated,
+            },
+        );
+    }
+    Some((
+        config,
+        Predicted {
+            evaluated,
+            ..predicted
+        },
+    ))
+}
+
+fn better((config, new): &(Config, Predicted), (of_best, best): &(Config, Predicted)) -> bool {
+    let (new_step, best_step) = (new.times.step(), best.times.step());
+    if (new_step - best_step).abs() <= EQUAL * best_step {
+        let decisions = |config: &Config| config.n_swap + config.n_recompute;
+        return (decisions(config), new.memory, *config)
+            < (decisions(of_best), best.memory, *of_best);
+    }
+    new_step < best_step
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn figure_2_is_laid_out() {
+        use Activation::{Keep as K, Recompute as R, Swap as S};
+        assert_eq!(interleaved(8, 2, 4, 3), [S, R, R, S, R, R, K, K]);
+        assert_eq!(interleaved(4, 0, 2, 1), [R, R, K, K]);
+        assert_eq!(interleaved(3, 3, 0, 1), [S, S, S]);
+        assert_eq!(interleaved(0, 0, 0, 1), []);
+    }
+
+    /// Figure 2 again: interleaving needs less memory than swapping all at first, which piles up
+    /// what waits for the link.
+    #[test]
+    fn interleaving_keeps_the_peak_low() {
+        let block = BlockCost {
+            repeated: true,
+            forward: 1.0,
+            activation: 100,
+            input: 1,
+            swap_out: 3.0,
+            ..Default::default()
+        };
+        let instance = Instance {
+            blocks: vec![block; 8],
+            chunks: vec![ChunkCost::default()],
+            alpha: 1.0,
+            ..Default::default()
+        };
+        assert_eq!(instance.interval(), 3);
+        let config = Config {
+            n_persist: 1,
+            n_buffer: 0,
+            n_swap: 2,
+            n_recompute: 4,
+        };
+        // Two kept, four inputs.
+        assert_eq!(memory(&instance, &config), 204);
+        // Both swaps at the start: while the fourth block runs, the first two wait for the link.
+        let mut piled = config.layout(&instance).activation;
+        piled.swap(1, 3);
+        assert_eq!(activation_peak(&instance, &piled), 301);
+    }
+
+    /// Small instances of all kinds.
+    pub(crate) fn instances() -> impl Strategy<Value = Instance> {
+        let block = (1u32..20, 1u32..40, 10u64..60, 0u64..10, 0u64..20, 0u32..60).prop_map(
+            |(forward, backward, activation, input, transient, swap)| BlockCost {
+                repeated: true,
+                chunk: 0,
+                forward: f64::from(forward),
+                backward: f64::from(backward),
+                activation,
+                input: input.min(activation),
+                transient,
+                swap_out: f64::from(swap),
+                swap_in: f64::from(swap),
+            },
+        );
+        let chunk = (
+            0u32..30,
+            0u32..30,
+            0u32..20,
+            0u32..20,
+            0u32..10,
+            0u32..60,
+            10u64..80,
+        )
+            .prop_map(
+                |(upload, offload, gather, reduce, device, host, bytes)| ChunkCost {
+                    upload: f64::from(upload),
+                    offload: f64::from(offload),
+                    gather: f64::from(gather),
+                    reduce: f64::from(reduce),
+                    update_device: f64::from(device),
+                    update_host: f64::from(host),
+                    persistent_bytes: bytes,
+                    host_bytes: bytes,
+                },
+            );
+        let parts = (
+            prop::collection::vec(block, 2..7),
+            prop::collection::vec(chunk, 1..7),
+            1u64..30,
+        );
+        (
+            parts,
+            50u64..600,
+            prop::option::of(20u64..400),
+            any::<bool>(),
+            any::<bool>(),
+        )
+            .prop_map(
+                |(
+                    (mut blocks, chunks, buffer_bytes),
+                    capacity,
+                    host_capacity,
+                    shared_link,
+                    ends,
+                )| {
+                    let n = blocks.len();
+                    for (i, block) in blocks.iter_mut().enumerate() {
+                        block.chunk = i * chunks.len() / n;
+                        block.repeated = !ends || (0 < i && i + 1 < n);
+                    }
+                    Instance {
+                        blocks,
+                        chunks,
+                        buffer_bytes,
+                        base: 3,
+                        capacity,
+                        host_capacity,
+                        shared_link,
+                        alpha: 1.1,
+                    }
+                },
+            )
+    }
+
+    /// Every configuration, without any pruning.
+    fn brute(instance: &Instance) -> Option<f64> {
+        let mut best: Option<f64> = None;
+        for n_swap in 0..=instance.most_swaps() {
+            for n_recompute in 0..=instance.n_repeated() - n_swap {
+                for n_persist in 0..=instance.chunks.len() {
+                    let (fewest, most) = instance.buffers(n_persist);
+                    for n_buffer in fewest..=most {
+                        let config = Config {
+                            n_persist,
+                            n_buffer,
+                            n_swap,
+                            n_recompute,
+                        };
+                        let fits = memory(instance, &config) <= instance.capacity
+                            && instance
+                                .host_capacity
+                                .is_none_or(|host| host_memory(instance, &config) <= host);
+                        if fits {
+                            let step = times(instance, &config).step();
+                            best = Some(best.map_or(step, |best| best.min(step)));
+                        }
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    proptest! {
+        #[test]
+        fn pruning_loses_nothing(instance in instances()) {
+            let found = search(&instance);
+            let best = brute(&instance);
+            prop_assert_eq!(found.is_some(), best.is_some());
+            if let (Some((config, predicted)), Some(best)) = (found, best) {
+                prop_assert!((predicted.times.step() - best).abs() <= 1e-6 * best, "{config:?} \
+                    {predicted:?} {best}");
+                prop_assert_eq!(predicted.times, times(&instance, &config));
+                prop_assert_eq!(predicted.memory, memory(&instance, &config));
+                prop_assert!(predicted.memory <= instance.capacity);
+                prop_assert!(instance.host_capacity.is_none_or(|host| host_memory(&instance, &config) <= host));
+            }
+        }
+
+        #[test]
+        fn more_buffers_never_cost_time(instance in instances(), n_persist in 0usize..7) {
+            let n_persist = n_persist.min(instance.chunks.len());
+            let (fewest, most) = instance.buffers(n_persist);
+            let step = |n_buffer| times(&instance, &Config { n_persist, n_buffer, ..Config::default() }).step();
+            for n_buffer in fewest..most {
+                prop_assert!(step(n_buffer + 1) <= step(n_buffer) * (1.0 + EQUAL));
+            }
+        }
+    }
+
+    /// The limits of Eq 2: with every chunk persistent nothing is fetched, and the host updates
+    /// nothing.
+    #[test]
+    fn persistent_everything_is_compute_and_update() {
+        let block = BlockCost {
+            repeated: true,
+            forward: 2.0,
+            backward: 4.0,
+            ..Default::default()
+        };
+        let chunk = ChunkCost {
+            upload: 9.0,
+            offload: 9.0,
+            update_device: 1.0,
+            update_host: 50.0,
+            ..Default::default()
+        };
+        let blocks = (0..3)
+            .map(|chunk| BlockCost {
+                chunk,
+                ..block.clone()
+            })
+            .collect();
+        let instance = Instance {
+            blocks,
+            chunks: vec![chunk; 3],
+            capacity: 10,
+            alpha: 1.0,
+            ..Default::default()
+        };
+        let all = times(
+            &instance,
+            &Config {
+                n_persist: 3,
+                ..Config::default()
+            },
+        );
+        assert_eq!(
+            all,
+            Times {
+                forward: 6.0,
+                backward: 12.0,
+                update_device: 3.0,
+                update_host: 0.0
+            }
+        );
+        assert_eq!(all.step(), 21.0);
+        // None: the first chunk is waited for, two more in the forward; the last two are cached in
+        // the backward.
+        let none = times(
+            &instance,
+            &Config {
+                n_buffer: 2,
+                ..Config::default()
+            },
+        );
+        assert_eq!(none.forward, 9.0 + 9.0 + 9.0 + 2.0);
+        assert_eq!(none.backward, 9.0 + 9.0 + 9.0);
+        assert_eq!(none.step(), none.forward + 150.0);
+    }
+}

@@ -1,0 +1,265 @@
+//! Recomputation on its own: which nodes run again so that a training step fits, op by op, in a
+//! fixed order.
+//!
+//! A problem is a list of nodes in order, each with its time and the bytes of its results. A
+//! solution is a set of [`Rerun`]s: before line `line`, node `node` runs once more. The reruns
+//! before a line keep the nodes' own order. A reader takes a value from its producer's latest run.
+//! So a value is in memory from each run of its producer to the last read before the next run;
+//! values that the step must leave are in memory from the last run to the end. Therefore any set is
+//! a program that computes the right values: only its memory and its time differ. This is the space
+//! of Checkmate's integer program (Jain et al., "Checkmate: Breaking the Memory Wall with Optimal
+//! Tensor Rematerialization", 2020, section 4).
+//!
+//! [`solve`] finds a set whose peak is within a budget. [`curve`] finds a family of sets, from
+//! keeping everything down to the smallest peak found. [`lower_bound`] bounds every set.
+//! [`evaluate`] defines the meaning of a set.
+//!
+//! A set can express more than cuts of gaps: a value may be held for a rerun after its last reader
+//! among the lines, and a rerun may stand earlier than the next read. To apply a set, run the
+//! reruns listed before each line, let readers take the latest copy, and end each buffer at its
+//! last read. Nothing else needs a decision.
+//!
+//! `fixed` can express other limits on a line. If a block may hold at most `h` bytes from its
+//! forward to its backward and may need at most `b` bytes at once, fix `b - h` bytes on a line
+//! between the two. Both limits then become one budget, `b`.
+//!
+//! After: the reruns are plain data. They contain no addresses, so padding and fragmentation come
+//! on top. They ignore results written over operands, which need less.
+
+mod bound;
+mod cut;
+mod flow;
+mod profile;
+mod search;
+
+pub use bound::lower_bound;
+pub use search::{Effort, curve, solve};
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+/// An operation. Node number `i` stands on line `i`.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Node {
+    /// Time of one run, µs.
+    pub micros: f64,
+    /// Bytes that only a run itself needs.
+    pub scratch: u64,
+    /// The values that it reads.
+    pub reads: Vec<u32>,
+    /// It may run again before any line up to this one; 0 if it may not. A node that reads bytes
+    /// which a later line overwrites may run again only up to that line.
+    pub until: u32,
+}
+
+/// A node's result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Value {
+    /// Its size.
+    pub bytes: u64,
+    /// The node that makes it. A node may make several values; a rerun makes all of them.
+    pub maker: u32,
+    /// The step must leave it in memory.
+    pub kept: bool,
+}
+
+/// What is to be solved.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Problem {
+    nodes: Vec<Node>,
+    values: Vec<Value>,
+    fixed: Vec<u64>,
+    /// The values that each node makes.
+    results: Vec<Vec<u32>>,
+}
+
+impl Problem {
+    /// A problem of nodes in their final order, their values, and the other bytes in memory on each
+    /// line (`fixed`, one per node; an empty list means zeros).
+    ///
+    /// # Errors
+    /// A value's producer is not a node, a node reads a value that is not made before it, `fixed`
+    /// has another length, or a time is negative or not a number.
+    pub fn new(
+        mut nodes: Vec<Node>,
+        values: Vec<Value>,
+        mut fixed: Vec<u64>,
+    ) -> Result<Problem, String> {
+        if fixed.is_empty() {
+            fixed = vec![0; nodes.len()];
+        }
+        if fixed.len() != nodes.len() {
+            return Err(format!(
+                "{} lines have {} entries of fixed bytes",
+                nodes.len(),
+                fixed.len()
+            ));
+        }
+        let mut results = vec![vec![]; nodes.len()];
+        for (x, value) in values.iter().enumerate() {
+            let Some(results) = results.get_mut(value.maker as usize) else {
+                return Err(format!(
+                    "value {x} is made by node {}, of {} nodes",
+                    value.maker,
+                    nodes.len()
+                ));
+            };
+            results.push(x as u32);
+        }
+        for (line, node) in nodes.iter_mut().enumerate() {
+            if !(0.0 <= node.micros && node.micros.is_finite()) {
+                return Err(format!("node {line} takes {} us", node.micros));
+            }
+            node.reads.sort_unstable();
+            node.reads.dedup();
+            for &read in &node.reads {
+                if values
+                    .get(read as usize)
+                    .is_none_or(|value| line <= value.maker as usize)
+                {
+                    return Err(format!(
+                        "node {line} reads value {read}, which is not made before it"
+                    ));
+                }
+            }
+        }
+        let total = values
+            .iter()
+            .map(|v| v.bytes)
+            .chain(nodes.iter().map(|n| n.scratch))
+            .chain(fixed.iter().copied());
+        if total.map(u128::from).sum::<u128>() > 1 << 62 {
+            return Err("the sizes add up to more than 2^62 bytes".into());
+        }
+        Ok(Problem {
+            nodes,
+            values,
+            fixed,
+            results,
+        })
+    }
+
+    /// The nodes, in their order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+    /// The values.
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+    /// The values that a node makes.
+    pub fn results(&self, node: u32) -> &[u32] {
+        &self.results[node as usize]
+    }
+    /// Time of a step without reruns, µs.
+    pub fn base_micros(&self) -> f64 {
+        self.nodes.iter().map(|n| n.micros).sum()
+    }
+    /// True if a node may run again before a line.
+    pub fn may_rerun(&self, rerun: Rerun) -> bool {
+        let n_lines = self.nodes.len() as u32;
+        rerun.node < rerun.line
+            && rerun.line < n_lines
+            && rerun.line <= self.nodes[rerun.node as usize].until
+    }
+}
+
+/// Before line `line`, node `node` runs again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Rerun {
+    /// The line before which it stands.
+    pub line: u32,
+    /// The node.
+    pub node: u32,
+}
+
+/// Peak and time of a set of reruns.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Evaluation {
+    /// The most bytes in memory at once.
+    pub peak: u64,
+    /// Time of a step, µs.
+    pub micros: f64,
+}
+
+/// A set of reruns with its peak and time.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Solution {
+    /// The reruns, in the order in which they run.
+    pub reruns: Vec<Rerun>,
+    /// The most bytes in memory at once.
+    pub peak: u64,
+    /// Time of a step, µs.
+    pub micros: f64,
+}
+
+impl Solution {
+    fn new(problem: &Problem, mut reruns: Vec<Rerun>) -> Solution {
+        reruns.sort_unstable();
+        let Evaluation { peak, micros } = evaluate(problem, &reruns);
+        Solution {
+            reruns,
+            peak,
+            micros,
+        }
+    }
+}
+
+/// The meaning of a set of reruns: the lines run one by one, each value's latest copy found and its
+/// last read noted. Every solution is measured by this.
+///
+/// # Panics
+/// If a node runs again that may not: see [`Problem::may_rerun`].
+pub fn evaluate(problem: &Problem, reruns: &[Rerun]) -> Evaluation {
+    let n_lines = problem.nodes.len() as u32;
+    assert!(
+        reruns.iter().all(|&rerun| problem.may_rerun(rerun)),
+        "a rerun should be allowed"
+    );
+    let own = (0..n_lines).map(|line| Rerun { line, node: line });
+    let mut steps: Vec<Rerun> = reruns.iter().copied().chain(own).collect();
+    steps.sort_unstable();
+    steps.dedup();
+    // A copy of a value: the value, and the first and last step at which it is in memory.
+    let mut copies: Vec<(u32, usize, usize)> = vec![];
+    let mut latest: BTreeMap<u32, usize> = BTreeMap::new();
+    for (step, run) in steps.iter().enumerate() {
+        for read in &problem.nodes[run.node as usize].reads {
+            copies[latest[read]].2 = step;
+        }
+        for &value in problem.results(run.node) {
+            latest.insert(value, copies.len());
+            copies.push((value, step, step));
+        }
+    }
+    for (value, &copy) in &latest {
+        if problem.values[*value as usize].kept {
+            copies[copy].2 = steps.len() - 1;
+        }
+    }
+    let mut bytes: Vec<u64> = steps
+        .iter()
+        .map(|run| problem.fixed[run.line as usize] + problem.nodes[run.node as usize].scratch)
+        .collect();
+    let mut starts = vec![0; steps.len() + 1];
+    let mut ends = vec![0; steps.len() + 1];
+    for (value, first, last) in copies {
+        starts[first] += problem.values[value as usize].bytes;
+        ends[last + 1] += problem.values[value as usize].bytes;
+    }
+    let mut live = 0;
+    for (step, bytes) in bytes.iter_mut().enumerate() {
+        live = live + starts[step] - ends[step];
+        *bytes += live;
+    }
+    let micros = steps
+        .iter()
+        .map(|run| problem.nodes[run.node as usize].micros)
+        .sum();
+    Evaluation {
+        peak: bytes.into_iter().max().unwrap_or(0),
+        micros,
+    }
+}

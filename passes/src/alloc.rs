@@ -1,0 +1,147 @@
+//! Gives every buffer of a schedule its place: lifetimes to a [`Plan`]. The buffers of a pool are one
+//! kind of [`Trace`]; [`placement`] plans them as it plans those of other programs.
+
+use ir::schedule::{Buffer, InstrKind, Pool, Schedule};
+use ir::{Id, Plan, Table};
+use placement::trace::{Block, Trace};
+use placement::{Effort, Options, place};
+
+/// When a buffer holds something: lines `start..end` of the schedule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lifetime {
+    /// First line.
+    pub start: u32,
+    /// One past the last line.
+    pub end: u32,
+}
+
+/// Lifetimes by list position: from the first line that touches a buffer to the last. What is there
+/// at entry or exit lives for the whole step.
+pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
+    let n = schedule.instrs.len() as u32;
+    let mut lives = Table::filled(
+        schedule.buffers.len(),
+        Lifetime {
+            start: u32::MAX,
+            end: 0,
+        },
+    );
+    for instr in schedule.instrs.ids() {
+        // Not by accesses: a zero-byte operand is none, yet its buffer wants a place.
+        for loc in schedule.instrs[instr].kind.places() {
+            let life = &mut lives[loc.buffer];
+            life.start = life.start.min(instr.index() as u32);
+            life.end = life.end.max(instr.index() as u32 + 1);
+        }
+    }
+    for (_, loc) in schedule.entry.iter().chain(&schedule.exit) {
+        lives[loc.buffer] = Lifetime {
+            start: 0,
+            end: n.max(1),
+        };
+    }
+    for buffer in schedule.buffers.ids() {
+        if lives[buffer].end <= lives[buffer].start {
+            lives[buffer] = Lifetime {
+                start: 0,
+                end: n.max(1),
+            };
+        }
+    }
+    lives
+}
+
+/// Bytes alive at each line, of one pool.
+pub fn live_bytes(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Pool) -> Vec<u64> {
+    let n = schedule.instrs.len().max(1);
+    let mut change = vec![0i128; n + 1];
+    for (buffer, data) in schedule
+        .buffers
+        .iter()
+        .filter(|(_, data)| data.pool == pool)
+    {
+        change[lives[buffer].start as usize] += i128::from(data.bytes);
+        change[lives[buffer].end as usize] -= i128::from(data.bytes);
+    }
+    let mut live = 0;
+    change[..n]
+        .iter()
+        .map(|c| {
+            live += c;
+            live as u64
+        })
+        .collect()
+}
+
+/// The most bytes that one line reads, writes and uses, of one pool.
+pub fn neediest(schedule: &Schedule, pool: Pool) -> u64 {
+    let needs = |kind: &InstrKind| -> u64 {
+        let mut buffers: Vec<Buffer> = kind
+            .places()
+            .map(|loc| loc.buffer)
+            .filter(|&buffer| schedule.buffers[buffer].pool == pool)
+            .collect();
+        buffers.sort_unstable();
+        buffers.dedup();
+        buffers
+            .into_iter()
+            .map(|buffer| schedule.buffers[buffer].bytes)
+            .sum()
+    };
+    schedule
+        .instrs
+        .values()
+        .map(|data| needs(&data.kind))
+        .max()
+        .unwrap_or(0)
+}
+
+/// The lower bound of any plan's peak: the most bytes alive at one line.
+pub fn live_peak(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Pool) -> u64 {
+    live_bytes(schedule, lives, pool)
+        .into_iter()
+        .max()
+        .unwrap_or(0)
+}
+
+/// A plan is good enough if its peak exceeds the lower bound by at most one part in this number.
+const NEAR: u64 = 200;
+
+/// A plan in which buffers that live at the same time do not meet.
+pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
+    let mut offset = Table::filled(schedule.buffers.len(), 0u64);
+    for pool in schedule.pools.ids() {
+        let buffers: Vec<Buffer> = schedule
+            .buffers
+            .iter()
+            .filter(|(_, data)| data.pool == pool)
+            .map(|(b, _)| b)
+            .collect();
+        let block = |&buffer: &Buffer| {
+            let Lifetime { start, end } = lives[buffer];
+            let bytes = schedule.buffers[buffer].bytes;
+            Block {
+                start: start.into(),
+                end: end.into(),
+                bytes,
+                ..Block::default()
+            }
+        };
+        let trace = Trace {
+            blocks: buffers.iter().map(block).collect(),
+            ..Trace::default()
+        };
+        let bound = live_peak(schedule, lives, pool);
+        let options = Options {
+            effort: Effort::Brief,
+            capacity: Some(bound + bound / NEAR),
+            ..Options::default()
+        };
+        let placed =
+            place(&trace, &options, &mut |_, _| ()).expect("a schedule's buffers should be right");
+        for (buffer, at) in buffers.into_iter().zip(placed.offsets) {
+            offset[buffer] = at;
+        }
+    }
+    Plan::new(schedule, offset)
+}

@@ -1,0 +1,147 @@
+//! Runs the planners: every part of their work, on as many threads as there are processors.
+
+use super::record::{self, Draft, Wanted};
+use super::{greedy, layout, recompute, weights};
+use crate::plan::tuning::{HOSTED, REMAT_STARTS, RUNGS};
+use crate::plan::{Planner, Problem};
+use rayon::prelude::*;
+
+/// A part of a planner's work. Parts know nothing of each other, but for what the trajectories say
+/// is possible.
+struct Part<'a> {
+    planner: Planner,
+    is_trajectory: bool,
+    drafts: Drafts<'a>,
+}
+
+/// The drafts of a part, as far as they are wanted.
+type Drafts<'a> = Box<dyn Fn(&Wanted) -> Vec<Draft> + Sync + 'a>;
+
+/// What a planner has to do. `auto` does what all of them do, so that no other is better.
+fn parts<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Part<'a>> {
+    let mut parts: Vec<Part<'a>> = vec![];
+    // Shares of few blocks may come to the same.
+    let n_hosted = |share: f64| problem.n_hosted(share);
+    let distinct = |share: f64| {
+        0 < n_hosted(share) && (share == 1.0 || n_hosted(share) < problem.groups.len())
+    };
+    for who in Planner::ALL
+        .into_iter()
+        .filter(|&who| planner == who || planner == Planner::Auto)
+    {
+        let mut part = |is_trajectory, drafts: Drafts<'a>| {
+            parts.push(Part {
+                planner: who,
+                is_trajectory,
+                drafts,
+            })
+        };
+        match who {
+            Planner::Auto => {
+                for start in REMAT_STARTS
+                    .into_iter()
+                    .filter(|start| start.0 == 0.0 || distinct(start.0))
+                {
+                    part(
+                        false,
+                        Box::new(move |wanted| recompute::drafts(problem, start, wanted)),
+                    );
+                }
+                part(false, Box::new(move |_| layout::parts(problem)));
+            }
+            Planner::Keep => {}
+            Planner::Greedy => {
+                for share in HOSTED
+                    .into_iter()
+                    .filter(|&share| share == 0.0 || distinct(share))
+                {
+                    let jumps = move |wanted: &_| {
+                        greedy::jumps(problem, share, greedy::Taste::Cheaper, wanted)
+                    };
+                    part(false, Box::new(jumps));
+                }
+                // Where rounds take long, those tastes that mix means.
+                let mixes = |taste: &greedy::Taste| {
+                    matches!(taste, greedy::Taste::Cheaper | greedy::Taste::Block)
+                };
+                for taste in greedy::TASTES
+                    .into_iter()
+                    .filter(|taste| !problem.is_large() || mixes(taste))
+                {
+                    part(
+                        true,
+                        Box::new(move |wanted| greedy::trajectory(problem, taste, wanted)),
+                    );
+                }
+            }
+            Planner::Offload => part(false, Box::new(move |_| weights::drafts(problem))),
+            Planner::Protrain => part(
+                false,
+                Box::new(move |wanted| layout::drafts(problem, RUNGS, wanted)),
+            ),
+        }
+    }
+    parts
+}
+
+/// What planners propose for each problem that is to be planned, on as many threads as there are
+/// processors: the trajectories, which tell the others what is possible, and then the rest. Of each
+/// planner's drafts those remain that no other of its own clearly beats: what one planner proposes
+/// never hides what another does. Returned with the least time at which a ladder ended before its
+/// drafts did, µs: no slower plan is wanted without the rest of it.
+pub(super) fn propose(
+    problems: &[Problem<'_>],
+    planned: &[bool],
+    planner: Planner,
+    mut wanted: Wanted,
+) -> (Vec<Vec<Draft>>, f64) {
+    let planned = problems.iter().enumerate().filter(|(i, _)| planned[*i]);
+    let all: Vec<(usize, Part<'_>)> = planned
+        .flat_map(|(i, problem)| {
+            parts(problem, planner)
+                .into_iter()
+                .map(move |part| (i, part))
+        })
+        .collect();
+    let mut done: Vec<Vec<Draft>> = vec![vec![]; all.len()];
+    let mut ended = f64::INFINITY;
+    for trajectories in [true, false] {
+        let now: Vec<usize> = (0..all.len())
+            .filter(|&k| all[k].1.is_trajectory == trajectories)
+            .collect();
+        let drafts: Vec<Vec<Draft>> = now
+            .par_iter()
+            .with_max_len(1)
+            .map(|&k| (all[k].1.drafts)(&wanted))
+            .collect();
+        let mut possible = f64::INFINITY;
+        for (k, drafts) in now.into_iter().zip(drafts) {
+            let problem = &problems[all[k].0];
+            ended = ended.min(wanted.end(problem, &drafts).unwrap_or(f64::INFINITY));
+            possible = possible.min(wanted.fastest(problem, &drafts));
+            done[k] = drafts;
+        }
+        if wanted.possible.is_infinite() {
+            wanted.possible = possible;
+        }
+    }
+    let of = |i: usize, planner: Planner| -> Vec<Draft> {
+        let parts = all
+            .iter()
+            .zip(&done)
+            .filter(|((of, part), _)| *of == i && part.planner == planner);
+        // One that the host has no room for should not hide one that it has.
+        parts
+            .flat_map(|(_, drafts)| drafts)
+            .filter(|draft| problems[i].host_holds(draft.host))
+            .cloned()
+            .collect()
+    };
+    let front = |i: usize| {
+        Planner::ALL
+            .into_iter()
+            .flat_map(|planner| record::front(&problems[i], of(i, planner)))
+            .collect()
+    };
+    ((0..problems.len()).map(front).collect(), ended)
+}

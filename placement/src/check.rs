@@ -1,0 +1,460 @@
+//! Checks a plan of addresses. It sees the trace and the offsets, and nothing of the planner.
+//!
+//! One sweep over time keeps the live blocks ordered by address, so a new block is compared only
+//! with its two neighbours. Blocks count with the bytes that were requested; a planner may round
+//! them up, but the check does not need to know.
+//!
+//! With several streams there is a second sweep. Each range of bytes records which stream used it
+//! last. Each stream records how far it has waited for every other stream (a vector clock). A
+//! stream that gets bytes must have waited until their last user was done.
+
+use super::trace::Trace;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What is wrong with a plan. Blocks are positions in the trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// There is not one address for each block.
+    Count {
+        /// Blocks of the trace.
+        blocks: usize,
+        /// Addresses of the plan.
+        offsets: usize,
+    },
+    /// Two blocks have a byte in common while both are needed.
+    Overlap {
+        /// The one that was there.
+        below: usize,
+        /// The one that came.
+        above: usize,
+        /// When it came.
+        tick: u64,
+    },
+    /// A stream gets bytes that another has used, and has not waited for it since.
+    Unordered {
+        /// The block that had them last.
+        before: usize,
+        /// The one that gets them.
+        after: usize,
+        /// When.
+        tick: u64,
+    },
+    /// A block is to be made in the bytes of another, and lies elsewhere.
+    Apart {
+        /// The block.
+        block: usize,
+        /// The other.
+        from: usize,
+    },
+    /// An address is no multiple of what it has to be.
+    Misaligned {
+        /// The block.
+        block: usize,
+        /// What it has to be a multiple of.
+        alignment: u64,
+    },
+    /// The trace says where the block has to be, and it is elsewhere.
+    Moved {
+        /// The block.
+        block: usize,
+        /// Where it has to be.
+        to: u64,
+    },
+    /// A block ends beyond the pool, or beyond the last address that a number can hold.
+    Outside {
+        /// The block.
+        block: usize,
+        /// Bytes of the pool.
+        capacity: u64,
+    },
+}
+
+/// How a fault reads, with the names of its blocks.
+pub struct Told<'a>(pub &'a Fault, pub &'a Trace, pub &'a [u64]);
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Told(fault, trace, offsets) = *self;
+        let place = |block: usize| {
+            let (id, bytes, offset) = (
+                &trace.blocks[block].id,
+                trace.blocks[block].bytes,
+                offsets[block],
+            );
+            format!("block {id} ({bytes} bytes at {offset})")
+        };
+        match *fault {
+            Fault::Count { blocks, offsets } => {
+                write!(f, "{blocks} blocks and {offsets} addresses")
+            }
+            Fault::Overlap { below, above, tick } => {
+                write!(
+                    f,
+                    "{} and {} overlap from tick {tick} on",
+                    place(below),
+                    place(above)
+                )
+            }
+            Fault::Unordered {
+                before,
+                after,
+                tick,
+            } => {
+                let stream = |block: usize| trace.blocks[block].origin.stream;
+                let (first, second) = (stream(before), stream(after));
+                let (before, after) = (place(before), place(after));
+                write!(
+                    f,
+                    "{after} gets bytes of {before} at tick {tick}, and stream {second} has not \
+                     waited for {first}"
+                )
+            }
+            Fault::Apart { block, from } => {
+                write!(
+                    f,
+                    "{} is not where {} is, whose bytes it shares",
+                    place(block),
+                    place(from)
+                )
+            }
+            Fault::Misaligned { block, alignment } => {
+                write!(f, "{}: not a multiple of {alignment}", place(block))
+            }
+            Fault::Moved { block, to } => write!(f, "{}: the trace fixes it at {to}", place(block)),
+            Fault::Outside { block, capacity } => {
+                write!(f, "{}: ends beyond {capacity}", place(block))
+            }
+        }
+    }
+}
+
+/// Checks that
+///
+/// * every block has an address, a multiple of its alignment and of `align`, within `capacity`;
+/// * a fixed address is respected, and a block made in the bytes of another lies there;
+/// * no two blocks overlap;
+/// * a stream reuses bytes of another stream only after it has waited for it.
+///
+/// Returns the highest address in use, in bytes, or the faults. A block that overlaps another is
+/// ignored from there on: it is one fault, however many blocks it overlaps.
+pub fn check(
+    trace: &Trace,
+    offsets: &[u64],
+    align: u64,
+    capacity: Option<u64>,
+) -> Result<u64, Vec<Fault>> {
+    let blocks = &trace.blocks;
+    if blocks.len() != offsets.len() {
+        return Err(vec![Fault::Count {
+            blocks: blocks.len(),
+            offsets: offsets.len(),
+        }]);
+    }
+    let mut faults = vec![];
+    let mut peak = 0;
+    let capacity = capacity.unwrap_or(u64::MAX);
+    // Comings and goings: a block that ends at a tick makes room for one that begins there, so
+    // goings are first.
+    let mut events: Vec<(u64, bool, usize)> = vec![];
+    for (i, (block, &offset)) in blocks.iter().zip(offsets).enumerate() {
+        for alignment in [block.alignment, align] {
+            if 1 < alignment && !offset.is_multiple_of(alignment) {
+                faults.push(Fault::Misaligned {
+                    block: i,
+                    alignment,
+                });
+            }
+        }
+        if let Some(from) = block
+            .within
+            .filter(|&from| offsets.get(from) != Some(&offset))
+        {
+            faults.push(Fault::Apart {
+                block: i,
+                from: from.min(blocks.len() - 1),
+            });
+        }
+        if let Some(to) = block.offset.filter(|&to| to != offset) {
+            faults.push(Fault::Moved { block: i, to });
+        }
+        match offset
+            .checked_add(block.bytes)
+            .filter(|&end| end <= capacity)
+        {
+            Some(end) => peak = peak.max(end),
+            None => {
+                faults.push(Fault::Outside { block: i, capacity });
+                continue;
+            }
+        }
+        if block.bytes == 0 {
+            continue;
+        }
+        // The times in which it is needed: between its gaps.
+        let mut start = block.start;
+        for (until, next) in block.gaps.iter().copied().chain([(block.end, block.end)]) {
+            if start < until {
+                events.extend([(start, true, i), (until, false, i)]);
+            }
+            start = start.max(next);
+        }
+    }
+    events.sort_unstable();
+    let shares = shares(trace);
+    // Who is where: blocks that share their bytes lie at one address.
+    let mut here: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+    for &(tick, comes, i) in &events {
+        let (lo, hi) = (offsets[i], offsets[i] + blocks[i].bytes);
+        if !comes {
+            // One that met another was not put in.
+            if let Some(there) = here.get_mut(&lo) {
+                there.retain(|&j| j != i);
+                if there.is_empty() {
+                    here.remove(&lo);
+                }
+            }
+            continue;
+        }
+        // Invariant: addresses in `here` are apart, so only those at the last one below `hi` can be
+        // in the way.
+        let last = here.range(..hi).next_back().map(|(_, there)| there);
+        let meets = |&&j: &&usize| {
+            lo < offsets[j] + blocks[j].bytes && !(shares[i] == shares[j] && offsets[j] == lo)
+        };
+        match last.and_then(|there| there.iter().find(meets)) {
+            Some(&j) => faults.push(Fault::Overlap {
+                below: j,
+                above: i,
+                tick,
+            }),
+            None => here.entry(lo).or_default().push(i),
+        }
+    }
+    unordered(trace, offsets, &events, &shares, &mut faults);
+    if faults.is_empty() {
+        Ok(peak)
+    } else {
+        Err(faults)
+    }
+}
+
+/// For each block the first of those that share its bytes; of blocks that lie in themselves any.
+fn shares(trace: &Trace) -> Vec<usize> {
+    let mut first: Vec<Option<usize>> = vec![None; trace.blocks.len()];
+    for i in 0..first.len() {
+        let (mut path, mut at) = (vec![], i);
+        while first[at].is_none() && path.len() <= first.len() {
+            path.push(at);
+            at = trace.blocks[at]
+                .within
+                .filter(|&other| other < first.len())
+                .unwrap_or(at);
+            if path.last() == Some(&at) {
+                break;
+            }
+        }
+        let found = first[at].unwrap_or(at);
+        path.into_iter().for_each(|at| first[at] = Some(found));
+    }
+    first
+        .into_iter()
+        .enumerate()
+        .map(|(i, found)| found.unwrap_or(i))
+        .collect()
+}
+
+/// Finds blocks whose bytes another stream may still use. Events are starts and ends of blocks in
+/// order. An event at the tick of a wait may be on either side of it.
+fn unordered(
+    trace: &Trace,
+    offsets: &[u64],
+    events: &[(u64, bool, usize)],
+    shares: &[usize],
+    faults: &mut Vec<Fault>,
+) {
+    let stream = |i: usize| trace.blocks[i].origin.stream;
+    if events
+        .iter()
+        .all(|&(_, _, i)| stream(i) == stream(events[0].2))
+    {
+        return;
+    }
+    let mut waits = trace.waits.clone();
+    waits.sort_by_key(|wait| wait.tick);
+    let mut waits = waits.into_iter().peekable();
+    // What a stream knows of others: everything before these ticks.
+    let mut knows: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
+    // Ranges of bytes by their start: the end, the last user, and the tick at which it ended, if it
+    // has.
+    let mut last: BTreeMap<u64, (u64, usize, u64)> = BTreeMap::new();
+    // When those that share bytes were done with them last.
+    let mut gone: Vec<u64> = vec![0; trace.blocks.len()];
+    for &(tick, comes, i) in events {
+        if !comes {
+            gone[shares[i]] = tick;
+            continue;
+        }
+        while let Some(wait) = waits.next_if(|wait| wait.tick < tick) {
+            let mut news = knows.get(&wait.on).cloned().unwrap_or_default();
+            news.insert(wait.on, wait.tick);
+            let own = knows.entry(wait.stream).or_default();
+            for (other, until) in news {
+                let known = own.entry(other).or_default();
+                *known = until.max(*known);
+            }
+        }
+        let (lo, hi) = (offsets[i], offsets[i] + trace.blocks[i].bytes);
+        let from = last
+            .range(..lo)
+            .next_back()
+            .filter(|(_, (end, ..))| lo < *end)
+            .map_or(lo, |(&at, _)| at);
+        let touched: Vec<u64> = last.range(from..hi).map(|(&at, _)| at).collect();
+        let mut told = None;
+        for at in touched {
+            let (end, j, came) = last
+                .remove(&at)
+                .expect("a range that was found should be there");
+            let known = || {
+                knows
+                    .get(&stream(i))
+                    .and_then(|own| own.get(&stream(j)))
+                    .copied()
+                    .unwrap_or(0)
+            };
+            let done = gone[shares[j]];
+            // Who is still there is another fault.
+            if stream(i) != stream(j) && came < done && known() <= done {
+                told = told.or(Some(j));
+            }
+            if at < lo {
+                last.insert(at, (lo, j, came));
+            }
+            if hi < end {
+                last.insert(hi, (end, j, came));
+            }
+        }
+        if let Some(before) = told {
+            faults.push(Fault::Unordered {
+                before,
+                after: i,
+                tick,
+            });
+        }
+        last.insert(lo, (hi, i, tick));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::Block;
+    use proptest::prelude::*;
+
+    fn block(start: u64, end: u64, bytes: u64) -> Block {
+        Block {
+            id: format!("{start}-{end}"),
+            start,
+            end,
+            bytes,
+            ..Block::default()
+        }
+    }
+
+    fn trace(blocks: Vec<Block>) -> Trace {
+        Trace {
+            blocks,
+            ..Trace::default()
+        }
+    }
+
+    #[test]
+    fn each_fault_is_found() {
+        let two = trace(vec![block(0, 4, 8), block(2, 6, 8)]);
+        assert_eq!(check(&two, &[0, 8], 8, Some(16)), Ok(16));
+        assert_eq!(
+            check(&two, &[0], 1, None),
+            Err(vec![Fault::Count {
+                blocks: 2,
+                offsets: 1
+            }])
+        );
+        assert_eq!(
+            check(&two, &[0, 4], 1, None),
+            Err(vec![Fault::Overlap {
+                below: 0,
+                above: 1,
+                tick: 2
+            }])
+        );
+        assert_eq!(
+            check(&two, &[0, 8], 16, None),
+            Err(vec![Fault::Misaligned {
+                block: 1,
+                alignment: 16
+            }])
+        );
+        assert_eq!(
+            check(&two, &[0, 8], 1, Some(15)),
+            Err(vec![Fault::Outside {
+                block: 1,
+                capacity: 15
+            }])
+        );
+        let end = u64::MAX;
+        assert_eq!(
+            check(&two, &[0, end], 1, None),
+            Err(vec![Fault::Outside {
+                block: 1,
+                capacity: end
+            }])
+        );
+        let mut fixed = two.clone();
+        fixed.blocks[0].offset = Some(16);
+        assert_eq!(
+            check(&fixed, &[0, 8], 1, None),
+            Err(vec![Fault::Moved { block: 0, to: 16 }])
+        );
+        let mut aligned = two;
+        aligned.blocks[1].alignment = 16;
+        assert_eq!(
+            check(&aligned, &[0, 8], 1, None),
+            Err(vec![Fault::Misaligned {
+                block: 1,
+                alignment: 16
+            }])
+        );
+    }
+
+    #[test]
+    fn bytes_are_free_in_gaps_and_after_the_end() {
+        let mut blocks = vec![block(0, 9, 8), block(3, 5, 8), block(9, 12, 8)];
+        blocks[0].gaps = vec![(3, 5)];
+        assert_eq!(check(&trace(blocks.clone()), &[0, 0, 0], 1, None), Ok(8));
+        blocks[1].end = 6;
+        let found = check(&trace(blocks), &[0, 0, 0], 1, None);
+        assert_eq!(
+            found,
+            Err(vec![Fault::Overlap {
+                below: 1,
+                above: 0,
+                tick: 5
+            }])
+        );
+    }
+
+    proptest! {
+        /// The sweep finds an overlap where comparing all pairs does.
+        #[test]
+        fn agrees_with_all_pairs(items in prop::collection::vec((0u64..20, 1u64..8, 0u64..6, 0u64..20), 0..12)) {
+            let trace = trace(items.iter().map(|&(start, span, bytes, _)| block(start, start + span, bytes)).collect());
+            let offsets: Vec<u64> = items.iter().map(|item| item.3).collect();
+            let meet = |&(s, span, bytes, lo): &(u64, u64, u64, u64), &(t, spun, size, at): &(u64, u64, u64, u64)| {
+                s < t + spun && t < s + span && 0 < bytes && 0 < size && lo < at + size && at < lo + bytes
+            };
+            let overlaps = (0..items.len()).any(|i| (0..i).any(|j| meet(&items[i], &items[j])));
+            prop_assert_eq!(check(&trace, &offsets, 1, None).is_err(), overlaps);
+        }
+    }
+}

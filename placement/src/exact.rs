@@ -1,0 +1,629 @@
+//! Decides by search whether blocks fit a capacity. The method is MiniMalloc's (Moffitt, ASPLOS
+//! 2023), with more inference.
+//!
+//! If a plan exists, then one exists in which no block can slide down. Such a plan is found by
+//! placing blocks in the order of their offsets, each directly on the highest block placed under
+//! it; ties go by rank. So each step of the search places one of the blocks that may come next in
+//! that order. It gives up a branch when
+//!
+//! * a section has no room for the blocks that it still needs: blocks come in the order of their
+//!   lowest possible offsets, and every set of blocks that cannot start below some offset must fit
+//!   above it;
+//! * a block could still slide into the space that the next one leaves empty (dominance).
+//!
+//! Where no unplaced block lives across a time, the parts before and after it are searched
+//! separately, so that neither repeats the other's failures. Each part is ranked anew by its open
+//! blocks, because the fullest section of the whole may be easy within a part. (A block whose turn
+//! had passed under the old rank stays lifted, so nothing is tried twice.)
+//!
+//! A search is limited by the number of items that it examines, and is repeated with other ranks:
+//! which blocks should come first differs between problems. Searches learn: a section that often
+//! had no room weighs more in the ranks of the next search (weighted degrees: Boussemart et al.,
+//! 2004), so that the hard part comes first.
+
+use super::order::Rank;
+use super::problem::{Item, Problem};
+use std::cmp::Reverse;
+use std::ops::Range;
+
+/// What a search came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// There is a plan: see [`Search::offsets`].
+    Found,
+    /// There is none.
+    None,
+    /// The steps did not suffice to tell.
+    Spent,
+}
+
+/// A section that failed 1000 times weighs twice what it holds. Of 0.02 to 0.2, none does much
+/// better on random instances.
+const LEARNED: f64 = 0.1;
+/// Not placed.
+const OPEN: u64 = u64::MAX;
+
+/// Blocks, and which of them meet.
+pub(super) struct Blocks<'a> {
+    items: &'a [Item],
+    bytes: Vec<u64>,
+    align: Vec<u64>,
+    /// Those that meet a block.
+    meets: Lists,
+    /// Sections of a block, and blocks of a section.
+    sections: Lists,
+    members: Lists,
+}
+
+/// The state of a search.
+pub(super) struct Search<'a> {
+    blocks: &'a Blocks<'a>,
+    /// A block's place in the order that settles ties.
+    rank: Vec<u32>,
+    ranked: Rank,
+    capacity: u64,
+    /// Where a block is, or [`OPEN`].
+    at: Vec<u64>,
+    /// The top of the highest block placed under an open one: it would lie there if it came next.
+    low: Vec<u64>,
+    /// The least offset that an open block can still have: more than `low` once its turn at `low`
+    /// has passed.
+    lift: Vec<u64>,
+    /// Which open block that is to come under it was last found to allow that offset.
+    support: Vec<u32>,
+    /// The least of these, of a section; and its open bytes.
+    floor: Vec<u64>,
+    open: Vec<u64>,
+    /// Open blocks that live in a section and the one after.
+    across: Vec<u32>,
+    /// Blocks that are placed, and what else to undo.
+    placed: Vec<u32>,
+    trail: Vec<Undo>,
+    /// Open blocks of the parts that are being searched, one after the other.
+    lists: Vec<u32>,
+    candidates: Vec<(u64, u32, u32)>,
+    dirty: Vec<u32>,
+    is_dirty: Vec<bool>,
+    sorted: Vec<(u64, u64)>,
+    /// How often a section had no room, in all runs; and what that makes its bytes weigh.
+    failed: Vec<u32>,
+    weight: Vec<f64>,
+    /// Ranks to go back to, and keys of blocks that are ranked.
+    ranks: Vec<u32>,
+    keys: Vec<(Reverse<[u64; 3]>, u32)>,
+    /// How many blocks and sections may still be looked at.
+    pub(super) left: u64,
+}
+
+enum Undo {
+    Low(u32, u64),
+    Lift(u32, u64),
+    Floor(u32, u64),
+}
+
+/// Lists of numbers, end to end.
+struct Lists {
+    start: Vec<u32>,
+    all: Vec<u32>,
+}
+
+impl Lists {
+    fn new(lists: impl Iterator<Item = Vec<u32>>) -> Lists {
+        let mut made = Lists {
+            start: vec![0],
+            all: vec![],
+        };
+        for list in lists {
+            made.all.extend(list);
+            made.start.push(made.all.len() as u32);
+        }
+        made
+    }
+    fn range(&self, i: u32) -> Range<usize> {
+        self.start[i as usize] as usize..self.start[i as usize + 1] as usize
+    }
+}
+
+impl<'a> Blocks<'a> {
+    /// The items of a problem.
+    pub(super) fn new(problem: &'a Problem) -> Blocks<'a> {
+        let items = &problem.items;
+        let n = items.len() as u32;
+        let of_item = |i: u32| {
+            problem
+                .spans(&items[i as usize])
+                .iter()
+                .flat_map(|(s, e)| s..e)
+                .collect::<Vec<u32>>()
+        };
+        let mut members = vec![vec![]; problem.sections() as usize];
+        for i in 0..n {
+            of_item(i)
+                .into_iter()
+                .for_each(|s| members[s as usize].push(i));
+        }
+        let meets = |i: u32| {
+            let meet = |j: &u32| *j != i && problem.meet(&items[i as usize], &items[*j as usize]);
+            (0..n).filter(meet).collect::<Vec<u32>>()
+        };
+        Blocks {
+            items,
+            bytes: items.iter().map(|item| item.bytes).collect(),
+            align: items.iter().map(|item| item.align).collect(),
+            meets: Lists::new((0..n).map(meets)),
+            sections: Lists::new((0..n).map(of_item)),
+            members: Lists::new(members.into_iter()),
+        }
+    }
+}
+
+impl<'a> Search<'a> {
+    /// A search that has learned nothing.
+    pub(super) fn new(blocks: &'a Blocks<'a>) -> Search<'a> {
+        let (n, sections) = (blocks.items.len(), blocks.members.start.len() - 1);
+        Search {
+            blocks,
+            rank: vec![0; n],
+            ranked: Rank::default(),
+            capacity: 0,
+            at: vec![OPEN; n],
+            low: vec![0; n],
+            lift: vec![0; n],
+            support: vec![0; n],
+            floor: vec![0; sections],
+            open: vec![0; sections],
+            across: vec![0; sections],
+            placed: vec![],
+            trail: vec![],
+            lists: vec![],
+            candidates: vec![],
+            dirty: vec![],
+            is_dirty: vec![false; sections],
+            sorted: vec![],
+            failed: vec![0; sections],
+            weight: vec![1.0; sections],
+            ranks: vec![],
+            keys: vec![],
+            left: 0,
+        }
+    }
+
+    /// How many blocks there are.
+    pub(super) fn len(&self) -> usize {
+        self.blocks.items.len()
+    }
+
+    /// Offsets of the plan that was found.
+    pub(super) fn offsets(&self) -> &[u64] {
+        &self.at
+    }
+
+    /// Searches for a plan between `base` and `capacity`.
+    pub(super) fn run(&mut self, rank: Rank, base: u64, capacity: u64) -> Outcome {
+        let n = self.blocks.bytes.len() as u32;
+        self.ranked = rank;
+        for (weight, &failed) in self.weight.iter_mut().zip(&self.failed) {
+            *weight = if rank.learned {
+                (1.0 + f64::from(failed)).powf(LEARNED)
+            } else {
+                1.0
+            };
+        }
+        self.capacity = capacity;
+        self.at.fill(OPEN);
+        // Itself: none.
+        self.support = (0..n).collect();
+        for (low, align) in self.low.iter_mut().zip(&self.blocks.align) {
+            *low = base.next_multiple_of(*align);
+        }
+        self.lift.copy_from_slice(&self.low);
+        self.floor.fill(base);
+        self.open.fill(0);
+        self.across.fill(0);
+        for i in 0..n {
+            let mut last = None;
+            for &s in &self.blocks.sections.all[self.blocks.sections.range(i)] {
+                self.open[s as usize] += self.blocks.bytes[i as usize];
+                // A gap joins its two sides all the same: the block has one offset.
+                for between in last.unwrap_or(s)..s {
+                    self.across[between as usize] += 1;
+                }
+                last = Some(s);
+            }
+        }
+        if self
+            .open
+            .iter()
+            .any(|&open| capacity < base.saturating_add(open))
+        {
+            return Outcome::None;
+        }
+        self.placed.clear();
+        self.trail.clear();
+        self.lists.clear();
+        self.candidates.clear();
+        self.lists.extend(0..n);
+        let sections = 0..self.floor.len() as u32;
+        self.rank_anew(0..n as usize);
+        self.parts(0..n as usize, sections, (base, 0))
+    }
+
+    /// Ranks the blocks of a part by its unplaced blocks.
+    fn rank_anew(&mut self, part: Range<usize>) {
+        let mut keys = std::mem::take(&mut self.keys);
+        keys.clear();
+        for &i in &self.lists[part] {
+            let sections = &self.blocks.sections.all[self.blocks.sections.range(i)];
+            self.left = self.left.saturating_sub(4 + sections.len() as u64);
+            let tight = |&s: &u32| (self.open[s as usize] as f64 * self.weight[s as usize]) as u64;
+            let fullest = sections.iter().map(tight).max().unwrap_or(0);
+            keys.push((
+                Reverse(
+                    self.ranked
+                        .order
+                        .key(&self.blocks.items[i as usize], fullest),
+                ),
+                i,
+            ));
+        }
+        keys.sort_unstable();
+        for (place, (_, i)) in (0..).zip(&keys) {
+            self.rank[*i as usize] = self.ranked.disordered(place, *i);
+        }
+        self.keys = keys;
+    }
+
+    /// Places open blocks of a part: those of `lists[part]`, which live in `sections`, each at
+    /// `next` or after it.
+    fn search(&mut self, part: Range<usize>, sections: Range<u32>, next: (u64, u32)) -> Outcome {
+        // No block may lie where another could still slide under it.
+        let heights = self.lists[part.clone()]
+            .iter()
+            .map(|&i| self.low[i as usize] + self.blocks.bytes[i as usize]);
+        let height = heights.min().unwrap_or(0);
+        // And what a section still has to take has to fit above it: whatever comes next, the rest
+        // is not lower.
+        let open = self.open[sections.start as usize..sections.end as usize]
+            .iter()
+            .max();
+        let height = height.min((self.capacity - open.copied().unwrap_or(0)).saturating_add(1));
+        let first = self.candidates.len();
+        for &i in &self.lists[part.clone()] {
+            let key = (self.low[i as usize], self.rank[i as usize]);
+            if next <= key && key.0 < height && self.lift[i as usize] == key.0 {
+                self.candidates.push((key.0, key.1, i));
+            }
+        }
+        let last = self.candidates.len();
+        self.candidates[first..].sort_unstable();
+        self.left = self.left.saturating_sub(part.len() as u64);
+        let mut outcome = Outcome::None;
+        for k in first..last {
+            let (low, rank, block) = self.candidates[k];
+            if self.left == 0 {
+                outcome = Outcome::Spent;
+                break;
+            }
+            let mark = (self.placed.len(), self.trail.len());
+            if self.put(block, low, sections.clone()) {
+                let rest = self.lists.len();
+                for j in part.clone() {
+                    let other = self.lists[j];
+                    if other != block {
+                        self.lists.push(other);
+                    }
+                }
+                outcome = self.parts(rest..self.lists.len(), sections.clone(), (low, rank));
+                self.lists.truncate(rest);
+            }
+            if outcome != Outcome::None {
+                break;
+            }
+            self.undo(mark);
+        }
+        self.candidates.truncate(first);
+        outcome
+    }
+
+    /// Searches each of the parts that nothing joins any more.
+    fn parts(&mut self, part: Range<usize>, sections: Range<u32>, next: (u64, u32)) -> Outcome {
+        if part.is_empty() {
+            return Outcome::Found;
+        }
+        if !self.lift(part.clone(), next) {
+            return Outcome::None;
+        }
+        let mut start = sections.start;
+        let mut begun = self.lists.len();
+        let mut outcome = Outcome::Found;
+        for s in sections.clone() {
+            if self.across[s as usize] != 0 && s + 1 < sections.end {
+                continue;
+            }
+            if self.open[s as usize] == 0 && start == s {
+                start = s + 1;
+                continue;
+            }
+            if start == sections.start && s + 1 == sections.end {
+                return self.search(part, sections, next);
+            }
+            for j in part.clone() {
+                let i = self.lists[j];
+                let first =
+                    self.blocks.sections.all[self.blocks.sections.start[i as usize] as usize];
+                if start <= first && first <= s {
+                    self.lists.push(i);
+                }
+            }
+            let own = begun..self.lists.len();
+            if !own.is_empty() {
+                // Whose turn has passed is lifted, so nothing else has to be told from the old
+                // ranks.
+                let before = self.ranks.len();
+                self.ranks.extend(
+                    self.lists[own.clone()]
+                        .iter()
+                        .map(|&i| self.rank[i as usize]),
+                );
+                self.rank_anew(own.clone());
+                outcome = self.search(own.clone(), start..s + 1, (next.0, 0));
+                for (j, rank) in own.zip(self.ranks.drain(before..)) {
+                    self.rank[self.lists[j] as usize] = rank;
+                }
+            }
+            self.lists.truncate(begun);
+            begun = self.lists.len();
+            start = s + 1;
+            if outcome != Outcome::Found {
+                break;
+            }
+        }
+        outcome
+    }
+
+    /// Places a block. Returns false if the remaining blocks then have no room.
+    fn put(&mut self, block: u32, low: u64, part: Range<u32>) -> bool {
+        let bytes = self.blocks.bytes[block as usize];
+        let top = low + bytes;
+        self.at[block as usize] = low;
+        self.placed.push(block);
+        let sections = self.blocks.sections.range(block);
+        let cost = 16 + sections.len() + self.blocks.meets.range(block).len() + part.len();
+        self.left = self.left.saturating_sub(cost as u64);
+        let mut last = None;
+        for k in sections.clone() {
+            let s = self.blocks.sections.all[k];
+            self.open[s as usize] -= bytes;
+            for between in last.unwrap_or(s)..s {
+                self.across[between as usize] -= 1;
+            }
+            last = Some(s);
+            self.is_dirty[s as usize] = true;
+            self.dirty.push(s);
+        }
+        for k in self.blocks.meets.range(block) {
+            let other = self.blocks.meets.all[k];
+            let was = self.low[other as usize];
+            if self.at[other as usize] == OPEN && was < top {
+                self.trail.push(Undo::Low(other, was));
+                self.low[other as usize] = top.next_multiple_of(self.blocks.align[other as usize]);
+                self.raise(other, self.low[other as usize]);
+            }
+        }
+        let mut fits = true;
+        for s in part {
+            if self.capacity < self.floor[s as usize].max(low) + self.open[s as usize]
+                && 0 < self.open[s as usize]
+            {
+                fits = false;
+                self.failed[s as usize] += 1;
+                break;
+            }
+        }
+        self.settle(low, fits)
+    }
+
+    /// Raises the least offset of an open block.
+    fn raise(&mut self, i: u32, lift: u64) {
+        let was = self.lift[i as usize];
+        if lift <= was {
+            return;
+        }
+        self.trail.push(Undo::Lift(i, was));
+        self.lift[i as usize] = lift;
+        for k in self.blocks.sections.range(i) {
+            let s = self.blocks.sections.all[k];
+            if was <= self.floor[s as usize] && !self.is_dirty[s as usize] {
+                self.is_dirty[s as usize] = true;
+                self.dirty.push(s);
+            }
+        }
+    }
+
+    /// Looks at the sections in which something was raised; false if one has no room.
+    fn settle(&mut self, least: u64, mut fits: bool) -> bool {
+        for k in 0..self.dirty.len() {
+            let s = self.dirty[k];
+            self.is_dirty[s as usize] = false;
+            if fits && 0 < self.open[s as usize] {
+                fits = self.has_room(s, least);
+                self.failed[s as usize] += u32::from(!fits);
+            }
+        }
+        self.dirty.clear();
+        fits
+    }
+
+    /// A block whose turn has passed must wait until another one is placed under it, so it lies on
+    /// top of an unplaced block.
+    fn lift(&mut self, part: Range<usize>, next: (u64, u32)) -> bool {
+        for j in part {
+            let i = self.lists[j];
+            let low = self.low[i as usize];
+            if next <= (low, self.rank[i as usize]) && self.lift[i as usize] == low {
+                continue;
+            }
+            let top = |other: u32| {
+                self.lift[other as usize].max(next.0) + self.blocks.bytes[other as usize]
+            };
+            let support = self.support[i as usize];
+            if support != i
+                && self.at[support as usize] == OPEN
+                && top(support) <= self.lift[i as usize]
+            {
+                continue;
+            }
+            let mut least = u64::MAX;
+            self.left = self
+                .left
+                .saturating_sub(self.blocks.meets.range(i).len() as u64);
+            for &other in &self.blocks.meets.all[self.blocks.meets.range(i)] {
+                if self.at[other as usize] == OPEN && top(other) < least {
+                    least = top(other);
+                    self.support[i as usize] = other;
+                }
+            }
+            if self.capacity - self.blocks.bytes[i as usize] < least {
+                return self.settle(next.0, false);
+            }
+            self.raise(i, least.next_multiple_of(self.blocks.align[i as usize]));
+        }
+        self.settle(next.0, true)
+    }
+
+    /// Whether the open blocks of a section have room, none of them below `least`.
+    fn has_room(&mut self, section: u32, least: u64) -> bool {
+        let open = |i: &&u32| self.at[**i as usize] == OPEN;
+        let members = &self.blocks.members.all[self.blocks.members.range(section)];
+        self.left = self.left.saturating_sub(members.len() as u64);
+        let (mut floor, mut top) = (u64::MAX, 0);
+        for &i in members.iter().filter(open) {
+            floor = floor.min(self.lift[i as usize].max(least));
+            top = top.max(self.lift[i as usize].max(least));
+        }
+        let (was, bytes) = (self.floor[section as usize], self.open[section as usize]);
+        if was < floor {
+            self.trail.push(Undo::Floor(section, was));
+            self.floor[section as usize] = floor;
+        }
+        // Most often all would fit above the highest, or not even above the lowest: that is quick
+        // to see.
+        if top + bytes <= self.capacity || self.capacity < floor + bytes {
+            return top + bytes <= self.capacity;
+        }
+        self.sorted.clear();
+        let lows = members.iter().filter(open).map(|&i| {
+            (
+                self.lift[i as usize].max(least),
+                self.blocks.bytes[i as usize],
+            )
+        });
+        self.sorted.extend(lows);
+        self.sorted.sort_unstable();
+        let mut above = 0;
+        self.sorted.iter().rev().all(|&(low, bytes)| {
+            above += bytes;
+            low + above <= self.capacity
+        })
+    }
+
+    /// Takes away again what was placed, and found out, since a mark.
+    fn undo(&mut self, (placed, trail): (usize, usize)) {
+        for change in self.trail.drain(trail..).rev() {
+            match change {
+                Undo::Low(i, low) => self.low[i as usize] = low,
+                Undo::Lift(i, lift) => self.lift[i as usize] = lift,
+                Undo::Floor(s, floor) => self.floor[s as usize] = floor,
+            }
+        }
+        for block in self.placed.drain(placed..) {
+            self.at[block as usize] = OPEN;
+            let mut last = None;
+            for &s in &self.blocks.sections.all[self.blocks.sections.range(block)] {
+                self.open[s as usize] += self.blocks.bytes[block as usize];
+                for between in last.unwrap_or(s)..s {
+                    self.across[between as usize] += 1;
+                }
+                last = Some(s);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::order::ranks;
+    use crate::trace::{Block, Trace};
+    use proptest::prelude::*;
+
+    /// The best peak there is: some best plan is found by first fit in the order of its offsets, so
+    /// all orders are tried.
+    fn best(problem: &Problem, placed: &mut Vec<(usize, u64)>, mut least: u64) -> u64 {
+        let items = &problem.items;
+        if placed.len() == items.len() {
+            return placed
+                .iter()
+                .map(|&(i, at)| at + items[i].bytes)
+                .max()
+                .unwrap_or(0)
+                .min(least);
+        }
+        let bottom = placed.last().map_or(0, |last| last.1);
+        for i in (0..items.len())
+            .filter(|&i| placed.iter().all(|&(j, _)| j != i))
+            .collect::<Vec<_>>()
+        {
+            let under = placed
+                .iter()
+                .filter(|&&(j, _)| problem.meet(&items[i], &items[j]));
+            let at = under
+                .map(|&(j, at)| at + items[j].bytes)
+                .max()
+                .unwrap_or(0)
+                .next_multiple_of(items[i].align);
+            if bottom <= at && at + items[i].bytes < least {
+                placed.push((i, at));
+                least = best(problem, placed, least);
+                placed.pop();
+            }
+        }
+        least
+    }
+
+    proptest! {
+        /// Whatever the rank, and whatever was learned: there is a plan of the best peak, and none
+        /// of a lower one. Few sections and short lives, so that there are parts that nothing
+        /// joins.
+        #[test]
+        fn finds_what_there_is_and_nothing_else(
+            raw in prop::collection::vec((0u64..10, 1u64..5, 1u64..9, 0u32..2, 0u64..5), 1..=7),
+        ) {
+            let blocks = raw.iter().map(|&(start, span, bytes, align, gap)| {
+                let gaps = if 0 < gap && gap + 1 < span { vec![(start + gap, start + gap + 1)] } else { vec![] };
+                Block { start, end: start + span, bytes, alignment: 1 << align, gaps, ..Block::default() }
+            });
+            let trace = Trace { blocks: blocks.collect(), ..Trace::default() };
+            let problem = Problem::new(&trace, 1).unwrap();
+            let peak = best(&problem, &mut vec![], u64::MAX);
+            let blocks = Blocks::new(&problem);
+            for k in 0..ranks(0).len() {
+                let mut search = Search::new(&blocks);
+                for round in 0..4 {
+                    search.left = u64::MAX;
+                    prop_assert_eq!(search.run(ranks(round)[k], 0, peak - 1), Outcome::None);
+                    prop_assert_eq!(search.run(ranks(round)[k], 0, peak), Outcome::Found);
+                    let items = || problem.items.iter().zip(search.offsets());
+                    prop_assert_eq!(items().map(|(item, at)| at + item.bytes).max(), Some(peak));
+                    for (a, &lo) in items() {
+                        prop_assert!(lo.is_multiple_of(a.align));
+                        let apart = |(b, &at): (&Item, &u64)| {
+                            a.block == b.block || !problem.meet(a, b) || at + b.bytes <= lo || lo + a.bytes <= at
+                        };
+                        prop_assert!(items().all(apart));
+                    }
+                }
+            }
+        }
+    }
+}

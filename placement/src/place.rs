@@ -1,0 +1,526 @@
+//! Places the blocks of a trace: sweeps through time, then first fit in several orders, then repair
+//! and search in turns, until the plan is optimal or the effort is spent. Effort is counted in
+//! examined items, not in seconds, so the same trace gets the same plan.
+
+use super::exact::{Blocks, Outcome, Search};
+use super::order::{self, Order, Rank};
+use super::problem::{FREE, Problem};
+use super::repair::Repair;
+use super::sweep::Sweep;
+use super::trace::Trace;
+use super::tree::Tree;
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+pub use super::problem::Error;
+
+/// How long a planner tries.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Effort {
+    /// A sweep; if that is not near the bound, first fit in one order, or a few if there are few
+    /// blocks.
+    Fast,
+    /// Sweeps and orders, and repair and search as there are blocks: what the compiler spends on
+    /// each of the schedules that it compares.
+    Brief,
+    /// Sweeps and orders, then some repair and search: a second or a few.
+    #[default]
+    Normal,
+    /// Far more repair and search.
+    Max,
+}
+
+ir::named! {
+    /// A way to a better plan, beside one pass of first fit.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub enum Method {
+        /// First and best fit in the order of time.
+        Sweeps = "sweeps",
+        /// First fit in other orders than the first.
+        Orders = "orders",
+        /// The snuggest hole instead of the lowest.
+        BestFit = "best-fit",
+        /// Blocks that lie too high are moved, and what is in their way after them.
+        Repair = "repair",
+        /// Exact search.
+        Search = "search",
+    }
+}
+
+/// What is asked of a plan.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// How long to try.
+    pub effort: Effort,
+    /// A plan with at most this peak is accepted, bytes.
+    pub capacity: Option<u64>,
+    /// All addresses and sizes are multiples of this, a power of two; bytes.
+    pub align: u64,
+    /// How many threads may search. The plan does not depend on it.
+    pub threads: usize,
+    /// Methods to do without, to see what each is good for.
+    pub without: [Option<Method>; Method::ALL.len()],
+}
+
+impl Options {
+    fn has(&self, method: Method) -> bool {
+        !self.without.contains(&Some(method))
+    }
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            effort: Effort::default(),
+            capacity: None,
+            align: 1,
+            threads: 1,
+            without: [None; _],
+        }
+    }
+}
+
+/// Where blocks lie.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Placement {
+    /// One for each block of the trace, bytes.
+    pub offsets: Vec<u64>,
+    /// Where the highest block ends, bytes.
+    pub peak: u64,
+    /// No plan's peak is less, bytes.
+    pub lower_bound: u64,
+    /// True if it is proven that no plan's peak is less than this one's.
+    pub optimal: bool,
+    /// What found it.
+    pub method: String,
+}
+
+/// How much of each method an effort has.
+struct Limits {
+    /// How many sweeps there are.
+    sweeps: usize,
+    /// Ranges of addresses that first fit may pass, all orders together; one is tried in any case.
+    climbed: u64,
+    /// A gap below this part of the lower bound is good enough for first fit.
+    near: u64,
+    /// Items that repair may look at.
+    looked: u64,
+    /// Blocks and sections that the exact search may look at.
+    searched: u64,
+}
+
+impl Effort {
+    /// The limits for `n` items.
+    fn limits(self, n: u64) -> Limits {
+        match self {
+            Effort::Fast => Limits {
+                sweeps: 1,
+                climbed: 150_000,
+                near: 4096,
+                looked: 0,
+                searched: 0,
+            },
+            Effort::Brief => {
+                let normal = Effort::Normal.limits(n);
+                // Enough for most schedules that orders leave above the bound, and at most what one
+                // order costs. In small schedules a single gap is a larger share, so they get more.
+                let each = |most: u64| most.min(if n < 512 { 4_000_000 } else { 2_000 * n });
+                let (looked, searched) = (each(normal.looked), each(normal.searched));
+                Limits {
+                    climbed: 2_000_000,
+                    looked,
+                    searched,
+                    ..normal
+                }
+            }
+            Effort::Normal => Limits {
+                sweeps: 4,
+                climbed: 60_000_000,
+                near: 1 << 20,
+                looked: 8_000_000,
+                searched: 45_000_000,
+            },
+            Effort::Max => Limits {
+                sweeps: 4,
+                climbed: 400_000_000,
+                near: 1 << 40,
+                looked: 200_000_000,
+                searched: 2_000_000_000,
+            },
+        }
+    }
+}
+
+/// In the order in which they are tried.
+const SWEEPS: [Sweep; 4] = [
+    Sweep {
+        backward: true,
+        snug: false,
+    },
+    Sweep {
+        backward: true,
+        snug: true,
+    },
+    Sweep {
+        backward: false,
+        snug: false,
+    },
+    Sweep {
+        backward: false,
+        snug: true,
+    },
+];
+/// The exact search knows of each block all that meet it, so it is for no more than these.
+const SEARCHED: usize = 1500;
+/// Most items for which the tightest hole is searched: it examines all holes.
+const SNUG: usize = 50_000;
+
+/// The most bytes alive at once: no plan's peak is less. 0 for a trace that [`place`] refuses.
+pub(super) fn lower_bound(trace: &Trace, align: u64) -> u64 {
+    Problem::new(trace, align).map_or(0, |problem| problem.bound())
+}
+
+/// Finds an address for every block. `progress` receives the method being tried and the lowest peak
+/// so far.
+///
+/// # Errors
+/// A block's life, gaps, size, alignment or fixed offset is invalid, or blocks with fixed offsets
+/// overlap.
+pub(super) fn place(
+    trace: &Trace,
+    options: &Options,
+    progress: &mut dyn FnMut(&str, u64),
+) -> Result<Placement, Error> {
+    let mut problem = Problem::new(trace, options.align)?;
+    let lower_bound = problem.bound();
+    problem.fixed_apart(trace)?;
+    let (stacked, base) = problem.stack_whole();
+    let target = options
+        .capacity
+        .map_or(lower_bound, |capacity| capacity.max(lower_bound));
+    let mut planner = Planner {
+        fullest: vec![],
+        tree: Tree::new(1),
+        problem: &problem,
+        base,
+        target,
+        bound: lower_bound,
+        at: vec![],
+        peak: u64::MAX,
+        method: String::new(),
+        proven: lower_bound,
+        progress,
+    };
+    planner.plan(options);
+    let mut offsets: Vec<u64> = trace
+        .blocks
+        .iter()
+        .map(|block| block.offset.unwrap_or(0))
+        .collect();
+    for (block, at) in stacked {
+        offsets[block as usize] = at;
+    }
+    for (item, &at) in problem.items.iter().zip(&planner.at) {
+        offsets[item.block as usize] = at;
+    }
+    let (peak, method) = (planner.peak, planner.method);
+    Ok(Placement {
+        offsets,
+        peak,
+        lower_bound: planner.proven,
+        optimal: peak == planner.proven,
+        method,
+    })
+}
+
+struct Planner<'a> {
+    problem: &'a Problem,
+    /// What first fit in an order needs, and a sweep does not.
+    fullest: Vec<u64>,
+    tree: Tree,
+    /// Nothing lies below.
+    base: u64,
+    /// A peak that is good enough.
+    target: u64,
+    /// The most bytes alive at once.
+    bound: u64,
+    /// The best plan, its peak, and what found it.
+    at: Vec<u64>,
+    peak: u64,
+    method: String,
+    /// It is proven that no plan's peak is less.
+    proven: u64,
+    progress: &'a mut dyn FnMut(&str, u64),
+}
+
+impl Planner<'_> {
+    fn plan(&mut self, options: &Options) {
+        let limits = options.effort.limits(self.problem.items.len() as u64);
+        let near = match options.capacity {
+            Some(_) => self.target,
+            None => self.bound.saturating_add(self.bound / limits.near),
+        };
+        let plain = Sweep::can(self.problem);
+        let n_sweeps = if plain && options.has(Method::Sweeps) {
+            limits.sweeps
+        } else {
+            0
+        };
+        for sweep in SWEEPS.iter().take(n_sweeps) {
+            let at = sweep.place(self.problem, self.base);
+            self.offer(at, &sweep.name());
+            if self.peak <= near {
+                return;
+            }
+        }
+        self.fullest = order::fullest(self.problem);
+        self.tree = Tree::new(self.problem.sections().max(1));
+        let n_orders = match options.has(Method::Orders) {
+            // The last two are what sweeps do, and do better.
+            true => order::PLACING.len() - if 0 < n_sweeps { 2 } else { 0 },
+            false => 1,
+        };
+        let orders = &order::PLACING[..n_orders];
+        let mut found: Vec<(u64, usize)> = vec![];
+        for (i, order) in orders.iter().enumerate() {
+            if self.peak <= near || limits.climbed < self.tree.work && 0 < i {
+                break;
+            }
+            found.push((self.first_fit(order, false), i));
+        }
+        if options.effort == Effort::Fast || self.peak <= near {
+            return;
+        }
+        found.sort_unstable();
+        if self.problem.items.len() <= SNUG && options.has(Method::BestFit) {
+            for &(_, i) in found.iter().take(4) {
+                if self.target < self.peak && self.tree.work < limits.climbed {
+                    self.first_fit(&orders[i], true);
+                }
+            }
+        }
+        // By turns, each with more work than the last: most traces need little of one of the two.
+        let mut repair = options
+            .has(Method::Repair)
+            .then(|| Repair::new(self.problem, self.base));
+        let free = self.problem.items.iter().all(|item| item.fixed == FREE);
+        let searched = options.has(Method::Search) && self.problem.items.len() <= SEARCHED && free;
+        let blocks = searched.then(|| Blocks::new(self.problem));
+        let mut search = blocks
+            .as_ref()
+            .map(|blocks| Searches::new(blocks, options.threads));
+        for part in [16, 8, 4, 2] {
+            match &mut repair {
+                Some(repair) if self.target < self.peak => {
+                    self.repair(repair, limits.looked / part)
+                }
+                _ => {}
+            }
+            match &mut search {
+                Some(search) if self.target < self.peak => {
+                    self.search(search, limits.searched / part)
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Keeps a plan if it is better. Returns its peak.
+    fn offer(&mut self, at: Vec<u64>, method: &str) -> u64 {
+        let ends = self
+            .problem
+            .items
+            .iter()
+            .zip(&at)
+            .map(|(item, at)| at + item.bytes);
+        let peak = ends.max().unwrap_or(0).max(self.base);
+        if peak < self.peak {
+            (self.at, self.peak, self.method) = (at, peak, method.into());
+            (self.progress)(method, peak);
+        }
+        peak
+    }
+
+    /// Each item in turn at the lowest address that is free over its life, or in the snuggest hole.
+    /// Returns the peak; the most there is for what cannot be better than the best plan so far.
+    fn first_fit(&mut self, order: &Order, snug: bool) -> u64 {
+        let method = format!(
+            "{} by {}",
+            if snug { "best fit" } else { "first fit" },
+            order.name
+        );
+        let sorted = order.sorted(self.problem, &self.fullest);
+        self.fit(&sorted, snug, &method)
+    }
+
+    fn fit(&mut self, order: &[u32], snug: bool, method: &str) -> u64 {
+        let problem = self.problem;
+        self.tree.clear();
+        let mut at = vec![0; problem.items.len()];
+        let mut peak = self.base;
+        let fixed = |&&i: &&u32| problem.items[i as usize].fixed != FREE;
+        for &i in order
+            .iter()
+            .filter(fixed)
+            .chain(order.iter().filter(|i| !fixed(i)))
+        {
+            let item = &problem.items[i as usize];
+            let place = if item.fixed == FREE {
+                self.hole(i, snug)
+            } else {
+                item.fixed
+            };
+            peak = peak.max(place + item.bytes);
+            if self.peak <= peak {
+                return u64::MAX;
+            }
+            for (start, end) in problem.spans(item).iter() {
+                self.tree.insert(start, end, place, place + item.bytes);
+            }
+            at[i as usize] = place;
+        }
+        self.offer(at, method)
+    }
+
+    /// Where an item fits.
+    fn hole(&mut self, i: u32, snug: bool) -> u64 {
+        let item = &self.problem.items[i as usize];
+        let spans = self.problem.spans(item);
+        if item.spans.0 == item.spans.1 && snug {
+            return self.tree.snuggest(
+                (item.start, item.end),
+                item.bytes,
+                item.align,
+                self.base,
+                self.bound,
+            );
+        }
+        let mut at = self.base;
+        loop {
+            let before = at;
+            for span in spans.iter() {
+                at = self.tree.lowest(span, item.bytes, item.align, at);
+            }
+            if at == before || item.spans.0 == item.spans.1 {
+                return at;
+            }
+        }
+    }
+
+    /// Repairs the best plan for lower and lower capacities.
+    fn repair(&mut self, repair: &mut Repair<'_>, work: u64) {
+        let limit = repair.work + work;
+        let mut low = self.target;
+        while low < self.peak && repair.work < limit {
+            let capacity = low + (self.peak - low) / 2;
+            let before = repair.work;
+            let found = repair.run(&self.at, capacity, (work / 4).min(limit - repair.work));
+            if repair.work == before {
+                return; // What lies too high cannot be moved, or is not ours to move: it lies under all others.
+            }
+            if let Some(at) = found {
+                // Everything slides down as far as it can: what was moved left holes.
+                let mut order: Vec<u32> = (0..at.len() as u32).collect();
+                order.sort_by_key(|&i| at[i as usize]);
+                self.fit(&order, false, "repair");
+                if self.peak <= low {
+                    low = self.target;
+                }
+            } else {
+                low = capacity;
+                // Once the two are close enough, the rest of the effort goes into one more step
+                // down.
+                if self.peak - low <= 1 + self.bound / 2000 {
+                    low = self.target;
+                }
+            }
+        }
+    }
+
+    /// Searches for a plan that is good enough; then for one half as far from it as the best, and
+    /// so on.
+    fn search(&mut self, searches: &mut Searches<'_>, work: u64) {
+        let mut low = self.target;
+        let mut capacity = low;
+        let mut left = work;
+        while low < self.peak && 0 < left {
+            (self.progress)("search", self.peak);
+            let (outcome, at, used) = searches.run((self.base, capacity), left / 2);
+            left = left.saturating_sub(used.max(work / 32));
+            match outcome {
+                Outcome::Found => {
+                    self.offer(at, "search");
+                }
+                Outcome::None => {
+                    self.proven = self.proven.max(capacity + 1);
+                    low = capacity + 1;
+                    self.target = self.target.max(low);
+                }
+                Outcome::Spent => low = capacity + 1,
+            }
+            capacity = low + self.peak.saturating_sub(low) / 2;
+        }
+    }
+}
+
+/// Searches with each of several ranks, that learn from their failures.
+struct Searches<'a> {
+    searches: Vec<Search<'a>>,
+    round: u64,
+    /// A capacity, and how much work a rank had there at last.
+    last: (u64, u64),
+    /// None if there is but one thread.
+    pool: Option<ThreadPool>,
+}
+
+impl<'a> Searches<'a> {
+    fn new(blocks: &'a Blocks<'a>, threads: usize) -> Searches<'a> {
+        let pool = (1 < threads)
+            .then(|| ThreadPoolBuilder::new().num_threads(threads).build().ok())
+            .flatten();
+        Searches {
+            searches: order::RANKS.iter().map(|_| Search::new(blocks)).collect(),
+            round: 0,
+            last: (0, 0),
+            pool,
+        }
+    }
+
+    /// Searches with every rank, with little work each, then with more and more, up to so much in
+    /// all. Returns what came of it, a plan if there is one, and the work.
+    fn run(&mut self, (base, capacity): (u64, u64), work: u64) -> (Outcome, Vec<u64>, u64) {
+        let mut used = 0;
+        let mut each = 200 * self.searches[0].len() as u64;
+        if self.last.0 == capacity {
+            each = each.max(self.last.1);
+        }
+        while used < work {
+            each = each.min((work - used) / self.searches.len() as u64 + 1000);
+            let ranks = order::ranks(self.round);
+            let run = |(search, rank): (&mut Search<'_>, Rank)| {
+                search.left = each;
+                (search.run(rank, base, capacity), each - search.left)
+            };
+            let outcomes: Vec<(Outcome, u64)> = match &self.pool {
+                Some(pool) => {
+                    pool.install(|| self.searches.par_iter_mut().zip(ranks).map(run).collect())
+                }
+                None => self.searches.iter_mut().zip(ranks).map(run).collect(),
+            };
+            used += outcomes.iter().map(|(_, used)| used).sum::<u64>();
+            self.round += 1;
+            if let Some(k) = outcomes
+                .iter()
+                .position(|(outcome, _)| *outcome != Outcome::Spent)
+            {
+                return (outcomes[k].0, self.searches[k].offsets().to_vec(), used);
+            }
+            each += each / 2;
+        }
+        // What is good enough is tried again; the rest of the capacities changes.
+        if self.last.0 == 0 || self.last.0 == capacity {
+            self.last = (capacity, each);
+        }
+        (Outcome::Spent, vec![], used)
+    }
+}

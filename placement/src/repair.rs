@@ -1,0 +1,235 @@
+//! Makes a plan fit a capacity by moving few blocks. Blocks above the capacity are removed and
+//! inserted again one by one. A block without a hole replaces the blocks that are cheapest to move,
+//! which are then inserted in turn. Each time a block is in the way its price rises, so the search
+//! leaves the same corner alone for a while (ejection pools: Nagata and Bräysy, 2009, for vehicle
+//! routes; rising priorities: Joslin and Clements' squeaky wheels).
+
+use super::order::next;
+use super::problem::{FREE, Item, Problem};
+
+/// Not placed.
+const OPEN: u64 = u64::MAX;
+
+/// A search for a plan within a capacity.
+pub(super) struct Repair<'a> {
+    problem: &'a Problem,
+    /// Nothing lies below.
+    base: u64,
+    /// Items alive at the first of every `stride` sections.
+    alive: Vec<Vec<u32>>,
+    stride: u32,
+    /// The first item that starts in a section or after it.
+    first: Vec<u32>,
+    /// How hard an item is to put elsewhere, by its size and life; and how often it was in the way.
+    weight: Vec<u64>,
+    trouble: Vec<u32>,
+    at: Vec<u64>,
+    random: u64,
+    /// Placed items that meet the one at hand: addresses and numbers, by their beginning; and ends
+    /// and costs, by their ends.
+    near: Vec<(u64, u64, u32)>,
+    ends: Vec<(u64, u64)>,
+    /// How many items were looked at.
+    pub(super) work: u64,
+}
+
+impl<'a> Repair<'a> {
+    /// Prepares for a problem whose items all lie at `base` or above.
+    pub(super) fn new(problem: &'a Problem, base: u64) -> Repair<'a> {
+        let n = problem.items.len();
+        let sections = problem.sections();
+        let lives: u64 = problem.items.iter().map(Item::sections).sum();
+        let stride = (lives / (8 * n.max(1) as u64) + 1).min(u64::from(u32::MAX)) as u32;
+        let mut alive = vec![vec![]; (sections / stride + 1) as usize];
+        let mut first = vec![0; sections as usize + 1];
+        for (i, item) in problem.items.iter().enumerate() {
+            for stop in item.start.div_ceil(stride)..item.end.div_ceil(stride) {
+                alive[stop as usize].push(i as u32);
+            }
+            first[item.start as usize + 1] = i as u32 + 1;
+        }
+        for s in 1..first.len() {
+            first[s] = first[s].max(first[s - 1]);
+        }
+        let weight =
+            |item: &Item| ((item.bytes as f64 * item.sections() as f64).sqrt() as u64).max(1);
+        Repair {
+            problem,
+            base,
+            alive,
+            stride,
+            first,
+            weight: problem.items.iter().map(weight).collect(),
+            trouble: vec![1; n],
+            at: vec![],
+            random: 0x9E37_79B9_7F4A_7C15,
+            near: vec![],
+            ends: vec![],
+            work: 0,
+        }
+    }
+
+    /// Searches for a plan within `capacity`, starting from another plan, until `limit` items have
+    /// been examined.
+    pub(super) fn run(&mut self, start: &[u64], capacity: u64, limit: u64) -> Option<Vec<u64>> {
+        let items = &self.problem.items;
+        self.at = start.to_vec();
+        self.trouble.fill(1);
+        let mut pool = vec![];
+        for (i, item) in items.iter().enumerate() {
+            if capacity < start[i] + item.bytes {
+                if item.fixed != FREE
+                    || capacity < self.base.next_multiple_of(item.align) + item.bytes
+                {
+                    return None;
+                }
+                self.at[i] = OPEN;
+                pool.push(i as u32);
+            }
+        }
+        let limit = self.work.saturating_add(limit);
+        while let Some(item) = pool.pop() {
+            if limit <= self.work {
+                return None;
+            }
+            self.insert(item, capacity, &mut pool)?;
+        }
+        Some(std::mem::take(&mut self.at))
+    }
+
+    /// Finds the placed items that meet one.
+    fn look(&mut self, of: u32) {
+        let item = &self.problem.items[of as usize];
+        self.near.clear();
+        let stop = item.start / self.stride;
+        let later = self.first[(stop * self.stride) as usize + 1]..self.first[item.end as usize];
+        let alive = &self.alive[stop as usize];
+        self.work += 8 + alive.len() as u64 + u64::from(later.end.saturating_sub(later.start));
+        for other in alive.iter().copied().chain(later) {
+            let (lo, data) = (self.at[other as usize], &self.problem.items[other as usize]);
+            if lo != OPEN && item.start < data.end && self.problem.meet(item, data) {
+                self.near.push((lo, lo + data.bytes, other));
+            }
+        }
+        self.near.sort_unstable();
+    }
+
+    /// Puts an item into the smallest hole that it fits, or in place of others, which go to the
+    /// pool.
+    fn insert(&mut self, i: u32, capacity: u64, pool: &mut Vec<u32>) -> Option<()> {
+        let item = self.problem.items[i as usize];
+        self.look(i);
+        let mut best: Option<(u64, u64)> = None;
+        let mut free = self.base;
+        for &(lo, hi, _) in self.near.iter().chain([&(capacity, capacity, 0)]) {
+            let at = free.next_multiple_of(item.align);
+            if at + item.bytes <= lo && best.is_none_or(|(hole, _)| lo - free < hole) {
+                best = Some((lo - free, at));
+            }
+            free = free.max(hi);
+        }
+        if let Some((_, at)) = best {
+            self.at[i as usize] = at;
+            return Some(());
+        }
+        self.trouble[i as usize] += 1;
+        let at = self.cheapest(&item, capacity)?;
+        for &(lo, hi, other) in &self.near {
+            if lo < at + item.bytes && at < hi {
+                self.at[other as usize] = OPEN;
+                pool.push(other);
+            }
+        }
+        self.at[i as usize] = at;
+        Some(())
+    }
+
+    fn cost(&self, i: u32) -> u64 {
+        if self.problem.items[i as usize].fixed != FREE {
+            return 1 << 60;
+        }
+        self.weight[i as usize]
+            .saturating_mul(u64::from(self.trouble[i as usize]))
+            .min(1 << 40)
+    }
+
+    /// The offset where the blocks in the way are cheapest to move; none if fixed blocks are in the
+    /// way everywhere.
+    fn cheapest(&mut self, item: &Item, capacity: u64) -> Option<u64> {
+        let mut ends = std::mem::take(&mut self.ends);
+        ends.clear();
+        ends.extend(
+            self.near
+                .iter()
+                .map(|&(_, hi, other)| (hi, self.cost(other))),
+        );
+        ends.sort_unstable();
+        let mut best: Option<(u128, u64)> = None;
+        let mut ties = 0;
+        let mut consider = |cost: u128, at: u64, random: &mut u64| {
+            if best.is_none_or(|(least, _)| cost < least) {
+                best = Some((cost, at));
+                ties = 1;
+            } else if best.is_some_and(|(least, _)| cost == least) {
+                ties += 1;
+                if next(random).is_multiple_of(ties) {
+                    best = Some((cost, at));
+                }
+            }
+        };
+        // On top of one, or at the bottom.
+        let mut in_way = InWay::default();
+        for k in 0..=ends.len() {
+            let at = if k == 0 { self.base } else { ends[k - 1].0 }.next_multiple_of(item.align);
+            if capacity < at + item.bytes {
+                break;
+            }
+            consider(
+                in_way.cost(self, &ends, at, item.bytes),
+                at,
+                &mut self.random,
+            );
+        }
+        // Directly under one, or at the top.
+        let mut in_way = InWay::default();
+        for k in 0..=self.near.len() {
+            let hi = self.near.get(k).map_or(capacity, |&(lo, _, _)| lo);
+            let Some(at) = hi.checked_sub(item.bytes).map(|at| at & !(item.align - 1)) else {
+                continue;
+            };
+            if at < self.base {
+                continue;
+            }
+            consider(
+                in_way.cost(self, &ends, at, item.bytes),
+                at,
+                &mut self.random,
+            );
+        }
+        self.ends = ends;
+        best.filter(|&(cost, _)| cost < 1 << 60).map(|(_, at)| at)
+    }
+}
+
+/// What costs the items that are in the way at addresses that rise: how many begin below a place's
+/// end and how many end before it, and what these cost.
+#[derive(Default)]
+struct InWay {
+    begun: (usize, u128),
+    ended: (usize, u128),
+}
+
+impl InWay {
+    /// What is in the way of `bytes` bytes at `at`, which is not below the last one.
+    fn cost(&mut self, repair: &Repair<'_>, ends: &[(u64, u64)], at: u64, bytes: u64) -> u128 {
+        while self.ended.0 < ends.len() && ends[self.ended.0].0 <= at {
+            self.ended.1 += u128::from(ends[self.ended.0].1);
+            self.ended.0 += 1;
+        }
+        while self.begun.0 < repair.near.len() && repair.near[self.begun.0].0 < at + bytes {
+            self.begun.1 += u128::from(repair.cost(repair.near[self.begun.0].2));
+            self.begun.0 += 1;
+        }
+        self.begun.1 - self.ended.1
+    }
+}
