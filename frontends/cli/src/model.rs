@@ -300,6 +300,9 @@ pub(crate) fn plan(
     run(graph, compiling, machine, dumps, Extent::Curve)
 }
 
+/// More micro-batches than this take long to compile: 512 of a small model took a minute.
+const MANY_MICRO_BATCHES: u64 = 128;
+
 /// Starts the threads that compiling shares. Where the system has none to give, this thread does
 /// all of the work: what is compiled does not depend on it.
 fn start_threads() -> Result<(), Failure> {
@@ -330,6 +333,11 @@ fn run(
     extent: Extent,
 ) -> Result<(Compiled, Vec<PassTime>), Failure> {
     start_threads()?;
+    if let Some(n) = compiling.micro_batches.filter(|&n| n > MANY_MICRO_BATCHES) {
+        out::note(&format!(
+            "note: each of the {n} micro-batches has lines of its own, so compiling takes minutes"
+        ));
+    }
     let mut observer = Observer::new(compiling, dumps, graph)?;
     let options = Options {
         extent,
