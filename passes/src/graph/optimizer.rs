@@ -17,6 +17,7 @@
 use ir::graph::{Output, State};
 use ir::op::attrs::{ClipScale, Scalar};
 use ir::op::{Number, Op};
+use ir::types::TypeError;
 use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
 
 ir::named! {
@@ -35,22 +36,142 @@ ir::named! {
     }
 }
 
+/// What an optimizer does.
+struct Rule {
+    /// Options in the order in which the input [`HYPER`] holds them, with PyTorch's defaults.
+    options: &'static [(&'static str, f64)],
+    /// True if updates read the number of the step, from 1.
+    counts_steps: bool,
+    /// The states of a parameter of a type. Their shapes may differ from the parameter's: a
+    /// factored second moment has a row and a column.
+    moments: fn(&TensorType, Master) -> Result<Vec<Moment>, TypeError>,
+    /// Adds the nodes of one parameter's update, as many as it takes. Returns the new values of the
+    /// parameter and then of its moments.
+    update: fn(&mut Update<'_>) -> Result<Vec<Value>, String>,
+}
+
+/// A state of a parameter.
+struct Moment {
+    /// Its path is this name, a dot and the parameter's path.
+    name: &'static str,
+    ty: TensorType,
+}
+
+/// A moment of the parameter's shape.
+fn moment(name: &'static str, dtype: DType, parameter: &TensorType) -> Result<Moment, TypeError> {
+    let ty = TensorType::new(dtype, parameter.shape())?;
+    Ok(Moment { name, ty })
+}
+
 impl Optimizer {
-    /// The options in the order in which the `optimizer.hyper` input holds them, with their
-    /// defaults.
-    pub fn options(self) -> &'static [(&'static str, f64)] {
+    /// All that is known of an optimizer, besides its name. A new one is a variant and an arm here,
+    /// and its ops.
+    fn rule(self) -> Rule {
         match self {
-            Optimizer::None => &[],
-            Optimizer::Sgd => &[("lr", 1e-3), ("momentum", 0.0), ("weight_decay", 0.0)],
-            Optimizer::SgdMomentum => &[("lr", 1e-3), ("momentum", 0.9), ("weight_decay", 0.0)],
-            Optimizer::AdamW => &[
-                ("lr", 1e-3),
-                ("beta1", 0.9),
-                ("beta2", 0.999),
-                ("eps", 1e-8),
-                ("weight_decay", 1e-2),
-            ],
+            Optimizer::None => Rule {
+                options: &[],
+                counts_steps: false,
+                moments: |_, _| Ok(vec![]),
+                update: |update| Ok(vec![update.parameter]),
+            },
+            Optimizer::Sgd => Rule {
+                options: &[("lr", 1e-3), ("momentum", 0.0), ("weight_decay", 0.0)],
+                counts_steps: false,
+                moments: |_, _| Ok(vec![]),
+                update: |update| update.single(Op::Sgd),
+            },
+            Optimizer::SgdMomentum => Rule {
+                options: &[("lr", 1e-3), ("momentum", 0.9), ("weight_decay", 0.0)],
+                counts_steps: false,
+                moments: |ty, _| Ok(vec![moment("momentum_buffer", ty.dtype(), ty)?]),
+                update: |update| update.single(Op::SgdMomentum),
+            },
+            Optimizer::AdamW => Rule {
+                options: &[
+                    ("lr", 1e-3),
+                    ("beta1", 0.9),
+                    ("beta2", 0.999),
+                    ("eps", 1e-8),
+                    ("weight_decay", 1e-2),
+                ],
+                counts_steps: true,
+                moments: adamw_moments,
+                update: |update| {
+                    let op = if update.is_split {
+                        Op::AdamwSplit
+                    } else {
+                        Op::Adamw
+                    };
+                    update.single(op)
+                },
+            },
         }
+    }
+
+    /// The options in the order in which the `optimizer.hyper` input holds them, with their
+    /// defaults, which are PyTorch's.
+    pub fn options(self) -> &'static [(&'static str, f64)] {
+        self.rule().options
+    }
+}
+
+fn adamw_moments(ty: &TensorType, master: Master) -> Result<Vec<Moment>, TypeError> {
+    let own = ty.dtype();
+    let moments: &[(&'static str, DType)] = if master.splits(ty) {
+        &[
+            ("low", DType::I16),
+            ("exp_avg", DType::F32),
+            ("exp_avg_sq", DType::F32),
+        ]
+    } else {
+        &[("exp_avg", own), ("exp_avg_sq", own)]
+    };
+    let moments = moments.iter();
+    moments
+        .map(|&(name, dtype)| moment(name, dtype, ty))
+        .collect()
+}
+
+/// The update of one parameter, while its nodes are added.
+struct Update<'a> {
+    graph: &'a mut Graph,
+    /// The module of the parameter.
+    module: String,
+    parameter: Value,
+    gradient: Value,
+    /// The parameter's moments, in the order of the rule.
+    moments: Vec<Value>,
+    /// The number of the step, if the optimizer counts steps.
+    step: Option<Value>,
+    /// The options.
+    hyper: Value,
+    /// The factor of the gradient, if gradients are clipped.
+    scale: Option<Value>,
+    /// True if the parameter is the upper half of an f32.
+    is_split: bool,
+}
+
+impl Update<'_> {
+    /// One node that computes the whole update: op(parameter, gradient, moments.., [step,] options
+    /// [, scale]).
+    fn single(&mut self, op: Op) -> Result<Vec<Value>, String> {
+        let mut inputs = vec![self.parameter, self.gradient];
+        inputs.extend(&self.moments);
+        inputs.extend(self.step);
+        inputs.push(self.hyper);
+        inputs.extend(self.scale);
+        let before = [self.parameter].into_iter().chain(self.moments.clone());
+        let names: Vec<String> = before
+            .map(|value| format!("{}'", self.graph.values[value].name))
+            .collect();
+        self.node(op, &inputs, &names)
+    }
+    /// Adds a node of the update.
+    fn node(&mut self, op: Op, inputs: &[Value], names: &[String]) -> Result<Vec<Value>, String> {
+        let module = self.module.clone();
+        Ok(self
+            .graph
+            .add_node(op, inputs, names, Phase::Optimizer, module)?)
     }
 }
 
@@ -65,6 +186,13 @@ ir::named! {
         /// lower 16 bits. Nothing of the f32 is lost, and nothing is stored twice. See the op
         /// `adamw_split`.
         Split = "split",
+    }
+}
+
+impl Master {
+    /// True if a parameter of this type is kept in two halves.
+    fn splits(self, ty: &TensorType) -> bool {
+        self == Master::Split && ty.dtype() == DType::BF16
     }
 }
 
@@ -146,18 +274,17 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
             state.path
         ));
     }
-    let is_split = |graph: &Graph, state: usize| {
-        master == Master::Split
-            && graph.values[graph.states[state].before].ty.dtype() == DType::BF16
-    };
-    if master == Master::Split && !gradients.iter().any(|&(state, _)| is_split(graph, state)) {
+    let ty = |state: usize| &graph.values[graph.states[state].before].ty;
+    if master == Master::Split && !gradients.iter().any(|&(state, _)| master.splits(ty(state))) {
         return Err("masters are kept for bf16 parameters, and the model has none".into());
     }
-    let n_options = optimizer.options().len() as u64;
-    let hyper = graph.add_input(HYPER, TensorType::new(DType::F64, [n_options])?);
-    let step = match optimizer {
-        Optimizer::AdamW => Some(step_count(graph)?),
-        _ => None,
+    let rule = optimizer.rule();
+    let options = TensorType::new(DType::F64, [rule.options.len() as u64])?;
+    let hyper = graph.add_input(HYPER, options);
+    let step = if rule.counts_steps {
+        Some(step_count(graph)?)
+    } else {
+        None
     };
     let scale = clip_norm
         .map(|norm| clip_scale(graph, &gradients, norm))
@@ -166,44 +293,37 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
         let path = graph.states[state].path.clone();
         let parameter = graph.states[state].before;
         let name = graph.values[parameter].name.clone();
-        let shape = graph.values[parameter].ty.shape().to_vec();
-        let module = module_of(&path);
-        let mut inputs = vec![parameter, gradient];
+        let ty = graph.values[parameter].ty.clone();
+
         let mut changed = vec![state];
-        let own = graph.values[parameter].ty.dtype();
-        let (op, moments): (Op, &[(&str, DType)]) = match optimizer {
-            Optimizer::None | Optimizer::Sgd => (Op::Sgd, &[]),
-            Optimizer::SgdMomentum => (Op::SgdMomentum, &[("momentum_buffer", own)]),
-            Optimizer::AdamW if is_split(graph, state) => (
-                Op::AdamwSplit,
-                &[
-                    ("low", DType::I16),
-                    ("exp_avg", DType::F32),
-                    ("exp_avg_sq", DType::F32),
-                ],
-            ),
-            Optimizer::AdamW => (Op::Adamw, &[("exp_avg", own), ("exp_avg_sq", own)]),
-        };
-        for &(moment, dtype) in moments {
-            let ty = TensorType::new(dtype, shape.clone())?;
+        let mut moments = vec![];
+        for Moment { name: moment, ty } in (rule.moments)(&ty, master)? {
             changed.push(graph.states.len());
-            inputs.push(graph.add_state(
+            moments.push(graph.add_state(
                 format!("{moment}.{name}"),
                 format!("{moment}.{path}"),
                 StateKind::Moment,
                 ty,
             ));
         }
-        inputs.extend(step);
-        inputs.push(hyper);
-        inputs.extend(scale);
-        let names: Vec<String> = changed
-            .iter()
-            .map(|&s| format!("{}'", graph.values[graph.states[s].before].name))
-            .collect();
-        let after = graph
-            .add_node(op, &inputs, &names, Phase::Optimizer, module)
+        let mut update = Update {
+            graph: &mut *graph,
+            module: module_of(&path),
+            parameter,
+            gradient,
+            moments,
+            step,
+            hyper,
+            scale,
+            is_split: master.splits(&ty),
+        };
+        let after = (rule.update)(&mut update)
             .map_err(|e| format!("{} cannot be attached to {path}: {e}", optimizer.name()))?;
+        assert_eq!(
+            after.len(),
+            changed.len(),
+            "an update should give the parameter and each moment"
+        );
         for (state, after) in changed.into_iter().zip(after) {
             graph.states[state].after = after;
         }

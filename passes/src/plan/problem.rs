@@ -9,7 +9,7 @@ use crate::cost::Cost;
 use ir::graph::Def;
 use ir::schedule::buffer_bytes;
 use ir::{Device, Graph, Node, Table, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a planner sees.
 pub struct Problem<'a> {
@@ -181,7 +181,7 @@ impl<'a> Problem<'a> {
         let mut groups: BTreeMap<(u32, Option<usize>), Group> = BTreeMap::new();
         let mut firsts: BTreeMap<usize, u32> = BTreeMap::new();
         let mut updates: Vec<(u32, Node, Vec<usize>)> = vec![];
-        for (node, states) in by_node {
+        for (&node, states) in &by_node {
             let is_param = |&i: &usize| graph.states[i].kind == ir::StateKind::Param;
             let first = states
                 .iter()
@@ -191,7 +191,11 @@ impl<'a> Problem<'a> {
             let (Some(&first), ir::Phase::Optimizer) = (first, graph.nodes[node].phase) else {
                 continue;
             };
-            updates.push((first, node, states));
+            for part in self.parts(node) {
+                let states = by_node.get(&part).cloned().unwrap_or_default();
+                updates.push((first, part, states));
+            }
+            updates.push((first, node, states.clone()));
         }
         updates.sort_unstable();
         for (first, node, states) in updates {
@@ -214,6 +218,52 @@ impl<'a> Problem<'a> {
             .iter_mut()
             .for_each(|group| group.chunks = self.chunks(&group.params));
         groups
+    }
+
+    /// The other nodes of the update whose last node is `update`: nodes of the optimizer that only
+    /// the update needs, and that read, directly or through each other, a gradient and a moment. So
+    /// the count of steps is not among them, which reads no gradient, nor are the sums of squares
+    /// for clipping, which read no moment.
+    fn parts(&self, update: Node) -> Vec<Node> {
+        let graph = self.graph;
+        let mut inside = BTreeSet::from([update]);
+        let mut stack = vec![update];
+        while let Some(node) = stack.pop() {
+            for &operand in &graph.nodes[node].inputs {
+                let maker = graph.def_node(self.root[operand]).filter(|maker| {
+                    let data = &graph.nodes[*maker];
+                    let mut readers = data.outputs.iter().flat_map(|&v| &self.uses[v]);
+                    data.phase == ir::Phase::Optimizer
+                        && readers.all(|&at| inside.contains(&self.lines[at as usize]))
+                });
+                if let Some(maker) = maker.filter(|&maker| inside.insert(maker)) {
+                    stack.push(maker);
+                }
+            }
+        }
+        inside.remove(&update);
+
+        // What each node reads: a gradient, a moment.
+        let mut reads: BTreeMap<Node, (bool, bool)> = BTreeMap::new();
+        let mut parts: Vec<Node> = inside.into_iter().collect();
+        parts.sort_by_key(|&node| self.position[node]);
+        for &node in &parts {
+            let mut read = (false, false);
+            for &operand in &graph.nodes[node].inputs {
+                let (gradient, moment) = match graph.values[self.root[operand]].def {
+                    Def::Node(maker, _) => match reads.get(&maker) {
+                        Some(&read) => read,
+                        None => (graph.nodes[maker].phase != ir::Phase::Optimizer, false),
+                    },
+                    Def::State(state) => (false, graph.states[state].kind == ir::StateKind::Moment),
+                    Def::Input(_) => (false, false),
+                };
+                read = (read.0 || gradient, read.1 || moment);
+            }
+            reads.insert(node, read);
+        }
+        parts.retain(|node| reads[node] == (true, true));
+        parts
     }
 
     /// How many groups a share of them is.
@@ -317,5 +367,45 @@ impl<'a> Problem<'a> {
             Def::State(state) => decisions.hosted.contains_key(&state),
             Def::Node(..) => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::Roofline;
+
+    /// An update of three nodes: sums of squares of rows are a moment, the gradient is scaled by
+    /// them, and the parameter moves.
+    #[test]
+    fn an_update_of_several_nodes_is_one_group() {
+        let text = "graph g {
+            input %x : f32[4,8]
+            input %hyper : f64[3]
+            state param %w -> %w' : f32[4,8] \"a.weight\"
+            state moment %row -> %row' : f32[4,1] \"row.a.weight\"
+            state moment %step -> %step' : i64[] \"optimizer.step\"
+            fwd a %h = mul %x, %w : f32[4,8]
+            bwd a %dw = mul %h, %x : f32[4,8]
+            opt - %step' = add_scalar %step value=1 : i64[]
+            opt a %sums = sum_squares %dw : f64[]
+            opt a %clip = clip_scale %sums max_norm=1.0 : f32[]
+            opt a %mean = mean %dw dims=[1] keepdim=true : f32[4,1]
+            opt a %row' = add %row, %mean : f32[4,1]
+            opt a %scaled = mul %dw, %row' : f32[4,8]
+            opt a %w' = sgd %w, %scaled, %hyper, %clip : f32[4,8]
+            output h = %h
+        }";
+        let graph = ir::text::parse_graph(text).unwrap();
+        let device = crate::devices::named("test").unwrap();
+        let cost = Roofline::new(&device);
+        let problem = Problem::new(&graph, &device, &cost);
+        let [group] = &problem.groups[..] else {
+            panic!("the parameter should have one group: {:?}", problem.groups);
+        };
+        let names: Vec<&str> = group.updates.iter().map(|&n| graph.node_name(n)).collect();
+        // The mean reads the gradient alone; the count of steps and the clipping are for all.
+        assert_eq!(names, ["row'", "scaled", "w'"]);
+        assert_eq!((&group.params, &group.moments), (&vec![0], &vec![1]));
     }
 }
