@@ -852,7 +852,8 @@ mod tests {
             };
             let trace = Trace { blocks: items.iter().map(block).collect(), ..Trace::default() };
             let live = placement::lower_bound(&trace, ROUND);
-            for rule in [Segments::Fixed, Segments::Expandable, Segments::Stitched(0), Segments::Stitched(30 << 20)] {
+            for rule in [Segments::Fixed, Segments::Expandable, Segments::Stitched(0),
+                Segments::Stitched(30 << 20)] {
                 let held = simulate(&trace, rule);
                 prop_assert!(live <= held.reserved_bytes);
             }

@@ -257,11 +257,14 @@ mod tests {
         /// span.
         #[test]
         fn space_is_what_is_idle(
-            planned in prop::collection::vec((0u64..30, 1u64..20, 1u64..12, 0u64..60, 0u64..20), 1..25),
+            planned in prop::collection::vec((0u64..30, 1u64..20, 1u64..12, 0u64..60, 0u64..20),
+                1..25),
             dynamic in prop::collection::vec((0u64..30, 1u64..12, 0u32..4, 0u32..4), 1..6),
         ) {
-            let modules = [(0, 0), (0, 9), (8, 21), (20, 40)].map(|(start, end)| Span { start, end, ..Span::default() });
-            let mut blocks: Vec<Block> = dynamic.iter().map(|&(start, len, a, b)| block(start, len, 1, true, (a, b))).collect();
+            let modules = [(0, 0), (0, 9), (8, 21), (20, 40)]
+                .map(|(start, end)| Span { start, end, ..Span::default() });
+            let mut blocks: Vec<Block> = dynamic.iter()
+                .map(|&(start, len, a, b)| block(start, len, 1, true, (a, b))).collect();
             let mut offsets = vec![0; blocks.len()];
             for &(start, len, bytes, offset, gap) in &planned {
                 let mut block = block(start, len, bytes, false, (0, 0));
@@ -273,18 +276,24 @@ mod tests {
             }
             let trace = Trace { blocks, phases: vec![], modules: modules.to_vec(), waits: vec![] };
             let groups = groups(&trace, &offsets);
-            prop_assert_eq!(groups.iter().map(|group| group.blocks.len()).sum::<usize>(), dynamic.len());
-            let both = || trace.blocks.iter().zip(&offsets).filter(|(block, _)| !block.origin.dynamic);
-            let (lo, hi) = (both().map(|(_, at)| *at).min().unwrap(), both().map(|(block, at)| at + block.bytes).max().unwrap());
+            prop_assert_eq!(groups.iter().map(|group| group.blocks.len()).sum::<usize>(),
+                dynamic.len());
+            let both = || trace.blocks.iter().zip(&offsets)
+                .filter(|(block, _)| !block.origin.dynamic);
+            let (lo, hi) = (both().map(|(_, at)| *at).min().unwrap(),
+                both().map(|(block, at)| at + block.bytes).max().unwrap());
             for group in groups {
                 for &i in &group.blocks {
-                    prop_assert!(group.span.0 <= trace.blocks[i].start && trace.blocks[i].end <= group.span.1);
+                    prop_assert!(group.span.0 <= trace.blocks[i].start
+                        && trace.blocks[i].end <= group.span.1);
                 }
                 for byte in 0..100 {
                     let used = both().any(|(block, &at)| {
-                        let has = |tick: &u64| !block.gaps.iter().any(|gap| gap.0 <= *tick && *tick < gap.1);
+                        let has = |tick: &u64| !block.gaps.iter()
+                            .any(|gap| gap.0 <= *tick && *tick < gap.1);
                         at <= byte && byte < at + block.bytes
-                            && (block.start.max(group.span.0)..block.end.min(group.span.1)).any(|tick| has(&tick))
+                            && (block.start.max(group.span.0)..block.end.min(group.span.1))
+                                .any(|tick| has(&tick))
                     });
                     let inside = group.space.iter().any(|range| range.0 <= byte && byte < range.1);
                     prop_assert_eq!(inside, lo <= byte && byte < hi && !used, "byte {} of \

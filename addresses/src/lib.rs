@@ -1,6 +1,6 @@
-//! What can be done with traces of allocations besides placing them: PyTorch's caching allocator and
-//! its variants as simulators ([`caching`]), figures of a trace ([`stats`]), idle bytes for requests
-//! that no plan knows ([`dynamic`]), and plan files of recorded steps ([`serve`]).
+//! What can be done with traces of allocations besides placing them: PyTorch's caching allocator
+//! and its variants as simulators ([`caching`]), figures of a trace ([`stats`]), idle bytes for
+//! requests that no plan knows ([`dynamic`]), and plan files of recorded steps ([`serve`]).
 //!
 //! ```
 //! use lighterage_addresses::stats::live_bytes;

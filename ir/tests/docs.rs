@@ -1,4 +1,5 @@
-//! `docs/ir.md` tells the truth: its dumps parse, print and prove, and its table of ops is the real one.
+//! `docs/ir.md` tells the truth: its dumps parse, print and prove, and its table of ops is the real
+//! one.
 
 use lighterage_ir::op::{Kind, OpKind, Purity, attributes};
 use lighterage_ir::schedule::Why;

@@ -1,14 +1,14 @@
 //! A compiler that plans the memory of a training step. A traced step and a memory budget go in. A
-//! program comes out with every operation, copy and address fixed, whose peak is known and within the
-//! budget, and whose results are the same bits at every budget.
+//! program comes out with every operation, copy and address fixed, whose peak is known and within
+//! the budget, and whose results are the same bits at every budget.
 //!
 //! ```
 //! use lighterage::{Budget, Options, Optimizer, compile, device, graph};
 //!
 //! let step = graph(
-//!     "graph mlp {
+//!     r#"graph mlp {
 //!        input  %x : f32[64,32]
-//!        state  param  %w -> %w : f32[32,32] \"fc.weight\"
+//!        state  param  %w -> %w : f32[32,32] "fc.weight"
 //!        fwd fc    %h = matmul %x, %w ta=false tb=false : f32[64,32]
 //!        fwd loss  %s = mul %h, %h : f32[64,32]
 //!        fwd loss  %loss = sum %s dims=[0,1] keepdim=false : f32[]
@@ -16,7 +16,7 @@
 //!        bwd fc    %dw = matmul %x, %dh ta=true tb=false : f32[32,32]
 //!        output loss = %loss
 //!        gradient "fc.weight" = %dw
-//!      }",
+//!      }"#,
 //! )?;
 //! let options = Options {
 //!     optimizer: Optimizer::Sgd,

@@ -202,7 +202,8 @@ impl Facts {
 }
 
 macro_rules! kinds {
-    ($($kind:ident $(($attrs:ident))? $name:literal: $facts:expr => $shape:ident $(, $work:ident)?;)*) => {
+    ($($kind:ident $(($attrs:ident))? $name:literal: $facts:expr =>
+        $shape:ident $(, $work:ident)?;)*) => {
         /// An op's identity, in the order of the table.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[allow(missing_docs, reason = "the table says what each op computes")]

@@ -149,7 +149,8 @@ macro_rules! ops {
             Gather(Along) "gather": takes(2, 2) => gather;
             Scatter(Along) "scatter": takes(3, 3).inplace(&[(0, 0)]) => scatter;
             ScatterAdd(Along) "scatter_add": takes(3, 3).inplace(&[(0, 0)]) => scatter;
-            ScatterValue(ScatterValue) "scatter_value": takes(2, 2).inplace(&[(0, 0)]) => scatter_value;
+            ScatterValue(ScatterValue) "scatter_value": takes(2, 2)
+                .inplace(&[(0, 0)]) => scatter_value;
             // index(x, i0, i1, ..): x[i0, i1, ..] over the leading dimensions; the indices (i64)
             // broadcast against each other. index_put(x, values, i0, i1, ..): values broadcast to
             // x[i0, i1, ..]'s shape.

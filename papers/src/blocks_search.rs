@@ -583,7 +583,8 @@ mod tests {
 
         /// Rounded labels still fit, and the bound stays below them.
         #[test]
-        fn rounding_is_safe(instance in instances(), seeds in prop::collection::vec(1u64..1_000_000, 60)) {
+        fn rounding_is_safe(instance in instances(),
+            seeds in prop::collection::vec(1u64..1_000_000, 60)) {
             let mut instance = instance;
             // Bytes of no common unit, so that labels are many.
             for (i, block) in instance.blocks.iter_mut().enumerate() {
@@ -594,8 +595,10 @@ mod tests {
             instance.capacity *= 1_000_000;
             instance.host_capacity = None;
             let choices: Vec<Vec<Choice>> = instance.blocks.iter().enumerate().map(|(i, block)| {
-                let held = |k: u64| block.activation - block.activation / 13 * k + seeds[7 + 8 * i + k as usize] % 97;
-                (0..8u64).map(|k| Choice { held: held(k), extra: k as f64 + seeds[i + k as usize] as f64 * 1e-6 }).collect()
+                let held = |k: u64| block.activation - block.activation / 13 * k
+                    + seeds[7 + 8 * i + k as usize] % 97;
+                (0..8u64).map(|k| Choice { held: held(k), extra: k as f64
+                    + seeds[i + k as usize] as f64 * 1e-6 }).collect()
             }).collect();
             if let Some(found) = search(&instance, &choices).unwrap() {
                 prop_assert!(found.memory <= instance.capacity);

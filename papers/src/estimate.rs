@@ -17,8 +17,8 @@ ir::named! {
         Momentum = "momentum",
         /// Both moments in one byte each.
         AdamW8bit = "adamw8bit",
-        /// The first moment in two bytes; the second is factored into rows and columns, and counts as
-        /// nothing.
+        /// The first moment in two bytes; the second is factored into rows and columns, and counts
+        /// as nothing.
         Adafactor = "adafactor",
     }
 }
@@ -43,8 +43,8 @@ ir::named! {
         F32 = "f32",
         /// All in bf16.
         Bf16 = "bf16",
-        /// Weights, gradients and activations in bf16; the optimizer keeps an f32 copy of the weights,
-        /// and its states in f32.
+        /// Weights, gradients and activations in bf16; the optimizer keeps an f32 copy of the
+        /// weights, and its states in f32.
         Mixed = "mixed",
     }
 }

@@ -3,8 +3,8 @@
 //! decisions; others are here for comparison.
 //!
 //! * [`offload`]: which weights of a chain leave the device, and when (Beaumont et al., 2022);
-//! * [`protrain`]: four numbers that decide a step (ProTrain), with [`blocks_search`], which chooses
-//!   for each block on its own;
+//! * [`protrain`]: four numbers that decide a step (ProTrain), with [`blocks_search`], which
+//!   chooses for each block on its own;
 //! * [`remat`]: which nodes run again under a budget, with a lower bound;
 //! * [`stalloc`]: addresses by STAlloc's rules;
 //! * [`estimate`]: a model's memory from its sizes alone.
@@ -21,7 +21,7 @@
 //! let instance = Instance {
 //!     layers: vec![layer; 8],
 //!     bytes_per_micro: 10.0,
-//!     memory_bytes: 1200,
+//!     memory_bytes: 600,
 //! };
 //! let solution = solve(&instance, Algorithm::GreedyPlus).unwrap();
 //! assert!(solution.away_bytes().iter().flatten().any(|&bytes| bytes > 0));

@@ -821,7 +821,8 @@ pub(crate) mod tests {
                 prop_assert_eq!(predicted.times, times(&instance, &config));
                 prop_assert_eq!(predicted.memory, memory(&instance, &config));
                 prop_assert!(predicted.memory <= instance.capacity);
-                prop_assert!(instance.host_capacity.is_none_or(|host| host_memory(&instance, &config) <= host));
+                prop_assert!(instance.host_capacity
+                    .is_none_or(|host| host_memory(&instance, &config) <= host));
             }
         }
 
@@ -829,7 +830,8 @@ pub(crate) mod tests {
         fn more_buffers_never_cost_time(instance in instances(), n_persist in 0usize..7) {
             let n_persist = n_persist.min(instance.chunks.len());
             let (fewest, most) = instance.buffers(n_persist);
-            let step = |n_buffer| times(&instance, &Config { n_persist, n_buffer, ..Config::default() }).step();
+            let step = |n_buffer| times(&instance,
+                &Config { n_persist, n_buffer, ..Config::default() }).step();
             for n_buffer in fewest..most {
                 prop_assert!(step(n_buffer + 1) <= step(n_buffer) * (1.0 + EQUAL));
             }

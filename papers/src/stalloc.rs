@@ -445,7 +445,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blocks_never_meet(raw in proptest::collection::vec((0u64..40, 1u64..20, 1u64..9, 1u32..5, 0u32..3), 1..40)) {
+        fn blocks_never_meet(raw in proptest::collection::vec((0u64..40, 1u64..20, 1u64..9,
+            1u32..5, 0u32..3), 1..40)) {
             let of = |&(start, length, bytes, phase, more): &(u64, u64, u64, u32, u32)| {
                 block(start, start + length, bytes, (phase, phase + more))
             };
@@ -456,9 +457,12 @@ mod tests {
 
         /// Layers of one size are as few as can be.
         #[test]
-        fn equal_blocks_lose_nothing(raw in proptest::collection::vec((0u64..40, 1u64..20), 1..40)) {
-            let trace = trace(raw.iter().map(|&(start, length)| block(start, start + length, 8, (0, 0))).collect());
-            let alive = |at: u64| trace.blocks.iter().filter(|b| b.start <= at && at < b.end).count() as u64 * 8;
+        fn equal_blocks_lose_nothing(raw in proptest::collection::vec((0u64..40, 1u64..20),
+            1..40)) {
+            let trace = trace(raw.iter().map(|&(start, length)| block(start, start + length, 8,
+                (0, 0))).collect());
+            let alive = |at: u64| trace.blocks.iter().filter(|b| b.start <= at && at < b.end)
+                .count() as u64 * 8;
             let most = (0..60).map(alive).max().unwrap();
             prop_assert_eq!(peak(&trace, &plan(&trace, 1)), most);
         }

@@ -1,5 +1,5 @@
-//! Gives every buffer of a schedule its place: lifetimes to a [`Plan`]. The buffers of a pool are one
-//! kind of [`Trace`]; [`placement`] plans them as it plans those of other programs.
+//! Gives every buffer of a schedule its place: lifetimes to a [`Plan`]. The buffers of a pool are
+//! one kind of [`Trace`]; [`placement`] plans them as it plans those of other programs.
 
 use ir::schedule::{Buffer, InstrKind, Pool, Schedule};
 use ir::{Id, Plan, Table};

@@ -951,7 +951,8 @@ impl Bench<'_> {
         let (graph, schedule) = (self.problem.graph, &self.compiled.program.schedule);
         let decided = &self.compiled.decided.decisions;
         // A state at home never leaves it.
-        if matches!(graph.values[value].def, Def::State(state) if !decided.hosted.contains_key(&state))
+        if matches!(graph.values[value].def, Def::State(state)
+            if !decided.hosted.contains_key(&state))
         {
             return vec![];
         }

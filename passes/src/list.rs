@@ -1,9 +1,9 @@
 //! THE list of passes, in order.
 //!
 //! Graph passes come first: [`SHARED`] once, [`PER_VARIANT`] once for each way to compute the loss
-//! that is tried. Planning follows. The schedule passes, [`LINES`] and [`PLACES`], carry out what was
-//! decided. The planner runs the schedule passes of this list on every proposal, so that it judges
-//! the program that is compiled in the end.
+//! that is tried. Planning follows. The schedule passes, [`LINES`] and [`PLACES`], carry out what
+//! was decided. The planner runs the schedule passes of this list on every proposal, so that it
+//! judges the program that is compiled in the end.
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;

@@ -2,10 +2,10 @@
 //! chunks of rows. Planning decides among them.
 //!
 //! More chunks make more lines and save fewer bytes each. So at most one variant is planned beside
-//! the whole loss. It has the fewest chunks, by doubling, for which twice as many would save at most
-//! [`NOTHING`] of the bytes: of those that keeping everything needs, and of those that the neediest
-//! line needs, which no plan goes below. No budget is looked at: see [`decide`](crate::decide) on
-//! why peaks are monotone.
+//! the whole loss. It has the fewest chunks, by doubling, for which twice as many would save at
+//! most [`NOTHING`] of the bytes: of those that keeping everything needs, and of those that the
+//! neediest line needs, which no plan goes below. No budget is looked at: see
+//! [`decide`](crate::decide) on why peaks are monotone.
 
 use crate::alloc;
 use crate::cost::{Cost, Tabled};

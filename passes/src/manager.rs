@@ -1,5 +1,6 @@
-//! Runs passes. For every pass it measures the time, finds out whether anything changed by comparing
-//! values (a pass is not asked, so it cannot be wrong), verifies, and tells the observer, which dumps.
+//! Runs passes. For every pass it measures the time, finds out whether anything changed by
+//! comparing values (a pass is not asked, so it cannot be wrong), verifies, and tells the observer,
+//! which dumps.
 
 use crate::list::{GraphContext, GraphPass, ScheduleContext, SchedulePass};
 use crate::plan::Error;

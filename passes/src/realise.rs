@@ -1,5 +1,5 @@
-//! From decisions to a finished program and its figures. Planners propose decisions; this module shows
-//! what a proposal costs in time and bytes.
+//! From decisions to a finished program and its figures. Planners propose decisions; this module
+//! shows what a proposal costs in time and bytes.
 //!
 //! It runs the passes of [`list`](crate::list), the same that
 //! [`pipeline::compile`](crate::pipeline::compile) runs on the chosen plan.

@@ -447,11 +447,15 @@ mod tests {
     proptest! {
         /// The sweep finds an overlap where comparing all pairs does.
         #[test]
-        fn agrees_with_all_pairs(items in prop::collection::vec((0u64..20, 1u64..8, 0u64..6, 0u64..20), 0..12)) {
-            let trace = trace(items.iter().map(|&(start, span, bytes, _)| block(start, start + span, bytes)).collect());
+        fn agrees_with_all_pairs(items in prop::collection::vec((0u64..20, 1u64..8, 0u64..6,
+            0u64..20), 0..12)) {
+            let trace = trace(items.iter().map(|&(start, span, bytes, _)| block(start, start
+                + span, bytes)).collect());
             let offsets: Vec<u64> = items.iter().map(|item| item.3).collect();
-            let meet = |&(s, span, bytes, lo): &(u64, u64, u64, u64), &(t, spun, size, at): &(u64, u64, u64, u64)| {
-                s < t + spun && t < s + span && 0 < bytes && 0 < size && lo < at + size && at < lo + bytes
+            let meet = |&(s, span, bytes, lo): &(u64, u64, u64, u64),
+                &(t, spun, size, at): &(u64, u64, u64, u64)| {
+                s < t + spun && t < s + span && 0 < bytes && 0 < size && lo < at + size && at < lo
+                    + bytes
             };
             let overlaps = (0..items.len()).any(|i| (0..i).any(|j| meet(&items[i], &items[j])));
             prop_assert_eq!(check(&trace, &offsets, 1, None).is_err(), overlaps);

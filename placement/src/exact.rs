@@ -600,8 +600,10 @@ mod tests {
             raw in prop::collection::vec((0u64..10, 1u64..5, 1u64..9, 0u32..2, 0u64..5), 1..=7),
         ) {
             let blocks = raw.iter().map(|&(start, span, bytes, align, gap)| {
-                let gaps = if 0 < gap && gap + 1 < span { vec![(start + gap, start + gap + 1)] } else { vec![] };
-                Block { start, end: start + span, bytes, alignment: 1 << align, gaps, ..Block::default() }
+                let gaps = if 0 < gap && gap + 1 < span { vec![(start + gap, start + gap
+                    + 1)] } else { vec![] };
+                Block { start, end: start + span, bytes, alignment: 1 << align, gaps,
+                    ..Block::default() }
             });
             let trace = Trace { blocks: blocks.collect(), ..Trace::default() };
             let problem = Problem::new(&trace, 1).unwrap();
@@ -618,7 +620,8 @@ mod tests {
                     for (a, &lo) in items() {
                         prop_assert!(lo.is_multiple_of(a.align));
                         let apart = |(b, &at): (&Item, &u64)| {
-                            a.block == b.block || !problem.meet(a, b) || at + b.bytes <= lo || lo + a.bytes <= at
+                            a.block == b.block || !problem.meet(a, b) || at + b.bytes <= lo || lo
+                                + a.bytes <= at
                         };
                         prop_assert!(items().all(apart));
                     }

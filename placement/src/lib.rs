@@ -1,9 +1,9 @@
 //! Addresses for blocks of memory whose lifetimes are known: offline allocation, or two-dimensional
 //! packing of time and bytes.
 //!
-//! A [`trace::Trace`] is a list of blocks with a start, an end and a size. [`place`] finds an offset
-//! for each, with a peak near [`lower_bound`]; [`check::check`] proves a plan and shares no code with
-//! the planners.
+//! A [`trace::Trace`] is a list of blocks with a start, an end and a size. [`place`] finds an
+//! offset for each, with a peak near [`lower_bound`]; [`check::check`] proves a plan and shares no
+//! code with the planners.
 //!
 //! ```
 //! use lighterage_placement::trace::{Block, Trace};

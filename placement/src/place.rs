@@ -416,7 +416,8 @@ impl Planner<'_> {
             let before = repair.work;
             let found = repair.run(&self.at, capacity, (work / 4).min(limit - repair.work));
             if repair.work == before {
-                return; // What lies too high cannot be moved, or is not ours to move: it lies under all others.
+                // The highest block cannot be moved, or is fixed below all others.
+                return;
             }
             if let Some(at) = found {
                 // Everything slides down as far as it can: what was moved left holes.

@@ -227,7 +227,8 @@ mod tests {
             let mut placed: Vec<(u32, u32, u64, u64)> = vec![];
             for (start, span, bytes) in items {
                 let end = start + span;
-                let free = |at: u64| placed.iter().all(|&(s, e, lo, hi)| end <= s || e <= start || at + bytes <= lo || hi <= at);
+                let free = |at: u64| placed.iter()
+                    .all(|&(s, e, lo, hi)| end <= s || e <= start || at + bytes <= lo || hi <= at);
                 let expected = (0..).find(|&at| free(at)).unwrap();
                 let at = tree.lowest((start, end), bytes, 1, 0);
                 prop_assert_eq!(at, expected);

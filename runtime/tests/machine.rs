@@ -98,8 +98,8 @@ fn a_machine_may_be_dropped_while_it_runs() {
     machine.launch().unwrap();
 }
 
-/// A shuffled run fills dead bytes with NaNs, and no value is among them. What reads bytes that were
-/// never written, which an ordinary run finds zero, is refused.
+/// A shuffled run fills dead bytes with NaNs, and no value is among them. What reads bytes that
+/// were never written, which an ordinary run finds zero, is refused.
 #[test]
 fn shuffled_runs_keep_what_is_read_and_reads_of_dead_bytes_are_refused() {
     let plan = |place: u64| {

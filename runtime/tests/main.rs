@@ -5,5 +5,4 @@ mod common;
 mod kernels;
 mod machine;
 mod races;
-mod size;
 mod validate;

@@ -3,10 +3,10 @@
 //!
 //! The efficiency of each: the most bytes alive over the bytes that it holds (STAlloc, section 2.2,
 //! Eq 1). The traces are generated (`lighterage_tests::megatron`), the figures' and tables' numbers
-//! are the paper's. `caching` and `expandable` are PyTorch's allocators as simulators, `gmlake` that
-//! of GMLake with its default limit of 512 MiB and with 64; `stalloc` is the paper's planner; `fast`
-//! and `normal` are ours at these efforts. The sizes of dynamic requests are known to all of them
-//! here.
+//! are the paper's. `caching` and `expandable` are PyTorch's allocators as simulators, `gmlake`
+//! that of GMLake with its default limit of 512 MiB and with 64; `stalloc` is the paper's planner;
+//! `fast` and `normal` are ours at these efforts. The sizes of dynamic requests are known to all of
+//! them here.
 
 use addresses::caching::{self, Segments};
 use lighterage_tests::megatron::Setup;

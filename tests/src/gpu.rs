@@ -981,7 +981,10 @@ impl Data {
             Argument::U32(n) => json!(["u32", n]),
             Argument::F32(x) => json!(["f32", x]),
         };
-        let launch = |l: &Launch| json!({ "symbol": l.symbol, "blocks": l.blocks, "threads": l.threads, "shared_bytes": l.shared_bytes });
+        let launch = |l: &Launch| {
+            json!({ "symbol": l.symbol, "blocks": l.blocks,
+            "threads": l.threads, "shared_bytes": l.shared_bytes })
+        };
         json!({
             "name": case.name,
             "module": self.module(&case.ptx),

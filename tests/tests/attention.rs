@@ -290,7 +290,8 @@ fn every_barrier_is_needed() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     /// Whatever the sizes.
     #[test]
@@ -300,7 +301,8 @@ proptest! {
         wide in any::<bool>(),
         causal in any::<bool>(),
     ) {
-        let case = Case::new(groups * group, group, queries, keys, if wide { 128 } else { 64 }, causal);
+        let case = Case::new(groups * group, group, queries, keys, if wide { 128 } else { 64 },
+            causal);
         forward(case);
         backward(case);
     }

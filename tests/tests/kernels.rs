@@ -530,7 +530,8 @@ proptest! {
     }
 
     #[test]
-    fn functions_of_one_operand(shape in sizes(), which in 0usize..16, dtype in 0usize..4, seed in any::<u64>()) {
+    fn functions_of_one_operand(shape in sizes(), which in 0usize..16, dtype in 0usize..4,
+        seed in any::<u64>()) {
         let exact = ["neg", "abs", "sign", "sqrt", "rsqrt", "reciprocal", "relu"];
         let near = ["exp", "log", "tanh", "sigmoid", "erf", "silu"];
         let dtype = FLOATS[dtype];
@@ -554,17 +555,20 @@ proptest! {
     }
 
     #[test]
-    fn functions_of_integers(shape in sizes(), which in 0usize..4, dtype in 5usize..10, seed in any::<u64>()) {
+    fn functions_of_integers(shape in sizes(), which in 0usize..4, dtype in 5usize..10,
+        seed in any::<u64>()) {
         let name = ["neg", "abs", "sign", "relu"][which];
         check(&op(name, &[]), &[ty(ANY[dtype], &shape)], Numbers::Wild, Close::Ulps(0.0), seed);
     }
 
     #[test]
     fn two_operands(
-        shape in sizes(), which in 0usize..14, dtype in 0usize..10, bits in any::<u64>(), seed in any::<u64>(),
+        shape in sizes(), which in 0usize..14, dtype in 0usize..10, bits in any::<u64>(),
+            seed in any::<u64>(),
     ) {
         let names = [
-            "add", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "sub", "div",
+            "add", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and",
+                "logical_or", "sub", "div",
         ];
         let dtype = ANY[dtype];
         let fits = match names[which] {
@@ -580,9 +584,11 @@ proptest! {
     }
 
     #[test]
-    fn an_operand_and_a_number(shape in sizes(), which in 0usize..13, dtype in 0usize..4, seed in any::<u64>()) {
+    fn an_operand_and_a_number(shape in sizes(), which in 0usize..13, dtype in 0usize..4,
+        seed in any::<u64>()) {
         let names = [
-            "add_scalar", "mul_scalar", "rsub_scalar", "eq_scalar", "ne_scalar", "lt_scalar", "le_scalar", "gt_scalar",
+            "add_scalar", "mul_scalar", "rsub_scalar", "eq_scalar", "ne_scalar", "lt_scalar",
+                "le_scalar", "gt_scalar",
             "ge_scalar", "div_scalar", "pow_scalar", "clamp", "threshold_bwd",
         ];
         let types = [ty(FLOATS[dtype], &shape)];
@@ -598,12 +604,14 @@ proptest! {
                 check(&op, &types, Numbers::Wild, Close::Ulps(0.0), seed);
             }
             "pow_scalar" if value == 1.5 => {}
-            name => check(&op(name, &[("value", Attr::Float(value))]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
+            name => check(&op(name, &[("value", Attr::Float(value))]), &types, Numbers::Wild,
+                Close::Ulps(0.0), seed),
         }
     }
 
     #[test]
-    fn bits_and_choices(shape in sizes(), which in 0usize..6, dtype in 4usize..10, bits in any::<u64>(), seed in any::<u64>()) {
+    fn bits_and_choices(shape in sizes(), which in 0usize..6, dtype in 4usize..10,
+        bits in any::<u64>(), seed in any::<u64>()) {
         let dtype = ANY[dtype];
         let (a, b) = (ty(dtype, &shape), ty(dtype, &narrowed(&shape, bits)));
         let close = Close::Ulps(0.0);
@@ -616,7 +624,8 @@ proptest! {
             _ => {
                 let dtype = ANY[(seed % 10) as usize];
                 let (c, x) = (ty(DType::Bool, &narrowed(&shape, bits >> 8)), ty(dtype, &shape));
-                check(&op("where", &[]), &[c, x, ty(dtype, &narrowed(&shape, bits))], Numbers::Wild, close, seed);
+                check(&op("where", &[]), &[c, x, ty(dtype, &narrowed(&shape, bits))],
+                    Numbers::Wild, close, seed);
             }
         }
     }
@@ -638,13 +647,15 @@ proptest! {
             1 => check(&op("sigmoid_bwd", &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed),
             2 => check(&op("silu_bwd", &[]), &types, Numbers::Plain, close, seed),
             // What is left of 1 - tanh^2 is multiplied by squares of x.
-            n => check(&op("gelu_bwd", &[("tanh", Attr::Bool(n == 3))]), &types, Numbers::Small, close, seed),
+            n => check(&op("gelu_bwd", &[("tanh", Attr::Bool(n == 3))]), &types, Numbers::Small,
+                close, seed),
         }
     }
 
     #[test]
     fn reductions(
-        shape in prop::collection::vec(1u64..20, 0..3), columns in columns(), which in 0usize..5, dtype in 0usize..4,
+        shape in prop::collection::vec(1u64..20, 0..3), columns in columns(), which in 0usize..5,
+            dtype in 0usize..4,
         dims in 1usize..3, keep in any::<bool>(), seed in any::<u64>(),
     ) {
         let shape = [shape, vec![columns]].concat();
@@ -659,14 +670,17 @@ proptest! {
                 // Sums in f32, of numbers of about 4.
                 let bound = if dtype == DType::F64 { 1e-10 } else { 4.0 * n as f64 * 1e-7 };
                 let bound = if which == 0 { bound } else { bound / n as f64 };
-                check(&op(["sum", "mean"][which], &attrs), &x, Numbers::Plain, Close::Absolute(bound), seed);
+                check(&op(["sum", "mean"][which], &attrs), &x, Numbers::Plain,
+                    Close::Absolute(bound), seed);
             }
-            n => check(&op(["amax", "amin", "any"][n - 2], &attrs), &x, Numbers::Wild, Close::Ulps(0.0), seed),
+            n => check(&op(["amax", "amin", "any"][n - 2], &attrs), &x, Numbers::Wild,
+                Close::Ulps(0.0), seed),
         }
     }
 
     #[test]
-    fn reductions_of_integers(shape in prop::collection::vec(1u64..20, 1..4), which in 0usize..4, dtype in 5usize..10, seed in any::<u64>()) {
+    fn reductions_of_integers(shape in prop::collection::vec(1u64..20, 1..4), which in 0usize..4,
+        dtype in 5usize..10, seed in any::<u64>()) {
         let last = shape.len() as i64 - 1;
         let attrs = [("dims", Attr::Ints(vec![last])), ("keepdim", Attr::Bool(true))];
         let op = op(["sum", "amax", "amin", "any"][which], &attrs);
@@ -675,7 +689,8 @@ proptest! {
 
     #[test]
     fn sums_over_rows(
-        rows in 2u64..700, shape in prop::collection::vec(1u64..50, 1..3), dtype in 0usize..10, keep in any::<bool>(),
+        rows in 2u64..700, shape in prop::collection::vec(1u64..50, 1..3), dtype in 0usize..10,
+            keep in any::<bool>(),
         seed in any::<u64>(),
     ) {
         let dtype = ANY[dtype];
@@ -688,7 +703,8 @@ proptest! {
     }
 
     #[test]
-    fn softmaxes(rows in 1u64..40, columns in columns(), which in 0usize..4, dtype in 0usize..3, seed in any::<u64>()) {
+    fn softmaxes(rows in 1u64..40, columns in columns(), which in 0usize..4, dtype in 0usize..3,
+        seed in any::<u64>()) {
         if 1 < columns {
             let half = dtype != 0;
             let x = ty(FLOATS[dtype], &[rows, columns]);
@@ -700,7 +716,8 @@ proptest! {
                 n => {
                     let name = ["softmax_bwd", "log_softmax_bwd"][n - 2];
                     let bound = 100.0 * columns as f64 * 1e-6;
-                    check(&along(name), &[x.clone(), x], Numbers::Small, Close::Absolute(bound), seed);
+                    check(&along(name), &[x.clone(), x], Numbers::Small, Close::Absolute(bound),
+                        seed);
                 }
             }
         }
@@ -727,24 +744,28 @@ proptest! {
         }
         let ins = [OwnedTensor::from_f64s(codegen::dtype(x.dtype()), &shape_of(&x), &numbers)];
         let op = op(if log { "log_softmax" } else { "softmax" }, &[("dim", Attr::Int(1))]);
-        check_with(&op, &[x], &ins, Close::OfLargest(if dtype == 0 { 16.0 } else { 1.0 }), &[9000, 40000]);
+        check_with(&op, &[x], &ins, Close::OfLargest(if dtype == 0 { 16.0 } else { 1.0 }),
+            &[9000, 40000]);
     }
 
     #[test]
     fn layer_norms(
-        lead in prop::collection::vec(1u64..12, 0..3), norm in prop::collection::vec(2u64..40, 1..3), operands in 1usize..4,
+        lead in prop::collection::vec(1u64..12, 0..3),
+            norm in prop::collection::vec(2u64..40, 1..3), operands in 1usize..4,
         dtype in 0usize..4, seed in any::<u64>(),
     ) {
         let dtype = FLOATS[dtype];
         let (x, w) = (ty(dtype, &[&lead[..], &norm].concat()), ty(dtype, &norm));
-        let op = op("layer_norm", &[("dims", Attr::Int(norm.len() as i64)), ("eps", Attr::Float(1e-3))]);
+        let op = op("layer_norm", &[("dims", Attr::Int(norm.len() as i64)),
+            ("eps", Attr::Float(1e-3))]);
         let close = Close::OfLargest(if dtype.bytes() == 2 { 2.0 } else { 64.0 });
         check(&op, &[x, w.clone(), w][..operands], Numbers::Small, close, seed);
     }
 
     #[test]
     fn layer_norms_backwards(
-        rows in 1u64..300, norm in prop::collection::vec(2u64..30, 1..3), weighted in any::<bool>(), mask in 1i64..8,
+        rows in 1u64..300, norm in prop::collection::vec(2u64..30, 1..3),
+            weighted in any::<bool>(), mask in 1i64..8,
         dtype in 0usize..4, seed in any::<u64>(),
     ) {
         let dtype = FLOATS[dtype];
@@ -764,7 +785,8 @@ proptest! {
     }
 
     #[test]
-    fn optimizers(n in 1u64..40_000, which in 0usize..4, dtype in 0usize..4, scaled in any::<bool>(), step in 1i64..5000, seed in any::<u64>()) {
+    fn optimizers(n in 1u64..40_000, which in 0usize..4, dtype in 0usize..4,
+        scaled in any::<bool>(), step in 1i64..5000, seed in any::<u64>()) {
         let mut random = Random(seed);
         let split = which == 3;
         let dtype = if split { DType::BF16 } else { FLOATS[dtype] };
@@ -774,19 +796,23 @@ proptest! {
             0 => vec![p.clone(), p.clone(), p.clone(), p],
             1 => vec![p.clone(), p],
             2 => vec![p.clone(), p.clone(), p],
-            _ => vec![p.clone(), p, ty(DType::I16, &[n]), ty(DType::F32, &[n]), ty(DType::F32, &[n])],
+            _ => vec![p.clone(), p, ty(DType::I16, &[n]), ty(DType::F32, &[n]),
+                ty(DType::F32, &[n])],
         };
-        let mut ins: Vec<OwnedTensor> = types.iter().map(|ty| tensor(ty, Numbers::Plain, &mut random)).collect();
+        let mut ins: Vec<OwnedTensor> = types.iter()
+            .map(|ty| tensor(ty, Numbers::Plain, &mut random)).collect();
         if which == 0 || split {
             // Second moments are not negative.
             let v = types.len() - 1;
             let squares: Vec<f64> = ins[v].to_f64s().iter().map(|x| x * x).collect();
-            ins[v] = OwnedTensor::from_f64s(codegen::dtype(types[v].dtype()), &[n as usize], &squares);
+            ins[v] = OwnedTensor::from_f64s(codegen::dtype(types[v].dtype()), &[n as usize],
+                &squares);
             types.push(ty(DType::I64, &[]));
             ins.push(OwnedTensor::from_i64s(artifact::DType::I64, &[], &[step]));
         }
         let beta1 = if seed & 1 == 0 { 0.9 } else { 0.3 };
-        let hyper = if which == 1 || which == 2 { vec![1e-3, 0.9, 0.01] } else { vec![1e-3, beta1, 0.999, 1e-8, 0.01] };
+        let hyper = if which == 1 || which == 2 { vec![1e-3, 0.9, 0.01] } else { vec![1e-3, beta1,
+            0.999, 1e-8, 0.01] };
         types.push(ty(DType::F64, &[hyper.len() as u64]));
         ins.push(OwnedTensor::from_f64s(artifact::DType::F64, &[hyper.len()], &hyper));
         if scaled {
@@ -811,12 +837,15 @@ proptest! {
     fn dropouts(shape in sizes(), dtype in 0usize..4, p in 0usize..4, seed in any::<u64>()) {
         let mut random = Random(seed);
         let types = [ty(FLOATS[dtype], &shape), ty(DType::I64, &[2])];
-        let rng = OwnedTensor::from_i64s(artifact::DType::I64, &[2], &[random.next() as i64, random.next() as i64]);
+        let rng = OwnedTensor::from_i64s(artifact::DType::I64, &[2],
+            &[random.next() as i64, random.next() as i64]);
         let x = tensor(&types[0], Numbers::Wild, &mut random);
-        let dropout = op("dropout", &[("p", Attr::Float([0.0, 0.1, 0.5, 1.0][p])), ("stream", Attr::Int(3))]);
+        let dropout = op("dropout", &[("p", Attr::Float([0.0, 0.1, 0.5, 1.0][p])),
+            ("stream", Attr::Int(3))]);
         check_with(&dropout, &types, &[x, rng], Close::Ulps(0.0), &[30000]);
         let types = [types[0].clone(), ty(DType::Bool, &shape)];
-        check(&op("dropout_bwd", &[("scale", Attr::Float(1.25))]), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+        check(&op("dropout_bwd", &[("scale", Attr::Float(1.25))]), &types, Numbers::Wild,
+            Close::Ulps(0.0), seed);
     }
 }
 

@@ -2,12 +2,13 @@
 //! computed: `tests/data/ops/gen_ops.py` writes the graph and the answers.
 
 use codegen::Data;
+use ir::op::OpKind;
 use passes::cost::Roofline;
 use passes::pipeline::{self, Budget, Options};
 use runtime::Machine;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, tensor::Metadata};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Elements as f64; NaN where a bit pattern says so.
@@ -35,6 +36,44 @@ fn numbers(tensor: &TensorView<'_>, bytes: &[u8]) -> Vec<f64> {
         Dtype::BOOL | Dtype::U8 => bytes.iter().map(|&b| f64::from(b)).collect(),
         other => panic!("a tensor of {other:?} should be compared too"),
     }
+}
+
+/// Ops that no operator of PyTorch becomes: only passes build them.
+const ONLY_PASSES: &[OpKind] = &[];
+
+/// Every op is computed in `ops.pt2` and compared with PyTorch's result, or is listed above.
+#[test]
+fn every_op_is_reached_or_only_passes_build_it() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/ops");
+    let reached: BTreeSet<&str> = ["ops.pt2", "random.pt2"]
+        .iter()
+        .flat_map(|file| {
+            let model = torch::read(&folder.join(file), &BTreeMap::new()).unwrap();
+            let nodes: Vec<_> = model
+                .graph
+                .nodes
+                .iter()
+                .map(|(_, n)| n.op.kind().name())
+                .collect();
+            nodes
+        })
+        .collect();
+    let listed: BTreeSet<&str> = ONLY_PASSES.iter().map(|kind| kind.name()).collect();
+    let missing: Vec<&str> = OpKind::ALL
+        .iter()
+        .map(|kind| kind.name())
+        .filter(|name| !reached.contains(name) && !listed.contains(name))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "no call in gen_ops.py reaches {}",
+        missing.join(", ")
+    );
+    let needless: Vec<&&str> = listed.intersection(&reached).collect();
+    assert!(
+        needless.is_empty(),
+        "a call in gen_ops.py reaches {needless:?}: take them out of ONLY_PASSES"
+    );
 }
 
 #[test]

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// From `scf`, `math`, `arith`, `vector` to the LLVM dialect. Kernels are `llvm.func`s and access
 /// memory by `llvm.load` and `llvm.store` as it is.
 const PASSES: &str = "builtin.module(convert-scf-to-cf,convert-vector-to-llvm,convert-math-to-llvm,\
-                      convert-arith-to-llvm,convert-cf-to-llvm,convert-nvvm-to-llvm,reconcile-unrealized-casts)";
+                      convert-arith-to-llvm,convert-cf-to-llvm,convert-nvvm-to-llvm,\
+                      reconcile-unrealized-casts)";
 
 /// What requests share.
 pub(crate) struct Lowering {

@@ -6,7 +6,8 @@
 //! text:
 //!
 //! ```text
-//! NAME STAGE TRIPLE CPU FEATURES BYTES\n      STAGE: object, asm (PTX for a GPU), llvm; FEATURES: `-` for none
+//! NAME STAGE TRIPLE CPU FEATURES BYTES\n
+//!     STAGE: object, asm (PTX for a GPU), llvm; FEATURES: `-` for none
 //! the module, BYTES bytes
 //! ```
 //!

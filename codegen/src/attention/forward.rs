@@ -133,8 +133,8 @@ impl Forward {
         let scores = masked(e, &scores, &limits, self.lowest);
 
         let (mut maxima, mut shifts, mut shrinks) = (vec![], vec![], vec![]);
-        for row in 0..2 {
-            let (largest, shift, shrink) = self.maximum(e, &scores, row, max[row]);
+        for (row, &old) in max.iter().enumerate().take(2) {
+            let (largest, shift, shrink) = self.maximum(e, &scores, row, old);
             maxima.push(largest);
             shifts.push(shift);
             shrinks.push(shrink);

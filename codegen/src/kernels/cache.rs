@@ -7,8 +7,8 @@
 //! **Invariant:** only files with names that this module gives are read, counted or removed. The
 //! folder may hold other files, such as the user's.
 //!
-//! **Invariant:** what is read runs as code, so it is read only from a folder and a file that nobody
-//! but this user can write ([`private`](super::private)).
+//! **Invariant:** what is read runs as code, so it is read only from a folder and a file that
+//! nobody but this user can write ([`private`](super::private)).
 
 use super::generator::{GeneratorError, Stage, find, run_all};
 use super::{Generated, Target, private};

@@ -19,7 +19,7 @@ fn an_op_that_mixes_numbers_says_what_it_is_for() {
 #[test]
 fn an_instruction_that_does_not_fit_is_named_with_its_op() {
     let op = Op::new("bitwise_and", []).unwrap();
-    let x = TensorType::new(DType::F32, &[16]).unwrap();
+    let x = TensorType::new(DType::F32, [16]).unwrap();
     let error = generate_op(&op, &[x.clone(), x], &Target::AVX2).unwrap_err();
     let Unsupported::Mistyped { op, source } = error else {
         panic!("{error}");
@@ -33,7 +33,7 @@ fn an_instruction_that_does_not_fit_is_named_with_its_op() {
 fn names_are_of_what_a_kernel_computes() {
     let kernel = |n| {
         let op = Op::new("neg", []).unwrap();
-        let x = TensorType::new(DType::F32, &[n]).unwrap();
+        let x = TensorType::new(DType::F32, [n]).unwrap();
         generate_op(&op, &[x], &Target::AVX2).unwrap()
     };
     let (a, b) = (kernel(16), kernel(32));

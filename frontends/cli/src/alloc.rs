@@ -367,7 +367,10 @@ fn check_plan(args: &AllocCheckArgs) -> Result<(), Failure> {
     }
     let valid = n_faults == 0;
     if args.json {
-        let pool = |(pool, peak): &(&Pool, Option<u64>)| json!({"pool": pool.name, "buffers": pool.trace.blocks.len(), "valid": peak.is_some(), "peak_bytes": peak});
+        let pool = |(pool, peak): &(&Pool, Option<u64>)| {
+            json!({"pool": pool.name,
+            "buffers": pool.trace.blocks.len(), "valid": peak.is_some(), "peak_bytes": peak})
+        };
         let pools: Vec<Json> = rows.iter().map(pool).collect();
         out::line(
             &json!({"valid": valid, "pools": pools, "faults": n_faults, "first_faults": told})
@@ -445,7 +448,10 @@ fn efficiency(stats: &Stats, held: u64) -> f64 {
 }
 
 fn stats_json(pool: &Pool, stats: &Stats, holding: &Holding) -> Json {
-    let share = |share: &Share| json!({"blocks": share.blocks, "bytes": share.bytes, "peak_bytes": share.peak_bytes});
+    let share = |share: &Share| {
+        json!({"blocks": share.blocks, "bytes": share.bytes,
+        "peak_bytes": share.peak_bytes})
+    };
     let held = |held: &Held| {
         json!({
             "reserved_bytes": held.reserved_bytes,
@@ -481,7 +487,8 @@ fn stats_json(pool: &Pool, stats: &Stats, holding: &Holding) -> Json {
         "caching": held(&holding.cached),
         "expandable": held(&holding.expandable),
         "recorded_reserved_bytes": pool.reserved_bytes,
-        "replay": holding.replayed.map(|agreement| json!({"requests": agreement.requests, "same_address": agreement.same})),
+        "replay": holding.replayed.map(|agreement| json!({"requests": agreement.requests,
+            "same_address": agreement.same})),
     })
 }
 

@@ -69,8 +69,8 @@ pub(crate) enum Command {
         batches, one after the other."
     )]
     Train(TrainArgs),
-    /// Say what is in a .lit file, without running any of it: machine code and who signed it, pools,
-    /// kernels, inputs, outputs, states
+    /// Say what is in a .lit file, without running any of it: machine code and who signed it,
+    /// pools, kernels, inputs, outputs, states
     #[command(after_help = "Example:\n  lighterage inspect step.lit")]
     Inspect(InspectArgs),
     /// Explain why a tensor was kept, swapped or recomputed, and what the alternatives would cost
@@ -138,7 +138,8 @@ pub(crate) struct Compiling {
     #[arg(long, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip_norm: Option<f64>,
     /// Accumulate gradients over N batches for one update, and use their mean [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_MICRO_BATCHES))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64)
+        .range(1..=MOST_MICRO_BATCHES))]
     pub(crate) micro_batches: Option<u64>,
     /// Compute the loss in at most N chunks of rows, so the full logits are never stored; `auto`
     /// chooses by the budget [default: auto]
@@ -233,7 +234,8 @@ pub(crate) struct CompileArgs {
     #[arg(long, value_name = "FORM", value_parser = named(&Emit::ALL, Emit::name))]
     pub(crate) emit: Option<Emit>,
     /// The target of --emit [default: this machine; for ptx sm_90]
-    #[arg(long, value_name = "TARGET", requires = "emit", value_parser = named(&Target::ALL, |target| target.name()))]
+    #[arg(long, value_name = "TARGET", requires = "emit",
+        value_parser = named(&Target::ALL, |target| target.name()))]
     pub(crate) target: Option<Target>,
     /// Print one JSON object: what was written, or, with --emit, the kernels with their nodes and
     /// text
@@ -306,7 +308,8 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "SEED", help_heading = "Training")]
     pub(crate) shuffle: Option<u64>,
     /// Threads per kernel; results do not depend on it [default: the number of cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), help_heading = "Training")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024),
+        help_heading = "Training")]
     pub(crate) threads: Option<u16>,
     /// Print one JSON object per step, and a summary
     #[arg(long)]
@@ -382,7 +385,8 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
     /// How often to run each op
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
     /// Use the times of the fastest round instead of medians over rounds: for a machine with other
     /// load
@@ -418,10 +422,12 @@ pub(crate) struct EstimateArgs {
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     pub(crate) params: Option<u64>,
     /// The optimizer
-    #[arg(long, default_value = "adamw", value_parser = named(&estimate::Optimizer::ALL, estimate::Optimizer::name))]
+    #[arg(long, default_value = "adamw", value_parser =
+        named(&estimate::Optimizer::ALL, estimate::Optimizer::name))]
     pub(crate) optimizer: estimate::Optimizer,
     /// f32, bf16, or bf16 with weights and optimizer in f32
-    #[arg(long, default_value = "mixed", value_parser = named(&estimate::Precision::ALL, estimate::Precision::name))]
+    #[arg(long, default_value = "mixed", value_parser =
+        named(&estimate::Precision::ALL, estimate::Precision::name))]
     pub(crate) precision: estimate::Precision,
     /// Layers of the whole model; with width, heads and seq, activations are counted
     #[arg(long, value_name = "L", help_heading = "Shape")]
@@ -443,7 +449,8 @@ pub(crate) struct EstimateArgs {
     pub(crate) vocab: Option<u64>,
     /// What the backward recomputes: selective is attention's scores, full is everything except
     /// each layer's input
-    #[arg(long, default_value = "none", value_parser = named(&estimate::Recompute::ALL, estimate::Recompute::name))]
+    #[arg(long, default_value = "none", value_parser =
+        named(&estimate::Recompute::ALL, estimate::Recompute::name))]
     pub(crate) recompute: estimate::Recompute,
     /// Train adapters with this percentage of the parameters, and freeze the weights
     #[arg(long, value_name = "PERCENT", help_heading = "Adapters")]
@@ -485,7 +492,8 @@ pub(crate) struct EstimateArgs {
     )]
     pub(crate) data_parallel: u64,
     /// What replicas shard: 1 the optimizer's states, 2 also gradients, 3 also weights
-    #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3),
+    #[arg(long, value_name = "STAGE", default_value_t = 0,
+        value_parser = clap::value_parser!(u8).range(0..=3),
           help_heading = "Parallelism")]
     pub(crate) zero: u8,
     /// Devices to compare with: names or .toml files [default: all known devices]
@@ -603,13 +611,15 @@ pub(crate) struct AllocPlanArgs {
     #[arg(long, value_name = "NAME", default_value = "normal", value_parser = effort())]
     pub(crate) effort: Effort,
     /// The planner: stalloc is the planner of the paper of that name, for comparison
-    #[arg(long, value_name = "NAME", default_value = "ours", value_parser = named(&AddressPlanner::ALL, AddressPlanner::name))]
+    #[arg(long, value_name = "NAME", default_value = "ours",
+        value_parser = named(&AddressPlanner::ALL, AddressPlanner::name))]
     pub(crate) planner: AddressPlanner,
     /// Threads that search [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Methods to switch off, to see what each contributes
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = named(&Method::ALL, Method::name))]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',',
+        value_parser = named(&Method::ALL, Method::name))]
     pub(crate) without: Vec<Method>,
     /// Let streams share bytes without a wait; the user of the plan must make them wait, as the
     /// run-time allocator does

@@ -123,7 +123,10 @@ fn kernels(
 }
 
 fn listing_json(listing: &Listing, emit: Emit, target: &Target) -> Json {
-    let kernel = |k: &Listed| json!({"name": k.name, "op": k.op, "nodes": k.nodes, "parts": k.parts, "scratch_bytes": k.scratch_bytes, "text": k.text});
+    let kernel = |k: &Listed| {
+        json!({"name": k.name, "op": k.op, "nodes": k.nodes,
+        "parts": k.parts, "scratch_bytes": k.scratch_bytes, "text": k.text})
+    };
     let plain = |p: &Plain| json!({"op": p.op, "nodes": p.nodes, "why": p.why});
     json!({
         "form": emit.name(),

@@ -84,7 +84,10 @@ fn setup(args: &EstimateArgs) -> Result<Setup, String> {
 fn object(setup: &Setup, estimate: &Estimate, machines: &[Device]) -> serde_json::Value {
     let layer = estimate.layer.iter();
     let layer: Vec<_> = layer
-        .map(|saved| json!({"name": saved.name, "shape": saved.shape, "bytes": saved.bytes, "kept": saved.kept}))
+        .map(|saved| {
+            json!({"name": saved.name, "shape": saved.shape, "bytes": saved.bytes,
+            "kept": saved.kept})
+        })
         .collect();
     let fit = machines.iter().map(|device| {
         json!({

@@ -174,12 +174,16 @@ fn to_json(e: &Explanation) -> Json {
                 Err(why) => json!({"way": way.name(), "why_not": why}),
             })
             .collect();
-        let reason = choice
-            .reason
-            .map(|r| json!({"frees_bytes": r.bytes, "swap_us": r.swap, "recompute_us": r.recompute, "line": r.line}));
+        let reason = choice.reason.map(|r| {
+            json!({"frees_bytes": r.bytes, "swap_us": r.swap, "recompute_us": r.recompute,
+                "line": r.line})
+        });
         json!({"decided": choice.way.name(), "reason": reason, "alternatives": others})
     };
-    let stay = |s: &Stay| json!({"buffer": s.buffer, "pool": s.pool, "address": s.address, "from": instr(s.from), "to": instr(s.to)});
+    let stay = |s: &Stay| {
+        json!({"buffer": s.buffer, "pool": s.pool, "address": s.address,
+        "from": instr(s.from), "to": instr(s.to)})
+    };
     let gaps: Vec<Json> = e
         .gaps
         .iter()

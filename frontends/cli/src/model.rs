@@ -123,7 +123,8 @@ pub(crate) fn read(path: &Path, dims: &[(String, u64)]) -> Result<Model, Failure
         Format::Lit => {
             let path = path.display();
             Err(Failure::Input(format!(
-                "{path}: a compiled step; only `train` and `inspect` take one. Give the model it was made of"
+                "{path}: a compiled step; only `train` and `inspect` take one. Give the model it \
+                 was made of"
             )))
         }
     }

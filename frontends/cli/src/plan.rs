@@ -160,11 +160,13 @@ impl Facts<'_> {
                 .pools()
                 .into_iter()
                 .map(|(pool, peak, bound)| json!({
-                    "pool": pool, "peak_bytes": peak, "lower_bound_bytes": bound, "gap": gap(peak, bound)
+                    "pool": pool, "peak_bytes": peak, "lower_bound_bytes": bound,
+                        "gap": gap(peak, bound)
                 }))
                 .collect::<Vec<_>>(),
             "predicted_ms": millis(timeline.micros),
-            "lower_bound_ms": certificate.as_ref().map(|certificate| millis(certificate.lower_bound)),
+            "lower_bound_ms": certificate.as_ref()
+                .map(|certificate| millis(certificate.lower_bound)),
             "gap": certificate.as_ref().map(|certificate| certificate.gap),
             "lower_bound_if": certificate
                 .iter()

@@ -372,8 +372,8 @@ fn peak(
     )?;
     writeln!(
         out,
-        "<table \
-         id=\"sums\"><thead><tr><th>class</th><th>tensors</th><th>bytes</th><th>share</th></tr></thead><tbody>"
+        "<table id=\"sums\"><thead><tr><th>class</th><th>tensors</th><th>bytes</th>\
+         <th>share</th></tr></thead><tbody>"
     )?;
     for (k, (sum, count)) in sums.iter().enumerate().filter(|(_, (_, count))| 0 < *count) {
         let share = 100.0 * *sum as f64 / bytes.max(1) as f64;
@@ -779,7 +779,8 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
     let decisions = rows(source, &mut words);
     let pool = |pool: Pool| {
         let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
-        json!({"name": schedule.pools[pool].name, "peak": peak, "limit": schedule.pools[pool].limit})
+        json!({"name": schedule.pools[pool].name, "peak": peak,
+            "limit": schedule.pools[pool].limit})
     };
     json!({
         "model": graph.name,

@@ -850,7 +850,8 @@ impl Summary<'_> {
             "first_loss": losses.first().copied().flatten(),
             "last_loss": losses.last().copied().flatten(),
             "first_nonfinite_step": self.first_nonfinite_step(),
-            format!("{}_per_second", self.items.word): self.run.median().map(|ms| self.items.count as f64 * 1e3 / ms.max(1e-6)),
+            format!("{}_per_second", self.items.word): self.run.median()
+                .map(|ms| self.items.count as f64 * 1e3 / ms.max(1e-6)),
         })
     }
 

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! Iteration Index : 0              a step begins; `end` ends the last
-//! micro-batch : F                  a forward of the next micro-batch begins; B, W: backwards, of activations and weights
+//! micro-batch : F                  a forward of the next micro-batch begins
+//!                                  B, W: backwards, of activations and of weights
 //! layers.3.mlp->MoELayer Layer : F-start     a module begins; F-end, B-start, B-end
 //! 1 0x7f1e41329c00 2048 0          asks: address, bytes, stream
 //! 0 0x7f1e41329c00 2048 0          frees

@@ -120,14 +120,15 @@ ir::named! {
     /// How to solve.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum Algorithm {
-        /// The relaxed problem's optimum, scheduled in pieces; whole layers first, where those suffice.
+        /// The relaxed problem's optimum, scheduled in pieces; whole layers first, where those
+        /// suffice.
         GreedyPlus = "greedy+",
         /// The paper's Algorithms 1 and 2.
         Greedy = "greedy",
         /// The same without discount: each absence has its own upload (Section 7).
         GreedyStar = "greedy*",
-        /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, each prefetch
-        /// waited for.
+        /// Layer to layer (B. Pudipeddi et al., 2020): one layer on the device at a time, each
+        /// prefetch waited for.
         L2l = "l2l",
         /// The first layers, as many as it takes (STRONGHOLD, X. Sun et al., 2022), scheduled by
         /// Algorithm 2.

@@ -316,7 +316,8 @@ fn instances() -> impl Strategy<Value = Instance> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None,
+        ..ProptestConfig::default() })]
 
     #[test]
     fn schedules_are_right_and_no_shorter_than_the_bound(instance in instances()) {
@@ -325,8 +326,10 @@ proptest! {
                 Ok(solution) => {
                     let peak = validate(&instance, &solution.schedule);
                     prop_assert!(peak.is_ok(), "{}: {peak:?}", algorithm.name());
-                    prop_assert!(bound(&instance).unwrap() <= solution.schedule.period * (1.0 + 1e-9) + 1e-9);
-                    prop_assert!(solution.bound_micros <= solution.schedule.period * (1.0 + 1e-9) + 1e-9);
+                    prop_assert!(bound(&instance).unwrap() <= solution.schedule.period
+                        * (1.0 + 1e-9) + 1e-9);
+                    prop_assert!(solution.bound_micros <= solution.schedule.period * (1.0 + 1e-9)
+                        + 1e-9);
                 }
                 Err(Error::Stuck(_)) if algorithm != Algorithm::GreedyPlus => {}
                 Err(error) => prop_assert!(false, "{}: {error}", algorithm.name()),
@@ -337,10 +340,12 @@ proptest! {
     #[test]
     fn greedy_plus_is_hardly_ever_longer_than_the_others(instance in instances()) {
         let best = solve(&instance, Algorithm::GreedyPlus).unwrap().schedule.period;
-        for algorithm in [Algorithm::Greedy, Algorithm::GreedyStar, Algorithm::L2l, Algorithm::FirstHalf] {
+        for algorithm in [Algorithm::Greedy, Algorithm::GreedyStar, Algorithm::L2l,
+            Algorithm::FirstHalf] {
             if let Ok(solution) = solve(&instance, algorithm) {
                 // As near as that to the bound it stops.
-                prop_assert!(best <= solution.schedule.period * 1.005 + 1e-9, "{}", algorithm.name());
+                prop_assert!(best <= solution.schedule.period * 1.005 + 1e-9, "{}",
+                    algorithm.name());
             }
         }
     }

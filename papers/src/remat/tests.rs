@@ -67,7 +67,8 @@ proptest! {
     #[test]
     fn profile_is_what_evaluate_says(
         problem in problems(2..40),
-        toggles in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 0..120),
+        toggles in prop::collection::vec((any::<prop::sample::Index>(),
+            any::<prop::sample::Index>()), 0..120),
     ) {
         let mut profile = Profile::new(&problem);
         prop_assert_eq!(profile.peak(), evaluate(&problem, &[]).peak as i64);
@@ -81,7 +82,8 @@ proptest! {
             let evaluation = evaluate(&problem, profile.reruns());
             prop_assert_eq!(profile.peak(), evaluation.peak as i64);
             prop_assert_eq!(profile.bytes_at(profile.peak_step()), evaluation.peak as i64);
-            prop_assert!((profile.micros() + problem.base_micros() - evaluation.micros).abs() < 1e-6);
+            prop_assert!((profile.micros() + problem.base_micros() - evaluation.micros)
+                .abs() < 1e-6);
         }
     }
 

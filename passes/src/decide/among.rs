@@ -53,13 +53,14 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
     decide_among(problems, planner, budget, Extent::Curve).map(|(_, decided, _)| decided)
 }
 
-/// Chooses, for a budget, one of several problems with the same results and a plan for it. The plans
-/// of all problems form one curve. Returns the chosen problem's position, the plan, and what the
-/// plans of each problem need and take. A budget given as a share refers to what keeping everything
-/// needs in the first problem.
+/// Chooses, for a budget, one of several problems with the same results and a plan for it. The
+/// plans of all problems form one curve. Returns the chosen problem's position, the plan, and what
+/// the plans of each problem need and take. A budget given as a share refers to what keeping
+/// everything needs in the first problem.
 ///
-/// A problem is not planned beyond keeping everything if a later one keeps everything in fewer bytes
-/// and in nearly the same time: whatever the first could do below, the later one does as well.
+/// A problem is not planned beyond keeping everything if a later one keeps everything in fewer
+/// bytes and in nearly the same time: whatever the first could do below, the later one does as
+/// well.
 pub fn decide_among(
     problems: &[Problem<'_>],
     planner: Planner,

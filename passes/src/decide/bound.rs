@@ -14,12 +14,15 @@
 //!
 //! The mixture is a linear program, and any multipliers of it prove a bound (Lagrange): prices `λ
 //! >= 0` of a byte at each line, and weights `i + o + n = 1` of the link's two ways and the
-//! processor. No step at a budget is shorter than
+//! > processor. No step at a budget is shorter than
 //!
 //! ```text
-//! n compute + Σ λ (bytes - budget)  -  Σ max( Σ max(0, bytes Λ - min(i in, n run)) - o out,  Σ max(0, bytes Λ - n run) )
-//!            lines                  values   gaps                                         gaps
+//! n compute + Σ λ (bytes - budget)
+//!     - Σ max( Σ max(0, bytes Λ - min(i in, n run)) - o out,  Σ max(0, bytes Λ - n run) )
 //! ```
+//!
+//! The first sum is over lines, the outer one in the second row over values, and the inner ones over
+//! the gaps of a value.
 //!
 //! with `Λ` the sum of the prices of the lines within a gap, and 0 for values that stay. It is
 //! concave; a subgradient method (B. Polyak, 1969) climbs it. Where the method stops costs

@@ -848,7 +848,8 @@ impl<'a> Round<'a> {
                 .instrs
                 .get(ir::Instr::new(idle.to))
                 .map(|data| &data.kind);
-            let for_backward = matches!(wanted_by, Some(InstrKind::Run { node, .. }) if graph.nodes[*node].phase == Phase::Backward);
+            let for_backward = matches!(wanted_by, Some(InstrKind::Run { node, .. })
+                if graph.nodes[*node].phase == Phase::Backward);
             let at_border = self.problem.uses[idle.value].iter().any(|&at| {
                 let user = self.problem.lines[at as usize];
                 graph.nodes[user].phase == Phase::Forward

@@ -80,9 +80,9 @@ impl Wanted {
 
     /// Stops a ladder early when planning one budget. Returns a step time, µs, once two consecutive
     /// rungs that fit are clearly slower than what is possible and the second is no faster; `None`
-    /// while the ladder has to go on. Along a ladder, drafts need less and less, and become faster as
-    /// more updates move to the host, then slower. Heuristic: no later rung was ever faster in our
-    /// benchmarks. Small graphs always go on: each of their rungs is a leap, and takes no time.
+    /// while the ladder has to go on. Along a ladder, drafts need less and less, and become faster
+    /// as more updates move to the host, then slower. Heuristic: no later rung was ever faster in
+    /// our benchmarks. Small graphs always go on: each of their rungs is a leap, and takes no time.
     pub fn end(&self, problem: &Problem<'_>, drafts: &[Draft]) -> Option<f64> {
         if self.limits.is_none() || !problem.is_large() || !problem.heuristics.end_ladders {
             return None;

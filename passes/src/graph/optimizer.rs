@@ -182,8 +182,8 @@ ir::named! {
         /// Of nothing: it is updated as it is, in its own type.
         #[default]
         None = "none",
-        /// Of an f32 that is updated: a bf16 parameter is its upper half, and a state `low.PATH` its
-        /// lower 16 bits. Nothing of the f32 is lost, and nothing is stored twice. See the op
+        /// Of an f32 that is updated: a bf16 parameter is its upper half, and a state `low.PATH`
+        /// its lower 16 bits. Nothing of the f32 is lost, and nothing is stored twice. See the op
         /// `adamw_split`.
         Split = "split",
     }

@@ -33,7 +33,8 @@ pub enum Error {
         /// The program, with all findings under their lines.
         text: String,
     },
-    /// The compiled program has other figures than the plan that was chosen: a bug of this compiler.
+    /// The compiled program has other figures than the plan that was chosen: a bug of this
+    /// compiler.
     #[error(
         "the chosen plan needs {planned} bytes and {planned_micros} us, the compiled program \
          {compiled} bytes and {compiled_micros} us; this is a bug of lighterage"

@@ -1,5 +1,5 @@
-//! What planners see of a graph on a machine: [`Problem`], with its tables of uses, blocks and groups
-//! of states.
+//! What planners see of a graph on a machine: [`Problem`], with its tables of uses, blocks and
+//! groups of states.
 
 use super::blocks::{self, Block};
 use super::decisions::{Decisions, Gap, Means, Reason};

@@ -53,8 +53,8 @@ pub const NOTHING: f64 = 0.01;
 /// Share of the shortest possible step: a step that exceeds that by at most this is as fast as
 /// possible.
 pub const AS_FAST: f64 = 0.001;
-/// Lines of a graph. From here on a round of planning takes long, and a share of the peak holds many
-/// tensors: ladders take larger steps.
+/// Lines of a graph. From here on a round of planning takes long, and a share of the peak holds
+/// many tensors: ladders take larger steps.
 pub const LARGE: usize = 2000;
 /// Lines of a graph. Below, every draft is judged: it takes no time.
 pub const SMALL: usize = 64;

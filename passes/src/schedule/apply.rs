@@ -28,8 +28,8 @@ use ir::{Id, Node, Phase, Table, Value};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Builds the schedule; `named` gives its buffers names. An error if a decision asks for what cannot
-/// be: to run an op again that is not pure, or to compute a value that no node computes.
+/// Builds the schedule; `named` gives its buffers names. An error if a decision asks for what
+/// cannot be: to run an op again that is not pure, or to compute a value that no node computes.
 pub fn run(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<Schedule, Illegal> {
     // States whose old value is still read after their update: each round finds some, or is the
     // last.

@@ -3,8 +3,8 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `LIGHTERAGE_ALLOC_MODE` | `plan`, `profile` or `cache`; without it `plan` if there is one, else `cache` |
-//! | `LIGHTERAGE_ALLOC_PLAN` | the plan file; `%d` is the device's number. Without `%d` the first device that asks gets it |
+//! | `LIGHTERAGE_ALLOC_MODE` | `plan`, `profile` or `cache`; default: `plan` with a plan, else `cache` |
+//! | `LIGHTERAGE_ALLOC_PLAN` | the plan file; `%d` is the device; without it, for the first device |
 //! | `LIGHTERAGE_ALLOC_TRACE` | where `profile` writes, likewise |
 //! | `LIGHTERAGE_ALLOC_STATS` | where statistics go at exit, likewise; `-` is standard error |
 //! | `LIGHTERAGE_ALLOC_POOL` | `cuda`, or `host` to try without a GPU |
@@ -121,7 +121,8 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn tell(message: &str) {
-    // A standard error that is closed or full is no reason to end the host: `eprintln!` would panic.
+    // A standard error that is closed or full is no reason to end the host: `eprintln!` would
+    // panic.
     let _ = writeln!(stderr(), "lighterage_alloc: {message}");
 }
 

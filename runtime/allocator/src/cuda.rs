@@ -33,7 +33,9 @@ macro_rules! driver {
                 let library = unsafe { Library::new(path)? };
                 $(
                     // SAFETY: the type is the one in cuda.h for this symbol.
-                    let $name = unsafe { *library.get::<unsafe extern "C" fn($($arg),*) -> Status>($symbol)? };
+                    let $name = unsafe {
+                        *library.get::<unsafe extern "C" fn($($arg),*) -> Status>($symbol)?
+                    };
                 )*
                 Ok(Driver { $($name,)* _library: library })
             }
@@ -148,8 +150,8 @@ impl Pool for Cuda {
     fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
         let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
         let mut address = 0;
-        // SAFETY: the out is valid for the call.
         self.within(|driver| {
+            // SAFETY: the out is valid for the call.
             check("cuMemAlloc", unsafe {
                 (driver.allocate)(&raw mut address, bytes)
             })
@@ -186,8 +188,8 @@ impl Pool for Cuda {
     }
 
     fn done(&mut self, event: Event) -> bool {
-        // SAFETY: the event came from `record` and is not forgotten.
         self.within(|driver| {
+            // SAFETY: the event came from `record` and is not forgotten.
             check("cuEventQuery", unsafe {
                 (driver.event_query)(event.0 as Handle)
             })
@@ -205,9 +207,9 @@ impl Pool for Cuda {
     }
 
     fn forget(&mut self, event: Event) {
-        // SAFETY: the event came from `record`; the driver keeps it until those who wait for it
-        // have gone on.
         let _ = self.within(|driver| {
+            // SAFETY: the event came from `record`; the driver keeps it until its waiters have
+            // continued.
             check("cuEventDestroy", unsafe {
                 (driver.event_destroy)(event.0 as Handle)
             })

@@ -127,8 +127,10 @@ mod tests {
                         bytes[l..h].fill(None);
                     }
                     _ => {
-                        let holes: Vec<u64> = spans.holes(lo, hi).flat_map(|(lo, hi)| lo..hi).collect();
-                        let expected: Vec<u64> = (lo..hi).filter(|&at| bytes[at as usize].is_none()).collect();
+                        let holes: Vec<u64> = spans.holes(lo, hi).flat_map(|(lo, hi)| lo..hi)
+                            .collect();
+                        let expected: Vec<u64> = (lo..hi).filter(|&at| bytes[at as usize].is_none())
+                            .collect();
                         prop_assert_eq!(holes, expected);
                     }
                 }

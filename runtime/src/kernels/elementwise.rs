@@ -309,7 +309,8 @@ pub(super) fn bitwise_xor(call: &Call<'_>) -> Ran {
     map(call, |[a, b]: [i64; 2]| a ^ b)
 }
 pub(super) fn select(call: &Call<'_>) -> Ran {
-    wide!(call.out_dtype(0), W => map(call, |[condition, x, y]: [W; 3]| if condition != W::ZERO { x } else { y }))
+    wide!(call.out_dtype(0), W => map(call, |[condition, x, y]: [W; 3]|
+        if condition != W::ZERO { x } else { y }))
 }
 
 // --- derivatives ---
@@ -335,7 +336,8 @@ derivatives! {
 pub(super) fn gelu_bwd(call: &Call<'_>) -> Ran {
     match call.bool("tanh") {
         true => {
-            wide_float!(call.out_dtype(0), W => map(call, |[dy, x]: [W; 2]| math::gelu_tanh_bwd(dy, x)))
+            wide_float!(call.out_dtype(0), W =>
+                map(call, |[dy, x]: [W; 2]| math::gelu_tanh_bwd(dy, x)))
         }
         false => {
             wide_float!(call.out_dtype(0), W => map(call, |[dy, x]: [W; 2]| math::gelu_bwd(dy, x)))

@@ -247,7 +247,8 @@ pub(super) fn scatter_add(call: &Call<'_>) -> Ran {
         if call.inplace(0).is_none() {
             y.copy_from_slice(call.input(0));
         }
-        indexed(call, call.in_shape(2), |at, i| y[at] = W::of(y[at]).plus(W::of(values[i])).narrow())
+        indexed(call, call.in_shape(2), |at, i| y[at] = W::of(y[at]).plus(W::of(values[i]))
+            .narrow())
     })
 }
 pub(super) fn scatter_value(call: &Call<'_>) -> Ran {

@@ -470,12 +470,14 @@ mod tests {
     proptest! {
         #[test]
         fn parts_cover_all_units_once(
-            units in 1usize..5000, align in 1usize..70, grain in 1usize..300, per_thread in 1usize..17, threads in 1usize..9,
+            units in 1usize..5000, align in 1usize..70, grain in 1usize..300,
+                per_thread in 1usize..17, threads in 1usize..9,
         ) {
             let cut = Cut { units, align, grain, per_thread };
             let parts = cut.parts(threads);
             let ranges: Vec<Range<usize>> = (0..parts).map(|part| cut.part(part, parts)).collect();
-            prop_assert!(ranges.iter().all(|range| !range.is_empty() && range.start.is_multiple_of(align)));
+            prop_assert!(ranges.iter().all(|range| !range.is_empty()
+                && range.start.is_multiple_of(align)));
             prop_assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
             prop_assert_eq!((ranges[0].start, ranges[parts - 1].end), (0, units));
             prop_assert!(parts <= threads * per_thread);

@@ -184,7 +184,8 @@ pub(super) fn sum(call: &Call<'_>) -> Ran {
     if is_integer(call.in_dtype(0)) {
         return reduce(call, 0i64, |x: i64| x, i64::wrapping_add, |sum| sum);
     }
-    wide_float!(call.in_dtype(0), W => reduce(call, 0.0, |x: W| x.to_f64(), |a, b| a + b, W::of_f64))
+    wide_float!(call.in_dtype(0), W => reduce(call, 0.0, |x: W| x.to_f64(), |a, b| a + b,
+        W::of_f64))
 }
 pub(super) fn mean(call: &Call<'_>) -> Ran {
     let n: usize = call

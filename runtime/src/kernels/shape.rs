@@ -145,7 +145,8 @@ fn gather(call: &Call<'_>, start: isize, stride: impl Fn(usize) -> isize) -> Ran
             nest.push(size, [stride(d), own[d]]);
         }
     }
-    bits!(call.out_dtype(0), B => copy::<B>(nest, [start, 0], call.input_bits(0), call.output_bits(0)));
+    bits!(call.out_dtype(0), B => copy::<B>(nest, [start, 0], call.input_bits(0),
+        call.output_bits(0)));
     Ok(())
 }
 pub(super) fn permute(call: &Call<'_>) -> Ran {

@@ -276,7 +276,8 @@ macro_rules! floats {
 /// Runs the body with `$T` as the Rust type of a number type and `$W` as its wide type.
 macro_rules! every_number {
     ($dtype:expr, $T:ident, $W:ident => $body:expr) => {
-        every_number!(@ $dtype, $T, $W => $body; U8 u8 i64, I8 i8 i64, I16 i16 i64, I32 i32 i64, I64 i64 i64,
+        every_number!(@ $dtype, $T, $W => $body; U8 u8 i64, I8 i8 i64, I16 i16 i64, I32 i32 i64,
+            I64 i64 i64,
             F16 f16 f32, BF16 bf16 f32, F32 f32 f32, F64 f64 f64)
     };
     (@ $dtype:expr, $T:ident, $W:ident => $body:expr; $($name:ident $ty:ident $wide:ident),*) => {

@@ -107,7 +107,7 @@ impl HostWork {
         let scratch = launch.scratch.map(|range| self.range(range));
         let work = match &self.kernels[launch.kernel] {
             HostKernel::Own { kernel, attrs } => {
-                let launch = Launch::new(*kernel, attrs.clone(), ins, outs, scratch);
+                let launch = Launch::new(kernel, attrs.clone(), ins, outs, scratch);
                 Work::Own(Arc::new(launch))
             }
             HostKernel::Generated(code) => {

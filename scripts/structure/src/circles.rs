@@ -191,8 +191,8 @@ impl<'a> House<'a> {
         Some(target)
     }
 
-    /// What a name is in a module: a child, a definition, or an import. `inside`: the name stands in
-    /// the module itself, where a glob of another module is not asked.
+    /// What a name is in a module: a child, a definition, or an import. `inside`: the name stands
+    /// in the module itself, where a glob of another module is not asked.
     fn named(
         &self,
         at: &'a [String],

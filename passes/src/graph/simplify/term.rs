@@ -55,7 +55,8 @@ pub(super) enum Literal {
 
 /// Steps of recognition, which name a value that rules agree on, whatever way it is computed. Those
 /// of attention are in
-/// [B,H,S,T]: `scores(q, k, scale)`, `probs(q, k, mask or none, scale, whether a row without keys is zeros)`,
+/// [B,H,S,T]: `scores(q, k, scale)`, `probs(q, k, mask or none, scale, whether a row without keys
+/// is zeros)`,
 /// `dscores(dout, q, k, v, mask or none, scale)`; with the same operands `dq` and `dk`, the
 /// gradients before the scale. `gelu_t(x)` is the tanh in the approximation of gelu.
 pub(super) const STEPS: [&str; 6] = ["scores", "probs", "dscores", "dq", "dk", "gelu_t"];

@@ -29,7 +29,8 @@ pub(in crate::kernels) trait Vectors: Real {
 }
 
 macro_rules! vectors {
-    ($ty:ident, $v:ident, $splat:ident, $slices:ident, $mut_slices:ident, $fma:ident, $sum:ident) => {
+    ($ty:ident, $v:ident, $splat:ident, $slices:ident, $mut_slices:ident, $fma:ident,
+        $sum:ident) => {
         impl Vectors for $ty {
             type V<S: Simd> = S::$v;
             #[inline(always)]
