@@ -1,9 +1,9 @@
 //! The pipeline: from a traced graph to a proved program.
 //!
-//! [`list`](crate::list) has the passes, in order. Between graph passes and schedule passes, the
-//! variants of the loss are made ([`loss_variants`](crate::loss_variants)) and
-//! [`decide`](crate::decide) chooses a plan. After the last pass [`ir::check`] proves the program,
-//! in release builds too, and the program's figures must be those of the chosen plan.
+//! [`crate::list`] has the passes, in order. Between graph and schedule passes, the variants of
+//! the loss are made (`loss_variants`) and [`crate::decide`] chooses a plan. After the last pass
+//! [`ir::check`] proves the program, in release builds too, and the program's figures must be those
+//! of the chosen plan.
 
 use crate::alloc;
 use crate::cost::Cost;

@@ -535,6 +535,8 @@ fn chunks_that_are_as_fast_are_preferred() {
                 budget,
                 loss_chunks,
                 optimizer: Optimizer::AdamW,
+                // Nothing can move to the host, so keeping everything is the fastest plan.
+                host: Some(1 << 20),
                 ..Options::default()
             },
         );

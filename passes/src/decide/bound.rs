@@ -21,9 +21,8 @@
 //!     - Σ max( Σ max(0, bytes Λ - min(i in, n run)) - o out,  Σ max(0, bytes Λ - n run) )
 //! ```
 //!
-//! The first sum is over lines, the outer one in the second row over values, and the inner ones over
-//! the gaps of a value.
-//!
+//! The first sum is over lines, the outer one in the second row over values, and the inner ones
+//! over the gaps of a value,
 //! with `Λ` the sum of the prices of the lines within a gap, and 0 for values that stay. It is
 //! concave; a subgradient method (B. Polyak, 1969) climbs it. Where the method stops costs
 //! tightness and not truth.

@@ -1,7 +1,7 @@
 //! What to keep, swap and recompute. A planner is a function from a [`Problem`] to [`Decisions`];
 //! [`apply`](crate::schedule::apply) alone acts on them.
 //!
-//! [`among`] chooses the plan for a budget, [`propose`] runs the planners, [`record`] says what
+//! [`among`] chooses the plan for a budget, `propose` runs the planners, [`record`] says what
 //! their drafts need and take, [`choose`] finds the best record without judging all drafts.
 
 pub mod among;

@@ -95,7 +95,7 @@ pub enum Extent {
     #[default]
     Curve,
     /// The plan for the budget: the same one, in less time. Of graphs of thousands of lines, some
-    /// that needs less memory and is faster may be missed; none was seen: see [`record::Wanted`].
+    /// that needs less memory and is faster may be missed; none was seen: see `decide::record`.
     Plan,
 }
 

@@ -3,8 +3,8 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `LIGHTERAGE_ALLOC_MODE` | `plan`, `profile` or `cache`; default: `plan` with a plan, else `cache` |
-//! | `LIGHTERAGE_ALLOC_PLAN` | the plan file; `%d` is the device; without it, for the first device |
+//! | `LIGHTERAGE_ALLOC_MODE` | `plan`, `profile` or `cache`; default: `plan` if given, else `cache` |
+//! | `LIGHTERAGE_ALLOC_PLAN` | the plan file; `%d` is the device, else it is for the first one |
 //! | `LIGHTERAGE_ALLOC_TRACE` | where `profile` writes, likewise |
 //! | `LIGHTERAGE_ALLOC_STATS` | where statistics go at exit, likewise; `-` is standard error |
 //! | `LIGHTERAGE_ALLOC_POOL` | `cuda`, or `host` to try without a GPU |

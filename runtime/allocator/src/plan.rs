@@ -7,7 +7,7 @@
 //! space 1536:2000 2048:4096 group 0: what its dynamic requests may use
 //! phase fwd.0               from here on; a name, for messages
 //! module layers.0.mlp
-//! s 512 0 0 -               static: bytes, stream, offset, request before which it is freed; `-`: never
+//! s 512 0 0 -               static: bytes, stream, offset, request after its free; `-`: none
 //! s 1000 0 512 3
 //! d 0 0                     dynamic: group, stream; any number of bytes
 //! s 2048 0 2048 6           freed before request 6, which is request 2 of the next step

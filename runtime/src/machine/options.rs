@@ -10,7 +10,7 @@ pub struct Options {
     pub link_bandwidth: Option<f64>,
     /// Time that each of those copies takes in addition; counts only with a bandwidth.
     pub link_latency: Duration,
-    /// Notes when each command ran, for [`Machine::trace`].
+    /// Notes when each command ran, for [`Machine::trace`](super::Machine::trace).
     pub trace: bool,
     /// Runs on one thread, in an order drawn from this seed among those that events permit, and
     /// fills dead bytes with NaNs: a test of the plan.
