@@ -20,7 +20,7 @@
 //! )?;
 //! let options = Options {
 //!     optimizer: Optimizer::Sgd,
-//!     budget: Budget::Share(0.8),
+//!     budget: Budget::Share(0.9),
 //!     ..Options::default()
 //! };
 //! let compiled = compile(&step, &device("cpu")?, &options)?;

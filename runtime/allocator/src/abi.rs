@@ -3,7 +3,7 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `LIGHTERAGE_ALLOC_MODE` | `plan`, `profile` or `cache`; default: `plan` if given, else `cache` |
+//! | `LIGHTERAGE_ALLOC_MODE` | `plan`, `profile`, `cache`; default: `plan` if given, else `cache` |
 //! | `LIGHTERAGE_ALLOC_PLAN` | the plan file; `%d` is the device, else it is for the first one |
 //! | `LIGHTERAGE_ALLOC_TRACE` | where `profile` writes, likewise |
 //! | `LIGHTERAGE_ALLOC_STATS` | where statistics go at exit, likewise; `-` is standard error |
