@@ -1,7 +1,6 @@
 //! The language of Lighterage: [`Graph`] (what is computed), [`Schedule`] (in which order),
 //! [`Plan`] (at which address) and [`Device`] (on what). No passes, no IO but text.
 
-pub mod body;
 pub mod check;
 pub mod device;
 pub mod finding;
@@ -15,10 +14,10 @@ pub mod text;
 pub mod types;
 pub mod verify;
 
-pub use body::Body;
 pub use device::Device;
 pub use finding::{Finding, Place};
 pub use graph::{Graph, Node, Phase, StateKind, Value};
+pub use op::body::Body;
 pub use op::{Attr, Op};
 pub use plan::Plan;
 pub use schedule::{Buffer, Instr, Loc, Pool, Schedule, Stream};

@@ -1,8 +1,8 @@
 //! The text form: what is printed parses back to an equal value, and no text makes the parser
 //! panic.
 
-use lighterage_ir::body::Step;
 use lighterage_ir::graph::{Def, Graph, Output, Phase, StateKind};
+use lighterage_ir::op::body::Step;
 use lighterage_ir::op::{Access, Kind, OpKind, attributes};
 use lighterage_ir::schedule::{
     Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData,

@@ -3,7 +3,7 @@
 //! in place.
 
 use codegen::kernels::{self, Cache, Generator, Stage, Target, compile_kernels};
-use ir::body::{Body, Step};
+use ir::op::body::{Body, Step};
 use ir::op::{Attr, Op};
 use ir::{DType, TensorType};
 use lighterage_tests::code::{compile, plain};

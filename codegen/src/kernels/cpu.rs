@@ -2,8 +2,9 @@
 //! 16 elements.
 
 use super::dag::{Fold, Functions, Prim};
-use super::emit::{Emitter, Plan};
+use super::emit::{Emitter, Threads};
 use super::machine::Machine;
+use super::plan::Plan;
 use crate::mlir::{Body, Builder, Kind, Parameter, Space, Step, Type, Value};
 
 /// Elements of a vector, whatever the width of the processor's registers: results are the same bits
@@ -13,6 +14,10 @@ pub(super) const LANES: u64 = 16;
 const PART: u64 = 16384;
 /// Columns of a part of a combining phase.
 const COMBINED: u64 = 1024;
+
+/// Results of at least this many bytes are in no cache when they are read next: storing past the
+/// caches saves reading their lines in first.
+const STREAMED: u64 = 32 << 20;
 
 /// A CPU, and what a function gets from its caller.
 pub(super) struct Cpu {
@@ -57,6 +62,20 @@ impl Machine for Cpu {
         COMBINED
     }
 
+    /// A result is stored past the caches if it is large, and its rows begin where a vector of it
+    /// may lie.
+    fn streams(plan: &Plan<'_>, result: usize) -> bool {
+        let out = &plan.results[result];
+        let strides = plan.space.strides(plan.space.axes(out.value));
+        out.ty.bytes() >= STREAMED && strides.iter().all(|s| s.is_multiple_of(LANES))
+    }
+
+    fn one_round(&self, _elements: u64) -> bool {
+        false
+    }
+}
+
+impl Threads for Cpu {
     fn begin(&mut self, symbol: &str, n: usize) -> (Builder, Vec<Value>) {
         let pointer = Type::Pointer(Space::Generic);
         let mut addresses = Parameter::new("args", pointer);
@@ -81,10 +100,6 @@ impl Machine for Cpu {
 
     fn share(e: &mut Emitter<'_, Cpu>, from: Value, step: u64, _each: u64) -> [Value; 2] {
         [from, e.index(step)]
-    }
-
-    fn one_round(&self, _elements: u64) -> bool {
-        false
     }
 
     fn across(_: &mut Emitter<'_, Cpu>, _: Fold, x: Value, _: u64) -> Value {

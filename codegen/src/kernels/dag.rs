@@ -3,7 +3,7 @@
 //! before it.
 
 use crate::mlir::{self, Arith, Convert, Kind, Predicate, Type};
-use ir::body::{Axes, Space};
+use ir::op::body::{Axes, Space};
 use std::collections::HashMap;
 use std::panic::Location;
 

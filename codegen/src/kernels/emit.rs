@@ -5,51 +5,14 @@
 //! operation is appended to the outermost block that knows its operands. What was emitted once is
 //! found again in tables.
 
-use super::cpu::LANES;
 use super::dag::{Dag, Fold, Id, Prim};
 use super::lower::{Known, storage};
 use super::machine::Machine;
 use super::passes::{Buffer, Pass, Passes, kept_passes};
+use super::plan::{Out, Plan};
 use crate::mlir::{self, Builder, Convert, Emit, Kind, Module, Predicate, Type, Value};
-use ir::TensorType;
-use ir::body::{Axes, Space};
+use ir::op::body::Axes;
 use std::collections::{BTreeMap, HashMap};
-
-/// Results of at least this many bytes are in no cache when they are read next: storing past the
-/// caches saves reading their lines in first.
-const STREAMED: u64 = 32 << 20;
-
-/// What a kernel is made from.
-pub(super) struct Plan<'a> {
-    pub(super) dag: &'a Dag,
-    pub(super) space: &'a Space,
-    pub(super) operands: &'a [TensorType],
-    pub(super) results: &'a [Out],
-}
-
-impl Plan<'_> {
-    /// True if a CPU stores a result past the caches: it is large, and its rows begin where a
-    /// vector of it may lie.
-    pub(super) fn streams(&self, j: usize) -> bool {
-        let out = &self.results[j];
-        let strides = self.space.strides(self.space.axes(out.value));
-        out.ty.bytes() >= STREAMED && strides.iter().all(|s| s.is_multiple_of(LANES))
-    }
-}
-
-/// A result.
-pub(super) struct Out {
-    /// Which value of the body it is.
-    pub(super) value: usize,
-    pub(super) ty: TensorType,
-    pub(super) known: Known,
-}
-
-impl Out {
-    fn is_sum(&self) -> bool {
-        matches!(self.known, Known::Columns { .. })
-    }
-}
 
 /// A function of a kernel.
 pub(super) struct Function {
@@ -76,7 +39,7 @@ pub(super) struct Sums {
 }
 
 /// Emits the functions of a kernel.
-pub(super) fn emit<M: Machine>(plan: &Plan<'_>) -> Result<Emitted, mlir::Error> {
+pub(super) fn emit<M: Threads>(plan: &Plan<'_>) -> Result<Emitted, mlir::Error> {
     let passes = kept_passes::<M>(plan);
     let (mut scratch_bytes, mut sums) = (0, BTreeMap::new());
     for (j, out) in plan.results.iter().enumerate() {
@@ -151,6 +114,28 @@ pub(super) struct Tables {
     found: HashMap<Found, Value>,
 }
 
+/// What differs between the instructions of CPUs and of GPUs: how functions are started, which
+/// threads compute which part of a row, and how a row's sums are combined.
+pub(super) trait Threads: Machine {
+    /// Begins a function of `n` addresses; the addresses.
+    fn begin(&mut self, symbol: &str, n: usize) -> (Builder, Vec<Value>);
+    /// The loop over the parts that a call computes, of `parts`: from, to and step.
+    fn parts(e: &mut Emitter<'_, Self>, parts: u64) -> [Value; 3];
+    /// Where a thread's share of a loop begins, of which all threads take `step` elements a round
+    /// and one thread `each`; and the step.
+    fn share(e: &mut Emitter<'_, Self>, from: Value, step: u64, each: u64) -> [Value; 2];
+    /// The numbers that threads have found of a row as one, known to all of them; `slot` is the
+    /// fold's number among the row's.
+    fn across(e: &mut Emitter<'_, Self>, fold: Fold, x: Value, slot: u64) -> Value;
+    /// Waits until every thread has read what others may overwrite.
+    fn synchronize(e: &mut Emitter<'_, Self>);
+    /// A bit that is true for the one thread that writes what all know; none if there is one
+    /// thread.
+    fn leads(e: &mut Emitter<'_, Self>) -> Option<Value>;
+    /// What remains to be said of a function.
+    fn end(&self, symbol: &str, builder: &mut Builder);
+}
+
 /// Emits one function.
 pub(super) struct Emitter<'a, M> {
     pub(super) plan: &'a Plan<'a>,
@@ -180,7 +165,7 @@ pub(super) struct Emitter<'a, M> {
     pub(super) lanes: u64,
 }
 
-impl<M: Machine> Emit for Emitter<'_, M> {
+impl<M: Threads> Emit for Emitter<'_, M> {
     const ROLLED: bool = M::ROLLED;
 
     fn builder(&mut self) -> &mut Builder {
@@ -188,7 +173,7 @@ impl<M: Machine> Emit for Emitter<'_, M> {
     }
 }
 
-impl<'a, M: Machine> Emitter<'a, M> {
+impl<'a, M: Threads> Emitter<'a, M> {
     /// Begins the function of a phase.
     fn new(
         plan: &'a Plan<'a>,
@@ -393,7 +378,7 @@ impl<'a, M: Machine> Emitter<'a, M> {
             x
         };
         let vector = matches!(x.ty(), Type::Vector(..));
-        let streamed = M::CACHES && vector && self.plan.streams(j);
+        let streamed = vector && M::streams(self.plan, j);
         self.fenced |= streamed;
         self.store_as(x, to, at, streamed);
     }

@@ -2,8 +2,9 @@
 //! with vectors of 16 bytes.
 
 use super::dag::{Fold, Functions, Prim};
-use super::emit::{Emitter, Plan};
+use super::emit::{Emitter, Threads};
 use super::machine::Machine;
+use super::plan::Plan;
 use crate::mlir::{
     Body, Builder, Convert, Kind, Parameter, Predicate, Shared, Space, Special, Type, Value,
 };
@@ -130,6 +131,16 @@ impl Machine for Gpu {
         self.lanes * self.threads
     }
 
+    fn streams(_: &Plan<'_>, _: usize) -> bool {
+        false
+    }
+
+    fn one_round(&self, elements: u64) -> bool {
+        elements == self.lanes * self.threads
+    }
+}
+
+impl Threads for Gpu {
     fn begin(&mut self, symbol: &str, n: usize) -> (Builder, Vec<Value>) {
         let address = |i| Parameter {
             align: Some(64),
@@ -164,10 +175,6 @@ impl Machine for Gpu {
         let at = e.b.muli(thread, each);
         let from = e.b.addi(from, at);
         [from, e.index(step * e.machine.threads)]
-    }
-
-    fn one_round(&self, elements: u64) -> bool {
-        elements == self.lanes * self.threads
     }
 
     fn across(e: &mut Emitter<'_, Gpu>, fold: Fold, x: Value, slot: u64) -> Value {

@@ -5,9 +5,9 @@
 use super::Step;
 use super::dag::{Dag, Exponentials, Fold, Functions, Id, Span};
 use crate::mlir::{Arith, Convert, Kind, Predicate};
-use ir::body::{Along, Space};
 use ir::op::Number;
 use ir::op::attrs::{Dropout, Full, LayerNorm, LayerNormBwd, Reduction};
+use ir::op::body::{Along, Space};
 use ir::{DType, Op, TensorType};
 
 /// What is known of a body's value.

@@ -38,6 +38,7 @@ mod machine;
 mod math;
 mod passes;
 mod phases;
+mod plan;
 pub mod private;
 mod random;
 mod rows;
@@ -52,9 +53,10 @@ pub use target::{CpuTarget, GpuTarget, Target};
 use crate::mlir::{self, Kind, Mismatch};
 use cpu::Cpu;
 use gpu::Gpu;
-use ir::body::{self, Body, Space, Step};
+use ir::op::body::{self, Body, Space, Step};
 use ir::{Op, TensorType};
 use machine::Machine;
+use plan::{Out, Plan};
 use sha2::{Digest, Sha256};
 
 /// A kernel as MLIR text.
@@ -198,12 +200,12 @@ fn kernel(
     let space =
         Space::new(steps, results, operands).map_err(|e| Unsupported::op(name, e.to_string()))?;
     let lowering = lowered(name, &space, operands.len(), target)?;
-    let out = |&v: &usize| emit::Out {
+    let out = |&v: &usize| Out {
         value: v,
         ty: space.types[v].clone(),
         known: lowering.known(v),
     };
-    let outs: Vec<emit::Out> = space.results.iter().map(out).collect();
+    let outs: Vec<Out> = space.results.iter().map(out).collect();
     for out in &outs {
         let dtype = out.ty.dtype();
         if lower::storage(dtype).is_none() {
@@ -211,7 +213,7 @@ fn kernel(
             return Err(Unsupported::op(name, why));
         }
     }
-    let plan = emit::Plan {
+    let plan = Plan {
         dag: &lowering.dag,
         space: &space,
         operands,
@@ -265,7 +267,7 @@ fn lowered<'a>(
 
 /// The (operand, result) pairs that may share their bytes: of one type, where each element is read
 /// before its place is written.
-fn inplace(plan: &emit::Plan<'_>) -> Vec<(usize, usize)> {
+fn inplace(plan: &Plan<'_>) -> Vec<(usize, usize)> {
     let space = plan.space;
     let mut pairs = vec![];
     for (i, ty) in plan.operands.iter().enumerate() {

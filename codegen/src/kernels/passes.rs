@@ -9,9 +9,9 @@
 //! lies below the row's.
 
 use super::dag::{Dag, Exponentials, Id, Prim};
-use super::emit::Plan;
 use super::lower::{Known, storage};
 use super::machine::Machine;
+use super::plan::Plan;
 use crate::mlir::Kind;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -151,7 +151,7 @@ fn free_result<M: Machine>(
             && passes.last().is_some_and(|last| last.stores.contains(&j))
             && storage(out.ty.dtype()) == Some(kind)
             && !taken.contains(&j)
-            && !(M::CACHES && plan.streams(j))
+            && !M::streams(plan, j)
             && !(0..plan.operands.len()).any(|i| plan.operands[i] == out.ty && later(i))
     })
 }

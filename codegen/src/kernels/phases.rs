@@ -2,15 +2,14 @@
 //! the parts summed over rows.
 
 use super::dag::{Dag, Fold, Id, Span};
-use super::emit::{Blocks, Elements, Emitter, Function};
+use super::emit::{Blocks, Elements, Emitter, Function, Threads};
 use super::lower::Known;
-use super::machine::Machine;
 use super::passes::Buffer;
 use super::rows::{BLOCK, Columns, Piece};
 use crate::mlir::{Convert, Emit, Kind, Value};
 use ir::DType;
 
-impl<M: Machine> Emitter<'_, M> {
+impl<M: Threads> Emitter<'_, M> {
     /// The first phase: all rows, or all elements. Where rows are summed, there are `sum_parts`
     /// parts of `rows_each` rows.
     pub(super) fn main(&mut self, rows_each: u64, sum_parts: u64) -> Function {

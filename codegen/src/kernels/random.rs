@@ -1,8 +1,7 @@
 //! Random words, as `runtime::kernels::random` makes them: Philox 4 × 32 with ten rounds. Word
 //! `i % 4` of block `i / 4` belongs to the element with the number `i`.
 
-use super::emit::Emitter;
-use super::machine::Machine;
+use super::emit::{Emitter, Threads};
 use crate::mlir::{Convert, Kind, Predicate, Type, Value};
 
 /// The factors of a round.
@@ -41,7 +40,7 @@ impl Shape {
     }
 }
 
-impl<M: Machine> Emitter<'_, M> {
+impl<M: Threads> Emitter<'_, M> {
     /// Random words for the elements `at..at + width` of the row.
     pub(super) fn random(
         &mut self,

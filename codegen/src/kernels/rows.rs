@@ -2,9 +2,8 @@
 //! and the sums that passes compute.
 
 use super::dag::{Dag, Exponentials, Fold, Id, Prim, Span};
-use super::emit::{Blocks, Elements, Emitter, Fetched};
+use super::emit::{Blocks, Elements, Emitter, Fetched, Threads};
 use super::lower::Known;
-use super::machine::Machine;
 use super::passes::Pass;
 use crate::mlir::{Emit, Kind, Predicate, Type, Value};
 
@@ -53,7 +52,7 @@ struct Folded {
     kind: Kind,
 }
 
-impl<M: Machine> Emitter<'_, M> {
+impl<M: Threads> Emitter<'_, M> {
     /// One row, in the block that is open.
     pub(super) fn row(&mut self, row: Value, columns: &Columns) {
         self.row_depth = self.b.depth();

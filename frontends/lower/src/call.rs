@@ -3,7 +3,6 @@
 //!
 //! Nothing here touches the graph: a plan is data.
 
-use crate::shape::Range;
 use crate::{
     Arguments, Generator, Operand, Plan, Ref, Result, Results, Scalar, Step, attr_ints, promote,
 };
@@ -191,13 +190,6 @@ impl<'a> Call<'a> {
         }
         let dims = dims.iter().map(|&d| d as i64).collect();
         self.step("permute", &[("dims", Attr::Ints(dims))], &[x])
-    }
-    /// `x[.., start:end:step, ..]` along a dimension.
-    pub fn slice(&mut self, x: Ref, dim: usize, range: Range) -> Result<Ref> {
-        match self.slice_attrs(x, dim, range)? {
-            None => Ok(x),
-            Some(attrs) => self.step("slice", &attrs, &[x]),
-        }
     }
     /// A tensor of one number.
     pub fn full(&mut self, value: Scalar, dtype: DType, shape: &[u64]) -> Result<Ref> {

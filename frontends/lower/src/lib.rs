@@ -12,6 +12,7 @@
 
 mod arguments;
 mod call;
+mod dims;
 mod elementwise;
 mod error;
 mod index;
@@ -19,12 +20,14 @@ mod norm;
 mod number;
 mod plan;
 mod product;
+mod readers;
 mod reduce;
 mod shape;
 mod source;
 
 pub use arguments::{Argument, Arguments};
 pub use call::{Attrs, Call};
+pub use dims::{Range, attr_ints, count, wrap};
 pub use elementwise::Rounding;
 pub use error::{Error, FileError, Result};
 pub use index::Indexed;
@@ -32,7 +35,6 @@ pub use norm::{Saved, Weights, statistics};
 pub use number::{Operand, Scalar, promote};
 pub use plan::{Generator, Plan, Ref, Step};
 pub use product::transposed;
-pub use shape::{Range, attr_ints, count, wrap};
 
 /// The results of a call; `None` for those that nothing wants.
 pub type Results = Vec<Option<Ref>>;

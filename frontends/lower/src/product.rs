@@ -1,6 +1,6 @@
 //! Products of matrices and vectors.
 
-use crate::shape::count;
+use crate::dims::count;
 use crate::{Call, Ref, Result, ensure};
 use ir::Attr;
 

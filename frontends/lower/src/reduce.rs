@@ -1,6 +1,6 @@
 //! Reductions over dimensions.
 
-use crate::shape::{count, dim_attr};
+use crate::dims::{count, dim_attr};
 use crate::{Call, Ref, Result, Scalar, ensure};
 use ir::Attr;
 

@@ -1,58 +1,8 @@
 //! Shapes: views, parts, and tensors put together.
 
-use crate::{Call, Error, Ref, Result, Scalar, ensure};
+use crate::dims::dim_attr;
+use crate::{Call, Error, Range, Ref, Result, Scalar, ensure, wrap};
 use ir::{Attr, DType};
-
-/// A part along a dimension, with Python's rules for negative and large bounds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Range {
-    /// The first position; 0 if absent.
-    pub start: Option<i64>,
-    /// The position after the last; the size if absent.
-    pub end: Option<i64>,
-    /// The distance between two positions.
-    pub step: i64,
-}
-
-impl Range {
-    /// All positions from `start` to before `end`.
-    pub fn new(start: i64, end: i64) -> Range {
-        Range {
-            start: Some(start),
-            end: Some(end),
-            step: 1,
-        }
-    }
-}
-
-/// A shape as an attribute.
-pub fn attr_ints(shape: &[u64]) -> Result<Attr> {
-    let one =
-        |&d: &u64| i64::try_from(d).map_err(|_| Error::from(format!("the size {d} is too large")));
-    shape.iter().map(one).collect::<Result<_>>().map(Attr::Ints)
-}
-
-/// A dimension counted from the front.
-pub fn wrap(dim: i64, rank: usize) -> Result<usize> {
-    let front = if dim < 0 {
-        dim.checked_add(rank as i64)
-    } else {
-        Some(dim)
-    };
-    let front = front.and_then(|d| usize::try_from(d).ok());
-    let front = front.filter(|&d| d < rank);
-    front.ok_or_else(|| format!("dimension {dim} is not below rank {rank}").into())
-}
-
-/// The number of elements of a shape.
-pub fn count(shape: &[u64]) -> Result<u64> {
-    let n = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-    n.ok_or_else(|| "too large".into())
-}
-
-pub(crate) fn dim_attr(dim: usize) -> (&'static str, Attr) {
-    ("dim", Attr::Int(dim as i64))
-}
 
 fn ints(key: &'static str, list: &[i64]) -> (&'static str, Attr) {
     (key, Attr::Ints(list.to_vec()))
@@ -118,8 +68,16 @@ impl Call<'_> {
 
     // --- parts ---
 
+    /// `x[.., start:end:step, ..]` along a dimension.
+    pub fn slice(&mut self, x: Ref, dim: usize, range: Range) -> Result<Ref> {
+        match self.slice_attrs(x, dim, range)? {
+            None => Ok(x),
+            Some(attrs) => self.step("slice", &attrs, &[x]),
+        }
+    }
+
     /// The attributes of a slice; `None` if it is all of `x`.
-    pub(crate) fn slice_attrs(
+    fn slice_attrs(
         &self,
         x: Ref,
         dim: usize,

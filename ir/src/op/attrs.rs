@@ -3,7 +3,7 @@
 //! Attributes are complete (no defaults) and normalised by the builder of the op: dimensions count
 //! from the front, sizes are resolved. Fields are sorted by name, as in text.
 
-use crate::body::Body;
+use super::body::Body;
 use crate::types::DType;
 use std::collections::BTreeMap;
 use std::sync::Arc;

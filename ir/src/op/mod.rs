@@ -8,22 +8,22 @@
 //! All values are row-major and contiguous.
 
 pub mod attrs;
+pub mod body;
 mod error;
 mod shape;
 mod work;
 
-use crate::body::Body;
 use crate::types::TensorType;
 use attrs::Attributes;
 pub use attrs::{Attr, AttrError, Attrs, Kind, Number};
-pub use error::{Misfit, ShapeError};
+use body::Body;
+pub use error::{BodyError, Misfit, ShapeError, SpaceError};
 pub use ops::{Access, Facts, OpKind, Purity};
 use shape::Call;
 pub use shape::{broadcast_shapes, parse_type};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-pub use work::Work;
 
 /// A pattern or type that stands for the attributes of an op that has some.
 macro_rules! bound {
@@ -232,6 +232,17 @@ impl Op {
             _ => None,
         }
     }
+}
+
+/// Arithmetic and scratch of one run.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Work {
+    /// Floating-point operations; a multiply-add is two.
+    pub flops: f64,
+    /// True if the operations are products that run at the machine's matrix rate.
+    pub matrix: bool,
+    /// Bytes that the kernel needs while it runs, besides operands and results.
+    pub scratch: u64,
 }
 
 impl PartialEq for Op {

@@ -1,32 +1,19 @@
 //! Arithmetic and scratch of one run of an op, from its attributes and the types of its operands
 //! and results, which fit.
 
+use super::Work;
 use super::attrs::*;
 use super::shape::{Call, product};
 use crate::types::{DType, TensorType};
 
-/// Arithmetic and scratch of one run.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Work {
-    /// Floating-point operations; a multiply-add is two.
-    pub flops: f64,
-    /// True if the operations are products that run at the machine's matrix rate.
-    pub matrix: bool,
-    /// Bytes that the kernel needs while it runs, besides operands and results.
-    pub scratch: u64,
-}
-
-impl Work {
-    /// Products, which need no scratch.
-    fn matrix(flops: f64) -> Work {
-        Work {
-            flops,
-            matrix: true,
-            scratch: 0,
-        }
+/// Products, which need no scratch.
+fn matrix(flops: f64) -> Work {
+    Work {
+        flops,
+        matrix: true,
+        scratch: 0,
     }
 }
-
 /// Bytes are moved, nothing is computed.
 pub(super) fn no_work<A>(_: &A, _: &Call<'_>, _: &[TensorType]) -> Work {
     Work::default()
@@ -65,7 +52,7 @@ pub(super) fn matmul_work(a: &Product, c: &Call<'_>, outputs: &[TensorType]) -> 
         } else {
             0
         },
-        ..Work::matrix(2.0 * batch as f64 * m as f64 * k as f64 * n as f64)
+        ..matrix(2.0 * batch as f64 * m as f64 * k as f64 * n as f64)
     }
 }
 /// A product for each element of the result `y` and each tap of the kernel `w`.
@@ -74,12 +61,12 @@ fn taps(y: &TensorType, w: &[u64]) -> f64 {
     y.numel() as f64 * taps as f64
 }
 pub(super) fn convolution_work(_: &Convolution, c: &Call<'_>, outputs: &[TensorType]) -> Work {
-    Work::matrix(2.0 * taps(&outputs[0], c.shape(1)))
+    matrix(2.0 * taps(&outputs[0], c.shape(1)))
 }
 /// The operands are dy, x, w. Each of dx and dw is as much work as the forward.
 pub(super) fn convolution_bwd_work(a: &ConvolutionBwd, c: &Call<'_>, _: &[TensorType]) -> Work {
     let products = a.mask[..2].iter().sum::<i64>() as f64;
-    Work::matrix(2.0 * products * taps(c.at(0), c.shape(2)))
+    matrix(2.0 * products * taps(c.at(0), c.shape(2)))
 }
 /// Pairs of a query and a key, for each head of each batch.
 fn pairs(q: &[u64], v: &[u64]) -> f64 {
@@ -88,11 +75,11 @@ fn pairs(q: &[u64], v: &[u64]) -> f64 {
 /// No scratch: tiles of keys and blocks of queries are in a workspace of each thread.
 pub(super) fn sdpa_work(_: &Attention, c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(0), c.shape(2));
-    Work::matrix(2.0 * pairs(q, v) * (q[3] + v[3]) as f64)
+    matrix(2.0 * pairs(q, v) * (q[3] + v[3]) as f64)
 }
 pub(super) fn sdpa_bwd_work(_: &Attention, c: &Call<'_>, _: &[TensorType]) -> Work {
     let (q, v) = (c.shape(1), c.shape(3));
-    Work::matrix(2.0 * pairs(q, v) * (3 * q[3] + 2 * v[3]) as f64)
+    matrix(2.0 * pairs(q, v) * (3 * q[3] + 2 * v[3]) as f64)
 }
 /// Scratch: the sums over rows of the gradients of weight and bias, f64, of at most 32 chunks of
 /// rows.

@@ -7,9 +7,9 @@
 use super::lex::{Lexer, Token, shortened};
 use super::print::runs;
 use super::{File, ParseError};
-use crate::body::Step;
 use crate::graph::{Def, Graph, Output, Phase, StateKind, Value};
 use crate::op::Op;
+use crate::op::body::Step;
 use crate::schedule::{
     Buffer, BufferData, Dep, Instr, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData,
     Schedule, Stream, StreamData, Why,

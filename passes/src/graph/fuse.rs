@@ -3,7 +3,7 @@
 //! memory.
 //!
 //! Before: a graph in canonical form, updates included. After: the same outputs, states and
-//! gradients; groups are `fused` nodes whose bodies have a [`Space`](ir::body::Space), so that
+//! gradients; groups are `fused` nodes whose bodies have a [`Space`](ir::op::body::Space), so that
 //! whoever generates kernels can make each in one pass over rows.
 //!
 //! What is grouped:
@@ -34,10 +34,10 @@
 use super::canonical::remove_dead;
 use super::reshape_to;
 use crate::cost::Cost;
-use ir::body::{Body, MOST_RESULTS, Step};
 use ir::graph::{Edit, Readers};
 use ir::op::Access;
 use ir::op::attrs::{Fused, Sizes};
+use ir::op::body::{Body, MOST_RESULTS, Step};
 use ir::{DType, Graph, Node, Op, Phase, Table, TensorType, Value};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};

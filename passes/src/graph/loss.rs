@@ -20,9 +20,9 @@
 //! 2410.10989).
 
 use artifact::PRODUCT_DEPTH;
-use ir::body::Combines;
 use ir::graph::NodeData;
 use ir::op::attrs::{Along, Cast, NllLoss, NllSum, Product, Reduction, Scalar, Slice};
+use ir::op::body::Combines;
 use ir::op::{Access, Number, attributes};
 use ir::{DType, Graph, Node, Op, Value};
 use std::collections::{BTreeMap, BTreeSet};

@@ -11,8 +11,8 @@
 //! two blocks stands where the fewest bytes cross it: the residual stream.
 
 use super::users::users;
-use ir::body::Step;
 use ir::graph::Def;
+use ir::op::body::Step;
 use ir::{Graph, Node, Phase, StateKind, Table, TensorType, Value};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -99,7 +99,10 @@ fn measured(all: bool) -> Result<(String, bool), String> {
 
 /// The folder of the workspace, from which cargo started this crate.
 fn workspace() -> Result<PathBuf, String> {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // What cargo says now, not what it said when it built: a worktree may have a copy of another's
+    // build.
+    let here = std::env::var_os("CARGO_MANIFEST_DIR");
+    let here = here.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     let root = here.ancestors().nth(2);
     root.map(Path::to_path_buf)
         .ok_or_else(|| "no workspace".to_string())

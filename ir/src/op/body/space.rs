@@ -10,9 +10,9 @@
 //! that use it. Then neighbouring axes over which the same values vary become one, the last is
 //! the columns, and the others are the rows.
 
+use super::Step;
 use super::combine::{Combines, Rows, sums};
-use super::{SpaceError, Step};
-use crate::op::broadcast_shapes;
+use crate::op::{SpaceError, broadcast_shapes};
 use crate::types::TensorType;
 
 /// A set of axes, a bit each.

@@ -5,14 +5,11 @@
 //! only values with lower numbers.
 
 mod combine;
-mod error;
 mod space;
 
-pub use combine::Combines;
-pub use error::{BodyError, SpaceError};
-
-use crate::op::{Access, Op, Work};
+use super::{Access, BodyError, Op, SpaceError, Work};
 use crate::types::TensorType;
+pub use combine::Combines;
 pub use space::{Along, Axes, Space};
 
 /// A line of ops. Invariant: each step uses values before it, and its op may stand in a body.
@@ -43,8 +40,8 @@ impl Body {
     /// may not be part of a kernel, or if a result is not computed by a step or is listed twice.
     pub fn new(operands: usize, steps: Vec<Step>, results: Vec<usize>) -> Result<Body, BodyError> {
         if results.len() > MOST_RESULTS {
-            let given = results.len();
-            return Err(BodyError::ManyResults { given });
+            let (most, given) = (MOST_RESULTS, results.len());
+            return Err(BodyError::ManyResults { most, given });
         }
         let (mut values, mut summed) = (operands, vec![]);
         for (i, step) in steps.iter().enumerate() {
