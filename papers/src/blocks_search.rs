@@ -16,6 +16,7 @@
 use super::protrain::{
     self, Activation, Config, Instance, Stages, Times, around, leaving, moved, stages, total,
 };
+use thiserror::Error;
 
 /// A way to keep a block.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -81,15 +82,26 @@ enum Rounding {
     Down,
 }
 
+/// Why choices are none for an instance.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum SearchError {
+    /// A block's list is missing or empty.
+    #[error("there should be at least one choice for each block")]
+    NoChoice,
+    /// A block's chunk is before that of the block before it.
+    #[error("blocks should be in the order of their chunks")]
+    Unordered,
+}
+
 /// The fastest placement. `choices` has a list for each block; what is not repeated has one entry.
 /// An error if a list is missing or empty, or if blocks are not in the order of their chunks;
 /// `Ok(None)` if nothing fits.
-pub fn search(instance: &Instance, choices: &[Vec<Choice>]) -> Result<Option<Found>, String> {
+pub fn search(instance: &Instance, choices: &[Vec<Choice>]) -> Result<Option<Found>, SearchError> {
     if choices.len() != instance.blocks.len() || choices.iter().any(Vec::is_empty) {
-        return Err("there should be at least one choice for each block".into());
+        return Err(SearchError::NoChoice);
     }
     if !instance.blocks.is_sorted_by_key(|block| block.chunk) {
-        return Err("blocks should be in the order of their chunks".into());
+        return Err(SearchError::Unordered);
     }
     let n_chunks = instance.chunks.len();
     let swaps: Vec<Swaps> = (0..=instance.most_swaps())
@@ -626,20 +638,17 @@ mod tests {
             held: 0,
             extra: 0.0,
         }];
-        assert!(
-            search(&instance, std::slice::from_ref(&keep))
-                .unwrap_err()
-                .contains("each block")
+        assert_eq!(
+            search(&instance, std::slice::from_ref(&keep)).unwrap_err(),
+            SearchError::NoChoice
         );
-        assert!(
-            search(&instance, &[keep.clone(), vec![]])
-                .unwrap_err()
-                .contains("each block")
+        assert_eq!(
+            search(&instance, &[keep.clone(), vec![]]).unwrap_err(),
+            SearchError::NoChoice
         );
-        assert!(
-            search(&instance, &[keep.clone(), keep])
-                .unwrap_err()
-                .contains("order")
+        assert_eq!(
+            search(&instance, &[keep.clone(), keep]).unwrap_err(),
+            SearchError::Unordered
         );
     }
 }

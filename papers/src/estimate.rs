@@ -5,6 +5,8 @@
 //! its backward, and what data, tensor and pipeline parallelism and ZeRO divide. They are estimates
 //! of a common kind of model; a plan of a traced graph is exact.
 
+use thiserror::Error;
+
 ir::named! {
     /// An optimizer, as far as its memory goes.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,7 +99,7 @@ pub struct Shape {
 impl Shape {
     /// Parameters of a GPT of this shape, with biases, tied embeddings and a table of positions;
     /// without the embeddings if the vocabulary is not known.
-    pub fn parameters(&self) -> Result<u64, String> {
+    pub fn parameters(&self) -> Result<u64, SizeError> {
         let words = self.vocabulary.map_or(Ok(0), |v| {
             fits(Some(u128::from(v) + u128::from(self.sequence)))
         })?;
@@ -235,14 +237,34 @@ impl Estimate {
     }
 }
 
-fn fits(bytes: Option<u128>) -> Result<u64, String> {
+/// Why sizes have no estimate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum SizeError {
+    /// The bytes, or the parameters, do not fit in 64 bits.
+    #[error("these sizes are beyond 2^64 bytes")]
+    TooLarge,
+    /// A size is 0.
+    #[error("{size}: should be 1 or more")]
+    Zero {
+        /// Which.
+        size: &'static str,
+    },
+    /// ZeRO has no such stage.
+    #[error("ZeRO has the stages 0 to 3, not {0}")]
+    NoStage(u8),
+    /// The adapters' share of the parameters is no share.
+    #[error("adapters: their share should be above 0 and at most 100%")]
+    NoShare,
+}
+
+fn fits(bytes: Option<u128>) -> Result<u64, SizeError> {
     bytes
         .and_then(|bytes| u64::try_from(bytes).ok())
-        .ok_or_else(|| "these sizes are beyond 2^64 bytes".to_string())
+        .ok_or(SizeError::TooLarge)
 }
 
 /// The product of some sizes, divided among `parts` devices, rounded up.
-fn product(sizes: &[u64], parts: u64) -> Result<u64, String> {
+fn product(sizes: &[u64], parts: u64) -> Result<u64, SizeError> {
     let all = sizes.iter().try_fold(1u128, |product, &size| {
         product.checked_mul(u128::from(size))
     });
@@ -250,7 +272,7 @@ fn product(sizes: &[u64], parts: u64) -> Result<u64, String> {
 }
 
 /// Estimates. An error if a size is zero, out of range, or the bytes do not fit in 64 bits.
-pub fn estimate(setup: &Setup) -> Result<Estimate, String> {
+pub fn estimate(setup: &Setup) -> Result<Estimate, SizeError> {
     let Setup {
         parameters,
         shape,
@@ -274,11 +296,11 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, String> {
         ("data parallelism", data),
         ("micro-batches", micro_batches),
     ];
-    if let Some((name, _)) = positive.into_iter().find(|&(_, size)| size == 0) {
-        return Err(format!("{name}: should be 1 or more"));
+    if let Some((size, _)) = positive.into_iter().find(|&(_, size)| size == 0) {
+        return Err(SizeError::Zero { size });
     }
     if 3 < zero {
-        return Err(format!("ZeRO has the stages 0 to 3, not {zero}"));
+        return Err(SizeError::NoStage(zero));
     }
     let model = fits(u128::from(tensor).checked_mul(u128::from(pipeline)))?;
     let shards = |stage: u8| {
@@ -297,7 +319,7 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, String> {
         ),
         Some(Adapters { share, four_bit }) => {
             if !(0.0 < share && share <= 1.0) {
-                return Err("adapters: their share should be above 0 and at most 100%".into());
+                return Err(SizeError::NoShare);
             }
             let trained = (share * parameters as f64).ceil() as u64;
             // Four bits are half a byte.
@@ -320,7 +342,7 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, String> {
         layer = saved(&shape, precision, recompute, tensor)?;
         stage_layers = shape.layers.div_ceil(pipeline);
         if stage_layers == 0 {
-            return Err("layers: should be 1 or more".into());
+            return Err(SizeError::Zero { size: "layers" });
         }
         let one = fits(Some(
             layer
@@ -365,7 +387,7 @@ fn saved(
     precision: Precision,
     recompute: Recompute,
     t: u64,
-) -> Result<Vec<Saved>, String> {
+) -> Result<Vec<Saved>, SizeError> {
     let &Shape {
         width: d,
         heads: a,
@@ -380,7 +402,7 @@ fn saved(
         ("batch", b),
     ] {
         if size == 0 {
-            return Err(format!("{name}: should be 1 or more"));
+            return Err(SizeError::Zero { size: name });
         }
     }
     let w = precision.width();
@@ -768,10 +790,9 @@ mod tests {
             .is_err()
         );
         let shape = Some(Shape { heads: 0, ..SHAPE });
-        assert!(
-            estimate(&Setup { shape, ..setup(7) })
-                .unwrap_err()
-                .contains("heads")
+        assert_eq!(
+            estimate(&Setup { shape, ..setup(7) }),
+            Err(SizeError::Zero { size: "heads" })
         );
         let shape = Some(Shape {
             sequence: u64::MAX,

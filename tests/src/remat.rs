@@ -77,7 +77,7 @@ impl Listed {
                 .ok_or("an output should be a node")?
                 .kept = true;
         }
-        Problem::new(nodes, values, vec![])
+        Problem::new(nodes, values, vec![]).map_err(|e| e.to_string())
     }
 
     /// The same model with more layers: layers between the first and the last are copies of one in

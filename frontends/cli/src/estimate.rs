@@ -13,7 +13,7 @@ use std::fmt::Write;
 /// Runs the command.
 pub(crate) fn run(args: &EstimateArgs) -> Result<(), Failure> {
     let setup = setup(args).map_err(Failure::Input)?;
-    let estimate = estimate::estimate(&setup).map_err(Failure::Input)?;
+    let estimate = estimate::estimate(&setup).map_err(|e| Failure::Input(e.to_string()))?;
     let names: Vec<&str> = match args.device.is_empty() {
         // `test` has round numbers and is no machine.
         true => devices::names()
@@ -52,7 +52,7 @@ fn setup(args: &EstimateArgs) -> Result<Setup, String> {
     };
     let parameters = match (args.params, shape) {
         (Some(parameters), _) => parameters,
-        (None, Some(shape)) => shape.parameters()?,
+        (None, Some(shape)) => shape.parameters().map_err(|e| e.to_string())?,
         (None, None) => {
             return Err("--params COUNT says how large the model is; or give its shape".into());
         }

@@ -9,32 +9,94 @@
 //! compared with a tolerance of one billionth of the period, and transfers with a tolerance of one
 //! byte.
 
-use super::{Instance, Schedule, Transfer, Way};
+use super::{Absence, Instance, Schedule, Transfer, Way};
+use std::ops::Range;
+use thiserror::Error;
+
+/// What is wrong with a schedule. Operations are counted from 0, in the order in which they run;
+/// times are in µs.
+#[derive(Clone, PartialEq, Debug, Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum Fault {
+    #[error("the period is {0}")]
+    Period(f64),
+    #[error("{starts} starts for {operations} operations")]
+    Starts { starts: usize, operations: usize },
+    #[error("operation {operation} runs from {start} to {end}, and the next one starts at {next}")]
+    Overlap {
+        operation: usize,
+        start: f64,
+        end: f64,
+        next: f64,
+    },
+    /// Bytes that the layer does not have, or times outside of the period.
+    #[error("{0:?} makes no sense")]
+    NoTransfer(Transfer),
+    #[error("{transfer:?} is faster than the link: {takes}")]
+    TooFast { transfer: Transfer, takes: f64 },
+    #[error("{transfer:?} overlaps the next, at {next}")]
+    LinkBusy { transfer: Transfer, next: f64 },
+    /// Bytes that the layer does not have, or times in the wrong order.
+    #[error("{0:?} makes no sense")]
+    NoAbsence(Absence),
+    #[error("{absence:?}: byte {byte} does not come back")]
+    Lost { absence: Absence, byte: u64 },
+    #[error("{0:?} is longer than a step")]
+    TooLong(Absence),
+    #[error("{absence:?}: its {what} at {at:?} does not find it; it is back at {arrived}")]
+    Missed {
+        absence: Absence,
+        /// `forward` or `backward`.
+        what: &'static str,
+        /// From and to.
+        at: (f64, f64),
+        arrived: f64,
+    },
+    #[error("{absence:?}: byte {byte} is not on the host when it is deleted")]
+    NotUploaded { absence: Absence, byte: u64 },
+    #[error("{0:?}: away already")]
+    AwayAlready(Absence),
+    #[error("{0:?} runs during the layer's backward")]
+    DuringBackward(Transfer),
+    #[error("{transfer:?} sends what is away: {away:?}")]
+    SendsAway {
+        transfer: Transfer,
+        /// Bytes, from and until.
+        away: (Range<u64>, f64, f64),
+    },
+    #[error("at {when} µs {bytes} bytes are in use, and there are {memory_bytes}")]
+    TooMuch {
+        when: f64,
+        bytes: i128,
+        memory_bytes: u64,
+    },
+    #[error("more is away than there is: {0}")]
+    MoreAway(i128),
+}
 
 /// Checks a schedule; its peak of memory in bytes if it is right.
 ///
 /// # Errors
 ///
-/// The first thing that is wrong, in words.
-pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String> {
+/// The first thing that is wrong.
+pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, Fault> {
     let period = schedule.period;
     let n_layers = instance.layers.len();
     if !(period.is_finite() && 0.0 <= period) {
-        return Err(format!("the period is {period}"));
+        return Err(Fault::Period(period));
     }
     let close = 1e-9 * period;
-    let fits = |layer: usize, bytes: &std::ops::Range<u64>| {
+    let fits = |layer: usize, bytes: &Range<u64>| {
         layer < n_layers
             && bytes.start < bytes.end
             && bytes.end <= instance.layers[layer].weight_bytes
     };
     // Operations: one at a time, in order.
     if schedule.starts.len() != 2 * n_layers {
-        return Err(format!(
-            "{} starts for {} operations",
-            schedule.starts.len(),
-            2 * n_layers
-        ));
+        return Err(Fault::Starts {
+            starts: schedule.starts.len(),
+            operations: 2 * n_layers,
+        });
     }
     let micros = |j: usize| match j < n_layers {
         true => instance.layers[n_layers - 1 - j].backward_micros,
@@ -44,9 +106,12 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         let end = start + micros(j);
         let next = schedule.starts.get(j + 1).copied().unwrap_or(period);
         if !(-close <= start && end <= next + close) {
-            return Err(format!(
-                "operation {j} runs from {start} to {end}, and the next one starts at {next}"
-            ));
+            return Err(Fault::Overlap {
+                operation: j,
+                start,
+                end,
+                next,
+            });
         }
     }
     let backward = |layer: usize| {
@@ -67,7 +132,7 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
             .filter(|transfer| transfer.way == way)
             .collect();
         busy.sort_by(|a, b| a.start.total_cmp(&b.start));
-        for (k, transfer) in busy.iter().enumerate() {
+        for (k, &transfer) in busy.iter().enumerate() {
             let Transfer {
                 layer,
                 bytes,
@@ -76,17 +141,19 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
                 ..
             } = transfer;
             if !(fits(*layer, bytes) && 0.0 <= *start && *start <= period && start <= end) {
-                return Err(format!("{transfer:?} makes no sense"));
+                return Err(Fault::NoTransfer(transfer.clone()));
             }
             let takes = (bytes.end - bytes.start - 1) as f64 / instance.bytes_per_micro;
             if end - start < takes - close {
-                return Err(format!("{transfer:?} is faster than the link: {takes}"));
+                let transfer = transfer.clone();
+                return Err(Fault::TooFast { transfer, takes });
             }
             let next = busy
                 .get(k + 1)
                 .map_or(busy[0].start + period, |next| next.start);
             if next + close < *end {
-                return Err(format!("{transfer:?} overlaps the next, at {next}"));
+                let transfer = transfer.clone();
+                return Err(Fault::LinkBusy { transfer, next });
             }
         }
     }
@@ -107,7 +174,7 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
     let touches = |(a, b): (f64, f64), interval: (f64, f64)| {
         meet((a, b), interval) || within(0.5 * (a + b), interval)
     };
-    let mut away: Vec<Vec<(std::ops::Range<u64>, f64, f64)>> = vec![Vec::new(); n_layers];
+    let mut away: Vec<Vec<(Range<u64>, f64, f64)>> = vec![Vec::new(); n_layers];
     let mut prefetches: Vec<Vec<&Transfer>> = vec![Vec::new(); n_layers];
     let mut uploads: Vec<Vec<&Transfer>> = vec![Vec::new(); n_layers];
     for transfer in &schedule.transfers {
@@ -121,7 +188,7 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         let timely =
             0.0 <= absence.from && absence.from <= absence.until && absence.until.is_finite();
         if !(fits(layer, bytes) && timely) {
-            return Err(format!("{absence:?} makes no sense"));
+            return Err(Fault::NoAbsence(absence.clone()));
         }
         // Every byte comes back by one prefetch that begins as the absence ends; until its end they
         // are of no use.
@@ -144,17 +211,23 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
             }
         }
         if at < bytes.end {
-            return Err(format!("{absence:?}: byte {at} does not come back"));
+            return Err(Fault::Lost {
+                absence: absence.clone(),
+                byte: at,
+            });
         }
         let gone = (absence.from, arrived);
         if period + close < arrived - absence.from {
-            return Err(format!("{absence:?} is longer than a step"));
+            return Err(Fault::TooLong(absence.clone()));
         }
         for (what, op) in [("forward", forward(layer)), ("backward", backward(layer))] {
             if touches(op, gone) {
-                return Err(format!(
-                    "{absence:?}: its {what} at {op:?} does not find it; it is back at {arrived}"
-                ));
+                return Err(Fault::Missed {
+                    absence: absence.clone(),
+                    what,
+                    at: op,
+                    arrived,
+                });
             }
         }
         // Uploaded since the backward that ended last before the deletion, and before the deletion.
@@ -173,13 +246,14 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
             }
         }
         if at < bytes.end {
-            return Err(format!(
-                "{absence:?}: byte {at} is not on the host when it is deleted"
-            ));
+            return Err(Fault::NotUploaded {
+                absence: absence.clone(),
+                byte: at,
+            });
         }
         for (other, from, until) in &away[layer] {
             if other.start < bytes.end && bytes.start < other.end && meet(gone, (*from, *until)) {
-                return Err(format!("{absence:?}: away already"));
+                return Err(Fault::AwayAlready(absence.clone()));
             }
         }
         away[layer].push((bytes.clone(), gone.0, gone.1));
@@ -187,7 +261,7 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
     for (layer, uploads) in uploads.iter().enumerate() {
         for transfer in uploads {
             if meet((transfer.start, transfer.end), backward(layer)) {
-                return Err(format!("{transfer:?} runs during the layer's backward"));
+                return Err(Fault::DuringBackward((*transfer).clone()));
             }
             let absent = away[layer].iter().find(|(bytes, from, until)| {
                 bytes.start < transfer.bytes.end
@@ -195,7 +269,10 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
                     && meet((transfer.start, transfer.end), (*from, *until))
             });
             if let Some(absent) = absent {
-                return Err(format!("{transfer:?} sends what is away: {absent:?}"));
+                return Err(Fault::SendsAway {
+                    transfer: (*transfer).clone(),
+                    away: absent.clone(),
+                });
             }
         }
     }
@@ -256,11 +333,12 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, String>
         level += by;
         peak = peak.max(level);
         if i128::from(instance.memory_bytes) < level {
-            return Err(format!(
-                "at {when} µs {level} bytes are in use, and there are {}",
-                instance.memory_bytes
-            ));
+            return Err(Fault::TooMuch {
+                when,
+                bytes: level,
+                memory_bytes: instance.memory_bytes,
+            });
         }
     }
-    u64::try_from(peak).map_err(|_| format!("more is away than there is: {peak}"))
+    u64::try_from(peak).map_err(|_| Fault::MoreAway(peak))
 }

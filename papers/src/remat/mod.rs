@@ -39,6 +39,7 @@ pub use search::{Effort, curve, solve};
 mod tests;
 
 use std::collections::BTreeMap;
+use thiserror::Error;
 
 /// An operation. Node number `i` stands on line `i`.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -75,6 +76,27 @@ pub struct Problem {
     results: Vec<Vec<u32>>,
 }
 
+/// Why nodes and values are no problem. All are counted from 0.
+#[derive(Clone, Copy, PartialEq, Debug, Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum ProblemError {
+    #[error("{lines} lines have {entries} entries of fixed bytes")]
+    Fixed { lines: usize, entries: usize },
+    #[error("value {value} is made by node {maker}, of {n_nodes} nodes")]
+    NoMaker {
+        value: usize,
+        maker: u32,
+        n_nodes: usize,
+    },
+    /// A time is negative or not a number.
+    #[error("node {node} takes {micros} us")]
+    NoTime { node: usize, micros: f64 },
+    #[error("node {node} reads value {value}, which is not made before it")]
+    Early { node: usize, value: u32 },
+    #[error("the sizes add up to more than 2^62 bytes")]
+    TooLarge,
+}
+
 impl Problem {
     /// A problem of nodes in their final order, their values, and the other bytes in memory on each
     /// line (`fixed`, one per node; an empty list means zeros).
@@ -86,31 +108,33 @@ impl Problem {
         mut nodes: Vec<Node>,
         values: Vec<Value>,
         mut fixed: Vec<u64>,
-    ) -> Result<Problem, String> {
+    ) -> Result<Problem, ProblemError> {
         if fixed.is_empty() {
             fixed = vec![0; nodes.len()];
         }
         if fixed.len() != nodes.len() {
-            return Err(format!(
-                "{} lines have {} entries of fixed bytes",
-                nodes.len(),
-                fixed.len()
-            ));
+            return Err(ProblemError::Fixed {
+                lines: nodes.len(),
+                entries: fixed.len(),
+            });
         }
         let mut results = vec![vec![]; nodes.len()];
         for (x, value) in values.iter().enumerate() {
             let Some(results) = results.get_mut(value.maker as usize) else {
-                return Err(format!(
-                    "value {x} is made by node {}, of {} nodes",
-                    value.maker,
-                    nodes.len()
-                ));
+                return Err(ProblemError::NoMaker {
+                    value: x,
+                    maker: value.maker,
+                    n_nodes: nodes.len(),
+                });
             };
             results.push(x as u32);
         }
         for (line, node) in nodes.iter_mut().enumerate() {
             if !(0.0 <= node.micros && node.micros.is_finite()) {
-                return Err(format!("node {line} takes {} us", node.micros));
+                return Err(ProblemError::NoTime {
+                    node: line,
+                    micros: node.micros,
+                });
             }
             node.reads.sort_unstable();
             node.reads.dedup();
@@ -119,9 +143,10 @@ impl Problem {
                     .get(read as usize)
                     .is_none_or(|value| line <= value.maker as usize)
                 {
-                    return Err(format!(
-                        "node {line} reads value {read}, which is not made before it"
-                    ));
+                    return Err(ProblemError::Early {
+                        node: line,
+                        value: read,
+                    });
                 }
             }
         }
@@ -131,7 +156,7 @@ impl Problem {
             .chain(nodes.iter().map(|n| n.scratch))
             .chain(fixed.iter().copied());
         if total.map(u128::from).sum::<u128>() > 1 << 62 {
-            return Err("the sizes add up to more than 2^62 bytes".into());
+            return Err(ProblemError::TooLarge);
         }
         Ok(Problem {
             nodes,
