@@ -88,7 +88,7 @@ fn rules_hold_at_their_samples() {
         let cases = match sample::cases(rule) {
             Ok(cases) => cases,
             Err(e) => {
-                failures.push(e);
+                failures.push(e.to_string());
                 continue;
             }
         };

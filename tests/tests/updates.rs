@@ -622,7 +622,7 @@ fn nothing_to_accumulate_is_told() {
     graph.gradients.clear();
     let error = graph::microbatch::run(&mut graph, 2).unwrap_err();
     assert_eq!(
-        error,
+        error.to_string(),
         "micro-batches accumulate gradients, and the graph names none"
     );
 }
@@ -717,7 +717,10 @@ fn masters_do_not_lose_small_steps() {
 
 #[test]
 fn what_does_not_go_together_is_told() {
-    let run = |attach| graph::optimizer::run(&mut linears(1, 4, 2), attach).unwrap_err();
+    let run = |attach| {
+        let attached = graph::optimizer::run(&mut linears(1, 4, 2), attach);
+        attached.unwrap_err().to_string()
+    };
     let attach = |optimizer| Attach {
         optimizer,
         ..Attach::default()

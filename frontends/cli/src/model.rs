@@ -214,7 +214,7 @@ pub(crate) fn machine(compiling: &Compiling) -> Result<Machine, Failure> {
     let text = read_text(path)?;
     let refused =
         |e: String| Failure::Input(format!("--profile {}: {}", path.display(), e.trim_end()));
-    let profile = Profile::from_toml(&text).map_err(refused)?;
+    let profile = Profile::from_toml(&text).map_err(|e| refused(e.to_string()))?;
     let (measured, asked) = (profile.kernels, compiling.kernels.unwrap_or_default());
     if measured != asked {
         let (measured, asked) = (measured.name(), asked.name());
@@ -222,7 +222,8 @@ pub(crate) fn machine(compiling: &Compiling) -> Result<Machine, Failure> {
             "it measured {measured} kernels; profile again with --kernels {asked}"
         )));
     }
-    let profiled = Profiled::new(profile, &device, compiling.link).map_err(refused)?;
+    let profiled =
+        Profiled::new(profile, &device, compiling.link).map_err(|e| refused(e.to_string()))?;
     Ok(Machine {
         device,
         cost: Box::new(profiled.clone()),

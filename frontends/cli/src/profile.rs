@@ -115,7 +115,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<(), Failure> {
         fastest,
     };
     let profile = measured.profile(&machine.device, start.elapsed().as_secs_f64());
-    let text = profile.to_toml().map_err(Failure::Bug)?;
+    let text = profile.to_toml().map_err(|e| Failure::Bug(e.to_string()))?;
     save_atomically(&args.output, &[text.as_bytes()])?;
     if DISTURBED * fastest < micros {
         let more = 100.0 * (micros / fastest.max(1e-3) - 1.0);

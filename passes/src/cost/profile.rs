@@ -7,6 +7,7 @@ use crate::pipeline::Kernels;
 use ir::{Device, Graph, Node, text};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use thiserror::Error;
 
 /// The version of the file.
 pub const VERSION: u32 = 1;
@@ -16,6 +17,68 @@ const END: &str = "# end of profile";
 const MAX_OPS: usize = 1 << 20;
 /// The longest time of anything, µs: a day.
 const MAX_MICROS: f64 = 8.64e10;
+
+/// Why a profile cannot be read, written or used.
+#[derive(Clone, PartialEq, Debug, Error)]
+pub enum ProfileError {
+    /// It is no profile; the message names the line and the field.
+    #[error(transparent)]
+    Read(#[from] toml::de::Error),
+    /// It has no text.
+    #[error(transparent)]
+    Write(#[from] toml::ser::Error),
+    /// The file is of another version.
+    #[error("a profile of version {0}; this reads version {VERSION}: profile again")]
+    Version(u32),
+    /// The file's end is missing.
+    #[error("it was cut off, for its last line is not `{END}`: profile again")]
+    CutOff,
+    /// A rate is not above 0, or beyond any machine's.
+    #[error("{field} should be a positive number, not {rate}")]
+    Rate {
+        /// The field.
+        field: &'static str,
+        /// The rate.
+        rate: f64,
+    },
+    /// A time is negative, or longer than a day.
+    #[error("{field}: {micros} is not a time")]
+    Time {
+        /// The field, or the op's key.
+        field: String,
+        /// The time, µs.
+        micros: f64,
+    },
+    /// A lane is none, or keeps a share beside itself.
+    #[error("keeps.{lane}.{other}: there is no such pair of lanes")]
+    Lanes {
+        /// The lane that keeps the share.
+        lane: String,
+        /// The lane that is busy.
+        other: String,
+    },
+    /// A lane keeps nothing of its speed, or more than all.
+    #[error("keeps.{lane}.{other} should be a share, from 0.01 to 1, not {share}")]
+    Share {
+        /// The lane that keeps the share.
+        lane: String,
+        /// The lane that is busy.
+        other: String,
+        /// The share.
+        share: f64,
+    },
+    /// There are more ops than a step has.
+    #[error("{0} ops; {MAX_OPS} at most")]
+    ManyOps(usize),
+    /// The profile stands for another device.
+    #[error("it was measured for {measured}, not for {device}")]
+    Device {
+        /// The device that it stands for.
+        measured: String,
+        /// The device that was asked for.
+        device: String,
+    },
+}
 
 /// What was measured on a machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -111,35 +174,30 @@ pub fn key(graph: &Graph, node: Node) -> String {
 
 impl Profile {
     /// Reads a profile; the error names the field.
-    pub fn from_toml(text: &str) -> Result<Profile, String> {
+    pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
         // The version first: another one may have other fields.
         #[derive(Deserialize)]
         struct Head {
             version: u32,
         }
-        let head: Head = toml::from_str(text).map_err(|e| e.to_string())?;
+        let head: Head = toml::from_str(text)?;
         if head.version != VERSION {
-            return Err(format!(
-                "a profile of version {}; this reads version {VERSION}: profile again",
-                head.version
-            ));
+            return Err(ProfileError::Version(head.version));
         }
-        let profile: Profile = toml::from_str(text).map_err(|e| e.to_string())?;
+        let profile: Profile = toml::from_str(text)?;
         profile.validate()?;
         if !text.trim_end().ends_with(END) {
-            return Err(format!(
-                "it was cut off, for its last line is not `{END}`: profile again"
-            ));
+            return Err(ProfileError::CutOff);
         }
         Ok(profile)
     }
 
     /// The file's text; equal profiles have equal texts.
-    pub fn to_toml(&self) -> Result<String, String> {
-        Ok(toml::to_string(self).map_err(|e| e.to_string())? + END + "\n")
+    pub fn to_toml(&self) -> Result<String, ProfileError> {
+        Ok(toml::to_string(self)? + END + "\n")
     }
 
-    fn validate(&self) -> Result<(), String> {
+    fn validate(&self) -> Result<(), ProfileError> {
         let link = &self.link;
         let rates = [
             ("host_bandwidth", self.host_bandwidth),
@@ -155,7 +213,7 @@ impl Profile {
             .into_iter()
             .find(|(_, rate)| !(1e-6 <= *rate && *rate <= 1e21))
         {
-            return Err(format!("{field} should be a positive number, not {rate}"));
+            return Err(ProfileError::Rate { field, rate });
         }
         let times = [
             ("step_micros", self.step_micros),
@@ -174,26 +232,28 @@ impl Profile {
             .chain(ops)
             .find(|(_, t)| !(0.0 <= *t && *t <= MAX_MICROS))
         {
-            return Err(format!("{field}: {micros} is not a time"));
+            let field = field.to_string();
+            return Err(ProfileError::Time { field, micros });
         }
         let lanes: BTreeSet<&str> = Lane::ALL.into_iter().map(Lane::name).collect();
         for (lane, shares) in &self.keeps {
             for (other, share) in shares {
                 if !(lanes.contains(&**lane) && lanes.contains(&**other) && lane != other) {
-                    return Err(format!(
-                        "keeps.{lane}.{other}: there is no such pair of lanes"
-                    ));
+                    let (lane, other) = (lane.clone(), other.clone());
+                    return Err(ProfileError::Lanes { lane, other });
                 }
                 if !(0.01 <= *share && *share <= 1.0) {
-                    return Err(format!(
-                        "keeps.{lane}.{other} should be a share, from 0.01 to 1, not {share}"
-                    ));
+                    return Err(ProfileError::Share {
+                        lane: lane.clone(),
+                        other: other.clone(),
+                        share: *share,
+                    });
                 }
             }
         }
         match self.ops.len() <= MAX_OPS {
             true => Ok(()),
-            false => Err(format!("{} ops; {MAX_OPS} at most", self.ops.len())),
+            false => Err(ProfileError::ManyOps(self.ops.len())),
         }
     }
 }
@@ -212,12 +272,16 @@ pub struct Profiled {
 impl Profiled {
     /// The costs that were measured. With `link`, copies are slowed to so many bytes per second,
     /// and take the device's time to start. An error if the profile stands for another device.
-    pub fn new(profile: Profile, device: &Device, link: Option<f64>) -> Result<Profiled, String> {
+    pub fn new(
+        profile: Profile,
+        device: &Device,
+        link: Option<f64>,
+    ) -> Result<Profiled, ProfileError> {
         if profile.device != device.name {
-            return Err(format!(
-                "it was measured for {}, not for {}",
-                profile.device, device.name
-            ));
+            return Err(ProfileError::Device {
+                measured: profile.device,
+                device: device.name.clone(),
+            });
         }
         let figures = profile.link;
         let mut shares = Shares {
@@ -418,7 +482,9 @@ mod tests {
             ("kernels = \"plain\"", "kernels = \"quick\"", "kernels"),
         ] {
             assert!(text.contains(good), "{good} should be in\n{text}");
-            let error = Profile::from_toml(&text.replacen(good, bad, 1)).unwrap_err();
+            let error = Profile::from_toml(&text.replacen(good, bad, 1))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(says), "{bad}: {error}");
         }
         for cut in 0..text.trim_end().len() {
@@ -470,6 +536,7 @@ mod tests {
         assert!(
             Profiled::new(profile(&[]), &other, None)
                 .unwrap_err()
+                .to_string()
                 .contains("test")
         );
     }

@@ -20,12 +20,13 @@
 //! 2410.10989).
 
 use artifact::PRODUCT_DEPTH;
-use ir::graph::NodeData;
+use ir::graph::{self, NodeData};
 use ir::op::attrs::{Along, Cast, NllLoss, NllSum, Product, Reduction, Scalar, Slice};
 use ir::op::body::Combines;
 use ir::op::{Access, Number, attributes};
 use ir::{DType, Graph, Node, Op, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use thiserror::Error;
 
 /// How many chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -35,6 +36,54 @@ pub enum Chunks {
     Auto,
     /// So many at most: all but the last have equally many rows, a multiple of [`PRODUCT_DEPTH`].
     Of(u64),
+}
+
+/// Why a loss is not computed in chunks of rows.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum ChunkError {
+    /// There is no loss that could be cut.
+    #[error(
+        "the loss cannot be computed in {chunks} chunks of rows: the graph has no mean or sum of \
+         negative log likelihoods"
+    )]
+    NoLoss {
+        /// How many chunks were asked for.
+        chunks: u64,
+    },
+    /// No loss can be cut.
+    #[error("the loss cannot be computed in {chunks} chunks of rows: %{loss}: {source}")]
+    Whole {
+        /// How many chunks were asked for.
+        chunks: u64,
+        /// The last loss.
+        loss: String,
+        /// Why it stays whole.
+        source: Uncut,
+    },
+    /// A node of a chunk does not fit the graph.
+    #[error(transparent)]
+    Graph(#[from] graph::Error),
+}
+
+/// Why a loss stays whole. Nodes and values are named as in text, without the `%`.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum Uncut {
+    #[error("it is no mean or sum of negative log likelihoods")]
+    NoLoss,
+    #[error("it has {rows} rows, and chunks are multiples of {DEPTH}")]
+    FewRows { rows: u64 },
+    /// They are an input or a state.
+    #[error("its logits are no product")]
+    NoProduct,
+    #[error("its logits come from %{node}, {op}")]
+    OtherLogits { node: String, op: &'static str },
+    #[error("%{node}, {op}, reads what would be cut")]
+    Reads { node: String, op: &'static str },
+    #[error("%{value} is to leave the step whole")]
+    Leaves { value: String },
+    #[error("%{node} waits for the whole of it")]
+    Waits { node: String },
 }
 
 /// How many chunks the loss comes to where `n` are the most; 1 if it cannot be cut. Of several
@@ -53,7 +102,7 @@ pub fn chunks(graph: &Graph, n: u64) -> u64 {
 
 /// Computes every loss that can be cut in `n` chunks of rows at most. An error if there is no such
 /// loss, and says why.
-pub fn run(graph: &mut Graph, n: u64) -> Result<(), String> {
+pub fn run(graph: &mut Graph, n: u64) -> Result<(), ChunkError> {
     if n <= 1 {
         return Ok(());
     }
@@ -63,7 +112,7 @@ pub fn run(graph: &mut Graph, n: u64) -> Result<(), String> {
         .copied()
         .filter(|&node| is_loss(graph, node))
         .collect();
-    let mut why = "the graph has no mean or sum of negative log likelihoods".to_string();
+    let mut why = ChunkError::NoLoss { chunks: n };
     let mut cut = false;
     for node in losses {
         match Region::around(graph, node) {
@@ -71,17 +120,17 @@ pub fn run(graph: &mut Graph, n: u64) -> Result<(), String> {
                 rewrite(graph, &region, region.chunk(n))?;
                 cut = true;
             }
-            Err(reason) => why = format!("%{}: {reason}", graph.node_name(node)),
+            Err(source) => {
+                why = ChunkError::Whole {
+                    chunks: n,
+                    loss: graph.node_name(node).to_string(),
+                    source,
+                }
+            }
         }
     }
     *graph = graph.compact();
-    if cut {
-        Ok(())
-    } else {
-        Err(format!(
-            "the loss cannot be computed in {n} chunks of rows: {why}"
-        ))
-    }
+    if cut { Ok(()) } else { Err(why) }
 }
 
 const DEPTH: u64 = PRODUCT_DEPTH as u64;
@@ -114,16 +163,14 @@ struct Region {
 
 impl Region {
     /// The region of a loss; an error says why there is none.
-    fn around(graph: &Graph, loss: Node) -> Result<Region, String> {
+    fn around(graph: &Graph, loss: Node) -> Result<Region, Uncut> {
         if !is_loss(graph, loss) {
-            return Err("it is no mean or sum of negative log likelihoods".into());
+            return Err(Uncut::NoLoss);
         }
         let logp = graph.nodes[loss].inputs[0];
         let rows = graph.values[logp].ty.shape()[0];
         if rows <= DEPTH {
-            return Err(format!(
-                "it has {rows} rows, and chunks are multiples of {DEPTH}"
-            ));
+            return Err(Uncut::FewRows { rows });
         }
         let mut region = Region {
             rows,
@@ -142,11 +189,11 @@ impl Region {
     }
 
     /// From what the loss reads back to the product that makes the logits.
-    fn forward(&mut self, graph: &Graph, logp: Value) -> Result<(), String> {
+    fn forward(&mut self, graph: &Graph, logp: Value) -> Result<(), Uncut> {
         let mut value = logp;
         loop {
             let Some(node) = graph.def_node(value) else {
-                return Err("its logits are no product".into());
+                return Err(Uncut::NoProduct);
             };
             let data = &graph.nodes[node];
             let alike = data.inputs.len() == 1
@@ -155,11 +202,10 @@ impl Region {
             let is_product =
                 is_product(&data.op) && self.is_product_of_rows(graph, node, &BTreeSet::new());
             if !alike && !is_product {
-                return Err(format!(
-                    "its logits come from %{}, {}",
-                    graph.node_name(node),
-                    data.op.name()
-                ));
+                return Err(Uncut::OtherLogits {
+                    node: graph.node_name(node).to_string(),
+                    op: data.op.name(),
+                });
             }
             self.nodes.insert(node, Part::Inner);
             if is_product {
@@ -170,7 +216,7 @@ impl Region {
     }
 
     /// From the region's rows on to all that reads them.
-    fn readers(&mut self, graph: &Graph) -> Result<(), String> {
+    fn readers(&mut self, graph: &Graph) -> Result<(), Uncut> {
         let mut wide: BTreeSet<Value> = BTreeSet::new();
         let (targets, weight) = (
             graph.nodes[self.loss].inputs[1],
@@ -192,8 +238,10 @@ impl Region {
                 }
                 None if self.is_product_over_rows(graph, node) => Part::Sum,
                 None => {
-                    let (name, op) = (graph.node_name(node), data.op.name());
-                    return Err(format!("%{name}, {op}, reads what would be cut"));
+                    return Err(Uncut::Reads {
+                        node: graph.node_name(node).to_string(),
+                        op: data.op.name(),
+                    });
                 }
             };
             self.nodes.insert(node, part);
@@ -202,17 +250,16 @@ impl Region {
             }
         }
         match graph.wanted().find(|value| wide.contains(value)) {
-            Some(value) => Err(format!(
-                "%{} is to leave the step whole",
-                graph.values[value].name
-            )),
+            Some(value) => Err(Uncut::Leaves {
+                value: graph.values[value].name.clone(),
+            }),
             None => Ok(()),
         }
     }
 
     /// Nothing in the region may need what the region gives, but for the number of targets that
     /// count.
-    fn is_alone(&self, graph: &Graph) -> Result<(), String> {
+    fn is_alone(&self, graph: &Graph) -> Result<(), Uncut> {
         let weight = graph.nodes[self.loss].outputs[1];
         let mut after: BTreeSet<Value> = BTreeSet::new();
         for &node in &graph.order {
@@ -220,10 +267,9 @@ impl Region {
             let is_after = data.inputs.iter().any(|v| after.contains(v));
             if self.nodes.contains_key(&node) {
                 if is_after {
-                    return Err(format!(
-                        "%{} waits for the whole of it",
-                        graph.node_name(node)
-                    ));
+                    return Err(Uncut::Waits {
+                        node: graph.node_name(node).to_string(),
+                    });
                 }
                 let gives = data
                     .outputs
@@ -310,7 +356,7 @@ fn no_rows(shape: &[u64]) -> bool {
 // --- rewriting ---
 
 /// Puts the region's chunks in its place.
-fn rewrite(graph: &mut Graph, region: &Region, chunk: u64) -> Result<(), String> {
+fn rewrite(graph: &mut Graph, region: &Region, chunk: u64) -> Result<(), graph::Error> {
     let order = std::mem::take(&mut graph.order);
     let needed = needed(graph, region, &order);
     let names = graph
@@ -373,7 +419,7 @@ struct Chunked<'a> {
 
 impl Chunked<'_> {
     /// A node that stays as it is.
-    fn keep(&mut self, node: Node) -> Result<(), String> {
+    fn keep(&mut self, node: Node) -> Result<(), graph::Error> {
         let weight = self.graph.nodes[self.region.loss].outputs[1];
         if self.graph.nodes[node].inputs.contains(&weight) {
             self.count()?;
@@ -383,7 +429,13 @@ impl Chunked<'_> {
     }
 
     /// Adds a node with one result of a name that is free.
-    fn add(&mut self, op: Op, inputs: &[Value], name: String, like: Node) -> Result<Value, String> {
+    fn add(
+        &mut self,
+        op: Op,
+        inputs: &[Value],
+        name: String,
+        like: Node,
+    ) -> Result<Value, graph::Error> {
         let mut name = name;
         while !self.names.insert(name.clone()) {
             name.push('_');
@@ -404,7 +456,7 @@ impl Chunked<'_> {
     }
 
     /// How many targets count.
-    fn count(&mut self) -> Result<Value, String> {
+    fn count(&mut self) -> Result<Value, graph::Error> {
         if let Some(counted) = self.counted {
             return Ok(counted);
         }
@@ -442,7 +494,7 @@ impl Chunked<'_> {
     }
 
     /// All chunks, and what is made of them.
-    fn all(&mut self, order: &[Node], chunk: u64) -> Result<(), String> {
+    fn all(&mut self, order: &[Node], chunk: u64) -> Result<(), graph::Error> {
         let counted = self.count()?;
         let (region, rows) = (self.region, self.region.rows);
         let nodes: Vec<(Node, Part)> = order

@@ -12,20 +12,40 @@
 //! The optimizer comes after this pass: the last micro-batch's backward is the one in which
 //! gradients are complete.
 
-use ir::graph::Output;
+use ir::graph::{self, Output};
 use ir::op::attrs::Scalar;
 use ir::op::{Number, Op};
 use ir::{Graph, Node, Phase, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use thiserror::Error;
+
+/// Why a step is not made of several micro-batches.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum MicrobatchError {
+    /// There is nothing to accumulate.
+    #[error("micro-batches accumulate gradients, and the graph names none")]
+    NoGradients,
+    /// The name of a micro-batch's input is taken.
+    #[error("micro-batch {batch} needs an input {name}, and the graph has a value of that name")]
+    Taken {
+        /// The micro-batch, from 0.
+        batch: usize,
+        /// The name.
+        name: String,
+    },
+    /// A node of a micro-batch does not fit the graph.
+    #[error(transparent)]
+    Graph(#[from] graph::Error),
+}
 
 /// Makes a step of `n` micro-batches. An error if there is nothing to accumulate, or if an input
 /// would have a taken name.
-pub fn run(graph: &mut Graph, n: usize) -> Result<(), String> {
+pub fn run(graph: &mut Graph, n: usize) -> Result<(), MicrobatchError> {
     if n <= 1 {
         return Ok(());
     }
     if graph.gradients.is_empty() {
-        return Err("micro-batches accumulate gradients, and the graph names none".into());
+        return Err(MicrobatchError::NoGradients);
     }
     let mut many = Many::new(graph);
     for k in 0..n {
@@ -101,13 +121,13 @@ impl<'a> Many<'a> {
         name: String,
         phase: Phase,
         module: &str,
-    ) -> Result<Value, String> {
+    ) -> Result<Value, graph::Error> {
         let name = self.name(name);
         Ok(self.graph.add_node(op, inputs, &[name], phase, module)?[0])
     }
 
     /// Micro-batch `k`.
-    fn batch(&mut self, k: usize, is_last: bool) -> Result<(), String> {
+    fn batch(&mut self, k: usize, is_last: bool) -> Result<(), MicrobatchError> {
         let one = self.one;
         // Where each value of the one batch is in this one.
         let mut here: Table<Value, Option<Value>> = Table::filled(one.values.len(), None);
@@ -117,9 +137,7 @@ impl<'a> Many<'a> {
         for &input in &one.inputs {
             let name = format!("{}.{k}", one.values[input].name);
             if !self.names.insert(name.clone()) {
-                return Err(format!(
-                    "micro-batch {k} needs an input {name}, and the graph has a value of that name"
-                ));
+                return Err(MicrobatchError::Taken { batch: k, name });
             }
             here[input] = Some(self.graph.add_input(name, one.values[input].ty.clone()));
         }
@@ -180,7 +198,7 @@ impl<'a> Many<'a> {
         gradient: Value,
         k: usize,
         is_last: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), graph::Error> {
         let one = self.one;
         let state = &one.states[one.gradients[i].0];
         let name = &one.values[state.before].name;
@@ -200,7 +218,7 @@ impl<'a> Many<'a> {
         Ok(())
     }
 
-    fn finish(mut self, n: usize) -> Result<Graph, String> {
+    fn finish(mut self, n: usize) -> Result<Graph, graph::Error> {
         let one = self.one;
         for (i, output) in one.outputs.iter().enumerate() {
             if let Some(sum) = self.losses[i] {

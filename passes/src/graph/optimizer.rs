@@ -14,11 +14,12 @@
 //! whose moments are bf16 then; 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that make
 //! it an f32 master, and two moments in f32.
 
-use ir::graph::{Output, State};
+use ir::graph::{self, Output, State};
 use ir::op::attrs::{ClipScale, Scalar};
 use ir::op::{Number, Op};
 use ir::types::TypeError;
 use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
+use thiserror::Error;
 
 ir::named! {
     /// An optimizer and the defaults of its options; these are PyTorch's.
@@ -47,7 +48,7 @@ struct Rule {
     moments: fn(&TensorType, Master) -> Result<Vec<Moment>, TypeError>,
     /// Adds the nodes of one parameter's update, as many as it takes. Returns the new values of the
     /// parameter and then of its moments.
-    update: fn(&mut Update<'_>) -> Result<Vec<Value>, String>,
+    update: fn(&mut Update<'_>) -> Result<Vec<Value>, graph::Error>,
 }
 
 /// A state of a parameter.
@@ -154,7 +155,7 @@ struct Update<'a> {
 impl Update<'_> {
     /// One node that computes the whole update: op(parameter, gradient, moments.., [step,] options
     /// [, scale]).
-    fn single(&mut self, op: Op) -> Result<Vec<Value>, String> {
+    fn single(&mut self, op: Op) -> Result<Vec<Value>, graph::Error> {
         let mut inputs = vec![self.parameter, self.gradient];
         inputs.extend(&self.moments);
         inputs.extend(self.step);
@@ -167,11 +168,15 @@ impl Update<'_> {
         self.node(op, &inputs, &names)
     }
     /// Adds a node of the update.
-    fn node(&mut self, op: Op, inputs: &[Value], names: &[String]) -> Result<Vec<Value>, String> {
+    fn node(
+        &mut self,
+        op: Op,
+        inputs: &[Value],
+        names: &[String],
+    ) -> Result<Vec<Value>, graph::Error> {
         let module = self.module.clone();
-        Ok(self
-            .graph
-            .add_node(op, inputs, names, Phase::Optimizer, module)?)
+        self.graph
+            .add_node(op, inputs, names, Phase::Optimizer, module)
     }
 }
 
@@ -216,29 +221,74 @@ impl From<Optimizer> for Attach {
     }
 }
 
+/// Why an optimizer cannot be attached to a graph.
+#[derive(Clone, PartialEq, Debug, Error)]
+pub enum AttachError {
+    /// The largest norm of gradients is not above 0, or not finite.
+    #[error("gradients cannot be clipped to a norm of {0}; it should be a positive number")]
+    NoNorm(f64),
+    /// Gradients are to be clipped, and nothing reads them.
+    #[error("gradients are clipped for an optimizer's updates, and there is none")]
+    NoUpdates,
+    /// The optimizer keeps no masters.
+    #[error("masters are kept by adamw alone, not by {}", .0.name())]
+    NoMasters(Optimizer),
+    /// No parameter is a rounding.
+    #[error("masters are kept for bf16 parameters, and the model has none")]
+    NoRoundings,
+    /// There is nothing to update with.
+    #[error("{} cannot be attached: the graph computes no gradient", .0.name())]
+    NoGradient(Optimizer),
+    /// The graph has the input that holds an optimizer's options.
+    #[error("%{HYPER} is there already: the graph has an optimizer")]
+    Attached,
+    /// The graph updates a parameter itself.
+    #[error(
+        "{} cannot be attached: the graph has an update of {state} already",
+        .optimizer.name()
+    )]
+    Updated {
+        /// The optimizer.
+        optimizer: Optimizer,
+        /// The parameter's path.
+        state: String,
+    },
+    /// The update does not fit a parameter.
+    #[error("{} cannot be attached to {path}: {source}", .optimizer.name())]
+    Update {
+        /// The optimizer.
+        optimizer: Optimizer,
+        /// The parameter's path.
+        path: String,
+        /// What does not fit.
+        source: graph::Error,
+    },
+    /// A state or the options are of no possible type.
+    #[error(transparent)]
+    Type(#[from] TypeError),
+    /// The node of the clipping or of the count of steps does not fit the graph.
+    #[error(transparent)]
+    Graph(#[from] graph::Error),
+}
+
 /// The input that holds the options.
 pub const HYPER: &str = artifact::OPTIMIZER_INPUT;
 
 /// Attaches an optimizer. An error says what it does not go with.
-pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
+pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachError> {
     let Attach {
         optimizer,
         master,
         clip_norm,
     } = attach.into();
     if let Some(norm) = clip_norm.filter(|norm| !(norm.is_finite() && 0.0 < *norm)) {
-        return Err(format!(
-            "gradients cannot be clipped to a norm of {norm}; it should be a positive number"
-        ));
+        return Err(AttachError::NoNorm(norm));
     }
     if clip_norm.is_some() && optimizer == Optimizer::None {
-        return Err("gradients are clipped for an optimizer's updates, and there is none".into());
+        return Err(AttachError::NoUpdates);
     }
     if master == Master::Split && optimizer != Optimizer::AdamW {
-        return Err(format!(
-            "masters are kept by adamw alone, not by {}",
-            optimizer.name()
-        ));
+        return Err(AttachError::NoMasters(optimizer));
     }
     let gradients = std::mem::take(&mut graph.gradients);
     if optimizer == Optimizer::None {
@@ -252,31 +302,24 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
         return Ok(());
     }
     if gradients.is_empty() {
-        return Err(format!(
-            "{} cannot be attached: the graph computes no gradient",
-            optimizer.name()
-        ));
+        return Err(AttachError::NoGradient(optimizer));
     }
-    if let Some((_, v)) = graph.values.iter().find(|(_, v)| v.name == HYPER) {
-        return Err(format!(
-            "%{} is there already: the graph has an optimizer",
-            v.name
-        ));
+    if graph.values.values().any(|data| data.name == HYPER) {
+        return Err(AttachError::Attached);
     }
     let updated = gradients
         .iter()
         .map(|&(state, _)| &graph.states[state])
         .find(|state| state.before != state.after);
     if let Some(state) = updated {
-        return Err(format!(
-            "{} cannot be attached: the graph has an update of {} already",
-            optimizer.name(),
-            state.path
-        ));
+        return Err(AttachError::Updated {
+            optimizer,
+            state: state.path.clone(),
+        });
     }
     let ty = |state: usize| &graph.values[graph.states[state].before].ty;
     if master == Master::Split && !gradients.iter().any(|&(state, _)| master.splits(ty(state))) {
-        return Err("masters are kept for bf16 parameters, and the model has none".into());
+        return Err(AttachError::NoRoundings);
     }
     let rule = optimizer.rule();
     let options = TensorType::new(DType::F64, [rule.options.len() as u64])?;
@@ -317,8 +360,11 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), String> {
             scale,
             is_split: master.splits(&ty),
         };
-        let after = (rule.update)(&mut update)
-            .map_err(|e| format!("{} cannot be attached to {path}: {e}", optimizer.name()))?;
+        let after = (rule.update)(&mut update).map_err(|source| AttachError::Update {
+            optimizer,
+            path,
+            source,
+        })?;
         assert_eq!(
             after.len(),
             changed.len(),
@@ -340,7 +386,11 @@ fn module_of(path: &str) -> String {
 
 /// Adds the factor by which gradients are multiplied so that the norm over all of them is at most
 /// `norm`.
-fn clip_scale(graph: &mut Graph, gradients: &[(usize, Value)], norm: f64) -> Result<Value, String> {
+fn clip_scale(
+    graph: &mut Graph,
+    gradients: &[(usize, Value)],
+    norm: f64,
+) -> Result<Value, graph::Error> {
     let mut sums = vec![];
     for &(state, gradient) in gradients {
         let State { before, path, .. } = &graph.states[state];
@@ -361,7 +411,7 @@ fn clip_scale(graph: &mut Graph, gradients: &[(usize, Value)], norm: f64) -> Res
 }
 
 /// Adds the count of steps, a state; returns its new value.
-fn step_count(graph: &mut Graph) -> Result<Value, String> {
+fn step_count(graph: &mut Graph) -> Result<Value, AttachError> {
     let state = graph.states.len();
     let ty = TensorType::new(DType::I64, [])?;
     let before = graph.add_state("optimizer.step", "optimizer.step", StateKind::Moment, ty);

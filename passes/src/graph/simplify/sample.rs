@@ -2,11 +2,13 @@
 
 use super::rule::{Action, Close, Rule, add, rewrite, var};
 use super::term::{Facts, Head, Literal, STEPS, Term, Terms};
-use egg::{ENodeOrVar, Id, Pattern, PatternAst, Subst};
-use ir::graph::{Output, Phase};
-use ir::op::{Attr, Op, attributes, parse_type};
-use ir::{Graph, Value};
+use egg::{ENodeOrVar, Id, Pattern, PatternAst, Subst, Var};
+use ir::graph::{self, Output, Phase};
+use ir::op::{Attr, AttrError, Op, ShapeError, attributes, parse_type};
+use ir::types::TypeError;
+use ir::{Graph, TensorType, Value};
 use std::collections::BTreeMap;
+use thiserror::Error;
 
 /// The two sides of one pair of a rule, at one sample. Both graphs have the same inputs and one
 /// output, `out`.
@@ -21,9 +23,72 @@ pub struct Case {
     pub close: Close,
 }
 
+/// Why a rule has no cases.
+#[derive(Clone, PartialEq, Debug, Error)]
+pub enum SampleError {
+    /// The rule has no sample.
+    #[error("{0} has no sample")]
+    NoSample(&'static str),
+    /// The rule does not hold at a sample.
+    #[error("{what}: {source}")]
+    At {
+        /// The rule and the sample.
+        what: String,
+        /// What does not hold.
+        source: Broken,
+    },
+}
+
+/// Why a rule does not hold at a sample, or why the text is no sample.
+#[derive(Clone, PartialEq, Debug, Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum Broken {
+    /// A formula that cannot be read, with the reader's message.
+    #[error("{formula}: {why}")]
+    Unreadable { formula: String, why: String },
+    #[error("a formula that does not fit")]
+    Formula,
+    #[error("a literal without a value")]
+    NoValue,
+    #[error("the left side does not fit together")]
+    FirstLeft,
+    #[error("a left side does not fit together")]
+    Left,
+    #[error("the right side does not fit together")]
+    Right,
+    #[error("the rule's condition does not hold")]
+    Condition,
+    #[error("{left} became {right}")]
+    OtherType { left: TensorType, right: TensorType },
+    #[error("the rule did not make its sides equal")]
+    Unequal,
+    #[error("a side that is no tensor")]
+    NoTensor,
+    #[error("{0} is not bound")]
+    Unbound(Var),
+    #[error("{0} is not given")]
+    NotGiven(Var),
+    #[error("an empty formula")]
+    Empty,
+    #[error("a result of a literal")]
+    OfLiteral,
+    #[error("a leaf in a rule")]
+    Leaf,
+    #[error("{step} of {tensors} tensors")]
+    Step { step: String, tensors: usize },
+    #[error(transparent)]
+    Type(#[from] TypeError),
+    #[error(transparent)]
+    Attributes(#[from] AttrError),
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    #[error(transparent)]
+    Graph(#[from] graph::Error),
+}
+
 /// The cases of a rule. An error says which sample the rule does not hold at, or why it is not a
 /// sample.
-pub fn cases(rule: &'static Rule) -> Result<Vec<Case>, String> {
+pub fn cases(rule: &'static Rule) -> Result<Vec<Case>, SampleError> {
     let mut cases = vec![];
     for text in rule
         .samples
@@ -32,29 +97,32 @@ pub fn cases(rule: &'static Rule) -> Result<Vec<Case>, String> {
         .filter(|text| !text.is_empty())
     {
         let what = format!("{} at {text}", rule.name);
-        cases.extend(sample(rule, text, &what).map_err(|e| format!("{what}: {e}"))?);
+        match sample(rule, text, &what) {
+            Ok(found) => cases.extend(found),
+            Err(source) => return Err(SampleError::At { what, source }),
+        }
     }
     if cases.is_empty() {
-        Err(format!("{} has no sample", rule.name))
+        Err(SampleError::NoSample(rule.name))
     } else {
         Ok(cases)
     }
 }
 
-fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, String> {
+fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, Broken> {
     let mut terms = Terms::new(Facts::default());
     let mut subst = Subst::default();
     let mut given: BTreeMap<Id, Given> = BTreeMap::new();
     for (name, value) in bindings(text) {
         let id = if value.starts_with('(') {
-            let pattern: Pattern<Term> = value.parse().map_err(|e| format!("{value}: {e}"))?;
-            let id = add(&mut terms, &pattern.ast, &subst).ok_or("a formula that does not fit")?;
+            let pattern = pattern(&value)?;
+            let id = add(&mut terms, &pattern.ast, &subst).ok_or(Broken::Formula)?;
             given.insert(id, Given::Formula(pattern.ast));
             id
         } else if let Some(literal) = Literal::from_text(&value) {
             let id = terms.add(Term::new(Head::Literal(literal), []));
             let Some(literal) = &terms[id].data.literal else {
-                return Err("a literal without a value".into());
+                return Err(Broken::NoValue);
             };
             given.insert(id, Given::Literal(literal.clone()));
             id
@@ -70,20 +138,15 @@ fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, Stri
     }
     // Left sides after the first exist too, once what they need is bound.
     let action = Action::new(rule);
-    let root =
-        add(&mut terms, &action.pairs[0].0, &subst).ok_or("the left side does not fit together")?;
-    let bound = action
-        .bind(&mut terms, &subst)
-        .ok_or("the rule's condition does not hold")?;
+    let root = add(&mut terms, &action.pairs[0].0, &subst).ok_or(Broken::FirstLeft)?;
+    let bound = action.bind(&mut terms, &subst).ok_or(Broken::Condition)?;
     let lefts: Option<Vec<Id>> = action
         .pairs
         .iter()
         .map(|(left, _)| add(&mut terms, left, &bound))
         .collect();
-    lefts.ok_or("a left side does not fit together")?;
-    let bound = action
-        .bind(&mut terms, &subst)
-        .ok_or("the rule's condition does not hold")?;
+    lefts.ok_or(Broken::Left)?;
+    let bound = action.bind(&mut terms, &subst).ok_or(Broken::Condition)?;
     terms.rebuild();
 
     let mut cases = vec![];
@@ -92,7 +155,8 @@ fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, Stri
         let (left, right) = (graph(left)?, graph(right)?);
         let ty = |graph: &Graph| graph.values[graph.outputs[0].value].ty.clone();
         if ty(&left) != ty(&right) {
-            return Err(format!("{} became {}", ty(&left), ty(&right)));
+            let (left, right) = (ty(&left), ty(&right));
+            return Err(Broken::OtherType { left, right });
         }
         cases.push(Case {
             what: what.to_string(),
@@ -104,14 +168,20 @@ fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, Stri
     // egg finds and applies it.
     let rewrite = rewrite(rule);
     let matches = rewrite.search(&terms);
-    let right = add(&mut terms, &action.pairs[0].1, &bound)
-        .ok_or("the right side does not fit together")?;
+    let right = add(&mut terms, &action.pairs[0].1, &bound).ok_or(Broken::Right)?;
     rewrite.apply(&mut terms, &matches);
     terms.rebuild();
     if terms.find(root) != terms.find(right) {
-        return Err("the rule did not make its sides equal".into());
+        return Err(Broken::Unequal);
     }
     Ok(cases)
+}
+
+fn pattern(text: &str) -> Result<Pattern<Term>, Broken> {
+    text.parse().map_err(|why| Broken::Unreadable {
+        formula: text.to_string(),
+        why: format!("{why}"),
+    })
 }
 
 /// `name=value` pairs; a formula in parentheses has spaces.
@@ -173,7 +243,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn graph(mut self, ast: &PatternAst<Term>) -> Result<Graph, String> {
+    fn graph(mut self, ast: &PatternAst<Term>) -> Result<Graph, Broken> {
         match self.build(ast)? {
             Part::Tensors(values) => {
                 self.graph.outputs = vec![Output {
@@ -182,26 +252,23 @@ impl<'a> Builder<'a> {
                 }];
                 Ok(self.graph)
             }
-            Part::Literal(_) => Err("a side that is no tensor".into()),
+            Part::Literal(_) => Err(Broken::NoTensor),
         }
     }
 
-    fn build(&mut self, ast: &PatternAst<Term>) -> Result<Part, String> {
+    fn build(&mut self, ast: &PatternAst<Term>) -> Result<Part, Broken> {
         let mut parts: Vec<Part> = vec![];
         for node in ast {
             let part = match node {
                 ENodeOrVar::Var(var) => {
-                    let id = *self
-                        .subst
-                        .get(*var)
-                        .ok_or_else(|| format!("{var} is not bound"))?;
+                    let id = *self.subst.get(*var).ok_or(Broken::Unbound(*var))?;
                     match self.given.get(&id) {
                         Some(Given::Tensor(name, _)) => Part::Tensors(vec![self.inputs[name]]),
                         Some(Given::Literal(literal)) => Part::Literal(literal.clone()),
                         Some(Given::Formula(ast)) => self.build(ast)?,
                         None => match &self.terms[id].data.literal {
                             Some(literal) => Part::Literal(literal.clone()),
-                            None => return Err(format!("{var} is not given")),
+                            None => return Err(Broken::NotGiven(*var)),
                         },
                     }
                 }
@@ -216,10 +283,10 @@ impl<'a> Builder<'a> {
             };
             parts.push(part);
         }
-        parts.pop().ok_or_else(|| "an empty formula".into())
+        parts.pop().ok_or(Broken::Empty)
     }
 
-    fn term(&mut self, head: &Head, children: &[Part]) -> Result<Part, String> {
+    fn term(&mut self, head: &Head, children: &[Part]) -> Result<Part, Broken> {
         let tensors = |parts: &[Part]| -> Vec<Value> {
             let tensor = |part: &Part| {
                 if let Part::Tensors(values) = part {
@@ -234,7 +301,7 @@ impl<'a> Builder<'a> {
             Head::Literal(literal) => Ok(Part::Literal(literal.clone())),
             Head::Result(i) => match &children[0] {
                 Part::Tensors(values) => Ok(Part::Tensors(vec![values[usize::from(*i)]])),
-                Part::Literal(_) => Err("a result of a literal".into()),
+                Part::Literal(_) => Err(Broken::OfLiteral),
             },
             Head::Op(kind) => {
                 let literals = children.iter().filter_map(|part| match part {
@@ -264,7 +331,7 @@ impl<'a> Builder<'a> {
                 )?;
                 Ok(Part::Tensors(vec![value]))
             }
-            Head::Leaf(_) => Err("a leaf in a rule".into()),
+            Head::Leaf(_) => Err(Broken::Leaf),
         }
     }
 
@@ -273,7 +340,7 @@ impl<'a> Builder<'a> {
         name: &str,
         attrs: Vec<(&'static str, Attr)>,
         inputs: &[Value],
-    ) -> Result<Vec<Value>, String> {
+    ) -> Result<Vec<Value>, Broken> {
         let op = Op::new(name, attrs)?;
         let types: Vec<_> = inputs.iter().map(|&v| &self.graph.values[v].ty).collect();
         let n = self.graph.nodes.len();
@@ -290,11 +357,11 @@ impl<'a> Builder<'a> {
         name: &str,
         attrs: Vec<(&'static str, Attr)>,
         inputs: &[Value],
-    ) -> Result<Value, String> {
+    ) -> Result<Value, Broken> {
         Ok(self.op(name, attrs, inputs)?[0])
     }
 
-    fn reshape(&mut self, x: Value, shape: &[u64]) -> Result<Value, String> {
+    fn reshape(&mut self, x: Value, shape: &[u64]) -> Result<Value, Broken> {
         self.one(
             "reshape",
             vec![(
@@ -306,7 +373,7 @@ impl<'a> Builder<'a> {
     }
 
     /// A product of the last two dimensions of two tensors of rank 4.
-    fn product(&mut self, a: Value, b: Value, ta: bool, tb: bool) -> Result<Value, String> {
+    fn product(&mut self, a: Value, b: Value, ta: bool, tb: bool) -> Result<Value, Broken> {
         let shape = |graph: &Graph, v: Value| graph.values[v].ty.shape().to_vec();
         let (sa, sb) = (shape(&self.graph, a), shape(&self.graph, b));
         let a = self.reshape(a, &[sa[0] * sa[1], sa[2], sa[3]])?;
@@ -321,7 +388,7 @@ impl<'a> Builder<'a> {
     }
 
     /// What a step means, by ops.
-    fn step(&mut self, name: &str, tensors: &[Value], scale: f64) -> Result<Value, String> {
+    fn step(&mut self, name: &str, tensors: &[Value], scale: f64) -> Result<Value, Broken> {
         let value = |x: f64| vec![("value", Attr::Float(x))];
         let dim = || vec![("dim", Attr::Int(3))];
         match (name, tensors) {
@@ -363,7 +430,10 @@ impl<'a> Builder<'a> {
                 let dscores = self.step("dscores", tensors, scale)?;
                 self.product(dscores, *q, true, false)
             }
-            _ => Err(format!("{name} of {} tensors", tensors.len())),
+            _ => Err(Broken::Step {
+                step: name.to_string(),
+                tensors: tensors.len(),
+            }),
         }
     }
 }
