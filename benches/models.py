@@ -24,6 +24,9 @@ from joint import export_joint, save, weightless  # noqa: E402
 
 VOCABULARY, LAYERS, WIDTH, HEADS, SEQUENCE, BATCH = 8192, 12, 384, 6, 256, 8
 N_BATCHES = 8
+# AdamW divides a gradient by its size. So the noise of one ReLU that is on in one program and off in the other, a
+# rounding error away from zero, moves the losses of a ResNet apart: by 0.6 % in 8 steps at 1e-3, by 0.03 % at 1e-4.
+LEARNING_RATE = 1e-4
 
 GPT2 = gpt2.Config(VOCABULARY, LAYERS, WIDTH, HEADS, SEQUENCE, BATCH)
 LLAMA = llama.Config(VOCABULARY, LAYERS, WIDTH, HEADS, HEADS, 1024, SEQUENCE, BATCH)

@@ -92,7 +92,10 @@ PLAIN = ["--kernels", "plain"]
 
 
 def half_budget(model: str) -> int:
-    """The bytes of a budget that holds what a step finds and leaves, and half of what it keeps besides."""
+    """The bytes of a budget that holds what a step finds and leaves, and half of what it keeps besides.
+
+    Or the smallest budget that is feasible, where that is larger.
+    """
     model_file = str(FILES / f"{model}.pt2")
     plan = [str(LIGHTERAGE), "plan", model_file, "--optimizer", "adamw", "--host", HOST, "--json", *GENERATED]
     result = subprocess.run([*plan, "--budget", "100%"], capture_output=True, text=True, check=False)
@@ -100,11 +103,14 @@ def half_budget(model: str) -> int:
         raise SystemExit(f"{' '.join(plan)}\nfailed with {result.returncode}:\n{result.stderr}")
     report = json.loads(result.stdout)
     states = 3 * (FILES / f"{model}.safetensors").stat().st_size  # parameters and two moments
-    return states + (int(report["keep_peak_bytes"]) - states) // 2
+    half = states + (int(report["keep_peak_bytes"]) - states) // 2
+    return max(half, int(report["smallest_feasible_bytes"]))
 
 
 def lighterage(model: str, budget: str, name: str, threads: int, kernels: list[str]) -> Way:
     """Compile the model for a budget, to a file, and train that."""
+    import models
+
     lit = FILES / f"{model}-{name.replace(' ', '').replace('%', '')}.lit"
     model_file = str(FILES / f"{model}.pt2")
     compiled = [str(LIGHTERAGE), "compile", model_file, "--optimizer", "adamw", "--host", HOST, *kernels]
@@ -114,7 +120,8 @@ def lighterage(model: str, budget: str, name: str, threads: int, kernels: list[s
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(compiled)} --budget {budget}\nfailed with {result.returncode}:\n{result.stderr}")
     batches = ["--batches", str(FILES / f"{model}-batches.safetensors"), "--json"]
-    train = [str(LIGHTERAGE), "train", str(lit), *batches, "--lr", "1e-3", "--threads", str(threads), "--init"]
+    rate = ["--lr", str(models.LEARNING_RATE), "--threads", str(threads), "--init"]
+    train = [str(LIGHTERAGE), "train", str(lit), *batches, *rate]
     return Way(f"lighterage {name}", [*train, str(FILES / f"{model}.safetensors")], [*train, "normal:0.02"])
 
 

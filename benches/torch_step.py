@@ -52,7 +52,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model = models.build(args.model)
     model.load_state_dict(load_file(args.files / f"{args.model}.safetensors"))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=models.LEARNING_RATE, weight_decay=0.01, fused=True)
     if args.way == "checkpoint":
         for name, blocks in list(model.named_children()):
             if isinstance(blocks, nn.ModuleList):

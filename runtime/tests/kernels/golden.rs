@@ -82,15 +82,13 @@ fn assert_close(what: &str, ours: &OwnedTensor, theirs: &OwnedTensor) {
     }
 }
 
-/// The f32 numbers whose nearest bf16 is the first tensor and whose lower 16 bits are the second.
-fn joined(halves: &[OwnedTensor]) -> OwnedTensor {
+/// The bits of the f32 numbers whose nearest bf16 is the first tensor and whose lower 16 bits are the
+/// second: neighbouring numbers differ by 1.
+fn joined(halves: &[OwnedTensor]) -> Vec<i64> {
     let (high, low) = (halves[0].bytes(), halves[1].to_i64s());
-    let number = |(high, low): (&[u8], i64)| {
-        let high = i64::from(u16::from_le_bytes([high[0], high[1]]));
-        f64::from(f32::from_bits(((high << 16) + low) as u32))
-    };
-    let numbers: Vec<f64> = high.chunks(2).zip(low).map(number).collect();
-    OwnedTensor::from_f64s(DType::F32, halves[0].shape(), &numbers)
+    let bits =
+        |(high, low): (&[u8], i64)| (i64::from(u16::from_le_bytes([high[0], high[1]])) << 16) + low;
+    high.chunks(2).zip(low).map(bits).collect()
 }
 
 #[test]
@@ -124,9 +122,15 @@ fn kernels_give_pytorchs_results() {
         let ours = run_op(op, &attrs, &ins, &types, SCRATCH_BYTES)
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         let compared = ours.iter().zip(&outs);
-        // Halves of a number stand for it together: by itself, the lower one has no tolerance.
+        // Two halves stand for one number, which may differ from PyTorch's by one unit in the last
+        // place. The lower half alone would have to be exact.
         let skip = if op == "adamw_split" {
-            assert_close(&what, &joined(&ours), &joined(&outs));
+            for (ours, theirs) in joined(&ours).iter().zip(joined(&outs)) {
+                assert!(
+                    (ours - theirs).abs() <= 1,
+                    "{what}: {ours:x}, not {theirs:x}"
+                );
+            }
             2
         } else {
             0
