@@ -1,10 +1,11 @@
 //! Predicted steps of the planners against each other, as tables in Markdown:
-//! `cargo bench -p lighterage-tests --bench planners [-- headline | grid] [FILE.pt2 …]`.
+//! `cargo bench -p lighterage-tests --bench planners [-- headline | grid | ablation] [FILE.pt2 …]`.
 //!
 //! `headline`: ProTrain's models at the device's memory, where the time goes, and how far `auto` is
 //! ahead. `grid`: models, devices and budgets; `auto` must not be slower than any other planner
-//! anywhere. Files, weightless traces, are planned in the grid on one device. All steps are the
-//! simulator's. GPT-2 is generated: see `lighterage_tests::gpt2`.
+//! anywhere. Files, weightless traces, are planned in the grid on one device. `ablation`: what each
+//! heuristic that drops candidates costs in steps and saves in time; only on request. All steps are
+//! the simulator's. GPT-2 is generated: see `lighterage_tests::gpt2`.
 
 use ir::{Device, Graph, Stream};
 use lighterage_tests::gpt2::gpt2;
@@ -14,7 +15,7 @@ use passes::graph::optimizer::Optimizer;
 use passes::graph::{canonical, optimizer};
 use passes::pipeline::{Budget, Error};
 use passes::plan::machine::{COMPUTE, D2H, DEVICE, H2D, ON_HOST};
-use passes::plan::tuning::RUNGS;
+use passes::plan::tuning::{Heuristics, RUNGS};
 use passes::schedule::lives::lives;
 use passes::schedule::order::{self, Update};
 use passes::schedule::sync;
@@ -32,6 +33,10 @@ const DEVICES: [&str; 4] = ["rtx3090", "a100-80g", "h200", "gh200"];
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.iter().any(|arg| arg == "ablation") {
+        ablation();
+        return;
+    }
     let only = |name: &str| {
         args.iter().any(|arg| arg == name) || !args.iter().any(|a| a == "headline" || a == "grid")
     };
@@ -283,4 +288,101 @@ fn row(name: &str, graph: &Graph, device: &Device) -> f64 {
         }
         least
     })
+}
+
+/// Each heuristic, and all but it.
+fn heuristics() -> [(&'static str, Heuristics); 6] {
+    let all = Heuristics::ALL;
+    [
+        (
+            "end_ladders",
+            Heuristics {
+                end_ladders: false,
+                ..all
+            },
+        ),
+        (
+            "drop_dominated",
+            Heuristics {
+                drop_dominated: false,
+                ..all
+            },
+        ),
+        (
+            "bound_overlap",
+            Heuristics {
+                bound_overlap: false,
+                ..all
+            },
+        ),
+        (
+            "blur_peaks",
+            Heuristics {
+                blur_peaks: false,
+                ..all
+            },
+        ),
+        (
+            "first_variant_is_fastest",
+            Heuristics {
+                first_variant_is_fastest: false,
+                ..all
+            },
+        ),
+        ("all five", Heuristics::NONE),
+    ]
+}
+
+/// Plans at three budgets without each heuristic, against those with all of them.
+fn ablation() {
+    say(
+        "| model | device | without | step at 80 % | 50 % | 30 % | planning time \
+         |\n|---|---|---|---|---|---|---|",
+    );
+    for (name, graph, on) in [
+        (
+            "12 layers b8",
+            gpt2(12, 768, 12, 8, 1024, 50257),
+            "a100-80g",
+        ),
+        ("12 layers b8", gpt2(12, 768, 12, 8, 1024, 50257), "rtx3090"),
+        ("1B b16", small(16), "rtx3090"),
+    ] {
+        let (graph, device) = (prepared(graph), device(on));
+        let roofline = Roofline::new(&device);
+        let cost = Tabled::new(&roofline, &graph);
+        // Microseconds of the steps, and the seconds that planning them took.
+        let plans = |heuristics: Heuristics| -> (Vec<Option<f64>>, f64) {
+            let problem = Problem::new(&graph, &device, &cost)
+                .with_host_limit(device.host_bytes)
+                .with_heuristics(heuristics);
+            let start = Instant::now();
+            let step = |share: f64| {
+                let decided = decide(&problem, Planner::Auto, Budget::Share(share));
+                decided.ok().map(|decided| decided.figures.micros)
+            };
+            let steps = [0.8, 0.5, 0.3].map(step).to_vec();
+            (steps, start.elapsed().as_secs_f64())
+        };
+        let (with, with_seconds) = plans(Heuristics::ALL);
+        for (without, heuristics) in heuristics() {
+            let (steps, seconds) = plans(heuristics);
+            let cells = steps.iter().zip(&with).map(|pair| match pair {
+                (Some(without), Some(with)) => format!("{:.4}", without / with),
+                (None, None) => "-".into(),
+                (Some(_), None) => "only without".into(),
+                (None, Some(_)) => "only with".into(),
+            });
+            let cells: Vec<String> = cells.collect();
+            say(&format!(
+                "| {name} | {on} | {without} | {} | {:.2} |",
+                cells.join(" | "),
+                seconds / with_seconds
+            ));
+        }
+    }
+    say(
+        "\nRatios to plans with all heuristics: a step below 1 is what the heuristic costs, a \
+         planning time above 1 what it saves.",
+    );
 }

@@ -3,76 +3,99 @@
 use crate::failure::Failure;
 use crate::size;
 use artifact::{DType, Operand};
-use safetensors::tensor::{Dtype, SafeTensors, View};
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo, View};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Reads a whole file. A named pipe is refused, since it could be waited for forever; what the
 /// shell's `<(..)` names is read.
 pub(crate) fn read_whole(path: &Path) -> Result<Vec<u8>, Failure> {
-    let failed = |e: std::io::Error| Failure::Input(format!("{}: {e}", path.display()));
-    let is_open_already = path.starts_with("/dev/fd")
-        || path.starts_with("/proc/self/fd")
-        || path == Path::new("/dev/stdin");
-    if !is_open_already && !fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(Failure::Input(format!(
-            "{}: not a regular file",
-            path.display()
-        )));
+    let failed = |e: io::Error| Failure::Input(format!("{}: {e}", path.display()));
+    if !is_open_already(path) {
+        check_regular(path)?;
     }
     fs::read(path).map_err(failed)
 }
 
-/// The range of a tensor's bytes in a file.
+/// True for what the shell's `<(..)` names, and for standard input.
+fn is_open_already(path: &Path) -> bool {
+    path.starts_with("/dev/fd")
+        || path.starts_with("/proc/self/fd")
+        || path == Path::new("/dev/stdin")
+}
+
+fn check_regular(path: &Path) -> Result<(), Failure> {
+    let metadata =
+        fs::metadata(path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))?;
+    if metadata.is_file() {
+        return Ok(());
+    }
+    Err(Failure::Input(format!(
+        "{}: not a regular file",
+        path.display()
+    )))
+}
+
+/// The type of a tensor, and the range of its bytes after the header.
 struct Entry {
     dtype: Dtype,
     shape: Vec<u64>,
-    start: usize,
-    end: usize,
+    bytes: Range<u64>,
 }
 
-/// A safetensors file in memory.
+/// Where the bytes of tensors are.
+enum Source {
+    /// An open file, which may be larger than memory; tensors are read when they are asked for.
+    File(File),
+    /// What a pipe gave: the whole file.
+    Memory(Vec<u8>),
+}
+
+/// A safetensors file. Only its header is in memory, unless it comes from a pipe.
 pub(crate) struct Tensors {
     path: PathBuf,
-    bytes: Vec<u8>,
+    source: Source,
+    /// Bytes of the header, after which the tensors lie.
+    header: u64,
     entries: BTreeMap<String, Entry>,
 }
 
 impl Tensors {
-    /// Reads a file; a cut or damaged one is an error.
-    pub(crate) fn read(path: &Path) -> Result<Tensors, Failure> {
-        let bytes = read_whole(path)?;
-        Tensors::parse(path, bytes).map_err(|e| {
-            Failure::Input(format!(
-                "{}: not a whole safetensors file: {e}",
-                path.display()
-            ))
-        })
-    }
-
-    fn parse(path: &Path, bytes: Vec<u8>) -> Result<Tensors, safetensors::SafeTensorError> {
-        let file = SafeTensors::deserialize(&bytes)?;
-        let base = bytes.as_ptr() as usize;
-        let entry = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
-            let start = view.data().as_ptr() as usize - base;
-            let shape = view.shape().iter().map(|&d| d as u64).collect();
-            (
-                name.to_string(),
-                Entry {
-                    dtype: view.dtype(),
-                    shape,
-                    start,
-                    end: start + view.data().len(),
-                },
-            )
+    /// Opens a file; a cut or damaged one is an error.
+    pub(crate) fn open(path: &Path) -> Result<Tensors, Failure> {
+        let failed = |e: io::Error| Failure::Input(format!("{}: {e}", path.display()));
+        let (source, length) = if is_open_already(path) {
+            let bytes = read_whole(path)?;
+            let length = bytes.len() as u64;
+            (Source::Memory(bytes), length)
+        } else {
+            // Before it is opened: opening a named pipe waits for a writer.
+            check_regular(path)?;
+            let file = File::open(path).map_err(failed)?;
+            let length = file.metadata().map_err(failed)?.len();
+            (Source::File(file), length)
         };
-        let entries = file.iter().map(entry).collect();
+        let (header, metadata) = read_header(path, &source, length)?;
+        let entry = |(name, info): (String, &TensorInfo)| {
+            let (start, end) = info.data_offsets;
+            let entry = Entry {
+                dtype: info.dtype,
+                shape: info.shape.iter().map(|&d| d as u64).collect(),
+                bytes: start as u64..end as u64,
+            };
+            (name, entry)
+        };
         Ok(Tensors {
             path: path.to_path_buf(),
-            bytes,
-            entries,
+            source,
+            header,
+            entries: metadata.tensors().into_iter().map(entry).collect(),
         })
     }
 
@@ -88,9 +111,19 @@ impl Tensors {
     pub(crate) fn has(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
-    /// The bytes of a tensor that must have an operand's type. The error names the expected and the
-    /// actual type.
-    pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<&[u8], Failure> {
+    /// The bytes of a tensor that must have an operand's type.
+    pub(crate) fn get(&self, name: &str, operand: &Operand) -> Result<Cow<'_, [u8]>, Failure> {
+        let entry = self.entry(name, operand)?;
+        let start = self.header + entry.bytes.start;
+        let length = (entry.bytes.end - entry.bytes.start) as usize;
+        self.source.read(start, length).map_err(|e| {
+            let path = self.path.display();
+            Failure::System(format!("{path}: {name} cannot be read: {e}"))
+        })
+    }
+    /// A tensor that must have an operand's type. The error names the expected and the actual
+    /// type.
+    fn entry(&self, name: &str, operand: &Operand) -> Result<&Entry, Failure> {
         let path = self.path.display();
         let expected = type_name(&dtype_name(operand.dtype), &operand.shape);
         let Some(entry) = self.entries.get(name) else {
@@ -116,9 +149,58 @@ impl Tensors {
                 "{path}: {name} is {found}, it should be {expected}"
             )));
         }
-        Ok(&self.bytes[entry.start..entry.end])
+        Ok(entry)
     }
 }
+
+impl Source {
+    fn read(&self, start: u64, length: usize) -> io::Result<Cow<'_, [u8]>> {
+        match self {
+            Source::Memory(bytes) => Ok(bytes[start as usize..][..length].into()),
+            Source::File(file) => {
+                let mut bytes = vec![0; length];
+                file.read_exact_at(&mut bytes, start)?;
+                Ok(bytes.into())
+            }
+        }
+    }
+}
+
+/// The bytes of the header with its length, and what it says. `length` is the file's.
+fn read_header(path: &Path, source: &Source, length: u64) -> Result<(u64, Metadata), Failure> {
+    let read = |start: u64, length: usize| {
+        let bytes = source.read(start, length);
+        bytes.map_err(|e| Failure::Input(format!("{}: {e}", path.display())))
+    };
+    let damaged = |e: SafeTensorError| {
+        let path = path.display();
+        Failure::Input(format!("{path}: not a whole safetensors file: {e}"))
+    };
+    if length < LENGTH_BYTES as u64 {
+        return Err(damaged(SafeTensorError::HeaderTooSmall));
+    }
+    let json_bytes = read(0, LENGTH_BYTES)?;
+    let json_bytes = u64::from_le_bytes(json_bytes[..].try_into().expect("8 bytes"));
+    if json_bytes > MOST_HEADER_BYTES {
+        return Err(damaged(SafeTensorError::HeaderTooLarge));
+    }
+    let header = LENGTH_BYTES as u64 + json_bytes;
+    if header > length {
+        return Err(damaged(SafeTensorError::InvalidHeaderLength));
+    }
+    let json = read(LENGTH_BYTES as u64, json_bytes as usize)?;
+    let metadata: Metadata = serde_json::from_slice(&json)
+        .map_err(|e| damaged(SafeTensorError::InvalidHeaderDeserialization(e)))?;
+    if header.checked_add(metadata.data_len() as u64) != Some(length) {
+        return Err(damaged(SafeTensorError::MetadataIncompleteBuffer));
+    }
+    Ok((header, metadata))
+}
+
+/// Bytes of the length that a safetensors file begins with.
+const LENGTH_BYTES: usize = 8;
+/// The longest header that the format allows.
+const MOST_HEADER_BYTES: u64 = 100_000_000;
 
 /// A data set: batch `K` has a tensor `batch.K.INPUT` for each input.
 pub(crate) struct Batches {
@@ -127,9 +209,9 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    /// Reads a file and checks that every batch has every input, of the right type.
-    pub(crate) fn read(path: &Path, inputs: &[(String, Operand)]) -> Result<Batches, Failure> {
-        let tensors = Tensors::read(path)?;
+    /// Opens a file and checks that every batch has every input, of the right type.
+    pub(crate) fn open(path: &Path, inputs: &[(String, Operand)]) -> Result<Batches, Failure> {
+        let tensors = Tensors::open(path)?;
         let mut numbers: Vec<u64> = tensors.names().filter_map(batch_number).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -170,7 +252,7 @@ impl Batches {
         }
         for number in 0..count {
             for (name, operand) in inputs {
-                tensors.get(&format!("batch.{number}.{name}"), operand)?;
+                tensors.entry(&format!("batch.{number}.{name}"), operand)?;
             }
         }
         Ok(Batches { tensors, count })
@@ -182,7 +264,12 @@ impl Batches {
     }
 
     /// The bytes of an input in a batch; they go round.
-    pub(crate) fn get(&self, step: u64, name: &str, operand: &Operand) -> Result<&[u8], Failure> {
+    pub(crate) fn get(
+        &self,
+        step: u64,
+        name: &str,
+        operand: &Operand,
+    ) -> Result<Cow<'_, [u8]>, Failure> {
         self.tensors.get(
             &format!("batch.{}.{name}", step % self.count.max(1)),
             operand,
@@ -312,6 +399,7 @@ pub(crate) fn file_size(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use artifact::Place;
 
     #[test]
     fn batches_are_numbered() {
@@ -320,5 +408,32 @@ mod tests {
         for name in ["batch.x.a", "batch.1", "batch.+1.a", "batch.01.a", "loss"] {
             assert_eq!(batch_number(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_while_it_is_read_is_an_error() {
+        let path = std::env::temp_dir().join(format!("lighterage-cut-{}", std::process::id()));
+        let operand = Operand {
+            dtype: DType::U8,
+            shape: vec![8],
+            place: Place { pool: 0, offset: 0 },
+        };
+        let saved = Saved {
+            dtype: DType::U8,
+            shape: vec![8],
+            bytes: vec![7; 8],
+        };
+        save(&path, BTreeMap::from([("w".to_string(), saved)])).unwrap();
+        let tensors = Tensors::open(&path).unwrap();
+        assert_eq!(*tensors.get("w", &operand).unwrap(), [7; 8]);
+
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(fs::metadata(&path).unwrap().len() - 1)
+            .unwrap();
+        fs::remove_file(&path).unwrap();
+        let Err(Failure::System(message)) = tensors.get("w", &operand) else {
+            panic!("bytes of a cut file were read");
+        };
+        assert!(message.contains("w cannot be read"), "{message}");
     }
 }

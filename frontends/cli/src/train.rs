@@ -59,7 +59,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
         .collect();
     let micro_batches = artifact.summary.micro_batches.max(1);
     let inputs = of_one_batch(&fed, micro_batches);
-    let batches = Batches::read(&args.batches, &inputs)?;
+    let batches = Batches::open(&args.batches, &inputs)?;
     if let Init::Normal(_) = init {
         // Parameters that the file brings are drawn like the others.
         for state in artifact
@@ -87,15 +87,22 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     interrupt::listen();
     let mut progress = Progress::new(args, &machine, items);
     let mut run = Run::default();
-    for step in 0..args.steps {
+    // A batch that cannot be read ends the run like Ctrl-C: what is trained so far is saved.
+    let mut unread = None;
+    'steps: for step in 0..args.steps {
         if interrupt::pressed() || (out::closed() && args.save.is_none() && args.trace.is_none()) {
             break;
         }
         for (i, input) in fed.iter().enumerate() {
             // Micro-batch by micro-batch, the inputs of one batch.
             let (micro, (name, operand)) = (i / inputs.len(), &inputs[i % inputs.len()]);
-            let bytes = batches.get(step * micro_batches + micro as u64, name, operand)?;
-            machine.write_input(&input.name, bytes).map_err(failure)?;
+            match batches.get(step * micro_batches + micro as u64, name, operand) {
+                Ok(bytes) => machine.write_input(&input.name, &bytes).map_err(failure)?,
+                Err(e) => {
+                    unread = Some(e);
+                    break 'steps;
+                }
+            }
         }
         if let Some(hyper) = &hyper {
             machine.write_input(HYPER, hyper).map_err(failure)?;
@@ -145,6 +152,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<(), Failure> {
     }
     if let Some(message) = not_finite {
         return Err(Failure::NotFinite(message));
+    }
+    if let Some(unread) = unread {
+        return Err(unread);
     }
     if interrupt::pressed() {
         let saved = args.save.as_ref().map_or(String::new(), |path| {
@@ -442,7 +452,7 @@ impl Init {
                 None if !path.exists() => Err(Failure::Input(format!(
                     "--init {text}: neither normal:STD, as in normal:0.02, nor a file"
                 ))),
-                _ => Ok(Init::Tensors(Tensors::read(&path)?)),
+                _ => Ok(Init::Tensors(Tensors::open(&path)?)),
             };
         };
         match std.parse::<f64>() {
@@ -475,7 +485,7 @@ fn give_values(
             match name_in(tensors, &state.path, tied) {
                 Some(name) => {
                     machine
-                        .write_state(&state.path, tensors.get(name, &state.operand)?)
+                        .write_state(&state.path, &tensors.get(name, &state.operand)?)
                         .map_err(failure)?;
                 }
                 None if state.kind == StateKind::Param => missing.push(state.path.clone()),

@@ -93,6 +93,26 @@ fn a_pipe_that_nobody_writes_to_is_not_waited_for() {
 }
 
 #[test]
+fn batches_may_be_larger_than_memory() {
+    let folder = Folder::new("large");
+    let header = r#"{"batch.0.x":{"dtype":"F32","shape":[64,64],"data_offsets":[0,16384]},
+        "unused":{"dtype":"U8","shape":[1099511627776],"data_offsets":[16384,1099511644160]}}"#;
+    let mut start = (header.len() as u64).to_le_bytes().to_vec();
+    start.extend_from_slice(header.as_bytes());
+    let length = start.len() as u64 + (1 << 40) + 16384;
+    let data = folder.write("large.st", start);
+    // No disk has to hold it: what was never written takes no place.
+    let file = std::fs::File::options().write(true).open(&data).unwrap();
+    file.set_len(length).unwrap();
+    run(&train(&data, "--init normal:0.1")).expect(0);
+
+    file.set_len(length - 1).unwrap();
+    run(&train(&data, ""))
+        .expect(2)
+        .says(&["large.st", "not a whole"]);
+}
+
+#[test]
 fn a_step_that_no_run_can_run_is_not_compiled() {
     let folder = Folder::new("integers");
     let graph = folder.write(
