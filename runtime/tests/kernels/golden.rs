@@ -82,8 +82,8 @@ fn assert_close(what: &str, ours: &OwnedTensor, theirs: &OwnedTensor) {
     }
 }
 
-/// The bits of the f32 numbers whose nearest bf16 is the first tensor and whose lower 16 bits are the
-/// second: neighbouring numbers differ by 1.
+/// The bits of the f32 numbers whose nearest bf16 is the first tensor and whose lower 16 bits are
+/// the second: neighbouring numbers differ by 1.
 fn joined(halves: &[OwnedTensor]) -> Vec<i64> {
     let (high, low) = (halves[0].bytes(), halves[1].to_i64s());
     let bits =
