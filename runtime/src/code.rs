@@ -16,6 +16,7 @@
 
 use crate::Error;
 use crate::kernel::Tensor;
+use crate::kernels::KernelError;
 use crate::team::{Parts, Team};
 use artifact::{Artifact, Code, Kernel, Object, Target};
 use memmap2::{Mmap, MmapMut};
@@ -348,7 +349,7 @@ impl CodeLaunch {
         self.bytes > SMALL && self.phases.iter().any(|phase| phase.parts > 1)
     }
     /// Runs it, on a team if there is one and it is worth it.
-    pub(crate) fn run(&self, team: Option<&Team>) -> Result<(), String> {
+    pub(crate) fn run(&self, team: Option<&Team>) -> Result<(), KernelError> {
         for phase in &self.phases {
             match team {
                 Some(team) if self.is_split() && phase.parts > 1 => {
@@ -374,7 +375,7 @@ impl Phase {
 }
 
 impl Parts for Phase {
-    fn run(&self, piece: usize, pieces: usize) -> Result<(), String> {
+    fn run(&self, piece: usize, pieces: usize) -> Result<(), KernelError> {
         let at = |piece: usize| (u128::from(self.parts) * piece as u128 / pieces as u128) as u64;
         self.call(at(piece), at(piece + 1));
         Ok(())

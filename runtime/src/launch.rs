@@ -2,7 +2,7 @@
 //! loaded, so that a step looks nothing up and allocates nothing.
 
 use crate::kernel::{Call, Tensor};
-use crate::kernels::{self, Cut};
+use crate::kernels::{self, Cut, KernelError};
 use crate::team::{Parts, Team};
 use artifact::Attr;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Launch {
         self.cut.parts(2) > 1
     }
     /// Runs it: in parts on a team if there is one and the kernel can be cut, else at once.
-    pub(crate) fn run(self: &Arc<Self>, team: Option<&Team>) -> Result<(), String> {
+    pub(crate) fn run(self: &Arc<Self>, team: Option<&Team>) -> Result<(), KernelError> {
         let parts = team.map_or(1, |team| self.cut.parts(team.threads()));
         match team {
             Some(team) if parts > 1 => {
@@ -65,7 +65,7 @@ impl Launch {
 impl Launch {
     /// Runs it in parts of `lengths` aligned units, in turn, the last one first. How many parts
     /// there were.
-    pub(crate) fn run_in_parts(&self, lengths: &[usize]) -> Result<usize, String> {
+    pub(crate) fn run_in_parts(&self, lengths: &[usize]) -> Result<usize, KernelError> {
         let (units, align) = (self.cut.units, self.cut.align);
         let mut starts = vec![0];
         for length in lengths.iter().cycle() {
@@ -90,7 +90,7 @@ impl Launch {
 }
 
 impl Parts for Launch {
-    fn run(&self, part: usize, parts: usize) -> Result<(), String> {
+    fn run(&self, part: usize, parts: usize) -> Result<(), KernelError> {
         self.kernel
             .run_part(&self.call().only(self.cut.units, self.cut.part(part, parts)))
     }

@@ -17,7 +17,7 @@
 use crate::code::{self, CodeLaunch, Loaded};
 use crate::init::{mix, normal};
 use crate::kernel::Tensor;
-use crate::kernels;
+use crate::kernels::{self, KernelError};
 use crate::launch::Launch;
 use crate::link::{Link, Pace, Way};
 use crate::memory::{self, Arena};
@@ -224,7 +224,7 @@ impl Replay {
                 match outcome {
                     Ok(()) if 0 < round => self.times[at].push((now - last).as_secs_f64() * 1e6),
                     Ok(()) => {}
-                    Err(why) => self.ops[at] = Err(why),
+                    Err(why) => self.ops[at] = Err(why.to_string()),
                 }
                 if !progress() {
                     break 'rounds;
@@ -278,7 +278,7 @@ impl Replay {
 impl Ready {
     /// Runs it as a machine does, whose streams share one team: a bug in a kernel is that op's
     /// failure.
-    fn run(&self, team: &Team) -> Result<(), String> {
+    fn run(&self, team: &Team) -> Result<(), KernelError> {
         caught(|| match &self.launch {
             Run::Kernel(launch) => launch.run(Some(team)),
             Run::Code(launch) => launch.run(Some(team)),

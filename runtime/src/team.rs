@@ -11,6 +11,7 @@
 //! after [`Team::new`]. A part that panics is a failure like any other.
 
 use crate::Error;
+use crate::kernels::KernelError;
 use crate::sync::unpoisoned;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Work in parts, numbered from 0.
 pub(crate) trait Parts: Send + Sync {
     /// Runs part number `part` of `parts`.
-    fn run(&self, part: usize, parts: usize) -> Result<(), String>;
+    fn run(&self, part: usize, parts: usize) -> Result<(), KernelError>;
 }
 
 /// Threads that wait for work. Dropping it ends them.
@@ -50,7 +51,7 @@ struct Shared {
     /// How many parts have run.
     done: AtomicUsize,
     /// The failure of the first part, by number, that failed.
-    failure: Mutex<Option<(usize, String)>>,
+    failure: Mutex<Option<(usize, KernelError)>>,
     /// Threads sleep under this lock.
     sleep: Mutex<()>,
     /// Signals work, or the end; and how many threads sleep until then.
@@ -104,7 +105,7 @@ impl Team {
 
     /// Runs every part and returns when all are done; the failure of the lowest part that failed,
     /// if one did.
-    pub(crate) fn run(&self, work: Arc<dyn Parts>, parts: usize) -> Result<(), String> {
+    pub(crate) fn run(&self, work: Arc<dyn Parts>, parts: usize) -> Result<(), KernelError> {
         let _turn = unpoisoned(&self.turn);
         let shared = &*self.shared;
         let number = ((shared.ticket.load(Ordering::SeqCst) >> 32) as u32).wrapping_add(1);
@@ -247,13 +248,13 @@ impl Shared {
 }
 
 /// Runs a kernel. Its panic, a bug in it, is an error, so that no thread waits for it forever.
-pub(crate) fn caught(run: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+pub(crate) fn caught<E: From<KernelError>>(run: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text
             .or_else(|| panic.downcast_ref::<&str>().copied())
             .unwrap_or("no message");
-        Err(format!("its kernel panicked: {text}"))
+        Err(KernelError::Panicked(text.to_string()).into())
     })
 }
 
@@ -264,17 +265,17 @@ mod tests {
 
     struct Counted {
         runs: Vec<AtomicUsize>,
-        fails: fn(usize) -> Result<(), String>,
+        fails: fn(usize) -> Result<(), KernelError>,
     }
 
     impl Parts for Counted {
-        fn run(&self, part: usize, _: usize) -> Result<(), String> {
+        fn run(&self, part: usize, _: usize) -> Result<(), KernelError> {
             self.runs[part].fetch_add(1, Ordering::SeqCst);
             (self.fails)(part)
         }
     }
 
-    fn counted(parts: usize, fails: fn(usize) -> Result<(), String>) -> Arc<Counted> {
+    fn counted(parts: usize, fails: fn(usize) -> Result<(), KernelError>) -> Arc<Counted> {
         Arc::new(Counted {
             runs: (0..parts).map(|_| AtomicUsize::new(0)).collect(),
             fails,
@@ -305,12 +306,12 @@ mod tests {
         for _ in 0..50 {
             let fails = |part: usize| match part {
                 20 => panic!("a bug in part {part}"),
-                21 => Err("part 21".to_string()),
+                21 => Err(KernelError::NoKernel("part 21".to_string())),
                 _ => Ok(()),
             };
             assert_eq!(
                 team.run(counted(40, fails), 40),
-                Err("its kernel panicked: a bug in part 20".to_string())
+                Err(KernelError::Panicked("a bug in part 20".to_string()))
             );
             assert_eq!(team.run(counted(40, |_| Ok(())), 40), Ok(()));
         }

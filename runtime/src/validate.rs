@@ -291,9 +291,10 @@ pub(crate) fn launch(
         scratch: scratch.map_or(0, |range| range.bytes),
     };
     let checked = catch_unwind(AssertUnwindSafe(|| found.check(&signature)));
-    checked
-        .unwrap_or_else(|_| Err("its check panicked".into()))
-        .map_err(at)?;
+    match checked {
+        Ok(checked) => checked.map_err(|e| at(e.to_string()))?,
+        Err(_) => return Err(at("its check panicked".into())),
+    }
 
     work::check(kernel, ins, outs).map_err(at)?;
 

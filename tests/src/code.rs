@@ -4,6 +4,7 @@
 use codegen::kernels::{Cache, Generated, Generator, Stage, Target, compile_kernels};
 use ir::{Op, TensorType};
 use runtime::Loaded;
+use runtime::kernels::KernelError;
 use runtime::kernels::owned::{OwnedTensor, Run};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -188,7 +189,7 @@ pub fn bind_plain<'a>(
     attrs: &'a [(String, artifact::Attr)],
     ins: &[&'a OwnedTensor],
     outs: &[TensorType],
-) -> Result<Run<'a>, String> {
+) -> Result<Run<'a>, KernelError> {
     let types: Vec<(artifact::DType, Vec<usize>)> = outs
         .iter()
         .map(|ty| {
@@ -205,7 +206,7 @@ pub fn plain(
     op: &Op,
     ins: &[&OwnedTensor],
     outs: &[TensorType],
-) -> Result<Vec<OwnedTensor>, String> {
+) -> Result<Vec<OwnedTensor>, KernelError> {
     let attrs = attrs(op);
     let mut run = bind_plain(op, &attrs, ins, outs)?;
     run.run()?;

@@ -72,7 +72,7 @@ pub fn run(
         .iter()
         .map(|ty| (dtype(ty.dtype()), shape(ty)))
         .collect();
-    run_op(op.name(), &attrs, operands, &outs, scratch)
+    run_op(op.name(), &attrs, operands, &outs, scratch).map_err(|e| e.to_string())
 }
 
 fn given(graph: &Graph, value: Value, tensors: &Tensors, name: &str) -> OwnedTensor {

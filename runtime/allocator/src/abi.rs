@@ -136,7 +136,10 @@ fn file(name: &str, device: c_int) -> Option<String> {
 
 fn pool(device: c_int) -> Result<Box<dyn Pool>, String> {
     match variable("POOL").as_deref() {
-        None | Some("cuda") => Ok(Box::new(Cuda::new(device, variable("CUDA").as_deref())?)),
+        None | Some("cuda") => {
+            let cuda = Cuda::new(device, variable("CUDA").as_deref());
+            Ok(Box::new(cuda.map_err(|error| error.to_string())?))
+        }
         Some("host") => Ok(Box::<Host>::default()),
         Some(other) => Err(format!(
             "LIGHTERAGE_ALLOC_POOL={other} is neither cuda nor host"
@@ -244,8 +247,14 @@ pub extern "C" fn lighterage_malloc(
         return std::ptr::null_mut();
     };
     let address = serve(device, |server| match server {
-        Server::Allocate(allocator) => allocator.malloc(bytes, stream as u64),
-        Server::Record(recorder) => recorder.malloc(bytes, stream as u64),
+        Server::Allocate(allocator) => {
+            let address = allocator.malloc(bytes, stream as u64);
+            address.map_err(|error| error.to_string())
+        }
+        Server::Record(recorder) => {
+            let address = recorder.malloc(bytes, stream as u64);
+            address.map_err(|error| error.to_string())
+        }
     });
     match address {
         Some(Ok(address)) => address as *mut c_void,

@@ -18,6 +18,7 @@
 //! [`sequence`](crate::sequence)).
 
 use crate::caching::Cache;
+use crate::error::AllocError;
 use crate::plan::{Mark, Place, Plan};
 use crate::pool::{Event, Pool};
 use crate::sequence::{Found, Mismatches, NONE, Sequence, State};
@@ -182,9 +183,9 @@ impl Allocator {
     ///
     /// # Errors
     /// What the device said if it has not enough.
-    pub fn planned(mut pool: Box<dyn Pool>, plan: Plan) -> Result<Allocator, String> {
+    pub fn planned(mut pool: Box<dyn Pool>, plan: Plan) -> Result<Allocator, AllocError> {
         let bytes = plan.bytes();
-        let refused = |error| format!("the plan's pool of {bytes} bytes: {error}");
+        let refused = |source| AllocError::Plan { bytes, source };
         let mut base = pool.allocate(bytes.max(1)).map_err(refused)?;
         if !base.is_multiple_of(plan.align()) {
             // Places are aligned within the pool, and devices align less than some plans.
@@ -230,7 +231,7 @@ impl Allocator {
     ///
     /// # Errors
     /// The device has no more memory.
-    pub fn malloc(&mut self, bytes: u64, stream: u64) -> Result<u64, String> {
+    pub fn malloc(&mut self, bytes: u64, stream: u64) -> Result<u64, AllocError> {
         if bytes == 0 {
             return Ok(0);
         }

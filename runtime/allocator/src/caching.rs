@@ -6,6 +6,7 @@
 //! segments of 2 MiB, those up to 10 MiB segments of 20 MiB, larger ones have a segment of their
 //! own in steps of 2 MiB.
 
+use crate::error::AllocError;
 use crate::pool::{Event, Pool};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -69,9 +70,9 @@ impl Cache {
         bytes: u64,
         stream: u64,
         pool: &mut dyn Pool,
-    ) -> Result<u64, String> {
+    ) -> Result<u64, AllocError> {
         if 1 << 62 <= bytes {
-            return Err(format!("no device has {bytes} bytes"));
+            return Err(AllocError::TooLarge { bytes });
         }
         self.settle(pool);
         let bytes = bytes.max(1).next_multiple_of(UNIT);
@@ -162,7 +163,7 @@ impl Cache {
         stream: u64,
         small: bool,
         pool: &mut dyn Pool,
-    ) -> Result<u64, String> {
+    ) -> Result<u64, AllocError> {
         let size = match bytes {
             _ if small => 2 * MIB,
             _ if bytes < 10 * MIB => 20 * MIB,
@@ -174,11 +175,11 @@ impl Cache {
             self.native += 1;
             pool.allocate(size)
         });
-        let address = address.map_err(|error| {
-            format!(
-                "{error}: {bytes} bytes were asked for, {} are in use, {} reserved",
-                self.live, self.reserved
-            )
+        let address = address.map_err(|source| AllocError::NoMemory {
+            bytes,
+            live: self.live,
+            reserved: self.reserved,
+            source,
         })?;
         self.reserved += size;
         self.peak_reserved = self.peak_reserved.max(self.reserved);

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "the driver is a C library")]
 
-use crate::pool::{Event, Pool};
+use crate::pool::{Event, Pool, PoolError};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -75,9 +75,12 @@ impl Cuda {
     ///
     /// # Errors
     /// There is no such library or device, or the driver refuses.
-    pub fn new(device: i32, library: Option<&str>) -> Result<Cuda, String> {
+    pub fn new(device: i32, library: Option<&str>) -> Result<Cuda, PoolError> {
         let path = library.unwrap_or("libcuda.so.1");
-        let driver = Driver::load(path).map_err(|error| format!("{path}: {error}"))?;
+        let driver = Driver::load(path).map_err(|source| PoolError::Library {
+            library: path.to_string(),
+            source,
+        })?;
         let mut cuda = Cuda {
             driver,
             context: ptr::null_mut(),
@@ -99,7 +102,7 @@ impl Cuda {
         Ok(cuda)
     }
 
-    fn said(&self, what: &str, status: Status) -> Result<(), String> {
+    fn said(&self, call: &'static str, status: Status) -> Result<(), PoolError> {
         if status == 0 {
             return Ok(());
         }
@@ -109,19 +112,19 @@ impl Cuda {
         let name = unsafe {
             (self.driver.error_name)(status, &raw mut name);
             if name.is_null() {
-                "unknown error".into()
+                "unknown error".to_string()
             } else {
-                CStr::from_ptr(name).to_string_lossy()
+                CStr::from_ptr(name).to_string_lossy().into_owned()
             }
         };
-        Err(format!("{what}: {name} ({status})"))
+        Err(PoolError::Driver { call, name, status })
     }
 
     /// Calls the driver in the device's context, and leaves the thread in the one it was in.
     fn within<T>(
         &self,
         call: impl FnOnce(&Driver) -> Result<T, (&'static str, Status)>,
-    ) -> Result<T, String> {
+    ) -> Result<T, PoolError> {
         // SAFETY: the context was retained and is never released.
         self.said("cuCtxPushCurrent", unsafe {
             (self.driver.push)(self.context)
@@ -147,8 +150,8 @@ fn check(what: &'static str, status: Status) -> Result<(), (&'static str, Status
 }
 
 impl Pool for Cuda {
-    fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
-        let bytes = usize::try_from(bytes).map_err(|error| error.to_string())?;
+    fn allocate(&mut self, bytes: u64) -> Result<u64, PoolError> {
+        let bytes = usize::try_from(bytes)?;
         let mut address = 0;
         self.within(|driver| {
             // SAFETY: the out is valid for the call.
@@ -165,7 +168,7 @@ impl Pool for Cuda {
         let _ = self.within(|driver| check("cuMemFree", unsafe { (driver.free)(address) }));
     }
 
-    fn record(&mut self, stream: u64) -> Result<Event, String> {
+    fn record(&mut self, stream: u64) -> Result<Event, PoolError> {
         let mut event = ptr::null_mut();
         self.within(|driver| {
             // SAFETY: the out is valid for the call; the stream is the caller's, of this context.
@@ -197,7 +200,7 @@ impl Pool for Cuda {
         .is_ok()
     }
 
-    fn wait(&mut self, stream: u64, event: Event) -> Result<(), String> {
+    fn wait(&mut self, stream: u64, event: Event) -> Result<(), PoolError> {
         // SAFETY: the event came from `record` and is not forgotten; the stream is the caller's, of
         // this context.
         let wait = |driver: &Driver| unsafe {

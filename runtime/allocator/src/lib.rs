@@ -8,6 +8,7 @@ pub mod abi;
 mod allocator;
 mod caching;
 mod cuda;
+mod error;
 pub mod plan;
 pub mod pool;
 mod profile;
@@ -16,7 +17,8 @@ mod spans;
 
 pub use allocator::{Allocator, Stats};
 pub use cuda::Cuda;
+pub use error::AllocError;
 pub use plan::Plan;
-pub use pool::{Host, Pool};
+pub use pool::{Host, Pool, PoolError};
 pub use profile::Recorder;
 pub use sequence::Mismatches;

@@ -2,10 +2,47 @@
 //! GPU.
 
 use std::collections::BTreeMap;
+use std::num::TryFromIntError;
+use thiserror::Error;
 
 /// Everything that a stream had been asked to do when this was recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event(pub u64);
+
+/// What a device says when it refuses.
+#[derive(Debug, Error)]
+pub enum PoolError {
+    /// The driver's library cannot be loaded.
+    #[error("{library}: {source}")]
+    Library {
+        /// The library's name or path.
+        library: String,
+        /// What the loader said.
+        source: libloading::Error,
+    },
+    /// The driver refused a call.
+    #[error("{call}: {name} ({status})")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// The driver's name of the error.
+        name: String,
+        /// The number of the error.
+        status: i32,
+    },
+    /// The host has too little memory.
+    #[error("the host has no {bytes} bytes")]
+    Host {
+        /// The bytes that were asked for.
+        bytes: u64,
+    },
+    /// More bytes than there are addresses.
+    #[error(transparent)]
+    TooLarge(#[from] TryFromIntError),
+    /// What another pool than this crate's says.
+    #[error("{0}")]
+    Other(String),
+}
 
 /// A device's memory and its streams. Addresses and streams are the device's own numbers, 0 being
 /// its default stream.
@@ -15,7 +52,7 @@ pub trait Pool: Send {
     ///
     /// # Errors
     /// What the device said.
-    fn allocate(&mut self, bytes: u64) -> Result<u64, String>;
+    fn allocate(&mut self, bytes: u64) -> Result<u64, PoolError>;
 
     /// Gives back what `allocate` gave, after all work on the device that was submitted before.
     fn free(&mut self, address: u64);
@@ -24,7 +61,7 @@ pub trait Pool: Send {
     ///
     /// # Errors
     /// What the device said.
-    fn record(&mut self, stream: u64) -> Result<Event, String>;
+    fn record(&mut self, stream: u64) -> Result<Event, PoolError>;
 
     /// True once all that the event stands for has been done.
     fn done(&mut self, event: Event) -> bool;
@@ -33,7 +70,7 @@ pub trait Pool: Send {
     ///
     /// # Errors
     /// What the device said.
-    fn wait(&mut self, stream: u64, event: Event) -> Result<(), String>;
+    fn wait(&mut self, stream: u64, event: Event) -> Result<(), PoolError>;
 
     /// The event is needed no more.
     fn forget(&mut self, event: Event);
@@ -56,14 +93,13 @@ pub struct Host {
 }
 
 impl Pool for Host {
-    fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
+    fn allocate(&mut self, bytes: u64) -> Result<u64, PoolError> {
         let mut lines: Vec<Line> = vec![];
-        let n_lines =
-            usize::try_from(bytes.div_ceil(512).max(1)).map_err(|error| error.to_string())?;
+        let n_lines = usize::try_from(bytes.div_ceil(512).max(1))?;
         // Reserved and not filled: a page costs nothing until somebody writes to it.
         lines
             .try_reserve_exact(n_lines)
-            .map_err(|_| format!("the host has no {bytes} bytes"))?;
+            .map_err(|_| PoolError::Host { bytes })?;
         let address = lines.as_ptr() as u64;
         self.blocks.insert(address, lines);
         Ok(address)
@@ -73,7 +109,7 @@ impl Pool for Host {
         self.blocks.remove(&address);
     }
 
-    fn record(&mut self, _: u64) -> Result<Event, String> {
+    fn record(&mut self, _: u64) -> Result<Event, PoolError> {
         Ok(Event(0))
     }
 
@@ -81,7 +117,7 @@ impl Pool for Host {
         true
     }
 
-    fn wait(&mut self, _: u64, _: Event) -> Result<(), String> {
+    fn wait(&mut self, _: u64, _: Event) -> Result<(), PoolError> {
         Ok(())
     }
 

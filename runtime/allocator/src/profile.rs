@@ -3,7 +3,7 @@
 //! Blocks come one by one from the device, so that a run fits whose total fits: nothing is lost to
 //! fragmentation (STAlloc, section 8).
 
-use crate::pool::Pool;
+use crate::pool::{Pool, PoolError};
 use std::collections::HashMap;
 use std::io::{self, Write};
 
@@ -82,7 +82,7 @@ impl Recorder {
     ///
     /// # Errors
     /// What the device said.
-    pub fn malloc(&mut self, bytes: u64, stream: u64) -> Result<u64, String> {
+    pub fn malloc(&mut self, bytes: u64, stream: u64) -> Result<u64, PoolError> {
         if bytes == 0 {
             return Ok(0);
         }

@@ -36,15 +36,18 @@ fn a_driver_is_found_and_called() {
             .unwrap()()
     };
 
-    let error = Cuda::new(0, Some("/nowhere/libcuda.so.1")).err().unwrap();
+    let error = Cuda::new(0, Some("/nowhere/libcuda.so.1"))
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.starts_with("/nowhere/libcuda.so.1: "), "{error}");
-    let error = Cuda::new(3, Some(path)).err().unwrap();
+    let error = Cuda::new(3, Some(path)).err().unwrap().to_string();
     assert_eq!(error, "cuDeviceGet: CUDA_ERROR_NO_DEVICE (101)");
 
     let mut cuda = Cuda::new(0, Some(path)).unwrap();
     let address = cuda.allocate(1000).unwrap();
     assert_eq!(
-        cuda.allocate(1 << 30).unwrap_err(),
+        cuda.allocate(1 << 30).unwrap_err().to_string(),
         "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2)"
     );
     let event = cuda.record(5).unwrap();
@@ -59,7 +62,7 @@ fn a_driver_is_found_and_called() {
     cuda.forget(event);
     cuda.free(address);
     assert_eq!(
-        cuda.record(99).unwrap_err(),
+        cuda.record(99).unwrap_err().to_string(),
         "cuEventRecord: unknown error (201)"
     );
     assert_eq!(left(), 0);

@@ -10,7 +10,7 @@ use super::product::{Start, Tiled, product_part};
 use super::signature::{Checked, Signature, broadcast_shapes, ensure, is_float, is_half};
 use super::strides::{Broadcast, count};
 use super::wide::{Scalar, Source, Wide, blocks, sink, source};
-use super::{Cut, ELEMENTS, Ran};
+use super::{Cut, DataError, ELEMENTS, Ran};
 use crate::kernel::{Call, Window};
 use artifact::DType;
 
@@ -105,7 +105,7 @@ fn run(call: &Call<'_>, a: usize) -> Ran {
         DType::I16 => integer::<i16>(call, a, &sizes),
         DType::I32 => integer::<i32>(call, a, &sizes),
         DType::I64 => integer::<i64>(call, a, &sizes),
-        other => return Err(format!("no kernel for {other:?}")),
+        other => return Err(DataError::NoKernel(other)),
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use super::shape::{constant, copied};
 use super::signature::{Checked, MAX_RANK, Signature, broadcast_shapes, ensure, is_float};
 use super::strides::{Broadcast, Nest, contiguous, count};
 use super::wide::{BLOCK, Wide, bits, blocks, blocks_of, every_number, sink, source};
-use super::{Cut, Ran};
+use super::{Cut, DataError, Ran};
 use crate::kernel::Call;
 use artifact::DType;
 use std::ops::Range;
@@ -125,12 +125,12 @@ impl<'a> Indices<'a> {
     }
 }
 
-/// An index in `0..n`, or what is wrong with it.
-pub(super) fn in_range(index: i64, n: usize) -> Result<usize, String> {
+/// An index in `0..size`, or what is wrong with it.
+pub(super) fn in_range(index: i64, size: usize) -> Result<usize, DataError> {
     usize::try_from(index)
         .ok()
-        .filter(|&i| i < n)
-        .ok_or_else(|| format!("index {index} is not in 0..{n}"))
+        .filter(|&i| i < size)
+        .ok_or(DataError::Index { index, size })
 }
 
 // --- tables ---
@@ -140,7 +140,9 @@ pub(super) fn cut_embedding(call: &Call<'_>) -> Cut {
 }
 pub(super) fn embedding(call: &Call<'_>) -> Ran {
     let &[rows, width] = call.in_shape(0) else {
-        return Err("operand 0 should have rank 2".into());
+        return Err(DataError::NoMatrix {
+            tensor: "operand 0",
+        });
     };
     let (index, n) = (Indices::new(call, 1), count(call.in_shape(1)));
     bits!(call.out_dtype(0), B => {
@@ -183,7 +185,7 @@ pub(super) fn cut_embedding_bwd(call: &Call<'_>) -> Cut {
 /// Sums along the chains that [`embedding_bwd_chains`] made.
 pub(super) fn embedding_bwd(call: &Call<'_>) -> Ran {
     let &[rows, width] = call.out_shape(0) else {
-        return Err("result 0 should have rank 2".into());
+        return Err(DataError::NoMatrix { tensor: "result 0" });
     };
     let (heads, nexts) = call.scratch_read::<i32>().split_at(rows);
     let (dy, mut dw) = (source(call, 0), sink(call, 0));
@@ -314,7 +316,10 @@ fn points(
                     };
                     match in_range(wrapped, x[k]) {
                         Ok(index) => *row = *row * x[k] + index,
-                        Err(_) => ran = Err(format!("index {index} is not in -{0}..{0}", x[k])),
+                        Err(_) => {
+                            let size = x[k];
+                            ran = Err(DataError::SignedIndex { index, size });
+                        }
                     }
                 }
             });

@@ -3,7 +3,7 @@
 use super::index::{Indices, in_range};
 use super::signature::{Checked, Signature, ensure, is_float};
 use super::wide::{BLOCK, Sink, blocks_of, sink, source};
-use super::{Cut, Ran};
+use super::{Cut, DataError, Ran};
 use crate::kernel::Call;
 use artifact::DType;
 
@@ -104,7 +104,9 @@ pub(super) fn nll_sum(call: &Call<'_>) -> Ran {
 /// Gives `f` each row and its -logp[i, target[i]], if the row counts.
 fn each_term(call: &Call<'_>, mut f: impl FnMut(usize, Option<f64>)) -> Ran {
     let &[rows, classes] = call.in_shape(0) else {
-        return Err("operand 0 should have rank 2".into());
+        return Err(DataError::NoMatrix {
+            tensor: "operand 0",
+        });
     };
     let ignore = call.int("ignore");
     let (logp, targets, apart) = (source(call, 0), Indices::new(call, 1), Sink::none());
@@ -127,7 +129,7 @@ pub(super) fn cut_bwd(call: &Call<'_>) -> Cut {
 /// dlogp[i, target[i]] = -dloss, divided by the weight for a mean; 0 elsewhere.
 pub(super) fn nll_loss_bwd(call: &Call<'_>) -> Ran {
     let &[rows, classes] = call.out_shape(0) else {
-        return Err("result 0 should have rank 2".into());
+        return Err(DataError::NoMatrix { tensor: "result 0" });
     };
     let (ignore, reduction) = (call.int("ignore"), call.int("reduction"));
     let (dloss, targets, weight) = (source(call, 0), Indices::new(call, 1), source(call, 2));

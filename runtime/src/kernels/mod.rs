@@ -14,6 +14,7 @@
 mod attention;
 mod conv;
 mod elementwise;
+mod error;
 mod gemm;
 mod index;
 mod loss;
@@ -31,13 +32,14 @@ mod strides;
 mod wide;
 
 use crate::kernel::Call;
+pub use error::{DataError, KernelError};
 use ops::OpKind;
 use signature::Checked;
 pub use signature::Signature;
 use std::ops::Range;
 
 /// What a kernel answers: an error only for what its operands' data forbids.
-pub type Ran = Result<(), String>;
+type Ran = Result<(), DataError>;
 
 /// A kernel.
 #[derive(Clone, Copy)]
@@ -49,7 +51,7 @@ pub struct Kernel {
     /// The (operand, result) pairs that may share their bytes, if their types are equal, as in the
     /// table of ops.
     pub inplace: &'static [(usize, usize)],
-    check: fn(&Signature<'_>) -> Result<(), String>,
+    check: fn(&Signature<'_>) -> Checked,
     scratch: fn(&Signature<'_>) -> u64,
     /// Makes a thread's workspace.
     prepare: fn(&Call<'_>) -> Ran,
@@ -136,10 +138,7 @@ fn nothing(_: &Call<'_>) -> Ran {
 }
 
 impl Kernel {
-    const fn new(
-        check: fn(&Signature<'_>) -> Result<(), String>,
-        run: fn(&Call<'_>) -> Ran,
-    ) -> Kernel {
+    const fn new(check: fn(&Signature<'_>) -> Checked, run: fn(&Call<'_>) -> Ran) -> Kernel {
         let cut = |_: &Call<'_>| Cut::NO;
         Kernel {
             name: "",
@@ -182,7 +181,7 @@ impl Kernel {
     /// Refuses what the kernel cannot run: wrong counts, types, shapes, attributes, too little
     /// scratch. After it said yes, [`Kernel::run`] does not panic on operands and results of these
     /// types, disjoint but for in-place pairs.
-    pub fn check(&self, signature: &Signature<'_>) -> Result<(), String> {
+    pub fn check(&self, signature: &Signature<'_>) -> Result<(), KernelError> {
         let checked = signature
             .sane(self.inputs)
             .and_then(|()| (self.check)(signature))
@@ -192,7 +191,8 @@ impl Kernel {
                     format!("needs {needs} bytes of scratch, has {has}")
                 })
             });
-        checked.map_err(|e| format!("{}: {e}", self.name))
+        let op = self.name;
+        checked.map_err(|why| KernelError::Refused { op, why })
     }
     /// The bytes of scratch that a checked signature needs.
     pub fn scratch_bytes(&self, signature: &Signature<'_>) -> u64 {
@@ -200,7 +200,7 @@ impl Kernel {
     }
     /// Runs the kernel; an error says what its operands' data forbids: `index 300 is not in
     /// 0..257`.
-    pub fn run(&self, call: &Call<'_>) -> Ran {
+    pub fn run(&self, call: &Call<'_>) -> Result<(), KernelError> {
         self.begin(call)?;
         self.run_part(&call.again())?;
         self.end(&call.again())
@@ -209,21 +209,25 @@ impl Kernel {
     pub(crate) fn cut(&self, call: &Call<'_>) -> Cut {
         (self.cut)(call)
     }
+    fn stopped(&self, source: DataError) -> KernelError {
+        let op = self.name;
+        KernelError::Stopped { op, source }
+    }
     /// Makes the workspace that this thread needs for a run, so that it allocates nothing.
-    pub(crate) fn prepare(&self, call: &Call<'_>) -> Ran {
-        (self.prepare)(call).map_err(|e| format!("{}: {e}", self.name))
+    pub(crate) fn prepare(&self, call: &Call<'_>) -> Result<(), KernelError> {
+        (self.prepare)(call).map_err(|source| self.stopped(source))
     }
     /// What comes before the parts.
-    pub(crate) fn begin(&self, call: &Call<'_>) -> Ran {
-        (self.begin)(call).map_err(|e| format!("{}: {e}", self.name))
+    pub(crate) fn begin(&self, call: &Call<'_>) -> Result<(), KernelError> {
+        (self.begin)(call).map_err(|source| self.stopped(source))
     }
     /// A part.
-    pub(crate) fn run_part(&self, call: &Call<'_>) -> Ran {
-        (self.run)(call).map_err(|e| format!("{}: {e}", self.name))
+    pub(crate) fn run_part(&self, call: &Call<'_>) -> Result<(), KernelError> {
+        (self.run)(call).map_err(|source| self.stopped(source))
     }
     /// What comes after all parts.
-    pub(crate) fn end(&self, call: &Call<'_>) -> Ran {
-        (self.end)(call).map_err(|e| format!("{}: {e}", self.name))
+    pub(crate) fn end(&self, call: &Call<'_>) -> Result<(), KernelError> {
+        (self.end)(call).map_err(|source| self.stopped(source))
     }
 }
 

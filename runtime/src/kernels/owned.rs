@@ -1,7 +1,7 @@
 //! Kernels on tensors of one's own: for tests and for evaluating graphs op by op. Memory is
 //! allocated for each run.
 
-use super::{Kernel, Signature, find};
+use super::{Kernel, KernelError, Signature, find};
 use crate::Team;
 use crate::kernel::Tensor;
 use crate::launch::Launch;
@@ -176,7 +176,7 @@ pub fn run_op(
     inputs: &[&OwnedTensor],
     outs: &[(DType, Vec<usize>)],
     scratch_bytes: u64,
-) -> Result<Vec<OwnedTensor>, String> {
+) -> Result<Vec<OwnedTensor>, KernelError> {
     run_op_inplace(op, attrs, inputs, outs, scratch_bytes, &[])
 }
 
@@ -188,7 +188,7 @@ pub fn run_op_inplace(
     outs: &[(DType, Vec<usize>)],
     scratch_bytes: u64,
     pairs: &[(usize, usize)],
-) -> Result<Vec<OwnedTensor>, String> {
+) -> Result<Vec<OwnedTensor>, KernelError> {
     let mut run = Run::new(op, attrs, inputs, outs, scratch_bytes, pairs)?;
     run.run()?;
     Ok(run.results)
@@ -214,8 +214,8 @@ impl<'a> Run<'a> {
         outs: &[(DType, Vec<usize>)],
         scratch_bytes: u64,
         pairs: &[(usize, usize)],
-    ) -> Result<Run<'a>, String> {
-        let kernel = find(op).ok_or_else(|| format!("there is no kernel for {op}"))?;
+    ) -> Result<Run<'a>, KernelError> {
+        let kernel = find(op).ok_or_else(|| KernelError::NoKernel(op.into()))?;
         let operand = |(dtype, shape): &(DType, Vec<usize>)| {
             let shape = shape.iter().map(|&d| d as u64).collect();
             Operand {
@@ -243,12 +243,15 @@ impl<'a> Run<'a> {
         for &(i, j) in pairs {
             let declared = kernel.inplace.contains(&(i, j)) && ins.get(i) == types.get(j);
             if !declared {
-                return Err(format!("{op} cannot have result {j} on operand {i}"));
+                return Err(KernelError::NotInPlace {
+                    op: kernel.name,
+                    result: j,
+                    operand: i,
+                });
             }
             results[j].lines.clone_from(&inputs[i].lines);
         }
-        let n = usize::try_from(scratch_bytes.div_ceil(64))
-            .map_err(|_| "too much scratch".to_string())?;
+        let n = usize::try_from(scratch_bytes.div_ceil(64)).map_err(|_| KernelError::Scratch)?;
         let scratch = OwnedTensor {
             dtype: DType::U8,
             shape: vec![n * 64],
@@ -264,15 +267,19 @@ impl<'a> Run<'a> {
         })
     }
     /// Runs it. In-place operands are the results of the run before.
-    pub fn run(&mut self) -> Result<(), String> {
+    pub fn run(&mut self) -> Result<(), KernelError> {
         self.run_between(|| {})
     }
     /// Runs it and calls `mark` right before and right after the kernel, for measuring it alone.
-    pub fn run_between(&mut self, mark: impl FnMut()) -> Result<(), String> {
+    pub fn run_between(&mut self, mark: impl FnMut()) -> Result<(), KernelError> {
         self.run_on(None, mark)
     }
     /// The same on a team's threads, if the kernel can be split.
-    pub fn run_on(&mut self, team: Option<&Team>, mut mark: impl FnMut()) -> Result<(), String> {
+    pub fn run_on(
+        &mut self,
+        team: Option<&Team>,
+        mut mark: impl FnMut(),
+    ) -> Result<(), KernelError> {
         let launch = self.launch();
         mark();
         let ran = launch.run(team);
@@ -281,7 +288,7 @@ impl<'a> Run<'a> {
     }
     /// The same in parts on this thread, the last part first: of `lengths` units in turn, or so
     /// many times as many as parts' beginnings must be multiples of. How many parts there were.
-    pub fn run_in_parts(&mut self, lengths: &[usize]) -> Result<usize, String> {
+    pub fn run_in_parts(&mut self, lengths: &[usize]) -> Result<usize, KernelError> {
         self.launch().run_in_parts(lengths)
     }
     fn launch(&mut self) -> Arc<Launch> {

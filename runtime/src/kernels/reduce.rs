@@ -4,7 +4,7 @@ use super::elementwise::{is_any, is_number};
 use super::signature::{Checked, Signature, ensure, is_float, is_integer};
 use super::strides::{Nest, around, contiguous, count};
 use super::wide::{BLOCK, Scalar, Sink, Source, Wide, blocks, sink, source, wide, wide_float};
-use super::{Cut, Ran};
+use super::{Cut, DataError, Ran};
 use crate::kernel::{Call, Element};
 use artifact::DType;
 use std::ops::Range;
@@ -287,7 +287,7 @@ pub(super) fn topk(call: &Call<'_>) -> Ran {
                         false => topk_of::<$ty>(call, |a, b| before(b, a)),
                     }
                 })*
-                other => return Err(format!("no kernel for {other:?}")),
+                other => return Err(DataError::NoKernel(other)),
             }
         };
     }

@@ -269,7 +269,7 @@ macro_rules! floats {
                 type $T = half::f16;
                 $body
             }
-            other => return Err(format!("no kernel for {other:?}")),
+            other => return Err(crate::kernels::DataError::NoKernel(other)),
         }
     };
 }
@@ -290,7 +290,7 @@ macro_rules! every_number {
                 type $W = $wide;
                 $body
             })*
-            other => return Err(format!("no kernel for {other:?}")),
+            other => return Err(crate::kernels::DataError::NoKernel(other)),
         }
     };
 }

@@ -1,6 +1,7 @@
 //! The seam between a machine and the hardware that it runs on: [`Backend`].
 
 use crate::Error;
+use crate::kernels::KernelError;
 use artifact::{Kernel, Object, Operand, Place, Pool, Range};
 
 /// A stream, by its number in the artifact.
@@ -50,6 +51,12 @@ pub struct CommandError {
 impl From<String> for CommandError {
     fn from(why: String) -> CommandError {
         CommandError { why }
+    }
+}
+
+impl From<KernelError> for CommandError {
+    fn from(error: KernelError) -> CommandError {
+        CommandError::from(error.to_string())
     }
 }
 

@@ -119,8 +119,8 @@ impl Core {
     ) -> Result<(), Stopped> {
         // Kernels return errors. A panic is a bug in one; it must not leave the other streams
         // waiting for this one.
-        caught(|| run().map_err(|e| e.why)).map_err(|why| {
-            self.fail(&self.lines[instruction.line as usize].name, why);
+        caught(run).map_err(|e| {
+            self.fail(&self.lines[instruction.line as usize].name, e.why);
             Stopped
         })
     }

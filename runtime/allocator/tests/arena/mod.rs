@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses what it needs")]
 
-use lighterage_alloc::pool::{Event, Pool};
+use lighterage_alloc::pool::{Event, Pool, PoolError};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -108,11 +108,11 @@ impl Arena {
 struct OfArena(Arc<Arena>);
 
 impl Pool for OfArena {
-    fn allocate(&mut self, bytes: u64) -> Result<u64, String> {
+    fn allocate(&mut self, bytes: u64) -> Result<u64, PoolError> {
         let bytes = bytes.next_multiple_of(UNIT);
         let at = self.0.next.load(Ordering::Relaxed);
         if self.0.owners.len() as u64 * UNIT < at.saturating_add(bytes) {
-            return Err("the arena is full".into());
+            return Err(PoolError::Other("the arena is full".into()));
         }
         self.0.next.store(at + bytes, Ordering::Relaxed);
         self.0.given.lock().unwrap().insert(BASE + at, bytes);
@@ -138,7 +138,7 @@ impl Pool for OfArena {
         }
     }
 
-    fn record(&mut self, stream: u64) -> Result<Event, String> {
+    fn record(&mut self, stream: u64) -> Result<Event, PoolError> {
         let mut streams = self.0.streams.lock().unwrap();
         streams.n_events += 1;
         let (event, clock) = (
@@ -157,7 +157,7 @@ impl Pool for OfArena {
             .all(|(stream, stamp)| stamp <= streams.done.get(stream).unwrap_or(&0))
     }
 
-    fn wait(&mut self, stream: u64, event: Event) -> Result<(), String> {
+    fn wait(&mut self, stream: u64, event: Event) -> Result<(), PoolError> {
         let mut streams = self.0.streams.lock().unwrap();
         let seen = streams.events[&event.0].clone();
         let clock = streams.clocks.entry(stream).or_default();
