@@ -1,0 +1,383 @@
+//! Cuts gaps where memory is short, cheapest byte first, and lets the simulator judge.
+//!
+//! A *trajectory* starts from `keep` and lowers the live peak round by round. In a round, every
+//! idle stretch of a buffer (a value that lies on the device between two accesses) is a candidate:
+//! swap it, compute it again, or, for a state, let it live on the host. All that a block of the
+//! model holds for its backward is a candidate too. Candidates are priced from the last simulation
+//! and taken in order of price per byte while they still cover a line above the round's target.
+//! Then the lines are built, placed and simulated anew. The results are recorded, whether they are
+//! what the prices promised or not.
+//!
+//! There is one trajectory for each [`Taste`]. None depends on the budget, so a plan for a budget
+//! is a choice among the records: the fastest that fits. Hence a lower budget never plans a higher
+//! peak, and the smallest record is the smallest feasible budget. Where one budget alone is
+//! planned, records that would not be chosen are left out: see [`Wanted`].
+
+mod cascade;
+mod cut;
+mod lines;
+mod occupancy;
+mod prices;
+mod round;
+
+pub use cut::{TASTES, Taste};
+
+use super::record::{Draft, Wanted, draft};
+use crate::alloc::{lifetimes, live_bytes};
+use crate::plan::machine::{COMPUTE, D2H, DEVICE, H2D};
+use crate::plan::tuning::{
+    GROWTH, JUMP_LADDER, JUMP_TRIES, LARGE_GROWTH, LARGE_STEP, LARGEST_STEP, MISSED, MOST_RERUNS,
+    PATIENCE, STEP, SWAP_LATENCIES, SWAP_OUT_SPARE, SWAP_SPARE,
+};
+use crate::plan::{Decisions, Means, Problem};
+use crate::realise;
+use crate::sim::{Timeline, unlimited};
+use cascade::Cascade;
+use cut::{Cut, recomputed};
+use ir::schedule::{Schedule, Why};
+use ir::{Phase, Value};
+use occupancy::Idle;
+use round::Round;
+use std::collections::BTreeSet;
+
+/// The drafts of keeping everything on the device.
+pub fn keep(problem: &Problem<'_>) -> Vec<Draft> {
+    let mut drafts = vec![];
+    let decisions = Decisions::default();
+    if let Ok(schedule) = realise::unnamed(problem, &decisions) {
+        draft(problem, &decisions, &schedule, &mut drafts);
+    }
+    drafts
+}
+
+/// The drafts of one trajectory, in its order, as far as they are wanted.
+pub fn trajectory(problem: &Problem<'_>, taste: Taste, wanted: &Wanted) -> Vec<Draft> {
+    let Some(mut trajectory) = Trajectory::new(problem, taste, wanted) else {
+        return vec![];
+    };
+    while trajectory.round() {}
+    trajectory.drafts
+}
+
+/// Decisions on their way from `keep` to ever lower peaks.
+struct Trajectory<'a> {
+    problem: &'a Problem<'a>,
+    taste: Taste,
+    wanted: &'a Wanted,
+    decisions: Decisions,
+    /// The lines of the decisions, and their times.
+    schedule: Schedule,
+    timeline: Timeline,
+    drafts: Vec<Draft>,
+    /// Recomputes that raised the peak.
+    banned: BTreeSet<(Value, u32)>,
+    /// The share of the peak that the next round is to save.
+    step: f64,
+    /// The lowest live peak of a draft so far, bytes.
+    lowest: u64,
+    /// Rounds since the last draft.
+    fruitless: usize,
+}
+
+impl<'a> Trajectory<'a> {
+    /// A trajectory that keeps everything; `None` if the graph cannot be kept.
+    fn new(problem: &'a Problem<'a>, taste: Taste, wanted: &'a Wanted) -> Option<Trajectory<'a>> {
+        let decisions = Decisions::default();
+        let schedule = realise::unnamed(problem, &decisions).ok()?;
+        let lowest = live(&schedule).into_iter().max().unwrap_or(0);
+        let mut drafts = vec![];
+        let timeline = draft(problem, &decisions, &schedule, &mut drafts);
+        Some(Trajectory {
+            problem,
+            taste,
+            wanted,
+            decisions,
+            schedule,
+            timeline,
+            drafts,
+            banned: BTreeSet::new(),
+            step: if problem.is_large() { LARGE_STEP } else { STEP },
+            lowest,
+            fruitless: 0,
+        })
+    }
+
+    /// Lowers the peak once. False if the trajectory ends.
+    fn round(&mut self) -> bool {
+        let live = live(&self.schedule);
+        let peak = live.iter().copied().max().unwrap_or(0);
+        let chosen = self.choose(&live, peak);
+        if chosen.is_empty() {
+            return false;
+        }
+        let built = add(self.problem, &chosen, &self.decisions);
+        log::debug!(
+            "{:?}: {} cuts chosen at {} lines, live peak {peak} -> {:?}",
+            self.taste,
+            chosen.len(),
+            self.schedule.instrs.len(),
+            built.as_ref().map(|built| built.peak)
+        );
+        let only_swaps = chosen.iter().all(|cut| cut.means == Means::Swap);
+        match built {
+            Some(built) if built.peak < peak || only_swaps => {
+                if !self.accept(built) {
+                    return false;
+                }
+            }
+            _ => {
+                // The reruns' own needs are larger than what they freed, or one is impossible.
+                self.fruitless += 1;
+                self.banned.extend(recomputed(&chosen));
+            }
+        }
+        self.fruitless <= PATIENCE
+    }
+
+    /// The cuts of the next round; `peak` is the most of `live`, bytes.
+    fn choose(&mut self, live: &[u64], peak: u64) -> Vec<Cut> {
+        let target = (peak as f64 * (1.0 - self.step)) as u64;
+        let growth = if self.problem.is_large() {
+            LARGE_GROWTH
+        } else {
+            GROWTH
+        };
+        self.step = (self.step * growth).min(LARGEST_STEP);
+        Round::new(
+            self.problem,
+            &self.decisions,
+            &self.schedule,
+            &self.timeline,
+            &self.banned,
+            self.taste,
+        )
+        .choose(live, target)
+    }
+
+    /// Goes on from decisions. They become a draft if their peak is the lowest so far. False if no
+    /// later draft is wanted.
+    fn accept(&mut self, built: Built) -> bool {
+        let Built {
+            decisions,
+            schedule,
+            peak,
+        } = built;
+        let lower = peak < self.lowest;
+        if lower {
+            self.timeline = draft(self.problem, &decisions, &schedule, &mut self.drafts);
+            self.fruitless = 0;
+            self.lowest = peak;
+        } else {
+            self.timeline = unlimited(self.problem.graph, &schedule, self.problem.cost);
+            self.fruitless += 1;
+        }
+        (self.decisions, self.schedule) = (decisions, schedule);
+        !lower || goes_on(self.problem, &self.drafts, self.wanted)
+    }
+}
+
+/// Drafts that do not build on each other, one for each of a ladder of targets. All start from the
+/// states of the last blocks on the host, as many as the share `hosted` says, and everything else
+/// kept. A trajectory never takes back what it has cut; here a large cut saves many small ones.
+pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) -> Vec<Draft> {
+    let mut drafts = vec![];
+    let base = problem.hosted(hosted);
+    if !problem.host_has_room(&base) {
+        return drafts;
+    }
+    let Ok(schedule) = realise::unnamed(problem, &base) else {
+        return drafts;
+    };
+    let timeline = draft(problem, &base, &schedule, &mut drafts);
+    let none_banned = BTreeSet::new();
+    let start = Start {
+        problem,
+        taste,
+        decisions: &base,
+        schedule: &schedule,
+        timeline: &timeline,
+        live: live(&schedule),
+        round: Round::new(problem, &base, &schedule, &timeline, &none_banned, taste),
+    };
+    let mut target = start.live.iter().copied().max().unwrap_or(0) as f64;
+    loop {
+        target *= JUMP_LADDER[usize::from(problem.is_large())];
+        let Some(built) = start.jump(target) else {
+            return drafts;
+        };
+        draft(problem, &built.decisions, &built.schedule, &mut drafts);
+        // The peak is 0 where the host updates everything.
+        let last = built.peak == 0 || target * MISSED < built.peak as f64;
+        if last || !goes_on(problem, &drafts, wanted) {
+            return drafts;
+        }
+    }
+}
+
+/// Where all jumps start.
+struct Start<'a> {
+    problem: &'a Problem<'a>,
+    taste: Taste,
+    decisions: &'a Decisions,
+    schedule: &'a Schedule,
+    timeline: &'a Timeline,
+    /// Bytes alive at each line.
+    live: Vec<u64>,
+    /// The first round of each jump; it bans nothing.
+    round: Round<'a>,
+}
+
+impl Start<'_> {
+    /// Lowers the peak towards `target` bytes in a few rounds. `None` if no round lowers it.
+    fn jump(&self, target: f64) -> Option<Built> {
+        let mut best: Option<Built> = None;
+        let mut banned: BTreeSet<(Value, u32)> = BTreeSet::new();
+        for _ in 0..JUMP_TRIES {
+            let chosen = self.choose(best.as_ref(), &banned, target as u64);
+            let (decisions, lowest) = match &best {
+                Some(best) => (&best.decisions, best.peak),
+                None => (self.decisions, u64::MAX),
+            };
+            match add(self.problem, &chosen, decisions) {
+                Some(built) if built.peak < lowest && !chosen.is_empty() => {
+                    let reached = built.peak as f64 <= target;
+                    best = Some(built);
+                    if reached {
+                        break;
+                    }
+                }
+                _ => banned.extend(recomputed(&chosen)),
+            }
+        }
+        best
+    }
+
+    /// The cuts of the next round, from the best decisions so far, or from the start.
+    fn choose(
+        &self,
+        best: Option<&Built>,
+        banned: &BTreeSet<(Value, u32)>,
+        target: u64,
+    ) -> Vec<Cut> {
+        let round = |decisions, schedule, timeline| {
+            Round::new(
+                self.problem,
+                decisions,
+                schedule,
+                timeline,
+                banned,
+                self.taste,
+            )
+        };
+        match best {
+            None if banned.is_empty() => self.round.choose(&self.live, target),
+            None => round(self.decisions, self.schedule, self.timeline).choose(&self.live, target),
+            Some(best) => {
+                let timeline = unlimited(self.problem.graph, &best.schedule, self.problem.cost);
+                let live = live(&best.schedule);
+                round(&best.decisions, &best.schedule, &timeline).choose(&live, target)
+            }
+        }
+    }
+}
+
+/// Decisions, their lines, and the most bytes alive on the device at one line.
+struct Built {
+    decisions: Decisions,
+    schedule: Schedule,
+    peak: u64,
+}
+
+/// Decisions with more cuts. `None` if they are illegal, or mostly reruns.
+fn add(problem: &Problem<'_>, cuts: &[Cut], decisions: &Decisions) -> Option<Built> {
+    let mut decisions = decisions.clone();
+    cuts.iter()
+        .for_each(|cut| cut.add_to(&mut decisions, problem));
+    let schedule = realise::unnamed(problem, &decisions).ok()?;
+    let reruns = schedule
+        .instrs
+        .values()
+        .filter(|data| data.why == Why::Recompute)
+        .count();
+    if reruns > MOST_RERUNS * problem.lines.len() {
+        return None;
+    }
+    let peak = live(&schedule).into_iter().max()?;
+    Some(Built {
+        decisions,
+        schedule,
+        peak,
+    })
+}
+
+/// True if drafts after the last one may be chosen.
+fn goes_on(problem: &Problem<'_>, drafts: &[Draft], wanted: &Wanted) -> bool {
+    !beyond_host(problem, drafts) && wanted.end(problem, drafts).is_none()
+}
+
+/// True if the last draft has more bytes on the host than the host may hold: what frees more of the
+/// device leaves more there.
+pub(super) fn beyond_host(problem: &Problem<'_>, drafts: &[Draft]) -> bool {
+    drafts
+        .last()
+        .is_some_and(|draft| !problem.host_holds(draft.host))
+}
+
+/// Bytes alive on the device at each line.
+pub(super) fn live(schedule: &Schedule) -> Vec<u64> {
+    live_bytes(schedule, &lifetimes(schedule), DEVICE)
+}
+
+/// Swaps the values that are dearest to compute again, over their gap between forward and backward,
+/// as long as the link has time: `share` of what the step leaves it. False if none is swapped.
+pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64) -> bool {
+    let Ok(schedule) = realise::unnamed(problem, decisions) else {
+        return false;
+    };
+    let timeline = unlimited(problem.graph, &schedule, problem.cost);
+    let spare = (SWAP_SPARE[0] * timeline.busy[COMPUTE] - SWAP_SPARE[1] * timeline.busy[H2D])
+        .min(SWAP_OUT_SPARE * timeline.busy[COMPUTE] - timeline.busy[D2H]);
+    let mut room = share * spare;
+    let mut chosen = vec![];
+    for cut in dearest_to_recompute(problem, decisions, &schedule, &timeline) {
+        let micros = problem.cost.link(cut.bytes);
+        // A copy that is mostly latency frees little.
+        let worth = SWAP_LATENCIES * problem.cost.link(0) < micros && 2.0 * micros < cut.room;
+        if worth && micros <= room {
+            room -= micros;
+            chosen.push(Cut {
+                means: Means::Swap,
+                ..cut
+            });
+        }
+    }
+    chosen.iter().for_each(|cut| cut.add_to(decisions, problem));
+    !chosen.is_empty()
+}
+
+/// The cuts of values between forward and backward, those first that are the dearest by the byte to
+/// compute again. What cannot be computed again is the dearest.
+fn dearest_to_recompute(
+    problem: &Problem<'_>,
+    decisions: &Decisions,
+    schedule: &Schedule,
+    timeline: &Timeline,
+) -> Vec<Cut> {
+    let graph = problem.graph;
+    let banned = BTreeSet::new();
+    let round = Round::new(problem, decisions, schedule, timeline, &banned, Taste::Swap);
+    let crosses = |idle: &&Idle| {
+        let def = graph
+            .def_node(idle.value)
+            .map(|node| graph.nodes[node].phase);
+        def == Some(Phase::Forward) && round.phase(idle.to) == Some(Phase::Backward)
+    };
+    let mut cascade = Cascade::new(problem);
+    let crossing = round.occupancy.idle.iter().filter(crosses);
+    let mut cuts: Vec<Cut> = crossing
+        .filter_map(|idle| round.gap(idle, &mut cascade))
+        .collect();
+    let dear = |cut: &Cut| cut.recompute.unwrap_or(f64::INFINITY) / cut.bytes as f64;
+    cuts.sort_by(|a, b| dear(b).total_cmp(&dear(a)).then(a.gaps.cmp(&b.gaps)));
+    cuts
+}
