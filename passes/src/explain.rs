@@ -212,94 +212,135 @@ pub struct Residence {
     pub to: f64,
 }
 
-/// Who lies where, when, in a step among others like it: what reaches into the next step appears at
-/// the start, as what is left of the step before. A buffer is taken from the start of the first
-/// line that touches it to the end of the last; what is there at entry or exit, always.
+/// What lies where, and when, in a step among others like it: what reaches into the next step
+/// appears at the start, as what is left of the step before. A buffer is taken from the start of
+/// the first line that touches it to the end of the last; what is there at entry or exit, always.
 pub fn residences(compiled: &Compiled) -> Vec<Residence> {
     let program = &compiled.program;
-    let (graph, schedule, timeline) = (&program.graph, &program.schedule, &compiled.timeline);
-    // What each buffer comes to hold, with the line; places of one buffer that are in use beside
-    // each other.
-    let mut holds: Table<Buffer, Vec<(Option<Instr>, Value)>> =
-        Table::filled(schedule.buffers.len(), vec![]);
-    let mut offsets: Table<Buffer, Vec<u64>> = Table::filled(schedule.buffers.len(), vec![]);
+    let schedule = &program.schedule;
+    let contents = contents(&program.graph, schedule);
+    let spans = spans(compiled);
+    let mut tenants = Tenants {
+        compiled,
+        classes: Table::filled(program.graph.values.len(), None),
+        residences: vec![],
+    };
+    for buffer in schedule.buffers.ids() {
+        tenants.add(buffer, &contents[buffer], spans[buffer]);
+    }
+    tenants.residences
+}
+
+/// What a buffer comes to hold.
+#[derive(Clone, Default)]
+struct Contents {
+    /// Values, with the line that brings each; `None` at entry.
+    values: Vec<(Option<Instr>, Value)>,
+    /// Offsets in use beside each other, ascending.
+    offsets: Vec<u64>,
+}
+
+fn contents(graph: &Graph, schedule: &Schedule) -> Table<Buffer, Contents> {
+    let mut contents: Table<Buffer, Contents> =
+        Table::filled(schedule.buffers.len(), Contents::default());
     replay(graph, schedule, |instr, loc, value| {
-        let values = &mut holds[loc.buffer];
+        let Contents { values, offsets } = &mut contents[loc.buffer];
         if values.last().is_none_or(|&(_, last)| last != value) {
             values.push((instr, value));
         }
-        if let Err(at) = offsets[loc.buffer].binary_search(&loc.offset) {
-            offsets[loc.buffer].insert(at, loc.offset);
+        if let Err(at) = offsets.binary_search(&loc.offset) {
+            offsets.insert(at, loc.offset);
         }
     });
-    let mut span = Table::filled(schedule.buffers.len(), (f64::INFINITY, f64::NEG_INFINITY));
+    contents
+}
+
+/// From when to when each buffer is taken, µs; infinite at the end for what is there at entry or
+/// exit.
+fn spans(compiled: &Compiled) -> Table<Buffer, (f64, f64)> {
+    let program = &compiled.program;
+    let (schedule, timeline) = (&program.schedule, &compiled.timeline);
+    let untouched = (f64::INFINITY, f64::NEG_INFINITY);
+    let mut spans = Table::filled(schedule.buffers.len(), untouched);
     for instr in schedule.instrs.ids() {
-        schedule.each_access(graph, instr, |access| {
-            let (from, to) = &mut span[access.loc.buffer];
+        schedule.each_access(&program.graph, instr, |access| {
+            let (from, to): &mut (f64, f64) = &mut spans[access.loc.buffer];
             *from = from.min(timeline.start[instr]);
             *to = to.max(timeline.end[instr]);
         });
     }
     for (_, loc) in schedule.entry.iter().chain(&schedule.exit) {
-        span[loc.buffer] = (0.0, f64::INFINITY);
+        spans[loc.buffer] = (0.0, f64::INFINITY);
     }
-    let mut classes: Table<Value, Option<Class>> = Table::filled(graph.values.len(), None);
-    let mut residences = vec![];
-    for (buffer, data) in schedule.buffers.iter() {
-        let (from, to) = span[buffer];
-        let mut class_of =
-            |value: Value| *classes[value].get_or_insert_with(|| class(graph, value));
-        let mut stay = |from: f64, to: f64, value: Option<Value>, class: Class, name: String| {
-            for (from, to) in folded(from, to, timeline.micros) {
-                let (pool, bytes) = (data.pool, data.bytes);
-                residences.push(Residence {
-                    name: name.clone(),
-                    value,
-                    class,
-                    pool,
-                    bytes,
-                    from,
-                    to,
-                });
-            }
-        };
-        match &holds[buffer][..] {
-            [] => stay(from, to, None, Class::Scratch, data.name.clone()),
-            [(_, first), ..] if 1 < offsets[buffer].len() => {
-                let name = format!("{}: {} tensors", data.name, offsets[buffer].len());
-                stay(from, to, None, class_of(*first), name);
+    spans
+}
+
+/// Collects residences, buffer by buffer.
+struct Tenants<'a> {
+    compiled: &'a Compiled,
+    classes: Table<Value, Option<Class>>,
+    residences: Vec<Residence>,
+}
+
+impl Tenants<'_> {
+    /// Adds the residences in a buffer that is taken from `from` to `to`, µs.
+    fn add(&mut self, buffer: Buffer, contents: &Contents, (from, to): (f64, f64)) {
+        let schedule = &self.compiled.program.schedule;
+        let name = || schedule.buffers[buffer].name.clone();
+        match &contents.values[..] {
+            [] => self.stay(buffer, (from, to), None, Class::Scratch, name()),
+            &[(_, first), ..] if contents.offsets.len() > 1 => {
+                let name = format!("{}: {} tensors", name(), contents.offsets.len());
+                let class = self.class(first);
+                self.stay(buffer, (from, to), None, class, name);
             }
             // A state's new value takes the old one's place: that is one stay.
-            [(_, first), ..] if to == f64::INFINITY => {
-                stay(
-                    from,
-                    to,
-                    Some(*first),
-                    class_of(*first),
-                    graph.values[*first].name.clone(),
-                );
-            }
+            &[(_, first), ..] if to == f64::INFINITY => self.value(buffer, (from, to), first),
             values => {
-                for (k, &(instr, value)) in values.iter().enumerate() {
-                    let start = if k == 0 {
-                        from
-                    } else {
-                        instr.map_or(from, |instr| timeline.start[instr])
-                    };
-                    let next = values.get(k + 1).and_then(|&(instr, _)| instr);
-                    let end = next.map_or(to, |instr| timeline.start[instr]);
-                    stay(
-                        start,
-                        end,
-                        Some(value),
-                        class_of(value),
-                        graph.values[value].name.clone(),
-                    );
+                let start =
+                    |instr: Option<Instr>| instr.map(|instr| self.compiled.timeline.start[instr]);
+                let starts: Vec<Option<f64>> =
+                    values.iter().map(|&(instr, _)| start(instr)).collect();
+                for (k, &(_, value)) in values.iter().enumerate() {
+                    let begin = starts[k].filter(|_| k > 0).unwrap_or(from);
+                    let end = starts.get(k + 1).copied().flatten().unwrap_or(to);
+                    self.value(buffer, (begin, end), value);
                 }
             }
         }
     }
-    residences
+
+    fn value(&mut self, buffer: Buffer, span: (f64, f64), value: Value) {
+        let name = self.compiled.program.graph.values[value].name.clone();
+        let class = self.class(value);
+        self.stay(buffer, span, Some(value), class, name);
+    }
+
+    fn stay(
+        &mut self,
+        buffer: Buffer,
+        (from, to): (f64, f64),
+        value: Option<Value>,
+        class: Class,
+        name: String,
+    ) {
+        let data = &self.compiled.program.schedule.buffers[buffer];
+        let folded = folded(from, to, self.compiled.timeline.micros).into_iter();
+        self.residences.extend(folded.map(|(from, to)| Residence {
+            name: name.clone(),
+            value,
+            class,
+            pool: data.pool,
+            bytes: data.bytes,
+            from,
+            to,
+        }));
+    }
+
+    fn class(&mut self, value: Value) -> Class {
+        let graph = &self.compiled.program.graph;
+        *self.classes[value].get_or_insert_with(|| class(graph, value))
+    }
 }
 
 /// The parts of a step in which something that lasts from `from` to `to` is there, if it is so in
@@ -477,59 +518,73 @@ pub enum Named {
 /// `traced` is the graph before any pass.
 pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
     let bare = name.strip_prefix('%').unwrap_or(name);
-    let by_name = |name: &str| {
-        graph
-            .values
-            .iter()
-            .find(|(_, data)| data.name == name)
-            .map(|(value, _)| value)
-    };
-    let state = || {
-        graph
-            .states
-            .iter()
-            .find(|state| state.path == bare)
-            .map(|state| state.before)
-    };
-    let output = || {
-        graph
-            .outputs
-            .iter()
-            .find(|output| output.name == bare)
-            .map(|output| output.value)
-    };
-    if let Some(value) = by_name(bare).or_else(state).or_else(output) {
+    if let Some(value) = value_named(graph, bare) {
         return Named::Value(value);
     }
     if let Some((old, _)) = traced.values.iter().find(|(_, data)| data.name == bare) {
-        // A reshape that nobody needs any more still has bytes: those of its root.
-        let became =
-            canonical::became(traced, old).or_else(|| canonical::became(traced, traced.root(old)));
-        let Some(name) = became else {
-            return Named::Removed(None);
-        };
-        // What is computed for each chunk of rows, or each micro-batch.
-        let is_part = |other: &str| {
-            other
-                .strip_prefix(&name)?
-                .strip_prefix('.')?
-                .parse::<u64>()
-                .ok()
-        };
-        let parts: Vec<Value> = graph
-            .values
-            .iter()
-            .filter(|(_, data)| is_part(&data.name).is_some())
-            .map(|(value, _)| value)
-            .collect();
-        return if parts.is_empty() {
-            Named::Removed(by_name(&name))
-        } else {
-            Named::Module(parts)
-        };
+        return traced_value(graph, traced, old);
+    }
+    let members = module_values(graph, bare);
+    if !members.is_empty() {
+        return Named::Module(members);
+    }
+    let values = graph.values.values().map(|data| data.name.as_str());
+    let paths = graph.states.iter().map(|state| state.path.as_str());
+    Named::Unknown(nearest(bare, values.chain(paths)))
+}
+
+fn by_name(graph: &Graph, name: &str) -> Option<Value> {
+    let mut values = graph.values.iter();
+    let found = values.find(|(_, data)| data.name == name);
+    found.map(|(value, _)| value)
+}
+
+/// The value, the state or the output of a name.
+fn value_named(graph: &Graph, name: &str) -> Option<Value> {
+    let state = || {
+        let state = graph.states.iter().find(|state| state.path == name);
+        state.map(|state| state.before)
+    };
+    let output = || {
+        let output = graph.outputs.iter().find(|output| output.name == name);
+        output.map(|output| output.value)
+    };
+    by_name(graph, name).or_else(state).or_else(output)
+}
+
+/// What became of a value of the traced graph.
+fn traced_value(graph: &Graph, traced: &Graph, old: Value) -> Named {
+    // A reshape that no node reads any more still has bytes: those of its root.
+    let became =
+        canonical::became(traced, old).or_else(|| canonical::became(traced, traced.root(old)));
+    let Some(name) = became else {
+        return Named::Removed(None);
+    };
+    // What is computed for each chunk of rows, or each micro-batch.
+    let is_part = |other: &str| {
+        let rest = other.strip_prefix(&name);
+        let number = rest.and_then(|rest| rest.strip_prefix('.'));
+        number.is_some_and(|number| number.parse::<u64>().is_ok())
+    };
+    let values = graph.values.iter();
+    let parts: Vec<Value> = values
+        .filter(|(_, data)| is_part(&data.name))
+        .map(|(value, _)| value)
+        .collect();
+    if parts.is_empty() {
+        Named::Removed(by_name(graph, &name))
+    } else {
+        Named::Module(parts)
+    }
+}
+
+/// The roots of a module and of the modules in it; none for the model as a whole.
+fn module_values(graph: &Graph, module: &str) -> Vec<Value> {
+    if module.is_empty() {
+        return vec![];
     }
     let within = |path: &str| {
-        path.strip_prefix(bare)
+        path.strip_prefix(module)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
     let of_module = |value: Value| match graph.values[value].def {
@@ -537,20 +592,10 @@ pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
         Def::State(state) => within(&graph.states[state].path),
         Def::Node(node, _) => within(&graph.nodes[node].module),
     };
-    let members: Vec<Value> = match bare.is_empty() {
-        true => vec![],
-        false => graph
-            .values
-            .ids()
-            .filter(|&value| graph.root(value) == value && of_module(value))
-            .collect(),
-    };
-    if !members.is_empty() {
-        return Named::Module(members);
-    }
-    let values = graph.values.values().map(|data| data.name.as_str());
-    let paths = graph.states.iter().map(|state| state.path.as_str());
-    Named::Unknown(nearest(bare, values.chain(paths)))
+    let values = graph.values.ids();
+    values
+        .filter(|&value| graph.root(value) == value && of_module(value))
+        .collect()
 }
 
 /// The names that are nearest to `wanted`: those that contain it first, then by edit distance.
@@ -732,28 +777,9 @@ pub fn explain(
 ) -> Explanation {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
-    let mut shares = vec![graph.values[asked].name.clone()];
     let value = graph.root(asked);
-    let mut step = asked;
-    while step != value {
-        let node = graph
-            .def_node(step)
-            .expect("a value that shares bytes should be a node's");
-        step = graph.nodes[node].inputs[0];
-        shares.push(graph.values[step].name.clone());
-    }
     let data = &graph.values[value];
-    let (module, defined) = match data.def {
-        Def::Input(_) => (
-            String::new(),
-            "an input: the host feeds it at every step".to_string(),
-        ),
-        Def::State(state) => (
-            graph.states[state].path.clone(),
-            format!("a state, {:?}", graph.states[state].path),
-        ),
-        Def::Node(node, _) => (graph.nodes[node].module.clone(), node_text(graph, node)),
-    };
+    let (module, defined) = definition(graph, value);
     let at_peak_line = peak(compiled);
     let stays = stays(compiled, value);
     let in_device = |stay: &&Stay| stay.pool == schedule.pools[DEVICE].name;
@@ -768,7 +794,7 @@ pub fn explain(
         class: class(graph, value),
         module,
         defined,
-        shares,
+        shares: shares(graph, asked),
         events: events(compiled, value),
         stays,
         at_peak,
@@ -779,7 +805,7 @@ pub fn explain(
         budget: compiled.decided.budget,
         planner,
     };
-    if 0 < data.ty.bytes() {
+    if data.ty.bytes() > 0 {
         let mut bench = Bench {
             compiled,
             problem,
@@ -789,6 +815,36 @@ pub fn explain(
         explanation.gaps = bench.gaps(value);
     }
     explanation
+}
+
+/// The names of the values whose bytes a value shares, from itself to its root.
+fn shares(graph: &Graph, asked: Value) -> Vec<String> {
+    let name = |value: Value| graph.values[value].name.clone();
+    let mut names = vec![name(asked)];
+    let mut value = asked;
+    while value != graph.root(asked) {
+        let node = graph
+            .def_node(value)
+            .expect("a value that shares bytes should be a node's");
+        value = graph.nodes[node].inputs[0];
+        names.push(name(value));
+    }
+    names
+}
+
+/// The module of a value, and the text of its definition.
+fn definition(graph: &Graph, value: Value) -> (String, String) {
+    match graph.values[value].def {
+        Def::Input(_) => (
+            String::new(),
+            "an input: the host feeds it at every step".to_string(),
+        ),
+        Def::State(state) => {
+            let path = &graph.states[state].path;
+            (path.clone(), format!("a state, {path:?}"))
+        }
+        Def::Node(node, _) => (graph.nodes[node].module.clone(), node_text(graph, node)),
+    }
 }
 
 /// A node's line, without its place.
@@ -948,7 +1004,7 @@ impl Bench<'_> {
 
     /// What was decided for each gap.
     fn gaps(&mut self, value: Value) -> Vec<GapChoice> {
-        let (graph, schedule) = (self.problem.graph, &self.compiled.program.schedule);
+        let graph = self.problem.graph;
         let decided = &self.compiled.decided.decisions;
         // A state at home never leaves it.
         if matches!(graph.values[value].def, Def::State(state)
@@ -956,31 +1012,38 @@ impl Bench<'_> {
         {
             return vec![];
         }
-        let models: Vec<Instr> = schedule
-            .instrs
-            .iter()
+        let mut gaps = self.decided_gaps(value);
+        // The longest gaps first: where simulations are few, those are of interest.
+        let mut order: Vec<usize> = (0..gaps.len()).collect();
+        order.sort_by(|&a, &b| gaps[b].micros.total_cmp(&gaps[a].micros).then(a.cmp(&b)));
+        for k in order {
+            gaps[k].choice.others = self.other_ways(value, &gaps[k]);
+        }
+        gaps
+    }
+
+    /// The gaps between accesses and what was decided for each, without the ways not taken. Gaps
+    /// without a line in between are left out, unless they are cut.
+    fn decided_gaps(&self, value: Value) -> Vec<GapChoice> {
+        let schedule = &self.compiled.program.schedule;
+        let instrs = schedule.instrs.iter();
+        let models: Vec<Instr> = instrs
             .filter(|(_, data)| data.why == Why::Model)
             .map(|(i, _)| i)
             .collect();
         let timeline = &self.compiled.timeline;
-        let computed = graph.def_node(value).is_some();
-        let accesses = &self.problem.accesses[value];
+        let decided = &self.compiled.decided.decisions;
         let solved = decided.solved(self.problem);
         let mut gaps = vec![];
-        for (number, pair) in accesses.windows(2).enumerate() {
-            let gap = Gap {
-                value,
-                gap: number as u32,
-            };
+        for (number, pair) in (0..).zip(self.problem.accesses[value].windows(2)) {
+            let gap = Gap { value, gap: number };
             let cut = decided.cuts.get(&gap).copied();
             let cut = cut.or_else(|| solved.get(&gap).map(|&reason| (Means::Recompute, reason)));
             if cut.is_none() && pair[1] <= pair[0] + 1 {
                 continue;
             }
-            let (from, to) = (
-                models.get(pair[0] as usize).copied(),
-                models.get(pair[1] as usize).copied(),
-            );
+            let line = |position: u32| models.get(position as usize).copied();
+            let (from, to) = (line(pair[0]), line(pair[1]));
             let micros = match (from, to) {
                 (Some(from), Some(to)) => (timeline.start[to] - timeline.end[from]).max(0.0),
                 _ => 0.0,
@@ -991,7 +1054,7 @@ impl Bench<'_> {
                 Some((Means::Recompute, _)) => Way::Recompute,
             };
             gaps.push(GapChoice {
-                gap: number as u32,
+                gap: number,
                 from,
                 to,
                 micros,
@@ -1002,42 +1065,48 @@ impl Bench<'_> {
                 },
             });
         }
-        // The longest gaps first: where simulations are few, those are of interest.
-        let mut order: Vec<usize> = (0..gaps.len()).collect();
-        order.sort_by(|&a, &b| gaps[b].micros.total_cmp(&gaps[a].micros).then(a.cmp(&b)));
-        for k in order {
-            let gap = Gap {
-                value,
-                gap: gaps[k].gap,
-            };
-            let reason = gaps[k].choice.reason.unwrap_or(self.unreasoned(value));
-            let taken = gaps[k].choice.way;
-            // The lines between the accesses, before which a solver may have put reruns.
-            let between = accesses[gap.gap as usize] + 1..=accesses[gap.gap as usize + 1];
-            let spare = |decisions: &mut Decisions| {
-                for (_, nodes) in decisions.reruns.range_mut(between.clone()) {
-                    nodes.retain(|&node| !graph.nodes[node].outputs.contains(&value));
-                }
-            };
-            for other in Way::ALL.into_iter().filter(|&way| way != taken) {
-                let outcome = match other {
-                    Way::Recompute if !computed => Err("no node computes it".into()),
-                    Way::Keep => self.outcome(|decisions| {
-                        spare(decisions);
-                        decisions.cuts.remove(&gap);
-                    }),
-                    Way::Swap => self.outcome(|decisions| {
-                        spare(decisions);
-                        decisions.cuts.insert(gap, (Means::Swap, reason));
-                    }),
-                    Way::Recompute => self.outcome(|decisions| {
-                        decisions.cuts.insert(gap, (Means::Recompute, reason));
-                    }),
-                };
-                gaps[k].choice.others.push((other, outcome));
-            }
-        }
         gaps
+    }
+
+    /// What the step would come to with each way that was not taken for a gap.
+    fn other_ways(
+        &mut self,
+        value: Value,
+        decided: &GapChoice,
+    ) -> Vec<(Way, Result<Outcome, String>)> {
+        let graph = self.problem.graph;
+        let gap = Gap {
+            value,
+            gap: decided.gap,
+        };
+        let reason = decided.choice.reason.unwrap_or(self.unreasoned(value));
+        // The lines between the accesses, before which a solver may have put reruns.
+        let accesses = &self.problem.accesses[value];
+        let between = accesses[gap.gap as usize] + 1..=accesses[gap.gap as usize + 1];
+        let spare = |decisions: &mut Decisions| {
+            for (_, nodes) in decisions.reruns.range_mut(between.clone()) {
+                nodes.retain(|&node| !graph.nodes[node].outputs.contains(&value));
+            }
+        };
+        let mut outcome = |way: Way| match way {
+            Way::Recompute if graph.def_node(value).is_none() => Err("no node computes it".into()),
+            Way::Keep => self.outcome(|decisions| {
+                spare(decisions);
+                decisions.cuts.remove(&gap);
+            }),
+            Way::Swap => self.outcome(|decisions| {
+                spare(decisions);
+                decisions.cuts.insert(gap, (Means::Swap, reason));
+            }),
+            Way::Recompute => self.outcome(|decisions| {
+                decisions.cuts.insert(gap, (Means::Recompute, reason));
+            }),
+        };
+        let others = Way::ALL.into_iter();
+        others
+            .filter(|&way| way != decided.choice.way)
+            .map(|way| (way, outcome(way)))
+            .collect()
     }
 }
 
@@ -1058,6 +1127,26 @@ impl Explanation {
         bytes: &dyn Fn(u64) -> String,
         micros: &dyn Fn(f64) -> String,
     ) -> std::fmt::Result {
+        self.write_value(out, bytes)?;
+
+        writeln!(out, "\nlines that touch it")?;
+        for event in &self.events {
+            writeln!(
+                out,
+                "  {:<72} ; {} .. {}",
+                event.text,
+                micros(event.start),
+                micros(event.end)
+            )?;
+        }
+        if self.events.is_empty() {
+            writeln!(out, "  none")?;
+        }
+        self.write_choices(out, bytes, micros)
+    }
+
+    /// What the value is, and where it lies.
+    fn write_value(&self, out: &mut String, bytes: &dyn Fn(u64) -> String) -> std::fmt::Result {
         if let [asked, sharing @ ..] = &self.shares[..]
             && !sharing.is_empty()
         {
@@ -1082,12 +1171,8 @@ impl Explanation {
         }
         writeln!(out, "  defined   {}", self.defined)?;
         for stay in &self.stays {
-            let from = stay
-                .from
-                .map_or("the start".into(), |instr| format!("{instr:?}"));
-            let to = stay
-                .to
-                .map_or("the end".into(), |instr| format!("{instr:?}"));
+            let from = line_name(stay.from, "the start");
+            let to = line_name(stay.to, "the end");
             writeln!(
                 out,
                 "  lies      {}@{}+{} from {from} to {to}",
@@ -1103,21 +1188,16 @@ impl Explanation {
             out,
             "  peak      {at} where most bytes are: {}",
             self.peak_line
-        )?;
+        )
+    }
 
-        writeln!(out, "\nlines that touch it")?;
-        for event in &self.events {
-            writeln!(
-                out,
-                "  {:<72} ; {} .. {}",
-                event.text,
-                micros(event.start),
-                micros(event.end)
-            )?;
-        }
-        if self.events.is_empty() {
-            writeln!(out, "  none")?;
-        }
+    /// What was decided, and what else would cost.
+    fn write_choices(
+        &self,
+        out: &mut String,
+        bytes: &dyn Fn(u64) -> String,
+        micros: &dyn Fn(f64) -> String,
+    ) -> std::fmt::Result {
         if let Some(home) = &self.home {
             let is = if home.way == Way::Keep {
                 "lives on the device"
@@ -1131,13 +1211,12 @@ impl Explanation {
             })?;
         }
         for gap in &self.gaps {
-            let line =
-                |instr: Option<Instr>| instr.map_or("the end".into(), |instr| format!("{instr:?}"));
-            let (from, to, way) = (line(gap.from), line(gap.to), gap.choice.way.done());
+            let (from, to) = (line_name(gap.from, "the end"), line_name(gap.to, "the end"));
             writeln!(
                 out,
-                "\nfrom {from} to {to}, for {}, it is {way}",
-                micros(gap.micros)
+                "\nfrom {from} to {to}, for {}, it is {}",
+                micros(gap.micros),
+                gap.choice.way.done()
             )?;
             self.choice(out, &gap.choice, bytes, micros, Way::name)?;
         }
@@ -1203,6 +1282,11 @@ impl Explanation {
         }
         Ok(())
     }
+}
+
+/// A line's name, or a word where there is no line.
+fn line_name(instr: Option<Instr>, none: &str) -> String {
+    instr.map_or(none.into(), |instr| format!("{instr:?}"))
 }
 
 #[cfg(test)]

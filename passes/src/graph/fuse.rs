@@ -594,92 +594,97 @@ impl<'a> Groups<'a> {
     /// True if, while other nodes run, a group of these members in this place keeps more bytes than
     /// its members would one by one.
     fn holds(&self, members: &[Node], end: usize) -> bool {
-        let graph = self.graph;
-        let is_member = |node: &Node| members.contains(node);
-        let bytes = |values: BTreeSet<Value>| {
-            values
-                .iter()
-                .map(|&value| graph.values[value].ty.bytes())
-                .sum::<u64>()
-        };
-        let read_from = |value: Value, at: usize, who: &dyn Fn(&Node) -> bool| {
-            let reads = |reader: &Option<Node>| {
-                reader.is_none_or(|node| at <= self.position[node] && who(&node))
-            };
-            self.readers[graph.root(value)].iter().any(reads)
-        };
-        let (anyone, others) = (|_: &Node| true, |node: &Node| !is_member(node));
-        let results = |of: &[Node]| {
-            of.iter()
-                .flat_map(|&node| graph.nodes[node].outputs.clone())
-                .collect::<BTreeSet<_>>()
-        };
-        let all = results(members);
-        // What other nodes compute that the members read.
-        let operands = |of: &[Node]| {
-            let roots = of
-                .iter()
-                .flat_map(|&node| &graph.nodes[node].inputs)
-                .map(|&value| graph.root(value));
-            roots
-                .filter(|value| graph.def_node(*value).is_some() && !all.contains(value))
-                .collect::<BTreeSet<_>>()
-        };
         // What needs a member comes after the group; all else, up to the group's place, before it.
         let mut after: BTreeSet<Node> = BTreeSet::new();
         (1..members.len()).any(|i| {
             let (before, rest) = members.split_at(i);
-            let (last, next) = (self.position[before[i - 1]], self.position[rest[0]]);
-            let (mut some_before, mut some_after) = (false, false);
-            for &node in &graph.order[last + 1..next] {
-                let made = graph.nodes[node]
-                    .inputs
-                    .iter()
-                    .filter_map(|&value| graph.def_node(value));
-                let needs = made
-                    .into_iter()
-                    .any(|node| is_member(&node) || after.contains(&node));
-                if needs {
-                    after.insert(node);
-                }
-                let runs = !graph.nodes[node].op.is_alias();
-                some_after |= runs && (needs || end < self.position[node]);
-                some_before |= runs && !needs && self.position[node] <= end;
-            }
-            // Waiting keeps operands that would have died, in place of results.
-            let waits = || {
-                let held = operands(before)
-                    .into_iter()
-                    .filter(|&value| !read_from(value, next, &anyone))
-                    .collect();
-                let saved = results(before)
-                    .into_iter()
-                    .filter(|&value| read_from(value, next, &anyone))
-                    .collect();
-                bytes(saved) < bytes(held)
+            let seam = Seam {
+                members,
+                before,
+                rest,
+                next: self.position[rest[0]],
             };
-            // Hurrying makes results earlier, in place of what only members read later.
-            let hurries = || {
-                let early = results(rest)
-                    .into_iter()
-                    .filter(|&value| read_from(value, 0, &others))
-                    .collect();
-                let there = |value: &Value| {
-                    graph
-                        .def_node(*value)
-                        .is_some_and(|node| self.position[node] < next)
-                };
-                let kept = operands(rest)
-                    .into_iter()
-                    .chain(results(before))
-                    .filter(there);
-                let gone = |value: &Value| {
-                    read_from(*value, next, &anyone) && !read_from(*value, next, &others)
-                };
-                bytes(kept.filter(gone).collect()) < bytes(early)
-            };
-            some_before && waits() || some_after && hurries()
+            let (some_before, some_after) = self.between(&seam, end, &mut after);
+            some_before && self.waiting_holds(&seam) || some_after && self.hurrying_holds(&seam)
         })
+    }
+
+    /// Whether nodes between the members around a seam run before a group at `end`, and whether
+    /// some run after it. Adds the nodes that need a member to `after`.
+    fn between(&self, seam: &Seam<'_>, end: usize, after: &mut BTreeSet<Node>) -> (bool, bool) {
+        let graph = self.graph;
+        let last = self.position[seam.before[seam.before.len() - 1]];
+        let (mut some_before, mut some_after) = (false, false);
+        for &node in &graph.order[last + 1..seam.next] {
+            let inputs = graph.nodes[node].inputs.iter();
+            let mut made = inputs.filter_map(|&value| graph.def_node(value));
+            let needs = made.any(|node| seam.members.contains(&node) || after.contains(&node));
+            if needs {
+                after.insert(node);
+            }
+            let runs = !graph.nodes[node].op.is_alias();
+            some_after |= runs && (needs || end < self.position[node]);
+            some_before |= runs && !needs && self.position[node] <= end;
+        }
+        (some_before, some_after)
+    }
+
+    /// True if the members before a seam keep more bytes by waiting: their operands would have
+    /// died, and their results would live instead.
+    fn waiting_holds(&self, seam: &Seam<'_>) -> bool {
+        let is_read_later = |value: &Value| self.is_read(*value, seam.next, |_| true);
+        let held = self.operands(seam.before, seam.members);
+        let saved = self.results(seam.before);
+        self.bytes(saved.filter(is_read_later))
+            < self.bytes(held.filter(|value| !is_read_later(value)))
+    }
+
+    /// True if the members after a seam keep more bytes by running early: their results live
+    /// earlier, and what only members read later dies instead.
+    fn hurrying_holds(&self, seam: &Seam<'_>) -> bool {
+        let by_others =
+            |value: Value, at: usize| self.is_read(value, at, |node| !seam.members.contains(&node));
+        let is_made = |value: &Value| {
+            let def = self.graph.def_node(*value);
+            def.is_some_and(|node| self.position[node] < seam.next)
+        };
+        let dies = |value: &Value| {
+            self.is_read(*value, seam.next, |_| true) && !by_others(*value, seam.next)
+        };
+        let kept = self
+            .operands(seam.rest, seam.members)
+            .chain(self.results(seam.before));
+        let early = self.results(seam.rest);
+        self.bytes(kept.filter(is_made).filter(dies))
+            < self.bytes(early.filter(|&value| by_others(value, 0)))
+    }
+
+    /// True if one of the nodes from position `at` on reads a value, or the step leaves it.
+    fn is_read(&self, value: Value, at: usize, by: impl Fn(Node) -> bool) -> bool {
+        let mut readers = self.readers[self.graph.root(value)].iter();
+        readers.any(|reader| reader.is_none_or(|node| at <= self.position[node] && by(node)))
+    }
+
+    fn results(&self, of: &[Node]) -> impl Iterator<Item = Value> {
+        of.iter()
+            .flat_map(|&node| self.graph.nodes[node].outputs.iter().copied())
+    }
+
+    /// What nodes read that nodes which are no members compute.
+    fn operands(&self, of: &[Node], members: &[Node]) -> impl Iterator<Item = Value> {
+        let graph = self.graph;
+        let inputs = of.iter().flat_map(|&node| &graph.nodes[node].inputs);
+        inputs.map(|&value| graph.root(value)).filter(|&value| {
+            let def = graph.def_node(value);
+            def.is_some_and(|node| !members.contains(&node))
+        })
+    }
+
+    /// The bytes of values, each counted once.
+    fn bytes(&self, values: impl Iterator<Item = Value>) -> u64 {
+        let values: BTreeSet<Value> = values.collect();
+        let bytes = values.iter().map(|&v| self.graph.values[v].ty.bytes());
+        bytes.sum()
     }
 
     /// The last wide member, whose results' readers come after.
@@ -694,64 +699,65 @@ impl<'a> Groups<'a> {
 
     /// The graph with a node for each group.
     fn rewrite(&self) -> Graph {
-        let graph = self.graph;
-        let mut new = graph.clone();
-        let mut order = vec![];
-        let mut units: BTreeMap<usize, Unit> = BTreeMap::new();
-        for (g, members) in self
-            .members
-            .iter()
-            .enumerate()
+        let mut new = self.graph.clone();
+        let units = self.units();
+        new.order = self
+            .sorted(&units)
+            .into_iter()
+            .map(|g| {
+                let unit = &units[&g];
+                match &unit.kernel {
+                    Some(kernel) => kernel.add_to(&mut new, unit.node),
+                    None => unit.node,
+                }
+            })
+            .collect();
+        // Aliases of values that a group keeps to itself are still in the graph, and are dead.
+        remove_dead(&mut new);
+        new
+    }
+
+    /// What each group with members becomes.
+    fn units(&self) -> BTreeMap<usize, Unit> {
+        let groups = self.members.iter().enumerate();
+        groups
             .filter(|(_, members)| !members.is_empty())
-        {
-            let node = self.last_wide(members);
-            let kernel = self
-                .worth_it(members)
-                .then(|| kernel(graph, &self.readers, members))
-                .flatten();
-            units.insert(
-                g,
-                Unit {
+            .map(|(g, members)| {
+                let node = self.last_wide(members);
+                let kernel = self
+                    .worth_it(members)
+                    .then(|| kernel(self.graph, &self.readers, members))
+                    .flatten();
+                let place = self.place(members).unwrap_or(self.position[node]);
+                let unit = Unit {
                     node,
                     kernel,
-                    place: self.place(members).unwrap_or(self.position[node]),
-                },
-            );
-        }
-        // In order of their places, each after those that it needs.
+                    place,
+                };
+                (g, unit)
+            })
+            .collect()
+    }
+
+    /// The groups in order of their places, each after those that it needs.
+    fn sorted(&self, units: &BTreeMap<usize, Unit>) -> Vec<usize> {
         let mut missing: BTreeMap<usize, usize> = BTreeMap::new();
         let mut needed_by: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for &g in units.keys() {
-            let mut needs: BTreeSet<usize> = BTreeSet::new();
-            for &value in self.members[g]
-                .iter()
-                .flat_map(|&member| &graph.nodes[member].inputs)
-            {
-                let root = graph
-                    .def_node(graph.root(value))
-                    .map(|node| self.group[node]);
-                if root != Some(g) {
-                    needs.extend(root);
-                    needs.extend(graph.def_node(value).map(|node| self.group[node]));
-                }
-            }
+            let needs = self.needs(g);
             missing.insert(g, needs.len());
-            needs
-                .into_iter()
-                .for_each(|other| needed_by.entry(other).or_default().push(g));
+            for other in needs {
+                needed_by.entry(other).or_default().push(g);
+            }
         }
         let free = missing
             .iter()
             .filter(|&(_, &n)| n == 0)
             .map(|(&g, _)| Reverse((units[&g].place, g)));
         let mut ready: BinaryHeap<Reverse<(usize, usize)>> = free.collect();
+        let mut order = vec![];
         while let Some(Reverse((_, g))) = ready.pop() {
-            let unit = &units[&g];
-            let node = match &unit.kernel {
-                Some(kernel) => kernel.add_to(&mut new, unit.node),
-                None => unit.node,
-            };
-            order.push(node);
+            order.push(g);
             for &other in needed_by.get(&g).map_or(&[][..], |list| list) {
                 let n = missing
                     .get_mut(&other)
@@ -767,10 +773,25 @@ impl<'a> Groups<'a> {
             units.len(),
             "groups should not need each other in a circle"
         );
-        // Aliases of values that a group keeps to itself still stand here, and are dead.
-        new.order = order;
-        remove_dead(&mut new);
-        new
+        order
+    }
+
+    /// The other groups that compute what the members of a group read.
+    fn needs(&self, g: usize) -> BTreeSet<usize> {
+        let graph = self.graph;
+        let maker = |value: Value| graph.def_node(value).map(|node| self.group[node]);
+        let mut needs: BTreeSet<usize> = BTreeSet::new();
+        for &value in self.members[g]
+            .iter()
+            .flat_map(|&member| &graph.nodes[member].inputs)
+        {
+            let root = maker(graph.root(value));
+            if root != Some(g) {
+                needs.extend(root);
+                needs.extend(maker(value));
+            }
+        }
+        needs
     }
 
     /// True if a group is another kernel than its only node's own: of several ops, or with sums
@@ -783,6 +804,15 @@ impl<'a> Groups<'a> {
             |node: &Node| sums(node) && may_join(self.graph, *node) && !self.apart.contains(node);
         1 < members.len() || members.iter().any(alone)
     }
+}
+
+/// A group's members on both sides of a place between them where other nodes run.
+struct Seam<'a> {
+    members: &'a [Node],
+    before: &'a [Node],
+    rest: &'a [Node],
+    /// The position of the first of the rest.
+    next: usize,
 }
 
 /// A group that becomes one node or stays what it is.
@@ -805,69 +835,15 @@ struct Kernel {
 /// computes them.
 fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> {
     let inside: BTreeSet<Node> = members.iter().copied().collect();
-    let mut operands: Vec<Value> = vec![];
-    // The kernel's number of a value; the value by which a root with rows of some length is known.
-    // A vector may be a row here and a column there, so aliases with other rows are operands of
-    // their own.
-    let mut number: BTreeMap<Value, usize> = BTreeMap::new();
-    let row = |value: Value| graph.values[value].ty.shape().last().copied();
-    let mut by_root: BTreeMap<(Value, Option<u64>), Value> = BTreeMap::new();
-    for &value in members.iter().flat_map(|&node| &graph.nodes[node].inputs) {
-        let root = graph.root(value);
-        let key = (root, row(value));
-        if graph
-            .def_node(root)
-            .is_none_or(|node| !inside.contains(&node))
-            && !by_root.contains_key(&key)
-        {
-            number.insert(value, operands.len());
-            by_root.insert(key, value);
-            operands.push(value);
-        }
-    }
-    let mut steps: Vec<Step> = vec![];
-    let mut first: Vec<usize> = vec![];
-    let mut next = operands.len();
-    let mut push = |op: Op, inputs: Vec<usize>, outputs: usize| {
-        // Copies may compute the same as another step.
-        if let Some(i) = steps
-            .iter()
-            .position(|step| step.op == op && step.inputs == inputs)
-        {
-            return first[i];
-        }
-        steps.push(Step {
-            op,
-            inputs,
-            outputs,
-        });
-        first.push(next);
-        next += outputs;
-        next - outputs
-    };
+    let mut steps = Steps::new(graph, members, &inside);
     let mut results: Vec<(Value, usize)> = vec![];
     for &node in members {
         let data = &graph.nodes[node];
-        let mut inputs = vec![];
-        for &value in &data.inputs {
-            if !number.contains_key(&value) {
-                // An alias of what the kernel has in another shape.
-                let shape = graph.values[value]
-                    .ty
-                    .shape()
-                    .iter()
-                    .map(|&size| size as i64)
-                    .collect();
-                let op = Op::Reshape(Sizes { shape });
-                let root = graph.root(value);
-                let from = number[by_root.get(&(root, row(value))).unwrap_or(&root)];
-                number.insert(value, push(op, vec![from], 1));
-            }
-            inputs.push(number[&value]);
-        }
-        let start = push(data.op.clone(), inputs, data.outputs.len());
+        let inputs = data.inputs.iter().map(|&value| steps.operand(value));
+        let inputs = inputs.collect();
+        let start = steps.push(data.op.clone(), inputs, data.outputs.len());
         for (&value, at) in data.outputs.iter().zip(start..) {
-            number.insert(value, at);
+            steps.number.insert(value, at);
             let leaves = readers[value]
                 .iter()
                 .any(|reader| reader.is_none_or(|reader| !inside.contains(&reader)));
@@ -879,11 +855,12 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
             }
         }
     }
-    if results.is_empty() || MOST_RESULTS < results.len() {
+    if results.is_empty() || results.len() > MOST_RESULTS {
         return None;
     }
     let (results, numbers) = results.into_iter().unzip();
-    let body = Body::new(operands.len(), steps, numbers).ok()?;
+    let operands = steps.operands;
+    let body = Body::new(operands.len(), steps.steps, numbers).ok()?;
     let types: Vec<&TensorType> = operands
         .iter()
         .map(|&value| &graph.values[value].ty)
@@ -894,6 +871,87 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
         body,
         results,
     })
+}
+
+/// The steps of a kernel while they are collected.
+struct Steps<'a> {
+    graph: &'a Graph,
+    operands: Vec<Value>,
+    /// The kernel's number of a value.
+    number: BTreeMap<Value, usize>,
+    /// The operand that has the bytes of a root, with rows of some length. A vector may be a row
+    /// here and a column there, so aliases with other rows are operands of their own.
+    by_root: BTreeMap<(Value, Option<u64>), Value>,
+    steps: Vec<Step>,
+    /// The number of each step's first result, and of the next step's.
+    first: Vec<usize>,
+    next: usize,
+}
+
+impl<'a> Steps<'a> {
+    /// No steps yet, and the operands of the members.
+    fn new(graph: &'a Graph, members: &[Node], inside: &BTreeSet<Node>) -> Steps<'a> {
+        let mut steps = Steps {
+            graph,
+            operands: vec![],
+            number: BTreeMap::new(),
+            by_root: BTreeMap::new(),
+            steps: vec![],
+            first: vec![],
+            next: 0,
+        };
+        for &value in members.iter().flat_map(|&node| &graph.nodes[node].inputs) {
+            let key = steps.key(value);
+            let maker = graph.def_node(key.0);
+            let from_outside = maker.is_none_or(|node| !inside.contains(&node));
+            if from_outside && !steps.by_root.contains_key(&key) {
+                steps.number.insert(value, steps.operands.len());
+                steps.by_root.insert(key, value);
+                steps.operands.push(value);
+            }
+        }
+        steps.next = steps.operands.len();
+        steps
+    }
+
+    /// The root of a value and the length of the value's rows.
+    fn key(&self, value: Value) -> (Value, Option<u64>) {
+        let row = self.graph.values[value].ty.shape().last().copied();
+        (self.graph.root(value), row)
+    }
+
+    /// The number of a value that a step reads. An alias of what the kernel has in another shape
+    /// becomes a step.
+    fn operand(&mut self, value: Value) -> usize {
+        if let Some(&number) = self.number.get(&value) {
+            return number;
+        }
+        let shape = self.graph.values[value].ty.shape();
+        let shape = shape.iter().map(|&size| size as i64).collect();
+        let key = self.key(value);
+        let from = self.number[self.by_root.get(&key).unwrap_or(&key.0)];
+        let number = self.push(Op::Reshape(Sizes { shape }), vec![from], 1);
+        self.number.insert(value, number);
+        number
+    }
+
+    /// Adds a step, unless the same is there already: copies may compute the same. Returns the
+    /// number of its first result.
+    fn push(&mut self, op: Op, inputs: Vec<usize>, outputs: usize) -> usize {
+        let same = |step: &Step| step.op == op && step.inputs == inputs;
+        if let Some(i) = self.steps.iter().position(same) {
+            return self.first[i];
+        }
+        self.steps.push(Step {
+            op,
+            inputs,
+            outputs,
+        });
+        let first = self.next;
+        self.first.push(first);
+        self.next += outputs;
+        first
+    }
 }
 
 impl Kernel {
