@@ -6,7 +6,7 @@ use crate::model;
 use crate::observe::Dumps;
 use crate::out::{self, out};
 use crate::size::{bytes, micros, short};
-use ir::Value;
+use ir::{Graph, Value};
 use passes::decide::Problem;
 use passes::explain::{self, Choice, Explanation, Named, Stay};
 use serde_json::{Value as Json, json};
@@ -23,42 +23,26 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let problem = Problem::new(graph, &machine.device, &*machine.cost);
     let planner = model::options(&args.compiling).planner.name();
     let asked = args.value.strip_prefix('%').unwrap_or(&args.value);
-    // One parameter may have several paths; the graph has one of them.
-    let tied = model
-        .tied
-        .iter()
-        .find(|group| group.iter().any(|path| path == asked));
-    let path = tied.and_then(|group| {
-        group
-            .iter()
-            .find(|path| graph.states.iter().any(|state| state.path == **path))
-    });
-    let name = path.map_or(args.value.as_str(), String::as_str);
-    let explain = |value: Value| explain::explain(&compiled, &problem, value, planner);
-    let spinner = out::spinner(format!("simulating the alternatives for {name}"));
-    let stop = || {
+    let name = known_path(&model.tied, graph, asked).unwrap_or(&args.value);
+    let explain = |value: Value| {
+        let spinner = out::spinner(format!("simulating the alternatives for {name}"));
+        let explanation = explain::explain(&compiled, &problem, value, planner);
         if let Some(spinner) = &spinner {
             spinner.finish_and_clear();
         }
+        explanation
     };
     match explain::named(graph, &model.graph, name) {
-        Named::Value(value) => {
-            let explanation = explain(value);
-            stop();
-            show(args, None, &explanation);
-        }
+        Named::Value(value) => show(args, None, &explain(value)),
         Named::Removed(Some(value)) => {
-            let explanation = explain(value);
-            stop();
             let note = format!(
                 "%{asked} is not in the compiled step: `canonical` put %{} in its place, which \
                  has the same elements",
                 graph.values[value].name
             );
-            show(args, Some(note), &explanation);
+            show(args, Some(note), &explain(value));
         }
         Named::Removed(None) => {
-            stop();
             let note = format!(
                 "%{asked} is not in the compiled step: no state, output or gradient needs it"
             );
@@ -69,7 +53,6 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
             }
         }
         Named::Module(values) => {
-            stop();
             let rows: Vec<Row> = values
                 .iter()
                 .map(|&value| row(&compiled, &problem, value))
@@ -77,7 +60,6 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
             list(args, asked, &rows);
         }
         Named::Unknown(near) => {
-            stop();
             let near = match near.is_empty() {
                 true => "`import` prints all names".to_string(),
                 false => format!("near: {}", near.join(", ")),
@@ -88,6 +70,14 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// The path that the graph has for a parameter that has several, if `asked` is one of them.
+fn known_path<'a>(tied: &'a [Vec<String>], graph: &Graph, asked: &str) -> Option<&'a str> {
+    let mut groups = tied.iter();
+    let group = groups.find(|group| group.iter().any(|path| path == asked))?;
+    let mut paths = group.iter().map(String::as_str);
+    paths.find(|path| graph.states.iter().any(|state| state.path == *path))
 }
 
 fn show(args: &ExplainArgs, note: Option<String>, explanation: &Explanation) {
@@ -158,46 +148,28 @@ fn list(args: &ExplainArgs, module: &str, rows: &[Row]) {
 }
 
 fn to_json(e: &Explanation) -> Json {
-    let instr = |instr: Option<ir::Instr>| instr.map(|instr| format!("{instr:?}"));
-    let choice = |choice: &Choice| {
-        let others: Vec<Json> = choice
-            .others
-            .iter()
-            .map(|(way, outcome)| match outcome {
-                Ok(o) => json!({
-                    "way": way.name(),
-                    "step_us": o.micros,
-                    "adds_us": o.micros - e.micros,
-                    "peak_bytes": o.peak,
-                    "fits": o.fits,
-                }),
-                Err(why) => json!({"way": way.name(), "why_not": why}),
-            })
-            .collect();
-        let reason = choice.reason.map(|r| {
-            json!({"frees_bytes": r.bytes, "swap_us": r.swap, "recompute_us": r.recompute,
-                "line": r.line})
-        });
-        json!({"decided": choice.way.name(), "reason": reason, "alternatives": others})
-    };
     let stay = |s: &Stay| {
         json!({"buffer": s.buffer, "pool": s.pool, "address": s.address,
-        "from": instr(s.from), "to": instr(s.to)})
+        "from": line_name(s.from), "to": line_name(s.to)})
     };
-    let gaps: Vec<Json> = e
-        .gaps
-        .iter()
-        .map(|gap| {
-            let mut object = choice(&gap.choice);
-            if let Some(object) = object.as_object_mut() {
-                object.insert("after_access".into(), json!(gap.gap));
-                object.insert("from".into(), json!(instr(gap.from)));
-                object.insert("to".into(), json!(instr(gap.to)));
-                object.insert("idle_us".into(), json!(gap.micros));
-            }
-            object
+    let events = e.events.iter().map(|event| {
+        json!({
+            "line": format!("{:?}", event.instr),
+            "text": event.text,
+            "start_us": event.start,
+            "end_us": event.end,
         })
-        .collect();
+    });
+    let gaps = e.gaps.iter().map(|gap| {
+        let mut object = choice_json(&gap.choice, e.micros);
+        if let Some(object) = object.as_object_mut() {
+            object.insert("after_access".into(), json!(gap.gap));
+            object.insert("from".into(), json!(line_name(gap.from)));
+            object.insert("to".into(), json!(line_name(gap.to)));
+            object.insert("idle_us".into(), json!(gap.micros));
+        }
+        object
+    });
     json!({
         "name": e.name,
         "type": e.ty.to_string(),
@@ -211,14 +183,36 @@ fn to_json(e: &Explanation) -> Json {
         "planner": e.planner,
         "budget_bytes": e.budget,
         "step_us": e.micros,
-        "events": e.events.iter().map(|event| json!({
-            "line": format!("{:?}", event.instr),
-            "text": event.text,
-            "start_us": event.start,
-            "end_us": event.end,
-        })).collect::<Vec<_>>(),
+        "events": events.collect::<Vec<_>>(),
         "places": e.stays.iter().map(stay).collect::<Vec<_>>(),
-        "state": e.home.as_ref().map(choice),
-        "gaps": gaps,
+        "state": e.home.as_ref().map(|home| choice_json(home, e.micros)),
+        "gaps": gaps.collect::<Vec<_>>(),
     })
+}
+
+fn line_name(instr: Option<ir::Instr>) -> Option<String> {
+    instr.map(|instr| format!("{instr:?}"))
+}
+
+/// A choice in a step that takes `step` µs.
+fn choice_json(choice: &Choice, step: f64) -> Json {
+    let others: Vec<Json> = choice
+        .others
+        .iter()
+        .map(|(way, outcome)| match outcome {
+            Ok(o) => json!({
+                "way": way.name(),
+                "step_us": o.micros,
+                "adds_us": o.micros - step,
+                "peak_bytes": o.peak,
+                "fits": o.fits,
+            }),
+            Err(why) => json!({"way": way.name(), "why_not": why}),
+        })
+        .collect();
+    let reason = choice.reason.map(|r| {
+        json!({"frees_bytes": r.bytes, "swap_us": r.swap, "recompute_us": r.recompute,
+            "line": r.line})
+    });
+    json!({"decided": choice.way.name(), "reason": reason, "alternatives": others})
 }

@@ -237,6 +237,21 @@ fn write_report(
         micros(bound),
         percent(step, bound)
     )?;
+    write_bytes(out, instance, solution, peak)?;
+    let away = solution.away_bytes();
+    if away.iter().flatten().all(|&bytes| bytes == 0) {
+        return Ok(());
+    }
+    write_away(out, instance, &away)
+}
+
+/// What the schedule needs, and what it moves.
+fn write_bytes(
+    out: &mut String,
+    instance: &Instance,
+    solution: &Solution,
+    peak: u64,
+) -> std::fmt::Result {
     writeln!(
         out,
         "  memory       {:>10}  at most, of {}",
@@ -255,28 +270,23 @@ fn write_report(
         "  to the host  {:>10}  a step",
         short(solution.moved_bytes(Way::ToHost))
     )?;
+    let transfers = solution.schedule.transfers.iter();
+    let back = transfers.filter(|transfer| transfer.way == Way::ToDevice);
     writeln!(
         out,
         "  and back     {:>10}  a step, in {} transfers",
         short(solution.moved_bytes(Way::ToDevice)),
-        {
-            solution
-                .schedule
-                .transfers
-                .iter()
-                .filter(|transfer| transfer.way == Way::ToDevice)
-                .count()
-        }
-    )?;
-    let away = solution.away_bytes();
-    if away.iter().flatten().all(|&bytes| bytes == 0) {
-        return Ok(());
-    }
+        back.count()
+    )
+}
+
+/// How much of each layer's weights is away in each gap. Consecutive layers with equal results
+/// share one line.
+fn write_away(out: &mut String, instance: &Instance, away: &[[u64; 2]]) -> std::fmt::Result {
     writeln!(
         out,
         "\n  away                   backward to forward   forward to backward"
     )?;
-    // Consecutive layers with equal results share one line.
     let share = |layer: usize, gap: Gap| match (
         away[layer][gap as usize],
         instance.layers[layer].weight_bytes,

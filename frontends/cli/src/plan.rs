@@ -9,13 +9,13 @@ use crate::observe::Dumps;
 use crate::size::{micros, short};
 use crate::{out, report, size};
 use ir::{Program, Stream};
-use passes::decide::Problem;
 use passes::decide::bound::Certificate;
+use passes::decide::{Infeasible, Problem};
 use passes::explain::{self, Count, Peak, Tally};
 use passes::pipeline::{Compiled, LossVariant};
 use passes::plan::machine::{D2H, H2D, HOST};
 use placement::gap;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 use std::fmt::Write;
 
 /// Tensors at the peak that are named.
@@ -31,29 +31,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
     }
     let model = model::read(&args.model.model, &args.model.dim)?;
     let machine = model::machine(&args.compiling)?;
-    let (compiled, times) =
-        match model::plan(&model.graph, &args.compiling, &machine, Dumps::Stdout) {
-            Ok(compiled) => compiled,
-            Err(failure) => {
-                if let (true, Failure::NoFit(infeasible)) = (args.json, &failure) {
-                    let live = infeasible
-                        .live
-                        .iter()
-                        .take(NAMED)
-                        .map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
-                    let object = json!({
-                        "error": "does not fit",
-                        "pool": infeasible.pool,
-                        "budget_bytes": infeasible.budget,
-                        "smallest_feasible_bytes": infeasible.smallest,
-                        "line": infeasible.line,
-                        "tensors": live.collect::<Vec<_>>(),
-                    });
-                    out::line(&object.to_string());
-                }
-                return Err(failure);
-            }
-        };
+    let planned = model::plan(&model.graph, &args.compiling, &machine, Dumps::Stdout);
+    let (compiled, times) = planned.inspect_err(|failure| {
+        if let (true, Failure::NoFit(infeasible)) = (args.json, failure) {
+            out::line(&shortage(infeasible).to_string());
+        }
+    })?;
     let problem = Problem::new(&compiled.program.graph, &machine.device, &*machine.cost);
     let facts = Facts {
         args,
@@ -64,10 +47,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         curve: curve::points(&compiled),
     };
     if let Some(path) = &args.curve_svg {
-        save_atomically(
-            path,
-            &[curve::svg_file(&facts.curve, compiled.decided.budget).as_bytes()],
-        )?;
+        let svg = curve::svg_file(&facts.curve, compiled.decided.budget);
+        save_atomically(path, &[svg.as_bytes()])?;
     }
     if let Some(path) = &args.report {
         let source = report::Source {
@@ -91,6 +72,23 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         false => out::text(&report),
     }
     Ok(())
+}
+
+/// The object that says that no plan fits.
+fn shortage(infeasible: &Infeasible) -> Json {
+    let live = infeasible
+        .live
+        .iter()
+        .take(NAMED)
+        .map(|(name, bytes)| json!({"name": name, "bytes": bytes}));
+    json!({
+        "error": "does not fit",
+        "pool": infeasible.pool,
+        "budget_bytes": infeasible.budget,
+        "smallest_feasible_bytes": infeasible.smallest,
+        "line": infeasible.line,
+        "tensors": live.collect::<Vec<_>>(),
+    })
 }
 
 struct Facts<'a> {
@@ -122,7 +120,7 @@ impl Facts<'_> {
             .collect()
     }
 
-    fn json(&self) -> serde_json::Value {
+    fn json(&self) -> Json {
         let Compiled {
             program,
             timeline,
@@ -156,14 +154,7 @@ impl Facts<'_> {
             "lower_bound_bytes": live_peak,
             "smallest_feasible_bytes": decided.smallest,
             "host_peak_bytes": self.host_peak(),
-            "addresses": self
-                .pools()
-                .into_iter()
-                .map(|(pool, peak, bound)| json!({
-                    "pool": pool, "peak_bytes": peak, "lower_bound_bytes": bound,
-                        "gap": gap(peak, bound)
-                }))
-                .collect::<Vec<_>>(),
+            "addresses": self.addresses_json(),
             "predicted_ms": millis(timeline.micros),
             "lower_bound_ms": certificate.as_ref()
                 .map(|certificate| millis(certificate.lower_bound)),
@@ -176,19 +167,7 @@ impl Facts<'_> {
             "swapped_bytes": timeline.swapped_bytes,
             "recomputed_ms": millis(timeline.recomputed),
             "loss_chunks": self.compiled.loss_chunks,
-            "loss_ways": self
-                .compiled
-                .loss_variants
-                .iter()
-                .map(|LossVariant { chunks, outcome }| json!({
-                    "chunks": chunks,
-                    "keep_peak_bytes": outcome.keep.0,
-                    "keep_ms": millis(outcome.keep.1),
-                    "smallest_feasible_bytes": outcome.smallest,
-                    "planned_peak_bytes": outcome.fastest.map(|fastest| fastest.0),
-                    "predicted_ms": outcome.fastest.map(|fastest| millis(fastest.1)),
-                }))
-                .collect::<Vec<_>>(),
+            "loss_ways": self.loss_variants_json(),
             "link_busy_ms": {
                 "h2d": millis(timeline.busy[H2D]),
                 "d2h": millis(timeline.busy[D2H]),
@@ -207,6 +186,33 @@ impl Facts<'_> {
         })
     }
 
+    fn addresses_json(&self) -> Vec<Json> {
+        let pool = |(pool, peak, bound): (&str, u64, u64)| {
+            json!({
+                "pool": pool,
+                "peak_bytes": peak,
+                "lower_bound_bytes": bound,
+                "gap": gap(peak, bound),
+            })
+        };
+        self.pools().into_iter().map(pool).collect()
+    }
+
+    fn loss_variants_json(&self) -> Vec<Json> {
+        let millis = |micros: f64| micros / 1e3;
+        let variant = |LossVariant { chunks, outcome }: &LossVariant| {
+            json!({
+                "chunks": chunks,
+                "keep_peak_bytes": outcome.keep.0,
+                "keep_ms": millis(outcome.keep.1),
+                "smallest_feasible_bytes": outcome.smallest,
+                "planned_peak_bytes": outcome.fastest.map(|fastest| fastest.0),
+                "predicted_ms": outcome.fastest.map(|fastest| millis(fastest.1)),
+            })
+        };
+        self.compiled.loss_variants.iter().map(variant).collect()
+    }
+
     /// The report for people.
     fn report(&self) -> String {
         let mut out = String::new();
@@ -218,41 +224,63 @@ impl Facts<'_> {
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let Compiled {
             program,
-            timeline,
             decided,
-            certificate,
             planned_peak,
-            live_peak,
             ..
         } = self.compiled;
         let options = model::options(&self.args.compiling);
-        let (graph, schedule) = (&program.graph, &program.schedule);
         writeln!(
             out,
             "{} on {}: {} lines, optimizer {}, planner {}\n",
-            graph.name,
-            schedule.device,
-            schedule.instrs.len(),
+            program.graph.name,
+            program.schedule.device,
+            program.schedule.instrs.len(),
             options.optimizer.name(),
             options.planner.name()
         )?;
-        let share = |bytes: u64| match 100.0 * bytes as f64 / decided.keep_peak.max(1) as f64 {
+        self.write_bytes(out)?;
+        self.write_times(out)?;
+        self.write_tally(out)?;
+        if 1 < self.compiled.loss_chunks || 1 < self.compiled.loss_variants.len() {
+            self.write_loss_variants(out)?;
+        }
+        self.write_peak(out)?;
+        self.write_curve(out)?;
+        self.write_unsupported(out)?;
+        let budget = decided.budget.map_or(String::new(), |budget| {
+            format!(" of {}", size::short(budget))
+        });
+        writeln!(
+            out,
+            "\nproved: every read finds its value, every conflict is ordered; peak {}{budget}",
+            short(*planned_peak)
+        )
+    }
+
+    /// A number of bytes as a share of what keeping everything needs, in 14 columns.
+    fn share(&self, bytes: u64) -> String {
+        let keep = self.compiled.decided.keep_peak.max(1);
+        match 100.0 * bytes as f64 / keep as f64 {
             share if share < 1000.0 => format!("{share:5.1}% of keep"),
             _ => format!("{:14}", ""),
-        };
+        }
+    }
+
+    fn write_bytes(&self, out: &mut String) -> std::fmt::Result {
+        let decided = &self.compiled.decided;
         let mut row = |name: &str, bytes: u64| {
             writeln!(
                 out,
                 "  {name:<18} {:>10}  {}  {bytes}",
                 short(bytes),
-                share(bytes)
+                self.share(bytes)
             )
         };
         if let Some(budget) = decided.budget {
             row("budget", budget)?;
         }
-        row("planned peak", *planned_peak)?;
-        row("most bytes alive", *live_peak)?;
+        row("planned peak", self.compiled.planned_peak)?;
+        row("most bytes alive", self.compiled.live_peak)?;
         if let Some(smallest) = decided.smallest {
             row("smallest feasible", smallest)?;
         }
@@ -267,7 +295,11 @@ impl Facts<'_> {
             out,
             "  {:<18} {gaps} above the least that their buffers need",
             "addresses"
-        )?;
+        )
+    }
+
+    fn write_times(&self, out: &mut String) -> std::fmt::Result {
+        let timeline = &self.compiled.timeline;
         writeln!(
             out,
             "  {:<18} {:>10}",
@@ -278,7 +310,7 @@ impl Facts<'_> {
             lower_bound,
             gap,
             changes,
-        }) = certificate
+        }) = &self.compiled.certificate
         {
             let (bound, gap) = (micros(*lower_bound), 100.0 * gap);
             writeln!(
@@ -305,8 +337,10 @@ impl Facts<'_> {
             "  {:<18} {:>10}",
             "recomputing",
             micros(timeline.recomputed)
-        )?;
+        )
+    }
 
+    fn write_tally(&self, out: &mut String) -> std::fmt::Result {
         writeln!(out, "\ndecisions           count       bytes")?;
         let Tally {
             kept,
@@ -327,18 +361,14 @@ impl Facts<'_> {
                 short(count.bytes)
             )?;
         }
+        Ok(())
+    }
 
-        if 1 < self.compiled.loss_chunks || 1 < self.compiled.loss_variants.len() {
-            self.write_loss_variants(out)?;
-        }
-
+    fn write_peak(&self, out: &mut String) -> std::fmt::Result {
         writeln!(out, "\nat the peak: {}", self.peak.text)?;
         let named = self.peak.tensors.iter().take(NAMED);
-        let width = named
-            .clone()
-            .map(|t| t.name.chars().count())
-            .max()
-            .unwrap_or(0);
+        let widths = named.clone().map(|t| t.name.chars().count());
+        let width = widths.max().unwrap_or(0);
         for tensor in named {
             writeln!(
                 out,
@@ -358,47 +388,45 @@ impl Facts<'_> {
                 short(bytes)
             )?;
         }
+        Ok(())
+    }
 
+    fn write_curve(&self, out: &mut String) -> std::fmt::Result {
         if self.args.curve {
-            write!(out, "\n{}", curve::table(&self.curve))?;
-        } else {
-            writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
-            for p in curve_rows(&self.curve) {
-                let chosen = if p.chosen.is_some() { "  <" } else { "" };
-                let (bytes, share, time, slower) = (
-                    short(p.bytes),
-                    share(p.bytes),
-                    micros(p.micros),
-                    100.0 * p.slower,
-                );
-                writeln!(
-                    out,
-                    "{bytes:>12}  {share}  {time:>10}  +{slower:.1}%{chosen}"
-                )?;
-            }
+            return write!(out, "\n{}", curve::table(&self.curve));
         }
-        if !self.unsupported.is_empty() {
+        writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
+        for p in curve_rows(&self.curve) {
+            let chosen = if p.chosen.is_some() { "  <" } else { "" };
+            let (bytes, share, time, slower) = (
+                short(p.bytes),
+                self.share(p.bytes),
+                micros(p.micros),
+                100.0 * p.slower,
+            );
             writeln!(
                 out,
-                "\nno kernel for {} calls: this step can be planned, not run",
-                self.unsupported.len()
+                "{bytes:>12}  {share}  {time:>10}  +{slower:.1}%{chosen}"
             )?;
-            for op in self.unsupported.iter().take(NAMED) {
-                writeln!(out, "  {} (node {}): {}", op.target, op.node, op.why)?;
-            }
         }
-        let budget = decided.budget.map_or(String::new(), |budget| {
-            format!(" of {}", size::short(budget))
-        });
+        Ok(())
+    }
+
+    fn write_unsupported(&self, out: &mut String) -> std::fmt::Result {
+        if self.unsupported.is_empty() {
+            return Ok(());
+        }
         writeln!(
             out,
-            "\nproved: every read finds its value, every conflict is ordered; peak {}{budget}",
-            short(*planned_peak)
-        )
+            "\nno kernel for {} calls: this step can be planned, not run",
+            self.unsupported.len()
+        )?;
+        for op in self.unsupported.iter().take(NAMED) {
+            writeln!(out, "  {} (node {}): {}", op.target, op.node, op.why)?;
+        }
+        Ok(())
     }
-}
 
-impl Facts<'_> {
     /// What each way to compute the loss needs and takes.
     fn write_loss_variants(&self, out: &mut String) -> std::fmt::Result {
         writeln!(

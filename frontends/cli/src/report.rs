@@ -12,7 +12,7 @@ use crate::observe::PassTime;
 use crate::size::{self, short};
 use ir::graph::Def;
 use ir::schedule::{InstrKind, Why};
-use ir::{Graph, Id, Node, Phase, Pool, Stream, Table, Value};
+use ir::{Graph, Id, Phase, Pool, Program, Stream, Table, Value};
 use passes::decide::bound::Certificate;
 use passes::decide::{Means, Problem, Reason};
 use passes::explain::{self, Class, Residence, Tally};
@@ -197,16 +197,10 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
 
 /// The title and the figures.
 fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
-    let Compiled {
-        program,
-        timeline,
-        decided,
-        planned_peak,
-        certificate,
-        live_peak,
-        ..
-    } = source.compiled;
-    let (graph, schedule, options) = (&program.graph, &program.schedule, &source.options);
+    let Program {
+        graph, schedule, ..
+    } = &source.compiled.program;
+    let options = &source.options;
     let optimizer = match options.optimizer.name() {
         "none" => "no optimizer".to_string(),
         name => format!(
@@ -226,25 +220,29 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         escaped(options.planner.name()),
         grouped_digits(schedule.instrs.len())
     )?;
-    let host_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[HOST]);
-    let host_limit = schedule.pools[HOST].limit;
-    let of = |part: f64, whole: f64| {
-        if 0.0 < whole {
-            format!("{:.1}%", 100.0 * part / whole)
-        } else {
-            "-".into()
-        }
-    };
+    writeln!(out, "<dl class=\"figures\">")?;
+    for (what, value, remark) in figures(source) {
+        let (what, value, remark) = (escaped(what), escaped(&value), escaped(&remark));
+        writeln!(
+            out,
+            "<div><dt>{what}</dt><dd><b>{value}</b><span>{remark}</span></dd></div>"
+        )?;
+    }
+    writeln!(out, "</dl>\n</header>")
+}
+
+/// A figure of the head: name, value, remark.
+type Figure = (&'static str, String, String);
+
+/// The figures in order. A new figure is one line.
+fn figures(source: &Source<'_>) -> Vec<Figure> {
+    let Compiled {
+        timeline,
+        certificate,
+        ..
+    } = source.compiled;
     let fastest = source.curve.first().map_or(timeline.micros, |p| p.micros);
-    let of_keep = |bytes: u64| {
-        format!(
-            "{} of keeping everything",
-            of(bytes as f64, decided.keep_peak as f64)
-        )
-    };
-    let smallest = smallest(source);
-    // The figures in order: name, value, remark. A new figure is one line.
-    let mut figures: Vec<(&str, String, String)> = vec![(
+    let mut figures: Vec<Figure> = vec![(
         "predicted step",
         duration(timeline.micros),
         format!(
@@ -259,14 +257,52 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         let remark = format!("no plan at this budget is faster; gap {:.1}%", 100.0 * gap);
         figures.push(("lower bound", duration(*lower_bound), remark));
     }
-    figures.push(("planned peak", short(*planned_peak), of_keep(*planned_peak)));
+    figures.extend(memory_figures(source));
+    figures.extend([
+        (
+            "recomputing",
+            duration(timeline.recomputed),
+            format!(
+                "{} of the step",
+                share_of(timeline.recomputed, timeline.micros)
+            ),
+        ),
+        (
+            "swapped a step",
+            short(timeline.swapped_bytes),
+            "both ways over the link".into(),
+        ),
+    ]);
+    figures.extend(loss(source.compiled));
+    figures
+}
+
+fn memory_figures(source: &Source<'_>) -> Vec<Figure> {
+    let Compiled {
+        program,
+        decided,
+        planned_peak,
+        live_peak,
+        ..
+    } = source.compiled;
+    let of_keep = |bytes: u64| {
+        format!(
+            "{} of keeping everything",
+            share_of(bytes as f64, decided.keep_peak as f64)
+        )
+    };
+    let mut figures: Vec<Figure> =
+        vec![("planned peak", short(*planned_peak), of_keep(*planned_peak))];
     if let Some(budget) = decided.budget {
         figures.push((
             "budget",
             short(budget),
-            format!("{} used", of(*planned_peak as f64, budget as f64)),
+            format!("{} used", share_of(*planned_peak as f64, budget as f64)),
         ));
     }
+    let smallest = smallest(source);
+    let host_peak = program.plan.as_ref().map_or(0, |plan| plan.peak[HOST]);
+    let host_limit = program.schedule.pools[HOST].limit;
     figures.extend([
         (
             "most bytes alive",
@@ -287,31 +323,21 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
             short(host_peak),
             host_limit.map_or("no limit".into(), |limit| format!("of {}", short(limit))),
         ),
-        (
-            "recomputing",
-            duration(timeline.recomputed),
-            format!("{} of the step", of(timeline.recomputed, timeline.micros)),
-        ),
-        (
-            "swapped a step",
-            short(timeline.swapped_bytes),
-            "both ways over the link".into(),
-        ),
     ]);
-    figures.extend(loss(source.compiled));
-    writeln!(out, "<dl class=\"figures\">")?;
-    for (what, value, remark) in figures {
-        let (what, value, remark) = (escaped(what), escaped(&value), escaped(&remark));
-        writeln!(
-            out,
-            "<div><dt>{what}</dt><dd><b>{value}</b><span>{remark}</span></dd></div>"
-        )?;
+    figures
+}
+
+/// A part as a share of a whole.
+fn share_of(part: f64, whole: f64) -> String {
+    if whole > 0.0 {
+        format!("{:.1}%", 100.0 * part / whole)
+    } else {
+        "-".into()
     }
-    writeln!(out, "</dl>\n</header>")
 }
 
 /// How the loss is computed, if there was a choice, and the cost of the alternative.
-fn loss(compiled: &Compiled) -> Option<(&'static str, String, String)> {
+fn loss(compiled: &Compiled) -> Option<Figure> {
     let chunks = compiled.loss_chunks;
     let name = |chunks| {
         if chunks == 1 {
@@ -344,17 +370,10 @@ fn peak(
     residences: &[Residence],
     grouped: &Grouped,
 ) -> std::fmt::Result {
-    let device = DEVICE;
-    let (at, bytes) = explain::fullest(residences, device);
-    let here = |(_, r): &(usize, &Residence)| r.pool == device && r.from <= at && at < r.to;
+    let (at, bytes) = explain::fullest(residences, DEVICE);
+    let here = |(_, r): &(usize, &Residence)| r.pool == DEVICE && r.from <= at && at < r.to;
     let mut there: Vec<(usize, &Residence)> = residences.iter().enumerate().filter(here).collect();
     there.sort_by(|(_, a), (_, b)| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-    let mut sums = [(0u64, 0usize); CLASSES.len()];
-    for (k, residence) in &there {
-        let (bytes, count) = &mut sums[grouped.class[*k]];
-        *bytes += residence.bytes;
-        *count += 1;
-    }
     writeln!(
         out,
         "<section id=\"peak\">\n<h2>Who is there</h2>\n<p class=\"lead\" id=\"moment\">At the \
@@ -370,6 +389,24 @@ fn peak(
             ""
         }
     )?;
+    class_sums(out, &there, bytes, grouped)?;
+    tensors(out, &there, grouped)?;
+    writeln!(out, "</div>\n</section>")
+}
+
+/// The table of tensors by class; `bytes` is their sum.
+fn class_sums(
+    out: &mut String,
+    there: &[(usize, &Residence)],
+    bytes: u64,
+    grouped: &Grouped,
+) -> std::fmt::Result {
+    let mut sums = [(0u64, 0usize); CLASSES.len()];
+    for (k, residence) in there {
+        let (bytes, count) = &mut sums[grouped.class[*k]];
+        *bytes += residence.bytes;
+        *count += 1;
+    }
     writeln!(
         out,
         "<table id=\"sums\"><thead><tr><th>class</th><th>tensors</th><th>bytes</th>\
@@ -386,9 +423,14 @@ fn peak(
             short(*sum)
         )?;
     }
+    writeln!(out, "</tbody></table>")
+}
+
+/// The table of the largest tensors.
+fn tensors(out: &mut String, there: &[(usize, &Residence)], grouped: &Grouped) -> std::fmt::Result {
     writeln!(
         out,
-        "</tbody></table>\n<div class=\"scroll\"><table \
+        "<div class=\"scroll\"><table \
          id=\"there\"><thead><tr><th>tensor</th><th>class</th>\
          <th>bytes</th></tr></thead><tbody>"
     )?;
@@ -412,7 +454,7 @@ fn peak(
             short(rest)
         )?;
     }
-    writeln!(out, "</tbody></table></div>\n</div>\n</section>")
+    writeln!(out, "</tbody></table></div>")
 }
 
 /// The counts of decisions, and the place of their table.
@@ -732,19 +774,58 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
         planned_peak,
         ..
     } = source.compiled;
-    let (graph, schedule) = (&program.graph, &program.schedule);
+    let schedule = &program.schedule;
     let mut words = Words::default();
     let (peak_at, peak_bytes) = explain::fullest(residences, DEVICE);
+    let stays = stays(residences, grouped, &mut words);
+    let lines = lines(source.compiled, &mut words);
+    let decisions = rows(source, &mut words);
+    let pool = |pool: Pool| {
+        let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
+        json!({"name": schedule.pools[pool].name, "peak": peak,
+            "limit": schedule.pools[pool].limit})
+    };
+    json!({
+        "model": program.graph.name,
+        "device": schedule.device,
+        "step": rounded(timeline.micros),
+        "budget": decided.budget,
+        "planned_peak": planned_peak,
+        "peak": {"at": peak_at, "bytes": peak_bytes},
+        "pools": [pool(DEVICE), pool(HOST)],
+        "streams": schedule.streams.iter().map(|(stream, data): (Stream, _)| json!({
+            "name": data.name,
+            "busy": rounded(timeline.busy[stream]),
+        })).collect::<Vec<_>>(),
+        "classes": CLASSES,
+        "kinds": KINDS,
+        "lines": lines,
+        "stays": stays,
+        "decisions": decisions,
+        "curve": curve::json(source.curve),
+        "words": words.list,
+    })
+}
 
+/// The residences, column by column.
+fn stays(residences: &[Residence], grouped: &Grouped, words: &mut Words) -> Json {
     let column = |of: &dyn Fn(&Residence) -> Json| residences.iter().map(of).collect::<Vec<_>>();
-    let stays = json!({
+    json!({
         "pool": column(&|r| json!(r.pool.index())),
         "class": grouped.class,
         "bytes": column(&|r| json!(r.bytes)),
         "from": column(&|r| json!(r.from)),
         "to": column(&|r| json!(r.to)),
         "name": residences.iter().map(|r| words.number(&r.name)).collect::<Vec<_>>(),
-    });
+    })
+}
+
+/// The lines of the schedule, column by column.
+fn lines(compiled: &Compiled, words: &mut Words) -> Json {
+    let Compiled {
+        program, timeline, ..
+    } = compiled;
+    let (graph, schedule) = (&program.graph, &program.schedule);
     let (mut names, mut ops, mut modules, mut bytes) = (vec![], vec![], vec![], vec![]);
     for data in schedule.instrs.values() {
         let (name, op, module, size) = match &data.kind {
@@ -766,7 +847,7 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
         modules.push(words.number(module));
         bytes.push(size);
     }
-    let lines = json!({
+    json!({
         "stream": schedule.instrs.values().map(|data| data.stream.index()).collect::<Vec<_>>(),
         "kind": schedule.instrs.values().map(|data| kind(graph, data)).collect::<Vec<_>>(),
         "start": timeline.start.values().map(|&t| rounded(t)).collect::<Vec<_>>(),
@@ -775,32 +856,6 @@ fn data(source: &Source<'_>, residences: &[Residence], grouped: &Grouped) -> Jso
         "op": ops,
         "module": modules,
         "bytes": bytes,
-    });
-    let decisions = rows(source, &mut words);
-    let pool = |pool: Pool| {
-        let peak = program.plan.as_ref().map_or(0, |plan| plan.peak[pool]);
-        json!({"name": schedule.pools[pool].name, "peak": peak,
-            "limit": schedule.pools[pool].limit})
-    };
-    json!({
-        "model": graph.name,
-        "device": schedule.device,
-        "step": rounded(timeline.micros),
-        "budget": decided.budget,
-        "planned_peak": planned_peak,
-        "peak": {"at": peak_at, "bytes": peak_bytes},
-        "pools": [pool(DEVICE), pool(HOST)],
-        "streams": schedule.streams.iter().map(|(stream, data): (Stream, _)| json!({
-            "name": data.name,
-            "busy": rounded(timeline.busy[stream]),
-        })).collect::<Vec<_>>(),
-        "classes": CLASSES,
-        "kinds": KINDS,
-        "lines": lines,
-        "stays": stays,
-        "decisions": decisions,
-        "curve": curve::json(source.curve),
-        "words": words.list,
     })
 }
 
@@ -814,11 +869,50 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
         .iter()
         .map(|state| state.path.as_str())
         .collect();
-    let module = |value: Value| match graph.values[value].def {
+    let mut row = |value: Value, means: &str, place: Vec<String>, reason: &Reason| {
+        let decision = Decision {
+            value,
+            module: module(graph, &params, value),
+            means,
+            place,
+            reason,
+        };
+        decision.row(graph, words)
+    };
+    let mut rows = vec![];
+    for (&state, reason) in &decisions.hosted {
+        let data = &graph.states[state];
+        let chunk = decisions.chunks.iter().position(|c| c.contains(&state));
+        let chunk = chunk.map(|chunk| format!("comes in chunk {chunk}"));
+        let update = graph.def_node(graph.root(data.after));
+        let on_host = update.is_some_and(|node| decisions.on_host.contains(&node));
+        let update = on_host.then(|| "updated on the host".to_string());
+        let place = chunk.into_iter().chain(update).collect();
+        rows.push(row(data.before, "host", place, reason));
+    }
+    for (gap, (means, reason)) in &decisions.cuts {
+        let means = match means {
+            Means::Swap => "swap",
+            Means::Recompute => "recompute",
+        };
+        let place = vec![format!("after access {}", gap.gap)];
+        rows.push(row(gap.value, means, place, reason));
+    }
+    for (gap, reason) in &decisions.solved(source.problem) {
+        let place = vec![format!("after access {}", gap.gap)];
+        rows.push(row(gap.value, "recompute", place, reason));
+    }
+    rows
+}
+
+/// The path of the module that a value belongs to; `params` are the paths of all states.
+fn module<'a>(graph: &'a Graph, params: &BTreeSet<&str>, value: Value) -> &'a str {
+    match graph.values[value].def {
         Def::Input(_) => "",
         Def::State(state) => {
             let path = graph.states[state].path.as_str();
-            // A moment belongs to its parameter's module: `exp_avg.` stands before that one's path.
+            // A moment belongs to its parameter's module. Its path is `exp_avg.` and that of the
+            // parameter.
             let of = path
                 .split_once('.')
                 .map(|(_, of)| of)
@@ -828,9 +922,27 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
                 .map_or("", |(module, _)| module)
         }
         Def::Node(node, _) => graph.nodes[node].module.as_str(),
-    };
-    let mut row = |value: Value, means: &str, place: Vec<String>, reason: &Reason| {
-        let module = module(value);
+    }
+}
+
+/// What a row is made of.
+struct Decision<'a> {
+    value: Value,
+    module: &'a str,
+    means: &'a str,
+    place: Vec<String>,
+    reason: &'a Reason,
+}
+
+impl Decision<'_> {
+    fn row(self, graph: &Graph, words: &mut Words) -> Json {
+        let Decision {
+            value,
+            module,
+            means,
+            place,
+            reason,
+        } = self;
         let bytes = graph.values[value].ty.bytes();
         let share = (bytes as f64 / reason.bytes.max(1) as f64).min(1.0);
         let price = if means == "recompute" {
@@ -863,48 +975,7 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
             "swap": shared(reason.swap),
             "recompute": shared(reason.recompute),
         })
-    };
-    let mut chunk_of: BTreeMap<usize, usize> = BTreeMap::new();
-    for (number, chunk) in decisions.chunks.iter().enumerate() {
-        chunk_of.extend(chunk.iter().map(|&state| (state, number)));
     }
-    let on_host = |node: Option<Node>| node.is_some_and(|node| decisions.on_host.contains(&node));
-    let mut rows = vec![];
-    for (&state, reason) in &decisions.hosted {
-        let data = &graph.states[state];
-        let chunk = chunk_of
-            .get(&state)
-            .map(|chunk| format!("comes in chunk {chunk}"));
-        let update = on_host(graph.def_node(graph.root(data.after)))
-            .then(|| "updated on the host".to_string());
-        rows.push(row(
-            data.before,
-            "host",
-            [chunk, update].into_iter().flatten().collect(),
-            reason,
-        ));
-    }
-    for (gap, (means, reason)) in &decisions.cuts {
-        let means = match means {
-            Means::Swap => "swap",
-            Means::Recompute => "recompute",
-        };
-        rows.push(row(
-            gap.value,
-            means,
-            vec![format!("after access {}", gap.gap)],
-            reason,
-        ));
-    }
-    for (gap, reason) in &decisions.solved(source.problem) {
-        rows.push(row(
-            gap.value,
-            "recompute",
-            vec![format!("after access {}", gap.gap)],
-            reason,
-        ));
-    }
-    rows
 }
 
 /// The block of a module: its path up to its first number, `model.layers.3` of
