@@ -151,6 +151,67 @@ struct Prices {
     times: [f64; 3],
 }
 
+/// What an item's absences gain and cost at given prices, µs.
+struct Priced {
+    terms: Terms,
+    /// Prices of the link's ways in and out and of the processor.
+    times: [f64; 3],
+    /// The sum of the prices of a byte at the lines before each line, over two steps.
+    until: Vec<f64>,
+}
+
+impl Priced {
+    /// `n` lines are looked at.
+    fn new(n: usize, terms: Terms, prices: &Prices) -> Priced {
+        let mut until = vec![0.0; 2 * n + 1];
+        for at in 0..2 * n {
+            until[at + 1] = until[at] + prices.lines[at % n];
+        }
+        Priced {
+            terms,
+            times: prices.times,
+            until,
+        }
+    }
+
+    fn inward(&self, inward: f64) -> f64 {
+        self.times[0] * inward / self.terms.link
+    }
+
+    fn run(&self, item: &Item) -> f64 {
+        if item.run.is_finite() {
+            self.times[2] * item.run / self.terms.compute
+        } else {
+            f64::INFINITY
+        }
+    }
+
+    /// The gain of being away over one gap, by the cheaper way. Once the value is out, coming in
+    /// costs the way in alone.
+    fn gain(&self, item: &Item, (lines, inward): &(Range<usize>, f64), is_out: bool) -> f64 {
+        let copied = if is_out {
+            self.inward(*inward)
+        } else {
+            f64::INFINITY
+        };
+        item.bytes * (self.until[lines.end] - self.until[lines.start]) - copied.min(self.run(item))
+    }
+
+    /// The most that an item gains over all its gaps, and whether it goes out for that. `None` if
+    /// it gains nothing.
+    fn best(&self, item: &Item) -> Option<(f64, bool)> {
+        let all = |is_out| {
+            let gaps = item.gaps.iter();
+            gaps.map(|gap| self.gain(item, gap, is_out).max(0.0))
+                .sum::<f64>()
+        };
+        let out = self.times[1] * item.outward / self.terms.link;
+        let (with, without) = (all(true) - out, all(false));
+        let gain = with.max(without);
+        (gain > 0.0).then_some((gain, without < with))
+    }
+}
+
 struct Facts {
     compute: f64,
     items: Vec<Item>,
@@ -160,110 +221,136 @@ struct Facts {
     wire: f64,
 }
 
+/// The lines between two accesses of a value, which may go over the step's end.
+type Absence = (Value, Range<usize>);
+
+/// Every absence, those of a value together. Only states are away over the step's end.
+fn absences(problem: &Problem<'_>) -> Vec<Absence> {
+    let graph = problem.graph;
+    let n = problem.lines.len();
+    let mut absences = vec![];
+    for (value, data) in graph.values.iter() {
+        let accesses = &problem.accesses[value];
+        let (Some(&first), Some(&last)) = (accesses.first(), accesses.last()) else {
+            continue;
+        };
+        if graph.root(value) != value || data.ty.bytes() == 0 {
+            continue;
+        }
+        let pairs = accesses.windows(2);
+        absences.extend(pairs.map(|pair| (value, pair[0] as usize + 1..pair[1] as usize)));
+        if matches!(data.def, Def::State(_)) {
+            absences.push((value, last as usize + 1..n + first as usize));
+        }
+    }
+    absences
+}
+
+fn size(problem: &Problem<'_>, value: Value) -> f64 {
+    buffer_bytes(problem.graph.values[value].ty.bytes()) as f64
+}
+
+/// Bytes at each line, with all that may be away.
+fn bytes_at_lines(problem: &Problem<'_>, absences: &[Absence]) -> Vec<f64> {
+    let n = problem.lines.len();
+    let mut change = vec![0.0; 2 * n + 1];
+    for (value, lines) in absences.iter().filter(|(_, lines)| lines.start < lines.end) {
+        change[lines.start] += size(problem, *value);
+        change[lines.end] -= size(problem, *value);
+    }
+    let mut away = vec![0.0; n];
+    let mut sum = 0.0;
+    for (at, change) in change[..2 * n].iter().enumerate() {
+        sum += change;
+        away[at % n] += sum;
+    }
+    away.iter()
+        .enumerate()
+        .map(|(at, away)| needed(problem, at) + away)
+        .collect()
+}
+
+/// The fullest line of each stretch of lines.
+fn fullest_lines(bytes: &[f64]) -> Vec<usize> {
+    let n = bytes.len();
+    let stretch = n.div_ceil(LINES).max(1);
+    let starts = (0..n).step_by(stretch);
+    starts
+        .filter_map(|from| {
+            (from..n.min(from + stretch)).max_by(|&a, &b| bytes[a].total_cmp(&bytes[b]))
+        })
+        .collect()
+}
+
+/// The values that may be away at one of the lines that are looked at.
+fn items(problem: &Problem<'_>, absences: &[Absence], looked_at: &[usize]) -> Vec<Item> {
+    let n = problem.lines.len();
+    let index =
+        |at: usize| looked_at.partition_point(|&line| line < at % n) + at / n * looked_at.len();
+    let gradients = gradients(problem);
+    let mut items: Vec<Item> = vec![];
+    let mut last = None;
+    for (value, lines) in absences {
+        let within = index(lines.start)..index(lines.end);
+        if within.is_empty() {
+            continue;
+        }
+        if last != Some(value) {
+            let (outward, run) = times(problem, &gradients, *value);
+            items.push(Item {
+                bytes: size(problem, *value),
+                gaps: vec![],
+                outward,
+                run,
+            });
+            last = Some(value);
+        }
+        // The host may run an update.
+        let reader = problem.lines[lines.end % n];
+        let by_device = problem.graph.nodes[reader].phase != Phase::Optimizer;
+        let inward = if by_device {
+            wire(problem, *value)
+        } else {
+            0.0
+        };
+        let item = items.last_mut().expect("an item was pushed");
+        item.gaps.push((within, inward));
+    }
+    items
+}
+
 impl Facts {
     fn new(problem: &Problem<'_>) -> Facts {
         let graph = problem.graph;
+        let phase = |at: usize| graph.nodes[problem.lines[at]].phase;
         let n = problem.lines.len();
-        let phase = |at: u32| graph.nodes[problem.lines[at as usize]].phase;
-        let on_device = |at: &usize| phase(*at as u32) != Phase::Optimizer;
-        let compute = (0..n)
-            .filter(on_device)
+        let on_device = (0..n).filter(|&at| phase(at) != Phase::Optimizer);
+        let compute = on_device
             .map(|at| problem.cost.run(graph, problem.lines[at]))
             .sum();
-        let mut all: Vec<(Value, Range<usize>)> = vec![];
-        for value in graph
-            .values
-            .ids()
-            .filter(|&v| graph.root(v) == v && 0 < graph.values[v].ty.bytes())
-        {
-            let accesses = &problem.accesses[value];
-            let (Some(&first), Some(&last)) = (accesses.first(), accesses.last()) else {
-                continue;
-            };
-            all.extend(
-                accesses
-                    .windows(2)
-                    .map(|pair| (value, pair[0] as usize + 1..pair[1] as usize)),
-            );
-            if matches!(graph.values[value].def, Def::State(_)) {
-                all.push((value, last as usize + 1..n + first as usize));
-            }
-        }
-        let sizes = |value: Value| buffer_bytes(graph.values[value].ty.bytes()) as f64;
-        let needed: Vec<f64> = (0..n).map(|at| needed(problem, at)).collect();
-        // The lines: bytes at the start, and how they change.
-        let mut change = vec![0.0; 2 * n + 1];
-        for (value, lines) in all.iter().filter(|(_, lines)| lines.start < lines.end) {
-            change[lines.start] += sizes(*value);
-            change[lines.end] -= sizes(*value);
-        }
-        let mut away = vec![0.0; n];
-        let mut sum = 0.0;
-        for (at, change) in change[..2 * n].iter().enumerate() {
-            sum += change;
-            away[at % n] += sum;
-        }
-        let bytes = |at: usize| needed[at] + away[at];
-        let stretch = n.div_ceil(LINES).max(1);
-        let looked_at: Vec<usize> = (0..n)
-            .step_by(stretch)
-            .filter_map(|from| {
-                (from..n.min(from + stretch)).max_by(|&a, &b| bytes(a).total_cmp(&bytes(b)))
-            })
-            .collect();
-        let index =
-            |at: usize| looked_at.partition_point(|&line| line < at % n) + at / n * looked_at.len();
-        let gradients = gradients(problem);
-        let mut items: Vec<Item> = vec![];
-        let mut last = None;
-        for (value, lines) in all {
-            let within = index(lines.start)..index(lines.end);
-            if within.is_empty() {
-                continue;
-            }
-            if last != Some(value) {
-                let (outward, run) = times(problem, &gradients, value);
-                items.push(Item {
-                    bytes: sizes(value),
-                    gaps: vec![],
-                    outward,
-                    run,
-                });
-                last = Some(value);
-            }
-            // An update may be the host's.
-            let by_device = phase((lines.end % n) as u32) != Phase::Optimizer;
-            let inward = if by_device { wire(problem, value) } else { 0.0 };
-            items
-                .last_mut()
-                .expect("an item was pushed")
-                .gaps
-                .push((within, inward));
-        }
+        let absences = absences(problem);
+        let bytes = bytes_at_lines(problem, &absences);
+        let fullest = fullest_lines(&bytes);
         let large = 1u64 << 30;
         let wire = (problem.cost.link(large) - problem.cost.link(0)) / large as f64;
         Facts {
             compute,
-            items,
-            bytes: looked_at.into_iter().map(bytes).collect(),
+            items: items(problem, &absences, &fullest),
+            bytes: fullest.into_iter().map(|at| bytes[at]).collect(),
             wire,
         }
     }
 
     /// The bound that the prices prove, µs, and how it grows with each price.
     fn bound(&self, terms: Terms, prices: &Prices) -> (f64, Prices) {
-        let [times_in, outward, compute] = prices.times;
         let n = self.bytes.len();
-        let mut until = vec![0.0; 2 * n + 1];
-        for at in 0..2 * n {
-            until[at + 1] = until[at] + prices.lines[at % n];
-        }
+        let priced = Priced::new(n, terms, prices);
         let excess: Vec<f64> = self
             .bytes
             .iter()
             .map(|bytes| bytes - terms.budget)
             .collect();
-        let mut bound = compute * self.compute / terms.compute;
+        let mut bound = priced.times[2] * self.compute / terms.compute;
         bound += excess
             .iter()
             .zip(&prices.lines)
@@ -272,44 +359,23 @@ impl Facts {
         let mut times = [0.0, 0.0, self.compute / terms.compute];
         let mut change = vec![0.0; 2 * n + 1];
         for item in &self.items {
-            let run = if item.run.is_finite() {
-                compute * item.run / terms.compute
-            } else {
-                f64::INFINITY
-            };
-            let out = outward * item.outward / terms.link;
-            // Each gap by the cheaper way or not at all; once the value is out, coming in costs the
-            // way in alone.
-            let gain = |(lines, inward): &(Range<usize>, f64), is_out: bool| {
-                let copied = if is_out {
-                    times_in * inward / terms.link
-                } else {
-                    f64::INFINITY
-                };
-                item.bytes * (until[lines.end] - until[lines.start]) - copied.min(run)
-            };
-            let all = |is_out| {
-                item.gaps
-                    .iter()
-                    .map(|gap| gain(gap, is_out).max(0.0))
-                    .sum::<f64>()
-            };
-            let (with, without) = (all(true) - out, all(false));
-            if with.max(without) <= 0.0 {
+            let Some((gain, is_out)) = priced.best(item) else {
                 continue;
-            }
-            bound -= with.max(without);
-            let is_out = without < with;
+            };
+            bound -= gain;
             times[1] += if is_out {
                 item.outward / terms.link
             } else {
                 0.0
             };
-            for gap in item.gaps.iter().filter(|gap| 0.0 < gain(gap, is_out)) {
+            for gap in &item.gaps {
+                if priced.gain(item, gap, is_out) <= 0.0 {
+                    continue;
+                }
                 let (lines, inward) = gap;
                 change[lines.start] -= item.bytes;
                 change[lines.end] += item.bytes;
-                match is_out && times_in * inward / terms.link <= run {
+                match is_out && priced.inward(*inward) <= priced.run(item) {
                     true => times[0] += inward / terms.link,
                     false => times[2] += item.run / terms.compute,
                 }

@@ -1,7 +1,7 @@
 //! The figures of a graph that ProTrain's planner works on: an [`Instance`] from a problem's blocks
 //! and the packing of its states into chunks.
 
-use super::chunks::Packing;
+use super::chunks::{Chunk, Packing};
 use crate::plan::Problem;
 use crate::plan::blocks::Block;
 use crate::plan::users::users;
@@ -24,12 +24,8 @@ pub fn instance(
     host_rate: f64,
 ) -> Option<Instance> {
     let graph = problem.graph;
-    if packing.chunks.is_empty()
-        || packing
-            .chunks
-            .last()
-            .is_some_and(|chunk| blocks.len() < chunk.blocks.end)
-    {
+    let last_chunk = packing.chunks.last()?;
+    if blocks.len() < last_chunk.blocks.end {
         return None;
     }
     let mut block_of: Table<Node, Option<usize>> = Table::filled(graph.nodes.len(), None);
@@ -65,62 +61,66 @@ pub fn instance(
     });
     let costs = costs.collect();
     let updates = updates(graph);
-    let chunks = packing.chunks.iter().map(|chunk| {
-        let states = blocks[chunk.blocks.clone()]
-            .iter()
-            .flat_map(|block| &block.states);
-        let (mut trained, mut gradients, mut all, mut device) = (0u64, 0u64, chunk.bytes, 0.0);
-        for &state in states {
-            let bytes = graph.values[graph.states[state].before].ty.bytes();
-            if let Some(update) = updates[state] {
-                trained += bytes;
-                gradients += bytes;
-                device += problem.cost.run(graph, update);
-                all += moments(graph, update)
-                    .map(|m| graph.values[m].ty.bytes())
-                    .sum::<u64>();
-            }
-        }
-        ChunkCost {
-            upload: problem.cost.link(chunk.bytes),
-            offload: if 0 < trained {
-                problem.cost.link(gradients)
-            } else {
-                0.0
-            },
-            gather: 0.0,
-            reduce: 0.0,
-            update_device: device,
-            update_host: if 0 < trained {
-                (all + gradients) as f64 / host_rate
-            } else {
-                0.0
-            },
-            persistent_bytes: all + gradients,
-            host_bytes: all,
-        }
-    });
-    let chunks = chunks.collect();
+    let chunks = packing.chunks.iter();
+    let chunks = chunks.map(|chunk| chunk_cost(problem, blocks, chunk, &updates, host_rate));
     let fixed = graph
         .states
         .iter()
         .filter(|s| !matches!(s.kind, StateKind::Param | StateKind::Moment));
     let fixed: u64 = fixed.map(|s| graph.values[s.before].ty.bytes()).sum();
+    let bytes = packing.chunks.iter().map(|chunk| chunk.bytes);
     Some(Instance {
         blocks: costs,
-        chunks,
-        buffer_bytes: packing
-            .chunks
-            .iter()
-            .map(|chunk| chunk.bytes)
-            .max()
-            .unwrap_or(0),
+        chunks: chunks.collect(),
+        buffer_bytes: bytes.max().unwrap_or(0),
         base: fixed + held.shared,
         capacity: problem.device.device_bytes,
         host_capacity: Some(problem.host_limit.unwrap_or(problem.device.host_bytes)),
         shared_link: false,
         alpha: 1.0,
     })
+}
+
+/// The figures of one chunk. `updates` has the node that updates each state.
+fn chunk_cost(
+    problem: &Problem<'_>,
+    blocks: &[Block],
+    chunk: &Chunk,
+    updates: &[Option<Node>],
+    host_rate: f64,
+) -> ChunkCost {
+    let graph = problem.graph;
+    let states = blocks[chunk.blocks.clone()]
+        .iter()
+        .flat_map(|block| &block.states);
+    let (mut gradients, mut all, mut update_device) = (0u64, chunk.bytes, 0.0);
+    for &state in states {
+        if let Some(update) = updates[state] {
+            // A gradient has as many bytes as its parameter.
+            gradients += graph.values[graph.states[state].before].ty.bytes();
+            update_device += problem.cost.run(graph, update);
+            all += moments(graph, update)
+                .map(|m| graph.values[m].ty.bytes())
+                .sum::<u64>();
+        }
+    }
+    let (offload, update_host) = match gradients {
+        0 => (0.0, 0.0),
+        _ => (
+            problem.cost.link(gradients),
+            (all + gradients) as f64 / host_rate,
+        ),
+    };
+    ChunkCost {
+        upload: problem.cost.link(chunk.bytes),
+        offload,
+        gather: 0.0,
+        reduce: 0.0,
+        update_device,
+        update_host,
+        persistent_bytes: all + gradients,
+        host_bytes: all,
+    }
 }
 
 /// The node that updates each state that is trained.

@@ -18,8 +18,7 @@ use crate::cost::is_product;
 use crate::plan::blocks::Block;
 use crate::plan::tuning::LAYOUT_SHARES;
 use crate::plan::{Decisions, Gap, Means, Problem, Reason};
-use ir::graph::Def;
-use ir::{Node, Phase, Table, Value};
+use ir::{Graph, Node, Phase, Table, Value};
 use papers::protrain::{self, Activation, Config, Instance, Layout, Outline};
 use std::collections::BTreeSet;
 
@@ -214,81 +213,104 @@ fn activations(
     decisions: &mut Decisions,
 ) {
     let graph = problem.graph;
-    let phase = |at: u32| graph.nodes[problem.lines[at as usize]].phase;
-    // Values that are there, or come back, when a backward wants to compute from them.
-    let mut at_hand: Table<Value, bool> = Table::filled(graph.values.len(), false);
-    // Values that the block that computes them can compute again.
-    let mut again: Table<Value, bool> = Table::filled(graph.values.len(), false);
-    let given = |root: Value| !matches!(graph.values[root].def, Def::Node(..));
-    for &node in problem
-        .lines
-        .iter()
-        .filter(|&&node| graph.nodes[node].phase == Phase::Forward)
-    {
+    let mut at_hand = AtHand {
+        graph,
+        block_of,
+        kept: Table::filled(graph.values.len(), false),
+        again: Table::filled(graph.values.len(), false),
+    };
+    for &node in &problem.lines {
         let data = &graph.nodes[node];
-        let Some(block) = block_of[node] else {
+        let (Some(block), Phase::Forward) = (block_of[node], data.phase) else {
             continue;
         };
-        let from = |root: Value| match graph.def_node(root) {
-            None => true,
-            Some(def) => {
-                let alone = graph.nodes[def]
-                    .inputs
-                    .iter()
-                    .all(|&input| given(graph.root(input)));
-                at_hand[root] || again[root] && (block_of[def] == Some(block) || alone)
-            }
-        };
         let cheap = !parts || !is_product(graph, node);
-        let possible =
-            cheap && data.op.is_pure() && data.inputs.iter().all(|&input| from(graph.root(input)));
+        let possible = cheap && at_hand.can_rerun(node, block);
         for &value in &data.outputs {
-            again[value] = possible;
-            let accesses = &problem.accesses[value];
-            // The gap between the last forward and the first backward.
-            let Some(gap) = accesses.windows(2).position(|pair| {
-                phase(pair[0]) == Phase::Forward && phase(pair[1]) == Phase::Backward
-            }) else {
+            at_hand.again[value] = possible;
+            let Some(gap) = forward_to_backward(problem, value) else {
                 continue;
             };
-            let readers = problem.uses[value]
-                .iter()
-                .map(|&at| problem.lines[at as usize]);
-            let readers = readers.filter(|&reader| graph.nodes[reader].phase == Phase::Forward);
-            let others: BTreeSet<usize> = readers
-                .filter_map(|reader| block_of[reader])
-                .filter(|&reader| reader != block)
-                .collect();
-            // Whose it is: an input belongs to the block that reads it; what several read stays.
-            let (owner, is_input) = match (others.len(), others.first()) {
-                (0, _) => (Some(block), false),
-                (1, Some(&reader)) => (Some(reader), true),
-                _ => (None, false),
-            };
+            let (owner, is_input) = owner(problem, block_of, value, block);
             let means = match owner.and_then(|owner| layout.activation[owner]) {
                 Some(_) if parts && !is_input && possible => Some(Means::Recompute),
                 Some(Activation::Swap) => Some(Means::Swap),
                 Some(Activation::Recompute) if !is_input && possible => Some(Means::Recompute),
                 _ => None,
             };
-            at_hand[value] = means != Some(Means::Recompute);
-            if let Some(means) = means.filter(|_| 0 < graph.values[value].ty.bytes()) {
-                let bytes = graph.values[value].ty.bytes();
+            at_hand.kept[value] = means != Some(Means::Recompute);
+            let bytes = graph.values[value].ty.bytes();
+            if let Some(means) = means.filter(|_| bytes > 0) {
                 let reason = Reason {
                     bytes,
                     swap: Some(2.0 * problem.cost.link(bytes)),
                     recompute: possible.then(|| problem.cost.run(graph, node)),
-                    line: accesses[gap],
+                    line: problem.accesses[value][gap],
                 };
-                decisions.cuts.insert(
-                    Gap {
-                        value,
-                        gap: gap as u32,
-                    },
-                    (means, reason),
-                );
+                let gap = gap as u32;
+                decisions.cuts.insert(Gap { value, gap }, (means, reason));
             }
         }
+    }
+}
+
+/// What a backward can compute from.
+struct AtHand<'a> {
+    graph: &'a Graph,
+    block_of: &'a Table<Node, Option<usize>>,
+    /// Values that stay, or come back.
+    kept: Table<Value, bool>,
+    /// Values that the block that computes them can compute again.
+    again: Table<Value, bool>,
+}
+
+impl AtHand<'_> {
+    /// True if the backward of `block` can run a node of the forward again.
+    fn can_rerun(&self, node: Node, block: usize) -> bool {
+        let data = &self.graph.nodes[node];
+        let mut inputs = data.inputs.iter().map(|&input| self.graph.root(input));
+        data.op.is_pure() && inputs.all(|root| self.is_available(root, block))
+    }
+
+    fn is_available(&self, root: Value, block: usize) -> bool {
+        let graph = self.graph;
+        let Some(def) = graph.def_node(root) else {
+            return true;
+        };
+        let given = |&input: &Value| graph.def_node(graph.root(input)).is_none();
+        let alone = || graph.nodes[def].inputs.iter().all(given);
+        self.kept[root] || self.again[root] && (self.block_of[def] == Some(block) || alone())
+    }
+}
+
+/// The gap between the last access of a value in forward and the first in backward.
+fn forward_to_backward(problem: &Problem<'_>, value: Value) -> Option<usize> {
+    let phase = |at: u32| problem.graph.nodes[problem.lines[at as usize]].phase;
+    let mut gaps = problem.accesses[value].windows(2);
+    gaps.position(|pair| phase(pair[0]) == Phase::Forward && phase(pair[1]) == Phase::Backward)
+}
+
+/// The block that decides about a value that `block` computes, and whether the value is an input of
+/// that block. An input belongs to the block that reads it; what several blocks read belongs to
+/// none, and stays.
+fn owner(
+    problem: &Problem<'_>,
+    block_of: &Table<Node, Option<usize>>,
+    value: Value,
+    block: usize,
+) -> (Option<usize>, bool) {
+    let readers = problem.uses[value]
+        .iter()
+        .map(|&at| problem.lines[at as usize]);
+    let others: BTreeSet<usize> = readers
+        .filter(|&reader| problem.graph.nodes[reader].phase == Phase::Forward)
+        .filter_map(|reader| block_of[reader])
+        .filter(|&reader| reader != block)
+        .collect();
+    match (others.len(), others.first()) {
+        (0, _) => (Some(block), false),
+        (1, Some(&reader)) => (Some(reader), true),
+        _ => (None, false),
     }
 }
 
@@ -302,57 +324,69 @@ fn states(
     decisions: &mut Decisions,
 ) {
     let graph = problem.graph;
-    let of_state = |state: usize| problem.hosted_reason(state);
-    for (c, chunk) in packing
-        .chunks
-        .iter()
-        .enumerate()
-        .filter(|(c, _)| !layout.persistent[*c])
-    {
+    for (c, chunk) in packing.chunks.iter().enumerate() {
+        if layout.persistent[c] {
+            continue;
+        }
         let params: Vec<usize> = blocks[chunk.blocks.clone()]
             .iter()
             .flat_map(|b| &b.states)
             .copied()
             .collect();
         for &state in &params {
-            decisions.hosted.insert(state, of_state(state));
-            let update = graph.def_node(graph.root(graph.states[state].after));
-            if let Some(update) = update.filter(|&node| graph.nodes[node].phase == Phase::Optimizer)
-            {
-                decisions.on_host.insert(update);
-                let moments = states_of(problem, update).into_iter();
-                let moments = moments.filter(|&s| graph.states[s].kind == ir::StateKind::Moment);
-                decisions
-                    .hosted
-                    .extend(moments.map(|moment| (moment, of_state(moment))));
-            }
+            decisions.hosted.insert(state, problem.hosted_reason(state));
+            update_on_host(problem, state, decisions);
+            // What is cached lies where it is until its backward.
             let value = graph.states[state].before;
-            // Away between passes and blocks; what is cached lies where it is until its backward.
-            // The last block's backward follows its forward: to it, both are one pass.
-            let stage = |at: u32| {
-                let node = problem.lines[at as usize];
-                let last = block_of[node] == Some(blocks.len() - 1);
-                match graph.nodes[node].phase {
-                    Phase::Backward if last => (Phase::Forward, block_of[node]),
-                    phase => (phase, block_of[node]),
-                }
-            };
-            for (gap, pair) in problem.uses[value].windows(2).enumerate() {
-                let (before, after) = (stage(pair[0]), stage(pair[1]));
-                let stays = layout.cached[c] && after.0 != Phase::Optimizer;
-                if before != after && !stays {
-                    decisions.cuts.insert(
-                        Gap {
-                            value,
-                            gap: gap as u32,
-                        },
-                        (Means::Swap, of_state(state)),
-                    );
+            for (gap, after) in stage_changes(problem, block_of, blocks.len(), value) {
+                let stays = layout.cached[c] && after != Phase::Optimizer;
+                if !stays {
+                    let reason = problem.hosted_reason(state);
+                    let cut = (Means::Swap, reason);
+                    decisions.cuts.insert(Gap { value, gap }, cut);
                 }
             }
         }
-        if 1 < params.len() {
+        if params.len() > 1 {
             decisions.chunks.push(params);
         }
     }
+}
+
+/// Lets the host update a state, if the optimizer does, with the moments that it needs for that.
+fn update_on_host(problem: &Problem<'_>, state: usize, decisions: &mut Decisions) {
+    let graph = problem.graph;
+    let update = graph.def_node(graph.root(graph.states[state].after));
+    let Some(update) = update.filter(|&node| graph.nodes[node].phase == Phase::Optimizer) else {
+        return;
+    };
+    decisions.on_host.insert(update);
+    for state in states_of(problem, update) {
+        if graph.states[state].kind == ir::StateKind::Moment {
+            decisions.hosted.insert(state, problem.hosted_reason(state));
+        }
+    }
+}
+
+/// The gaps between uses of a value in different passes or blocks, with the phase after each. The
+/// last block's backward follows its forward: to it, both are one pass.
+fn stage_changes(
+    problem: &Problem<'_>,
+    block_of: &Table<Node, Option<usize>>,
+    n_blocks: usize,
+    value: Value,
+) -> impl Iterator<Item = (u32, Phase)> {
+    let stage = move |at: u32| {
+        let node = problem.lines[at as usize];
+        let last = block_of[node] == Some(n_blocks - 1);
+        match problem.graph.nodes[node].phase {
+            Phase::Backward if last => (Phase::Forward, block_of[node]),
+            phase => (phase, block_of[node]),
+        }
+    };
+    let pairs = (0..).zip(problem.uses[value].windows(2));
+    pairs.filter_map(move |(gap, pair)| {
+        let (before, after) = (stage(pair[0]), stage(pair[1]));
+        (before != after).then_some((gap, after.0))
+    })
 }

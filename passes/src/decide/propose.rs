@@ -19,69 +19,70 @@ type Drafts<'a> = Box<dyn Fn(&Wanted) -> Vec<Draft> + Sync + 'a>;
 
 /// What a planner has to do. `auto` does what all of them do, so that no other is better.
 fn parts<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Part<'a>> {
-    let mut parts: Vec<Part<'a>> = vec![];
-    // Shares of few blocks may come to the same.
-    let n_hosted = |share: f64| problem.n_hosted(share);
-    let distinct = |share: f64| {
-        0 < n_hosted(share) && (share == 1.0 || n_hosted(share) < problem.groups.len())
-    };
-    for who in Planner::ALL
-        .into_iter()
-        .filter(|&who| planner == who || planner == Planner::Auto)
-    {
-        let mut part = |is_trajectory, drafts: Drafts<'a>| {
-            parts.push(Part {
-                planner: who,
-                is_trajectory,
-                drafts,
-            })
-        };
-        match who {
-            Planner::Auto => {
-                for start in REMAT_STARTS
-                    .into_iter()
-                    .filter(|start| start.0 == 0.0 || distinct(start.0))
-                {
-                    part(
-                        false,
-                        Box::new(move |wanted| recompute::drafts(problem, start, wanted)),
-                    );
+    let planners = Planner::ALL.into_iter();
+    planners
+        .filter(|&own| planner == own || planner == Planner::Auto)
+        .flat_map(|own| {
+            let drafts = match own {
+                Planner::Auto => auto_parts(problem),
+                Planner::Keep => vec![],
+                Planner::Greedy => jump_parts(problem),
+                Planner::Offload => vec![boxed(|_| weights::drafts(problem))],
+                Planner::Protrain => vec![boxed(|wanted| layout::drafts(problem, RUNGS, wanted))],
+            };
+            let trajectories = match own {
+                Planner::Greedy => trajectory_parts(problem),
+                _ => vec![],
+            };
+            let part = move |is_trajectory| {
+                move |drafts| Part {
+                    planner: own,
+                    is_trajectory,
+                    drafts,
                 }
-                part(false, Box::new(move |_| layout::parts(problem)));
-            }
-            Planner::Keep => {}
-            Planner::Greedy => {
-                for share in HOSTED
-                    .into_iter()
-                    .filter(|&share| share == 0.0 || distinct(share))
-                {
-                    let jumps = move |wanted: &_| {
-                        greedy::jumps(problem, share, greedy::Taste::Cheaper, wanted)
-                    };
-                    part(false, Box::new(jumps));
-                }
-                // Where rounds take long, those tastes that mix means.
-                let mixes = |taste: &greedy::Taste| {
-                    matches!(taste, greedy::Taste::Cheaper | greedy::Taste::Block)
-                };
-                for taste in greedy::TASTES
-                    .into_iter()
-                    .filter(|taste| !problem.is_large() || mixes(taste))
-                {
-                    part(
-                        true,
-                        Box::new(move |wanted| greedy::trajectory(problem, taste, wanted)),
-                    );
-                }
-            }
-            Planner::Offload => part(false, Box::new(move |_| weights::drafts(problem))),
-            Planner::Protrain => part(
-                false,
-                Box::new(move |wanted| layout::drafts(problem, RUNGS, wanted)),
-            ),
-        }
-    }
-    parts
+            };
+            let drafts = drafts.into_iter().map(part(false));
+            drafts.chain(trajectories.into_iter().map(part(true)))
+        })
+        .collect()
+}
+
+fn boxed<'a>(drafts: impl Fn(&Wanted) -> Vec<Draft> + Sync + 'a) -> Drafts<'a> {
+    Box::new(drafts)
+}
+
+/// False for a share of the groups that comes to the same as none or all of them.
+fn is_distinct(problem: &Problem<'_>, share: f64) -> bool {
+    let n_hosted = problem.n_hosted(share);
+    n_hosted > 0 && (share == 1.0 || n_hosted < problem.groups.len())
+}
+
+fn auto_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
+    let starts = REMAT_STARTS.into_iter();
+    let starts = starts.filter(|start| start.0 == 0.0 || is_distinct(problem, start.0));
+    let solved = starts.map(|start| boxed(move |wanted| recompute::drafts(problem, start, wanted)));
+    solved.chain([boxed(|_| layout::parts(problem))]).collect()
+}
+
+fn jump_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
+    let shares = HOSTED.into_iter();
+    shares
+        .filter(|&share| share == 0.0 || is_distinct(problem, share))
+        .map(|share| {
+            boxed(move |wanted| greedy::jumps(problem, share, greedy::Taste::Cheaper, wanted))
+        })
+        .collect()
+}
+
+fn trajectory_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
+    // Where rounds take long, those tastes that mix means.
+    let mixes =
+        |taste: &greedy::Taste| matches!(taste, greedy::Taste::Cheaper | greedy::Taste::Block);
+    let tastes = greedy::TASTES.into_iter();
+    tastes
+        .filter(|taste| !problem.is_large() || mixes(taste))
+        .map(|taste| boxed(move |wanted| greedy::trajectory(problem, taste, wanted)))
+        .collect()
 }
 
 /// What planners propose for each problem that is to be planned, on as many threads as there are

@@ -13,7 +13,7 @@ use crate::plan::machine::{COMPUTE, DEVICE};
 use crate::plan::tuning::{REMAT_LADDER, REMAT_MOST_STEPS, REMAT_STEPS, REMAT_TRIES};
 use crate::plan::{Decisions, Problem};
 use crate::realise;
-use ir::schedule::{Buffer, InstrKind, Schedule, Why};
+use ir::schedule::{Buffer, InstrData, InstrKind, Loc, Schedule, Why};
 use ir::{Id, Node, Phase, Table, Value};
 use papers::remat::{self, Effort};
 
@@ -89,122 +89,21 @@ struct Model {
 
 impl Model {
     fn new(problem: &Problem<'_>, base: &Decisions, schedule: &Schedule) -> Option<Model> {
-        let graph = problem.graph;
-        let n = schedule.instrs.len();
-        let on_device = |buffer: Buffer| schedule.buffers[buffer].pool == DEVICE;
-        let cut: Table<Value, bool> = {
-            let mut cut = Table::filled(graph.values.len(), false);
-            base.cuts.keys().for_each(|gap| cut[gap.value] = true);
-            cut
-        };
-        // The solver's number of each value that stays.
-        let mut number: Table<Value, Option<u32>> = Table::filled(graph.values.len(), None);
-        let mut values = vec![];
-        let mut nodes = vec![remat::Node::default(); n];
-        let mut home = Table::filled(schedule.buffers.len(), false);
-        schedule
-            .entry
-            .iter()
-            .chain(&schedule.exit)
-            .for_each(|(_, loc)| home[loc.buffer] = true);
-        // Where each state is overwritten.
-        let mut overwritten: Table<Buffer, u32> =
-            Table::filled(schedule.buffers.len(), n as u32 - 1);
+        let mut lines = Lines::new(problem, base, schedule);
         let mut position = vec![];
         let mut models = 0;
         for (instr, data) in schedule.instrs.iter() {
             position.push(models);
             models += u32::from(data.why == Why::Model);
-            schedule.each_access(graph, instr, |access| {
-                if access.write && home[access.loc.buffer] {
-                    overwritten[access.loc.buffer] =
-                        overwritten[access.loc.buffer].min(instr.index() as u32);
-                }
-            });
+            lines.add(instr.index(), data);
         }
-        // The value that each buffer holds, and the buffers whose bytes the solver sees.
-        let mut holds: Table<Buffer, Option<u32>> = Table::filled(schedule.buffers.len(), None);
-        let mut seen: Table<Buffer, bool> = Table::filled(schedule.buffers.len(), false);
-        let mut shared = vec![0u64; n];
-        let mut runs = vec![None; n];
-        for (instr, data) in schedule.instrs.iter() {
-            let line = instr.index();
-            match &data.kind {
-                InstrKind::Run {
-                    node,
-                    args,
-                    outs,
-                    scratch,
-                } => {
-                    let node_data = &graph.nodes[*node];
-                    let remat = &mut nodes[line];
-                    let device = data.stream == COMPUTE;
-                    if device {
-                        remat.micros = problem.cost.run(graph, *node);
-                    }
-                    let mut until = n as u32 - 1;
-                    for (&input, loc) in node_data.inputs.iter().zip(args) {
-                        if let Some(number) =
-                            number[problem.root[input]].filter(|_| on_device(loc.buffer))
-                        {
-                            remat.reads.push(number);
-                        } else if home[loc.buffer] {
-                            until = until.min(overwritten[loc.buffer]);
-                        }
-                    }
-                    let again =
-                        device && node_data.op.is_pure() && node_data.phase != Phase::Optimizer;
-                    if again && outs.iter().all(|loc| !home[loc.buffer]) {
-                        remat.until = until;
-                        runs[line] = Some(*node);
-                    }
-                    if let Some(loc) = scratch.filter(|loc| on_device(loc.buffer)) {
-                        remat.scratch = schedule.buffers[loc.buffer].bytes;
-                        seen[loc.buffer] = true;
-                    }
-                    for (&output, loc) in node_data.outputs.iter().zip(outs) {
-                        if !on_device(loc.buffer) || home[loc.buffer] || cut[output] {
-                            continue;
-                        }
-                        number[output] = Some(values.len() as u32);
-                        holds[loc.buffer] = number[output];
-                        let bytes = schedule.buffers[loc.buffer].bytes;
-                        values.push(remat::Value {
-                            bytes,
-                            maker: line as u32,
-                            kept: false,
-                        });
-                        if args.contains(loc) {
-                            shared[line] += bytes;
-                        }
-                        seen[loc.buffer] = true;
-                    }
-                }
-                InstrKind::Copy { src, .. } => {
-                    // A copy out reads what it sends.
-                    nodes[line].reads.extend(holds[src.buffer]);
-                }
-            }
-        }
-        let lives = lifetimes(schedule);
-        let mut change = vec![0i64; n + 1];
-        for (buffer, data) in schedule
-            .buffers
-            .iter()
-            .filter(|&(buffer, _)| on_device(buffer) && !seen[buffer])
-        {
-            change[lives[buffer].start as usize] += data.bytes as i64;
-            change[lives[buffer].end as usize] -= data.bytes as i64;
-        }
-        let mut sum = 0;
-        let fixed = change[..n]
-            .iter()
-            .zip(&shared)
-            .map(|(change, &shared)| {
-                sum += change;
-                (sum as u64).saturating_sub(shared)
-            })
-            .collect();
+        let fixed = lines.fixed_bytes();
+        let Lines {
+            nodes,
+            values,
+            runs,
+            ..
+        } = lines;
         let problem = remat::Problem::new(nodes, values, fixed).ok()?;
         Some(Model {
             problem,
@@ -223,5 +122,159 @@ impl Model {
                     .push(node);
             }
         }
+    }
+}
+
+/// The solver's nodes and values, while they are collected line by line.
+struct Lines<'a> {
+    problem: &'a Problem<'a>,
+    schedule: &'a Schedule,
+    /// Values that leave the device over a gap already.
+    cut: Table<Value, bool>,
+    /// Buffers that hold something at entry or exit.
+    home: Table<Buffer, bool>,
+    /// The line at which each buffer at home is overwritten; the last if none does.
+    overwritten: Table<Buffer, u32>,
+    /// The solver's number of each value that stays.
+    number: Table<Value, Option<u32>>,
+    /// The value that each buffer holds, by the solver's number.
+    holds: Table<Buffer, Option<u32>>,
+    /// Buffers whose bytes the solver sees.
+    seen: Table<Buffer, bool>,
+    /// Bytes of the results of each line that take the place of an operand.
+    shared: Vec<u64>,
+    nodes: Vec<remat::Node>,
+    values: Vec<remat::Value>,
+    /// The node that each line may run again.
+    runs: Vec<Option<Node>>,
+}
+
+impl<'a> Lines<'a> {
+    fn new(problem: &'a Problem<'a>, base: &Decisions, schedule: &'a Schedule) -> Lines<'a> {
+        let (n, n_buffers) = (schedule.instrs.len(), schedule.buffers.len());
+        let n_values = problem.graph.values.len();
+        let mut cut = Table::filled(n_values, false);
+        base.cuts.keys().for_each(|gap| cut[gap.value] = true);
+        let mut home = Table::filled(n_buffers, false);
+        for (_, loc) in schedule.entry.iter().chain(&schedule.exit) {
+            home[loc.buffer] = true;
+        }
+        let mut overwritten: Table<Buffer, u32> = Table::filled(n_buffers, n as u32 - 1);
+        for instr in schedule.instrs.ids() {
+            schedule.each_access(problem.graph, instr, |access| {
+                if access.write && home[access.loc.buffer] {
+                    let first = &mut overwritten[access.loc.buffer];
+                    *first = (*first).min(instr.index() as u32);
+                }
+            });
+        }
+        Lines {
+            problem,
+            schedule,
+            cut,
+            home,
+            overwritten,
+            number: Table::filled(n_values, None),
+            holds: Table::filled(n_buffers, None),
+            seen: Table::filled(n_buffers, false),
+            shared: vec![0; n],
+            nodes: vec![remat::Node::default(); n],
+            values: vec![],
+            runs: vec![None; n],
+        }
+    }
+
+    fn add(&mut self, line: usize, data: &InstrData) {
+        match &data.kind {
+            InstrKind::Run {
+                node,
+                args,
+                outs,
+                scratch,
+            } => {
+                let on_compute = data.stream == COMPUTE;
+                if on_compute {
+                    self.nodes[line].micros = self.problem.cost.run(self.problem.graph, *node);
+                }
+                let until = self.read(line, *node, args);
+                let node_data = &self.problem.graph.nodes[*node];
+                let may_rerun =
+                    on_compute && node_data.op.is_pure() && node_data.phase != Phase::Optimizer;
+                if may_rerun && outs.iter().all(|loc| !self.home[loc.buffer]) {
+                    self.nodes[line].until = until;
+                    self.runs[line] = Some(*node);
+                }
+                if let Some(loc) = scratch.filter(|loc| self.is_on_device(loc.buffer)) {
+                    self.nodes[line].scratch = self.schedule.buffers[loc.buffer].bytes;
+                    self.seen[loc.buffer] = true;
+                }
+                self.write(line, *node, args, outs);
+            }
+            InstrKind::Copy { src, .. } => {
+                // A copy out reads what it sends.
+                self.nodes[line].reads.extend(self.holds[src.buffer]);
+            }
+        }
+    }
+
+    /// Adds the operands of a line. Returns the line up to which all others are as they are now:
+    /// the first that overwrites one of them.
+    fn read(&mut self, line: usize, node: Node, args: &[Loc]) -> u32 {
+        let mut until = self.schedule.instrs.len() as u32 - 1;
+        for (&input, loc) in self.problem.graph.nodes[node].inputs.iter().zip(args) {
+            let number = self.number[self.problem.root[input]];
+            if let Some(number) = number.filter(|_| self.is_on_device(loc.buffer)) {
+                self.nodes[line].reads.push(number);
+            } else if self.home[loc.buffer] {
+                until = until.min(self.overwritten[loc.buffer]);
+            }
+        }
+        until
+    }
+
+    /// Adds the results of a line that the solver decides about.
+    fn write(&mut self, line: usize, node: Node, args: &[Loc], outs: &[Loc]) {
+        for (&output, loc) in self.problem.graph.nodes[node].outputs.iter().zip(outs) {
+            if !self.is_on_device(loc.buffer) || self.home[loc.buffer] || self.cut[output] {
+                continue;
+            }
+            self.number[output] = Some(self.values.len() as u32);
+            self.holds[loc.buffer] = self.number[output];
+            let bytes = self.schedule.buffers[loc.buffer].bytes;
+            self.values.push(remat::Value {
+                bytes,
+                maker: line as u32,
+                kept: false,
+            });
+            if args.contains(loc) {
+                self.shared[line] += bytes;
+            }
+            self.seen[loc.buffer] = true;
+        }
+    }
+
+    /// Bytes at each line that the solver does not decide about.
+    fn fixed_bytes(&self) -> Vec<u64> {
+        let n = self.schedule.instrs.len();
+        let lives = lifetimes(self.schedule);
+        let mut change = vec![0i64; n + 1];
+        for (buffer, data) in self.schedule.buffers.iter() {
+            if self.is_on_device(buffer) && !self.seen[buffer] {
+                change[lives[buffer].start as usize] += data.bytes as i64;
+                change[lives[buffer].end as usize] -= data.bytes as i64;
+            }
+        }
+        let mut sum = 0;
+        let lines = change[..n].iter().zip(&self.shared);
+        lines
+            .map(|(change, &shared)| {
+                sum += change;
+                (sum as u64).saturating_sub(shared)
+            })
+            .collect()
+    }
+
+    fn is_on_device(&self, buffer: Buffer) -> bool {
+        self.schedule.buffers[buffer].pool == DEVICE
     }
 }

@@ -124,66 +124,78 @@ pub fn draft(
     schedule: &Schedule,
     drafts: &mut Vec<Draft>,
 ) -> Timeline {
-    let live_of = |schedule: &Schedule| {
-        let lives = lifetimes(schedule);
-        [DEVICE, HOST].map(|pool| live_peak(schedule, &lives, pool))
-    };
-    let [live, host] = live_of(schedule);
     let lines = Lines::new(problem.graph, schedule, problem.cost);
     let timeline = lines.unlimited();
-    let mut fastest = timeline.micros;
-    let busiest = lines.busiest();
-    log::debug!(
-        "draft: {} decisions, {live} bytes alive, {host} on the host, {fastest:.0} µs",
-        decisions.count()
-    );
-    drafts.push(Draft {
+    let [live, host] = live_peaks(schedule);
+    let draft = Draft {
         decisions: Arc::new(decisions.clone()),
         live,
         host,
-        micros: fastest,
-        busiest,
-    });
+        micros: timeline.micros,
+        busiest: lines.busiest(),
+    };
+    log::debug!(
+        "draft: {} decisions, {live} bytes alive, {host} on the host, {:.0} µs",
+        decisions.count(),
+        draft.micros
+    );
+    drafts.push(draft.clone());
+    draft_ahead(problem, schedule, &lines, draft, drafts);
+    timeline
+}
+
+/// The drafts that take bytes for copies to come early, as long as each makes a step faster than
+/// the drafts before. `draft` has no such room.
+fn draft_ahead(
+    problem: &Problem<'_>,
+    schedule: &Schedule,
+    lines: &Lines<'_>,
+    mut draft: Draft,
+    drafts: &mut Vec<Draft>,
+) {
+    let live = draft.live;
     // No order of the lines wins more than this.
-    let enough = |fastest: f64| fastest * (1.0 - AHEAD_WORTH) <= busiest;
-    if enough(fastest) {
-        return timeline;
+    let enough = |draft: &Draft| draft.micros * (1.0 - AHEAD_WORTH) <= draft.busiest;
+    if enough(&draft) {
+        return;
     }
     let room = Room::new(problem.graph, schedule, problem.cost);
     let mut last = None;
     for share in &AHEAD[1..] {
         let ahead = (live as f64 * share) as u64;
-        let Some(order) = room
-            .order(ahead)
-            .filter(|order| last.as_ref() != Some(order))
-        else {
+        let order = room.order(ahead);
+        let Some(order) = order.filter(|order| last.as_ref() != Some(order)) else {
             continue;
         };
         let micros = lines.unlimited_micros(&order);
-        if micros < fastest * (1.0 - AHEAD_WORTH) {
+        if micros < draft.micros * (1.0 - AHEAD_WORTH) {
             log::trace!("draft with {ahead} bytes of copies ahead: {micros:.0} µs");
-            fastest = micros;
-            let decisions = Arc::new(Decisions {
-                ahead,
-                ..decisions.clone()
-            });
             let mut early = schedule.clone();
             reorder(&mut early, &order);
-            let [live, host] = live_of(&early);
-            drafts.push(Draft {
-                decisions,
+            let [live, host] = live_peaks(&early);
+            draft = Draft {
+                decisions: Arc::new(Decisions {
+                    ahead,
+                    ..Decisions::clone(&draft.decisions)
+                }),
                 live,
                 host,
                 micros,
-                busiest,
-            });
-            if enough(fastest) {
-                break;
+                busiest: draft.busiest,
+            };
+            drafts.push(draft.clone());
+            if enough(&draft) {
+                return;
             }
         }
         last = Some(order);
     }
-    timeline
+}
+
+/// The most bytes alive at one line, on the device and on the host.
+fn live_peaks(schedule: &Schedule) -> [u64; 2] {
+    let lives = lifetimes(schedule);
+    [DEVICE, HOST].map(|pool| live_peak(schedule, &lives, pool))
 }
 
 /// The drafts of decisions that can be acted on; none of others.

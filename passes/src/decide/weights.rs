@@ -7,44 +7,21 @@
 //! state either lives on the device, all the time, or on the host.
 
 use super::record::{Draft, propose};
+use crate::plan::blocks::Block;
 use crate::plan::tuning::{FEWEST_LAYERS, WEIGHTS_LADDER};
 use crate::plan::{Decisions, Gap, Means, Problem};
-use ir::{Node, Phase};
+use ir::{Node, Phase, Value};
 use papers::offload::{Algorithm, Instance, Layer, solve};
 
 /// Drafts for a ladder of memories.
 pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
-    let graph = problem.graph;
-    let blocks = &problem.blocks;
-    if blocks.len() < FEWEST_LAYERS {
+    if problem.blocks.len() < FEWEST_LAYERS {
         return vec![];
     }
-    let bytes = |state: usize| graph.values[graph.states[state].before].ty.bytes();
-    let micros = |nodes: &[Node]| -> f64 {
-        nodes
-            .iter()
-            .map(|&node| problem.cost.run(graph, node))
-            .sum()
-    };
-    // What a block's forward leaves to be read in backward.
-    let kept = |nodes: &[Node]| -> u64 {
-        let values = nodes.iter().flat_map(|&node| &graph.nodes[node].outputs);
-        let wanted = values.filter(|&&value| {
-            let last = problem.uses[value]
-                .last()
-                .map(|&at| graph.nodes[problem.lines[at as usize]].phase);
-            last.is_some_and(|phase| phase != Phase::Forward)
-        });
-        wanted.map(|&value| graph.values[value].ty.bytes()).sum()
-    };
-    let layers: Vec<Layer> = blocks
+    let layers: Vec<Layer> = problem
+        .blocks
         .iter()
-        .map(|block| Layer {
-            weight_bytes: block.states.iter().map(|&state| bytes(state)).sum(),
-            activation_bytes: kept(&block.forward),
-            forward_micros: micros(&block.forward),
-            backward_micros: micros(&block.backward),
-        })
+        .map(|block| layer(problem, block))
         .collect();
     let latency = problem.cost.link(0);
     let large = 1u64 << 30;
@@ -66,29 +43,66 @@ pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
             return drafts;
         };
         let away = solution.away_bytes();
-        if away.iter().all(|&[outside, within]| outside + within == 0) {
-            continue;
+        if away.iter().any(|&[outside, within]| outside + within > 0) {
+            propose(problem, &offloaded(problem, &away), &mut drafts);
         }
-        let mut decisions = Decisions::default();
-        for (block, [outside, within]) in blocks.iter().zip(away) {
-            let (mut out, mut inside) = (0, 0);
-            for &state in &block.states {
-                let value = graph.states[state].before;
-                let reason = problem.hosted_reason(state);
-                if out < outside.max(within) {
-                    out += bytes(state);
-                    decisions.hosted.insert(state, reason);
-                    if inside < within {
-                        inside += bytes(state);
-                        if let Some(gap) = problem.between_phases(value) {
-                            decisions
-                                .cuts
-                                .insert(Gap { value, gap }, (Means::Swap, reason));
-                        }
-                    }
+    }
+}
+
+/// A block as a layer of the chain.
+fn layer(problem: &Problem<'_>, block: &Block) -> Layer {
+    let graph = problem.graph;
+    let micros = |nodes: &[Node]| -> f64 {
+        let nodes = nodes.iter();
+        nodes.map(|&node| problem.cost.run(graph, node)).sum()
+    };
+    // Forward results that a later phase reads.
+    let is_kept = |value: &Value| {
+        let last = problem.uses[*value].last();
+        last.is_some_and(|&at| graph.nodes[problem.lines[at as usize]].phase != Phase::Forward)
+    };
+    let made = block
+        .forward
+        .iter()
+        .flat_map(|&node| graph.nodes[node].outputs.iter().copied());
+    Layer {
+        weight_bytes: block.states.iter().map(|&s| bytes(problem, s)).sum(),
+        activation_bytes: made
+            .filter(is_kept)
+            .map(|value| graph.values[value].ty.bytes())
+            .sum(),
+        forward_micros: micros(&block.forward),
+        backward_micros: micros(&block.backward),
+    }
+}
+
+/// Decisions that keep at least so many bytes of each block's weights away: between steps, and
+/// between forward and backward.
+fn offloaded(problem: &Problem<'_>, away: &[[u64; 2]]) -> Decisions {
+    let mut decisions = Decisions::default();
+    for (block, &[outside, within]) in problem.blocks.iter().zip(away) {
+        let (mut out, mut inside) = (0, 0);
+        for &state in &block.states {
+            if out >= outside.max(within) {
+                break;
+            }
+            out += bytes(problem, state);
+            let reason = problem.hosted_reason(state);
+            decisions.hosted.insert(state, reason);
+            if inside < within {
+                inside += bytes(problem, state);
+                let value = problem.graph.states[state].before;
+                if let Some(gap) = problem.between_phases(value) {
+                    let gap = Gap { value, gap };
+                    decisions.cuts.insert(gap, (Means::Swap, reason));
                 }
             }
         }
-        propose(problem, &decisions, &mut drafts);
     }
+    decisions
+}
+
+fn bytes(problem: &Problem<'_>, state: usize) -> u64 {
+    let value = problem.graph.states[state].before;
+    problem.graph.values[value].ty.bytes()
 }

@@ -6,7 +6,7 @@ use super::decisions::{Decisions, Gap, Means, Reason};
 use super::tuning::{Heuristics, LARGE, LATENCIES};
 use super::users::users;
 use crate::cost::Cost;
-use ir::graph::Def;
+use ir::graph::{Def, NodeData};
 use ir::schedule::buffer_bytes;
 use ir::{Device, Graph, Node, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,24 +72,46 @@ impl Group {
     }
 }
 
+/// The positions that read each value, ascending.
+fn uses(graph: &Graph, position: &Table<Node, Option<u32>>) -> Table<Value, Vec<u32>> {
+    let at = |node: Node| position[node].expect("a reader should be a line");
+    users(graph, &graph.order)
+        .values()
+        .map(|nodes| nodes.iter().map(|&node| at(node)).collect())
+        .collect()
+}
+
+/// Bytes that a node's kernel may use while it runs.
+fn scratch(graph: &Graph, node: &NodeData) -> u64 {
+    let inputs: Vec<_> = node.inputs.iter().map(|&v| &graph.values[v].ty).collect();
+    let outputs = node.outputs.iter().map(|&v| graph.values[v].ty.clone());
+    let outputs: Vec<_> = outputs.collect();
+    node.op.work(&inputs, &outputs).scratch
+}
+
+/// The repeated block that each node is in.
+fn block_of(graph: &Graph, blocks: &[Block]) -> Table<Node, Option<usize>> {
+    let mut block_of = Table::filled(graph.nodes.len(), None);
+    for (i, block) in blocks.iter().enumerate() {
+        for &node in block.forward.iter().chain(&block.backward) {
+            if block.repeated {
+                block_of[node] = Some(i);
+            }
+        }
+    }
+    block_of
+}
+
 impl<'a> Problem<'a> {
     /// The problem of a graph on a machine.
     pub fn new(graph: &'a Graph, device: &'a Device, cost: &'a dyn Cost) -> Problem<'a> {
-        let lines: Vec<Node> = graph
-            .order
-            .iter()
-            .copied()
-            .filter(|&n| !graph.nodes[n].op.is_alias())
-            .collect();
+        let order = graph.order.iter().copied();
+        let lines: Vec<Node> = order.filter(|&n| !graph.nodes[n].op.is_alias()).collect();
         let mut position = Table::filled(graph.nodes.len(), None);
         for (i, &node) in lines.iter().enumerate() {
             position[node] = Some(i as u32);
         }
-        let at = |node: Node| position[node].expect("a reader should be a line");
-        let uses: Table<Value, Vec<u32>> = users(graph, &graph.order)
-            .values()
-            .map(|nodes| nodes.iter().map(|&n| at(n)).collect())
-            .collect();
+        let uses = uses(graph, &position);
         let accesses = |(value, uses): (Value, &Vec<u32>)| {
             let def = graph.def_node(value).and_then(|node| position[node]);
             def.into_iter().chain(uses.iter().copied()).collect()
@@ -104,30 +126,8 @@ impl<'a> Problem<'a> {
         for (i, state) in graph.states.iter().enumerate() {
             renews[root[state.after]].push(i);
         }
-        let scratch = |data: &ir::graph::NodeData| {
-            let inputs: Vec<_> = data.inputs.iter().map(|&v| &graph.values[v].ty).collect();
-            let outputs: Vec<_> = data
-                .outputs
-                .iter()
-                .map(|&v| graph.values[v].ty.clone())
-                .collect();
-            data.op.work(&inputs, &outputs).scratch
-        };
-        let scratch = graph.nodes.values().map(scratch).collect();
+        let scratch = graph.nodes.values().map(|node| scratch(graph, node));
         let blocks = blocks::find(graph);
-        let mut block_of = Table::filled(graph.nodes.len(), None);
-        for (i, block) in blocks
-            .iter()
-            .enumerate()
-            .filter(|(_, block)| block.repeated)
-        {
-            block
-                .forward
-                .iter()
-                .chain(&block.backward)
-                .for_each(|&node| block_of[node] = Some(i));
-        }
-        let (groups, host_limit) = (vec![], None);
         let mut problem = Problem {
             graph,
             device,
@@ -139,11 +139,11 @@ impl<'a> Problem<'a> {
             uses,
             accesses,
             leaves,
+            block_of: block_of(graph, &blocks),
             blocks,
-            block_of,
-            groups,
-            scratch,
-            host_limit,
+            groups: vec![],
+            scratch: scratch.collect(),
+            host_limit: None,
             heuristics: Heuristics::default(),
         };
         problem.groups = problem.groups();
