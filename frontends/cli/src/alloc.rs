@@ -70,133 +70,149 @@ fn plan(args: &AllocPlanArgs) -> Result<(), Failure> {
         .filter(|_| args.serve.is_some())
         .collect();
     share_streams(args.share_streams, &mut pools);
-    let threads = args.threads.map_or_else(
-        || std::thread::available_parallelism().map_or(1, |n| n.get()),
-        usize::from,
-    );
-    let without = Method::ALL.map(|method| args.without.contains(&method).then_some(method));
-    let options = Options {
-        effort: args.effort,
-        capacity: args.capacity,
-        align: args.align,
-        threads,
-        without,
-    };
-    let planner = |trace: &Trace, see: &mut dyn FnMut(&str, u64)| match args.planner {
-        AddressPlanner::Ours => place(trace, &options, see),
-        AddressPlanner::Stalloc => stalloc::place(trace, args.align),
-    };
-    let mut planned = vec![];
-    for pool in &pools {
-        let n_blocks = pool.trace.blocks.len();
-        let spinner = out::spinner(format!("placing {n_blocks} blocks of {}", pool.name));
-        let start = Instant::now();
-        let mut see = |found: &str, peak: u64| {
-            if let Some(spinner) = &spinner {
-                spinner.set_message(format!(
-                    "placing {n_blocks} blocks of {}: {}, {found}",
-                    pool.name,
-                    short(peak)
-                ));
-            }
-        };
-        let placement = planner(&pool.trace, &mut see);
-        let time = start.elapsed();
-        if let Some(spinner) = spinner {
-            spinner.finish_and_clear();
-        }
-        let path = args.trace.trace.display();
-        let placement = placement
-            .map_err(|error| Failure::Input(format!("{path}: pool {}: {error}", pool.name)))?;
-        // An independent check: it shares no code with the planners.
-        match check(&pool.trace, &placement.offsets, args.align, None) {
-            Ok(peak) if peak <= placement.peak => {}
-            Ok(peak) => {
-                return Err(Failure::Bug(format!(
-                    "the plan's peak is {peak} and was said to be {}",
-                    placement.peak
-                )));
-            }
-            Err(faults) => {
-                return Err(wrong_plan(
-                    &faults,
-                    pool,
-                    &placement.offsets,
-                    &path.to_string(),
-                ));
-            }
-        }
-        planned.push(Planned {
-            pool,
-            placement,
-            time,
-        });
-    }
+    let planner = Planner::new(args);
+    let planned = pools.iter().map(|pool| planner.plan(pool));
+    let planned = planned.collect::<Result<Vec<Planned<'_>>, Failure>>()?;
     match args.json {
         true => out::line(&plan_json(&planned, args.capacity).to_string()),
         false => out::text(&plan_report(&planned, args.capacity)),
     }
-    let over = planned.iter().find(|planned| {
-        args.capacity
-            .is_some_and(|capacity| capacity < planned.placement.peak)
-    });
-    if let (
-        Some(Planned {
-            pool, placement, ..
-        }),
-        Some(capacity),
-    ) = (over, args.capacity)
-    {
-        let why = match capacity < placement.lower_bound {
-            true => format!(
-                "{} are alive at once, so that no plan fits",
-                bytes(placement.lower_bound)
-            ),
-            false => format!(
-                "the best plan found takes {}; --effort max looks longer",
-                bytes(placement.peak)
-            ),
-        };
-        return Err(Failure::NoSchedule(format!(
-            "{} does not fit {}: {why}",
-            pool.name,
-            bytes(capacity)
-        )));
-    }
-    let offsets = || planned.iter().map(|planned| &planned.placement.offsets[..]);
+    check_capacity(&planned, args.capacity)?;
+    let offsets: Vec<&[u64]> = planned
+        .iter()
+        .map(|planned| &planned.placement.offsets[..])
+        .collect();
     if let Some(path) = &args.output {
-        save_atomically(
-            path,
-            &[
-                table::write_plan(&pools, &offsets().map(<[u64]>::to_vec).collect::<Vec<_>>())
-                    .as_bytes(),
-            ],
-        )?;
+        let owned: Vec<Vec<u64>> = offsets.iter().map(|offsets| offsets.to_vec()).collect();
+        save_atomically(path, &[table::write_plan(&pools, &owned).as_bytes()])?;
     }
     if let Some(path) = &args.serve {
-        let [_] = &pools[..] else {
+        let [step] = &recorded[..] else {
             return Err(Failure::Input(format!(
                 "--serve: the trace has {} pools; a plan file is of one",
                 pools.len()
             )));
         };
-        // Addresses of the step alone: it follows itself.
-        let fixed = |step: &Trace| {
-            let shared = args.share_streams.then(|| step.one_stream());
-            planner(shared.as_ref().unwrap_or(step), &mut |_, _| ())
-                .map(|placement| placement.offsets)
-        };
-        let plan = serve::plan(&recorded[0], args.align, fixed)
-            .map_err(|error| Failure::Input(error.to_string()))?;
-        save_atomically(path, &[plan.as_bytes()])?;
+        save_atomically(path, &[planner.serve(step)?.as_bytes()])?;
     }
     if let Some(path) = &args.svg {
-        save_atomically(
-            path,
-            &[picture::draw(&pools, &offsets().collect::<Vec<_>>()).as_bytes()],
-        )?;
+        save_atomically(path, &[picture::draw(&pools, &offsets).as_bytes()])?;
     }
     Ok(())
+}
+
+/// Places the blocks of traces.
+struct Planner<'a> {
+    args: &'a AllocPlanArgs,
+    options: Options,
+}
+
+impl<'a> Planner<'a> {
+    fn new(args: &'a AllocPlanArgs) -> Planner<'a> {
+        let threads = args.threads.map_or_else(
+            || std::thread::available_parallelism().map_or(1, |n| n.get()),
+            usize::from,
+        );
+        let without = Method::ALL.map(|method| args.without.contains(&method).then_some(method));
+        let options = Options {
+            effort: args.effort,
+            capacity: args.capacity,
+            align: args.align,
+            threads,
+            without,
+        };
+        Planner { args, options }
+    }
+
+    /// Places a pool's blocks, shows the progress, and checks the plan.
+    fn plan<'p>(&self, pool: &'p Pool) -> Result<Planned<'p>, Failure> {
+        let what = format!(
+            "placing {} blocks of {}",
+            pool.trace.blocks.len(),
+            pool.name
+        );
+        let spinner = out::spinner(what.clone());
+        let start = Instant::now();
+        let mut see = |found: &str, peak: u64| {
+            if let Some(spinner) = &spinner {
+                spinner.set_message(format!("{what}: {}, {found}", short(peak)));
+            }
+        };
+        let placement = self.place(&pool.trace, &mut see);
+        let time = start.elapsed();
+        if let Some(spinner) = spinner {
+            spinner.finish_and_clear();
+        }
+        let path = self.args.trace.trace.display();
+        let placement = placement
+            .map_err(|error| Failure::Input(format!("{path}: pool {}: {error}", pool.name)))?;
+        // An independent check: it shares no code with the planners.
+        let peak = check(&pool.trace, &placement.offsets, self.args.align, None)
+            .map_err(|faults| wrong_plan(&faults, pool, &placement.offsets, &path.to_string()))?;
+        if peak > placement.peak {
+            return Err(Failure::Bug(format!(
+                "the plan's peak is {peak} and was said to be {}",
+                placement.peak
+            )));
+        }
+        Ok(Planned {
+            pool,
+            placement,
+            time,
+        })
+    }
+
+    fn place(
+        &self,
+        trace: &Trace,
+        see: &mut dyn FnMut(&str, u64),
+    ) -> Result<Placement, placement::Error> {
+        match self.args.planner {
+            AddressPlanner::Ours => place(trace, &self.options, see),
+            AddressPlanner::Stalloc => stalloc::place(trace, self.args.align),
+        }
+    }
+
+    /// The plan file of a step. Its addresses are those of the step alone: it follows itself.
+    fn serve(&self, step: &Trace) -> Result<String, Failure> {
+        let fixed = |step: &Trace| {
+            let shared = self.args.share_streams.then(|| step.one_stream());
+            self.place(shared.as_ref().unwrap_or(step), &mut |_, _| ())
+                .map(|placement| placement.offsets)
+        };
+        serve::plan(step, self.args.align, fixed).map_err(|error| Failure::Input(error.to_string()))
+    }
+}
+
+/// Fails if a pool's plan needs more bytes than there are.
+fn check_capacity(planned: &[Planned<'_>], capacity: Option<u64>) -> Result<(), Failure> {
+    let Some(capacity) = capacity else {
+        return Ok(());
+    };
+    let over = planned
+        .iter()
+        .find(|planned| capacity < planned.placement.peak);
+    let Some(Planned {
+        pool, placement, ..
+    }) = over
+    else {
+        return Ok(());
+    };
+    let why = match capacity < placement.lower_bound {
+        true => format!(
+            "{} are alive at once, so that no plan fits",
+            bytes(placement.lower_bound)
+        ),
+        false => format!(
+            "the best plan found takes {}; --effort max looks longer",
+            bytes(placement.peak)
+        ),
+    };
+    Err(Failure::NoSchedule(format!(
+        "{} does not fit {}: {why}",
+        pool.name,
+        bytes(capacity)
+    )))
 }
 
 /// Addresses that the trace itself fixes may be wrong; others are our bug.
@@ -227,73 +243,65 @@ fn wrong_plan(faults: &[Fault], pool: &Pool, offsets: &[u64], path: &str) -> Fai
 }
 
 fn plan_json(planned: &[Planned<'_>], capacity: Option<u64>) -> Json {
-    let row = |peak: u64, bound: u64, optimal: bool, n_blocks: usize, time: Duration| {
-        json!({
-            "peak_bytes": peak,
-            "lower_bound_bytes": bound,
-            "gap": gap(peak, bound),
-            "optimal": optimal,
-            "buffers": n_blocks,
-            "ms": time.as_secs_f64() * 1e3,
-        })
-    };
-    let pools: Vec<Json> = planned
-        .iter()
-        .map(
-            |Planned {
-                 pool,
-                 placement,
-                 time,
-             }| {
-                let Placement {
-                    peak,
-                    lower_bound,
-                    optimal,
-                    method,
-                    ..
-                } = placement;
-                let mut json = row(
-                    *peak,
-                    *lower_bound,
-                    *optimal,
-                    pool.trace.blocks.len(),
-                    *time,
-                );
-                json["pool"] = json!(pool.name);
-                json["method"] = json!(method);
-                if let Some(capacity) = capacity {
-                    json["fits"] = json!(*peak <= capacity);
-                }
-                json
-            },
-        )
-        .collect();
     let sum = |number: fn(&Placement) -> u64| {
-        planned
-            .iter()
-            .map(|planned| number(&planned.placement))
-            .sum()
+        let placements = planned.iter().map(|planned| &planned.placement);
+        placements.map(number).sum()
     };
-    let mut json = row(
-        sum(|placement| placement.peak),
-        sum(|placement| placement.lower_bound),
-        planned.iter().all(|planned| planned.placement.optimal),
-        planned
-            .iter()
-            .map(|planned| planned.pool.trace.blocks.len())
-            .sum(),
-        planned.iter().map(|planned| planned.time).sum(),
-    );
+    let n_blocks = |planned: &Planned<'_>| planned.pool.trace.blocks.len();
+    let all = Figures {
+        peak: sum(|placement| placement.peak),
+        lower_bound: sum(|placement| placement.lower_bound),
+        optimal: planned.iter().all(|planned| planned.placement.optimal),
+        n_blocks: planned.iter().map(n_blocks).sum(),
+        time: planned.iter().map(|planned| planned.time).sum(),
+    };
+    let mut json = all.json();
     if let Some(capacity) = capacity {
+        let mut peaks = planned.iter().map(|planned| planned.placement.peak);
         json["capacity_bytes"] = json!(capacity);
-        json["fits"] = json!(
-            planned
-                .iter()
-                .all(|planned| planned.placement.peak <= capacity)
-        );
+        json["fits"] = json!(peaks.all(|peak| peak <= capacity));
     }
-    json["pools"] = json!(pools);
+    let pool = |planned: &Planned<'_>| {
+        let placement = &planned.placement;
+        let figures = Figures {
+            peak: placement.peak,
+            lower_bound: placement.lower_bound,
+            optimal: placement.optimal,
+            n_blocks: n_blocks(planned),
+            time: planned.time,
+        };
+        let mut json = figures.json();
+        json["pool"] = json!(planned.pool.name);
+        json["method"] = json!(placement.method);
+        if let Some(capacity) = capacity {
+            json["fits"] = json!(placement.peak <= capacity);
+        }
+        json
+    };
+    json["pools"] = json!(planned.iter().map(pool).collect::<Vec<_>>());
     json
+}
+
+/// The figures of a plan, or of all plans together.
+struct Figures {
+    peak: u64,
+    lower_bound: u64,
+    optimal: bool,
+    n_blocks: usize,
+    time: Duration,
+}
+
+impl Figures {
+    fn json(&self) -> Json {
+        json!({
+            "peak_bytes": self.peak,
+            "lower_bound_bytes": self.lower_bound,
+            "gap": gap(self.peak, self.lower_bound),
+            "optimal": self.optimal,
+            "buffers": self.n_blocks,
+            "ms": self.time.as_secs_f64() * 1e3,
+        })
+    }
 }
 
 fn plan_report(planned: &[Planned<'_>], capacity: Option<u64>) -> String {
@@ -524,6 +532,14 @@ fn write_stats(
     for (size, n) in &stats.frequent {
         writeln!(out, "              {n:>8} of {}", bytes(*size))?;
     }
+    write_classes(out, stats)?;
+    writeln!(out, "\n  phases      {}", stats.phases)?;
+    writeln!(out, "  modules     {}", stats.modules)?;
+    writeln!(out, "  streams     {}", stats.streams)?;
+    write_holding(out, pool, stats, holding)
+}
+
+fn write_classes(out: &mut String, stats: &Stats) -> std::fmt::Result {
     let by = if stats.by_phases {
         "phases"
     } else {
@@ -547,9 +563,16 @@ fn write_stats(
             share.blocks
         )?;
     }
-    writeln!(out, "\n  phases      {}", stats.phases)?;
-    writeln!(out, "  modules     {}", stats.modules)?;
-    writeln!(out, "  streams     {}", stats.streams)?;
+    Ok(())
+}
+
+/// What allocators would hold for the pool, and what the recorded one held.
+fn write_holding(
+    out: &mut String,
+    pool: &Pool,
+    stats: &Stats,
+    holding: &Holding,
+) -> std::fmt::Result {
     writeln!(out, "\n  what an allocator would hold")?;
     for (name, held) in [
         ("PyTorch's", &holding.cached),

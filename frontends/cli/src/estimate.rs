@@ -162,6 +162,28 @@ fn report(
         precision.name(),
         recompute.name()
     )?;
+    write_total(out, estimate)?;
+    if 1 < parallel.pipeline {
+        writeln!(
+            out,
+            "\npipeline: {} layers a stage, activations of {} micro-batches, {:.1}% of the time \
+             in the bubble",
+            estimate.stage_layers,
+            estimate.in_flight,
+            100.0 * parallel.bubble()
+        )?;
+    }
+    write_layer(out, estimate)?;
+    writeln!(
+        out,
+        "\na checkpoint on disk has {}\n",
+        gigabytes(estimate.checkpoint)
+    )?;
+    write_machines(out, estimate.total(), machines)
+}
+
+/// The bytes by what they are for.
+fn write_total(out: &mut String, estimate: &Estimate) -> std::fmt::Result {
     let total = estimate.total();
     let mut row = |name: &str, bytes: u64| {
         let share = 100.0 * bytes as f64 / total.max(1) as f64;
@@ -180,34 +202,30 @@ fn report(
             "\nwithout activations: --layers, --width, --heads and --seq tell their sizes"
         )?;
     }
-    if 1 < parallel.pipeline {
+    Ok(())
+}
+
+/// What a layer saves for its backward.
+fn write_layer(out: &mut String, estimate: &Estimate) -> std::fmt::Result {
+    if estimate.layer.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\nsaved by a layer for a micro-batch")?;
+    for saved in &estimate.layer {
+        let again = if saved.kept { "" } else { "  computed again" };
         writeln!(
             out,
-            "\npipeline: {} layers a stage, activations of {} micro-batches, {:.1}% of the time \
-             in the bubble",
-            estimate.stage_layers,
-            estimate.in_flight,
-            100.0 * parallel.bubble()
+            "  {:<31} {:<15} {:>10.3} GB{again}",
+            saved.name,
+            saved.shape,
+            saved.bytes as f64 / 1e9
         )?;
     }
-    if !estimate.layer.is_empty() {
-        writeln!(out, "\nsaved by a layer for a micro-batch")?;
-        for saved in &estimate.layer {
-            let again = if saved.kept { "" } else { "  computed again" };
-            writeln!(
-                out,
-                "  {:<31} {:<15} {:>10.3} GB{again}",
-                saved.name,
-                saved.shape,
-                saved.bytes as f64 / 1e9
-            )?;
-        }
-    }
-    writeln!(
-        out,
-        "\na checkpoint on disk has {}\n",
-        gigabytes(estimate.checkpoint)
-    )?;
+    Ok(())
+}
+
+/// Which machines have `total` bytes.
+fn write_machines(out: &mut String, total: u64, machines: &[Device]) -> std::fmt::Result {
     writeln!(out, "  {:<18} {:>12}", "device", "memory")?;
     for device in machines {
         let says = match device.device_bytes.checked_sub(total) {

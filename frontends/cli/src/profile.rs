@@ -439,8 +439,6 @@ impl Measured<'_> {
     }
 
     fn report(&self, profile: &Profile) -> String {
-        let rate = |bytes: f64| format!("{:.2} GB/s", bytes / 1e9);
-        let steps = profile.profiling_seconds * 1e6 / profile.step_micros.max(1e-3);
         let mut text = format!(
             "{} on {} ({}, {} cores): {} distinct ops in {} lines\n\n",
             profile.model,
@@ -450,77 +448,13 @@ impl Measured<'_> {
             profile.ops.len(),
             self.step.nodes.len()
         );
-        let mut row = |name: &str, value: String| text.push_str(&format!("  {name:<16} {value}\n"));
-        row(
-            "one step",
-            format!("{}, the sum of its ops", micros(profile.step_micros)),
-        );
-        row(
-            "profiling took",
-            format!(
-                "{}: {steps:.1} steps",
-                micros(profile.profiling_seconds * 1e6)
-            ),
-        );
-        row(
-            "memory",
-            format!(
-                "{}: ops {}, the largest alone {}; copies and updates {}",
-                short(profile.peak_bytes),
-                short(self.times.bytes),
-                short(self.times.largest_op),
-                short(self.figures.bytes)
-            ),
-        );
-        let link = &profile.link;
-        let paced = link.paced.map_or(String::new(), |paced| {
-            format!(", slowed to {}", rate(paced))
-        });
-        row(
-            "link",
-            format!(
-                "{} in, {} out, {} a copy{paced}",
-                rate(link.in_bandwidth),
-                rate(link.out_bandwidth),
-                micros(link.micros)
-            ),
-        );
-        row("copies", rate(link.copy_bandwidth));
-        row("updates on host", rate(profile.host_bandwidth));
-        row("handoff", micros(profile.handoff_micros));
-
-        text.push_str("\nspeed kept beside  ");
-        Lane::ALL
-            .iter()
-            .for_each(|lane| text.push_str(&format!("{:>8}", lane.name())));
-        for (a, lane) in Lane::ALL.iter().enumerate() {
-            text.push_str(&format!("\n  {:<16} ", lane.name()));
-            for b in 0..Lane::ALL.len() {
-                let share = if a == b {
-                    "-".into()
-                } else {
-                    format!("{:.0}%", 100.0 * self.figures.keeps[a][b])
-                };
-                text.push_str(&format!("{share:>8}"));
-            }
+        for (name, value) in self.machine_figures(profile) {
+            text.push_str(&format!("  {name:<16} {value}\n"));
         }
         text.push('\n');
-
-        let mut ops: Vec<(&String, &OpFigures)> = profile.ops.iter().collect();
-        let total = |op: &OpFigures| op.micros * f64::from(op.count);
-        ops.sort_by(|a, b| total(b.1).total_cmp(&total(a.1)).then_with(|| a.0.cmp(b.0)));
-        text.push_str("\n  share      a run  runs  op\n");
-        for (key, op) in ops.iter().take(ROWS) {
-            let share = 100.0 * total(op) / profile.step_micros.max(1e-3);
-            text.push_str(&format!(
-                "  {share:4.1}%  {:>9}  {:>4}  {key}\n",
-                micros(op.micros),
-                op.count
-            ));
-        }
-        if ROWS < ops.len() {
-            text.push_str(&format!("  and {} more\n", ops.len() - ROWS));
-        }
+        text.push_str(&self.kept_speeds());
+        text.push('\n');
+        text.push_str(&dearest_ops(profile));
         let refused = self.refused();
         if !refused.is_empty() {
             text.push_str(&format!(
@@ -533,6 +467,91 @@ impl Measured<'_> {
         }
         text
     }
+
+    /// The figures of the step and of the machine, with their names.
+    fn machine_figures(&self, profile: &Profile) -> [(&'static str, String); 7] {
+        let rate = |bytes: f64| format!("{:.2} GB/s", bytes / 1e9);
+        let steps = profile.profiling_seconds * 1e6 / profile.step_micros.max(1e-3);
+        let link = &profile.link;
+        let paced = link.paced.map_or(String::new(), |paced| {
+            format!(", slowed to {}", rate(paced))
+        });
+        [
+            (
+                "one step",
+                format!("{}, the sum of its ops", micros(profile.step_micros)),
+            ),
+            (
+                "profiling took",
+                format!(
+                    "{}: {steps:.1} steps",
+                    micros(profile.profiling_seconds * 1e6)
+                ),
+            ),
+            (
+                "memory",
+                format!(
+                    "{}: ops {}, the largest alone {}; copies and updates {}",
+                    short(profile.peak_bytes),
+                    short(self.times.bytes),
+                    short(self.times.largest_op),
+                    short(self.figures.bytes)
+                ),
+            ),
+            (
+                "link",
+                format!(
+                    "{} in, {} out, {} a copy{paced}",
+                    rate(link.in_bandwidth),
+                    rate(link.out_bandwidth),
+                    micros(link.micros)
+                ),
+            ),
+            ("copies", rate(link.copy_bandwidth)),
+            ("updates on host", rate(profile.host_bandwidth)),
+            ("handoff", micros(profile.handoff_micros)),
+        ]
+    }
+
+    /// The table of the speed that each lane keeps beside each other one.
+    fn kept_speeds(&self) -> String {
+        let mut text = String::from("speed kept beside  ");
+        for lane in Lane::ALL {
+            text.push_str(&format!("{:>8}", lane.name()));
+        }
+        for (a, lane) in Lane::ALL.iter().enumerate() {
+            text.push_str(&format!("\n  {:<16} ", lane.name()));
+            for b in 0..Lane::ALL.len() {
+                let share = if a == b {
+                    "-".into()
+                } else {
+                    format!("{:.0}%", 100.0 * self.figures.keeps[a][b])
+                };
+                text.push_str(&format!("{share:>8}"));
+            }
+        }
+        text + "\n"
+    }
+}
+
+/// The table of the ops that take the largest shares of a step.
+fn dearest_ops(profile: &Profile) -> String {
+    let mut ops: Vec<(&String, &OpFigures)> = profile.ops.iter().collect();
+    let total = |op: &OpFigures| op.micros * f64::from(op.count);
+    ops.sort_by(|a, b| total(b.1).total_cmp(&total(a.1)).then_with(|| a.0.cmp(b.0)));
+    let mut text = String::from("  share      a run  runs  op\n");
+    for (key, op) in ops.iter().take(ROWS) {
+        let share = 100.0 * total(op) / profile.step_micros.max(1e-3);
+        text.push_str(&format!(
+            "  {share:4.1}%  {:>9}  {:>4}  {key}\n",
+            micros(op.micros),
+            op.count
+        ));
+    }
+    if ROWS < ops.len() {
+        text.push_str(&format!("  and {} more\n", ops.len() - ROWS));
+    }
+    text
 }
 
 fn first_line(path: &str) -> Option<String> {
