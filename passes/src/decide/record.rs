@@ -1,7 +1,8 @@
-//! What decisions come to. A planner answers with drafts: decisions, and what they would come to on
-//! a machine where tensors lie without gaps and no copy waits for bytes, which is quickly found.
-//! [`front`] drops those that another draft clearly beats; [`judge_best`] places and simulates of
-//! the rest what may be better than what it has, and these records are what a budget chooses from.
+//! What decisions need and take. A planner answers with drafts: decisions with their bytes and time
+//! on a machine where tensors lie without gaps and no copy waits for bytes. These figures are found
+//! quickly. [`front`] drops the drafts that another one clearly beats. [`judge_best`] places and
+//! simulates those of the rest that may beat the records so far. A budget chooses among the
+//! records.
 
 use crate::alloc::{lifetimes, live_peak};
 use crate::plan::Limits;
@@ -31,7 +32,7 @@ pub struct Draft {
     pub busiest: f64,
 }
 
-/// What decisions come to.
+/// What decisions need and take, placed and simulated.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// The decisions; shared by the variants.
@@ -115,9 +116,9 @@ impl Wanted {
     }
 }
 
-/// The drafts of decisions, with more and less room for copies to come early; returns the timeline
-/// of the first, which has none. `schedule` is what the decisions, without such room, make of the
-/// problem.
+/// Adds the drafts of decisions, with more and less room for copies to come early. Returns the
+/// timeline of the first draft, which has no such room. `schedule` has the lines of the decisions
+/// without it.
 pub fn draft(
     problem: &Problem<'_>,
     decisions: &Decisions,
@@ -224,9 +225,9 @@ pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
         .collect()
 }
 
-/// The same, added to `records`, without those that cannot beat all of them. It goes in waves, what
-/// looks best first: each looks at the records of those before, so that no choice depends on
-/// threads.
+/// The same, added to `records`, except those that cannot beat all of them. Drafts are judged in
+/// waves, the most promising first. Each wave looks at the records of the waves before it, so that
+/// no choice depends on threads.
 pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut Vec<Record>) {
     if problem.lines.len() < SMALL {
         records.extend(judge(problem, &drafts));
@@ -271,7 +272,8 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
     }
 }
 
-/// Drops drafts that records beat, and leaves those that no other one beats; returns the rest.
+/// Drops the drafts that records beat. Of the others, leaves those that no draft beats, and returns
+/// the rest.
 fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> Vec<Draft> {
     drafts.retain(|draft| !beaten(problem, records, draft, draft.live, least(problem, draft)));
     let mut fastest = f64::INFINITY;
@@ -292,10 +294,10 @@ fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> V
     rest
 }
 
-/// True if a record beats all that a draft may come to with so many bytes alive, in a step of
-/// `micros` if it is as good as it can be; of equally fast ones, that of fewer decisions is the
-/// better. Of large graphs, gaps between tensors blur the bytes; yet what may lower the smallest
-/// budget is never beaten.
+/// True if a record is better than a draft can be: the draft needs at least `live` bytes, and its
+/// step takes at least `micros` µs. Of two equally fast plans, the one of fewer decisions is better.
+/// On large graphs, gaps between tensors blur the bytes. A draft that may lower the smallest budget
+/// is never beaten.
 fn beaten(
     problem: &Problem<'_>,
     records: &[Record],
@@ -319,8 +321,8 @@ fn beaten(
     smaller && possible.any(|record| record.peak <= blurred && faster(record))
 }
 
-/// The least time that a step of a draft takes, µs: nothing is shorter than the busiest stream. Of
-/// large graphs, overlapping steps were never seen to win more than `OVERLAP`.
+/// The least time that a step of a draft takes, µs: no step is shorter than the work of the busiest
+/// stream. On large graphs, overlapping steps were never observed to win more than `OVERLAP`.
 pub fn least(problem: &Problem<'_>, draft: &Draft) -> f64 {
     if problem.is_large() && problem.heuristics.bound_overlap {
         draft.busiest.max(draft.micros * (1.0 - OVERLAP))
@@ -336,7 +338,7 @@ pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
         return drafts;
     }
     drafts.sort_by(|a, b| a.live.cmp(&b.live).then(a.micros.total_cmp(&b.micros)));
-    // The fastest among those of fewer bytes, as far as those are clearly fewer.
+    // The fastest of the drafts that need clearly fewer bytes.
     let (mut behind, mut fastest) = (0, f64::INFINITY);
     let mut kept: Vec<Draft> = vec![];
     for at in 0..drafts.len() {
@@ -355,8 +357,8 @@ pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
     kept
 }
 
-/// What a variant of a draft comes to; `None` if it is the same as the one before, or if known
-/// records beat it.
+/// The record of a variant of a draft; `None` if the variant is the same as the one before, or if
+/// known records beat it.
 fn record(
     problem: &Problem<'_>,
     draft: &Draft,

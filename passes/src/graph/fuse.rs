@@ -1,35 +1,32 @@
 //! Groups ops into kernels: chains of elementwise ops, broadcasts, reductions and normalisations
-//! become one `fused` node, so that what lies between them needs no bytes and no trip through
-//! memory.
+//! become one `fused` node. So the values between them need no bytes and no trip through memory.
 //!
 //! Before: a graph in canonical form, updates included. After: the same outputs, states and
-//! gradients; groups are `fused` nodes whose bodies have a [`Space`](ir::op::body::Space), so that
-//! whoever generates kernels can make each in one pass over rows.
+//! gradients; groups are `fused` nodes. Their bodies have a [`Space`](ir::op::body::Space), so that the
+//! generator of kernels can compute each in one pass over rows.
 //!
 //! What is grouped:
-//! 1. What is cheap is computed where it is read. A constant or a broadcast, or an elementwise op
-//!    that the backward reads and whose operands are there anyway, is copied to each reader. Copies
-//!    become steps of bodies; they are never values of the graph that is left, but where a group's
-//!    ops stay apart, so that merging equal nodes stays right.
-//! 2. A value and all its readers. A value that something else reads as well, a product or the
-//!    backward, stays: it exists anyway, and a node that needs little to run again is what
-//!    recomputation likes best (a layer norm must not want the sum before it computed again). Small
-//!    values, one a row, may be read elsewhere too.
-//! 3. Sums over rows, with the kernel that computes what they sum, or else with one that reads it:
-//!    they add a few numbers to it and save a reading of the operand.
-//! 4. Updates of small parameters alike, whose gradients are there at about the same time. A group
-//!    keeps its gradients until the last is there; all groups of a window together keep less than a
-//!    thousandth of what the neediest node reads.
+//! 1. Cheap values are computed where they are read. A constant or a broadcast is copied to each
+//!    reader. So is an elementwise op that the backward reads, if its operands are kept anyway.
+//!    Copies become steps of bodies. They are values of the resulting graph only where a group's
+//!    ops stay apart, so merging equal nodes stays right.
+//! 2. A value and all its readers. A value that a product or the backward reads as well stays: it
+//!    exists anyway, and recomputation works best with nodes that need little to run again. (A layer
+//!    norm should not need the sum before it to be computed again.) Small values, one per row, may
+//!    be read elsewhere too.
+//! 3. Sums over rows join the kernel that computes what they sum, or else one that reads it. They
+//!    add a few numbers to the kernel and save one reading of the operand.
+//! 4. Equal updates of small parameters whose gradients are computed at about the same time. A group
+//!    keeps its gradients until the last is computed. All groups of a window together keep less than
+//!    a thousandth of what the node with the most operands reads.
 //!
-//! A group that was measured to be slower than its ops, by themselves, is not made: its ops stay
-//! apart.
+//! A group that was measured to be slower than its ops alone is not made: its ops stay apart.
 //!
-//! Groups are of one phase, must not need each other in a circle, and do not reach over more than
-//! `REACH` nodes. They hold no more bytes than they save: a group that runs late keeps its operands
-//! alive until then, where its ops by themselves would have kept what they had computed; one that
-//! runs as soon as it can keeps its results. So the sum of three gradients that are computed one
-//! after the other stays two sums. Updates, which stand behind everything else, have a rule of
-//! their own.
+//! A group has one phase and reaches over at most `REACH` nodes. Groups do not need each other in a
+//! circle. A group holds no more bytes than it saves. One that runs late keeps its operands alive
+//! until then, where its ops alone would have kept their results. One that runs as soon as possible
+//! keeps its results. So the sum of three gradients that are computed one after the other stays two
+//! sums. Updates come after all other nodes, and have a rule of their own.
 
 use super::canonical::remove_dead;
 use super::reshape_to;
@@ -47,15 +44,15 @@ use std::sync::Arc;
 const REACH: usize = 64;
 /// The most operands of a group.
 const OPERANDS: usize = 24;
-/// The most updates of a group. A GPU has 255 registers a thread, of which four of `adamw_split`
-/// take 235, and six too many.
+/// The most updates of a group. A GPU has 255 registers per thread. Four updates of `adamw_split`
+/// take 235, six take too many.
 const UPDATES: usize = 4;
-/// Bytes of a gradient whose update takes hardly longer than starting it.
+/// Bytes of a gradient whose update takes hardly longer than the launch of its kernel.
 const SMALL_UPDATE: u64 = 64 << 10;
-/// What the neediest node reads is so many times what a window's updates may keep alive: no plan
-/// goes below that, so no peak rises by more than this part.
+/// The node with the most operands reads this many times the bytes that a window's updates may keep
+/// alive. No plan needs fewer bytes than that node reads, so no peak rises by more than this part.
 const EXCESS: u64 = 1000;
-/// A value is small beside another that has so many times its elements.
+/// A value is small beside another that has this many times its elements.
 const SMALL: u64 = 8;
 
 /// Powers that are products, quotients and roots.
@@ -66,8 +63,8 @@ pub fn run(graph: &mut Graph) {
     group(graph, |_| {});
 }
 
-/// The same, but that the ops of a group stay apart that is slower than they are, as far as all of
-/// that was measured.
+/// The same, except that the ops of a group stay apart where they were measured to be faster than
+/// the group.
 pub fn run_where_faster(graph: &mut Graph, cost: &dyn Cost) {
     group(graph, |groups| groups.part_slow(cost));
 }
@@ -136,8 +133,8 @@ fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
     pairs
 }
 
-/// The readers that are to have a copy of this node each; none if it is not cheap, or would be left
-/// beside its copies.
+/// The readers that each get a copy of this node; none if it is not cheap, or if it would stay beside
+/// its copies.
 fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     let data = &graph.nodes[node];
     let &[value] = &data.outputs[..] else {
@@ -161,7 +158,7 @@ fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
         .map(|&v| graph.root(v))
         .collect();
     let backward = |&reader: &Node| graph.nodes[reader].phase == Phase::Backward;
-    // An operand that is there at a reader in the backward, whether or not it is read from a copy.
+    // An operand that is kept until a reader in the backward, whether or not a copy reads it.
     let kept = |&root: &Value| {
         let later = |reader: &Option<Node>| reader.is_none_or(|reader| backward(&reader));
         graph.def_node(root).is_none() || readers[root].iter().any(later)
@@ -316,7 +313,7 @@ impl<'a> Groups<'a> {
         over_rows && may_join(self.graph, node) && small()
     }
 
-    /// Rule 2: the node and whoever reads its results.
+    /// Rule 2: the node and the readers of its results.
     fn join_readers(&mut self, node: Node) -> bool {
         let mut nodes = vec![node];
         let mut small = vec![];
@@ -357,8 +354,8 @@ impl<'a> Groups<'a> {
             .unwrap_or(0)
     }
 
-    /// Rule 3: the group of a sum, if it computes nothing wide, with whoever computes one of its
-    /// wide operands, or reads it.
+    /// Rule 3: the group of a sum, if it computes nothing wide, joins a group that computes or reads
+    /// one of its wide operands.
     fn join_neighbour(&mut self, node: Node) {
         let members = self.members[self.group[node]].clone();
         let widest = members
@@ -429,12 +426,12 @@ impl<'a> Groups<'a> {
         true
     }
 
-    /// Rule 4. Updates whose gradients are there at about the same time, as far as all of these may
-    /// be kept at once, and of these the like.
+    /// Rule 4: equal updates whose gradients are computed at about the same time, as far as all
+    /// these gradients may be kept at once.
     fn join_updates(&mut self) {
         let graph = self.graph;
-        // What computes the operands of a node, and where the last stands of those that are no
-        // updates' or options'.
+        // The nodes that compute the operands of a node, and the position of the last of them that
+        // is neither an update nor an option.
         let makers = |node: Node| {
             graph.nodes[node]
                 .inputs
@@ -494,7 +491,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// True for an update by itself whose results nobody reads in the step.
+    /// True for an update that is alone in its group and whose results no node reads.
     fn is_update(&self, node: Node) -> bool {
         let data = &self.graph.nodes[node];
         let leaves = |&value: &Value| self.readers[value].iter().all(Option::is_none);
@@ -505,7 +502,7 @@ impl<'a> Groups<'a> {
             && data.outputs.iter().all(leaves)
     }
 
-    /// True if two updates are the same but for what they update.
+    /// True if two updates are the same except for what they update.
     fn alike(&self, node: Node, other: Node) -> bool {
         let (a, b) = (&self.graph.nodes[node], &self.graph.nodes[other]);
         let ty = |&value: &Value| &self.graph.values[value].ty;
@@ -574,9 +571,8 @@ impl<'a> Groups<'a> {
         false
     }
 
-    /// Where in the graph's order a group of these members is to run: late, or as soon as its
-    /// operands are there, so that it keeps no more bytes than its members would one by one. None
-    /// if it does in both places.
+    /// The position at which a group of these members keeps no more bytes than its members would one
+    /// by one: late, or as soon as its operands are computed. `None` if it keeps more at both.
     fn place(&self, members: &[Node]) -> Option<usize> {
         let makers = members
             .iter()
@@ -794,8 +790,8 @@ impl<'a> Groups<'a> {
         needs
     }
 
-    /// True if a group is another kernel than its only node's own: of several ops, or with sums
-    /// over rows, which the op's own kernel has no scratch for.
+    /// True if a group needs a kernel of its own: it has several ops, or sums over rows, for which
+    /// the op's own kernel has no scratch.
     fn worth_it(&self, members: &[Node]) -> bool {
         let sums = |&node: &Node| {
             self.is_sum(node) || matches!(self.graph.nodes[node].op, Op::LayerNormBwd(_))

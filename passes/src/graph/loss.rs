@@ -1,20 +1,22 @@
 //! Computes the loss over a large vocabulary some rows at a time, so that neither the logits nor
 //! their gradient ever exist whole.
 //!
-//! Before: the rows of logits are a product of the hidden rows and the head's weight; their
-//! negative log likelihood is summed or averaged; and what the backward makes of their gradient is
-//! rows again, the gradient of the hidden ones, or a sum over rows, that of the weight. The factor
-//! of the loss's gradient does not depend on the loss, so the backward of some rows can follow
-//! their forward at once. After: the same values, with the region between once for each chunk of
-//! rows. A chunk's rows of the hidden gradient are put together by `cat`, its part of the weight's
-//! gradient is added to those before it by `addmm`, in place, and its losses by `nll_sum`. How many
-//! targets count, which the mean's gradient wants first, is counted from the targets.
+//! Before: the rows of logits are a product of the hidden rows and the head's weight. Their negative
+//! log likelihood is summed or averaged. The backward makes of their gradient the gradient of the
+//! hidden rows, which has rows again, and that of the weight, which is a sum over rows. The factor
+//! of the loss's gradient does not depend on the loss, so the backward of some rows can follow their
+//! forward at once.
 //!
-//! **Invariant:** no bit depends on the number of chunks. Rows know nothing of each other. Chunks
-//! begin at multiples of [`PRODUCT_DEPTH`], where products over rows are cut anyway; `nll_sum` goes
-//! on as `nll_loss` does; the mean is divided last. What would not come out the same, a bias's
-//! gradient or a product in half precision, whose sum would be rounded after each chunk, keeps the
-//! loss whole.
+//! After: the same values. The region between them is there once for each chunk of rows. `cat` puts
+//! the chunks' rows of the hidden gradient together. `addmm` adds a chunk's part of the weight's
+//! gradient to the parts before it, in place, and `nll_sum` does so with its losses. The mean's
+//! gradient first needs the number of targets that count; that number is computed from the targets.
+//!
+//! **Invariant:** no bit depends on the number of chunks. Rows do not depend on each other. Chunks
+//! begin at multiples of [`PRODUCT_DEPTH`], where products over rows are cut anyway. `nll_sum` adds
+//! in the order of `nll_loss`. The mean is divided last. Where results would differ, the loss stays
+//! whole: with a bias's gradient, and with a product in half precision, whose sum would be rounded
+//! after each chunk.
 //!
 //! The idea is that of Liger Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv
 //! 2410.10989).
@@ -26,6 +28,7 @@ use ir::op::body::Combines;
 use ir::op::{Access, Number, attributes};
 use ir::{DType, Graph, Node, Op, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use thiserror::Error;
 
 /// How many chunks.
@@ -34,7 +37,7 @@ pub enum Chunks {
     /// As many as the budget asks for: see [`crate::pipeline`].
     #[default]
     Auto,
-    /// So many at most: all but the last have equally many rows, a multiple of [`PRODUCT_DEPTH`].
+    /// At most this many: all but the last have equally many rows, a multiple of [`PRODUCT_DEPTH`].
     Of(u64),
 }
 
@@ -86,8 +89,8 @@ pub enum Uncut {
     Waits { node: String },
 }
 
-/// How many chunks the loss comes to where `n` are the most; 1 if it cannot be cut. Of several
-/// losses, the one of the most.
+/// How many chunks the loss gets if `n` are the most; 1 if it cannot be cut. Of several losses, the
+/// most that one gets.
 pub fn chunks(graph: &Graph, n: u64) -> u64 {
     let region = |&node: &Node| Region::around(graph, node).ok();
     let chunks = |region: Region| region.rows.div_ceil(region.chunk(n.max(1)));
@@ -257,8 +260,8 @@ impl Region {
         }
     }
 
-    /// Nothing in the region may need what the region gives, but for the number of targets that
-    /// count.
+    /// Refuses a region with a node that needs a result of the region, except the number of targets
+    /// that count.
     fn is_alone(&self, graph: &Graph) -> Result<(), Uncut> {
         let weight = graph.nodes[self.loss].outputs[1];
         let mut after: BTreeSet<Value> = BTreeSet::new();
@@ -408,6 +411,18 @@ fn needed(graph: &Graph, region: &Region, order: &[Node]) -> BTreeSet<Node> {
 }
 
 /// A graph whose order grows again.
+/// The parts so far of what leaves the region: rows to be put together, or one sum.
+type Parts = BTreeMap<Node, Vec<Value>>;
+
+/// A chunk of rows that is being added.
+struct Chunk {
+    number: u64,
+    rows: Range<u64>,
+    is_last: bool,
+    /// The chunk's rows of each value.
+    here: BTreeMap<Value, Value>,
+}
+
 struct Chunked<'a> {
     graph: &'a mut Graph,
     region: &'a Region,
@@ -501,106 +516,132 @@ impl Chunked<'_> {
             .iter()
             .filter_map(|&node| Some((node, *region.nodes.get(&node)?)))
             .collect();
-        // The parts so far of what leaves the region: rows to be put together, or one sum.
-        let mut parts: BTreeMap<Node, Vec<Value>> = BTreeMap::new();
+        let mut parts = Parts::new();
         let n = rows.div_ceil(chunk);
         for k in 0..n {
-            let range = k * chunk..rows.min((k + 1) * chunk);
-            let is_last = k + 1 == n;
-            // The chunk's rows of each value.
-            let mut here: BTreeMap<Value, Value> = BTreeMap::new();
+            let mut chunk = Chunk {
+                number: k,
+                rows: k * chunk..rows.min((k + 1) * chunk),
+                is_last: k + 1 == n,
+                here: BTreeMap::new(),
+            };
             for &(node, part) in &nodes {
-                let NodeData {
-                    op,
-                    inputs,
-                    outputs,
-                    ..
-                } = self.graph.nodes[node].clone();
-                let sliced = self.operands_with_rows(&op, inputs.len(), part);
-                let mut operands = vec![];
-                for (i, &value) in inputs.iter().enumerate() {
-                    operands.push(match here.get(&value) {
-                        Some(&own) => own,
-                        None if sliced.contains(&i) => {
-                            // Sizes of types are far below the largest i64.
-                            let op = Op::Slice(Slice {
-                                dim: 0,
-                                end: range.end as i64,
-                                start: range.start as i64,
-                                step: 1,
-                            });
-                            let name = format!("{}.rows.{k}", self.graph.values[value].name);
-                            let own = self.add(op, &[value], name, node)?;
-                            here.insert(value, own);
-                            own
-                        }
-                        None => value,
-                    });
-                }
-                let value = outputs[0];
-                let name = format!("{}.{k}", self.graph.values[value].name);
-                let before = parts.entry(node).or_default();
-                match part {
-                    Part::Inner => {
-                        let op = with_rows(op, range.end - range.start);
-                        let own = self.add(op, &operands, name, node)?;
-                        here.insert(value, own);
-                    }
-                    Part::Rows => {
-                        let own = self.add(op, &operands, name, node)?;
-                        parts.entry(node).or_default().push(own);
-                    }
-                    Part::Sum => {
-                        let op = match (op, before.pop()) {
-                            (Op::Matmul(factors), Some(sum)) => {
-                                operands.insert(0, sum);
-                                Op::Addmm(factors)
-                            }
-                            (op, _) => op,
-                        };
-                        if is_last {
-                            self.define(value, op, &operands, node);
-                        } else {
-                            let own = self.add(op, &operands, name, node)?;
-                            parts.entry(node).or_default().push(own);
-                        }
-                    }
-                    Part::Loss => {
-                        operands.extend(before.pop());
-                        let op = match op {
-                            Op::NllLoss(loss) => Op::NllSum(NllSum {
-                                ignore: loss.ignore,
-                            }),
-                            op => op,
-                        };
-                        let own = self.add(op, &operands, name, node)?;
-                        parts.entry(node).or_default().push(own);
-                    }
-                }
+                self.compute(&mut chunk, node, part, &mut parts)?;
             }
         }
         for (node, part) in nodes {
-            let value = self.graph.nodes[node].outputs[0];
             let parts = parts.remove(&node).unwrap_or_default();
-            match part {
-                Part::Inner | Part::Sum => {}
-                Part::Rows => self.define(value, Op::Cat(Along { dim: 0 }), &parts, node),
-                Part::Loss => {
-                    let name = format!("{}.f64", self.graph.values[value].name);
-                    let is_mean = matches!(&self.graph.nodes[node].op,
-                        Op::NllLoss(loss) if loss.reduction == NllLoss::MEAN);
-                    let loss = if is_mean {
-                        self.add(Op::Div, &[parts[0], counted], name, node)?
-                    } else {
-                        parts[0]
-                    };
-                    self.define(
-                        value,
-                        cast(self.graph.values[value].ty.dtype()),
-                        &[loss],
-                        node,
-                    );
+            self.join(node, part, &parts, counted)?;
+        }
+        Ok(())
+    }
+
+    /// Computes a chunk's rows of a node.
+    fn compute(
+        &mut self,
+        chunk: &mut Chunk,
+        node: Node,
+        part: Part,
+        parts: &mut Parts,
+    ) -> Result<(), graph::Error> {
+        let mut operands = self.operands(chunk, node, part)?;
+        let NodeData { op, outputs, .. } = self.graph.nodes[node].clone();
+        let value = outputs[0];
+        let name = format!("{}.{}", self.graph.values[value].name, chunk.number);
+        let parts = parts.entry(node).or_default();
+        match part {
+            Part::Inner => {
+                let op = with_rows(op, chunk.rows.end - chunk.rows.start);
+                let own = self.add(op, &operands, name, node)?;
+                chunk.here.insert(value, own);
+            }
+            Part::Rows => parts.push(self.add(op, &operands, name, node)?),
+            Part::Sum => {
+                let op = match (op, parts.pop()) {
+                    (Op::Matmul(factors), Some(sum)) => {
+                        operands.insert(0, sum);
+                        Op::Addmm(factors)
+                    }
+                    (op, _) => op,
+                };
+                if chunk.is_last {
+                    self.define(value, op, &operands, node);
+                } else {
+                    parts.push(self.add(op, &operands, name, node)?);
                 }
+            }
+            Part::Loss => {
+                operands.extend(parts.pop());
+                let op = match op {
+                    Op::NllLoss(loss) => Op::NllSum(NllSum {
+                        ignore: loss.ignore,
+                    }),
+                    op => op,
+                };
+                parts.push(self.add(op, &operands, name, node)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The operands of a node in a chunk: what the chunk computed, or its rows of a whole value, or
+    /// the whole value.
+    fn operands(
+        &mut self,
+        chunk: &mut Chunk,
+        node: Node,
+        part: Part,
+    ) -> Result<Vec<Value>, graph::Error> {
+        let NodeData { op, inputs, .. } = self.graph.nodes[node].clone();
+        let sliced = self.operands_with_rows(&op, inputs.len(), part);
+        let mut operands = vec![];
+        for (i, value) in inputs.into_iter().enumerate() {
+            let own = match chunk.here.get(&value) {
+                Some(&own) => own,
+                None if sliced.contains(&i) => {
+                    // Sizes of types are far below the largest i64.
+                    let op = Op::Slice(Slice {
+                        dim: 0,
+                        end: chunk.rows.end as i64,
+                        start: chunk.rows.start as i64,
+                        step: 1,
+                    });
+                    let name = &self.graph.values[value].name;
+                    let name = format!("{name}.rows.{}", chunk.number);
+                    let own = self.add(op, &[value], name, node)?;
+                    chunk.here.insert(value, own);
+                    own
+                }
+                None => value,
+            };
+            operands.push(own);
+        }
+        Ok(operands)
+    }
+
+    /// Makes a node's value of its parts; `counted` is the number of targets that count.
+    fn join(
+        &mut self,
+        node: Node,
+        part: Part,
+        parts: &[Value],
+        counted: Value,
+    ) -> Result<(), graph::Error> {
+        let value = self.graph.nodes[node].outputs[0];
+        match part {
+            Part::Inner | Part::Sum => {}
+            Part::Rows => self.define(value, Op::Cat(Along { dim: 0 }), parts, node),
+            Part::Loss => {
+                let name = format!("{}.f64", self.graph.values[value].name);
+                let is_mean = matches!(&self.graph.nodes[node].op,
+                    Op::NllLoss(loss) if loss.reduction == NllLoss::MEAN);
+                let loss = if is_mean {
+                    self.add(Op::Div, &[parts[0], counted], name, node)?
+                } else {
+                    parts[0]
+                };
+                let op = cast(self.graph.values[value].ty.dtype());
+                self.define(value, op, &[loss], node);
             }
         }
         Ok(())

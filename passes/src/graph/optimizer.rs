@@ -276,20 +276,13 @@ pub const HYPER: &str = artifact::OPTIMIZER_INPUT;
 
 /// Attaches an optimizer. An error says what it does not go with.
 pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachError> {
+    let attach = attach.into();
     let Attach {
         optimizer,
         master,
         clip_norm,
-    } = attach.into();
-    if let Some(norm) = clip_norm.filter(|norm| !(norm.is_finite() && 0.0 < *norm)) {
-        return Err(AttachError::NoNorm(norm));
-    }
-    if clip_norm.is_some() && optimizer == Optimizer::None {
-        return Err(AttachError::NoUpdates);
-    }
-    if master == Master::Split && optimizer != Optimizer::AdamW {
-        return Err(AttachError::NoMasters(optimizer));
-    }
+    } = attach;
+    attach.check_options()?;
     let gradients = std::mem::take(&mut graph.gradients);
     if optimizer == Optimizer::None {
         for (state, gradient) in gradients {
@@ -301,26 +294,7 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
         }
         return Ok(());
     }
-    if gradients.is_empty() {
-        return Err(AttachError::NoGradient(optimizer));
-    }
-    if graph.values.values().any(|data| data.name == HYPER) {
-        return Err(AttachError::Attached);
-    }
-    let updated = gradients
-        .iter()
-        .map(|&(state, _)| &graph.states[state])
-        .find(|state| state.before != state.after);
-    if let Some(state) = updated {
-        return Err(AttachError::Updated {
-            optimizer,
-            state: state.path.clone(),
-        });
-    }
-    let ty = |state: usize| &graph.values[graph.states[state].before].ty;
-    if master == Master::Split && !gradients.iter().any(|&(state, _)| master.splits(ty(state))) {
-        return Err(AttachError::NoRoundings);
-    }
+    attach.check_graph(graph, &gradients)?;
     let rule = optimizer.rule();
     let options = TensorType::new(DType::F64, [rule.options.len() as u64])?;
     let hyper = graph.add_input(HYPER, options);
@@ -375,6 +349,46 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
         }
     }
     Ok(())
+}
+
+impl Attach {
+    /// Refuses options that exclude each other.
+    fn check_options(&self) -> Result<(), AttachError> {
+        let norm = self.clip_norm;
+        if let Some(norm) = norm.filter(|norm| !(norm.is_finite() && *norm > 0.0)) {
+            return Err(AttachError::NoNorm(norm));
+        }
+        if norm.is_some() && self.optimizer == Optimizer::None {
+            return Err(AttachError::NoUpdates);
+        }
+        if self.master == Master::Split && self.optimizer != Optimizer::AdamW {
+            return Err(AttachError::NoMasters(self.optimizer));
+        }
+        Ok(())
+    }
+
+    /// Refuses a graph that the optimizer cannot be attached to.
+    fn check_graph(&self, graph: &Graph, gradients: &[(usize, Value)]) -> Result<(), AttachError> {
+        let (optimizer, master) = (self.optimizer, self.master);
+        if gradients.is_empty() {
+            return Err(AttachError::NoGradient(optimizer));
+        }
+        if graph.values.values().any(|data| data.name == HYPER) {
+            return Err(AttachError::Attached);
+        }
+        let mut states = gradients.iter().map(|&(state, _)| &graph.states[state]);
+        if let Some(state) = states.clone().find(|state| state.before != state.after) {
+            return Err(AttachError::Updated {
+                optimizer,
+                state: state.path.clone(),
+            });
+        }
+        let splits = |state: &State| master.splits(&graph.values[state.before].ty);
+        if master == Master::Split && !states.any(splits) {
+            return Err(AttachError::NoRoundings);
+        }
+        Ok(())
+    }
 }
 
 /// The module of a parameter.

@@ -1,12 +1,12 @@
-//! Which of the equal terms make the graph: those of the least sum of costs, a shared term counted
-//! once.
+//! Chooses which of the equal terms make the graph: those with the least sum of costs, where a
+//! shared term counts once.
 //!
-//! A class of equal terms offers alternatives, and to choose one is to need its children. What
-//! every choice needs is found first, and what is then obvious is fixed: a class without an
-//! alternative, an alternative that needs nothing new and is the cheapest. What stays open falls
-//! into groups that have no class in common, a layer's attention or so, and each is solved exactly
-//! by branch and bound, within a number of steps. Groups with a cycle of classes are joined, so
-//! that no choice can close a cycle over two groups.
+//! A class of equal terms offers alternatives. A chosen alternative needs its children. The classes
+//! that every choice needs are found first. Then obvious choices are fixed: a class with one
+//! alternative, and an alternative that is the cheapest and needs nothing new. The classes that stay
+//! open fall into groups without a common class, such as a layer's attention. Branch and bound
+//! solves each group exactly, within a number of steps. Groups with a cycle of classes are joined,
+//! so that no choice can close a cycle over two groups.
 //!
 //! Of terms with equal costs the traced one stays.
 
@@ -445,7 +445,7 @@ impl Problem {
 /// A group by itself. Layers of a model have equal ones: they are solved once.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Group {
-    /// The first so many classes are to be computed.
+    /// The number of classes, from the first, that are to be computed.
     n_open: usize,
     /// Classes that are computed anyway, for nothing.
     free: Vec<bool>,
@@ -638,8 +638,8 @@ impl Search<'_> {
         open.insert(class);
     }
 
-    /// No way to compute what is open costs less: each open class takes at least its cheapest way,
-    /// and below one of them lies a chain of classes that nobody has paid for.
+    /// A lower bound of what the open classes cost. Each takes at least its cheapest way, and below
+    /// one of them lies a chain of classes whose costs are not counted yet.
     fn least(&self, open: &BTreeSet<usize>) -> u64 {
         let mut below = vec![None; self.group.ways.len()];
         let cheapest: u64 = open.iter().map(|&c| self.group.ways[c][0].cost).sum();

@@ -1,5 +1,5 @@
-//! What is known of integers and conditions that depend on nothing but their place: a causal mask
-//! is one only if this proves it, whatever comparisons of positions a model makes it from.
+//! What is known of integers and conditions that depend only on their coordinates. It proves that a
+//! mask is causal, whichever comparisons of positions a model makes it from.
 //!
 //! An integer tensor is known if it is a sum of multiples of its coordinates; a condition, if it is
 //! "such a sum is not above zero".

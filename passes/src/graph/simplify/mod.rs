@@ -1,11 +1,11 @@
-//! Chooses among equal formulas, so that a graph that a tracer took apart is as good as one that it
-//! did not: views and scales fold away, and decomposed gelus, normalisations, losses and
-//! attentions, with their gradients, are recognised. The crate egg (Willsey et al., POPL 2021)
-//! holds all forms at once, so no order of rules has to be the right one.
+//! Chooses among equal formulas, so that a graph whose ops the tracer decomposed is as good as one
+//! with whole ops. Views and scales fold away. Decomposed gelus, normalisations, losses and
+//! attentions are recognised, with their gradients. The crate egg (Willsey et al., POPL 2021) holds
+//! all forms at once, so the order of rules does not matter.
 //!
-//! Before: canonical form. After: no node is there but for a state, an output or a gradient; what
-//! the nodes compute is what they computed before, up to the roundings that [`rules`] states for
-//! each rule. Nodes stand where those that they replace stood, and values keep their names.
+//! Before: canonical form. After: a state, an output or a gradient needs each node. The nodes
+//! compute what they computed before, up to the roundings that [`rules`] states for each rule. A
+//! node has the position of the node that it replaces, and values keep their names.
 //!
 //! Limits: `ITERATIONS` rounds of matching, and no more terms than `GROWTH` times those of the
 //! graph. Nothing looks at a clock. What was not reached within the limits stays as it was traced.

@@ -1,5 +1,5 @@
-//! What a rule is, and how it acts: where its left side is found, the right side is added and made
-//! equal. A rule may equate several pairs at once, for ops with several results.
+//! What a rule is, and what it does: where its left side is found, the right side is added to the
+//! same class. A rule may equate several pairs at once, for ops with several results.
 
 use super::known::Known;
 use super::term::{Facts, Head, Literal, Term, Terms, single};

@@ -868,8 +868,8 @@ pub static PATTERNS: &[Rule] = &[
          f=f32 shape=[5,4] i=i64[2,3] padding=2 s=[2,3,1] dy=f32[2,3,4]",
     ),
     // Attention. Scores, probabilities and their gradients have names of their own, because many
-    // products are written in as many ways; see `STEPS`. A row that may look at nothing has
-    // probabilities of 0 in `sdpa`. In a plain softmax with a mask of -inf it is NaN: there, NaN
+    // products are written in as many ways; see `STEPS`. A row whose mask hides every position has
+    // probabilities of 0 in `sdpa`. A plain softmax with a mask of -inf gives NaN there, so NaN
     // becomes 0.
     rule(
         "scores",
