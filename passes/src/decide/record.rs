@@ -295,9 +295,9 @@ fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> V
 }
 
 /// True if a record is better than a draft can be: the draft needs at least `live` bytes, and its
-/// step takes at least `micros` µs. Of two equally fast plans, the one of fewer decisions is better.
-/// On large graphs, gaps between tensors blur the bytes. A draft that may lower the smallest budget
-/// is never beaten.
+/// step takes at least `micros` µs. Of two equally fast plans, the one of fewer decisions is
+/// better. On large graphs, gaps between tensors blur the bytes. A draft that may lower the
+/// smallest budget is never beaten.
 fn beaten(
     problem: &Problem<'_>,
     records: &[Record],

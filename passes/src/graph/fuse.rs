@@ -2,8 +2,8 @@
 //! become one `fused` node. So the values between them need no bytes and no trip through memory.
 //!
 //! Before: a graph in canonical form, updates included. After: the same outputs, states and
-//! gradients; groups are `fused` nodes. Their bodies have a [`Space`](ir::op::body::Space), so that the
-//! generator of kernels can compute each in one pass over rows.
+//! gradients; groups are `fused` nodes. Their bodies have a [`Space`](ir::op::body::Space), so that
+//! the generator of kernels can compute each in one pass over rows.
 //!
 //! What is grouped:
 //! 1. Cheap values are computed where they are read. A constant or a broadcast is copied to each
@@ -11,14 +11,14 @@
 //!    Copies become steps of bodies. They are values of the resulting graph only where a group's
 //!    ops stay apart, so merging equal nodes stays right.
 //! 2. A value and all its readers. A value that a product or the backward reads as well stays: it
-//!    exists anyway, and recomputation works best with nodes that need little to run again. (A layer
-//!    norm should not need the sum before it to be computed again.) Small values, one per row, may
-//!    be read elsewhere too.
+//!    exists anyway, and recomputation works best with nodes that need little to run again. (A
+//!    layer norm should not need the sum before it to be computed again.) Small values, one per
+//!    row, may be read elsewhere too.
 //! 3. Sums over rows join the kernel that computes what they sum, or else one that reads it. They
 //!    add a few numbers to the kernel and save one reading of the operand.
-//! 4. Equal updates of small parameters whose gradients are computed at about the same time. A group
-//!    keeps its gradients until the last is computed. All groups of a window together keep less than
-//!    a thousandth of what the node with the most operands reads.
+//! 4. Equal updates of small parameters whose gradients are computed at about the same time. A
+//!    group keeps its gradients until the last is computed. All groups of a window together keep
+//!    less than a thousandth of what the node with the most operands reads.
 //!
 //! A group that was measured to be slower than its ops alone is not made: its ops stay apart.
 //!
@@ -133,8 +133,8 @@ fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
     pairs
 }
 
-/// The readers that each get a copy of this node; none if it is not cheap, or if it would stay beside
-/// its copies.
+/// The readers that each get a copy of this node; none if it is not cheap, or if it would stay
+/// beside its copies.
 fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     let data = &graph.nodes[node];
     let &[value] = &data.outputs[..] else {
@@ -354,8 +354,8 @@ impl<'a> Groups<'a> {
             .unwrap_or(0)
     }
 
-    /// Rule 3: the group of a sum, if it computes nothing wide, joins a group that computes or reads
-    /// one of its wide operands.
+    /// Rule 3: the group of a sum, if it computes nothing wide, joins a group that computes or
+    /// reads one of its wide operands.
     fn join_neighbour(&mut self, node: Node) {
         let members = self.members[self.group[node]].clone();
         let widest = members
@@ -571,8 +571,8 @@ impl<'a> Groups<'a> {
         false
     }
 
-    /// The position at which a group of these members keeps no more bytes than its members would one
-    /// by one: late, or as soon as its operands are computed. `None` if it keeps more at both.
+    /// The position at which a group of these members keeps no more bytes than its members would
+    /// one by one: late, or as soon as its operands are computed. `None` if it keeps more at both.
     fn place(&self, members: &[Node]) -> Option<usize> {
         let makers = members
             .iter()

@@ -1,11 +1,11 @@
 //! Computes the loss over a large vocabulary some rows at a time, so that neither the logits nor
 //! their gradient ever exist whole.
 //!
-//! Before: the rows of logits are a product of the hidden rows and the head's weight. Their negative
-//! log likelihood is summed or averaged. The backward makes of their gradient the gradient of the
-//! hidden rows, which has rows again, and that of the weight, which is a sum over rows. The factor
-//! of the loss's gradient does not depend on the loss, so the backward of some rows can follow their
-//! forward at once.
+//! Before: the rows of logits are a product of the hidden rows and the head's weight. Their
+//! negative log likelihood is summed or averaged. The backward makes of their gradient the gradient
+//! of the hidden rows, which has rows again, and that of the weight, which is a sum over rows. The
+//! factor of the loss's gradient does not depend on the loss, so the backward of some rows can
+//! follow their forward at once.
 //!
 //! After: the same values. The region between them is there once for each chunk of rows. `cat` puts
 //! the chunks' rows of the hidden gradient together. `addmm` adds a chunk's part of the weight's

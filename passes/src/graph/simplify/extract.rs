@@ -3,8 +3,8 @@
 //!
 //! A class of equal terms offers alternatives. A chosen alternative needs its children. The classes
 //! that every choice needs are found first. Then obvious choices are fixed: a class with one
-//! alternative, and an alternative that is the cheapest and needs nothing new. The classes that stay
-//! open fall into groups without a common class, such as a layer's attention. Branch and bound
+//! alternative, and an alternative that is the cheapest and needs nothing new. The classes that
+//! stay open fall into groups without a common class, such as a layer's attention. Branch and bound
 //! solves each group exactly, within a number of steps. Groups with a cycle of classes are joined,
 //! so that no choice can close a cycle over two groups.
 //!
