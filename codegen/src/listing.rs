@@ -145,10 +145,15 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing
     Ok(Listing {
         kernels: listed,
         plain: plain.into_values().collect(),
-        comment: match form {
-            Form::Llvm => ";",
-            Form::Asm if target.triple().starts_with("x86_64") => "#",
-            Form::Mlir | Form::Asm => "//",
-        },
+        comment: comment(form, target),
     })
+}
+
+/// What begins a comment in a form.
+fn comment(form: Form, target: &Target) -> &'static str {
+    match form {
+        Form::Llvm => ";",
+        Form::Asm if target.triple().starts_with("x86_64") => "#",
+        Form::Mlir | Form::Asm => "//",
+    }
 }

@@ -761,15 +761,20 @@ struct Update {
 }
 
 impl Update {
-    fn new() -> Result<Update, String> {
-        let tensor = 4 * UPDATE;
+    /// Bytes of the parameter, of the gradient and of each moment.
+    const TENSOR: u64 = 4 * UPDATE;
+
+    /// AdamW of one tensor: parameter, gradient and moments one after the other, then the step
+    /// and the options.
+    fn op() -> Op {
+        let tensor = Update::TENSOR;
         let operand = |offset: u64, dtype: DType, shape: &[u64]| Operand {
             place: Place { pool: 0, offset },
             dtype,
             shape: shape.to_vec(),
         };
         let large = |i: u64| operand(i * tensor, DType::F32, &[UPDATE]);
-        let op = Op {
+        Op {
             kernel: Kernel {
                 op: "adamw".into(),
                 attrs: vec![],
@@ -784,7 +789,11 @@ impl Update {
                 .collect(),
             outs: [0, 2, 3].map(large).to_vec(),
             scratch: None,
-        };
+        }
+    }
+    fn new() -> Result<Update, String> {
+        let tensor = Update::TENSOR;
+        let op = Update::op();
         let arena = Arena::new(4 * tensor + 2 * ALIGN).ok_or("no memory to measure updates in")?;
         let pools = vec![Pool {
             name: "updates".into(),

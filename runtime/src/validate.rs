@@ -33,7 +33,7 @@ use crate::access::Access;
 use crate::kernels::{self, Signature};
 use artifact::{
     Artifact, Attr, Binding, Code, Command, CommandKind, DType, Initial, Kernel, MemorySpace,
-    Operand, Place, Range, StateKind, Summary, Target, Type,
+    Operand, Place, Range, State, StateKind, Summary, Target, Type,
 };
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -171,23 +171,7 @@ fn bindings(artifact: &Artifact) -> Result<(), Error> {
         if !names.insert(path) {
             return invalid(format!("two states are called {path}"));
         }
-        if let Initial::Data {
-            start,
-            bytes: given,
-        } = state.initial
-        {
-            let fits = given == bytes
-                && start
-                    .checked_add(given)
-                    .is_some_and(|end| end <= artifact.data.len() as u64);
-            if !fits {
-                return invalid(format!(
-                    "state {path} has {bytes} bytes and starts from {given} at {start} of {} \
-                     bytes of data",
-                    artifact.data.len()
-                ));
-            }
-        }
+        initial_data(artifact, state, bytes)?;
         if state.kind == StateKind::Rng
             && (state.operand.dtype != DType::I64 || state.operand.shape != [2])
         {
@@ -204,6 +188,27 @@ fn bindings(artifact: &Artifact) -> Result<(), Error> {
         )),
         None => Ok(()),
     }
+}
+
+/// The data that a state of `bytes` bytes starts from, if it does: all of it, within the
+/// artifact's.
+fn initial_data(artifact: &Artifact, state: &State, bytes: u64) -> Result<(), Error> {
+    let Initial::Data {
+        start,
+        bytes: given,
+    } = state.initial
+    else {
+        return Ok(());
+    };
+    let has = artifact.data.len() as u64;
+    let is_within = start.checked_add(given).is_some_and(|end| end <= has);
+    if given == bytes && is_within {
+        return Ok(());
+    }
+    invalid(format!(
+        "state {} has {bytes} bytes and starts from {given} at {start} of {has} bytes of data",
+        state.path
+    ))
 }
 
 /// One command for itself.

@@ -294,19 +294,17 @@ fn find(
     let varies: Option<Vec<Axes>> = finder.varies.iter().copied().collect();
     let varies = varies.ok_or(SpaceError::Unsettled)?;
 
-    // Where the columns begin, if an op says so.
-    let mut cut = None;
-    let mut at = operands;
-    for step in steps {
-        if let Some(first) = finder.columns(step, at)? {
-            if cut.is_some_and(|cut| cut != first) {
-                return Err(SpaceError::DifferentRows);
-            }
-            cut = Some(first);
-        }
-        at += step.outputs;
-    }
-    // Neighbours that the same values vary over become one.
+    let cut = finder.cut(steps, operands)?;
+    merged(&axes, &varies, cut)
+}
+
+/// Neighbouring axes that the same values vary over as one, except where the columns begin: sizes,
+/// and over which of the merged axes each value varies.
+fn merged(
+    axes: &[u64],
+    varies: &[Axes],
+    cut: Option<usize>,
+) -> Result<(Vec<u64>, Vec<Axes>), SpaceError> {
     let same = |i: usize| varies.iter().all(|v| (v >> i & 1) == (v >> (i + 1) & 1));
     let mut groups: Vec<(u64, Axes)> = vec![];
     for (i, &size) in axes.iter().enumerate() {
@@ -546,6 +544,21 @@ impl Finder<'_> {
             }
         }
         Ok(news)
+    }
+    /// The axis at which the columns begin, if a step says so. All that do should agree.
+    fn cut(&self, steps: &[Step], operands: usize) -> Result<Option<usize>, SpaceError> {
+        let mut cut = None;
+        let mut at = operands;
+        for step in steps {
+            if let Some(first) = self.columns(step, at)? {
+                if cut.is_some_and(|cut| cut != first) {
+                    return Err(SpaceError::DifferentRows);
+                }
+                cut = Some(first);
+            }
+            at += step.outputs;
+        }
+        Ok(cut)
     }
     /// The first axis of the columns, as a step that combines whole rows or whole columns has them.
     /// `None` if it combines nothing.
