@@ -26,6 +26,7 @@ use crate::team::{Team, caught};
 use crate::validate::{self, ALIGN};
 use crate::{Error, Options, kernel};
 use artifact::{Artifact, Attr, DType, Kernel, MemorySpace, Object, Operand, Place, Pool, Range};
+use ops::OpKind;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -469,16 +470,16 @@ fn below(op: &Op, i: usize) -> Option<u64> {
         _ => None,
     };
     let size = |of: usize, dim: usize| op.ins.get(of)?.shape.get(dim).copied();
-    match (&*op.kernel.op, i) {
-        ("embedding", 1) => size(0, 0),
-        ("embedding_bwd", 1) => number("rows"),
-        ("nll_loss" | "nll_sum", 1) => size(0, 1),
-        ("nll_loss_bwd", 1) => op.outs.first()?.shape.get(1).copied(),
-        ("gather" | "scatter" | "scatter_add" | "scatter_value", 1) => {
+    match (OpKind::from_name(&op.kernel.op)?, i) {
+        (OpKind::Embedding, 1) => size(0, 0),
+        (OpKind::EmbeddingBwd, 1) => number("rows"),
+        (OpKind::NllLoss | OpKind::NllSum, 1) => size(0, 1),
+        (OpKind::NllLossBwd, 1) => op.outs.first()?.shape.get(1).copied(),
+        (OpKind::Gather | OpKind::Scatter | OpKind::ScatterAdd | OpKind::ScatterValue, 1) => {
             size(0, usize::try_from(number("dim")?).ok()?)
         }
-        ("index", 1..) => size(0, i - 1),
-        ("index_put", 2..) => size(0, i - 2),
+        (OpKind::Index, 1..) => size(0, i - 1),
+        (OpKind::IndexPut, 2..) => size(0, i - 2),
         _ => None,
     }
 }

@@ -6,6 +6,7 @@
 use crate::{
     Arguments, Generator, Operand, Plan, Ref, Result, Results, Scalar, Step, attr_ints, promote,
 };
+use ir::op::OpKind;
 use ir::{Attr, DType, Graph, Op, TensorType};
 
 /// Attributes of a step.
@@ -122,8 +123,11 @@ impl<'a> Call<'a> {
     // --- steps ---
 
     /// A step with any number of results.
-    pub fn steps(&mut self, name: &str, attrs: Attrs<'_>, inputs: &[Ref]) -> Result<Vec<Ref>> {
-        let op = Op::new(name, attrs.iter().cloned())?;
+    pub fn steps(&mut self, op: OpKind, attrs: Attrs<'_>, inputs: &[Ref]) -> Result<Vec<Ref>> {
+        let attrs = attrs
+            .iter()
+            .map(|(key, attr)| (key.to_string(), attr.clone()));
+        let op = Op::of(op, attrs.collect())?;
         let types: Vec<&TensorType> = inputs.iter().map(|&input| self.ty(input)).collect();
         let results = op.infer(&types)?;
         let first = self.made.len();
@@ -136,30 +140,34 @@ impl<'a> Call<'a> {
         Ok((first..self.made.len()).map(Ref::New).collect())
     }
     /// A step with one result.
-    pub fn step(&mut self, name: &str, attrs: Attrs<'_>, inputs: &[Ref]) -> Result<Ref> {
-        Ok(self.steps(name, attrs, inputs)?[0])
+    pub fn step(&mut self, op: OpKind, attrs: Attrs<'_>, inputs: &[Ref]) -> Result<Ref> {
+        Ok(self.steps(op, attrs, inputs)?[0])
     }
     /// A step on `x` without attributes.
-    pub fn map(&mut self, name: &str, x: Ref) -> Result<Ref> {
-        self.step(name, &[], &[x])
+    pub fn map(&mut self, op: OpKind, x: Ref) -> Result<Ref> {
+        self.step(op, &[], &[x])
     }
     /// An op with a number: `add_scalar` and the like.
-    pub fn scalar_step(&mut self, name: &str, x: Ref, value: Scalar) -> Result<Ref> {
+    pub fn scalar_step(&mut self, op: OpKind, x: Ref, value: Scalar) -> Result<Ref> {
         let value = value.attr(self.dtype(x))?;
-        self.step(name, &[("value", value)], &[x])
+        self.step(op, &[("value", value)], &[x])
     }
     /// `x` in another element type.
     pub fn cast(&mut self, x: Ref, dtype: DType) -> Result<Ref> {
         if self.dtype(x) == dtype {
             return Ok(x);
         }
-        self.step("cast", &[("dtype", Attr::Type(dtype))], &[x])
+        self.step(OpKind::Cast, &[("dtype", Attr::Type(dtype))], &[x])
     }
     /// `x != 0`, or `x` itself if it is boolean.
     pub fn truth(&mut self, x: Ref) -> Result<Ref> {
         match self.dtype(x) {
             DType::Bool => Ok(x),
-            dtype => self.step("ne_scalar", &[("value", Scalar::Int(0).attr(dtype)?)], &[x]),
+            dtype => self.step(
+                OpKind::NeScalar,
+                &[("value", Scalar::Int(0).attr(dtype)?)],
+                &[x],
+            ),
         }
     }
     /// `x` with other dimensions.
@@ -167,14 +175,14 @@ impl<'a> Call<'a> {
         if self.ty(x).shape() == shape {
             return Ok(x);
         }
-        self.step("reshape", &[("shape", attr_ints(shape)?)], &[x])
+        self.step(OpKind::Reshape, &[("shape", attr_ints(shape)?)], &[x])
     }
     /// `x` broadcast to a shape.
     pub fn expand(&mut self, x: Ref, shape: &[u64]) -> Result<Ref> {
         if self.ty(x).shape() == shape {
             return Ok(x);
         }
-        self.step("expand", &[("shape", attr_ints(shape)?)], &[x])
+        self.step(OpKind::Expand, &[("shape", attr_ints(shape)?)], &[x])
     }
     /// `x` with its dimensions in another order: dimension `i` of the result is `dims[i]` of `x`.
     pub fn permute(&mut self, x: Ref, dims: &[usize]) -> Result<Ref> {
@@ -189,7 +197,7 @@ impl<'a> Call<'a> {
             }
         }
         let dims = dims.iter().map(|&d| d as i64).collect();
-        self.step("permute", &[("dims", Attr::Ints(dims))], &[x])
+        self.step(OpKind::Permute, &[("dims", Attr::Ints(dims))], &[x])
     }
     /// A tensor of one number.
     pub fn full(&mut self, value: Scalar, dtype: DType, shape: &[u64]) -> Result<Ref> {
@@ -198,17 +206,17 @@ impl<'a> Call<'a> {
             ("shape", attr_ints(shape)?),
             ("value", value.attr(dtype)?),
         ];
-        self.step("full", &attrs, &[])
+        self.step(OpKind::Full, &attrs, &[])
     }
     /// `sum`, `mean`, `amax`, `amin` or `any` over `dims`. Over no dimension, each of them gives
     /// its operand.
-    pub fn reduce(&mut self, name: &str, x: Ref, dims: &[usize], keepdim: bool) -> Result<Ref> {
+    pub fn reduce(&mut self, op: OpKind, x: Ref, dims: &[usize], keepdim: bool) -> Result<Ref> {
         if dims.is_empty() {
             return Ok(x);
         }
         let dims = Attr::Ints(dims.iter().map(|&d| d as i64).collect());
         let attrs = [("dims", dims), ("keepdim", Attr::Bool(keepdim))];
-        self.step(name, &attrs, &[x])
+        self.step(op, &attrs, &[x])
     }
     /// The number by which the next random op differs from all others of the graph.
     pub fn stream(&mut self) -> Attr {
@@ -216,13 +224,13 @@ impl<'a> Call<'a> {
         Attr::Int(self.random_before + self.n_random - 1)
     }
     /// `rand` or `randn`.
-    pub fn random(&mut self, name: &str, dtype: DType, shape: &[u64]) -> Result<Ref> {
+    pub fn random(&mut self, op: OpKind, dtype: DType, shape: &[u64]) -> Result<Ref> {
         let attrs = [
             ("dtype", Attr::Type(dtype)),
             ("shape", attr_ints(shape)?),
             ("stream", self.stream()),
         ];
-        self.step(name, &attrs, &[Ref::Rng])
+        self.step(op, &attrs, &[Ref::Rng])
     }
 
     // --- results ---

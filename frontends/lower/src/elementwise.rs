@@ -4,6 +4,7 @@
 use crate::number::bounds;
 use crate::{Call, Operand, Ref, Result, Scalar, ensure};
 use ir::DType;
+use ir::op::OpKind;
 
 /// How a number becomes a whole one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +27,7 @@ impl Call<'_> {
     /// `x` where `kept`, 0 elsewhere.
     pub fn masked(&mut self, kept: Ref, x: Ref) -> Result<Ref> {
         let zero = self.full(Scalar::Int(0), self.dtype(x), &[])?;
-        self.step("where", &[], &[kept, x, zero])
+        self.step(OpKind::Where, &[], &[kept, x, zero])
     }
 
     /// `x` times `factor`, in `dtype`.
@@ -35,7 +36,7 @@ impl Call<'_> {
             (x, factor) if factor.float() == 1.0 => Ok(x),
             (Operand::Tensor(x), factor) => {
                 let x = self.cast(x, dtype)?;
-                self.scalar_step("mul_scalar", x, factor)
+                self.scalar_step(OpKind::MulScalar, x, factor)
                     .map(Operand::Tensor)
             }
             (Operand::Scalar(Scalar::Int(x)), Scalar::Int(factor)) => {
@@ -60,8 +61,8 @@ impl Call<'_> {
         let whole = self.cast(whole, dtype)?;
         // The cast goes towards zero, so it may have passed a floor or a ceiling by one.
         let (passed, back) = match how {
-            Rounding::Floor => ("gt", "sub"),
-            Rounding::Ceil => ("lt", "add"),
+            Rounding::Floor => (OpKind::Gt, OpKind::Sub),
+            Rounding::Ceil => (OpKind::Lt, OpKind::Add),
             Rounding::Trunc => return self.where_fraction(x, whole),
         };
         let passed = self.step(passed, &[], &[whole, x])?;
@@ -72,10 +73,10 @@ impl Call<'_> {
 
     /// `y` where `x` can have a fraction, `x` elsewhere.
     fn where_fraction(&mut self, x: Ref, y: Ref) -> Result<Ref> {
-        let size = self.map("abs", x)?;
+        let size = self.map(OpKind::Abs, x)?;
         let limit = Scalar::Float((1u64 << 52) as f64);
-        let has_fraction = self.scalar_step("lt_scalar", size, limit)?;
-        self.step("where", &[], &[has_fraction, y, x])
+        let has_fraction = self.scalar_step(OpKind::LtScalar, size, limit)?;
+        self.step(OpKind::Where, &[], &[has_fraction, y, x])
     }
 
     /// A rounded quotient of integers, exact where both are below 2^52. Floats are left out: the
@@ -84,7 +85,7 @@ impl Call<'_> {
         let is_integer = !dtype.is_float() && dtype != DType::Bool;
         ensure(is_integer, "a rounded quotient of floats")?;
         let (a, b) = (self.whole(a, DType::F64)?, self.whole(b, DType::F64)?);
-        let y = self.step("div", &[], &[a, b])?;
+        let y = self.step(OpKind::Div, &[], &[a, b])?;
         let y = self.rounded(y, how)?;
         self.cast(y, dtype)
     }
@@ -92,30 +93,40 @@ impl Call<'_> {
     /// What is left of a quotient that is rounded down; it has the sign of `b`.
     pub fn remainder(&mut self, a: Operand, b: Operand, dtype: DType) -> Result<Ref> {
         let whole_times = self.quotient(a, b, dtype, Rounding::Floor)?;
-        let product = self.arithmetic("mul", Operand::Tensor(whole_times), b, dtype)?;
-        self.arithmetic("sub", a, Operand::Tensor(product), dtype)
+        let product = self.arithmetic(OpKind::Mul, Operand::Tensor(whole_times), b, dtype)?;
+        self.arithmetic(OpKind::Sub, a, Operand::Tensor(product), dtype)
     }
 
     /// An operation of two operands whose element type is that of the result: `add`, `sub`, `mul`,
     /// `div`, `pow`, `maximum` or `minimum`.
-    pub fn arithmetic(&mut self, op: &str, a: Operand, b: Operand, dtype: DType) -> Result<Ref> {
+    pub fn arithmetic(&mut self, op: OpKind, a: Operand, b: Operand, dtype: DType) -> Result<Ref> {
         // Booleans are added and multiplied by logic.
         let op = match (op, dtype) {
-            ("add", DType::Bool) => "bitwise_or",
-            ("mul", DType::Bool) => "bitwise_and",
+            (OpKind::Add, DType::Bool) => OpKind::BitwiseOr,
+            (OpKind::Mul, DType::Bool) => OpKind::BitwiseAnd,
             _ => op,
         };
         let by_number = match (op, a, b) {
-            ("add", Operand::Tensor(x), Operand::Scalar(value))
-            | ("add", Operand::Scalar(value), Operand::Tensor(x)) => Some(("add_scalar", x, value)),
-            ("mul", Operand::Tensor(x), Operand::Scalar(value))
-            | ("mul", Operand::Scalar(value), Operand::Tensor(x)) => Some(("mul_scalar", x, value)),
-            ("div", Operand::Tensor(x), Operand::Scalar(value)) => Some(("div_scalar", x, value)),
-            ("pow", Operand::Tensor(x), Operand::Scalar(value)) => Some(("pow_scalar", x, value)),
-            ("sub", Operand::Tensor(x), Operand::Scalar(value)) => {
-                Some(("add_scalar", x, negative(value)?))
+            (OpKind::Add, Operand::Tensor(x), Operand::Scalar(value))
+            | (OpKind::Add, Operand::Scalar(value), Operand::Tensor(x)) => {
+                Some((OpKind::AddScalar, x, value))
             }
-            ("sub", Operand::Scalar(value), Operand::Tensor(x)) => Some(("rsub_scalar", x, value)),
+            (OpKind::Mul, Operand::Tensor(x), Operand::Scalar(value))
+            | (OpKind::Mul, Operand::Scalar(value), Operand::Tensor(x)) => {
+                Some((OpKind::MulScalar, x, value))
+            }
+            (OpKind::Div, Operand::Tensor(x), Operand::Scalar(value)) => {
+                Some((OpKind::DivScalar, x, value))
+            }
+            (OpKind::Pow, Operand::Tensor(x), Operand::Scalar(value)) => {
+                Some((OpKind::PowScalar, x, value))
+            }
+            (OpKind::Sub, Operand::Tensor(x), Operand::Scalar(value)) => {
+                Some((OpKind::AddScalar, x, negative(value)?))
+            }
+            (OpKind::Sub, Operand::Scalar(value), Operand::Tensor(x)) => {
+                Some((OpKind::RsubScalar, x, value))
+            }
             _ => None,
         };
         if let Some((op, x, value)) = by_number {
@@ -128,7 +139,13 @@ impl Call<'_> {
 
     /// A comparison of two operands, in the type in which they meet: `op` with a tensor,
     /// `op_scalar` with a number.
-    pub fn compare(&mut self, op: &str, op_scalar: &str, a: Operand, b: Operand) -> Result<Ref> {
+    pub fn compare(
+        &mut self,
+        op: OpKind,
+        op_scalar: OpKind,
+        a: Operand,
+        b: Operand,
+    ) -> Result<Ref> {
         let mut dtype = self.promoted(&[a, b]);
         if let (Operand::Tensor(x), Operand::Scalar(value)) = (a, b) {
             // A number compared with booleans makes integers of them.
@@ -156,40 +173,40 @@ impl Call<'_> {
             ("max", max.unwrap_or(most).attr(dtype)?),
             ("min", min.unwrap_or(least).attr(dtype)?),
         ];
-        self.step("clamp", &attrs, &[x])
+        self.step(OpKind::Clamp, &attrs, &[x])
     }
 
     /// The logarithm to a base, given by the base's natural logarithm.
     pub fn log_to(&mut self, x: Ref, ln_base: f64) -> Result<Ref> {
-        let y = self.map("log", x)?;
-        self.scalar_step("div_scalar", y, Scalar::Float(ln_base))
+        let y = self.map(OpKind::Log, x)?;
+        self.scalar_step(OpKind::DivScalar, y, Scalar::Float(ln_base))
     }
 
     /// Two to the power `x`.
     pub fn exp2(&mut self, x: Ref) -> Result<Ref> {
-        let x = self.scalar_step("mul_scalar", x, Scalar::Float(std::f64::consts::LN_2))?;
-        self.map("exp", x)
+        let x = self.scalar_step(OpKind::MulScalar, x, Scalar::Float(std::f64::consts::LN_2))?;
+        self.map(OpKind::Exp, x)
     }
 
     /// Compares the size of each element with infinity: `eq_scalar` finds infinities, `lt_scalar`
     /// finite numbers.
-    pub fn beside_infinity(&mut self, op: &str, x: Ref) -> Result<Ref> {
-        let x = self.map("abs", x)?;
+    pub fn beside_infinity(&mut self, op: OpKind, x: Ref) -> Result<Ref> {
+        let x = self.map(OpKind::Abs, x)?;
         self.scalar_step(op, x, Scalar::Float(f64::INFINITY))
     }
 
     /// `x` where `sign` is greater than zero, `slope x` elsewhere.
     pub fn leaky(&mut self, x: Ref, sign: Ref, slope: Scalar) -> Result<Ref> {
-        let low = self.scalar_step("mul_scalar", x, slope)?;
-        let positive = self.scalar_step("gt_scalar", sign, Scalar::Float(0.0))?;
-        self.step("where", &[], &[positive, x, low])
+        let low = self.scalar_step(OpKind::MulScalar, x, slope)?;
+        let positive = self.scalar_step(OpKind::GtScalar, sign, Scalar::Float(0.0))?;
+        self.step(OpKind::Where, &[], &[positive, x, low])
     }
 
     /// `x + weight (end - x)`
     pub fn lerp(&mut self, x: Ref, end: Ref, weight: Operand, dtype: DType) -> Result<Ref> {
-        let span = self.step("sub", &[], &[end, x])?;
-        let part = self.arithmetic("mul", Operand::Tensor(span), weight, dtype)?;
-        self.step("add", &[], &[x, part])
+        let span = self.step(OpKind::Sub, &[], &[end, x])?;
+        let part = self.arithmetic(OpKind::Mul, Operand::Tensor(span), weight, dtype)?;
+        self.step(OpKind::Add, &[], &[x, part])
     }
 }
 

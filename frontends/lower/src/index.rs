@@ -1,6 +1,7 @@
 //! Indexing by tensors, where any dimensions may be indexed.
 
 use crate::{Call, Ref, Result, ensure};
+use ir::op::OpKind;
 use ir::{Attr, DType};
 
 /// A tensor whose indexed dimensions stand in front, as the table of ops wants them.
@@ -64,7 +65,7 @@ impl Indexed {
     /// The elements at the indices.
     pub fn get(&self, call: &mut Call<'_>) -> Result<Ref> {
         let operands = [&[self.x], &self.indices[..]].concat();
-        let y = call.step("index", &[], &operands)?;
+        let y = call.step(OpKind::Index, &[], &operands)?;
         let order = self.result_order();
         if is_identity(&order) {
             Ok(y)
@@ -91,7 +92,7 @@ impl Indexed {
         }
         let operands = [&[self.x, values], &self.indices[..]].concat();
         let attrs = [("accumulate", Attr::Bool(accumulate))];
-        let y = call.step("index_put", &attrs, &operands)?;
+        let y = call.step(OpKind::IndexPut, &attrs, &operands)?;
         if is_identity(&self.order) {
             Ok(y)
         } else {

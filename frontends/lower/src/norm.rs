@@ -2,6 +2,7 @@
 //! said otherwise.
 
 use crate::{Call, Operand, Ref, Result, Results, Scalar, ensure};
+use ir::op::OpKind;
 use ir::{Attr, DType};
 
 /// What a normalised tensor is multiplied with, and what is added to it.
@@ -43,13 +44,13 @@ impl Call<'_> {
     /// Makes the results that `mask` asks for, with it as an attribute, and puts each at its place.
     pub fn masked_steps(
         &mut self,
-        name: &str,
+        op: OpKind,
         attrs: &[(&'static str, Attr)],
         mask: &[bool],
         inputs: &[Ref],
     ) -> Result<Results> {
         let attrs = [attrs, &[mask_attr(mask)]].concat();
-        let mut made = self.steps(name, &attrs, inputs)?.into_iter();
+        let mut made = self.steps(op, &attrs, inputs)?.into_iter();
         let place = |&is_wanted: &bool| if is_wanted { made.next() } else { None };
         Ok(mask.iter().map(place).collect())
     }
@@ -108,7 +109,7 @@ impl Call<'_> {
             ("dims", Attr::Int(shape.len() as i64)),
             ("eps", Attr::Float(eps)),
         ];
-        let made = self.steps("layer_norm", &attrs, &operands)?;
+        let made = self.steps(OpKind::LayerNorm, &attrs, &operands)?;
         self.as_wanted(made.into_iter().map(Some).collect())
     }
 
@@ -129,7 +130,7 @@ impl Call<'_> {
         has_length(mask, 3)?;
         let operands: Vec<Ref> = [dy, x, mean, rstd].into_iter().chain(w).collect();
         let attrs = [("dims", Attr::Int(n_dims as i64))];
-        let results = self.masked_steps("layer_norm_bwd", &attrs, mask, &operands)?;
+        let results = self.masked_steps(OpKind::LayerNormBwd, &attrs, mask, &operands)?;
         self.as_wanted(results)
     }
 
@@ -143,14 +144,14 @@ impl Call<'_> {
     ) -> Result<Results> {
         let dims = self.trailing(x, n_dims)?;
         let x = self.cast(x, statistics(self.dtype(x)))?;
-        let square = self.step("mul", &[], &[x, x])?;
-        let mean = self.reduce("mean", square, &dims, true)?;
-        let mean = self.scalar_step("add_scalar", mean, Scalar::Float(eps))?;
-        let rstd = self.map("rsqrt", mean)?;
-        let mut y = self.step("mul", &[], &[x, rstd])?;
+        let square = self.step(OpKind::Mul, &[], &[x, x])?;
+        let mean = self.reduce(OpKind::Mean, square, &dims, true)?;
+        let mean = self.scalar_step(OpKind::AddScalar, mean, Scalar::Float(eps))?;
+        let rstd = self.map(OpKind::Rsqrt, mean)?;
+        let mut y = self.step(OpKind::Mul, &[], &[x, rstd])?;
         if let Some(w) = weight {
             let w = self.cast(w, self.dtype(y))?;
-            y = self.step("mul", &[], &[y, w])?;
+            y = self.step(OpKind::Mul, &[], &[y, w])?;
         }
         self.as_wanted(vec![Some(y), Some(rstd)])
     }
@@ -170,26 +171,26 @@ impl Call<'_> {
         let dtype = statistics(self.dtype(x));
         let (dy, x) = (self.cast(dy, dtype)?, self.cast(x, dtype)?);
         let rstd = self.cast(rstd, dtype)?;
-        let n = self.step("mul", &[], &[x, rstd])?;
+        let n = self.step(OpKind::Mul, &[], &[x, rstd])?;
         let mut results = vec![None, None];
         if mask[0] {
             let g = match weight {
                 Some(w) => {
                     let w = self.cast(w, dtype)?;
-                    self.step("mul", &[], &[dy, w])?
+                    self.step(OpKind::Mul, &[], &[dy, w])?
                 }
                 None => dy,
             };
-            let gn = self.step("mul", &[], &[g, n])?;
-            let mean = self.reduce("mean", gn, &dims, true)?;
-            let part = self.step("mul", &[], &[n, mean])?;
-            let dx = self.step("sub", &[], &[g, part])?;
-            results[0] = Some(self.step("mul", &[], &[dx, rstd])?);
+            let gn = self.step(OpKind::Mul, &[], &[g, n])?;
+            let mean = self.reduce(OpKind::Mean, gn, &dims, true)?;
+            let part = self.step(OpKind::Mul, &[], &[n, mean])?;
+            let dx = self.step(OpKind::Sub, &[], &[g, part])?;
+            results[0] = Some(self.step(OpKind::Mul, &[], &[dx, rstd])?);
         }
         if mask[1] && weight.is_some() {
             let lead: Vec<usize> = (0..self.rank(x) - dims.len()).collect();
-            let dw = self.step("mul", &[], &[dy, n])?;
-            results[1] = Some(self.reduce("sum", dw, &lead, false)?);
+            let dw = self.step(OpKind::Mul, &[], &[dy, n])?;
+            results[1] = Some(self.reduce(OpKind::Sum, dw, &lead, false)?);
         }
         self.as_wanted(results)
     }
@@ -221,9 +222,9 @@ impl Call<'_> {
         let shape = self.shape_of(x);
         let x = self.reshape(x, &rows)?;
         let attrs = [("dims", Attr::Int(1)), ("eps", Attr::Float(eps))];
-        let made = self.steps("layer_norm", &attrs, &[x])?;
+        let made = self.steps(OpKind::LayerNorm, &attrs, &[x])?;
         let mut y = self.reshape(made[0], &shape)?;
-        for (op, factor) in [("mul", weights.weight), ("add", weights.bias)] {
+        for (op, factor) in [(OpKind::Mul, weights.weight), (OpKind::Add, weights.bias)] {
             if let Some(factor) = factor {
                 let factor = self.reshape(factor, &beside)?;
                 y = self.step(op, &[], &[y, factor])?;
@@ -260,24 +261,24 @@ impl Call<'_> {
                 Some(w) => {
                     let w = self.cast(w, dtype)?;
                     let w = self.reshape(w, &beside)?;
-                    self.step("mul", &[], &[dy, w])?
+                    self.step(OpKind::Mul, &[], &[dy, w])?
                 }
                 None => dy,
             };
             let g = self.reshape(g, &rows)?;
             let attrs = [("dims", Attr::Int(1)), mask_attr(&[true, false, false])];
-            let dx = self.step("layer_norm_bwd", &attrs, &[g, x, mean, rstd])?;
+            let dx = self.step(OpKind::LayerNormBwd, &attrs, &[g, x, mean, rstd])?;
             results[0] = Some(self.reshape(dx, &shape)?);
         }
         if mask[1] {
-            let n = self.step("sub", &[], &[x, mean])?;
-            let n = self.step("mul", &[], &[n, rstd])?;
+            let n = self.step(OpKind::Sub, &[], &[x, mean])?;
+            let n = self.step(OpKind::Mul, &[], &[n, rstd])?;
             let n = self.reshape(n, &shape)?;
-            let dw = self.step("mul", &[], &[dy, n])?;
-            results[1] = Some(self.reduce("sum", dw, &others, false)?);
+            let dw = self.step(OpKind::Mul, &[], &[dy, n])?;
+            results[1] = Some(self.reduce(OpKind::Sum, dw, &others, false)?);
         }
         if mask[2] {
-            results[2] = Some(self.reduce("sum", dy, &others, false)?);
+            results[2] = Some(self.reduce(OpKind::Sum, dy, &others, false)?);
         }
         self.as_wanted(results)
     }
@@ -313,7 +314,7 @@ impl Call<'_> {
             ("eps", Attr::Float(eps)),
             ("momentum", Attr::Float(momentum)),
         ];
-        let made = self.steps("batch_norm", &attrs, &[x, w, b, mean, var])?;
+        let made = self.steps(OpKind::BatchNorm, &attrs, &[x, w, b, mean, var])?;
         Ok(made.into_iter().map(Some).collect())
     }
 
@@ -330,7 +331,7 @@ impl Call<'_> {
         self.widen(&mut [&mut dy, &mut x, &mut w, &mut mean, &mut rstd])?;
         has_length(mask, 3)?;
         let operands = [dy, x, w, mean, rstd];
-        let results = self.masked_steps("batch_norm_bwd", &[], mask, &operands)?;
+        let results = self.masked_steps(OpKind::BatchNormBwd, &[], mask, &operands)?;
         self.as_wanted(results)
     }
 
@@ -348,12 +349,12 @@ impl Call<'_> {
         let mut b = self.per_channel(weights.bias, x, 0)?;
         let (mut mean, mut var) = (running.mean, running.spread);
         self.widen(&mut [&mut x, &mut w, &mut b, &mut mean, &mut var])?;
-        let rstd = self.scalar_step("add_scalar", var, Scalar::Float(eps))?;
-        let rstd = self.map("rsqrt", rstd)?;
+        let rstd = self.scalar_step(OpKind::AddScalar, var, Scalar::Float(eps))?;
+        let rstd = self.map(OpKind::Rsqrt, rstd)?;
         let beside = self.beside(x)?;
         let mut y = x;
-        let factor = self.step("mul", &[], &[rstd, w])?;
-        for (op, factor) in [("sub", mean), ("mul", factor), ("add", b)] {
+        let factor = self.step(OpKind::Mul, &[], &[rstd, w])?;
+        for (op, factor) in [(OpKind::Sub, mean), (OpKind::Mul, factor), (OpKind::Add, b)] {
             let factor = self.reshape(factor, &beside)?;
             y = self.step(op, &[], &[y, factor])?;
         }
@@ -375,24 +376,24 @@ impl Call<'_> {
         let (mut dy, mut x, mut w) = (dy, x, weight);
         let (mut mean, mut var) = (running.mean, running.spread);
         self.widen(&mut [&mut dy, &mut x, &mut w, &mut mean, &mut var])?;
-        let rstd = self.scalar_step("add_scalar", var, Scalar::Float(eps))?;
-        let rstd = self.map("rsqrt", rstd)?;
+        let rstd = self.scalar_step(OpKind::AddScalar, var, Scalar::Float(eps))?;
+        let rstd = self.map(OpKind::Rsqrt, rstd)?;
         let (beside, others) = (self.beside(x)?, self.all_but_channels(x));
         let mut results = vec![None; 3];
         if mask[0] {
-            let factor = self.step("mul", &[], &[rstd, w])?;
+            let factor = self.step(OpKind::Mul, &[], &[rstd, w])?;
             let factor = self.reshape(factor, &beside)?;
-            results[0] = Some(self.step("mul", &[], &[dy, factor])?);
+            results[0] = Some(self.step(OpKind::Mul, &[], &[dy, factor])?);
         }
         if mask[1] {
             let (mean, rstd) = (self.reshape(mean, &beside)?, self.reshape(rstd, &beside)?);
-            let n = self.step("sub", &[], &[x, mean])?;
-            let n = self.step("mul", &[], &[n, rstd])?;
-            let dw = self.step("mul", &[], &[dy, n])?;
-            results[1] = Some(self.reduce("sum", dw, &others, false)?);
+            let n = self.step(OpKind::Sub, &[], &[x, mean])?;
+            let n = self.step(OpKind::Mul, &[], &[n, rstd])?;
+            let dw = self.step(OpKind::Mul, &[], &[dy, n])?;
+            results[1] = Some(self.reduce(OpKind::Sum, dw, &others, false)?);
         }
         if mask[2] {
-            results[2] = Some(self.reduce("sum", dy, &others, false)?);
+            results[2] = Some(self.reduce(OpKind::Sum, dy, &others, false)?);
         }
         self.as_wanted(results)
     }

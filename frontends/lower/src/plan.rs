@@ -1,7 +1,8 @@
 //! The nodes planned for one call, and how they enter the graph.
 
 use crate::{Error, FileError, Result, Results};
-use ir::{Attr, DType, Graph, Op, Phase, StateKind, TensorType, Value};
+use ir::op::attrs::Extern;
+use ir::{DType, Graph, Op, Phase, StateKind, TensorType, Value};
 use std::collections::BTreeMap;
 
 /// An operand of a planned step.
@@ -83,10 +84,9 @@ impl Generator {
                 "is the path of a parameter or buffer, and of the random-number generator";
             return Err(FileError::new(RNG, message).help("rename it in the model"));
         }
-        let op = Op::new("rng_next", []).expect("the table should have rng_next");
         let name = format!("{}.next", graph.values[rng].name);
         let after = graph
-            .add_node(op, &[rng], &[name], Phase::Optimizer, "")
+            .add_node(Op::RngNext, &[rng], &[name], Phase::Optimizer, "")
             .map_err(|e| FileError::new(RNG, e.to_string()))?[0];
         let state = graph.states.iter_mut().find(|state| state.before == rng);
         state.expect("the generator should be a state").after = after;
@@ -102,12 +102,12 @@ impl Plan {
         types: &[Option<TensorType>],
     ) -> Result<Plan> {
         let texts: Vec<String> = types.iter().flatten().map(|ty| ty.to_string()).collect();
-        let attrs = [
-            ("name", Attr::Str(target.into())),
-            ("types", Attr::Str(texts.join(" "))),
-        ];
+        let external = Extern {
+            name: target.into(),
+            types: texts.join(" "),
+        };
         let step = Step {
-            op: Op::new("extern", attrs)?,
+            op: Op::Extern(external),
             inputs: operands.iter().map(|&value| Ref::Value(value)).collect(),
             n_results: texts.len(),
         };

@@ -3,6 +3,7 @@
 use crate::dims::count;
 use crate::{Call, Ref, Result, ensure};
 use ir::Attr;
+use ir::op::OpKind;
 
 /// The attributes of a product: which factors are transposed.
 pub fn transposed(a: bool, b: bool) -> [(&'static str, Attr); 2] {
@@ -12,7 +13,7 @@ pub fn transposed(a: bool, b: bool) -> [(&'static str, Attr); 2] {
 impl Call<'_> {
     /// A product of two matrices, or of two equally long batches of them.
     pub fn product(&mut self, a: Ref, b: Ref) -> Result<Ref> {
-        self.step("matmul", &transposed(false, false), &[a, b])
+        self.step(OpKind::Matmul, &transposed(false, false), &[a, b])
     }
 
     /// A product of any ranks: vectors become matrices, batches broadcast.
@@ -70,8 +71,8 @@ impl Call<'_> {
         let inner = self.ty(w).shape()[1];
         let rows = self.reshape(x, &[count(&shape)?, inner])?;
         let y = match bias {
-            Some(bias) => self.step("addmm", &transposed(false, true), &[bias, rows, w])?,
-            None => self.step("matmul", &transposed(false, true), &[rows, w])?,
+            Some(bias) => self.step(OpKind::Addmm, &transposed(false, true), &[bias, rows, w])?,
+            None => self.step(OpKind::Matmul, &transposed(false, true), &[rows, w])?,
         };
         shape.push(self.ty(w).shape()[0]);
         self.reshape(y, &shape)

@@ -3,6 +3,7 @@
 use crate::dims::{count, dim_attr};
 use crate::{Call, Ref, Result, Scalar, ensure};
 use ir::Attr;
+use ir::op::OpKind;
 
 impl Call<'_> {
     /// The `k` greatest or least elements along a dimension, sorted, and their positions.
@@ -12,7 +13,7 @@ impl Call<'_> {
             ("k", Attr::Int(k)),
             ("largest", Attr::Bool(largest)),
         ];
-        self.steps("topk", &attrs, &[x])
+        self.steps(OpKind::TopK, &attrs, &[x])
     }
 
     /// The greatest or least elements along a dimension, and their positions.
@@ -35,11 +36,11 @@ impl Call<'_> {
     pub fn any_or_all(&mut self, x: Ref, dims: &[usize], keepdim: bool, all: bool) -> Result<Ref> {
         let x = self.truth(x)?;
         if !all {
-            return self.reduce("any", x, dims, keepdim);
+            return self.reduce(OpKind::Any, x, dims, keepdim);
         }
-        let x = self.map("logical_not", x)?;
-        let x = self.reduce("any", x, dims, keepdim)?;
-        self.map("logical_not", x)
+        let x = self.map(OpKind::LogicalNot, x)?;
+        let x = self.reduce(OpKind::Any, x, dims, keepdim)?;
+        self.map(OpKind::LogicalNot, x)
     }
 
     /// Variance and mean. `correction` is subtracted from the number of elements in the divisor.
@@ -52,25 +53,25 @@ impl Call<'_> {
     ) -> Result<(Ref, Ref)> {
         let shape = self.shape_of(x);
         let n: u64 = dims.iter().map(|&d| shape[d]).product();
-        let mean = self.reduce("mean", x, dims, true)?;
-        let d = self.step("sub", &[], &[x, mean])?;
-        let d = self.step("mul", &[], &[d, d])?;
-        let sum = self.reduce("sum", d, dims, keepdim)?;
+        let mean = self.reduce(OpKind::Mean, x, dims, true)?;
+        let d = self.step(OpKind::Sub, &[], &[x, mean])?;
+        let d = self.step(OpKind::Mul, &[], &[d, d])?;
+        let sum = self.reduce(OpKind::Sum, d, dims, keepdim)?;
         let divisor = Scalar::Float((n as f64 - correction).max(0.0));
-        Ok((self.scalar_step("div_scalar", sum, divisor)?, mean))
+        Ok((self.scalar_step(OpKind::DivScalar, sum, divisor)?, mean))
     }
 
     /// The logarithm of the sum of exponentials, in `shape`.
     pub fn logsumexp(&mut self, x: Ref, dims: &[usize], shape: &[u64]) -> Result<Ref> {
-        let max = self.reduce("amax", x, dims, true)?;
+        let max = self.reduce(OpKind::Amax, x, dims, true)?;
         // A row of -inf has no finite maximum to subtract.
-        let finite = self.beside_infinity("lt_scalar", max)?;
+        let finite = self.beside_infinity(OpKind::LtScalar, max)?;
         let max = self.masked(finite, max)?;
-        let y = self.step("sub", &[], &[x, max])?;
-        let y = self.map("exp", y)?;
-        let y = self.reduce("sum", y, dims, true)?;
-        let y = self.map("log", y)?;
-        let y = self.step("add", &[], &[y, max])?;
+        let y = self.step(OpKind::Sub, &[], &[x, max])?;
+        let y = self.map(OpKind::Exp, y)?;
+        let y = self.reduce(OpKind::Sum, y, dims, true)?;
+        let y = self.map(OpKind::Log, y)?;
+        let y = self.step(OpKind::Add, &[], &[y, max])?;
         ensure(self.ty(y).numel() == count(shape)?, "the shapes do not fit")?;
         self.reshape(y, shape)
     }
@@ -78,30 +79,30 @@ impl Call<'_> {
     /// The norm of order 1, 2 or infinity.
     pub fn norm(&mut self, x: Ref, order: f64, dims: &[usize], keepdim: bool) -> Result<Ref> {
         if order == 2.0 {
-            let y = self.step("mul", &[], &[x, x])?;
-            let y = self.reduce("sum", y, dims, keepdim)?;
-            return self.map("sqrt", y);
+            let y = self.step(OpKind::Mul, &[], &[x, x])?;
+            let y = self.reduce(OpKind::Sum, y, dims, keepdim)?;
+            return self.map(OpKind::Sqrt, y);
         }
         let reduction = if order == 1.0 {
-            "sum"
+            OpKind::Sum
         } else if order == f64::INFINITY {
-            "amax"
+            OpKind::Amax
         } else {
             return Err(format!("no norm of order {order}").into());
         };
-        let y = self.map("abs", x)?;
+        let y = self.map(OpKind::Abs, x)?;
         self.reduce(reduction, y, dims, keepdim)
     }
 
     /// The mean (`Some(true)`), the sum (`Some(false)`) or all of the squared differences.
     pub fn squared_difference(&mut self, x: Ref, y: Ref, mean: Option<bool>) -> Result<Ref> {
-        let d = self.step("sub", &[], &[x, y])?;
-        let squares = self.step("mul", &[], &[d, d])?;
+        let d = self.step(OpKind::Sub, &[], &[x, y])?;
+        let squares = self.step(OpKind::Mul, &[], &[d, d])?;
         let dims: Vec<usize> = (0..self.rank(squares)).collect();
         match mean {
             None => Ok(squares),
-            Some(true) => self.reduce("mean", squares, &dims, false),
-            Some(false) => self.reduce("sum", squares, &dims, false),
+            Some(true) => self.reduce(OpKind::Mean, squares, &dims, false),
+            Some(false) => self.reduce(OpKind::Sum, squares, &dims, false),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::dims::dim_attr;
 use crate::{Call, Error, Range, Ref, Result, Scalar, ensure, wrap};
+use ir::op::OpKind;
 use ir::{Attr, DType};
 
 fn ints(key: &'static str, list: &[i64]) -> (&'static str, Attr) {
@@ -72,7 +73,7 @@ impl Call<'_> {
     pub fn slice(&mut self, x: Ref, dim: usize, range: Range) -> Result<Ref> {
         match self.slice_attrs(x, dim, range)? {
             None => Ok(x),
-            Some(attrs) => self.step("slice", &attrs, &[x]),
+            Some(attrs) => self.step(OpKind::Slice, &attrs, &[x]),
         }
     }
 
@@ -166,7 +167,7 @@ impl Call<'_> {
                 let shape = self.shape_of(x);
                 self.expand(source, &shape)
             }
-            Some(attrs) => self.step("slice_scatter", &attrs, &[x, source]),
+            Some(attrs) => self.step(OpKind::SliceScatter, &attrs, &[x, source]),
         }
     }
 
@@ -185,7 +186,7 @@ impl Call<'_> {
     pub fn cat(&mut self, parts: &[Ref], dim: usize) -> Result<Ref> {
         match parts {
             &[x] => Ok(x),
-            parts => self.step("cat", &[dim_attr(dim)], parts),
+            parts => self.step(OpKind::Cat, &[dim_attr(dim)], parts),
         }
     }
 
@@ -213,7 +214,7 @@ impl Call<'_> {
             let cut = size - shift.rem_euclid(size);
             let head = self.slice(x, dim, Range::new(0, cut))?;
             let tail = self.slice(x, dim, Range::new(cut, size))?;
-            x = self.step("cat", &[dim_attr(dim)], &[tail, head])?;
+            x = self.step(OpKind::Cat, &[dim_attr(dim)], &[tail, head])?;
         }
         Ok(x)
     }
@@ -231,13 +232,13 @@ impl Call<'_> {
             full[2 * (rank - 1 - i)..2 * (rank - i)].copy_from_slice(pair);
         }
         let value = value.attr(self.dtype(x))?;
-        self.step("pad", &[ints("pad", &full), ("value", value)], &[x])
+        self.step(OpKind::Pad, &[ints("pad", &full), ("value", value)], &[x])
     }
 
     /// `x` backwards along dimensions.
     pub fn flip(&mut self, x: Ref, dims: &[usize]) -> Result<Ref> {
         let dims: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
-        self.step("flip", &[ints("dims", &dims)], &[x])
+        self.step(OpKind::Flip, &[ints("dims", &dims)], &[x])
     }
 
     /// The triangle of each matrix on one side of a diagonal, zeros elsewhere: below it if `lower`.
@@ -246,7 +247,12 @@ impl Call<'_> {
         let [.., rows, columns] = shape[..] else {
             return Err("fewer than two dimensions".into());
         };
-        let kept = self.diagonals(if lower { "le" } else { "ge" }, rows, columns, diagonal)?;
+        let kept = self.diagonals(
+            if lower { OpKind::Le } else { OpKind::Ge },
+            rows,
+            columns,
+            diagonal,
+        )?;
         self.masked(kept, x)
     }
 }

@@ -1,6 +1,7 @@
 //! Tensors that are computed from nothing, or from random numbers.
 
 use crate::{Call, Ref, Result, Scalar, attr_ints, ensure};
+use ir::op::OpKind;
 use ir::{Attr, DType};
 
 impl Call<'_> {
@@ -12,7 +13,7 @@ impl Call<'_> {
             ("start", start.attr(dtype)?),
             ("step", step.attr(dtype)?),
         ];
-        self.step("arange", &attrs, &[])
+        self.step(OpKind::Arange, &attrs, &[])
     }
 
     /// The numbers from `start` up to, without, `end`.
@@ -39,13 +40,13 @@ impl Call<'_> {
 
     /// Where the column minus the row of a matrix compares with `diagonal` as `op` says: a triangle
     /// or a diagonal.
-    pub fn diagonals(&mut self, op: &str, rows: u64, columns: u64, diagonal: i64) -> Result<Ref> {
+    pub fn diagonals(&mut self, op: OpKind, rows: u64, columns: u64, diagonal: i64) -> Result<Ref> {
         let one = Scalar::Int(1);
         // Element (r, c) is on diagonal c - r.
         let row = self.arange(DType::I64, rows, Scalar::Int(diagonal), one)?;
         let row = self.reshape(row, &[rows, 1])?;
         let column = self.arange(DType::I64, columns, Scalar::Int(0), one)?;
-        let operands = if op == "eq" {
+        let operands = if op == OpKind::Eq {
             [row, column]
         } else {
             [column, row]
@@ -56,22 +57,22 @@ impl Call<'_> {
     /// Numbers of a distribution: `low + span x`, with `x` from `rand` or `randn`.
     pub fn random_between(
         &mut self,
-        name: &str,
+        op: OpKind,
         dtype: DType,
         shape: &[u64],
         (low, span): (f64, f64),
     ) -> Result<Ref> {
-        let x = self.random(name, dtype, shape)?;
-        let x = self.scalar_step("mul_scalar", x, Scalar::Float(span))?;
-        self.scalar_step("add_scalar", x, Scalar::Float(low))
+        let x = self.random(op, dtype, shape)?;
+        let x = self.scalar_step(OpKind::MulScalar, x, Scalar::Float(span))?;
+        self.scalar_step(OpKind::AddScalar, x, Scalar::Float(low))
     }
 
     /// Exponentially distributed numbers.
     pub fn exponential(&mut self, dtype: DType, shape: &[u64], lambda: f64) -> Result<Ref> {
-        let x = self.random("rand", dtype, shape)?;
-        let x = self.scalar_step("rsub_scalar", x, Scalar::Float(1.0))?;
-        let x = self.map("log", x)?;
-        self.scalar_step("div_scalar", x, Scalar::Float(-lambda))
+        let x = self.random(OpKind::Rand, dtype, shape)?;
+        let x = self.scalar_step(OpKind::RsubScalar, x, Scalar::Float(1.0))?;
+        let x = self.map(OpKind::Log, x)?;
+        self.scalar_step(OpKind::DivScalar, x, Scalar::Float(-lambda))
     }
 
     /// Random integers from `low` up to, without, `high`.
@@ -87,10 +88,10 @@ impl Call<'_> {
             "the range is empty or too large",
         )?;
         // In 64 bits no product rounds up to the excluded bound.
-        let x = self.random("rand", DType::F64, shape)?;
-        let x = self.scalar_step("mul_scalar", x, Scalar::Float((high - low) as f64))?;
+        let x = self.random(OpKind::Rand, DType::F64, shape)?;
+        let x = self.scalar_step(OpKind::MulScalar, x, Scalar::Float((high - low) as f64))?;
         let x = self.cast(x, DType::I64)?;
-        let x = self.scalar_step("add_scalar", x, Scalar::Int(low))?;
+        let x = self.scalar_step(OpKind::AddScalar, x, Scalar::Int(low))?;
         self.cast(x, dtype)
     }
 }

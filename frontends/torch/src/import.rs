@@ -13,7 +13,8 @@ use crate::schema::{self, Argument, ExportedProgram, InputSpec, Item, OutputSpec
 use crate::symbols::Symbols;
 use crate::{Error, Model, Tensor, Unsupported};
 use ir::graph::Output;
-use ir::{Attr, DType, Graph, Op, Phase, StateKind, TensorType, Value};
+use ir::op::attrs::Cast;
+use ir::{DType, Graph, Op, Phase, StateKind, TensorType, Value};
 use lower::{Call, Generator, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek};
@@ -472,15 +473,16 @@ impl<'a> Import<'a> {
     /// A copy of a value, to leave in a state.
     fn copy(&mut self, value: Value, index: usize) -> Result<Value, Error> {
         let data = &self.graph.values[value];
-        let op = Op::new("cast", [("dtype", Attr::Type(data.ty.dtype()))])
-            .expect("the table should have cast");
+        let dtype = data.ty.dtype();
         let name = format!("{}.after{index}", data.name);
         let phase = self
             .graph
             .def_node(value)
             .map_or(Phase::Forward, |node| self.graph.nodes[node].phase);
         let module = attribution::module_of(&self.graph.states[index].path).to_string();
-        let made = self.graph.add_node(op, &[value], &[name], phase, module);
+        let made = self
+            .graph
+            .add_node(Op::Cast(Cast { dtype }), &[value], &[name], phase, module);
         Ok(made.map_err(|e| Error::new(&self.graph.states[index].path, e.to_string()))?[0])
     }
 

@@ -6,6 +6,7 @@
 //! what never ends.
 
 use artifact::{Attr, Kernel, Operand};
+use ops::OpKind;
 
 /// The most multiplications or comparisons of one launch: three hours at ten billion a second.
 /// The logits of a batch of 16 sequences of 4,096 tokens, with a width of 8,192 and a vocabulary of
@@ -24,27 +25,146 @@ pub(super) fn check(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> Resul
     Ok(())
 }
 
-/// About how many operations a launch takes. For ops that are not named it is 0: theirs are as many
-/// as there are elements.
+/// About how many operations a launch takes; 0 if they are as many as there are elements, or if the
+/// launch does not have the operands of its op. The match lists every op, so that a new one says
+/// whether it visits elements again and again.
 fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
-    let Some(out) = outs.first() else { return 0 };
-    match (&*kernel.op, ins) {
-        ("matmul", [x, ..]) | ("addmm", [_, x, ..]) => {
+    let (Some(out), Some(op)) = (outs.first(), OpKind::from_name(&kernel.op)) else {
+        return 0;
+    };
+    match (op, ins) {
+        (OpKind::Matmul, [x, ..]) | (OpKind::Addmm, [_, x, ..]) => {
             // What is summed over: the last size, or, transposed, the one before.
             let from_end = usize::from(flag(kernel, "ta"));
             let depth = x.shape.iter().rev().nth(from_end);
             times(elements(out), depth.copied().unwrap_or(1))
         }
-        ("convolution", [_, w, ..]) => windows(out, w),
-        ("convolution_bwd", [dy, _, w]) => times(windows(dy, w), 2),
-        ("sdpa", [q, k, v, ..]) => attention(q, k, v),
-        ("sdpa_bwd", [_, q, k, v, ..]) => times(attention(q, k, v), 3),
-        ("max_pool2d", _) => {
+        (OpKind::Convolution, [_, w, ..]) => windows(out, w),
+        (OpKind::ConvolutionBwd, [dy, _, w]) => times(windows(dy, w), 2),
+        (OpKind::Sdpa, [q, k, v, ..]) => attention(q, k, v),
+        (OpKind::SdpaBwd, [_, q, k, v, ..]) => times(attention(q, k, v), 3),
+        (OpKind::MaxPool2d, _) => {
             let taps = list(kernel, "kernel");
             taps.iter()
                 .fold(elements(out), |work, &tap| times(work, tap.unsigned_abs()))
         }
-        _ => 0,
+        (
+            OpKind::Matmul
+            | OpKind::Addmm
+            | OpKind::Convolution
+            | OpKind::ConvolutionBwd
+            | OpKind::Sdpa
+            | OpKind::SdpaBwd,
+            _,
+        ) => 0,
+        (
+            OpKind::Neg
+            | OpKind::Abs
+            | OpKind::Sign
+            | OpKind::Exp
+            | OpKind::Log
+            | OpKind::Sqrt
+            | OpKind::Rsqrt
+            | OpKind::Reciprocal
+            | OpKind::Tanh
+            | OpKind::Sigmoid
+            | OpKind::Sin
+            | OpKind::Cos
+            | OpKind::Erf
+            | OpKind::Relu
+            | OpKind::Silu
+            | OpKind::Gelu
+            | OpKind::BitwiseNot
+            | OpKind::LogicalNot
+            | OpKind::Cast
+            | OpKind::Clamp
+            | OpKind::AddScalar
+            | OpKind::MulScalar
+            | OpKind::DivScalar
+            | OpKind::RsubScalar
+            | OpKind::PowScalar
+            | OpKind::EqScalar
+            | OpKind::NeScalar
+            | OpKind::LtScalar
+            | OpKind::LeScalar
+            | OpKind::GtScalar
+            | OpKind::GeScalar
+            | OpKind::Add
+            | OpKind::Sub
+            | OpKind::Mul
+            | OpKind::Div
+            | OpKind::Pow
+            | OpKind::Maximum
+            | OpKind::Minimum
+            | OpKind::BitwiseAnd
+            | OpKind::BitwiseOr
+            | OpKind::BitwiseXor
+            | OpKind::Eq
+            | OpKind::Ne
+            | OpKind::Lt
+            | OpKind::Le
+            | OpKind::Gt
+            | OpKind::Ge
+            | OpKind::LogicalAnd
+            | OpKind::LogicalOr
+            | OpKind::Where
+            | OpKind::TanhBwd
+            | OpKind::SigmoidBwd
+            | OpKind::SiluBwd
+            | OpKind::GeluBwd
+            | OpKind::ThresholdBwd
+            | OpKind::Sum
+            | OpKind::Mean
+            | OpKind::Amax
+            | OpKind::Amin
+            | OpKind::Any
+            | OpKind::Cumsum
+            | OpKind::TopK
+            | OpKind::Softmax
+            | OpKind::LogSoftmax
+            | OpKind::SoftmaxBwd
+            | OpKind::LogSoftmaxBwd
+            | OpKind::LayerNorm
+            | OpKind::LayerNormBwd
+            | OpKind::BatchNorm
+            | OpKind::BatchNormBwd
+            | OpKind::MaxPool2dBwd
+            | OpKind::Embedding
+            | OpKind::EmbeddingBwd
+            | OpKind::NllLoss
+            | OpKind::NllSum
+            | OpKind::NllLossBwd
+            | OpKind::Gather
+            | OpKind::Scatter
+            | OpKind::ScatterAdd
+            | OpKind::ScatterValue
+            | OpKind::Index
+            | OpKind::IndexPut
+            | OpKind::Reshape
+            | OpKind::Permute
+            | OpKind::Expand
+            | OpKind::Flip
+            | OpKind::Slice
+            | OpKind::SliceScatter
+            | OpKind::Cat
+            | OpKind::Pad
+            | OpKind::Full
+            | OpKind::Arange
+            | OpKind::Rand
+            | OpKind::Randn
+            | OpKind::Dropout
+            | OpKind::DropoutBwd
+            | OpKind::RngNext
+            | OpKind::SumSquares
+            | OpKind::ClipScale
+            | OpKind::Adamw
+            | OpKind::AdamwSplit
+            | OpKind::Sgd
+            | OpKind::SgdMomentum
+            | OpKind::Fused
+            | OpKind::Extern,
+            _,
+        ) => 0,
     }
 }
 

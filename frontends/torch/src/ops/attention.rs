@@ -2,6 +2,7 @@
 //! their own derivatives read.
 
 use super::Family;
+use ir::op::OpKind;
 use ir::{Attr, DType};
 use lower::{Call, Ref, Result, Results, Scalar, ensure};
 
@@ -84,7 +85,7 @@ fn attention(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
     let debug = c.bool_or("return_debug_mask", false)?;
     ensure(!debug, "returns a debug mask")?;
     let operands: Vec<Ref> = [q, k, v].into_iter().chain(mask).collect();
-    let mut made = c.steps("sdpa", &attrs, &operands)?;
+    let mut made = c.steps(OpKind::Sdpa, &attrs, &operands)?;
     if let Some(ty) = c.wanted(1).filter(|_| variant.pads_rows) {
         let &[_, _, wanted] = ty.shape() else {
             return Err("logsumexp has another rank".into());
@@ -129,7 +130,7 @@ fn backward(c: &mut Call<'_>, variant: Variant) -> Result<Results> {
         .into_iter()
         .chain(mask)
         .collect();
-    let made = c.steps("sdpa_bwd", &attrs, &operands)?;
+    let made = c.steps(OpKind::SdpaBwd, &attrs, &operands)?;
     let results = made.into_iter().zip(wanted);
     let mut results: Results = results
         .map(|(d, is_wanted)| is_wanted.then_some(d))

@@ -2,6 +2,7 @@
 
 use super::Family;
 use ir::Attr;
+use ir::op::OpKind;
 use lower::{Call, Ref, Result, Results, Scalar, all, attr_ints, ensure, one};
 
 pub(super) const OPS: Family = &[
@@ -39,7 +40,7 @@ fn convolution(c: &mut Call<'_>) -> Result<Results> {
     let bias = c.opt_tensor("bias")?;
     let attrs = attrs(c, w)?;
     let operands: Vec<Ref> = [x, w].into_iter().chain(bias).collect();
-    one(c.step("convolution", &attrs, &operands)?)
+    one(c.step(OpKind::Convolution, &attrs, &operands)?)
 }
 
 fn convolution_backward(c: &mut Call<'_>) -> Result<Results> {
@@ -49,7 +50,7 @@ fn convolution_backward(c: &mut Call<'_>) -> Result<Results> {
     let attrs = attrs(c, w)?;
     let mask = c.bools("output_mask")?;
     ensure(mask.len() == 3, "output_mask has another length")?;
-    c.masked_steps("convolution_bwd", &attrs, &mask, &[dy, x, w])
+    c.masked_steps(OpKind::ConvolutionBwd, &attrs, &mask, &[dy, x, w])
 }
 
 // --- pooling ---
@@ -70,7 +71,7 @@ fn max_pool(c: &mut Call<'_>) -> Result<Results> {
     let attrs = pooling(c)?;
     let is_single = c.rank(x) == 3;
     let x = c.images(x)?;
-    let mut made = c.steps("max_pool2d", &attrs, &[x])?;
+    let mut made = c.steps(OpKind::MaxPool2d, &attrs, &[x])?;
     for y in &mut made {
         let shape = c.shape_of(*y);
         *y = c.reshape(*y, if is_single { &shape[1..] } else { &shape })?;
@@ -91,7 +92,7 @@ fn max_pool_backward(c: &mut Call<'_>) -> Result<Results> {
         shape.clone()
     };
     let attrs = [("shape", attr_ints(&full)?)];
-    let dx = c.step("max_pool2d_bwd", &attrs, &[dy, index])?;
+    let dx = c.step(OpKind::MaxPool2dBwd, &attrs, &[dy, index])?;
     one(c.reshape(dx, &shape)?)
 }
 
@@ -101,7 +102,7 @@ fn average_pool(c: &mut Call<'_>) -> Result<Results> {
     let (x, size) = (c.tensor("self")?, c.ints("output_size")?);
     let rank = c.rank(x);
     ensure(size == [1, 1] && rank >= 2, WHOLE_IMAGES)?;
-    one(c.reduce("mean", x, &[rank - 2, rank - 1], true)?)
+    one(c.reduce(OpKind::Mean, x, &[rank - 2, rank - 1], true)?)
 }
 
 fn average_pool_backward(c: &mut Call<'_>) -> Result<Results> {
@@ -112,6 +113,6 @@ fn average_pool_backward(c: &mut Call<'_>) -> Result<Results> {
         return Err(WHOLE_IMAGES.into());
     };
     let n = rows.checked_mul(columns).ok_or("too large")? as f64;
-    let dy = c.scalar_step("div_scalar", dy, Scalar::Float(n))?;
+    let dy = c.scalar_step(OpKind::DivScalar, dy, Scalar::Float(n))?;
     one(c.expand(dy, &shape)?)
 }

@@ -1,6 +1,7 @@
 //! Reading and writing at indices.
 
 use super::Family;
+use ir::op::OpKind;
 use ir::{Attr, DType};
 use lower::{Call, Indexed, Operand, Result, Results, Scalar, ensure, one};
 
@@ -31,7 +32,7 @@ fn embedding(c: &mut Call<'_>) -> Result<Results> {
     let (w, index) = (c.tensor("weight")?, c.tensor("indices")?);
     // These concern the gradient, which is an operator of its own.
     c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
-    one(c.step("embedding", &[], &[w, index])?)
+    one(c.step(OpKind::Embedding, &[], &[w, index])?)
 }
 
 fn embedding_backward(c: &mut Call<'_>) -> Result<Results> {
@@ -43,7 +44,7 @@ fn embedding_backward(c: &mut Call<'_>) -> Result<Results> {
         ("padding", Attr::Int(padding.max(-1))),
         ("rows", Attr::Int(rows)),
     ];
-    one(c.step("embedding_bwd", &attrs, &[dy, index])?)
+    one(c.step(OpKind::EmbeddingBwd, &attrs, &[dy, index])?)
 }
 
 // --- along a dimension ---
@@ -53,7 +54,7 @@ fn gather(c: &mut Call<'_>, index: &str) -> Result<Results> {
     let dim = c.dim("dim", None, c.rank(x))?;
     c.bool_or("sparse_grad", false)?;
     ensure(c.rank(x) == c.rank(index), "the index has another rank")?;
-    one(c.step("gather", &[dim_attr(dim)], &[x, index])?)
+    one(c.step(OpKind::Gather, &[dim_attr(dim)], &[x, index])?)
 }
 
 /// What an operator makes of an element that is written to.
@@ -66,12 +67,12 @@ enum Scatter {
 }
 
 /// The op for an operator and its argument `reduce`.
-fn scatter_op(c: &mut Call<'_>, what: Scatter) -> Result<&'static str> {
+fn scatter_op(c: &mut Call<'_>, what: Scatter) -> Result<OpKind> {
     let reduce = c.string_or("reduce", "")?;
     match (what, reduce.as_str()) {
-        (Scatter::Replace, "") => Ok("scatter"),
-        (Scatter::Add, _) | (_, "add") => Ok("scatter_add"),
-        (Scatter::Reduce, "sum") if c.bool_or("include_self", true)? => Ok("scatter_add"),
+        (Scatter::Replace, "") => Ok(OpKind::Scatter),
+        (Scatter::Add, _) | (_, "add") => Ok(OpKind::ScatterAdd),
+        (Scatter::Reduce, "sum") if c.bool_or("include_self", true)? => Ok(OpKind::ScatterAdd),
         _ => Err(format!("no scatter that reduces by {reduce:?}").into()),
     }
 }
@@ -89,7 +90,7 @@ fn scatter_value(c: &mut Call<'_>) -> Result<Results> {
     let dim = c.dim("dim", None, c.rank(x))?;
     let value = c.scalar("value")?.attr(c.dtype(x))?;
     let attrs = [dim_attr(dim), ("value", value)];
-    one(c.step("scatter_value", &attrs, &[x, index])?)
+    one(c.step(OpKind::ScatterValue, &attrs, &[x, index])?)
 }
 
 // --- by tensors of indices ---
@@ -117,7 +118,7 @@ fn index_put(c: &mut Call<'_>) -> Result<Results> {
         ensure(shape.len() <= c.rank(x), "the mask has more dimensions")?;
         shape.resize(c.rank(x), 1);
         let (mask, value) = (c.reshape(mask, &shape)?, c.reshape(values, &[])?);
-        return one(c.step("where", &[], &[mask, value, x])?);
+        return one(c.step(OpKind::Where, &[], &[mask, value, x])?);
     }
     one(Indexed::new(c, x, &indices)?.put(c, values, accumulate)?)
 }

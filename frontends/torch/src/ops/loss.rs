@@ -2,6 +2,7 @@
 
 use super::Family;
 use ir::Attr;
+use ir::op::OpKind;
 use lower::{Call, Ref, Result, Results, Scalar, attr_ints, count, ensure, one};
 
 pub(super) const OPS: Family = &[
@@ -44,7 +45,7 @@ fn nll_loss(c: &mut Call<'_>) -> Result<Results> {
         ("ignore", Attr::Int(ignore)),
         ("reduction", Attr::Int(reduction)),
     ];
-    let made = c.steps("nll_loss", &attrs, &[x, target])?;
+    let made = c.steps(OpKind::NllLoss, &attrs, &[x, target])?;
     let loss = if reduction == NO_REDUCTION {
         c.reshape(made[0], &shape)?
     } else {
@@ -74,7 +75,7 @@ fn nll_loss_backward(c: &mut Call<'_>) -> Result<Results> {
         ("reduction", Attr::Int(reduction)),
         ("shape", attr_ints(&[n, classes])?),
     ];
-    let dx = c.step("nll_loss_bwd", &attrs, &[dy, target, weight])?;
+    let dx = c.step(OpKind::NllLossBwd, &attrs, &[dy, target, weight])?;
     if shape.len() <= 2 {
         return one(c.reshape(dx, &shape)?);
     }
@@ -99,12 +100,12 @@ fn mse_loss_backward(c: &mut Call<'_>) -> Result<Results> {
     let dy = c.tensor("grad_output")?;
     let (x, t) = (c.tensor("self")?, c.tensor("target")?);
     let reduction = c.int("reduction")?;
-    let d = c.step("sub", &[], &[x, t])?;
+    let d = c.step(OpKind::Sub, &[], &[x, t])?;
     let scale = if reduction == MEAN {
         2.0 / c.ty(d).numel() as f64
     } else {
         2.0
     };
-    let d = c.scalar_step("mul_scalar", d, Scalar::Float(scale))?;
-    one(c.step("mul", &[], &[d, dy])?)
+    let d = c.scalar_step(OpKind::MulScalar, d, Scalar::Float(scale))?;
+    one(c.step(OpKind::Mul, &[], &[d, dy])?)
 }

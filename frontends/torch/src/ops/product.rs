@@ -1,6 +1,7 @@
 //! Products of matrices and vectors.
 
 use super::Family;
+use ir::op::OpKind;
 use lower::{Call, Operand, Ref, Result, Results, Scalar, ensure, one, transposed};
 
 pub(super) const OPS: Family = &[
@@ -41,12 +42,12 @@ fn add_product(c: &mut Call<'_>, a: Ref, b: Ref) -> Result<Results> {
         Some(c.scaled(Operand::Tensor(x), beta, dtype)?)
     };
     if let (Some(Operand::Tensor(x)), true) = (x, alpha.float() == 1.0) {
-        return one(c.step("addmm", &transposed(false, false), &[x, a, b])?);
+        return one(c.step(OpKind::Addmm, &transposed(false, false), &[x, a, b])?);
     }
     let y = c.product(a, b)?;
     let y = c.scaled(Operand::Tensor(y), alpha, dtype)?;
     match (x, y) {
-        (Some(x), y) => one(c.arithmetic("add", x, y, dtype)?),
+        (Some(x), y) => one(c.arithmetic(OpKind::Add, x, y, dtype)?),
         (None, Operand::Tensor(y)) => one(y),
         (None, Operand::Scalar(_)) => Err("a product is no number".into()),
     }
@@ -67,5 +68,5 @@ fn outer(c: &mut Call<'_>) -> Result<Results> {
     let (a, b) = (c.tensor("self")?, c.tensor("vec2")?);
     let column = [c.ty(a).numel(), 1];
     let a = c.reshape(a, &column)?;
-    one(c.step("mul", &[], &[a, b])?)
+    one(c.step(OpKind::Mul, &[], &[a, b])?)
 }

@@ -1,14 +1,15 @@
 //! Random numbers and dropout.
 
 use super::Family;
+use ir::op::OpKind;
 use ir::{Attr, DType};
 use lower::{Call, Operand, Ref, Result, Results, Scalar, all, one};
 
 pub(super) const OPS: Family = &[
-    ("rand", |c| plain(c, "rand")),
-    ("rand_like", |c| plain(c, "rand")),
-    ("randn", |c| plain(c, "randn")),
-    ("randn_like", |c| plain(c, "randn")),
+    ("rand", |c| plain(c, OpKind::Rand)),
+    ("rand_like", |c| plain(c, OpKind::Rand)),
+    ("randn", |c| plain(c, OpKind::Randn)),
+    ("randn_like", |c| plain(c, OpKind::Randn)),
     ("uniform", uniform),
     ("normal_functional", normal),
     ("exponential", exponential),
@@ -36,7 +37,7 @@ fn result(c: &mut Call<'_>) -> Result<(DType, Vec<u64>)> {
     Ok((ty.dtype(), ty.shape().to_vec()))
 }
 
-fn plain(c: &mut Call<'_>, op: &str) -> Result<Results> {
+fn plain(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let (dtype, shape) = result(c)?;
     one(c.random(op, dtype, &shape)?)
 }
@@ -44,13 +45,13 @@ fn plain(c: &mut Call<'_>, op: &str) -> Result<Results> {
 fn uniform(c: &mut Call<'_>) -> Result<Results> {
     let (dtype, shape) = result(c)?;
     let (low, high) = (c.float_or("from", 0.0)?, c.float_or("to", 1.0)?);
-    one(c.random_between("rand", dtype, &shape, (low, high - low))?)
+    one(c.random_between(OpKind::Rand, dtype, &shape, (low, high - low))?)
 }
 
 fn normal(c: &mut Call<'_>) -> Result<Results> {
     let (dtype, shape) = result(c)?;
     let (mean, std) = (c.float_or("mean", 0.0)?, c.float_or("std", 1.0)?);
-    one(c.random_between("randn", dtype, &shape, (mean, std))?)
+    one(c.random_between(OpKind::Randn, dtype, &shape, (mean, std))?)
 }
 
 fn exponential(c: &mut Call<'_>) -> Result<Results> {
@@ -71,12 +72,12 @@ fn bernoulli(c: &mut Call<'_>, p: Option<Operand>) -> Result<Results> {
     let dtype = c.result()?.dtype();
     let shape = c.shape_of(x);
     let precise = lower::statistics(dtype);
-    let u = c.random("rand", precise, &shape)?;
+    let u = c.random(OpKind::Rand, precise, &shape)?;
     let hit = match p.unwrap_or(Operand::Tensor(x)) {
-        Operand::Scalar(p) => c.scalar_step("lt_scalar", u, p)?,
+        Operand::Scalar(p) => c.scalar_step(OpKind::LtScalar, u, p)?,
         Operand::Tensor(p) => {
             let p = c.cast(p, precise)?;
-            c.step("lt", &[], &[u, p])?
+            c.step(OpKind::Lt, &[], &[u, p])?
         }
     };
     one(c.cast(hit, dtype)?)
@@ -86,7 +87,7 @@ fn bernoulli(c: &mut Call<'_>, p: Option<Operand>) -> Result<Results> {
 
 fn dropout_steps(c: &mut Call<'_>, x: Ref, p: f64) -> Result<Vec<Ref>> {
     let attrs = [("p", Attr::Float(p)), ("stream", c.stream())];
-    c.steps("dropout", &attrs, &[x, Ref::Rng])
+    c.steps(OpKind::Dropout, &attrs, &[x, Ref::Rng])
 }
 
 fn native_dropout(c: &mut Call<'_>) -> Result<Results> {
@@ -112,5 +113,5 @@ fn dropout_backward(c: &mut Call<'_>) -> Result<Results> {
     let (dy, mask) = (c.tensor("grad_output")?, c.tensor("mask")?);
     let scale = c.float("scale")?;
     let attrs = [("scale", Attr::Float(scale))];
-    one(c.step("dropout_bwd", &attrs, &[dy, mask])?)
+    one(c.step(OpKind::DropoutBwd, &attrs, &[dy, mask])?)
 }

@@ -2,15 +2,16 @@
 
 use super::Family;
 use ir::Attr;
+use ir::op::OpKind;
 use lower::{Call, Ref, Result, Results, all, ensure, one, wrap};
 
 pub(super) const OPS: Family = &[
-    ("sum", |c| total(c, "sum")),
-    ("mean", |c| total(c, "mean")),
-    ("amax", |c| reduction(c, "amax")),
-    ("amin", |c| reduction(c, "amin")),
-    ("max.default", |c| over_all(c, "amax")),
-    ("min.default", |c| over_all(c, "amin")),
+    ("sum", |c| total(c, OpKind::Sum)),
+    ("mean", |c| total(c, OpKind::Mean)),
+    ("amax", |c| reduction(c, OpKind::Amax)),
+    ("amin", |c| reduction(c, OpKind::Amin)),
+    ("max.default", |c| over_all(c, OpKind::Amax)),
+    ("min.default", |c| over_all(c, OpKind::Amin)),
     ("max.dim", |c| extreme(c, true)),
     ("min.dim", |c| extreme(c, false)),
     ("argmax", |c| position(c, true)),
@@ -36,20 +37,20 @@ fn operand(c: &mut Call<'_>) -> Result<(Ref, Vec<usize>, bool)> {
     Ok((x, dims, c.bool_or("keepdim", false)?))
 }
 
-fn reduction(c: &mut Call<'_>, op: &str) -> Result<Results> {
+fn reduction(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let (x, dims, keepdim) = operand(c)?;
     one(c.reduce(op, x, &dims, keepdim)?)
 }
 
 /// A reduction in the element type of the result.
-fn total(c: &mut Call<'_>, op: &str) -> Result<Results> {
+fn total(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let (x, dims, keepdim) = operand(c)?;
     c.opt_dtype("dtype")?;
     let x = c.cast(x, c.result()?.dtype())?;
     one(c.reduce(op, x, &dims, keepdim)?)
 }
 
-fn over_all(c: &mut Call<'_>, op: &str) -> Result<Results> {
+fn over_all(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let x = c.tensor("self")?;
     let dims: Vec<usize> = (0..c.rank(x)).collect();
     one(c.reduce(op, x, &dims, false)?)
@@ -89,7 +90,7 @@ fn cumsum(c: &mut Call<'_>) -> Result<Results> {
     let dim = c.dim("dim", None, c.rank(x))?;
     c.opt_dtype("dtype")?;
     let x = c.cast(x, c.result()?.dtype())?;
-    one(c.step("cumsum", &[("dim", Attr::Int(dim as i64))], &[x])?)
+    one(c.step(OpKind::Cumsum, &[("dim", Attr::Int(dim as i64))], &[x])?)
 }
 
 fn topk(c: &mut Call<'_>) -> Result<Results> {
@@ -117,7 +118,7 @@ fn variance(c: &mut Call<'_>, root: bool, with_mean: bool) -> Result<Results> {
     };
     let (mut y, mean) = c.variance(x, &dims, keepdim, correction)?;
     if root {
-        y = c.map("sqrt", y)?;
+        y = c.map(OpKind::Sqrt, y)?;
     }
     let shape = c.shape_of(y);
     let mean = c.reshape(mean, &shape)?;

@@ -1,6 +1,7 @@
 //! Tensors of equal or of evenly spaced numbers.
 
 use super::Family;
+use ir::op::OpKind;
 use lower::{Call, Error, Operand, Result, Results, Scalar, one};
 
 pub(super) const OPS: Family = &[
@@ -89,7 +90,7 @@ fn eye(c: &mut Call<'_>) -> Result<Results> {
     let rows = size(c.int("n")?)?;
     let columns = c.opt_int("m")?.map_or(Ok(rows), size)?;
     c.opt_dtype("dtype")?;
-    let y = c.diagonals("eq", rows, columns, 0)?;
+    let y = c.diagonals(OpKind::Eq, rows, columns, 0)?;
     let dtype = c.result()?.dtype();
     one(c.cast(y, dtype)?)
 }

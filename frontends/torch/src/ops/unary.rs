@@ -1,27 +1,28 @@
 //! Functions of one operand, element by element, and their derivatives.
 
 use super::Family;
+use ir::op::OpKind;
 use ir::{Attr, DType};
 use lower::{Call, Operand, Result, Results, Rounding, Scalar, ensure, one};
 use std::f64::consts::{LN_2, LN_10};
 
 pub(super) const OPS: Family = &[
-    ("abs", |c| function(c, "abs")),
-    ("cos", |c| function(c, "cos")),
-    ("erf", |c| function(c, "erf")),
-    ("exp", |c| function(c, "exp")),
-    ("log", |c| function(c, "log")),
-    ("neg", |c| function(c, "neg")),
-    ("reciprocal", |c| function(c, "reciprocal")),
-    ("relu", |c| function(c, "relu")),
-    ("rsqrt", |c| function(c, "rsqrt")),
-    ("sgn", |c| function(c, "sign")),
-    ("sigmoid", |c| function(c, "sigmoid")),
-    ("sign", |c| function(c, "sign")),
-    ("silu", |c| function(c, "silu")),
-    ("sin", |c| function(c, "sin")),
-    ("sqrt", |c| function(c, "sqrt")),
-    ("tanh", |c| function(c, "tanh")),
+    ("abs", |c| function(c, OpKind::Abs)),
+    ("cos", |c| function(c, OpKind::Cos)),
+    ("erf", |c| function(c, OpKind::Erf)),
+    ("exp", |c| function(c, OpKind::Exp)),
+    ("log", |c| function(c, OpKind::Log)),
+    ("neg", |c| function(c, OpKind::Neg)),
+    ("reciprocal", |c| function(c, OpKind::Reciprocal)),
+    ("relu", |c| function(c, OpKind::Relu)),
+    ("rsqrt", |c| function(c, OpKind::Rsqrt)),
+    ("sgn", |c| function(c, OpKind::Sign)),
+    ("sigmoid", |c| function(c, OpKind::Sigmoid)),
+    ("sign", |c| function(c, OpKind::Sign)),
+    ("silu", |c| function(c, OpKind::Silu)),
+    ("sin", |c| function(c, OpKind::Sin)),
+    ("sqrt", |c| function(c, OpKind::Sqrt)),
+    ("tanh", |c| function(c, OpKind::Tanh)),
     ("gelu", gelu),
     ("square", square),
     ("exp2", exp2),
@@ -30,8 +31,8 @@ pub(super) const OPS: Family = &[
     ("bitwise_not", bitwise_not),
     ("logical_not", logical_not),
     ("isnan", isnan),
-    ("isinf", |c| beside_infinity(c, "eq_scalar")),
-    ("isfinite", |c| beside_infinity(c, "lt_scalar")),
+    ("isinf", |c| beside_infinity(c, OpKind::EqScalar)),
+    ("isfinite", |c| beside_infinity(c, OpKind::LtScalar)),
     ("floor", |c| rounded(c, Rounding::Floor)),
     ("ceil", |c| rounded(c, Rounding::Ceil)),
     ("trunc", |c| rounded(c, Rounding::Trunc)),
@@ -45,8 +46,8 @@ pub(super) const OPS: Family = &[
     ("hardtanh", hardtanh),
     ("relu6", relu6),
     // Derivatives.
-    ("tanh_backward", |c| by_result(c, "tanh_bwd")),
-    ("sigmoid_backward", |c| by_result(c, "sigmoid_bwd")),
+    ("tanh_backward", |c| by_result(c, OpKind::TanhBwd)),
+    ("sigmoid_backward", |c| by_result(c, OpKind::SigmoidBwd)),
     ("silu_backward", silu_backward),
     ("gelu_backward", gelu_backward),
     ("threshold_backward", threshold_backward),
@@ -55,7 +56,7 @@ pub(super) const OPS: Family = &[
 ];
 
 /// A function that the table of ops has.
-fn function(c: &mut Call<'_>, op: &str) -> Result<Results> {
+fn function(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let x = c.tensor("self")?;
     let x = c.cast(x, c.result()?.dtype())?;
     one(c.map(op, x)?)
@@ -72,12 +73,12 @@ fn approximation(c: &mut Call<'_>) -> Result<(&'static str, Attr)> {
 
 fn gelu(c: &mut Call<'_>) -> Result<Results> {
     let (x, tanh) = (c.tensor("self")?, approximation(c)?);
-    one(c.step("gelu", &[tanh], &[x])?)
+    one(c.step(OpKind::Gelu, &[tanh], &[x])?)
 }
 
 fn square(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
-    one(c.step("mul", &[], &[x, x])?)
+    one(c.step(OpKind::Mul, &[], &[x, x])?)
 }
 
 fn exp2(c: &mut Call<'_>) -> Result<Results> {
@@ -95,9 +96,9 @@ fn log_to(c: &mut Call<'_>, ln_base: f64) -> Result<Results> {
 fn bitwise_not(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
     let op = if c.dtype(x) == DType::Bool {
-        "logical_not"
+        OpKind::LogicalNot
     } else {
-        "bitwise_not"
+        OpKind::BitwiseNot
     };
     one(c.map(op, x)?)
 }
@@ -105,7 +106,7 @@ fn bitwise_not(c: &mut Call<'_>) -> Result<Results> {
 fn logical_not(c: &mut Call<'_>) -> Result<Results> {
     let x = c.tensor("self")?;
     let x = c.truth(x)?;
-    one(c.map("logical_not", x)?)
+    one(c.map(OpKind::LogicalNot, x)?)
 }
 
 /// The operand as floats, which may be infinite or NaN.
@@ -120,10 +121,10 @@ fn float_operand(c: &mut Call<'_>) -> Result<lower::Ref> {
 
 fn isnan(c: &mut Call<'_>) -> Result<Results> {
     let x = float_operand(c)?;
-    one(c.step("ne", &[], &[x, x])?)
+    one(c.step(OpKind::Ne, &[], &[x, x])?)
 }
 
-fn beside_infinity(c: &mut Call<'_>, op: &str) -> Result<Results> {
+fn beside_infinity(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let x = float_operand(c)?;
     one(c.beside_infinity(op, x)?)
 }
@@ -171,7 +172,7 @@ fn clamp_by_tensors(c: &mut Call<'_>, below: bool, above: bool) -> Result<Result
         _ => (None, Some(c.tensor("max")?)),
     };
     let dtype = c.result()?.dtype();
-    for (op, bound) in [("maximum", min), ("minimum", max)] {
+    for (op, bound) in [(OpKind::Maximum, min), (OpKind::Minimum, max)] {
         if let Some(bound) = bound {
             x = c.arithmetic(op, Operand::Tensor(x), Operand::Tensor(bound), dtype)?;
         }
@@ -182,26 +183,26 @@ fn clamp_by_tensors(c: &mut Call<'_>, below: bool, above: bool) -> Result<Result
 // --- derivatives ---
 
 /// A derivative that is computed from the function's result.
-fn by_result(c: &mut Call<'_>, op: &str) -> Result<Results> {
+fn by_result(c: &mut Call<'_>, op: OpKind) -> Result<Results> {
     let (dy, y) = (c.tensor("grad_output")?, c.tensor("output")?);
     one(c.step(op, &[], &[dy, y])?)
 }
 
 fn silu_backward(c: &mut Call<'_>) -> Result<Results> {
     let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
-    one(c.step("silu_bwd", &[], &[dy, x])?)
+    one(c.step(OpKind::SiluBwd, &[], &[dy, x])?)
 }
 
 fn gelu_backward(c: &mut Call<'_>) -> Result<Results> {
     let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
     let tanh = approximation(c)?;
-    one(c.step("gelu_bwd", &[tanh], &[dy, x])?)
+    one(c.step(OpKind::GeluBwd, &[tanh], &[dy, x])?)
 }
 
 fn threshold_backward(c: &mut Call<'_>) -> Result<Results> {
     let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
     let value = c.scalar("threshold")?.attr(c.dtype(x))?;
-    one(c.step("threshold_bwd", &[("value", value)], &[dy, x])?)
+    one(c.step(OpKind::ThresholdBwd, &[("value", value)], &[dy, x])?)
 }
 
 fn leaky_relu_backward(c: &mut Call<'_>) -> Result<Results> {
@@ -219,8 +220,8 @@ fn leaky_relu_backward(c: &mut Call<'_>) -> Result<Results> {
 fn hardtanh_backward(c: &mut Call<'_>) -> Result<Results> {
     let (dy, x) = (c.tensor("grad_output")?, c.tensor("self")?);
     let (min, max) = (c.scalar("min_val")?, c.scalar("max_val")?);
-    let above = c.scalar_step("gt_scalar", x, min)?;
-    let below = c.scalar_step("lt_scalar", x, max)?;
-    let inside = c.step("logical_and", &[], &[above, below])?;
+    let above = c.scalar_step(OpKind::GtScalar, x, min)?;
+    let below = c.scalar_step(OpKind::LtScalar, x, max)?;
+    let inside = c.step(OpKind::LogicalAnd, &[], &[above, below])?;
     one(c.masked(inside, dy)?)
 }
