@@ -38,6 +38,10 @@ impl DType {
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
+    /// True for floating-point types of 8 bits, on which no kernel computes.
+    pub fn is_eight_bit_float(self) -> bool {
+        matches!(self, DType::F8E4M3 | DType::F8E5M2)
+    }
     /// True for floating-point types.
     pub fn is_float(self) -> bool {
         matches!(

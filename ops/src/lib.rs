@@ -12,6 +12,7 @@
 mod table;
 
 use Access::{Element, Row, Whole};
+use Elements::{Bits, Computed, Floats, Numbers};
 
 /// What may be assumed of a repeated run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +35,21 @@ pub enum Access {
     Whole,
 }
 
+/// The element types that an op takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Elements {
+    /// Every type: the elements are only moved.
+    Any,
+    /// Bools, integers, and floating-point numbers of 16 bits or more.
+    Computed,
+    /// Integers, and floating-point numbers of 16 bits or more.
+    Numbers,
+    /// Bools and integers.
+    Bits,
+    /// Floating-point numbers of 16 bits or more.
+    Floats,
+}
+
 /// What is known of an op, whatever its attributes and operands are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Facts {
@@ -53,8 +69,8 @@ pub struct Facts {
     /// True if code can be generated for the op by itself, although it is [`Access::Whole`] and no
     /// step of other kernels.
     pub is_generated: bool,
-    /// True if the op is for floating-point numbers only.
-    pub is_real: bool,
+    /// The element types that operand 0 may have. The shape rule says what the other operands need.
+    pub elements: Elements,
     /// True if the op computes an exponential, a logarithm, or a function made from one. Generated
     /// kernels have these for f32 only.
     pub is_function: bool,
@@ -71,6 +87,10 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// True if the op is for floating-point numbers only.
+    pub const fn is_real(&self) -> bool {
+        matches!(self.elements, Elements::Floats)
+    }
     /// True if a generated kernel may compute the op.
     pub const fn may_be_generated(&self) -> bool {
         self.is_generated || !matches!(self.access, Whole)
@@ -88,7 +108,7 @@ const fn takes(least: usize, most: usize) -> Facts {
         purity: Purity::Pure,
         access: Whole,
         is_generated: false,
-        is_real: false,
+        elements: Elements::Any,
         is_function: false,
         is_random: false,
         broadcasts: false,
@@ -98,22 +118,23 @@ const fn takes(least: usize, most: usize) -> Facts {
 }
 /// One operand, element by element, to a result of its type.
 const fn unary() -> Facts {
-    takes(1, 1).inplace(&[(0, 0)]).access(Element)
+    takes(1, 1).inplace(&[(0, 0)]).access(Element).on(Numbers)
 }
 /// One operand, element by element, to a result of another type.
 const fn converts() -> Facts {
-    takes(1, 1).access(Element)
+    takes(1, 1).access(Element).on(Computed)
 }
 /// Two operands, broadcast, to a result of their element type.
 const fn binary() -> Facts {
     takes(2, 2)
+        .on(Computed)
         .inplace(&[(0, 0), (1, 0)])
         .access(Element)
         .broadcasts()
 }
 /// Two operands, broadcast, to bools.
 const fn compare() -> Facts {
-    takes(2, 2).access(Element).broadcasts()
+    takes(2, 2).access(Element).on(Computed).broadcasts()
 }
 /// The derivative of an elementwise function.
 const fn derivative() -> Facts {
@@ -132,7 +153,7 @@ const fn softmax_bwd() -> Facts {
 }
 /// A reduction over some dimensions.
 const fn reduction() -> Facts {
-    takes(1, 1).access(Row)
+    takes(1, 1).access(Row).on(Numbers)
 }
 
 impl Facts {
@@ -160,11 +181,11 @@ impl Facts {
             ..self
         }
     }
+    const fn on(self, elements: Elements) -> Facts {
+        Facts { elements, ..self }
+    }
     const fn real(self) -> Facts {
-        Facts {
-            is_real: true,
-            ..self
-        }
+        self.on(Floats)
     }
     const fn function(self) -> Facts {
         Facts {
@@ -234,7 +255,7 @@ impl OpKind {
     }
     /// The op of a name.
     pub fn from_name(name: &str) -> Option<OpKind> {
-        // 112 names, compared once for each op of a text or a file.
+        // Some hundred names, compared once for each op of a text or a file.
         OpKind::ALL.iter().copied().find(|kind| kind.name() == name)
     }
 }

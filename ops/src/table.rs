@@ -36,33 +36,33 @@ macro_rules! ops {
             Silu "silu": unary().real().function() => same;
             // tanh=true is the tanh approximation.
             Gelu(Gelu) "gelu": unary().real().function() => same;
-            BitwiseNot "bitwise_not": unary() => same;
+            BitwiseNot "bitwise_not": unary().on(Bits) => same;
             LogicalNot "logical_not": converts() => predicate;
             Cast(Cast) "cast": converts() => cast;
             Clamp(Clamp) "clamp": unary() => same;
             // One operand and a number. rsub: value - x. pow: x^value.
-            AddScalar(Scalar) "add_scalar": unary() => same;
-            MulScalar(Scalar) "mul_scalar": unary() => same;
-            DivScalar(Scalar) "div_scalar": unary().real() => same;
-            RsubScalar(Scalar) "rsub_scalar": unary() => same;
-            PowScalar(Scalar) "pow_scalar": unary() => same;
-            EqScalar(Scalar) "eq_scalar": converts() => predicate;
-            NeScalar(Scalar) "ne_scalar": converts() => predicate;
-            LtScalar(Scalar) "lt_scalar": converts() => predicate;
-            LeScalar(Scalar) "le_scalar": converts() => predicate;
-            GtScalar(Scalar) "gt_scalar": converts() => predicate;
-            GeScalar(Scalar) "ge_scalar": converts() => predicate;
+            AddScalar(Scalar) "add_scalar": unary() => scalar;
+            MulScalar(Scalar) "mul_scalar": unary() => scalar;
+            DivScalar(Scalar) "div_scalar": unary().real() => scalar;
+            RsubScalar(Scalar) "rsub_scalar": unary() => scalar;
+            PowScalar(Scalar) "pow_scalar": unary() => pow_scalar;
+            EqScalar(Scalar) "eq_scalar": converts() => compare_scalar;
+            NeScalar(Scalar) "ne_scalar": converts() => compare_scalar;
+            LtScalar(Scalar) "lt_scalar": converts() => compare_scalar;
+            LeScalar(Scalar) "le_scalar": converts() => compare_scalar;
+            GtScalar(Scalar) "gt_scalar": converts() => compare_scalar;
+            GeScalar(Scalar) "ge_scalar": converts() => compare_scalar;
             // Two operands of one element type, broadcast against each other.
             Add "add": binary() => broadcast;
-            Sub "sub": binary() => broadcast;
+            Sub "sub": binary().on(Numbers) => broadcast;
             Mul "mul": binary() => broadcast;
             Div "div": binary().real() => broadcast;
             Pow "pow": binary().access(Whole).real() => broadcast;
             Maximum "maximum": binary() => broadcast;
             Minimum "minimum": binary() => broadcast;
-            BitwiseAnd "bitwise_and": binary() => broadcast;
-            BitwiseOr "bitwise_or": binary() => broadcast;
-            BitwiseXor "bitwise_xor": binary() => broadcast;
+            BitwiseAnd "bitwise_and": binary().on(Bits) => broadcast;
+            BitwiseOr "bitwise_or": binary().on(Bits) => broadcast;
+            BitwiseXor "bitwise_xor": binary().on(Bits) => broadcast;
             Eq "eq": compare() => broadcast_predicate;
             Ne "ne": compare() => broadcast_predicate;
             Lt "lt": compare() => broadcast_predicate;
@@ -85,12 +85,12 @@ macro_rules! ops {
             // Reductions over `dims` (sorted, distinct, never empty: all dimensions are listed).
             Sum(Reduction) "sum": reduction() => reduce;
             Mean(Reduction) "mean": reduction().real() => reduce;
-            Amax(Reduction) "amax": reduction() => reduce;
-            Amin(Reduction) "amin": reduction() => reduce;
-            Any(Reduction) "any": reduction() => reduce_bool;
-            Cumsum(Along) "cumsum": takes(1, 1) => same_along;
+            Amax(Reduction) "amax": reduction().on(Computed) => extreme;
+            Amin(Reduction) "amin": reduction().on(Computed) => extreme;
+            Any(Reduction) "any": reduction().on(Computed) => reduce_bool;
+            Cumsum(Along) "cumsum": takes(1, 1).on(Numbers) => same_along;
             // topk(x) -> values, indices: i64, sorted
-            TopK(TopK) "topk": takes(1, 1) => topk;
+            TopK(TopK) "topk": takes(1, 1).on(Numbers) => topk;
             // Softmax along `dim`; the derivatives take (dy, y).
             Softmax(Along) "softmax": softmax() => same_along;
             LogSoftmax(Along) "log_softmax": softmax() => same_along;
@@ -109,47 +109,47 @@ macro_rules! ops {
             // Over all dimensions but 1, in training: batch_norm(x, w, b, running_mean,
             // running_var) -> y, mean, rstd, running_mean', running_var'. batch_norm_bwd(dy, x, w,
             // mean, rstd) -> dx, dw, db.
-            BatchNorm(BatchNorm) "batch_norm": takes(5, 5).inplace(&[(3, 3), (4, 4)]) => batch_norm;
-            BatchNormBwd(BatchNormBwd) "batch_norm_bwd": takes(5, 5) => batch_norm_bwd;
+            BatchNorm(BatchNorm) "batch_norm": takes(5, 5).real().inplace(&[(3, 3), (4, 4)]) => batch_norm;
+            BatchNormBwd(BatchNormBwd) "batch_norm_bwd": takes(5, 5).real() => batch_norm_bwd;
             // Products. matmul(a, b): rank 2, or 3 with equal batch; ta, tb: the last two
             // dimensions are read transposed. addmm(c, a, b) = c + a b, where c broadcasts to the
             // result.
-            Matmul(Product) "matmul": takes(2, 2) => matmul, matmul_work;
-            Addmm(Product) "addmm": takes(3, 3).inplace(&[(0, 0)]) => addmm, matmul_work;
+            Matmul(Product) "matmul": takes(2, 2).on(Numbers) => matmul, matmul_work;
+            Addmm(Product) "addmm": takes(3, 3).on(Numbers).inplace(&[(0, 0)]) => addmm, matmul_work;
             // convolution(x[N,C,..], w[O,C/groups,..][, b[O]]), one or two spatial dimensions.
             // convolution_bwd(dy, x, w) -> dx, dw, db where `mask` is 1.
-            Convolution(Convolution) "convolution": takes(2, 3) => convolution, convolution_work;
-            ConvolutionBwd(ConvolutionBwd) "convolution_bwd": takes(3, 3)
+            Convolution(Convolution) "convolution": takes(2, 3).real() => convolution, convolution_work;
+            ConvolutionBwd(ConvolutionBwd) "convolution_bwd": takes(3, 3).real()
                 => convolution_bwd, convolution_bwd_work;
             // max_pool2d(x[N,C,H,W]) -> y, index into H*W of each window's maximum: i64.
             // max_pool2d_bwd(dy, index) -> dx[shape].
-            MaxPool2d(Pool) "max_pool2d": takes(1, 1) => max_pool2d;
-            MaxPool2dBwd(Sizes) "max_pool2d_bwd": takes(2, 2) => max_pool2d_bwd;
+            MaxPool2d(Pool) "max_pool2d": takes(1, 1).on(Numbers) => max_pool2d;
+            MaxPool2dBwd(Sizes) "max_pool2d_bwd": takes(2, 2).real() => max_pool2d_bwd;
             // Attention: sdpa(q[B,H,S,D], k[B,H,T,D], v[B,H,T,E][, mask: added, or bool true = take
             // part; broadcasts to [B,H,S,T]]) -> out[B,H,S,E], logsumexp: f32[B,H,S].
             // sdpa_bwd(dout, q, k, v, out, logsumexp[, mask]) -> dq, dk, dv. H of k and v may
             // divide that of q: grouped queries.
-            Sdpa(Attention) "sdpa": takes(3, 4) => sdpa, sdpa_work;
-            SdpaBwd(Attention) "sdpa_bwd": takes(6, 7) => sdpa_bwd, sdpa_bwd_work;
+            Sdpa(Attention) "sdpa": takes(3, 4).real() => sdpa, sdpa_work;
+            SdpaBwd(Attention) "sdpa_bwd": takes(6, 7).real() => sdpa_bwd, sdpa_bwd_work;
             // Tables. embedding(w[V,D], index) -> [index.., D]. embedding_bwd(dy, index) ->
             // dw[rows, D]; rows of `padding` get 0 (-1: none).
             Embedding "embedding": takes(2, 2) => embedding;
-            EmbeddingBwd(EmbeddingBwd) "embedding_bwd": takes(2, 2)
+            EmbeddingBwd(EmbeddingBwd) "embedding_bwd": takes(2, 2).real()
                 => embedding_bwd, embedding_bwd_work;
             // nll_loss(logp[N,C], target[N]) -> loss, weight; reduction 0 none, 1 mean, 2 sum;
             // targets equal to `ignore` do not count, and weight is the number of those that do.
             // nll_loss_bwd(dloss, target, weight) -> dlogp[shape].
-            NllLoss(NllLoss) "nll_loss": takes(2, 2) => nll_loss;
+            NllLoss(NllLoss) "nll_loss": takes(2, 2).real() => nll_loss;
             // nll_sum(logp, target[, before: f64[]]) -> the rows' losses, added one after the other
             // to `before`, or to 0: f64[].
-            NllSum(NllSum) "nll_sum": takes(2, 3).inplace(&[(2, 0)]) => nll_sum;
-            NllLossBwd(NllLossBwd) "nll_loss_bwd": takes(3, 3) => nll_loss_bwd;
+            NllSum(NllSum) "nll_sum": takes(2, 3).real().inplace(&[(2, 0)]) => nll_sum;
+            NllLossBwd(NllLossBwd) "nll_loss_bwd": takes(3, 3).real() => nll_loss_bwd;
             // gather(x, index), scatter(x, index, source), scatter_value(x, index); scatter_add
             // adds.
             Gather(Along) "gather": takes(2, 2) => gather;
             Scatter(Along) "scatter": takes(3, 3).inplace(&[(0, 0)]) => scatter;
-            ScatterAdd(Along) "scatter_add": takes(3, 3).inplace(&[(0, 0)]) => scatter;
-            ScatterValue(ScatterValue) "scatter_value": takes(2, 2)
+            ScatterAdd(Along) "scatter_add": takes(3, 3).on(Numbers).inplace(&[(0, 0)]) => scatter;
+            ScatterValue(ScatterValue) "scatter_value": takes(2, 2).on(Computed)
                 .inplace(&[(0, 0)]) => scatter_value;
             // index(x, i0, i1, ..): x[i0, i1, ..] over the leading dimensions; the indices (i64)
             // broadcast against each other. index_put(x, values, i0, i1, ..): values broadcast to
@@ -160,14 +160,14 @@ macro_rules! ops {
             Reshape(Sizes) "reshape": takes(1, 1).no_kernel() => reshape, no_work;
             Permute(Dims) "permute": takes(1, 1) => permute, no_work;
             Expand(Sizes) "expand": takes(1, 1).access(Element) => expand, no_work;
-            Flip(Dims) "flip": takes(1, 1) => same, no_work;
+            Flip(Dims) "flip": takes(1, 1) => flip, no_work;
             Slice(Slice) "slice": takes(1, 1) => slice, no_work;
             // slice_scatter(x, source): x with x[.., start:end:step, ..] replaced.
             SliceScatter(Slice) "slice_scatter": takes(2, 2).inplace(&[(0, 0)])
                 => slice_scatter, no_work;
             Cat(Along) "cat": takes(1, 4096) => cat, no_work;
             // pad: [before, after] for each dimension, outermost first; negative cuts.
-            Pad(Pad) "pad": takes(1, 1) => pad, no_work;
+            Pad(Pad) "pad": takes(1, 1).on(Computed) => pad, no_work;
             // Sources. arange: start + step * i.
             Full(Full) "full": takes(0, 0).access(Element) => full, no_work;
             Arange(Arange) "arange": takes(0, 0) => arange, no_work;
@@ -192,10 +192,10 @@ macro_rules! ops {
                 .real()
                 => dropout_bwd;
             // step + 1
-            RngNext "rng_next": takes(1, 1).inplace(&[(0, 0)]) => same;
+            RngNext "rng_next": takes(1, 1).inplace(&[(0, 0)]) => rng_next;
             // The norm over all gradients, for clipping: sum_squares(g) -> f64[]; clip_scale(sum,
             // sum, ..) -> f32[], the factor min(1, max_norm / (sqrt of the sums + 1e-6)).
-            SumSquares "sum_squares": takes(1, 1) => sum_squares;
+            SumSquares "sum_squares": takes(1, 1).real() => sum_squares;
             ClipScale(ClipScale) "clip_scale": takes(1, 4096) => clip_scale;
             // Optimizers. hyper: f64[5] = lr, beta1, beta2, eps, weight decay; step: i64[] counts
             // from 1; scale: f32[] is what the gradient is multiplied by first. adamw(p, g, m, v,

@@ -4,9 +4,10 @@
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 use codegen::kernels::{self, Generator, Stage, Target};
-use ir::op::{Attr, Op};
+use ir::op::{Attr, Op, OpKind};
 use ir::{DType, TensorType};
 use lighterage_tests::code::{self, compile};
+use lighterage_tests::example;
 use passes::graph::optimizer::{Attach, Optimizer};
 use runtime::Team;
 use runtime::kernels::owned::OwnedTensor;
@@ -137,6 +138,11 @@ fn speeds(target: &Target, threads: usize, names: &[&str]) {
             vec![p, ty(DType::I64, &[2])],
         ),
     ];
+    let others = names
+        .iter()
+        .filter(|name| !cases.iter().any(|(op, _)| op.name() == **name));
+    let others: Vec<_> = others.map(|name| case_of(name)).collect();
+    let cases = cases.into_iter().chain(others);
     let team = Team::new(threads).expect("threads should start");
     println!(
         "{threads} threads\nkernel                                   generated ms   plain ms   \
@@ -185,6 +191,17 @@ fn speeds(target: &Target, threads: usize, names: &[&str]) {
             theirs / ours
         );
     }
+}
+
+/// A case of an op that has none above.
+fn case_of(name: &str) -> (Op, Vec<TensorType>) {
+    let kind = OpKind::from_name(name).unwrap_or_else(|| panic!("there is no op {name}"));
+    assert!(
+        example::is_generated(kind),
+        "no kernel is generated for {name}"
+    );
+    let case = example::example(kind, &ty(DType::F32, &[4096, 3072]));
+    case.unwrap_or_else(|| panic!("{name} needs a case here"))
 }
 
 /// Compile times of the groups of a model.

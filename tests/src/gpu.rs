@@ -15,10 +15,11 @@
 
 use crate::attention::{self, Expected as Attention, Tensors};
 use crate::code::compile_all;
+use crate::example;
 use crate::numbers::{Close, Numbers, Random, near, shape_of, tensor};
 use codegen::attention::{Argument, Kind, Sizes};
 use codegen::kernels::{self, Generated, Generator, Stage, Target};
-use ir::op::{Attr, Op};
+use ir::op::{Access, Attr, Op};
 use ir::{DType, TensorType};
 use passes::graph::optimizer::{Attach, Optimizer};
 use runtime::kernels::owned::OwnedTensor;
@@ -336,7 +337,24 @@ fn ops() -> Vec<Wanted> {
     for dtype in floats {
         updates(&mut wishes, dtype);
     }
+    others(&mut wishes);
     wishes.all
+}
+
+/// Every op that may be generated and has no case so far.
+fn others(wishes: &mut Wishes) {
+    let x = ty(DType::F32, &[7, 11, 13]);
+    for kind in example::ops_that(example::is_generated) {
+        if wishes.all.iter().any(|wanted| wanted.op.kind() == kind) {
+            continue;
+        }
+        let example = example::example(kind, &x);
+        let (op, types) =
+            example.unwrap_or_else(|| panic!("{} needs a case for GPUs here", kind.name()));
+        let is_exact = op.facts().access == Access::Element && !op.facts().is_function;
+        let close = Close::OfLargest(if is_exact { 0.0 } else { 64.0 });
+        wishes.push(op, &types, Numbers::Small, close);
+    }
 }
 
 /// Optimizers.

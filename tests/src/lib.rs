@@ -5,6 +5,7 @@ pub mod attention;
 pub mod chain;
 pub mod code;
 pub mod evaluate;
+pub mod example;
 pub mod forced;
 pub mod generate;
 pub mod gpt2;

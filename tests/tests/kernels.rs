@@ -4,9 +4,10 @@
 
 use codegen::kernels::{self, Cache, Generator, Stage, Target, compile_kernels};
 use ir::op::body::{Body, Step};
-use ir::op::{Attr, Op};
+use ir::op::{Access, Attr, Op, OpKind};
 use ir::{DType, TensorType};
 use lighterage_tests::code::{compile, plain};
+use lighterage_tests::example;
 use lighterage_tests::generate::config;
 use lighterage_tests::numbers::{Close, Numbers, Random, shape_of, tensor};
 use passes::graph::optimizer::{Attach, Optimizer};
@@ -530,101 +531,81 @@ proptest! {
     }
 
     #[test]
-    fn functions_of_one_operand(shape in sizes(), which in 0usize..16, dtype in 0usize..4,
-        seed in any::<u64>()) {
-        let exact = ["neg", "abs", "sign", "sqrt", "rsqrt", "reciprocal", "relu"];
-        let near = ["exp", "log", "tanh", "sigmoid", "erf", "silu"];
+    fn functions_of_one_operand(shape in sizes(), kind in select(example::is_function),
+        dtype in 0usize..4, seed in any::<u64>()) {
         let dtype = FLOATS[dtype];
         let types = [ty(dtype, &shape)];
-        if let Some(name) = exact.get(which) {
-            check(&op(name, &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+        if !kind.facts().is_function {
+            check(&plain_op(kind), &types, Numbers::Wild, Close::Ulps(0.0), seed);
         } else if dtype != DType::F64 {
-            let half = dtype != DType::F32;
-            let ulps = Close::Ulps(if half { 1.0 } else { 6.0 });
-            match near.get(which - exact.len()) {
-                Some(name) => check(&op(name, &[]), &types, Numbers::Wild, ulps, seed),
-                None => {
-                    let tanh = Attr::Bool(which & 1 == 0);
-                    // 1 + tanh loses digits where tanh is near -1: errors are of the size of x
-                    // there.
-                    let close = Close::OfLargest(if half { 1.0 } else { 4.0 });
-                    check(&op("gelu", &[("tanh", tanh)]), &types, Numbers::Plain, close, seed);
-                }
-            }
+            let ulps = Close::Ulps(if dtype == DType::F32 { 6.0 } else { 1.0 });
+            check(&plain_op(kind), &types, Numbers::Wild, ulps, seed);
         }
     }
 
     #[test]
-    fn functions_of_integers(shape in sizes(), which in 0usize..4, dtype in 5usize..10,
+    fn gelus_of_any_shape(shape in sizes(), tanh in any::<bool>(), dtype in 0usize..3,
         seed in any::<u64>()) {
-        let name = ["neg", "abs", "sign", "relu"][which];
-        check(&op(name, &[]), &[ty(ANY[dtype], &shape)], Numbers::Wild, Close::Ulps(0.0), seed);
+        // 1 + tanh loses digits where tanh is near -1: errors are of the size of x there, and gelu
+        // is small. So there are enough numbers that some are positive.
+        let shape = [&[16], &shape[..]].concat();
+        let close = Close::OfLargest(if dtype == 0 { 4.0 } else { 1.0 });
+        let gelu = op("gelu", &[("tanh", Attr::Bool(tanh))]);
+        check(&gelu, &[ty(FLOATS[dtype], &shape)], Numbers::Plain, close, seed);
+    }
+
+    #[test]
+    fn functions_of_integers(
+        shape in sizes(), kind in select(|kind| example::is_function(kind) && !kind.facts().is_real()),
+        dtype in 5usize..10, seed in any::<u64>(),
+    ) {
+        let types = [ty(ANY[dtype], &shape)];
+        check(&plain_op(kind), &types, Numbers::Wild, Close::Ulps(0.0), seed);
     }
 
     #[test]
     fn two_operands(
-        shape in sizes(), which in 0usize..14, dtype in 0usize..10, bits in any::<u64>(),
-            seed in any::<u64>(),
+        shape in sizes(), kind in select(example::is_binary), dtype in 0usize..10,
+        bits in any::<u64>(), seed in any::<u64>(),
     ) {
-        let names = [
-            "add", "mul", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and",
-                "logical_or", "sub", "div",
-        ];
-        let dtype = ANY[dtype];
-        let fits = match names[which] {
-            "sub" => dtype != DType::Bool,
-            "div" => dtype.is_float(),
-            _ => true,
-        };
-        if fits {
-            let (a, b) = (ty(dtype, &shape), ty(dtype, &narrowed(&shape, bits)));
-            let types = if bits >> 60 & 1 == 1 { [b, a] } else { [a, b] };
-            check(&op(names[which], &[]), &types, Numbers::Wild, Close::Ulps(0.0), seed);
+        let (a, b) = (ty(ANY[dtype], &shape), ty(ANY[dtype], &narrowed(&shape, bits)));
+        let types = if bits >> 60 & 1 == 1 { [b, a] } else { [a, b] };
+        // Not every op is for every type.
+        if plain_op(kind).infer(&[&types[0], &types[1]]).is_ok() {
+            check(&plain_op(kind), &types, Numbers::Wild, Close::Ulps(0.0), seed);
         }
     }
 
     #[test]
-    fn an_operand_and_a_number(shape in sizes(), which in 0usize..13, dtype in 0usize..4,
-        seed in any::<u64>()) {
-        let names = [
-            "add_scalar", "mul_scalar", "rsub_scalar", "eq_scalar", "ne_scalar", "lt_scalar",
-                "le_scalar", "gt_scalar",
-            "ge_scalar", "div_scalar", "pow_scalar", "clamp", "threshold_bwd",
-        ];
+    fn an_operand_and_a_number(shape in sizes(), kind in select(example::takes_a_number),
+        dtype in 0usize..4, seed in any::<u64>()) {
         let types = [ty(FLOATS[dtype], &shape)];
-        let value = [1.5, -2.0, 0.5, 2.0, 3.0, -1.0][(seed % 6) as usize];
-        match names[which] {
-            "clamp" => {
-                let bounds = [("max", Attr::Float(2.0)), ("min", Attr::Int(-1))];
-                check(&op("clamp", &bounds), &types, Numbers::Wild, Close::Ulps(0.0), seed);
-            }
-            "threshold_bwd" => {
-                let types = [types[0].clone(), types[0].clone()];
-                let op = op("threshold_bwd", &[("value", Attr::Float(0.5))]);
-                check(&op, &types, Numbers::Wild, Close::Ulps(0.0), seed);
-            }
-            "pow_scalar" if value == 1.5 => {}
-            name => check(&op(name, &[("value", Attr::Float(value))]), &types, Numbers::Wild,
-                Close::Ulps(0.0), seed),
-        }
+        // There is code for some powers only.
+        let value = [-2.0, 0.5, 2.0, 3.0, -1.0][(seed % 5) as usize];
+        let op = op(kind.name(), &[("value", Attr::Float(value))]);
+        check(&op, &types, Numbers::Wild, Close::Ulps(0.0), seed);
     }
 
     #[test]
-    fn bits_and_choices(shape in sizes(), which in 0usize..6, dtype in 4usize..10,
+    fn bounds(shape in sizes(), dtype in 0usize..4, seed in any::<u64>()) {
+        let x = ty(FLOATS[dtype], &shape);
+        let bounds = op("clamp", &[("max", Attr::Float(2.0)), ("min", Attr::Int(-1))]);
+        check(&bounds, std::slice::from_ref(&x), Numbers::Wild, Close::Ulps(0.0), seed);
+        let threshold = op("threshold_bwd", &[("value", Attr::Float(0.5))]);
+        check(&threshold, &[x.clone(), x], Numbers::Wild, Close::Ulps(0.0), seed);
+    }
+
+    #[test]
+    fn bits_and_choices(shape in sizes(), which in 0usize..3, dtype in 4usize..10,
         bits in any::<u64>(), seed in any::<u64>()) {
-        let dtype = ANY[dtype];
-        let (a, b) = (ty(dtype, &shape), ty(dtype, &narrowed(&shape, bits)));
         let close = Close::Ulps(0.0);
         match which {
-            0 => check(&op("bitwise_not", &[]), &[a], Numbers::Wild, close, seed),
-            1 => check(&op("bitwise_and", &[]), &[a, b], Numbers::Wild, close, seed),
-            2 => check(&op("bitwise_or", &[]), &[b, a], Numbers::Wild, close, seed),
-            3 => check(&op("bitwise_xor", &[]), &[a, b], Numbers::Wild, close, seed),
-            4 => check(&op("logical_not", &[]), &[a], Numbers::Wild, close, seed),
+            0 => check(&Op::BitwiseNot, &[ty(ANY[dtype], &shape)], Numbers::Wild, close, seed),
+            1 => check(&Op::LogicalNot, &[ty(ANY[dtype], &shape)], Numbers::Wild, close, seed),
             _ => {
                 let dtype = ANY[(seed % 10) as usize];
                 let (c, x) = (ty(DType::Bool, &narrowed(&shape, bits >> 8)), ty(dtype, &shape));
-                check(&op("where", &[]), &[c, x, ty(dtype, &narrowed(&shape, bits))],
+                check(&Op::Where, &[c, x, ty(dtype, &narrowed(&shape, bits))],
                     Numbers::Wild, close, seed);
             }
         }
@@ -654,8 +635,8 @@ proptest! {
 
     #[test]
     fn reductions(
-        shape in prop::collection::vec(1u64..20, 0..3), columns in columns(), which in 0usize..5,
-            dtype in 0usize..4,
+        shape in prop::collection::vec(1u64..20, 0..3), columns in columns(),
+            kind in select(example::is_reduction), dtype in 0usize..4,
         dims in 1usize..3, keep in any::<bool>(), seed in any::<u64>(),
     ) {
         let shape = [shape, vec![columns]].concat();
@@ -665,25 +646,27 @@ proptest! {
         let attrs = [("dims", Attr::Ints(dims)), ("keepdim", Attr::Bool(keep))];
         let dtype = FLOATS[dtype];
         let x = [ty(dtype, &shape)];
-        match which {
-            0 | 1 => {
+        let (numbers, close) = match kind {
+            OpKind::Sum | OpKind::Mean => {
                 // Sums in f32, of numbers of about 4.
                 let bound = if dtype == DType::F64 { 1e-10 } else { 4.0 * n as f64 * 1e-7 };
-                let bound = if which == 0 { bound } else { bound / n as f64 };
-                check(&op(["sum", "mean"][which], &attrs), &x, Numbers::Plain,
-                    Close::Absolute(bound), seed);
+                let bound = if kind == OpKind::Sum { bound } else { bound / n as f64 };
+                (Numbers::Plain, Close::Absolute(bound))
             }
-            n => check(&op(["amax", "amin", "any"][n - 2], &attrs), &x, Numbers::Wild,
-                Close::Ulps(0.0), seed),
-        }
+            _ => (Numbers::Wild, Close::Ulps(0.0)),
+        };
+        check(&op(kind.name(), &attrs), &x, numbers, close, seed);
     }
 
     #[test]
-    fn reductions_of_integers(shape in prop::collection::vec(1u64..20, 1..4), which in 0usize..4,
-        dtype in 5usize..10, seed in any::<u64>()) {
+    fn reductions_of_integers(
+        shape in prop::collection::vec(1u64..20, 1..4),
+        kind in select(|kind| example::is_reduction(kind) && !kind.facts().is_real()),
+        dtype in 5usize..10, seed in any::<u64>(),
+    ) {
         let last = shape.len() as i64 - 1;
         let attrs = [("dims", Attr::Ints(vec![last])), ("keepdim", Attr::Bool(true))];
-        let op = op(["sum", "amax", "amin", "any"][which], &attrs);
+        let op = op(kind.name(), &attrs);
         check(&op, &[ty(ANY[dtype], &shape)], Numbers::Wild, Close::Ulps(0.0), seed);
     }
 
@@ -785,44 +768,11 @@ proptest! {
     }
 
     #[test]
-    fn optimizers(n in 1u64..40_000, which in 0usize..4, dtype in 0usize..4,
-        scaled in any::<bool>(), step in 1i64..5000, seed in any::<u64>()) {
-        let mut random = Random(seed);
-        let split = which == 3;
-        let dtype = if split { DType::BF16 } else { FLOATS[dtype] };
-        let p = ty(dtype, &[n]);
-        let name = ["adamw", "sgd", "sgd_momentum", "adamw_split"][which];
-        let mut types = match which {
-            0 => vec![p.clone(), p.clone(), p.clone(), p],
-            1 => vec![p.clone(), p],
-            2 => vec![p.clone(), p.clone(), p],
-            _ => vec![p.clone(), p, ty(DType::I16, &[n]), ty(DType::F32, &[n]),
-                ty(DType::F32, &[n])],
-        };
-        let mut ins: Vec<OwnedTensor> = types.iter()
-            .map(|ty| tensor(ty, Numbers::Plain, &mut random)).collect();
-        if which == 0 || split {
-            // Second moments are not negative.
-            let v = types.len() - 1;
-            let squares: Vec<f64> = ins[v].to_f64s().iter().map(|x| x * x).collect();
-            ins[v] = OwnedTensor::from_f64s(codegen::dtype(types[v].dtype()), &[n as usize],
-                &squares);
-            types.push(ty(DType::I64, &[]));
-            ins.push(OwnedTensor::from_i64s(artifact::DType::I64, &[], &[step]));
+    fn optimizers(n in 1u64..40_000, dtype in 0usize..4, scaled in any::<bool>(),
+        step in 1i64..5000, seed in any::<u64>()) {
+        for kind in example::ops_that(example::is_update) {
+            check_update(kind, &ty(FLOATS[dtype], &[n]), scaled, step, seed);
         }
-        let beta1 = if seed & 1 == 0 { 0.9 } else { 0.3 };
-        let hyper = if which == 1 || which == 2 { vec![1e-3, 0.9, 0.01] } else { vec![1e-3, beta1,
-            0.999, 1e-8, 0.01] };
-        types.push(ty(DType::F64, &[hyper.len() as u64]));
-        ins.push(OwnedTensor::from_f64s(artifact::DType::F64, &[hyper.len()], &hyper));
-        if scaled {
-            types.push(ty(DType::F32, &[]));
-            ins.push(OwnedTensor::from_f64s(artifact::DType::F32, &[], &[0.25]));
-        }
-        // A power's last bit may differ, and so a coefficient's; halves of a number do not show how
-        // near they are.
-        let close = if dtype == DType::F64 { Close::OfLargest(64.0) } else { Close::Ulps(0.0) };
-        check_with(&op(name, &[]), &types, &ins, close, &[9000, 40000]);
     }
 
     #[test]
@@ -847,6 +797,77 @@ proptest! {
         check(&op("dropout_bwd", &[("scale", Attr::Float(1.25))]), &types, Numbers::Wild,
             Close::Ulps(0.0), seed);
     }
+}
+
+/// An update of parameters of the type of `p`, or of the types that it has.
+fn check_update(kind: OpKind, p: &TensorType, scaled: bool, step: i64, seed: u64) {
+    let (op, facts, random) = (plain_op(kind), kind.facts(), &mut Random(seed));
+    let operands = facts.inputs.0 + usize::from(scaled);
+    let types = example::fitting(&op, vec![p.clone(); operands]);
+    let types = types.unwrap_or_else(|| panic!("{} needs a case here", kind.name()));
+    let mut ins: Vec<OwnedTensor> = types
+        .iter()
+        .map(|ty| tensor(ty, Numbers::Plain, random))
+        .collect();
+    let options = facts.options_from.unwrap();
+    let beta1 = if seed & 1 == 0 { 0.9 } else { 0.3 };
+    for i in options..operands {
+        ins[i] = match (types[i].dtype(), types[i].shape()) {
+            (DType::I64, []) => OwnedTensor::from_i64s(artifact::DType::I64, &[], &[step]),
+            (DType::F64, [5]) => {
+                let hyper = [1e-3, beta1, 0.999, 1e-8, 0.01];
+                OwnedTensor::from_f64s(artifact::DType::F64, &[5], &hyper)
+            }
+            (DType::F64, [3]) => {
+                OwnedTensor::from_f64s(artifact::DType::F64, &[3], &[1e-3, 0.9, 0.01])
+            }
+            (DType::F32, []) => OwnedTensor::from_f64s(artifact::DType::F32, &[], &[0.25]),
+            _ => panic!(
+                "{} takes options that are not here: {}",
+                kind.name(),
+                types[i]
+            ),
+        };
+    }
+    if types[options].dtype() == DType::I64 {
+        // An op that counts steps has second moments last. They are not negative.
+        let squares: Vec<f64> = ins[options - 1].to_f64s().iter().map(|x| x * x).collect();
+        let v = &types[options - 1];
+        ins[options - 1] =
+            OwnedTensor::from_f64s(codegen::dtype(v.dtype()), &shape_of(v), &squares);
+    }
+    // A power's last bit may differ, and so a coefficient's; halves of a number do not show how
+    // near they are.
+    let is_exact = types[0].dtype() != DType::F64;
+    let close = if is_exact {
+        Close::Ulps(0.0)
+    } else {
+        Close::OfLargest(64.0)
+    };
+    check_with(&op, &types, &ins, close, &[9000, 40000]);
+}
+
+/// Every op that may be generated, also one that no other test of this file draws.
+#[test]
+fn every_generated_op_equals_its_plain_kernel() {
+    let x = ty(DType::F32, &[7, 11, 13]);
+    for kind in example::ops_that(|kind| example::is_generated(kind) && !example::is_update(kind)) {
+        let example = example::example(kind, &x);
+        let (op, types) = example.unwrap_or_else(|| panic!("{} needs a case here", kind.name()));
+        let is_exact = kind.facts().access == Access::Element && !kind.facts().is_function;
+        let close = Close::OfLargest(if is_exact { 0.0 } else { 64.0 });
+        check(&op, &types, Numbers::Small, close, 1);
+    }
+}
+
+/// An op without attributes.
+fn plain_op(kind: OpKind) -> Op {
+    op(kind.name(), &[])
+}
+
+/// One of the ops of which `holds` is true.
+fn select(holds: impl Fn(OpKind) -> bool) -> impl Strategy<Value = OpKind> {
+    prop::sample::select(example::ops_that(holds))
 }
 
 fn columns() -> impl Strategy<Value = u64> {

@@ -23,6 +23,7 @@ mod ptx;
 mod remat;
 mod schedules;
 mod served;
+mod signatures;
 mod simplify;
 mod simulator;
 mod tables;

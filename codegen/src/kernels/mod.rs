@@ -53,6 +53,7 @@ pub use target::{CpuTarget, GpuTarget, Target};
 use crate::mlir::{self, Kind, Mismatch};
 use cpu::Cpu;
 use gpu::Gpu;
+use ir::op::OpKind;
 use ir::op::body::{self, Body, Space, Step};
 use ir::{Op, TensorType};
 use machine::Machine;
@@ -183,7 +184,7 @@ fn kernel(
 ) -> Result<Generated, Unsupported> {
     let name = match steps {
         [step] => step.op.name(),
-        _ => "fused",
+        _ => OpKind::Fused.name(),
     };
     for step in steps {
         if !step.op.facts().may_be_generated() && !step.op.is_alias() {

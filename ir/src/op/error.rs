@@ -1,7 +1,7 @@
 //! Why an op does not fit its operands, why there is no such body, or no kernel for it. The three
 //! stand together: a body does not fit because a step of it does not, and the other way round.
 
-use super::OpKind;
+use super::{Elements, OpKind};
 use crate::types::{DType, TensorType, TypeError};
 use std::fmt;
 use thiserror::Error;
@@ -23,7 +23,7 @@ impl ShapeError {
         match self.kind {
             Misfit::ElementType { operand, .. }
             | Misfit::NoIndex { operand }
-            | Misfit::NotReal { operand }
+            | Misfit::NoKernel { operand, .. }
             | Misfit::Shape { operand, .. }
             | Misfit::Rank { operand, .. }
             | Misfit::Type { operand, .. }
@@ -78,8 +78,9 @@ pub enum Misfit {
     ElementType { operand: usize, wanted: DType },
     #[error("operand {operand} should be i64 or i32")]
     NoIndex { operand: usize },
-    #[error("operand {operand} should be of a floating-point type")]
-    NotReal { operand: usize },
+    /// No kernel computes on elements of this type.
+    #[error("operand {operand} should hold {}", described(*.wanted))]
+    NoKernel { operand: usize, wanted: Elements },
     #[error("operands {} and {} should have one type", .operands.0, .operands.1)]
     Types { operands: (usize, usize) },
     #[error("operands {} and {} should have one element type", .operands.0, .operands.1)]
@@ -207,5 +208,16 @@ impl From<BodyError> for SpaceError {
             BodyError::Space(error) => error,
             error => SpaceError::Steps(Box::new(error)),
         }
+    }
+}
+
+/// Element types in words.
+fn described(elements: Elements) -> &'static str {
+    match elements {
+        Elements::Any => "numbers of any type",
+        Elements::Computed => "bools, integers or floating-point numbers of 16 bits or more",
+        Elements::Numbers => "integers or floating-point numbers of 16 bits or more",
+        Elements::Bits => "bools or integers",
+        Elements::Floats => "floating-point numbers of 16 bits or more",
     }
 }

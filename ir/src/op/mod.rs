@@ -18,7 +18,7 @@ use attrs::Attributes;
 pub use attrs::{Attr, AttrError, Attrs, Kind, Number};
 use body::Body;
 pub use error::{BodyError, Misfit, ShapeError, SpaceError};
-pub use ops::{Access, Facts, OpKind, Purity};
+pub use ops::{Access, Elements, Facts, OpKind, Purity};
 use shape::Call;
 pub use shape::{broadcast_shapes, parse_type};
 use std::collections::BTreeMap;
@@ -187,7 +187,10 @@ impl Op {
     pub fn infer(&self, types: &[&TensorType]) -> Result<Vec<TensorType>, ShapeError> {
         let (least, most) = self.facts().inputs;
         let shapes = if (least..=most).contains(&types.len()) {
-            self.shapes(&Call { types })
+            let call = Call { types };
+            // The rule comes first: what it says of an operand is more to the point.
+            self.shapes(&call)
+                .and_then(|shapes| call.expect_elements(self.facts().elements).map(|()| shapes))
         } else {
             Err(Misfit::Count {
                 least,
@@ -283,6 +286,28 @@ mod tests {
             assert!(parse_type(text).is_err(), "{text}");
         }
         assert!(parse_type("f32[4294967296,4294967296]").is_err());
+    }
+
+    #[test]
+    fn ops_take_the_elements_that_kernels_take() {
+        let t = |s: &str| parse_type(s).unwrap();
+        let error = |op: Op, ty: &str| op.infer(&[&t(ty)]).unwrap_err().to_string();
+        assert_eq!(
+            error(Op::Exp, "i64[16]"),
+            "exp of i64[16]: operand 0 should hold floating-point numbers of 16 bits or more"
+        );
+        assert_eq!(
+            error(Op::Neg, "bool[16]"),
+            "neg of bool[16]: operand 0 should hold integers or floating-point numbers of 16 bits \
+             or more"
+        );
+        let two = Op::AddScalar(attrs::Scalar {
+            value: Number::Float(2.0),
+        });
+        assert_eq!(
+            error(two, "i64[16]"),
+            "add_scalar of i64[16]: value should be an integer, as the elements are i64"
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! or to what does not fit. A rule trusts nothing: operands and attributes may come from a hostile
 //! file.
 
+use super::Elements;
 use super::attrs::*;
 use super::error::Misfit;
 use crate::types::{DType, TensorType};
@@ -51,6 +52,17 @@ impl<'a> Call<'a> {
             wanted,
         })
     }
+    /// Operand 0, if there is one, has elements on which there is a kernel.
+    pub(super) fn expect_elements(&self, wanted: Elements) -> Result<(), Misfit> {
+        if self.types.is_empty() {
+            return Ok(());
+        }
+        self.expect_elements_of(0, wanted)
+    }
+    fn expect_elements_of(&self, operand: usize, wanted: Elements) -> Result<(), Misfit> {
+        let fits = has_kernel(self.at(operand).dtype(), wanted);
+        ensure(fits, || Misfit::NoKernel { operand, wanted })
+    }
     fn expect_index(&self, operand: usize) -> Result<(), Misfit> {
         let is_index = matches!(self.at(operand).dtype(), DType::I64 | DType::I32);
         ensure(is_index, || Misfit::NoIndex { operand })
@@ -85,6 +97,31 @@ impl<'a> Call<'a> {
 
 fn ensure(condition: bool, misfit: impl FnOnce() -> Misfit) -> Result<(), Misfit> {
     if condition { Ok(()) } else { Err(misfit()) }
+}
+/// True if kernels that take `wanted` take elements of this type.
+fn has_kernel(dtype: DType, wanted: Elements) -> bool {
+    let is_number = dtype != DType::Bool && !dtype.is_eight_bit_float();
+    match wanted {
+        Elements::Any => true,
+        Elements::Computed => !dtype.is_eight_bit_float(),
+        Elements::Numbers => is_number,
+        Elements::Bits => !dtype.is_float(),
+        Elements::Floats => is_number && dtype.is_float(),
+    }
+}
+/// The attribute `dtype` is an element type with which there is a kernel.
+fn expect_made(dtype: DType, wanted: Elements, why: &str) -> Result<(), Misfit> {
+    ensure(has_kernel(dtype, wanted), || attribute("dtype", why))
+}
+/// A number that stands beside elements of this type: an integer, unless they are floats.
+fn expect_number(key: &'static str, number: Number, dtype: DType) -> Result<(), Misfit> {
+    let fits = matches!(number, Number::Int(_)) || dtype.is_float();
+    ensure(fits, || {
+        attribute(
+            key,
+            format!(" should be an integer, as the elements are {dtype}"),
+        )
+    })
 }
 /// A message about an attribute; `why` follows its name.
 fn attribute(key: &'static str, why: impl Into<String>) -> Misfit {
@@ -158,7 +195,27 @@ pub(super) fn same2_along(a: &Along, c: &Call<'_>) -> Shapes {
 pub(super) fn predicate<A>(_: &A, c: &Call<'_>) -> Shapes {
     ty(DType::Bool, c.shape(0))
 }
+pub(super) fn scalar(a: &Scalar, c: &Call<'_>) -> Shapes {
+    expect_number("value", a.value, c.at(0).dtype())?;
+    same(a, c)
+}
+pub(super) fn pow_scalar(a: &Scalar, c: &Call<'_>) -> Shapes {
+    let types = scalar(a, c)?;
+    let is_negative = matches!(a.value, Number::Int(power) if power < 0);
+    ensure(c.at(0).dtype().is_float() || !is_negative, || {
+        attribute(
+            "value",
+            " should not be negative: integers have no negative powers",
+        )
+    })?;
+    Ok(types)
+}
+pub(super) fn compare_scalar(a: &Scalar, c: &Call<'_>) -> Shapes {
+    expect_number("value", a.value, c.at(0).dtype())?;
+    predicate(a, c)
+}
 pub(super) fn cast(a: &Cast, c: &Call<'_>) -> Shapes {
+    expect_made(a.dtype, Elements::Computed, MADE)?;
     ty(a.dtype, c.shape(0))
 }
 pub(super) fn broadcast(_: &(), c: &Call<'_>) -> Shapes {
@@ -172,6 +229,7 @@ pub(super) fn broadcast_predicate(_: &(), c: &Call<'_>) -> Shapes {
 pub(super) fn select(_: &(), c: &Call<'_>) -> Shapes {
     c.expect(0, DType::Bool)?;
     c.expect_dtype(1, 2)?;
+    c.expect_elements_of(1, Elements::Computed)?;
     let shape = broadcast_shapes(&broadcast_shapes(c.shape(0), c.shape(1))?, c.shape(2))?;
     ty(c.at(1).dtype(), &shape)
 }
@@ -191,6 +249,14 @@ fn reduced_shape(a: &Reduction, c: &Call<'_>) -> Result<Vec<u64>, Misfit> {
 }
 pub(super) fn reduce(a: &Reduction, c: &Call<'_>) -> Shapes {
     ty(c.at(0).dtype(), &reduced_shape(a, c)?)
+}
+/// The greatest or least elements: where no elements are reduced, there is none.
+pub(super) fn extreme(a: &Reduction, c: &Call<'_>) -> Shapes {
+    let types = reduce(a, c)?;
+    ensure(c.at(0).numel() > 0 || types[0].numel() == 0, || {
+        operands("no elements have no extreme")
+    })?;
+    Ok(types)
 }
 pub(super) fn reduce_bool(a: &Reduction, c: &Call<'_>) -> Shapes {
     ty(DType::Bool, &reduced_shape(a, c)?)
@@ -630,6 +696,9 @@ pub(super) fn index(_: &(), c: &Call<'_>) -> Shapes {
 pub(super) fn index_put(a: &IndexPut, c: &Call<'_>) -> Shapes {
     let shape = index_shape(c, 2)?;
     c.expect_dtype(1, 0)?;
+    if a.accumulate {
+        c.expect_elements_of(0, Elements::Numbers)?;
+    }
     ensure(broadcast_shapes(c.shape(1), &shape)? == shape, || {
         operands("the values do not broadcast")
     })?;
@@ -652,6 +721,10 @@ pub(super) fn permute(a: &Dims, c: &Call<'_>) -> Shapes {
     })?;
     let shape: Vec<u64> = dims.iter().map(|&d| c.shape(0)[d]).collect();
     ty(c.at(0).dtype(), &shape)
+}
+pub(super) fn flip(a: &Dims, c: &Call<'_>) -> Shapes {
+    c.dims("dims", &a.dims, 0)?;
+    same(a, c)
 }
 pub(super) fn expand(a: &Sizes, c: &Call<'_>) -> Shapes {
     let shape = sizes("shape", &a.shape)?;
@@ -715,10 +788,15 @@ pub(super) fn pad(a: &Pad, c: &Call<'_>) -> Shapes {
 
 // --- sources ---
 
+/// The element types that ops make out of nothing.
+const MADE: &str = " should not be a floating-point type of 8 bits";
+
 pub(super) fn full(a: &Full, _: &Call<'_>) -> Shapes {
+    expect_made(a.dtype, Elements::Computed, MADE)?;
     ty(a.dtype, &sizes("shape", &a.shape)?)
 }
 pub(super) fn arange(a: &Arange, _: &Call<'_>) -> Shapes {
+    expect_made(a.dtype, Elements::Computed, MADE)?;
     let result = ty(a.dtype, &sizes("shape", &a.shape)?)?;
     ensure(result[0].rank() == 1, || {
         attribute("shape", " should have rank 1")
@@ -732,10 +810,13 @@ fn rng(c: &Call<'_>, i: usize) -> Result<(), Misfit> {
 }
 pub(super) fn random(a: &Random, c: &Call<'_>) -> Shapes {
     rng(c, 0)?;
-    ensure(a.dtype.is_float(), || {
-        attribute("dtype", " should be a floating-point type")
-    })?;
+    let why = " should be a floating-point type of 16 bits or more";
+    expect_made(a.dtype, Elements::Floats, why)?;
     ty(a.dtype, &sizes("shape", &a.shape)?)
+}
+pub(super) fn rng_next(a: &(), c: &Call<'_>) -> Shapes {
+    rng(c, 0)?;
+    same(a, c)
 }
 pub(super) fn dropout(a: &Dropout, c: &Call<'_>) -> Shapes {
     rng(c, 1)?;
@@ -807,9 +888,7 @@ pub(super) fn sgd_momentum(_: &(), c: &Call<'_>) -> Shapes {
     Ok([0, 2].map(|i| c.at(i).clone()).to_vec())
 }
 pub(super) fn sum_squares(_: &(), c: &Call<'_>) -> Shapes {
-    ensure(c.at(0).dtype().is_float(), || Misfit::NotReal {
-        operand: 0,
-    })?;
+    c.expect_elements_of(0, Elements::Floats)?;
     ty(DType::F64, &[])
 }
 pub(super) fn clip_scale(a: &ClipScale, c: &Call<'_>) -> Shapes {

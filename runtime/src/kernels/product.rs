@@ -525,6 +525,10 @@ fn pack<R: Tiled, const WIDE: usize>(
     (depth, step): (usize, usize),
     from: &[R],
 ) {
+    // Vectors without numbers: there is nothing to copy, and panels have no length.
+    if depth == 0 {
+        return;
+    }
     if stride == 1 {
         // Lines that follow each other are read, as far as the panels that they go to stay in the
         // first cache.

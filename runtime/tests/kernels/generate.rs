@@ -223,7 +223,7 @@ pub(crate) fn case_of(op: &'static str, rng: &mut Rng) -> Case {
         "clip_scale" => clip_scale(rng),
         "adamw" | "adamw_split" => adamw(op, rng),
         "sgd" | "sgd_momentum" => sgd(op, rng),
-        other => panic!("{other} needs a generator"),
+        other => panic!("runtime/tests/kernels/generate.rs draws no operands for {other}"),
     };
     if matches!(op, "adamw" | "adamw_split" | "sgd" | "sgd_momentum") && rng.flag() {
         drawn

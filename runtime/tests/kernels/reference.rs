@@ -663,7 +663,7 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                 (p - lr * b, b)
             })
         }
-        other => panic!("{other} needs a reference"),
+        other => panic!("runtime/tests/kernels/reference.rs does not define {other}"),
     })
 }
 

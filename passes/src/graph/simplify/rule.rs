@@ -5,6 +5,7 @@ use super::known::Known;
 use super::term::{Facts, Head, Literal, Term, Terms, single};
 use egg::{Applier, ENodeOrVar, Id, Language, Pattern, PatternAst, Rewrite, Subst, Symbol, Var};
 use ir::graph::Phase;
+use ir::op::OpKind;
 use ir::{DType, TensorType};
 
 /// How close the two sides are, on numbers of ordinary size.
@@ -121,28 +122,28 @@ impl Scope<'_> {
         lookup(self.terms, &self.pairs[i].0, &self.subst).is_some()
     }
     /// Whether a variable's class is computed by op `name` from another class.
-    pub(super) fn is_a(&self, name: &str, op: &str) -> bool {
+    pub(super) fn is_a(&self, name: &str, op: OpKind) -> bool {
         let Some(id) = self.id(name).map(|id| self.terms.find(id)) else {
             return false;
         };
         self.terms[id]
             .nodes
             .iter()
-            .any(|t| t.name() == Some(op) && t.children.iter().all(|&c| self.terms.find(c) != id))
+            .any(|t| t.is_op(op) && t.children.iter().all(|&c| self.terms.find(c) != id))
     }
-    /// Binds a variable to what `choose` takes of the operands of an op `name` that computes its
+    /// Binds a variable to what `choose` takes of the operands of an `op` that computes its
     /// class.
     pub(super) fn replace_by_operand<const N: usize>(
         &mut self,
         variable: &str,
-        name: &str,
+        op: OpKind,
         choose: impl Fn(&Scope<'_>, [Id; N]) -> Option<Id>,
     ) {
         let Some(id) = self.id(variable) else { return };
         let found = self.terms[id]
             .nodes
             .iter()
-            .filter(|term| term.name() == Some(name))
+            .filter(|term| term.is_op(op))
             .find_map(|term| {
                 let operands: Vec<Id> = term.operands(self.terms).collect();
                 choose(self, operands.try_into().ok()?)
@@ -156,7 +157,7 @@ impl Scope<'_> {
         let full = self.terms[id]
             .nodes
             .iter()
-            .find(|term| term.name() == Some("full"))?;
+            .find(|term| term.is_op(OpKind::Full))?;
         (single(self.terms, id)?.numel() == 1).then_some(())?;
         match self.terms[*full.children.last()?].data.literal.as_ref()? {
             Literal::Float(bits) => Some(f64::from_bits(*bits)),

@@ -8,6 +8,7 @@ use super::rule::{Close, Rule, Scope};
 use super::term::Literal;
 use Close::{Exact, Within};
 use ir::DType;
+use ir::op::OpKind;
 
 const fn rule(
     name: &'static str,
@@ -1341,13 +1342,13 @@ fn product_of_scales(s: &mut Scope<'_>) -> Option<()> {
 /// No scale is left to be pulled out of queries and keys: of the equal ways to write scores, one
 /// goes on.
 fn unscaled(s: &mut Scope<'_>) -> Option<()> {
-    (!s.is_a("?q", "mul_scalar") && !s.is_a("?k", "mul_scalar")).then_some(())
+    (!s.is_a("?q", OpKind::MulScalar) && !s.is_a("?k", OpKind::MulScalar)).then_some(())
 }
 
 /// The same, and a mask of 0 and -inf goes on as one of bits.
 fn unscaled_with_bits(s: &mut Scope<'_>) -> Option<()> {
     unscaled(s)?;
-    s.replace_by_operand("?m", "where", |s, [bits, zero, lowest]| {
+    s.replace_by_operand("?m", OpKind::Where, |s, [bits, zero, lowest]| {
         (s.constant(zero)? == 0.0 && s.constant(lowest)? == f64::NEG_INFINITY).then_some(bits)
     });
     Some(())

@@ -4,7 +4,7 @@ use super::rule::{Action, Close, Rule, add, rewrite, var};
 use super::term::{Facts, Head, Literal, STEPS, Term, Terms};
 use egg::{ENodeOrVar, Id, Pattern, PatternAst, Subst, Var};
 use ir::graph::{self, Output, Phase};
-use ir::op::{Attr, AttrError, Op, ShapeError, attributes, parse_type};
+use ir::op::{Attr, AttrError, Op, OpKind, ShapeError, attributes, parse_type};
 use ir::types::TypeError;
 use ir::{Graph, TensorType, Value};
 use std::collections::BTreeMap;
@@ -313,11 +313,7 @@ impl<'a> Builder<'a> {
                     .map(|&(key, _)| key)
                     .zip(literals)
                     .collect();
-                Ok(Part::Tensors(self.op(
-                    kind.name(),
-                    attrs,
-                    &tensors(children),
-                )?))
+                Ok(Part::Tensors(self.op(*kind, attrs, &tensors(children))?))
             }
             Head::Step(i) => {
                 let scale = children.iter().find_map(|part| match part {
@@ -337,11 +333,12 @@ impl<'a> Builder<'a> {
 
     fn op(
         &mut self,
-        name: &str,
+        op: OpKind,
         attrs: Vec<(&'static str, Attr)>,
         inputs: &[Value],
     ) -> Result<Vec<Value>, Broken> {
-        let op = Op::new(name, attrs)?;
+        let attrs = attrs.into_iter().map(|(key, attr)| (key.into(), attr));
+        let op = Op::of(op, attrs.collect())?;
         let types: Vec<_> = inputs.iter().map(|&v| &self.graph.values[v].ty).collect();
         let n = self.graph.nodes.len();
         let names: Vec<String> = (0..op.infer(&types)?.len())
@@ -354,16 +351,16 @@ impl<'a> Builder<'a> {
 
     fn one(
         &mut self,
-        name: &str,
+        op: OpKind,
         attrs: Vec<(&'static str, Attr)>,
         inputs: &[Value],
     ) -> Result<Value, Broken> {
-        Ok(self.op(name, attrs, inputs)?[0])
+        Ok(self.op(op, attrs, inputs)?[0])
     }
 
     fn reshape(&mut self, x: Value, shape: &[u64]) -> Result<Value, Broken> {
         self.one(
-            "reshape",
+            OpKind::Reshape,
             vec![(
                 "shape",
                 Attr::Ints(shape.iter().map(|&d| d as i64).collect()),
@@ -379,7 +376,7 @@ impl<'a> Builder<'a> {
         let a = self.reshape(a, &[sa[0] * sa[1], sa[2], sa[3]])?;
         let b = self.reshape(b, &[sb[0] * sb[1], sb[2], sb[3]])?;
         let c = self.one(
-            "matmul",
+            OpKind::Matmul,
             vec![("ta", Attr::Bool(ta)), ("tb", Attr::Bool(tb))],
             &[a, b],
         )?;
@@ -393,34 +390,34 @@ impl<'a> Builder<'a> {
         let dim = || vec![("dim", Attr::Int(3))];
         match (name, tensors) {
             ("gelu_t", &[x]) => {
-                let square = self.one("mul", vec![], &[x, x])?;
-                let cube = self.one("mul", vec![], &[square, x])?;
-                let cube = self.one("mul_scalar", value(0.044715), &[cube])?;
-                let sum = self.one("add", vec![], &[x, cube])?;
+                let square = self.one(OpKind::Mul, vec![], &[x, x])?;
+                let cube = self.one(OpKind::Mul, vec![], &[square, x])?;
+                let cube = self.one(OpKind::MulScalar, value(0.044715), &[cube])?;
+                let sum = self.one(OpKind::Add, vec![], &[x, cube])?;
                 let scaled = self.one(
-                    "mul_scalar",
+                    OpKind::MulScalar,
                     value((2.0 / std::f64::consts::PI).sqrt()),
                     &[sum],
                 )?;
-                self.one("tanh", vec![], &[scaled])
+                self.one(OpKind::Tanh, vec![], &[scaled])
             }
             ("scores", &[q, k]) => {
                 let scores = self.product(q, k, false, true)?;
-                self.one("mul_scalar", value(scale), &[scores])
+                self.one(OpKind::MulScalar, value(scale), &[scores])
             }
             ("probs", [q, k, mask @ ..]) => {
                 let mut scores = self.step("scores", &[*q, *k], scale)?;
                 if let &[mask] = mask {
-                    scores = self.one("add", vec![], &[scores, mask])?;
+                    scores = self.one(OpKind::Add, vec![], &[scores, mask])?;
                 }
-                self.one("softmax", dim(), &[scores])
+                self.one(OpKind::Softmax, dim(), &[scores])
             }
             ("dscores", [dout, q, k, v, mask @ ..]) => {
                 let mut of_probs = vec![*q, *k];
                 of_probs.extend(mask);
                 let probs = self.step("probs", &of_probs, scale)?;
                 let dprobs = self.product(*dout, *v, false, true)?;
-                self.one("softmax_bwd", dim(), &[dprobs, probs])
+                self.one(OpKind::SoftmaxBwd, dim(), &[dprobs, probs])
             }
             ("dq", [_, _, k, ..]) => {
                 let dscores = self.step("dscores", tensors, scale)?;

@@ -95,6 +95,10 @@ impl Term {
             _ => None,
         }
     }
+    /// True if the term is this op.
+    pub(super) fn is_op(&self, op: OpKind) -> bool {
+        self.head == Head::Op(op)
+    }
     /// True if a graph can have the term.
     pub(super) fn is_real(&self) -> bool {
         !matches!(self.head, Head::Step(_))
