@@ -109,16 +109,19 @@ macro_rules! ops {
             // Over all dimensions but 1, in training: batch_norm(x, w, b, running_mean,
             // running_var) -> y, mean, rstd, running_mean', running_var'. batch_norm_bwd(dy, x, w,
             // mean, rstd) -> dx, dw, db.
-            BatchNorm(BatchNorm) "batch_norm": takes(5, 5).real().inplace(&[(3, 3), (4, 4)]) => batch_norm;
+            BatchNorm(BatchNorm) "batch_norm": takes(5, 5).real().inplace(&[(3, 3), (4, 4)])
+                => batch_norm;
             BatchNormBwd(BatchNormBwd) "batch_norm_bwd": takes(5, 5).real() => batch_norm_bwd;
             // Products. matmul(a, b): rank 2, or 3 with equal batch; ta, tb: the last two
             // dimensions are read transposed. addmm(c, a, b) = c + a b, where c broadcasts to the
             // result.
             Matmul(Product) "matmul": takes(2, 2).on(Numbers) => matmul, matmul_work;
-            Addmm(Product) "addmm": takes(3, 3).on(Numbers).inplace(&[(0, 0)]) => addmm, matmul_work;
+            Addmm(Product) "addmm": takes(3, 3).on(Numbers).inplace(&[(0, 0)])
+                => addmm, matmul_work;
             // convolution(x[N,C,..], w[O,C/groups,..][, b[O]]), one or two spatial dimensions.
             // convolution_bwd(dy, x, w) -> dx, dw, db where `mask` is 1.
-            Convolution(Convolution) "convolution": takes(2, 3).real() => convolution, convolution_work;
+            Convolution(Convolution) "convolution": takes(2, 3).real()
+                => convolution, convolution_work;
             ConvolutionBwd(ConvolutionBwd) "convolution_bwd": takes(3, 3).real()
                 => convolution_bwd, convolution_bwd_work;
             // max_pool2d(x[N,C,H,W]) -> y, index into H*W of each window's maximum: i64.

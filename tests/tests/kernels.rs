@@ -556,7 +556,8 @@ proptest! {
 
     #[test]
     fn functions_of_integers(
-        shape in sizes(), kind in select(|kind| example::is_function(kind) && !kind.facts().is_real()),
+        shape in sizes(),
+        kind in select(|kind| example::is_function(kind) && !kind.facts().is_real()),
         dtype in 5usize..10, seed in any::<u64>(),
     ) {
         let types = [ty(ANY[dtype], &shape)];

@@ -25,6 +25,13 @@ pub(super) fn check(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> Resul
     Ok(())
 }
 
+/// A pattern of several ops.
+macro_rules! any_of {
+    ($($kind:ident)*) => {
+        $(OpKind::$kind)|*
+    };
+}
+
 /// About how many operations a launch takes; 0 if they are as many as there are elements, or if the
 /// launch does not have the operands of its op. The match lists every op, so that a new one says
 /// whether it visits elements again and again.
@@ -48,121 +55,21 @@ fn work(kernel: &Kernel, ins: &[Operand], outs: &[Operand]) -> u128 {
             taps.iter()
                 .fold(elements(out), |work, &tap| times(work, tap.unsigned_abs()))
         }
+        (any_of!(Matmul Addmm Convolution ConvolutionBwd Sdpa SdpaBwd), _) => 0,
+        // They visit each element a constant number of times.
         (
-            OpKind::Matmul
-            | OpKind::Addmm
-            | OpKind::Convolution
-            | OpKind::ConvolutionBwd
-            | OpKind::Sdpa
-            | OpKind::SdpaBwd,
-            _,
-        ) => 0,
-        (
-            OpKind::Neg
-            | OpKind::Abs
-            | OpKind::Sign
-            | OpKind::Exp
-            | OpKind::Log
-            | OpKind::Sqrt
-            | OpKind::Rsqrt
-            | OpKind::Reciprocal
-            | OpKind::Tanh
-            | OpKind::Sigmoid
-            | OpKind::Sin
-            | OpKind::Cos
-            | OpKind::Erf
-            | OpKind::Relu
-            | OpKind::Silu
-            | OpKind::Gelu
-            | OpKind::BitwiseNot
-            | OpKind::LogicalNot
-            | OpKind::Cast
-            | OpKind::Clamp
-            | OpKind::AddScalar
-            | OpKind::MulScalar
-            | OpKind::DivScalar
-            | OpKind::RsubScalar
-            | OpKind::PowScalar
-            | OpKind::EqScalar
-            | OpKind::NeScalar
-            | OpKind::LtScalar
-            | OpKind::LeScalar
-            | OpKind::GtScalar
-            | OpKind::GeScalar
-            | OpKind::Add
-            | OpKind::Sub
-            | OpKind::Mul
-            | OpKind::Div
-            | OpKind::Pow
-            | OpKind::Maximum
-            | OpKind::Minimum
-            | OpKind::BitwiseAnd
-            | OpKind::BitwiseOr
-            | OpKind::BitwiseXor
-            | OpKind::Eq
-            | OpKind::Ne
-            | OpKind::Lt
-            | OpKind::Le
-            | OpKind::Gt
-            | OpKind::Ge
-            | OpKind::LogicalAnd
-            | OpKind::LogicalOr
-            | OpKind::Where
-            | OpKind::TanhBwd
-            | OpKind::SigmoidBwd
-            | OpKind::SiluBwd
-            | OpKind::GeluBwd
-            | OpKind::ThresholdBwd
-            | OpKind::Sum
-            | OpKind::Mean
-            | OpKind::Amax
-            | OpKind::Amin
-            | OpKind::Any
-            | OpKind::Cumsum
-            | OpKind::TopK
-            | OpKind::Softmax
-            | OpKind::LogSoftmax
-            | OpKind::SoftmaxBwd
-            | OpKind::LogSoftmaxBwd
-            | OpKind::LayerNorm
-            | OpKind::LayerNormBwd
-            | OpKind::BatchNorm
-            | OpKind::BatchNormBwd
-            | OpKind::MaxPool2dBwd
-            | OpKind::Embedding
-            | OpKind::EmbeddingBwd
-            | OpKind::NllLoss
-            | OpKind::NllSum
-            | OpKind::NllLossBwd
-            | OpKind::Gather
-            | OpKind::Scatter
-            | OpKind::ScatterAdd
-            | OpKind::ScatterValue
-            | OpKind::Index
-            | OpKind::IndexPut
-            | OpKind::Reshape
-            | OpKind::Permute
-            | OpKind::Expand
-            | OpKind::Flip
-            | OpKind::Slice
-            | OpKind::SliceScatter
-            | OpKind::Cat
-            | OpKind::Pad
-            | OpKind::Full
-            | OpKind::Arange
-            | OpKind::Rand
-            | OpKind::Randn
-            | OpKind::Dropout
-            | OpKind::DropoutBwd
-            | OpKind::RngNext
-            | OpKind::SumSquares
-            | OpKind::ClipScale
-            | OpKind::Adamw
-            | OpKind::AdamwSplit
-            | OpKind::Sgd
-            | OpKind::SgdMomentum
-            | OpKind::Fused
-            | OpKind::Extern,
+            any_of!(
+                Neg Abs Sign Exp Log Sqrt Rsqrt Reciprocal Tanh Sigmoid Sin Cos Erf Relu Silu Gelu
+                BitwiseNot LogicalNot Cast Clamp AddScalar MulScalar DivScalar RsubScalar PowScalar
+                EqScalar NeScalar LtScalar LeScalar GtScalar GeScalar Add Sub Mul Div Pow Maximum
+                Minimum BitwiseAnd BitwiseOr BitwiseXor Eq Ne Lt Le Gt Ge LogicalAnd LogicalOr Where
+                TanhBwd SigmoidBwd SiluBwd GeluBwd ThresholdBwd Sum Mean Amax Amin Any Cumsum TopK
+                Softmax LogSoftmax SoftmaxBwd LogSoftmaxBwd LayerNorm LayerNormBwd BatchNorm
+                BatchNormBwd MaxPool2dBwd Embedding EmbeddingBwd NllLoss NllSum NllLossBwd Gather
+                Scatter ScatterAdd ScatterValue Index IndexPut Reshape Permute Expand Flip Slice
+                SliceScatter Cat Pad Full Arange Rand Randn Dropout DropoutBwd RngNext SumSquares
+                ClipScale Adamw AdamwSplit Sgd SgdMomentum Fused Extern
+            ),
             _,
         ) => 0,
     }
