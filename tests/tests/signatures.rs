@@ -13,7 +13,7 @@ use lighterage_tests::code;
 use lighterage_tests::example::{self, retype};
 use lighterage_tests::numbers::{Random, shape_of};
 use runtime::kernels::owned::{OwnedTensor, Run};
-use runtime::kernels::{Kernel, Signature, find};
+use runtime::kernels::{Kernel, KernelError, Signature, find};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -294,7 +294,7 @@ fn check(kernel: &Kernel, case: &Case, results: &[TensorType], scratch: u64) -> 
 }
 
 /// An answer, or that there is none.
-type Said = Result<Result<(), String>, String>;
+type Said = Result<Result<(), KernelError>, String>;
 
 /// Runs the kernel on zeros. It may refuse them.
 fn run(case: &Case, results: &[TensorType], scratch: u64) -> Said {
