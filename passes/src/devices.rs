@@ -43,6 +43,19 @@ pub enum NamedError {
 #[cfg(test)]
 mod tests {
     #[test]
+    fn every_file_is_a_device() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("devices");
+        for entry in folder.read_dir().unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            assert!(
+                super::names().contains(&name),
+                "passes/src/devices.rs has no line for {name}"
+            );
+        }
+    }
+
+    #[test]
     fn every_device_reads_and_has_its_name() {
         for name in super::names() {
             assert_eq!(super::named(name).unwrap().name, name);

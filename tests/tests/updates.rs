@@ -106,6 +106,42 @@ fn train(compiled: &Compiled, start: &Data, hyper: &[f64], steps: u64) -> run::O
     outcome
 }
 
+// --- every optimizer ---
+
+/// Every optimizer changes every parameter, to finite numbers and the same bits wherever its
+/// updates stand. What it computes is a test of its ops, or of its own.
+#[test]
+fn every_optimizer_updates_every_parameter() {
+    let graph = linears(3, 16, 8);
+    let start = start(&graph, 0.1);
+    for optimizer in Optimizer::ALL.into_iter().filter(|&o| o != Optimizer::None) {
+        let name = optimizer.name();
+        let hyper: Vec<f64> = optimizer
+            .options()
+            .iter()
+            .map(|&(_, value)| value)
+            .collect();
+        let [inside, after] = [Update::Backward, Update::After].map(|update| {
+            let options = Options {
+                optimizer,
+                update,
+                ..Options::default()
+            };
+            train(&compile(&graph, &options), &start, &hyper, 3)
+        });
+        assert!(
+            inside == after,
+            "{name}: the bits depend on where updates stand"
+        );
+        for (path, before) in &start {
+            let after = &inside.states[path];
+            assert_ne!(after, before, "{name} does not update {path}");
+            let is_finite = floats(after).iter().all(|x| x.is_finite());
+            assert!(is_finite, "{name} makes {path} infinite or NaN");
+        }
+    }
+}
+
 // --- updates in backward ---
 
 /// The toy of "Faster PyTorch Training by Reducing Peak Memory" (Lightning, 2023): 20 linear

@@ -364,10 +364,11 @@ fn note_threads(args: &TrainArgs) {
 
 // --- values ---
 
-/// The bytes of the optimizer's options; none if the step takes none.
-fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failure> {
+/// Options of optimizers: an option's name in the artifact, its flag, the value that is given, and
+/// what that has to be below.
+fn given(args: &HyperArgs) -> [(&'static str, &'static str, Option<f64>, f64); 6] {
     let (beta1, beta2) = args.betas.unzip();
-    let given = [
+    [
         ("lr", "--lr", args.lr, f64::MAX),
         ("beta1", "--betas", beta1, 1.0),
         ("beta2", "--betas", beta2, 1.0),
@@ -379,7 +380,12 @@ fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failu
             f64::MAX,
         ),
         ("momentum", "--momentum", args.momentum, f64::MAX),
-    ];
+    ]
+}
+
+/// The bytes of the optimizer's options; none if the step takes none.
+fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failure> {
+    let given = given(args);
     for (_, option, value, below) in given {
         if let Some(value) = value.filter(|value| !(0.0 <= *value && *value < below)) {
             let below = if below == 1.0 {
@@ -916,6 +922,27 @@ impl Summary<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_option_of_an_optimizer_has_a_flag() {
+        let none = HyperArgs {
+            lr: None,
+            betas: None,
+            eps: None,
+            weight_decay: None,
+            momentum: None,
+        };
+        let keys = given(&none).map(|(key, ..)| key);
+        for optimizer in Optimizer::ALL {
+            for (option, _) in optimizer.options() {
+                assert!(
+                    keys.contains(option),
+                    "`given` has no flag for {option} of {}",
+                    optimizer.name()
+                );
+            }
+        }
+    }
 
     #[test]
     fn times_while_steps_run_are_those_of_the_last_ones() {
