@@ -108,36 +108,94 @@ fn train(compiled: &Compiled, start: &Data, hyper: &[f64], steps: u64) -> run::O
 
 // --- every optimizer ---
 
-/// Every optimizer changes every parameter, to finite numbers and the same bits wherever its
-/// updates stand. What it computes is a test of its ops, or of its own.
+fn optimizers() -> impl Iterator<Item = Optimizer> {
+    let all = Optimizer::ALL.into_iter();
+    all.filter(|&optimizer| optimizer != Optimizer::None)
+}
+
+fn defaults(optimizer: Optimizer) -> Vec<f64> {
+    let options = optimizer.options().iter();
+    options.map(|&(_, value)| value).collect()
+}
+
+/// A plan in as few bytes as the planner finds.
+fn compile_smallest(graph: &Graph, options: &Options) -> Compiled {
+    let (device, cost) = (cpu(), Roofline::new(&cpu()));
+    let compile = |bytes| {
+        let options = Options {
+            budget: Budget::Bytes(bytes),
+            ..options.clone()
+        };
+        pipeline::compile(graph.clone(), &options, &device, &cost, &mut |_| ())
+    };
+    match compile(1) {
+        Err(Error::Infeasible(infeasible)) => compile(infeasible.smallest).unwrap(),
+        other => panic!("a budget of 1 byte gives {:?}", other.map(|_| ())),
+    }
+}
+
+/// Every optimizer changes every parameter, to finite numbers, and to the same bits wherever its
+/// updates stand and wherever states live.
 #[test]
 fn every_optimizer_updates_every_parameter() {
     let graph = linears(3, 16, 8);
     let start = start(&graph, 0.1);
-    for optimizer in Optimizer::ALL.into_iter().filter(|&o| o != Optimizer::None) {
-        let name = optimizer.name();
-        let hyper: Vec<f64> = optimizer
-            .options()
-            .iter()
-            .map(|&(_, value)| value)
-            .collect();
-        let [inside, after] = [Update::Backward, Update::After].map(|update| {
-            let options = Options {
-                optimizer,
-                update,
-                ..Options::default()
-            };
-            train(&compile(&graph, &options), &start, &hyper, 3)
+    for optimizer in optimizers() {
+        let (name, hyper) = (optimizer.name(), defaults(optimizer));
+        let [inside, after] = [Update::Backward, Update::After].map(|update| Options {
+            optimizer,
+            update,
+            ..Options::default()
         });
-        assert!(
-            inside == after,
-            "{name}: the bits depend on where updates stand"
-        );
+        let expected = train(&compile(&graph, &inside), &start, &hyper, 3);
+        for (what, compiled) in [
+            ("updates after backward", compile(&graph, &after)),
+            ("the smallest plan", compile_smallest(&graph, &inside)),
+        ] {
+            let outcome = train(&compiled, &start, &hyper, 3);
+            assert!(outcome == expected, "{name}: other bits with {what}");
+        }
         for (path, before) in &start {
-            let after = &inside.states[path];
+            let after = &expected.states[path];
             assert_ne!(after, before, "{name} does not update {path}");
             let is_finite = floats(after).iter().all(|x| x.is_finite());
             assert!(is_finite, "{name} makes {path} infinite or NaN");
+        }
+    }
+}
+
+/// Each option changes each parameter's update, and so does a bound on the norm: nodes of an update
+/// may forget to read one.
+#[test]
+fn every_option_of_every_optimizer_counts() {
+    let graph = linears(3, 16, 8);
+    let start = start(&graph, 0.1);
+    for optimizer in optimizers() {
+        let hyper = defaults(optimizer);
+        let [free, clipped] = [None, Some(1e-3)].map(|clip_norm| {
+            let options = Options {
+                optimizer,
+                clip_norm,
+                ..Options::default()
+            };
+            compile(&graph, &options)
+        });
+        let usual = train(&free, &start, &hyper, 3).states;
+        let check = |what: &str, states: &Tensors| {
+            for path in start.keys() {
+                let name = optimizer.name();
+                assert_ne!(states[path], usual[path], "{name}: {path} without {what}");
+            }
+        };
+        check("clip_norm", &train(&clipped, &start, &hyper, 3).states);
+        for (i, &(option, value)) in optimizer.options().iter().enumerate() {
+            // Options are the same with a momentum buffer and without one.
+            if (optimizer, option) == (Optimizer::Sgd, "momentum") {
+                continue;
+            }
+            let mut hyper = hyper.clone();
+            hyper[i] = value / 2.0 + 0.01;
+            check(option, &train(&free, &start, &hyper, 3).states);
         }
     }
 }

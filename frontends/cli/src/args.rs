@@ -328,7 +328,7 @@ pub(crate) struct InspectArgs {
 }
 
 /// The optimizer's options; the defaults are PyTorch's.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 #[command(next_help_heading = "Training")]
 pub(crate) struct HyperArgs {
     /// Learning rate [default: 1e-3]

@@ -925,14 +925,7 @@ mod tests {
 
     #[test]
     fn every_option_of_an_optimizer_has_a_flag() {
-        let none = HyperArgs {
-            lr: None,
-            betas: None,
-            eps: None,
-            weight_decay: None,
-            momentum: None,
-        };
-        let keys = given(&none).map(|(key, ..)| key);
+        let keys = given(&HyperArgs::default()).map(|(key, ..)| key);
         for optimizer in Optimizer::ALL {
             for (option, _) in optimizer.options() {
                 assert!(
