@@ -383,6 +383,18 @@ fn given(args: &HyperArgs) -> [(&'static str, &'static str, Option<f64>, f64); 6
     ]
 }
 
+/// The optimizers' names: `adamw, sgd or sgd-momentum`.
+fn optimizers() -> String {
+    let all = Optimizer::ALL.into_iter();
+    let mut names: Vec<&str> = all
+        .filter(|&optimizer| optimizer != Optimizer::None)
+        .map(Optimizer::name)
+        .collect();
+    names.sort_unstable();
+    let last = names.pop().expect("there are optimizers");
+    format!("{} or {last}", names.join(", "))
+}
+
 /// The bytes of the optimizer's options; none if the step takes none.
 fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failure> {
     let given = given(args);
@@ -408,9 +420,9 @@ fn hyper(args: &HyperArgs, artifact: &Artifact) -> Result<Option<Vec<u8>>, Failu
         match defaults.iter().position(|(default, _)| default == key) {
             Some(position) => values[position] = value,
             None if name == "none" => {
-                let help = "compile the model with --optimizer adamw, sgd or sgd-momentum";
                 return Err(Failure::Input(format!(
-                    "{option}: the step has no optimizer; {help}"
+                    "{option}: the step has no optimizer; compile the model with --optimizer {}",
+                    optimizers()
                 )));
             }
             None => {

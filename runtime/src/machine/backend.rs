@@ -12,7 +12,8 @@ pub struct StreamId(pub usize);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct EventId(pub usize);
 
-/// A command, by its position in the artifact's list.
+/// A command, by its position in the artifact's list. Records and waits have a position too, so
+/// the launches and copies that are prepared have numbers with gaps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct CommandId(pub usize);
 
@@ -77,13 +78,21 @@ impl From<KernelError> for CommandError {
 /// order in which they are loaded.
 ///
 /// Then each stream's commands arrive in their order: [`launch`](Backend::launch),
-/// [`copy`](Backend::copy), [`record`](Backend::record), [`wait`](Backend::wait). Calls for one
-/// stream come one after the other, from one thread; calls for different streams may come at the
+/// [`copy`](Backend::copy), [`record`](Backend::record), [`wait`](Backend::wait). These calls come
+/// one after the other for one stream, from one thread; those for different streams may come at the
 /// same time. The machine calls `wait` for an event only after the `record` that it waits for has
-/// returned. So a backend that does each command before it returns (as the CPU does)
-/// has nothing to do in `record`, `wait` and the functions that synchronise: their defaults do
-/// nothing. A backend that only submits commands to a device's queues does the device's part of
-/// each there.
+/// returned; the first step has no waits for the step before it. So a backend that does each
+/// command before it returns (as the CPU does) has nothing to do in `record`, `wait` and the
+/// functions that synchronise: their defaults do nothing. A backend that only submits commands to a
+/// device's queues does the device's part of each there. It keeps the stream of each command from
+/// its preparation: `launch` and `copy` do not name it.
+///
+/// The functions that synchronise may come from another thread than the stream's commands: in
+/// [`Machine::wait_io`](crate::Machine::wait_io) the host waits while streams still submit.
+///
+/// After the first error in a step the machine submits no more commands. It calls
+/// [`halt`](Backend::halt), and may still synchronise. It reports the error's text, with the line
+/// whose command failed. An error while loading ends the loading, without `halt`.
 ///
 /// The host's functions ([`read`](Backend::read), [`write`](Backend::write),
 /// [`fill`](Backend::fill)) touch bytes only while no command does: the machine synchronises first.
@@ -168,7 +177,8 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// Returns when the commands before [`Backend::mark_io`] of that step are done.
+    /// Returns when the commands before [`Backend::mark_io`] of that step are done; at once for a
+    /// stream without such a mark.
     fn synchronize_io(&self, _stream: StreamId, _step: u64) -> Result<(), CommandError> {
         Ok(())
     }
@@ -178,7 +188,8 @@ pub trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// The machine stops: no command will start. What runs may end early. A backend with queues
-    /// waits for them before it frees its memory.
+    /// The machine stops: no command will start. What runs may end early. Called by any thread, and
+    /// possibly more than once: after an error, and when the machine's threads end. A backend with
+    /// queues waits for them before it frees its memory.
     fn halt(&self) {}
 }
