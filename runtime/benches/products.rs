@@ -3,7 +3,7 @@
 //!
 //! `cargo bench -p lighterage-runtime --bench products -- THREADS ROUNDS CASE…` prints a
 //! line of JSON for each case:
-//! the fastest of so many rounds. A case is `BxMxKxN:ORDER`, with the order `nn`, `nt` or `tn` of
+//! the fastest of N rounds. A case is `BxMxKxN:ORDER`, with the order `nn`, `nt` or `tn` of
 //! the factors, `+bias` behind it for a row that is added, or `BxHxSxD:fwd` and `:bwd`, causal
 //! attention. With `--cold` other memory passes through the caches before each round, as in a
 //! training step, where operands were made long ago.

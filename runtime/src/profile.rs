@@ -591,8 +591,8 @@ const AROUND: usize = 16 << 20;
 /// Elements of one update of the host's load.
 const UPDATE: u64 = 1 << 18;
 
-/// What two loads leave each other is the median of so many comparisons, each with the loads alone
-/// just before and after: whatever else the machine does changes slowly.
+/// The number of comparisons of two loads, of which the median counts. Each is measured between
+/// runs of the loads alone: whatever else the machine does changes slowly.
 const TURNS: usize = 5;
 
 /// Measures the machine, beside a replay that has run; each measurement takes about `seconds`.

@@ -24,7 +24,7 @@ struct Copy {
 }
 
 impl Copy {
-    /// Reads half of so many bytes and writes half.
+    /// Reads half of the bytes and writes the other half.
     fn of(bytes: u64) -> Copy {
         Copy {
             from: vec![1; bytes as usize / 2],

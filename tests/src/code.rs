@@ -44,7 +44,7 @@ pub fn compile_all(generated: Vec<Generated>, target: &Target) -> Vec<Kernel> {
 }
 
 impl Kernel {
-    /// The kernel with its operands and results, to be run as often as one likes by so many
+    /// The kernel with its operands and results, to be run any number of times, on `threads`
     /// threads.
     pub fn bind<'a>(
         &'a self,
@@ -143,7 +143,7 @@ impl Kernel {
     }
 }
 
-/// Runs `f` on pieces of `0..parts`, by so many threads.
+/// Runs `f` on pieces of `0..parts`, on this many threads.
 fn share(threads: usize, parts: u64, f: impl Fn(u64, u64) + Sync) {
     let pieces = parts.min(4 * threads as u64);
     let next = AtomicU64::new(0);

@@ -214,7 +214,7 @@ impl Builder {
         self.graph.values[value].ty.shape()[0]
     }
 
-    /// The value with so many rows: by broadcast, from its start, or repeated.
+    /// The value with `rows` rows: by broadcast, from its start, or repeated.
     fn with_rows(&mut self, value: Value, rows: u64) -> Value {
         let has = self.rows(value);
         if has == rows {

@@ -26,7 +26,7 @@ const ROWS: usize = HEIGHT / CELL;
 /// largest first.
 const LEGIBLE: f64 = 3.0;
 const MOST_RECTANGLES: usize = 4000;
-/// A cell is coloured if so much of it is covered.
+/// A cell is coloured if at least this share of it is covered.
 const COVERED: f32 = 0.25;
 
 /// Names and colours: the three classes, and blocks whose sizes were unknown.

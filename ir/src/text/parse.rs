@@ -225,7 +225,7 @@ impl<'a> Parser<'a> {
         let shape = self.bracketed(|parser| parser.number("a size"))?;
         TensorType::new(dtype, shape).or_else(|e| self.error_at(position, e))
     }
-    /// An attribute of an op; of a node's, with so many operands, it may be a body.
+    /// An attribute of an op. With the number of operands of a node, it may also be a body.
     fn attr(&mut self, operands: Option<usize>) -> Result<Attr> {
         let position = self.lexer.position();
         let what =
@@ -290,7 +290,7 @@ impl<'a> Parser<'a> {
         }
         Ok(attrs)
     }
-    /// What a kernel over so many operands computes: `{%2 = add %0, %1 | %3 = relu %2 | %3}`.
+    /// What a kernel over `n` operands computes: `{%2 = add %0, %1 | %3 = relu %2 | %3}`.
     /// Bodies do not nest, so there is one level of recursion.
     fn body(&mut self, operands: usize) -> Result<Body> {
         let start = self.lexer.position();

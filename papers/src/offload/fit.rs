@@ -163,7 +163,7 @@ fn pauses(
         if excess(&timetable) == 0 {
             return Some(timetable.schedule);
         }
-        // A little more each time, lest the last bytes take many rounds.
+        // A little more each time, so that the last bytes do not take many rounds.
         let more = |over: u64| over as f64 * (1.0 + 0.1 * round as f64) + 0.01 * piece_bytes as f64;
         let over = timetable
             .over

@@ -270,7 +270,7 @@ pub struct Profiled {
 }
 
 impl Profiled {
-    /// The costs that were measured. With `link`, copies are slowed to so many bytes per second,
+    /// The costs that were measured. With `link`, copies are slowed to that many bytes per second,
     /// and take the device's time to start. An error if the profile stands for another device.
     pub fn new(
         profile: Profile,

@@ -58,7 +58,7 @@ ir::named! {
     }
 }
 
-/// Lines that are looked at: the fullest of each of so many stretches.
+/// Number of lines that are looked at: the fullest line of each stretch of the schedule.
 const LINES: usize = 48;
 /// Steps of the subgradient method, and those without a better bound after which it aims lower.
 const STEPS: usize = 150;

@@ -340,7 +340,7 @@ impl<'a> Problem<'a> {
         chunks.into_iter().map(|(_, chunk)| chunk).collect()
     }
 
-    /// True if the host may hold so many bytes.
+    /// True if the host may hold this number of bytes.
     pub fn host_holds(&self, bytes: u64) -> bool {
         self.host_limit.is_none_or(|limit| bytes <= limit)
     }

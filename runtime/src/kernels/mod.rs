@@ -112,7 +112,7 @@ impl Cut {
             .div_ceil(parts.max(1))
             .next_multiple_of(self.align)
     }
-    /// How many parts there are for so many threads: equally many for each, if there are enough.
+    /// The number of parts for a number of threads: the same for each thread, if there are enough.
     pub(crate) fn parts(self, threads: usize) -> usize {
         if threads < 2 {
             return 1;

@@ -53,7 +53,7 @@ pub(super) struct Tile<R: 'static> {
     kernels: &'static [Micro<R>],
     /// Most rows of a tile.
     rows: usize,
-    /// Most columns: so many whole vectors.
+    /// The largest number of columns, in whole vectors.
     columns: usize,
     /// Numbers in a vector. Kernels read whole vectors of `w`.
     lanes: usize,
@@ -63,7 +63,7 @@ pub(super) struct Tile<R: 'static> {
 }
 
 impl<R> Tile<R> {
-    /// Whether so many columns of a right factor may be read where they lie: they are whole
+    /// Whether this number of columns of a right factor may be read in place: they must be whole
     /// vectors.
     pub(super) fn reads(&self, columns: usize) -> bool {
         columns.is_multiple_of(self.lanes)
@@ -83,10 +83,10 @@ impl<R> Tile<R> {
     ) {
         (self.pack_columns)(room, panel, columns, depth, from);
     }
-    /// Whether rows of a left factor may be read where they lie across its lines, which are so many
-    /// bytes apart: each number of a row is in another line, one of the second cache. A tile of
-    /// many vectors computes long enough to wait for none, unless lines share the cache's few
-    /// places for their address. Others read packed rows.
+    /// Whether rows of a left factor may be read in place if neighbouring elements of a row are
+    /// `apart` bytes from each other, so that each is in another cache line. A tile of many vectors
+    /// computes long enough to hide the second cache's latency, unless the lines compete for the
+    /// same set of the cache. Other tiles read packed rows.
     fn hides(&self, apart: usize) -> bool {
         16 <= self.rows * self.columns / self.lanes && !apart.is_multiple_of(4096)
     }
@@ -586,7 +586,7 @@ fn pack<R: Tiled, const WIDE: usize>(
     }
 }
 
-/// Panels that are packed together: so many pages are written to at a time.
+/// The number of panels that are packed together, which is the number of pages written at a time.
 const PANELS: usize = 48;
 /// So many numbers of each vector ahead are fetched.
 const AHEAD: usize = 4;

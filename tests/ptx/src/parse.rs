@@ -220,7 +220,7 @@ pub(super) enum Op {
         bytes: usize,
     },
     Commit,
-    /// All but so many of the latest groups are there.
+    /// All groups except the latest N have arrived.
     Wait(usize),
     Atom(Atom, Ty, Space),
     Nothing,
