@@ -11,8 +11,8 @@
 //! the module, BYTES bytes
 //! ```
 //!
-//! and each is answered on standard output by `ok BYTES\n` or `error BYTES\n`, followed by
-//! BYTES bytes: what was asked for, or a message. The end of the input ends the process. The same request has
+//! and each is answered on standard output by `ok BYTES\n` or `error BYTES\n`, then BYTES bytes:
+//! what was asked for, or a message. The end of the input ends the process. The same request has
 //! the same answer, byte for byte.
 
 mod llvm;

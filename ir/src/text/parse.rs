@@ -290,7 +290,7 @@ impl<'a> Parser<'a> {
         }
         Ok(attrs)
     }
-    /// What a kernel over `n` operands computes: `{%2 = add %0, %1 | %3 = relu %2 | %3}`.
+    /// What a kernel over `operands` operands computes: `{%2 = add %0, %1 | %3 = relu %2 | %3}`.
     /// Bodies do not nest, so there is one level of recursion.
     fn body(&mut self, operands: usize) -> Result<Body> {
         let start = self.lexer.position();
