@@ -106,11 +106,10 @@ macro_rules! ops {
                 .access(Row)
                 .real()
                 => layer_norm_bwd, layer_norm_bwd_work;
-            // Over all dimensions but 1, in training: batch_norm(x, w, b, running_mean,
-            // running_var) -> y, mean, rstd, running_mean', running_var'. batch_norm_bwd(dy, x, w,
-            // mean, rstd) -> dx, dw, db.
-            BatchNorm(BatchNorm) "batch_norm": takes(5, 5).real().inplace(&[(3, 3), (4, 4)])
-                => batch_norm;
+            // Over all dimensions but 1, in training: batch_norm(x, w, b) -> y, mean, rstd, and the
+            // variance of a sample (divided by n - 1), of which running statistics are averages.
+            // batch_norm_bwd(dy, x, w, mean, rstd) -> dx, dw, db.
+            BatchNorm(BatchNorm) "batch_norm": takes(3, 3).real() => batch_norm;
             BatchNormBwd(BatchNormBwd) "batch_norm_bwd": takes(5, 5).real() => batch_norm_bwd;
             // Products. matmul(a, b): rank 2, or 3 with equal batch; ta, tb: the last two
             // dimensions are read transposed. addmm(c, a, b) = c + a b, where c broadcasts to the

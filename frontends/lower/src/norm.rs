@@ -310,12 +310,17 @@ impl Call<'_> {
         let mut b = self.per_channel(weights.bias, x, 0)?;
         let (mut mean, mut var) = (running.mean, running.spread);
         self.widen(&mut [&mut x, &mut w, &mut b, &mut mean, &mut var])?;
-        let attrs = [
-            ("eps", Attr::Float(eps)),
-            ("momentum", Attr::Float(momentum)),
-        ];
-        let made = self.steps(OpKind::BatchNorm, &attrs, &[x, w, b, mean, var])?;
-        Ok(made.into_iter().map(Some).collect())
+        let mut results = self.steps(OpKind::BatchNorm, &[("eps", Attr::Float(eps))], &[x, w, b])?;
+        let of_batch = [results[1], results.pop().expect("the variance comes last")];
+        // Steps of their own: what a batch norm computes can be computed again, an average of all
+        // batches cannot.
+        for (running, of_batch) in [mean, var].into_iter().zip(of_batch) {
+            let old = Scalar::Float(1.0 - momentum);
+            let old = self.scalar_step(OpKind::MulScalar, running, old)?;
+            let new = self.scalar_step(OpKind::MulScalar, of_batch, Scalar::Float(momentum))?;
+            results.push(self.step(OpKind::Add, &[], &[old, new])?);
+        }
+        Ok(results.into_iter().map(Some).collect())
     }
 
     /// The derivatives of [`Call::batch_norm`] by x, weight and bias.

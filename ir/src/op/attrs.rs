@@ -287,8 +287,6 @@ attributes! {
     BatchNorm {
         /// Added to the variance.
         eps: f64,
-        /// The weight of this batch in the running statistics.
-        momentum: f64,
     }
     /// Of `batch_norm_bwd`.
     BatchNormBwd {

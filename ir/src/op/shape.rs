@@ -341,12 +341,12 @@ pub(super) fn layer_norm_bwd(a: &LayerNormBwd, c: &Call<'_>) -> Shapes {
 pub(super) fn batch_norm(_: &BatchNorm, c: &Call<'_>) -> Shapes {
     c.expect_rank(0, |rank| rank >= 2, "2 or more")?;
     let channels = &c.shape(0)[1..2];
-    for i in 1..5 {
+    for i in 1..3 {
         c.expect_shape(i, channels)?;
         c.expect_dtype(i, 0)?;
     }
     let w = c.at(1).clone();
-    Ok(vec![c.at(0).clone(), w.clone(), w.clone(), w.clone(), w])
+    Ok(vec![c.at(0).clone(), w.clone(), w.clone(), w])
 }
 pub(super) fn batch_norm_bwd(a: &BatchNormBwd, c: &Call<'_>) -> Shapes {
     c.expect_same(0, 1)?;

@@ -76,10 +76,9 @@ fn check_channels(s: &Signature<'_>, x: usize, channels: std::ops::Range<usize>)
 }
 pub(super) fn check_batch_norm(s: &Signature<'_>) -> Checked {
     s.float("eps")?;
-    s.float("momentum")?;
-    check_channels(s, 0, 1..5)?;
+    check_channels(s, 0, 1..3)?;
     let w = (s.dtype(1), s.shape(1));
-    s.results(&[(s.dtype(0), s.shape(0)), w, w, w, w])
+    s.results(&[(s.dtype(0), s.shape(0)), w, w, w])
 }
 pub(super) fn check_batch_norm_bwd(s: &Signature<'_>) -> Checked {
     s.expect_same(0, 1)?;
@@ -583,12 +582,10 @@ impl<T: Float> WithSimd for BatchNorm<'_, '_, T> {
     fn with_simd<S: Simd>(self, _: S) {
         let call = self.0;
         let images = Images::new(call.in_shape(0));
-        let (eps, momentum) = (call.float("eps"), call.float("momentum"));
-        let x = call.input::<T>(0);
-        let [w, b] = [1, 2].map(|i| call.input::<T>(i));
-        let [running_mean, running_var] = [3, 4].map(|i| source(call, i));
+        let eps = call.float("eps");
+        let [x, w, b] = [0, 1, 2].map(|i| call.input::<T>(i));
         let mut y = images.output::<T>(call, 0);
-        let [mut means, mut rstds, mut new_mean, mut new_var] = [1, 2, 3, 4].map(|j| sink(call, j));
+        let [mut means, mut rstds, mut vars] = [1, 2, 3].map(|j| sink(call, j));
         let n = images.n();
 
         for c in call
@@ -599,12 +596,7 @@ impl<T: Float> WithSimd for BatchNorm<'_, '_, T> {
             let rstd = 1.0 / (squares / n + eps).sqrt();
             means.store(c, &[mean]);
             rstds.store(c, &[rstd]);
-            let old: f64 = running_mean.one(&new_mean, c);
-            new_mean.store(c, &[momentum * mean + (1.0 - momentum) * old]);
-            // The running variance is that of a sample.
-            let old: f64 = running_var.one(&new_var, c);
-            let sample = squares / (n - 1.0);
-            new_var.store(c, &[momentum * sample + (1.0 - momentum) * old]);
+            vars.store(c, &[squares / (n - 1.0)]);
 
             let (mean, rstd) = (T::Wide::of_f64(mean), T::Wide::of_f64(rstd));
             let (w, b) = (T::Wide::of(w[c]), T::Wide::of(b[c]));
