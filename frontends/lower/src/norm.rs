@@ -310,7 +310,8 @@ impl Call<'_> {
         let mut b = self.per_channel(weights.bias, x, 0)?;
         let (mut mean, mut var) = (running.mean, running.spread);
         self.widen(&mut [&mut x, &mut w, &mut b, &mut mean, &mut var])?;
-        let mut results = self.steps(OpKind::BatchNorm, &[("eps", Attr::Float(eps))], &[x, w, b])?;
+        let mut results =
+            self.steps(OpKind::BatchNorm, &[("eps", Attr::Float(eps))], &[x, w, b])?;
         let of_batch = [results[1], results.pop().expect("the variance comes last")];
         // Steps of their own: what a batch norm computes can be computed again, an average of all
         // batches cannot.

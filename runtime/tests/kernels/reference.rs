@@ -309,9 +309,8 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
         }
         "batch_norm" => {
             let (x, channels) = (&ins[0], ins[0].shape[1]);
-            let (eps, momentum) = (number("eps"), number("momentum"));
-            let (mut means, mut rstds, mut new_means, mut new_vars) =
-                (vec![], vec![], vec![], vec![]);
+            let eps = number("eps");
+            let (mut means, mut rstds, mut variances) = (vec![], vec![], vec![]);
             for c in 0..channels {
                 let all: Vec<f64> = coordinates(&x.shape)
                     .iter()
@@ -323,13 +322,12 @@ pub(crate) fn results(case: &Case) -> Option<Vec<Vec<f64>>> {
                 let squares: f64 = all.iter().map(|x| (x - mean).powi(2)).sum();
                 means.push(mean);
                 rstds.push(1.0 / (squares / n + eps).sqrt());
-                new_means.push(0.9 * ins[3].data[c] + momentum * mean);
-                new_vars.push(0.9 * ins[4].data[c] + momentum * squares / (n - 1.0));
+                variances.push(squares / (n - 1.0));
             }
             let y = Nd::fill(y_shape, |at| {
                 (x.at(at) - means[at[1]]) * rstds[at[1]] * ins[1].data[at[1]] + ins[2].data[at[1]]
             });
-            vec![y.data, means, rstds, new_means, new_vars]
+            vec![y.data, means, rstds, variances]
         }
         "batch_norm_bwd" => {
             let (dy, x, w, mean, rstd) =
