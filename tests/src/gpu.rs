@@ -888,13 +888,18 @@ impl Case {
             Argument::U32(n) => ptx::Param::U32(n),
             Argument::F32(x) => ptx::Param::F32(x),
         }));
+        let kernels = ptx::parse(&self.ptx)?;
         for launch in &self.launches {
+            let kernel = kernels
+                .iter()
+                .find(|kernel| kernel.name() == launch.symbol)
+                .expect("a launch should name a kernel of its text");
             let blocks = blocks.filter(|_| self.any_blocks).unwrap_or(launch.blocks);
             let grid = ptx::Launch {
                 shared_bytes: launch.shared_bytes,
                 ..ptx::Launch::new(u32::try_from(blocks).unwrap_or(u32::MAX), launch.threads)
             };
-            ptx::run(&self.ptx, &launch.symbol, &grid, &arguments, &mut memory)?;
+            kernel.run(&grid, &arguments, &mut memory)?;
         }
         Ok(results
             .iter()

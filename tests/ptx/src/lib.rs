@@ -87,6 +87,42 @@ impl Memory {
         self.tensors.push((at, bytes));
         at
     }
+    /// A tensor of given bytes at a given address.
+    ///
+    /// # Panics
+    /// If it overlaps another.
+    pub fn place(&mut self, address: u64, bytes: Vec<u8>) {
+        let i = self.tensors.partition_point(|(at, _)| *at < address);
+        let end = address + bytes.len() as u64;
+        let before = self.tensors[..i].last();
+        let free = before.is_none_or(|(at, bytes)| at + bytes.len() as u64 <= address)
+            && self.tensors.get(i).is_none_or(|(at, _)| end <= *at);
+        assert!(free, "a tensor at {address:#x} should overlap no other");
+        self.tensors.insert(i, (address, bytes));
+    }
+    /// Removes the tensor that begins at an address; its bytes.
+    pub fn remove(&mut self, address: u64) -> Option<Vec<u8>> {
+        let i = self.tensors.iter().position(|(at, _)| *at == address)?;
+        Some(self.tensors.remove(i).1)
+    }
+    /// `n` bytes from an address on, if they lie in one tensor.
+    pub fn slice(&self, address: u64, n: usize) -> Option<&[u8]> {
+        let (i, at) = self.find(address, n)?;
+        Some(&self.tensors[i].1[at..at + n])
+    }
+    /// Like [`Memory::slice`], to be changed.
+    pub fn slice_mut(&mut self, address: u64, n: usize) -> Option<&mut [u8]> {
+        let (i, at) = self.find(address, n)?;
+        Some(&mut self.tensors[i].1[at..at + n])
+    }
+    /// The tensor that contains `n` bytes from an address on, and the offset of the first.
+    fn find(&self, address: u64, n: usize) -> Option<(usize, usize)> {
+        let next = self.tensors.partition_point(|(at, _)| *at <= address);
+        let i = next.checked_sub(1)?;
+        let (begin, bytes) = &self.tensors[i];
+        let end = (address - begin).checked_add(n as u64)?;
+        (end <= bytes.len() as u64).then_some((i, (address - begin) as usize))
+    }
     /// A tensor of `bytes` bytes that hold NaN, whichever float they are read as.
     pub fn room(&mut self, bytes: usize) -> u64 {
         self.add(vec![0xFF; bytes])
@@ -176,6 +212,60 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// Bytes of global memory that a launch touched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access {
+    /// The first byte.
+    pub address: u64,
+    /// How many bytes, at least 1.
+    pub bytes: u64,
+    /// A thread reads them.
+    pub reads: bool,
+    /// A thread writes them.
+    pub writes: bool,
+}
+
+/// A kernel that was parsed, to be launched many times.
+#[derive(Clone, Debug)]
+pub struct Kernel(parse::Kernel);
+
+impl Kernel {
+    /// Its name in the text.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+    /// The bytes of each parameter.
+    pub fn parameter_bytes(&self) -> impl Iterator<Item = usize> {
+        self.0.params.iter().map(|&(_, bytes)| bytes)
+    }
+    /// The bytes of shared memory that the text declares, without the dynamic part of a launch.
+    pub fn shared_bytes(&self) -> usize {
+        self.0.shared_bytes
+    }
+    /// Runs the kernel over a grid. Tensors in `memory` are changed as the kernel does. The result
+    /// includes the bytes of them that the launch touched, by rising addresses: neighbours with the
+    /// same access are one entry.
+    ///
+    /// # Errors
+    /// The kernel cannot run like this, or does what it must not do.
+    pub fn run(
+        &self,
+        launch: &Launch,
+        params: &[Param],
+        memory: &mut Memory,
+    ) -> Result<(Stats, Vec<Access>), Error> {
+        machine::run(&self.0, launch, params, memory)
+    }
+}
+
+/// The kernels of a PTX text, in its order, each parsed once.
+///
+/// # Errors
+/// One of them has what is not known.
+pub fn parse(text: &str) -> Result<Vec<Kernel>, Error> {
+    Ok(parse::kernels(text)?.into_iter().map(Kernel).collect())
+}
+
 /// Runs a kernel of a PTX text over a grid. Tensors in `memory` are changed as the kernel does.
 pub fn run(
     text: &str,
@@ -185,16 +275,11 @@ pub fn run(
     memory: &mut Memory,
 ) -> Result<Stats, Error> {
     let kernel = parse::kernel(text, kernel)?;
-    machine::run(&kernel, launch, params, memory)
+    machine::run(&kernel, launch, params, memory).map(|(stats, _)| stats)
 }
 
 /// The kernels of a PTX text, in its order.
 pub fn kernels(text: &str) -> Vec<&str> {
-    let rest = text.split(".entry").skip(1);
-    rest.filter_map(|rest| {
-        rest.trim_start()
-            .split(|c: char| c == '(' || c.is_whitespace())
-            .next()
-    })
-    .collect()
+    let entries = parse::entries(text).into_iter();
+    entries.map(|entry| entry.name).collect()
 }

@@ -7,15 +7,15 @@ use super::parse::{
 };
 use super::parse::{Shuffle, Space, Special, Ty, Unary, Vote};
 use super::race::{Actor, Shadow, WARP};
-use super::{Error, Launch, Memory, Param, Stats};
+use super::{Access, Error, Launch, Memory, Param, Stats};
 
-/// Runs every block of a grid.
+/// Runs every block of a grid; what it did, and which bytes of tensors it touched.
 pub(super) fn run(
     kernel: &Kernel,
     launch: &Launch,
     params: &[Param],
     memory: &mut Memory,
-) -> Result<Stats, Error> {
+) -> Result<(Stats, Vec<Access>), Error> {
     let refuse = |what: String| {
         Err(Error {
             what,
@@ -89,7 +89,9 @@ pub(super) fn run(
         };
         block.run()?;
     }
-    Ok(stats)
+    let tensors = memory.tensors.iter().zip(&shadows);
+    let accesses = tensors.flat_map(|((address, _), shadow)| shadow.accesses(*address));
+    Ok((stats, accesses.collect()))
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -281,28 +283,22 @@ impl Block<'_> {
     }
     /// Which tensor, and where in it.
     fn tensor(&self, at: u64, n: usize) -> Done<(usize, usize)> {
-        let i = self
-            .memory
-            .tensors
-            .partition_point(|(begin, _)| *begin <= at)
-            .checked_sub(1);
-        let inside = |i: usize| {
-            let (begin, bytes) = &self.memory.tensors[i];
-            (at - begin)
-                .checked_add(n as u64)
-                .filter(|&end| end <= bytes.len() as u64)
-                .map(|_| (i, (at - begin) as usize))
-        };
-        i.and_then(inside).ok_or_else(|| match i {
-            Some(i) => {
-                let (begin, bytes) = &self.memory.tensors[i];
-                format!(
-                    "out of bounds: byte {} of tensor {i}, which has {}, {n} bytes wide",
-                    at - begin,
-                    bytes.len()
-                )
+        self.memory.find(at, n).ok_or_else(|| {
+            let tensors = &self.memory.tensors;
+            match tensors
+                .partition_point(|(begin, _)| *begin <= at)
+                .checked_sub(1)
+            {
+                Some(i) => {
+                    let (begin, bytes) = &tensors[i];
+                    format!(
+                        "out of bounds: byte {} of tensor {i}, which has {}, {n} bytes wide",
+                        at - begin,
+                        bytes.len()
+                    )
+                }
+                None => format!("out of bounds: {at:#x} is in no tensor"),
             }
-            None => format!("out of bounds: {at:#x} is in no tensor"),
         })
     }
     fn in_shared(&self, at: u64, n: usize) -> Done<usize> {
@@ -738,6 +734,7 @@ impl Block<'_> {
             }
             Space::Global | Space::Generic => {
                 let (i, at) = self.tensor(at, n)?;
+                self.shadows[i].update(at, n);
                 &mut self.memory.tensors[i].1[at..at + n]
             }
             _ => return Err("atomics of this memory are not known".into()),

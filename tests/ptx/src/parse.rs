@@ -302,17 +302,45 @@ fn uncommented(text: &str) -> String {
 /// Finds a kernel and reads it.
 pub(super) fn kernel(text: &str, name: &str) -> Result<Kernel, Error> {
     let text = uncommented(text);
-    let starts = text
-        .match_indices(".entry")
-        .map(|(at, word)| at + word.len());
-    let is_it = |&at: &usize| {
-        let rest = text[at..].trim_start();
-        rest.starts_with(name) && rest[name.len()..].trim_start().starts_with('(')
+    match entries(&text).into_iter().find(|entry| entry.name == name) {
+        Some(entry) => read(&text, &entry),
+        None => Err(error("there is no such kernel", name)),
+    }
+}
+
+/// Reads every kernel of a text, in its order.
+pub(super) fn kernels(text: &str) -> Result<Vec<Kernel>, Error> {
+    let text = uncommented(text);
+    entries(&text)
+        .iter()
+        .map(|entry| read(&text, entry))
+        .collect()
+}
+
+/// Where a kernel is in a text.
+pub(super) struct Entry<'a> {
+    pub(super) name: &'a str,
+    /// The byte behind `.entry`.
+    start: usize,
+}
+
+/// The kernels of a text, in its order.
+pub(super) fn entries(text: &str) -> Vec<Entry<'_>> {
+    let entry = |(at, word): (usize, &str)| {
+        let start = at + word.len();
+        let name = text[start..]
+            .trim_start()
+            .split(|c: char| c == '(' || c.is_whitespace())
+            .next()
+            .unwrap_or_default();
+        Entry { name, start }
     };
-    let start = starts
-        .into_iter()
-        .find(is_it)
-        .ok_or_else(|| error("there is no such kernel", name))?;
+    text.match_indices(".entry").map(entry).collect()
+}
+
+/// Reads a kernel of a text without comments.
+fn read(text: &str, entry: &Entry<'_>) -> Result<Kernel, Error> {
+    let &Entry { name, start } = entry;
     let no = |what: &str| error(format!("the kernel has no {what}"), name);
     let open = start + text[start..].find('(').ok_or_else(|| no("parameters"))?;
     let close = open

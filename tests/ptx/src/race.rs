@@ -1,5 +1,7 @@
 //! Who touched which byte: races are found by the definition, from who may be ordered before whom.
 
+use super::Access;
+
 /// Who accesses, and when.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Actor {
@@ -21,7 +23,10 @@ const MANY: u32 = u32::MAX;
 /// What is known of a byte.
 #[derive(Clone, Copy, Debug)]
 struct Cell {
+    /// The byte holds something.
     written: bool,
+    /// Some thread read it, or wrote it.
+    touched: Touched,
     /// The thread whose `cp.async` may write it at any time.
     pending: Option<u32>,
     writer: Option<Actor>,
@@ -31,8 +36,18 @@ struct Cell {
     readers: Option<Actor>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Touched {
+    reads: bool,
+    writes: bool,
+}
+
 const FRESH: Cell = Cell {
     written: false,
+    touched: Touched {
+        reads: false,
+        writes: false,
+    },
     pending: None,
     writer: None,
     readers: None,
@@ -53,23 +68,69 @@ fn who(actor: &Actor) -> String {
     }
 }
 
+/// Bytes of a page. A launch touches few of the bytes of all tensors, and a cell is 60 times as
+/// large as its byte: cells exist for pages that were touched.
+const PAGE: usize = 256;
+
 /// The bytes of a tensor or of shared memory.
 #[derive(Clone, Debug)]
 pub(super) struct Shadow {
-    cells: Vec<Cell>,
+    /// What the bytes of pages that nobody touched are.
+    untouched: Cell,
+    pages: Vec<Option<Box<[Cell; PAGE]>>>,
 }
 
 impl Shadow {
     /// Bytes that nobody touched yet; `written` if they hold something.
     pub(super) fn new(bytes: usize, written: bool) -> Shadow {
         Shadow {
-            cells: vec![Cell { written, ..FRESH }; bytes],
+            untouched: Cell { written, ..FRESH },
+            pages: vec![None; bytes.div_ceil(PAGE)],
         }
+    }
+
+    /// The cells of bytes; their pages come into being.
+    fn cells(&mut self, at: usize, n: usize) -> impl Iterator<Item = &mut Cell> {
+        let untouched = self.untouched;
+        let fresh = move || Box::new([untouched; PAGE]);
+        self.pages[at / PAGE..(at + n).div_ceil(PAGE)]
+            .iter_mut()
+            .flat_map(move |page| page.get_or_insert_with(fresh).iter_mut())
+            .skip(at % PAGE)
+            .take(n)
+    }
+
+    /// What was touched, if the first byte has this address: neighbours that were touched alike are
+    /// one entry.
+    pub(super) fn accesses(&self, address: u64) -> Vec<Access> {
+        let mut accesses: Vec<Access> = vec![];
+        for (page, cells) in self.pages.iter().enumerate() {
+            let cells = cells.iter().flat_map(|cells| cells.iter());
+            for (at, cell) in (address + (page * PAGE) as u64..).zip(cells) {
+                let Touched { reads, writes } = cell.touched;
+                match accesses.last_mut() {
+                    _ if !reads && !writes => {}
+                    Some(last)
+                        if last.address + last.bytes == at
+                            && (last.reads, last.writes) == (reads, writes) =>
+                    {
+                        last.bytes += 1;
+                    }
+                    _ => accesses.push(Access {
+                        address: at,
+                        bytes: 1,
+                        reads,
+                        writes,
+                    }),
+                }
+            }
+        }
+        accesses
     }
 
     /// Bytes are read.
     pub(super) fn read(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
-        for cell in &mut self.cells[at..at + n] {
+        for cell in self.cells(at, n) {
             if let Some(thread) = cell.pending {
                 return Err(format!(
                     "reads what cp.async of thread {thread} may still write"
@@ -84,6 +145,7 @@ impl Shadow {
                     who(&writer)
                 ));
             }
+            cell.touched.reads = true;
             cell.readers = Some(match cell.readers {
                 None => now,
                 Some(before) if before.block != now.block => Actor {
@@ -117,7 +179,7 @@ impl Shadow {
         now: Actor,
         same: bool,
     ) -> Result<(), String> {
-        for cell in &mut self.cells[at..at + n] {
+        for cell in self.cells(at, n) {
             if let Some(thread) = cell.pending {
                 return Err(format!(
                     "writes where cp.async of thread {thread} may still write"
@@ -136,6 +198,10 @@ impl Shadow {
             }
             *cell = Cell {
                 written: true,
+                touched: Touched {
+                    writes: true,
+                    ..cell.touched
+                },
                 pending: None,
                 writer: Some(now),
                 readers: None,
@@ -144,17 +210,27 @@ impl Shadow {
         Ok(())
     }
 
+    /// An atomic changes bytes. It is not looked at for races.
+    pub(super) fn update(&mut self, at: usize, n: usize) {
+        for cell in self.cells(at, n) {
+            cell.touched = Touched {
+                reads: true,
+                writes: true,
+            };
+        }
+    }
+
     /// `cp.async` begins to write bytes: from now on until [`Shadow::arrive`].
     pub(super) fn begin(&mut self, at: usize, n: usize, now: Actor) -> Result<(), String> {
         self.write(at, n, now, false)?;
-        self.cells[at..at + n]
-            .iter_mut()
-            .for_each(|cell| cell.pending = Some(now.thread));
+        for cell in self.cells(at, n) {
+            cell.pending = Some(now.thread);
+        }
         Ok(())
     }
     /// The bytes of a `cp.async` are there.
     pub(super) fn arrive(&mut self, at: usize, n: usize, now: Actor) {
-        for cell in &mut self.cells[at..at + n] {
+        for cell in self.cells(at, n) {
             cell.pending = None;
             cell.writer = Some(now);
         }
@@ -250,6 +326,30 @@ mod tests {
             shadow.write(0, 1, actor(1, 40, 10, 0), false).is_err(),
             "a reader in another block"
         );
+    }
+
+    #[test]
+    fn neighbours_touched_alike_are_one_access() {
+        let mut shadow = Shadow::new(4 * PAGE, true);
+        // Over the border of two pages; then a byte of it is written too.
+        let border = 2 * PAGE;
+        shadow.read(border - 4, 8, actor(0, 0, 0, 0)).unwrap();
+        shadow.write(border, 1, actor(0, 0, 0, 0), false).unwrap();
+        shadow.update(3 * PAGE, 4);
+        let access = |offset: usize, bytes, reads, writes| Access {
+            address: 4096 + offset as u64,
+            bytes,
+            reads,
+            writes,
+        };
+        let expected = [
+            access(border - 4, 4, true, false),
+            access(border, 1, true, true),
+            access(border + 1, 3, true, false),
+            access(3 * PAGE, 4, true, true),
+        ];
+        assert_eq!(shadow.accesses(4096), expected);
+        assert!(shadow.pages[0].is_none(), "no cells for untouched pages");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Each family of instructions against plain Rust, and what a kernel may do wrong.
 
-use lighterage_ptx::{Error, Launch, Memory, Param, Stats, run};
+use lighterage_ptx::{Access, Error, Launch, Memory, Param, Stats, parse, run};
 
 /// A kernel of a body; its parameters are `in`, `out` (addresses) and `n` (32 bits).
 fn text(body: &str, shared: &str) -> String {
@@ -797,4 +797,48 @@ fn warps_and_blocks_stay_together() {
              {%r3, %r4, %r5, %r6}, {%r3, %r4}, {%r3, %r4, %r5, %r6};\n$L:",
         "27 threads",
     );
+}
+
+#[test]
+fn a_parsed_kernel_runs_often_and_says_what_it_touched() {
+    // Thread i copies the i-th number of `in` to `out`; two threads, of tensors with room for four.
+    let body = "mul.wide.u32 %rd3, %r1, 4;\nadd.s64 %rd4, %rd1, %rd3;\nadd.s64 %rd5, %rd2, %rd3;\n\
+                ld.global.b32 %r4, [%rd4];\nst.global.b32 [%rd5], %r4;";
+    let kernels = parse(&text(body, "")).unwrap();
+    let [kernel] = &kernels[..] else {
+        panic!("the text has one kernel");
+    };
+    assert_eq!(kernel.name(), "k");
+    assert_eq!(kernel.parameter_bytes().collect::<Vec<_>>(), [8, 8, 4]);
+    let (from, to) = (1 << 40, (1 << 40) + 512);
+    let mut memory = Memory::new();
+    memory.place(to, vec![0; 16]);
+    memory.place(from, bytes_of(&[3, 4, 5, 6]));
+    for _ in 0..2 {
+        let params = [Param::U64(from), Param::U64(to), Param::U32(0)];
+        let ran = kernel.run(&Launch::new(1, 2), &params, &mut memory);
+        let access = |address, writes: bool| Access {
+            address,
+            bytes: 8,
+            reads: !writes,
+            writes,
+        };
+        assert_eq!(ran.unwrap().1, [access(from, false), access(to, true)]);
+    }
+    assert_eq!(memory.slice(to + 4, 8).unwrap(), bytes_of(&[4, 0]));
+    assert!(memory.slice(to + 12, 8).is_none(), "behind the last byte");
+    assert_eq!(memory.remove(to).unwrap(), bytes_of(&[3, 4, 0, 0]));
+    assert!(memory.slice(to, 4).is_none());
+}
+
+#[test]
+fn every_kernel_of_a_text_is_parsed_or_refused() {
+    let twice = text("", "") + &text("", "").replace("entry k(", "entry k2(");
+    let names = |text: &str| -> Result<Vec<String>, Error> {
+        let kernels = parse(text)?;
+        Ok(kernels.iter().map(|k| k.name().to_string()).collect())
+    };
+    assert_eq!(names(&twice).unwrap(), ["k", "k2"]);
+    let unknown = twice.clone() + &text("frobnicate.b32 %r3;", "");
+    assert!(names(&unknown).unwrap_err().what.contains("frobnicate"));
 }
