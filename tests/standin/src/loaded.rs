@@ -1,0 +1,113 @@
+//! The stand-in as a library beside the program of a test, for tests without unsafe code of their
+//! own.
+
+#![allow(unsafe_code, reason = "the library is loaded when a test runs")]
+
+use crate::options::Options;
+use libloading::Library;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A copy of the library that is loaded. Each copy has a device of its own, so tests do not see
+/// each other's.
+#[derive(Debug)]
+pub struct Standin {
+    library: Library,
+    path: PathBuf,
+}
+
+impl Standin {
+    /// Copies the library, which cargo builds beside the programs of tests, and loads the copy.
+    ///
+    /// # Errors
+    /// The library cannot be found, copied or loaded.
+    pub fn new(options: &Options) -> io::Result<Standin> {
+        static COPIES: AtomicU64 = AtomicU64::new(0);
+        let program = std::env::current_exe()?;
+        let folder = program.parent().unwrap_or(Path::new("."));
+        let built = folder.join("liblighterage_standin.so");
+        let number = COPIES.fetch_add(1, Ordering::Relaxed);
+        let name = format!("standin-{}-{number}.so", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::copy(&built, &path)
+            .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", built.display())))?;
+        // SAFETY: the library is this crate, whose initialisation does nothing.
+        let library = unsafe { Library::new(&path) }.map_err(io::Error::other)?;
+        let standin = Standin { library, path };
+        standin.reset(options);
+        Ok(standin)
+    }
+
+    /// Where the copy is: the path by which a program loads its driver.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Begins anew: no memory, no streams, no findings, no calls.
+    pub fn reset(&self, options: &Options) {
+        type Reset = unsafe extern "C" fn(*const Options);
+        // SAFETY: the type is the one in api.rs, and the reference is valid for the call.
+        unsafe {
+            self.symbol::<Reset>("standin_reset")(options);
+        }
+    }
+
+    /// Calls of the driver's functions so far.
+    pub fn calls(&self) -> u64 {
+        // SAFETY: the type is the one in api.rs.
+        unsafe { self.symbol::<extern "C" fn() -> u64>("standin_calls")() }
+    }
+
+    /// What was found.
+    pub fn findings(&self) -> Vec<String> {
+        type Findings = unsafe extern "C" fn(*mut u8, usize) -> usize;
+        let mut text = vec![0; 1 << 16];
+        // SAFETY: the type is the one in api.rs; the room is the vector's.
+        let n =
+            unsafe { self.symbol::<Findings>("standin_findings")(text.as_mut_ptr(), text.len()) };
+        text.truncate(n);
+        let text = String::from_utf8_lossy(&text);
+        text.lines().map(str::to_string).collect()
+    }
+
+    /// The calling thread is about to read, or to write, host memory that the device copies.
+    pub fn host_access<T>(&self, memory: &[T], write: bool) {
+        type Access = extern "C" fn(u64, u64, u32);
+        let access = "standin_host_access";
+        let address = memory.as_ptr().addr() as u64;
+        // SAFETY: the type is the one in api.rs.
+        unsafe {
+            self.symbol::<Access>(access)(address, size_of_val(memory) as u64, write.into());
+        }
+    }
+
+    /// The calling thread tells others, by a number, what it did so far.
+    pub fn publish(&self, signal: u64) {
+        // SAFETY: the type is the one in api.rs.
+        unsafe { self.symbol::<extern "C" fn(u64)>("standin_publish")(signal) }
+    }
+
+    /// The calling thread was told by others.
+    pub fn acquire(&self, signal: u64) {
+        // SAFETY: the type is the one in api.rs.
+        unsafe { self.symbol::<extern "C" fn(u64)>("standin_acquire")(signal) }
+    }
+
+    /// A function of the library.
+    ///
+    /// # Safety
+    /// `T` is the function's type.
+    unsafe fn symbol<T: Copy>(&self, name: &str) -> T {
+        // SAFETY: by this function's contract.
+        let symbol = unsafe { self.library.get::<T>(name.as_bytes()) };
+        *symbol.expect("the library should have its own functions")
+    }
+}
+
+impl Drop for Standin {
+    fn drop(&mut self) {
+        // A file that stays in the folder for temporary files harms no test.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

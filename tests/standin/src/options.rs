@@ -1,0 +1,86 @@
+//! What device and driver the stand-in is, and which call fails.
+
+/// What device and driver the stand-in is, and which call fails. The library takes them from the
+/// environment when it is called first; a test replaces them by [`crate::Standin::reset`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Options {
+    /// Decides in which order streams run. `STANDIN_SEED`.
+    pub seed: u64,
+    /// Bytes of device memory. `STANDIN_BYTES`.
+    pub device_bytes: u64,
+    /// The device's architecture: 90 is `sm_90`. `STANDIN_SM`.
+    pub sm: u32,
+    /// The driver's version as `cuDriverGetVersion` returns it: 12020 is 12.2. `STANDIN_DRIVER`.
+    pub driver: u32,
+    /// The number of the call that fails, from 1; with 0 none does. `STANDIN_FAIL_AT`.
+    pub fail_at: u64,
+    /// The status that this call returns. `STANDIN_FAIL_WITH`.
+    pub fail_with: u32,
+    /// All later calls return the status too, and nothing runs any more: 1. Only this one: 0.
+    /// `STANDIN_STICKY`.
+    pub sticky: u32,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            seed: 1,
+            device_bytes: 64 << 20,
+            sm: 90,
+            driver: 13000,
+            fail_at: 0,
+            fail_with: 719,
+            sticky: 1,
+        }
+    }
+}
+
+impl Options {
+    /// The options that variables give; what they do not give is the default.
+    ///
+    /// # Panics
+    /// If a variable is no number: a test that is misspelt should not pass.
+    pub(crate) fn of(variable: impl Fn(&str) -> Option<String>) -> Options {
+        let number = |name: &str, or: u64| match variable(name) {
+            Some(text) => text
+                .parse()
+                .unwrap_or_else(|_| panic!("{name} should be a number, not {text:?}")),
+            None => or,
+        };
+        let small = |name: &str, or: u32| {
+            u32::try_from(number(name, or.into()))
+                .unwrap_or_else(|_| panic!("{name} should have 32 bits"))
+        };
+        let or = Options::default();
+        Options {
+            seed: number("STANDIN_SEED", or.seed),
+            device_bytes: number("STANDIN_BYTES", or.device_bytes),
+            sm: small("STANDIN_SM", or.sm),
+            driver: small("STANDIN_DRIVER", or.driver),
+            fail_at: number("STANDIN_FAIL_AT", or.fail_at),
+            fail_with: small("STANDIN_FAIL_WITH", or.fail_with),
+            sticky: small("STANDIN_STICKY", or.sticky),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_change_what_they_name() {
+        let given = |name: &str| match name {
+            "STANDIN_SM" => Some("80".into()),
+            "STANDIN_FAIL_AT" => Some("7".into()),
+            _ => None,
+        };
+        let expected = Options {
+            sm: 80,
+            fail_at: 7,
+            ..Options::default()
+        };
+        assert_eq!(Options::of(given), expected);
+    }
+}

@@ -1,0 +1,174 @@
+//! What comes after what: vector clocks of streams and host threads, over blocks of bytes.
+//!
+//! An access must come after the last write of each block that it touches, and a write also after
+//! all reads since. It does if the actor's clock has reached the time of that access.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Bytes of a block: the alignment of every place of a plan, so two places share no block.
+pub const BLOCK: u64 = 64;
+
+/// A stream or a host thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Actor(pub(crate) usize);
+
+/// For each actor, how many of its steps lie behind.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Clock(Vec<u64>);
+
+impl Clock {
+    /// What lies behind another clock lies behind this one too.
+    pub(crate) fn join(&mut self, other: &Clock) {
+        self.0.resize(self.0.len().max(other.0.len()), 0);
+        let pairs = self.0.iter_mut().zip(&other.0);
+        pairs.for_each(|(mine, &theirs)| *mine = (*mine).max(theirs));
+    }
+    /// The actor takes a step.
+    pub(crate) fn tick(&mut self, actor: Actor) {
+        self.0.resize(self.0.len().max(actor.0 + 1), 0);
+        self.0[actor.0] += 1;
+    }
+    fn of(&self, actor: Actor) -> u64 {
+        self.0.get(actor.0).copied().unwrap_or(0)
+    }
+    fn is_after(&self, stamp: &Stamp) -> bool {
+        stamp.time <= self.of(stamp.actor)
+    }
+}
+
+/// A step of an actor.
+#[derive(Clone, Copy, Debug)]
+struct Stamp {
+    actor: Actor,
+    time: u64,
+}
+
+/// The last accesses of a block.
+#[derive(Default, Debug)]
+struct Block {
+    write: Option<Stamp>,
+    /// Since the write, the last of each actor.
+    reads: Vec<Stamp>,
+}
+
+/// An access that does not come after another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Conflict {
+    /// The first byte of the block.
+    pub(crate) address: u64,
+    pub(crate) earlier: Actor,
+    /// The earlier access is a write.
+    pub(crate) wrote: bool,
+}
+
+/// The accesses of all bytes.
+#[derive(Default, Debug)]
+pub(crate) struct Ledger {
+    blocks: BTreeMap<u64, Block>,
+}
+
+impl Ledger {
+    /// An actor, whose clock this is, accesses bytes. The first conflict, if there is one.
+    pub(crate) fn access(
+        &mut self,
+        actor: Actor,
+        clock: &Clock,
+        bytes: Range<u64>,
+        write: bool,
+    ) -> Option<Conflict> {
+        let now = Stamp {
+            actor,
+            time: clock.of(actor),
+        };
+        let mut conflict = None;
+        for number in bytes.start / BLOCK..bytes.end.div_ceil(BLOCK) {
+            let block = self.blocks.entry(number).or_default();
+            let before = |stamp: &Stamp, wrote| Conflict {
+                address: number * BLOCK,
+                earlier: stamp.actor,
+                wrote,
+            };
+            if let Some(stamp) = block.write.filter(|stamp| !clock.is_after(stamp)) {
+                conflict.get_or_insert(before(&stamp, true));
+            }
+            if write {
+                if let Some(stamp) = block.reads.iter().find(|stamp| !clock.is_after(stamp)) {
+                    conflict.get_or_insert(before(stamp, false));
+                }
+                block.write = Some(now);
+                block.reads.clear();
+            } else {
+                block.reads.retain(|stamp| stamp.actor != actor);
+                block.reads.push(now);
+            }
+        }
+        conflict
+    }
+
+    /// Bytes were freed: later accesses are of other memory.
+    pub(crate) fn forget(&mut self, bytes: Range<u64>) {
+        let blocks = bytes.start / BLOCK..bytes.end.div_ceil(BLOCK);
+        let numbers: Vec<u64> = self.blocks.range(blocks).map(|(&n, _)| n).collect();
+        for number in numbers {
+            self.blocks.remove(&number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Actor = Actor(0);
+    const B: Actor = Actor(1);
+
+    fn stepped(actor: Actor, clock: &Clock) -> Clock {
+        let mut clock = clock.clone();
+        clock.tick(actor);
+        clock
+    }
+
+    #[test]
+    fn a_read_comes_after_the_write() {
+        let mut ledger = Ledger::default();
+        let a = stepped(A, &Clock::default());
+        assert_eq!(ledger.access(A, &a, 0..256, true), None);
+        let mut b = stepped(B, &Clock::default());
+        let conflict = Conflict {
+            address: 128,
+            earlier: A,
+            wrote: true,
+        };
+        assert_eq!(ledger.access(B, &b, 130..131, false), Some(conflict));
+        b.join(&a);
+        assert_eq!(ledger.access(B, &b, 0..256, false), None);
+    }
+
+    #[test]
+    fn a_write_comes_after_every_read() {
+        let mut ledger = Ledger::default();
+        let a = stepped(A, &Clock::default());
+        assert_eq!(ledger.access(A, &a, 0..64, false), None);
+        let b = stepped(B, &Clock::default());
+        assert_eq!(ledger.access(B, &b, 0..64, false), None, "two readers");
+        let conflict = Conflict {
+            address: 0,
+            earlier: A,
+            wrote: false,
+        };
+        assert_eq!(ledger.access(B, &b, 0..64, true), Some(conflict));
+        assert_eq!(ledger.access(A, &a, 64..65, true), None, "another block");
+    }
+
+    #[test]
+    fn freed_bytes_have_no_past() {
+        let mut ledger = Ledger::default();
+        let a = stepped(A, &Clock::default());
+        ledger.access(A, &a, 0..128, true);
+        ledger.forget(0..64);
+        let b = stepped(B, &Clock::default());
+        assert_eq!(ledger.access(B, &b, 0..64, true), None);
+        assert!(ledger.access(B, &b, 64..128, true).is_some());
+    }
+}
