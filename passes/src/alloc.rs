@@ -27,7 +27,7 @@ pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
         },
     );
     for instr in schedule.instrs.ids() {
-        // Not by accesses: a zero-byte operand is none, yet its buffer wants a place.
+        // Not by accesses: a zero-byte operand is none, yet its buffer needs a place.
         for loc in schedule.instrs[instr].kind.places() {
             let life = &mut lives[loc.buffer];
             life.start = life.start.min(instr.index() as u32);

@@ -704,7 +704,7 @@ pub struct Stay {
 }
 
 ir::named! {
-    /// What is done with a value while nobody reads it.
+    /// What is done with a value while no line reads it.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Way {
         /// It stays on the device.
@@ -960,7 +960,7 @@ impl Bench<'_> {
         best.ok_or_else(|| "the step has no line".into())
     }
 
-    /// Figures of a decision that nobody made: nothing reads them.
+    /// Figures of a decision that no planner made: nothing reads them.
     fn unreasoned(&self, value: Value) -> Reason {
         Reason {
             bytes: self.problem.graph.values[value].ty.bytes(),

@@ -30,7 +30,7 @@ pub fn lines(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, I
 }
 
 /// The same with buffers that have no names, in half the time: planners build thousands of
-/// schedules that nobody reads.
+/// schedules that are never printed.
 pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
     run(problem, decisions, &LINES, false)
 }

@@ -259,7 +259,7 @@ struct Head {
 
 #[derive(Clone, Copy)]
 enum State {
-    /// Waits are not over yet, or nobody has looked.
+    /// Waits are not over yet, or were not looked at.
     Blocked,
     /// Starts at `Head::ready`.
     Due,

@@ -154,40 +154,15 @@ pub fn check(
     let mut faults = vec![];
     let mut peak = 0;
     let capacity = capacity.unwrap_or(u64::MAX);
-    // Comings and goings: a block that ends at a tick makes room for one that begins there, so
-    // goings are first.
-    let mut events: Vec<(u64, bool, usize)> = vec![];
+    let mut events: Vec<Event> = vec![];
     for (i, (block, &offset)) in blocks.iter().zip(offsets).enumerate() {
-        for alignment in [block.alignment, align] {
-            if 1 < alignment && !offset.is_multiple_of(alignment) {
-                faults.push(Fault::Misaligned {
-                    block: i,
-                    alignment,
-                });
-            }
-        }
-        if let Some(from) = block
-            .within
-            .filter(|&from| offsets.get(from) != Some(&offset))
-        {
-            faults.push(Fault::Apart {
-                block: i,
-                from: from.min(blocks.len() - 1),
-            });
-        }
-        if let Some(to) = block.offset.filter(|&to| to != offset) {
-            faults.push(Fault::Moved { block: i, to });
-        }
-        match offset
-            .checked_add(block.bytes)
-            .filter(|&end| end <= capacity)
-        {
-            Some(end) => peak = peak.max(end),
-            None => {
-                faults.push(Fault::Outside { block: i, capacity });
-                continue;
-            }
-        }
+        misplaced(trace, offsets, i, align, &mut faults);
+        let end = offset.checked_add(block.bytes);
+        let Some(end) = end.filter(|&end| end <= capacity) else {
+            faults.push(Fault::Outside { block: i, capacity });
+            continue;
+        };
+        peak = peak.max(end);
         if block.bytes == 0 {
             continue;
         }
@@ -202,12 +177,57 @@ pub fn check(
     }
     events.sort_unstable();
     let shares = shares(trace);
-    // Who is where: blocks that share their bytes lie at one address.
+    overlapping(trace, offsets, &events, &shares, &mut faults);
+    unordered(trace, offsets, &events, &shares, &mut faults);
+    if faults.is_empty() {
+        Ok(peak)
+    } else {
+        Err(faults)
+    }
+}
+
+/// A tick, whether a block comes or goes at it, and the block. A block that ends at a tick makes
+/// room for one that begins there, so goings are sorted first.
+type Event = (u64, bool, usize);
+
+/// Finds what is wrong with the address of block `i` alone, except that it is out of range.
+fn misplaced(trace: &Trace, offsets: &[u64], i: usize, align: u64, faults: &mut Vec<Fault>) {
+    let (block, offset) = (&trace.blocks[i], offsets[i]);
+    for alignment in [block.alignment, align] {
+        if alignment > 1 && !offset.is_multiple_of(alignment) {
+            faults.push(Fault::Misaligned {
+                block: i,
+                alignment,
+            });
+        }
+    }
+    let within = block.within;
+    if let Some(from) = within.filter(|&from| offsets.get(from) != Some(&offset)) {
+        faults.push(Fault::Apart {
+            block: i,
+            from: from.min(offsets.len() - 1),
+        });
+    }
+    if let Some(to) = block.offset.filter(|&to| to != offset) {
+        faults.push(Fault::Moved { block: i, to });
+    }
+}
+
+/// Finds blocks that overlap. `shares` has the same number for blocks that share their bytes.
+fn overlapping(
+    trace: &Trace,
+    offsets: &[u64],
+    events: &[Event],
+    shares: &[usize],
+    faults: &mut Vec<Fault>,
+) {
+    let end = |i: usize| offsets[i] + trace.blocks[i].bytes;
+    // The blocks at each address: several if they share their bytes.
     let mut here: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-    for &(tick, comes, i) in &events {
-        let (lo, hi) = (offsets[i], offsets[i] + blocks[i].bytes);
+    for &(tick, comes, i) in events {
+        let lo = offsets[i];
         if !comes {
-            // One that met another was not put in.
+            // A block that overlapped another was not put in.
             if let Some(there) = here.get_mut(&lo) {
                 there.retain(|&j| j != i);
                 if there.is_empty() {
@@ -216,12 +236,10 @@ pub fn check(
             }
             continue;
         }
-        // Invariant: addresses in `here` are apart, so only those at the last one below `hi` can be
-        // in the way.
-        let last = here.range(..hi).next_back().map(|(_, there)| there);
-        let meets = |&&j: &&usize| {
-            lo < offsets[j] + blocks[j].bytes && !(shares[i] == shares[j] && offsets[j] == lo)
-        };
+        // Invariant: addresses in `here` are apart, so only those at the last one below the block's
+        // end can be in the way.
+        let last = here.range(..end(i)).next_back().map(|(_, there)| there);
+        let meets = |&&j: &&usize| lo < end(j) && !(shares[i] == shares[j] && offsets[j] == lo);
         match last.and_then(|there| there.iter().find(meets)) {
             Some(&j) => faults.push(Fault::Overlap {
                 below: j,
@@ -230,12 +248,6 @@ pub fn check(
             }),
             None => here.entry(lo).or_default().push(i),
         }
-    }
-    unordered(trace, offsets, &events, &shares, &mut faults);
-    if faults.is_empty() {
-        Ok(peak)
-    } else {
-        Err(faults)
     }
 }
 
@@ -269,7 +281,7 @@ fn shares(trace: &Trace) -> Vec<usize> {
 fn unordered(
     trace: &Trace,
     offsets: &[u64],
-    events: &[(u64, bool, usize)],
+    events: &[Event],
     shares: &[usize],
     faults: &mut Vec<Fault>,
 ) {

@@ -7,7 +7,7 @@
 //! overlap in time exactly if they share a section). Traces of training steps have a third to a
 //! half as many sections as events.
 
-use super::trace::Trace;
+use super::trace::{Block, Trace};
 use super::tree::Tree;
 use std::fmt;
 
@@ -67,6 +67,71 @@ pub(super) struct Problem {
     pub(super) live: Vec<u64>,
 }
 
+/// A block's bytes, rounded up to a multiple of `align`. `sum` is what the blocks before it may take
+/// below an address, and gets what this one may take. An error says why no address suits the block.
+fn rounded_bytes(block: &Block, align: u64, sum: &mut u64) -> Result<u64, String> {
+    if block.end <= block.start {
+        return Err(format!(
+            "it lives from {} to {}, which is no time",
+            block.start, block.end
+        ));
+    }
+    let own = block.alignment.max(align);
+    if !own.is_power_of_two() || !align.is_power_of_two() {
+        return Err(format!(
+            "alignments of {own} and {align} bytes; both have to be powers of two"
+        ));
+    }
+    // What may lie below a block: all others, each with what its alignment loses, and what has a
+    // fixed place.
+    let rounded = block.bytes.checked_next_multiple_of(align);
+    let room = rounded.and_then(|bytes| {
+        let aligned = bytes.checked_add(own)?;
+        aligned.checked_add(block.offset.unwrap_or(0))
+    });
+    let total = room.and_then(|room| room.checked_add(*sum));
+    let (Some(bytes), Some(total)) = (rounded, total) else {
+        return Err(format!(
+            "with its {} bytes, addresses are more than 64 bits can count",
+            block.bytes
+        ));
+    };
+    *sum = total;
+    match block.offset {
+        Some(offset) if offset % own != 0 => Err(format!(
+            "its offset {offset} is no multiple of its alignment, {own}"
+        )),
+        _ => Ok(bytes),
+    }
+}
+
+/// Adds the times between a block's gaps. An error says which gap is wrong.
+fn add_spans(block: &Block, item: u32, spans: &mut Vec<Span>) -> Result<(), String> {
+    let mut add = |from: u64, to: u64| {
+        if from < to {
+            spans.push(Span {
+                from,
+                to,
+                start: 0,
+                end: 0,
+                item,
+            });
+        }
+    };
+    let mut from = block.start;
+    for &(lo, hi) in &block.gaps {
+        if lo < from || hi <= lo || block.end < hi {
+            return Err(format!(
+                "its gap {lo}..{hi} is not in its life, or not after the one before"
+            ));
+        }
+        add(from, lo);
+        from = hi;
+    }
+    add(from, block.end);
+    Ok(())
+}
+
 impl Problem {
     /// Takes a trace's blocks of more than zero bytes; sizes are rounded up to multiples of
     /// `align`.
@@ -76,89 +141,26 @@ impl Problem {
         let mut spans: Vec<Span> = Vec::with_capacity(trace.blocks.len());
         let mut sum = 0u64;
         for (i, block) in trace.blocks.iter().enumerate() {
-            let error = |message: String| Error {
+            let refused = |message: String| Error {
                 block: i,
                 message: format!("block {}: {message}", block.id),
             };
-            if block.end <= block.start {
-                return Err(error(format!(
-                    "it lives from {} to {}, which is no time",
-                    block.start, block.end
-                )));
-            }
-            let own = block.alignment.max(align);
-            if !own.is_power_of_two() || !align.is_power_of_two() {
-                return Err(error(format!(
-                    "alignments of {own} and {align} bytes; both have to be powers of two"
-                )));
-            }
-            // What may lie below a block: all others, each with what its alignment loses, and what
-            // has a fixed place.
-            let rounded = block.bytes.checked_next_multiple_of(align);
-            let room = rounded.and_then(|bytes| {
-                bytes
-                    .checked_add(own)?
-                    .checked_add(block.offset.unwrap_or(0))
-            });
-            let (Some(bytes), Some(total)) = (rounded, room.and_then(|room| room.checked_add(sum)))
-            else {
-                return Err(error(format!(
-                    "with its {} bytes, addresses are more than 64 bits can count",
-                    block.bytes
-                )));
-            };
-            sum = total;
-            if let Some(offset) = block.offset
-                && offset % own != 0
-            {
-                return Err(error(format!(
-                    "its offset {offset} is no multiple of its alignment, {own}"
-                )));
-            }
+            let bytes = rounded_bytes(block, align, &mut sum).map_err(refused)?;
             if bytes == 0 {
                 continue;
             }
-            let (first, item) = (spans.len() as u32, items.len() as u32);
-            let mut from = block.start;
-            for &(lo, hi) in &block.gaps {
-                if lo < from || hi <= lo || block.end < hi {
-                    return Err(error(format!(
-                        "its gap {lo}..{hi} is not in its life, or not after the one before"
-                    )));
-                }
-                if from < lo {
-                    spans.push(Span {
-                        from,
-                        to: lo,
-                        start: 0,
-                        end: 0,
-                        item,
-                    });
-                }
-                from = hi;
-            }
-            if from < block.end {
-                spans.push(Span {
-                    from,
-                    to: block.end,
-                    start: 0,
-                    end: 0,
-                    item,
-                });
-            }
+            let first = spans.len() as u32;
+            add_spans(block, items.len() as u32, &mut spans).map_err(refused)?;
             if (first as usize) < spans.len() {
-                let fixed = block.offset.unwrap_or(FREE);
-                let spans = (first, spans.len() as u32);
-                let ticks = block.end - block.start;
                 items.push(Item {
                     start: 0,
                     end: 0,
-                    ticks,
-                    spans,
+                    ticks: block.end - block.start,
+                    spans: (first, spans.len() as u32),
                     block: i as u32,
                     bytes,
-                    align: own,
-                    fixed,
+                    align: block.alignment.max(align),
+                    fixed: block.offset.unwrap_or(FREE),
                 });
             }
         }
@@ -168,7 +170,7 @@ impl Problem {
             let own = &spans[item.spans.0 as usize..item.spans.1 as usize];
             (item.start, item.end) = (own[0].start, own[own.len() - 1].end);
             let first = kept.len() as u32;
-            if 1 < own.len() {
+            if own.len() > 1 {
                 kept.extend(own.iter().map(|span| (span.start, span.end)));
             }
             item.spans = (first, kept.len() as u32);

@@ -6,7 +6,7 @@
 //! the ladder and spoils nothing. No rung depends on the budget.
 //!
 //! A swapped block sends all that its forward leaves for its backward to the host, its input among
-//! it. A recomputed block keeps its input and computes the rest again, but for what cannot be: that
+//! it. A recomputed block keeps its input and computes the rest again, except what cannot be: that
 //! stays. A chunk that is not persistent lives on the host with its optimizer states, comes in one
 //! copy for each pass, and is updated there; a cached one stays from forward to backward (ProTrain,
 //! sections 3.1 and 3.2).

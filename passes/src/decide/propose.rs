@@ -6,8 +6,8 @@ use crate::plan::tuning::{HOSTED, REMAT_STARTS, RUNGS};
 use crate::plan::{Planner, Problem};
 use rayon::prelude::*;
 
-/// A part of a planner's work. Parts know nothing of each other, but for what the trajectories say
-/// is possible.
+/// A part of a planner's work. Parts share nothing except the step time that the trajectories find
+/// possible.
 struct Part<'a> {
     planner: Planner,
     is_trajectory: bool,

@@ -75,6 +75,6 @@ fn product_of(
     let node = graph.def_node(product).filter(|_| start != product)?;
     let is_product =
         matches!(graph.nodes[node].op, Op::Matmul(_)) && graph.nodes[node].phase == data.phase;
-    // Another reader, or the step's end, wants the product by itself.
+    // Another reader, or the step's end, needs the product by itself.
     (is_product && readers[product] == [Some(sum)]).then_some((node, start))
 }

@@ -147,23 +147,7 @@ impl<'a> Many<'a> {
             }
         }
         for &node in &one.order {
-            let data = &one.nodes[node];
-            let inputs: Vec<Value> = data.inputs.iter().map(|&v| now(&here, v)).collect();
-            let names: Vec<String> = data
-                .outputs
-                .iter()
-                .map(|&v| self.name(format!("{}.{k}", one.values[v].name)))
-                .collect();
-            let outputs = self.graph.add_node(
-                data.op.clone(),
-                &inputs,
-                &names,
-                data.phase,
-                data.module.clone(),
-            )?;
-            for (&output, value) in data.outputs.iter().zip(outputs) {
-                here[output] = Some(value);
-            }
+            self.copy_node(node, k, &mut here)?;
             for i in self.computed.get(&node).cloned().unwrap_or_default() {
                 self.accumulate(i, now(&here, one.gradients[i].1), k, is_last)?;
             }
@@ -173,8 +157,46 @@ impl<'a> Many<'a> {
             .iter()
             .map(|state| now(&here, state.after))
             .collect();
+        self.add_outputs(k, &here)
+    }
+
+    /// Adds a node for micro-batch `k`; `here` has the micro-batch's values.
+    fn copy_node(
+        &mut self,
+        node: Node,
+        k: usize,
+        here: &mut Table<Value, Option<Value>>,
+    ) -> Result<(), MicrobatchError> {
+        let data = &self.one.nodes[node];
+        let inputs: Vec<Value> = data.inputs.iter().map(|&v| now(here, v)).collect();
+        let names: Vec<String> = data
+            .outputs
+            .iter()
+            .map(|&v| self.name(format!("{}.{k}", self.one.values[v].name)))
+            .collect();
+        let outputs = self.graph.add_node(
+            data.op.clone(),
+            &inputs,
+            &names,
+            data.phase,
+            data.module.clone(),
+        )?;
+        for (&output, value) in data.outputs.iter().zip(outputs) {
+            here[output] = Some(value);
+        }
+        Ok(())
+    }
+
+    /// Adds the losses of micro-batch `k` to those before, and its other outputs under names of
+    /// their own.
+    fn add_outputs(
+        &mut self,
+        k: usize,
+        here: &Table<Value, Option<Value>>,
+    ) -> Result<(), MicrobatchError> {
+        let one = self.one;
         for (i, output) in one.outputs.iter().enumerate() {
-            let value = now(&here, output.value);
+            let value = now(here, output.value);
             if is_loss(one, output) {
                 let name = format!("{}.sum.{k}", one.values[output.value].name);
                 self.losses[i] = Some(match self.losses[i] {

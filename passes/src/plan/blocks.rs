@@ -43,78 +43,74 @@ pub fn find(graph: &Graph) -> Vec<Block> {
     };
     let (forward, backward) = (lines(Phase::Forward), lines(Phase::Backward));
     let modules = by_modules(graph, &forward);
+    let of_modules = |nodes: &[Node], modules: &[&str]| -> Vec<Option<usize>> {
+        let paths: BTreeMap<&str, usize> = modules.iter().copied().zip(1..).collect();
+        let nodes = nodes.iter();
+        nodes
+            .map(|&node| within(&graph.nodes[node].module, &paths))
+            .collect()
+    };
     let (names, own) = match &modules {
-        Some(modules) => {
-            let paths: BTreeMap<&str, usize> = modules.iter().copied().zip(1..).collect();
-            let own = forward
-                .iter()
-                .map(|&node| within(&graph.nodes[node].module, &paths))
-                .collect();
-            (modules.iter().map(|path| path.to_string()).collect(), own)
-        }
+        Some(modules) => (
+            modules.iter().map(|path| path.to_string()).collect(),
+            of_modules(&forward, modules),
+        ),
         None => by_repetition(graph, &forward),
     };
     let n = names.len();
     // Block 0 is before, 1..=n are repeated, n + 1 is after.
-    let mut block_of: Table<Node, Option<usize>> = Table::filled(graph.nodes.len(), None);
-    for (&node, block) in forward.iter().zip(in_between(&own, 0, n + 1)) {
-        block_of[node] = Some(block);
-    }
+    let of_forward = in_between(&own, 0, n + 1);
     let of_backward = match &modules {
         _ if n == 0 => vec![0; backward.len()],
-        Some(modules) => {
-            let paths: BTreeMap<&str, usize> = modules.iter().copied().zip(1..).collect();
-            let own: Vec<_> = backward
-                .iter()
-                .map(|&node| within(&graph.nodes[node].module, &paths))
-                .collect();
-            in_between(&own, n + 1, 0)
+        Some(modules) => in_between(&of_modules(&backward, modules), n + 1, 0),
+        None => {
+            let mut block_of: Table<Node, Option<usize>> = Table::filled(graph.nodes.len(), None);
+            for (&node, &block) in forward.iter().zip(&of_forward) {
+                block_of[node] = Some(block);
+            }
+            by_operands(graph, &backward, &block_of, n + 1)
         }
-        None => by_operands(graph, &backward, &block_of, n + 1),
     };
 
-    let names = std::iter::once("before".to_string())
-        .chain(names)
-        .chain(["after".to_string()]);
-    let mut blocks: Vec<Block> = names
-        .enumerate()
-        .map(|(i, name)| {
-            let repeated = 0 < i && i <= n;
-            Block {
-                name,
-                repeated,
-                forward: vec![],
-                backward: vec![],
-                states: vec![],
-            }
-        })
-        .collect();
-    for &node in &forward {
-        blocks[block_of[node].expect("a forward node should have a block")]
-            .forward
-            .push(node);
-    }
-    for (&node, &block) in backward.iter().zip(&of_backward) {
-        blocks[block].backward.push(node);
-    }
+    let mut blocks = empty_blocks(names);
     let mut placed = BTreeSet::new();
-    for (&node, block) in forward
-        .iter()
-        .zip(forward.iter().map(|&n| block_of[n]))
-        .chain(backward.iter().zip(of_backward.iter().copied().map(Some)))
-    {
+    let forward = forward.into_iter().zip(of_forward);
+    let backward = backward.into_iter().zip(of_backward);
+    for (node, block) in forward.chain(backward) {
+        let block = &mut blocks[block];
+        match graph.nodes[node].phase {
+            Phase::Forward => block.forward.push(node),
+            _ => block.backward.push(node),
+        }
         for &input in &graph.nodes[node].inputs {
-            if let (Some(state), Some(block)) = (parameter(graph, graph.root(input)), block)
-                && placed.insert(state)
-            {
-                blocks[block].states.push(state);
-            }
+            let state = parameter(graph, graph.root(input));
+            block
+                .states
+                .extend(state.filter(|&state| placed.insert(state)));
         }
     }
     blocks.retain(|block| {
         !block.forward.is_empty() || !block.backward.is_empty() || !block.states.is_empty()
     });
     blocks
+}
+
+/// Blocks without nodes: what is before the repeated ones, those, and what is after.
+fn empty_blocks(names: Vec<String>) -> Vec<Block> {
+    let n = names.len();
+    let names = std::iter::once("before".to_string())
+        .chain(names)
+        .chain(["after".to_string()]);
+    names
+        .enumerate()
+        .map(|(i, name)| Block {
+            name,
+            repeated: (1..=n).contains(&i),
+            forward: vec![],
+            backward: vec![],
+            states: vec![],
+        })
+        .collect()
 }
 
 /// The position among the states of a value that is a parameter.

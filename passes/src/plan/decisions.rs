@@ -28,9 +28,9 @@ pub enum Means {
 pub struct Reason {
     /// Bytes that it frees.
     pub bytes: u64,
-    /// What a swap was reckoned to add to the step, µs; `None` if it was impossible.
+    /// The estimated time that a swap adds to the step, µs; `None` if it was impossible.
     pub swap: Option<f64>,
-    /// What a recompute was reckoned to add to the step, µs; `None` if it was impossible.
+    /// The estimated time that a recompute adds to the step, µs; `None` if it was impossible.
     pub recompute: Option<f64>,
     /// The line where memory was short.
     pub line: u32,

@@ -404,7 +404,7 @@ impl<'a> Lines<'a> {
         place
     }
 
-    /// Sends a state's new value home as soon as nobody reads the old one.
+    /// Sends a state's new value home after the last line that reads the old one.
     fn update(&mut self, value: Value, position: u32) {
         let graph = self.problem.graph;
         for state in self.updates(value) {
@@ -619,8 +619,8 @@ impl<'a> Lines<'a> {
         last.is_some_and(|&last| position.is_none_or(|position| position < last))
     }
 
-    /// Places for a rerun's results. Results that are on the device already, or that nobody wants,
-    /// get a buffer that nobody reads.
+    /// Places for a rerun's results. Results that are on the device already, or that no line needs,
+    /// get a buffer that no line reads.
     fn rerun_places(&mut self, node: Node) -> Vec<Loc> {
         let outputs = &self.problem.graph.nodes[node].outputs;
         outputs

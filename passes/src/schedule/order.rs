@@ -27,7 +27,7 @@ pub fn run(graph: &mut Graph, update: Update) {
     let late = late_nodes(graph, &order);
     let is_update = |node: Node| graph.nodes[node].phase == Phase::Optimizer;
 
-    // How many nodes each update still waits for, and who waits for a node.
+    // How many nodes each update still waits for, and which updates wait for a node.
     let mut waits: Table<Node, usize> = Table::filled(graph.nodes.len(), 0);
     let mut waiters: Table<Node, Vec<Node>> = Table::filled(graph.nodes.len(), vec![]);
     if update == Update::Backward {

@@ -1,6 +1,6 @@
 //! Moves copies from the host up, so that they are done when their value is needed.
 //!
-//! Before: each copy in stands directly before the line that wants it. After: it stands where the
+//! Before: each copy in stands directly before the line that reads it. After: it stands where the
 //! link, working back from the last copy to the first, would have to start it, but no higher than
 //! the bytes allow: the peak does not rise (ProTrain, appendix A.2: prefetch only when memory
 //! allows), or by no more than the decisions set aside for it.

@@ -2,7 +2,7 @@
 //!
 //! Before: a schedule and its plan. After: every two lines that touch the same bytes, one of them
 //! writing, are ordered by streams and waits, in a step and from one step to the next. The list's
-//! order decides who comes first; the reuse of an address is one more conflict.
+//! order decides which comes first; the reuse of an address is one more conflict.
 //!
 //! One vector clock a line says which lines of each stream are known to be done when it starts; a
 //! wait is added only where the clock does not cover a conflict, latest first, so no pass is needed
@@ -30,7 +30,7 @@ struct Users {
     readers: Moments,
 }
 
-/// Users of one pool's bytes, by start of range. Ranges that nobody has used are absent.
+/// Users of one pool's bytes, by start of range. Ranges that no line has used are absent.
 #[derive(Default)]
 struct Ranges(BTreeMap<u64, Users>);
 
