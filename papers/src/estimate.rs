@@ -162,6 +162,19 @@ impl Parallel {
             .saturating_mul(self.pipeline)
             .saturating_mul(self.data)
     }
+    /// Devices that share one replica of the model.
+    fn of_replica(&self) -> Result<u64, SizeError> {
+        fits(u128::from(self.tensor).checked_mul(u128::from(self.pipeline)))
+    }
+    /// Devices that share what ZeRO divides among replicas from `stage` on.
+    fn shards(&self, stage: u8) -> Result<u64, SizeError> {
+        let model = self.of_replica()?;
+        if stage <= self.zero {
+            fits(Some(u128::from(model) * u128::from(self.data)))
+        } else {
+            Ok(model)
+        }
+    }
     /// The share of the time in which a device waits for its pipeline's other stages: `(p - 1) / (m
     /// + p - 1)`.
     pub fn bubble(&self) -> f64 {
@@ -273,93 +286,26 @@ fn product(sizes: &[u64], parts: u64) -> Result<u64, SizeError> {
 
 /// Estimates. An error if a size is zero, out of range, or the bytes do not fit in 64 bits.
 pub fn estimate(setup: &Setup) -> Result<Estimate, SizeError> {
-    let Setup {
-        parameters,
-        shape,
-        optimizer,
-        precision,
-        recompute,
-        adapters,
-        parallel,
-    } = *setup;
-    let Parallel {
-        tensor,
-        pipeline,
-        data,
-        zero,
-        micro_batches,
-    } = parallel;
-    let positive = [
-        ("parameters", parameters),
-        ("tensor parallelism", tensor),
-        ("pipeline stages", pipeline),
-        ("data parallelism", data),
-        ("micro-batches", micro_batches),
-    ];
-    if let Some((size, _)) = positive.into_iter().find(|&(_, size)| size == 0) {
-        return Err(SizeError::Zero { size });
-    }
-    if 3 < zero {
-        return Err(SizeError::NoStage(zero));
-    }
-    let model = fits(u128::from(tensor).checked_mul(u128::from(pipeline)))?;
-    let shards = |stage: u8| {
-        if stage <= zero {
-            fits(Some(u128::from(model) * u128::from(data)))
-        } else {
-            Ok(model)
-        }
-    };
-    let (of_gradients, of_optimizer) = (precision.width(), precision.optimizer(optimizer));
+    setup.check()?;
+    let (precision, parallel) = (setup.precision, setup.parallel);
+    let of_optimizer = precision.optimizer(setup.optimizer);
+    let (parameters, trained) = setup.weights()?;
+    let gradients = product(&[precision.width(), trained], parallel.shards(2)?)?;
+    let optimizer = product(&[of_optimizer, trained], parallel.shards(1)?)?;
 
-    let (weights, trained) = match adapters {
-        None => (
-            product(&[precision.width(), parameters], shards(3)?)?,
-            parameters,
-        ),
-        Some(Adapters { share, four_bit }) => {
-            if !(0.0 < share && share <= 1.0) {
-                return Err(SizeError::NoShare);
-            }
-            let trained = (share * parameters as f64).ceil() as u64;
-            // Four bits are half a byte.
-            let base = if four_bit {
-                parameters.div_ceil(2)
-            } else {
-                product(&[precision.width(), parameters], 1)?
-            };
-            let all = u128::from(base) + u128::from(product(&[precision.width(), trained], 1)?);
-            (fits(Some(all.div_ceil(u128::from(shards(3)?))))?, trained)
-        }
-    };
-    let gradients = product(&[of_gradients, trained], shards(2)?)?;
-    let kept = product(&[of_optimizer, trained], shards(1)?)?;
-
-    let (mut layer, mut stage_layers) = (vec![], 0);
-    let in_flight = pipeline.min(micro_batches);
-    let mut activations = None;
-    if let Some(shape) = shape {
-        layer = saved(&shape, precision, recompute, tensor)?;
-        stage_layers = shape.layers.div_ceil(pipeline);
+    let in_flight = parallel.pipeline.min(parallel.micro_batches);
+    let (mut layer, mut stage_layers, mut activations) = (vec![], 0, None);
+    if let Some(shape) = &setup.shape {
+        layer = saved(shape, precision, setup.recompute, parallel.tensor)?;
+        stage_layers = shape.layers.div_ceil(parallel.pipeline);
         if stage_layers == 0 {
             return Err(SizeError::Zero { size: "layers" });
         }
-        let one = fits(Some(
-            layer
-                .iter()
-                .filter(|saved| saved.kept)
-                .map(|saved| u128::from(saved.bytes))
-                .sum(),
-        ))?;
-        let mut bytes = product(&[one, stage_layers, in_flight], 1)?;
-        if let Some(vocabulary) = shape.vocabulary {
-            // Logits, and their softmax in f32.
-            let of_logit = precision.width() + 4;
-            let logits = product(&[of_logit, shape.sequence, shape.batch, vocabulary], tensor)?;
-            bytes = fits(Some(u128::from(bytes) + u128::from(logits)))?;
-        }
-        activations = Some(bytes);
+        let of_layers = product(&[kept(&layer)?, stage_layers, in_flight], 1)?;
+        let of_logits = logits(shape, precision, parallel.tensor)?;
+        activations = Some(fits(Some(u128::from(of_layers) + u128::from(of_logits)))?);
     }
+
     // In mixed precision the f32 weights are the optimizer's.
     let weight = if precision == Precision::Mixed {
         0
@@ -368,15 +314,71 @@ pub fn estimate(setup: &Setup) -> Result<Estimate, SizeError> {
     };
     let checkpoint = product(&[weight + of_optimizer, trained], 1)?;
     Ok(Estimate {
-        parameters: weights,
+        parameters,
         gradients,
-        optimizer: kept,
+        optimizer,
         activations,
         layer,
         stage_layers,
         in_flight,
         checkpoint,
     })
+}
+
+impl Setup {
+    /// Refuses sizes that are zero, stages that ZeRO does not have, and too many devices.
+    fn check(&self) -> Result<(), SizeError> {
+        let positive = [
+            ("parameters", self.parameters),
+            ("tensor parallelism", self.parallel.tensor),
+            ("pipeline stages", self.parallel.pipeline),
+            ("data parallelism", self.parallel.data),
+            ("micro-batches", self.parallel.micro_batches),
+        ];
+        if let Some((size, _)) = positive.into_iter().find(|&(_, size)| size == 0) {
+            return Err(SizeError::Zero { size });
+        }
+        if self.parallel.zero > 3 {
+            return Err(SizeError::NoStage(self.parallel.zero));
+        }
+        self.parallel.of_replica().map(drop)
+    }
+
+    /// Bytes of the weights on one device, and how many parameters of the whole model are trained.
+    fn weights(&self) -> Result<(u64, u64), SizeError> {
+        let width = self.precision.width();
+        let Some(Adapters { share, four_bit }) = self.adapters else {
+            let weights = product(&[width, self.parameters], self.parallel.shards(3)?)?;
+            return Ok((weights, self.parameters));
+        };
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(SizeError::NoShare);
+        }
+        let trained = (share * self.parameters as f64).ceil() as u64;
+        // Four bits are half a byte.
+        let base = if four_bit {
+            self.parameters.div_ceil(2)
+        } else {
+            product(&[width, self.parameters], 1)?
+        };
+        let all = u128::from(base) + u128::from(product(&[width, trained], 1)?);
+        let weights = fits(Some(all.div_ceil(u128::from(self.parallel.shards(3)?))))?;
+        Ok((weights, trained))
+    }
+}
+
+/// Bytes of a layer's tensors that are kept for the backward.
+fn kept(layer: &[Saved]) -> Result<u64, SizeError> {
+    let kept = layer.iter().filter(|saved| saved.kept);
+    fits(Some(kept.map(|saved| u128::from(saved.bytes)).sum()))
+}
+
+/// Bytes of the logits, and of their softmax in f32, on one of `t` devices; 0 if the vocabulary is
+/// not known.
+fn logits(shape: &Shape, precision: Precision, t: u64) -> Result<u64, SizeError> {
+    let of_logit = precision.width() + 4;
+    let vocabulary = shape.vocabulary.unwrap_or(0);
+    product(&[of_logit, shape.sequence, shape.batch, vocabulary], t)
 }
 
 /// What one layer saves for the backward of one micro-batch, on one of `t` devices: `sbd (10 + 24 /

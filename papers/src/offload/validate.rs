@@ -80,131 +80,218 @@ pub enum Fault {
 ///
 /// The first thing that is wrong.
 pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, Fault> {
-    let period = schedule.period;
-    let n_layers = instance.layers.len();
-    if !(period.is_finite() && 0.0 <= period) {
-        return Err(Fault::Period(period));
+    let cycle = Cycle::new(instance, schedule)?;
+    cycle.check_operations()?;
+    for way in [Way::ToDevice, Way::ToHost] {
+        cycle.check_link(way)?;
     }
-    let close = 1e-9 * period;
-    let fits = |layer: usize, bytes: &Range<u64>| {
-        layer < n_layers
-            && bytes.start < bytes.end
-            && bytes.end <= instance.layers[layer].weight_bytes
-    };
-    // Operations: one at a time, in order.
-    if schedule.starts.len() != 2 * n_layers {
-        return Err(Fault::Starts {
-            starts: schedule.starts.len(),
-            operations: 2 * n_layers,
-        });
-    }
-    let micros = |j: usize| match j < n_layers {
-        true => instance.layers[n_layers - 1 - j].backward_micros,
-        false => instance.layers[j - n_layers].forward_micros,
-    };
-    for (j, &start) in schedule.starts.iter().enumerate() {
-        let end = start + micros(j);
-        let next = schedule.starts.get(j + 1).copied().unwrap_or(period);
-        if !(-close <= start && end <= next + close) {
-            return Err(Fault::Overlap {
-                operation: j,
-                start,
-                end,
-                next,
+    let away = cycle.check_absences()?;
+    cycle.check_uploads(&away)?;
+    cycle.peak()
+}
+
+/// Bytes that are away, from and until.
+type Away = (Range<u64>, f64, f64);
+
+/// A schedule with its problem: what each check reads.
+struct Cycle<'a> {
+    instance: &'a Instance,
+    schedule: &'a Schedule,
+    period: f64,
+    /// Times that differ by no more than this are equal, µs.
+    close: f64,
+}
+
+impl<'a> Cycle<'a> {
+    /// A fault if the period is no time, or if an operation has no start.
+    fn new(instance: &'a Instance, schedule: &'a Schedule) -> Result<Cycle<'a>, Fault> {
+        let period = schedule.period;
+        if !(period.is_finite() && period >= 0.0) {
+            return Err(Fault::Period(period));
+        }
+        let operations = 2 * instance.layers.len();
+        if schedule.starts.len() != operations {
+            return Err(Fault::Starts {
+                starts: schedule.starts.len(),
+                operations,
             });
         }
+        Ok(Cycle {
+            instance,
+            schedule,
+            period,
+            close: 1e-9 * period,
+        })
     }
-    let backward = |layer: usize| {
-        let j = n_layers - 1 - layer;
-        (schedule.starts[j], schedule.starts[j] + micros(j))
-    };
-    let forward = |layer: usize| {
-        (
-            schedule.starts[n_layers + layer],
-            schedule.starts[n_layers + layer] + micros(n_layers + layer),
-        )
-    };
-    // The link: one transfer at a time each way.
-    for way in [Way::ToDevice, Way::ToHost] {
-        let mut busy: Vec<&Transfer> = schedule
-            .transfers
-            .iter()
-            .filter(|transfer| transfer.way == way)
-            .collect();
+
+    fn n_layers(&self) -> usize {
+        self.instance.layers.len()
+    }
+
+    /// What operation `j` takes, µs.
+    fn micros(&self, j: usize) -> f64 {
+        let n_layers = self.n_layers();
+        if j < n_layers {
+            self.instance.layers[n_layers - 1 - j].backward_micros
+        } else {
+            self.instance.layers[j - n_layers].forward_micros
+        }
+    }
+
+    /// From when until when operation `j` runs, µs.
+    fn operation(&self, j: usize) -> (f64, f64) {
+        let start = self.schedule.starts[j];
+        (start, start + self.micros(j))
+    }
+
+    fn backward(&self, layer: usize) -> (f64, f64) {
+        self.operation(self.n_layers() - 1 - layer)
+    }
+
+    fn forward(&self, layer: usize) -> (f64, f64) {
+        self.operation(self.n_layers() + layer)
+    }
+
+    /// True if a layer has these bytes, and there are some.
+    fn has(&self, layer: usize, bytes: &Range<u64>) -> bool {
+        let layer = self.instance.layers.get(layer);
+        bytes.start < bytes.end && layer.is_some_and(|layer| bytes.end <= layer.weight_bytes)
+    }
+
+    /// True if [a, b) and [c, d) meet, when both repeat every period.
+    fn meet(&self, (a, b): (f64, f64), (c, d): (f64, f64)) -> bool {
+        (-3..=3).any(|turn| {
+            let by = turn as f64 * self.period;
+            a.max(c + by) + self.close < b.min(d + by)
+        })
+    }
+
+    /// True if a moment lies strictly between two others, when it repeats every period.
+    fn is_within(&self, at: f64, (a, b): (f64, f64)) -> bool {
+        (-3..=3).any(|turn| {
+            let at = at + turn as f64 * self.period;
+            a + self.close < at && at < b - self.close
+        })
+    }
+
+    /// True if an operation runs in an interval. An instant strictly inside counts as well:
+    /// operations may take no time.
+    fn touches(&self, (a, b): (f64, f64), interval: (f64, f64)) -> bool {
+        self.meet((a, b), interval) || self.is_within(0.5 * (a + b), interval)
+    }
+
+    /// The transfers of a layer one way.
+    fn transfers(&self, layer: usize, way: Way) -> impl Iterator<Item = &'a Transfer> {
+        let transfers = self.schedule.transfers.iter();
+        transfers.filter(move |transfer| transfer.layer == layer && transfer.way == way)
+    }
+
+    /// Operations run one at a time, in order.
+    fn check_operations(&self) -> Result<(), Fault> {
+        let starts = &self.schedule.starts;
+        for j in 0..starts.len() {
+            let (start, end) = self.operation(j);
+            let next = starts.get(j + 1).copied().unwrap_or(self.period);
+            if !(-self.close <= start && end <= next + self.close) {
+                return Err(Fault::Overlap {
+                    operation: j,
+                    start,
+                    end,
+                    next,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The link carries one transfer at a time in this direction, at most at its bandwidth.
+    fn check_link(&self, way: Way) -> Result<(), Fault> {
+        let transfers = self.schedule.transfers.iter();
+        let mut busy: Vec<&Transfer> = transfers.filter(|transfer| transfer.way == way).collect();
         busy.sort_by(|a, b| a.start.total_cmp(&b.start));
         for (k, &transfer) in busy.iter().enumerate() {
-            let Transfer {
-                layer,
-                bytes,
-                start,
-                end,
-                ..
-            } = transfer;
-            if !(fits(*layer, bytes) && 0.0 <= *start && *start <= period && start <= end) {
+            let (start, end) = (transfer.start, transfer.end);
+            let timely = 0.0 <= start && start <= self.period && start <= end;
+            if !(self.has(transfer.layer, &transfer.bytes) && timely) {
                 return Err(Fault::NoTransfer(transfer.clone()));
             }
-            let takes = (bytes.end - bytes.start - 1) as f64 / instance.bytes_per_micro;
-            if end - start < takes - close {
+            let bytes = transfer.bytes.end - transfer.bytes.start;
+            let takes = (bytes - 1) as f64 / self.instance.bytes_per_micro;
+            if end - start < takes - self.close {
                 let transfer = transfer.clone();
                 return Err(Fault::TooFast { transfer, takes });
             }
             let next = busy
                 .get(k + 1)
-                .map_or(busy[0].start + period, |next| next.start);
-            if next + close < *end {
+                .map_or(busy[0].start + self.period, |next| next.start);
+            if next + self.close < end {
                 let transfer = transfer.clone();
                 return Err(Fault::LinkBusy { transfer, next });
             }
         }
+        Ok(())
     }
-    // Do [a, b) and [c, d) meet, when both repeat every period?
-    let meet = |(a, b): (f64, f64), (c, d): (f64, f64)| {
-        (-3..=3).any(|turn| {
-            let by = turn as f64 * period;
-            a.max(c + by) + close < b.min(d + by)
-        })
-    };
-    // An instant strictly inside counts as well: operations may take no time.
-    let within = |at: f64, (a, b): (f64, f64)| {
-        (-3..=3).any(|turn| {
-            let at = at + turn as f64 * period;
-            a + close < at && at < b - close
-        })
-    };
-    let touches = |(a, b): (f64, f64), interval: (f64, f64)| {
-        meet((a, b), interval) || within(0.5 * (a + b), interval)
-    };
-    let mut away: Vec<Vec<(Range<u64>, f64, f64)>> = vec![Vec::new(); n_layers];
-    let mut prefetches: Vec<Vec<&Transfer>> = vec![Vec::new(); n_layers];
-    let mut uploads: Vec<Vec<&Transfer>> = vec![Vec::new(); n_layers];
-    for transfer in &schedule.transfers {
-        match transfer.way {
-            Way::ToDevice => prefetches[transfer.layer].push(transfer),
-            Way::ToHost => uploads[transfer.layer].push(transfer),
+
+    /// Every absence begins with bytes that are on the host and ends before they are needed.
+    /// Returns what is away of each layer.
+    fn check_absences(&self) -> Result<Vec<Vec<Away>>, Fault> {
+        let mut away: Vec<Vec<Away>> = vec![Vec::new(); self.n_layers()];
+        for absence in &self.schedule.absences {
+            let (layer, bytes) = (absence.layer, &absence.bytes);
+            let timely =
+                0.0 <= absence.from && absence.from <= absence.until && absence.until.is_finite();
+            if !(self.has(layer, bytes) && timely) {
+                return Err(Fault::NoAbsence(absence.clone()));
+            }
+            let arrived = self.arrival(absence)?;
+            let gone = (absence.from, arrived);
+            if self.period + self.close < arrived - absence.from {
+                return Err(Fault::TooLong(absence.clone()));
+            }
+            let operations = [
+                ("forward", self.forward(layer)),
+                ("backward", self.backward(layer)),
+            ];
+            for (what, at) in operations {
+                if self.touches(at, gone) {
+                    return Err(Fault::Missed {
+                        absence: absence.clone(),
+                        what,
+                        at,
+                        arrived,
+                    });
+                }
+            }
+            self.check_uploaded(absence)?;
+            let away = &mut away[layer];
+            let mut others = away.iter();
+            if others.any(|(other, from, until)| {
+                overlap(other, bytes) && self.meet(gone, (*from, *until))
+            }) {
+                return Err(Fault::AwayAlready(absence.clone()));
+            }
+            away.push((bytes.clone(), gone.0, gone.1));
         }
+        Ok(away)
     }
-    for absence in &schedule.absences {
-        let (layer, bytes) = (absence.layer, &absence.bytes);
-        let timely =
-            0.0 <= absence.from && absence.from <= absence.until && absence.until.is_finite();
-        if !(fits(layer, bytes) && timely) {
-            return Err(Fault::NoAbsence(absence.clone()));
-        }
-        // Every byte comes back by one prefetch that begins as the absence ends; until its end they
-        // are of no use.
-        let mut arrived = absence.until;
-        let mut covered: Vec<_> = prefetches[layer]
-            .iter()
-            .filter(|transfer| {
-                let late =
-                    (transfer.start - absence.until).rem_euclid(period.max(f64::MIN_POSITIVE));
-                late <= close || period - late <= close
-            })
-            .filter(|transfer| transfer.bytes.start < bytes.end && bytes.start < transfer.bytes.end)
+
+    /// When the last byte of an absence is back, µs. Every byte comes back by one prefetch that
+    /// begins as the absence ends. Until its end the bytes are of no use.
+    fn arrival(&self, absence: &Absence) -> Result<f64, Fault> {
+        let bytes = &absence.bytes;
+        let period = self.period.max(f64::MIN_POSITIVE);
+        let begins = |transfer: &&Transfer| {
+            let late = (transfer.start - absence.until).rem_euclid(period);
+            late <= self.close || self.period - late <= self.close
+        };
+        let mut prefetches: Vec<&Transfer> = self
+            .transfers(absence.layer, Way::ToDevice)
+            .filter(begins)
+            .filter(|transfer| overlap(&transfer.bytes, bytes))
             .collect();
-        covered.sort_by_key(|transfer| transfer.bytes.start);
-        let mut at = bytes.start;
-        for transfer in covered {
+        prefetches.sort_by_key(|transfer| transfer.bytes.start);
+        let (mut at, mut arrived) = (bytes.start, absence.until);
+        for transfer in prefetches {
             if transfer.bytes.start <= at {
                 at = at.max(transfer.bytes.end);
                 arrived = arrived.max(absence.until + transfer.end - transfer.start);
@@ -216,129 +303,199 @@ pub fn validate(instance: &Instance, schedule: &Schedule) -> Result<u64, Fault> 
                 byte: at,
             });
         }
-        let gone = (absence.from, arrived);
-        if period + close < arrived - absence.from {
-            return Err(Fault::TooLong(absence.clone()));
-        }
-        for (what, op) in [("forward", forward(layer)), ("backward", backward(layer))] {
-            if touches(op, gone) {
-                return Err(Fault::Missed {
-                    absence: absence.clone(),
-                    what,
-                    at: op,
-                    arrived,
-                });
-            }
-        }
-        // Uploaded since the backward that ended last before the deletion, and before the deletion.
-        let changed = backward(layer).1;
-        let changed = changed + ((absence.from + close - changed) / period).floor() * period;
-        let mut at = bytes.start;
-        let mut sorted = uploads[layer].clone();
-        sorted.sort_by_key(|transfer| transfer.bytes.start);
-        for transfer in sorted {
-            let fresh = (-3..=3).any(|turn| {
-                let by = turn as f64 * period;
-                changed - close <= transfer.start + by && transfer.end + by <= absence.from + close
-            });
-            if fresh && transfer.bytes.start <= at {
+        Ok(arrived)
+    }
+
+    /// The bytes of an absence have been uploaded before the deletion, and since the backward that
+    /// ended last before it.
+    fn check_uploaded(&self, absence: &Absence) -> Result<(), Fault> {
+        let (_, changed) = self.backward(absence.layer);
+        let steps = ((absence.from + self.close - changed) / self.period).floor();
+        let changed = changed + steps * self.period;
+        let is_fresh = |transfer: &&Transfer| {
+            (-3..=3).any(|turn| {
+                let by = turn as f64 * self.period;
+                changed - self.close <= transfer.start + by
+                    && transfer.end + by <= absence.from + self.close
+            })
+        };
+        let mut uploads: Vec<&Transfer> = self
+            .transfers(absence.layer, Way::ToHost)
+            .filter(is_fresh)
+            .collect();
+        uploads.sort_by_key(|transfer| transfer.bytes.start);
+        let mut at = absence.bytes.start;
+        for transfer in uploads {
+            if transfer.bytes.start <= at {
                 at = at.max(transfer.bytes.end);
             }
         }
-        if at < bytes.end {
+        if at < absence.bytes.end {
             return Err(Fault::NotUploaded {
                 absence: absence.clone(),
                 byte: at,
             });
         }
-        for (other, from, until) in &away[layer] {
-            if other.start < bytes.end && bytes.start < other.end && meet(gone, (*from, *until)) {
-                return Err(Fault::AwayAlready(absence.clone()));
+        Ok(())
+    }
+
+    /// Uploads send bytes that are on the device and that no backward changes meanwhile.
+    fn check_uploads(&self, away: &[Vec<Away>]) -> Result<(), Fault> {
+        for (layer, away) in away.iter().enumerate() {
+            for transfer in self.transfers(layer, Way::ToHost) {
+                let time = (transfer.start, transfer.end);
+                if self.meet(time, self.backward(layer)) {
+                    return Err(Fault::DuringBackward(transfer.clone()));
+                }
+                let absent = away.iter().find(|(bytes, from, until)| {
+                    overlap(bytes, &transfer.bytes) && self.meet(time, (*from, *until))
+                });
+                if let Some(absent) = absent {
+                    return Err(Fault::SendsAway {
+                        transfer: transfer.clone(),
+                        away: absent.clone(),
+                    });
+                }
             }
         }
-        away[layer].push((bytes.clone(), gone.0, gone.1));
+        Ok(())
     }
-    for (layer, uploads) in uploads.iter().enumerate() {
-        for transfer in uploads {
-            if meet((transfer.start, transfer.end), backward(layer)) {
-                return Err(Fault::DuringBackward((*transfer).clone()));
-            }
-            let absent = away[layer].iter().find(|(bytes, from, until)| {
-                bytes.start < transfer.bytes.end
-                    && transfer.bytes.start < bytes.end
-                    && meet((transfer.start, transfer.end), (*from, *until))
-            });
-            if let Some(absent) = absent {
-                return Err(Fault::SendsAway {
-                    transfer: (*transfer).clone(),
-                    away: absent.clone(),
+
+    /// The peak of the memory, bytes: all weights minus those that are away, plus activations and
+    /// gradients of the operations. A fault where it is more than there is.
+    fn peak(&self) -> Result<u64, Fault> {
+        let weights: u64 = self.instance.layers.iter().map(|l| l.weight_bytes).sum();
+        let activations = self.activations();
+        let mut level = i128::from(weights) + i128::from(activations[self.n_layers()]);
+        let mut changes = vec![];
+        for absence in &self.schedule.absences {
+            level -= self.away_at_start(absence);
+            changes.extend(self.changes_by_absence(absence));
+        }
+        changes.extend(self.changes_by_operations(&activations));
+        // Stable: changes of the same moment and rank stay in this order.
+        changes.sort_by(|a, b| a.when.total_cmp(&b.when).then(a.rank.cmp(&b.rank)));
+
+        let memory_bytes = self.instance.memory_bytes;
+        let mut peak = level;
+        for change in changes {
+            level += change.bytes;
+            peak = peak.max(level);
+            if i128::from(memory_bytes) < level {
+                return Err(Fault::TooMuch {
+                    when: change.when,
+                    bytes: level,
+                    memory_bytes,
                 });
             }
         }
+        u64::try_from(peak).map_err(|_| Fault::MoreAway(peak))
     }
-    // Memory: all weights minus those that are away, plus activations and gradients of the
-    // operations.
-    let weights: u64 = instance.layers.iter().map(|layer| layer.weight_bytes).sum();
-    let mut level = i128::from(weights);
-    // (time, operation if it matters, change in bytes). Times are inexact, so bytes that are taken
-    // count a little later than bytes that are released. An operation of zero length takes and
-    // releases at the same moment. Then their order decides, and deletions after it follow it.
-    let brief = |j: usize| micros(j) <= 2.0 * close;
-    let mut changes: Vec<(f64, usize, i128)> = Vec::new();
-    for absence in &schedule.absences {
-        let bytes = i128::from(absence.bytes.end - absence.bytes.start);
-        let from = absence.from.rem_euclid(period);
-        let until = from + (absence.until - absence.from);
-        let turns = (until / period).floor();
-        // It spans the start of a period as often as it wraps.
-        level -= bytes * turns as i128;
-        let own = [n_layers - 1 - absence.layer, n_layers + absence.layer];
-        match own
-            .into_iter()
-            .find(|&j| brief(j) && (from - schedule.starts[j]).abs() <= 2.0 * close)
-        {
-            Some(j) => changes.push((schedule.starts[j] + close, 2 * j + 2, -bytes)),
-            None => changes.push((from, 0, -bytes)),
+
+    /// The bytes of activations that the first forwards leave, by their number.
+    fn activations(&self) -> Vec<u64> {
+        let mut sums = vec![0];
+        for layer in &self.instance.layers {
+            sums.push(sums[sums.len() - 1] + layer.activation_bytes);
         }
-        changes.push((until - turns * period + close, 0, bytes));
+        sums
     }
-    let mut activations = vec![0u64];
-    instance.layers.iter().for_each(|layer| {
-        activations.push(activations[activations.len() - 1] + layer.activation_bytes)
-    });
-    let mut held = i128::from(activations[n_layers]);
-    level += held;
-    for (j, &start) in schedule.starts.iter().enumerate() {
-        let (during, then) = match j < n_layers {
-            true => {
+
+    /// True for an operation that takes no time, within the tolerance.
+    fn is_brief(&self, j: usize) -> bool {
+        self.micros(j) <= 2.0 * self.close
+    }
+
+    /// What the operations take and release: activations and gradients.
+    fn changes_by_operations(&self, activations: &[u64]) -> Vec<Change> {
+        let n_layers = self.n_layers();
+        let mut changes = vec![];
+        let mut held = i128::from(activations[n_layers]);
+        for (j, &start) in self.schedule.starts.iter().enumerate() {
+            let (during, then) = if j < n_layers {
                 let layer = n_layers - 1 - j;
-                (
-                    activations[layer + 1] + instance.layers[layer].weight_bytes,
-                    activations[layer],
-                )
-            }
-            false => (activations[j - n_layers + 1], activations[j - n_layers + 1]),
-        };
-        let (during, then) = (i128::from(during), i128::from(then));
-        changes.push((start + close, 2 * j + 1, during - held));
-        match brief(j) {
-            true => changes.push((start + close, 2 * j + 2, then - during)),
-            false => changes.push((start + micros(j), 0, then - during)),
-        }
-        held = then;
-    }
-    changes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let mut peak = level;
-    for (when, _, by) in changes {
-        level += by;
-        peak = peak.max(level);
-        if i128::from(instance.memory_bytes) < level {
-            return Err(Fault::TooMuch {
-                when,
-                bytes: level,
-                memory_bytes: instance.memory_bytes,
+                let gradient = self.instance.layers[layer].weight_bytes;
+                (activations[layer + 1] + gradient, activations[layer])
+            } else {
+                let left = activations[j - n_layers + 1];
+                (left, left)
+            };
+            let (during, then) = (i128::from(during), i128::from(then));
+            changes.push(Change {
+                when: start + self.close,
+                rank: 2 * j + 1,
+                bytes: during - held,
             });
+            let (when, rank) = if self.is_brief(j) {
+                (start + self.close, 2 * j + 2)
+            } else {
+                (start + self.micros(j), 0)
+            };
+            let bytes = then - during;
+            changes.push(Change { when, rank, bytes });
+            held = then;
         }
+        changes
     }
-    u64::try_from(peak).map_err(|_| Fault::MoreAway(peak))
+
+    /// When an absence ends, counted from the start of the period in which it begins, and how many
+    /// starts of a period it spans.
+    fn turns(&self, absence: &Absence) -> (f64, f64) {
+        let from = absence.from.rem_euclid(self.period);
+        let until = from + (absence.until - absence.from);
+        (until, (until / self.period).floor())
+    }
+
+    /// Bytes of an absence that are away as the period starts, once for each time that it wraps.
+    fn away_at_start(&self, absence: &Absence) -> i128 {
+        let (_, turns) = self.turns(absence);
+        i128::from(absence.bytes.end - absence.bytes.start) * turns as i128
+    }
+
+    /// What an absence releases and takes.
+    fn changes_by_absence(&self, absence: &Absence) -> [Change; 2] {
+        let bytes = i128::from(absence.bytes.end - absence.bytes.start);
+        let from = absence.from.rem_euclid(self.period);
+        let (until, turns) = self.turns(absence);
+        let starts = &self.schedule.starts;
+        let n_layers = self.n_layers();
+        let own = [n_layers - 1 - absence.layer, n_layers + absence.layer];
+        // A deletion after a brief operation of its layer follows what the operation releases.
+        let brief = own
+            .into_iter()
+            .find(|&j| self.is_brief(j) && (from - starts[j]).abs() <= 2.0 * self.close);
+        let (when, rank) = match brief {
+            Some(j) => (starts[j] + self.close, 2 * j + 2),
+            None => (from, 0),
+        };
+        [
+            Change {
+                when,
+                rank,
+                bytes: -bytes,
+            },
+            Change {
+                when: until - turns * self.period + self.close,
+                rank: 0,
+                bytes,
+            },
+        ]
+    }
+}
+
+/// A change of the memory in use. Times are inexact, so bytes that are taken count a little later
+/// than bytes that are released. An operation of zero length takes and releases at the same
+/// moment. Then the rank decides.
+struct Change {
+    /// µs.
+    when: f64,
+    /// Of changes at the same moment, the one with the lower rank is first: 0, or by the
+    /// operation's position.
+    rank: usize,
+    bytes: i128,
+}
+
+/// True if two ranges share bytes.
+fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
 }
