@@ -64,7 +64,7 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
         .collect();
     artifact.streams = schedule.streams.values().map(|s| s.name.clone()).collect();
     let (states, inputs) = schedule.entry.split_at(graph.states.len());
-    for (state, &(value, loc)) in graph.states.iter().zip(states) {
+    for (state, &(value, loc)) in graph.states.values().zip(states) {
         let operand = emitter.operand(value, loc);
         let initial = initial(
             state,
@@ -381,7 +381,7 @@ pub fn code(kernel: &Generated, ins: &[TensorType], outs: &[TensorType], object:
 
 /// What a state starts from; its bytes are appended to `blob`.
 fn initial(
-    state: &ir::graph::State,
+    state: &ir::graph::StateData,
     bytes: u64,
     data: &Data,
     blob: &mut Vec<u8>,

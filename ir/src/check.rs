@@ -234,7 +234,7 @@ fn graph_form(graph: &Graph, findings: &mut Vec<Finding>) -> Scratch {
             ));
         }
     }
-    for (i, state) in graph.states.iter().enumerate() {
+    for (i, state) in graph.states.iter() {
         if !defined(state.before, Def::State(i)) {
             let message = format!(
                 "is {:?} before the step, which is not defined as that",
@@ -556,7 +556,7 @@ fn ends_meet(facts: &Facts<'_>) -> Vec<Finding> {
             findings.push(Finding::new(Place::Value(value), message));
         }
     }
-    for (i, state) in graph.states.iter().enumerate() {
+    for (i, state) in graph.states.iter() {
         let Some(locs) = found.get(&state.before) else {
             let message = format!("%{} has no place at entry", facts.value_name(state.before));
             findings.push(Finding::new(Place::State(i), message));

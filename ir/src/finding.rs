@@ -1,8 +1,9 @@
 //! What [`verify`](crate::verify) and [`check`](crate::check) report: a sentence and the line it is
 //! about. The text printer sets each finding under its line.
 
-use crate::graph::{Node, Value};
+use crate::graph::{Node, State, Value};
 use crate::schedule::{Buffer, Instr, Pool, Stream};
+use crate::table::Id;
 use std::fmt;
 
 /// Something that is wrong, and where.
@@ -23,8 +24,8 @@ pub enum Place {
     Value(Value),
     /// A node's line.
     Node(Node),
-    /// The line of a state, by its position in `states`.
-    State(usize),
+    /// The line of a state.
+    State(State),
     /// The line of an output, by its position in `outputs`.
     Output(usize),
     /// The line of a gradient, by its position in `gradients`.
@@ -61,7 +62,7 @@ impl fmt::Display for Finding {
             Place::Graph | Place::Schedule => write!(f, "{}", self.message),
             Place::Value(value) => write!(f, "{value:?}: {}", self.message),
             Place::Node(node) => write!(f, "{node:?}: {}", self.message),
-            Place::State(i) => write!(f, "state {i}: {}", self.message),
+            Place::State(state) => write!(f, "state {}: {}", state.index(), self.message),
             Place::Output(i) => write!(f, "output {i}: {}", self.message),
             Place::Gradient(i) => write!(f, "gradient {i}: {}", self.message),
             Place::Pool(pool) => write!(f, "{pool:?}: {}", self.message),

@@ -15,6 +15,8 @@ ids! {
     Value = "v";
     /// One operation of a graph.
     Node = "n";
+    /// What a step finds and leaves: a parameter, a moment.
+    State = "state";
 }
 
 /// Why a node cannot be added to a graph.
@@ -54,11 +56,11 @@ pub struct Graph {
     /// What is fed at every step.
     pub inputs: Vec<Value>,
     /// What a step finds and leaves.
-    pub states: Vec<State>,
+    pub states: Table<State, StateData>,
     /// What a step gives back, by name; the loss has the name `loss`.
     pub outputs: Vec<Output>,
-    /// The gradients that an optimizer may be attached to: state's position in `states`, gradient.
-    pub gradients: Vec<(usize, Value)>,
+    /// The gradients that an optimizer may be attached to: state, gradient.
+    pub gradients: Vec<(State, Value)>,
 }
 
 /// A tensor's name, type and origin.
@@ -77,8 +79,8 @@ pub struct ValueData {
 pub enum Def {
     /// Fed at every step; the position in `inputs`.
     Input(usize),
-    /// Found at the start of the step; the position in `states`.
-    State(usize),
+    /// Found at the start of the step: the value of a state.
+    State(State),
     /// Result `index` of a node.
     Node(Node, usize),
 }
@@ -109,9 +111,9 @@ crate::named! {
     }
 }
 
-/// What a step finds and leaves.
+/// A state's name, kind and values.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct State {
+pub struct StateData {
     /// Its name outside: the parameter's path, `exp_avg.` + path, `rng`.
     pub path: String,
     /// Its kind, for reports and initial values.
@@ -176,13 +178,13 @@ impl Graph {
         kind: StateKind,
         ty: TensorType,
     ) -> Value {
-        let def = Def::State(self.states.len());
+        let def = Def::State(self.states.next_id());
         let value = self.values.push(ValueData {
             name: name.into(),
             ty,
             def,
         });
-        self.states.push(State {
+        self.states.push(StateData {
             path: path.into(),
             kind,
             before: value,
@@ -220,7 +222,7 @@ impl Graph {
     /// What a step leaves: values of states after it, outputs. Gradients are [`Graph::gradients`].
     pub fn left(&self) -> impl Iterator<Item = Value> + '_ {
         self.states
-            .iter()
+            .values()
             .map(|state| state.after)
             .chain(self.outputs.iter().map(|output| output.value))
     }

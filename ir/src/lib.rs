@@ -16,7 +16,7 @@ pub mod verify;
 
 pub use device::Device;
 pub use finding::{Finding, Place};
-pub use graph::{Graph, Node, Phase, StateKind, Value};
+pub use graph::{Graph, Node, Phase, State, StateKind, Value};
 pub use op::body::Body;
 pub use op::{Attr, Op};
 pub use plan::Plan;

@@ -69,8 +69,13 @@ impl<K: Id, T> Table<K, T> {
     }
     /// Appends a row; returns its id.
     pub fn push(&mut self, row: T) -> K {
+        let id = self.next_id();
         self.rows.push(row);
-        K::new(self.rows.len() - 1)
+        id
+    }
+    /// The id of the row that is pushed next.
+    pub fn next_id(&self) -> K {
+        K::new(self.rows.len())
     }
     /// The number of rows.
     pub fn len(&self) -> usize {
@@ -98,6 +103,10 @@ impl<K: Id, T> Table<K, T> {
     /// All rows, in order.
     pub fn values(&self) -> std::slice::Iter<'_, T> {
         self.rows.iter()
+    }
+    /// All rows, in order, to be changed.
+    pub fn values_mut(&mut self) -> std::slice::IterMut<'_, T> {
+        self.rows.iter_mut()
     }
     /// All rows, in order, taken out.
     pub fn into_values(self) -> std::vec::IntoIter<T> {

@@ -118,7 +118,7 @@ fn graph_ids(graph: &Graph, findings: &mut Findings) {
     for &v in &graph.inputs {
         value(v, Place::Value(v));
     }
-    for (i, state) in graph.states.iter().enumerate() {
+    for (i, state) in graph.states.iter() {
         value(state.before, Place::State(i));
         value(state.after, Place::State(i));
     }
@@ -143,9 +143,9 @@ fn graph_ids(graph: &Graph, findings: &mut Findings) {
         });
     }
     for (i, &(state, _)) in graph.gradients.iter().enumerate() {
-        let known = state < graph.states.len();
+        let known = graph.states.get(state).is_some();
         findings.ensure(known, Place::Gradient(i), || {
-            format!("there is no state {state}")
+            format!("there is no state {}", state.index())
         });
     }
 }
@@ -170,7 +170,7 @@ fn graph_definitions(graph: &Graph, findings: &mut Findings) -> Table<Value, boo
     for (i, &v) in graph.inputs.iter().enumerate() {
         define(findings, v, Def::Input(i), Place::Value(v));
     }
-    for (i, state) in graph.states.iter().enumerate() {
+    for (i, state) in graph.states.iter() {
         define(findings, state.before, Def::State(i), Place::State(i));
     }
     // Operands are looked at afterwards, line by line: `position` tells what is above from what is
@@ -257,7 +257,6 @@ fn graph_names(graph: &Graph, findings: &mut Findings) {
     let states = graph
         .states
         .iter()
-        .enumerate()
         .map(|(i, state)| (state.before, Place::State(i)));
     let values = graph
         .inputs
@@ -274,7 +273,7 @@ fn graph_names(graph: &Graph, findings: &mut Findings) {
         });
     }
     let mut paths = BTreeSet::new();
-    for (i, state) in graph.states.iter().enumerate() {
+    for (i, state) in graph.states.iter() {
         let new = paths.insert(state.path.as_str());
         findings.ensure(new, Place::State(i), || {
             format!("another state has the path {:?} too", state.path)
@@ -292,7 +291,7 @@ fn graph_names(graph: &Graph, findings: &mut Findings) {
 /// Rules 6 and 7.
 fn graph_uses(graph: &Graph, defined: &Table<Value, bool>, findings: &mut Findings) {
     let undefined = |v: Value| format!("no line defines %{}", graph.values[v].name);
-    for (i, state) in graph.states.iter().enumerate() {
+    for (i, state) in graph.states.iter() {
         let (before, after) = (&graph.values[state.before], &graph.values[state.after]);
         findings.ensure(defined[state.after], Place::State(i), || {
             undefined(state.after)
@@ -476,7 +475,7 @@ fn boundary(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
         .inputs
         .iter()
         .copied()
-        .chain(graph.states.iter().map(|state| state.before))
+        .chain(graph.states.values().map(|state| state.before))
     {
         findings.ensure(found.contains_key(&v), Place::Schedule, || {
             format!("no entry line says where {} is found", name(v))
@@ -486,10 +485,10 @@ fn boundary(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
     let mut left: BTreeSet<(Value, Loc)> = BTreeSet::new();
     let homes: BTreeSet<(Value, Option<Loc>)> = graph
         .states
-        .iter()
+        .values()
         .map(|state| (state.after, found.get(&state.before).copied()))
         .collect();
-    let afters: BTreeSet<Value> = graph.states.iter().map(|state| state.after).collect();
+    let afters: BTreeSet<Value> = graph.states.values().map(|state| state.after).collect();
     let outputs: BTreeSet<Value> = graph.outputs.iter().map(|output| output.value).collect();
     for (i, &(v, loc)) in schedule.exit.iter().enumerate() {
         let place = Place::Exit(i);
@@ -518,7 +517,7 @@ fn boundary(graph: &Graph, schedule: &Schedule, findings: &mut Findings) {
             ),
         }
     }
-    for state in &graph.states {
+    for state in graph.states.values() {
         // Without an entry line there is a finding already.
         let Some(&loc) = found.get(&state.before) else {
             continue;

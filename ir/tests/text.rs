@@ -10,7 +10,7 @@ use lighterage_ir::schedule::{
 };
 use lighterage_ir::text::{self, File};
 use lighterage_ir::{
-    Attr, Body, DType, Id, Node, Op, Place, Plan, Program, Table, TensorType, Value, verify,
+    Attr, Body, DType, Id, Node, Op, Place, Plan, Program, State, Table, TensorType, Value, verify,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -526,18 +526,20 @@ fn graph(choices: &mut Choices<'_>) -> Graph {
     }
     drop_unused(&mut graph, choices);
     let live: Vec<Value> = live(&graph);
-    for i in 0..graph.states.len() {
-        let before = graph.states[i].before;
+    for state in graph.states.ids() {
+        let before = graph.states[state].before;
         let same: Vec<Value> = live
             .iter()
             .copied()
             .filter(|&v| graph.values[v].ty == graph.values[before].ty)
             .collect();
         if choices.coin() {
-            graph.states[i].after = same[choices.below(same.len())];
+            graph.states[state].after = same[choices.below(same.len())];
         }
         if choices.coin() {
-            graph.gradients.push((i, same[choices.below(same.len())]));
+            graph
+                .gradients
+                .push((state, same[choices.below(same.len())]));
         }
     }
     if !live.is_empty() {
@@ -958,10 +960,10 @@ proptest! {
                 name: "odd".into(),
                 value,
             }),
-            3 => graph.gradients.push((id, value)),
+            3 => graph.gradients.push((State::new(id), value)),
             4 => graph
                 .states
-                .iter_mut()
+                .values_mut()
                 .for_each(|state| state.after = value),
             5 => graph
                 .values

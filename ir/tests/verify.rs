@@ -6,7 +6,9 @@
 use lighterage_ir::graph::{Def, Phase};
 use lighterage_ir::schedule::{Buffer, InstrKind, Loc, Pool, Stream};
 use lighterage_ir::text::{self, File};
-use lighterage_ir::{Finding, Graph, Id, Instr, Node, Op, Place, Program, Table, Value, verify};
+use lighterage_ir::{
+    Finding, Graph, Id, Instr, Node, Op, Place, Program, State, Table, Value, verify,
+};
 use std::path::Path;
 
 #[test]
@@ -89,7 +91,7 @@ fn ids_are_in_their_tables() {
         ["v99: v99 is not in the table of values"]
     );
     assert_eq!(
-        graph_findings(|g| g.states[0].after = gone),
+        graph_findings(|g| g.states[State::new(0)].after = gone),
         ["state 0: v99 is not in the table of values"]
     );
     assert_eq!(
@@ -109,7 +111,7 @@ fn ids_are_in_their_tables() {
         ["gradient 0: v99 is not in the table of values"]
     );
     assert_eq!(
-        graph_findings(|g| g.gradients[0].0 = 7),
+        graph_findings(|g| g.gradients[0].0 = State::new(7)),
         ["gradient 0: there is no state 7"]
     );
     assert_eq!(
@@ -186,7 +188,7 @@ fn names_are_unique() {
         ["state 0: another value has the name %x too"]
     );
     let twice = graph_findings(|g| {
-        let ty = g.values[g.states[0].before].ty.clone();
+        let ty = g.values[g.states[State::new(0)].before].ty.clone();
         g.add_state("v", "fc1.weight", lighterage_ir::StateKind::Moment, ty);
     });
     assert_eq!(
@@ -274,7 +276,7 @@ fn the_order_is_topological() {
     let gradient = graph_findings(|g| {
         g.order.remove(5);
         g.order.remove(5);
-        g.states[0].after = g.states[0].before;
+        g.states[State::new(0)].after = g.states[State::new(0)].before;
     });
     assert_eq!(gradient, ["gradient 0: no line defines %dw"]);
 }

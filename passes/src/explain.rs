@@ -69,7 +69,7 @@ pub fn class(graph: &Graph, value: Value) -> Class {
         Def::State(state) => Class::of_state(graph.states[state].kind),
         Def::Node(node, _) => match graph
             .states
-            .iter()
+            .values()
             .find(|state| graph.root(state.after) == root)
         {
             Some(state) => Class::of_state(state.kind),
@@ -529,7 +529,7 @@ pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
         return Named::Module(members);
     }
     let values = graph.values.values().map(|data| data.name.as_str());
-    let paths = graph.states.iter().map(|state| state.path.as_str());
+    let paths = graph.states.values().map(|state| state.path.as_str());
     Named::Unknown(nearest(bare, values.chain(paths)))
 }
 
@@ -542,7 +542,7 @@ fn by_name(graph: &Graph, name: &str) -> Option<Value> {
 /// The value, the state or the output of a name.
 fn value_named(graph: &Graph, name: &str) -> Option<Value> {
     let state = || {
-        let state = graph.states.iter().find(|state| state.path == name);
+        let state = graph.states.values().find(|state| state.path == name);
         state.map(|state| state.before)
     };
     let output = || {

@@ -2,7 +2,7 @@
 
 use ir::graph::Output;
 use ir::op::{Attr, Op};
-use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
+use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
 
 const BATCH: u64 = 64;
 const WIDTH: u64 = 64;
@@ -54,14 +54,13 @@ impl Builder {
             &[x],
         )
     }
-    pub(crate) fn parameter(&mut self, path: String, shape: &[u64]) -> (usize, Value) {
+    pub(crate) fn parameter(&mut self, path: String, shape: &[u64]) -> (State, Value) {
         let ty = TensorType::new(DType::F32, shape).expect("a small type");
-        let index = self.graph.states.len();
-        (
-            index,
-            self.graph
-                .add_state(path.clone(), path, StateKind::Param, ty),
-        )
+        let state = self.graph.states.next_id();
+        let value = self
+            .graph
+            .add_state(path.clone(), path, StateKind::Param, ty);
+        (state, value)
     }
 }
 

@@ -17,7 +17,7 @@ pub fn step(graph: &Graph, states: &mut Tensors, inputs: &Tensors) -> Result<Ten
     for &input in &graph.inputs {
         tensors[input] = Some(given(graph, input, inputs, &graph.values[input].name));
     }
-    for state in &graph.states {
+    for state in graph.states.values() {
         tensors[state.before] = Some(given(graph, state.before, states, &state.path));
     }
     for &node in &graph.order {
@@ -31,7 +31,7 @@ pub fn step(graph: &Graph, states: &mut Tensors, inputs: &Tensors) -> Result<Ten
             tensors[output] = Some(result);
         }
     }
-    for state in &graph.states {
+    for state in graph.states.values() {
         states.insert(state.path.clone(), computed(&tensors, state.after).bytes());
     }
     Ok(graph

@@ -5,7 +5,7 @@
 use crate::evaluate::Tensors;
 use ir::graph::Output;
 use ir::op::{Attr, Op};
-use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
+use ir::{DType, Graph, Id, Phase, State, StateKind, TensorType, Value};
 use passes::decide::{Decisions, Gap, Means, Problem, Reason};
 use passes::graph::optimizer::HYPER;
 use proptest::prelude::*;
@@ -128,7 +128,7 @@ pub fn graph(recipe: &Recipe) -> Graph {
         b.update(i, recipe, hyper);
     }
     let next = b.node("rng_next", &[], &[rng]);
-    b.graph.states[recipe.n_states].after = next;
+    b.graph.states[State::new(recipe.n_states)].after = next;
     for k in 0..2 {
         let (value, _) = b.values[b.values.len() - 1 - (k * 3) % b.values.len()];
         b.graph.outputs.push(Output {
@@ -140,8 +140,8 @@ pub fn graph(recipe: &Recipe) -> Graph {
     let seed = recipe.nodes.len();
     let odd = match seed % 4 {
         0 => b.graph.inputs[0],
-        1 => b.graph.states[seed % recipe.n_states].before,
-        2 => b.graph.states[seed % recipe.n_states].after,
+        1 => b.graph.states[State::new(seed % recipe.n_states)].before,
+        2 => b.graph.states[State::new(seed % recipe.n_states)].after,
         _ => b.graph.outputs[0].value,
     };
     b.graph.outputs.push(Output {
@@ -400,11 +400,12 @@ impl Builder {
     /// States move on from late values, in several ways: not at all, in place, by copy, to
     /// another's old value.
     fn update(&mut self, i: usize, recipe: &Recipe, hyper: Value) {
-        let before = self.graph.states[i].before;
+        let state = State::new(i);
+        let before = self.graph.states[state].before;
         let rows = self.rows(before);
         let (source, _) = self.values[self.values.len() - 1 - i % self.values.len()];
         let source = self.with_rows(source, rows);
-        self.graph.states[i].after = match (recipe.nodes.len() + 3 * i) % 7 {
+        self.graph.states[state].after = match (recipe.nodes.len() + 3 * i) % 7 {
             0 => before,
             1 => {
                 let sum = self.node("add", &[], &[before, source]);
@@ -417,7 +418,7 @@ impl Builder {
             3 => self.small(source),
             4 => {
                 // Two states swap, or one follows another.
-                let other = self.graph.states[(i + 1) % recipe.n_states].before;
+                let other = self.graph.states[State::new((i + 1) % recipe.n_states)].before;
                 if self.rows(other) == rows {
                     other
                 } else {
@@ -432,6 +433,7 @@ impl Builder {
             _ => {
                 // Both results may be written over operands.
                 let ty = self.graph.values[before].ty.clone();
+                let moment_state = self.graph.states.next_id();
                 let moment = self.graph.add_state(
                     format!("m{i}"),
                     format!("moment.{i}"),
@@ -444,8 +446,7 @@ impl Builder {
                 else {
                     unreachable!("two results")
                 };
-                let state = self.graph.states.len() - 1;
-                self.graph.states[state].after = buffer;
+                self.graph.states[moment_state].after = buffer;
                 after
             }
         };
@@ -460,7 +461,7 @@ fn ints(list: &[u64]) -> Attr {
 pub fn states(graph: &Graph, seed: u64) -> Tensors {
     graph
         .states
-        .iter()
+        .values()
         .map(|s| {
             (
                 s.path.clone(),
@@ -526,7 +527,7 @@ pub fn decisions(problem: &Problem<'_>, choices: &[u8]) -> Decisions {
     let mut decisions = Decisions::default();
     let mut next = choices.iter().copied().cycle();
     let mut draw = || next.next().unwrap_or(0);
-    for state in 0..graph.states.len() {
+    for state in graph.states.ids() {
         if draw() % 2 == 0 {
             decisions.hosted.insert(state, reason);
         }

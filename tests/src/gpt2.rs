@@ -5,7 +5,7 @@
 use crate::chain::Builder;
 use ir::graph::Output;
 use ir::op::Attr;
-use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
+use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
 
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 const CUBE: f64 = 0.044_715;
@@ -142,8 +142,8 @@ pub fn gpt2(
 /// A layer norm, for its backward.
 struct Norm {
     x: Value,
-    w: (usize, Value),
-    b: usize,
+    w: (State, Value),
+    b: State,
     /// The result, mean and the reciprocal of the deviation.
     results: Vec<Value>,
 }
@@ -175,8 +175,8 @@ impl Norm {
 /// `x w + b` on rows.
 struct Linear {
     x: Value,
-    w: (usize, Value),
-    b: usize,
+    w: (State, Value),
+    b: State,
     result: Value,
 }
 
@@ -364,10 +364,10 @@ fn ints(list: &[u64]) -> Attr {
     Attr::Ints(list.iter().map(|&i| i as i64).collect())
 }
 
-fn parameter(b: &mut Builder, path: &str, shape: &[u64]) -> (usize, Value) {
+fn parameter(b: &mut Builder, path: &str, shape: &[u64]) -> (State, Value) {
     let ty = TensorType::new(DType::F32, shape).expect("a parameter's size should fit");
-    let index = b.graph.states.len();
-    (index, b.graph.add_state(path, path, StateKind::Param, ty))
+    let state = b.graph.states.next_id();
+    (state, b.graph.add_state(path, path, StateKind::Param, ty))
 }
 
 fn reshape(b: &mut Builder, x: Value, shape: &[u64]) -> Value {

@@ -4,7 +4,7 @@
 
 use ir::graph::Output;
 use ir::op::{Attr, Op};
-use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
+use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
 
 /// `layers` layers of `width` by `width` on `batch` rows; inputs `x` and `t`.
 pub fn linears(layers: usize, width: u64, batch: u64) -> Graph {
@@ -13,12 +13,17 @@ pub fn linears(layers: usize, width: u64, batch: u64) -> Graph {
     let x = graph.add_input("x", ty(&[batch, width]));
     let t = graph.add_input("t", ty(&[batch, width]));
     let path = |i: usize, part: &str| format!("{i}.{part}");
-    let parameters: Vec<(Value, Value)> = (0..layers)
+    let parameters: Vec<[(State, Value); 2]> = (0..layers)
         .map(|i| {
             let mut state = |part, shape: &[u64]| {
-                graph.add_state(path(i, part), path(i, part), StateKind::Param, ty(shape))
+                let (path, ty) = (path(i, part), ty(shape));
+                let state = graph.states.next_id();
+                (
+                    state,
+                    graph.add_state(path.clone(), path, StateKind::Param, ty),
+                )
             };
-            (state("weight", &[width, width]), state("bias", &[width]))
+            [state("weight", &[width, width]), state("bias", &[width])]
         })
         .collect();
     let product = |tb: bool| vec![("ta", Attr::Bool(!tb)), ("tb", Attr::Bool(tb))];
@@ -30,7 +35,7 @@ pub fn linears(layers: usize, width: u64, batch: u64) -> Graph {
     };
 
     let mut kept = vec![x];
-    for (i, &(w, b)) in parameters.iter().enumerate() {
+    for (i, &[(_, w), (_, b)]) in parameters.iter().enumerate() {
         let y = node(
             &mut graph,
             Phase::Forward,
@@ -80,7 +85,7 @@ pub fn linears(layers: usize, width: u64, batch: u64) -> Graph {
         &[error],
     );
     let mut gradients = vec![];
-    for (i, &(w, _)) in parameters.iter().enumerate().rev() {
+    for (i, &[(weight, w), (bias, _)]) in parameters.iter().enumerate().rev() {
         let dw = node(
             &mut graph,
             Phase::Backward,
@@ -90,7 +95,7 @@ pub fn linears(layers: usize, width: u64, batch: u64) -> Graph {
             &[dy, kept[i]],
         );
         let db = node(&mut graph, Phase::Backward, i, "sum", dims(&[0]), &[dy]);
-        gradients.extend([(2 * i + 1, db), (2 * i, dw)]);
+        gradients.extend([(bias, db), (weight, dw)]);
         if 0 < i {
             let plain = vec![("ta", Attr::Bool(false)), ("tb", Attr::Bool(false))];
             dy = node(&mut graph, Phase::Backward, i, "matmul", plain, &[dy, w]);

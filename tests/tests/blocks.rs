@@ -59,7 +59,7 @@ fn covers(graph: &Graph, blocks: &[Block]) {
     };
     assert_eq!(all(|block| &block.forward), lines(Phase::Forward));
     assert_eq!(all(|block| &block.backward), lines(Phase::Backward));
-    let mut states: Vec<usize> = blocks
+    let mut states: Vec<ir::State> = blocks
         .iter()
         .flat_map(|block| block.states.iter().copied())
         .collect();
@@ -71,7 +71,7 @@ fn covers(graph: &Graph, blocks: &[Block]) {
         n,
         graph
             .states
-            .iter()
+            .values()
             .filter(|state| state.kind == ir::StateKind::Param)
             .count()
     );
@@ -175,7 +175,7 @@ fn blocks_of_gpt2_are_what_they_are_called() {
             "after"
         ]
     );
-    let path = |&state: &usize| graph.states[state].path.as_str();
+    let path = |&state: &ir::State| graph.states[state].path.as_str();
     // The embedding is tied with the head: it is where it is used first.
     assert_eq!(
         blocks[0].states.iter().map(path).collect::<Vec<_>>(),

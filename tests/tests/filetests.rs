@@ -279,11 +279,8 @@ fn decisions(graph: &Graph, input: &str) -> Decisions {
     };
     let state = |name: &str| {
         let before = value(name);
-        graph
-            .states
-            .iter()
-            .position(|s| s.before == before)
-            .expect("a state")
+        let found = graph.states.iter().find(|(_, data)| data.before == before);
+        found.expect("a state").0
     };
     let mut decisions = Decisions::default();
     for line in input.lines() {

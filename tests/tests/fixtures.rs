@@ -90,7 +90,7 @@ impl Fixture {
             .program
             .graph
             .states
-            .iter()
+            .values()
             .map(|s| s.path.as_str())
             .collect();
         let data = self

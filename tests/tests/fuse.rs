@@ -232,7 +232,7 @@ fn model(name: &str, level: &str) -> (Graph, Tensors, Tensors) {
     };
     let states = graph
         .states
-        .iter()
+        .values()
         .map(|s| (s.path.clone(), state(&s.path, &graph.values[s.before].ty)));
     let states = states.collect();
     (graph, states, inputs)

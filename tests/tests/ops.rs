@@ -102,7 +102,7 @@ fn every_operator_is_pytorchs() {
         .program
         .graph
         .states
-        .iter()
+        .values()
         .map(|s| s.path.as_str())
         .collect();
     let data: Data = model

@@ -318,7 +318,7 @@ fn each_chunk_comes_once_in_a_pass() {
             on_host.count(),
             graph
                 .states
-                .iter()
+                .values()
                 .filter(|s| s.kind == ir::StateKind::Param)
                 .count()
         );
@@ -427,7 +427,7 @@ fn train(name: &str, planner: Planner, budget: Budget) -> Result<Trained, Error>
         .program
         .graph
         .states
-        .iter()
+        .values()
         .map(|s| s.path.as_str())
         .collect();
     let tensors = model

@@ -244,7 +244,7 @@ fn filetests_compute_the_same() {
                 .collect();
             let states: Tensors = before
                 .states
-                .iter()
+                .values()
                 .map(|s| (s.path.clone(), tensor(s.before)))
                 .collect();
             let [expected, computed] =

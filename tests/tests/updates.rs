@@ -2,10 +2,10 @@
 //! gradients clipped to a norm over all of them, over micro-batches, on masters in halves.
 
 use codegen::Data;
-use ir::graph::Output;
+use ir::graph::{Output, StateData};
 use ir::op::Op;
 use ir::schedule::Why;
-use ir::{DType, Device, Graph, Phase, TensorType};
+use ir::{DType, Device, Graph, Id, Phase, State, TensorType};
 use lighterage_tests::evaluate::{self, Tensors};
 use lighterage_tests::linears::linears;
 use lighterage_tests::{forced, run};
@@ -69,14 +69,14 @@ fn noise(seed: u64, n: u64) -> impl Iterator<Item = f32> {
 
 /// Values for a model's parameters.
 fn start(graph: &Graph, scale: f32) -> Data {
-    let value = |(i, state): (usize, &ir::graph::State)| {
+    let value = |(id, state): (State, &StateData)| {
         let n = graph.values[state.before].ty.numel();
         (
             state.path.clone(),
-            bytes(noise(i as u64, n).map(|x| x * scale)),
+            bytes(noise(id.index() as u64, n).map(|x| x * scale)),
         )
     };
-    graph.states.iter().enumerate().map(value).collect()
+    graph.states.iter().map(value).collect()
 }
 
 /// A batch for each of a step's inputs.
@@ -335,7 +335,7 @@ fn clipping_is_pytorchs() {
     let graph = linears(3, 8, 4);
     let start: Data = graph
         .states
-        .iter()
+        .values()
         .map(|s| (s.path.clone(), tensor(&format!("start.{}", s.path))))
         .collect();
     let norms = floats(&tensor("norms"));
@@ -378,7 +378,7 @@ fn clipping_is_pytorchs() {
             .map(|output| floats(&output["loss"])[0])
             .collect();
         close("losses", &losses, &floats(&tensor("losses")));
-        for state in &graph.states {
+        for state in graph.states.values() {
             close(
                 &state.path,
                 &floats(&outcome.states[&state.path]),
@@ -584,7 +584,7 @@ fn micro_batches_are_batches_one_after_the_other() {
             .iter()
             .map(|(path, t)| (path.clone(), t.data.clone()))
             .collect();
-        for state in &model.graph.states {
+        for state in model.graph.states.values() {
             let zeros = || vec![0; model.graph.values[state.before].ty.bytes() as usize];
             start.entry(state.path.clone()).or_insert_with(zeros);
         }
@@ -621,7 +621,7 @@ fn micro_batches_are_batches_one_after_the_other() {
                 .program
                 .graph
                 .states
-                .iter()
+                .values()
                 .map(|state| &state.path)
                 .collect();
             let kept: Data = start
@@ -746,7 +746,7 @@ fn half_precision() -> Graph {
         name: "y".into(),
         value: y,
     });
-    graph.gradients.push((0, dw));
+    graph.gradients.push((State::new(0), dw));
     graph
 }
 
@@ -784,7 +784,7 @@ fn masters_do_not_lose_small_steps() {
         let graph = &compiled.program.graph;
         let state_bytes: u64 = graph
             .states
-            .iter()
+            .values()
             .map(|state| graph.values[state.before].ty.bytes())
             .sum();
         (outcome, state_bytes - 8)

@@ -77,7 +77,7 @@ fn known_path<'a>(tied: &'a [Vec<String>], graph: &Graph, asked: &str) -> Option
     let mut groups = tied.iter();
     let group = groups.find(|group| group.iter().any(|path| path == asked))?;
     let mut paths = group.iter().map(String::as_str);
-    paths.find(|path| graph.states.iter().any(|state| state.path == *path))
+    paths.find(|path| graph.states.values().any(|state| state.path == *path))
 }
 
 fn show(args: &ExplainArgs, note: Option<String>, explanation: &Explanation) {

@@ -866,7 +866,7 @@ fn rows(source: &Source<'_>, words: &mut Words) -> Vec<Json> {
     let (graph, decisions) = (source.problem.graph, &source.compiled.decided.decisions);
     let params: BTreeSet<&str> = graph
         .states
-        .iter()
+        .values()
         .map(|state| state.path.as_str())
         .collect();
     let mut row = |value: Value, means: &str, place: Vec<String>, reason: &Reason| {

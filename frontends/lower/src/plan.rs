@@ -79,7 +79,7 @@ impl Generator {
     /// node.
     pub fn advance(&self, graph: &mut Graph) -> std::result::Result<(), FileError> {
         let Some(rng) = self.state else { return Ok(()) };
-        if graph.states.iter().filter(|s| s.path == RNG).count() > 1 {
+        if graph.states.values().filter(|s| s.path == RNG).count() > 1 {
             let message =
                 "is the path of a parameter or buffer, and of the random-number generator";
             return Err(FileError::new(RNG, message).help("rename it in the model"));
@@ -88,7 +88,7 @@ impl Generator {
         let after = graph
             .add_node(Op::RngNext, &[rng], &[name], Phase::Optimizer, "")
             .map_err(|e| FileError::new(RNG, e.to_string()))?[0];
-        let state = graph.states.iter_mut().find(|state| state.before == rng);
+        let state = graph.states.values_mut().find(|state| state.before == rng);
         state.expect("the generator should be a state").after = after;
         Ok(())
     }

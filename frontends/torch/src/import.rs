@@ -14,7 +14,7 @@ use crate::symbols::Symbols;
 use crate::{Error, Model, Tensor, Unsupported};
 use ir::graph::Output;
 use ir::op::attrs::Cast;
-use ir::{DType, Graph, Op, Phase, StateKind, TensorType, Value};
+use ir::{DType, Graph, Id, Op, Phase, State, StateKind, TensorType, Value};
 use lower::{Call, Generator, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Seek};
@@ -33,7 +33,7 @@ pub(crate) fn model<R: Read + Seek>(
     let mut tensors = BTreeMap::new();
     for state in graph
         .states
-        .iter()
+        .values()
         .filter(|state| state.kind != StateKind::Rng)
     {
         let ty = &graph.values[state.before].ty;
@@ -359,15 +359,14 @@ impl<'a> Import<'a> {
     /// Outputs, gradients and what the states become; the file lists them in any order.
     fn outputs(&mut self) -> Result<(), Error> {
         let program = self.program;
-        let paths: BTreeMap<String, usize> = self
+        let paths: BTreeMap<String, State> = self
             .graph
             .states
             .iter()
-            .enumerate()
-            .map(|(i, state)| (state.path.clone(), i))
+            .map(|(state, data)| (data.path.clone(), state))
             .collect();
         let mut outputs: Vec<(String, Value)> = vec![];
-        let mut afters: Vec<(usize, Value)> = vec![];
+        let mut afters: Vec<(State, Value)> = vec![];
         for spec in &program.graph_module.signature.output_specs {
             match spec {
                 OutputSpec::LossOutput { arg } => {
@@ -395,8 +394,8 @@ impl<'a> Import<'a> {
                     arg,
                     parameter_name,
                 } => {
-                    let index = state_of(&paths, parameter_name)?;
-                    self.gradient(index, self.lookup(&arg.name)?)?;
+                    let state = state_of(&paths, parameter_name)?;
+                    self.gradient(state, self.lookup(&arg.name)?)?;
                 }
                 OutputSpec::BufferMutation {
                     arg,
@@ -406,9 +405,9 @@ impl<'a> Import<'a> {
                     arg,
                     parameter_name: path,
                 } => {
-                    let (index, after) = (state_of(&paths, path)?, self.lookup(&arg.name)?);
-                    self.expect_type(after, index, "new value")?;
-                    afters.push((index, after));
+                    let (state, after) = (state_of(&paths, path)?, self.lookup(&arg.name)?);
+                    self.expect_type(after, state, "new value")?;
+                    afters.push((state, after));
                 }
             }
         }
@@ -416,18 +415,18 @@ impl<'a> Import<'a> {
         self.leave_states(afters)
     }
 
-    fn gradient(&mut self, index: usize, gradient: Value) -> Result<(), Error> {
-        self.expect_type(gradient, index, "gradient")?;
+    fn gradient(&mut self, state: State, gradient: Value) -> Result<(), Error> {
+        self.expect_type(gradient, state, "gradient")?;
         if self
             .graph
             .gradients
             .iter()
-            .any(|&(other, _)| other == index)
+            .any(|&(other, _)| other == state)
         {
-            let path = &self.graph.states[index].path;
+            let path = &self.graph.states[state].path;
             return Err(Error::new(path, "has two gradients"));
         }
-        self.graph.gradients.push((index, gradient));
+        self.graph.gradients.push((state, gradient));
         Ok(())
     }
 
@@ -451,18 +450,18 @@ impl<'a> Import<'a> {
     }
 
     /// Sets what the step leaves in its states.
-    fn leave_states(&mut self, afters: Vec<(usize, Value)>) -> Result<(), Error> {
+    fn leave_states(&mut self, afters: Vec<(State, Value)>) -> Result<(), Error> {
         let mut left = BTreeSet::new();
-        for (index, after) in afters {
-            let before = self.graph.states[index].before;
+        for (state, after) in afters {
+            let before = self.graph.states[state].before;
             let root = self.graph.root(after);
             // A view of the old value with the old shape is the old value.
-            self.graph.states[index].after = if root == before {
+            self.graph.states[state].after = if root == before {
                 before
             } else if self.graph.def_node(root).is_none() || !left.insert(root) {
                 // Two states cannot end in the same bytes, nor one in those that another, or an
                 // input, began with.
-                self.copy(after, index)?
+                self.copy(after, state)?
             } else {
                 after
             };
@@ -471,32 +470,32 @@ impl<'a> Import<'a> {
     }
 
     /// A copy of a value, to leave in a state.
-    fn copy(&mut self, value: Value, index: usize) -> Result<Value, Error> {
+    fn copy(&mut self, value: Value, state: State) -> Result<Value, Error> {
         let data = &self.graph.values[value];
         let dtype = data.ty.dtype();
-        let name = format!("{}.after{index}", data.name);
+        let name = format!("{}.after{}", data.name, state.index());
         let phase = self
             .graph
             .def_node(value)
             .map_or(Phase::Forward, |node| self.graph.nodes[node].phase);
-        let module = attribution::module_of(&self.graph.states[index].path).to_string();
+        let module = attribution::module_of(&self.graph.states[state].path).to_string();
         let made = self
             .graph
             .add_node(Op::Cast(Cast { dtype }), &[value], &[name], phase, module);
-        Ok(made.map_err(|e| Error::new(&self.graph.states[index].path, e.to_string()))?[0])
+        Ok(made.map_err(|e| Error::new(&self.graph.states[state].path, e.to_string()))?[0])
     }
 
-    fn expect_type(&self, value: Value, index: usize, what: &str) -> Result<(), Error> {
-        let state = &self.graph.states[index];
+    fn expect_type(&self, value: Value, state: State, what: &str) -> Result<(), Error> {
+        let data = &self.graph.states[state];
         let (found, expected) = (
             &self.graph.values[value].ty,
-            &self.graph.values[state.before].ty,
+            &self.graph.values[data.before].ty,
         );
         if found == expected {
             return Ok(());
         }
         Err(Error::new(
-            &state.path,
+            &data.path,
             format!("is {expected}, but its {what} is {found}"),
         ))
     }
@@ -513,10 +512,10 @@ struct Given<'a> {
 }
 
 /// The state of a path.
-fn state_of(paths: &BTreeMap<String, usize>, path: &str) -> Result<usize, Error> {
+fn state_of(paths: &BTreeMap<String, State>, path: &str) -> Result<State, Error> {
     let message = "the graph gives back something for a path that it does not take";
-    let index = paths.get(path).copied();
-    index.ok_or_else(|| Error::new(path, message))
+    let state = paths.get(path).copied();
+    state.ok_or_else(|| Error::new(path, message))
 }
 
 /// True for a call without results that can be left out: sizes are known by their expressions, and

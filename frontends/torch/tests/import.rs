@@ -2,7 +2,7 @@
 
 use crate::common::{archive, bytes, data, edited, entries, fixed};
 use ir::graph::Def;
-use ir::{Attr, DType, Graph, Phase, StateKind};
+use ir::{Attr, DType, Graph, Phase, State, StateKind};
 use lighterage_torch::Model;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -99,7 +99,7 @@ fn tiny_models_are_read_whole() {
             assert_eq!(parameters, graded, "{path}");
             let params = graph
                 .states
-                .iter()
+                .values()
                 .filter(|state| state.kind == StateKind::Param);
             assert_eq!(
                 parameters,
@@ -108,7 +108,7 @@ fn tiny_models_are_read_whole() {
             );
             let mutated = graph
                 .states
-                .iter()
+                .values()
                 .filter(|state| state.before != state.after);
             assert_eq!(
                 strings(&meta["mutated_buffers"]),
@@ -125,7 +125,7 @@ fn tiny_models_are_read_whole() {
             assert_eq!(graph.values[graph.outputs[0].value].ty.to_string(), "f32[]");
 
             // Parameters are in the file at level core only; buffers always are.
-            for state in &graph.states {
+            for state in graph.states.values() {
                 let tensor = model.tensors.get(&state.path);
                 let present = path.contains("core") || state.kind != StateKind::Param;
                 assert_eq!(tensor.is_some(), present, "{path}: {}", state.path);
@@ -180,10 +180,9 @@ fn random_operators_share_one_state() {
     let graph = &model.graph;
     let rng = graph
         .states
-        .iter()
-        .position(|state| state.kind == StateKind::Rng)
+        .values()
+        .find(|state| state.kind == StateKind::Rng)
         .unwrap();
-    let rng = &graph.states[rng];
     assert_eq!(
         (
             rng.path.as_str(),
@@ -344,11 +343,13 @@ fn states_that_keep_their_value_or_share_one() {
     let before = lighterage_torch::read_bytes(&bytes, "resnet", &fixed())
         .unwrap()
         .graph;
-    let is_buffer = |i: &usize| before.states[*i].before != before.states[*i].after;
-    let ty = |i: usize| before.values[before.states[i].before].ty.to_string();
-    let buffers: Vec<usize> = (0..before.states.len())
+    let is_buffer = |&state: &State| before.states[state].before != before.states[state].after;
+    let ty = |state: State| before.values[before.states[state].before].ty.to_string();
+    let buffers: Vec<State> = before
+        .states
+        .ids()
         .filter(is_buffer)
-        .filter(|&i| ty(i) == "f32[8]")
+        .filter(|&state| ty(state) == "f32[8]")
         .take(4)
         .collect();
     let name = |value: ir::Value| before.values[value].name.as_str();
@@ -393,7 +394,7 @@ fn a_gradient_may_be_used_twice() {
         .unwrap()
         .graph;
     let alike = |i: usize| {
-        let ty = |(state, _): (usize, _)| &graph.values[graph.states[state].before].ty;
+        let ty = |(state, _): (State, _)| &graph.values[graph.states[state].before].ty;
         (0..i).find(|&j| ty(graph.gradients[j]) == ty(graph.gradients[i]))
     };
     let (i, j) = (0..graph.gradients.len())

@@ -5,7 +5,7 @@
 
 use super::{Proof, check};
 use crate::finding::Place;
-use crate::graph::{Def, Graph, Phase, StateKind, Value};
+use crate::graph::{Def, Graph, Phase, State, StateKind, Value};
 use crate::op::{Attr, Op, parse_type};
 use crate::plan::Plan;
 use crate::schedule::{
@@ -156,7 +156,7 @@ fn swap() -> Program {
     let g = draft.node(op("mul"), &[t, flat], "g");
     let w2 = draft.node(op("sub"), &[w, g], "w2");
     let y = draft.node(op("neg"), &[g], "y");
-    draft.graph.states[0].after = w2;
+    draft.graph.states[State::new(0)].after = w2;
     draft.output(y);
     let bx = draft.buffer("x", DEVICE, 0, 64);
     let bw = draft.buffer("w", DEVICE, 64, 64);
@@ -294,11 +294,11 @@ fn malformed_programs_are_refused() {
         "input 1 names v0",
     );
     refused(
-        |p| p.graph.states[0].before = bad,
+        |p| p.graph.states[State::new(0)].before = bad,
         "state 0: is v99 before the step",
     );
     refused(
-        |p| p.graph.states[0].after = bad,
+        |p| p.graph.states[State::new(0)].after = bad,
         "state 0: v99 is no value",
     );
     refused(
@@ -334,7 +334,10 @@ fn malformed_programs_are_refused() {
         |p| p.graph.values[Value::new(2)].ty = parse_type("f32[8]").unwrap(),
         "n0: mul results in f32[16], but %h is f32[8]",
     );
-    refused(|p| p.graph.states[0].after = value(p, "square"), "");
+    refused(
+        |p| p.graph.states[State::new(0)].after = value(p, "square"),
+        "",
+    );
     // The schedule.
     refused(
         |p| p.schedule.buffers[Buffer::new(0)].pool = Pool::new(9),
@@ -456,7 +459,7 @@ fn cyclic_reshapes_end() {
 fn types_of_states_agree() {
     let mut draft = Draft::new();
     let w = draft.state("w", "f32[16]");
-    draft.graph.states[0].after = draft.node(
+    draft.graph.states[State::new(0)].after = draft.node(
         Op::new("cast", [("dtype", Attr::Type(DType::F64))]).unwrap(),
         &[w],
         "w2",
@@ -819,7 +822,7 @@ fn adamw_works_in_place() {
             .map(|k| draft.buffer(&format!("b{k}"), DEVICE, 64 * k, 64))
             .collect();
         for k in 0..3 {
-            draft.graph.states[k].after = new[k];
+            draft.graph.states[State::new(k)].after = new[k];
             draft.schedule.entry.push((states[k], b[k]));
             draft.schedule.exit.push((new[k], b[k]));
         }
@@ -940,7 +943,7 @@ fn steps_overlap() {
         let mut draft = Draft::new();
         let w = draft.state("w", "f32[16]");
         let w2 = draft.node(op("relu"), &[w], "w2");
-        draft.graph.states[0].after = w2;
+        draft.graph.states[State::new(0)].after = w2;
         let home = draft.buffer("home", HOST, 0, 64);
         let place = draft.buffer("place", DEVICE, 0, 64);
         draft.copy(H2D, home, place, 64, &[]);
@@ -1145,8 +1148,8 @@ fn states_may_change_places() {
     let program = |spare: bool| {
         let mut draft = Draft::new();
         let (a, b) = (draft.state("a", "f32[16]"), draft.state("b", "f32[16]"));
-        draft.graph.states[0].after = b;
-        draft.graph.states[1].after = a;
+        draft.graph.states[State::new(0)].after = b;
+        draft.graph.states[State::new(1)].after = a;
         let (ba, bb) = (
             draft.buffer("a", DEVICE, 0, 64),
             draft.buffer("b", DEVICE, 64, 64),
@@ -1308,7 +1311,7 @@ fn random_program(seed: u64) -> Program {
     let random = &mut growth.random;
     // The graph: two widths of values, which never meet.
     let mut made: Vec<Value> = vec![];
-    let mut updates: Vec<(usize, Value)> = vec![];
+    let mut updates: Vec<(State, Value)> = vec![];
     for (lane, ty) in ["f32[16]", "f32[48]"].iter().enumerate() {
         let x = draft.input(&format!("x{lane}"), ty);
         let states: Vec<Value> = (0..2)
@@ -1350,7 +1353,7 @@ fn random_program(seed: u64) -> Program {
             .collect();
         for k in 0..2 {
             if !computed.is_empty() && (k == 0 || random.one_in(2)) {
-                updates.push((2 * lane + k, random.pick(&computed)));
+                updates.push((State::new(2 * lane + k), random.pick(&computed)));
             }
         }
         made.extend(gradients);
@@ -1360,7 +1363,7 @@ fn random_program(seed: u64) -> Program {
     for &output in &outputs {
         draft.output(output);
     }
-    let states: Vec<Value> = draft.graph.states.iter().map(|s| s.before).collect();
+    let states: Table<State, Value> = draft.graph.states.values().map(|s| s.before).collect();
     for &(state, gradient) in &updates {
         let name = format!("{}.new", draft.graph.values[states[state]].name);
         let after = draft.node(op("sub"), &[states[state], gradient], &name);
@@ -1381,7 +1384,8 @@ fn random_program(seed: u64) -> Program {
     let home = draft.buffer("home", HOST, 0, 384);
     let chunk = draft.buffer("chunk", DEVICE, 0, 384);
     draft.copy(H2D, home, chunk, 384, &[]);
-    for (k, &state) in states.iter().enumerate() {
+    for (id, &state) in states.iter() {
+        let k = id.index();
         let (at, entry) = match k {
             2 | 3 => (
                 plus(chunk, 192 * (k as u64 - 2)),
@@ -1394,7 +1398,7 @@ fn random_program(seed: u64) -> Program {
         };
         growth.on_device.insert(state, at);
         draft.schedule.entry.push((state, entry));
-        let after = draft.graph.states[k].after;
+        let after = draft.graph.states[id].after;
         draft.schedule.exit.push((after, entry));
     }
     // The lines.
@@ -1799,7 +1803,7 @@ fn shuffled(program: &Program, seed: u64) -> Result<(), String> {
         for &input in &graph.inputs {
             values[input] = fresh(input, step);
         }
-        for state in &graph.states {
+        for state in graph.states.values() {
             values[state.before] = match step {
                 0 => fresh(state.before, 0),
                 _ => right[step - 1][state.after].clone(),
@@ -2175,8 +2179,8 @@ fn corrupt(program: &mut Program, random: &mut Random) {
     };
     match random.below(22) {
         0 => set(&mut graph.inputs),
-        1 => graph.states[k].before = value,
-        2 => graph.states[k].after = value,
+        1 => graph.states[State::new(k)].before = value,
+        2 => graph.states[State::new(k)].after = value,
         3 => graph.outputs[k].value = value,
         4 => graph.order.push(node),
         5 => graph.order.swap(0, id % 3),
@@ -2184,8 +2188,11 @@ fn corrupt(program: &mut Program, random: &mut Random) {
         7 => set(&mut graph.nodes[a_node].outputs),
         8 => drop(graph.nodes[a_node].inputs.pop()),
         9 => {
-            graph.values[a_value].def =
-                random.pick(&[Def::Node(node, k), Def::Input(id), Def::State(id)])
+            graph.values[a_value].def = random.pick(&[
+                Def::Node(node, k),
+                Def::Input(id),
+                Def::State(State::new(id)),
+            ])
         }
         10 => graph.values[a_value].ty = parse_type("i64[3,1]").unwrap(),
         11 if a_buffer.index() < plan.offset.len() => plan.offset[a_buffer] = number,
@@ -2272,7 +2279,7 @@ fn tower(n: usize) -> Program {
         let w = draft.state(&format!("w{k}"), "f32[16]");
         let home = draft.buffer(&format!("w{k}"), DEVICE, 1024 + 64 * k as u64, 64);
         let w2 = draft.node(op("sub"), &[w, g], &format!("w{k}.2"));
-        draft.graph.states[n - 1 - k].after = w2;
+        draft.graph.states[State::new(n - 1 - k)].after = w2;
         draft.run(w2, &[home, bg], &[home], &[]);
         draft.schedule.entry.push((w, home));
         draft.schedule.exit.push((w2, home));

@@ -236,7 +236,7 @@ impl Edit<'_> {
         }
         graph
             .states
-            .iter_mut()
+            .values_mut()
             .for_each(|state| replace(&mut state.after));
         graph
             .outputs

@@ -6,7 +6,7 @@
 //! then [`parse`](super::parse_program) gives an equal value.
 
 use crate::Program;
-use crate::graph::{Def, Graph, Node, NodeData, Output, State, Value, ValueData};
+use crate::graph::{Def, Graph, Node, NodeData, Output, StateData, Value, ValueData};
 use crate::schedule::{Buffer, InstrData, InstrKind, Loc, Schedule};
 use crate::table::{Id, Table};
 
@@ -53,8 +53,7 @@ impl Graph {
         let befores: Vec<Value> = self
             .states
             .iter()
-            .enumerate()
-            .map(|(i, s)| add(&mut graph, s.before, Def::State(i)))
+            .map(|(state, data)| add(&mut graph, data.before, Def::State(state)))
             .collect();
         let mut results: Vec<Vec<Value>> = vec![];
         for (i, &node) in self.order.iter().enumerate() {
@@ -81,9 +80,9 @@ impl Graph {
             });
             graph.order.push(new);
         }
-        for (state, before) in self.states.iter().zip(befores) {
+        for (state, before) in self.states.values().zip(befores) {
             let after = moved(&values, state.after);
-            graph.states.push(State {
+            graph.states.push(StateData {
                 path: state.path.clone(),
                 kind: state.kind,
                 before,

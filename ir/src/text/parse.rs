@@ -7,7 +7,7 @@
 use super::lex::{Lexer, Token, shortened};
 use super::print::runs;
 use super::{File, ParseError};
-use crate::graph::{Def, Graph, Output, Phase, StateKind, Value};
+use crate::graph::{Def, Graph, Output, Phase, State, StateKind, Value};
 use crate::op::Op;
 use crate::op::body::Step;
 use crate::schedule::{
@@ -410,8 +410,8 @@ impl Parser<'_> {
         self.word("graph")?;
         let mut graph = Graph::new(self.name("the graph's name")?.text);
         let mut values = Values::new();
-        let mut paths: HashMap<String, usize> = HashMap::new();
-        let mut afters: Vec<(usize, Name)> = vec![];
+        let mut paths: HashMap<String, State> = HashMap::new();
+        let mut afters: Vec<(State, Name)> = vec![];
         let mut sections = Sections { at: 0 };
         self.sign('{')?;
         self.newline("the end of the line")?;
@@ -479,8 +479,8 @@ impl Parser<'_> {
         &mut self,
         graph: &mut Graph,
         values: &mut Values,
-        paths: &mut HashMap<String, usize>,
-        afters: &mut Vec<(usize, Name)>,
+        paths: &mut HashMap<String, State>,
+        afters: &mut Vec<(State, Name)>,
     ) -> Result<()> {
         let position = self.lexer.position();
         let what = "a state's kind: param, buffer, const, moment or rng";
@@ -492,7 +492,7 @@ impl Parser<'_> {
             );
         };
         let before = self.new_value(values)?;
-        let state = graph.states.len();
+        let state = graph.states.next_id();
         if self.lexer.token == Token::Arrow {
             self.lexer.advance()?;
             afters.push((state, self.value_name()?));

@@ -133,22 +133,22 @@ fn graph_block(lines: &mut Lines, graph: &Graph) {
         );
         lines.push(&line, &[Place::Value(value)]);
     }
-    for (i, state) in graph.states.iter().enumerate() {
-        let before = state.before;
+    for (state, data) in graph.states.iter() {
+        let before = data.before;
         let mut line = format!(
             "  state  {:<6} {}",
-            state.kind.name(),
+            data.kind.name(),
             value_name(graph, before)
         );
-        if state.after != before {
-            line.push_str(&format!(" -> {}", value_name(graph, state.after)));
+        if data.after != before {
+            line.push_str(&format!(" -> {}", value_name(graph, data.after)));
         }
         line.push_str(&format!(
             " : {} {}",
             value_type(graph, before),
-            quoted(&state.path)
+            quoted(&data.path)
         ));
-        lines.push(&line, &[Place::State(i), Place::Value(before)]);
+        lines.push(&line, &[Place::State(state), Place::Value(before)]);
     }
     for &node in &graph.order {
         let mut places = vec![Place::Node(node)];
@@ -169,7 +169,7 @@ fn graph_block(lines: &mut Lines, graph: &Graph) {
         let path = graph
             .states
             .get(state)
-            .map_or(format!("?state{state}"), |s| s.path.clone());
+            .map_or(format!("?{state:?}"), |s| s.path.clone());
         let line = format!(
             "  gradient {} = {}",
             quoted(&path),

@@ -309,9 +309,9 @@ fn fastest(records: &[Record], limit: u64) -> Option<(u64, f64)> {
 /// for.
 fn shortest(problem: &Problem<'_>) -> f64 {
     let graph = problem.graph;
-    let bytes = |state: &ir::graph::State| graph.values[state.before].ty.bytes();
+    let bytes = |state: &ir::graph::StateData| graph.values[state.before].ty.bytes();
     let mut states: BTreeMap<Node, u64> = BTreeMap::new();
-    for state in &graph.states {
+    for state in graph.states.values() {
         if let Some(node) = graph.def_node(graph.root(state.after)) {
             *states.entry(node).or_default() += bytes(state);
         }

@@ -30,7 +30,7 @@
 use crate::plan::Problem;
 use ir::graph::Def;
 use ir::schedule::buffer_bytes;
-use ir::{Node, Phase, StateKind, Value};
+use ir::{Node, Phase, State, StateKind, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -564,7 +564,7 @@ struct Gradients {
     /// The µs of a value's way out that its own absence may count, for values that updates read.
     own: BTreeMap<Value, f64>,
     /// The same for the absence of a moment, by its place among the states.
-    moment: BTreeMap<usize, f64>,
+    moment: BTreeMap<State, f64>,
 }
 
 /// One way out of a gradient lets itself and all moments of its update be away: each counts an
@@ -576,9 +576,9 @@ fn gradients(problem: &Problem<'_>) -> Gradients {
             .def_node(value)
             .filter(|&node| graph.nodes[node].phase == Phase::Optimizer)
     };
-    let mut readers: BTreeMap<Value, BTreeSet<usize>> = BTreeMap::new();
-    for (i, state) in graph.states.iter().enumerate() {
-        let Some(update) = optimizer(graph.root(state.after)) else {
+    let mut readers: BTreeMap<Value, BTreeSet<State>> = BTreeMap::new();
+    for (state, data) in graph.states.iter() {
+        let Some(update) = optimizer(graph.root(data.after)) else {
             continue;
         };
         // What other nodes of the optimizer make of a gradient may be made on the host too.
@@ -591,7 +591,7 @@ fn gradients(problem: &Problem<'_>) -> Gradients {
                     Some(_) => {}
                     None if graph.def_node(value).is_some() => {
                         let moments = readers.entry(value).or_default();
-                        moments.extend((state.kind == StateKind::Moment).then_some(i));
+                        moments.extend((data.kind == StateKind::Moment).then_some(state));
                     }
                     None => {}
                 }

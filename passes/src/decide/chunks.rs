@@ -7,7 +7,7 @@
 //! buffers are reused; what does not fill a chunk is waste. The size is that with the least waste.
 
 use crate::plan::blocks::Block;
-use ir::Graph;
+use ir::{Graph, State};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -60,7 +60,7 @@ impl Packing {
 
 /// The sizes of each block's parameters in bytes, in order of first use.
 pub fn sizes(graph: &Graph, blocks: &[Block]) -> Vec<Vec<u64>> {
-    let bytes = |&state: &usize| graph.values[graph.states[state].before].ty.bytes();
+    let bytes = |&state: &State| graph.values[graph.states[state].before].ty.bytes();
     blocks
         .iter()
         .map(|block| block.states.iter().map(bytes).collect())

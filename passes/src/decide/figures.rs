@@ -6,7 +6,7 @@ use crate::plan::Problem;
 use crate::plan::blocks::Block;
 use crate::plan::users::users;
 use ir::graph::Def;
-use ir::{Graph, Node, Phase, StateKind, Table, Value};
+use ir::{Graph, Node, Phase, State, StateKind, Table, Value};
 use papers::protrain::{BlockCost, ChunkCost, Instance};
 use std::collections::BTreeSet;
 
@@ -65,7 +65,7 @@ pub fn instance(
     let chunks = chunks.map(|chunk| chunk_cost(problem, blocks, chunk, &updates, host_rate));
     let fixed = graph
         .states
-        .iter()
+        .values()
         .filter(|s| !matches!(s.kind, StateKind::Param | StateKind::Moment));
     let fixed: u64 = fixed.map(|s| graph.values[s.before].ty.bytes()).sum();
     let bytes = packing.chunks.iter().map(|chunk| chunk.bytes);
@@ -86,7 +86,7 @@ fn chunk_cost(
     problem: &Problem<'_>,
     blocks: &[Block],
     chunk: &Chunk,
-    updates: &[Option<Node>],
+    updates: &Table<State, Option<Node>>,
     host_rate: f64,
 ) -> ChunkCost {
     let graph = problem.graph;
@@ -124,12 +124,12 @@ fn chunk_cost(
 }
 
 /// The node that updates each state that is trained.
-fn updates(graph: &Graph) -> Vec<Option<Node>> {
+fn updates(graph: &Graph) -> Table<State, Option<Node>> {
     let update = |after: Value| graph.def_node(graph.root(after));
     let is_update = |&node: &Node| graph.nodes[node].phase == Phase::Optimizer;
     graph
         .states
-        .iter()
+        .values()
         .map(|state| update(state.after).filter(is_update))
         .collect()
 }

@@ -18,7 +18,7 @@ use crate::cost::is_product;
 use crate::plan::blocks::Block;
 use crate::plan::tuning::LAYOUT_SHARES;
 use crate::plan::{Decisions, Gap, Means, Problem, Reason};
-use ir::{Graph, Node, Phase, Table, Value};
+use ir::{Graph, Node, Phase, State, Table, Value};
 use papers::protrain::{self, Activation, Config, Instance, Layout, Outline};
 use std::collections::BTreeSet;
 
@@ -163,8 +163,8 @@ fn host_rate(problem: &Problem<'_>) -> f64 {
 }
 
 /// The states that a node makes new values of.
-fn states_of(problem: &Problem<'_>, node: Node) -> Vec<usize> {
-    let mut states: Vec<usize> = problem.graph.nodes[node]
+fn states_of(problem: &Problem<'_>, node: Node) -> Vec<State> {
+    let mut states: Vec<State> = problem.graph.nodes[node]
         .outputs
         .iter()
         .flat_map(|&value| &problem.renews[value])
@@ -328,7 +328,7 @@ fn states(
         if layout.persistent[c] {
             continue;
         }
-        let params: Vec<usize> = blocks[chunk.blocks.clone()]
+        let params: Vec<State> = blocks[chunk.blocks.clone()]
             .iter()
             .flat_map(|b| &b.states)
             .copied()
@@ -354,7 +354,7 @@ fn states(
 }
 
 /// Lets the host update a state, if the optimizer does, with the moments that it needs for that.
-fn update_on_host(problem: &Problem<'_>, state: usize, decisions: &mut Decisions) {
+fn update_on_host(problem: &Problem<'_>, state: State, decisions: &mut Decisions) {
     let graph = problem.graph;
     let update = graph.def_node(graph.root(graph.states[state].after));
     let Some(update) = update.filter(|&node| graph.nodes[node].phase == Phase::Optimizer) else {

@@ -10,7 +10,7 @@ use super::record::{Draft, propose};
 use crate::plan::blocks::Block;
 use crate::plan::tuning::{FEWEST_LAYERS, WEIGHTS_LADDER};
 use crate::plan::{Decisions, Gap, Means, Problem};
-use ir::{Node, Phase, Value};
+use ir::{Node, Phase, State, Value};
 use papers::offload::{Algorithm, Instance, Layer, solve};
 
 /// Drafts for a ladder of memories.
@@ -102,7 +102,7 @@ fn offloaded(problem: &Problem<'_>, away: &[[u64; 2]]) -> Decisions {
     decisions
 }
 
-fn bytes(problem: &Problem<'_>, state: usize) -> u64 {
+fn bytes(problem: &Problem<'_>, state: State) -> u64 {
     let value = problem.graph.states[state].before;
     problem.graph.values[value].ty.bytes()
 }

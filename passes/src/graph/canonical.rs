@@ -101,7 +101,7 @@ impl<'a> Rewrite<'a> {
             let data = &old.values[input];
             value[input] = Some(new.add_input(data.name.clone(), data.ty.clone()));
         }
-        for state in &old.states {
+        for state in old.states.values() {
             let data = &old.values[state.before];
             value[state.before] = Some(new.add_state(
                 data.name.clone(),
@@ -122,7 +122,7 @@ impl<'a> Rewrite<'a> {
     fn finish(mut self) -> Graph {
         let to =
             |v: Value| self.value[v].expect("every value of the order should have been rewritten");
-        for (i, state) in self.old.states.iter().enumerate() {
+        for (i, state) in self.old.states.iter() {
             self.new.states[i].after = to(state.after);
         }
         self.new.outputs = self

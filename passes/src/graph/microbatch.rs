@@ -75,7 +75,7 @@ impl<'a> Many<'a> {
         let mut graph = Graph::new(one.name.clone());
         let mut names = BTreeSet::new();
         let mut found = vec![];
-        for state in &one.states {
+        for state in one.states.values() {
             let data = &one.values[state.before];
             names.insert(data.name.clone());
             found.push(graph.add_state(
@@ -131,7 +131,7 @@ impl<'a> Many<'a> {
         let one = self.one;
         // Where each value of the one batch is in this one.
         let mut here: Table<Value, Option<Value>> = Table::filled(one.values.len(), None);
-        for (state, &found) in one.states.iter().zip(&self.found) {
+        for (state, &found) in one.states.values().zip(&self.found) {
             here[state.before] = Some(found);
         }
         for &input in &one.inputs {
@@ -154,7 +154,7 @@ impl<'a> Many<'a> {
         }
         self.found = one
             .states
-            .iter()
+            .values()
             .map(|state| now(&here, state.after))
             .collect();
         self.add_outputs(k, &here)
@@ -252,7 +252,7 @@ impl<'a> Many<'a> {
                 });
             }
         }
-        for (state, &found) in self.graph.states.iter_mut().zip(&self.found) {
+        for (state, &found) in self.graph.states.values_mut().zip(&self.found) {
             state.after = found;
         }
         for (i, &(state, _)) in one.gradients.iter().enumerate() {

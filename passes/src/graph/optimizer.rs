@@ -14,11 +14,11 @@
 //! whose moments are bf16 then; 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that make
 //! it an f32 master, and two moments in f32.
 
-use ir::graph::{self, Output, State};
+use ir::graph::{self, Output, StateData};
 use ir::op::attrs::{ClipScale, Scalar};
 use ir::op::{Number, Op};
 use ir::types::TypeError;
-use ir::{DType, Graph, Phase, StateKind, TensorType, Value};
+use ir::{DType, Graph, Phase, State, StateKind, TensorType, Value};
 use thiserror::Error;
 
 ir::named! {
@@ -315,7 +315,7 @@ pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachErr
         let mut changed = vec![state];
         let mut moments = vec![];
         for Moment { name: moment, ty } in (rule.moments)(&ty, master)? {
-            changed.push(graph.states.len());
+            changed.push(graph.states.next_id());
             moments.push(graph.add_state(
                 format!("{moment}.{name}"),
                 format!("{moment}.{path}"),
@@ -368,7 +368,7 @@ impl Attach {
     }
 
     /// Refuses a graph that the optimizer cannot be attached to.
-    fn check_graph(&self, graph: &Graph, gradients: &[(usize, Value)]) -> Result<(), AttachError> {
+    fn check_graph(&self, graph: &Graph, gradients: &[(State, Value)]) -> Result<(), AttachError> {
         let (optimizer, master) = (self.optimizer, self.master);
         if gradients.is_empty() {
             return Err(AttachError::NoGradient(optimizer));
@@ -383,7 +383,7 @@ impl Attach {
                 state: state.path.clone(),
             });
         }
-        let splits = |state: &State| master.splits(&graph.values[state.before].ty);
+        let splits = |state: &StateData| master.splits(&graph.values[state.before].ty);
         if master == Master::Split && !states.any(splits) {
             return Err(AttachError::NoRoundings);
         }
@@ -402,12 +402,12 @@ fn module_of(path: &str) -> String {
 /// `norm`.
 fn clip_scale(
     graph: &mut Graph,
-    gradients: &[(usize, Value)],
+    gradients: &[(State, Value)],
     norm: f64,
 ) -> Result<Value, graph::Error> {
     let mut sums = vec![];
     for &(state, gradient) in gradients {
-        let State { before, path, .. } = &graph.states[state];
+        let StateData { before, path, .. } = &graph.states[state];
         let (name, module) = (
             format!("sum_squares.{}", graph.values[*before].name),
             module_of(path),
@@ -426,7 +426,7 @@ fn clip_scale(
 
 /// Adds the count of steps, a state; returns its new value.
 fn step_count(graph: &mut Graph) -> Result<Value, AttachError> {
-    let state = graph.states.len();
+    let state = graph.states.next_id();
     let ty = TensorType::new(DType::I64, [])?;
     let before = graph.add_state("optimizer.step", "optimizer.step", StateKind::Moment, ty);
     let op = Op::AddScalar(Scalar {

@@ -13,7 +13,7 @@
 use super::users::users;
 use ir::graph::Def;
 use ir::op::body::Step;
-use ir::{Graph, Node, Phase, StateKind, Table, TensorType, Value};
+use ir::{Graph, Node, Phase, State, StateKind, Table, TensorType, Value};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,9 +28,8 @@ pub struct Block {
     pub forward: Vec<Node>,
     /// Its backward nodes, in the graph's order, without reshapes.
     pub backward: Vec<Node>,
-    /// Its parameters, by their positions in the graph's states, in order of first use: a tied one
-    /// is here only if no earlier block reads it.
-    pub states: Vec<usize>,
+    /// Its parameters, in order of first use: a tied one is here only if no earlier block reads it.
+    pub states: Vec<State>,
 }
 
 /// The blocks of a graph, in the order of the forward. A graph without repetition is one block that
@@ -113,8 +112,8 @@ fn empty_blocks(names: Vec<String>) -> Vec<Block> {
         .collect()
 }
 
-/// The position among the states of a value that is a parameter.
-fn parameter(graph: &Graph, root: Value) -> Option<usize> {
+/// The state of a value that is a parameter.
+fn parameter(graph: &Graph, root: Value) -> Option<State> {
     match graph.values[root].def {
         Def::State(state) if graph.states[state].kind == StateKind::Param => Some(state),
         _ => None,
@@ -398,7 +397,7 @@ fn anchors(graph: &Graph, forward: &[Node]) -> Vec<(usize, usize)> {
     let mut weight: Table<Value, bool> = Table::filled(graph.values.len(), false);
     for state in graph
         .states
-        .iter()
+        .values()
         .filter(|state| state.kind == StateKind::Param)
     {
         weight[state.before] = true;
@@ -585,16 +584,15 @@ fn by_operands(
     blocks
 }
 
-/// Parameters and their gradients, with or without an optimizer attached: position in the states,
-/// gradient.
-fn gradients(graph: &Graph) -> Vec<(usize, Value)> {
+/// Parameters and their gradients, with or without an optimizer attached: state, gradient.
+fn gradients(graph: &Graph) -> Vec<(State, Value)> {
     let mut all = graph.gradients.clone();
     for output in &graph.outputs {
         let state = output
             .name
             .strip_prefix("grad.")
-            .and_then(|path| graph.states.iter().position(|s| s.path == path));
-        all.extend(state.map(|state| (state, output.value)));
+            .and_then(|path| graph.states.iter().find(|(_, state)| state.path == path));
+        all.extend(state.map(|(state, _)| (state, output.value)));
     }
     for &node in graph
         .order

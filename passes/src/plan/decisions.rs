@@ -1,7 +1,7 @@
 //! What a planner answers: [`Decisions`], plain data with the reason for each.
 
 use super::problem::Problem;
-use ir::{Graph, Node, Value};
+use ir::{Graph, Node, State, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A gap in a value's life: from its access number `gap` (the definition is number 0 of a computed
@@ -42,12 +42,11 @@ pub struct Decisions {
     /// Gaps over which a value leaves the device. Every other value is kept from its first access
     /// to its last.
     pub cuts: BTreeMap<Gap, (Means, Reason)>,
-    /// States that live on the host, by their position in the graph's states: they come for their
-    /// uses.
-    pub hosted: BTreeMap<usize, Reason>,
+    /// States that live on the host: they come for their uses.
+    pub hosted: BTreeMap<State, Reason>,
     /// Hosted states that lie side by side on the host and come to the device in one copy. A state
     /// is in one chunk at most; one that is in none comes alone.
-    pub chunks: Vec<Vec<usize>>,
+    pub chunks: Vec<Vec<State>>,
     /// Nodes that the host runs, in its own memory: updates of hosted states.
     pub on_host: BTreeSet<Node>,
     /// Nodes that run again before a line, by the line's position in [`Problem::lines`], in order.

@@ -8,7 +8,7 @@ use super::users::users;
 use crate::cost::Cost;
 use ir::graph::{Def, NodeData};
 use ir::schedule::buffer_bytes;
-use ir::{Device, Graph, Node, Table, Value};
+use ir::{Device, Graph, Node, State, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a planner sees.
@@ -26,7 +26,7 @@ pub struct Problem<'a> {
     /// [`Graph::root`] of each value.
     pub root: Table<Value, Value>,
     /// The states whose new value each value is; filled for roots.
-    pub renews: Table<Value, Vec<usize>>,
+    pub renews: Table<Value, Vec<State>>,
     /// The positions in `lines` that read each value, ascending; filled for roots.
     pub uses: Table<Value, Vec<u32>>,
     /// The positions in `lines` that access each value, ascending: its definition, if a line
@@ -52,12 +52,12 @@ pub struct Problem<'a> {
 /// The states of one block of the model, and the nodes that update them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Group {
-    /// Parameters, in the order in which the step first uses them; positions in the graph's states.
-    pub params: Vec<usize>,
+    /// Parameters, in the order in which the step first uses them.
+    pub params: Vec<State>,
     /// The same, as they come and go together: each long enough for the link.
-    pub chunks: Vec<Vec<usize>>,
+    pub chunks: Vec<Vec<State>>,
     /// What else their updates change: moments.
-    pub moments: Vec<usize>,
+    pub moments: Vec<State>,
     /// The updates.
     pub updates: Vec<Node>,
 }
@@ -123,8 +123,8 @@ impl<'a> Problem<'a> {
             leaves[root[value]] = true;
         }
         let mut renews = Table::filled(graph.values.len(), vec![]);
-        for (i, state) in graph.states.iter().enumerate() {
-            renews[root[state.after]].push(i);
+        for (state, data) in graph.states.iter() {
+            renews[root[data.after]].push(state);
         }
         let scratch = graph.nodes.values().map(|node| scratch(graph, node));
         let blocks = blocks::find(graph);
@@ -172,21 +172,21 @@ impl<'a> Problem<'a> {
     /// together, others alone.
     fn groups(&self) -> Vec<Group> {
         let graph = self.graph;
-        let mut by_node: BTreeMap<Node, Vec<usize>> = BTreeMap::new();
-        for (i, state) in graph.states.iter().enumerate() {
-            if let Some(node) = graph.def_node(graph.root(state.after)) {
-                by_node.entry(node).or_default().push(i);
+        let mut by_node: BTreeMap<Node, Vec<State>> = BTreeMap::new();
+        for (state, data) in graph.states.iter() {
+            if let Some(node) = graph.def_node(graph.root(data.after)) {
+                by_node.entry(node).or_default().push(state);
             }
         }
         let mut groups: BTreeMap<(u32, Option<usize>), Group> = BTreeMap::new();
         let mut firsts: BTreeMap<usize, u32> = BTreeMap::new();
-        let mut updates: Vec<(u32, Node, Vec<usize>)> = vec![];
+        let mut updates: Vec<(u32, Node, Vec<State>)> = vec![];
         for (&node, states) in &by_node {
-            let is_param = |&i: &usize| graph.states[i].kind == ir::StateKind::Param;
+            let is_param = |&state: &State| graph.states[state].kind == ir::StateKind::Param;
             let first = states
                 .iter()
-                .filter(|i| is_param(i))
-                .filter_map(|&i| self.uses[graph.states[i].before].first())
+                .filter(|state| is_param(state))
+                .filter_map(|&state| self.uses[graph.states[state].before].first())
                 .min();
             let (Some(&first), ir::Phase::Optimizer) = (first, graph.nodes[node].phase) else {
                 continue;
@@ -286,7 +286,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Why a state lives on the host where that was not weighed against anything.
-    pub(crate) fn hosted_reason(&self, state: usize) -> Reason {
+    pub(crate) fn hosted_reason(&self, state: State) -> Reason {
         let bytes = self.graph.values[self.graph.states[state].before]
             .ty
             .bytes();
@@ -322,9 +322,9 @@ impl<'a> Problem<'a> {
     /// Parameters in copies that are long enough for the link's latency to be small beside them,
     /// and no longer: what comes in pieces needs less room. Neighbours are used one after the
     /// other.
-    fn chunks(&self, params: &[usize]) -> Vec<Vec<usize>> {
+    fn chunks(&self, params: &[State]) -> Vec<Vec<State>> {
         let worth = LATENCIES * self.device.link_micros * 1e-6 * self.device.link_bandwidth;
-        let mut chunks: Vec<(f64, Vec<usize>)> = vec![];
+        let mut chunks: Vec<(f64, Vec<State>)> = vec![];
         for &state in params {
             let bytes = self.graph.values[self.graph.states[state].before]
                 .ty
@@ -406,6 +406,7 @@ mod tests {
         let names: Vec<&str> = group.updates.iter().map(|&n| graph.node_name(n)).collect();
         // The mean reads the gradient alone; the count of steps and the clipping are for all.
         assert_eq!(names, ["row'", "scaled", "w'"]);
-        assert_eq!((&group.params, &group.moments), (&vec![0], &vec![1]));
+        assert_eq!(group.params, [State::nth(0)]);
+        assert_eq!(group.moments, [State::nth(1)]);
     }
 }

@@ -24,7 +24,7 @@ use ir::schedule::{
     Buffer, BufferData, InstrData, InstrKind, Loc, MemorySpace, Pool, PoolData, Schedule, Stream,
     StreamData, Why, buffer_bytes,
 };
-use ir::{Id, Node, Phase, Table, Value};
+use ir::{Id, Node, Phase, State, Table, Value};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub fn run(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<Schedule, Illegal> {
     // States whose old value is still read after their update: each round finds some, or is the
     // last.
-    let mut held: BTreeSet<usize> = BTreeSet::new();
+    let mut held: BTreeSet<State> = BTreeSet::new();
     loop {
         let mut lines = Lines::new(problem, decisions, &held);
         lines.names = named.then(BTreeMap::new);
@@ -70,7 +70,7 @@ struct Lines<'a> {
     problem: &'a Problem<'a>,
     decisions: &'a Decisions,
     /// States whose update waits for the end of the step.
-    held: &'a BTreeSet<usize>,
+    held: &'a BTreeSet<State>,
     schedule: Schedule,
     /// Where each root is on the device, and on the host. Invariant: what is there is the value.
     on_device: Table<Value, Option<Loc>>,
@@ -80,21 +80,21 @@ struct Lines<'a> {
     /// Outputs by the root of their value.
     fetches: BTreeMap<Value, Vec<usize>>,
     /// States that live on the host, and those whose update has been written over their old value.
-    hosted: Vec<bool>,
-    updated: Vec<bool>,
+    hosted: Table<State, bool>,
+    updated: Table<State, bool>,
     /// Nodes that the host runs.
     on_host_runs: Table<Node, bool>,
     /// Gaps that are cut, and where those of each value begin and end.
     cuts: Vec<(u32, Means)>,
     cuts_of: Table<Value, (u32, u32)>,
     /// States whose old value was wanted after that.
-    read_late: BTreeSet<usize>,
-    home: Vec<Loc>,
+    read_late: BTreeSet<State>,
+    home: Table<State, Loc>,
     /// The chunk of each state that is in one, and the chunks' homes.
-    chunk: Vec<Option<usize>>,
+    chunk: Table<State, Option<usize>>,
     chunk_home: Vec<Buffer>,
     /// The last copy of each chunk, and the states whose old value it holds.
-    chunk_copy: Vec<Option<(Buffer, BTreeSet<usize>)>>,
+    chunk_copy: Vec<Option<(Buffer, BTreeSet<State>)>>,
     output: Vec<Option<Loc>>,
     cascades: Cascades,
     /// How many buffers each name has had; absent if buffers get none.
@@ -105,7 +105,7 @@ impl<'a> Lines<'a> {
     fn new(
         problem: &'a Problem<'a>,
         decisions: &'a Decisions,
-        held: &'a BTreeSet<usize>,
+        held: &'a BTreeSet<State>,
     ) -> Lines<'a> {
         let graph = problem.graph;
         let mut fetches: BTreeMap<Value, Vec<usize>> = BTreeMap::new();
@@ -115,7 +115,7 @@ impl<'a> Lines<'a> {
                 .or_default()
                 .push(i);
         }
-        let mut hosted = vec![false; graph.states.len()];
+        let mut hosted = Table::filled(graph.states.len(), false);
         decisions
             .hosted
             .keys()
@@ -169,13 +169,13 @@ impl<'a> Lines<'a> {
             n_pinned: 0,
             fetches,
             hosted,
-            updated: vec![false; graph.states.len()],
+            updated: Table::filled(graph.states.len(), false),
             on_host_runs,
             cuts,
             cuts_of,
             read_late: BTreeSet::new(),
-            home: vec![],
-            chunk: vec![None; graph.states.len()],
+            home: Table::new(),
+            chunk: Table::filled(graph.states.len(), None),
             chunk_home: vec![],
             chunk_copy: vec![None; decisions.chunks.len()],
             output: vec![None; graph.outputs.len()],
@@ -192,20 +192,20 @@ impl<'a> Lines<'a> {
     fn build(&mut self) -> Result<(), Illegal> {
         let graph = self.problem.graph;
         let in_chunks = self.chunk_homes()?;
-        for (i, state) in graph.states.iter().enumerate() {
-            let hosted = self.hosted[i];
-            let loc = match in_chunks[i] {
+        for (state, data) in graph.states.iter() {
+            let hosted = self.hosted[state];
+            let loc = match in_chunks[state] {
                 Some(loc) => loc,
-                None => self.buffer(state.before, if hosted { HOST } else { DEVICE }),
+                None => self.buffer(data.before, if hosted { HOST } else { DEVICE }),
             };
             let place = if hosted {
                 &mut self.on_host
             } else {
                 &mut self.on_device
             };
-            place[state.before] = Some(loc);
+            place[data.before] = Some(loc);
             self.home.push(loc);
-            self.schedule.entry.push((state.before, loc));
+            self.schedule.entry.push((data.before, loc));
         }
         for &input in &graph.inputs {
             let loc = self.buffer(input, HOST);
@@ -227,7 +227,7 @@ impl<'a> Lines<'a> {
                 self.go_home(state, from);
             }
         }
-        for (state, &loc) in graph.states.iter().zip(&self.home) {
+        for (state, &loc) in graph.states.values().zip(self.home.values()) {
             self.schedule.exit.push((state.after, loc));
         }
         for (output, loc) in graph.outputs.iter().zip(&self.output) {
@@ -238,9 +238,9 @@ impl<'a> Lines<'a> {
     }
 
     /// Gives each chunk its buffer on the host; returns the places of its states.
-    fn chunk_homes(&mut self) -> Result<Vec<Option<Loc>>, Illegal> {
+    fn chunk_homes(&mut self) -> Result<Table<State, Option<Loc>>, Illegal> {
         let graph = self.problem.graph;
-        let mut homes = vec![None; graph.states.len()];
+        let mut homes = Table::filled(graph.states.len(), None);
         for (k, chunk) in self.decisions.chunks.iter().enumerate() {
             let mut bytes = 0;
             let mut offsets = vec![];
@@ -274,10 +274,10 @@ impl<'a> Lines<'a> {
 
     /// Outputs and new values of states that are inputs or other states' old values: fetched at the
     /// start, while they are there. Returns the states, with copies of what they become.
-    fn found_not_computed(&mut self) -> Result<Vec<(usize, Loc)>, Illegal> {
+    fn found_not_computed(&mut self) -> Result<Vec<(State, Loc)>, Illegal> {
         let graph = self.problem.graph;
         let found = |&&value: &&Value| graph.def_node(value).is_none();
-        let renewed = (0..graph.states.len()).filter(|&state| self.is_renewed(state));
+        let renewed = graph.states.ids().filter(|&state| self.is_renewed(state));
         let renewed: Vec<Value> = renewed
             .map(|state| self.problem.root[graph.states[state].after])
             .collect();
@@ -429,13 +429,13 @@ impl<'a> Lines<'a> {
     }
 
     /// True if a step leaves a state another value than it finds.
-    fn is_renewed(&self, state: usize) -> bool {
+    fn is_renewed(&self, state: State) -> bool {
         let state = &self.problem.graph.states[state];
         self.problem.root[state.after] != state.before
     }
 
     /// The states whose new value a root is.
-    fn updates(&self, value: Value) -> SmallVec<[usize; 2]> {
+    fn updates(&self, value: Value) -> SmallVec<[State; 2]> {
         self.problem.renews[value]
             .iter()
             .copied()
@@ -444,7 +444,7 @@ impl<'a> Lines<'a> {
     }
 
     /// Copies a state's new value over the old one.
-    fn go_home(&mut self, state: usize, from: Loc) {
+    fn go_home(&mut self, state: State, from: Loc) {
         let value = self.problem.root[self.problem.graph.states[state].after];
         let home = self.home[state];
         if from == home {
@@ -717,7 +717,7 @@ impl<'a> Lines<'a> {
 
     /// Where a state's old value lies in a copy of its chunk that stays on the device for others of
     /// the chunk.
-    fn found_in_chunk(&self, chunk: usize, state: usize, position: Option<u32>) -> Option<Loc> {
+    fn found_in_chunk(&self, chunk: usize, state: State, position: Option<u32>) -> Option<Loc> {
         let (buffer, _) = self.chunk_copy[chunk]
             .as_ref()
             .filter(|(_, states)| states.contains(&state))?;
@@ -725,7 +725,7 @@ impl<'a> Lines<'a> {
             position.is_none_or(|position| position <= at)
                 && !self.on_host_runs[self.problem.lines[at as usize]]
         };
-        let stays = |&other: &usize| {
+        let stays = |&other: &State| {
             let value = self.problem.graph.states[other].before;
             self.on_device[value].is_some_and(|loc| loc.buffer == *buffer)
                 && self.problem.uses[value].iter().any(read_on_device)
@@ -739,7 +739,7 @@ impl<'a> Lines<'a> {
 
     /// Copies a chunk in, because one of its states is wanted. The others are then there too, but
     /// for those that have been updated meanwhile.
-    fn gather(&mut self, chunk: usize, wanted: usize) {
+    fn gather(&mut self, chunk: usize, wanted: State) {
         let home = self.chunk_home[chunk];
         let bytes = self.schedule.buffers[home].bytes;
         let name = self.fresh(|| format!("c{chunk}"));

@@ -8,7 +8,7 @@ use super::prices::{Load, Prices};
 use crate::plan::{Decisions, Gap, Means, Problem};
 use crate::sim::Timeline;
 use ir::schedule::{Buffer, InstrKind, Schedule};
-use ir::{Id, Instr, Phase, Table, Value};
+use ir::{Id, Instr, Phase, State, Table, Value};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -281,7 +281,7 @@ impl<'a> Round<'a> {
     /// For each state that is not hosted, where it lies, and when it is idle there: before its
     /// first use and after its last. The stretches between uses are gaps of their own once it is
     /// hosted.
-    fn homes(&self) -> Vec<Option<Home>> {
+    fn homes(&self) -> Table<State, Option<Home>> {
         let mut at_home: Table<Buffer, Frees> =
             Table::filled(self.schedule.buffers.len(), SmallVec::new());
         for idle in &self.occupancy.idle {
@@ -291,7 +291,7 @@ impl<'a> Round<'a> {
             }
         }
         // Entries are the states, in order, then the inputs.
-        let states = 0..self.problem.graph.states.len();
+        let states = self.problem.graph.states.ids();
         states
             .zip(&self.schedule.entry)
             .map(|(state, &(_, loc))| {
@@ -306,9 +306,9 @@ impl<'a> Round<'a> {
 
     /// States that might live on the host alone: they come before their first use, stay to their
     /// last, and return if they changed.
-    fn states(&self, homes: &[Option<Home>], above: &Above) -> Vec<Cut> {
+    fn states(&self, homes: &Table<State, Option<Home>>, above: &Above) -> Vec<Cut> {
         let mut cuts = vec![];
-        for (state, home) in self.problem.graph.states.iter().zip(homes) {
+        for (state, home) in self.problem.graph.states.values().zip(homes.values()) {
             let Some(Home { buffer, frees }) = home else {
                 continue;
             };
@@ -330,7 +330,7 @@ impl<'a> Round<'a> {
     }
 
     /// Groups of states that might live on the host and be updated there.
-    fn groups(&self, homes: &[Option<Home>], above: &Above) -> Vec<Cut> {
+    fn groups(&self, homes: &Table<State, Option<Home>>, above: &Above) -> Vec<Cut> {
         let groups = 0..self.problem.groups.len();
         groups
             .filter_map(|group| self.group(group, homes, above))
@@ -339,13 +339,18 @@ impl<'a> Round<'a> {
 
     /// The candidate of a group, if all its states are at home. Its parameters come for their uses;
     /// its moments never come.
-    fn group(&self, number: usize, homes: &[Option<Home>], above: &Above) -> Option<Cut> {
+    fn group(
+        &self,
+        number: usize,
+        homes: &Table<State, Option<Home>>,
+        above: &Above,
+    ) -> Option<Cut> {
         let group = &self.problem.groups[number];
         let n = self.schedule.instrs.len();
         let (mut gaps, mut frees) = (Gaps::new(), Frees::new());
         let (mut bytes, mut sent) = (0, 0);
         let (mut first, mut last) = (n, 0);
-        let gap = |state: usize| (self.problem.graph.states[state].before, None);
+        let gap = |state: State| (self.problem.graph.states[state].before, None);
         for &state in &group.params {
             let home = homes[state].as_ref()?;
             gaps.push(gap(state));

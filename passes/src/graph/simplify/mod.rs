@@ -101,7 +101,7 @@ impl<'a> Import<'a> {
         for &value in graph
             .inputs
             .iter()
-            .chain(graph.states.iter().map(|s| &s.before))
+            .chain(graph.states.values().map(|s| &s.before))
         {
             import.leaf(value);
         }
@@ -201,7 +201,7 @@ impl<'a> Rebuild<'a> {
         for &value in graph
             .inputs
             .iter()
-            .chain(graph.states.iter().map(|s| &s.before))
+            .chain(graph.states.values().map(|s| &s.before))
         {
             origin.entry(import.class(value)).or_insert((value, None));
         }
@@ -234,7 +234,7 @@ impl<'a> Rebuild<'a> {
             let value = self.new.add_input(data.name.clone(), data.ty.clone());
             self.values.insert(self.import.class(input), vec![value]);
         }
-        for state in &graph.states {
+        for state in graph.states.values() {
             let data = &graph.values[state.before];
             let value = self.new.add_state(
                 data.name.clone(),
@@ -258,7 +258,7 @@ impl<'a> Rebuild<'a> {
                 }
             }
         }
-        for (i, state) in graph.states.iter().enumerate() {
+        for (i, state) in graph.states.iter() {
             self.new.states[i].after = self.value(state.after);
         }
         self.new.outputs = graph.outputs.clone();
