@@ -67,8 +67,9 @@ pub(super) struct Problem {
     pub(super) live: Vec<u64>,
 }
 
-/// A block's bytes, rounded up to a multiple of `align`. `sum` is what the blocks before it may take
-/// below an address, and gets what this one may take. An error says why no address suits the block.
+/// A block's bytes, rounded up to a multiple of `align`. `sum` is what the blocks before it may
+/// take below an address, and gets what this one may take. An error says why no address suits the
+/// block.
 fn rounded_bytes(block: &Block, align: u64, sum: &mut u64) -> Result<u64, String> {
     if block.end <= block.start {
         return Err(format!(
