@@ -103,14 +103,66 @@ pub fn search(instance: &Instance, choices: &[Vec<Choice>]) -> Result<Option<Fou
     if !instance.blocks.is_sorted_by_key(|block| block.chunk) {
         return Err(SearchError::Unordered);
     }
-    let n_chunks = instance.chunks.len();
     let swaps: Vec<Swaps> = (0..=instance.most_swaps())
         .map(|n_swap| Swaps::new(instance, choices, n_swap))
         .collect();
-    // Every structure with the least that its step can be, best first: most are never looked into.
+    let mut combinations: Vec<Option<Vec<[Combinations; 2]>>> =
+        swaps.iter().map(|_| None).collect();
+    let mut best: Option<Found> = None;
+    let mut bound = f64::INFINITY;
+    for (least, config) in structures(instance, &swaps) {
+        let incumbent = best
+            .as_ref()
+            .map_or(f64::INFINITY, |best| best.times.step());
+        if incumbent * (1.0 - EQUAL) <= least {
+            break;
+        }
+        let Some(room) = room(instance, &config) else {
+            continue;
+        };
+        let swaps = &swaps[config.n_swap];
+        let chunks = Chunks {
+            combinations: combinations[config.n_swap]
+                .get_or_insert_with(|| combine_all(instance, choices, swaps)),
+            compute: &swaps.stages.backward,
+            moved: (0..instance.chunks.len())
+                .map(|c| moved(instance, &swaps.stages, &config, c).1)
+                .collect(),
+            room,
+        };
+        let around = around(instance, &swaps.stages, &config);
+        let step = |backward: f64| Times { backward, ..around }.step();
+        let (found, exact) = chunks.place(Rounding::Up);
+        let low = if exact {
+            found.as_ref().map(|found| found.backward)
+        } else {
+            let (low, _) = chunks.place(Rounding::Down);
+            low.map(|low| low.backward)
+        };
+        bound = bound.min(low.map_or(f64::INFINITY, step));
+        let faster = |found: &Placement| step(found.backward) < incumbent * (1.0 - EQUAL);
+        if let Some(Placement { backward, choices }) = found.filter(faster) {
+            best = Some(Found {
+                config,
+                choices,
+                times: Times { backward, ..around },
+                memory: 0,
+                bound: 0.0,
+            });
+        }
+    }
+    Ok(best.map(|found| Found {
+        memory: memory(instance, choices, &found),
+        bound: bound.min(found.times.step()),
+        ..found
+    }))
+}
+
+/// Every structure with the least that its step can be, µs, best first: most are never looked into.
+fn structures(instance: &Instance, swaps: &[Swaps]) -> Vec<(f64, Config)> {
     let mut structures: Vec<(f64, Config)> = vec![];
     for (n_swap, swaps) in swaps.iter().enumerate() {
-        for n_persist in 0..=n_chunks {
+        for n_persist in 0..=instance.chunks.len() {
             let config = Config {
                 n_persist,
                 n_swap,
@@ -132,56 +184,7 @@ pub fn search(instance: &Instance, choices: &[Vec<Choice>]) -> Result<Option<Fou
         }
     }
     structures.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let mut combinations: Vec<Option<Vec<[Combinations; 2]>>> =
-        swaps.iter().map(|_| None).collect();
-    let mut best: Option<Found> = None;
-    let mut bound = f64::INFINITY;
-    for (least, config) in structures {
-        let incumbent = best
-            .as_ref()
-            .map_or(f64::INFINITY, |best| best.times.step());
-        if incumbent * (1.0 - EQUAL) <= least {
-            break;
-        }
-        let Some(room) = room(instance, &config) else {
-            continue;
-        };
-        let swaps = &swaps[config.n_swap];
-        let combinations = combinations[config.n_swap].get_or_insert_with(|| {
-            let both = |c| {
-                [Rounding::Up, Rounding::Down]
-                    .map(|rounding| combine(instance, choices, swaps, c, rounding))
-            };
-            (0..n_chunks).map(both).collect()
-        });
-        let around = around(instance, &swaps.stages, &config);
-        let moved: Vec<f64> = (0..n_chunks)
-            .map(|c| moved(instance, &swaps.stages, &config, c).1)
-            .collect();
-        let step = |backward: f64| Times { backward, ..around }.step();
-        let run = |rounding| through(combinations, &swaps.stages.backward, &moved, room, rounding);
-        let (found, exact) = run(Rounding::Up);
-        let low = if exact {
-            found.as_ref().map(|f| f.0)
-        } else {
-            run(Rounding::Down).0.map(|f| f.0)
-        };
-        bound = bound.min(low.map_or(f64::INFINITY, step));
-        if let Some((backward, choices)) = found.filter(|f| step(f.0) < incumbent * (1.0 - EQUAL)) {
-            best = Some(Found {
-                config,
-                choices,
-                times: Times { backward, ..around },
-                memory: 0,
-                bound: 0.0,
-            });
-        }
-    }
-    Ok(best.map(|found| Found {
-        memory: memory(instance, choices, &found),
-        bound: bound.min(found.times.step()),
-        ..found
-    }))
+    structures
 }
 
 /// Bytes that a structure leaves for activations; `None` if it does not fit itself.
@@ -302,6 +305,19 @@ fn memory(instance: &Instance, choices: &[Vec<Choice>], found: &Found) -> u64 {
     total(instance, peak, persistent, found.config.n_buffer)
 }
 
+/// The combinations of each chunk, for each way to round.
+fn combine_all(
+    instance: &Instance,
+    choices: &[Vec<Choice>],
+    swaps: &Swaps,
+) -> Vec<[Combinations; 2]> {
+    let both = |chunk: usize| {
+        [Rounding::Up, Rounding::Down]
+            .map(|rounding| combine(instance, choices, swaps, chunk, rounding))
+    };
+    (0..instance.chunks.len()).map(both).collect()
+}
+
 /// The combinations of a chunk's blocks that no other beats in held bytes, peak and time.
 fn combine(
     instance: &Instance,
@@ -324,39 +340,15 @@ fn combine(
         .filter(|(_, block)| block.chunk == chunk)
     {
         let running = swaps.leaving[i] + block.activation + block.transient;
-        let options: Vec<(Option<usize>, Choice)> = match swaps.swapped[i] {
-            true => vec![(
-                None,
-                Choice {
-                    held: 0,
-                    extra: 0.0,
-                },
-            )],
-            false => choices[i]
-                .iter()
-                .copied()
-                .enumerate()
-                .map(|(k, choice)| (Some(k), choice))
-                .collect(),
+        let options = options(&choices[i], swaps.swapped[i]);
+        let longer = |one: &Combination| -> Vec<Combination> {
+            let of = options.iter();
+            of.map(|&option| one.with(option, running)).collect()
         };
-        let mut next = vec![];
-        for one in &all {
-            for &(position, choice) in &options {
-                let mut choices = one.choices.clone();
-                choices.push(position);
-                let (held, peak) = (one.held + choice.held, one.peak.max(one.held + running));
-                next.push(Combination {
-                    held,
-                    peak,
-                    extra: one.extra + choice.extra,
-                    choices,
-                });
-            }
-        }
-        all = undominated(next);
+        all = undominated(all.iter().flat_map(longer).collect());
         // Very large chunks: fewer combinations, by rounding their bytes.
         let most = all.iter().map(|c| c.held).max().unwrap_or(0);
-        if LABELS < all.len() {
+        if all.len() > LABELS {
             exact = false;
             let unit = (most / LABELS as u64).max(1);
             for c in &mut all {
@@ -367,6 +359,34 @@ fn combine(
         }
     }
     Combinations { all, exact }
+}
+
+/// The ways to keep a block, with their positions. A swapped block has one, without a position: it
+/// holds nothing.
+fn options(choices: &[Choice], is_swapped: bool) -> Vec<(Option<usize>, Choice)> {
+    if is_swapped {
+        let nothing = Choice {
+            held: 0,
+            extra: 0.0,
+        };
+        return vec![(None, nothing)];
+    }
+    let choices = choices.iter().copied().enumerate();
+    choices.map(|(k, choice)| (Some(k), choice)).collect()
+}
+
+impl Combination {
+    /// The same with the next block, which takes `running` bytes while it runs.
+    fn with(&self, (position, choice): (Option<usize>, Choice), running: u64) -> Combination {
+        let mut choices = self.choices.clone();
+        choices.push(position);
+        Combination {
+            held: self.held + choice.held,
+            peak: self.peak.max(self.held + running),
+            extra: self.extra + choice.extra,
+            choices,
+        }
+    }
 }
 
 fn round(bytes: u64, unit: u64, rounding: Rounding) -> u64 {
@@ -392,70 +412,91 @@ fn undominated(mut all: Vec<Combination>) -> Vec<Combination> {
     kept
 }
 
-/// The shortest backward that fits into `room` bytes of activations, and each block's choice; and
-/// whether nothing was rounded.
-#[allow(clippy::type_complexity, reason = "a name for it would say no more")]
-fn through(
-    combinations: &[[Combinations; 2]],
-    compute: &[f64],
-    moved: &[f64],
+/// The chunks of a structure.
+struct Chunks<'a> {
+    /// The combinations of each chunk's blocks, for each way to round.
+    combinations: &'a [[Combinations; 2]],
+    /// Arithmetic of each chunk's backward, µs.
+    compute: &'a [f64],
+    /// What is moved beside each chunk's backward, µs.
+    moved: Vec<f64>,
+    /// Bytes for activations.
     room: u64,
-    rounding: Rounding,
-) -> (Option<(f64, Vec<Option<usize>>)>, bool) {
-    let side = usize::from(rounding == Rounding::Down);
-    let mut exact = true;
-    let mut layers = vec![vec![Label {
-        held: 0,
-        micros: 0.0,
-        from: 0,
-        by: 0,
-    }]];
-    for (c, combinations) in combinations.iter().enumerate() {
-        let combinations = &combinations[side];
-        exact &= combinations.exact;
-        let before = &layers[c];
+}
+
+/// A backward, and how each block is kept.
+struct Placement {
+    /// µs.
+    backward: f64,
+    /// For each block, the position of its choice; `None` if it is swapped.
+    choices: Vec<Option<usize>>,
+}
+
+impl Chunks<'_> {
+    /// The placement with the shortest backward that fits; and whether nothing was rounded.
+    fn place(&self, rounding: Rounding) -> (Option<Placement>, bool) {
+        let mut exact = true;
+        let mut layers = vec![vec![Label {
+            held: 0,
+            micros: 0.0,
+            from: 0,
+            by: 0,
+        }]];
+        for c in 0..self.combinations.len() {
+            exact &= self.of(c, rounding).exact;
+            let mut labels = front(self.longer(&layers[c], c, rounding));
+            if labels.len() > LABELS {
+                exact = false;
+                let unit = (self.room / LABELS as u64).max(1);
+                for label in &mut labels {
+                    label.held = round(label.held, unit, rounding);
+                }
+                labels = front(labels);
+            }
+            layers.push(labels);
+        }
+        let last = &layers[layers.len() - 1];
+        let end = last.iter().min_by(|a, b| a.micros.total_cmp(&b.micros));
+        let placement = end.map(|&end| Placement {
+            backward: end.micros,
+            choices: self.choices(&layers, end, rounding),
+        });
+        (placement, exact)
+    }
+
+    /// The combinations of chunk `c`.
+    fn of(&self, c: usize, rounding: Rounding) -> &Combinations {
+        &self.combinations[c][usize::from(rounding == Rounding::Down)]
+    }
+
+    /// The ways through the first chunks and chunk `c`, from those through the first.
+    fn longer(&self, before: &[Label], c: usize, rounding: Rounding) -> Vec<Label> {
         let mut labels = vec![];
         for (from, label) in before.iter().enumerate() {
-            for (by, combination) in combinations.all.iter().enumerate() {
-                if label.held + combination.peak <= room {
-                    let micros = label.micros + (compute[c] + combination.extra).max(moved[c]);
+            for (by, combination) in self.of(c, rounding).all.iter().enumerate() {
+                if label.held + combination.peak <= self.room {
+                    let stage = (self.compute[c] + combination.extra).max(self.moved[c]);
                     labels.push(Label {
                         held: label.held + combination.held,
-                        micros,
+                        micros: label.micros + stage,
                         from,
                         by,
                     });
                 }
             }
         }
-        labels = front(labels);
-        if LABELS < labels.len() {
-            exact = false;
-            let unit = (room / LABELS as u64).max(1);
-            for label in &mut labels {
-                label.held = round(label.held, unit, rounding);
-            }
-            labels = front(labels);
+        labels
+    }
+
+    /// The choices of a way through all chunks, which ends with `end`.
+    fn choices(&self, layers: &[Vec<Label>], end: Label, rounding: Rounding) -> Vec<Option<usize>> {
+        let (mut label, mut parts) = (end, vec![]);
+        for c in (0..self.combinations.len()).rev() {
+            parts.push(&self.of(c, rounding).all[label.by].choices);
+            label = layers[c][label.from];
         }
-        layers.push(labels);
+        parts.into_iter().rev().flatten().copied().collect()
     }
-    let last = layers.len() - 1;
-    let Some(end) = (0..layers[last].len())
-        .min_by(|&a, &b| layers[last][a].micros.total_cmp(&layers[last][b].micros))
-    else {
-        return (None, exact);
-    };
-    let micros = layers[last][end].micros;
-    let (mut at, mut parts) = (end, vec![]);
-    for c in (0..last).rev() {
-        let label = layers[c + 1][at];
-        parts.push(&combinations[c][side].all[label.by].choices);
-        at = label.from;
-    }
-    (
-        Some((micros, parts.into_iter().rev().flatten().copied().collect())),
-        exact,
-    )
 }
 
 /// The labels that no other beats in both bytes and time.

@@ -14,6 +14,7 @@
 //! the best step is not looked into.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::{Add, Range, RangeInclusive};
 
 /// What a planner knows of a block. Times in µs, of one step.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -491,136 +492,193 @@ pub fn outlines(instance: &Instance) -> Vec<Vec<Outline>> {
 
 /// [`search`] with the instance's outlines.
 pub fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Option<(Config, Predicted)> {
-    let n_chunks = instance.chunks.len();
-    let sums = |bytes: fn(&ChunkCost) -> u64| {
-        let mut sums = vec![0];
-        for chunk in &instance.chunks {
-            sums.push(sums[sums.len() - 1] + bytes(chunk));
-        }
-        sums
-    };
-    let (persistent, hosted) = (sums(|c| c.persistent_bytes), sums(|c| c.host_bytes));
-    // Of the first chunks, the time of the device's updates, and of the host's.
-    let mut updates = (vec![0.0], vec![0.0]);
-    for (i, chunk) in instance.chunks.iter().enumerate() {
-        updates.0.push(updates.0[i] + chunk.update_device);
-        updates.1.push(updates.1[i] + chunk.update_host);
-    }
-    let mut best: Option<(Config, Predicted)> = None;
-    let mut evaluated = 0;
+    let mut search = Search::new(instance);
     for outlines in outlines {
-        for &Outline {
-            n_swap,
-            n_recompute,
-            activations,
-            forward,
-            backward,
-        } in outlines
-        {
-            if best.is_some_and(|(_, best)| best.times.step() * (1.0 + EQUAL) < forward + backward)
-            {
+        for outline in outlines {
+            // Each outline has more arithmetic than the one before.
+            let arithmetic = outline.forward + outline.backward;
+            if search.best_step() * (1.0 + EQUAL) < arithmetic {
                 break;
             }
-            if instance.capacity < total(instance, activations, 0, 0) {
+            search.try_outline(outline);
+        }
+    }
+    let (config, predicted) = give_back(instance, search.best?);
+    let evaluated = search.evaluated;
+    Some((
+        config,
+        Predicted {
+            evaluated,
+            ..predicted
+        },
+    ))
+}
+
+/// The best configuration so far, and what the search reads of the chunks.
+struct Search<'a> {
+    instance: &'a Instance,
+    /// Of the first chunks, by their number: bytes on the device if they stay.
+    persistent: Vec<u64>,
+    /// Bytes on the host if they do not.
+    hosted: Vec<u64>,
+    /// The device's updates if they stay, µs.
+    update_device: Vec<f64>,
+    /// The host's updates if they do not, µs.
+    update_host: Vec<f64>,
+    best: Option<(Config, Predicted)>,
+    /// Configurations that were evaluated.
+    evaluated: usize,
+}
+
+impl<'a> Search<'a> {
+    fn new(instance: &'a Instance) -> Search<'a> {
+        let chunks = || instance.chunks.iter();
+        Search {
+            instance,
+            persistent: sums(chunks().map(|chunk| chunk.persistent_bytes)),
+            hosted: sums(chunks().map(|chunk| chunk.host_bytes)),
+            update_device: sums(chunks().map(|chunk| chunk.update_device)),
+            update_host: sums(chunks().map(|chunk| chunk.update_host)),
+            best: None,
+            evaluated: 0,
+        }
+    }
+
+    fn n_chunks(&self) -> usize {
+        self.instance.chunks.len()
+    }
+
+    /// The step of the best configuration, µs; infinite if there is none.
+    fn best_step(&self) -> f64 {
+        self.best
+            .map_or(f64::INFINITY, |(_, best)| best.times.step())
+    }
+
+    /// Looks into the configurations of an outline that may be the best.
+    fn try_outline(&mut self, outline: &Outline) {
+        let instance = self.instance;
+        if instance.capacity < total(instance, outline.activations, 0, 0) {
+            return;
+        }
+        let n_persists = self.n_persists(outline);
+        if n_persists.is_empty() {
+            return;
+        }
+        let config = Config {
+            n_persist: 0,
+            n_buffer: 0,
+            n_swap: outline.n_swap,
+            n_recompute: outline.n_recompute,
+        };
+        let layout = config.layout(instance);
+        let stages = stages(instance, &layout.activation);
+        let swapped = host_memory(
+            instance,
+            &Config {
+                n_persist: self.n_chunks(),
+                ..config
+            },
+        );
+        for n_persist in n_persists {
+            let on_host = swapped + self.hosted[self.n_chunks()] - self.hosted[n_persist];
+            let is_host_full = instance
+                .host_capacity
+                .is_some_and(|capacity| capacity < on_host);
+            if is_host_full || self.is_too_slow(outline, n_persist) {
                 continue;
             }
-            // Nothing is done before the arithmetic is, and updates come on top of it: the more
-            // chunks stay, the more the device updates after it, and the less the host beside it.
-            // What takes too long either way is not looked into.
-            let longest = best.map_or(f64::INFINITY, |(_, best)| {
-                best.times.step() * (1.0 + 3.0 * EQUAL) - forward
-            });
-            let first = updates
-                .1
-                .partition_point(|update| longest < updates.1[n_chunks] - update);
-            let stays =
-                |n: usize| total(instance, activations, persistent[n], 0) <= instance.capacity;
-            let (mut last, mut above) = (0, n_chunks + 1);
-            while 1 < above - last {
-                let middle = last.midpoint(above);
-                let may_stay = stays(middle) && backward + updates.0[middle] <= longest;
-                if may_stay {
-                    last = middle
-                } else {
-                    above = middle
-                }
-            }
-            if last < first {
-                continue;
-            }
-            let config = Config {
-                n_persist: 0,
-                n_buffer: 0,
-                n_swap,
-                n_recompute,
-            };
-            let layout = config.layout(instance);
-            let stages = stages(instance, &layout.activation);
-            let swapped = host_memory(
-                instance,
-                &Config {
-                    n_persist: n_chunks,
+            for n_buffer in self.n_buffers(outline, n_persist) {
+                let config = Config {
+                    n_persist,
+                    n_buffer,
                     ..config
-                },
-            );
-            for n_persist in first..=last {
-                let on_host = swapped + hosted[n_chunks] - hosted[n_persist];
-                if instance
-                    .host_capacity
-                    .is_some_and(|capacity| capacity < on_host)
-                {
-                    continue;
-                }
-                let fits = |n: usize| {
-                    total(instance, activations, persistent[n_persist], n) <= instance.capacity
                 };
-                let (fewest, most) = instance.buffers(n_persist);
-                if !fits(fewest) {
-                    continue;
-                }
-                let later = (backward + updates.0[n_persist])
-                    .max(updates.1[n_chunks] - updates.1[n_persist]);
-                if best.is_some_and(|(_, best)| {
-                    best.times.step() * (1.0 + EQUAL) < (forward + later) * (1.0 - EQUAL)
-                }) {
-                    continue;
-                }
-                // The most buffers that fit.
-                let (mut fit, mut above) = (fewest, most + 1);
-                while 1 < above - fit {
-                    let middle = fit.midpoint(above);
-                    if fits(middle) {
-                        fit = middle
-                    } else {
-                        above = middle
-                    }
-                }
-                for n_buffer in BTreeSet::from([fewest, fit]) {
-                    evaluated += 1;
-                    let config = Config {
-                        n_persist,
-                        n_buffer,
-                        ..config
-                    };
-                    let times = chunk_times(instance, &stages, &config);
-                    let memory = total(instance, activations, persistent[n_persist], n_buffer);
-                    let found = (
-                        config,
-                        Predicted {
-                            times,
-                            memory,
-                            evaluated: 0,
-                        },
-                    );
-                    if best.is_none_or(|best| better(&found, &best)) {
-                        best = Some(found);
-                    }
-                }
+                self.evaluate(config, &stages, outline.activations);
             }
         }
     }
-    let (mut config, mut predicted) = best?;
-    // Buffers that save no time are given back.
+
+    /// The numbers of persistent chunks that may be the best. Nothing is done before the arithmetic
+    /// is, and updates come on top of it: the more chunks stay, the more the device updates after
+    /// it, and the less the host beside it. What takes too long either way is not looked into.
+    fn n_persists(&self, outline: &Outline) -> RangeInclusive<usize> {
+        let instance = self.instance;
+        let longest = self.best_step() * (1.0 + 3.0 * EQUAL) - outline.forward;
+        let all = self.update_host[self.n_chunks()];
+        let first = self
+            .update_host
+            .partition_point(|update| longest < all - update);
+        let may_stay = |n: usize| {
+            total(instance, outline.activations, self.persistent[n], 0) <= instance.capacity
+                && outline.backward + self.update_device[n] <= longest
+        };
+        first..=last_of(0..self.n_chunks() + 1, may_stay)
+    }
+
+    /// True if the arithmetic and the updates alone make a longer step than the best one.
+    fn is_too_slow(&self, outline: &Outline, n_persist: usize) -> bool {
+        let on_device = outline.backward + self.update_device[n_persist];
+        let on_host = self.update_host[self.n_chunks()] - self.update_host[n_persist];
+        let step = outline.forward + on_device.max(on_host);
+        self.best_step() * (1.0 + EQUAL) < step * (1.0 - EQUAL)
+    }
+
+    /// The numbers of buffers that are tried: the fewest, and the most that fit. None if the fewest
+    /// do not fit.
+    fn n_buffers(&self, outline: &Outline, n_persist: usize) -> BTreeSet<usize> {
+        let instance = self.instance;
+        let persistent = self.persistent[n_persist];
+        let fits =
+            |n: usize| total(instance, outline.activations, persistent, n) <= instance.capacity;
+        let (fewest, most) = instance.buffers(n_persist);
+        if !fits(fewest) {
+            return BTreeSet::new();
+        }
+        BTreeSet::from([fewest, last_of(fewest..most + 1, fits)])
+    }
+
+    /// Compares a configuration with the best.
+    fn evaluate(&mut self, config: Config, stages: &Stages, activations: u64) {
+        self.evaluated += 1;
+        let persistent = self.persistent[config.n_persist];
+        let predicted = Predicted {
+            times: chunk_times(self.instance, stages, &config),
+            memory: total(self.instance, activations, persistent, config.n_buffer),
+            evaluated: 0,
+        };
+        let found = (config, predicted);
+        if self.best.is_none_or(|best| better(&found, &best)) {
+            self.best = Some(found);
+        }
+    }
+}
+
+/// The sums of the first of some numbers: of none, of one, of two.
+fn sums<T: Copy + Default + Add<Output = T>>(numbers: impl Iterator<Item = T>) -> Vec<T> {
+    let mut sums = vec![T::default()];
+    for number in numbers {
+        sums.push(sums[sums.len() - 1] + number);
+    }
+    sums
+}
+
+/// The last number of a range that holds, if numbers hold up to some one; its start if none does.
+fn last_of(range: Range<usize>, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut last, mut above) = (range.start, range.end);
+    while above - last > 1 {
+        let middle = last.midpoint(above);
+        if holds(middle) {
+            last = middle
+        } else {
+            above = middle
+        }
+    }
+    last
+}
+
+/// Gives back buffers that save no time.
+fn give_back(instance: &Instance, found: (Config, Predicted)) -> (Config, Predicted) {
+    let (mut config, mut predicted) = found;
     while instance.buffers(config.n_persist).0 < config.n_buffer {
         let fewer = Config {
             n_buffer: config.n_buffer - 1,
@@ -630,22 +688,14 @@ pub fn search_among(instance: &Instance, outlines: &[Vec<Outline>]) -> Option<(C
         if predicted.times.step() * (1.0 + EQUAL) < times.step() {
             break;
         }
-        (config, predicted) = (
-            fewer,
-            Predicted {
-                times,
-                memory: memory(instance, &fewer),
-                evaluated,
-            },
-        );
-    }
-    Some((
-        config,
-        Predicted {
-            evaluated,
+        config = fewer;
+        predicted = Predicted {
+            times,
+            memory: memory(instance, &fewer),
             ..predicted
-        },
-    ))
+        };
+    }
+    (config, predicted)
 }
 
 fn better((config, new): &(Config, Predicted), (of_best, best): &(Config, Predicted)) -> bool {

@@ -68,21 +68,7 @@ fn choose(
 ) -> Option<Away> {
     let n_layers = instance.layers.len();
     let mut away = vec![[0u64; 2]; n_layers];
-    let mut clock = vec![0.0];
-    ops.iter()
-        .for_each(|op| clock.push(clock[clock.len() - 1] + op.micros));
-    let allowed = |layer: usize, gap: usize| {
-        let time: f64 = covered(n_layers, layer, gap)
-            .into_iter()
-            .map(|(a, b)| clock[b] - clock[a])
-            .sum();
-        let moves = instance.weight(layer) as f64 / instance.bytes_per_micro;
-        windows * moves <= time * (1.0 + 1e-9)
-    };
-    let mut open: Vec<(usize, usize)> = (0..n_layers)
-        .flat_map(|layer| [(layer, 0), (layer, 1)])
-        .filter(|&(layer, gap)| 0 < instance.weight(layer) && allowed(layer, gap))
-        .collect();
+    let mut open = choices(instance, ops, windows);
     // Layers of one size share the prefix sums of the excess that a choice would remove.
     let mut sizes: Vec<u64> = open
         .iter()
@@ -90,29 +76,17 @@ fn choose(
         .collect();
     sizes.sort_unstable();
     sizes.dedup();
-    while excess.iter().any(|&excess| 0.0 < excess) {
+    while excess.iter().any(|&excess| excess > 0.0) {
         let sums: Vec<Vec<f64>> = sizes
             .iter()
-            .map(|&size| {
-                let mut sums = vec![0.0];
-                excess
-                    .iter()
-                    .for_each(|&e| sums.push(sums[sums.len() - 1] + e.clamp(0.0, size as f64)));
-                sums
-            })
+            .map(|&size| sums(excess.iter().map(|e| e.clamp(0.0, size as f64))))
             .collect();
         let profit = |&(layer, gap): &(usize, usize)| {
             let size = instance.weight(layer);
             let sums = &sums[sizes.partition_point(|&other| other < size)];
-            let removed: f64 = covered(n_layers, layer, gap)
-                .into_iter()
-                .map(|(a, b)| sums[b] - sums[a])
-                .sum();
-            let moves = if discount && 0 < away[layer][1 - gap] {
-                1.0
-            } else {
-                2.0
-            };
+            let removed = over_covered(sums, n_layers, layer, gap);
+            let is_away = discount && away[layer][1 - gap] > 0;
+            let moves = if is_away { 1.0 } else { 2.0 };
             removed / (moves * size as f64)
         };
         // The first of the most profitable.
@@ -125,13 +99,49 @@ fn choose(
         }
         let (layer, gap) = open.remove(best?);
         away[layer][gap] = instance.weight(layer);
-        for (a, b) in covered(n_layers, layer, gap) {
-            excess[a..b]
-                .iter_mut()
-                .for_each(|excess| *excess -= instance.weight(layer) as f64);
-        }
+        remove(&mut excess, instance, layer, gap);
     }
     Some(away)
+}
+
+/// The choices of layers with weights that cover at least `windows` times the time that the layer
+/// takes to move.
+fn choices(instance: &Instance, ops: &[Op], windows: f64) -> Vec<(usize, usize)> {
+    let n_layers = instance.layers.len();
+    let clock = sums(ops.iter().map(|op| op.micros));
+    let is_allowed = |layer: usize, gap: usize| {
+        let time = over_covered(&clock, n_layers, layer, gap);
+        let moves = instance.weight(layer) as f64 / instance.bytes_per_micro;
+        windows * moves <= time * (1.0 + 1e-9)
+    };
+    (0..n_layers)
+        .flat_map(|layer| [(layer, 0), (layer, 1)])
+        .filter(|&(layer, gap)| instance.weight(layer) > 0 && is_allowed(layer, gap))
+        .collect()
+}
+
+/// The sums of the first of some numbers: of none, of one, of two.
+fn sums(numbers: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut sums = vec![0.0];
+    for number in numbers {
+        sums.push(sums[sums.len() - 1] + number);
+    }
+    sums
+}
+
+/// The sum over the operations that a choice covers, from the sums of the first operations.
+fn over_covered(sums: &[f64], n_layers: usize, layer: usize, gap: usize) -> f64 {
+    let covered = covered(n_layers, layer, gap).into_iter();
+    covered.map(|(from, to)| sums[to] - sums[from]).sum()
+}
+
+/// Takes a choice's bytes out of the excess of the operations that it covers.
+fn remove(excess: &mut [f64], instance: &Instance, layer: usize, gap: usize) {
+    for (from, to) in covered(instance.layers.len(), layer, gap) {
+        for excess in &mut excess[from..to] {
+            *excess -= instance.weight(layer) as f64;
+        }
+    }
 }
 
 /// The first layers in both gaps, as few as fit the memory with `reserve` bytes left free.
@@ -144,13 +154,8 @@ pub(super) fn first(instance: &Instance, ops: &[Op], reserve: f64) -> Option<Awa
             break;
         }
         *away = [instance.weight(layer); 2];
-        for (a, b) in [0, 1]
-            .into_iter()
-            .flat_map(|gap| covered(n_layers, layer, gap))
-        {
-            excess[a..b]
-                .iter_mut()
-                .for_each(|excess| *excess -= instance.weight(layer) as f64);
+        for gap in [0, 1] {
+            remove(&mut excess, instance, layer, gap);
         }
     }
     excess.iter().all(|&excess| excess <= 0.0).then_some(away)

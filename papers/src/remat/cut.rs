@@ -8,7 +8,7 @@
 //! search, and its value is a bound.
 
 use super::flow::{Network, UNLIMITED};
-use super::{Problem, Rerun};
+use super::{Problem, Rerun, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Capacities are whole picoseconds.
@@ -44,84 +44,119 @@ pub(super) fn choose(
     price: f64,
     time: &dyn Fn(u32) -> f64,
 ) -> Choice {
-    let here = |value: u32| {
-        let node = &problem.nodes[line as usize];
-        problem.values[value as usize].maker == line || node.reads.binary_search(&value).is_ok()
+    let mut across = Across {
+        problem,
+        line,
+        network: Network::new(2),
+        vertex_of: BTreeMap::new(),
+        node_of: BTreeMap::new(),
     };
-    let mut wanted: BTreeSet<u32> = BTreeSet::new();
-    for node in &problem.nodes[line as usize + 1..] {
-        wanted.extend(
-            node.reads
-                .iter()
-                .filter(|&&v| problem.values[v as usize].maker <= line),
-        );
-    }
-    let kept =
-        |&x: &u32| problem.values[x as usize].kept && problem.values[x as usize].maker <= line;
-    wanted.extend((0..problem.values.len() as u32).filter(kept));
-    wanted.retain(|&value| !here(value));
+    across.build(price, time);
+    across.cut()
+}
 
-    // A value on the source's side must be there after the line; a node on the source's side runs
-    // again.
-    let (source, sink) = (0, 1);
-    let mut network = Network::new(2);
-    let mut vertex_of: BTreeMap<u32, u32> = BTreeMap::new();
-    let mut node_of: BTreeMap<u32, u32> = BTreeMap::new();
-    let mut stack: Vec<u32> = vec![];
-    for &value in &wanted {
-        let vertex = network.vertex();
-        vertex_of.insert(value, vertex);
-        network.arc(source, vertex, UNLIMITED);
-        stack.push(value);
+const SOURCE: u32 = 0;
+const SINK: u32 = 1;
+
+/// The network of what survives a line. A value on the source's side must be there after the line;
+/// a node on the source's side runs again.
+struct Across<'a> {
+    problem: &'a Problem,
+    line: u32,
+    network: Network,
+    /// The vertex of each value.
+    vertex_of: BTreeMap<u32, u32>,
+    /// The vertex of each node.
+    node_of: BTreeMap<u32, u32>,
+}
+
+impl Across<'_> {
+    /// True if the line itself makes or reads a value.
+    fn is_here(&self, value: u32) -> bool {
+        let node = &self.problem.nodes[self.line as usize];
+        self.problem.values[value as usize].maker == self.line
+            || node.reads.binary_search(&value).is_ok()
     }
-    while let Some(value) = stack.pop() {
-        let maker = problem.values[value as usize].maker;
-        let bytes = problem.values[value as usize].bytes as f64;
-        let vertex = vertex_of[&value];
-        // Rounded down: so the cut is no more than the least.
-        let saved = (price * bytes * PER_MICRO).min(UNLIMITED as f64 / 1e3) as i64;
-        if problem.nodes[maker as usize].until <= line {
-            network.arc(vertex, sink, saved);
-            continue;
+
+    /// The values made so far that later lines read or the step must leave, without those here.
+    fn wanted(&self) -> BTreeSet<u32> {
+        let problem = self.problem;
+        let is_made = |value: u32| problem.values[value as usize].maker <= self.line;
+        let later = &problem.nodes[self.line as usize + 1..];
+        let read = later.iter().flat_map(|node| &node.reads).copied();
+        let all = 0..problem.values.len() as u32;
+        let kept = all.filter(|&value| problem.values[value as usize].kept);
+        read.chain(kept)
+            .filter(|&value| is_made(value) && !self.is_here(value))
+            .collect()
+    }
+
+    fn build(&mut self, price: f64, time: &dyn Fn(u32) -> f64) {
+        let mut stack: Vec<u32> = vec![];
+        for value in self.wanted() {
+            let vertex = self.network.vertex();
+            self.vertex_of.insert(value, vertex);
+            self.network.arc(SOURCE, vertex, UNLIMITED);
+            stack.push(value);
         }
-        let node = *node_of.entry(maker).or_insert_with(|| {
-            let node = network.vertex();
-            network.arc(node, sink, (time(maker) * PER_MICRO) as i64);
-            for &read in problem.nodes[maker as usize]
-                .reads
-                .iter()
-                .filter(|&&read| !here(read))
-            {
-                let vertex = *vertex_of.entry(read).or_insert_with(|| {
-                    stack.push(read);
-                    network.vertex()
-                });
-                network.arc(node, vertex, UNLIMITED);
+        while let Some(value) = stack.pop() {
+            let Value { bytes, maker, .. } = self.problem.values[value as usize];
+            let vertex = self.vertex_of[&value];
+            // Rounded down: so the cut is no more than the least.
+            let saved = (price * bytes as f64 * PER_MICRO).min(UNLIMITED as f64 / 1e3) as i64;
+            if self.problem.nodes[maker as usize].until <= self.line {
+                self.network.arc(vertex, SINK, saved);
+                continue;
             }
-            node
-        });
-        network.arc(vertex, node, saved);
+            let node = match self.node_of.get(&maker) {
+                Some(&node) => node,
+                None => self.add_node(maker, time(maker), &mut stack),
+            };
+            self.network.arc(vertex, node, saved);
+        }
     }
-    let (least, reached) = network.cut(source, sink);
-    let runs = |maker: u32| {
-        node_of
-            .get(&maker)
-            .is_some_and(|&vertex| reached[vertex as usize])
-    };
-    let nodes: BTreeSet<u32> = node_of
-        .keys()
-        .copied()
-        .filter(|&maker| runs(maker))
-        .collect();
-    let saved = vertex_of.iter().filter(|&(&value, &vertex)| {
-        reached[vertex as usize] && !runs(problem.values[value as usize].maker)
-    });
-    Choice {
-        bytes: saved
-            .map(|(&value, _)| problem.values[value as usize].bytes)
-            .sum(),
-        nodes,
-        least: least as f64 / PER_MICRO,
+
+    /// Adds a node, and puts the operands that it alone needs so far onto the stack.
+    fn add_node(&mut self, maker: u32, micros: f64, stack: &mut Vec<u32>) -> u32 {
+        let problem = self.problem;
+        let node = self.network.vertex();
+        self.node_of.insert(maker, node);
+        self.network.arc(node, SINK, (micros * PER_MICRO) as i64);
+        for &read in &problem.nodes[maker as usize].reads {
+            if self.is_here(read) {
+                continue;
+            }
+            let vertex = *self.vertex_of.entry(read).or_insert_with(|| {
+                stack.push(read);
+                self.network.vertex()
+            });
+            self.network.arc(node, vertex, UNLIMITED);
+        }
+        node
+    }
+
+    /// The minimum cut as a choice.
+    fn cut(mut self) -> Choice {
+        let (least, reached) = self.network.cut(SOURCE, SINK);
+        let is_reached = |vertex: u32| reached[vertex as usize];
+        let nodes: BTreeSet<u32> = self
+            .node_of
+            .iter()
+            .filter(|&(_, &vertex)| is_reached(vertex))
+            .map(|(&maker, _)| maker)
+            .collect();
+        let values = self.vertex_of.iter();
+        let bytes = values
+            .filter(|&(_, &vertex)| is_reached(vertex))
+            .map(|(&value, _)| &self.problem.values[value as usize])
+            .filter(|value| !nodes.contains(&value.maker))
+            .map(|value| value.bytes)
+            .sum();
+        Choice {
+            nodes,
+            bytes,
+            least: least as f64 / PER_MICRO,
+        }
     }
 }
 

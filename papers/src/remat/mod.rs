@@ -118,17 +118,7 @@ impl Problem {
                 entries: fixed.len(),
             });
         }
-        let mut results = vec![vec![]; nodes.len()];
-        for (x, value) in values.iter().enumerate() {
-            let Some(results) = results.get_mut(value.maker as usize) else {
-                return Err(ProblemError::NoMaker {
-                    value: x,
-                    maker: value.maker,
-                    n_nodes: nodes.len(),
-                });
-            };
-            results.push(x as u32);
-        }
+        let results = results(nodes.len(), &values)?;
         for (line, node) in nodes.iter_mut().enumerate() {
             if !(0.0 <= node.micros && node.micros.is_finite()) {
                 return Err(ProblemError::NoTime {
@@ -189,6 +179,22 @@ impl Problem {
             && rerun.line < n_lines
             && rerun.line <= self.nodes[rerun.node as usize].until
     }
+}
+
+/// The values that each of `n_nodes` nodes makes.
+fn results(n_nodes: usize, values: &[Value]) -> Result<Vec<Vec<u32>>, ProblemError> {
+    let mut results = vec![vec![]; n_nodes];
+    for (x, value) in values.iter().enumerate() {
+        let Some(results) = results.get_mut(value.maker as usize) else {
+            return Err(ProblemError::NoMaker {
+                value: x,
+                maker: value.maker,
+                n_nodes,
+            });
+        };
+        results.push(x as u32);
+    }
+    Ok(results)
 }
 
 /// Before line `line`, node `node` runs again.
