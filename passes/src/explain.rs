@@ -1237,41 +1237,47 @@ impl Explanation {
         micros: &dyn Fn(f64) -> String,
         word: fn(Way) -> &'static str,
     ) -> std::fmt::Result {
-        let reckoned = |cost: Option<f64>| {
-            cost.map_or("impossible".into(), |cost| format!("at {}", micros(cost)))
-        };
         match &choice.reason {
-            Some(reason) => writeln!(
-                out,
-                "  because   planner {}: memory was short from line {} of the plan before; this \
-                 frees {}; a swap was reckoned {}, \
-                 a recompute {}",
-                self.planner,
-                reason.line,
-                bytes(reason.bytes),
-                reckoned(reason.swap),
-                reckoned(reason.recompute)
-            )?,
+            Some(reason) => {
+                // A planner prices only the means that it weighs.
+                let prices = [("a swap", reason.swap), ("a recompute", reason.recompute)];
+                let prices: String = prices
+                    .iter()
+                    .filter_map(|(means, price)| Some((means, micros((*price)?))))
+                    .map(|(means, price)| format!("; {means} was estimated at {price}"))
+                    .collect();
+                writeln!(
+                    out,
+                    "  because   planner {}: this frees {}{prices}",
+                    self.planner,
+                    bytes(reason.bytes)
+                )?;
+            }
             None => writeln!(
                 out,
-                "  because   planner {} found cheaper bytes, or needed none",
+                "  because   planner {} needed no decision for it, or found cheaper bytes",
                 self.planner
             )?,
         }
         for (way, outcome) in &choice.others {
             let word = word(*way);
             match outcome {
+                // The time of the smallest variant would be compared with that of a faster one.
+                Ok(outcome) if !outcome.fits => writeln!(
+                    out,
+                    "  {word:<9} instead: does not fit: peak {} or more",
+                    bytes(outcome.peak)
+                )?,
                 Ok(outcome) => {
                     let change = outcome.micros - self.micros;
-                    let sign = if change < 0.0 { "-" } else { "+" };
-                    let fits = if outcome.fits {
-                        ""
+                    let (sign, better) = if change < 0.0 {
+                        ("-", ": faster than the plan")
                     } else {
-                        ": over the budget"
+                        ("+", "")
                     };
                     writeln!(
                         out,
-                        "  {word:<9} instead: step {} ({sign}{}), peak {}{fits}",
+                        "  {word:<9} instead: step {} ({sign}{}), peak {}{better}",
                         micros(outcome.micros),
                         micros(change.abs()),
                         bytes(outcome.peak)

@@ -76,7 +76,7 @@ fn every_op_is_reached_or_only_passes_build_it() {
         .collect();
     assert!(
         missing.is_empty(),
-        "no call in gen_ops.py reaches {}",
+        "no call in ops.pt2 reaches {}; add one to gen_ops.py and run it",
         missing.join(", ")
     );
     let needless: Vec<&&str> = listed.intersection(&reached).collect();

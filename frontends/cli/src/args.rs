@@ -334,16 +334,16 @@ pub(crate) struct HyperArgs {
     /// Learning rate [default: 1e-3]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) lr: Option<f64>,
-    /// AdamW's [default: 0.9,0.999]
+    /// AdamW's betas [default: 0.9,0.999]
     #[arg(long, value_name = "B1,B2", value_parser = parse_betas)]
     pub(crate) betas: Option<(f64, f64)>,
-    /// AdamW's [default: 1e-8]
+    /// AdamW's epsilon [default: 1e-8]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) eps: Option<f64>,
-    /// [default: 0.01 for adamw, 0 for sgd]
+    /// Weight decay [default: 0.01 for adamw, 0 for sgd]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) weight_decay: Option<f64>,
-    /// SGD's [default: 0 for sgd, 0.9 for sgd-momentum]
+    /// SGD's momentum [default: 0 for sgd, 0.9 for sgd-momentum]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) momentum: Option<f64>,
 }

@@ -492,12 +492,11 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     writeln!(
         out,
         "<section id=\"decided\">\n<h2>Decisions</h2>\n<p class=\"lead\">{lead}.</p>\n<p \
-         class=\"hint\">The price is what a \
-         decision was reckoned to add to the step when it was made, by the means that was taken; \
-         the last simulation decides, \
-         not their sum. Memory was short from the line that is named, of the plan before. \
-         <code>lighterage explain MODEL VALUE</code> simulates what the alternatives would really \
-         come to.</p>\n\
+         class=\"hint\">The price is the \
+         planner's estimate of what a decision adds to the step. The simulation of the whole step \
+         decides, not the sum of prices. The line is that of the planner's schedule for which it \
+         decided. <code>lighterage explain MODEL VALUE</code> simulates the \
+         alternatives.</p>\n\
          <div class=\"tools\"><input id=\"filter\" type=\"search\" placeholder=\"filter by name, \
          module or class\" \
          aria-label=\"Filter decisions\"/><select id=\"means\" aria-label=\"Means\"><option \

@@ -123,7 +123,7 @@ fn a_step_that_no_run_can_run_is_not_compiled() {
     let lit = folder.file("int.lit");
     run(&format!("compile {graph} --kernels plain -o {lit}"))
         .expect(2)
-        .says(&["cannot be run", "div_scalar"]);
+        .says(&["line 3", "div_scalar", "should be an integer"]);
     assert_eq!(folder.names(), ["int.ir"]);
 }
 

@@ -28,11 +28,13 @@ pub enum Means {
 pub struct Reason {
     /// Bytes that it frees.
     pub bytes: u64,
-    /// The estimated time that a swap adds to the step, µs; `None` if it was impossible.
+    /// The estimated time that a swap adds to the step, µs; `None` if the planner priced none.
     pub swap: Option<f64>,
-    /// The estimated time that a recompute adds to the step, µs; `None` if it was impossible.
+    /// The estimated time that a recompute adds to the step, µs; `None` if the planner priced
+    /// none.
     pub recompute: Option<f64>,
-    /// The line where memory was short.
+    /// The line that the planner decided it for: where memory was short, or where the value is
+    /// read again.
     pub line: u32,
 }
 

@@ -505,11 +505,11 @@
     { title: "price", key: (d) => d.price ?? Infinity, n: true, text: (d) => (d.price === null ? "-" : micros(d.price)) },
     { title: "by swap", key: (d) => d.swap ?? Infinity, n: true, text: (d) => reckoned(d, d.swap) },
     { title: "by recompute", key: (d) => d.recompute ?? Infinity, n: true, text: (d) => reckoned(d, d.recompute) },
-    { title: "short at", key: (d) => d.line ?? -1, n: true, text: (d) => (d.line === null ? "-" : "line " + d.line) },
+    { title: "decided for", key: (d) => d.line ?? -1, n: true, text: (d) => (d.line === null ? "-" : "line " + d.line) },
     { title: "where", key: (d) => d.where },
   ];
   // A decision without any price was not weighed: the search began with it.
-  const reckoned = (d, t) => (t !== null ? micros(t) : d.price === null ? "-" : "impossible");
+  const reckoned = (d, t) => (t !== null ? micros(t) : d.price === null ? "-" : "not priced");
   const open = new Set();
   let sorted = { column: -1, down: false };
   const natural = new Intl.Collator("en", { numeric: true }).compare;
