@@ -114,17 +114,31 @@ fn batches_may_be_larger_than_memory() {
 
 #[test]
 fn a_step_that_no_run_can_run_is_not_compiled() {
-    let folder = Folder::new("integers");
-    let graph = folder.write(
-        "int.ir",
-        "graph int {\n  input  %x : i64[4]\n  fwd -  %y = div_scalar %x value=2.0 : i64[4]\n  \
-         output y = %y\n}\n",
-    );
-    let lit = folder.file("int.lit");
-    run(&format!("compile {graph} --kernels plain -o {lit}"))
-        .expect(2)
-        .says(&["line 3", "div_scalar", "should be an integer"]);
-    assert_eq!(folder.names(), ["int.ir"]);
+    let folder = Folder::new("unrunnable");
+    let ones = vec!["1"; 17].join(",");
+    // More dimensions than kernels are written for, and numbers beside integers.
+    for (file, graph, why) in [
+        (
+            "rank.ir",
+            format!("input %x : f32[{ones}]\n  fwd - %y = neg %x : f32[{ones}]"),
+            ["cannot be run", "neg"],
+        ),
+        (
+            "int.ir",
+            "input %x : i64[4]\n  fwd - %y = div_scalar %x value=2.0 : i64[4]".into(),
+            ["div_scalar", "should be an integer"],
+        ),
+    ] {
+        let graph = folder.write(
+            file,
+            format!("graph g {{\n  {graph}\n  output y = %y\n}}\n"),
+        );
+        let lit = folder.file("g.lit");
+        run(&format!("compile {graph} --kernels plain -o {lit}"))
+            .expect(2)
+            .says(&why);
+    }
+    assert_eq!(folder.names(), ["int.ir", "rank.ir"]);
 }
 
 #[test]
