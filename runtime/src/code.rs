@@ -384,7 +384,15 @@ impl Parts for Phase {
 
 /// Loads object `number` of an artifact. An error says why it cannot be.
 pub(crate) fn load(number: usize, object: &Object) -> Result<Arc<Loaded>, Error> {
-    let Target::Cpu(cpu) = object.target;
+    let cpu = match object.target {
+        Target::Cpu(cpu) => cpu,
+        Target::Gpu(sm) => {
+            return Err(Error::Unsupported(format!(
+                "the artifact's kernels are for {sm}, a GPU; compile it with --target cpu to run \
+                 it on this processor"
+            )));
+        }
+    };
     if !cpu.is_here() {
         return Err(Error::Unsupported(format!(
             "the artifact's kernels are for {cpu}, which this processor is not; compile it for \

@@ -43,6 +43,8 @@ pub(crate) const ALIGN: u64 = 64;
 /// A stream is a thread. Plans have three to a dozen; this keeps a hostile file from starting
 /// millions.
 const MAX_STREAMS: usize = 64;
+/// Threads of a block on a GPU, at most.
+const MOST_THREADS: u32 = 1024;
 /// What a launch can tell apart of its results, see [`crate::kernel::Call`].
 const MAX_RESULTS: usize = 62;
 
@@ -336,6 +338,7 @@ fn launch_code(
     for phase in &code.phases {
         let fits = match object.target {
             Target::Cpu(_) => phase.threads == 1 && phase.shared_bytes == 0,
+            Target::Gpu(_) => (1..=MOST_THREADS).contains(&phase.threads),
         };
         if !fits {
             return Err(format!(

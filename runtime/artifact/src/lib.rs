@@ -12,7 +12,7 @@ pub use file::{
 };
 pub use replace::replace_file;
 use serde::{Deserialize, Serialize};
-pub use target::{Cpu, Target};
+pub use target::{Cpu, Sm, Target};
 
 /// How many terms of a product's sums the runtime's kernels add up before they add them to the
 /// result. Sums that are cut at multiples of it, each continued from the one before, come out as
@@ -112,9 +112,11 @@ pub struct Code {
 }
 
 /// A function of a kernel. Its parts may run at the same time, in any order; the next phase starts
-/// when all have run. In C: `void symbol(void *const *tensors, uint64_t first, uint64_t end)`,
-/// which runs the parts `first..end`; `tensors` are the operands, the results, and the scratch if
-/// there is any.
+/// when all have run.
+///
+/// On a CPU, in C: `void symbol(void *const *tensors, uint64_t first, uint64_t end)`, which runs
+/// the parts `first..end`; `tensors` are the operands, the results, and the scratch if there is
+/// any. On a GPU, a kernel whose arguments are those addresses, one by one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Phase {
     /// The function's name in the object.

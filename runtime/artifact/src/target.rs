@@ -3,11 +3,24 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What an object's code runs on. A kind of GPU becomes a variant beside [`Target::Cpu`].
+/// What an object's code runs on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Target {
     /// A processor. The object is a relocatable ELF file for its architecture.
     Cpu(Cpu),
+    /// A GPU of NVIDIA's. The object is a module of PTX, as text without a zero at its end.
+    Gpu(Sm),
+}
+
+/// GPUs of NVIDIA's by the instructions that code may use: the compute capability times ten, 90 for
+/// an H100. A GPU runs the code of smaller numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Sm(pub u32);
+
+impl fmt::Display for Sm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sm_{}", self.0)
+    }
 }
 
 /// Processors by the instructions that code may use.
@@ -74,6 +87,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Cpu(cpu) => cpu.fmt(f),
+            Target::Gpu(sm) => sm.fmt(f),
         }
     }
 }
