@@ -4,8 +4,9 @@
 mod edit;
 mod readers;
 
+use crate::ids;
 use crate::op::{Op, ShapeError};
-use crate::table::{Table, ids};
+use crate::table::Table;
 use crate::types::TensorType;
 pub use edit::Edit;
 pub use readers::Readers;

@@ -3,7 +3,8 @@
 //! buffer holds at a line is proved by [`check`](crate::check), not stored.
 
 use crate::graph::{Node, Value};
-use crate::table::{Table, ids};
+use crate::ids;
+use crate::table::Table;
 
 ids! {
     /// A pool of memory: the device's, the host's.

@@ -13,7 +13,18 @@ pub trait Id: Copy + Eq + Ord + fmt::Debug {
     fn index(self) -> usize;
 }
 
-/// Declares id types.
+/// Declares id types, each with the prefix that it prints.
+///
+/// ```
+/// lighterage_ir::ids! {
+///     /// A room.
+///     Room = "r";
+/// }
+/// let mut rooms: lighterage_ir::Table<Room, &str> = lighterage_ir::Table::new();
+/// let hall = rooms.push("hall");
+/// assert_eq!((rooms[hall], format!("{hall:?}")), ("hall", "r0".to_string()));
+/// ```
+#[macro_export]
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident = $prefix:literal;)*) => {$(
         $(#[$doc])*
@@ -40,7 +51,6 @@ macro_rules! ids {
         }
     )*};
 }
-pub(crate) use ids;
 
 /// An append-only arena of `T`, indexed by the id `K`.
 #[derive(Clone, PartialEq, Eq)]

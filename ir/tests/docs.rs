@@ -125,7 +125,10 @@ fn the_table_of_ops_is_the_real_one() {
     let (head, rest) = doc.split_once(START).unwrap();
     let (table, tail) = rest.split_once(END).unwrap();
     if std::env::var_os("BLESS").is_some() {
-        std::fs::write(DOC, format!("{head}{START}{}{END}{tail}", ops())).unwrap();
+        // Other tests read the page at the same time, so it is replaced in one step.
+        let new = format!("{DOC}.new");
+        std::fs::write(&new, format!("{head}{START}{}{END}{tail}", ops())).unwrap();
+        std::fs::rename(new, DOC).unwrap();
     } else {
         let ops = ops();
         let mut rows = ops

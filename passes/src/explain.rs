@@ -4,17 +4,16 @@
 //!
 //! Before: a compiled program. After: an [`Explanation`] of one value as plain data, and its text.
 
-use crate::alloc::{lifetimes, live_bytes};
 use crate::graph::canonical;
+use crate::occupants::{Occupants, Place, replay};
 use crate::pipeline::Compiled;
 use crate::plan::machine::DEVICE;
 use crate::plan::{Decisions, Gap, Means, Problem, Reason};
 use crate::realise;
 use crate::schedule::lives::variants;
 use ir::graph::Def;
-use ir::schedule::{InstrKind, Loc, Schedule, Why};
-use ir::{Buffer, Graph, Id, Instr, Phase, Pool, StateKind, Table, TensorType, Value, text};
-use std::collections::BTreeMap;
+use ir::schedule::{Loc, Why};
+use ir::{Buffer, Graph, Instr, Phase, Pool, Program, StateKind, Table, TensorType, Value, text};
 use std::fmt::Write;
 
 /// What a tensor is to the step.
@@ -84,110 +83,39 @@ pub fn class(graph: &Graph, value: Value) -> Class {
 
 // --- peak ---
 
-/// What lies on the device where most does.
+/// What lies on the device when most does.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Peak {
-    /// The line; none if the step has none.
-    pub line: Option<Instr>,
-    /// Its text.
+    /// The moment in the step, µs.
+    pub at: f64,
+    /// The line that starts then and brings bytes; as text.
     pub text: String,
-    /// Bytes alive there.
+    /// Bytes taken then.
     pub bytes: u64,
     /// What they are, largest first.
-    pub tensors: Vec<Resident>,
+    pub tensors: Vec<Residence>,
 }
 
-/// A tensor on the device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Resident {
-    /// Its name, or that of its buffer if no value is in it.
-    pub name: String,
-    /// Bytes of its buffer.
-    pub bytes: u64,
-    /// What it is.
-    pub class: Class,
-}
-
-/// The line where most bytes are alive on the device, and what they are.
+/// The moment at which most bytes of the device are taken, and what they are.
 pub fn peak(compiled: &Compiled) -> Peak {
     let program = &compiled.program;
-    let (graph, schedule) = (&program.graph, &program.schedule);
-    let lives = lifetimes(schedule);
-    let live = live_bytes(schedule, &lives, DEVICE);
-    // The first of equally high ones.
-    let line = (0..live.len())
-        .rev()
-        .max_by_key(|&line| live[line])
-        .unwrap_or(0);
-    let mut holds: BTreeMap<Buffer, Value> = BTreeMap::new();
-    replay(graph, schedule, |instr, loc, value| {
-        if instr.is_none_or(|instr| instr.index() <= line) {
-            holds.insert(loc.buffer, value);
-        }
-    });
-    let here =
-        |buffer: Buffer| lives[buffer].start as usize <= line && line < lives[buffer].end as usize;
-    let on_device = schedule
-        .buffers
-        .iter()
-        .filter(|&(buffer, data)| data.pool == DEVICE && here(buffer));
-    let mut tensors: Vec<Resident> = on_device
-        .map(|(buffer, data)| match holds.get(&buffer) {
-            Some(&value) => Resident {
-                name: graph.values[value].name.clone(),
-                bytes: data.bytes,
-                class: class(graph, value),
-            },
-            None => Resident {
-                name: data.name.clone(),
-                bytes: data.bytes,
-                class: Class::Scratch,
-            },
-        })
+    let residences = residences(compiled);
+    let (at, bytes) = fullest(&residences, DEVICE);
+    let mut tensors: Vec<Residence> = residences
+        .into_iter()
+        .filter(|r| r.pool == DEVICE && r.is_at(at))
         .collect();
     tensors.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-    let line_id = schedule.instrs.ids().nth(line);
-    let text = line_id.map_or("the start of the step".into(), |instr| {
-        text::print_instr(graph, schedule, instr)
-    });
+    let new = tensors.iter().filter(|r| r.from == at);
+    let text = new.filter_map(|r| r.line).min().map_or_else(
+        || "the start of the step".into(),
+        |line| text::print_instr(&program.graph, &program.schedule, line),
+    );
     Peak {
-        line: line_id,
+        at,
         text,
-        bytes: live.get(line).copied().unwrap_or(0),
+        bytes,
         tensors,
-    }
-}
-
-/// Tells, line by line, which root each touched place holds after the line. What is there at entry
-/// comes first.
-fn replay(graph: &Graph, schedule: &Schedule, mut seen: impl FnMut(Option<Instr>, Loc, Value)) {
-    let mut holds: BTreeMap<Loc, Value> = BTreeMap::new();
-    for &(value, loc) in &schedule.entry {
-        holds.insert(loc, graph.root(value));
-        seen(None, loc, graph.root(value));
-    }
-    for (instr, data) in schedule.instrs.iter() {
-        match &data.kind {
-            InstrKind::Run {
-                node, args, outs, ..
-            } => {
-                let node = &graph.nodes[*node];
-                for (&loc, &value) in args.iter().zip(&node.inputs) {
-                    seen(Some(instr), loc, graph.root(value));
-                }
-                for (&loc, &value) in outs.iter().zip(&node.outputs) {
-                    holds.insert(loc, value);
-                    seen(Some(instr), loc, value);
-                }
-            }
-            InstrKind::Copy { src, dst, .. } => {
-                if let Some(&value) = holds.get(src) {
-                    holds.insert(*dst, value);
-                    seen(Some(instr), *src, value);
-                    seen(Some(instr), *dst, value);
-                }
-            }
-        }
     }
 }
 
@@ -196,15 +124,17 @@ fn replay(graph: &Graph, schedule: &Schedule, mut seen: impl FnMut(Option<Instr>
 /// A time for which a buffer is taken, in the simulated step.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Residence {
-    /// What lies there: the value's name, or the buffer's if it holds no value, or several.
+    /// What lies there: the value's name, or the buffer's if it is scratch memory.
     pub name: String,
-    /// The value, if it is one.
-    pub value: Option<Value>,
+    /// The values in it; none in scratch memory. A state's old and new value take the same bytes.
+    pub values: Vec<Value>,
+    /// The line that brings it; none if it is there when the step starts.
+    pub line: Option<Instr>,
     /// What it is.
     pub class: Class,
     /// Where.
     pub pool: Pool,
-    /// Bytes of the buffer.
+    /// Bytes.
     pub bytes: u64,
     /// From, µs.
     pub from: f64,
@@ -212,129 +142,139 @@ pub struct Residence {
     pub to: f64,
 }
 
+impl Residence {
+    /// True if it is there at a moment, µs.
+    pub fn is_at(&self, at: f64) -> bool {
+        self.from <= at && at < self.to
+    }
+}
+
 /// What lies where, and when, in a step among others like it: what reaches into the next step
-/// appears at the start, as what is left of the step before. A buffer is taken from the start of
-/// the first line that touches it to the end of the last; what is there at entry or exit, always.
+/// appears at the start, as what is left of the step before. A place is taken from the start of the
+/// first line that touches it to the end of the last; what is there at entry or exit, always. In a
+/// chunk each state's bytes count until their own last use: `sync` lets others use them then.
 pub fn residences(compiled: &Compiled) -> Vec<Residence> {
     let program = &compiled.program;
     let schedule = &program.schedule;
-    let contents = contents(&program.graph, schedule);
-    let spans = spans(compiled);
+    let occupants = Occupants::new(&program.graph, schedule);
+    let spans = spans(compiled, &occupants);
     let mut tenants = Tenants {
         compiled,
+        occupants: &occupants,
         classes: Table::filled(program.graph.values.len(), None),
         residences: vec![],
     };
     for buffer in schedule.buffers.ids() {
-        tenants.add(buffer, &contents[buffer], spans[buffer]);
+        for (place, &span) in occupants.places(buffer).iter().zip(&spans[buffer]) {
+            tenants.add(buffer, place, span);
+        }
     }
     tenants.residences
 }
 
-/// What a buffer comes to hold.
-#[derive(Clone, Default)]
-struct Contents {
-    /// Values, with the line that brings each; `None` at entry.
-    values: Vec<(Option<Instr>, Value)>,
-    /// Offsets in use beside each other, ascending.
-    offsets: Vec<u64>,
+/// How long a place is taken.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    /// From, µs.
+    from: f64,
+    /// Up to, µs; infinite for what is there at entry or exit.
+    to: f64,
+    /// The line that starts first.
+    line: Option<Instr>,
 }
 
-fn contents(graph: &Graph, schedule: &Schedule) -> Table<Buffer, Contents> {
-    let mut contents: Table<Buffer, Contents> =
-        Table::filled(schedule.buffers.len(), Contents::default());
-    replay(graph, schedule, |instr, loc, value| {
-        let Contents { values, offsets } = &mut contents[loc.buffer];
-        if values.last().is_none_or(|&(_, last)| last != value) {
-            values.push((instr, value));
-        }
-        if let Err(at) = offsets.binary_search(&loc.offset) {
-            offsets.insert(at, loc.offset);
-        }
-    });
-    contents
-}
-
-/// From when to when each buffer is taken, µs; infinite at the end for what is there at entry or
-/// exit.
-fn spans(compiled: &Compiled) -> Table<Buffer, (f64, f64)> {
+/// The span of each place of each buffer.
+fn spans(compiled: &Compiled, occupants: &Occupants<'_>) -> Table<Buffer, Vec<Span>> {
     let program = &compiled.program;
     let (schedule, timeline) = (&program.schedule, &compiled.timeline);
-    let untouched = (f64::INFINITY, f64::NEG_INFINITY);
-    let mut spans = Table::filled(schedule.buffers.len(), untouched);
+    let untouched = Span {
+        from: f64::INFINITY,
+        to: f64::NEG_INFINITY,
+        line: None,
+    };
+    let mut spans = Table::new();
+    for buffer in schedule.buffers.ids() {
+        spans.push(vec![untouched; occupants.places(buffer).len()]);
+    }
+    // The places of an access: a chunk's copy touches all of them.
+    let touched = |loc: Loc, bytes: u64| {
+        let places = occupants.places(loc.buffer);
+        let end = loc.offset + bytes;
+        places
+            .iter()
+            .enumerate()
+            .filter(move |(_, place)| place.offset < end && loc.offset < place.offset + place.bytes)
+            .map(|(at, _)| at)
+    };
     for instr in schedule.instrs.ids() {
         schedule.each_access(&program.graph, instr, |access| {
-            let (from, to): &mut (f64, f64) = &mut spans[access.loc.buffer];
-            *from = from.min(timeline.start[instr]);
-            *to = to.max(timeline.end[instr]);
+            for at in touched(access.loc, access.bytes) {
+                let span: &mut Span = &mut spans[access.loc.buffer][at];
+                if timeline.start[instr] < span.from {
+                    (span.from, span.line) = (timeline.start[instr], Some(instr));
+                }
+                span.to = span.to.max(timeline.end[instr]);
+            }
         });
     }
-    for (_, loc) in schedule.entry.iter().chain(&schedule.exit) {
-        spans[loc.buffer] = (0.0, f64::INFINITY);
+    for &(value, loc) in schedule.entry.iter().chain(&schedule.exit) {
+        for at in touched(loc, program.graph.values[value].ty.bytes().max(1)) {
+            spans[loc.buffer][at] = Span {
+                from: 0.0,
+                to: f64::INFINITY,
+                line: None,
+            };
+        }
     }
     spans
 }
 
-/// Collects residences, buffer by buffer.
+/// Collects residences, place by place.
 struct Tenants<'a> {
     compiled: &'a Compiled,
+    occupants: &'a Occupants<'a>,
     classes: Table<Value, Option<Class>>,
     residences: Vec<Residence>,
 }
 
 impl Tenants<'_> {
-    /// Adds the residences in a buffer that is taken from `from` to `to`, µs.
-    fn add(&mut self, buffer: Buffer, contents: &Contents, (from, to): (f64, f64)) {
-        let schedule = &self.compiled.program.schedule;
-        let name = || schedule.buffers[buffer].name.clone();
-        match &contents.values[..] {
-            [] => self.stay(buffer, (from, to), None, Class::Scratch, name()),
-            &[(_, first), ..] if contents.offsets.len() > 1 => {
-                let name = format!("{}: {} tensors", name(), contents.offsets.len());
-                let class = self.class(first);
-                self.stay(buffer, (from, to), None, class, name);
+    /// Adds the residences in a place.
+    fn add(&mut self, buffer: Buffer, place: &Place, span: Span) {
+        let values = &place.values;
+        // A state's new value takes the old one's place: that is one stay.
+        if values.is_empty() || span.to == f64::INFINITY {
+            return self.stay(buffer, place.bytes, values, span);
+        }
+        let start = |instr: Option<Instr>| instr.map(|instr| self.compiled.timeline.start[instr]);
+        let starts: Vec<Option<f64>> = values.iter().map(|&(instr, _)| start(instr)).collect();
+        for k in 0..values.len() {
+            let mut own = span;
+            if let Some(from) = starts[k].filter(|_| k > 0) {
+                (own.from, own.line) = (from, values[k].0);
             }
-            // A state's new value takes the old one's place: that is one stay.
-            &[(_, first), ..] if to == f64::INFINITY => self.value(buffer, (from, to), first),
-            values => {
-                let start =
-                    |instr: Option<Instr>| instr.map(|instr| self.compiled.timeline.start[instr]);
-                let starts: Vec<Option<f64>> =
-                    values.iter().map(|&(instr, _)| start(instr)).collect();
-                for (k, &(_, value)) in values.iter().enumerate() {
-                    let begin = starts[k].filter(|_| k > 0).unwrap_or(from);
-                    let end = starts.get(k + 1).copied().flatten().unwrap_or(to);
-                    self.value(buffer, (begin, end), value);
-                }
-            }
+            own.to = starts.get(k + 1).copied().flatten().unwrap_or(span.to);
+            self.stay(buffer, place.bytes, &values[k..=k], own);
         }
     }
 
-    fn value(&mut self, buffer: Buffer, span: (f64, f64), value: Value) {
-        let name = self.compiled.program.graph.values[value].name.clone();
-        let class = self.class(value);
-        self.stay(buffer, span, Some(value), class, name);
-    }
-
-    fn stay(
-        &mut self,
-        buffer: Buffer,
-        (from, to): (f64, f64),
-        value: Option<Value>,
-        class: Class,
-        name: String,
-    ) {
-        let data = &self.compiled.program.schedule.buffers[buffer];
-        let folded = folded(from, to, self.compiled.timeline.micros).into_iter();
-        self.residences.extend(folded.map(|(from, to)| Residence {
-            name: name.clone(),
-            value,
-            class,
-            pool: data.pool,
-            bytes: data.bytes,
-            from,
-            to,
-        }));
+    /// Adds one residence, in two parts if it reaches into the next step.
+    fn stay(&mut self, buffer: Buffer, bytes: u64, values: &[(Option<Instr>, Value)], span: Span) {
+        let first = values.first().map(|&(_, value)| value);
+        let name = self.occupants.name(buffer, first);
+        let class = first.map_or(Class::Scratch, |value| self.class(value));
+        let step = self.compiled.timeline.micros;
+        for (part, (from, to)) in folded(span.from, span.to, step).into_iter().enumerate() {
+            self.residences.push(Residence {
+                name: name.clone(),
+                values: values.iter().map(|&(_, value)| value).collect(),
+                line: span.line.filter(|_| part == 0 && to - from < step),
+                class,
+                pool: self.compiled.program.schedule.buffers[buffer].pool,
+                bytes,
+                from,
+                to,
+            });
+        }
     }
 
     fn class(&mut self, value: Value) -> Class {
@@ -508,15 +448,20 @@ pub enum Named {
     Value(Value),
     /// The values and states of a module, in the graph's order.
     Module(Vec<Value>),
+    /// The values in a buffer that holds several, as reports name it.
+    Buffer(Vec<Value>),
+    /// Scratch memory: the line that uses it.
+    Scratch(Instr),
     /// A value of the traced graph that the passes removed; what took its place, if something did.
     Removed(Option<Value>),
     /// Nothing; names that are near.
     Unknown(Vec<String>),
 }
 
-/// Looks a name up: a value, with or without `%`; a state's path; an output; a module's path.
-/// `traced` is the graph before any pass.
-pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
+/// Looks a name up: a value, with or without `%`; a state's path; an output; a module's path; a
+/// buffer. `traced` is the graph before any pass.
+pub fn named(program: &Program, traced: &Graph, name: &str) -> Named {
+    let graph = &program.graph;
     let bare = name.strip_prefix('%').unwrap_or(name);
     if let Some(value) = value_named(graph, bare) {
         return Named::Value(value);
@@ -527,6 +472,9 @@ pub fn named(graph: &Graph, traced: &Graph, name: &str) -> Named {
     let members = module_values(graph, bare);
     if !members.is_empty() {
         return Named::Module(members);
+    }
+    if let Some(found) = buffer_named(program, bare) {
+        return found;
     }
     let values = graph.values.values().map(|data| data.name.as_str());
     let paths = graph.states.values().map(|state| state.path.as_str());
@@ -550,6 +498,39 @@ fn value_named(graph: &Graph, name: &str) -> Option<Value> {
         output.map(|output| output.value)
     };
     by_name(graph, name).or_else(state).or_else(output)
+}
+
+/// What a buffer holds.
+fn buffer_named(program: &Program, name: &str) -> Option<Named> {
+    let Program {
+        graph, schedule, ..
+    } = program;
+    let mut buffers = schedule.buffers.iter();
+    let (buffer, _) = buffers.find(|(_, data)| data.name == name)?;
+    let occupants = Occupants::new(graph, schedule);
+    let places = occupants.places(buffer).iter();
+    let values = places.flat_map(|place| &place.values);
+    let mut values: Vec<Value> = values.map(|&(_, value)| value).collect();
+    values.sort_unstable();
+    values.dedup();
+    // A state's new value takes the old one's place; what was decided is the old one's.
+    let old = |value: Value| {
+        let mut states = graph.states.values();
+        let state = states.find(|state| graph.root(state.after) == value);
+        state.map(|state| state.before)
+    };
+    let all = values.clone();
+    values.retain(|&value| old(value).is_none_or(|old| old == value || !all.contains(&old)));
+    let uses = |&instr: &Instr| {
+        let mut found = false;
+        schedule.each_access(graph, instr, |access| found |= access.loc.buffer == buffer);
+        found
+    };
+    match values[..] {
+        [] => schedule.instrs.ids().find(uses).map(Named::Scratch),
+        [value] => Some(Named::Value(value)),
+        _ => Some(Named::Buffer(values)),
+    }
 }
 
 /// What became of a value of the traced graph.
@@ -671,8 +652,8 @@ pub struct Explanation {
     pub micros: f64,
     /// The budget, bytes.
     pub budget: Option<u64>,
-    /// The planner that decided.
-    pub planner: &'static str,
+    /// The planner that decided, and the search that found the plan.
+    pub planner: String,
 }
 
 /// A line that touches the value.
@@ -769,25 +750,13 @@ pub struct Outcome {
 const SIMULATIONS: usize = 16;
 
 /// Explains a value. `problem` is the compiled program's.
-pub fn explain(
-    compiled: &Compiled,
-    problem: &Problem<'_>,
-    asked: Value,
-    planner: &'static str,
-) -> Explanation {
+pub fn explain(compiled: &Compiled, problem: &Problem<'_>, asked: Value) -> Explanation {
     let program = &compiled.program;
-    let (graph, schedule) = (&program.graph, &program.schedule);
+    let graph = &program.graph;
     let value = graph.root(asked);
     let data = &graph.values[value];
     let (module, defined) = definition(graph, value);
-    let at_peak_line = peak(compiled);
-    let stays = stays(compiled, value);
-    let in_device = |stay: &&Stay| stay.pool == schedule.pools[DEVICE].name;
-    let at_peak = at_peak_line.line.is_some_and(|line| {
-        stays.iter().filter(in_device).any(|stay| {
-            stay.from.is_none_or(|from| from <= line) && stay.to.is_none_or(|to| line <= to)
-        })
-    });
+    let peak = peak(compiled);
     let mut explanation = Explanation {
         name: data.name.clone(),
         ty: data.ty.clone(),
@@ -796,14 +765,14 @@ pub fn explain(
         defined,
         shares: shares(graph, asked),
         events: events(compiled, value),
-        stays,
-        at_peak,
-        peak_line: at_peak_line.text,
+        stays: stays(compiled, value),
+        at_peak: peak.tensors.iter().any(|r| r.values.contains(&value)),
+        peak_line: peak.text,
         home: None,
         gaps: vec![],
         micros: compiled.timeline.micros,
         budget: compiled.decided.budget,
-        planner,
+        planner: compiled.planner(),
     };
     if data.ty.bytes() > 0 {
         let mut bench = Bench {

@@ -22,7 +22,7 @@ use std::time::Instant;
 
 pub use crate::list::names;
 pub use crate::manager::{Observer, Report};
-pub use crate::plan::{Budget, Error, Kernels, Options};
+pub use crate::plan::{Budget, Error, Kernels, Options, Planner};
 
 /// A program that [`ir::check`] has proved, and what is known of it.
 #[derive(Clone, Debug)]
@@ -48,6 +48,16 @@ pub struct Compiled {
     /// Of each pool, the most bytes alive at once, a copy's until it is over: no places of these
     /// buffers have a lower peak.
     pub bounds: Table<Pool, u64>,
+}
+
+impl Compiled {
+    /// The planner for reports, with the search that found the plan: `auto (greedy)`.
+    pub fn planner(&self) -> String {
+        match self.options.planner {
+            Planner::Auto => format!("auto ({})", self.decided.origin.name()),
+            planner => planner.name().to_string(),
+        }
+    }
 }
 
 /// A way to compute the loss.

@@ -3,6 +3,7 @@
 use ir::{Device, Graph, Phase, Program};
 use passes::alloc;
 use passes::cost::Roofline;
+use passes::decide::record::Origin;
 use passes::decide::{Decided, Decisions, Gap, Means, Problem, Reason};
 use passes::graph::optimizer::Optimizer;
 use passes::pipeline::{Compiled, Kernels, Options};
@@ -86,6 +87,7 @@ pub fn finish(
         .map_or(0, |plan| plan.peak[ir::table::Id::new(0)]);
     let decided = Decided {
         decisions,
+        origin: Origin::Keep,
         variant,
         figures: Finished {
             peak,

@@ -23,7 +23,7 @@ use trace::Format;
 #[derive(Parser, Debug)]
 #[command(name = "lighterage", version, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// Say on standard error what the compiler does: each pass and draft; -vv says more
+    /// Print more on standard error: each pass and draft of the compiler; -vv prints all
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     /// What to do.
@@ -103,8 +103,15 @@ pub(crate) enum Command {
     Estimate(EstimateArgs),
     /// Solve weight offloading for a chain of layers: which bytes of weights leave the device, and
     /// when
+    #[command(
+        after_help = "Example:\n  lighterage offload solve gpt2.json --memory 9GiB\n\n\
+        docs/offload.md describes the file."
+    )]
     Offload(OffloadArgs),
     /// Plan addresses for the memory blocks in a trace of any program
+    #[command(after_help = "Examples:\n  lighterage alloc stats snapshot.pickle\n  \
+        lighterage alloc plan snapshot.pickle -o plan.csv\n\n\
+        docs/alloc.md describes the formats.")]
     Alloc(AllocArgs),
 }
 
@@ -353,7 +360,8 @@ pub(crate) struct HyperArgs {
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// The tensor: a value's name, with or without %, a parameter's path, or a module's path
+    /// The tensor: a value's name, with or without %, a parameter's path, a module's path, or a
+    /// buffer's name
     #[arg(value_name = "VALUE")]
     pub(crate) value: String,
     #[command(flatten)]

@@ -21,18 +21,17 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let compiled = model::compile(&model.graph, &args.compiling, &machine, Dumps::Stderr)?;
     let graph = &compiled.program.graph;
     let problem = Problem::new(graph, &machine.device, &*machine.cost);
-    let planner = model::options(&args.compiling).planner.name();
     let asked = args.value.strip_prefix('%').unwrap_or(&args.value);
     let name = known_path(&model.tied, graph, asked).unwrap_or(&args.value);
     let explain = |value: Value| {
         let spinner = out::spinner(format!("simulating the alternatives for {name}"));
-        let explanation = explain::explain(&compiled, &problem, value, planner);
+        let explanation = explain::explain(&compiled, &problem, value);
         if let Some(spinner) = &spinner {
             spinner.finish_and_clear();
         }
         explanation
     };
-    match explain::named(graph, &model.graph, name) {
+    match explain::named(&compiled.program, &model.graph, name) {
         Named::Value(value) => show(args, None, &explain(value)),
         Named::Removed(Some(value)) => {
             let note = format!(
@@ -46,13 +45,22 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
             let note = format!(
                 "%{asked} is not in the compiled step: no state, output or gradient needs it"
             );
-            if args.json {
-                out!("{}", json!({"asked": asked, "removed": true, "note": note}));
-            } else {
-                out!("{note}");
-            }
+            no_value(
+                args,
+                json!({"asked": asked, "removed": true, "note": note}),
+                &note,
+            );
         }
-        Named::Module(values) => {
+        Named::Scratch(instr) => {
+            let line = ir::text::print_instr(graph, &compiled.program.schedule, instr);
+            let note = format!("{asked} is scratch memory, which only one line uses: {line}");
+            no_value(
+                args,
+                json!({"asked": asked, "scratch": true, "note": note}),
+                &note,
+            );
+        }
+        Named::Module(values) | Named::Buffer(values) => {
             let rows: Vec<Row> = values
                 .iter()
                 .map(|&value| row(&compiled, &problem, value))
@@ -70,6 +78,15 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Says why there is nothing to explain.
+fn no_value(args: &ExplainArgs, object: Json, note: &str) {
+    if args.json {
+        out!("{object}");
+    } else {
+        out!("{note}");
+    }
 }
 
 /// The path that the graph has for a parameter that has several, if `asked` is one of them.

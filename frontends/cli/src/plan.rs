@@ -16,12 +16,15 @@ use passes::pipeline::{Compiled, LossVariant};
 use passes::plan::machine::{D2H, H2D, HOST};
 use placement::gap;
 use serde_json::{Value as Json, json};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// Tensors at the peak that are named.
 const NAMED: usize = 10;
 /// Rows of the table of budgets, for people.
 const ROWS: usize = 12;
+/// The largest steps up in time of which both sides are among the rows.
+const JUMPS: usize = 3;
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
@@ -58,6 +61,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
             tally: facts.tally,
             curve: &facts.curve,
             times: &times,
+            command: command_line(),
             unsupported: &model.unsupported,
         };
         save_atomically(path, &[report::page(&source).as_bytes()])?;
@@ -72,6 +76,19 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), Failure> {
         false => out::text(&report),
     }
     Ok(())
+}
+
+/// The command line as a shell takes it.
+fn command_line() -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=%,:+@".contains(c);
+    let quoted = |word: String| match !word.is_empty() && word.chars().all(plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    };
+    let words = std::env::args_os().skip(1);
+    let words = words.map(|word| quoted(word.to_string_lossy().into_owned()));
+    let words: Vec<String> = std::iter::once("lighterage".into()).chain(words).collect();
+    words.join(" ")
 }
 
 /// The object that says that no plan fits.
@@ -148,6 +165,7 @@ impl Facts<'_> {
             "optimizer": options.optimizer.name(),
             "update": update_name(options.update),
             "planner": options.planner.name(),
+            "found_by": decided.origin.name(),
             "budget_bytes": decided.budget,
             "planned_peak_bytes": planned_peak,
             "keep_peak_bytes": decided.keep_peak,
@@ -180,6 +198,7 @@ impl Facts<'_> {
                 "hosted_states": count(self.tally.hosted),
             },
             "curve": curve::json(&self.curve),
+            "peak_at_ms": millis(self.peak.at),
             "peak_line": self.peak.text,
             "peak_tensors": tensors,
             "unsupported": unsupported,
@@ -236,7 +255,7 @@ impl Facts<'_> {
             program.schedule.device,
             program.schedule.instrs.len(),
             options.optimizer.name(),
-            options.planner.name()
+            self.compiled.planner()
         )?;
         self.write_bytes(out)?;
         self.write_times(out)?;
@@ -322,7 +341,7 @@ impl Facts<'_> {
                 .iter()
                 .map(|&(change, bound)| format!("{} with {}", micros(bound), change.name()));
             let changes = changes.collect::<Vec<_>>().join(", ");
-            writeln!(out, "  {:<18} {:>10}  {changes}", "", "it would be")?;
+            writeln!(out, "  {:<18} the bound would be {changes}", "")?;
         }
         let link = |stream: Stream| micros(timeline.busy[stream]);
         writeln!(
@@ -365,7 +384,12 @@ impl Facts<'_> {
     }
 
     fn write_peak(&self, out: &mut String) -> std::fmt::Result {
-        writeln!(out, "\nat the peak: {}", self.peak.text)?;
+        writeln!(
+            out,
+            "\nat the peak, {} into the step: {}",
+            micros(self.peak.at),
+            self.peak.text
+        )?;
         let named = self.peak.tensors.iter().take(NAMED);
         let widths = named.clone().map(|t| t.name.chars().count());
         let width = widths.max().unwrap_or(0);
@@ -395,8 +419,10 @@ impl Facts<'_> {
         if self.args.curve {
             return write!(out, "\n{}", curve::table(&self.curve));
         }
+        let rows = curve_rows(&self.curve);
         writeln!(out, "\n{:>12}  {:>13}  predicted step", "budget", "")?;
-        for p in curve_rows(&self.curve) {
+        for &row in &rows {
+            let p = &self.curve[row];
             let chosen = if p.chosen.is_some() { "  <" } else { "" };
             let (bytes, share, time, slower) = (
                 short(p.bytes),
@@ -408,6 +434,10 @@ impl Facts<'_> {
                 out,
                 "{bytes:>12}  {share}  {time:>10}  +{slower:.1}%{chosen}"
             )?;
+        }
+        let (shown, all) = (rows.len(), self.curve.len());
+        if shown < all {
+            writeln!(out, "{shown} of {all} rows; --curve prints all")?;
         }
         Ok(())
     }
@@ -464,17 +494,50 @@ impl Facts<'_> {
     }
 }
 
-/// Rows of the curve, evenly chosen; the first, the last and the one that was chosen are among
-/// them.
-fn curve_rows(curve: &[Point]) -> Vec<&Point> {
+/// Positions of the points that are printed, ascending: the first, the last, the chosen one, both
+/// sides of the largest steps up in time, and points between them.
+fn curve_rows(curve: &[Point]) -> Vec<usize> {
     if curve.len() <= ROWS {
-        return curve.iter().collect();
+        return (0..curve.len()).collect();
     }
-    let even = (0..ROWS - 1).map(|row| row * (curve.len() - 1) / (ROWS - 2));
-    let mut rows: Vec<usize> = even
-        .chain(curve.iter().position(|p| p.chosen.is_some()))
-        .collect();
-    rows.sort_unstable();
-    rows.dedup();
-    rows.into_iter().map(|row| &curve[row]).collect()
+    let mut jumps: Vec<usize> = (1..curve.len()).collect();
+    let rise = |&at: &usize| curve[at].micros / curve[at - 1].micros.max(f64::MIN_POSITIVE);
+    jumps.sort_by(|a, b| rise(b).total_cmp(&rise(a)).then(a.cmp(b)));
+    let mut rows: BTreeSet<usize> = [0, curve.len() - 1].into();
+    rows.extend(curve.iter().position(|p| p.chosen.is_some()));
+    rows.extend(jumps.into_iter().take(JUMPS).flat_map(|at| [at - 1, at]));
+    // The rest goes into the middle of the widest gaps.
+    while rows.len() < ROWS {
+        let pairs = rows.iter().zip(rows.iter().skip(1));
+        let widest = pairs.max_by_key(|&(a, b)| (b - a, std::cmp::Reverse(*a)));
+        let Some((a, b)) = widest.filter(|&(a, b)| b - a > 1) else {
+            break;
+        };
+        rows.insert(a.midpoint(*b));
+    }
+    rows.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_of_a_jump_are_printed() {
+        let point = |k: u64, micros: f64| Point {
+            bytes: 1000 - k,
+            micros,
+            of_keep: 1.0,
+            slower: 0.0,
+            micros_per_percent: None,
+            chosen: None,
+        };
+        let time = |k: u64| if k < 37 { 1.0 } else { 2.0 } + 1e-4 * k as f64;
+        let curve: Vec<Point> = (0..60).map(|k| point(k, time(k))).collect();
+        let rows = curve_rows(&curve);
+        assert_eq!(rows.len(), ROWS);
+        assert!(rows.contains(&36) && rows.contains(&37), "{rows:?}");
+        assert_eq!((rows[0], rows[ROWS - 1]), (0, 59));
+        assert_eq!(curve_rows(&curve[..3]), [0, 1, 2]);
+    }
 }

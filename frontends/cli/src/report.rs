@@ -30,6 +30,8 @@ pub(crate) struct Source<'a> {
     pub(crate) tally: Tally,
     pub(crate) curve: &'a [Point],
     pub(crate) times: &'a [PassTime],
+    /// The command line.
+    pub(crate) command: String,
     pub(crate) unsupported: &'a [torch::Unsupported],
 }
 
@@ -151,7 +153,7 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         "<section id=\"time\">\n<h2>One step in time</h2>\n<p class=\"lead\">A step of {}, \
          simulated, among others like it. \
          Drag to pan; Ctrl, Shift or ⌘ and the wheel zoom, as do the buttons; click a moment to \
-         see who is there.</p>\n\
+         see the tensors in memory.</p>\n\
          <div class=\"tools\"><button type=\"button\" data-zoom=\"in\">+</button><button \
          type=\"button\" \
          data-zoom=\"out\">−</button><button type=\"button\" data-zoom=\"all\">whole \
@@ -171,6 +173,7 @@ fn write(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     decisions(out, source)?;
     budgets(out, source)?;
     streams(out, source)?;
+    made_by(out, source)?;
     passes(out, source.times)?;
     unsupported(out, source.unsupported)?;
     writeln!(
@@ -217,7 +220,7 @@ fn head(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
         escaped(&graph.name),
         escaped(&schedule.device),
         escaped(&optimizer),
-        escaped(options.planner.name()),
+        escaped(&source.compiled.planner()),
         grouped_digits(schedule.instrs.len())
     )?;
     writeln!(out, "<dl class=\"figures\">")?;
@@ -371,12 +374,12 @@ fn peak(
     grouped: &Grouped,
 ) -> std::fmt::Result {
     let (at, bytes) = explain::fullest(residences, DEVICE);
-    let here = |(_, r): &(usize, &Residence)| r.pool == DEVICE && r.from <= at && at < r.to;
+    let here = |(_, r): &(usize, &Residence)| r.pool == DEVICE && r.is_at(at);
     let mut there: Vec<(usize, &Residence)> = residences.iter().enumerate().filter(here).collect();
     there.sort_by(|(_, a), (_, b)| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     writeln!(
         out,
-        "<section id=\"peak\">\n<h2>Who is there</h2>\n<p class=\"lead\" id=\"moment\">At the \
+        "<section id=\"peak\">\n<h2>Tensors in memory</h2>\n<p class=\"lead\" id=\"moment\">At the \
          peak, {} into the step: {} in {} \
          tensors. The pool has {}{}.</p>\n<div class=\"beside\">",
         duration(at),
@@ -384,7 +387,7 @@ fn peak(
         there.len(),
         short(source.compiled.planned_peak),
         if bytes < source.compiled.planned_peak {
-            ": the rest lies in gaps between tensors"
+            ": the rest lies between tensors, or in chunks of which a part is in use"
         } else {
             ""
         }
@@ -507,6 +510,39 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
          tall\"><table \
          id=\"decisions\"><thead></thead><tbody></tbody></table></div>\n</section>"
     )
+}
+
+/// The command that wrote the page, and the figures of the device that predictions come from.
+fn made_by(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
+    let device = source.problem.device;
+    let rate = |bytes: f64| format!("{}/s", short(bytes as u64));
+    let flops = |flops: f64| format!("{:.1} TFLOP/s", flops / 1e12);
+    let rows = [
+        ("device memory", short(device.device_bytes)),
+        ("host memory", short(device.host_bytes)),
+        ("f32 products", flops(device.f32_flops)),
+        ("bf16 and f16 products", flops(device.bf16_flops)),
+        ("memory bandwidth", rate(device.memory_bandwidth)),
+        ("start of a kernel", duration(device.launch_micros)),
+        ("link, one direction", rate(device.link_bandwidth)),
+        (
+            "link, both directions",
+            format!("{} each", rate(device.link_bandwidth * device.duplex)),
+        ),
+        ("start of a copy", duration(device.link_micros)),
+        ("updates on the host", rate(device.host_bandwidth)),
+    ];
+    writeln!(
+        out,
+        "<section id=\"device\">\n<h2>Command and device</h2>\n\
+         <p><code>{}</code></p>\n<table><tbody>",
+        escaped(&source.command)
+    )?;
+    for (what, value) in rows {
+        let value = escaped(&value);
+        writeln!(out, "<tr><td>{what}</td><td class=\"n\">{value}</td></tr>")?;
+    }
+    writeln!(out, "</tbody></table>\n</section>")
 }
 
 /// The smallest budget that fits, bytes.
@@ -714,7 +750,7 @@ impl Grouped {
             Class::Buffer | Class::Const | Class::Rng => 2,
             Class::Input => 6,
             Class::Scratch => 7,
-            _ if r.value.is_some_and(|value| is_output[graph.root(value)]) => 6,
+            _ if r.values.iter().any(|&value| is_output[graph.root(value)]) => 6,
             Class::Gradient => 3,
             Class::Activation => 4,
             Class::Update => 5,

@@ -174,6 +174,35 @@ fn plan_reports_to_people() {
 }
 
 #[test]
+fn names_in_reports_are_names_that_explain_knows() {
+    let args = format!(
+        "{} --optimizer adamw --device h100 --budget 20%",
+        model(GPT2)
+    );
+    let object = &run(&format!("plan {args} --json")).expect(0).json()[0];
+    let tensors = object["peak_tensors"].as_array().unwrap();
+    // One of each class: a parameter that came in a chunk, and scratch memory, among them.
+    let mut classes = std::collections::BTreeMap::new();
+    for tensor in tensors {
+        classes.insert(tensor["class"].as_str().unwrap(), &tensor["name"]);
+    }
+    assert!(classes.contains_key("param") && classes.contains_key("scratch"));
+    for name in classes.values() {
+        run(&format!("explain {args} {}", name.as_str().unwrap())).expect(0);
+    }
+    let chunk = run(&format!("explain {args} c0.host")).expect(0).out;
+    assert!(chunk.contains("lives on the host"), "{chunk}");
+    assert!(!chunk.contains("kept"), "{chunk}");
+    // What `auto` chose from is named.
+    let found = object["found_by"].as_str().unwrap();
+    let report = run(&format!("plan {args}")).expect(0).out;
+    assert!(
+        report.contains(&format!("planner auto ({found})")),
+        "{report}"
+    );
+}
+
+#[test]
 fn what_does_not_fit_exits_with_3_and_says_what_would() {
     let args = format!("plan {} --optimizer adamw --device test", mlp());
     let refused = run(&format!("{args} --budget 1KiB"))

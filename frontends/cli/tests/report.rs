@@ -134,6 +134,13 @@ fn the_page_has_the_figures_and_needs_nothing_else() {
     );
     let page = std::fs::read_to_string(&file).unwrap();
 
+    for words in [
+        &format!("<code>lighterage {args} --report {file}</code>"),
+        "memory bandwidth",
+        "start of a kernel",
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
     let tags = balanced(&page);
     for (tag, n) in [
         ("html", 1),

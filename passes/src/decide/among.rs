@@ -3,7 +3,7 @@
 use super::choose::{self, Aim, Asked};
 use super::greedy;
 use super::propose::propose;
-use super::record::{self, Draft, Record, Wanted};
+use super::record::{self, Draft, Origin, Record, Wanted};
 use super::shortage::infeasible;
 use crate::plan::machine::{DEVICE, HOST};
 use crate::plan::tuning::{AS_FAST, NOTHING};
@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 pub struct Decided {
     /// The decisions.
     pub decisions: Decisions,
+    /// The search that found them.
+    pub origin: Origin,
     /// How long buffers hold their bytes in it.
     pub variant: Variant,
     /// What the plan needs and takes. The compiled program has the same figures.
@@ -74,6 +76,7 @@ pub fn decide_among(
     };
     let mut decided = Decided {
         decisions: Decisions::clone(&record.decisions),
+        origin: record.origin,
         variant: record.variant,
         figures: Finished {
             peak: record.peak,

@@ -218,6 +218,7 @@ impl<'a> Entry<'a> {
                 vec![Entry {
                     bound,
                     known: Known::Record(Record {
+                        origin: self.draft.origin,
                         decisions,
                         peak,
                         host,

@@ -139,7 +139,7 @@ pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
 fn host_rate(problem: &Problem<'_>) -> f64 {
     let graph = problem.graph;
     let (mut bytes, mut micros) = (0u64, 0.0);
-    for &node in problem.groups.iter().flat_map(|group| &group.updates) {
+    for &node in problem.groups.values().flat_map(|group| &group.updates) {
         // Parameters and moments, which the update changes, and the gradients, which are as large
         // as parameters.
         let states = states_of(problem, node);

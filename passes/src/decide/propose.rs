@@ -1,6 +1,6 @@
 //! Runs the planners: every part of their work, on as many threads as there are processors.
 
-use super::record::{self, Draft, Wanted};
+use super::record::{self, Draft, Origin, Wanted};
 use super::{greedy, layout, recompute, weights};
 use crate::plan::tuning::{HOSTED, REMAT_STARTS, RUNGS};
 use crate::plan::{Planner, Problem};
@@ -10,6 +10,7 @@ use rayon::prelude::*;
 /// possible.
 struct Part<'a> {
     planner: Planner,
+    origin: Origin,
     is_trajectory: bool,
     drafts: Drafts<'a>,
 }
@@ -19,32 +20,45 @@ type Drafts<'a> = Box<dyn Fn(&Wanted) -> Vec<Draft> + Sync + 'a>;
 
 /// What a planner has to do. `auto` does what all of them do, so that no other is better.
 fn parts<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Part<'a>> {
+    let mut parts = vec![];
     let planners = Planner::ALL.into_iter();
-    planners
-        .filter(|&own| planner == own || planner == Planner::Auto)
-        .flat_map(|own| {
-            let drafts = match own {
-                Planner::Auto => auto_parts(problem),
-                Planner::Keep => vec![],
-                Planner::Greedy => jump_parts(problem),
-                Planner::Offload => vec![boxed(|_| weights::drafts(problem))],
-                Planner::Protrain => vec![boxed(|wanted| layout::drafts(problem, RUNGS, wanted))],
-            };
-            let trajectories = match own {
-                Planner::Greedy => trajectory_parts(problem),
-                _ => vec![],
-            };
-            let part = move |is_trajectory| {
-                move |drafts| Part {
-                    planner: own,
-                    is_trajectory,
-                    drafts,
-                }
-            };
-            let drafts = drafts.into_iter().map(part(false));
-            drafts.chain(trajectories.into_iter().map(part(true)))
-        })
-        .collect()
+    for own in planners.filter(|&own| planner == own || planner == Planner::Auto) {
+        let mut add = |origin, is_trajectory, drafts: Vec<Drafts<'a>>| {
+            parts.extend(drafts.into_iter().map(|drafts| Part {
+                planner: own,
+                origin,
+                is_trajectory,
+                drafts,
+            }));
+        };
+        match own {
+            Planner::Auto => {
+                add(Origin::Remat, false, remat_parts(problem));
+                add(
+                    Origin::Blocks,
+                    false,
+                    vec![boxed(|_| layout::parts(problem))],
+                );
+            }
+            Planner::Keep => {}
+            Planner::Greedy => {
+                add(Origin::Greedy, false, jump_parts(problem));
+                add(Origin::Greedy, true, trajectory_parts(problem));
+            }
+            Planner::Offload => {
+                add(
+                    Origin::Offload,
+                    false,
+                    vec![boxed(|_| weights::drafts(problem))],
+                );
+            }
+            Planner::Protrain => {
+                let ladder = boxed(|wanted| layout::drafts(problem, RUNGS, wanted));
+                add(Origin::Protrain, false, vec![ladder]);
+            }
+        }
+    }
+    parts
 }
 
 fn boxed<'a>(drafts: impl Fn(&Wanted) -> Vec<Draft> + Sync + 'a) -> Drafts<'a> {
@@ -57,11 +71,12 @@ fn is_distinct(problem: &Problem<'_>, share: f64) -> bool {
     n_hosted > 0 && (share == 1.0 || n_hosted < problem.groups.len())
 }
 
-fn auto_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
+fn remat_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
     let starts = REMAT_STARTS.into_iter();
-    let starts = starts.filter(|start| start.0 == 0.0 || is_distinct(problem, start.0));
-    let solved = starts.map(|start| boxed(move |wanted| recompute::drafts(problem, start, wanted)));
-    solved.chain([boxed(|_| layout::parts(problem))]).collect()
+    starts
+        .filter(|start| start.0 == 0.0 || is_distinct(problem, start.0))
+        .map(|start| boxed(move |wanted| recompute::drafts(problem, start, wanted)))
+        .collect()
 }
 
 fn jump_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
@@ -116,8 +131,11 @@ pub(super) fn propose(
             .map(|&k| (all[k].1.drafts)(&wanted))
             .collect();
         let mut possible = f64::INFINITY;
-        for (k, drafts) in now.into_iter().zip(drafts) {
-            let problem = &problems[all[k].0];
+        for (k, mut drafts) in now.into_iter().zip(drafts) {
+            let (problem, part) = (&problems[all[k].0], &all[k].1);
+            drafts
+                .iter_mut()
+                .for_each(|draft| draft.origin = part.origin);
             ended = ended.min(wanted.end(problem, &drafts).unwrap_or(f64::INFINITY));
             possible = possible.min(wanted.fastest(problem, &drafts));
             done[k] = drafts;

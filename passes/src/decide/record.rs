@@ -17,9 +17,31 @@ use ir::Schedule;
 use rayon::prelude::*;
 use std::sync::Arc;
 
+ir::named! {
+    /// The search that proposed a draft. `--planner auto` runs all of them.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub enum Origin {
+        /// Nothing leaves the device.
+        #[default]
+        Keep = "keep",
+        /// The planner `greedy`.
+        Greedy = "greedy",
+        /// The planner `offload`.
+        Offload = "offload",
+        /// The planner `protrain`.
+        Protrain = "protrain",
+        /// Recomputation solved for the whole step at once, beside swaps.
+        Remat = "rematerialization",
+        /// Each block computes again what takes no product.
+        Blocks = "blocks",
+    }
+}
+
 /// A proposal.
 #[derive(Clone, Debug)]
 pub struct Draft {
+    /// The search that proposed it; [`propose`](super::propose) tells.
+    pub origin: Origin,
     /// The decisions; there may be thousands of drafts.
     pub decisions: Arc<Decisions>,
     /// The most bytes alive on the device at one line: no plan needs fewer.
@@ -35,6 +57,8 @@ pub struct Draft {
 /// What decisions need and take, placed and simulated.
 #[derive(Clone, Debug)]
 pub struct Record {
+    /// The search that proposed it.
+    pub origin: Origin,
     /// The decisions; shared by the variants.
     pub decisions: Arc<Decisions>,
     /// Peak of the device's pool, bytes.
@@ -129,6 +153,7 @@ pub fn draft(
     let timeline = lines.unlimited();
     let [live, host] = live_peaks(schedule);
     let draft = Draft {
+        origin: Origin::default(),
         decisions: Arc::new(decisions.clone()),
         live,
         host,
@@ -175,6 +200,7 @@ fn draft_ahead(
             reorder(&mut early, &order);
             let [live, host] = live_peaks(&early);
             draft = Draft {
+                origin: draft.origin,
                 decisions: Arc::new(Decisions {
                     ahead,
                     ..Decisions::clone(&draft.decisions)
@@ -377,6 +403,7 @@ fn record(
     }
     let Finished { peak, host, micros } = realise::finish(problem, &schedule, &own);
     Some(Record {
+        origin: draft.origin,
         decisions: draft.decisions.clone(),
         peak,
         host,

@@ -2,6 +2,7 @@
 
 use super::record::Record;
 use crate::alloc::{Lifetime, live_bytes};
+use crate::occupants::Occupants;
 use crate::plan::machine::DEVICE;
 use crate::plan::{Error, Infeasible, Planner, Problem};
 use crate::realise;
@@ -25,13 +26,18 @@ pub(super) fn infeasible(
         .max_by_key(|&line| live[line])
         .unwrap_or(0);
     let here = |life: Lifetime| life.start as usize <= line && line < life.end as usize;
-    let buffers = schedule
+    let occupants = Occupants::new(problem.graph, &schedule);
+    let mut live: Vec<(String, u64)> = vec![];
+    for (buffer, _) in schedule
         .buffers
         .iter()
-        .filter(|(buffer, data)| data.pool == pool && here(lives[*buffer]));
-    let mut live: Vec<(String, u64)> = buffers
-        .map(|(_, data)| (data.name.clone(), data.bytes))
-        .collect();
+        .filter(|(buffer, data)| data.pool == pool && here(lives[*buffer]))
+    {
+        for place in occupants.places(buffer) {
+            let name = occupants.name(buffer, place.at(ir::table::Id::new(line)));
+            live.push((name, place.bytes));
+        }
+    }
     live.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
     let line = match schedule.instrs.get(ir::table::Id::new(line)) {
         Some(_) => ir::text::print_instr(problem.graph, &schedule, ir::table::Id::new(line)),

@@ -16,4 +16,4 @@ pub mod users;
 pub use decisions::{Decisions, Gap, Means, Reason};
 pub use error::{Error, Illegal, Infeasible};
 pub use options::{Budget, Extent, Kernels, Limits, Options, Planner};
-pub use problem::{Group, Problem};
+pub use problem::{Group, GroupData, Problem};

@@ -39,7 +39,7 @@ pub struct Problem<'a> {
     /// The repeated block that each node is in.
     pub block_of: Table<Node, Option<usize>>,
     /// States that may live on the host and be updated there, together.
-    pub groups: Vec<Group>,
+    pub groups: Table<Group, GroupData>,
     /// Bytes that each node's kernel may use while it runs.
     pub scratch: Table<Node, u64>,
     /// Bytes that the host's pool may hold; `None` if nothing limits it. Set here alone: planners
@@ -49,9 +49,14 @@ pub struct Problem<'a> {
     pub heuristics: Heuristics,
 }
 
+ir::ids! {
+    /// A group of states that move to the host together.
+    Group = "g";
+}
+
 /// The states of one block of the model, and the nodes that update them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Group {
+pub struct GroupData {
     /// Parameters, in the order in which the step first uses them.
     pub params: Vec<State>,
     /// The same, as they come and go together: each long enough for the link.
@@ -62,7 +67,7 @@ pub struct Group {
     pub updates: Vec<Node>,
 }
 
-impl Group {
+impl GroupData {
     /// Lets the states, which live on the host, come in chunks and be updated there.
     pub(crate) fn add_to(&self, decisions: &mut Decisions) {
         decisions
@@ -141,7 +146,7 @@ impl<'a> Problem<'a> {
             leaves,
             block_of: block_of(graph, &blocks),
             blocks,
-            groups: vec![],
+            groups: Table::new(),
             scratch: scratch.collect(),
             host_limit: None,
             heuristics: Heuristics::default(),
@@ -170,7 +175,7 @@ impl<'a> Problem<'a> {
 
     /// Parameters that one optimizer node updates, with all that it updates: those of a block
     /// together, others alone.
-    fn groups(&self) -> Vec<Group> {
+    fn groups(&self) -> Table<Group, GroupData> {
         let graph = self.graph;
         let mut by_node: BTreeMap<Node, Vec<State>> = BTreeMap::new();
         for (state, data) in graph.states.iter() {
@@ -178,7 +183,7 @@ impl<'a> Problem<'a> {
                 by_node.entry(node).or_default().push(state);
             }
         }
-        let mut groups: BTreeMap<(u32, Option<usize>), Group> = BTreeMap::new();
+        let mut groups: BTreeMap<(u32, Option<usize>), GroupData> = BTreeMap::new();
         let mut firsts: BTreeMap<usize, u32> = BTreeMap::new();
         let mut updates: Vec<(u32, Node, Vec<State>)> = vec![];
         for (&node, states) in &by_node {
@@ -213,11 +218,12 @@ impl<'a> Problem<'a> {
                 .push(state);
             }
         }
-        let mut groups: Vec<Group> = groups.into_values().collect();
-        groups
-            .iter_mut()
-            .for_each(|group| group.chunks = self.chunks(&group.params));
-        groups
+        let mut table = Table::new();
+        for mut group in groups.into_values() {
+            group.chunks = self.chunks(&group.params);
+            table.push(group);
+        }
+        table
     }
 
     /// The other nodes of the update whose last node is `update`: nodes of the optimizer that only
@@ -276,7 +282,7 @@ impl<'a> Problem<'a> {
     /// 3.1.1).
     pub fn hosted(&self, share: f64) -> Decisions {
         let mut decisions = Decisions::default();
-        for group in self.groups.iter().rev().take(self.n_hosted(share)) {
+        for group in self.groups.values().rev().take(self.n_hosted(share)) {
             for &state in group.params.iter().chain(&group.moments) {
                 decisions.hosted.insert(state, self.hosted_reason(state));
             }
@@ -400,9 +406,8 @@ mod tests {
         let device = crate::devices::named("test").unwrap();
         let cost = Roofline::new(&device);
         let problem = Problem::new(&graph, &device, &cost);
-        let [group] = &problem.groups[..] else {
-            panic!("the parameter should have one group: {:?}", problem.groups);
-        };
+        assert_eq!(problem.groups.len(), 1);
+        let group = &problem.groups[Group::nth(0)];
         let names: Vec<&str> = group.updates.iter().map(|&n| graph.node_name(n)).collect();
         // The mean reads the gradient alone; the count of steps and the clipping are for all.
         assert_eq!(names, ["row'", "scaled", "w'"]);

@@ -1,6 +1,6 @@
 //! What a round chooses among: [`Cut`], and the taste that chooses its means.
 
-use crate::plan::{Decisions, Gap, Means, Problem, Reason};
+use crate::plan::{Decisions, Gap, Group, Means, Problem, Reason};
 use ir::Value;
 use ir::graph::Def;
 use smallvec::SmallVec;
@@ -73,7 +73,7 @@ pub(super) struct Cut {
     /// The first line whose memory it frees.
     pub(super) line: u32,
     /// The group whose states are to live on the host, and to be updated there.
-    pub(super) group: Option<usize>,
+    pub(super) group: Option<Group>,
     /// Time that the host's updates take, µs.
     pub(super) host: f64,
 }

@@ -1,9 +1,9 @@
 //! What a swap adds to the step, estimated from the last simulation.
 
 use super::cut::Cut;
-use crate::plan::Problem;
 use crate::plan::machine::{COMPUTE, D2H, H2D, ON_HOST};
 use crate::plan::tuning::{HIDDEN_COPY, HOST_HIDES, LINK_HIDES};
+use crate::plan::{Group, Problem};
 use crate::sim::Timeline;
 use ir::{Id, Instr};
 
@@ -71,7 +71,7 @@ impl Prices<'_> {
     }
 
     /// Time that the host takes for the updates of a group, µs.
-    pub(super) fn host(&self, group: usize) -> f64 {
+    pub(super) fn host(&self, group: Group) -> f64 {
         let updates = self.problem.groups[group].updates.iter();
         updates
             .map(|&node| self.problem.cost.host(self.problem.graph, node))

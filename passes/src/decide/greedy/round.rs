@@ -5,7 +5,7 @@ use super::cut::{Cut, Frees, Gaps, Score, Taste};
 use super::lines::{Above, MaxTree};
 use super::occupancy::{Idle, Occupancy};
 use super::prices::{Load, Prices};
-use crate::plan::{Decisions, Gap, Means, Problem};
+use crate::plan::{Decisions, Gap, Group, Means, Problem};
 use crate::sim::Timeline;
 use ir::schedule::{Buffer, InstrKind, Schedule};
 use ir::{Id, Instr, Phase, State, Table, Value};
@@ -331,7 +331,7 @@ impl<'a> Round<'a> {
 
     /// Groups of states that might live on the host and be updated there.
     fn groups(&self, homes: &Table<State, Option<Home>>, above: &Above) -> Vec<Cut> {
-        let groups = 0..self.problem.groups.len();
+        let groups = self.problem.groups.ids();
         groups
             .filter_map(|group| self.group(group, homes, above))
             .collect()
@@ -339,13 +339,8 @@ impl<'a> Round<'a> {
 
     /// The candidate of a group, if all its states are at home. Its parameters come for their uses;
     /// its moments never come.
-    fn group(
-        &self,
-        number: usize,
-        homes: &Table<State, Option<Home>>,
-        above: &Above,
-    ) -> Option<Cut> {
-        let group = &self.problem.groups[number];
+    fn group(&self, id: Group, homes: &Table<State, Option<Home>>, above: &Above) -> Option<Cut> {
+        let group = &self.problem.groups[id];
         let n = self.schedule.instrs.len();
         let (mut gaps, mut frees) = (Gaps::new(), Frees::new());
         let (mut bytes, mut sent) = (0, 0);
@@ -374,8 +369,8 @@ impl<'a> Round<'a> {
         let mut cut = Cut {
             sent,
             room: self.prices.start(first) + step - self.prices.start(last),
-            group: Some(number),
-            host: self.prices.host(number),
+            group: Some(id),
+            host: self.prices.host(id),
             ..Cut::new(gaps, frees, bytes)
         };
         cut.swap = self.prices.swap(&cut, Load::default());
