@@ -12,6 +12,10 @@ pub struct Occupants<'a> {
     places: Table<Buffer, Vec<Place>>,
 }
 
+/// Values in the order in which they come, each with the line that brings it; `None` for what is
+/// there when the step starts.
+pub type Arrivals = Vec<(Option<Instr>, Value)>;
+
 /// A part of a buffer that holds one value at a time: a chunk has one for each of its states, every
 /// other buffer has one.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -20,9 +24,8 @@ pub struct Place {
     pub offset: u64,
     /// Bytes.
     pub bytes: u64,
-    /// The values in the order in which they come, each with the line that brings it; `None` for
-    /// what is there when the step starts. Empty for scratch memory.
-    pub values: Vec<(Option<Instr>, Value)>,
+    /// What it holds. Empty for scratch memory.
+    pub values: Arrivals,
 }
 
 impl Place {
@@ -37,7 +40,7 @@ impl Place {
 impl<'a> Occupants<'a> {
     /// The occupants of every buffer.
     pub fn new(graph: &'a Graph, schedule: &'a Schedule) -> Occupants<'a> {
-        let mut places: Table<Buffer, BTreeMap<u64, Vec<(Option<Instr>, Value)>>> =
+        let mut places: Table<Buffer, BTreeMap<u64, Arrivals>> =
             Table::filled(schedule.buffers.len(), BTreeMap::new());
         replay(graph, schedule, |instr, loc, value| {
             let values = places[loc.buffer].entry(loc.offset).or_default();
@@ -46,7 +49,7 @@ impl<'a> Occupants<'a> {
             }
         });
         let bytes = |value: Value| buffer_bytes(graph.values[value].ty.bytes());
-        let place = |(offset, values): (u64, Vec<(Option<Instr>, Value)>)| Place {
+        let place = |(offset, values): (u64, Arrivals)| Place {
             offset,
             bytes: values.iter().map(|&(_, v)| bytes(v)).max().unwrap_or(0),
             values,

@@ -580,3 +580,19 @@ fn generated_kernels_are_shown_as_text() {
     assert!(json["summary"]["planned_peak_bytes"].as_u64() > Some(0));
     run(&compile("")).expect(2).says(&["--output"]);
 }
+
+#[test]
+fn the_page_about_ops_runs_its_graph() {
+    let page = std::fs::read_to_string("../../docs/adding-an-op.md").unwrap();
+    let start = page.find("graph try {").unwrap();
+    let graph = &page[start..start + page[start..].find("```").unwrap()];
+    let folder = Folder::new("try");
+    let file = folder.write("try.ir", graph);
+    let none = folder.write("none.safetensors", b"\x02\0\0\0\0\0\0\0{}");
+    let loss = |kernels: &str| {
+        let args = format!("train {file} --batches {none} --init normal:1 --steps 1 --json");
+        let lines = run(&format!("{args} --kernels {kernels}")).expect(0).json();
+        losses(&lines)[0]
+    };
+    assert!((loss("plain") - loss("generated")).abs() < 1e-5);
+}
