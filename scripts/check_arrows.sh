@@ -3,7 +3,7 @@
 #
 #   ir <- placement; ir, artifact, papers, placement <- passes <- codegen <- lighterage, cli
 #   placement <- papers, addresses <- trace <- cli      ir <- lower <- torch, trace <- cli
-#   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin, tests
+#   artifact <- codegen, runtime                        runtime <- cli, tests    ptx <- standin <- tests
 #   ops <- ir, runtime
 #
 # ops is the table of operations, which compiler and runtime share: plain data without dependencies,
@@ -34,7 +34,7 @@ allowed() {
     codegen) echo ir passes artifact ;;
     runtime) echo ops artifact ;;
     standin) echo ptx ;;
-    cli | tests) echo ops ir passes codegen lower torch trace artifact runtime alloc ptx placement addresses papers ;;
+    cli | tests) echo ops ir passes codegen lower torch trace artifact runtime alloc ptx standin placement addresses papers ;;
     *) return 1 ;;
     esac
 }

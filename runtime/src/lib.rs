@@ -15,11 +15,14 @@
 //! From top to bottom: [`validate`](validate()) proves that an artifact may be run; [`Machine`]
 //! runs it on threads (or shuffled, to test the plan), over a [`Backend`], which has the memory; on
 //! the CPU, [`kernels`] compute, on a [`Team`]. **Invariant:** no unsafe code but in `memory`, in
-//! [`kernel`], in one call of the kernels' `product` and in `code`, which loads and calls generated
-//! kernels; all of it leans on what `validate` proves.
+//! [`kernel`], in one call of the kernels' `product`, in `code`, which loads and calls generated
+//! kernels, and in `cuda`, at the border to a GPU's driver; all of it leans on what `validate`
+//! proves.
 
 mod access;
 mod code;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod init;
 pub mod kernel;

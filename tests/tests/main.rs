@@ -6,6 +6,7 @@ mod attention;
 mod blocks;
 mod budgets;
 mod choices;
+mod cuda;
 mod determinism;
 mod docs;
 mod filetests;

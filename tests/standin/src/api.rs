@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "a C interface")]
 #![allow(non_snake_case, reason = "the names are the driver's")]
 
+use crate::facts::Facts;
 use crate::options::Options;
 use crate::status::Status;
 use crate::world::{Command, Done, World};
@@ -40,9 +41,11 @@ fn world() -> MutexGuard<'static, World> {
     WORLD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn call(needs_context: bool, does: impl FnOnce(&mut World) -> Done<()>) -> u32 {
+fn call(name: &'static str, needs_context: bool, does: impl FnOnce(&mut World) -> Done<()>) -> u32 {
     let mut world = world();
-    let done = world.enter(needs_context).and_then(|()| does(&mut world));
+    let done = world
+        .enter(name, needs_context)
+        .and_then(|()| does(&mut world));
     done.err().unwrap_or(Status::SUCCESS).0
 }
 
@@ -66,7 +69,7 @@ macro_rules! driver {
     )*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($arg: $ty),*) -> u32 {
-            call($needs_context, |$world| {
+            call(stringify!($name), $needs_context, |$world| {
                 // SAFETY: the caller keeps to cuda.h: results have room, texts end with a zero,
                 // host memory is valid until the copy has run.
                 #[allow(unused_unsafe, reason = "some functions take no pointer")]
@@ -137,6 +140,7 @@ driver! { true:
     fn cuMemFree_v2(world, address: u64) { world.free(address) }
     fn cuMemHostAlloc(world, address: *mut Handle, bytes: usize, _flags: c_uint) {
         let allocated = world.pinned.allocate(bytes).ok_or(Status::ERROR_OUT_OF_MEMORY)?;
+        world.make();
         give(address, allocated as Handle)
     }
     fn cuMemFreeHost(world, address: Handle) { world.unpin(address as u64, true) }
@@ -145,6 +149,7 @@ driver! { true:
             return Err(Status::ERROR_INVALID_VALUE);
         }
         let registered = world.pinned.register(address as u64, bytes as u64);
+        world.make();
         registered.then_some(()).ok_or(Status::ERROR_HOST_MEMORY_ALREADY_REGISTERED)
     }
     fn cuMemHostUnregister(world, address: Handle) { world.unpin(address as u64, false) }
@@ -393,8 +398,26 @@ unsafe extern "C" fn standin_reset(options: *const Options) {
     *world() = World::new(unsafe { *options });
 }
 #[unsafe(no_mangle)]
-extern "C" fn standin_calls() -> u64 {
-    world().calls()
+unsafe extern "C" fn standin_facts(to: *mut Facts) {
+    // SAFETY: `Standin` passes a reference.
+    unsafe { to.write(world().facts()) };
+}
+/// Calls of the function with this name.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn standin_calls_of(name: *const u8, bytes: usize) -> u64 {
+    // SAFETY: `Standin` passes a text and its length.
+    let name = unsafe { std::slice::from_raw_parts(name, bytes) };
+    std::str::from_utf8(name).map_or(0, |name| world().calls_of(name))
+}
+/// Writes the addresses and sizes of the ranges that the program registered, by rising addresses;
+/// how many there are.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn standin_registered(to: *mut [u64; 2], room: usize) -> usize {
+    let ranges = world().pinned.registered();
+    let n = ranges.len().min(room);
+    // SAFETY: `Standin` passes a vector of this length.
+    unsafe { ptr::copy_nonoverlapping(ranges.as_ptr(), to, n) };
+    ranges.len()
 }
 /// Writes the findings, a line each; their bytes.
 #[unsafe(no_mangle)]

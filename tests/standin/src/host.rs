@@ -70,6 +70,17 @@ impl Pinned {
         self.regions.remove(&address).is_some()
     }
 
+    /// Address and size of each range that the program registered.
+    pub(crate) fn registered(&self) -> Vec<[u64; 2]> {
+        let regions = self.regions.iter().filter(|(_, region)| !region.ours);
+        regions.map(|(&at, region)| [at, region.bytes]).collect()
+    }
+
+    /// How many ranges there are.
+    pub(crate) fn len(&self) -> usize {
+        self.regions.len()
+    }
+
     /// True if the bytes lie in one range.
     pub(crate) fn contains(&self, address: u64, bytes: usize) -> bool {
         let region = self.regions.range(..=address).next_back();

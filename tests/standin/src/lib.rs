@@ -25,6 +25,7 @@
 //! clocks are those of Fidge and Mattern (1988).
 
 mod api;
+mod facts;
 mod host;
 mod loaded;
 mod options;
@@ -32,6 +33,7 @@ mod order;
 mod status;
 mod world;
 
+pub use facts::Facts;
 pub use loaded::Standin;
 pub use options::Options;
 pub use order::BLOCK;

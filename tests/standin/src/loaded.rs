@@ -3,9 +3,11 @@
 
 #![allow(unsafe_code, reason = "the library is loaded when a test runs")]
 
+use crate::facts::Facts;
 use crate::options::Options;
 use libloading::Library;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// each other's.
 #[derive(Debug)]
 pub struct Standin {
-    library: Library,
+    /// Never unloaded: a thread that called it runs code of it when it ends.
+    library: ManuallyDrop<Library>,
     path: PathBuf,
 }
 
@@ -34,6 +37,7 @@ impl Standin {
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", built.display())))?;
         // SAFETY: the library is this crate, whose initialisation does nothing.
         let library = unsafe { Library::new(&path) }.map_err(io::Error::other)?;
+        let library = ManuallyDrop::new(library);
         let standin = Standin { library, path };
         standin.reset(options);
         Ok(standin)
@@ -53,10 +57,33 @@ impl Standin {
         }
     }
 
-    /// Calls of the driver's functions so far.
-    pub fn calls(&self) -> u64 {
-        // SAFETY: the type is the one in api.rs.
-        unsafe { self.symbol::<extern "C" fn() -> u64>("standin_calls")() }
+    /// Counts of what happened so far.
+    pub fn facts(&self) -> Facts {
+        type Ask = unsafe extern "C" fn(*mut Facts);
+        let mut facts = Facts::default();
+        // SAFETY: the type is the one in api.rs, and the reference is valid for the call.
+        unsafe {
+            self.symbol::<Ask>("standin_facts")(&raw mut facts);
+        }
+        facts
+    }
+
+    /// Calls of one function so far, by its name in cuda.h with its version: `cuMemAlloc_v2`.
+    pub fn calls_of(&self, name: &str) -> u64 {
+        type Ask = unsafe extern "C" fn(*const u8, usize) -> u64;
+        // SAFETY: the type is the one in api.rs, and the text is valid for the call.
+        unsafe { self.symbol::<Ask>("standin_calls_of")(name.as_ptr(), name.len()) }
+    }
+
+    /// Addresses and sizes of the host memory that the program registered, by rising addresses.
+    pub fn registered(&self) -> Vec<[u64; 2]> {
+        type Ask = unsafe extern "C" fn(*mut [u64; 2], usize) -> usize;
+        let mut ranges = vec![[0; 2]; 1 << 10];
+        // SAFETY: the type is the one in api.rs; the room is the vector's.
+        let n =
+            unsafe { self.symbol::<Ask>("standin_registered")(ranges.as_mut_ptr(), ranges.len()) };
+        ranges.truncate(n);
+        ranges
     }
 
     /// What was found.
@@ -71,14 +98,14 @@ impl Standin {
         text.lines().map(str::to_string).collect()
     }
 
-    /// The calling thread is about to read, or to write, host memory that the device copies.
-    pub fn host_access<T>(&self, memory: &[T], write: bool) {
+    /// The calling thread is about to read, or to write, bytes of the host from an address on,
+    /// which the device copies.
+    pub fn host_access(&self, address: u64, bytes: u64, write: bool) {
         type Access = extern "C" fn(u64, u64, u32);
         let access = "standin_host_access";
-        let address = memory.as_ptr().addr() as u64;
         // SAFETY: the type is the one in api.rs.
         unsafe {
-            self.symbol::<Access>(access)(address, size_of_val(memory) as u64, write.into());
+            self.symbol::<Access>(access)(address, bytes, write.into());
         }
     }
 

@@ -3,6 +3,7 @@
 //! A command carries the clock of the host thread that submitted it. When it runs, the clock of its
 //! stream joins that one. A record keeps the clock of its stream, which waits for it join.
 
+use crate::facts::Facts;
 use crate::host::Pinned;
 use crate::options::Options;
 use crate::order::{Actor, Clock, Conflict, Ledger};
@@ -109,6 +110,12 @@ pub(crate) struct World {
     /// State of the generator that draws streams.
     random: u64,
     calls: u64,
+    /// Calls of each function.
+    calls_of: BTreeMap<&'static str, u64>,
+    /// Calls that made something.
+    made: u64,
+    /// One past the last byte of device memory that a command touched.
+    touched: u64,
     /// The status of all calls after a sticky error.
     dead: Option<Status>,
     pub(crate) findings: Vec<String>,
@@ -141,6 +148,9 @@ impl World {
             options,
             random: options.seed,
             calls: 0,
+            calls_of: BTreeMap::new(),
+            made: 0,
+            touched: DEVICE_BASE,
             dead: None,
             findings: vec![],
             actors: vec![],
@@ -163,8 +173,9 @@ impl World {
 
     /// A call begins. It fails if the options say so, after a sticky error, and without a context
     /// where it needs one.
-    pub(crate) fn enter(&mut self, needs_context: bool) -> Done<()> {
+    pub(crate) fn enter(&mut self, name: &'static str, needs_context: bool) -> Done<()> {
         self.calls += 1;
+        *self.calls_of.entry(name).or_default() += 1;
         let fails = self.calls == self.options.fail_at;
         if fails && self.options.sticky != 0 {
             self.dead = Some(Status(self.options.fail_with));
@@ -180,9 +191,24 @@ impl World {
         }
         Ok(())
     }
-    /// Calls so far.
-    pub(crate) fn calls(&self) -> u64 {
-        self.calls
+    pub(crate) fn facts(&self) -> Facts {
+        let pending = self.streams.values().map(|stream| stream.queue.len());
+        let exist = self.streams.len() + self.events.len() + self.modules.len() + self.pinned.len();
+        Facts {
+            calls: self.calls,
+            made: self.made,
+            pending: pending.sum::<usize>() as u64,
+            touched_bytes: self.touched - DEVICE_BASE,
+            device_bytes: self.options.device_bytes - self.free_bytes,
+            exist: exist as u64,
+        }
+    }
+    pub(crate) fn calls_of(&self, name: &str) -> u64 {
+        self.calls_of.get(name).copied().unwrap_or(0)
+    }
+    /// A call made something.
+    pub(crate) fn make(&mut self) {
+        self.made += 1;
     }
     /// The calling thread has the context, or has none.
     pub(crate) fn bind(&mut self, bound: bool) {
@@ -259,6 +285,9 @@ impl World {
     }
 
     fn access(&mut self, actor: Actor, clock: &Clock, by: &str, bytes: Range<u64>, write: bool) {
+        if self.memory.slice(bytes.start, 1).is_some() {
+            self.touched = self.touched.max(bytes.end);
+        }
         let conflict = self.ledger.access(actor, clock, bytes, write);
         let Some(Conflict {
             address,
@@ -294,6 +323,7 @@ impl World {
         // A gap follows each allocation, and no address is used twice.
         self.next_address += rounded + ALIGN;
         self.memory.place(address, vec![0xFF; bytes]);
+        self.make();
         Ok(address)
     }
     /// Frees an allocation, once all commands have run, as the driver does.
@@ -336,6 +366,7 @@ impl World {
             queue: VecDeque::new(),
         };
         self.streams.insert(handle, stream);
+        self.make();
         handle
     }
     pub(crate) fn destroy_stream(&mut self, handle: u64) -> Done<()> {
@@ -380,6 +411,7 @@ impl World {
     pub(crate) fn create_event(&mut self, timed: bool) -> u64 {
         let handle = self.handle();
         self.events.insert(handle, Event { timed, last: None });
+        self.make();
         handle
     }
     pub(crate) fn destroy_event(&mut self, handle: u64) -> Done<()> {
@@ -453,6 +485,7 @@ impl World {
         let handle = self.handle();
         self.modules
             .insert(handle, kernels.into_iter().map(Arc::new).collect());
+        self.make();
         handle
     }
     pub(crate) fn unload(&mut self, module: u64) -> Done<()> {

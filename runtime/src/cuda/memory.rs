@@ -1,0 +1,304 @@
+//! Memory of the device, memory of the host that it can copy, and the ways between them.
+//!
+//! What is relied on without a check is order: a copy runs when its stream gets there, and until
+//! then nothing else may touch its bytes on the host. For [`Pinned`] memory the borrows of one
+//! thread's calls and the caller's waits say that.
+
+#![allow(unsafe_code, reason = "the device reads and writes memory of the host")]
+
+use super::context::Context;
+use super::device::Device;
+use super::driver::{DeviceRange, Driver, DriverError};
+use super::stream::{Event, Priority, Stream};
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+/// A block of the device's memory, of exactly the bytes that were wanted.
+pub struct DeviceBlock {
+    context: Arc<Context>,
+    address: u64,
+    bytes: u64,
+}
+
+impl DeviceBlock {
+    /// A block. What is in it has no meaning.
+    ///
+    /// # Errors
+    /// The device does not have as much.
+    pub fn new(device: &Device, bytes: u64) -> Result<DeviceBlock, DriverError> {
+        let context = device.context().clone();
+        let n_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let address = match n_bytes {
+            // There is no block without bytes, and no place in it has any.
+            0 => 0,
+            _ => context.call(|driver| driver.allocate(n_bytes))?,
+        };
+        Ok(DeviceBlock {
+            context,
+            address,
+            bytes,
+        })
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Some of its bytes. Panics if they are not in it.
+    pub fn range(&self, offset: u64, bytes: u64) -> DeviceRange {
+        let end = offset.checked_add(bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.bytes),
+            "a validated tensor should lie in its pool"
+        );
+        DeviceRange {
+            address: self.address + offset,
+            bytes,
+        }
+    }
+}
+
+impl Drop for DeviceBlock {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.context.destroy(|driver| driver.free(self.address));
+        }
+    }
+}
+
+impl fmt::Debug for DeviceBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DeviceBlock").field(&self.bytes).finish()
+    }
+}
+
+/// Memory of the host that the device copies without the host's help.
+pub struct Pinned {
+    context: Arc<Context>,
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: it is memory that it owns, as a boxed slice is: it is written through `&mut` alone.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Zeroed memory.
+    ///
+    /// # Errors
+    /// The system does not lend as much.
+    pub fn new(device: &Device, bytes: usize) -> Result<Pinned, DriverError> {
+        let context = device.context().clone();
+        let start = context.call(|driver| driver.host_allocate(bytes))?;
+        // SAFETY: the driver gave memory of this size, and nothing else has it yet.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(Pinned {
+            context,
+            start,
+            bytes,
+        })
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> usize {
+        self.start.addr()
+    }
+
+    fn check(&self, offset: usize, bytes: usize) {
+        let end = offset.checked_add(bytes);
+        let fits = end.is_some_and(|end| end <= self.bytes);
+        assert!(fits, "the bytes should lie in the pinned memory");
+    }
+
+    /// Writes bytes from an offset on, which all copies out of them have read. Panics if they are
+    /// not in it.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        // SAFETY: the range lies in the memory, which no other slice is of; no copy of the device
+        // touches it, by this function's contract, or it reads bytes of one or the other time.
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(offset), bytes.len());
+        }
+    }
+    /// Reads bytes from an offset on, which all copies into them have written. Panics if they are
+    /// not in it.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+        self.check(offset, bytes.len());
+        // SAFETY: as for `write`; all bytes are initialised.
+        unsafe {
+            ptr::copy_nonoverlapping(self.start.add(offset), bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+
+    /// Copies bytes from an offset on to the device, when the stream gets there. Panics if they are
+    /// not in it.
+    pub fn copy_in(
+        &self,
+        stream: &Stream,
+        offset: usize,
+        to: DeviceRange,
+    ) -> Result<(), DriverError> {
+        let bytes = to.bytes as usize;
+        self.check(offset, bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range lies in the memory, whose drop waits for the device.
+        let copy = |driver: &Driver| unsafe {
+            driver.copy_in(to.address, self.start.add(offset), bytes, stream.handle())
+        };
+        stream.context().call(copy)
+    }
+    /// Copies bytes of the device to an offset, when the stream gets there. Panics if they do not
+    /// fit.
+    pub fn copy_out(
+        &mut self,
+        stream: &Stream,
+        offset: usize,
+        from: DeviceRange,
+    ) -> Result<(), DriverError> {
+        let bytes = from.bytes as usize;
+        self.check(offset, bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as for `copy_in`.
+        let copy = |driver: &Driver| unsafe {
+            driver.copy_out(self.start.add(offset), from.address, bytes, stream.handle())
+        };
+        stream.context().call(copy)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // After a fatal error the device has stopped, and the memory stays the driver's.
+        self.context.destroy(|driver| {
+            driver.synchronize()?;
+            // SAFETY: the driver gave this address, and the device is done with it.
+            unsafe { driver.host_free(self.start) }
+        });
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pinned").field(&self.bytes).finish()
+    }
+}
+
+/// A way in and out of the device's memory for bytes of the host that are not pinned: two pieces of
+/// pinned memory in turn, so that one is filled while the other is copied.
+#[derive(Debug)]
+pub struct Staging {
+    stream: Stream,
+    halves: [Half; 2],
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Half {
+    memory: Pinned,
+    /// Its last copy.
+    copied: Event,
+    is_used: bool,
+}
+
+impl Half {
+    /// Returns when its last copy is done.
+    fn wait(&mut self) -> Result<(), DriverError> {
+        if std::mem::take(&mut self.is_used) {
+            self.copied.synchronize()?;
+        }
+        Ok(())
+    }
+    fn used(&mut self, stream: &Stream) -> Result<(), DriverError> {
+        self.is_used = true;
+        stream.record(&self.copied)
+    }
+}
+
+impl Staging {
+    /// Two pieces of so many bytes each, at least one.
+    ///
+    /// # Errors
+    /// There is no such memory.
+    pub fn new(device: &Device, bytes: usize) -> Result<Staging, DriverError> {
+        let bytes = bytes.max(1);
+        let half = || -> Result<Half, DriverError> {
+            Ok(Half {
+                memory: Pinned::new(device, bytes)?,
+                copied: device.event()?,
+                is_used: false,
+            })
+        };
+        Ok(Staging {
+            stream: device.stream(Priority::High)?,
+            halves: [half()?, half()?],
+            bytes,
+        })
+    }
+
+    /// Writes bytes to the device, as many as the range has; they are there when it returns.
+    /// Nothing else may touch them meanwhile.
+    pub fn write(&mut self, to: DeviceRange, bytes: &[u8]) -> Result<(), DriverError> {
+        assert_eq!(
+            to.bytes,
+            bytes.len() as u64,
+            "a range should be written whole"
+        );
+        let mut from = 0;
+        for (i, piece) in bytes.chunks(self.bytes).enumerate() {
+            let half = &mut self.halves[i % 2];
+            half.wait()?;
+            half.memory.write(0, piece);
+            let to = to.part(from, piece.len() as u64);
+            half.memory.copy_in(&self.stream, 0, to)?;
+            half.used(&self.stream)?;
+            from += piece.len() as u64;
+        }
+        self.halves.iter_mut().try_for_each(Half::wait)
+    }
+
+    /// Reads bytes of the device, as many as the range has. Nothing may write them meanwhile.
+    pub fn read(&mut self, from: DeviceRange, bytes: &mut [u8]) -> Result<(), DriverError> {
+        assert_eq!(
+            from.bytes,
+            bytes.len() as u64,
+            "a range should be read whole"
+        );
+        let piece_bytes = self.bytes;
+        let n = bytes.len().div_ceil(piece_bytes);
+        // The copy of each piece is submitted before the piece before it is read.
+        let begin = |staging: &mut Staging, i: usize| {
+            let at = i * piece_bytes;
+            let piece = piece_bytes.min(from.bytes as usize - at);
+            let half = &mut staging.halves[i % 2];
+            let from = from.part(at as u64, piece as u64);
+            half.memory.copy_out(&staging.stream, 0, from)?;
+            half.used(&staging.stream)
+        };
+        if n > 0 {
+            begin(self, 0)?;
+        }
+        for (i, piece) in bytes.chunks_mut(piece_bytes).enumerate() {
+            if i + 1 < n {
+                begin(self, i + 1)?;
+            }
+            let half = &mut self.halves[i % 2];
+            half.wait()?;
+            half.memory.read(0, piece);
+        }
+        Ok(())
+    }
+
+    /// Sets each byte of a range; they are there when it returns.
+    pub fn fill(&mut self, range: DeviceRange, byte: u8) -> Result<(), DriverError> {
+        self.stream.fill(range, byte)?;
+        self.stream.synchronize()
+    }
+}
