@@ -5,7 +5,9 @@
 //! `--bench compile_time` what it does to planning.
 
 /// Switches for the heuristics that drop candidates which are not proved to be worse. All are on by
-/// default. A test or bench that switches one off shows what it costs in plans and wins in time.
+/// default. `cargo bench -p lighterage-tests --bench planners -- ablation` switches each one off.
+/// At 80, 50 and 30 % of keep, only `drop_dominated` ever made a step longer, by at most 1.0 %
+/// (docs/benchmarks.md).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Heuristics {
     /// A ladder ends early once its rungs are slower than what is possible; for one budget only.
