@@ -13,18 +13,21 @@ pub enum Error {
         /// The node.
         node: String,
     },
+    /// Ops have no code for a GPU.
+    #[error("{}", missing_text(.0))]
+    NoDeviceCode(Vec<Missing>),
+    /// The runtime's own kernels are for processors.
+    #[error(
+        "--kernels plain has no kernels for {0}; leave it out, or add --target cpu to compile for \
+         this processor"
+    )]
+    PlainOnGpu(&'static str),
     /// The schedule's buffers have no addresses.
     #[error("the program has no plan")]
     NoPlan,
     /// Kernels are to be generated, and there is no target.
     #[error("no kernels are generated for this processor; --kernels plain has its own")]
     NoTarget,
-    /// An artifact cannot hold code for a target.
-    #[error("artifacts have no code for {target}")]
-    NotInArtifacts {
-        /// The target's name.
-        target: &'static str,
-    },
     /// A group of ops needs a generated kernel.
     #[error("node {node} is several ops in one kernel: compile with --kernels generated")]
     Group {
@@ -62,4 +65,24 @@ pub enum Error {
     /// The program that compiles kernels failed.
     #[error(transparent)]
     Generator(#[from] GeneratorError),
+}
+
+/// An op without code for a GPU.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// Its name.
+    pub op: &'static str,
+    /// The GPU's.
+    pub gpu: &'static str,
+    /// The first node that computes it.
+    pub node: String,
+}
+
+fn missing_text(missing: &[Missing]) -> String {
+    let line = |m: &Missing| format!("\n  Unsupported: {} on {} (node {})", m.op, m.gpu, m.node);
+    let lines: String = missing.iter().map(line).collect();
+    format!(
+        "the step has ops without kernels for this GPU; --target cpu compiles the same plan for \
+         this processor{lines}"
+    )
 }

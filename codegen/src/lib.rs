@@ -3,51 +3,58 @@
 //!
 //! Line `i` of the schedule is one group of commands: its waits, itself, and, if another stream
 //! waits for it, a record of its event. Nothing is decided here.
+//!
+//! A launch gets code by where its operands lie: in a device's memory, code for the device; in the
+//! host's, for the processor that compiles.
 
 pub mod attention;
+mod device;
 mod error;
 pub mod kernels;
 mod listing;
 pub mod mlir;
+mod objects;
 
 use artifact::{
     Artifact, Binding, Code, Command, CommandKind, Initial, Kernel, Line, Operand, Place, Range,
     State, Summary,
 };
-pub use error::Error;
+pub use error::{Error, Missing};
 use ir::schedule::{InstrKind, Loc};
 use ir::{Graph, Id, Instr, Node, Op, Program, StateKind, Table, TensorType, Value, text};
 pub use kernels::Target;
-use kernels::{Cache, Generated};
+use kernels::{Generated, Unsupported};
 pub use listing::{Form, Listed, Listing, Plain, listing};
+pub use objects::objects;
 use passes::pipeline::{Compiled, Kernels, Options};
 use std::collections::{BTreeMap, HashMap};
 
 /// Bytes that states start from, by path; row-major, as long as the state's type.
 pub type Data = BTreeMap<String, Vec<u8>>;
 
-/// Builds the whole artifact of a compiled step: callers change nothing in it. `target` is what its
-/// generated kernels run on, for instance [`Target::host`]; with [`Kernels::Plain`] there are
-/// none. An error names the first op that has no kernel, `Unsupported: aten.foo (node bar)`, or
-/// data that does not fit its state.
+/// Builds the whole artifact of a compiled step: callers change nothing in it. `target` is what the
+/// generated kernels of the device run on, for instance [`Target::host`]; with [`Kernels::Plain`]
+/// there are none. An error names the ops that have no kernel, `Unsupported: aten.foo (node bar)`,
+/// or data that does not fit its state.
 pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<Artifact, Error> {
     let program = &compiled.program;
     let (graph, schedule) = (&program.graph, &program.schedule);
-    let target = match compiled.options.kernels {
-        Kernels::Plain => None,
-        Kernels::Generated => Some(target.ok_or(Error::NoTarget)?),
-    };
+    let targets = Targets::new(compiled.options.kernels, target)?;
     let mut emitter = Emitter {
         program,
-        target,
+        targets,
         kernels: BTreeMap::new(),
         like: HashMap::new(),
         generated: vec![],
+        missing: vec![],
         artifact: Artifact::default(),
     };
     let plan = program.plan.as_ref().ok_or(Error::NoPlan)?;
 
     emitter.lines()?;
+    if !emitter.missing.is_empty() {
+        return Err(Error::NoDeviceCode(emitter.missing));
+    }
     emitter.compile()?;
 
     let mut artifact = emitter.artifact.clone();
@@ -98,16 +105,60 @@ pub fn emit(compiled: &Compiled, data: &Data, target: Option<Target>) -> Result<
     Ok(artifact)
 }
 
+/// What kernels are generated for; `None` if the runtime has them all.
+#[derive(Clone, Copy)]
+struct Targets {
+    /// Of launches on a device.
+    device: Option<Target>,
+    /// Of launches on the host.
+    host: Option<Target>,
+}
+
+impl Targets {
+    fn new(kernels: Kernels, target: Option<Target>) -> Result<Targets, Error> {
+        let device = match kernels {
+            Kernels::Plain => match target.filter(Target::is_gpu) {
+                Some(gpu) => return Err(Error::PlainOnGpu(gpu.name())),
+                None => None,
+            },
+            Kernels::Generated => Some(target.ok_or(Error::NoTarget)?),
+        };
+        let host = match device {
+            Some(target) if target.is_gpu() => Target::host(),
+            same => same,
+        };
+        Ok(Targets { device, host })
+    }
+
+    fn of(self, space: ir::schedule::MemorySpace) -> Option<Target> {
+        match space {
+            ir::schedule::MemorySpace::Device(_) => self.device,
+            ir::schedule::MemorySpace::Host => self.host,
+        }
+    }
+}
+
+/// What kernels are alike by: the op, its operands, the bytes of scratch, and what they run on.
+type Likeness = (String, Vec<TensorType>, u64, Option<Target>);
+
+/// A kernel that is to be compiled.
+struct Pending {
+    /// An index into the artifact's kernels.
+    kernel: usize,
+    generated: Generated,
+    target: Target,
+}
+
 struct Emitter<'a> {
     program: &'a Program,
-    /// What kernels are generated for; `None` if the runtime has all kernels.
-    target: Option<Target>,
+    targets: Targets,
     /// Kernels by their text: equal ones are one.
-    kernels: BTreeMap<String, u32>,
-    /// Kernels of ops with these operands and this many bytes of scratch.
-    like: HashMap<(String, Vec<TensorType>, u64), u32>,
+    kernels: BTreeMap<(Option<Target>, String), u32>,
+    like: HashMap<Likeness, u32>,
     /// Kernels that are to be compiled, each with an index into the artifact's.
-    generated: Vec<(usize, Generated)>,
+    generated: Vec<Pending>,
+    /// Ops without code for the device.
+    missing: Vec<Missing>,
     artifact: Artifact,
 }
 
@@ -165,7 +216,11 @@ impl Emitter<'_> {
                         node: graph.node_name(*node).to_string(),
                     });
                 }
-                let kernel = self.kernel(*node, *scratch)?;
+                let place = outs.iter().chain(args).next();
+                let place = place.expect("a node should have operands or results");
+                let pool = schedule.buffers[place.buffer].pool;
+                let target = self.targets.of(schedule.pools[pool].space);
+                let kernel = self.kernel(*node, *scratch, target)?;
                 let scratch = scratch.map(|loc| Range {
                     place: self.place(loc),
                     bytes: schedule.buffers[loc.buffer].bytes - loc.offset,
@@ -192,8 +247,13 @@ impl Emitter<'_> {
         }
     }
 
-    /// The kernel of a node: a generated one if there may be, else the runtime's.
-    fn kernel(&mut self, node: Node, scratch: Option<Loc>) -> Result<u32, Error> {
+    /// The kernel of a node: one generated for `target` if there may be, else the runtime's.
+    fn kernel(
+        &mut self,
+        node: Node,
+        scratch: Option<Loc>,
+        target: Option<Target>,
+    ) -> Result<u32, Error> {
         let graph = &self.program.graph;
         let data = &graph.nodes[node];
         let types = |values: &[Value]| {
@@ -208,16 +268,22 @@ impl Emitter<'_> {
         });
         let mut key = text::print_op(&data.op);
         // Layers are alike, and generating takes longer than asking.
-        let like = (key.clone(), ins.clone(), scratch);
+        let like = (key.clone(), ins.clone(), scratch, target);
         if let Some(&index) = self.like.get(&like) {
             return Ok(index);
         }
-        let generated = generated(graph, node, scratch, self.target.as_ref())?;
+        let generated = generated(graph, node, scratch, target.as_ref())?;
+        if let (None, Some(gpu)) = (&generated, target.filter(Target::is_gpu)) {
+            self.lacks(node, gpu);
+        }
+        // The runtime's own kernel is the same for all types.
+        let mut of = None;
         if generated.is_some() {
+            of = target;
             ins.iter().for_each(|ty| key.push_str(&format!(" {ty}")));
         }
         let next = self.artifact.kernels.len() as u32;
-        let index = *self.kernels.entry(key).or_insert(next);
+        let index = *self.kernels.entry((of, key)).or_insert(next);
         self.like.insert(like, index);
         if index < next {
             return Ok(index);
@@ -233,8 +299,13 @@ impl Emitter<'_> {
                 .collect(),
         };
         let code = generated.map(|kernel| {
-            let code = code(&kernel, &ins, &outs, self.generated.len());
-            self.generated.push((next as usize, kernel));
+            // Objects are numbered when they are made.
+            let code = code(&kernel, &ins, &outs, 0);
+            self.generated.push(Pending {
+                kernel: next as usize,
+                generated: kernel,
+                target: target.expect("a generated kernel should have a target"),
+            });
             code
         });
         self.artifact.kernels.push(Kernel {
@@ -245,13 +316,38 @@ impl Emitter<'_> {
         Ok(index)
     }
 
-    /// Has the generated kernels compiled: an object each.
+    /// Notes that a node's op has no code for a GPU; the first node of each op.
+    fn lacks(&mut self, node: Node, gpu: Target) {
+        let graph = &self.program.graph;
+        let op = graph.nodes[node].op.name();
+        if self.missing.iter().all(|missing| missing.op != op) {
+            self.missing.push(Missing {
+                op,
+                gpu: gpu.name(),
+                node: graph.node_name(node).to_string(),
+            });
+        }
+    }
+
+    /// Has the generated kernels compiled. Those of the device come first.
     fn compile(&mut self) -> Result<(), Error> {
-        let Some(target) = &self.target else {
-            return Ok(());
-        };
-        let kernels: Vec<&Generated> = self.generated.iter().map(|(_, kernel)| kernel).collect();
-        self.artifact.objects = objects(&kernels, target)?;
+        let Targets { device, host } = self.targets;
+        let mut targets: Vec<Target> = device.into_iter().chain(host).collect();
+        targets.dedup();
+        for target in targets {
+            let mine = |pending: &&Pending| pending.target == target;
+            let pending: Vec<&Pending> = self.generated.iter().filter(mine).collect();
+            let kernels: Vec<&Generated> = pending.iter().map(|p| &p.generated).collect();
+            let first = self.artifact.objects.len() as u32;
+            let objects = objects::objects(&kernels, &target)?;
+            // A GPU's kernels are one object.
+            for (number, pending) in pending.iter().enumerate() {
+                let code = self.artifact.kernels[pending.kernel].code.as_mut();
+                let code = code.expect("a kernel to be compiled should have code");
+                code.object = first + number.min(objects.len() - 1) as u32;
+            }
+            self.artifact.objects.extend(objects);
+        }
         Ok(())
     }
 
@@ -323,7 +419,7 @@ pub fn generated(
         .iter()
         .map(|&v| graph.values[v].ty.clone())
         .collect();
-    match kernels::generate_op(&data.op, &types, target) {
+    match kernel(&data.op, &types, target) {
         Ok(kernel) if kernel.scratch_bytes <= scratch => Ok(Some(kernel)),
         Ok(kernel) if is_group => Err(Error::Scratch {
             node: name(),
@@ -338,18 +434,13 @@ pub fn generated(
     }
 }
 
-/// The objects of kernels, as artifacts have them.
-pub fn objects(kernels: &[&Generated], target: &Target) -> Result<Vec<artifact::Object>, Error> {
-    let cpu = target.cpu_in_artifacts();
-    let cpu = cpu.ok_or(Error::NotInArtifacts {
-        target: target.name(),
-    })?;
-    let objects = kernels::compile_kernels(kernels, target, &Cache::user())?;
-    let object = |bytes| artifact::Object {
-        target: artifact::Target::Cpu(cpu),
-        bytes,
-    };
-    Ok(objects.into_iter().map(object).collect())
+/// The kernel of one op for a target: made from instructions, or, for a GPU, one that is written
+/// for it.
+pub fn kernel(op: &Op, operands: &[TensorType], target: &Target) -> Result<Generated, Unsupported> {
+    if target.is_gpu() && !op.facts().may_be_generated() && op.body().is_none() {
+        return device::kernel(op, operands);
+    }
+    kernels::generate_op(op, operands, target)
 }
 
 /// A kernel as artifacts have it, whose object has a number, for operands and results of given
@@ -363,7 +454,7 @@ pub fn code(kernel: &Generated, ins: &[TensorType], outs: &[TensorType], object:
         symbol: phase.symbol.clone(),
         parts: phase.parts,
         threads: phase.threads,
-        shared_bytes: 0,
+        shared_bytes: phase.shared_bytes,
     };
     Code {
         object: object as u32,

@@ -1,7 +1,7 @@
 //! The kernels of a compiled step as text for people: MLIR, LLVM's, assembly or PTX.
 
-use crate::Error;
-use crate::kernels::{Generated, Stage, Target, generate_op, run_all};
+use crate::kernels::{Generated, Stage, Target, run_all};
+use crate::{Error, kernel};
 use ir::{Program, text};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -109,7 +109,7 @@ pub fn listing(program: &Program, target: &Target, form: Form) -> Result<Listing
             .collect::<Vec<_>>()
             .join(", ");
         let op = format!("{} of {of}", text::print_op(&data.op));
-        let nodes = match generate_op(&data.op, &types, target) {
+        let nodes = match kernel(&data.op, &types, target) {
             Ok(kernel) => &mut kernels.entry(op).or_insert_with(|| (kernel, vec![])).1,
             Err(why) => {
                 let none = || Plain {

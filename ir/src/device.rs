@@ -28,6 +28,10 @@ pub struct Device {
     pub link_micros: f64,
     /// Bytes per second that the host's cores read and write in an optimizer's update.
     pub host_bandwidth: f64,
+    /// Of a GPU of NVIDIA's: the compute capability times ten, which its kernels are made for. None
+    /// of a processor.
+    #[serde(default)]
+    pub sm: Option<u32>,
 }
 
 /// What is wrong with a description.

@@ -6,6 +6,7 @@ use ir::device::DeviceError;
 const FILES: &[(&str, &str)] = &[
     ("cpu", include_str!("../devices/cpu.toml")),
     ("rtx3090", include_str!("../devices/rtx3090.toml")),
+    ("rtx4090", include_str!("../devices/rtx4090.toml")),
     ("a100-80g", include_str!("../devices/a100-80g.toml")),
     ("h100", include_str!("../devices/h100.toml")),
     ("h200", include_str!("../devices/h200.toml")),

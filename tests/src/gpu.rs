@@ -16,6 +16,7 @@
 use crate::attention::{self, Expected as Attention, Tensors};
 use crate::code::compile_all;
 use crate::example;
+use crate::gpu_ops;
 use crate::numbers::{Close, Numbers, Random, near, shape_of, tensor};
 use codegen::attention::{Argument, Kind, Sizes};
 use codegen::kernels::{self, Generated, Generator, Stage, Target};
@@ -111,19 +112,19 @@ pub fn ptxas() -> Option<PathBuf> {
 // --- cases ---
 
 /// An op on tensors, and how near the results are.
-struct Wanted {
-    op: Op,
-    ins: Vec<(TensorType, OwnedTensor)>,
-    close: Close,
+pub(crate) struct Wanted {
+    pub(crate) op: Op,
+    pub(crate) ins: Vec<(TensorType, OwnedTensor)>,
+    pub(crate) close: Close,
 }
 
-fn ty(dtype: DType, shape: &[u64]) -> TensorType {
+pub(crate) fn ty(dtype: DType, shape: &[u64]) -> TensorType {
     TensorType::new(dtype, shape).expect("the types should be small")
 }
-fn op(name: &str, attrs: &[(&'static str, Attr)]) -> Op {
+pub(crate) fn op(name: &str, attrs: &[(&'static str, Attr)]) -> Op {
     Op::new(name, attrs.iter().cloned()).expect("there should be such an op")
 }
-fn ints(ints: &[i64]) -> Attr {
+pub(crate) fn ints(ints: &[i64]) -> Attr {
     Attr::Ints(ints.to_vec())
 }
 
@@ -463,6 +464,11 @@ fn groups(target: &Target) -> Vec<Wanted> {
     wishes.all
 }
 
+/// Cases of the ops whose kernels are written for GPUs.
+pub fn ops_for_gpus(target: &Target) -> Vec<Case> {
+    gpu_ops::cases(target)
+}
+
 /// Every case that is compared: ops, groups of models, attention.
 pub fn cases(target: &Target) -> Vec<Case> {
     let host = Target::host().expect("results should be computed where kernels run");
@@ -490,26 +496,9 @@ pub fn cases(target: &Target) -> Vec<Case> {
             .map(|(_, tensor)| tensor.clone())
             .collect();
         let found = here.run(&ins, &outs, &[], &[]);
-        let outcome = |(ty, tensor): (&TensorType, &OwnedTensor)| Outcome {
-            ty: ty.clone(),
-            expected: Some(Expected {
-                bytes: tensor.bytes(),
-                bounds: wanted.close.bounds(tensor),
-            }),
-        };
-        let operand = |(ty, tensor): &(TensorType, OwnedTensor)| Operand {
-            ty: ty.clone(),
-            bytes: Some(tensor.bytes()),
-        };
-        let operands = wanted.ins.iter().map(operand).collect();
-        cases.push(case(
-            &wanted.op,
-            generated,
-            ptx,
-            operands,
-            outs.iter().zip(&found).map(outcome).collect(),
-        ));
+        cases.push(case(wanted, generated, ptx, &outs, &found));
     }
+    cases.extend(ops_for_gpus(target));
     let mut generator = generator();
     for (heads, group, queries, keys) in [(1, 1, 64, 64), (2, 2, 70, 99), (3, 3, 33, 5)] {
         for (head_size, causal) in [(64, false), (64, true), (128, false), (128, true)] {
@@ -520,10 +509,10 @@ pub fn cases(target: &Target) -> Vec<Case> {
     cases
 }
 
-fn types(wanted: &Wanted) -> Vec<TensorType> {
+pub(crate) fn types(wanted: &Wanted) -> Vec<TensorType> {
     wanted.ins.iter().map(|(ty, _)| ty.clone()).collect()
 }
-fn results(op: &Op, types: &[TensorType]) -> Vec<TensorType> {
+pub(crate) fn results(op: &Op, types: &[TensorType]) -> Vec<TensorType> {
     op.infer(&types.iter().collect::<Vec<_>>())
         .expect("types should fit")
 }
@@ -534,7 +523,7 @@ fn generator() -> Generator {
     Generator::start(&kernels::find().expect("the generator should have been built"))
         .expect("the generator should start")
 }
-fn ptx(kernels: &[Generated], target: &Target) -> Vec<String> {
+pub(crate) fn ptx(kernels: &[Generated], target: &Target) -> Vec<String> {
     let texts = kernels::run_all(&kernels.iter().collect::<Vec<_>>(), target, Stage::Asm);
     let text = |bytes| String::from_utf8(bytes).expect("PTX should be text");
     texts
@@ -543,8 +532,31 @@ fn ptx(kernels: &[Generated], target: &Target) -> Vec<String> {
         .map(text)
         .collect()
 }
+/// A case of an op, whose results should be as expected.
+pub(crate) fn case(
+    wanted: &Wanted,
+    generated: &Generated,
+    ptx: String,
+    outs: &[TensorType],
+    expected: &[OwnedTensor],
+) -> Case {
+    let outcome = |(ty, tensor): (&TensorType, &OwnedTensor)| Outcome {
+        ty: ty.clone(),
+        expected: Some(Expected {
+            bytes: tensor.bytes(),
+            bounds: wanted.close.bounds(tensor),
+        }),
+    };
+    let operand = |(ty, tensor): &(TensorType, OwnedTensor)| Operand {
+        ty: ty.clone(),
+        bytes: Some(tensor.bytes()),
+    };
+    let operands = wanted.ins.iter().map(operand).collect();
+    let results = outs.iter().zip(expected).map(outcome).collect();
+    case_of(&wanted.op, generated, ptx, operands, results)
+}
 /// A case of a generated kernel.
-fn case(
+fn case_of(
     op: &Op,
     generated: &Generated,
     ptx: String,
@@ -560,7 +572,7 @@ fn case(
         symbol: phase.symbol.clone(),
         blocks: phase.parts,
         threads: phase.threads,
-        shared_bytes: 0,
+        shared_bytes: phase.shared_bytes,
     };
     Case {
         name: format!("{} of {of}", ir::text::print_op(op)),
@@ -796,7 +808,7 @@ pub fn timed(target: &Target) -> Vec<Case> {
             .into_iter()
             .map(|ty| Outcome { ty, expected: None })
             .collect();
-        cases.push(case(op, generated, ptx, operands, results));
+        cases.push(case_of(op, generated, ptx, operands, results));
     }
     let mut generator = generator();
     let n: u64 = 4096;

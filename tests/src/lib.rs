@@ -10,6 +10,7 @@ pub mod forced;
 pub mod generate;
 pub mod gpt2;
 pub mod gpu;
+mod gpu_ops;
 pub mod linears;
 pub mod megatron;
 pub mod numbers;

@@ -14,11 +14,12 @@ use crate::mlir::{self, Builder, Convert, Emit, Kind, Module, Predicate, Type, V
 use ir::op::body::Axes;
 use std::collections::{BTreeMap, HashMap};
 
-/// A function of a kernel.
-pub(super) struct Function {
-    pub(super) symbol: String,
-    pub(super) parts: u64,
-    pub(super) threads: u32,
+/// A function of a kernel, as [`super::Phase`] has it.
+pub(crate) struct Function {
+    pub(crate) symbol: String,
+    pub(crate) parts: u64,
+    pub(crate) threads: u32,
+    pub(crate) shared_bytes: u32,
 }
 
 /// The functions of a kernel, whose symbols begin with [`SYMBOL`].
@@ -29,7 +30,7 @@ pub(super) struct Emitted {
 }
 
 /// The name of a kernel until its name is known, which is a hash of its text.
-pub(super) const SYMBOL: &str = "k";
+pub(crate) const SYMBOL: &str = "k";
 
 /// Sums over rows of one result.
 pub(super) struct Sums {
@@ -228,6 +229,7 @@ impl<'a, M: Threads> Emitter<'a, M> {
             symbol: self.symbol.clone(),
             parts,
             threads: self.machine.threads() as u32,
+            shared_bytes: 0,
         }
     }
 

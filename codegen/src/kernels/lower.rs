@@ -24,7 +24,7 @@ pub(super) const NO_CODE: &str = "there is no vector code for it";
 
 /// The kind of an element type in memory; none if there are no kernels for it. A bool in a register
 /// is a bit.
-pub(super) fn storage(dtype: DType) -> Option<Kind> {
+pub(crate) fn storage(dtype: DType) -> Option<Kind> {
     Some(match dtype {
         DType::Bool | DType::U8 | DType::I8 => Kind::I8,
         DType::I16 | DType::BF16 => Kind::I16,
@@ -37,7 +37,7 @@ pub(super) fn storage(dtype: DType) -> Option<Kind> {
     })
 }
 /// The kind that kernels compute an element type in.
-pub(super) fn wide(dtype: DType) -> Kind {
+pub(crate) fn wide(dtype: DType) -> Kind {
     match dtype {
         DType::F64 => Kind::F64,
         DType::F32 | DType::BF16 | DType::F16 => Kind::F32,

@@ -47,10 +47,12 @@ mod target;
 mod tests;
 
 pub use cache::{Cache, compile_kernels};
+pub(crate) use emit::{Function, SYMBOL};
 pub use generator::{Generator, GeneratorError, Stage, find, run_all};
+pub(crate) use lower::{storage, wide};
 pub use target::{CpuTarget, GpuTarget, Target};
 
-use crate::mlir::{self, Kind, Mismatch};
+use crate::mlir::{self, Kind, Mismatch, Module};
 use cpu::Cpu;
 use gpu::Gpu;
 use ir::op::OpKind;
@@ -84,6 +86,8 @@ pub struct Phase {
     pub parts: u64,
     /// Threads of a block, on a GPU; 1 on a CPU.
     pub threads: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub shared_bytes: u32,
 }
 
 /// Why no kernel is generated for an op, `fused` if it is none in particular: the op's plain kernel
@@ -117,7 +121,7 @@ pub enum Unsupported {
 }
 
 impl Unsupported {
-    fn op(op: &str, why: impl Into<String>) -> Unsupported {
+    pub(crate) fn op(op: &str, why: impl Into<String>) -> Unsupported {
         Unsupported::Op {
             op: op.into(),
             why: why.into(),
@@ -125,7 +129,7 @@ impl Unsupported {
     }
 
     /// An op whose instructions do not fit each other.
-    fn mistyped(op: &str, source: mlir::Error) -> Unsupported {
+    pub(crate) fn mistyped(op: &str, source: mlir::Error) -> Unsupported {
         let op = op.into();
         let is_float = |ty: mlir::Type| ty.kind().is_some_and(Kind::is_float);
         match source.why {
@@ -225,11 +229,17 @@ fn kernel(
         Target::Gpu(_) => emit::emit::<Gpu>(&plan),
     };
     let emitted = emitted.map_err(|error| Unsupported::mistyped(name, error))?;
-    Ok(named(emitted, inplace(&plan)))
+    let inplace = inplace(&plan);
+    Ok(named(
+        emitted.module,
+        emitted.functions,
+        emitted.scratch_bytes,
+        inplace,
+    ))
 }
 
 /// The kernel of something without elements.
-fn nothing() -> Generated {
+pub(crate) fn nothing() -> Generated {
     Generated {
         name: "nothing".into(),
         phases: vec![],
@@ -284,19 +294,25 @@ fn inplace(plan: &Plan<'_>) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// A kernel with its name: a hash of its text, in which the name is [`emit::SYMBOL`] until then.
-fn named(mut emitted: emit::Emitted, inplace: Vec<(usize, usize)>) -> Generated {
-    let name = name(&emitted.module.to_string());
-    emitted.module.rename(emit::SYMBOL, &name);
-    let phase = |f: emit::Function| Phase {
-        symbol: f.symbol.replacen(emit::SYMBOL, &name, 1),
+/// A kernel with its name: a hash of its text, in which the name is [`SYMBOL`] until then.
+pub(crate) fn named(
+    mut module: Module,
+    functions: Vec<Function>,
+    scratch_bytes: u64,
+    inplace: Vec<(usize, usize)>,
+) -> Generated {
+    let name = name(&module.to_string());
+    module.rename(SYMBOL, &name);
+    let phase = |f: Function| Phase {
+        symbol: f.symbol.replacen(SYMBOL, &name, 1),
         parts: f.parts,
         threads: f.threads,
+        shared_bytes: f.shared_bytes,
     };
     Generated {
-        phases: emitted.functions.into_iter().map(phase).collect(),
-        mlir: emitted.module.to_string(),
-        scratch_bytes: emitted.scratch_bytes,
+        phases: functions.into_iter().map(phase).collect(),
+        mlir: module.to_string(),
+        scratch_bytes,
         inplace,
         name,
     }
@@ -306,5 +322,5 @@ fn named(mut emitted: emit::Emitted, inplace: Vec<(usize, usize)>) -> Generated 
 fn name(text: &str) -> String {
     let hash = Sha256::digest(text);
     let digits: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}{digits}", emit::SYMBOL)
+    format!("{SYMBOL}{digits}")
 }

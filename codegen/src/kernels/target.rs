@@ -5,7 +5,7 @@ use std::fmt;
 /// A processor that kernels are made for. It needs fused multiply-adds. Kernels compute 16 elements
 /// at a time, whatever the width of its registers, so that their results are the same bits on every
 /// CPU.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum CpuTarget {
     /// x86-64 with AVX2 and FMA: Intel since 2013, AMD since 2015.
     Avx2,
@@ -16,10 +16,14 @@ pub enum CpuTarget {
 }
 
 /// A GPU that kernels are made for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum GpuTarget {
     /// NVIDIA's A100.
     Sm80,
+    /// NVIDIA's RTX 3090.
+    Sm86,
+    /// NVIDIA's RTX 4090.
+    Sm89,
     /// NVIDIA's H100 and H200.
     Sm90,
     /// NVIDIA's B200.
@@ -27,7 +31,7 @@ pub enum GpuTarget {
 }
 
 /// A machine that kernels are made for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Target {
     /// Kernels are objects.
     Cpu(CpuTarget),
@@ -57,6 +61,8 @@ impl GpuTarget {
     fn name(self) -> &'static str {
         match self {
             GpuTarget::Sm80 => "sm_80",
+            GpuTarget::Sm86 => "sm_86",
+            GpuTarget::Sm89 => "sm_89",
             GpuTarget::Sm90 => "sm_90",
             GpuTarget::Sm100 => "sm_100",
         }
@@ -72,16 +78,22 @@ impl Target {
     pub const NEON: Target = Target::Cpu(CpuTarget::Neon);
     /// See [`GpuTarget::Sm80`].
     pub const SM_80: Target = Target::Gpu(GpuTarget::Sm80);
+    /// See [`GpuTarget::Sm86`].
+    pub const SM_86: Target = Target::Gpu(GpuTarget::Sm86);
+    /// See [`GpuTarget::Sm89`].
+    pub const SM_89: Target = Target::Gpu(GpuTarget::Sm89);
     /// See [`GpuTarget::Sm90`].
     pub const SM_90: Target = Target::Gpu(GpuTarget::Sm90);
     /// See [`GpuTarget::Sm100`].
     pub const SM_100: Target = Target::Gpu(GpuTarget::Sm100);
     /// Every target.
-    pub const ALL: [Target; 6] = [
+    pub const ALL: [Target; 8] = [
         Target::AVX2,
         Target::AVX512,
         Target::NEON,
         Target::SM_80,
+        Target::SM_86,
+        Target::SM_89,
         Target::SM_90,
         Target::SM_100,
     ];
@@ -90,11 +102,18 @@ impl Target {
     pub fn host() -> Option<Target> {
         [Target::AVX512, Target::AVX2, Target::NEON]
             .into_iter()
-            .find(|target| {
-                target
-                    .cpu_in_artifacts()
-                    .is_some_and(artifact::Cpu::is_here)
+            .find(|target| match target.in_artifacts() {
+                artifact::Target::Cpu(cpu) => cpu.is_here(),
+                artifact::Target::Gpu(_) => false,
             })
+    }
+
+    /// The target for a GPU by its compute capability times ten; none if there are no kernels for
+    /// it.
+    pub fn gpu(sm: u32) -> Option<Target> {
+        Target::ALL
+            .into_iter()
+            .find(|target| target.in_artifacts() == artifact::Target::Gpu(artifact::Sm(sm)))
     }
 
     /// Its short name: `avx2`, `sm_90`.
@@ -127,18 +146,25 @@ impl Target {
         match self {
             Target::Cpu(CpuTarget::Avx2 | CpuTarget::Avx512) => "-",
             Target::Cpu(CpuTarget::Neon) => "+neon",
-            Target::Gpu(GpuTarget::Sm80 | GpuTarget::Sm90) => "+ptx80",
+            Target::Gpu(GpuTarget::Sm80 | GpuTarget::Sm86 | GpuTarget::Sm89 | GpuTarget::Sm90) => {
+                "+ptx80"
+            }
             Target::Gpu(GpuTarget::Sm100) => "+ptx86",
         }
     }
 
-    /// The processors that can run its code, as artifacts name them; `None` for a GPU.
-    pub fn cpu_in_artifacts(&self) -> Option<artifact::Cpu> {
+    /// What can run its code, as artifacts name it.
+    pub fn in_artifacts(&self) -> artifact::Target {
+        use artifact::{Cpu, Sm, Target as To};
         match self {
-            Target::Cpu(CpuTarget::Avx2) => Some(artifact::Cpu::X86_64V3),
-            Target::Cpu(CpuTarget::Avx512) => Some(artifact::Cpu::X86_64V4),
-            Target::Cpu(CpuTarget::Neon) => Some(artifact::Cpu::Aarch64),
-            Target::Gpu(_) => None,
+            Target::Cpu(CpuTarget::Avx2) => To::Cpu(Cpu::X86_64V3),
+            Target::Cpu(CpuTarget::Avx512) => To::Cpu(Cpu::X86_64V4),
+            Target::Cpu(CpuTarget::Neon) => To::Cpu(Cpu::Aarch64),
+            Target::Gpu(GpuTarget::Sm80) => To::Gpu(Sm(80)),
+            Target::Gpu(GpuTarget::Sm86) => To::Gpu(Sm(86)),
+            Target::Gpu(GpuTarget::Sm89) => To::Gpu(Sm(89)),
+            Target::Gpu(GpuTarget::Sm90) => To::Gpu(Sm(90)),
+            Target::Gpu(GpuTarget::Sm100) => To::Gpu(Sm(100)),
         }
     }
 

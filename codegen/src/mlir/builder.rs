@@ -148,6 +148,7 @@ pub(super) enum Inst {
     Field(Value, u64),
     Intrinsic(Intrinsic, Vec<Value>),
     For(Box<For>),
+    While(Box<While>),
     If {
         condition: Value,
         then: Block,
@@ -165,6 +166,18 @@ pub(super) struct For {
     pub(super) body: Block,
     /// LLVM and ptxas leave it a loop.
     pub(super) rolled: bool,
+}
+
+/// A loop that goes on while its first value compares to a limit as it should.
+#[derive(Debug)]
+pub(super) struct While {
+    pub(super) by: Predicate,
+    pub(super) limit: Value,
+    pub(super) starts: Vec<Value>,
+    /// The values as they are compared, and as the body gets them.
+    pub(super) compared: Vec<Value>,
+    pub(super) carried: Vec<Value>,
+    pub(super) body: Block,
 }
 
 /// Operations in order, and what the block hands to the operation that it belongs to.
@@ -229,6 +242,7 @@ impl Inst {
             } => vec![*to, *from, *valid],
             Inst::Multiply { a, b, c } => [&a[..], b, c].concat(),
             Inst::For(inner) => [&inner.bounds[..], &inner.starts].concat(),
+            Inst::While(inner) => [&[inner.limit], &inner.starts[..]].concat(),
         }
     }
 }
@@ -341,6 +355,13 @@ enum Owner {
         carried: Vec<Value>,
         rolled: bool,
     },
+    While {
+        by: Predicate,
+        limit: Value,
+        starts: Vec<Value>,
+        compared: Vec<Value>,
+        carried: Vec<Value>,
+    },
     If {
         condition: Value,
     },
@@ -380,6 +401,21 @@ pub(crate) trait Emit: Sized {
         let (at, carried) = self.builder().open_for(bounds, starts, Self::ROLLED);
         let next = body(self, at, &carried);
         self.builder().close_for(next)
+    }
+
+    /// A loop that goes on while its first value compares to `limit` as it should. `body` gets the
+    /// values that rounds hand on, and returns the next; the last are the results.
+    #[track_caller]
+    fn repeat_while(
+        &mut self,
+        by: Predicate,
+        limit: Value,
+        starts: &[Value],
+        body: impl FnOnce(&mut Self, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let carried = self.builder().open_while(by, limit, starts);
+        let next = body(self, &carried);
+        self.builder().close_while(next)
     }
 
     /// Runs `then` where a condition holds.
@@ -560,6 +596,74 @@ impl Builder {
             rolled,
         };
         self.push("scf.for", Inst::For(Box::new(inner)), &types)
+    }
+
+    #[track_caller]
+    fn open_while(&mut self, by: Predicate, limit: Value, starts: &[Value]) -> Vec<Value> {
+        let op = "scf.while";
+        match starts.first() {
+            Some(first) => self.check(op, by.check(first.ty, limit.ty)),
+            None => self.fail(
+                op,
+                Mismatch::Count {
+                    wanted: 1,
+                    given: 0,
+                },
+            ),
+        }
+        self.visible(op, &[limit]);
+        self.visible(op, starts);
+        self.open(Owner::Function);
+        let [compared, carried] = [(); 2].map(|()| {
+            starts
+                .iter()
+                .map(|start| self.fresh(start.ty))
+                .collect::<Vec<_>>()
+        });
+        if let Some(open) = self.open.last_mut() {
+            open.owner = Owner::While {
+                by,
+                limit,
+                starts: starts.to_vec(),
+                compared,
+                carried: carried.clone(),
+            };
+        }
+        carried
+    }
+
+    #[track_caller]
+    fn close_while(&mut self, next: Vec<Value>) -> Vec<Value> {
+        self.visible("scf.yield", &next);
+        let n = self.open.len();
+        let Some(Open {
+            mut block,
+            owner:
+                Owner::While {
+                    by,
+                    limit,
+                    starts,
+                    compared,
+                    carried,
+                },
+            ..
+        }) = self.open.pop()
+        else {
+            self.fail("scf.while", Mismatch::Open(n));
+            return next;
+        };
+        self.alike(&starts, &next);
+        block.yields = next;
+        let types: Vec<Type> = starts.iter().map(|start| start.ty).collect();
+        let inner = While {
+            by,
+            limit,
+            starts,
+            compared,
+            carried,
+            body: block,
+        };
+        self.push("scf.while", Inst::While(Box::new(inner)), &types)
     }
 
     #[track_caller]

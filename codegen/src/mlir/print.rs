@@ -2,6 +2,7 @@
 
 use super::builder::{
     Block, Body, Cache, For, Function, Inst, Layout, Module, Op, Parameter, Shared, Step, Value,
+    While,
 };
 use super::{Kind, Space, Type};
 use std::fmt::{self, Display, Formatter, Write};
@@ -115,6 +116,7 @@ impl Printer<'_, '_> {
         }
         match &op.inst {
             Inst::For(inner) => self.repeat(inner, depth),
+            Inst::While(inner) => self.repeat_while(inner, depth),
             Inst::If {
                 condition,
                 then,
@@ -162,6 +164,34 @@ impl Printer<'_, '_> {
         } else {
             "}"
         })
+    }
+
+    fn repeat_while(&mut self, inner: &While, depth: usize) -> fmt::Result {
+        let pair = |(&compared, &start)| format!("{} = {}", self.name(compared), self.name(start));
+        let pairs: Vec<String> = inner.compared.iter().zip(&inner.starts).map(pair).collect();
+        let (pairs, types) = (pairs.join(", "), types(&inner.starts));
+        writeln!(self.f, "scf.while ({pairs}) : ({types}) -> ({types}) {{")?;
+        let (first, goes_on) = (inner.compared[0], format!("%on{}", inner.compared[0].id));
+        let (op, how, args) = (inner.by.op(), inner.by.name(), [first, inner.limit]);
+        self.indent(depth + 1)?;
+        writeln!(
+            self.f,
+            "{goes_on} = {op} {how}, {} : {}",
+            self.list(&args),
+            first.ty
+        )?;
+        self.indent(depth + 1)?;
+        let compared = self.list(&inner.compared);
+        writeln!(self.f, "scf.condition({goes_on}) {compared} : {types}")?;
+        self.indent(depth)?;
+        self.f.write_str("} do {\n")?;
+        self.indent(depth)?;
+        let argument = |&value: &Value| format!("{}: {}", self.name(value), value.ty);
+        let arguments: Vec<String> = inner.carried.iter().map(argument).collect();
+        writeln!(self.f, "^bb0({}):", arguments.join(", "))?;
+        self.block(&inner.body, depth + 1)?;
+        self.indent(depth)?;
+        self.f.write_char('}')
     }
 
     /// An operation on one line.

@@ -240,10 +240,10 @@ pub(crate) struct CompileArgs {
     /// file is named
     #[arg(long, value_name = "FORM", value_parser = named(&Emit::ALL, Emit::name))]
     pub(crate) emit: Option<Emit>,
-    /// The target of --emit [default: this machine; for ptx sm_90]
-    #[arg(long, value_name = "TARGET", requires = "emit",
-        value_parser = named(&Target::ALL, |target| target.name()))]
-    pub(crate) target: Option<Target>,
+    /// What the kernels are for, `cpu` for this machine's processor [default: the GPU of --device,
+    /// or cpu; for --emit ptx sm_90]
+    #[arg(long, value_name = "TARGET", value_parser = target())]
+    pub(crate) target: Option<CodeFor>,
     /// Print one JSON object: what was written, or, with --emit, the kernels with their nodes and
     /// text
     #[arg(long)]
@@ -768,6 +768,24 @@ fn named<T: Copy + Send + Sync + 'static>(
     names.map(move |text| {
         let known = all.iter().copied().find(|&value| name(value) == text);
         known.expect("a name that the parser lets pass should be one of those it was given")
+    })
+}
+
+/// What kernels are compiled for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CodeFor {
+    /// The processor of this machine.
+    ThisCpu,
+    /// A machine by its name.
+    Named(Target),
+}
+
+fn target() -> impl TypedValueParser<Value = CodeFor> {
+    let targets = Target::ALL.iter().map(|target| target.name());
+    let names = PossibleValuesParser::new(["cpu"].into_iter().chain(targets));
+    names.map(|text| {
+        let named = Target::ALL.into_iter().find(|target| target.name() == text);
+        named.map_or(CodeFor::ThisCpu, CodeFor::Named)
     })
 }
 

@@ -1,6 +1,6 @@
 //! `lighterage compile`: the artifact, or the text of its kernels.
 
-use crate::args::{CompileArgs, Compiling, Emit};
+use crate::args::{CodeFor, CompileArgs, Compiling, Emit};
 use crate::data::{check_writable, file_size, save_atomically};
 use crate::failure::Failure;
 use crate::model::{self, Model};
@@ -11,6 +11,7 @@ use crate::trust;
 use artifact::Artifact;
 use codegen::kernels::Target;
 use codegen::{Form, Listed, Listing, Plain};
+use ir::Device;
 use serde_json::{Value as Json, json};
 use std::path::Path;
 
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &CompileArgs) -> Result<(), Failure> {
     } else {
         Dumps::Stdout
     };
-    let artifact = artifact(model, &args.compiling, dumps)?;
+    let artifact = artifact(model, &args.compiling, args.target, dumps)?;
     // The types that the compiler permits an op are wider than those that kernels are written for.
     runtime::validate(&artifact).map_err(|e| {
         Failure::Input(format!(
@@ -90,7 +91,12 @@ fn kernels(
     } else {
         Target::host()
     };
-    let target = args.target.or(default).ok_or_else(|| {
+    let target = match args.target {
+        Some(CodeFor::Named(target)) => Some(target),
+        Some(CodeFor::ThisCpu) => Target::host(),
+        None => default,
+    };
+    let target = target.ok_or_else(|| {
         Failure::Input(
             "no kernels are generated for this processor; --target names one that has some".into(),
         )
@@ -136,10 +142,27 @@ fn listing_json(listing: &Listing, emit: Emit, target: &Target) -> Json {
     })
 }
 
-/// Compiles a model to an artifact.
+/// What an artifact's kernels are for: unless it is given, the device that is planned for.
+fn target(given: Option<CodeFor>, device: &Device) -> Result<Option<Target>, Failure> {
+    match (given, device.sm) {
+        (Some(CodeFor::Named(target)), _) => Ok(Some(target)),
+        (Some(CodeFor::ThisCpu), _) | (None, None) => Ok(Target::host()),
+        (None, Some(sm)) => match Target::gpu(sm) {
+            Some(target) => Ok(Some(target)),
+            None => Err(Failure::Input(format!(
+                "device {}: no kernels are generated for sm = {sm}; --target names what they can \
+                 be for",
+                device.name
+            ))),
+        },
+    }
+}
+
+/// Compiles a model to an artifact, for the device that is planned for unless a target is given.
 pub(crate) fn artifact(
     model: Model,
     compiling: &Compiling,
+    code_for: Option<CodeFor>,
     dumps: Dumps,
 ) -> Result<Artifact, Failure> {
     // Checked before any work: a model that cannot run need not be planned.
@@ -147,13 +170,14 @@ pub(crate) fn artifact(
         return Err(Failure::Input(unsupported(&model.unsupported)));
     }
     let machine = model::machine(compiling)?;
+    let target = target(code_for, &machine.device)?;
     let compiled = model::compile(&model.graph, compiling, &machine, dumps)?;
     let data = model
         .tensors
         .into_iter()
         .map(|(path, (_, bytes))| (path, bytes))
         .collect();
-    Ok(codegen::emit(&compiled, &data, Target::host())?)
+    Ok(codegen::emit(&compiled, &data, target)?)
 }
 
 /// How many ops that cannot be run are named.

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::out;
 use crate::size;
 use crate::trust;
-use artifact::{Artifact, Attr, Initial, Operand, Signed, StateKind};
+use artifact::{Artifact, Attr, Initial, Operand, Signed, Sm, StateKind, Target};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -166,7 +166,10 @@ impl Inspected<'_> {
         row(
             "runs here",
             match &self.checked {
-                Ok(()) => "yes: every check of the runtime passes".into(),
+                Ok(()) => match self.gpu() {
+                    Some(sm) => format!("where there is a GPU of {sm} or later"),
+                    None => "yes: every check of the runtime passes".into(),
+                },
                 Err(why) => format!("no: {why}"),
             },
         );
@@ -209,6 +212,16 @@ impl Inspected<'_> {
             row("micro-batches", summary.micro_batches.to_string());
         }
         text
+    }
+
+    /// The GPU that the machine code needs, if it needs one.
+    fn gpu(&self) -> Option<Sm> {
+        let objects = self.artifact.objects.iter();
+        let mut gpus = objects.filter_map(|object| match object.target {
+            Target::Gpu(sm) => Some(sm),
+            Target::Cpu(_) => None,
+        });
+        gpus.next()
     }
 
     /// Whether there is machine code, and who answers for it.

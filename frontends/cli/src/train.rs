@@ -1,6 +1,6 @@
 //! `lighterage train`: runs a step again and again, on batches that go round.
 
-use crate::args::{Compiling, HyperArgs, TrainArgs, update_name};
+use crate::args::{CodeFor, Compiling, HyperArgs, TrainArgs, update_name};
 use crate::compile;
 use crate::data::{Batches, Saved, Tensors, check_writable, save};
 use crate::failure::Failure;
@@ -234,7 +234,9 @@ fn source(args: &TrainArgs) -> Result<Source, Failure> {
             "note: no optimizer, so nothing is learned; --optimizer adamw or sgd attaches one",
         );
     }
-    let artifact = compile::artifact(model, &compiling, Dumps::Stderr)?;
+    // A plan for a GPU runs here, too.
+    let code_for = Some(CodeFor::ThisCpu);
+    let artifact = compile::artifact(model, &compiling, code_for, Dumps::Stderr)?;
     if machine.device.name != "cpu" {
         out::note(&format!(
             "note: planned for {}, run on this CPU: predicted times are the former's",

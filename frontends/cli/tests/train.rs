@@ -520,6 +520,30 @@ fn clipping_and_threads_are_heard() {
 }
 
 #[test]
+fn what_has_no_kernel_for_a_gpu_is_named() {
+    let folder = Folder::new("gpu");
+    let file = folder.file("step.lit");
+    let compile = format!(
+        "compile {} --optimizer adamw --device h100 -o {file}",
+        model(GPT2)
+    );
+    run(&compile).expect(2).says(&[
+        "Unsupported: addmm on sm_90 (node ",
+        "Unsupported: matmul on",
+        "--target cpu",
+    ]);
+    run(&format!("{compile} --kernels plain")).expect(2).says(&[
+        "--kernels plain",
+        "sm_90",
+        "--target cpu",
+    ]);
+    run(&format!("{compile} --target cpu")).expect(0);
+    let text = run(&format!("inspect {file}")).expect(0).out;
+    assert!(text.contains("planned for h100"), "{text}");
+    assert!(!text.contains("sm_90"), "{text}");
+}
+
+#[test]
 fn generated_kernels_are_shown_as_text() {
     let compile = |rest: &str| format!("compile {} --planner keep {rest}", model(GPT2));
     let mlir = run(&compile("--emit mlir --target neon")).expect(0).out;

@@ -1,0 +1,496 @@
+//! A function for a GPU in work: a grid of threads, what each thread knows, and numbers in memory
+//! by their element types. Numbers are computed in f32, f64 or i64, as the plain kernels do.
+//!
+//! Indices are 64-bit integers. Whatever is known when a kernel is made, sizes and strides, is a
+//! constant in it, so divisions become products.
+
+use crate::kernels::{storage, wide};
+use crate::mlir::{
+    Arith, Body, Builder, Convert, Emit, Function, Kind, Parameter, Predicate, Shared, Space,
+    Special, Type, Value,
+};
+use ir::op::Number;
+use ir::{DType, TensorType};
+
+/// Threads of a block where each computes elements by itself.
+pub(super) const THREADS: u32 = 256;
+
+/// A tensor that a function has the address of, or memory that a block's threads share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Tensor {
+    pub(super) pointer: Value,
+    pub(super) dtype: DType,
+}
+
+/// A function in work.
+pub(super) struct Grid {
+    pub(super) b: Builder,
+    /// Operands, then results.
+    tensors: Vec<Tensor>,
+    n_operands: usize,
+    scratch: Option<Value>,
+    symbol: String,
+    pub(super) threads: u32,
+    /// The thread's number in its block, the block's, and how many blocks there are.
+    pub(super) thread: Value,
+    block: Value,
+    blocks: Value,
+    /// Bytes of memory that the block's threads share.
+    shared_bytes: u64,
+}
+
+impl Emit for Grid {
+    /// LLVM and ptxas would unroll loops until registers run out.
+    const ROLLED: bool = true;
+
+    fn builder(&mut self) -> &mut Builder {
+        &mut self.b
+    }
+}
+
+impl Grid {
+    /// Begins a function whose arguments are the addresses of operands, of results, and of scratch
+    /// if there is any.
+    pub(super) fn new(
+        symbol: String,
+        threads: u32,
+        operands: &[TensorType],
+        results: &[TensorType],
+        has_scratch: bool,
+    ) -> Grid {
+        let n = operands.len() + results.len() + usize::from(has_scratch);
+        let address = |i| Parameter {
+            align: Some(64),
+            ..Parameter::new(format!("a{i}"), Type::Pointer(Space::Global))
+        };
+        let body = Body::Gpu { threads, blocks: 1 };
+        let parameters = (0..n).map(address).collect();
+        let (mut b, arguments) = Builder::new(symbol.clone(), parameters, body);
+        let [thread, block, blocks] =
+            [Special::Thread, Special::Block, Special::Blocks].map(|which| {
+                let x = b.special(which);
+                b.wide(x)
+            });
+        let types = operands.iter().chain(results);
+        let tensors = types.zip(&arguments).map(|(ty, &pointer)| Tensor {
+            pointer,
+            dtype: ty.dtype(),
+        });
+        Grid {
+            tensors: tensors.collect(),
+            b,
+            n_operands: operands.len(),
+            scratch: has_scratch.then(|| arguments[n - 1]),
+            symbol,
+            threads,
+            thread,
+            block,
+            blocks,
+            shared_bytes: 0,
+        }
+    }
+
+    /// The function, or the first instruction that does not fit its operands.
+    pub(super) fn finish(mut self) -> Result<Function, crate::mlir::Error> {
+        if self.shared_bytes > 0 {
+            self.b.set_shared(Shared {
+                symbol: format!("{}_shared", self.symbol),
+                bytes: self.shared_bytes,
+                align: 16,
+                dynamic: false,
+            });
+        }
+        self.b.finish()
+    }
+
+    // --- tensors ---
+
+    pub(super) fn operand(&self, i: usize) -> Tensor {
+        self.tensors[i]
+    }
+
+    pub(super) fn result(&self, j: usize) -> Tensor {
+        self.tensors[self.n_operands + j]
+    }
+
+    /// The scratch from a byte on.
+    pub(super) fn scratch(&mut self, from: u64, dtype: DType) -> Tensor {
+        let base = self
+            .scratch
+            .expect("a kernel should say that it has scratch");
+        let pointer = self.b.offset(base, from, Kind::I8);
+        Tensor { pointer, dtype }
+    }
+
+    /// Room for `n` numbers that the block's threads share; a multiple of 16 bytes from what was
+    /// taken before.
+    pub(super) fn shared(&mut self, n: u64, dtype: DType) -> Tensor {
+        let from = self.shared_bytes;
+        self.shared_bytes += (n * dtype.bytes()).next_multiple_of(16);
+        let base = self.b.shared();
+        let pointer = self.b.offset(base, from, Kind::I8);
+        Tensor { pointer, dtype }
+    }
+
+    // --- control ---
+
+    /// The parts that a block computes, of `n`.
+    pub(super) fn parts(&mut self, n: u64, body: impl FnOnce(&mut Grid, Value)) {
+        let bounds = [self.block, self.b.long(n), self.blocks];
+        self.repeat(bounds, &[], |g, part, _| {
+            body(g, part);
+            vec![]
+        });
+    }
+
+    /// A thread's elements of `n`: `parts` parts have [`THREADS`] of them each.
+    pub(super) fn elements(&mut self, n: u64, body: impl FnOnce(&mut Grid, Value)) {
+        let threads = u64::from(self.threads);
+        self.parts(n.div_ceil(threads), |g, part| {
+            let first = g.times(part, threads);
+            let i = g.b.addi(first, g.thread);
+            let end = g.b.long(n);
+            let inside = g.less(i, end);
+            g.when(inside, |g| body(g, i));
+        });
+    }
+
+    /// A loop over `0..n`; see [`Emit::repeat`].
+    pub(super) fn count(
+        &mut self,
+        n: u64,
+        starts: &[Value],
+        body: impl FnOnce(&mut Grid, Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let bounds = [0, n, 1].map(|i| self.b.long(i));
+        self.repeat(bounds, starts, body)
+    }
+
+    /// A loop over the numbers of `0..n` that this thread has among the block's.
+    pub(super) fn share(
+        &mut self,
+        n: u64,
+        starts: &[Value],
+        body: impl FnOnce(&mut Grid, Value, &[Value]) -> Vec<Value>,
+    ) -> Vec<Value> {
+        let [end, step] = [n, self.threads.into()].map(|i| self.b.long(i));
+        self.repeat([self.thread, end, step], starts, body)
+    }
+
+    /// Runs `then` in the first thread of the block.
+    pub(super) fn once(&mut self, then: impl FnOnce(&mut Grid)) {
+        let zero = self.b.long(0);
+        let first = self.equal(self.thread, zero);
+        self.when(first, then);
+    }
+
+    /// The numbers that the block's threads have as one, known to all of them: by halves. `room` is
+    /// memory for a number of each thread. The number of threads is a power of two.
+    pub(super) fn fold(
+        &mut self,
+        x: Value,
+        room: Tensor,
+        combine: impl Fn(&mut Grid, Value, Value) -> Value,
+    ) -> Value {
+        self.put(room, self.thread, x);
+        let mut half = u64::from(self.threads) / 2;
+        while half > 0 {
+            self.b.barrier();
+            let end = self.b.long(half);
+            let lower = self.less(self.thread, end);
+            self.when(lower, |g| {
+                let other = g.plus(g.thread, half as i64);
+                let [a, b] = [g.thread, other].map(|at| g.get(room, at));
+                let x = combine(g, a, b);
+                g.put(room, g.thread, x);
+            });
+            half /= 2;
+        }
+        self.b.barrier();
+        let zero = self.b.long(0);
+        let x = self.get(room, zero);
+        // The room may be written again only when all have read it.
+        self.b.barrier();
+        x
+    }
+
+    /// [`Grid::fold`] of sums.
+    pub(super) fn total(&mut self, x: Value, room: Tensor) -> Value {
+        self.fold(x, room, |g, a, b| g.add(a, b))
+    }
+
+    // --- numbers ---
+
+    pub(super) fn add(&mut self, a: Value, b: Value) -> Value {
+        let op = if is_float(a) {
+            Arith::Addf
+        } else {
+            Arith::Addi
+        };
+        self.b.arith(op, &[a, b])
+    }
+
+    pub(super) fn sub(&mut self, a: Value, b: Value) -> Value {
+        let op = if is_float(a) {
+            Arith::Subf
+        } else {
+            Arith::Subi
+        };
+        self.b.arith(op, &[a, b])
+    }
+
+    pub(super) fn mul(&mut self, a: Value, b: Value) -> Value {
+        let op = if is_float(a) {
+            Arith::Mulf
+        } else {
+            Arith::Muli
+        };
+        self.b.arith(op, &[a, b])
+    }
+
+    /// Of integers, with signs.
+    pub(super) fn less(&mut self, a: Value, b: Value) -> Value {
+        let by = if is_float(a) {
+            Predicate::Olt
+        } else {
+            Predicate::Slt
+        };
+        self.b.compare(by, a, b)
+    }
+
+    pub(super) fn equal(&mut self, a: Value, b: Value) -> Value {
+        let by = if is_float(a) {
+            Predicate::Oeq
+        } else {
+            Predicate::Eq
+        };
+        self.b.compare(by, a, b)
+    }
+
+    /// A bit that is true if `x` is one of `0..n`.
+    pub(super) fn below(&mut self, x: Value, n: u64) -> Value {
+        let n = self.b.long(n);
+        self.b.compare(Predicate::Ult, x, n)
+    }
+
+    /// An integer times a number that is known.
+    pub(super) fn times(&mut self, x: Value, n: u64) -> Value {
+        if n == 1 {
+            return x;
+        }
+        let n = self.b.long(n);
+        self.b.muli(x, n)
+    }
+
+    /// An integer and a number that is known.
+    pub(super) fn plus(&mut self, x: Value, n: i64) -> Value {
+        if n == 0 {
+            return x;
+        }
+        let n = self.b.long(n as u64);
+        self.b.addi(x, n)
+    }
+
+    /// The quotient of an integer and a number that is known, and the rest.
+    pub(super) fn divided(&mut self, x: Value, n: u64) -> [Value; 2] {
+        if n <= 1 {
+            return [x, self.b.long(0)];
+        }
+        let by = self.b.long(n);
+        [self.b.divui(x, by), self.b.remui(x, by)]
+    }
+
+    /// The coordinates of element `i` of a tensor.
+    pub(super) fn coordinates(&mut self, i: Value, sizes: &[u64]) -> Vec<Value> {
+        let mut rest = i;
+        let mut found = vec![];
+        for (d, &size) in sizes.iter().enumerate().rev() {
+            if d == 0 {
+                found.push(rest);
+            } else {
+                let [above, at] = self.divided(rest, size);
+                found.push(at);
+                rest = above;
+            }
+        }
+        found.reverse();
+        found
+    }
+
+    /// The sum of coordinates times strides.
+    pub(super) fn offset(&mut self, coordinates: &[Value], strides: &[i64], start: i64) -> Value {
+        let mut sum = self.b.long(start as u64);
+        for (&at, &stride) in coordinates.iter().zip(strides) {
+            if stride != 0 {
+                let step = self.times(at, stride as u64);
+                sum = self.b.addi(sum, step);
+            }
+        }
+        sum
+    }
+
+    /// A floating-point number of a kind.
+    pub(super) fn float(&mut self, x: f64, kind: Kind) -> Value {
+        let bits = match kind {
+            Kind::F32 => (x as f32).to_bits().into(),
+            _ => x.to_bits(),
+        };
+        self.b.constant(bits, Type::Scalar(kind))
+    }
+
+    /// An attribute's number of a kind that kernels compute in.
+    pub(super) fn number(&mut self, x: Number, kind: Kind) -> Value {
+        match x {
+            Number::Int(i) if kind == Kind::I64 => self.b.long(i as u64),
+            _ if kind == Kind::I64 => self.b.long(x.to_f64() as i64 as u64),
+            _ => self.float(x.to_f64(), kind),
+        }
+    }
+
+    /// An attribute's number as an element of a type, in the kind that kernels compute it in.
+    pub(super) fn value(&mut self, x: Number, dtype: DType) -> Value {
+        match dtype {
+            DType::Bool => self.b.long((x.to_f64() != 0.0).into()),
+            _ => self.number(x, wide(dtype)),
+        }
+    }
+
+    /// A wide number as f64.
+    pub(super) fn double(&mut self, x: Value) -> Value {
+        match x.ty().kind() {
+            Some(Kind::F64) => x,
+            Some(Kind::F32) => self.b.convert(Convert::Extf, x, Kind::F64),
+            _ => self.b.convert(Convert::Sitofp, x, Kind::F64),
+        }
+    }
+
+    /// An f64 in the floating-point kind that kernels compute a type in.
+    pub(super) fn rounded(&mut self, x: Value, dtype: DType) -> Value {
+        match wide(dtype) {
+            Kind::F32 => self.b.convert(Convert::Truncf, x, Kind::F32),
+            _ => x,
+        }
+    }
+
+    // --- memory ---
+
+    /// The element at a place, in the kind that kernels compute its type in.
+    pub(super) fn get(&mut self, of: Tensor, at: Value) -> Value {
+        let kind = kind_of(of.dtype);
+        let pointer = self.b.offset(of.pointer, at, kind);
+        let x = self.b.load(pointer, Type::Scalar(kind), kind.bytes());
+        self.widened(x, of.dtype)
+    }
+
+    /// Writes an element, given in the kind that kernels compute its type in.
+    pub(super) fn put(&mut self, of: Tensor, at: Value, x: Value) {
+        let kind = kind_of(of.dtype);
+        let x = self.narrowed(x, of.dtype);
+        let pointer = self.b.offset(of.pointer, at, kind);
+        self.b.store(x, pointer, kind.bytes());
+    }
+
+    /// What a tensor holds at a place: an element's bits, or those of several as one.
+    pub(super) fn bits(&mut self, of: Tensor, at: Value, unit: Unit) -> Value {
+        let pointer = self.b.offset_by(of.pointer, at.into(), unit.ty());
+        self.b.load(pointer, unit.ty(), unit.0)
+    }
+
+    /// Writes such bits.
+    pub(super) fn put_bits(&mut self, of: Tensor, at: Value, x: Value, unit: Unit) {
+        let pointer = self.b.offset_by(of.pointer, at.into(), unit.ty());
+        self.b.store(x, pointer, unit.0);
+    }
+
+    /// An element of memory as a number.
+    pub(super) fn widened(&mut self, x: Value, dtype: DType) -> Value {
+        let b = &mut self.b;
+        match dtype {
+            DType::Bool => {
+                let zero = b.constant(0, x.ty());
+                let bit = b.compare(Predicate::Ne, x, zero);
+                b.convert(Convert::Extui, bit, Kind::I64)
+            }
+            DType::U8 => b.convert(Convert::Extui, x, Kind::I64),
+            DType::I8 | DType::I16 | DType::I32 => b.convert(Convert::Extsi, x, Kind::I64),
+            DType::F16 => b.convert(Convert::Extf, x, Kind::F32),
+            DType::BF16 => {
+                let wide = b.convert(Convert::Extui, x, Kind::I32);
+                let places = b.int(16);
+                let bits = b.arith(Arith::Shli, &[wide, places]);
+                b.convert(Convert::Bitcast, bits, Kind::F32)
+            }
+            _ => x,
+        }
+    }
+
+    /// A number as an element of memory.
+    fn narrowed(&mut self, x: Value, dtype: DType) -> Value {
+        let b = &mut self.b;
+        match dtype {
+            DType::Bool => {
+                let zero = b.constant(0, x.ty());
+                let by = if is_float(x) {
+                    Predicate::Une
+                } else {
+                    Predicate::Ne
+                };
+                let bit = b.compare(by, x, zero);
+                b.convert(Convert::Extui, bit, Kind::I8)
+            }
+            DType::U8 | DType::I8 => b.convert(Convert::Trunci, x, Kind::I8),
+            DType::I16 => b.convert(Convert::Trunci, x, Kind::I16),
+            DType::I32 => b.convert(Convert::Trunci, x, Kind::I32),
+            DType::F16 => b.convert(Convert::Truncf, x, Kind::F16),
+            DType::BF16 => rounded_bf16(b, x),
+            _ => x,
+        }
+    }
+}
+
+/// The bits of the bf16 nearest to an f32, to even where two are; NaN stays.
+fn rounded_bf16(b: &mut Builder, x: Value) -> Value {
+    let bits = b.convert(Convert::Bitcast, x, Kind::I32);
+    let [places, one, below, quiet] = [16, 1, 0x7fff, 0x40].map(|i| b.int(i));
+    let high = b.shrui(bits, places);
+    let odd = b.andi(high, one);
+    let round = b.addi(odd, below);
+    let round = b.addi(bits, round);
+    let round = b.shrui(round, places);
+    let nan = b.ori(high, quiet);
+    let is_nan = b.compare(Predicate::Uno, x, x);
+    let chosen = b.select(is_nan, nan, round);
+    b.convert(Convert::Trunci, chosen, Kind::I16)
+}
+
+/// Bytes that are moved at once: 1, 2, 4, 8 or 16.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Unit(pub(super) u64);
+
+impl Unit {
+    /// The largest that numbers of bytes are multiples of.
+    pub(super) fn dividing(bytes: impl IntoIterator<Item = u64>) -> Unit {
+        let all = bytes.into_iter().fold(16, |all, n| all | n);
+        Unit(1 << all.trailing_zeros().min(4))
+    }
+
+    /// A type of that size.
+    pub(super) fn ty(self) -> Type {
+        match self.0 {
+            1 => Type::Scalar(Kind::I8),
+            2 => Type::Scalar(Kind::I16),
+            4 => Type::Scalar(Kind::I32),
+            8 => Type::Scalar(Kind::I64),
+            _ => Type::Vector(4, Kind::I32),
+        }
+    }
+}
+
+/// The kind of an element in memory.
+pub(super) fn kind_of(dtype: DType) -> Kind {
+    storage(dtype).unwrap_or(Kind::I8)
+}
+
+fn is_float(x: Value) -> bool {
+    x.ty().kind().is_some_and(Kind::is_float)
+}

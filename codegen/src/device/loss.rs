@@ -1,0 +1,227 @@
+//! The negative log likelihood loss and its derivative, and the norm over gradients.
+
+use super::Kernel;
+use super::grid::{Grid, THREADS, Tensor, Unit, kind_of};
+use crate::mlir::{Arith, Emit, Kind, Predicate, Type, Value};
+use ir::DType;
+use ir::op::attrs::{ClipScale, NllLoss, NllLossBwd, NllSum};
+
+/// The terms of some rows: -logp[i, target[i]], and whether the row counts.
+struct Terms {
+    rows: u64,
+    classes: u64,
+    ignore: i64,
+}
+
+impl Terms {
+    fn new(k: &Kernel<'_>, ignore: i64) -> Terms {
+        Terms {
+            rows: k.x().shape()[0],
+            classes: k.x().shape()[1],
+            ignore,
+        }
+    }
+
+    /// A row's term as f64, 0 if it does not count, and 1 or 0.
+    fn of(&self, g: &mut Grid, row: Value) -> [Value; 2] {
+        let (logp, targets) = (g.operand(0), g.operand(1));
+        let target = g.get(targets, row);
+        let ignored = g.b.long(self.ignore as u64);
+        let counts = g.b.compare(Predicate::Ne, target, ignored);
+        let [zero, one, nan] = [0.0, 1.0, f64::NAN].map(|x| g.float(x, Kind::F64));
+        let inside = g.below(target, self.classes);
+        let term = g.choose(inside, &[nan], |g| {
+            let first = g.times(row, self.classes);
+            let at = g.b.addi(first, target);
+            let x = g.get(logp, at);
+            let x = g.double(x);
+            vec![g.b.arith(Arith::Negf, &[x])]
+        });
+        [
+            g.b.select(counts, term[0], zero),
+            g.b.select(counts, one, zero),
+        ]
+    }
+}
+
+/// The loss of each row, and the number of rows that count; or, by one block, the sum.
+pub(super) fn nll_loss(k: &mut Kernel<'_>, a: &NllLoss) {
+    let (terms, dtype) = (Terms::new(k, a.ignore), k.y().dtype());
+    if a.reduction == NllLoss::NONE {
+        k.elements(terms.rows, |g, row| {
+            let [term, _] = terms.of(g, row);
+            let (loss, term) = (g.result(0), g.rounded(term, dtype));
+            g.put(loss, row, term);
+        });
+    }
+    k.phase(THREADS, 1, |g| {
+        g.parts(1, |g, _| {
+            let start = g.float(0.0, Kind::F64);
+            let [sum, counted] = in_order(g, &terms, start);
+            g.once(|g| {
+                let zero = g.b.long(0);
+                let (loss, weight) = (g.result(0), g.result(1));
+                let result = match a.reduction {
+                    NllLoss::MEAN => g.b.divf(sum, counted),
+                    _ => sum,
+                };
+                if a.reduction != NllLoss::NONE {
+                    let result = g.rounded(result, dtype);
+                    g.put(loss, zero, result);
+                }
+                let counted = g.rounded(counted, dtype);
+                g.put(weight, zero, counted);
+            });
+        });
+    });
+}
+
+/// The sum of terms and of those that count, in the order of the rows, as the plain kernel adds
+/// them. The threads fetch the terms, and each adds them up.
+fn in_order(g: &mut Grid, terms: &Terms, start: Value) -> [Value; 2] {
+    let n = u64::from(THREADS);
+    let room = [(); 2].map(|()| g.shared(n, DType::F64));
+    let zero = g.float(0.0, Kind::F64);
+    let sums = g.count(terms.rows.div_ceil(n), &[start, zero], |g, round, sums| {
+        let first = g.times(round, n);
+        let row = g.b.addi(first, g.thread);
+        let inside = g.below(row, terms.rows);
+        let own = g.choose(inside, &[zero, zero], |g| terms.of(g, row).to_vec());
+        for (room, own) in room.into_iter().zip(own) {
+            g.put(room, g.thread, own);
+        }
+        g.b.barrier();
+        let sums = g.count(n, sums, |g, i, sums| {
+            let one = |g: &mut Grid, room: Tensor, sum| {
+                let x = g.get(room, i);
+                g.add(sum, x)
+            };
+            vec![one(g, room[0], sums[0]), one(g, room[1], sums[1])]
+        });
+        g.b.barrier();
+        sums
+    });
+    [sums[0], sums[1]]
+}
+
+/// The sum of the rows' losses, from operand 2 on if there is one.
+pub(super) fn nll_sum(k: &mut Kernel<'_>, a: &NllSum) {
+    let terms = Terms::new(k, a.ignore);
+    let continues = k.operands.len() == 3;
+    k.phase(THREADS, 1, |g| {
+        g.parts(1, |g, _| {
+            let zero = g.b.long(0);
+            let start = if continues {
+                let before = g.operand(2);
+                g.get(before, zero)
+            } else {
+                g.float(0.0, Kind::F64)
+            };
+            let [sum, _] = in_order(g, &terms, start);
+            let loss = g.result(0);
+            g.once(|g| g.put(loss, zero, sum));
+        });
+    });
+}
+
+/// A thread writes zeros, 16 bytes where rows permit it, and then the one element of the row that
+/// is its target, if it is among them.
+pub(super) fn nll_loss_bwd(k: &mut Kernel<'_>, a: &NllLossBwd) {
+    let (rows, classes, dtype) = (k.y().shape()[0], k.y().shape()[1], k.y().dtype());
+    let unit = Unit::dividing([classes * dtype.bytes()]);
+    let each = unit.0 / dtype.bytes();
+    let n = rows * classes / each;
+    k.elements(n, |g, i| {
+        let (targets, dx) = (g.operand(1), g.result(0));
+        let nothing = g.b.constant(0, unit.ty());
+        g.put_bits(dx, i, nothing, unit);
+        let [row, piece] = g.divided(i, classes / each);
+        let target = g.get(targets, row);
+        let ignored = g.b.long(a.ignore as u64);
+        let counts = g.b.compare(Predicate::Ne, target, ignored);
+        let first = g.times(piece, each);
+        let past = g.b.subi(target, first);
+        let is_here = g.below(past, each);
+        let writes = g.b.andi(counts, is_here);
+        g.when(writes, |g| {
+            let slope = slope(g, a.reduction, row);
+            let slope = g.rounded(slope, dtype);
+            let from = g.times(i, each);
+            let at = g.b.addi(from, past);
+            g.put(dx, at, slope);
+        });
+    });
+}
+
+/// -dloss of a row, divided by the weight for a mean.
+fn slope(g: &mut Grid, reduction: i64, row: Value) -> Value {
+    let (dloss, weight, zero) = (g.operand(0), g.operand(2), g.b.long(0));
+    let at = if reduction == NllLoss::NONE {
+        row
+    } else {
+        zero
+    };
+    let dloss = g.get(dloss, at);
+    let dloss = g.double(dloss);
+    let minus = g.b.arith(Arith::Negf, &[dloss]);
+    if reduction != NllLoss::MEAN {
+        return minus;
+    }
+    let weight = g.get(weight, zero);
+    let weight = g.double(weight);
+    g.b.divf(minus, weight)
+}
+
+/// The sum of squares by one block, in f64.
+pub(super) fn sum_squares(k: &mut Kernel<'_>) {
+    /// As many loads as threads can have in flight.
+    const MANY: u32 = 1024;
+    let (n, dtype) = (k.x().numel(), k.x().dtype());
+    let unit = Unit::dividing([k.x().bytes()]);
+    let each = unit.0 / dtype.bytes();
+    k.phase(MANY, 1, |g| {
+        g.parts(1, |g, _| {
+            let x = g.operand(0);
+            let start = g.float(0.0, Kind::F64);
+            let sum = g.share(n / each, &[start], |g, i, sum| {
+                let ty = Type::of(kind_of(dtype), each);
+                let pointer = g.b.offset_by(x.pointer, i.into(), unit.ty());
+                let all = g.b.load(pointer, ty, unit.0);
+                let mut sum = sum[0];
+                for at in 0..each {
+                    let one = if each == 1 { all } else { g.b.extract(all, at) };
+                    let one = g.widened(one, dtype);
+                    let one = g.double(one);
+                    let square = g.mul(one, one);
+                    sum = g.add(sum, square);
+                }
+                vec![sum]
+            });
+            let room = g.shared(MANY.into(), DType::F64);
+            let total = g.total(sum[0], room);
+            let (y, zero) = (g.result(0), g.b.long(0));
+            g.once(|g| g.put(y, zero, total));
+        });
+    });
+}
+
+/// The factor of the gradients: `min(1, max_norm / (norm + 1e-6))`; NaN stays.
+pub(super) fn clip_scale(k: &mut Kernel<'_>, a: &ClipScale) {
+    let n = k.operands.len();
+    k.elements(1, |g, i| {
+        let mut sum = g.float(0.0, Kind::F64);
+        for operand in 0..n {
+            let x = g.operand(operand);
+            let x = g.get(x, i);
+            sum = g.add(sum, x);
+        }
+        let [most, little, one] = [a.max_norm, 1e-6, 1.0].map(|x| g.float(x, Kind::F64));
+        let norm = g.b.arith(Arith::Sqrt, &[sum]);
+        let norm = g.add(norm, little);
+        let scale = g.b.divf(most, norm);
+        let above = g.less(one, scale);
+        let scale = g.b.select(above, one, scale);
+        let (y, scale) = (g.result(0), g.rounded(scale, DType::F32));
+        g.put(y, i, scale);
+    });
+}

@@ -1,0 +1,252 @@
+//! Kernels for GPUs of the ops that no other generated kernel computes: those whose results are
+//! made of any elements of their operands.
+//!
+//! Each is written for its shapes as a list of phases, with the interface of generated kernels
+//! ([`crate::kernels`]): any number of blocks computes the same bits, and what the op's facts
+//! permit in place is permitted here. Nothing is added up by atomics, so bits do not depend on
+//! which thread is first. Sums in one order have the order of the runtime's plain kernels; sums of
+//! a block's threads are taken by halves.
+//!
+//! An index that is out of range reads bits that are all ones, in floating-point numbers NaN, and
+//! writes nothing.
+
+mod functions;
+mod grid;
+mod loss;
+mod moves;
+mod random;
+mod tables;
+
+use crate::kernels::{Function, Generated, Unsupported, named, nothing};
+use crate::mlir::{self, Module, Value};
+use grid::{Grid, THREADS};
+use ir::{Op, TensorType};
+
+/// The kernel of an op over operands of the given types.
+pub(crate) fn kernel(op: &Op, operands: &[TensorType]) -> Result<Generated, Unsupported> {
+    let types: Vec<&TensorType> = operands.iter().collect();
+    let results = op
+        .infer(&types)
+        .map_err(|why| Unsupported::op(op.name(), why.to_string()))?;
+    if results.iter().all(|ty| ty.numel() == 0) {
+        return Ok(nothing());
+    }
+    let mut kernel = Kernel::new(op, operands, results);
+    write(&mut kernel, op).map_err(|why| Unsupported::op(op.name(), why))?;
+    kernel.finish()
+}
+
+/// Why an op has no kernel here.
+const NO_CODE: &str = "there is no code for it on GPUs";
+
+/// Writes the phases of an op. The match lists every op: a new one does not compile until it says
+/// where its kernel for GPUs comes from.
+fn write(k: &mut Kernel<'_>, op: &Op) -> Result<(), &'static str> {
+    match op {
+        Op::Permute(a) => moves::permute(k, a),
+        Op::Flip(a) => moves::flip(k, a),
+        Op::Slice(a) => moves::slice(k, a),
+        Op::SliceScatter(a) => moves::slice_scatter(k, a),
+        Op::Cat(a) => moves::cat(k, a),
+        Op::Pad(a) => moves::pad(k, a),
+        Op::Arange(a) => moves::arange(k, a),
+        Op::Sin => functions::sin(k),
+        Op::Cos => functions::cos(k),
+        Op::Pow => functions::pow(k),
+        Op::NllLoss(a) => loss::nll_loss(k, a),
+        Op::NllSum(a) => loss::nll_sum(k, a),
+        Op::NllLossBwd(a) => loss::nll_loss_bwd(k, a),
+        Op::SumSquares => loss::sum_squares(k),
+        Op::ClipScale(a) => loss::clip_scale(k, a),
+        Op::Rand(a) => random::rand(k, a),
+        Op::Randn(a) => random::randn(k, a),
+        Op::RngNext => random::rng_next(k),
+        Op::Embedding => tables::embedding(k),
+        Op::EmbeddingBwd(a) => tables::embedding_bwd(k, a),
+        Op::Gather(a) => tables::gather(k, a),
+        Op::Scatter(a) => tables::scatter(k, a),
+        Op::ScatterAdd(a) => tables::scatter_add(k, a),
+        Op::ScatterValue(a) => tables::scatter_value(k, a),
+        Op::Index => tables::index(k),
+        Op::IndexPut(a) => tables::index_put(k, a),
+
+        Op::Cumsum(_)
+        | Op::TopK(_)
+        | Op::BatchNorm(_)
+        | Op::BatchNormBwd(_)
+        | Op::Matmul(_)
+        | Op::Addmm(_)
+        | Op::Convolution(_)
+        | Op::ConvolutionBwd(_)
+        | Op::MaxPool2d(_)
+        | Op::MaxPool2dBwd(_)
+        | Op::Sdpa(_)
+        | Op::SdpaBwd(_) => return Err(NO_CODE),
+
+        // Steps of kernels that are made from instructions.
+        Op::Neg
+        | Op::Abs
+        | Op::Sign
+        | Op::Exp
+        | Op::Log
+        | Op::Sqrt
+        | Op::Rsqrt
+        | Op::Reciprocal
+        | Op::Tanh
+        | Op::Sigmoid
+        | Op::Erf
+        | Op::Relu
+        | Op::Silu
+        | Op::Gelu(_)
+        | Op::BitwiseNot
+        | Op::LogicalNot
+        | Op::Cast(_)
+        | Op::Clamp(_)
+        | Op::AddScalar(_)
+        | Op::MulScalar(_)
+        | Op::DivScalar(_)
+        | Op::RsubScalar(_)
+        | Op::PowScalar(_)
+        | Op::EqScalar(_)
+        | Op::NeScalar(_)
+        | Op::LtScalar(_)
+        | Op::LeScalar(_)
+        | Op::GtScalar(_)
+        | Op::GeScalar(_)
+        | Op::Add
+        | Op::Sub
+        | Op::Mul
+        | Op::Div
+        | Op::Maximum
+        | Op::Minimum
+        | Op::BitwiseAnd
+        | Op::BitwiseOr
+        | Op::BitwiseXor
+        | Op::Eq
+        | Op::Ne
+        | Op::Lt
+        | Op::Le
+        | Op::Gt
+        | Op::Ge
+        | Op::LogicalAnd
+        | Op::LogicalOr
+        | Op::Where
+        | Op::TanhBwd
+        | Op::SigmoidBwd
+        | Op::SiluBwd
+        | Op::GeluBwd(_)
+        | Op::ThresholdBwd(_)
+        | Op::Sum(_)
+        | Op::Mean(_)
+        | Op::Amax(_)
+        | Op::Amin(_)
+        | Op::Any(_)
+        | Op::Softmax(_)
+        | Op::LogSoftmax(_)
+        | Op::SoftmaxBwd(_)
+        | Op::LogSoftmaxBwd(_)
+        | Op::LayerNorm(_)
+        | Op::LayerNormBwd(_)
+        | Op::Expand(_)
+        | Op::Full(_)
+        | Op::Dropout(_)
+        | Op::DropoutBwd(_)
+        | Op::Adamw
+        | Op::AdamwSplit
+        | Op::Sgd
+        | Op::SgdMomentum
+        | Op::Fused(_) => return Err("it is made from instructions"),
+        // A reshape shares its operand's bytes, and an unknown op never runs.
+        Op::Reshape(_) | Op::Extern(_) => return Err("it is no kernel"),
+    }
+    Ok(())
+}
+
+/// A kernel in work.
+struct Kernel<'a> {
+    operands: &'a [TensorType],
+    results: Vec<TensorType>,
+    op: &'a Op,
+    scratch_bytes: u64,
+    module: Module,
+    functions: Vec<Function>,
+    error: Option<mlir::Error>,
+}
+
+impl<'a> Kernel<'a> {
+    fn new(op: &'a Op, operands: &'a [TensorType], results: Vec<TensorType>) -> Kernel<'a> {
+        Kernel {
+            operands,
+            results,
+            op,
+            scratch_bytes: 0,
+            module: Module::default(),
+            functions: vec![],
+            error: None,
+        }
+    }
+
+    /// The type of the first operand.
+    fn x(&self) -> &'a TensorType {
+        &self.operands[0]
+    }
+
+    /// The type of the first result.
+    fn y(&self) -> &TensorType {
+        &self.results[0]
+    }
+
+    /// Adds a phase of `parts` parts, whose blocks have `threads` threads.
+    fn phase(&mut self, threads: u32, parts: u64, body: impl FnOnce(&mut Grid)) {
+        // What has no elements is not started.
+        if parts == 0 {
+            return;
+        }
+        let symbol = match self.functions.len() {
+            0 => crate::kernels::SYMBOL.to_string(),
+            n => format!("{}_{n}", crate::kernels::SYMBOL),
+        };
+        let has_scratch = self.scratch_bytes > 0;
+        let mut grid = Grid::new(
+            symbol.clone(),
+            threads,
+            self.operands,
+            &self.results,
+            has_scratch,
+        );
+        body(&mut grid);
+        match grid.finish() {
+            Ok(function) => self.module.push(function),
+            Err(error) => drop(self.error.get_or_insert(error)),
+        }
+        self.functions.push(Function {
+            symbol,
+            parts,
+            threads,
+            shared_bytes: 0,
+        });
+    }
+
+    /// Adds a phase in which each thread computes elements of `n`.
+    fn elements(&mut self, n: u64, body: impl FnOnce(&mut Grid, Value)) {
+        self.phase(THREADS, n.div_ceil(THREADS.into()), |g| g.elements(n, body));
+    }
+
+    fn finish(self) -> Result<Generated, Unsupported> {
+        if let Some(error) = self.error {
+            return Err(Unsupported::mistyped(self.op.name(), error));
+        }
+        let same = |&&(i, j): &&(usize, usize)| {
+            let operand = self.operands.get(i);
+            operand.is_some() && operand == self.results.get(j)
+        };
+        let inplace = self.op.facts().inplace.iter().filter(same).copied();
+        let inplace = inplace.collect();
+        Ok(named(
+            self.module,
+            self.functions,
+            self.scratch_bytes,
+            inplace,
+        ))
+    }
+}

@@ -1,0 +1,161 @@
+//! Random numbers: the plain kernels' words, Philox 4 × 32 with ten rounds, and the same numbers
+//! made of them. A thread makes the numbers of a block of four words.
+
+use super::Kernel;
+use super::functions::{cosine, logarithm, sine};
+use super::grid::Grid;
+use crate::mlir::{Arith, Convert, Emit, Kind, Value};
+use ir::DType;
+use ir::op::attrs::Random;
+
+/// The factors of a round.
+const FACTORS: [i64; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// What is added to the key from round to round.
+const ADDED: [i64; 2] = [0x9E37_79B9, 0xBB67_AE85];
+const ROUNDS: usize = 10;
+
+/// A product of two words: its lower and its higher word.
+fn product(g: &mut Grid, a: Value, b: Value) -> [Value; 2] {
+    let [a, b] = [a, b].map(|x| g.b.wide(x));
+    let all = g.b.muli(a, b);
+    let places = g.b.long(32);
+    let high = g.b.shrui(all, places);
+    [all, high].map(|x| g.b.convert(Convert::Trunci, x, Kind::I32))
+}
+
+/// A 64-bit number's words, the lower one first.
+fn words(g: &mut Grid, x: Value) -> [Value; 2] {
+    let places = g.b.long(32);
+    let high = g.b.shrui(x, places);
+    [x, high].map(|x| g.b.convert(Convert::Trunci, x, Kind::I32))
+}
+
+/// Block `i` of an op's words; operand 0 is [seed, step].
+fn philox(g: &mut Grid, stream: i64, i: Value) -> [Value; 4] {
+    let rng = g.operand(0);
+    let [seed, step] = [0, 1].map(|at| {
+        let at = g.b.long(at);
+        g.get(rng, at)
+    });
+    let mut key = words(g, seed);
+    let [low, high] = words(g, i);
+    let stream = g.b.int(stream);
+    let [step, _] = words(g, step);
+    let mut counter = [low, high, stream, step];
+    for round in 0..ROUNDS {
+        if round != 0 {
+            for (key, added) in key.iter_mut().zip(ADDED) {
+                let added = g.b.int(added);
+                *key = g.b.addi(*key, added);
+            }
+        }
+        let [first, second] = FACTORS.map(|factor| g.b.int(factor));
+        let [low0, high0] = product(g, counter[0], first);
+        let [low1, high1] = product(g, counter[2], second);
+        let mut mixed = |high: Value, word: Value, key: Value| {
+            let x = g.b.xori(high, word);
+            g.b.xori(x, key)
+        };
+        let one = mixed(high1, counter[1], key[0]);
+        let three = mixed(high0, counter[3], key[1]);
+        counter = [one, low1, three, low0];
+    }
+    counter
+}
+
+/// A number in `0..1` of a word's upper `bits` bits, as f64.
+fn uniform(g: &mut Grid, word: Value, bits: u32) -> Value {
+    let wide = g.b.wide(word);
+    let places = g.b.long((32 - bits).into());
+    let upper = g.b.shrui(wide, places);
+    let x = g.double(upper);
+    let unit = g.float(0.5f64.powi(bits as i32), Kind::F64);
+    g.mul(x, unit)
+}
+
+/// A number in `0..1` of 53 bits of two words.
+fn uniform53(g: &mut Grid, [high, low]: [Value; 2]) -> Value {
+    let [high, low] = [high, low].map(|x| g.b.wide(x));
+    let [up, down] = [32, 11].map(|i| g.b.long(i));
+    let high = g.b.arith(Arith::Shli, &[high, up]);
+    let all = g.b.ori(high, low);
+    let all = g.b.shrui(all, down);
+    let x = g.double(all);
+    let unit = g.float(0.5f64.powi(53), Kind::F64);
+    g.mul(x, unit)
+}
+
+/// Two normal numbers from two uniform ones: Box and Muller's method, of 1 - u, which is never 0.
+fn normal(g: &mut Grid, [u, v]: [Value; 2]) -> [Value; 2] {
+    let [one, minus, turn] = [1.0, -2.0, std::f64::consts::TAU].map(|x| g.float(x, Kind::F64));
+    let u = g.sub(one, u);
+    let log = logarithm(g, u);
+    let square = g.mul(minus, log);
+    let radius = g.b.arith(Arith::Sqrt, &[square]);
+    let angle = g.mul(turn, v);
+    let (c, s) = (cosine(g, angle), sine(g, angle));
+    [g.mul(radius, c), g.mul(radius, s)]
+}
+
+/// Adds a phase in which a thread writes the numbers that it makes of a block of words.
+fn fill(
+    k: &mut Kernel<'_>,
+    a: &Random,
+    each: u64,
+    numbers: impl FnOnce(&mut Grid, [Value; 4]) -> Vec<Value>,
+) {
+    let n = k.y().numel();
+    k.elements(n.div_ceil(each), |g, block| {
+        let words = philox(g, a.stream, block);
+        let first = g.times(block, each);
+        let y = g.result(0);
+        for (i, x) in numbers(g, words).into_iter().enumerate() {
+            let at = g.plus(first, i as i64);
+            let inside = g.below(at, n);
+            g.when(inside, |g| {
+                let x = g.rounded(x, a.dtype);
+                g.put(y, at, x);
+            });
+        }
+    });
+}
+
+pub(super) fn rand(k: &mut Kernel<'_>, a: &Random) {
+    // As many bits as the type can hold: rounding would reach 1.
+    let bits = match a.dtype {
+        DType::F64 => {
+            return fill(k, a, 2, |g, [a, b, c, d]| {
+                vec![uniform53(g, [a, b]), uniform53(g, [c, d])]
+            });
+        }
+        DType::F32 => 24,
+        DType::F16 => 11,
+        _ => 8,
+    };
+    fill(k, a, 4, |g, words| {
+        words.map(|word| uniform(g, word, bits)).to_vec()
+    });
+}
+
+pub(super) fn randn(k: &mut Kernel<'_>, a: &Random) {
+    if a.dtype == DType::F64 {
+        return fill(k, a, 2, |g, [a, b, c, d]| {
+            let pair = [uniform53(g, [a, b]), uniform53(g, [c, d])];
+            normal(g, pair).to_vec()
+        });
+    }
+    fill(k, a, 4, |g, words| {
+        let [a, b, c, d] = words.map(|word| uniform(g, word, 24));
+        [normal(g, [a, b]), normal(g, [c, d])].concat()
+    });
+}
+
+/// The next step of a generator: [seed, step + 1].
+pub(super) fn rng_next(k: &mut Kernel<'_>) {
+    k.elements(2, |g, i| {
+        let (x, y) = (g.operand(0), g.result(0));
+        let now = g.get(x, i);
+        let next = g.b.addi(now, i);
+        g.put(y, i, next);
+    });
+}

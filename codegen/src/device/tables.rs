@@ -1,0 +1,302 @@
+//! Reading and writing at indices that are data.
+//!
+//! Writes at one place keep their order: a thread makes all writes that may meet, one after the
+//! other.
+
+use super::Kernel;
+use super::grid::{Grid, Tensor, Unit};
+use super::moves::{broadcast, copy, strides};
+use crate::mlir::{Emit, Kind, Predicate, Value};
+use ir::op::attrs::{Along, EmbeddingBwd, IndexPut, ScatterValue};
+use ir::{DType, TensorType};
+
+/// The end of a chain of indices.
+const END: i64 = -1;
+
+/// The type of an operand's elements as bits that are moved.
+fn element(ty: &TensorType) -> Unit {
+    Unit(ty.dtype().bytes())
+}
+
+/// Bits that are read where a condition holds, and ones elsewhere.
+fn guarded(
+    g: &mut Grid,
+    inside: Value,
+    unit: Unit,
+    read: impl FnOnce(&mut Grid) -> Value,
+) -> Value {
+    let ones = g.b.constant(u64::MAX, unit.ty());
+    g.choose(inside, &[ones], |g| vec![read(g)])[0]
+}
+
+// --- tables of rows ---
+
+pub(super) fn embedding(k: &mut Kernel<'_>) {
+    let (rows, width) = (k.x().shape()[0], k.x().shape()[1]);
+    let bytes = width * k.x().dtype().bytes();
+    let unit = Unit::dividing([bytes]);
+    let width = bytes / unit.0;
+    let n = k.operands[1].numel() * width;
+    k.elements(n, |g, i| {
+        let [which, column] = g.divided(i, width);
+        let (w, index, y) = (g.operand(0), g.operand(1), g.result(0));
+        let row = g.get(index, which);
+        let inside = g.below(row, rows);
+        let bits = guarded(g, inside, unit, |g| {
+            let from = g.times(row, width);
+            let from = g.b.addi(from, column);
+            g.bits(w, from, unit)
+        });
+        g.put_bits(y, i, bits, unit);
+    });
+}
+
+/// Each row's indices are chained, as in the plain kernel: a thread has a row and looks at all
+/// indices. Then each row is summed in f64, in the order of its indices.
+pub(super) fn embedding_bwd(k: &mut Kernel<'_>, a: &EmbeddingBwd) {
+    let (rows, width, dtype) = (k.y().shape()[0], k.y().shape()[1], k.y().dtype());
+    let n = k.operands[1].numel();
+    k.scratch_bytes = 4 * (rows + n);
+    k.elements(rows, |g, row| chain(g, row, a.padding, [rows, n]));
+    k.elements(rows * width, |g, i| {
+        let [row, column] = g.divided(i, width);
+        let (dy, dw) = (g.operand(0), g.result(0));
+        let [heads, nexts] = chains(g, rows);
+        let first = g.get(heads, row);
+        let nothing = g.float(0.0, Kind::F64);
+        let end = g.b.long(END as u64);
+        let last = g.repeat_while(Predicate::Ne, end, &[first, nothing], |g, values| {
+            let from = g.times(values[0], width);
+            let from = g.b.addi(from, column);
+            let x = g.get(dy, from);
+            let x = g.double(x);
+            let sum = g.add(values[1], x);
+            vec![g.get(nexts, values[0]), sum]
+        });
+        let sum = g.rounded(last[1], dtype);
+        g.put(dw, i, sum);
+    });
+}
+
+/// The first index of each row, and the next of each index.
+fn chains(g: &mut Grid, rows: u64) -> [Tensor; 2] {
+    [0, 4 * rows].map(|at| g.scratch(at, DType::I32))
+}
+
+/// Writes the chain of a row: from the last index to the first, which is its head.
+fn chain(g: &mut Grid, row: Value, padding: i64, [rows, n]: [u64; 2]) {
+    let index = g.operand(1);
+    let [heads, nexts] = chains(g, rows);
+    let end = g.b.long(END as u64);
+    let head = g.count(n, &[end], |g, round, head| {
+        let left = g.b.long(n);
+        let left = g.b.subi(left, round);
+        let i = g.plus(left, -1);
+        let to = g.get(index, i);
+        let is_its = g.equal(to, row);
+        let padding = g.b.long(padding as u64);
+        let counts = g.b.compare(Predicate::Ne, to, padding);
+        let chained = g.b.andi(is_its, counts);
+        g.when(chained, |g| g.put(nexts, i, head[0]));
+        vec![g.b.select(chained, i, head[0])]
+    });
+    g.put(heads, row, head[0]);
+}
+
+// --- gather and scatter ---
+
+pub(super) fn gather(k: &mut Kernel<'_>, a: &Along) {
+    let (dim, unit) = (a.dim as usize, element(k.x()));
+    let (size, shape) = (k.x().shape()[dim], k.y().shape().to_vec());
+    let steps = strides(k.x().shape());
+    k.elements(k.y().numel(), |g, i| {
+        let (x, index, y) = (g.operand(0), g.operand(1), g.result(0));
+        let mut at = g.coordinates(i, &shape);
+        at[dim] = g.get(index, i);
+        let inside = g.below(at[dim], size);
+        let bits = guarded(g, inside, unit, |g| {
+            let from = g.offset(&at, &steps, 0);
+            g.bits(x, from, unit)
+        });
+        g.put_bits(y, i, bits, unit);
+    });
+}
+
+/// Copies operand 0, then writes at the indices: a thread has those that differ along `dim` alone.
+/// `write` has the place in the result and the coordinates of the index.
+fn scattered(k: &mut Kernel<'_>, dim: i64, write: impl FnOnce(&mut Grid, Value, &[Value])) {
+    copy(k, 0);
+    let dim = dim as usize;
+    let shape = k.operands[1].shape().to_vec();
+    let (size, steps, own) = (k.x().shape()[dim], strides(k.x().shape()), strides(&shape));
+    let mut lines = shape.clone();
+    lines[dim] = 1;
+    if k.operands[1].numel() == 0 {
+        return;
+    }
+    k.elements(lines.iter().product(), |g, line| {
+        let mut at = g.coordinates(line, &lines);
+        let index = g.operand(1);
+        g.count(shape[dim], &[], |g, i, _| {
+            at[dim] = i;
+            let which = g.offset(&at, &own, 0);
+            let to = g.get(index, which);
+            let inside = g.below(to, size);
+            g.when(inside, |g| {
+                let mut places = at.clone();
+                places[dim] = to;
+                let to = g.offset(&places, &steps, 0);
+                write(g, to, &at);
+            });
+            vec![]
+        });
+    });
+}
+
+pub(super) fn scatter(k: &mut Kernel<'_>, a: &Along) {
+    let (unit, steps) = (element(k.x()), strides(k.operands[2].shape()));
+    scattered(k, a.dim, |g, to, at| {
+        let (source, y) = (g.operand(2), g.result(0));
+        let from = g.offset(at, &steps, 0);
+        let bits = g.bits(source, from, unit);
+        g.put_bits(y, to, bits, unit);
+    });
+}
+
+pub(super) fn scatter_add(k: &mut Kernel<'_>, a: &Along) {
+    let steps = strides(k.operands[2].shape());
+    scattered(k, a.dim, |g, to, at| {
+        let (source, y) = (g.operand(2), g.result(0));
+        let from = g.offset(at, &steps, 0);
+        let (sum, x) = (g.get(y, to), g.get(source, from));
+        let sum = g.add(sum, x);
+        g.put(y, to, sum);
+    });
+}
+
+pub(super) fn scatter_value(k: &mut Kernel<'_>, a: &ScatterValue) {
+    let dtype = k.x().dtype();
+    scattered(k, a.dim, |g, to, _| {
+        let value = g.value(a.value, dtype);
+        let y = g.result(0);
+        g.put(y, to, value);
+    });
+}
+
+// --- several indices at once ---
+
+/// The operands of indices: the shape that they broadcast to, the dimensions that they index, and
+/// how far apart each one's elements are.
+struct Points {
+    first: usize,
+    shape: Vec<u64>,
+    sizes: Vec<u64>,
+    steps: Vec<Vec<i64>>,
+    /// Elements that are beside each other where the indices point.
+    width: u64,
+}
+
+impl Points {
+    /// The operands of indices from `first` on.
+    fn new(k: &Kernel<'_>, first: usize) -> Points {
+        let indices = &k.operands[first..];
+        let rank = indices.iter().map(TensorType::rank).max().unwrap_or(0);
+        let mut shape = vec![1; rank];
+        for index in indices {
+            let tail = shape[rank - index.rank()..].iter_mut();
+            let sizes = tail.zip(index.shape()).filter(|&(_, &size)| size != 1);
+            sizes.for_each(|(to, &size)| *to = size);
+        }
+        let (sizes, rest) = k.x().shape().split_at(indices.len());
+        let steps = indices.iter().map(|index| broadcast(index.shape(), &shape));
+        Points {
+            first,
+            steps: steps.collect(),
+            shape,
+            sizes: sizes.to_vec(),
+            width: rest.iter().product(),
+        }
+    }
+
+    fn n(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// The row of operand 0 that a point means, and whether there is one.
+    fn row(&self, g: &mut Grid, point: Value) -> (Value, Value) {
+        let at = g.coordinates(point, &self.shape);
+        let mut row = g.b.long(0);
+        let mut inside = g.b.constant(1, crate::mlir::Type::Scalar(Kind::I1));
+        for (i, (&size, steps)) in self.sizes.iter().zip(&self.steps).enumerate() {
+            let from = g.offset(&at, steps, 0);
+            let index = g.operand(self.first + i);
+            let index = g.get(index, from);
+            // Negative indices count from the end.
+            let zero = g.b.long(0);
+            let (before, wrapped) = (g.less(index, zero), g.plus(index, size as i64));
+            let index = g.b.select(before, wrapped, index);
+            let within = g.below(index, size);
+            inside = g.b.andi(inside, within);
+            let above = g.times(row, size);
+            row = g.b.addi(above, index);
+        }
+        (row, inside)
+    }
+}
+
+pub(super) fn index(k: &mut Kernel<'_>) {
+    let points = Points::new(k, 1);
+    let bytes = points.width * k.x().dtype().bytes();
+    let unit = Unit::dividing([bytes]);
+    let width = bytes / unit.0;
+    k.elements(points.n() * width, |g, i| {
+        let (x, y) = (g.operand(0), g.result(0));
+        let [point, column] = g.divided(i, width);
+        let (row, inside) = points.row(g, point);
+        let bits = guarded(g, inside, unit, |g| {
+            let from = g.times(row, width);
+            let from = g.b.addi(from, column);
+            g.bits(x, from, unit)
+        });
+        g.put_bits(y, i, bits, unit);
+    });
+}
+
+/// A thread has a column of the rows that are indexed, and goes over all points.
+pub(super) fn index_put(k: &mut Kernel<'_>, a: &IndexPut) {
+    copy(k, 0);
+    let points = Points::new(k, 2);
+    let rest = &k.x().shape()[points.sizes.len()..];
+    let shape = [&points.shape, rest].concat();
+    let (steps, unit, width) = (
+        broadcast(k.operands[1].shape(), &shape),
+        element(k.x()),
+        points.width,
+    );
+    if points.n() == 0 {
+        return;
+    }
+    k.elements(width, |g, column| {
+        let (values, y) = (g.operand(1), g.result(0));
+        g.count(points.n(), &[], |g, point, _| {
+            let (row, inside) = points.row(g, point);
+            g.when(inside, |g| {
+                let to = g.times(row, width);
+                let to = g.b.addi(to, column);
+                let i = g.times(point, width);
+                let i = g.b.addi(i, column);
+                let at = g.coordinates(i, &shape);
+                let from = g.offset(&at, &steps, 0);
+                if a.accumulate {
+                    let (sum, x) = (g.get(y, to), g.get(values, from));
+                    let sum = g.add(sum, x);
+                    g.put(y, to, sum);
+                } else {
+                    let bits = g.bits(values, from, unit);
+                    g.put_bits(y, to, bits, unit);
+                }
+            });
+            vec![]
+        });
+    });
+}

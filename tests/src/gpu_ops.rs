@@ -1,0 +1,393 @@
+//! Ops whose kernels are written for GPUs, with operands: odd sizes, tensors without elements, up
+//! to four dimensions, every width of an element. What they should make of them is what the
+//! runtime's plain kernels make.
+
+use crate::gpu::{Case, Wanted, case, ints, op, ptx, results, ty, types};
+use crate::numbers::{Close, Numbers, Random, shape_of, tensor};
+use codegen::kernels::{Generated, Target};
+use ir::op::Attr;
+use ir::{DType, TensorType};
+use runtime::kernels::owned::OwnedTensor;
+
+use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
+
+/// Exactly the same.
+const SAME: Close = Close::Ulps(0.0);
+
+/// Collects ops with their operands.
+struct Wishes {
+    all: Vec<Wanted>,
+    random: Random,
+}
+
+type Attrs<'a> = &'a [(&'static str, Attr)];
+
+impl Wishes {
+    /// An op on random tensors.
+    fn on(&mut self, name: &str, attrs: Attrs<'_>, types: &[TensorType], close: Close) {
+        let numbers = if close == SAME {
+            Numbers::Wild
+        } else {
+            Numbers::Small
+        };
+        let ins = types
+            .iter()
+            .map(|ty| self.tensor(ty, numbers))
+            .collect::<Vec<_>>();
+        self.of(name, attrs, ins, close);
+    }
+
+    /// An op on given tensors.
+    fn of(&mut self, name: &str, attrs: Attrs<'_>, ins: Ins, close: Close) {
+        let op = op(name, attrs);
+        self.all.push(Wanted { op, ins, close });
+    }
+
+    fn tensor(&mut self, ty: &TensorType, numbers: Numbers) -> (TensorType, OwnedTensor) {
+        (ty.clone(), tensor(ty, numbers, &mut self.random))
+    }
+
+    fn wild(&mut self, dtype: DType, shape: &[u64]) -> (TensorType, OwnedTensor) {
+        self.tensor(&ty(dtype, shape), Numbers::Wild)
+    }
+
+    fn small(&mut self, dtype: DType, shape: &[u64]) -> (TensorType, OwnedTensor) {
+        self.tensor(&ty(dtype, shape), Numbers::Small)
+    }
+
+    fn of_numbers(
+        &self,
+        dtype: DType,
+        shape: &[u64],
+        numbers: &[f64],
+    ) -> (TensorType, OwnedTensor) {
+        let ty = ty(dtype, shape);
+        let tensor = OwnedTensor::from_f64s(codegen::dtype(dtype), &shape_of(&ty), numbers);
+        (ty, tensor)
+    }
+
+    /// Indices in `from..to`.
+    fn indices(
+        &mut self,
+        dtype: DType,
+        shape: &[u64],
+        [from, to]: [i64; 2],
+    ) -> (TensorType, OwnedTensor) {
+        let ty = ty(dtype, shape);
+        let mut index = || from + (self.random.next() % (to - from) as u64) as i64;
+        let ints: Vec<i64> = (0..ty.numel()).map(|_| index()).collect();
+        let tensor = OwnedTensor::from_i64s(codegen::dtype(dtype), &shape_of(&ty), &ints);
+        (ty, tensor)
+    }
+}
+
+type Ins = Vec<(TensorType, OwnedTensor)>;
+
+/// Every case.
+pub(crate) fn cases(target: &Target) -> Vec<Case> {
+    let mut wishes = Wishes {
+        all: vec![],
+        random: Random(11),
+    };
+    moves(&mut wishes);
+    tables(&mut wishes);
+    losses(&mut wishes);
+    random(&mut wishes);
+    functions(&mut wishes);
+    let generate = |wanted: &Wanted| {
+        codegen::kernel(&wanted.op, &types(wanted), target)
+            .unwrap_or_else(|e| panic!("{e}: {:?}", types(wanted)))
+    };
+    let generated: Vec<Generated> = wishes.all.iter().map(generate).collect();
+    let texts = ptx(&generated, target);
+    let mut cases = vec![];
+    for ((wanted, generated), ptx) in wishes.all.iter().zip(&generated).zip(texts) {
+        let outs = results(&wanted.op, &types(wanted));
+        let ins: Vec<&OwnedTensor> = wanted.ins.iter().map(|(_, tensor)| tensor).collect();
+        let expected = crate::code::plain(&wanted.op, &ins, &outs)
+            .unwrap_or_else(|e| panic!("{e}: {:?}", types(wanted)));
+        cases.push(case(wanted, generated, ptx, &outs, &expected));
+    }
+    cases
+}
+
+fn moves(w: &mut Wishes) {
+    let dims = |dims: &[i64]| [("dims", ints(dims))];
+    for dtype in [F32, BF16, U8, I64] {
+        w.on("permute", &dims(&[2, 0, 1]), &[ty(dtype, &[3, 5, 7])], SAME);
+    }
+    w.on(
+        "permute",
+        &dims(&[0, 2, 1, 3]),
+        &[ty(F32, &[2, 6, 3, 16])],
+        SAME,
+    );
+    w.on(
+        "permute",
+        &dims(&[0, 2, 1, 3]),
+        &[ty(BF16, &[3, 5, 2, 12])],
+        SAME,
+    );
+    w.on("permute", &dims(&[1, 0]), &[ty(F32, &[37, 23])], SAME);
+    w.on("permute", &dims(&[]), &[ty(F32, &[])], SAME);
+    w.on("permute", &dims(&[1, 0]), &[ty(F32, &[0, 3])], SAME);
+    w.on("flip", &dims(&[0, 2]), &[ty(F32, &[3, 4, 8])], SAME);
+    w.on("flip", &dims(&[0]), &[ty(BF16, &[5, 8])], SAME);
+    slices(w);
+    let along = |dim| [("dim", Attr::Int(dim))];
+    for (dtype, last) in [(F32, 8), (BF16, 3), (Bool, 1)] {
+        let x = |n| ty(dtype, &[2, n, last]);
+        w.on("cat", &along(1), &[x(3), x(0), x(300), x(1)], SAME);
+        w.on("cat", &along(2), &[x(5), x(5)], SAME);
+    }
+    let pad = |pad: &[i64], value| [("pad", ints(pad)), ("value", Attr::Float(value))];
+    w.on("pad", &pad(&[1, 2, 0, 3], 1.5), &[ty(F32, &[3, 5])], SAME);
+    w.on(
+        "pad",
+        &pad(&[-1, 2, -2, -2], 0.5),
+        &[ty(BF16, &[3, 5])],
+        SAME,
+    );
+    w.on("pad", &pad(&[2, 0], 0.5), &[ty(Bool, &[0])], SAME);
+    let counted = |dtype, start: Attr, step: Attr| {
+        [
+            ("dtype", Attr::Type(dtype)),
+            ("shape", ints(&[300])),
+            ("start", start),
+            ("step", step),
+        ]
+    };
+    w.on(
+        "arange",
+        &counted(I64, Attr::Int(-3), Attr::Int(2)),
+        &[],
+        SAME,
+    );
+    w.on(
+        "arange",
+        &counted(U8, Attr::Int(3), Attr::Int(1)),
+        &[],
+        SAME,
+    );
+    w.on(
+        "arange",
+        &counted(F32, Attr::Float(0.1), Attr::Float(0.3)),
+        &[],
+        SAME,
+    );
+    w.on(
+        "arange",
+        &counted(BF16, Attr::Float(0.1), Attr::Float(0.3)),
+        &[],
+        SAME,
+    );
+}
+
+fn slices(w: &mut Wishes) {
+    let slice = |dim, start, end, step| {
+        [
+            ("dim", Attr::Int(dim)),
+            ("end", Attr::Int(end)),
+            ("start", Attr::Int(start)),
+            ("step", Attr::Int(step)),
+        ]
+    };
+    for dtype in [F32, BF16] {
+        let x = ty(dtype, &[4, 9, 16]);
+        w.on("slice", &slice(2, 8, 16, 1), std::slice::from_ref(&x), SAME);
+        w.on("slice", &slice(1, 1, 8, 3), std::slice::from_ref(&x), SAME);
+        w.on("slice", &slice(0, 2, 2, 1), std::slice::from_ref(&x), SAME);
+        w.on(
+            "slice",
+            &slice(2, 3, 16, 100),
+            std::slice::from_ref(&x),
+            SAME,
+        );
+        let part = ty(dtype, &[4, 3, 16]);
+        w.on(
+            "slice_scatter",
+            &slice(1, 1, 8, 3),
+            &[x.clone(), part],
+            SAME,
+        );
+        let part = ty(dtype, &[4, 9, 7]);
+        w.on(
+            "slice_scatter",
+            &slice(2, 5, 12, 1),
+            &[x.clone(), part],
+            SAME,
+        );
+        let none = ty(dtype, &[4, 9, 0]);
+        w.on("slice_scatter", &slice(2, 5, 5, 1), &[x, none], SAME);
+    }
+}
+
+fn tables(w: &mut Wishes) {
+    for (dtype, width) in [(F32, 8), (BF16, 7), (F16, 1), (F64, 3)] {
+        let ins = vec![
+            w.wild(dtype, &[11, width]),
+            w.indices(I64, &[5, 3], [0, 11]),
+        ];
+        w.of("embedding", &[], ins, SAME);
+        let ins = vec![w.small(dtype, &[29, width]), w.indices(I32, &[29], [0, 7])];
+        let rows = [("padding", Attr::Int(3)), ("rows", Attr::Int(300))];
+        w.of("embedding_bwd", &rows, ins, SAME);
+    }
+    let ins = vec![w.small(F32, &[0, 4]), w.indices(I64, &[0], [0, 1])];
+    let rows = [("padding", Attr::Int(-1)), ("rows", Attr::Int(5))];
+    w.of("embedding_bwd", &rows, ins, SAME);
+
+    for (dtype, dim) in [(F32, 0), (BF16, 1), (I32, 2), (F64, 1)] {
+        let along = [("dim", Attr::Int(dim))];
+        let shape = [3, 4, 5];
+        let mut of = [2, 3, 4];
+        of[dim as usize] = 7;
+        let index = |w: &mut Wishes| w.indices(I64, &of, [0, shape[dim as usize] as i64]);
+        let ins = vec![w.wild(dtype, &shape), index(w)];
+        w.of("gather", &along, ins, SAME);
+        let ins = vec![w.wild(dtype, &shape), index(w), w.wild(dtype, &[7, 8, 9])];
+        w.of("scatter", &along, ins, SAME);
+        let ins = vec![w.small(dtype, &shape), index(w), w.small(dtype, &[7, 8, 9])];
+        w.of("scatter_add", &along, ins, SAME);
+        let value = [("dim", Attr::Int(dim)), ("value", Attr::Float(2.5))];
+        let ins = vec![w.wild(dtype, &shape), index(w)];
+        w.of("scatter_value", &value, ins, SAME);
+    }
+    let ins = vec![
+        w.wild(F32, &[3, 2]),
+        w.indices(I64, &[0, 2], [0, 3]),
+        w.wild(F32, &[0, 2]),
+    ];
+    w.of("scatter", &[("dim", Attr::Int(0))], ins, SAME);
+    several(w);
+}
+
+/// Several indices at once.
+fn several(w: &mut Wishes) {
+    for dtype in [F32, BF16, I64] {
+        let ins = vec![
+            w.wild(dtype, &[5, 4, 6]),
+            w.indices(I64, &[3, 1], [-5, 5]),
+            w.indices(I64, &[7], [-4, 4]),
+        ];
+        w.of("index", &[], ins, SAME);
+        let ins = vec![w.wild(dtype, &[5, 8]), w.indices(I64, &[9], [-5, 5])];
+        w.of("index", &[], ins, SAME);
+        for accumulate in [false, true] {
+            let accumulate = [("accumulate", Attr::Bool(accumulate))];
+            let ins = vec![
+                w.small(dtype, &[5, 4, 6]),
+                w.small(dtype, &[7, 1]),
+                w.indices(I64, &[3, 1], [-5, 5]),
+                w.indices(I64, &[7], [-4, 4]),
+            ];
+            w.of("index_put", &accumulate, ins, SAME);
+            let ins = vec![
+                w.small(dtype, &[5]),
+                w.small(dtype, &[]),
+                w.indices(I64, &[9], [0, 5]),
+            ];
+            w.of("index_put", &accumulate, ins, SAME);
+        }
+    }
+}
+
+fn losses(w: &mut Wishes) {
+    for (dtype, rows, classes) in [(F32, 300, 8), (BF16, 7, 11), (F64, 1, 3), (F32, 0, 3)] {
+        let (count, n) = (rows as i64, classes as i64);
+        let shape = [("shape", ints(&[count, n]))];
+        for reduction in [0, 1, 2] {
+            let attrs = [
+                ("ignore", Attr::Int(2)),
+                ("reduction", Attr::Int(reduction)),
+            ];
+            let targets = w.indices(I64, &[rows], [0, n]);
+            let ins = vec![w.small(dtype, &[rows, classes]), targets.clone()];
+            w.of("nll_loss", &attrs, ins, SAME);
+            let dloss: &[u64] = if reduction == 0 { &[rows] } else { &[] };
+            let weight = w.of_numbers(dtype, &[], &[3.0]);
+            let ins = vec![w.small(dtype, dloss), targets, weight];
+            let attrs = [&attrs[..], &shape, &[("dtype", Attr::Type(dtype))]].concat();
+            w.of("nll_loss_bwd", &attrs, ins, SAME);
+        }
+        let logp = w.small(dtype, &[rows, classes]);
+        let mut ins = vec![logp, w.indices(I32, &[rows], [0, n])];
+        let attrs = [("ignore", Attr::Int(-100))];
+        w.of("nll_sum", &attrs, ins.clone(), SAME);
+        ins.push(w.of_numbers(F64, &[], &[0.1]));
+        w.of("nll_sum", &attrs, ins, SAME);
+    }
+    for (dtype, n) in [(F32, 3000), (BF16, 1037), (F64, 5), (F16, 0)] {
+        w.on("sum_squares", &[], &[ty(dtype, &[n])], Close::Ulps(16.0));
+    }
+    for sums in [[0.25, 0.5], [9.0, 16.0], [f64::NAN, 1.0]] {
+        let ins = sums.map(|sum| w.of_numbers(F64, &[], &[sum])).to_vec();
+        w.of("clip_scale", &[("max_norm", Attr::Float(2.0))], ins, SAME);
+    }
+}
+
+fn random(w: &mut Wishes) {
+    let rng = (
+        ty(I64, &[2]),
+        OwnedTensor::from_i64s(artifact::DType::I64, &[2], &[-7_000_000_000_001, 5]),
+    );
+    for dtype in [F32, BF16, F16, F64] {
+        let attrs = [
+            ("dtype", Attr::Type(dtype)),
+            ("shape", ints(&[7, 43])),
+            ("stream", Attr::Int(9)),
+        ];
+        w.of("rand", &attrs, vec![rng.clone()], SAME);
+        // Logarithms and cosines differ by their last bit from the standard library's.
+        let close = if dtype == F64 {
+            Close::OfLargest(8.0)
+        } else {
+            Close::Ulps(1.0)
+        };
+        w.of("randn", &attrs, vec![rng.clone()], close);
+    }
+    w.of("rng_next", &[], vec![rng], SAME);
+}
+
+fn functions(w: &mut Wishes) {
+    let wild = [
+        0.0,
+        -0.0,
+        f64::NAN,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        1.0,
+        -1.0,
+        -3.0,
+        0.5,
+        2.0,
+    ];
+    for dtype in [F32, BF16, F16, F64] {
+        let close = if dtype == F64 {
+            Close::Ulps(2048.0)
+        } else {
+            Close::Ulps(1.0)
+        };
+        let mut angles: Vec<f64> = (0..300).map(|_| w.random.unit() * 100.0).collect();
+        angles.extend([0.0, -0.0, 1e-30, 6.0e4, -4.0e4, f64::NAN, f64::INFINITY]);
+        for name in ["sin", "cos"] {
+            let ins = vec![w.of_numbers(dtype, &[angles.len() as u64], &angles)];
+            w.of(name, &[], ins, Close::Ulps(1.0));
+        }
+        let (n, one) = (wild.len() as u64, [1]);
+        let ins = vec![
+            w.of_numbers(dtype, &[n, 1], &wild),
+            w.of_numbers(dtype, &[n], &wild),
+        ];
+        w.of("pow", &[], ins, close);
+        let base: Vec<f64> = (0..100).map(|_| w.random.unit().abs() * 10.0).collect();
+        let ins = vec![
+            w.of_numbers(dtype, &[100], &base),
+            w.of_numbers(dtype, &one, &[-2.7]),
+        ];
+        w.of("pow", &[], ins, close);
+    }
+    let ins = vec![w.of_numbers(F32, &[3], &[1e6, -3.3e9, 1e12])];
+    w.of("sin", &[], ins.clone(), Close::Ulps(1.0));
+    w.of("cos", &[], ins, Close::Ulps(1.0));
+}
