@@ -85,6 +85,10 @@ pub(crate) enum Command {
         lighterage plan gpt2.pt2 --optimizer adamw --budget 60% --profile cpu.prof"
     )]
     Profile(ProfileArgs),
+    /// List the machines that --device knows, and the GPUs of this machine
+    #[command(after_help = "Example:\n  lighterage devices\n\n\
+        LIGHTERAGE_CUDA names the driver's library [default: libcuda.so.1].")]
+    Devices(DevicesArgs),
     /// Prove a schedule: every read finds its value, every conflict is ordered, everything fits
     #[command(
         after_help = "Example:\n  lighterage plan gpt2.pt2 --budget 60% --dump-ir-after sync > \
@@ -407,6 +411,14 @@ pub(crate) struct ProfileArgs {
     /// The file to write
     #[arg(short, long, value_name = "FILE.prof")]
     pub(crate) output: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `devices`.
+#[derive(Args, Debug)]
+pub(crate) struct DevicesArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

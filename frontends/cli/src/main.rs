@@ -9,6 +9,7 @@ mod check;
 mod compile;
 mod curve;
 mod data;
+mod devices;
 mod estimate;
 mod explain;
 mod failure;
@@ -79,6 +80,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::Devices(args) => devices::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Estimate(args) => estimate::run(&args),
         Command::Offload(args) => offload::run(&args),

@@ -9,7 +9,7 @@
 use crate::args::update_name;
 use crate::curve::{self, Chosen, Point};
 use crate::observe::PassTime;
-use crate::size::{self, short};
+use crate::size::{self, flops, rate, short};
 use ir::graph::Def;
 use ir::schedule::{InstrKind, Why};
 use ir::{Graph, Id, Phase, Pool, Program, Stream, Table, Value};
@@ -515,8 +515,6 @@ fn decisions(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
 /// The command that wrote the page, and the figures of the device that predictions come from.
 fn made_by(out: &mut String, source: &Source<'_>) -> std::fmt::Result {
     let device = source.problem.device;
-    let rate = |bytes: f64| format!("{}/s", short(bytes as u64));
-    let flops = |flops: f64| format!("{:.1} TFLOP/s", flops / 1e12);
     let rows = [
         ("device memory", short(device.device_bytes)),
         ("host memory", short(device.host_bytes)),

@@ -134,6 +134,29 @@ pub(crate) fn short(bytes: u64) -> String {
     }
 }
 
+/// `22.0 GB/s`: rates count in powers of ten, as data sheets do.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    format!("{}B/s", decimal(bytes_per_second))
+}
+
+/// `250 TFLOP/s`.
+pub(crate) fn flops(per_second: f64) -> String {
+    format!("{}FLOP/s", decimal(per_second))
+}
+
+/// Three digits and a prefix: `3.35 T`.
+fn decimal(value: f64) -> String {
+    let units = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    let found = units.into_iter().find(|&(unit, _)| unit <= value);
+    let (unit, name) = found.unwrap_or((1.0, ""));
+    let digits = match value / unit {
+        amount if amount < 10.0 => 2,
+        amount if amount < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{:.digits$} {name}", value / unit)
+}
+
 /// `340.0 us`, `1.20 ms`, `3.40 s`.
 pub(crate) fn micros(micros: f64) -> String {
     match micros {
@@ -146,6 +169,20 @@ pub(crate) fn micros(micros: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_have_three_digits() {
+        let written = [3.35e12, 2.2e10, 5e11, 1e9, 12.0].map(rate);
+        let expected = [
+            "3.35 TB/s",
+            "22.0 GB/s",
+            "500 GB/s",
+            "1.00 GB/s",
+            "12.0 B/s",
+        ];
+        assert_eq!(written, expected);
+        assert_eq!(flops(6e10), "60.0 GFLOP/s");
+    }
 
     #[test]
     fn bytes_are_read() {

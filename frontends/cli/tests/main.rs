@@ -2,6 +2,7 @@
 
 mod alloc;
 mod common;
+mod devices;
 mod estimate;
 mod offload;
 mod plan;

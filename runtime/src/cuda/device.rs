@@ -16,6 +16,48 @@ pub struct Device {
     shared_bytes: u32,
 }
 
+/// What a driver tells of a GPU before it is used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Its number, counted from 0.
+    pub number: u32,
+    /// Its name.
+    pub name: String,
+    /// Its architecture: 90 is `sm_90`.
+    pub sm: u32,
+    /// All bytes of its memory.
+    pub bytes: u64,
+}
+
+impl Found {
+    /// The GPUs of a machine, by number. No context is made for them.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn all(driver: &Driver) -> Result<Vec<Found>, DriverError> {
+        let numbers = 0..driver.device_count()?;
+        let found = |number: c_int| {
+            let device = driver.device(number)?;
+            Ok(Found {
+                number: u32::try_from(number).unwrap_or(0),
+                name: driver.device_name(device)?,
+                sm: sm(driver, device)?,
+                bytes: driver.device_bytes(device)?,
+            })
+        };
+        numbers.map(found).collect()
+    }
+}
+
+/// A device's architecture: 90 is `sm_90`.
+fn sm(driver: &Driver, device: c_int) -> Result<u32, DriverError> {
+    let attribute = |which| {
+        let value = driver.attribute(device, which)?;
+        Ok::<u32, DriverError>(u32::try_from(value).unwrap_or(0))
+    };
+    Ok(10 * attribute(Attribute::Major)? + attribute(Attribute::Minor)?)
+}
+
 impl Device {
     /// The GPU of that number, counted from 0, by its primary context. It is bound to the calling
     /// thread.
@@ -24,12 +66,9 @@ impl Device {
     /// There is no such device, or the driver refuses.
     pub fn new(driver: Driver, number: u32) -> Result<Device, DriverError> {
         let number = driver.device(c_int::try_from(number).unwrap_or(c_int::MAX))?;
-        let attribute = |which| {
-            let value = driver.attribute(number, which)?;
-            Ok::<u32, DriverError>(u32::try_from(value).unwrap_or(0))
-        };
-        let sm = 10 * attribute(Attribute::Major)? + attribute(Attribute::Minor)?;
-        let shared_bytes = attribute(Attribute::MaxSharedOptIn)?;
+        let sm = sm(&driver, number)?;
+        let shared_bytes = driver.attribute(number, Attribute::MaxSharedOptIn)?;
+        let shared_bytes = u32::try_from(shared_bytes).unwrap_or(0);
         let version = u32::try_from(driver.version()?).unwrap_or(0);
         let name = driver.device_name(number)?;
         let context = Context::new(driver, number)?;

@@ -76,7 +76,7 @@ impl Status {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DriverError {
     /// There is no such library, or it does not load.
-    #[error("{}: {why}", library.display())]
+    #[error("{}", cannot_load(library, why))]
     Library {
         /// The library.
         library: PathBuf,
@@ -103,6 +103,15 @@ pub enum DriverError {
         /// What it means.
         text: String,
     },
+}
+
+/// The system names the file in some of its reasons.
+fn cannot_load(library: &Path, why: &str) -> String {
+    let library = library.display().to_string();
+    match why.starts_with(&library) {
+        true => why.to_string(),
+        false => format!("{library}: {why}"),
+    }
 }
 
 impl DriverError {
@@ -233,8 +242,10 @@ type Raw = *mut c_void;
 functions! {
     init = "cuInit" (c_uint);
     version = "cuDriverGetVersion" (*mut c_int);
+    device_count = "cuDeviceGetCount" (*mut c_int);
     device_get = "cuDeviceGet" (*mut c_int, c_int);
     device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_bytes = "cuDeviceTotalMem_v2" (*mut usize, c_int);
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     context_flags = "cuDevicePrimaryCtxSetFlags_v2" (c_int, c_uint);
     context_retain = "cuDevicePrimaryCtxRetain" (*mut Raw, c_int);
@@ -362,11 +373,25 @@ fn words(
 
 impl Driver {
     /// The newest version of CUDA that it serves: 12020 is 12.2.
-    pub(super) fn version(&self) -> Result<c_int, DriverError> {
+    pub fn version(&self) -> Result<c_int, DriverError> {
         // SAFETY: the out is valid for the call.
         self.given("cuDriverGetVersion", 0, |to| unsafe {
             (self.functions.version)(to)
         })
+    }
+    pub(super) fn device_count(&self) -> Result<c_int, DriverError> {
+        // SAFETY: the out is valid for the call.
+        self.given("cuDeviceGetCount", 0, |to| unsafe {
+            (self.functions.device_count)(to)
+        })
+    }
+    /// All bytes of its memory.
+    pub(super) fn device_bytes(&self, device: c_int) -> Result<u64, DriverError> {
+        // SAFETY: the out is valid for the call.
+        let bytes = self.given("cuDeviceTotalMem", 0, |to| unsafe {
+            (self.functions.device_bytes)(to, device)
+        })?;
+        Ok(bytes as u64)
     }
     pub(super) fn device(&self, number: c_int) -> Result<c_int, DriverError> {
         // SAFETY: the out is valid for the call.

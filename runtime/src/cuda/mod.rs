@@ -19,7 +19,7 @@ mod memory;
 mod module;
 mod stream;
 
-pub use device::Device;
+pub use device::{Device, Found};
 pub use driver::{Arguments, DeviceRange, Driver, DriverError, Grid, Status};
 pub use memory::{DeviceBlock, Pinned, Staging};
 pub use module::{Function, Module, ModuleError};

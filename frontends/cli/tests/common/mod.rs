@@ -56,11 +56,18 @@ pub(crate) fn command(args: &str) -> Command {
 
 /// Runs the command.
 pub(crate) fn run(args: &str) -> Run {
+    run_with(args, &[])
+}
+
+/// Runs the command with variables of the environment.
+pub(crate) fn run_with(args: &str, variables: &[(&str, &str)]) -> Run {
+    let mut command = command(args);
+    command.envs(variables.iter().copied());
     let Output {
         status,
         stdout,
         stderr,
-    } = command(args).output().unwrap();
+    } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Run {
         code: status.code().unwrap_or(-1),
