@@ -1,12 +1,12 @@
-//! Gives every buffer of a schedule its place: lifetimes to a [`Plan`]. The buffers of a pool are
-//! one kind of [`Trace`]; [`placement`] plans them as it plans those of other programs.
+//! Gives every buffer of a schedule its place: lifetimes to a [`Plan`]. The buffers of a pool are a
+//! [`Trace`], which [`placement`] plans like the trace of any other program.
 
 use ir::schedule::{Buffer, InstrKind, Pool, Schedule};
 use ir::{Id, Plan, Table};
 use placement::trace::{Block, Trace};
 use placement::{Effort, Options, place};
 
-/// When a buffer holds something: lines `start..end` of the schedule.
+/// When a buffer is in use: lines `start..end` of the schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lifetime {
     /// First line.
@@ -15,8 +15,8 @@ pub struct Lifetime {
     pub end: u32,
 }
 
-/// Lifetimes by list position: from the first line that touches a buffer to the last. What is there
-/// at entry or exit lives for the whole step.
+/// Lifetimes by list position: from the first line that touches a buffer to the last. A buffer that
+/// is in use at entry or exit lives for the whole step.
 pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
     let n = schedule.instrs.len() as u32;
     let mut lives = Table::filled(
@@ -27,7 +27,7 @@ pub fn lifetimes(schedule: &Schedule) -> Table<Buffer, Lifetime> {
         },
     );
     for instr in schedule.instrs.ids() {
-        // Not by accesses: a zero-byte operand is none, yet its buffer needs a place.
+        // Accesses are not enough: a zero-byte operand is no access, but its buffer needs a place.
         for loc in schedule.instrs[instr].kind.places() {
             let life = &mut lives[loc.buffer];
             life.start = life.start.min(instr.index() as u32);
@@ -107,7 +107,7 @@ pub fn live_peak(schedule: &Schedule, lives: &Table<Buffer, Lifetime>, pool: Poo
 /// A plan is good enough if its peak exceeds the lower bound by at most one part in this number.
 const NEAR: u64 = 200;
 
-/// A plan in which buffers that live at the same time do not meet.
+/// A plan in which buffers that live at the same time do not overlap.
 pub fn allocate(schedule: &Schedule, lives: &Table<Buffer, Lifetime>) -> Plan {
     let mut offset = Table::filled(schedule.buffers.len(), 0u64);
     for pool in schedule.pools.ids() {

@@ -1,13 +1,13 @@
-//! How long things take: a roofline from the device file, or what [`profile`] measured. In a
-//! roofline, a node takes the longer of its arithmetic and its memory traffic, and the time to
-//! start it; a copy takes its bytes over the link, and the time to start it.
+//! How long lines take: a roofline from the device file, or times that [`profile`] measured. In a
+//! roofline, a node takes the longer of its arithmetic and its memory traffic, plus the time to
+//! start it. A copy takes its bytes divided by the link's bandwidth, plus the time to start it.
 
 pub mod profile;
 
 use ir::schedule::{InstrKind, Loc, Schedule};
 use ir::{DType, Device, Graph, Instr, Node, Table, TensorType};
 
-/// Times in µs. A planner sees costs only through this.
+/// Times in µs. A planner reads costs only through this trait.
 pub trait Cost: Sync {
     /// One run of a node on the device.
     fn run(&self, graph: &Graph, node: Node) -> f64;
@@ -16,11 +16,13 @@ pub trait Cost: Sync {
         let _ = (graph, node);
         None
     }
-    /// One run of a node on the host's cores, with all it touches in the host's memory.
+    /// One run of a node on the host's cores, with all its operands and results in the host's
+    /// memory.
     fn host(&self, graph: &Graph, node: Node) -> f64;
-    /// One copy of `bytes` bytes between the device and the host, while the other direction rests.
+    /// One copy of `bytes` bytes between the device and the host, while the other direction is
+    /// idle.
     fn link(&self, bytes: u64) -> f64;
-    /// The same, where the two directions differ.
+    /// The same in one direction, because the two directions may differ.
     fn link_way(&self, bytes: u64, to_device: bool) -> f64 {
         let _ = to_device;
         self.link(bytes)
@@ -62,7 +64,7 @@ ir::named! {
     }
 }
 
-/// The lane of a line. A run is where its results are: all its places are in one space.
+/// The lane of a line. A run belongs to the memory of its results: all its places are in one space.
 pub fn lane(schedule: &Schedule, instr: Instr) -> Lane {
     let on_device = |loc: Loc| schedule.space(loc).is_device();
     match &schedule.instrs[instr].kind {
@@ -87,7 +89,7 @@ pub fn lane(schedule: &Schedule, instr: Instr) -> Lane {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Shares {
     /// `keeps[a][b]`: the share of its speed that lane `a` keeps while lane `b` is busy; 1 if they
-    /// do not meet. With several busy lanes, shares multiply.
+    /// do not disturb each other. With several busy lanes, shares multiply.
     pub keeps: [[f64; 4]; 4],
     /// From the end of a line to the start of one on another stream that waits for it, µs.
     pub handoff: f64,
@@ -177,7 +179,7 @@ pub fn is_product(graph: &Graph, node: Node) -> bool {
         .matrix
 }
 
-/// A cost with every node's time computed once: planners ask many times.
+/// A cost with every node's time computed once, because planners read it many times.
 pub struct Tabled<'a> {
     cost: &'a dyn Cost,
     nodes: Table<Node, f64>,

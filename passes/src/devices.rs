@@ -19,7 +19,7 @@ pub fn names() -> Vec<&'static str> {
     FILES.iter().map(|&(name, _)| name).collect()
 }
 
-/// The device of that name.
+/// The device of this name.
 pub fn named(name: &str) -> Result<Device, NamedError> {
     match FILES.iter().find(|&&(known, _)| known == name) {
         Some((_, text)) => Ok(Device::from_toml(text)?),
@@ -30,10 +30,10 @@ pub fn named(name: &str) -> Result<Device, NamedError> {
 /// Why a name gives no device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NamedError {
-    /// There is no file of that name.
+    /// There is no file of this name.
     #[error("there is no device {name}; there are {}, or name a .toml file", names().join(", "))]
     Unknown {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
     },
     /// The file is wrong.

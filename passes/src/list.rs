@@ -1,9 +1,9 @@
-//! THE list of passes, in order.
+//! The list of passes, in order.
 //!
-//! Graph passes come first: [`SHARED`] once, [`PER_VARIANT`] once for each way to compute the loss
-//! that is tried. Planning follows. The schedule passes, [`LINES`] and [`PLACES`], carry out what
-//! was decided. The planner runs the schedule passes of this list on every proposal, so that it
-//! judges the program that is compiled in the end.
+//! Graph passes come first: [`SHARED`] once, then [`PER_VARIANT`] once for each way to compute the
+//! loss. Planning follows. The schedule passes, [`LINES`] and [`PLACES`], carry out the decisions.
+//! The planner runs the schedule passes of this list on every proposal, so it judges the program
+//! that is compiled in the end.
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
@@ -23,7 +23,7 @@ pub struct GraphPass {
     pub run: fn(&mut Graph, &GraphContext<'_>) -> Result<(), Error>,
 }
 
-/// What graph passes may look at.
+/// What graph passes may read.
 #[derive(Clone, Copy)]
 pub struct GraphContext<'a> {
     /// What the user chose.
@@ -59,7 +59,7 @@ impl SchedulePass {
     }
 }
 
-/// What schedule passes work on.
+/// What schedule passes change.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Scheduled {
     /// The lines.
@@ -68,20 +68,20 @@ pub struct Scheduled {
     pub plan: Option<Plan>,
 }
 
-/// What schedule passes may look at.
+/// What schedule passes may read.
 #[derive(Clone, Copy)]
 pub struct ScheduleContext<'a> {
     /// The graph on its machine.
     pub problem: &'a Problem<'a>,
-    /// What was decided.
+    /// The decisions.
     pub decisions: &'a Decisions,
     /// How long buffers hold their bytes.
     pub variant: Variant,
-    /// The lifetimes of the variant, if they are known.
+    /// The lifetimes of the variant; `None` if they are not known yet.
     pub lives: Option<&'a Table<Buffer, Lifetime>>,
     /// The budget, bytes, which the schedule names as the limit of the device's pool.
     pub budget: Option<u64>,
-    /// Whether buffers get names. Planners do without.
+    /// Whether buffers get names. Planners do not need them.
     pub named: bool,
 }
 
@@ -99,10 +99,10 @@ impl<'a> ScheduleContext<'a> {
     }
 }
 
-/// Graph passes before the loss has variants. Order matters; each line says why it stands where it
-/// stands.
+/// Graph passes before the loss has variants. The order matters; each entry gives the reason for
+/// its place.
 pub static SHARED: [GraphPass; 2] = [
-    // First: whatever traced the graph, the passes after it meet one form.
+    // First: later passes see one form, whatever traced the graph.
     GraphPass {
         name: "canonical",
         run: |graph, _| {
@@ -110,8 +110,8 @@ pub static SHARED: [GraphPass; 2] = [
             Ok(())
         },
     },
-    // After canonical: it matches fewer forms. Before microbatch: what is chosen once holds for
-    // every batch.
+    // After canonical, so it matches fewer forms. Before microbatch, so one choice holds for every
+    // batch.
     GraphPass {
         name: "simplify",
         run: |graph, c| {
@@ -125,15 +125,15 @@ pub static SHARED: [GraphPass; 2] = [
 
 /// Graph passes from the loss on.
 pub static PER_VARIANT: [GraphPass; 6] = [
-    // After simplify, which finds the loss; canonical would merge what chunks count alike. Before
-    // microbatch: the loss of each batch is cut in the same way.
+    // After simplify, which recognises the loss. After canonical, which would merge equal nodes of
+    // two chunks. Before microbatch, so the loss of each batch is cut in the same way.
     GraphPass {
         name: "loss",
         run: |graph, c| loss::run(graph, c.loss_chunks).map_err(|e| failed("loss", e)),
     },
     // After loss, which looks for the products of the head. Before microbatch: a gradient over
-    // several batches is the sum of theirs, bit by bit. Before decide: in which order numbers are
-    // added up is the same at every budget.
+    // several batches is the sum of theirs, bit by bit. Before decide: the order of additions is
+    // the same at every budget.
     GraphPass {
         name: "accumulate",
         run: |graph, _| {
@@ -141,7 +141,7 @@ pub static PER_VARIANT: [GraphPass; 6] = [
             Ok(())
         },
     },
-    // After canonical, which would merge what two micro-batches compute alike and so keep it from
+    // After canonical, which would merge equal values of two micro-batches, and so keep them from
     // one to the next.
     GraphPass {
         name: "microbatch",
@@ -150,16 +150,15 @@ pub static PER_VARIANT: [GraphPass; 6] = [
                 .map_err(|e| failed("microbatch", e))
         },
     },
-    // After canonical: it removes what nothing needs, and without an optimizer nothing needs a
-    // gradient's last touch. After microbatch: one update a step.
+    // After canonical, which removes unused nodes: without an optimizer the last step of a gradient
+    // is unused. After microbatch: there is one update per step.
     GraphPass {
         name: "optimizer",
         run: |graph, c| {
             optimizer::run(graph, c.options.attach()).map_err(|e| failed("optimizer", e))
         },
     },
-    // After optimizer, so that everything that can be grouped exists; before order, which places
-    // what is left.
+    // After optimizer, when all nodes exist. Before order, which places what is left.
     GraphPass {
         name: "fuse",
         run: |graph, c| {
@@ -190,7 +189,7 @@ pub static LINES: [SchedulePass; 3] = [
             Ok(())
         },
     },
-    // Before prefetch: what shares bytes leaves more room to copy in early.
+    // Before prefetch: shared bytes leave more room to copy in early.
     SchedulePass {
         name: "inplace",
         run: |s, c| {
@@ -198,7 +197,7 @@ pub static LINES: [SchedulePass; 3] = [
             Ok(())
         },
     },
-    // Before allocate: a buffer lives from where its copy starts.
+    // Before allocate: a buffer lives from the start of its copy.
     SchedulePass {
         name: "prefetch",
         run: |s, c| {
@@ -209,7 +208,7 @@ pub static LINES: [SchedulePass; 3] = [
     },
 ];
 
-/// Schedule passes that give places. They never fail.
+/// Schedule passes that assign places. They never fail.
 pub static PLACES: [SchedulePass; 2] = [
     // Before sync: reuse of bytes is a conflict like any other.
     SchedulePass {

@@ -1,11 +1,12 @@
-//! The variants of the loss: the graphs that [`PER_VARIANT`] leaves with the loss whole and in
-//! chunks of rows. Planning decides among them.
+//! The variants of the loss: the results of [`PER_VARIANT`] with the loss whole and in chunks of
+//! rows. Planning decides among them.
 //!
-//! More chunks make more lines and save fewer bytes each. So at most one variant is planned beside
-//! the whole loss. It has the fewest chunks, by doubling, for which twice as many would save at
-//! most [`NOTHING`] of the bytes: of those that keeping everything needs, and of those that the
-//! neediest line needs, which no plan goes below. No budget is looked at: see
-//! [`decide`](crate::decide) on why peaks are monotone.
+//! More chunks make more lines, and each further chunk saves fewer bytes. So at most one variant is
+//! planned in addition to the whole loss. Two figures are compared: the bytes that keeping
+//! everything needs, and the bytes of the neediest line, which no plan can go below. The variant
+//! has the smallest power of two of chunks for which both figures exceed those of the largest
+//! number by at most [`NOTHING`]. This does not depend on the budget: see [`decide`](crate::decide)
+//! on why peaks are monotone.
 
 use crate::alloc;
 use crate::cost::{Cost, Tabled};
@@ -24,14 +25,14 @@ const SLOTS: usize = MOST_LOSS_CHUNKS.ilog2() as usize + 1;
 
 /// A graph after its last pass.
 pub(crate) struct LossVariant<'a> {
-    /// In how many chunks of rows the loss is computed; 1 if it is whole.
+    /// The number of chunks of rows of the loss; 1 if it is whole.
     pub(crate) chunks: u64,
     /// The graph, compact.
     pub(crate) graph: Graph,
     /// Times of its nodes.
     pub(crate) cost: Tabled<'a>,
-    /// The passes that made it, to be told of once it is known which variant is taken. Empty if
-    /// they were told of while they ran.
+    /// The passes that made it. They are reported after a variant is chosen. Empty if they were
+    /// reported while they ran.
     pub(crate) passes: Vec<Ran>,
 }
 
@@ -69,12 +70,12 @@ pub(crate) struct Stage<'s, 'a, 'c> {
     pub(crate) problems: &'s Problems<'a>,
 }
 
-/// Bytes that a variant needs: if everything is kept, and at its neediest line.
+/// Bytes that a variant needs: when everything is kept, and at its neediest line.
 type Needs = [u64; 2];
 
 impl<'a, 'c> Stage<'_, 'a, 'c> {
     /// Builds the variants among which planning decides; returns their slots, the whole loss first.
-    /// Passes of a single variant are told of as they end, where that is known beforehand.
+    /// If there is only one variant, its passes are reported as they end.
     pub(crate) fn run(&self, manager: &mut Manager<'_, '_>) -> Result<Vec<usize>, Error> {
         let most = match self.options.loss_chunks {
             Chunks::Of(n) => return self.single(n, manager),
@@ -143,7 +144,7 @@ impl<'a, 'c> Stage<'_, 'a, 'c> {
     }
 }
 
-/// True if a variant needs hardly more than another.
+/// True if a variant needs at most [`NOTHING`] more than another.
 fn close(needs: Needs, least: Needs) -> bool {
     needs
         .iter()

@@ -1,6 +1,5 @@
-//! Runs passes. For every pass it measures the time, finds out whether anything changed by
-//! comparing values (a pass is not asked, so it cannot be wrong), verifies, and tells the observer,
-//! which dumps.
+//! Runs passes. For every pass it measures the time, compares the values before and after (so a
+//! pass cannot report a wrong answer), verifies, and calls the observer, which writes dumps.
 
 use crate::list::{GraphContext, GraphPass, ScheduleContext, SchedulePass};
 use crate::plan::Error;
@@ -18,11 +17,11 @@ pub struct Report<'a> {
     pub changed: bool,
     /// How long it took.
     pub time: Duration,
-    /// The text after it; made only when asked for.
+    /// Makes the text after the pass.
     pub text: &'a dyn Fn() -> String,
 }
 
-/// Sees each pass as it ends.
+/// Called for each pass when it ends.
 pub type Observer<'a> = dyn FnMut(&Report<'_>) + 'a;
 
 /// A graph pass that has ended, with the graph after it.
@@ -33,7 +32,7 @@ pub(crate) struct Ran {
     graph: Graph,
 }
 
-/// Runs graph passes, verifies after each, and hands each to `ended`.
+/// Runs graph passes, verifies after each, and passes each to `ended`.
 pub(crate) fn run_graph(
     passes: &[GraphPass],
     graph: &mut Graph,
@@ -75,7 +74,7 @@ pub(crate) fn check(program: &Program) -> Result<(), Error> {
     })
 }
 
-/// Counts passes and tells the observer of each.
+/// Counts passes and reports each to the observer.
 pub(crate) struct Manager<'a, 'b> {
     observer: &'a mut Observer<'b>,
     position: usize,
@@ -89,7 +88,7 @@ impl<'a, 'b> Manager<'a, 'b> {
         }
     }
 
-    /// Runs graph passes and tells of each as it ends.
+    /// Runs graph passes and reports each when it ends.
     pub(crate) fn run_graph(
         &mut self,
         passes: &[GraphPass],
@@ -99,14 +98,14 @@ impl<'a, 'b> Manager<'a, 'b> {
         run_graph(passes, graph, context, &mut |ran| self.tell(&ran))
     }
 
-    /// Tells of a graph pass.
+    /// Reports a graph pass.
     pub(crate) fn tell(&mut self, ran: &Ran) {
         self.report(ran.name, ran.changed, ran.time, &|| {
             text::print_graph(&ran.graph)
         });
     }
 
-    /// Runs a schedule pass over a program of the context's graph, verifies and tells of it.
+    /// Runs a schedule pass on a program of the context's graph, verifies, and reports the pass.
     pub(crate) fn run_schedule(
         &mut self,
         pass: &SchedulePass,
@@ -129,7 +128,7 @@ impl<'a, 'b> Manager<'a, 'b> {
         Ok(())
     }
 
-    /// Tells the observer of a pass.
+    /// Reports a pass to the observer.
     pub(crate) fn report(
         &mut self,
         name: &'static str,
@@ -148,7 +147,7 @@ impl<'a, 'b> Manager<'a, 'b> {
     }
 }
 
-/// Logs a pass with the lines that it leaves: nodes of a graph, instructions of a schedule.
+/// Logs a pass with the number of lines after it: nodes of a graph, or instructions of a schedule.
 pub(crate) fn trace(pass: &str, changed: bool, time: Duration, lines: usize) {
     let changed = if changed { "changed" } else { "unchanged" };
     let millis = time.as_secs_f64() * 1e3;

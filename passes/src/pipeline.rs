@@ -1,8 +1,8 @@
 //! The pipeline: from a traced graph to a proved program.
 //!
-//! [`crate::list`] has the passes, in order. Between graph and schedule passes, the variants of
-//! the loss are made (`loss_variants`) and [`crate::decide`] chooses a plan. After the last pass
-//! [`ir::check`] proves the program, in release builds too, and the program's figures must be those
+//! [`crate::list`] has the passes, in order. Between graph and schedule passes, the variants of the
+//! loss are made (`loss_variants`) and [`crate::decide`] chooses a plan. After the last pass
+//! [`ir::check`] proves the program, in release builds too. The program's figures must equal those
 //! of the chosen plan.
 
 use crate::alloc;
@@ -24,7 +24,7 @@ pub use crate::list::names;
 pub use crate::manager::{Observer, Report};
 pub use crate::plan::{Budget, Error, Kernels, Options, Planner};
 
-/// A program that [`ir::check`] has proved, and what is known of it.
+/// A program that [`ir::check`] has proved, with its figures.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// Graph, schedule, plan.
@@ -33,20 +33,20 @@ pub struct Compiled {
     pub timeline: Timeline,
     /// What the user chose.
     pub options: Options,
-    /// In how many chunks of rows the loss is computed; 1 if it is whole.
+    /// The number of chunks of rows of the loss; 1 if it is whole.
     pub loss_chunks: u64,
-    /// The ways to compute the loss that were planned, with the one that was taken.
+    /// The ways to compute the loss that were planned, including the chosen one.
     pub loss_variants: Vec<LossVariant>,
-    /// The decisions behind it, and what else could be had.
+    /// The decisions of the program, and the plans for other budgets.
     pub decided: Decided,
-    /// How fast a step could be at the budget; absent if only the plan was asked for.
+    /// The lower bound of the step time; absent with [`Extent::Plan`].
     pub certificate: Option<Certificate>,
     /// Peak of the device's pool, bytes.
     pub planned_peak: u64,
     /// The most bytes alive on the device at one line: no plan of this schedule needs fewer.
     pub live_peak: u64,
-    /// Of each pool, the most bytes alive at once, a copy's until it is over: no places of these
-    /// buffers have a lower peak.
+    /// For each pool, the most bytes alive at once. A copied buffer counts until its copy ends. No
+    /// places of these buffers have a lower peak.
     pub bounds: Table<Pool, u64>,
 }
 
@@ -63,9 +63,9 @@ impl Compiled {
 /// A way to compute the loss.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LossVariant {
-    /// In how many chunks of rows; 1 is whole.
+    /// The number of chunks of rows; 1 is whole.
     pub chunks: u64,
-    /// What its plans need and take.
+    /// The figures of its plans.
     pub outcome: Outcome,
 }
 
@@ -104,7 +104,7 @@ pub fn compile(
         start = Instant::now();
     }
     let planned = decide::decide_among(&problems, options.planner, options.budget, options.extent);
-    // Where nothing fits, the dump shows the last variant, which needs least.
+    // If nothing fits, the dump shows the last variant, which needs least.
     let chosen = planned
         .as_ref()
         .map_or(problems.len() - 1, |(chosen, ..)| *chosen);
@@ -165,7 +165,7 @@ fn build(
         sim::print(program, &timeline)
     };
     for pass in schedule_passes() {
-        // Before there are waits, a line's time means nothing.
+        // Before `sync` adds waits, the time of a line means nothing.
         let print: &dyn Fn(&Program) -> String = if pass.name == "sync" {
             &timed
         } else {
@@ -187,7 +187,7 @@ fn build(
     Ok(program)
 }
 
-/// What is known of a program: its times, peaks and bounds.
+/// The figures of a program: its times, peaks and bounds.
 fn measured(problem: &Problem<'_>, program: Program, decided: Decided) -> Compiled {
     let Program {
         graph,
@@ -217,8 +217,8 @@ fn measured(problem: &Problem<'_>, program: Program, decided: Decided) -> Compil
     }
 }
 
-/// An error if the program has other figures than the plan that was chosen. The planner judged that
-/// plan by the same passes, so a difference is a bug, and the budget may not be kept.
+/// An error if the program's figures differ from those of the chosen plan. The planner ran the same
+/// passes, so a difference is a bug, and the program might exceed the budget.
 fn same_figures(compiled: &Compiled) -> Result<(), Error> {
     let planned = compiled.decided.figures;
     let peak = |pool| {

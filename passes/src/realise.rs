@@ -1,8 +1,8 @@
 //! From decisions to a finished program and its figures. Planners propose decisions; this module
-//! shows what a proposal costs in time and bytes.
+//! computes the time and bytes of a proposal.
 //!
-//! It runs the passes of [`list`](crate::list), the same that
-//! [`pipeline::compile`](crate::pipeline::compile) runs on the chosen plan.
+//! It runs the passes of [`list`](crate::list). [`pipeline::compile`](crate::pipeline::compile)
+//! runs the same passes on the chosen plan.
 
 use crate::alloc::Lifetime;
 use crate::list::{LINES, PLACES, ScheduleContext, SchedulePass, Scheduled};
@@ -29,13 +29,13 @@ pub fn lines(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, I
     run(problem, decisions, &LINES, true)
 }
 
-/// The same with buffers that have no names, in half the time: planners build thousands of
-/// schedules that are never printed.
+/// The same without names of buffers, in half the time. Planners build thousands of schedules that
+/// are never printed.
 pub fn unnamed(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
     run(problem, decisions, &LINES, false)
 }
 
-/// The same before copies move up, which is the last of the passes.
+/// The same without the last pass, which moves copies up.
 pub fn unmoved(problem: &Problem<'_>, decisions: &Decisions) -> Result<Schedule, Illegal> {
     run(problem, decisions, &LINES[..LINES.len() - 1], false)
 }
@@ -84,8 +84,8 @@ pub fn finish(
     }
 }
 
-/// The time of a step, µs, in which every buffer has bytes of its own: no places let lines wait for
-/// less.
+/// The time of a step, µs, if every buffer has its own bytes. With any places, lines wait at least
+/// as long.
 pub fn with_own_bytes(problem: &Problem<'_>, schedule: &Schedule) -> f64 {
     let mut top = Table::filled(schedule.pools.len(), 0);
     let place = |data: &BufferData| {

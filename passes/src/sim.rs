@@ -1,13 +1,13 @@
-//! Plays a schedule in time: each stream runs its lines in order, a line starts when its stream is
-//! free and what it waits for is done. Lines that run at the same time may slow each other, as
-//! [`Shares`] says: the directions of a link that is not fully duplex, kernels beside copies. So
-//! time goes from one start or end to the next, and between two of them every running line advances
-//! at a constant speed.
+//! Simulates a schedule in time. Each stream runs its lines in order. A line starts when its stream
+//! is free and the lines that it waits for are done. Lines that run at the same time may slow each
+//! other, as [`Shares`] says: the directions of a link that is not fully duplex, or kernels and
+//! copies. So the simulation goes from one start or end to the next. Between two of them every
+//! running line has a constant speed.
 //!
-//! Steps are played back to back, as the runtime runs them: the host launches step k+1 as soon as
-//! step k has read its inputs and delivered its outputs, and the rest of step k overlaps it as far
-//! as waits permit. What is told is a step in the steady state, and the time from one step to the
-//! next.
+//! Several steps are simulated one after the other, as the runtime runs them. The host launches
+//! step k+1 as soon as step k has read its inputs and delivered its outputs. The rest of step k
+//! overlaps step k+1 as far as waits permit. The result is a step in steady state, and the time
+//! from one step to the next.
 
 use crate::cost::{Cost, Lane, Shares, lane};
 use ir::graph::Def;
@@ -19,12 +19,12 @@ use ir::{Buffer, Graph, Id, Instr, Program, Stream, Table, text};
 pub struct Timeline {
     /// Start of each line, µs, counted from the first start of its step.
     pub start: Table<Instr, f64>,
-    /// End of each line, µs, from the same moment. The last may be after the next step's first
+    /// End of each line, µs, from the same moment. The last end may be after the next step's first
     /// start.
     pub end: Table<Instr, f64>,
     /// From the end of a step to the end of the next, µs.
     pub micros: f64,
-    /// Time each stream is at work in a step, µs.
+    /// The busy time of each stream in a step, µs.
     pub busy: Table<Stream, f64>,
     /// Time of the reruns, µs.
     pub recomputed: f64,
@@ -32,14 +32,14 @@ pub struct Timeline {
     pub swapped_bytes: u64,
 }
 
-/// Most steps that are played; a step that has not settled by then is averaged.
+/// The most steps that are simulated. If they have not settled by then, the last ones are averaged.
 const MOST_STEPS: usize = 10;
-/// Steps that are averaged: a schedule may alternate between two ways to run, or four.
+/// Number of steps that are averaged: a schedule may alternate between two or four different steps.
 const AVERAGED: usize = 4;
-/// Two steps that take times this near, relatively, are the same.
+/// Two steps are the same if their times differ by at most this share.
 const SETTLED: f64 = 1e-9;
 
-/// Plays steps until they repeat.
+/// Simulates steps until they repeat.
 pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
     let waits = Waits::new(
         schedule
@@ -73,20 +73,20 @@ pub fn simulate(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline
     }
 }
 
-/// Plays one step on a machine where every buffer has bytes of its own, so that only data orders
-/// lines: the schedule has no plan and no waits yet.
+/// Simulates one step on a machine where every buffer has its own bytes, so that only data orders
+/// lines. The schedule needs no plan and no waits.
 pub fn unlimited(graph: &Graph, schedule: &Schedule, cost: &dyn Cost) -> Timeline {
     Lines::new(graph, schedule, cost).unlimited()
 }
 
-/// What playing needs to know of a schedule's lines, in whichever order they stand.
+/// What a simulation needs to know about the lines of a schedule, in any order.
 pub struct Lines<'a> {
     schedule: &'a Schedule,
     shares: Shares,
-    /// What each line takes alone, µs, and where.
+    /// The time of each line when it runs alone, µs, and its lane.
     alone: Vec<f64>,
     lanes: Vec<Lane>,
-    /// Buffers that lines touch, and whether they write them; and where each line's end.
+    /// Buffers that lines touch, and whether they write them; and the end of each line's entries.
     touches: Vec<(Buffer, bool)>,
     ends: Vec<u32>,
 }
@@ -136,8 +136,7 @@ impl<'a> Lines<'a> {
         self.schedule.instrs[Instr::new(line)].stream.index()
     }
 
-    /// How long the busiest stream is at work at least, µs: in no order, and with no places, is a
-    /// step shorter.
+    /// The work of the busiest stream, µs. With any order and any places, no step is shorter.
     pub fn busiest(&self) -> f64 {
         let mut busy = vec![0.0; self.schedule.streams.len()];
         (0..self.alone.len()).for_each(|line| busy[self.stream(line)] += self.alone[line]);
@@ -151,18 +150,18 @@ impl<'a> Lines<'a> {
         player.timeline(0, micros)
     }
 
-    /// The time of the step, µs, if its lines stood in this order.
+    /// The time of the step, µs, with its lines in this order.
     pub fn unlimited_micros(&self, order: &[u32]) -> f64 {
         self.player(order.iter().map(|&line| line as usize))
             .step()
             .unwrap_or(0.0)
     }
 
-    /// A player of one step on a machine where only data orders lines.
+    /// A simulation of one step on a machine where only data orders lines.
     fn player(&self, order: impl Iterator<Item = usize> + Clone) -> Player<'_> {
         let n_streams = self.schedule.streams.len();
-        // The line that last wrote each buffer, and each stream's last reader since: readers before
-        // it are done when it is.
+        // The line that last wrote each buffer, and each stream's last reader since then. Earlier
+        // readers of the stream are done before it.
         let mut writers: Table<Buffer, u32> = Table::filled(self.schedule.buffers.len(), NONE);
         let mut readers = vec![NONE; n_streams * self.schedule.buffers.len()];
         let mut waits = Waits {
@@ -198,9 +197,9 @@ impl<'a> Lines<'a> {
         Player::new(self, order, waits, vec![], 1)
     }
 
-    /// The lines that the host waits for before it launches the next step: those that read or write
-    /// an input's bytes, for it will write them, and those that write an output's, for it will read
-    /// them. The runtime's `wait_io` waits for the same.
+    /// The lines that the host waits for before it launches the next step: lines that read or write
+    /// the bytes of an input, because the host will write them, and lines that write an output,
+    /// because the host will read it. The runtime's `wait_io` waits for the same.
     fn host_waits(&self, graph: &Graph) -> Vec<bool> {
         let schedule = self.schedule;
         let is_input = |value| matches!(graph.values[value].def, Def::Input(_));
@@ -219,10 +218,10 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// What each line waits for, besides its stream.
+/// What each line waits for, in addition to its stream.
 struct Waits {
     deps: Vec<Dep>,
-    /// Where each line's begin and end.
+    /// The range of each line's waits.
     ends: Vec<(u32, u32)>,
 }
 
@@ -245,13 +244,13 @@ impl Waits {
     }
 }
 
-/// A stream's next line, or the one that it runs.
+/// A stream's next line, or its running line.
 #[derive(Clone, Copy)]
 struct Head {
     step: usize,
     /// A position in the stream's list.
     at: usize,
-    /// How many of the line's waits are known to be over, and when the last of them was.
+    /// The number of the line's waits that are known to be over, and the end of the last of them.
     seen: usize,
     ready: f64,
     state: State,
@@ -259,11 +258,11 @@ struct Head {
 
 #[derive(Clone, Copy)]
 enum State {
-    /// Waits are not over yet, or were not looked at.
+    /// Waits are not over yet, or were not checked yet.
     Blocked,
     /// Starts at `Head::ready`.
     Due,
-    /// Runs: at `since`, `left` µs at full speed were left.
+    /// Runs: at time `since`, `left` µs at full speed remained.
     Running { since: f64, left: f64, speed: f64 },
 }
 
@@ -271,11 +270,11 @@ enum State {
 struct Played {
     start: Vec<f64>,
     end: Vec<f64>,
-    /// Lines to come, and those among them that the host waits for before it launches the next
-    /// step.
+    /// The number of lines that have not ended, and of those that the host waits for before it
+    /// launches the next step.
     left: usize,
     host_waits: usize,
-    /// When it was launched; infinite until it is.
+    /// When it was launched; infinite before that.
     launch: f64,
     last_end: f64,
 }
@@ -292,12 +291,12 @@ struct Player<'a> {
     free: Vec<f64>,
     steps: Vec<Played>,
     most_steps: usize,
-    /// Lanes of running lines, kept to be reused; and whether lines have started or ended since
+    /// Lanes of running lines, stored for reuse; and whether lines have started or ended since
     /// speeds were set.
     running: Vec<Option<Lane>>,
     stale: bool,
     now: f64,
-    /// How many steps are over.
+    /// The number of steps that are over.
     over: usize,
 }
 
@@ -335,7 +334,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Plays on until one more step is over; its end, or `None` if there are no lines to play.
+    /// Simulates until one more step is over. Returns its end, or `None` if there are no lines.
     fn step(&mut self) -> Option<f64> {
         if self.lines.alone.is_empty() {
             return None;
@@ -346,7 +345,8 @@ impl<'a> Player<'a> {
         while self.steps.get(self.over).is_none_or(|step| 0 < step.left) {
             self.start_lines();
             self.set_speeds();
-            // Waits point upwards in the list or to the step before, so some line can always run.
+            // A line waits only for earlier lines of the list, or for the step before. So some line
+            // can always run.
             let next = self.next_end_or_start()?;
             self.now = self.now.max(next);
             self.end_lines();
@@ -399,7 +399,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Sees whether a stream's next line has nothing to wait for any more.
+    /// Checks whether the waits of a stream's next line are over.
     fn look(&mut self, stream: usize) {
         let mut head = self.heads[stream];
         let Some(&line) = self.queues[stream].get(head.at) else {
@@ -410,7 +410,7 @@ impl<'a> Player<'a> {
         };
         let deps = self.waits.of(line as usize);
         while let Some(dep) = deps.get(head.seen) {
-            // The first step finds nothing under way.
+            // Before the first step nothing runs.
             let end = match (dep.previous, head.step) {
                 (true, 0) => f64::NEG_INFINITY,
                 (true, step) => self.steps[step - 1].end[dep.instr.index()],
@@ -423,7 +423,7 @@ impl<'a> Player<'a> {
             head.seen += 1;
         }
         if head.seen == deps.len() {
-            // A stream that had to wait sleeps, and wakes a little later.
+            // A stream that had to wait sleeps, and wakes up a little later.
             let free = self.free[stream];
             if free < head.ready {
                 head.ready += self.lines.shares.handoff;
@@ -434,7 +434,7 @@ impl<'a> Player<'a> {
         self.heads[stream] = head;
     }
 
-    /// Gives every running line the speed that the others leave it.
+    /// Sets the speed of every running line, given the other running lines.
     fn set_speeds(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;
@@ -483,7 +483,7 @@ impl<'a> Player<'a> {
         times.min_by(f64::total_cmp)
     }
 
-    /// Ends every line that is through by now.
+    /// Ends every line that is finished by now.
     fn end_lines(&mut self) {
         for stream in 0..self.heads.len() {
             let head = self.heads[stream];
@@ -523,7 +523,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// What a played step comes to.
+    /// The timeline of a simulated step.
     fn timeline(&self, step: usize, micros: f64) -> Timeline {
         let schedule = self.lines.schedule;
         let Some(played) = self.steps.get(step) else {
@@ -578,8 +578,8 @@ mod tests {
     use crate::cost::Roofline;
     use crate::devices;
 
-    /// x comes in and y goes out at the same time; nothing depends on anything, and no step waits
-    /// for another.
+    /// x comes in and y goes out at the same time. There are no dependencies, also not between
+    /// steps.
     const BOTH_WAYS: &str = "graph g {\n  state  param %x -> %x : f32[500] \"x\"\n  state  param \
         %y -> %y : f32[500] \"y\"\n  \
         output z = %x\n}\nschedule g on test {\n  pool device peak 4096\n  pool host peak 4096\n  \
@@ -631,13 +631,13 @@ mod tests {
         (timeline.end[Instr::new(0)], timeline.end[Instr::new(1)])
     }
 
-    /// 2048 bytes at 2 ns each and a microsecond take 5.096 µs, and half of it to the device.
+    /// 2048 bytes at 2 ns each plus 1 µs take 5.096 µs. To the device they take half of it.
     #[test]
     fn directions_of_a_link_share_it() {
         let alone = 5.096;
         assert_eq!(both_ways(1.0), (alone / 2.0, alone));
-        // The short one takes twice as long, as long as the other takes alone; by then half of the
-        // other is done, and the rest of it has the link for itself.
+        // The short one takes twice as long, which is the time of the other one alone. Then half of
+        // the other is done, and its rest has the link for itself.
         let (short, long) = both_ways(0.5);
         assert!(
             (short - alone).abs() < 1e-9 && (long - 1.5 * alone).abs() < 1e-9,

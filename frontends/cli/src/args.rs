@@ -15,10 +15,10 @@ use placement::{Effort, Method};
 use std::path::PathBuf;
 use trace::Format;
 
-/// Compiles a training step so that it fits the memory it is given.
+/// Compiles a training step so that it fits into a given amount of memory.
 ///
 /// The input is one step (forward, backward, optimizer) as a .pt2 file. Before the first step runs,
-/// Lighterage decides what is kept, swapped and recomputed and at which address each tensor lies,
+/// Lighterage decides which tensors are kept, swapped and recomputed, gives each tensor an address,
 /// and proves the result.
 #[derive(Parser, Debug)]
 #[command(name = "lighterage", version, arg_required_else_help = true, after_help = EXIT_CODES)]
@@ -69,7 +69,7 @@ pub(crate) enum Command {
         batches, one after the other."
     )]
     Train(TrainArgs),
-    /// Say what is in a .lit file, without running any of it: machine code and who signed it,
+    /// Report what a .lit file contains, without running any of it: machine code and its signature,
     /// pools, kernels, inputs, outputs, states
     #[command(after_help = "Example:\n  lighterage inspect step.lit")]
     Inspect(InspectArgs),
@@ -103,7 +103,7 @@ pub(crate) enum Command {
         --recompute full --device a100-80g\n  \
         lighterage estimate --params 70B --tensor-parallel 8 --pipeline 4 --data-parallel 2 \
         --zero 1\n\n\
-        docs/estimate.md has the formulas. `plan` is exact where there is a model.")]
+        docs/estimate.md has the formulas. With a model file, `plan` is exact.")]
     Estimate(EstimateArgs),
     /// Solve weight offloading for a chain of layers: which bytes of weights leave the device, and
     /// when
@@ -132,7 +132,7 @@ pub(crate) struct ModelArgs {
     pub(crate) dim: Vec<(String, u64)>,
 }
 
-/// How to compile it. An absent option has its default, so `train` can tell which options were
+/// How to compile it. An option that was not given is `None`, so `train` knows which options were
 /// given.
 #[derive(Args, Clone, Default, Debug)]
 #[command(next_help_heading = "Compiling")]
@@ -152,45 +152,45 @@ pub(crate) struct Compiling {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64)
         .range(1..=MOST_MICRO_BATCHES))]
     pub(crate) micro_batches: Option<u64>,
-    /// Compute the loss in at most N chunks of rows, so the full logits are never stored; `auto`
-    /// chooses by the budget [default: auto]
+    /// Compute the loss in at most N chunks of rows, so that the full logits are never stored. 1:
+    /// do not cut the loss. auto: cut it if that gives a better plan for the budget [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = parse_chunks)]
     pub(crate) loss_chunks: Option<Chunks>,
-    /// When updates run: in the backward, as soon as a gradient is complete, or after it [default:
-    /// backward]
+    /// When updates run. backward: each parameter as soon as its gradient is complete. after: all
+    /// parameters after the backward [default: backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
     /// The machine to plan for: its name, or a .toml file that describes it [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) device: Option<String>,
-    /// Limit of device memory for the whole step: 20GiB, 64MiB, bytes, or 60% of what keeping
-    /// everything needs [default: the device's memory]
+    /// Limit of device memory for the whole step: 20GiB, 64MiB, a number of bytes, or 60% of what
+    /// keeping everything needs [default: the device's memory]
     #[arg(long, value_name = "BYTES|PERCENT", value_parser = parse_budget)]
     pub(crate) budget: Option<Budget>,
     /// Limit of the host's memory [default: as in the device's file]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) host: Option<u64>,
-    /// The planner that decides [default: auto]
+    /// The planner, which decides what is kept, swapped and recomputed [default: auto]
     #[arg(long, value_parser = planner())]
     pub(crate) planner: Option<Planner>,
-    /// The kernels: a plain kernel for each op, or generated kernels of several ops [default:
+    /// The kernels. plain: one kernel for each op. generated: kernels for groups of ops [default:
     /// generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
-    /// Bandwidth of the link between device and host, in each direction: 2GB/s. With `train`,
-    /// copies are slowed down to it
+    /// Bandwidth of the link between device and host in each direction, such as 2GB/s, instead of
+    /// the one in the device's file. `train` also slows copies down to it
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) link: Option<f64>,
-    /// Use times that `profile` measured instead of those that the device's file implies
+    /// Use the times that `profile` measured, instead of times computed from the device's file
     #[arg(long, value_name = "FILE.prof")]
     pub(crate) profile: Option<PathBuf>,
-    /// Skip a pass: without simplify, formulas stay as they were traced
+    /// Skip a pass. Without simplify, formulas stay as they were traced
     #[arg(long, value_name = "PASS", value_parser = ["simplify"])]
     pub(crate) without: Option<String>,
-    /// Print the program after a pass, or after all
+    /// Print the program after this pass, or after each pass
     #[arg(long, value_name = "PASS|all", value_parser = PossibleValuesParser::new(dumps()))]
     pub(crate) dump_ir_after: Option<String>,
-    /// Write dumps to files NN-PASS.ir in this folder, for passes that changed something
+    /// Write the program to a file NN-PASS.ir in this folder after each pass that changed it
     #[arg(long, value_name = "DIR")]
     pub(crate) dump_dir: Option<PathBuf>,
     /// Print how long each pass took
@@ -224,8 +224,8 @@ pub(crate) struct PlanArgs {
     /// Draw step time against budget
     #[arg(long, value_name = "FILE.svg", help_heading = "Report")]
     pub(crate) curve_svg: Option<PathBuf>,
-    /// Write a page for the browser: memory over time, streams, decisions with their reasons, other
-    /// budgets
+    /// Write a page for the browser: memory over time, streams, decisions with their reasons, and
+    /// other budgets
     #[arg(long, value_name = "FILE.html", help_heading = "Report")]
     pub(crate) report: Option<PathBuf>,
 }
@@ -287,8 +287,8 @@ pub(crate) struct TrainArgs {
     pub(crate) steps: u64,
     #[command(flatten)]
     pub(crate) hyper: HyperArgs,
-    /// Initial values of the parameters: normal:STD draws them (gains become 1, biases 0); a file
-    /// gives tensors by path [default: the values in the model's file]
+    /// Initial values of the parameters. normal:STD draws them at random (gains become 1, biases
+    /// 0). A file has a tensor for each path [default: the values in the model's file]
     #[arg(
         long,
         visible_alias = "weights",
@@ -302,11 +302,11 @@ pub(crate) struct TrainArgs {
     /// Write all states to a file at the end
     #[arg(long, value_name = "OUT.safetensors", help_heading = "Training")]
     pub(crate) save: Option<PathBuf>,
-    /// Let --save replace a file although parameters or moments are NaN or infinite
+    /// Let --save replace a file even if parameters or moments are NaN or infinite
     #[arg(long, requires = "save", help_heading = "Training")]
     pub(crate) save_nonfinite: bool,
-    /// Run the machine code of a .lit file that was not compiled here: it can do whatever a program
-    /// can
+    /// Run the machine code of a .lit file that was not compiled here. It can do everything that a
+    /// program can do
     #[arg(long)]
     pub(crate) trust: bool,
     /// Refuse a .lit file or a plan whose pools take more memory than this
@@ -315,7 +315,8 @@ pub(crate) struct TrainArgs {
     /// Write a trace of all lines, for ui.perfetto.dev
     #[arg(long, value_name = "OUT.json", help_heading = "Training")]
     pub(crate) trace: Option<PathBuf>,
-    /// Test: run streams in a random order that the schedule permits, and fill dead bytes with NaN
+    /// For tests: run streams in a random order that the schedule permits, and fill dead bytes with
+    /// NaN
     #[arg(long, value_name = "SEED", help_heading = "Training")]
     pub(crate) shuffle: Option<u64>,
     /// Threads per kernel; results do not depend on it [default: the number of cores]
@@ -386,10 +387,10 @@ pub(crate) struct ProfileArgs {
     /// When updates run, as for `plan` [default: backward]
     #[arg(long, value_parser = update())]
     pub(crate) update: Option<Update>,
-    /// The device that this machine stands for: its name, or a .toml file [default: cpu]
+    /// The device that the profile describes: its name, or a .toml file [default: cpu]
     #[arg(long, value_name = "NAME|FILE.toml")]
     pub(crate) device: Option<String>,
-    /// The kernels, as for `plan`; generated kernels are measured as a whole and as separate ops
+    /// The kernels, as for `plan`. Each generated kernel is measured, and also its ops separately
     /// [default: generated]
     #[arg(long, value_parser = named(&Kernels::ALL, Kernels::name))]
     pub(crate) kernels: Option<Kernels>,
@@ -400,12 +401,12 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "N", default_value_t = 5,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeat: u32,
-    /// Use the times of the fastest round instead of medians over rounds: for a machine with other
-    /// load
+    /// Use the times of the fastest round instead of medians over rounds. This is for a machine
+    /// with other load
     #[arg(long)]
     pub(crate) fastest: bool,
-    /// Memory limit for the measured ops: operands that do not fit are made anew when they are
-    /// read. The largest op always gets the memory it needs [default: 256MiB]
+    /// Memory limit for the measured ops. Operands that do not fit are filled with new numbers when
+    /// they are read. The largest op always gets the memory that it needs [default: 256MiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
     /// The file to write
@@ -449,7 +450,7 @@ pub(crate) struct EstimateArgs {
     #[arg(long, default_value = "mixed", value_parser =
         named(&estimate::Precision::ALL, estimate::Precision::name))]
     pub(crate) precision: estimate::Precision,
-    /// Layers of the whole model; with width, heads and seq, activations are counted
+    /// Layers of the whole model. If width, heads and seq are also given, activations are counted
     #[arg(long, value_name = "L", help_heading = "Shape")]
     pub(crate) layers: Option<u64>,
     /// Hidden size
@@ -464,18 +465,18 @@ pub(crate) struct EstimateArgs {
     /// Sequences per micro-batch on one device
     #[arg(long, value_name = "B", default_value_t = 1, help_heading = "Shape")]
     pub(crate) batch: u64,
-    /// Size of the vocabulary: adds the logits, and the embeddings if --params is absent
+    /// Size of the vocabulary. It adds the logits, and the embeddings if --params is absent
     #[arg(long, value_name = "V", help_heading = "Shape")]
     pub(crate) vocab: Option<u64>,
-    /// What the backward recomputes: selective is attention's scores, full is everything except
-    /// each layer's input
+    /// What the backward recomputes. selective: attention's scores. full: everything except each
+    /// layer's input
     #[arg(long, default_value = "none", value_parser =
         named(&estimate::Recompute::ALL, estimate::Recompute::name))]
     pub(crate) recompute: estimate::Recompute,
     /// Train adapters with this percentage of the parameters, and freeze the weights
     #[arg(long, value_name = "PERCENT", help_heading = "Adapters")]
     pub(crate) lora: Option<f64>,
-    /// Train adapters with this percentage of the parameters, with frozen weights of four bits
+    /// Train adapters with this percentage of the parameters, and freeze the weights in four bits
     #[arg(
         long,
         value_name = "PERCENT",
@@ -511,7 +512,7 @@ pub(crate) struct EstimateArgs {
         help_heading = "Parallelism"
     )]
     pub(crate) data_parallel: u64,
-    /// What replicas shard: 1 the optimizer's states, 2 also gradients, 3 also weights
+    /// What replicas shard. 1: the optimizer's states. 2: also gradients. 3: also weights
     #[arg(long, value_name = "STAGE", default_value_t = 0,
         value_parser = clap::value_parser!(u8).range(0..=3),
           help_heading = "Parallelism")]
@@ -551,10 +552,10 @@ pub(crate) struct OffloadSolveArgs {
     /// The problem
     #[arg(value_name = "INSTANCE.json")]
     pub(crate) instance: PathBuf,
-    /// The algorithm; `bound` gives only the lower bound
+    /// The algorithm; bound computes only the lower bound
     #[arg(long, value_name = "NAME", default_value = "greedy+", value_parser = offload_algorithm())]
     pub(crate) algorithm: OffloadAlgorithm,
-    /// Memory of the device, instead of the file's
+    /// Memory of the device, instead of the value in the file
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
     /// Print one JSON object, with the whole schedule
@@ -630,7 +631,7 @@ pub(crate) struct AllocPlanArgs {
     /// How long to search for a better plan
     #[arg(long, value_name = "NAME", default_value = "normal", value_parser = effort())]
     pub(crate) effort: Effort,
-    /// The planner: stalloc is the planner of the paper of that name, for comparison
+    /// The planner. stalloc is the planner of the STAlloc paper, for comparison
     #[arg(long, value_name = "NAME", default_value = "ours",
         value_parser = named(&AddressPlanner::ALL, AddressPlanner::name))]
     pub(crate) planner: AddressPlanner,
@@ -641,15 +642,15 @@ pub(crate) struct AllocPlanArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',',
         value_parser = named(&Method::ALL, Method::name))]
     pub(crate) without: Vec<Method>,
-    /// Let streams share bytes without a wait; the user of the plan must make them wait, as the
-    /// run-time allocator does
+    /// Let streams share bytes without a wait. The program that uses the plan must make streams
+    /// wait, as the run-time allocator does
     #[arg(long)]
     pub(crate) share_streams: bool,
     /// Write the plan: the trace's blocks as a table with offsets
     #[arg(short, long, value_name = "PLAN.csv")]
     pub(crate) output: Option<PathBuf>,
-    /// Write a plan file for the run-time allocator, for the step that the trace repeats; the trace
-    /// must have one pool
+    /// Write a plan file for the run-time allocator. It plans the step that the trace repeats. The
+    /// trace must have one pool
     #[arg(long, value_name = "STEP.plan", conflicts_with = "planner")]
     pub(crate) serve: Option<PathBuf>,
     /// Draw the plan: time from left to right, addresses from bottom to top
@@ -779,7 +780,7 @@ fn named<T: Copy + Send + Sync + 'static>(
     let names = PossibleValuesParser::new(all.iter().map(|&value| name(value)));
     names.map(move |text| {
         let known = all.iter().copied().find(|&value| name(value) == text);
-        known.expect("a name that the parser lets pass should be one of those it was given")
+        known.expect("a name that the parser accepts should be one of its names")
     })
 }
 
@@ -801,7 +802,7 @@ fn target() -> impl TypedValueParser<Value = CodeFor> {
     })
 }
 
-/// The largest alignment: sums over any number of blocks stay within 64 bits.
+/// The largest alignment. With it, sums over any number of blocks fit into 64 bits.
 const MOST_ALIGN: u64 = 1 << 30;
 
 fn parse_align(text: &str) -> Result<u64, String> {

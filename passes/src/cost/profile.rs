@@ -1,6 +1,6 @@
-//! A machine as it was measured: the file that `lighterage profile` writes, and a cost model made
-//! of it. What was not measured is a guess: the roofline, times what measured ops took more than
-//! theirs.
+//! A measured machine: the file that `lighterage profile` writes, and a cost model made from it.
+//! The time of an op that was not measured is a guess: its roofline, multiplied by the ratio of
+//! measured times to their rooflines.
 
 use super::{Cost, Lane, Roofline, Shares};
 use crate::pipeline::Kernels;
@@ -13,9 +13,10 @@ use thiserror::Error;
 pub const VERSION: u32 = 1;
 /// The last line of a file: without it, the file was cut off.
 const END: &str = "# end of profile";
-/// Most ops of a file: far more than any step has, and no file makes a compiler slow.
+/// The most ops of a file. It is far more than any step has, and limits the time for reading a
+/// hostile file.
 const MAX_OPS: usize = 1 << 20;
-/// The longest time of anything, µs: a day.
+/// The longest time of an op, µs: a day.
 const MAX_MICROS: f64 = 8.64e10;
 
 /// Why a profile cannot be read, written or used.
@@ -33,7 +34,7 @@ pub enum ProfileError {
     /// The file's end is missing.
     #[error("it was cut off, for its last line is not `{END}`: profile again")]
     CutOff,
-    /// A rate is not above 0, or beyond any machine's.
+    /// A rate is not above 0, or higher than any machine reaches.
     #[error("{field} should be a positive number, not {rate}")]
     Rate {
         /// The field.
@@ -49,7 +50,7 @@ pub enum ProfileError {
         /// The time, µs.
         micros: f64,
     },
-    /// A lane is none, or keeps a share beside itself.
+    /// A name is no lane, or both names are the same lane.
     #[error("keeps.{lane}.{other}: there is no such pair of lanes")]
     Lanes {
         /// The lane that keeps the share.
@@ -57,7 +58,7 @@ pub enum ProfileError {
         /// The lane that is busy.
         other: String,
     },
-    /// A lane keeps nothing of its speed, or more than all.
+    /// A lane's share is too near to 0, or above 1.
     #[error("keeps.{lane}.{other} should be a share, from 0.01 to 1, not {share}")]
     Share {
         /// The lane that keeps the share.
@@ -70,12 +71,12 @@ pub enum ProfileError {
     /// There are more ops than a step has.
     #[error("{0} ops; {MAX_OPS} at most")]
     ManyOps(usize),
-    /// The profile stands for another device.
+    /// The profile describes another device.
     #[error("it was measured for {measured}, not for {device}")]
     Device {
-        /// The device that it stands for.
+        /// The device that it describes.
         measured: String,
-        /// The device that was asked for.
+        /// The requested device.
         device: String,
     },
 }
@@ -86,27 +87,27 @@ pub enum ProfileError {
 pub struct Profile {
     /// [`VERSION`].
     pub version: u32,
-    /// The device that it stands for, by name.
+    /// The name of the device that it describes.
     pub device: String,
     /// The machine's name.
     pub machine: String,
     /// Its processor.
     pub cpu: String,
-    /// Its cores, all of which shared each op's run.
+    /// The number of its cores. All of them shared each op's run.
     pub cores: u32,
     /// The model whose ops were measured.
     pub model: String,
-    /// What computed.
+    /// The kernels that ran.
     pub kernels: Kernels,
     /// How often each op was run.
     pub repeat: u32,
-    /// How long all of the measuring took, seconds.
+    /// How long the whole measurement took, seconds.
     pub profiling_seconds: f64,
     /// How long one step's ops take, one after the other, µs.
     pub step_micros: f64,
-    /// The most memory that measuring took, bytes.
+    /// The most memory that the measurement took, bytes.
     pub peak_bytes: u64,
-    /// What guesses are multiplied with: products, and all else.
+    /// The factors of guesses: for products, and for all other ops.
     pub guess_factor: [f64; 2],
     /// From the end of a line to the start of one on another stream that waits for it, µs.
     pub handoff_micros: f64,
@@ -126,13 +127,13 @@ pub struct Profile {
 pub struct LinkFigures {
     /// The bandwidth that copies were slowed to, bytes per second; absent if they were not.
     pub paced: Option<f64>,
-    /// To the device, the other way at rest, bytes per second.
+    /// To the device, while the other direction is idle, bytes per second.
     pub in_bandwidth: f64,
     /// From the device, bytes per second.
     pub out_bandwidth: f64,
-    /// What a copy takes besides its bytes, µs.
+    /// The time to start a copy, µs.
     pub micros: f64,
-    /// A copy that no link slows, bytes per second.
+    /// A copy that is not slowed down, bytes per second.
     pub copy_bandwidth: f64,
 }
 
@@ -142,15 +143,15 @@ pub struct LinkFigures {
 pub struct OpFigures {
     /// One run on the device, µs.
     pub micros: f64,
-    /// The shortest run, µs: what ways to compute the same are compared by, whatever else the
-    /// machine did.
+    /// The shortest run, µs. Different ways to compute the same value are compared by it, because
+    /// other load disturbs it least.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least_micros: Option<f64>,
     /// One run on the host's cores, µs, if they can run it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_micros: Option<f64>,
-    /// How often a step runs it; 0 if it was measured for what it takes beside a group that it is
-    /// in.
+    /// How often a step runs it; 0 if it is part of a group, and was measured only for comparison
+    /// with the group.
     pub count: u32,
 }
 
@@ -175,7 +176,7 @@ pub fn key(graph: &Graph, node: Node) -> String {
 impl Profile {
     /// Reads a profile; the error names the field.
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
-        // The version first: another one may have other fields.
+        // The version first: a file of another version may have other fields.
         #[derive(Deserialize)]
         struct Head {
             version: u32,
@@ -208,7 +209,7 @@ impl Profile {
             ("guess_factor", self.guess_factor[0]),
             ("guess_factor", self.guess_factor[1]),
         ];
-        // As much as a byte a day, as little as a petabyte a microsecond.
+        // At least a byte per day, at most a petabyte per microsecond.
         if let Some((field, rate)) = rates
             .into_iter()
             .find(|(_, rate)| !(1e-6 <= *rate && *rate <= 1e21))
@@ -270,8 +271,8 @@ pub struct Profiled {
 }
 
 impl Profiled {
-    /// The costs that were measured. With `link`, copies are slowed to that many bytes per second,
-    /// and take the device's time to start. An error if the profile stands for another device.
+    /// The measured costs. With `link`, copies are slowed to this number of bytes per second, and
+    /// take the device's time to start. An error if the profile describes another device.
     pub fn new(
         profile: Profile,
         device: &Device,
@@ -302,15 +303,15 @@ impl Profiled {
             figures.micros,
         );
         if let Some(link) = link.filter(|&link| figures.paced != Some(link)) {
-            // A slowed copy moves bytes only a part of the time, and is in others' way only then.
+            // A slowed copy moves bytes only a part of the time. Only then does it disturb others.
             let at_work = |rate: f64| (rate / figures.copy_bandwidth).min(1.0);
             let before = at_work(figures.paced.unwrap_or(f64::INFINITY));
             let less = at_work(link) / before;
             let is_link = |lane: usize| matches!(Lane::ALL[lane], Lane::In | Lane::Out);
             for (a, keeps) in shares.keeps.iter_mut().enumerate() {
                 for (b, share) in keeps.iter_mut().enumerate() {
-                    // Others lose less to a slowed copy, and it loses less to others: it has time
-                    // to catch up.
+                    // A slowed copy disturbs others less. Others also disturb it less, because it
+                    // has time to catch up.
                     let times = match (is_link(a), is_link(b)) {
                         (false, true) => less,
                         (true, false) | (true, true) if less < 1.0 => less * less,

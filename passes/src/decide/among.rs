@@ -13,7 +13,7 @@ use crate::schedule::lives::Variant;
 use ir::Node;
 use std::collections::BTreeMap;
 
-/// A plan for a budget, and what else could be had.
+/// A plan for a budget, and the plans for other budgets.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decided {
     /// The decisions.
@@ -28,24 +28,24 @@ pub struct Decided {
     pub budget: Option<u64>,
     /// What `keep` needs, bytes.
     pub keep_peak: u64,
-    /// The smallest budget that fits, bytes; `None` if only the plan was asked for.
+    /// The smallest feasible budget, bytes; `None` with [`Extent::Plan`].
     pub smallest: Option<u64>,
-    /// Step time against budget: (bytes, µs), the plans that no other beats in both, fastest first.
-    /// Empty if only the plan was asked for.
+    /// Step time against budget: (bytes, µs), the plans that no other plan beats in both, fastest
+    /// first. Empty with [`Extent::Plan`].
     pub curve: Vec<(u64, f64)>,
 }
 
 /// What the plans of a problem need and take.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Outcome {
-    /// Where nothing leaves the device: peak in bytes, step in µs.
+    /// The plan in which nothing leaves the device: peak in bytes, step in µs.
     pub keep: (u64, f64),
-    /// Whether it was planned any further.
+    /// Whether more than keeping everything was planned.
     pub planned: bool,
-    /// The smallest budget that fits, bytes; `None` if it is not known, or if the host has too
+    /// The smallest feasible budget, bytes; `None` if it is not known, or if the host has too
     /// little room for any plan.
     pub smallest: Option<u64>,
-    /// The fastest plan within the budget, if one is: peak in bytes, step in µs.
+    /// The fastest plan within the budget, if a plan fits: peak in bytes, step in µs.
     pub fastest: Option<(u64, f64)>,
 }
 
@@ -61,8 +61,8 @@ pub fn decide(problem: &Problem<'_>, planner: Planner, budget: Budget) -> Result
 /// everything needs in the first problem.
 ///
 /// A problem is not planned beyond keeping everything if a later one keeps everything in fewer
-/// bytes and in nearly the same time: whatever the first could do below, the later one does as
-/// well.
+/// bytes and in nearly the same time. Below this peak, the plans of the later problem are at least
+/// as good.
 pub fn decide_among(
     problems: &[Problem<'_>],
     planner: Planner,
@@ -98,7 +98,7 @@ pub fn decide_among(
     Ok((chosen, decided, outcomes))
 }
 
-/// One choice among problems.
+/// The choice of a plan among problems.
 struct Search<'a, 'p> {
     problems: &'a [Problem<'p>],
     planner: Planner,
@@ -188,7 +188,7 @@ impl<'a, 'p> Search<'a, 'p> {
     }
 
     /// The plan that keeps everything, fits, and is as fast as possible. It is preferred to all
-    /// others; if several problems have one, the one with the lowest peak is taken.
+    /// other plans. If several problems have such a plan, the one with the lowest peak is taken.
     fn kept_as_fast(&self) -> Option<(usize, Record)> {
         let problems = 0..self.problems.len();
         let mut by_peak: Vec<usize> = problems.filter(|&i| !self.is_beaten(i)).collect();
@@ -199,9 +199,9 @@ impl<'a, 'p> Search<'a, 'p> {
         })
     }
 
-    /// Plans, for one budget with ladders that end early. Whether they may end is judged by drafts.
-    /// If the chosen record is slower than where a ladder was cut off, planning runs again without
-    /// that cut-off.
+    /// Plans. For one budget, ladders end early; the step times of drafts decide when. If the
+    /// chosen record is slower than the time at which a ladder ended, planning runs again with less
+    /// strict ends.
     fn plan(&self) -> Planned {
         let limits = (self.extent == Extent::Plan).then_some(self.limits);
         let (planned, cut_off) = self.plan_for(Wanted {
@@ -225,8 +225,8 @@ impl<'a, 'p> Search<'a, 'p> {
         self.plan_for(wanted).0
     }
 
-    /// Plans the drafts that are wanted. Also returns the smallest step time at which a ladder was
-    /// cut off, µs.
+    /// Plans with the wanted drafts. Also returns the smallest step time at which a ladder was cut
+    /// off, µs.
     fn plan_for(&self, wanted: Wanted) -> (Planned, f64) {
         let (more, cut_off) = propose(self.problems, &self.planned, self.planner, wanted);
         let own = self.keep_drafts.iter().cloned();
@@ -239,8 +239,8 @@ impl<'a, 'p> Search<'a, 'p> {
         (Planned { drafts, chosen }, cut_off)
     }
 
-    /// The error that no plan fits: the smallest plan that the host holds, else the one that needs
-    /// the least of the host.
+    /// The error that no plan fits. It describes the smallest plan that fits into the host's
+    /// memory; if none does, the plan that needs the least host memory.
     fn shortage(&self, drafts: &[Vec<Draft>]) -> Error {
         let on_host = Limits {
             device: u64::MAX,
@@ -256,7 +256,7 @@ impl<'a, 'p> Search<'a, 'p> {
         infeasible(problem, self.planner, &record, self.limits.host, HOST)
     }
 
-    /// What is known of each problem before its drafts are judged.
+    /// What is known about each problem before its drafts are judged.
     fn outcomes(&self) -> Vec<Outcome> {
         let outcome = |(&keep, &planned): (&(u64, f64), &bool)| Outcome {
             keep,
@@ -308,8 +308,8 @@ fn fastest(records: &[Record], limit: u64) -> Option<(u64, f64)> {
     fastest.map(|record| (record.peak, record.micros))
 }
 
-/// How long the device computes in a step at least, µs: all but the updates that the host has room
-/// for.
+/// The shortest time that the device computes in a step, µs. Updates that the host has room for are
+/// not counted.
 fn shortest(problem: &Problem<'_>) -> f64 {
     let graph = problem.graph;
     let bytes = |state: &ir::graph::StateData| graph.values[state.before].ty.bytes();
@@ -332,7 +332,7 @@ fn shortest(problem: &Problem<'_>) -> f64 {
         .sum()
 }
 
-/// The records that no other beats in both peak and time, fastest first.
+/// The records that no other record beats in both peak and time, fastest first.
 fn curve(records: &[Record]) -> Vec<(u64, f64)> {
     let mut points: Vec<(u64, f64)> = records.iter().map(|r| (r.peak, r.micros)).collect();
     points.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));

@@ -1,20 +1,20 @@
-//! How fast a step could be at a budget, at best: a certificate beside every plan.
+//! A lower bound of the step time at a budget: a certificate for every plan.
 //!
-//! Every line that is not an update runs once on the device: that is the compute bound. At some
-//! lines, moreover, what lies in memory between two accesses must go until the rest fits. A value
-//! goes by waiting on the host, and then its bytes go over the link, or by being computed again,
-//! and then its node runs once more at least. The best mixture of whole and broken values, with
-//! both ways of the link and the processor at work side by side, takes no longer than any plan: it
-//! forgets the lines between, latencies, gaps between addresses, and what recomputing needs in
-//! turn.
+//! Every line that is not an update runs at least once on the device. This is the compute bound. In
+//! addition, at some lines the values do not all fit, so values between two accesses must leave the
+//! device. A value leaves in one of two ways: it waits on the host, and its bytes go over the link,
+//! or it is computed again, and its node runs at least once more. The best mixture of these, with
+//! fractions of values, and with both directions of the link and the processor working at the same
+//! time, takes no longer than any plan. It ignores the lines between, latencies, gaps between
+//! addresses, and what recomputation itself needs.
 //!
-//! What goes over the link at least: a value in for its next access, and once out if a node made
-//! it; for an update, which may be the host's, a gradient out and nothing in; of the moments that
-//! such an update changes nothing but that gradient.
+//! The least that goes over the link: a value comes in for its next access, and goes out once if a
+//! node made it. An update may run on the host. Then only the gradient goes out, and nothing comes
+//! in. The moments of such an update need no other transfer than this gradient.
 //!
 //! The mixture is a linear program, and any multipliers of it prove a bound (Lagrange): prices `λ
-//! >= 0` of a byte at each line, and weights `i + o + n = 1` of the link's two ways and the
-//! > processor. No step at a budget is shorter than
+//! >= 0` of a byte at each line, and weights `i + o + n = 1` of the link's two directions and the
+//! processor. No step at a budget is shorter than
 //!
 //! ```text
 //! n compute + Σ λ (bytes - budget)
@@ -22,10 +22,9 @@
 //! ```
 //!
 //! The first sum is over lines, the outer one in the second row over values, and the inner ones
-//! over the gaps of a value,
-//! with `Λ` the sum of the prices of the lines within a gap, and 0 for values that stay. It is
-//! concave; a subgradient method (B. Polyak, 1969) climbs it. Where the method stops costs
-//! tightness and not truth.
+//! over the gaps of a value, with `Λ` the sum of the prices of the lines within a gap, and 0 for
+//! values that stay. It is concave; a subgradient method (B. Polyak, 1969) climbs it. Wherever the
+//! method stops, the bound is valid; an early stop only makes it lower.
 
 use crate::plan::Problem;
 use ir::graph::Def;
@@ -34,22 +33,22 @@ use ir::{Node, Phase, State, StateKind, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// What stands in the way of a faster step.
+/// The lower bound of a plan's step time, and which changes would lower it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Certificate {
     /// No plan at this budget is faster, µs.
     pub lower_bound: f64,
-    /// The plan's time over the bound, less one.
+    /// The plan's time divided by the bound, minus one.
     pub gap: f64,
-    /// What the bound would be if something were different.
+    /// The bound after each change.
     pub changes: Vec<(Change, f64)>,
 }
 
 ir::named! {
-    /// Something that could be different.
+    /// A change of the budget or the machine.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Change {
-        /// A budget half as large again.
+        /// A budget 1.5 times as large.
         Budget = "budget x1.5",
         /// A link twice as fast.
         Link = "link x2",
@@ -58,16 +57,18 @@ ir::named! {
     }
 }
 
-/// Number of lines that are looked at: the fullest line of each stretch of the schedule.
+/// The number of lines that the bound uses: the fullest line of each stretch of the schedule.
 const LINES: usize = 48;
-/// Steps of the subgradient method, and those without a better bound after which it aims lower.
+/// Steps of the subgradient method, and the number of steps without a better bound after which it
+/// aims lower.
 const STEPS: usize = 150;
 const PATIENCE: usize = 8;
 
-/// Prices of a byte that the method may start from: what the link takes for it, and less.
+/// Prices of a byte from which the method may start: the link's time for the byte, and smaller
+/// ones.
 const SCALES: i32 = 12;
 const SCALE: f64 = 0.4;
-/// Weights of the link's ways and the processor that it may start from.
+/// Weights of the link's directions and the processor from which it may start.
 const TIMES: [[f64; 3]; 6] = [
     [0.0, 0.0, 1.0],
     [0.5, 0.0, 0.5],
@@ -100,7 +101,7 @@ pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certifica
             },
         };
         let prices = facts.climb(terms, micros, here.clone());
-        // The same prices prove no less of what is harder.
+        // The same prices also prove a bound for the unchanged terms.
         lower_bound = lower_bound.max(facts.bound(now, &prices).0);
         (
             change,
@@ -125,16 +126,16 @@ pub fn certificate(problem: &Problem<'_>, budget: u64, micros: f64) -> Certifica
 /// A value that may be away between accesses. Times are in µs, without latencies.
 struct Item {
     bytes: f64,
-    /// The lines that are looked at between two accesses, which may go over the step's end; and the
-    /// time on the link's way in that absence there takes, unless the value runs again.
+    /// The lines of the bound between two accesses, which may go over the step's end; and the time
+    /// for copying the value in after this gap, unless the value is computed again.
     gaps: Vec<(Range<usize>, f64)>,
-    /// The time on the way out that it takes, once for all gaps.
+    /// The time for copying it out, once for all gaps.
     outward: f64,
-    /// What a run takes of the processor.
+    /// The processor's time to compute it again.
     run: f64,
 }
 
-/// What a bound is asked for: bytes, and link and processor as times of what they are.
+/// The terms of a bound: bytes, and the speeds of link and processor relative to the machine's.
 #[derive(Clone, Copy)]
 struct Terms {
     budget: f64,
@@ -147,21 +148,21 @@ struct Terms {
 struct Prices {
     /// Of a byte at each line, µs.
     lines: Vec<f64>,
-    /// Of the link's ways in and out and of the processor; their sum is 1.
+    /// Of the link's directions in and out and of the processor; their sum is 1.
     times: [f64; 3],
 }
 
-/// What an item's absences gain and cost at given prices, µs.
+/// What the absences of items gain and cost at given prices, µs.
 struct Priced {
     terms: Terms,
-    /// Prices of the link's ways in and out and of the processor.
+    /// Prices of the link's directions in and out and of the processor.
     times: [f64; 3],
     /// The sum of the prices of a byte at the lines before each line, over two steps.
     until: Vec<f64>,
 }
 
 impl Priced {
-    /// `n` lines are looked at.
+    /// `n` is the number of lines of the bound.
     fn new(n: usize, terms: Terms, prices: &Prices) -> Priced {
         let mut until = vec![0.0; 2 * n + 1];
         for at in 0..2 * n {
@@ -186,8 +187,8 @@ impl Priced {
         }
     }
 
-    /// The gain of being away over one gap, by the cheaper way. Once the value is out, coming in
-    /// costs the way in alone.
+    /// The gain of being away over one gap, in the cheaper way. If the value has been copied out,
+    /// only the copy in costs time.
     fn gain(&self, item: &Item, (lines, inward): &(Range<usize>, f64), is_out: bool) -> f64 {
         let copied = if is_out {
             self.inward(*inward)
@@ -197,8 +198,8 @@ impl Priced {
         item.bytes * (self.until[lines.end] - self.until[lines.start]) - copied.min(self.run(item))
     }
 
-    /// The most that an item gains over all its gaps, and whether it goes out for that. `None` if
-    /// it gains nothing.
+    /// The most that an item gains over all its gaps, and whether it is copied out for that. `None`
+    /// if it gains nothing.
     fn best(&self, item: &Item) -> Option<(f64, bool)> {
         let all = |is_out| {
             let gaps = item.gaps.iter();
@@ -215,13 +216,13 @@ impl Priced {
 struct Facts {
     compute: f64,
     items: Vec<Item>,
-    /// Bytes at each line that is looked at, with all that may be away.
+    /// Bytes at each line of the bound, including all values that may be away.
     bytes: Vec<f64>,
     /// µs per byte on the link.
     wire: f64,
 }
 
-/// The lines between two accesses of a value, which may go over the step's end.
+/// The lines between two accesses of a value. They may go over the step's end.
 type Absence = (Value, Range<usize>);
 
 /// Every absence, those of a value together. Only states are away over the step's end.
@@ -250,7 +251,7 @@ fn size(problem: &Problem<'_>, value: Value) -> f64 {
     buffer_bytes(problem.graph.values[value].ty.bytes()) as f64
 }
 
-/// Bytes at each line, with all that may be away.
+/// Bytes at each line, including all values that may be away.
 fn bytes_at_lines(problem: &Problem<'_>, absences: &[Absence]) -> Vec<f64> {
     let n = problem.lines.len();
     let mut change = vec![0.0; 2 * n + 1];
@@ -282,7 +283,7 @@ fn fullest_lines(bytes: &[f64]) -> Vec<usize> {
         .collect()
 }
 
-/// The values that may be away at one of the lines that are looked at.
+/// The values that may be away at one of the lines of the bound.
 fn items(problem: &Problem<'_>, absences: &[Absence], looked_at: &[usize]) -> Vec<Item> {
     let n = problem.lines.len();
     let index =
@@ -341,7 +342,7 @@ impl Facts {
         }
     }
 
-    /// The bound that the prices prove, µs, and how it grows with each price.
+    /// The bound that the prices prove, µs, and its slope for each price.
     fn bound(&self, terms: Terms, prices: &Prices) -> (f64, Prices) {
         let n = self.bytes.len();
         let priced = Priced::new(n, terms, prices);
@@ -390,8 +391,8 @@ impl Facts {
         (bound, Prices { lines, times })
     }
 
-    /// Good prices, for what some plan does in `most` µs. The slopes break where a way to be away
-    /// becomes the cheapest, so the method starts from several weights of times.
+    /// Good prices, if a plan takes `most` µs. Slopes change suddenly where another way to be away
+    /// becomes the cheapest. So the method starts from several weights.
     fn prices(&self, terms: Terms, most: f64) -> Prices {
         let mut best = Prices {
             lines: vec![0.0; self.bytes.len()],
@@ -408,8 +409,8 @@ impl Facts {
         best
     }
 
-    /// With some weights of times, the best of a few prices of a byte, at the fullest line or at
-    /// all that are too full.
+    /// For given weights, the best of a few prices of a byte, either at the fullest line or at all
+    /// lines above the budget.
     fn start(&self, terms: Terms, times: [f64; 3]) -> Prices {
         let fullest = self.bytes.iter().copied().fold(0.0, f64::max);
         let uniform = |(scale, at_all): (i32, bool)| {
@@ -437,7 +438,7 @@ impl Facts {
     /// Better prices.
     fn climb(&self, terms: Terms, most: f64, mut prices: Prices) -> Prices {
         let mut best = (self.bound(terms, &prices).0, prices.clone());
-        // A byte's price is counted in this, so that all directions are in µs.
+        // The unit of a byte's price, so that all directions are in µs.
         let unit = prices.lines.iter().copied().fold(0.0, f64::max);
         let mut hope = most - best.0;
         let mut fruitless = 0;
@@ -463,7 +464,7 @@ impl Facts {
                 }
             };
             let lines: Vec<f64> = prices.lines.iter().zip(&slope.lines).map(up).collect();
-            // Along the simplex only differences of the times count.
+            // Along the simplex only the differences of the weights count.
             let mean = slope.times.iter().sum::<f64>() / 3.0;
             let square = lines.iter().map(|s| (s * unit).powi(2)).sum::<f64>()
                 + slope.times.iter().map(|s| (s - mean).powi(2)).sum::<f64>();
@@ -483,7 +484,7 @@ impl Facts {
     }
 }
 
-/// The nearest point whose parts are not negative and sum to 1.
+/// The nearest point whose parts are not negative and have the sum 1.
 fn simplex(point: [f64; 3]) -> [f64; 3] {
     let mut sorted = point;
     sorted.sort_by(|a, b| b.total_cmp(a));
@@ -499,7 +500,7 @@ fn simplex(point: [f64; 3]) -> [f64; 3] {
     point.map(|part| (part - shift).max(0.0))
 }
 
-/// Bytes that a line needs for itself. An update may be the host's: it needs none.
+/// Bytes that a line itself needs. An update may run on the host, so it needs none.
 fn needed(problem: &Problem<'_>, at: usize) -> f64 {
     let graph = problem.graph;
     let node = problem.lines[at];
@@ -524,7 +525,7 @@ fn needed(problem: &Problem<'_>, at: usize) -> f64 {
     bytes.map(|bytes| buffer_bytes(bytes) as f64).sum::<f64>() + problem.scratch[node] as f64
 }
 
-/// What a value's absence takes of the link's way out, once, or else of the processor each time,
+/// The time of a value's absence: for copying it out, once, and for computing it again, each time,
 /// µs.
 fn times(problem: &Problem<'_>, gradients: &Gradients, value: Value) -> (f64, f64) {
     let graph = problem.graph;
@@ -559,16 +560,17 @@ fn times(problem: &Problem<'_>, gradients: &Gradients, value: Value) -> (f64, f6
     }
 }
 
-/// What has to go out if updates are to be the host's.
+/// The copies out that updates on the host need.
 struct Gradients {
-    /// The µs of a value's way out that its own absence may count, for values that updates read.
+    /// For each value that an update reads, the part of its copy out that its own absence counts,
+    /// µs.
     own: BTreeMap<Value, f64>,
-    /// The same for the absence of a moment, by its place among the states.
+    /// The same for the absence of each moment.
     moment: BTreeMap<State, f64>,
 }
 
-/// One way out of a gradient lets itself and all moments of its update be away: each counts an
-/// equal part of it.
+/// After one copy out of a gradient, the gradient and all moments of its update may be away. Each
+/// counts an equal part of this copy.
 fn gradients(problem: &Problem<'_>) -> Gradients {
     let graph = problem.graph;
     let optimizer = |value: Value| {
@@ -581,7 +583,7 @@ fn gradients(problem: &Problem<'_>) -> Gradients {
         let Some(update) = optimizer(graph.root(data.after)) else {
             continue;
         };
-        // What other nodes of the optimizer make of a gradient may be made on the host too.
+        // Other nodes of the optimizer that use a gradient may also run on the host.
         let mut stack = vec![update];
         let mut seen: BTreeSet<Node> = stack.iter().copied().collect();
         while let Some(node) = stack.pop() {

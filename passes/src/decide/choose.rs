@@ -1,16 +1,17 @@
-//! The best of all records, without most of them: a draft is known to be no faster and no smaller
-//! than so and so long before it is placed.
+//! Finds the best of all records without placing most drafts. Lower bounds of a draft's time and
+//! bytes are known long before it is placed.
 //!
-//! Every draft, finished in each way, is a record, and the records stand in a fixed order. What is
-//! asked for is the first that keeps the limits. Each draft begins with what bounds it from below:
-//! the time that its busiest stream is at work, and the bytes alive in it. The one whose bound
-//! comes first is looked at more closely: its lines are built and played on a machine where every
-//! buffer has bytes of its own; after that it is placed, and is a record. When a record comes
-//! first, all that is left comes after it (best-first search: Hart, Nilsson and Raphael, 1968).
+//! Each variant of each draft gives a record, and the records have a fixed order. The result is the
+//! first record that keeps the limits. At first each draft has these lower bounds: the work of its
+//! busiest stream, and the bytes alive in it. Entries are taken in the order of their bounds. The
+//! first entry is refined: its lines are built and simulated on a machine where every buffer has
+//! its own bytes, which gives a better bound. The next time it is first, it is placed, and becomes
+//! a record. When a record is first, all other entries come after it (best-first search: Hart,
+//! Nilsson and Raphael, 1968).
 //!
-//! Invariant: bounds only rise, so the answer is that of judging everything. It does not depend on
-//! threads, nor on which drafts a limit leaves out: see [`decide`](super::decide) on why peaks are
-//! monotone.
+//! Invariant: bounds only rise. So the result is the same as if every draft were judged. It does
+//! not depend on threads, or on which drafts a limit excludes: see [`decide`](super::decide) on why
+//! peaks are monotone.
 
 use super::record::{Draft, Record, least};
 use crate::alloc::{Lifetime, live_peak};
@@ -27,27 +28,28 @@ use std::sync::Arc;
 /// Which record comes first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Aim {
-    /// The fastest; of equally fast ones, that of the first problem, with the fewest decisions.
+    /// The fastest. Of equally fast ones, the one of the first problem, then the one with the
+    /// fewest decisions.
     Fastest,
-    /// That of the lowest peak on the device.
+    /// The one with the lowest peak on the device.
     Smallest,
-    /// That of the lowest peak on the host.
+    /// The one with the lowest peak on the host.
     LeastOnHost,
 }
 
-/// What is asked for.
+/// The request: which record, within which limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     /// Which record.
     pub aim: Aim,
-    /// What it may need.
+    /// The most memory that it may need.
     pub limits: Limits,
     /// Steps of at most this are equally fast, µs.
     pub as_fast: f64,
 }
 
-/// Finds the first record of all problems' drafts that keeps the limits, and which problem's it is;
-/// `None` if none keeps them.
+/// Finds the first record of all problems' drafts that keeps the limits, and the position of its
+/// problem; `None` if no record keeps them.
 pub fn best(
     problems: &[Problem<'_>],
     drafts: &[Vec<Draft>],
@@ -75,8 +77,8 @@ pub fn best(
             });
         }
     }
-    // What is looked at beside the first one, for the sake of idle threads, is looked at early at
-    // worst.
+    // Idle threads refine the entries that follow the first one. This changes no result: it only
+    // refines them earlier than necessary.
     let most = rayon::current_num_threads();
     loop {
         let mut next = vec![];
@@ -109,18 +111,18 @@ pub fn best(
     }
 }
 
-/// Entries, the first one first.
+/// Entries in order.
 struct Queue<'a> {
     asked: Asked,
     heap: BinaryHeap<Reverse<(Key, usize)>>,
     entries: Vec<Option<Entry<'a>>>,
 }
 
-/// Bits of a time that say nothing: sums of the same numbers in another order differ by less than a
-/// thousand-millionth.
+/// Low bits of a time that are ignored: sums of the same numbers in another order differ by less
+/// than 1e-9.
 const BLURRED: u32 = 22;
 
-/// Where an entry stands: what is compared first, then what is compared next, and so on.
+/// The position of an entry: keys are compared from the first number to the last.
 type Key = [u64; 6];
 
 impl<'a> Queue<'a> {
@@ -141,10 +143,10 @@ impl<'a> Queue<'a> {
 
     fn key(&self, entry: &Entry<'_>) -> Key {
         let Bound { micros, peak, host } = entry.bound;
-        // The bits of numbers that are not negative are in the order of the numbers.
+        // For numbers that are not negative, the order of the bits is the order of the numbers.
         let time = micros.max(self.asked.as_fast).max(0.0).to_bits() >> BLURRED;
         let Decisions { reruns, .. } = &*entry.draft.decisions;
-        // All reruns that a solver settled are one decision.
+        // All reruns of a solver count as one decision.
         let decisions = entry.draft.decisions.count() + usize::from(!reruns.is_empty());
         let [problem, decisions] = [entry.problem, decisions].map(|n| n as u64);
         let last = entry.number as u64 * Variant::ALL.len() as u64 + entry.variant as u64;
@@ -156,7 +158,7 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// A draft in one of its variants, or in all that are still to be told apart.
+/// One variant of a draft, or all of them before they are separated.
 struct Entry<'a> {
     problem: usize,
     /// Its position among the problem's drafts.
@@ -175,18 +177,18 @@ struct Bound {
     host: u64,
 }
 
-/// How much is known of an entry.
+/// What is known about an entry.
 enum Known {
-    /// What the draft says.
+    /// The figures of the draft.
     Draft,
     /// Its lines, and how long their buffers live.
     Lines(Arc<Schedule>, Table<Buffer, Lifetime>),
-    /// All.
+    /// Everything.
     Record(Record),
 }
 
 impl<'a> Entry<'a> {
-    /// The entries that replace it when it is looked at more closely.
+    /// The refined entries that replace it.
     fn refined(self, problems: &[Problem<'_>]) -> Vec<Entry<'a>> {
         let problem = &problems[self.problem];
         match self.known {
@@ -234,7 +236,8 @@ impl<'a> Entry<'a> {
 }
 
 impl Bound {
-    /// Rounding, or lines that slow each other down, may put what is found below what was known.
+    /// The larger of two bounds: rounding, or lines that slow each other down, may make the new one
+    /// smaller.
     fn above(self, known: Bound) -> Bound {
         Bound {
             micros: self.micros.max(known.micros),

@@ -1,10 +1,10 @@
-//! Packs model states into chunks of one size: the unit in which parameters come, go and are
-//! updated elsewhere.
+//! Packs model states into chunks of one size: the unit in which parameters are copied in and out
+//! and updated on the host.
 //!
-//! Parameters stand in the order in which the step first uses them, so that a chunk is never
-//! fetched twice in a pass, and those of one block are in one chunk, so that running a block again
-//! touches one chunk (ProTrain, section 3.1.1 and appendix B.1). Chunks have one size because their
-//! buffers are reused; what does not fill a chunk is waste. The size is that with the least waste.
+//! Parameters have the order in which the step first uses them, so a chunk is never fetched twice
+//! in a pass. The parameters of one block are in one chunk, so running a block again touches one
+//! chunk (ProTrain, section 3.1.1 and appendix B.1). Chunks have one size because their buffers are
+//! reused. Bytes that do not fill a chunk are waste. The size with the least waste is chosen.
 
 use crate::plan::blocks::Block;
 use ir::{Graph, State};
@@ -23,7 +23,7 @@ pub struct Chunk {
 /// Chunks of all blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Packing {
-    /// What each chunk can hold, bytes.
+    /// The size of a chunk, bytes.
     pub capacity: u64,
     /// The chunks, in order of use.
     pub chunks: Vec<Chunk>,
@@ -37,7 +37,7 @@ impl Packing {
             .map(|chunk| self.capacity - chunk.bytes)
             .sum()
     }
-    /// The same as a share of what the chunks take, in percent.
+    /// The same as a share of the chunks' bytes, in percent.
     pub fn waste_percent(&self) -> f64 {
         let taken = self.capacity as f64 * self.chunks.len() as f64;
         if taken == 0.0 {
@@ -67,9 +67,9 @@ pub fn sizes(graph: &Graph, blocks: &[Block]) -> Vec<Vec<u64>> {
         .collect()
 }
 
-/// Fills chunks of `capacity` bytes with blocks in order: a block goes into the chunk that was
-/// begun last if it fits there, and otherwise begins one. Blocks without parameters are in the
-/// chunk around them. `None` if a block is larger than a chunk.
+/// Fills chunks of `capacity` bytes with blocks in order: a block goes into the last chunk if it
+/// fits there, and otherwise starts a new chunk. Blocks without parameters are in the chunk around
+/// them. `None` if a block is larger than a chunk.
 pub fn pack(sizes_by_block: &[Vec<u64>], capacity: u64) -> Option<Packing> {
     let mut chunks: Vec<Chunk> = vec![];
     for (block, sizes) in sizes_by_block.iter().enumerate() {
@@ -93,14 +93,14 @@ pub fn pack(sizes_by_block: &[Vec<u64>], capacity: u64) -> Option<Packing> {
 }
 
 /// How far above the largest block the search goes: 32 Mi parameters of two bytes, as in
-/// Colossal-AI, from which ProTrain has its chunks. With it the sizes of ProTrain's table 4 come
-/// out: 12 chunks for GPT-2 1B, 49 for 10B.
+/// Colossal-AI, where ProTrain's chunks come from. It gives the numbers of ProTrain's table 4: 12
+/// chunks for GPT-2 1B, 49 for 10B.
 pub const RANGE: u64 = 64 << 20;
 
 /// The packing with the least waste among all capacities from the largest block's bytes to `range`
-/// bytes above; of equal ones, that with the smallest chunks. A capacity matters only where one
-/// more block fits, so that the grid consists of the sums of neighbouring blocks: no finer grid
-/// finds less. `None` if there are no parameters.
+/// bytes above; of equal ones, the one with the smallest chunks. Only capacities at which one more
+/// block fits matter. So the grid has the sums of neighbouring blocks, and no finer grid finds less
+/// waste. `None` if there are no parameters.
 pub fn grid_search(sizes_by_block: &[Vec<u64>], range: u64) -> Option<Packing> {
     let sums: Vec<u64> = sizes_by_block
         .iter()
@@ -214,7 +214,8 @@ mod tests {
     }
 
     /// Colossal-AI's own search, for GPT-2 small in its documentation, ends with 0.63 % of waste.
-    /// Blocks that must stay together cost more than that; parameters alone, as there, cost less.
+    /// Packing whole blocks wastes more than that; packing single parameters, as it does, wastes
+    /// less.
     #[test]
     fn parameters_alone_waste_less_than_in_colossal_ai() {
         let alone: Vec<Vec<u64>> = gpt2(12, 768)

@@ -1,5 +1,5 @@
-//! The figures of a graph that ProTrain's planner works on: an [`Instance`] from a problem's blocks
-//! and the packing of its states into chunks.
+//! The figures that ProTrain's planner uses: an [`Instance`] from a problem's blocks and the
+//! packing of its states into chunks.
 
 use super::chunks::{Chunk, Packing};
 use crate::plan::Problem;
@@ -12,11 +12,11 @@ use std::collections::BTreeSet;
 
 /// The instance of a graph on one device. `host_rate`: bytes of states that the host updates in a
 /// µs, each byte of parameters, gradients and optimizer's states counted once. `None` if the
-/// packing is not one of these blocks, or holds no parameter.
+/// packing does not belong to these blocks, or has no parameter.
 ///
-/// Times are the problem's costs. A block's activation is what its forward computes or is given by
-/// the block before, and a backward node reads; what several blocks read (masks, tables) is always
-/// there.
+/// Times are the problem's costs. A block's activation consists of the values that its forward
+/// computes, or gets from the block before, and that a backward node reads. Values that several
+/// blocks read (masks, tables) always stay.
 pub fn instance(
     problem: &Problem<'_>,
     blocks: &[Block],
@@ -134,7 +134,7 @@ fn updates(graph: &Graph) -> Table<State, Option<Node>> {
         .collect()
 }
 
-/// The optimizer's states of its own that an update reads: not what several updates share.
+/// The optimizer's states that only this update reads, not those that several updates share.
 fn moments(graph: &Graph, update: Node) -> impl Iterator<Item = Value> {
     let roots = graph.nodes[update]
         .inputs
@@ -146,12 +146,12 @@ fn moments(graph: &Graph, update: Node) -> impl Iterator<Item = Value> {
     })
 }
 
-/// What blocks hold between forward and backward, bytes.
+/// The bytes that blocks hold between forward and backward.
 struct Held {
     activation: Vec<u64>,
     input: Vec<u64>,
     shared: u64,
-    /// The forward values among it.
+    /// The forward values that are held.
     values: Table<Value, bool>,
 }
 
@@ -192,8 +192,8 @@ fn held(graph: &Graph, block_of: &Table<Node, Option<usize>>, n: usize) -> Held 
             match (others.len(), others.first()) {
                 (0, _) if backward => hold(&mut held.activation[block]),
                 (0, _) => {}
-                // The next block's input, whether or not its backward reads it: it may be computed
-                // again.
+                // The next block's input, even if its backward does not read it, because the block
+                // may be computed again from it.
                 (1, Some(&reader)) => {
                     hold(&mut held.activation[reader]);
                     held.input[reader] += bytes;
@@ -205,9 +205,9 @@ fn held(graph: &Graph, block_of: &Table<Node, Option<usize>>, n: usize) -> Held 
     held
 }
 
-/// The most bytes that each block needs while it runs, beyond what it holds: results of its forward
-/// that no backward reads, and all that backward computes but parameters' gradients, which are
-/// model states.
+/// The most bytes that each block needs while it runs, in addition to what it holds: results of its
+/// forward that no backward reads, and all results of its backward except parameters' gradients,
+/// which are model states.
 fn transients(
     problem: &Problem<'_>,
     block_of: &Table<Node, Option<usize>>,

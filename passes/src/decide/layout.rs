@@ -1,15 +1,15 @@
-//! ProTrain as a planner: what its [`Layout`]s mean as [`Decisions`], and its drafts.
+//! ProTrain as a planner: turns its [`Layout`]s into [`Decisions`], and makes its drafts.
 //!
 //! Before: a problem. After: drafts, one or a few for each of a ladder of capacities. The four
-//! numbers are searched on figures of blocks and chunks ([`protrain`]); what the plans really need
-//! and take is for the judge to say, so that a formula that is off by some percent moves a rung of
-//! the ladder and spoils nothing. No rung depends on the budget.
+//! numbers are searched with estimated figures of blocks and chunks ([`protrain`]). The real bytes
+//! and times are measured later, when drafts are judged. So a formula with an error of some per
+//! cent only moves a rung of the ladder. No rung depends on the budget.
 //!
-//! A swapped block sends all that its forward leaves for its backward to the host, its input among
-//! it. A recomputed block keeps its input and computes the rest again, except what cannot be: that
-//! stays. A chunk that is not persistent lives on the host with its optimizer states, comes in one
-//! copy for each pass, and is updated there; a cached one stays from forward to backward (ProTrain,
-//! sections 3.1 and 3.2).
+//! A swapped block sends everything that its forward leaves for its backward to the host, including
+//! its input. A recomputed block keeps its input and computes the rest again. Values that cannot be
+//! computed again stay. A chunk that is not persistent lives on the host with its optimizer states,
+//! arrives in one copy for each pass, and is updated on the host. A cached chunk stays from forward
+//! to backward (ProTrain, sections 3.1 and 3.2).
 
 use super::chunks::{self, Packing};
 use super::figures;
@@ -39,7 +39,7 @@ impl Model {
         Some(Model { packing, instance })
     }
 
-    /// The configurations of a ladder of `rungs` capacities, roomiest first, each once.
+    /// The configurations of a ladder of `rungs` capacities, largest first, each once.
     pub fn ladder(&self, rungs: usize) -> impl Iterator<Item = Config> {
         let n_chunks = self.instance.chunks.len();
         let keep = protrain::memory(
@@ -55,7 +55,7 @@ impl Model {
         let mut seen = BTreeSet::new();
         (0..rungs).filter_map(move |rung| {
             let share = ratio.powf(rung as f64 / (rungs.max(2) - 1) as f64);
-            // The last rung is the least itself, however the power is rounded.
+            // The last rung is exactly the least, even if the power is rounded.
             let capacity = ((keep as f64 * share).ceil() as u64).max(least);
             let instance = Instance {
                 capacity,
@@ -74,7 +74,7 @@ impl Model {
         outlines.iter().flatten().map(memory).min().unwrap_or(0)
     }
 
-    /// What a configuration decides.
+    /// The decisions of a configuration.
     pub fn decisions(&self, problem: &Problem<'_>, config: &Config) -> Decisions {
         decisions(
             problem,
@@ -101,9 +101,10 @@ pub fn drafts(problem: &Problem<'_>, rungs: usize, wanted: &Wanted) -> Vec<Draft
     drafts
 }
 
-/// Drafts beside ProTrain's structure: every block computes again what takes no product
-/// (activations, norms), which is most of its bytes and little of its time; of the rest, blocks
-/// from the start swap and the others keep. Chunks as in ProTrain, for several shares of both.
+/// Drafts that ProTrain's structure cannot express. Every block computes again everything that
+/// needs no product (activations, norms): most of its bytes, and little of its time. The first
+/// blocks swap their other values, and the later blocks keep them. Chunks are as in ProTrain.
+/// Drafts are made for several shares of both.
 pub fn parts(problem: &Problem<'_>) -> Vec<Draft> {
     let mut drafts = vec![];
     let Some(Model { packing, instance }) = Model::new(problem) else {
@@ -140,8 +141,8 @@ fn host_rate(problem: &Problem<'_>) -> f64 {
     let graph = problem.graph;
     let (mut bytes, mut micros) = (0u64, 0.0);
     for &node in problem.groups.values().flat_map(|group| &group.updates) {
-        // Parameters and moments, which the update changes, and the gradients, which are as large
-        // as parameters.
+        // Parameters and moments, which the update changes, and gradients, which have the size of
+        // the parameters.
         let states = states_of(problem, node);
         let of = |param: bool| {
             let states = states
@@ -162,7 +163,7 @@ fn host_rate(problem: &Problem<'_>) -> f64 {
     }
 }
 
-/// The states that a node makes new values of.
+/// The states that a node updates.
 fn states_of(problem: &Problem<'_>, node: Node) -> Vec<State> {
     let mut states: Vec<State> = problem.graph.nodes[node]
         .outputs
@@ -174,7 +175,7 @@ fn states_of(problem: &Problem<'_>, node: Node) -> Vec<State> {
     states
 }
 
-/// What a layout of these blocks and chunks decides.
+/// The decisions of a layout of these blocks and chunks.
 pub fn decisions(
     problem: &Problem<'_>,
     blocks: &[Block],
@@ -184,7 +185,7 @@ pub fn decisions(
     plan(problem, blocks, packing, layout, false)
 }
 
-/// The same; with `parts`, repeated blocks compute again whatever takes no product, too.
+/// The same. With `parts`, repeated blocks also compute again everything that needs no product.
 fn plan(
     problem: &Problem<'_>,
     blocks: &[Block],
@@ -204,7 +205,7 @@ fn plan(
     decisions
 }
 
-/// Cuts what swapped and recomputed blocks leave for their backward.
+/// Cuts the values that swapped and recomputed blocks leave for their backward.
 fn activations(
     problem: &Problem<'_>,
     block_of: &Table<Node, Option<usize>>,
@@ -254,7 +255,7 @@ fn activations(
     }
 }
 
-/// What a backward can compute from.
+/// The values that are available to a backward.
 struct AtHand<'a> {
     graph: &'a Graph,
     block_of: &'a Table<Node, Option<usize>>,
@@ -291,8 +292,8 @@ fn forward_to_backward(problem: &Problem<'_>, value: Value) -> Option<usize> {
 }
 
 /// The block that decides about a value that `block` computes, and whether the value is an input of
-/// that block. An input belongs to the block that reads it; what several blocks read belongs to
-/// none, and stays.
+/// that block. An input belongs to the block that reads it. A value that several blocks read
+/// belongs to no block, and stays.
 fn owner(
     problem: &Problem<'_>,
     block_of: &Table<Node, Option<usize>>,
@@ -336,7 +337,7 @@ fn states(
         for &state in &params {
             decisions.hosted.insert(state, problem.hosted_reason(state));
             update_on_host(problem, state, decisions);
-            // What is cached lies where it is until its backward.
+            // A cached chunk stays on the device until its backward.
             let value = graph.states[state].before;
             for (gap, after) in stage_changes(problem, block_of, blocks.len(), value) {
                 let stays = layout.cached[c] && after != Phase::Optimizer;
@@ -353,7 +354,8 @@ fn states(
     }
 }
 
-/// Lets the host update a state, if the optimizer does, with the moments that it needs for that.
+/// Lets the host update a state, with the moments that the update needs. States without an update
+/// by the optimizer are left out.
 fn update_on_host(problem: &Problem<'_>, state: State, decisions: &mut Decisions) {
     let graph = problem.graph;
     let update = graph.def_node(graph.root(graph.states[state].after));
@@ -369,7 +371,7 @@ fn update_on_host(problem: &Problem<'_>, state: State, decisions: &mut Decisions
 }
 
 /// The gaps between uses of a value in different passes or blocks, with the phase after each. The
-/// last block's backward follows its forward: to it, both are one pass.
+/// last block's backward directly follows its forward, so for this block both are one pass.
 fn stage_changes(
     problem: &Problem<'_>,
     block_of: &Table<Node, Option<usize>>,

@@ -1,8 +1,8 @@
-//! What to keep, swap and recompute. A planner is a function from a [`Problem`] to [`Decisions`];
-//! [`apply`](crate::schedule::apply) alone acts on them.
+//! Decides what to keep, swap and recompute. A planner is a function from a [`Problem`] to
+//! [`Decisions`]. Only [`apply`](crate::schedule::apply) acts on them.
 //!
-//! [`among`] chooses the plan for a budget, `propose` runs the planners, [`record`] says what
-//! their drafts need and take, [`choose`] finds the best record without judging all drafts.
+//! [`among`] chooses the plan for a budget, `propose` runs the planners, [`record`] measures the
+//! bytes and times of their drafts, [`choose`] finds the best record without judging all drafts.
 
 pub mod among;
 pub mod bound;

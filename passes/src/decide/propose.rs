@@ -1,4 +1,4 @@
-//! Runs the planners: every part of their work, on as many threads as there are processors.
+//! Runs the planners, with all parts of their work in parallel.
 
 use super::record::{self, Draft, Origin, Wanted};
 use super::{greedy, layout, recompute, weights};
@@ -6,8 +6,8 @@ use crate::plan::tuning::{HOSTED, REMAT_STARTS, RUNGS};
 use crate::plan::{Planner, Problem};
 use rayon::prelude::*;
 
-/// A part of a planner's work. Parts share nothing except the step time that the trajectories find
-/// possible.
+/// A part of a planner's work. Parts share only one figure: the step time that the trajectories
+/// find possible.
 struct Part<'a> {
     planner: Planner,
     origin: Origin,
@@ -18,7 +18,7 @@ struct Part<'a> {
 /// The drafts of a part, as far as they are wanted.
 type Drafts<'a> = Box<dyn Fn(&Wanted) -> Vec<Draft> + Sync + 'a>;
 
-/// What a planner has to do. `auto` does what all of them do, so that no other is better.
+/// The parts of a planner. `auto` has the parts of all planners, so no other planner is better.
 fn parts<'a>(problem: &'a Problem<'_>, planner: Planner) -> Vec<Part<'a>> {
     let mut parts = vec![];
     let planners = Planner::ALL.into_iter();
@@ -65,7 +65,7 @@ fn boxed<'a>(drafts: impl Fn(&Wanted) -> Vec<Draft> + Sync + 'a) -> Drafts<'a> {
     Box::new(drafts)
 }
 
-/// False for a share of the groups that comes to the same as none or all of them.
+/// False for a share that gives no group, and for a share below 1 that gives all groups.
 fn is_distinct(problem: &Problem<'_>, share: f64) -> bool {
     let n_hosted = problem.n_hosted(share);
     n_hosted > 0 && (share == 1.0 || n_hosted < problem.groups.len())
@@ -90,7 +90,7 @@ fn jump_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
 }
 
 fn trajectory_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
-    // Where rounds take long, those tastes that mix means.
+    // For large graphs, where rounds take long, only the tastes that mix means are used.
     let mixes =
         |taste: &greedy::Taste| matches!(taste, greedy::Taste::Cheaper | greedy::Taste::Block);
     let tastes = greedy::TASTES.into_iter();
@@ -100,11 +100,11 @@ fn trajectory_parts<'a>(problem: &'a Problem<'_>) -> Vec<Drafts<'a>> {
         .collect()
 }
 
-/// What planners propose for each problem that is to be planned, on as many threads as there are
-/// processors: the trajectories, which tell the others what is possible, and then the rest. Of each
-/// planner's drafts those remain that no other of its own clearly beats: what one planner proposes
-/// never hides what another does. Returned with the least time at which a ladder ended before its
-/// drafts did, µs: no slower plan is wanted without the rest of it.
+/// The drafts for each problem that is planned. Trajectories run first, because they tell the other
+/// parts which step time is possible. Drafts that another draft of the same planner clearly beats
+/// are dropped; a draft of another planner does not count. Also returns the smallest time at which
+/// a ladder was cut off, µs: if the chosen plan is slower, the rest of the ladder may have a better
+/// one.
 pub(super) fn propose(
     problems: &[Problem<'_>],
     planned: &[bool],
@@ -149,7 +149,7 @@ pub(super) fn propose(
             .iter()
             .zip(&done)
             .filter(|((of, part), _)| *of == i && part.planner == planner);
-        // One that the host has no room for should not hide one that it has.
+        // A draft that does not fit into the host should not beat one that does.
         parts
             .flat_map(|(_, drafts)| drafts)
             .filter(|draft| problems[i].host_holds(draft.host))

@@ -1,10 +1,11 @@
-//! Recompute, solved for the whole step at once, on top of states that live on the host and of
-//! activations that swap.
+//! Solves recomputation for the whole step at once, after some states have moved to the host and
+//! some activations are swapped.
 //!
-//! What swaps and what the host holds is settled first, in a few ways; the lines that come of it
-//! are a [`remat`] problem: values that stay are its values, and all other bytes of the device are
-//! there whatever it decides. Its reruns go into the decisions as they are. Bytes that results take
-//! over from operands blur its view, so that budgets are corrected by what the lines really need.
+//! Swaps and hosted states are chosen first, in several ways. The resulting lines become a
+//! [`remat`] problem: its values are the values that stay on the device, and all other bytes of the
+//! device are fixed. Its reruns become decisions without a change. The solver does not see exactly
+//! which results take the bytes of operands. So its budgets are corrected by the bytes that the
+//! lines really need.
 
 use super::greedy::{beyond_host, live, swaps};
 use super::record::{Draft, Wanted, draft};
@@ -25,7 +26,7 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wan
         return drafts;
     }
     problem.stream_hosted(&mut base);
-    // Where nothing is worth swapping, the start without swaps has it all.
+    // If nothing is worth swapping, this start equals the start without swaps.
     if 0.0 < swapped && !swaps(problem, &mut base, swapped) {
         return drafts;
     }
@@ -44,7 +45,7 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wan
     };
     let peak = |schedule: &Schedule| live(schedule).into_iter().max().unwrap_or(0);
     let start = peak(&start) as f64;
-    // What the solver sees beyond the truth.
+    // The solver's peak minus the real one, bytes.
     let mut excess = remat::evaluate(&model.problem, &[]).peak as f64 - start;
     let mut target = start;
     loop {
@@ -82,7 +83,8 @@ pub fn drafts(problem: &Problem<'_>, (hosted, swapped): (f64, f64), wanted: &Wan
 /// The solver's view of lines.
 struct Model {
     problem: remat::Problem,
-    /// For each line the position of the model's next line, and the node that it runs.
+    /// For each line, the position of the next line of the model, and the node that the line may
+    /// run again.
     position: Vec<u32>,
     node: Vec<Option<Node>>,
 }
@@ -129,11 +131,11 @@ impl Model {
 struct Lines<'a> {
     problem: &'a Problem<'a>,
     schedule: &'a Schedule,
-    /// Values that leave the device over a gap already.
+    /// Values that already leave the device over a gap.
     cut: Table<Value, bool>,
-    /// Buffers that hold something at entry or exit.
+    /// Buffers of values at entry or exit.
     home: Table<Buffer, bool>,
-    /// The line at which each buffer at home is overwritten; the last if none does.
+    /// The line that overwrites each buffer at home; the last line if no line does.
     overwritten: Table<Buffer, u32>,
     /// The solver's number of each value that stays.
     number: Table<Value, Option<u32>>,
@@ -141,7 +143,7 @@ struct Lines<'a> {
     holds: Table<Buffer, Option<u32>>,
     /// Buffers whose bytes the solver sees.
     seen: Table<Buffer, bool>,
-    /// Bytes of the results of each line that take the place of an operand.
+    /// For each line, the bytes of results that take the place of an operand.
     shared: Vec<u64>,
     nodes: Vec<remat::Node>,
     values: Vec<remat::Value>,
@@ -217,8 +219,8 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Adds the operands of a line. Returns the line up to which all others are as they are now:
-    /// the first that overwrites one of them.
+    /// Adds the operands of a line. Returns the first line that overwrites one of the operands that
+    /// the solver does not see.
     fn read(&mut self, line: usize, node: Node, args: &[Loc]) -> u32 {
         let mut until = self.schedule.instrs.len() as u32 - 1;
         for (&input, loc) in self.problem.graph.nodes[node].inputs.iter().zip(args) {

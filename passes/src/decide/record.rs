@@ -1,7 +1,7 @@
-//! What decisions need and take. A planner answers with drafts: decisions with their bytes and time
-//! on a machine where tensors lie without gaps and no copy waits for bytes. These figures are found
-//! quickly. [`front`] drops the drafts that another one clearly beats. [`judge_best`] places and
-//! simulates those of the rest that may beat the records so far. A budget chooses among the
+//! The bytes and times of decisions. A planner returns drafts: decisions with the bytes and time on
+//! a machine where tensors have no gaps and no copy waits for bytes. These figures are computed
+//! quickly. [`front`] drops drafts that another one clearly beats. [`judge_best`] places and
+//! simulates the remaining drafts that may beat the records so far. A budget chooses among the
 //! records.
 
 use crate::alloc::{lifetimes, live_peak};
@@ -50,11 +50,11 @@ pub struct Draft {
     pub host: u64,
     /// Time of a step that never waits for bytes, µs.
     pub micros: f64,
-    /// How long the busiest stream is at work, µs: no step is shorter.
+    /// The work of the busiest stream, µs: no step is shorter.
     pub busiest: f64,
 }
 
-/// What decisions need and take, placed and simulated.
+/// The bytes and time of decisions, placed and simulated.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// The search that proposed it.
@@ -74,21 +74,21 @@ pub struct Record {
 /// Which drafts are wanted.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// What the plan may need; `None` if all budgets are planned.
+    /// The most memory that the plan may need; `None` if all budgets are planned.
     pub limits: Option<Limits>,
-    /// A step that is possible within the limits, µs; infinite if none is known, and a ladder's own
-    /// drafts have to say.
+    /// A step time that is possible within the limits, µs; infinite if none is known. Then a ladder
+    /// uses its own drafts.
     pub possible: f64,
 }
 
 impl Wanted {
-    /// Those of all budgets.
+    /// The drafts for all budgets.
     pub const ALL: Wanted = Wanted {
         limits: None,
         possible: f64::INFINITY,
     };
 
-    /// The fastest draft that surely keeps the limits, µs; infinite if none does.
+    /// The time of the fastest draft that surely keeps the limits, µs; infinite if no draft does.
     pub fn fastest(&self, problem: &Problem<'_>, drafts: &[Draft]) -> f64 {
         drafts
             .iter()
@@ -99,15 +99,16 @@ impl Wanted {
 
     fn keeps_limits(&self, problem: &Problem<'_>, draft: &Draft) -> bool {
         let device = self.limits.map_or(u64::MAX, |limits| limits.device) as f64;
-        // Gaps between tensors come on top.
+        // Gaps between tensors add to the live bytes.
         draft.live as f64 <= device * (1.0 - CLEARLY) && problem.host_holds(draft.host)
     }
 
     /// Stops a ladder early when planning one budget. Returns a step time, µs, once two consecutive
     /// rungs that fit are clearly slower than what is possible and the second is no faster; `None`
-    /// while the ladder has to go on. Along a ladder, drafts need less and less, and become faster
-    /// as more updates move to the host, then slower. Heuristic: no later rung was ever faster in
-    /// our benchmarks. Small graphs always go on: each of their rungs is a leap, and takes no time.
+    /// while the ladder must continue. Along a ladder, drafts need fewer and fewer bytes. They
+    /// first become faster, as more updates move to the host, and then slower. Heuristic: no later
+    /// rung was ever faster in our benchmarks. The ladders of small graphs never end early: their
+    /// rungs are far apart and take no time.
     pub fn end(&self, problem: &Problem<'_>, drafts: &[Draft]) -> Option<f64> {
         if self.limits.is_none() || !problem.is_large() || !problem.heuristics.end_ladders {
             return None;
@@ -118,7 +119,7 @@ impl Wanted {
             .filter(|draft| self.keeps_limits(problem, draft))
         {
             match rungs.last_mut() {
-                // More room for copies on the same rung.
+                // The same rung with more room for copies.
                 Some(rung) if 0 < draft.decisions.ahead => *rung = rung.min(draft.micros),
                 _ => rungs.push(draft.micros),
             }
@@ -170,8 +171,8 @@ pub fn draft(
     timeline
 }
 
-/// The drafts that take bytes for copies to come early, as long as each makes a step faster than
-/// the drafts before. `draft` has no such room.
+/// Adds drafts with more bytes for early copies, if each makes the step faster than the drafts
+/// before. `draft` has no such room.
 fn draft_ahead(
     problem: &Problem<'_>,
     schedule: &Schedule,
@@ -180,7 +181,7 @@ fn draft_ahead(
     drafts: &mut Vec<Draft>,
 ) {
     let live = draft.live;
-    // No order of the lines wins more than this.
+    // No order of the lines gains more than this.
     let enough = |draft: &Draft| draft.micros * (1.0 - AHEAD_WORTH) <= draft.busiest;
     if enough(&draft) {
         return;
@@ -225,7 +226,7 @@ fn live_peaks(schedule: &Schedule) -> [u64; 2] {
     [DEVICE, HOST].map(|pool| live_peak(schedule, &lives, pool))
 }
 
-/// The drafts of decisions that can be acted on; none of others.
+/// Adds the drafts of decisions, if they are legal and the host has room for them.
 pub fn propose(problem: &Problem<'_>, decisions: &Decisions, drafts: &mut Vec<Draft>) {
     if !problem.host_has_room(decisions) {
         return;
@@ -236,8 +237,7 @@ pub fn propose(problem: &Problem<'_>, decisions: &Decisions, drafts: &mut Vec<Dr
     }
 }
 
-/// Places and simulates drafts, on as many threads as there are processors. The order of the
-/// records is that of the drafts.
+/// Places and simulates drafts in parallel. The records have the order of the drafts.
 pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
     let all = |draft| {
         Variant::ALL
@@ -251,8 +251,8 @@ pub fn judge(problem: &Problem<'_>, drafts: &[Draft]) -> Vec<Record> {
         .collect()
 }
 
-/// The same, added to `records`, except those that cannot beat all of them. Drafts are judged in
-/// waves, the most promising first. Each wave looks at the records of the waves before it, so that
+/// The same, added to `records`. Drafts that cannot beat all records are left out. Drafts are
+/// judged in waves, the most promising first. Each wave uses only the records of earlier waves, so
 /// no choice depends on threads.
 pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut Vec<Record>) {
     if problem.lines.len() < SMALL {
@@ -286,8 +286,7 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
                 .map(judged)
                 .collect();
             for (floor, record) in floor.iter_mut().zip(&new).filter(|_| skips_second) {
-                // In the next variant, copies wait for bytes: of large graphs, it was never seen to
-                // be faster.
+                // In the next variant, copies wait for bytes. For large graphs it was never faster.
                 *floor = record
                     .as_ref()
                     .map_or(*floor, |record| floor.max(record.micros));
@@ -298,8 +297,8 @@ pub fn judge_best(problem: &Problem<'_>, mut drafts: Vec<Draft>, records: &mut V
     }
 }
 
-/// Drops the drafts that records beat. Of the others, leaves those that no draft beats, and returns
-/// the rest.
+/// Drops the drafts that records beat. Leaves the drafts that no other draft beats in `drafts`, and
+/// returns the others.
 fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> Vec<Draft> {
     drafts.retain(|draft| !beaten(problem, records, draft, draft.live, least(problem, draft)));
     let mut fastest = f64::INFINITY;
@@ -321,9 +320,9 @@ fn wave(problem: &Problem<'_>, drafts: &mut Vec<Draft>, records: &[Record]) -> V
 }
 
 /// True if a record is better than a draft can be: the draft needs at least `live` bytes, and its
-/// step takes at least `micros` µs. Of two equally fast plans, the one of fewer decisions is
-/// better. On large graphs, gaps between tensors blur the bytes. A draft that may lower the
-/// smallest budget is never beaten.
+/// step takes at least `micros` µs. Of two equally fast plans, the one with fewer decisions is
+/// better. On large graphs a small difference of bytes does not count, because gaps between tensors
+/// change bytes by as much. A draft that may lower the smallest budget is never beaten.
 fn beaten(
     problem: &Problem<'_>,
     records: &[Record],
@@ -348,7 +347,7 @@ fn beaten(
 }
 
 /// The least time that a step of a draft takes, µs: no step is shorter than the work of the busiest
-/// stream. On large graphs, overlapping steps were never observed to win more than `OVERLAP`.
+/// stream. On large graphs, overlapping steps never gained more than `OVERLAP`.
 pub fn least(problem: &Problem<'_>, draft: &Draft) -> f64 {
     if problem.is_large() && problem.heuristics.bound_overlap {
         draft.busiest.max(draft.micros * (1.0 - OVERLAP))
@@ -357,8 +356,8 @@ pub fn least(problem: &Problem<'_>, draft: &Draft) -> f64 {
     }
 }
 
-/// The drafts that no other clearly beats, fewest bytes first; all of them where judging takes no
-/// time.
+/// The drafts that no other draft clearly beats, fewest bytes first; for small graphs all drafts,
+/// because judging them takes no time.
 pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
     if problem.lines.len() < SMALL || !problem.heuristics.drop_dominated {
         return drafts;
@@ -383,8 +382,8 @@ pub fn front(problem: &Problem<'_>, mut drafts: Vec<Draft>) -> Vec<Draft> {
     kept
 }
 
-/// The record of a variant of a draft; `None` if the variant is the same as the one before, or if
-/// known records beat it.
+/// The record of a variant of a draft; `None` if the variant equals the one before, or if known
+/// records beat it.
 fn record(
     problem: &Problem<'_>,
     draft: &Draft,

@@ -9,7 +9,8 @@ use crate::realise;
 use crate::schedule::lives::lives;
 use ir::Pool;
 
-/// Why the record that needs least does not fit: the line where it needs most, and what lies there.
+/// Why the smallest record does not fit: its line with the most bytes, and the tensors in memory
+/// there.
 pub(super) fn infeasible(
     problem: &Problem<'_>,
     planner: Planner,

@@ -1,10 +1,11 @@
 //! Weight offloading (paper: O. Beaumont et al., "Weight Offloading Strategies for Training Large
-//! DNN Models", 2022) as a planner of whole graphs: the model's blocks are the chain's layers,
-//! activations stay, and every update is the device's. [`papers::offload`] says how much of
-//! each block's weights leaves in which gap; whole parameters are taken until it is reached.
+//! DNN Models", 2022) as a planner for whole graphs. The model's blocks are the layers of the
+//! chain. Activations stay, and the device runs all updates. [`papers::offload`] computes how many
+//! bytes of each block's weights leave in which gap. Whole parameters are chosen until these bytes
+//! are reached.
 //!
-//! A parameter that is to be away between forward and backward alone is away between steps too: a
-//! state either lives on the device, all the time, or on the host.
+//! A parameter that is away between forward and backward is also away between steps, because the
+//! home of a state is either the device or the host.
 
 use super::record::{Draft, propose};
 use crate::plan::blocks::Block;
@@ -13,7 +14,7 @@ use crate::plan::{Decisions, Gap, Means, Problem};
 use ir::{Node, Phase, State, Value};
 use papers::offload::{Algorithm, Instance, Layer, solve};
 
-/// Drafts for a ladder of memories.
+/// Drafts for a ladder of memory sizes.
 pub fn drafts(problem: &Problem<'_>) -> Vec<Draft> {
     if problem.blocks.len() < FEWEST_LAYERS {
         return vec![];
@@ -76,8 +77,8 @@ fn layer(problem: &Problem<'_>, block: &Block) -> Layer {
     }
 }
 
-/// Decisions that keep at least so many bytes of each block's weights away: between steps, and
-/// between forward and backward.
+/// Decisions that keep at least `away` bytes of each block's weights off the device: between steps,
+/// and between forward and backward.
 fn offloaded(problem: &Problem<'_>, away: &[[u64; 2]]) -> Decisions {
     let mut decisions = Decisions::default();
     for (block, &[outside, within]) in problem.blocks.iter().zip(away) {

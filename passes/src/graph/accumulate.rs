@@ -1,12 +1,13 @@
-//! Lets a product start from what it is added to: `x + a b` becomes `addmm(x, a, b)`. A residual
-//! stream, and the sum of gradients of a value that several products read, then need no kernel and
-//! no bytes but the product's own.
+//! Lets a product start from the value that it is added to: `x + a b` becomes `addmm(x, a, b)`. So
+//! residual streams, and sums of gradients of a value that several products read, need no kernel
+//! and no bytes in addition to the product's own.
 //!
-//! Before: any graph. After: a product that only a sum in the same phase reads starts from the
-//! sum's other operand, if that is as large and was there before the product. So nothing lives
-//! longer than it did: the other operand was wanted until the sum, which came after the product,
-//! and the sum takes the product's bytes. Of two products the later one takes the other; a gradient
-//! that is not there yet is not waited for.
+//! Before: any graph. After: a product starts from the other operand of a sum if only this sum
+//! reads the product, the sum is in the same phase, and the other operand has the same size and is
+//! computed before the product. So no value lives longer than before: the other operand was needed
+//! until the sum anyway, which came after the product, and the sum takes the product's bytes. If
+//! both operands are products, the later one starts from the earlier one. A product never waits for
+//! a value that is computed later.
 
 use super::reshape_to;
 use ir::graph::Readers;
@@ -53,7 +54,7 @@ pub fn run(graph: &mut Graph) {
     super::canonical::remove_dead(graph);
 }
 
-/// The product that may start from what a sum adds to it, and what that is: a value that is no
+/// The product that may start from the other operand of a sum, and this operand, which is not an
 /// alias.
 fn product_of(
     graph: &Graph,
@@ -75,6 +76,6 @@ fn product_of(
     let node = graph.def_node(product).filter(|_| start != product)?;
     let is_product =
         matches!(graph.nodes[node].op, Op::Matmul(_)) && graph.nodes[node].phase == data.phase;
-    // Another reader, or the step's end, needs the product by itself.
+    // Another reader, or the end of the step, needs the product alone.
     (is_product && readers[product] == [Some(sum)]).then_some((node, start))
 }

@@ -1,10 +1,10 @@
-//! Brings graphs from any tracer into one form, so that the passes after it meet fewer shapes.
+//! Brings graphs from any tracer into one form, so that later passes see fewer forms.
 //!
-//! After: no node that nothing needs; no two nodes that compute the same (recompute lives in
-//! schedules, so sharing is always right in a graph); no operation that changes nothing; a
-//! transposition before or after a product is the product's `ta` and `tb`; no `expand` before an
-//! operation that broadcasts by itself; chains of reshapes and permutes are one. Names stay those
-//! of the trace.
+//! After: no node is unused. No two nodes compute the same. (Recomputation exists only in
+//! schedules, so sharing is always right in a graph.) No operation leaves its operand unchanged. A
+//! transposition before or after a product is the product's `ta` and `tb`. No `expand` stands
+//! before an operation that broadcasts. A chain of reshapes and permutes is one node. Values keep
+//! their names from the trace.
 
 use super::reshape_to;
 use ir::graph::{NodeData, Output};
@@ -24,8 +24,8 @@ pub fn run(graph: &mut Graph) {
     *graph = new.compact();
 }
 
-/// The name of the value that a value of the graph before the pass becomes; `None` if nothing needs
-/// it.
+/// The name that a value has after the pass, for a graph before the pass; `None` if the value is
+/// unused.
 pub fn became(graph: &Graph, value: Value) -> Option<String> {
     let mut rewrite = Rewrite::new(graph);
     for &node in &graph.order {
@@ -40,8 +40,7 @@ pub fn became(graph: &Graph, value: Value) -> Option<String> {
     is_live.then(|| graph.values[new].name.clone())
 }
 
-/// Leaves only nodes that a state, an output or a gradient needs, and those whose effects are
-/// unknown.
+/// Keeps only nodes that a state, an output or a gradient needs, and nodes with unknown effects.
 pub(super) fn remove_dead(graph: &mut Graph) {
     let live = live(graph);
     let mut order = std::mem::take(&mut graph.order);
@@ -49,7 +48,7 @@ pub(super) fn remove_dead(graph: &mut Graph) {
     graph.set_order(order);
 }
 
-/// The nodes that [`remove_dead`] leaves.
+/// The nodes that [`remove_dead`] keeps.
 fn live(graph: &Graph) -> Table<Node, bool> {
     let mut live = Table::filled(graph.nodes.len(), false);
     let mut stack: Vec<Node> = graph.wanted().filter_map(|v| graph.def_node(v)).collect();
@@ -75,11 +74,11 @@ fn live(graph: &Graph) -> Table<Node, bool> {
 struct Rewrite<'a> {
     old: &'a Graph,
     new: Graph,
-    /// What became of each old value.
+    /// The new value of each old value.
     value: Table<Value, Option<Value>>,
-    /// How often each old value is read by what is needed.
+    /// How often needed nodes read each old value.
     n_uses: Table<Value, u32>,
-    /// Nodes by what they compute.
+    /// Nodes by op and operands.
     known: BTreeMap<(String, Vec<Value>), Node>,
 }
 
@@ -219,7 +218,7 @@ impl<'a> Rewrite<'a> {
                         .for_each(|d| *d = inner[*d as usize]);
                     inputs[0] = source;
                 }
-                // Moving dimensions of size one moves no byte.
+                // If only dimensions of size one move, no byte moves.
                 let shape = self.ty(inputs[0]).shape();
                 let size = |d: i64| shape[d as usize];
                 let moved = permute.dims.iter().filter(|&&d| size(d) != 1);
@@ -255,7 +254,7 @@ impl<'a> Rewrite<'a> {
         }
     }
 
-    /// The product whose result is only read here, where `dims` transpose it.
+    /// The product whose only reader is this node, if `dims` transpose its result.
     fn only_product(
         &self,
         data: &NodeData,
@@ -278,7 +277,7 @@ impl<'a> Rewrite<'a> {
         (data.op.kind() == kind).then(|| data.inputs[0])
     }
 
-    /// Reads through expands where the operands still broadcast to `shape`.
+    /// Removes expands from operands that still broadcast to `shape` without them.
     fn drop_expands(&self, op: &Op, inputs: &mut [Value], shape: &[u64]) {
         for k in 0..inputs.len() {
             let Some(source) = self.operand_of(inputs[k], OpKind::Expand) else {

@@ -1,32 +1,32 @@
 //! Groups ops into kernels: chains of elementwise ops, broadcasts, reductions and normalisations
-//! become one `fused` node. So the values between them need no bytes and no trip through memory.
+//! become one `fused` node. So the values between them need no bytes and no memory traffic.
 //!
-//! Before: a graph in canonical form, updates included. After: the same outputs, states and
+//! Before: a graph in canonical form, including updates. After: the same outputs, states and
 //! gradients; groups are `fused` nodes. Their bodies have a [`Space`](ir::op::body::Space), so that
 //! the generator of kernels can compute each in one pass over rows.
 //!
 //! What is grouped:
 //! 1. Cheap values are computed where they are read. A constant or a broadcast is copied to each
-//!    reader. So is an elementwise op that the backward reads, if its operands are kept anyway.
-//!    Copies become steps of bodies. They are values of the resulting graph only where a group's
-//!    ops stay apart, so merging equal nodes stays right.
-//! 2. A value and all its readers. A value that a product or the backward reads as well stays: it
-//!    exists anyway, and recomputation works best with nodes that need little to run again. (A
-//!    layer norm should not need the sum before it to be computed again.) Small values, one per
-//!    row, may be read elsewhere too.
-//! 3. Sums over rows join the kernel that computes what they sum, or else one that reads it. They
-//!    add a few numbers to the kernel and save one reading of the operand.
-//! 4. Equal updates of small parameters whose gradients are computed at about the same time. A
-//!    group keeps its gradients until the last is computed. All groups of a window together keep
-//!    less than a thousandth of what the node with the most operands reads.
+//!    reader. An elementwise op that the backward reads is also copied, if its operands are kept
+//!    anyway. Copies become steps of bodies. They are values of the resulting graph only if the ops
+//!    of a group stay separate. So merging equal nodes stays right.
+//! 2. A value and all its readers form a group. A value that a product or the backward also reads
+//!    stays outside: it exists anyway, and recomputation works best with nodes that need few
+//!    operands. (To compute a layer norm again, the sum before it should not be computed again.)
+//!    Small values, one per row, may also be read elsewhere.
+//! 3. Sums over rows join the kernel that computes the summed value, or else a kernel that reads
+//!    it. They add a few numbers to the kernel and save one reading of the operand.
+//! 4. Equal updates of small parameters form groups, if their gradients are computed at about the
+//!    same time. A group keeps its gradients until the last is computed. All groups of a window
+//!    together keep less than a thousandth of the operand bytes of the node that reads most.
 //!
-//! A group that was measured to be slower than its ops alone is not made: its ops stay apart.
+//! If a profile shows that a group is slower than its ops, the ops stay separate.
 //!
-//! A group has one phase and reaches over at most `REACH` nodes. Groups do not need each other in a
-//! circle. A group holds no more bytes than it saves. One that runs late keeps its operands alive
-//! until then, where its ops alone would have kept their results. One that runs as soon as possible
-//! keeps its results. So the sum of three gradients that are computed one after the other stays two
-//! sums. Updates come after all other nodes, and have a rule of their own.
+//! A group has one phase and reaches over at most `REACH` nodes. Groups do not depend on each other
+//! in a circle. A group must not keep more bytes alive than it saves. A group that runs late keeps
+//! its operands alive, where separate ops would keep their results. A group that runs early keeps
+//! its results alive. So the sum of three gradients that are computed one after the other stays two
+//! sums. Updates come after all other nodes, and have their own rule.
 
 use super::canonical::remove_dead;
 use super::reshape_to;
@@ -40,19 +40,21 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
-/// The most places in the graph's order from a group's first node to its last.
+/// The largest distance in the graph's order from a group's first node to its last.
 const REACH: usize = 64;
 /// The most operands of a group.
 const OPERANDS: usize = 24;
 /// The most updates of a group. A GPU has 255 registers per thread. Four updates of `adamw_split`
 /// take 235, six take too many.
 const UPDATES: usize = 4;
-/// Bytes of a gradient whose update takes hardly longer than the launch of its kernel.
+/// Bytes of a gradient. The update of a smaller one takes hardly longer than the launch of its
+/// kernel.
 const SMALL_UPDATE: u64 = 64 << 10;
-/// The node with the most operands reads this many times the bytes that a window's updates may keep
-/// alive. No plan needs fewer bytes than that node reads, so no peak rises by more than this part.
+/// The updates of a window may keep alive the operand bytes of the node that reads most, divided by
+/// this number. No plan needs fewer bytes than this node reads, so no peak rises by more than this
+/// share.
 const EXCESS: u64 = 1000;
-/// A value is small beside another that has this many times its elements.
+/// A value is small compared with another value that has this number of times its elements.
 const SMALL: u64 = 8;
 
 /// Powers that are products, quotients and roots.
@@ -63,8 +65,8 @@ pub fn run(graph: &mut Graph) {
     group(graph, |_| {});
 }
 
-/// The same, except that the ops of a group stay apart where they were measured to be faster than
-/// the group.
+/// The same, except that the ops of a group stay separate if `cost` has measured them to be faster
+/// than the group.
 pub fn run_where_faster(graph: &mut Graph, cost: &dyn Cost) {
     group(graph, |groups| groups.part_slow(cost));
 }
@@ -78,8 +80,8 @@ fn group(graph: &mut Graph, revise: impl FnOnce(&mut Groups<'_>)) {
     *graph = groups.rewrite().compact();
 }
 
-/// True if the op may be a step of a kernel that is generated: there are vector functions for f32
-/// only, and for few powers.
+/// True if the op may be a step of a generated kernel: vector functions exist only for f32, and
+/// only for few powers.
 fn may_join(graph: &Graph, node: Node) -> bool {
     let data = &graph.nodes[node];
     let facts = data.op.facts();
@@ -105,7 +107,7 @@ fn numel(graph: &Graph, value: Value) -> u64 {
 
 // --- copies ---
 
-/// Rule 1. Returns each copy with its reader: they are to be one group.
+/// Rule 1. Returns each copy with its reader: they become one group.
 fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
     let mut readers = graph.readers();
     let mut pairs = vec![];
@@ -117,7 +119,7 @@ fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
             let graph = edit.graph();
             let data = &graph.nodes[node];
             readers[data.outputs[0]].retain(|&other| other != Some(reader));
-            // The copies' values are the last of the table, and have one reader each.
+            // The copies' values are the last ones of the table, and have one reader each.
             for _ in made.iter().flat_map(|&new| &graph.nodes[new].outputs) {
                 readers.push(vec![Some(reader)]);
             }
@@ -133,8 +135,8 @@ fn copy(graph: &mut Graph) -> Vec<(Node, Node)> {
     pairs
 }
 
-/// The readers that each get a copy of this node; none if it is not cheap, or if it would stay
-/// beside its copies.
+/// The readers that each get a copy of this node; none if it is not cheap, or if it would stay in
+/// addition to its copies.
 fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     let data = &graph.nodes[node];
     let &[value] = &data.outputs[..] else {
@@ -158,7 +160,7 @@ fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
         .map(|&v| graph.root(v))
         .collect();
     let backward = |&reader: &Node| graph.nodes[reader].phase == Phase::Backward;
-    // An operand that is kept until a reader in the backward, whether or not a copy reads it.
+    // An operand that is kept for a reader in the backward, with or without copies.
     let kept = |&root: &Value| {
         let later = |reader: &Option<Node>| reader.is_none_or(|reader| backward(&reader));
         graph.def_node(root).is_none() || readers[root].iter().any(later)
@@ -184,7 +186,7 @@ fn copied_to(graph: &Graph, readers: &Readers, node: Node) -> Vec<Node> {
     if to.iter().all(fits) { to } else { vec![] }
 }
 
-/// Adds a copy of a node before a reader, and copies of the aliases through which it reads it.
+/// Adds a copy of a node before a reader, and copies of the aliases between them.
 fn add_copy(edit: &mut Edit<'_>, node: Node, reader: Node) -> Vec<Node> {
     let graph = edit.graph();
     let data = &graph.nodes[node];
@@ -217,22 +219,23 @@ fn add_copy(edit: &mut Edit<'_>, node: Node, reader: Node) -> Vec<Node> {
 
 // --- groups ---
 
-/// A partition of a graph's nodes. Aliases are alone: a group that needs one has a step for it.
+/// A partition of a graph's nodes. An alias is alone in its group: other groups that need it have a
+/// step for it.
 struct Groups<'a> {
     graph: &'a Graph,
-    /// Where each node stands in the graph's order.
+    /// The position of each node in the graph's order.
     position: Table<Node, usize>,
     readers: Readers,
     /// Each node's group.
     group: Table<Node, usize>,
     /// Nodes of each group, in the graph's order; empty once merged into another.
     members: Vec<Vec<Node>>,
-    /// Nodes that are to be no kernel but their own.
+    /// Nodes that must have their own kernel.
     apart: BTreeSet<Node>,
 }
 
 impl<'a> Groups<'a> {
-    /// Each node is a group by itself.
+    /// Each node is its own group.
     fn alone(graph: &'a Graph) -> Groups<'a> {
         let mut members = vec![vec![]; graph.nodes.len()];
         for &node in &graph.order {
@@ -254,7 +257,7 @@ impl<'a> Groups<'a> {
         for &(copy, reader) in copies {
             self.merge(&[copy, reader]);
         }
-        // Readers may become one group only after others have.
+        // Some readers can become one group only after others have.
         let mut merged = true;
         while merged {
             merged = false;
@@ -270,9 +273,9 @@ impl<'a> Groups<'a> {
         self.join_updates();
     }
 
-    /// Takes apart what is slower together.
+    /// Separates groups that are slower than their ops.
     fn part_slow(&mut self, cost: &dyn Cost) {
-        // Kernels' nodes are asked for in a graph that has them.
+        // `cost` needs a graph that has the node of the kernel.
         let mut fused: Option<Graph> = None;
         for g in 0..self.members.len() {
             let members = &self.members[g];
@@ -354,7 +357,7 @@ impl<'a> Groups<'a> {
             .unwrap_or(0)
     }
 
-    /// Rule 3: the group of a sum, if it computes nothing wide, joins a group that computes or
+    /// Rule 3: the group of a sum, if it computes no wide value, joins a group that computes or
     /// reads one of its wide operands.
     fn join_neighbour(&mut self, node: Node) {
         let members = self.members[self.group[node]].clone();
@@ -395,7 +398,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// Makes one group of the groups of these nodes, if that may be.
+    /// Joins the groups of these nodes to one group, if that is allowed.
     fn merge(&mut self, nodes: &[Node]) -> bool {
         let groups: BTreeSet<usize> = nodes.iter().map(|&node| self.group[node]).collect();
         let Some(&first) = groups.first().filter(|_| 1 < groups.len()) else {
@@ -426,12 +429,12 @@ impl<'a> Groups<'a> {
         true
     }
 
-    /// Rule 4: equal updates whose gradients are computed at about the same time, as far as all
+    /// Rule 4: equal updates whose gradients are computed at about the same time, as long as all
     /// these gradients may be kept at once.
     fn join_updates(&mut self) {
         let graph = self.graph;
-        // The nodes that compute the operands of a node, and the position of the last of them that
-        // is neither an update nor an option.
+        // The nodes that compute the operands of a node, and the position of the last one that is
+        // neither an update nor an option.
         let makers = |node: Node| {
             graph.nodes[node]
                 .inputs
@@ -457,12 +460,13 @@ impl<'a> Groups<'a> {
                 .sum::<u64>()
         };
         let most = self.neediest() / EXCESS;
-        // A few go into each window.
+        // Each window gets a few updates.
         let small =
             |&&node: &&Node| self.is_update(node) && bytes(node) <= SMALL_UPDATE.min(most / 4);
         let mut updates: Vec<Node> = graph.order.iter().filter(small).copied().collect();
         updates.sort_by_key(|&node| (ready[node], self.position[node]));
-        // A window at a time: groups of one hold no more than its gradients, and none of another's.
+        // One window at a time: its groups hold at most its own gradients, and none of another
+        // window.
         let mut groups: Vec<Vec<Node>> = vec![];
         let (mut held, mut window) = (0, 0);
         for node in updates {
@@ -491,7 +495,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    /// True for an update that is alone in its group and whose results no node reads.
+    /// True for an update that is alone in its group, if no node reads its results.
     fn is_update(&self, node: Node) -> bool {
         let data = &self.graph.nodes[node];
         let leaves = |&value: &Value| self.readers[value].iter().all(Option::is_none);
@@ -502,15 +506,15 @@ impl<'a> Groups<'a> {
             && data.outputs.iter().all(leaves)
     }
 
-    /// True if two updates are the same except for what they update.
+    /// True if two updates differ only in what they update.
     fn alike(&self, node: Node, other: Node) -> bool {
         let (a, b) = (&self.graph.nodes[node], &self.graph.nodes[other]);
         let ty = |&value: &Value| &self.graph.values[value].ty;
         a.op == b.op && a.inputs.iter().map(ty).eq(b.inputs.iter().map(ty))
     }
 
-    /// The most bytes that a node of forward or backward reads that is in no group, whatever is
-    /// grouped.
+    /// The most bytes that a node of forward or backward reads, among nodes that no group can
+    /// contain.
     fn neediest(&self) -> u64 {
         let graph = self.graph;
         let alone =
@@ -535,7 +539,7 @@ impl<'a> Groups<'a> {
             .unwrap_or(0)
     }
 
-    /// True if a group of these members would need what needs it, or reach too far.
+    /// True if a group of these members would depend on itself, or reach too far.
     fn circular(&self, groups: &BTreeSet<usize>, members: &[Node]) -> bool {
         let place = |node: &Node| self.position[*node];
         let (start, end) = (
@@ -545,7 +549,7 @@ impl<'a> Groups<'a> {
         if REACH < end - start {
             return true;
         }
-        // Whoever needs the members, as far as a group can reach back from.
+        // Groups that need the members, as far as a group can reach.
         let mut seen: BTreeSet<usize> = groups.clone();
         let mut stack: Vec<(Node, bool)> = members.iter().map(|&node| (node, false)).collect();
         while let Some((node, outside)) = stack.pop() {
@@ -571,8 +575,9 @@ impl<'a> Groups<'a> {
         false
     }
 
-    /// The position at which a group of these members keeps no more bytes than its members would
-    /// one by one: late, or as soon as its operands are computed. `None` if it keeps more at both.
+    /// The position at which a group of these members keeps no more bytes alive than separate
+    /// members: late, or as soon as its operands are computed. `None` if it keeps more at both
+    /// positions.
     fn place(&self, members: &[Node]) -> Option<usize> {
         let makers = members
             .iter()
@@ -587,10 +592,11 @@ impl<'a> Groups<'a> {
             .find(|&place| !self.holds(members, place))
     }
 
-    /// True if, while other nodes run, a group of these members in this place keeps more bytes than
-    /// its members would one by one.
+    /// True if, while other nodes run, a group of these members at this place keeps more bytes
+    /// alive than separate members.
     fn holds(&self, members: &[Node], end: usize) -> bool {
-        // What needs a member comes after the group; all else, up to the group's place, before it.
+        // Nodes that need a member run after the group. All other nodes up to the group's place run
+        // before it.
         let mut after: BTreeSet<Node> = BTreeSet::new();
         (1..members.len()).any(|i| {
             let (before, rest) = members.split_at(i);
@@ -625,8 +631,8 @@ impl<'a> Groups<'a> {
         (some_before, some_after)
     }
 
-    /// True if the members before a seam keep more bytes by waiting: their operands would have
-    /// died, and their results would live instead.
+    /// True if the members before a seam keep more bytes alive by waiting: without the group their
+    /// operands would have died, and their results would live.
     fn waiting_holds(&self, seam: &Seam<'_>) -> bool {
         let is_read_later = |value: &Value| self.is_read(*value, seam.next, |_| true);
         let held = self.operands(seam.before, seam.members);
@@ -635,8 +641,8 @@ impl<'a> Groups<'a> {
             < self.bytes(held.filter(|value| !is_read_later(value)))
     }
 
-    /// True if the members after a seam keep more bytes by running early: their results live
-    /// earlier, and what only members read later dies instead.
+    /// True if the members after a seam keep more bytes alive by running early: their results live
+    /// earlier, and values that only members read later die earlier.
     fn hurrying_holds(&self, seam: &Seam<'_>) -> bool {
         let by_others =
             |value: Value, at: usize| self.is_read(value, at, |node| !seam.members.contains(&node));
@@ -655,7 +661,7 @@ impl<'a> Groups<'a> {
             < self.bytes(early.filter(|&value| by_others(value, 0)))
     }
 
-    /// True if one of the nodes from position `at` on reads a value, or the step leaves it.
+    /// True if a node at or after position `at` reads the value, or if the value leaves the step.
     fn is_read(&self, value: Value, at: usize, by: impl Fn(Node) -> bool) -> bool {
         let mut readers = self.readers[self.graph.root(value)].iter();
         readers.any(|reader| reader.is_none_or(|node| at <= self.position[node] && by(node)))
@@ -666,7 +672,7 @@ impl<'a> Groups<'a> {
             .flat_map(|&node| self.graph.nodes[node].outputs.iter().copied())
     }
 
-    /// What nodes read that nodes which are no members compute.
+    /// The operands of nodes that are not computed by members.
     fn operands(&self, of: &[Node], members: &[Node]) -> impl Iterator<Item = Value> {
         let graph = self.graph;
         let inputs = of.iter().flat_map(|&node| &graph.nodes[node].inputs);
@@ -683,7 +689,7 @@ impl<'a> Groups<'a> {
         bytes.sum()
     }
 
-    /// The last wide member, whose results' readers come after.
+    /// The last wide member. The readers of its results come after it.
     fn last_wide(&self, members: &[Node]) -> Node {
         let last = members
             .iter()
@@ -708,12 +714,12 @@ impl<'a> Groups<'a> {
                 }
             })
             .collect();
-        // Aliases of values that a group keeps to itself are still in the graph, and are dead.
+        // Aliases of values inside a group are still in the graph, and are dead.
         remove_dead(&mut new);
         new
     }
 
-    /// What each group with members becomes.
+    /// The unit of each group with members.
     fn units(&self) -> BTreeMap<usize, Unit> {
         let groups = self.members.iter().enumerate();
         groups
@@ -735,7 +741,7 @@ impl<'a> Groups<'a> {
             .collect()
     }
 
-    /// The groups in order of their places, each after those that it needs.
+    /// The groups in order of their places, each after the groups that it needs.
     fn sorted(&self, units: &BTreeMap<usize, Unit>) -> Vec<usize> {
         let mut missing: BTreeMap<usize, usize> = BTreeMap::new();
         let mut needed_by: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
@@ -772,7 +778,7 @@ impl<'a> Groups<'a> {
         order
     }
 
-    /// The other groups that compute what the members of a group read.
+    /// The other groups that compute operands of a group's members.
     fn needs(&self, g: usize) -> BTreeSet<usize> {
         let graph = self.graph;
         let maker = |value: Value| graph.def_node(value).map(|node| self.group[node]);
@@ -790,8 +796,8 @@ impl<'a> Groups<'a> {
         needs
     }
 
-    /// True if a group needs a kernel of its own: it has several ops, or sums over rows, for which
-    /// the op's own kernel has no scratch.
+    /// True if a group needs a generated kernel: it has several ops, or it sums over rows, for
+    /// which the op's own kernel has no scratch.
     fn worth_it(&self, members: &[Node]) -> bool {
         let sums = |&node: &Node| {
             self.is_sum(node) || matches!(self.graph.nodes[node].op, Op::LayerNormBwd(_))
@@ -802,18 +808,18 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// A group's members on both sides of a place between them where other nodes run.
+/// The members of a group, split at a place where other nodes run between them.
 struct Seam<'a> {
     members: &'a [Node],
     before: &'a [Node],
     rest: &'a [Node],
-    /// The position of the first of the rest.
+    /// The position of the first member after the split.
     next: usize,
 }
 
-/// A group that becomes one node or stays what it is.
+/// A group that becomes one node, or one node that does not change.
 struct Unit {
-    /// The node that stands for it.
+    /// The node that replaces it.
     node: Node,
     kernel: Option<Kernel>,
     place: usize,
@@ -869,14 +875,14 @@ fn kernel(graph: &Graph, readers: &Readers, members: &[Node]) -> Option<Kernel> 
     })
 }
 
-/// The steps of a kernel while they are collected.
+/// The steps of a kernel that is being built.
 struct Steps<'a> {
     graph: &'a Graph,
     operands: Vec<Value>,
     /// The kernel's number of a value.
     number: BTreeMap<Value, usize>,
-    /// The operand that has the bytes of a root, with rows of some length. A vector may be a row
-    /// here and a column there, so aliases with other rows are operands of their own.
+    /// The operand that has the bytes of a root, by root and row length. A vector may be a row in
+    /// one place and a column in another. So aliases with other rows are separate operands.
     by_root: BTreeMap<(Value, Option<u64>), Value>,
     steps: Vec<Step>,
     /// The number of each step's first result, and of the next step's.
@@ -916,8 +922,8 @@ impl<'a> Steps<'a> {
         (self.graph.root(value), row)
     }
 
-    /// The number of a value that a step reads. An alias of what the kernel has in another shape
-    /// becomes a step.
+    /// The number of a value that a step reads. If the kernel has the value in another shape, the
+    /// alias becomes a step.
     fn operand(&mut self, value: Value) -> usize {
         if let Some(&number) = self.number.get(&value) {
             return number;
@@ -931,8 +937,8 @@ impl<'a> Steps<'a> {
         number
     }
 
-    /// Adds a step, unless the same is there already: copies may compute the same. Returns the
-    /// number of its first result.
+    /// Adds a step, unless an equal step exists: copies may compute the same. Returns the number of
+    /// its first result.
     fn push(&mut self, op: Op, inputs: Vec<usize>, outputs: usize) -> usize {
         let same = |step: &Step| step.op == op && step.inputs == inputs;
         if let Some(i) = self.steps.iter().position(same) {
@@ -951,11 +957,11 @@ impl<'a> Steps<'a> {
 }
 
 impl Kernel {
-    /// False if it has too many operands to go over at once.
+    /// False if it has too many operands for one kernel.
     fn is_narrow(&self) -> bool {
         self.operands.len() <= OPERANDS
     }
-    /// Adds the kernel's node, which takes over its results; phase and module are those of another.
+    /// Adds the kernel's node, which computes its results. Phase and module are those of `like`.
     fn add_to(&self, graph: &mut Graph, like: Node) -> Node {
         let op = Op::Fused(Fused {
             body: Arc::new(self.body.clone()),

@@ -1,25 +1,24 @@
-//! Computes the loss over a large vocabulary some rows at a time, so that neither the logits nor
-//! their gradient ever exist whole.
+//! Computes the loss over a large vocabulary in chunks of rows, so that the full logits and their
+//! full gradient never exist.
 //!
 //! Before: the rows of logits are a product of the hidden rows and the head's weight. Their
-//! negative log likelihood is summed or averaged. The backward makes of their gradient the gradient
-//! of the hidden rows, which has rows again, and that of the weight, which is a sum over rows. The
-//! factor of the loss's gradient does not depend on the loss, so the backward of some rows can
-//! follow their forward at once.
+//! negative log likelihood is summed or averaged. From their gradient the backward computes two
+//! values: the gradient of the hidden rows, which also has rows, and the gradient of the weight,
+//! which is a sum over rows. The factor of the loss's gradient does not depend on the loss. So the
+//! backward of some rows can directly follow their forward.
 //!
-//! After: the same values. The region between them is there once for each chunk of rows. `cat` puts
-//! the chunks' rows of the hidden gradient together. `addmm` adds a chunk's part of the weight's
-//! gradient to the parts before it, in place, and `nll_sum` does so with its losses. The mean's
-//! gradient first needs the number of targets that count; that number is computed from the targets.
+//! After: the same values. The region between them exists once for each chunk of rows. `cat` joins
+//! the chunks' rows of the hidden gradient. `addmm` adds a chunk's part of the weight's gradient to
+//! the parts before it, in place. `nll_sum` does the same with its losses. The mean's gradient
+//! needs the number of targets that count. This number is computed first, from the targets.
 //!
 //! **Invariant:** no bit depends on the number of chunks. Rows do not depend on each other. Chunks
 //! begin at multiples of [`PRODUCT_DEPTH`], where products over rows are cut anyway. `nll_sum` adds
-//! in the order of `nll_loss`. The mean is divided last. Where results would differ, the loss stays
-//! whole: with a bias's gradient, and with a product in half precision, whose sum would be rounded
+//! in the order of `nll_loss`. The mean is divided last. The loss stays whole if a result would
+//! differ: with a bias's gradient, and with a product in half precision, whose sum would be rounded
 //! after each chunk.
 //!
-//! The idea is that of Liger Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv
-//! 2410.10989).
+//! The idea is from Liger Kernel's fused linear cross-entropy (Hsu et al., 2024, arXiv 2410.10989).
 
 use artifact::PRODUCT_DEPTH;
 use ir::graph::{self, NodeData};
@@ -34,17 +33,18 @@ use thiserror::Error;
 /// How many chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Chunks {
-    /// As many as the budget asks for: see [`crate::pipeline`].
+    /// The planner chooses for the budget: see [`crate::pipeline`].
     #[default]
     Auto,
-    /// At most this many: all but the last have equally many rows, a multiple of [`PRODUCT_DEPTH`].
+    /// At most this number. All chunks except the last have the same number of rows, a multiple of
+    /// [`PRODUCT_DEPTH`].
     Of(u64),
 }
 
 /// Why a loss is not computed in chunks of rows.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum ChunkError {
-    /// There is no loss that could be cut.
+    /// The graph has no loss that could be cut.
     #[error(
         "the loss cannot be computed in {chunks} chunks of rows: the graph has no mean or sum of \
          negative log likelihoods"
@@ -68,7 +68,7 @@ pub enum ChunkError {
     Graph(#[from] graph::Error),
 }
 
-/// Why a loss stays whole. Nodes and values are named as in text, without the `%`.
+/// Why a loss stays whole. Nodes and values have their names in text, without the `%`.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum Uncut {
@@ -76,7 +76,7 @@ pub enum Uncut {
     NoLoss,
     #[error("it has {rows} rows, and chunks are multiples of {DEPTH}")]
     FewRows { rows: u64 },
-    /// They are an input or a state.
+    /// The logits are an input or a state.
     #[error("its logits are no product")]
     NoProduct,
     #[error("its logits come from %{node}, {op}")]
@@ -89,8 +89,8 @@ pub enum Uncut {
     Waits { node: String },
 }
 
-/// How many chunks the loss gets if `n` are the most; 1 if it cannot be cut. Of several losses, the
-/// most that one gets.
+/// The number of chunks of the loss if at most `n` are allowed; 1 if it cannot be cut. With several
+/// losses, the largest number.
 pub fn chunks(graph: &Graph, n: u64) -> u64 {
     let region = |&node: &Node| Region::around(graph, node).ok();
     let chunks = |region: Region| region.rows.div_ceil(region.chunk(n.max(1)));
@@ -103,8 +103,8 @@ pub fn chunks(graph: &Graph, n: u64) -> u64 {
         .unwrap_or(1)
 }
 
-/// Computes every loss that can be cut in `n` chunks of rows at most. An error if there is no such
-/// loss, and says why.
+/// Computes every loss that can be cut in at most `n` chunks of rows. If there is no such loss, an
+/// error says why.
 pub fn run(graph: &mut Graph, n: u64) -> Result<(), ChunkError> {
     if n <= 1 {
         return Ok(());
@@ -142,21 +142,21 @@ fn is_loss(graph: &Graph, node: Node) -> bool {
     matches!(&graph.nodes[node].op, Op::NllLoss(loss) if loss.reduction != NllLoss::NONE)
 }
 
-/// What a node of a region makes of a chunk of rows.
+/// What a node of a region computes from a chunk of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
-    /// Rows that the region alone reads.
+    /// Rows that only the region reads.
     Inner,
-    /// Rows that others read: all of them are put together.
+    /// Rows that other nodes read: the chunks are joined.
     Rows,
-    /// A product over rows: its parts are added up.
+    /// A product over rows: the chunks' parts are added up.
     Sum,
     /// The loss.
     Loss,
 }
 
-/// What lies between the hidden rows and the gradients that others read: it is computed once for
-/// each chunk.
+/// The nodes between the hidden rows and the gradients that other nodes read. They are computed
+/// once for each chunk.
 struct Region {
     rows: u64,
     /// In the graph's order.
@@ -186,12 +186,12 @@ impl Region {
         Ok(region)
     }
 
-    /// How many rows a chunk has, of `n` at most.
+    /// The number of rows of a chunk if there are at most `n` chunks.
     fn chunk(&self, n: u64) -> u64 {
         self.rows.div_ceil(n).next_multiple_of(DEPTH)
     }
 
-    /// From what the loss reads back to the product that makes the logits.
+    /// Adds the nodes from the operand of the loss back to the product that computes the logits.
     fn forward(&mut self, graph: &Graph, logp: Value) -> Result<(), Uncut> {
         let mut value = logp;
         loop {
@@ -218,7 +218,7 @@ impl Region {
         }
     }
 
-    /// From the region's rows on to all that reads them.
+    /// Adds the nodes that read the region's rows.
     fn readers(&mut self, graph: &Graph) -> Result<(), Uncut> {
         let mut wide: BTreeSet<Value> = BTreeSet::new();
         let (targets, weight) = (
@@ -260,8 +260,8 @@ impl Region {
         }
     }
 
-    /// Refuses a region with a node that needs a result of the region, except the number of targets
-    /// that count.
+    /// Refuses a region in which a node needs a whole result of the region. The number of targets
+    /// that count is allowed.
     fn is_alone(&self, graph: &Graph) -> Result<(), Uncut> {
         let weight = graph.nodes[self.loss].outputs[1];
         let mut after: BTreeSet<Value> = BTreeSet::new();
@@ -286,8 +286,8 @@ impl Region {
         Ok(())
     }
 
-    /// An op whose rows are made of the same rows of its operands, where all operands with rows are
-    /// `wide`.
+    /// True if each row of the op's results depends only on the same row of its operands, and all
+    /// operands with rows are `wide`.
     fn is_rowwise(&self, graph: &Graph, node: Node, wide: &BTreeSet<Value>) -> bool {
         let data = &graph.nodes[node];
         let shape = |v: Value| graph.values[v].ty.shape();
@@ -311,7 +311,7 @@ impl Region {
         }
     }
 
-    /// A product whose left factor has the rows, and the right one, which is not `wide`, has not.
+    /// True for a product whose left factor has the rows and whose right factor is not `wide`.
     fn is_product_of_rows(&self, graph: &Graph, node: Node, wide: &BTreeSet<Value>) -> bool {
         let data = &graph.nodes[node];
         let shape = |v: &Value| graph.values[*v].ty.shape();
@@ -323,8 +323,8 @@ impl Region {
         fits && before.iter().all(|v| no_rows(shape(v))) && left != right && !wide.contains(right)
     }
 
-    /// A product that sums over rows of two values, in a type whose sums are not rounded after each
-    /// chunk.
+    /// True for a product that sums over the rows of two values, in a type whose sums are not
+    /// rounded after each chunk.
     fn is_product_over_rows(&self, graph: &Graph, node: Node) -> bool {
         let data = &graph.nodes[node];
         let ty = |v: &Value| &graph.values[*v].ty;
@@ -351,14 +351,14 @@ fn factors(op: &Op) -> Option<&Product> {
     }
 }
 
-/// True for what broadcasts along rows.
+/// True for a shape that broadcasts along rows.
 fn no_rows(shape: &[u64]) -> bool {
     shape.len() < 2 || (shape.len() == 2 && shape[0] == 1)
 }
 
 // --- rewriting ---
 
-/// Puts the region's chunks in its place.
+/// Replaces the region by its chunks.
 fn rewrite(graph: &mut Graph, region: &Region, chunk: u64) -> Result<(), graph::Error> {
     let order = std::mem::take(&mut graph.order);
     let needed = needed(graph, region, &order);
@@ -410,8 +410,7 @@ fn needed(graph: &Graph, region: &Region, order: &[Node]) -> BTreeSet<Node> {
     needed
 }
 
-/// A graph whose order grows again.
-/// The parts so far of what leaves the region: rows to be put together, or one sum.
+/// The parts so far of each value that leaves the region: rows that will be joined, or one sum.
 type Parts = BTreeMap<Node, Vec<Value>>;
 
 /// A chunk of rows that is being added.
@@ -426,14 +425,15 @@ struct Chunk {
 struct Chunked<'a> {
     graph: &'a mut Graph,
     region: &'a Region,
-    /// Names that are taken.
+    /// Names that are in use.
     names: BTreeSet<String>,
-    /// How many targets count, f64, once it is known; the loss's second result then is.
+    /// The number of targets that count, f64, after it was added to the graph. The loss's second
+    /// result is this number.
     counted: Option<Value>,
 }
 
 impl Chunked<'_> {
-    /// A node that stays as it is.
+    /// Keeps a node unchanged.
     fn keep(&mut self, node: Node) -> Result<(), graph::Error> {
         let weight = self.graph.nodes[self.region.loss].outputs[1];
         if self.graph.nodes[node].inputs.contains(&weight) {
@@ -443,7 +443,7 @@ impl Chunked<'_> {
         Ok(())
     }
 
-    /// Adds a node with one result of a name that is free.
+    /// Adds a node with one result that has an unused name.
     fn add(
         &mut self,
         op: Op,
@@ -460,7 +460,7 @@ impl Chunked<'_> {
         Ok(self.graph.add_node(op, inputs, &[name], phase, module)?[0])
     }
 
-    /// Adds a node whose result takes the place of `value`.
+    /// Adds a node whose result replaces `value`.
     fn define(&mut self, value: Value, op: Op, inputs: &[Value], like: Node) {
         let NodeData { phase, module, .. } = &self.graph.nodes[like];
         let (phase, module) = (*phase, module.clone());
@@ -470,7 +470,7 @@ impl Chunked<'_> {
         self.graph.order.push(node);
     }
 
-    /// How many targets count.
+    /// Adds the number of targets that count.
     fn count(&mut self) -> Result<Value, graph::Error> {
         if let Some(counted) = self.counted {
             return Ok(counted);
@@ -508,7 +508,7 @@ impl Chunked<'_> {
         Ok(counted)
     }
 
-    /// All chunks, and what is made of them.
+    /// Adds all chunks and joins their results.
     fn all(&mut self, order: &[Node], chunk: u64) -> Result<(), graph::Error> {
         let counted = self.count()?;
         let (region, rows) = (self.region, self.region.rows);
@@ -584,8 +584,8 @@ impl Chunked<'_> {
         Ok(())
     }
 
-    /// The operands of a node in a chunk: what the chunk computed, or its rows of a whole value, or
-    /// the whole value.
+    /// The operands of a node in a chunk: values that the chunk computed, rows of a whole value, or
+    /// whole values.
     fn operands(
         &mut self,
         chunk: &mut Chunk,
@@ -619,7 +619,7 @@ impl Chunked<'_> {
         Ok(operands)
     }
 
-    /// Makes a node's value of its parts; `counted` is the number of targets that count.
+    /// Computes a node's value from its parts; `counted` is the number of targets that count.
     fn join(
         &mut self,
         node: Node,
@@ -647,13 +647,13 @@ impl Chunked<'_> {
         Ok(())
     }
 
-    /// The operands of a region's node of which a chunk reads its rows alone, by position.
+    /// The operands of a region's node of which a chunk reads only its own rows, by position.
     fn operands_with_rows(&self, op: &Op, n: usize, part: Part) -> Vec<usize> {
         match (part, op) {
             (Part::Loss | Part::Sum, _) => vec![0, 1],
             (_, Op::NllLossBwd(_)) => vec![1],
             (_, Op::Matmul(_) | Op::Addmm(_)) => vec![n - 2],
-            // The others' rows are the region's own.
+            // For other nodes, the operands with rows are values of the region.
             _ => vec![],
         }
     }
@@ -663,8 +663,8 @@ fn cast(dtype: DType) -> Op {
     Op::Cast(Cast { dtype })
 }
 
-/// The op for this number of rows. Of the ops of a region only the derivative of the loss has the
-/// shape of its result as an attribute.
+/// The op for this number of rows. In a region, only the derivative of the loss has the shape of
+/// its result as an attribute.
 fn with_rows(mut op: Op, rows: u64) -> Op {
     if let Op::NllLossBwd(loss) = &mut op {
         loss.shape[0] = rows as i64;

@@ -1,16 +1,16 @@
-//! Makes one step of several batches: gradients are accumulated over micro-batches, and what needs
-//! memory with the batch's size needs it for one at a time.
+//! Makes one step of several micro-batches. Gradients are accumulated over them, so memory that
+//! grows with the batch's size is needed for only one micro-batch at a time.
 //!
 //! Before: forward and backward of one batch, and the gradients. After: the same nodes once for
 //! each of `n` micro-batches, one after the other, on inputs `NAME.0` to `NAME.n-1` of the same
-//! types. All read the same parameters; what a batch leaves of another state (the random
-//! generator's, running statistics) the next one finds. A gradient is the mean over the
-//! micro-batches', added up in their order in the gradient's own type: so, for losses that are
-//! means over equally many samples, it is that of the whole batch. The output `loss` is the mean of
-//! the losses; others become `NAME.0`, ….
+//! types. All read the same parameters. Other states (of the random generator, running statistics)
+//! go from one micro-batch to the next. A gradient is the mean over the micro-batches, added up in
+//! their order in the gradient's own type. If losses are means over equal numbers of samples, it
+//! equals the gradient of the whole batch. The output `loss` is the mean of the losses; other
+//! outputs become `NAME.0`, ….
 //!
-//! The optimizer comes after this pass: the last micro-batch's backward is the one in which
-//! gradients are complete.
+//! The optimizer comes after this pass: gradients are complete in the backward of the last
+//! micro-batch.
 
 use ir::graph::{self, Output};
 use ir::op::attrs::Scalar;
@@ -22,10 +22,10 @@ use thiserror::Error;
 /// Why a step is not made of several micro-batches.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum MicrobatchError {
-    /// There is nothing to accumulate.
+    /// The graph has no gradients to accumulate.
     #[error("micro-batches accumulate gradients, and the graph names none")]
     NoGradients,
-    /// The name of a micro-batch's input is taken.
+    /// The name of a micro-batch's input is in use.
     #[error("micro-batch {batch} needs an input {name}, and the graph has a value of that name")]
     Taken {
         /// The micro-batch, from 0.
@@ -38,8 +38,8 @@ pub enum MicrobatchError {
     Graph(#[from] graph::Error),
 }
 
-/// Makes a step of `n` micro-batches. An error if there is nothing to accumulate, or if an input
-/// would have a taken name.
+/// Makes a step of `n` micro-batches. An error if the graph has no gradients, or if the name of an
+/// input is in use.
 pub fn run(graph: &mut Graph, n: usize) -> Result<(), MicrobatchError> {
     if n <= 1 {
         return Ok(());
@@ -58,15 +58,15 @@ pub fn run(graph: &mut Graph, n: usize) -> Result<(), MicrobatchError> {
 struct Many<'a> {
     one: &'a Graph,
     graph: Graph,
-    /// Names that are taken.
+    /// Names that are in use.
     names: BTreeSet<String>,
-    /// What each state is before the next micro-batch.
+    /// The value of each state before the next micro-batch.
     found: Vec<Value>,
     /// The gradients that each node computes, by their position in `one.gradients`.
     computed: BTreeMap<Node, Vec<usize>>,
-    /// The sum of each gradient so far, in the order of `one.gradients`; in the end the mean.
+    /// The sum of each gradient so far, in the order of `one.gradients`; at the end the mean.
     sums: Vec<Option<Value>>,
-    /// The losses' sum so far, by the position in `one.outputs`.
+    /// The sum of the losses so far, by the position in `one.outputs`.
     losses: Vec<Option<Value>>,
 }
 
@@ -106,7 +106,7 @@ impl<'a> Many<'a> {
         }
     }
 
-    /// A name that is not taken.
+    /// An unused name.
     fn name(&mut self, mut name: String) -> String {
         while !self.names.insert(name.clone()) {
             name.push('_');
@@ -126,10 +126,10 @@ impl<'a> Many<'a> {
         Ok(self.graph.add_node(op, inputs, &[name], phase, module)?[0])
     }
 
-    /// Micro-batch `k`.
+    /// Adds micro-batch `k`.
     fn batch(&mut self, k: usize, is_last: bool) -> Result<(), MicrobatchError> {
         let one = self.one;
-        // Where each value of the one batch is in this one.
+        // The value of this micro-batch for each value of the single batch.
         let mut here: Table<Value, Option<Value>> = Table::filled(one.values.len(), None);
         for (state, &found) in one.states.values().zip(&self.found) {
             here[state.before] = Some(found);
@@ -187,8 +187,8 @@ impl<'a> Many<'a> {
         Ok(())
     }
 
-    /// Adds the losses of micro-batch `k` to those before, and its other outputs under names of
-    /// their own.
+    /// Adds the losses of micro-batch `k` to the earlier ones, and its other outputs under new
+    /// names.
     fn add_outputs(
         &mut self,
         k: usize,
@@ -213,7 +213,8 @@ impl<'a> Many<'a> {
         Ok(())
     }
 
-    /// Adds gradient number `i` of micro-batch `k` to its sum, which the last one divides.
+    /// Adds gradient number `i` of micro-batch `k` to its sum. The last micro-batch divides the
+    /// sum.
     fn accumulate(
         &mut self,
         i: usize,

@@ -5,14 +5,14 @@
 //! (learning rate, …) are one small input, so that they may change from step to step. Without an
 //! optimizer the gradients become outputs `grad.PATH`.
 //!
-//! With a bound on the norm over all gradients, as `torch.nn.utils.clip_grad_norm_` has it, each
-//! gradient's squares are summed as soon as it is there, and every update takes the factor that
-//! follows from the sums. So updates stand after all gradients; a gradient may leave memory in
-//! between, or be computed again, as any value may.
+//! The norm over all gradients may be clipped, as `torch.nn.utils.clip_grad_norm_` does. Then each
+//! gradient's squares are summed as soon as it is computed, and every update uses a factor that is
+//! computed from the sums. So updates come after all gradients. In between, a gradient may leave
+//! memory or be computed again, like any value.
 //!
-//! Bytes of a parameter with its states, gradient not counted, under AdamW: 12 in f32; 6 in bf16,
-//! whose moments are bf16 then; 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that make
-//! it an f32 master, and two moments in f32.
+//! Bytes of a parameter with its states under AdamW, without the gradient: 12 in f32. 6 in bf16,
+//! with moments in bf16. 12 in bf16 with [`Master::Split`]: 2 of the parameter, 2 that extend it to
+//! an f32 master, and two moments in f32.
 
 use ir::graph::{self, Output, StateData};
 use ir::op::attrs::{ClipScale, Scalar};
@@ -46,8 +46,8 @@ struct Rule {
     /// The states of a parameter of a type. Their shapes may differ from the parameter's: a
     /// factored second moment has a row and a column.
     moments: fn(&TensorType, Master) -> Result<Vec<Moment>, TypeError>,
-    /// Adds the nodes of one parameter's update, as many as it takes. Returns the new values of the
-    /// parameter and then of its moments.
+    /// Adds the nodes of one parameter's update. Returns the new value of the parameter, then those
+    /// of its moments.
     update: fn(&mut Update<'_>) -> Result<Vec<Value>, graph::Error>,
 }
 
@@ -65,7 +65,7 @@ fn moment(name: &'static str, dtype: DType, parameter: &TensorType) -> Result<Mo
 }
 
 impl Optimizer {
-    /// All that is known of an optimizer, besides its name. A new one is a variant and an arm here,
+    /// Everything about an optimizer except its name. A new optimizer needs a variant, an arm here,
     /// and its ops.
     fn rule(self) -> Rule {
         match self {
@@ -133,7 +133,7 @@ fn adamw_moments(ty: &TensorType, master: Master) -> Result<Vec<Moment>, TypeErr
         .collect()
 }
 
-/// The update of one parameter, while its nodes are added.
+/// The update of one parameter that is being built.
 struct Update<'a> {
     graph: &'a mut Graph,
     /// The module of the parameter.
@@ -153,8 +153,8 @@ struct Update<'a> {
 }
 
 impl Update<'_> {
-    /// One node that computes the whole update: op(parameter, gradient, moments.., [step,] options
-    /// [, scale]).
+    /// Adds one node that computes the whole update: op(parameter, gradient, moments.., [step,]
+    /// options [, scale]).
     fn single(&mut self, op: Op) -> Result<Vec<Value>, graph::Error> {
         let mut inputs = vec![self.parameter, self.gradient];
         inputs.extend(&self.moments);
@@ -181,34 +181,33 @@ impl Update<'_> {
 }
 
 ir::named! {
-    /// What a half-precision parameter is a rounding of.
+    /// The f32 master of a half-precision parameter.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub enum Master {
-        /// Of nothing: it is updated as it is, in its own type.
+        /// No master: the parameter is updated in its own type.
         #[default]
         None = "none",
-        /// Of an f32 that is updated: a bf16 parameter is its upper half, and a state `low.PATH`
-        /// its lower 16 bits. Nothing of the f32 is lost, and nothing is stored twice. See the op
-        /// `adamw_split`.
+        /// An f32 is updated. The bf16 parameter is its upper half, and a state `low.PATH` has its
+        /// lower 16 bits. No bit of the f32 is lost or stored twice. See the op `adamw_split`.
         Split = "split",
     }
 }
 
 impl Master {
-    /// True if a parameter of this type is kept in two halves.
+    /// True if a parameter of this type is stored in two halves.
     fn splits(self, ty: &TensorType) -> bool {
         self == Master::Split && ty.dtype() == DType::BF16
     }
 }
 
-/// What is attached.
+/// What the pass attaches.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Attach {
     /// The optimizer.
     pub optimizer: Optimizer,
-    /// What half-precision parameters are roundings of.
+    /// The masters of half-precision parameters.
     pub master: Master,
-    /// The most that the norm over all gradients may be: larger ones are scaled down to it.
+    /// The largest norm over all gradients. Larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
 }
 
@@ -227,19 +226,19 @@ pub enum AttachError {
     /// The largest norm of gradients is not above 0, or not finite.
     #[error("gradients cannot be clipped to a norm of {0}; it should be a positive number")]
     NoNorm(f64),
-    /// Gradients are to be clipped, and nothing reads them.
+    /// Gradients should be clipped, but there is no optimizer.
     #[error("gradients are clipped for an optimizer's updates, and there is none")]
     NoUpdates,
     /// The optimizer keeps no masters.
     #[error("masters are kept by adamw alone, not by {}", .0.name())]
     NoMasters(Optimizer),
-    /// No parameter is a rounding.
+    /// No parameter is bf16.
     #[error("masters are kept for bf16 parameters, and the model has none")]
     NoRoundings,
-    /// There is nothing to update with.
+    /// The graph has no gradients.
     #[error("{} cannot be attached: the graph computes no gradient", .0.name())]
     NoGradient(Optimizer),
-    /// The graph has the input that holds an optimizer's options.
+    /// The graph already has the input with an optimizer's options.
     #[error("%{HYPER} is there already: the graph has an optimizer")]
     Attached,
     /// The graph updates a parameter itself.
@@ -263,7 +262,7 @@ pub enum AttachError {
         /// What does not fit.
         source: graph::Error,
     },
-    /// A state or the options are of no possible type.
+    /// The type of a state or of the options is not possible.
     #[error(transparent)]
     Type(#[from] TypeError),
     /// The node of the clipping or of the count of steps does not fit the graph.
@@ -274,7 +273,7 @@ pub enum AttachError {
 /// The input that holds the options.
 pub const HYPER: &str = artifact::OPTIMIZER_INPUT;
 
-/// Attaches an optimizer. An error says what it does not go with.
+/// Attaches an optimizer. An error says why this is not possible.
 pub fn run(graph: &mut Graph, attach: impl Into<Attach>) -> Result<(), AttachError> {
     let attach = attach.into();
     let Attach {
@@ -367,7 +366,7 @@ impl Attach {
         Ok(())
     }
 
-    /// Refuses a graph that the optimizer cannot be attached to.
+    /// Refuses a graph to which the optimizer cannot be attached.
     fn check_graph(&self, graph: &Graph, gradients: &[(State, Value)]) -> Result<(), AttachError> {
         let (optimizer, master) = (self.optimizer, self.master);
         if gradients.is_empty() {

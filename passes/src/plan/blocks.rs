@@ -1,14 +1,15 @@
-//! The repeated blocks of a model: what planners decide about as one.
+//! The repeated blocks of a model. Planners decide about a block as a whole.
 //!
 //! Before: any graph. After: every forward and backward node that is not a reshape is in one block,
-//! every parameter in the block that uses it first. What stands before the first repeated block
-//! (embeddings) and after the last (the head, the loss) are blocks too, marked as not repeated.
+//! and every parameter is in the block that uses it first. The nodes before the first repeated
+//! block (embeddings) and after the last (the head, the loss) are also blocks, marked as not
+//! repeated.
 //!
-//! Where nodes have module paths, blocks are siblings with numbers for names: `h.0`, `h.1`.
-//! Otherwise they are the period that repeats the most of the forward's work. The period is looked
-//! for among the nodes that read parameters: each block has its own, so that no merging of equal
-//! nodes, no shared mask and no reordering of what is cheap breaks the pattern. A border between
-//! two blocks stands where the fewest bytes cross it: the residual stream.
+//! If nodes have module paths, blocks are siblings whose names are numbers: `h.0`, `h.1`. Otherwise
+//! blocks are periods of the repetition that covers the most work of the forward. The period is
+//! searched only among the nodes that read parameters. Each block has its own parameters, so merged
+//! equal nodes, shared masks and reordered cheap nodes do not break the pattern. The border between
+//! two blocks is where the fewest bytes cross it: the residual stream.
 
 use super::users::users;
 use ir::graph::Def;
@@ -20,15 +21,16 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A part of a model that runs as one, forward and backward.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Block {
-    /// Its module's path, `block.N` where modules have none, `before` or `after`.
+    /// The path of its module, or `block.N` without paths, or `before` or `after`.
     pub name: String,
-    /// True for the repeated blocks; false for what stands before and after them.
+    /// True for the repeated blocks; false for the blocks before and after them.
     pub repeated: bool,
     /// Its forward nodes, in the graph's order, without reshapes.
     pub forward: Vec<Node>,
     /// Its backward nodes, in the graph's order, without reshapes.
     pub backward: Vec<Node>,
-    /// Its parameters, in order of first use: a tied one is here only if no earlier block reads it.
+    /// Its parameters, in order of first use. A tied parameter belongs to the first block that
+    /// reads it.
     pub states: Vec<State>,
 }
 
@@ -94,7 +96,7 @@ pub fn find(graph: &Graph) -> Vec<Block> {
     blocks
 }
 
-/// Blocks without nodes: what is before the repeated ones, those, and what is after.
+/// Blocks without nodes: `before`, the repeated blocks, and `after`.
 fn empty_blocks(names: Vec<String>) -> Vec<Block> {
     let n = names.len();
     let names = std::iter::once("before".to_string())
@@ -120,8 +122,9 @@ fn parameter(graph: &Graph, root: Value) -> Option<State> {
     }
 }
 
-/// Blocks of all nodes, from those of some: what stands before the first of these is in `first`,
-/// what stands after the last in `last`, and what stands between is in the block that began last.
+/// The blocks of all nodes, from the blocks of some. Nodes before the first known one are in
+/// `first`, nodes after the last known one in `last`, and nodes between are in the block of the
+/// known node before them.
 fn in_between(own: &[Option<usize>], first: usize, last: usize) -> Vec<usize> {
     let end = own.iter().rposition(Option::is_some).map_or(0, |i| i + 1);
     let mut current = first;
@@ -134,7 +137,7 @@ fn in_between(own: &[Option<usize>], first: usize, last: usize) -> Vec<usize> {
         };
         blocks.push(current);
     }
-    // Without any block, everything stands before.
+    // Without any known block, all nodes are in block 0.
     if end == 0 { vec![0; own.len()] } else { blocks }
 }
 
@@ -152,8 +155,8 @@ fn work(graph: &Graph, node: Node) -> f64 {
     data.op.work(&inputs, &outputs).flops + bytes as f64
 }
 
-/// The ends of a path's numeric components: of `h.0.mlp.2.w`, those of `h.0` and `h.0.mlp.2`, each
-/// with its container's end: `h.`, `h.0.mlp.`.
+/// The numeric components of a path, as (start, end). For `h.0.mlp.2.w` the ends give `h.0` and
+/// `h.0.mlp.2`, and the starts give their containers, `h.` and `h.0.mlp.`.
 fn numbers(path: &str) -> Vec<(usize, usize)> {
     let mut ends = vec![];
     let mut start = 0;
@@ -167,22 +170,23 @@ fn numbers(path: &str) -> Vec<(usize, usize)> {
     ends
 }
 
-/// The block, by paths of blocks, that a module lies in.
+/// The block that contains a module; `paths` has the blocks' paths.
 fn within(module: &str, paths: &BTreeMap<&str, usize>) -> Option<usize> {
     numbers(module)
         .into_iter()
         .find_map(|(_, end)| paths.get(&module[..end]).copied())
 }
 
-/// A list joins the one with the most work if its members have at least this share of that one's:
-/// an encoder beside a decoder does, a small classifier made of numbered layers does not.
+/// A list of modules joins the list with the most work if its members do at least this share of the
+/// work of that list's members. The encoder next to a decoder joins. A small classifier made of
+/// numbered layers does not.
 const JOINS: f64 = 0.1;
-/// Members of members are the blocks if they do at least this share of the members' work
-/// (`stages.2.0` of `stages.2`).
+/// Inner members (`stages.2.0` in `stages.2`) are the blocks if they do at least this share of the
+/// work of the outer ones.
 const REFINES: f64 = 0.9;
 
-/// Paths of the blocks, in order of the forward, if at least two siblings with numbers for names
-/// are found.
+/// Paths of the blocks, in order of the forward, if there are at least two siblings whose names are
+/// numbers.
 fn by_modules<'g>(graph: &'g Graph, forward: &[Node]) -> Option<Vec<&'g str>> {
     let module = |node: Node| graph.nodes[node].module.as_str();
     let mut children: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -195,7 +199,7 @@ fn by_modules<'g>(graph: &'g Graph, forward: &[Node]) -> Option<Vec<&'g str>> {
                 .insert(&path[..end]);
         }
     }
-    // The outermost list with more than one member; a container of one is passed through.
+    // The outermost list with more than one member. Lists with one member are skipped.
     let outermost = |path: &'g str| {
         let several = |&(start, _): &(usize, usize)| {
             children.get(&path[..start]).is_some_and(|c| 1 < c.len())
@@ -240,10 +244,10 @@ fn by_modules<'g>(graph: &'g Graph, forward: &[Node]) -> Option<Vec<&'g str>> {
     (1 < paths.len()).then_some(paths)
 }
 
-/// The next numbered components, if they are blocks rather than parts of one: there are more of
-/// them, they do nearly all of the work, and most of them read what the one before computed and
-/// consist of the same ops. Stages of a residual network are refined so; experts (beside each
-/// other) and layers of a sequential block (unlike each other) are not.
+/// The next numbered components, if they are blocks and not parts of a block. Then there are more
+/// of them, they do nearly all of the work, and most of them read results of the one before and
+/// have the same ops. So the stages of a residual network are refined. Experts are not, because
+/// they run side by side. The layers of a sequential block are not, because they differ.
 fn refined(
     graph: &Graph,
     forward: &[Node],
@@ -293,12 +297,12 @@ fn refined(
         .then_some(finer)
 }
 
-/// A block that has at least this share of the period's parameters at an end of the repetition is a
-/// block: the first one may begin differently.
+/// At both ends of the repetition, an incomplete period is a block if it has at least this share of
+/// the period's parameters. For example, the first block may begin differently.
 const PARTIAL: f64 = 0.5;
 
-/// Names of the blocks, and the block of each forward node, from the period of the nodes that read
-/// parameters.
+/// Names of the blocks, and the block of each forward node, from the repetition of the nodes that
+/// read parameters.
 fn by_repetition(graph: &Graph, forward: &[Node]) -> (Vec<String>, Vec<Option<usize>>) {
     let none = || (vec![], vec![None; forward.len()]);
     let anchors = anchors(graph, forward);
@@ -306,8 +310,8 @@ fn by_repetition(graph: &Graph, forward: &[Node]) -> (Vec<String>, Vec<Option<us
         return none();
     };
     let crossing = crossing(graph, forward);
-    // The cheapest border between anchor `a - 1` and anchor `a`: a position in `forward`, the first
-    // one of the best.
+    // The cheapest border between anchor `a - 1` and anchor `a`, as a position in `forward`. Of
+    // equal ones, the first.
     let border = |a: usize| {
         let low = if a == 0 { 0 } else { anchors[a - 1].0 + 1 };
         (low..=anchors[a].0)
@@ -320,9 +324,9 @@ fn by_repetition(graph: &Graph, forward: &[Node]) -> (Vec<String>, Vec<Option<us
                 .step_by(period)
                 .map(|a| crossing[border(a)])
                 .collect();
-            // Fewest bytes in the mean; then the most complete blocks; then the latest, for what
-            // stands before the first block may look like a block's end (the norm of the
-            // embeddings, where norms stand behind).
+            // The fewest bytes on average; then the most complete blocks; then the latest, because
+            // the nodes before the first block may look like the end of a block (the norm of the
+            // embeddings, in a model whose blocks end with a norm).
             (
                 borders.iter().sum::<u64>() / borders.len() as u64,
                 Reverse((to - from - o) / period),
@@ -331,8 +335,8 @@ fn by_repetition(graph: &Graph, forward: &[Node]) -> (Vec<String>, Vec<Option<us
         })
         .unwrap_or(0);
     let mut starts: Vec<usize> = (from + offset..to).step_by(period).map(border).collect();
-    // The rest behind the last complete block is a block if it is large enough, and otherwise what
-    // comes after.
+    // The rest behind the last complete block is a block if it is large enough. Otherwise it
+    // belongs to `after`.
     let rest = (to - from - offset) % period;
     let enough = |anchors: usize| PARTIAL * period as f64 <= anchors as f64;
     let mut end = match rest {
@@ -341,7 +345,7 @@ fn by_repetition(graph: &Graph, forward: &[Node]) -> (Vec<String>, Vec<Option<us
         _ => starts.pop().unwrap_or(0),
     };
     if enough(offset) {
-        // The first block begins before the repetition does, by at most as many anchors as it
+        // The first block begins before the repetition, at most by the number of anchors that it
         // lacks.
         let low = from.saturating_sub(period - offset);
         let first = (low..=from)
@@ -372,8 +376,8 @@ fn by_repetition(graph: &Graph, forward: &[Node]) -> (Vec<String>, Vec<Option<us
     )
 }
 
-/// Where the last block ends: the border before the next anchor, or the cheapest place behind the
-/// last one.
+/// The end of the last block: the border before the next anchor, or the cheapest place behind the
+/// last anchor.
 fn next_border(
     anchors: &[(usize, usize)],
     to: usize,
@@ -384,7 +388,7 @@ fn next_border(
         return border(to);
     }
     let low = anchors[to - 1].0 + 1;
-    // The first of the cheapest: what follows is the loss.
+    // The first of the cheapest, because the loss follows.
     (low..crossing.len())
         .min_by_key(|&at| (crossing[at] == 0, crossing[at]))
         .unwrap_or(low)
@@ -393,7 +397,8 @@ fn next_border(
 /// The forward nodes that read a parameter and something else: position in `forward`, number of
 /// their kind. A kind is the op, its attributes and all types.
 fn anchors(graph: &Graph, forward: &[Node]) -> Vec<(usize, usize)> {
-    // True for parameters and what is computed from one alone: a transposed or cast weight.
+    // True for parameters, and for values that are computed from one parameter alone: a transposed
+    // or cast weight.
     let mut weight: Table<Value, bool> = Table::filled(graph.values.len(), false);
     for state in graph
         .states
@@ -435,8 +440,8 @@ fn anchors(graph: &Graph, forward: &[Node]) -> Vec<(usize, usize)> {
     anchors
 }
 
-/// The anchors `from..to` that repeat with a period, and the period: those with the most work; of
-/// equal ones, the shortest period.
+/// The repetition with the most work: anchors `from..to`, and their period. Of equal ones, the
+/// shortest period.
 fn longest_run(
     graph: &Graph,
     forward: &[Node],
@@ -454,8 +459,8 @@ fn longest_run(
             if i + period < n && anchors[i].1 == anchors[i + period].1 {
                 continue;
             }
-            // Anchors from..i each have an equal one a period later; two periods at least are a
-            // repetition.
+            // Each of the anchors from..i equals the anchor one period later. A repetition has at
+            // least two periods.
             if from + period <= i {
                 let covered = sums[i + period] - sums[from];
                 if best.is_none_or(|(most, _)| most < covered) {
@@ -469,8 +474,8 @@ fn longest_run(
 }
 
 /// Bytes of forward values that are computed before each position of `forward` and read by a
-/// forward node at or after it; one entry more than nodes. Only what depends on a parameter counts:
-/// masks and tables cross every border.
+/// forward node at or after it; there is one entry more than nodes. Only values that depend on a
+/// parameter count, because masks and tables cross every border.
 fn crossing(graph: &Graph, forward: &[Node]) -> Vec<u64> {
     let positions: BTreeMap<Node, usize> = forward.iter().copied().zip(0..).collect();
     let users = users(graph, &graph.order);
@@ -508,7 +513,7 @@ fn crossing(graph: &Graph, forward: &[Node]) -> Vec<u64> {
     change[..=forward.len()].iter().map(sum).collect()
 }
 
-/// Blocks of backward nodes, by what they read and compute, where modules do not tell.
+/// Blocks of backward nodes, by their operands and results, for models without module paths.
 fn by_operands(
     graph: &Graph,
     backward: &[Node],
@@ -528,8 +533,8 @@ fn by_operands(
             .filter(|(low, high)| low == high)
             .map(|(block, _)| block)
     };
-    // What computes a parameter's gradient, before it is summed, transposed or reshaped, works for
-    // the parameter's block.
+    // A node that computes a parameter's gradient, before it is summed, transposed or reshaped,
+    // belongs to the parameter's block.
     let mut known: Table<Node, Option<usize>> = Table::filled(graph.nodes.len(), None);
     for (state, gradient) in gradients(graph) {
         let Some(block) = only_reader(graph.states[state].before) else {
@@ -562,8 +567,9 @@ fn by_operands(
                 .filter(|&&r| parameter(graph, r).is_some())
                 .find_map(|&r| only_reader(r))
         };
-        // What stands before the blocks or is read by several (masks, tables) tells nothing. An
-        // input of a block is the result of the one before: the block is the one that reads it.
+        // Values of `before`, and values that several blocks read (masks, tables), give no
+        // information. The input of a block is a result of the block before, and belongs to the
+        // block that reads it.
         let activation = |&root: &Value| {
             let def = forward[graph.def_node(root)?].filter(|&block| 0 < block)?;
             match readers(root) {
@@ -611,7 +617,7 @@ fn gradients(graph: &Graph) -> Vec<(State, Value)> {
                 .find_map(|&value| parameter(graph, graph.root(value)));
             state.zip(inputs.iter().copied().find(computed))
         };
-        // A group may be several updates, a step each.
+        // A group may have several updates, one per step.
         let steps = data.op.body().map_or(&[][..], |body| body.steps());
         let operands = |step: &Step| {
             step.inputs

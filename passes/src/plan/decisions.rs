@@ -1,4 +1,4 @@
-//! What a planner answers: [`Decisions`], plain data with the reason for each.
+//! What a planner returns: [`Decisions`], plain data with the reason for each.
 
 use super::problem::Problem;
 use ir::{Graph, Node, State, Value};
@@ -33,39 +33,38 @@ pub struct Reason {
     /// The estimated time that a recompute adds to the step, µs; `None` if the planner priced
     /// none.
     pub recompute: Option<f64>,
-    /// The line that the planner decided it for: where memory was short, or where the value is
-    /// read again.
+    /// The line that caused the decision: memory was short there, or the value is read again there.
     pub line: u32,
 }
 
-/// What a planner answers.
+/// What a planner returns.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Decisions {
     /// Gaps over which a value leaves the device. Every other value is kept from its first access
     /// to its last.
     pub cuts: BTreeMap<Gap, (Means, Reason)>,
-    /// States that live on the host: they come for their uses.
+    /// States that live on the host. They are copied in for their uses.
     pub hosted: BTreeMap<State, Reason>,
-    /// Hosted states that lie side by side on the host and come to the device in one copy. A state
-    /// is in one chunk at most; one that is in none comes alone.
+    /// Hosted states that lie next to each other on the host and come to the device in one copy. A
+    /// state is in at most one chunk. A state without a chunk comes alone.
     pub chunks: Vec<Vec<State>>,
     /// Nodes that the host runs, in its own memory: updates of hosted states.
     pub on_host: BTreeSet<Node>,
     /// Nodes that run again before a line, by the line's position in [`Problem::lines`], in order.
     /// Readers take the latest result.
     pub reruns: BTreeMap<u32, Vec<Node>>,
-    /// Bytes above the lines' own peak that copies may take by coming early.
+    /// Bytes above the peak of the lines that early copies may take.
     pub ahead: u64,
 }
 
 impl Decisions {
-    /// How many values leave the device over a gap, and states altogether.
+    /// The number of cut gaps plus the number of hosted states.
     pub fn count(&self) -> usize {
         self.cuts.len() + self.hosted.len()
     }
-    /// The gaps after which a value is computed again by one of [`Decisions::reruns`], with what
-    /// that frees and costs. A value that runs again after its last access, for another rerun, has
-    /// that access's number for a gap.
+    /// The gaps after which one of [`Decisions::reruns`] computes a value again, with the bytes
+    /// that this frees and its cost. If a value is computed again after its last access, for
+    /// another rerun, its gap has the number of that access.
     pub fn solved(&self, problem: &Problem<'_>) -> BTreeMap<Gap, Reason> {
         let graph = problem.graph;
         let mut solved = BTreeMap::new();

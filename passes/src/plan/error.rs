@@ -7,12 +7,12 @@ use thiserror::Error;
 /// Why there is no program.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum Error {
-    /// A graph pass cannot do what the options ask of the user's graph.
+    /// A graph pass cannot apply the options to the user's graph.
     #[error("{message}")]
     Graph {
         /// The pass.
         pass: &'static str,
-        /// What it said.
+        /// Its message.
         message: String,
     },
     /// Decisions that no schedule can carry out.
@@ -28,12 +28,12 @@ pub enum Error {
     Broken {
         /// The pass.
         pass: &'static str,
-        /// How many findings there are, and the first.
+        /// The number of findings, and the first one.
         summary: String,
         /// The program, with all findings under their lines.
         text: String,
     },
-    /// The compiled program has other figures than the plan that was chosen: a bug of this
+    /// The figures of the compiled program differ from those of the chosen plan: a bug of this
     /// compiler.
     #[error(
         "the chosen plan needs {planned} bytes and {planned_micros} us, the compiled program \
@@ -54,7 +54,7 @@ pub enum Error {
 /// Decisions that no schedule can carry out.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum Illegal {
-    /// An output that no line computes.
+    /// No line computes an output.
     #[error("output {0} is not computed")]
     NotComputed(String),
     /// A chunk holds a state that lives on the device.
@@ -68,13 +68,13 @@ pub enum Illegal {
     /// A state is in two chunks.
     #[error("{0} is in two chunks")]
     InTwoChunks(String),
-    /// A node that is to run again is an update, or is not pure.
+    /// A node that should run again is an update, or is not pure.
     #[error("{0} cannot run again")]
     Rerun(String),
-    /// A value that is to be computed again is an input or a state.
+    /// A value that should be computed again is an input or a state.
     #[error("%{0} cannot be computed again: no node computes it")]
     NoNode(String),
-    /// A value that is to be computed again needs an op that is not pure.
+    /// A value that should be computed again needs an op that is not pure.
     #[error("%{value} cannot be computed again: {op} is not pure")]
     NotPure {
         /// The value.
@@ -89,7 +89,7 @@ pub enum Illegal {
 pub struct Infeasible {
     /// The budget, bytes.
     pub budget: u64,
-    /// The smallest budget that would do, bytes.
+    /// The smallest budget that would fit, bytes.
     pub smallest: u64,
     /// The line of the smallest plan that needs most.
     pub line: String,
@@ -97,7 +97,7 @@ pub struct Infeasible {
     pub live: Vec<(String, u64)>,
     /// `device` or `host`.
     pub pool: String,
-    /// Who decided.
+    /// The planner that decided.
     pub planner: Planner,
 }
 

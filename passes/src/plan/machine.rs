@@ -13,5 +13,5 @@ pub const COMPUTE: Stream = Stream::nth(0);
 pub const H2D: Stream = Stream::nth(1);
 /// The stream of copies from the device to the host.
 pub const D2H: Stream = Stream::nth(2);
-/// The stream of what the host computes. A schedule has it only if the host computes something.
+/// The stream of nodes that the host runs. A schedule has it only if there are such nodes.
 pub const ON_HOST: Stream = Stream::nth(3);

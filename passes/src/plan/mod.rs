@@ -1,8 +1,9 @@
-//! The nouns of planning, as plain data: what is asked ([`Options`], [`Budget`]), what planners see
-//! ([`Problem`]), what they answer ([`Decisions`]), and the pools and streams of every schedule.
+//! The nouns of planning, as plain data: the user's choices ([`Options`], [`Budget`]), what
+//! planners read ([`Problem`]) and return ([`Decisions`]), and the pools and streams of every
+//! schedule.
 //!
-//! Nothing here plans. The planners are in [`decide`](crate::decide), and
-//! [`apply`](crate::schedule::apply) alone turns decisions into lines.
+//! Nothing here plans. The planners are in [`decide`](crate::decide). Only
+//! [`apply`](crate::schedule::apply) turns decisions into lines.
 
 pub mod blocks;
 mod decisions;

@@ -1,4 +1,4 @@
-//! What the user chooses: [`Options`], the [`Budget`] among them.
+//! What the user chooses: [`Options`], including the [`Budget`].
 
 use crate::graph::loss::Chunks;
 use crate::graph::optimizer::{Attach, Master, Optimizer};
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 /// Peak bytes of the device for the whole step.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub enum Budget {
-    /// What the device has.
+    /// The memory of the device.
     #[default]
     Device,
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
     /// A share of what `keep` needs: 0.6 is 60 %.
     Share(f64),
@@ -22,9 +22,10 @@ ir::named! {
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Kernels {
-        /// Each op's own kernel, in the runtime.
+        /// One kernel for each op, in the runtime.
         Plain = "plain",
-        /// Ops are grouped, and groups are kernels that are generated; the runtime has the others.
+        /// Ops are grouped, and a kernel is generated for each group. The runtime has the other
+        /// kernels.
         #[default]
         Generated = "generated",
     }
@@ -35,27 +36,27 @@ ir::named! {
 pub struct Options {
     /// The optimizer to attach.
     pub optimizer: Optimizer,
-    /// What half-precision parameters are roundings of.
+    /// The f32 masters of half-precision parameters.
     pub master: Master,
-    /// The most that the norm over all gradients may be.
+    /// The largest norm over all gradients.
     pub clip_norm: Option<f64>,
-    /// Over how many batches gradients are accumulated for one update; one if absent.
+    /// The number of batches over which gradients are accumulated for one update; 1 if absent.
     pub micro_batches: Option<usize>,
-    /// Where its updates stand.
+    /// Where its updates run.
     pub update: Update,
-    /// In how many chunks of rows the loss is computed.
+    /// The number of chunks of rows of the loss.
     pub loss_chunks: Chunks,
     /// What computes.
     pub kernels: Kernels,
     /// The budget.
     pub budget: Budget,
-    /// Bytes that the host's pool may hold; the device file's figure if absent.
+    /// The limit of the host's pool, bytes; the figure of the device file if absent.
     pub host: Option<u64>,
     /// Who decides.
     pub planner: Planner,
     /// Whether other budgets are planned too.
     pub extent: Extent,
-    /// Leaves formulas as they were traced: without `simplify`.
+    /// Skips `simplify`: formulas stay as they were traced.
     pub without_simplify: bool,
 }
 
@@ -74,12 +75,12 @@ ir::named! {
     /// Who decides.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub enum Planner {
-        /// The best that any planner finds.
+        /// The best plan of all planners.
         #[default]
         Auto = "auto",
         /// Nothing leaves the device.
         Keep = "keep",
-        /// Whatever is cheapest by the byte, in steps or at once: see [`greedy`].
+        /// The change with the lowest price per byte, in rounds or at once: see [`greedy`].
         Greedy = "greedy",
         /// Weights leave, activations stay: see [`weights`].
         Offload = "offload",
@@ -88,18 +89,18 @@ ir::named! {
     }
 }
 
-/// What planning finds out.
+/// What planning computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Extent {
-    /// The plan for the budget, and what other budgets would come to.
+    /// The plan for the budget, and the plans for other budgets.
     #[default]
     Curve,
-    /// The plan for the budget: the same one, in less time. Of graphs of thousands of lines, some
-    /// that needs less memory and is faster may be missed; none was seen: see `decide::record`.
+    /// Only the plan for the budget: the same plan, in less time. For graphs of thousands of lines,
+    /// a better plan may be missed; this was never observed: see `decide::record`.
     Plan,
 }
 
-/// What a record may need, bytes.
+/// The most memory that a record may need, bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// On the device.

@@ -1,5 +1,5 @@
-//! What planners see of a graph on a machine: [`Problem`], with its tables of uses, blocks and
-//! groups of states.
+//! What planners read: [`Problem`], a graph on a machine, with tables of uses, blocks and groups of
+//! states.
 
 use super::blocks::{self, Block};
 use super::decisions::{Decisions, Gap, Means, Reason};
@@ -11,7 +11,7 @@ use ir::schedule::buffer_bytes;
 use ir::{Device, Graph, Node, State, Table, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a planner sees.
+/// What a planner reads.
 pub struct Problem<'a> {
     /// The graph; its order is final.
     pub graph: &'a Graph,
@@ -21,7 +21,7 @@ pub struct Problem<'a> {
     pub cost: &'a dyn Cost,
     /// The nodes that become lines: the graph's order without reshapes.
     pub lines: Vec<Node>,
-    /// Where in `lines` each node stands.
+    /// The position of each node in `lines`.
     pub position: Table<Node, Option<u32>>,
     /// [`Graph::root`] of each value.
     pub root: Table<Value, Value>,
@@ -32,7 +32,7 @@ pub struct Problem<'a> {
     /// The positions in `lines` that access each value, ascending: its definition, if a line
     /// defines it, then its uses.
     pub accesses: Table<Value, Vec<u32>>,
-    /// Roots that the step must leave: states' new values and outputs.
+    /// Roots that must exist at the end of the step: new values of states, and outputs.
     pub leaves: Table<Value, bool>,
     /// The parts of the model.
     pub blocks: Vec<Block>,
@@ -42,8 +42,8 @@ pub struct Problem<'a> {
     pub groups: Table<Group, GroupData>,
     /// Bytes that each node's kernel may use while it runs.
     pub scratch: Table<Node, u64>,
-    /// Bytes that the host's pool may hold; `None` if nothing limits it. Set here alone: planners
-    /// and schedules take it from here.
+    /// The limit of the host's pool, bytes; `None` if there is none. Planners and schedules read it
+    /// only here.
     pub host_limit: Option<u64>,
     /// The heuristics that planners use.
     pub heuristics: Heuristics,
@@ -59,16 +59,16 @@ ir::ids! {
 pub struct GroupData {
     /// Parameters, in the order in which the step first uses them.
     pub params: Vec<State>,
-    /// The same, as they come and go together: each long enough for the link.
+    /// The same parameters in chunks: a chunk is copied as one, and is long enough for the link.
     pub chunks: Vec<Vec<State>>,
-    /// What else their updates change: moments.
+    /// The other states that their updates change: moments.
     pub moments: Vec<State>,
     /// The updates.
     pub updates: Vec<Node>,
 }
 
 impl GroupData {
-    /// Lets the states, which live on the host, come in chunks and be updated there.
+    /// Lets the host update the states, which live on the host, and lets them come in chunks.
     pub(crate) fn add_to(&self, decisions: &mut Decisions) {
         decisions
             .chunks
@@ -155,7 +155,7 @@ impl<'a> Problem<'a> {
         problem
     }
 
-    /// True where a round of planning takes long, and a share of the peak holds many tensors.
+    /// True if a round of planning takes long, and a small share of the peak holds many tensors.
     pub fn is_large(&self) -> bool {
         self.lines.len() >= LARGE
     }
@@ -173,8 +173,8 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Parameters that one optimizer node updates, with all that it updates: those of a block
-    /// together, others alone.
+    /// Parameters that one optimizer node updates, with all states that it updates. Parameters of a
+    /// block form one group, other parameters one group each.
     fn groups(&self) -> Table<Group, GroupData> {
         let graph = self.graph;
         let mut by_node: BTreeMap<Node, Vec<State>> = BTreeMap::new();
@@ -228,8 +228,8 @@ impl<'a> Problem<'a> {
 
     /// The other nodes of the update whose last node is `update`: nodes of the optimizer that only
     /// the update needs, and that read, directly or through each other, a gradient and a moment. So
-    /// the count of steps is not among them, which reads no gradient, nor are the sums of squares
-    /// for clipping, which read no moment.
+    /// the count of steps is not one of them, because it reads no gradient. The sums of squares for
+    /// clipping are not, because they read no moment.
     fn parts(&self, update: Node) -> Vec<Node> {
         let graph = self.graph;
         let mut inside = BTreeSet::from([update]);
@@ -249,7 +249,7 @@ impl<'a> Problem<'a> {
         }
         inside.remove(&update);
 
-        // What each node reads: a gradient, a moment.
+        // Whether each node reads a gradient, and whether it reads a moment.
         let mut reads: BTreeMap<Node, (bool, bool)> = BTreeMap::new();
         let mut parts: Vec<Node> = inside.into_iter().collect();
         parts.sort_by_key(|&node| self.position[node]);
@@ -272,14 +272,14 @@ impl<'a> Problem<'a> {
         parts
     }
 
-    /// How many groups a share of them is.
+    /// The number of groups that a share of them is.
     pub(crate) fn n_hosted(&self, share: f64) -> usize {
         (self.groups.len() as f64 * share).round() as usize
     }
 
-    /// Decisions that let the states of a share of the groups live on the host, those of the last
-    /// blocks: their gradients come first, and their parameters are wanted last (ProTrain, section
-    /// 3.1.1).
+    /// Decisions that let a share of the groups live on the host. The groups of the last blocks are
+    /// taken: their gradients are ready first, and their parameters are read last (ProTrain,
+    /// section 3.1.1).
     pub fn hosted(&self, share: f64) -> Decisions {
         let mut decisions = Decisions::default();
         for group in self.groups.values().rev().take(self.n_hosted(share)) {
@@ -291,7 +291,7 @@ impl<'a> Problem<'a> {
         decisions
     }
 
-    /// Why a state lives on the host where that was not weighed against anything.
+    /// The reason for a state on the host if no alternative was priced.
     pub(crate) fn hosted_reason(&self, state: State) -> Reason {
         let bytes = self.graph.values[self.graph.states[state].before]
             .ty
@@ -316,7 +316,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The gap of a state between its last use in forward and the next, if there are both.
+    /// The gap of a state between its last use in the forward and its next use, if both exist.
     pub fn between_phases(&self, before: Value) -> Option<u32> {
         let forward =
             |&at: &u32| self.graph.nodes[self.lines[at as usize]].phase == ir::Phase::Forward;
@@ -325,9 +325,9 @@ impl<'a> Problem<'a> {
         (0 < n_forward && n_forward < uses.len()).then(|| n_forward as u32 - 1)
     }
 
-    /// Parameters in copies that are long enough for the link's latency to be small beside them,
-    /// and no longer: what comes in pieces needs less room. Neighbours are used one after the
-    /// other.
+    /// Joins parameters to chunks. A copy of a chunk is so long that the link's latency is small in
+    /// comparison. It is not longer than that, because small pieces need less room. Neighbours are
+    /// used one after the other.
     fn chunks(&self, params: &[State]) -> Vec<Vec<State>> {
         let worth = LATENCIES * self.device.link_micros * 1e-6 * self.device.link_bandwidth;
         let mut chunks: Vec<(f64, Vec<State>)> = vec![];
@@ -351,8 +351,8 @@ impl<'a> Problem<'a> {
         self.host_limit.is_none_or(|limit| bytes <= limit)
     }
 
-    /// False if decisions leave more on the host all the time, states and inputs, than it may hold:
-    /// nothing that builds on them is of use.
+    /// False if the states and inputs that are always on the host exceed its limit. Then further
+    /// decisions cannot help.
     pub fn host_has_room(&self, decisions: &Decisions) -> bool {
         let states = decisions
             .hosted
@@ -365,8 +365,7 @@ impl<'a> Problem<'a> {
                 .sum(),
         )
     }
-    /// True for values that lie on the host when a step starts: inputs always, states if they are
-    /// hosted.
+    /// True for values that are on the host when a step starts: all inputs, and hosted states.
     pub fn comes_from_host(&self, root: Value, decisions: &Decisions) -> bool {
         match self.graph.values[root].def {
             Def::Input(_) => true,
@@ -381,8 +380,8 @@ mod tests {
     use super::*;
     use crate::cost::Roofline;
 
-    /// An update of three nodes: sums of squares of rows are a moment, the gradient is scaled by
-    /// them, and the parameter moves.
+    /// An update of three nodes: the first updates a moment, the sums of squares of rows, the
+    /// second scales the gradient by them, and the third updates the parameter.
     #[test]
     fn an_update_of_several_nodes_is_one_group() {
         let text = "graph g {
@@ -409,7 +408,7 @@ mod tests {
         assert_eq!(problem.groups.len(), 1);
         let group = &problem.groups[Group::nth(0)];
         let names: Vec<&str> = group.updates.iter().map(|&n| graph.node_name(n)).collect();
-        // The mean reads the gradient alone; the count of steps and the clipping are for all.
+        // The mean reads only the gradient; the count of steps and the clipping are shared by all.
         assert_eq!(names, ["row'", "scaled", "w'"]);
         assert_eq!(group.params, [State::nth(0)]);
         assert_eq!(group.moments, [State::nth(1)]);

@@ -1,8 +1,8 @@
-//! The readers of each value, looked up by every pass that asks where a value is last needed.
+//! The readers of each value. Passes use them to find where a value is last needed.
 
 use ir::{Graph, Node, Table, Value};
 
-/// The nodes that read each value's bytes, by root, in `order`; reshapes are no readers.
+/// The nodes that read each value's bytes, by root, in `order`. Reshapes are not readers.
 pub fn users(graph: &Graph, order: &[Node]) -> Table<Value, Vec<Node>> {
     let mut users: Table<Value, Vec<Node>> = Table::filled(graph.values.len(), vec![]);
     for &node in order

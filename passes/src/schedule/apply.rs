@@ -1,21 +1,19 @@
-//! Turns decisions into lines. The only place that inserts copies and reruns.
+//! Turns decisions into lines. Only this pass inserts copies and reruns.
 //!
-//! Before: an ordered graph and decisions. After: a schedule whose meaning, run from top to bottom,
-//! is the graph's; each value's bytes are in a buffer of their own from where they are made to
-//! where they are last read.
+//! Before: an ordered graph and decisions. After: a schedule that computes the same as the graph,
+//! run from top to bottom. Each value has its own buffer from its first access to its last.
 //!
-//! The nodes are walked in order. Before a node, whatever operands are not on the device are
-//! brought there: copied in if the host has them, else computed again, with whatever that needs in
-//! turn. After it, values whose gap is cut leave. Copies in stand directly before their use;
-//! [`prefetch`](super::prefetch) moves them up.
+//! Nodes are processed in order. Before a node, each operand that is not on the device is brought
+//! there. It is copied in if the host has it. Otherwise it is computed again, with everything that
+//! this needs. After the node, values whose gap is cut leave. Copies in are directly before their
+//! use; [`prefetch`](super::prefetch) moves them up.
 //!
-//! Nodes that the host runs find their operands in the host's pool and leave their results there:
-//! what the host does not have yet, a gradient mostly, is copied out before. Hosted states of one
-//! chunk lie in one buffer and come in one copy.
+//! Nodes that the host runs read their operands from the host's pool and write their results there.
+//! An operand that the host does not have yet, mostly a gradient, is copied out before. Hosted
+//! states of one chunk lie in one buffer and come in one copy.
 //!
-//! A state's new value is written over the old one where the op can do that in place; where it
-//! cannot, or where the old value is read again later (by a rerun), it waits in a buffer of its own
-//! until the end of the step.
+//! A state's new value is written over the old one if the op can do that in place. Otherwise, or if
+//! a rerun reads the old value later, it stays in its own buffer until the end of the step.
 
 use crate::plan::machine::{COMPUTE, D2H, DEVICE, H2D, HOST, ON_HOST};
 use crate::plan::{Decisions, Gap, Illegal, Means, Problem};
@@ -28,10 +26,10 @@ use ir::{Id, Node, Phase, State, Table, Value};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Builds the schedule; `named` gives its buffers names. An error if a decision asks for what
-/// cannot be: to run an op again that is not pure, or to compute a value that no node computes.
+/// Builds the schedule; `named` gives its buffers names. An error if a decision is impossible: it
+/// runs an op again that is not pure, or computes a value that no node computes.
 pub fn run(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<Schedule, Illegal> {
-    // States whose old value is still read after their update: each round finds some, or is the
+    // States whose old value is still read after their update. Each round finds new ones, or is the
     // last.
     let mut held: BTreeSet<State> = BTreeSet::new();
     loop {
@@ -48,18 +46,18 @@ pub fn run(problem: &Problem<'_>, decisions: &Decisions, named: bool) -> Result<
 /// Most lines read a few values.
 type Operands = SmallVec<[Value; 8]>;
 
-/// What is done to bring a value to the device.
+/// How a value is brought to the device.
 #[derive(Clone, Copy)]
 enum Bring {
     In(Value),
     Rerun(Node),
 }
 
-/// What is known of values in a cascade of copies and reruns: marked with its number, for there are
-/// thousands.
+/// Facts about values in a cascade of copies and reruns. There are thousands of cascades, so an
+/// entry is valid only if it has the cascade's number.
 struct Cascades {
     number: u32,
-    /// Values that its steps bring, and those that the steps so far have brought.
+    /// Values that its steps bring, and values that its steps so far have brought.
     done: Table<Value, u32>,
     brought: Table<Value, u32>,
     /// The last step that reads each value.
@@ -72,10 +70,10 @@ struct Lines<'a> {
     /// States whose update waits for the end of the step.
     held: &'a BTreeSet<State>,
     schedule: Schedule,
-    /// Where each root is on the device, and on the host. Invariant: what is there is the value.
+    /// The place of each root on the device, and on the host. Invariant: the place holds the value.
     on_device: Table<Value, Option<Loc>>,
     on_host: Table<Value, Option<Loc>>,
-    /// Homes of states and inputs, which are never given up: the first buffers there are.
+    /// The number of homes of states and inputs, which are never freed. They are the first buffers.
     n_pinned: usize,
     /// Outputs by the root of their value.
     fetches: BTreeMap<Value, Vec<usize>>,
@@ -84,20 +82,20 @@ struct Lines<'a> {
     updated: Table<State, bool>,
     /// Nodes that the host runs.
     on_host_runs: Table<Node, bool>,
-    /// Gaps that are cut, and where those of each value begin and end.
+    /// Gaps that are cut, and the range of each value's gaps.
     cuts: Vec<(u32, Means)>,
     cuts_of: Table<Value, (u32, u32)>,
-    /// States whose old value was wanted after that.
+    /// States whose old value was needed after that.
     read_late: BTreeSet<State>,
     home: Table<State, Loc>,
-    /// The chunk of each state that is in one, and the chunks' homes.
+    /// The chunk of each state, and the chunks' homes.
     chunk: Table<State, Option<usize>>,
     chunk_home: Vec<Buffer>,
     /// The last copy of each chunk, and the states whose old value it holds.
     chunk_copy: Vec<Option<(Buffer, BTreeSet<State>)>>,
     output: Vec<Option<Loc>>,
     cascades: Cascades,
-    /// How many buffers each name has had; absent if buffers get none.
+    /// The number of buffers with each name so far; absent if buffers get no names.
     names: Option<BTreeMap<String, u32>>,
 }
 
@@ -237,7 +235,7 @@ impl<'a> Lines<'a> {
         Ok(())
     }
 
-    /// Gives each chunk its buffer on the host; returns the places of its states.
+    /// Makes each chunk's buffer on the host; returns the places of its states.
     fn chunk_homes(&mut self) -> Result<Table<State, Option<Loc>>, Illegal> {
         let graph = self.problem.graph;
         let mut homes = Table::filled(graph.states.len(), None);
@@ -272,8 +270,9 @@ impl<'a> Lines<'a> {
         Ok(homes)
     }
 
-    /// Outputs and new values of states that are inputs or other states' old values: fetched at the
-    /// start, while they are there. Returns the states, with copies of what they become.
+    /// Handles outputs and new values of states that are inputs or old values of states: they are
+    /// fetched at the start, before they are overwritten. Returns the states, with copies of their
+    /// new values.
     fn found_not_computed(&mut self) -> Result<Vec<(State, Loc)>, Illegal> {
         let graph = self.problem.graph;
         let found = |&&value: &&Value| graph.def_node(value).is_none();
@@ -304,7 +303,7 @@ impl<'a> Lines<'a> {
         Ok(late)
     }
 
-    /// One node: its operands, itself, and what leaves after it.
+    /// One node: brings its operands, runs it, and lets values leave after it.
     fn line(&mut self, position: u32) -> Result<(), Illegal> {
         let graph = self.problem.graph;
         let node = self.problem.lines[position as usize];
@@ -343,7 +342,7 @@ impl<'a> Lines<'a> {
         Ok(())
     }
 
-    /// Nodes that are to run again before a line. Their results take the place of earlier copies.
+    /// Runs nodes again before a line. Their results replace earlier copies.
     fn reruns(&mut self, position: u32) -> Result<(), Illegal> {
         let decisions = self.decisions;
         for &node in decisions
@@ -370,8 +369,8 @@ impl<'a> Lines<'a> {
         Ok(())
     }
 
-    /// Where a node's result goes: over a state's old value where that is allowed, else into a new
-    /// buffer.
+    /// The place of a node's result: over a state's old value if that is allowed, otherwise in a
+    /// new buffer.
     fn result_place(&mut self, node: Node, j: usize, value: Value, pool: Pool) -> Loc {
         let graph = self.problem.graph;
         let data = &graph.nodes[node];
@@ -416,7 +415,7 @@ impl<'a> Lines<'a> {
                 continue;
             }
             if read_again {
-                // The list itself reads the old value later: as if a rerun did.
+                // A later line reads the old value, which is handled like a read by a rerun.
                 self.read_late.insert(state);
                 continue;
             }
@@ -428,13 +427,13 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// True if a step leaves a state another value than it finds.
+    /// True if the step changes the state's value.
     fn is_renewed(&self, state: State) -> bool {
         let state = &self.problem.graph.states[state];
         self.problem.root[state.after] != state.before
     }
 
-    /// The states whose new value a root is.
+    /// The states that get this root as their new value.
     fn updates(&self, value: Value) -> SmallVec<[State; 2]> {
         self.problem.renews[value]
             .iter()
@@ -491,7 +490,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// After an access: a value that is not needed any more, or whose gap is cut, leaves.
+    /// After an access: a value leaves if it is no longer needed, or if its gap is cut.
     fn leave(&mut self, value: Value, position: u32) {
         let Some(loc) = self.on_device[value] else {
             return;
@@ -508,7 +507,8 @@ impl<'a> Lines<'a> {
                 .iter()
                 .any(|state| self.held.contains(state));
         if is_last {
-            // A rerun may still read it: its buffer ends where it is last read.
+            // A rerun may still read it, so it is not dropped here: its buffer ends at its last
+            // read.
             if !held && self.decisions.reruns.is_empty() {
                 self.on_device[value] = None;
             }
@@ -531,7 +531,7 @@ impl<'a> Lines<'a> {
         self.on_device[value] = None;
     }
 
-    /// Drops a value that was brought for a moment.
+    /// Drops a value that was brought temporarily.
     fn give_up(&mut self, value: Value) {
         if let Some(loc) = self.on_device[value]
             && !self.is_pinned(loc)
@@ -540,8 +540,8 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Brings values to the device. `position` is the line they are wanted by; `None` stands for
-    /// the start of the step.
+    /// Brings values to the device. `position` is the line that needs them; `None` is the start of
+    /// the step.
     fn bring(&mut self, wanted: &[Value], position: Option<u32>) -> Result<(), Illegal> {
         if wanted.iter().all(|&value| self.on_device[value].is_some()) {
             wanted.iter().for_each(|&value| self.note_late_read(value));
@@ -552,8 +552,8 @@ impl<'a> Lines<'a> {
             return Ok(());
         }
         let graph = self.problem.graph;
-        // What this cascade brought, and the last step that reads each value, so that what only the
-        // cascade needs leaves at once.
+        // The last step that reads each value. Values that only the cascade needs are dropped after
+        // it.
         let number = self.cascades.number;
         for (k, step) in steps.iter().enumerate() {
             if let Bring::Rerun(node) = step {
@@ -619,8 +619,8 @@ impl<'a> Lines<'a> {
         last.is_some_and(|&last| position.is_none_or(|position| position < last))
     }
 
-    /// Places for a rerun's results. Results that are on the device already, or that no line needs,
-    /// get a buffer that no line reads.
+    /// Places for a rerun's results. A result that is already on the device, or that no line needs,
+    /// gets a buffer that no line reads.
     fn rerun_places(&mut self, node: Node) -> Vec<Loc> {
         let outputs = &self.problem.graph.nodes[node].outputs;
         outputs
@@ -635,13 +635,13 @@ impl<'a> Lines<'a> {
             .collect()
     }
 
-    /// The copies and reruns that bring `wanted` to the device, each after those it needs.
+    /// The copies and reruns that bring `wanted` to the device, each after the ones that it needs.
     fn cascade(&mut self, wanted: &[Value]) -> Result<Vec<Bring>, Illegal> {
         let graph = self.problem.graph;
         let mut steps = vec![];
         self.cascades.number += 1;
         let number = self.cascades.number;
-        // (value, which of its node's operands is next)
+        // (value, the next operand of its node)
         let mut stack: Vec<(Value, usize)> = wanted.iter().rev().map(|&v| (v, 0)).collect();
         while let Some((value, next)) = stack.pop() {
             if self.on_device[value].is_some() {
@@ -684,7 +684,7 @@ impl<'a> Lines<'a> {
         Ok(steps)
     }
 
-    /// Notes that a state's old value is read where its home holds the new one already.
+    /// Notes that a state's old value is read when its home already holds the new one.
     fn note_late_read(&mut self, value: Value) {
         if let Def::State(state) = self.problem.graph.values[value].def
             && self.updated[state]
@@ -715,8 +715,8 @@ impl<'a> Lines<'a> {
         self.on_device[value] = Some(to);
     }
 
-    /// Where a state's old value lies in a copy of its chunk that stays on the device for others of
-    /// the chunk.
+    /// The place of a state's old value in a copy of its chunk that stays on the device for other
+    /// states.
     fn found_in_chunk(&self, chunk: usize, state: State, position: Option<u32>) -> Option<Loc> {
         let (buffer, _) = self.chunk_copy[chunk]
             .as_ref()
@@ -737,8 +737,8 @@ impl<'a> Lines<'a> {
         })
     }
 
-    /// Copies a chunk in, because one of its states is wanted. The others are then there too, but
-    /// for those that have been updated meanwhile.
+    /// Copies a chunk in, because one of its states is needed. The other states are then also on
+    /// the device, except those that have been updated meanwhile.
     fn gather(&mut self, chunk: usize, wanted: State) {
         let home = self.chunk_home[chunk];
         let bytes = self.schedule.buffers[home].bytes;
@@ -809,7 +809,7 @@ impl<'a> Lines<'a> {
 
     fn copy(&mut self, src: Loc, dst: Loc, value: Value, stream: Stream, why: Why) {
         let bytes = self.bytes(value);
-        // No bytes, no copy: every zero-byte buffer holds every zero-byte value.
+        // Zero bytes need no copy: every zero-byte buffer holds every zero-byte value.
         if 0 < bytes {
             self.push(InstrKind::Copy { src, dst, bytes }, stream, why);
         }

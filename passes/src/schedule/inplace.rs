@@ -1,8 +1,8 @@
 //! Lets a result take the bytes of an operand that dies there.
 //!
-//! Before: every result has a buffer of its own. After: where an op's row allows it, the types are
-//! equal and the line is the operand's last access, the two share one buffer. Memory falls by the
-//! smaller lifetime; meaning does not change.
+//! Before: every result has its own buffer. After: result and operand share one buffer if the op's
+//! row in the table allows it, the types are equal, and the line is the operand's last access. The
+//! meaning does not change.
 
 use ir::schedule::{Buffer, InstrKind, Loc, Schedule};
 use ir::{Graph, Id, Table};
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 /// Merges buffers.
 pub fn run(graph: &Graph, schedule: &mut Schedule) {
     let n_buffers = schedule.buffers.len();
-    // How a buffer is used: the last line that touches it, and whether it must stay as it is.
+    // The last line that touches each buffer, and whether the buffer must not change.
     let mut last = Table::filled(n_buffers, 0u32);
     let mut first = Table::filled(n_buffers, u32::MAX);
     let mut pinned = Table::filled(n_buffers, false);
@@ -24,7 +24,7 @@ pub fn run(graph: &Graph, schedule: &mut Schedule) {
             first[loc.buffer] = first[loc.buffer].min(instr.index() as u32);
         }
     }
-    // Where each buffer went; merged ones point to the operand's.
+    // The buffer that replaces each buffer; merged ones point to the operand's.
     let mut home: Table<Buffer, Buffer> = schedule.buffers.ids().collect();
     for instr in schedule.instrs.ids() {
         let InstrKind::Run {
@@ -62,7 +62,7 @@ pub fn run(graph: &Graph, schedule: &mut Schedule) {
     rename(schedule, &home);
 }
 
-/// Replaces every buffer by its home, and drops those that nothing names any more.
+/// Replaces every buffer by its home, and drops unused buffers.
 fn rename(schedule: &mut Schedule, home: &Table<Buffer, Buffer>) {
     let mut kept: Table<Buffer, Option<Buffer>> = Table::filled(home.len(), None);
     let mut buffers = Table::new();

@@ -1,5 +1,5 @@
-//! How long buffers hold their bytes. A schedule can be finished in two variants, which differ in
-//! this alone; the planner tries both.
+//! How long buffers hold their bytes. A schedule can be finished in two variants, which differ only
+//! in this. The planner tries both.
 
 use crate::alloc::{self, Lifetime};
 use crate::cost::Cost;
@@ -12,7 +12,7 @@ use ir::{Graph, Id, Table};
 /// When a buffer that a copy still reads becomes free.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Variant {
-    /// When the copy has ended in simulated time. No copy makes another line wait for bytes.
+    /// When the copy has ended in simulated time. So no line waits for the bytes of a copy.
     #[default]
     ByTime,
     /// At the next line of the list. Needs the fewest bytes; a line may wait for a copy to end.
@@ -53,9 +53,9 @@ pub fn variants(
     variants
 }
 
-/// Lifetimes in simulated time: a buffer that a copy or the host still reads is not free at the
-/// next line of the list, but at the first that starts after that has ended. Without this, first
-/// fit puts a tensor under one that is being swapped out, and the step waits for the link.
+/// Lifetimes in simulated time: a buffer that a copy or the host still reads becomes free at the
+/// first line that starts after this read has ended. Otherwise first fit could place a tensor in
+/// bytes that are still being swapped out, and the step would wait for the link.
 fn stretched(
     graph: &Graph,
     schedule: &Schedule,

@@ -1,17 +1,18 @@
 //! Puts the nodes of a graph into the order in which a step runs them.
 //!
 //! Before: a topological order, as traced. After: a topological order in which
-//! * what is computed from nothing (masks, positions, zeros) stands just before its first use:
-//!   traces put it all at the start, where it would lie in memory for the whole step;
-//! * the update of a parameter follows the last reader of the parameter and its gradient's
-//!   completion (the optimizer step inside backward: the gradient's bytes are free right after),
-//!   or, with `Update::After`, stands behind the whole backward.
+//! * nodes without operands (masks, positions, zeros) run just before the first use of their
+//!   result. Traces have them all at the start, and their results would be in memory for the whole
+//!   step;
+//! * the update of a parameter comes after the last reader of the parameter, when its gradient is
+//!   complete. So the optimizer runs inside the backward, and the gradient's bytes are free
+//!   directly after. With `Update::After` updates come after the whole backward.
 
 use crate::plan::users::users;
 use ir::graph::Def;
 use ir::{Graph, Node, Phase, Table, Value};
 
-/// Where the optimizer's updates stand.
+/// Where the optimizer's updates run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Update {
     /// In backward, as soon as a gradient is complete.
@@ -27,7 +28,8 @@ pub fn run(graph: &mut Graph, update: Update) {
     let late = late_nodes(graph, &order);
     let is_update = |node: Node| graph.nodes[node].phase == Phase::Optimizer;
 
-    // How many nodes each update still waits for, and which updates wait for a node.
+    // The number of nodes that each update still waits for, and the updates that wait for each
+    // node.
     let mut waits: Table<Node, usize> = Table::filled(graph.nodes.len(), 0);
     let mut waiters: Table<Node, Vec<Node>> = Table::filled(graph.nodes.len(), vec![]);
     if update == Update::Backward {
@@ -60,7 +62,7 @@ pub fn run(graph: &mut Graph, update: Update) {
     for &node in order.iter().filter(|&&node| is_update(node)) {
         line.emit(node);
     }
-    // What is computed from nothing and read by no node may still be asked for.
+    // A node without operands and readers may still compute an output.
     for value in graph.wanted() {
         if let Some(node) = graph.def_node(value) {
             line.emit(node);
@@ -69,7 +71,7 @@ pub fn run(graph: &mut Graph, update: Update) {
     graph.order = line.nodes;
 }
 
-/// Nodes computed from nothing: pure, and all their operands are such.
+/// Pure nodes without operands, or whose operands come from such nodes.
 fn late_nodes(graph: &Graph, order: &[Node]) -> Table<Node, bool> {
     let mut late = Table::filled(graph.nodes.len(), false);
     for &node in order {
@@ -84,7 +86,7 @@ fn late_nodes(graph: &Graph, order: &[Node]) -> Table<Node, bool> {
     late
 }
 
-/// The nodes of forward and backward that must stand before an update: those that compute its
+/// The nodes of forward and backward that must come before an update: the nodes that compute its
 /// operands, and the readers of the states that it overwrites.
 fn predecessors(
     graph: &Graph,
@@ -100,7 +102,7 @@ fn predecessors(
                 stack.extend(&graph.nodes[def].inputs)
             }
             Def::Node(def, _) => before.push(def),
-            // What an update reads of a state it mostly overwrites; if it does not, the wait is
+            // An update mostly overwrites the states that it reads. If it does not, the wait is
             // harmless.
             Def::State(_) => before.extend(&users[graph.root(value)]),
             Def::Input(_) => {}
@@ -112,7 +114,7 @@ fn predecessors(
     before
 }
 
-/// The order as it grows.
+/// The order so far.
 struct Line<'a> {
     graph: &'a Graph,
     emitted: Table<Node, bool>,
@@ -120,8 +122,8 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Emits `node` after those of its operands' definitions that are not there yet. Iterative:
-    /// chains may be long.
+    /// Emits `node` after the definitions of its operands that were not emitted yet. Iterative,
+    /// because chains may be long.
     fn emit(&mut self, node: Node) {
         let mut stack = vec![(node, 0)];
         while let Some((node, next)) = stack.pop() {

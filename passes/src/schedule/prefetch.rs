@@ -1,9 +1,9 @@
-//! Moves copies from the host up, so that they are done when their value is needed.
+//! Moves copies from the host up, so that they end before their value is needed.
 //!
-//! Before: each copy in stands directly before the line that reads it. After: it stands where the
-//! link, working back from the last copy to the first, would have to start it, but no higher than
-//! the bytes allow: the peak does not rise (ProTrain, appendix A.2: prefetch only when memory
-//! allows), or by no more than the decisions set aside for it.
+//! Before: each copy in is directly before the line that reads it. After: copies were moved up,
+//! from the last copy to the first. Each is placed where the link must start it to end in time, but
+//! not higher than memory allows (ProTrain, appendix A.2: prefetch only when memory allows). The
+//! peak rises by at most the bytes that the decisions reserve for this.
 
 use crate::alloc::{lifetimes, live_bytes};
 use crate::cost::Cost;
@@ -33,21 +33,21 @@ pub fn reorder(schedule: &mut Schedule, order: &[u32]) {
     schedule.instrs = order.iter().map(&mut take).collect();
 }
 
-/// How far the copies of a schedule can move.
+/// How far the copies of a schedule can move up.
 pub struct Room<'a> {
     schedule: &'a Schedule,
     cost: &'a dyn Cost,
     /// Bytes alive on the device at each line.
     live: Vec<u64>,
-    /// When each line would start if nothing but computing took time.
+    /// When each line would start if only computing took time.
     starts: Vec<f64>,
-    /// For each copy in, one past the line that last filled its source, by a copy or by computing:
-    /// it stays behind that.
+    /// For each copy in, one past the line that last wrote its source. The copy must stay after
+    /// this line.
     lowest: Vec<usize>,
 }
 
 impl<'a> Room<'a> {
-    /// What a schedule's copies have.
+    /// The room of a schedule's copies.
     pub fn new(graph: &Graph, schedule: &'a Schedule, cost: &'a dyn Cost) -> Room<'a> {
         let n = schedule.instrs.len();
         let live = live_bytes(schedule, &lifetimes(schedule), DEVICE);
@@ -78,8 +78,8 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// The order of the lines in which copies may take `ahead` bytes above the peak; `None` if they
-    /// stay where they are.
+    /// The order of the lines if copies may take `ahead` bytes above the peak; `None` if no copy
+    /// moves.
     pub fn order(&self, ahead: u64) -> Option<Vec<u32>> {
         let Room {
             schedule, starts, ..
@@ -101,7 +101,7 @@ impl<'a> Room<'a> {
             let InstrKind::Copy { dst, bytes, .. } = data.kind else {
                 continue;
             };
-            // A state's new value goes home over the old one, which lines before may read.
+            // This copy overwrites a state's old value, which lines before it may read.
             if data.why == Why::Update {
                 continue;
             }
@@ -116,7 +116,7 @@ impl<'a> Room<'a> {
             slots[line] = slot;
             link_free = wanted.max(starts[slot]);
         }
-        // The link is a queue: a copy that is needed later does not stand before one that is needed
+        // The link is a queue: a copy that is needed later must not come before one that is needed
         // sooner.
         let mut latest = 0;
         for &line in &copies_in {
@@ -126,7 +126,7 @@ impl<'a> Room<'a> {
         if copies_in.iter().all(|&line| line == slots[line]) {
             return None;
         }
-        // Copies in that share a slot keep their order, and stand before the line that has the
+        // Copies in with the same slot keep their order, and come before the line that has the
         // slot.
         let mut order = Vec::with_capacity(slots.len());
         let mut moved = copies_in.iter().copied().peekable();

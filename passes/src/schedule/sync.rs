@@ -1,28 +1,28 @@
-//! Writes `after`: which lines of other streams a line waits for. The only place that does.
+//! Writes `after`: the lines of other streams for which a line waits. No other place writes it.
 //!
-//! Before: a schedule and its plan. After: every two lines that touch the same bytes, one of them
-//! writing, are ordered by streams and waits, in a step and from one step to the next. The list's
-//! order decides which comes first; the reuse of an address is one more conflict.
+//! Before: a schedule and its plan. After: if two lines touch the same bytes, and one of them
+//! writes, then streams and waits order them, within a step and from one step to the next. They
+//! have the order of the list. The reuse of an address is a conflict like any other.
 //!
-//! One vector clock a line says which lines of each stream are known to be done when it starts; a
-//! wait is added only where the clock does not cover a conflict, latest first, so no pass is needed
-//! that removes waits. The list is walked twice: in the second walk, conflicts with the first are
-//! waits for the previous step. Accesses two steps apart need no look: the same line of the step
-//! between touches the same bytes.
+//! Each line has a vector clock: for each stream, the last line that is known to be done when the
+//! line starts. A wait is added only for a conflict that the clock does not cover, latest first. So
+//! no pass must remove waits. The list is walked twice. In the second walk, conflicts with lines of
+//! the first walk are waits for the previous step. Accesses that are two steps apart need no check:
+//! the same line in the step between touches the same bytes.
 
 use ir::schedule::{Access, Dep, Schedule};
 use ir::{Graph, Id, Instr, Plan, Pool, Table};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
-/// One run of one line: its position in the list, plus the list's length in the second walk.
-/// `NEVER` is before all.
+/// One run of one line: its position in the list plus 1, and in the second walk plus the list's
+/// length. `NEVER` is before all.
 type Moment = u32;
 const NEVER: Moment = 0;
-/// One moment a stream.
+/// One moment for each stream.
 type Moments = SmallVec<[Moment; 4]>;
 
-/// Who last wrote a range, and the latest reader of each stream since.
+/// The last writer of a range, and the latest reader of each stream since then.
 #[derive(Clone)]
 struct Users {
     end: u64,
@@ -72,7 +72,7 @@ impl Ranges {
             }
         }
         if write {
-            // One range replaces all: the map stays as small as the buffers in use.
+            // One range replaces all, so the map is never larger than the number of buffers in use.
             while let Some((&start, _)) = self.0.range(lo..hi).next() {
                 self.0.remove(&start);
             }
@@ -140,7 +140,7 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
                 let range = (lo, lo + access.bytes);
                 ranges[pool].access(range, access.write, now, stream, n_streams, &mut conflicts);
             }
-            // Most conflicts are with lines that are known to be done.
+            // Most conflicts are with lines that are already known to be done.
             let of = |moment: Moment| streams[(moment as usize - 1) % n];
             conflicts
                 .retain(|&moment| moment != NEVER && moment != now && clock[of(moment)] < moment);
@@ -168,8 +168,8 @@ pub fn run(graph: &Graph, schedule: &mut Schedule, plan: &Plan) {
             if walk == 0 {
                 data.after = after;
             } else {
-                // The waits within the step stand already, and are the same; clocks only know more
-                // in the second walk.
+                // The waits within the step were written in the first walk. In the second walk,
+                // clocks only cover more.
                 data.after
                     .extend(after.into_iter().filter(|dep| dep.previous));
             }

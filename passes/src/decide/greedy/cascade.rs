@@ -1,5 +1,5 @@
-//! What it costs to compute values again, with everything that they need and that is not on the
-//! device any more.
+//! The cost of computing values again, including everything that they need and that is no longer on
+//! the device.
 
 use super::cut::Gaps;
 use super::occupancy::Occupancy;
@@ -8,8 +8,8 @@ use crate::plan::tuning::LONGEST_CASCADE;
 use ir::graph::Def;
 use ir::{Node, Phase, Table, Value};
 
-/// The values and nodes of one recomputation after the other. Its tables are reused: an entry
-/// counts if it has the current number.
+/// The values and nodes of one recomputation. The tables are reused for the next one: an entry is
+/// valid if it has the current number.
 pub(super) struct Cascade {
     number: u32,
     needed: Table<Value, u32>,
@@ -29,8 +29,8 @@ impl Cascade {
         }
     }
 
-    /// The time it takes to compute the gaps' values again before `line`, µs, with everything that
-    /// is not on the device there; `None` if that is impossible.
+    /// The time to compute the gaps' values again before `line`, µs, including everything that they
+    /// need and that is not on the device there; `None` if that is impossible.
     pub(super) fn price(
         &mut self,
         problem: &Problem<'_>,
@@ -68,7 +68,7 @@ impl Cascade {
         Some(price)
     }
 
-    /// Starts anew, with the values that are to be computed.
+    /// Starts a new recomputation of these values.
     fn begin(&mut self, values: impl Iterator<Item = Value>) {
         self.number += 1;
         self.n_needed = 0;
@@ -79,20 +79,20 @@ impl Cascade {
         }
     }
 
-    /// Notes that a value is needed; false if that is known.
+    /// Notes that a value is needed; false if it was noted before.
     fn need(&mut self, value: Value) -> bool {
         let new = std::mem::replace(&mut self.needed[value], self.number) != self.number;
         self.n_needed += usize::from(new);
         new
     }
 
-    /// Notes that a node runs; false if that is known.
+    /// Notes that a node runs; false if it was noted before.
     fn run(&mut self, node: Node) -> bool {
         std::mem::replace(&mut self.runs[node], self.number) != self.number
     }
 }
 
-/// True for a state whose old value is gone before the line of the model at `position`.
+/// True for a state whose old value is overwritten before the line of the model at `position`.
 fn is_updated(problem: &Problem<'_>, root: Value, position: u32) -> bool {
     let graph = problem.graph;
     let Def::State(state) = graph.values[root].def else {

@@ -1,4 +1,4 @@
-//! What a round chooses among: [`Cut`], and the taste that chooses its means.
+//! The candidates of a round: [`Cut`], and the taste that chooses its means.
 
 use crate::plan::{Decisions, Gap, Group, Means, Problem, Reason};
 use ir::Value;
@@ -6,31 +6,31 @@ use ir::graph::Def;
 use smallvec::SmallVec;
 use std::cmp::Ordering;
 
-/// Which means a trajectory prefers.
+/// The means that a trajectory prefers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taste {
     /// The means with the lower estimated price.
     Cheaper,
-    /// Swap, always.
+    /// Always swap.
     Swap,
-    /// Recompute wherever that is possible.
+    /// Recompute if that is possible.
     Recompute,
-    /// Whole blocks first, by the means with the lower estimated price for all that a block holds
-    /// from forward to backward.
+    /// Whole blocks first. The means is the one with the lower estimated price for everything that
+    /// a block holds from forward to backward.
     Block,
 }
 
 /// All tastes.
 pub const TASTES: [Taste; 4] = [Taste::Cheaper, Taste::Swap, Taste::Recompute, Taste::Block];
 
-/// Lines over which the device's memory is freed, and how many bytes.
+/// The lines over which a cut frees memory of the device, and how many bytes.
 pub(super) type Stretch = (usize, usize, u64);
 
-/// Gaps and stretches of a cut. Mostly one each, and a round has thousands of cuts.
+/// The gaps of a cut. Most cuts have one, and a round has thousands of cuts.
 pub(super) type Gaps = SmallVec<[(Value, Option<u32>); 1]>;
 pub(super) type Frees = SmallVec<[Stretch; 1]>;
 
-/// Price per byte; ties go to more bytes, then to the value and gap that come first.
+/// Price per byte. If it is equal, more bytes come first, then the first value and gap.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Score(f64, u64, Value, Option<u32>);
 
@@ -53,16 +53,16 @@ impl Ord for Score {
 /// A candidate.
 #[derive(Clone)]
 pub(super) struct Cut {
-    /// The gaps: one, or those of a block. A gap of `None` lets a state live on the host.
+    /// The gaps: one, or all of a block. A gap of `None` moves a state's home to the host.
     pub(super) gaps: Gaps,
     pub(super) means: Means,
     /// The memory that it frees.
     pub(super) frees: Frees,
-    /// All bytes.
+    /// The sum of its bytes.
     pub(super) bytes: u64,
     /// The bytes that a swap sends over the link.
     pub(super) sent: u64,
-    /// How many copies a swap takes.
+    /// The number of copies of a swap.
     pub(super) copies: f64,
     /// The time between the accesses at both ends, µs.
     pub(super) room: f64,
@@ -72,7 +72,7 @@ pub(super) struct Cut {
     pub(super) recompute: Option<f64>,
     /// The first line whose memory it frees.
     pub(super) line: u32,
-    /// The group whose states are to live on the host, and to be updated there.
+    /// The group whose states move to the host and are updated there.
     pub(super) group: Option<Group>,
     /// Time that the host's updates take, µs.
     pub(super) host: f64,
@@ -97,7 +97,7 @@ impl Cut {
         }
     }
 
-    /// Takes the means that the taste prefers.
+    /// Chooses the means that the taste prefers.
     pub(super) fn choose(&mut self, taste: Taste) {
         self.means = match (taste, self.recompute) {
             (Taste::Recompute, Some(_)) => Means::Recompute,

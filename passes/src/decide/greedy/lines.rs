@@ -1,5 +1,5 @@
-//! Two tables over the lines of a schedule: which lines are above a target, and how many bytes are
-//! alive at most.
+//! Two tables over the lines of a schedule: which lines are above a target, and the most bytes
+//! alive.
 
 use super::cut::Stretch;
 
@@ -78,7 +78,7 @@ impl MaxTree {
         }
     }
 
-    /// Takes the bytes of the stretches away.
+    /// Subtracts the bytes of the stretches.
     pub(super) fn free(&mut self, stretches: &[Stretch]) {
         for &(from, to, bytes) in stretches {
             self.add_below(self.root(), from, to, -(bytes as i64));

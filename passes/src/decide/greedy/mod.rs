@@ -1,17 +1,17 @@
-//! Cuts gaps where memory is short, cheapest byte first, and lets the simulator judge.
+//! Cuts gaps where memory is short, lowest price per byte first. The simulator judges the results.
 //!
 //! A *trajectory* starts from `keep` and lowers the live peak round by round. In a round, every
 //! idle stretch of a buffer (a value that lies on the device between two accesses) is a candidate:
-//! swap it, compute it again, or, for a state, let it live on the host. All that a block of the
-//! model holds for its backward is a candidate too. Candidates are priced from the last simulation
-//! and taken in order of price per byte while they still cover a line above the round's target.
-//! Then the lines are built, placed and simulated anew. The results are recorded, whether they are
-//! what the prices promised or not.
+//! swap it, compute it again, or, for a state, let it live on the host. Everything that a block of
+//! the model holds for its backward is also a candidate. Prices are estimated from the last
+//! simulation. Candidates are taken in order of price per byte, as long as they cover a line above
+//! the round's target. Then the lines are built, placed and simulated again. The simulated results
+//! are recorded, not the estimates.
 //!
-//! There is one trajectory for each [`Taste`]. None depends on the budget, so a plan for a budget
-//! is a choice among the records: the fastest that fits. Hence a lower budget never plans a higher
-//! peak, and the smallest record is the smallest feasible budget. Where one budget alone is
-//! planned, records that would not be chosen are left out: see [`Wanted`].
+//! There is one trajectory for each [`Taste`]. No trajectory depends on the budget. The plan for a
+//! budget is the fastest record that fits. So a lower budget never gives a higher peak, and the
+//! smallest record is the smallest feasible budget. If only one budget is planned, records that
+//! would not be chosen are left out: see [`Wanted`].
 
 mod cascade;
 mod cut;
@@ -59,7 +59,7 @@ pub fn trajectory(problem: &Problem<'_>, taste: Taste, wanted: &Wanted) -> Vec<D
     trajectory.drafts
 }
 
-/// Decisions on their way from `keep` to ever lower peaks.
+/// Decisions that start from `keep` and lower the peak round by round.
 struct Trajectory<'a> {
     problem: &'a Problem<'a>,
     taste: Taste,
@@ -71,11 +71,11 @@ struct Trajectory<'a> {
     drafts: Vec<Draft>,
     /// Recomputes that raised the peak.
     banned: BTreeSet<(Value, u32)>,
-    /// The share of the peak that the next round is to save.
+    /// The share of the peak that the next round should save.
     step: f64,
     /// The lowest live peak of a draft so far, bytes.
     lowest: u64,
-    /// Rounds since the last draft.
+    /// The number of rounds since the last draft.
     fruitless: usize,
 }
 
@@ -126,7 +126,7 @@ impl<'a> Trajectory<'a> {
                 }
             }
             _ => {
-                // The reruns' own needs are larger than what they freed, or one is impossible.
+                // The reruns need more bytes than they freed, or one of them is impossible.
                 self.fruitless += 1;
                 self.banned.extend(recomputed(&chosen));
             }
@@ -134,7 +134,7 @@ impl<'a> Trajectory<'a> {
         self.fruitless <= PATIENCE
     }
 
-    /// The cuts of the next round; `peak` is the most of `live`, bytes.
+    /// The cuts of the next round; `peak` is the maximum of `live`, bytes.
     fn choose(&mut self, live: &[u64], peak: u64) -> Vec<Cut> {
         let target = (peak as f64 * (1.0 - self.step)) as u64;
         let growth = if self.problem.is_large() {
@@ -154,8 +154,8 @@ impl<'a> Trajectory<'a> {
         .choose(live, target)
     }
 
-    /// Goes on from decisions. They become a draft if their peak is the lowest so far. False if no
-    /// later draft is wanted.
+    /// Continues from these decisions. They become a draft if their peak is the lowest so far.
+    /// False if no later draft is wanted.
     fn accept(&mut self, built: Built) -> bool {
         let Built {
             decisions,
@@ -176,9 +176,10 @@ impl<'a> Trajectory<'a> {
     }
 }
 
-/// Drafts that do not build on each other, one for each of a ladder of targets. All start from the
-/// states of the last blocks on the host, as many as the share `hosted` says, and everything else
-/// kept. A trajectory never takes back what it has cut; here a large cut saves many small ones.
+/// Drafts that do not build on each other, one for each of a ladder of targets. At the start of
+/// each, the states of the last blocks are on the host, a share `hosted` of all blocks, and
+/// everything else is kept. A trajectory never undoes a cut; in a jump one large cut replaces many
+/// small ones.
 pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) -> Vec<Draft> {
     let mut drafts = vec![];
     let base = problem.hosted(hosted);
@@ -206,7 +207,7 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) 
             return drafts;
         };
         draft(problem, &built.decisions, &built.schedule, &mut drafts);
-        // The peak is 0 where the host updates everything.
+        // The peak is 0 if the host updates everything.
         let last = built.peak == 0 || target * MISSED < built.peak as f64;
         if last || !goes_on(problem, &drafts, wanted) {
             return drafts;
@@ -214,7 +215,7 @@ pub fn jumps(problem: &Problem<'_>, hosted: f64, taste: Taste, wanted: &Wanted) 
     }
 }
 
-/// Where all jumps start.
+/// The start of all jumps.
 struct Start<'a> {
     problem: &'a Problem<'a>,
     taste: Taste,
@@ -223,7 +224,7 @@ struct Start<'a> {
     timeline: &'a Timeline,
     /// Bytes alive at each line.
     live: Vec<u64>,
-    /// The first round of each jump; it bans nothing.
+    /// The first round of each jump. No recompute is banned in it.
     round: Round<'a>,
 }
 
@@ -310,13 +311,13 @@ fn add(problem: &Problem<'_>, cuts: &[Cut], decisions: &Decisions) -> Option<Bui
     })
 }
 
-/// True if drafts after the last one may be chosen.
+/// True if a draft after the last one may be chosen.
 fn goes_on(problem: &Problem<'_>, drafts: &[Draft], wanted: &Wanted) -> bool {
     !beyond_host(problem, drafts) && wanted.end(problem, drafts).is_none()
 }
 
-/// True if the last draft has more bytes on the host than the host may hold: what frees more of the
-/// device leaves more there.
+/// True if the last draft has more bytes on the host than the host may hold: later drafts free more
+/// of the device and need more of the host.
 pub(super) fn beyond_host(problem: &Problem<'_>, drafts: &[Draft]) -> bool {
     drafts
         .last()
@@ -328,8 +329,9 @@ pub(super) fn live(schedule: &Schedule) -> Vec<u64> {
     live_bytes(schedule, &lifetimes(schedule), DEVICE)
 }
 
-/// Swaps the values that are dearest to compute again, over their gap between forward and backward,
-/// as long as the link has time: `share` of what the step leaves it. False if none is swapped.
+/// Swaps the values that cost the most to compute again, over their gap between forward and
+/// backward. It stops when a `share` of the link's spare time is used. False if no value is
+/// swapped.
 pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64) -> bool {
     let Ok(schedule) = realise::unnamed(problem, decisions) else {
         return false;
@@ -355,8 +357,8 @@ pub(super) fn swaps(problem: &Problem<'_>, decisions: &mut Decisions, share: f64
     !chosen.is_empty()
 }
 
-/// The cuts of values between forward and backward, those first that are the dearest by the byte to
-/// compute again. What cannot be computed again is the dearest.
+/// The cuts of values between forward and backward, the highest cost per byte of computing again
+/// first. Values that cannot be computed again come before all others.
 fn dearest_to_recompute(
     problem: &Problem<'_>,
     decisions: &Decisions,

@@ -6,20 +6,20 @@ use ir::schedule::{Buffer, InstrKind, Loc, Schedule, Why};
 use ir::{Id, Instr, Table, Value};
 use smallvec::SmallVec;
 
-/// A value that lies in a buffer over lines `from..to`, touched at both ends only.
+/// A value that lies in a buffer over lines `from..to`, and is touched only at both ends.
 pub(super) struct Idle {
     pub(super) value: Value,
     pub(super) buffer: Buffer,
     pub(super) from: usize,
     pub(super) to: usize,
-    /// The gap it is in: accesses done so far, less one. `None` before the first access, `u32::MAX`
-    /// after the last of a state.
+    /// The gap of the value: the number of accesses so far, minus one. `None` before the first
+    /// access, `u32::MAX` after the last of a state.
     pub(super) gap: Option<u32>,
 }
 
 /// What the device's buffers hold, and when.
 pub(super) struct Occupancy {
-    /// Every idle stretch on the device.
+    /// All idle stretches on the device.
     pub(super) idle: Vec<Idle>,
     /// Lines that touch each buffer of the device, ascending.
     pub(super) touched: Table<Buffer, SmallVec<[u32; 4]>>,
@@ -27,7 +27,7 @@ pub(super) struct Occupancy {
     pub(super) shared: Table<Buffer, bool>,
     /// Buffers that states have at entry.
     pub(super) home: Table<Buffer, bool>,
-    /// How many lines of the model stand before each line.
+    /// The number of lines of the model before each line.
     pub(super) position: Vec<u32>,
     /// When each value is on the device: lines `from..=to`, ascending.
     resident: Table<Value, SmallVec<[(u32, u32); 2]>>,
@@ -62,11 +62,11 @@ struct Held {
     since: usize,
 }
 
-/// Goes through a schedule from top to bottom.
+/// Reads a schedule from top to bottom.
 struct Scan<'a> {
     problem: &'a Problem<'a>,
     schedule: &'a Schedule,
-    /// What each buffer holds now: chunks hold several values.
+    /// The values that each buffer holds now; a chunk holds several.
     holds: Table<Buffer, SmallVec<[Held; 1]>>,
     found: Occupancy,
 }
@@ -189,14 +189,14 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// How many accesses of `value` lie at or before `line`; before it for a state `at_entry`.
+    /// The number of accesses of `value` at or before `line`; for a state `at_entry`, before it.
     fn accesses_done(&self, value: Value, line: usize, at_entry: bool) -> u32 {
         let model = self.schedule.instrs[Instr::new(line)].why == Why::Model && !at_entry;
         let position = self.found.position[line] + u32::from(model);
         self.problem.accesses[value].partition_point(|&at| at < position) as u32
     }
 
-    /// What was found, with the states that lie at home until the step ends.
+    /// The result, with the states that lie at home until the step ends.
     fn finish(mut self) -> Occupancy {
         for (buffer, held) in self.holds.iter() {
             self.found.shared[buffer] = held.len() > 1;

@@ -13,7 +13,7 @@ pub(super) struct Prices<'a> {
     pub(super) timeline: &'a Timeline,
 }
 
-/// Time that a round's choices so far add to the link, and to the host's updates, µs.
+/// Time that the choices of a round so far add to the link and to the host's updates, µs.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Load {
     pub(super) link: f64,
@@ -30,8 +30,8 @@ impl Prices<'_> {
         }
     }
 
-    /// What a swap adds to the step, µs: its copies and the host's updates, as far as they do not
-    /// hide, less the device's updates.
+    /// What a swap adds to the step, µs: the part of its copies and of the host's updates that is
+    /// not hidden, minus the device's updates.
     pub(super) fn swap(&self, cut: &Cut, load: Load) -> f64 {
         let room = if cut.group.is_some() {
             self.timeline.micros
@@ -47,9 +47,9 @@ impl Prices<'_> {
             .iter()
             .map(|&node| self.problem.cost.run(self.problem.graph, node))
             .sum();
-        // The gradient's copy, the update and the weights' copy have the time from the gradient to
-        // the next use. The more time, the better: the gradients of the last blocks come first, and
-        // their weights are read last (ProTrain, section 3.1.1).
+        // The gradient's copy, the update and the weights' copy must end between the gradient and
+        // the next use. Groups with more time between are better: the last blocks have the first
+        // gradients, and their weights are read last (ProTrain, section 3.1.1).
         let late = (cut.host + 2.0 * self.problem.cost.link(cut.sent) - cut.room).max(0.0);
         let share = if hidden {
             HIDDEN_COPY * (2.0 - cut.room / self.timeline.micros)
@@ -59,8 +59,8 @@ impl Prices<'_> {
         link + late + cut.host * share - spared
     }
 
-    /// The price of a cut's copies within `room` µs. It is nearly nothing while the link has time
-    /// to spare and the copies fit into the room; otherwise it is all their time.
+    /// The price of a cut's copies within `room` µs. It is nearly zero if the link has spare time
+    /// and the copies fit into the room. Otherwise it is the full time of the copies.
     fn link(&self, cut: &Cut, room: f64, load: Load) -> f64 {
         let (copies, micros) = (cut.copies, self.problem.cost.link(cut.sent));
         let busy = self.timeline.busy[H2D].max(self.timeline.busy[D2H]);

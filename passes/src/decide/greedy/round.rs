@@ -1,4 +1,4 @@
-//! One round: all candidates, and the cheapest of them that bring the live peak to a target.
+//! One round: all candidates, and the choice of the cheapest that lower the live peak to a target.
 
 use super::cascade::Cascade;
 use super::cut::{Cut, Frees, Gaps, Score, Taste};
@@ -13,12 +13,12 @@ use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-/// What a round knows.
+/// The data of a round.
 pub(super) struct Round<'a> {
     problem: &'a Problem<'a>,
     decisions: &'a Decisions,
     schedule: &'a Schedule,
-    /// Recomputes that are not to be tried again.
+    /// Recomputes that are not tried again.
     banned: &'a BTreeSet<(Value, u32)>,
     taste: Taste,
     pub(super) occupancy: Occupancy,
@@ -52,7 +52,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Cuts that bring every line of `live` to `target`, or as near as possible. Both are in bytes.
+    /// Cuts that lower every line of `live` to `target`, or as near to it as possible. Both are in
+    /// bytes.
     pub(super) fn choose(&self, live: &[u64], target: u64) -> Vec<Cut> {
         let candidates = self.candidates(&Above::new(live, target));
         let mut tree = MaxTree::new(live);
@@ -65,8 +66,8 @@ impl<'a> Round<'a> {
     fn cheapest(&self, mut candidates: Vec<Cut>, tree: &mut MaxTree, target: u64) -> Vec<Cut> {
         let mut load = Load::default();
         let mut chosen: Vec<Cut> = vec![];
-        // Prices rise as the link fills up. So the candidate on top of the heap is priced anew, and
-        // goes back if it has become dearer.
+        // Prices rise as the link fills up. So the candidate on top of the heap is priced again,
+        // and goes back if its price has risen.
         let mut heap: BinaryHeap<Reverse<(Score, usize)>> = candidates
             .iter()
             .enumerate()
@@ -131,7 +132,7 @@ impl<'a> Round<'a> {
         self.together(&[(idle, gap)], if clean { 1.0 } else { 2.0 }, cascade)
     }
 
-    /// The gap of an idle stretch, unless it is of a state at home or cut already.
+    /// The gap of an idle stretch; `None` if it belongs to a state at home, or is cut already.
     fn cuttable(&self, idle: &Idle) -> Option<u32> {
         let gap = idle.gap.filter(|&gap| gap != u32::MAX)?;
         let value = idle.value;
@@ -180,7 +181,7 @@ impl<'a> Round<'a> {
     }
 
     /// Stretches in which no line touches a chunk that is on the device: the chunk may leave and
-    /// come again.
+    /// come back.
     fn chunks(&self, above: &Above, cascade: &mut Cascade) -> Vec<Cut> {
         let occupancy = &self.occupancy;
         let mut members: BTreeMap<Buffer, Vec<&Idle>> = BTreeMap::new();
@@ -233,8 +234,9 @@ impl<'a> Round<'a> {
         Some(cut)
     }
 
-    /// For each block of the model, all that its forward left for its backward, except what the
-    /// forwards of other blocks read too: from that, the block can run again.
+    /// For each block of the model, everything that its forward left for its backward, except
+    /// values that the forwards of other blocks also read. The block can be computed again from
+    /// these values.
     fn blocks(&self, above: &Above, cascade: &mut Cascade) -> Vec<Cut> {
         let mut members: BTreeMap<usize, Vec<(&Idle, u32)>> = BTreeMap::new();
         for idle in &self.occupancy.idle {
@@ -254,7 +256,7 @@ impl<'a> Round<'a> {
             .collect()
     }
 
-    /// The block whose forward made an idle value for the backward, if no other block's forward
+    /// The block whose forward computed an idle value for the backward, if no other block's forward
     /// reads it.
     fn inside_block(&self, idle: &Idle) -> Option<usize> {
         let problem = self.problem;
@@ -278,9 +280,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// For each state that is not hosted, where it lies, and when it is idle there: before its
-    /// first use and after its last. The stretches between uses are gaps of their own once it is
-    /// hosted.
+    /// For each state that is not hosted, its place, and when it is idle there: before its first
+    /// use and after its last. Once it is hosted, the stretches between its uses become gaps.
     fn homes(&self) -> Table<State, Option<Home>> {
         let mut at_home: Table<Buffer, Frees> =
             Table::filled(self.schedule.buffers.len(), SmallVec::new());
@@ -304,8 +305,8 @@ impl<'a> Round<'a> {
             .collect()
     }
 
-    /// States that might live on the host alone: they come before their first use, stay to their
-    /// last, and return if they changed.
+    /// States that might live on the host, one by one: each comes before its first use, stays until
+    /// its last, and is copied back if it changed.
     fn states(&self, homes: &Table<State, Option<Home>>, above: &Above) -> Vec<Cut> {
         let mut cuts = vec![];
         for (state, home) in self.problem.graph.states.values().zip(homes.values()) {
@@ -337,8 +338,8 @@ impl<'a> Round<'a> {
             .collect()
     }
 
-    /// The candidate of a group, if all its states are at home. Its parameters come for their uses;
-    /// its moments never come.
+    /// The candidate of a group, if all its states are at home. Its parameters are copied in for
+    /// their uses; its moments never are.
     fn group(&self, id: Group, homes: &Table<State, Option<Home>>, above: &Above) -> Option<Cut> {
         let group = &self.problem.groups[id];
         let n = self.schedule.instrs.len();
@@ -387,7 +388,7 @@ fn frees_above(frees: &Frees, above: &Above) -> bool {
     frees.iter().any(|&(from, to, _)| above.any(from, to))
 }
 
-/// Takes back cuts that later, larger ones made needless, dearest first.
+/// Undoes cuts that later, larger cuts made unnecessary, highest price first.
 fn drop_needless(chosen: &mut Vec<Cut>, tree: &mut MaxTree, target: u64) {
     let mut order: Vec<usize> = (0..chosen.len()).collect();
     order.sort_by(|&a, &b| {

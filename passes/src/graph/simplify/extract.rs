@@ -1,14 +1,14 @@
-//! Chooses which of the equal terms make the graph: those with the least sum of costs, where a
-//! shared term counts once.
+//! Chooses the terms of the new graph among equal terms: the choice with the smallest sum of costs.
+//! A shared term counts once.
 //!
 //! A class of equal terms offers alternatives. A chosen alternative needs its children. The classes
 //! that every choice needs are found first. Then obvious choices are fixed: a class with one
 //! alternative, and an alternative that is the cheapest and needs nothing new. The classes that
-//! stay open fall into groups without a common class, such as a layer's attention. Branch and bound
-//! solves each group exactly, within a number of steps. Groups with a cycle of classes are joined,
-//! so that no choice can close a cycle over two groups.
+//! stay open fall into groups without a common class, such as the attention of one layer. Branch
+//! and bound solves each group exactly, within a number of steps. Groups with a cycle of classes
+//! are joined, so that no choice can close a cycle over two groups.
 //!
-//! Of terms with equal costs the traced one stays.
+//! Of terms with equal costs the traced one is chosen.
 
 use super::term::{Head, Term, Terms, single};
 use egg::{Id, Language};
@@ -16,22 +16,22 @@ use ir::TensorType;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Steps of branch and bound for one group; then the best so far is taken. Most groups need fewer
-/// than 10. Of attention with its gradient, where one sum of 70 classes is to be proved the least,
-/// the first answer has always been the best.
+/// than 10. Attention with its gradient needs more, because a sum over 70 classes must be proved
+/// the smallest. There the first answer has always been the best.
 const STEPS: usize = 64;
 
-/// Classes in a group up to which sharing is looked for from the start.
+/// The most classes of a group for which the first answer considers sharing.
 const MOST: usize = 300;
 
-/// What a kernel costs before it does anything, in picoseconds: 3 µs, as of GPUs. Costs are those
-/// of one fixed machine, about an A100, so that a graph becomes the same on every device.
+/// The cost of starting a kernel, in picoseconds: 3 µs, as on GPUs. Costs are those of one fixed
+/// machine, similar to an A100, so a graph gets the same form for every device.
 const LAUNCH: u64 = 3_000_000;
 /// Picoseconds for a byte: 1.5 TB/s.
 const BYTE: f64 = 1.0 / 1.5;
 /// Picoseconds for a floating-point operation of a product: 100 TFLOP/s.
 const FLOP: f64 = 0.01;
 
-/// The cost of a term by itself, picoseconds; none if no kernel computes it.
+/// The cost of a term without its operands, picoseconds; none if no kernel computes it.
 fn cost(terms: &Terms, term: &Term, types: &[TensorType]) -> Option<u64> {
     match term.head {
         Head::Leaf(_) | Head::Literal(_) | Head::Result(_) => return Some(0),
@@ -39,7 +39,7 @@ fn cost(terms: &Terms, term: &Term, types: &[TensorType]) -> Option<u64> {
         Head::Op(_) => {}
     }
     let op = term.op(terms)?;
-    // A reshape is no kernel, but one less to read is better.
+    // A reshape needs no kernel, but fewer reshapes are better.
     if op.is_alias() {
         return Some(100);
     }
@@ -52,7 +52,7 @@ fn cost(terms: &Terms, term: &Term, types: &[TensorType]) -> Option<u64> {
         .map(|ty| ty.bytes())
         .chain(types.iter().map(TensorType::bytes))
         .sum();
-    // Random numbers take about as long as the bytes.
+    // Computing random numbers takes about as long as writing them.
     let bytes = if op.facts().is_random {
         2 * bytes
     } else {
@@ -72,7 +72,7 @@ struct Choice {
     needs: Vec<usize>,
 }
 
-/// Classes that may be needed, densely numbered.
+/// Classes that may be needed, numbered from 0 without gaps.
 struct Problem {
     ids: Vec<Id>,
     choices: Vec<Vec<Choice>>,
@@ -83,8 +83,8 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
     let (mut problem, roots) = problem(terms, roots, traced);
     let mut needed = vec![false; problem.ids.len()];
     roots.iter().for_each(|&c| needed[c] = true);
-    // A constant is computed once for the whole graph: it counts nothing, or all layers would be
-    // one group.
+    // A constant is computed once for the whole graph. It costs nothing here, because otherwise it
+    // would join all layers to one group.
     (0..needed.len())
         .filter(|&c| problem.choices[c].iter().any(|way| way.needs.is_empty()))
         .for_each(|c| needed[c] = true);
@@ -107,7 +107,7 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
             }
         }
     }
-    // What is chosen needs less than what might have been.
+    // The chosen terms need fewer classes than all possible choices.
     let mut chosen = BTreeMap::new();
     let mut stack: Vec<(usize, bool)> = roots.into_iter().map(|class| (class, false)).collect();
     let (mut open, mut done) = (
@@ -123,7 +123,7 @@ pub(super) fn extract(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> B
             stack.push((class, true));
             stack.extend(choice.needs.iter().map(|&c| (c, false)));
         } else {
-            // Met again: below itself, or by another reader.
+            // Visited before: from below itself, or from another reader.
             assert!(
                 done[class],
                 "no chosen term should need itself: {:?}",
@@ -166,7 +166,8 @@ fn problem(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> (Problem, Ve
                 ways.push(Choice { term, cost, needs });
             }
         }
-        // Cheap ones first; one that needs what another needs and costs more is no choice.
+        // Cheap ones first. A way that costs more than another and needs at least the same classes
+        // is dropped.
         ways.sort_by_key(|way| (way.cost, way.needs.len()));
         let mut kept: Vec<Choice> = vec![];
         for way in ways {
@@ -184,9 +185,9 @@ fn problem(terms: &Terms, roots: &[Id], traced: &BTreeSet<Term>) -> (Problem, Ve
     (problem, roots)
 }
 
-/// Marks what every choice of a needed class needs, to any depth.
+/// Marks the classes that every choice of a needed class needs, to any depth.
 fn spread(problem: &Problem, needed: &mut [bool]) {
-    // One step deep: most classes have one way, and chains of them are long.
+    // First one level deep: most classes have one way, and chains of them are long.
     let mut stack: Vec<usize> = (0..needed.len()).filter(|&c| needed[c]).collect();
     while let Some(class) = stack.pop() {
         let (first, others) = problem.choices[class]
@@ -213,12 +214,12 @@ fn spread(problem: &Problem, needed: &mut [bool]) {
     }
 }
 
-/// How deep to look for what every way needs, and what a way costs: further away, less is known,
-/// and nothing is wrong.
+/// The depth of two searches: for the classes that every way needs, and for the cost of a way. A
+/// smaller depth finds less, but nothing wrong.
 const DEPTH: usize = 100;
 
-/// The classes not yet marked that every way to compute `class` needs, itself aside. A way around a
-/// cycle counts as needing everything: it is none.
+/// The unmarked classes, other than itself, that every way to compute `class` needs. A way around a
+/// cycle is impossible, so it counts as needing everything.
 fn below(
     problem: &Problem,
     class: usize,
@@ -265,12 +266,12 @@ impl Problem {
         self.choices.iter().map(Vec::len).sum()
     }
 
-    /// Removes choices that need a class without any.
+    /// Removes choices that need a class without choices.
     fn drop_impossible(&mut self) {
         let mut possible = vec![false; self.ids.len()];
         loop {
             let mut changed = false;
-            // From the leaves up, mostly: numbers grow away from the roots.
+            // Mostly from the leaves up: numbers grow away from the roots.
             for class in (0..self.ids.len()).rev() {
                 let can = |choice: &Choice| choice.needs.iter().all(|&c| possible[c]);
                 if !possible[class] && self.choices[class].iter().any(can) {
@@ -286,13 +287,13 @@ impl Problem {
             .for_each(|ways| ways.retain(|way| way.needs.iter().all(|&c| possible[c])));
     }
 
-    /// Fixes what is obvious: of a needed class, the cheapest choice if it needs nothing new.
+    /// Fixes obvious choices: for a needed class, the cheapest choice if it needs nothing new.
     fn fix(&mut self, needed: &[bool]) {
         let component = self.components();
         for class in (0..self.ids.len()).filter(|&c| needed[c]) {
             let ways = &mut self.choices[class];
-            // They are sorted by cost. In a cycle of classes, what is needed may yet be computed
-            // from this one.
+            // Ways are sorted by cost. In a cycle of classes, a needed class may be computed from
+            // this one.
             let free = |way: &Choice| {
                 way.needs
                     .iter()
@@ -309,7 +310,8 @@ impl Problem {
 
     /// The strongly connected component of each class.
     fn components(&self) -> Vec<usize> {
-        // Tarjan's algorithm, with a stack of its own: chains of thousands of classes are ordinary.
+        // Tarjan's algorithm with an explicit stack, because chains of thousands of classes are
+        // normal.
         let n = self.ids.len();
         let (mut index, mut low, mut component) =
             (vec![usize::MAX; n], vec![0; n], vec![usize::MAX; n]);
@@ -358,7 +360,7 @@ impl Problem {
         component
     }
 
-    /// Open needed classes, in groups that share no class which is not needed anyway.
+    /// Open needed classes, in groups. Two groups share only classes that are needed anyway.
     fn groups(&self, needed: &[bool], component: &[usize]) -> Vec<Vec<usize>> {
         let mut union: Vec<usize> = (0..2 * self.ids.len()).collect();
         fn root(union: &mut [usize], mut c: usize) -> usize {
@@ -375,7 +377,7 @@ impl Problem {
             let mut seen = BTreeSet::new();
             let mut stack = vec![class];
             while let Some(c) = stack.pop() {
-                // A component has a place of its own among the sets.
+                // Each component has its own entry among the sets.
                 for other in [c, self.ids.len() + component[c]] {
                     let (a, b) = (root(&mut union, class), root(&mut union, other));
                     union[a] = b;
@@ -397,7 +399,7 @@ impl Problem {
         groups.into_values().collect()
     }
 
-    /// A group by itself, its classes numbered from 0, and which classes of the problem they are.
+    /// A separate group with classes numbered from 0, and the problem's number of each.
     fn group(&self, open: &[usize], needed: &[bool], component: &[usize]) -> (Group, Vec<usize>) {
         let mut classes: Vec<usize> = open.to_vec();
         let mut number: BTreeMap<usize, usize> =
@@ -408,7 +410,7 @@ impl Problem {
             let mut own = vec![];
             for way in &self.choices[class] {
                 let mut needs = vec![];
-                // What is needed anyway matters only where it may be computed from this class.
+                // A class that is needed anyway matters only if it may be computed from this class.
                 for &c in way
                     .needs
                     .iter()
@@ -442,12 +444,12 @@ impl Problem {
     }
 }
 
-/// A group by itself. Layers of a model have equal ones: they are solved once.
+/// A separate group. The layers of a model have equal groups, which are solved once.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Group {
-    /// The number of classes, from the first, that are to be computed.
+    /// The first `n_open` classes must be computed.
     n_open: usize,
-    /// Classes that are computed anyway, for nothing.
+    /// Classes that are computed anyway, at no cost.
     free: Vec<bool>,
     ways: Vec<Vec<Way>>,
 }
@@ -459,11 +461,11 @@ struct Way {
     needs: Vec<usize>,
 }
 
-/// The way of each class of a group, if it has one.
+/// The way of each class of a group; `None` if it has none.
 type Ways = Vec<Option<usize>>;
 
 impl Group {
-    /// The ways of the least sum, for the open classes and all that they need.
+    /// The ways with the smallest sum, for the open classes and everything that they need.
     fn solve(&self) -> Ways {
         let none: Ways = vec![None; self.ways.len()];
         let mut search = Search {
@@ -504,8 +506,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// A good first answer: for one class after the other the cheapest way by itself, what is
-    /// chosen already being free.
+    /// A good first answer: for one class after the other, the cheapest way. Classes that were
+    /// chosen before are free.
     fn greedy(&mut self) {
         for class in 0..self.group.n_open {
             let Some(set) = self.cheapest(class) else {
@@ -526,13 +528,12 @@ impl Search<'_> {
         }
     }
 
-    /// A first answer that is never cyclic: each class by the way that is the cheapest if nothing
-    /// is shared.
+    /// A first answer that is never cyclic: for each class, the cheapest way if nothing is shared.
     fn by_trees(&mut self) {
         let group = self.group;
         let mut cost = vec![u64::MAX; group.ways.len()];
-        // One more for each class, so that a class costs more than any below it, of those that are
-        // free too.
+        // One more for each class, so that a class costs more than any class below it, even if
+        // costs are 0.
         let of = |class: usize, way: &Way, cost: &[u64]| {
             let own = if group.free[class] { 1 } else { way.cost + 1 };
             way.needs
@@ -563,8 +564,8 @@ impl Search<'_> {
         self.best_cost = group.cost(&self.best);
     }
 
-    /// The ways by which `class` is computed, shared ones counted once: each class takes the way
-    /// with the least sum over the union of what its children took, until nothing gets better.
+    /// The ways to compute `class`; shared ones count once. Each class takes the way with the
+    /// smallest sum over the union of its children's ways, until nothing improves.
     fn cheapest(&self, class: usize) -> Option<Ways> {
         let group = self.group;
         let free = |c: usize| group.free[c] || self.chosen[c].is_some();
@@ -574,7 +575,7 @@ impl Search<'_> {
         }
         loop {
             let mut changed = false;
-            // From the leaves up, mostly: numbers grow away from the open classes.
+            // Mostly from the leaves up: numbers grow away from the open classes.
             for c in (0..group.ways.len()).rev().filter(|&c| !free(c)) {
                 for (i, way) in group.ways[c].iter().enumerate() {
                     let mut set: Ways = vec![None; group.ways.len()];
@@ -607,7 +608,7 @@ impl Search<'_> {
         }
     }
 
-    /// Chooses for the first of `open`; `spent` is the cost of what is chosen.
+    /// Chooses a way for the first class of `open`; `spent` is the cost of the choices so far.
     fn run(&mut self, open: &mut BTreeSet<usize>, spent: u64) {
         if self.best_cost <= spent + self.least(open)
             || (self.steps == 0 && self.best_cost < u64::MAX)
@@ -638,8 +639,8 @@ impl Search<'_> {
         open.insert(class);
     }
 
-    /// A lower bound of what the open classes cost. Each takes at least its cheapest way, and below
-    /// one of them lies a chain of classes whose costs are not counted yet.
+    /// A lower bound of the cost of the open classes. Each costs at least its cheapest way. Below
+    /// one of them, a chain of classes adds costs that are not counted yet.
     fn least(&self, open: &BTreeSet<usize>) -> u64 {
         let mut below = vec![None; self.group.ways.len()];
         let cheapest: u64 = open.iter().map(|&c| self.group.ways[c][0].cost).sum();
@@ -651,8 +652,8 @@ impl Search<'_> {
                 .unwrap_or(0)
     }
 
-    /// The least that a chain of classes from `class` down costs, beyond the cheapest ways of open
-    /// classes.
+    /// The least cost of a chain of classes from `class` down, in addition to the cheapest ways of
+    /// open classes.
     fn chain(
         &self,
         class: usize,
@@ -663,7 +664,7 @@ impl Search<'_> {
         if let Some(cost) = below[class] {
             return cost;
         }
-        // Around a cycle nothing is known.
+        // For a cycle nothing is known.
         below[class] = Some(0);
         if depth == DEPTH || self.group.free[class] || self.chosen[class].is_some() {
             return 0;
@@ -688,7 +689,7 @@ impl Search<'_> {
         least
     }
 
-    /// Whether what is chosen computes `class` from itself.
+    /// Whether the choices so far compute `class` from itself.
     fn closes_a_cycle(&self, class: usize) -> bool {
         let needs = |c: usize| {
             let way = if self.group.free[c] {

@@ -1,23 +1,23 @@
-//! What is known of integers and conditions that depend only on their coordinates. It proves that a
-//! mask is causal, whichever comparisons of positions a model makes it from.
+//! Formulas of integers and conditions that depend only on their coordinates. They prove that a
+//! mask is causal, whatever comparisons of positions compute it.
 //!
-//! An integer tensor is known if it is a sum of multiples of its coordinates; a condition, if it is
-//! "such a sum is not above zero".
+//! An integer tensor is known if it is a sum of multiples of its coordinates. A condition is known
+//! if it has the form "such a sum is at most 0".
 
 use super::term::{Class, Term, Terms};
 use egg::Id;
 use ir::op::{Number, Op, broadcast_shapes};
 use ir::{DType, TensorType};
 
-/// offset + strides · coordinates: the value of integers; for a condition, what is at most 0 where
-/// it holds.
+/// offset + strides · coordinates. For integers this is the value. A condition holds where it is at
+/// most 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Known {
     offset: i64,
     strides: Vec<i64>,
 }
 
-/// True everywhere, or nowhere.
+/// A condition that holds everywhere or nowhere.
 fn constant(holds: bool, rank: usize) -> Known {
     Known {
         offset: i64::from(!holds),
@@ -57,7 +57,7 @@ impl Known {
         self.offset = self.offset.checked_add(x)?;
         Some(self)
     }
-    /// "At most 0" as simple as it gets: a condition that the shape decides is constant.
+    /// The condition "at most 0". It is constant if the shape decides it.
     fn condition(self, shape: &[u64]) -> Option<Known> {
         let (mut least, mut most) = (self.offset, self.offset);
         for (&d, &stride) in shape.iter().zip(&self.strides) {
@@ -75,7 +75,7 @@ impl Known {
     }
 }
 
-/// What is known of a term's result of type `ty`.
+/// The formula of a term's result of type `ty`, if it is known.
 pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Option<Known> {
     if !matches!(ty.dtype(), DType::I64 | DType::Bool) || ty.numel() == 0 {
         return None;
@@ -83,7 +83,7 @@ pub(super) fn known(terms: &Terms, term: &Term, op: &Op, ty: &TensorType) -> Opt
     let operands: Vec<&Class> = term.operands(terms).map(|id: Id| &terms[id].data).collect();
     let shape = ty.shape();
     let of = |i: usize| operands.get(i)?.known.as_ref();
-    // Operand i as it is read by an op that broadcasts.
+    // Operand i, broadcast to the shape of the result.
     let read = |i: usize| broadcast(of(i)?, operands[i].types[0].shape(), shape);
     let at_most = |known: Option<Known>| known?.condition(shape);
     let difference = || read(0)?.combine(1, &read(1)?, -1);
@@ -216,7 +216,7 @@ fn integer(number: Number) -> Option<i64> {
     }
 }
 
-/// Whether a known difference is 0, where it does not depend on the place.
+/// Whether a known difference is 0, if it does not depend on the coordinates.
 fn equal(difference: Known, when: bool) -> Option<Known> {
     let holds = (difference.offset == 0) == when;
     difference
@@ -239,7 +239,7 @@ fn broadcast(x: &Known, from: &[u64], to: &[u64]) -> Option<Known> {
     })
 }
 
-/// Pieces that go on where the one before ends.
+/// Pieces that each continue where the one before ends.
 fn cat(pieces: &[&Class], dim: usize) -> Option<Known> {
     let mut all: Option<Known> = None;
     let mut at = 0i64;
@@ -251,7 +251,7 @@ fn cat(pieces: &[&Class], dim: usize) -> Option<Known> {
         all = Some(match all {
             None => x,
             Some(mut all) => {
-                // One element says nothing of a stride: the next piece does.
+                // A piece with one element has no stride; the next piece gives it.
                 let step = x.offset.checked_sub(all.offset)?;
                 if at == 1 {
                     all.strides[dim] = step;

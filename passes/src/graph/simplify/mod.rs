@@ -3,12 +3,12 @@
 //! attentions are recognised, with their gradients. The crate egg (Willsey et al., POPL 2021) holds
 //! all forms at once, so the order of rules does not matter.
 //!
-//! Before: canonical form. After: a state, an output or a gradient needs each node. The nodes
-//! compute what they computed before, up to the roundings that [`rules`] states for each rule. A
-//! node has the position of the node that it replaces, and values keep their names.
+//! Before: canonical form. After: a state, an output or a gradient needs each node. Values are the
+//! same as before, up to the roundings that [`rules`] states for each rule. A node has the position
+//! of the node that it replaces, and values keep their names.
 //!
-//! Limits: `ITERATIONS` rounds of matching, and no more terms than `GROWTH` times those of the
-//! graph. Nothing looks at a clock. What was not reached within the limits stays as it was traced.
+//! Limits: `ITERATIONS` rounds of matching, and at most `GROWTH` times the terms of the graph. No
+//! clock is used. A formula that is not reached within the limits stays as it was traced.
 
 mod extract;
 mod known;
@@ -26,8 +26,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 use term::{Facts, Head, Literal, Term, Terms};
 
-/// Rounds of matching, for each set of rules. The longest chain of rules, attention's gradient by
-/// scaled and permuted factors, takes 8.
+/// Rounds of matching, for each set of rules. The longest chain of rules is attention's gradient
+/// with scaled and permuted factors; it takes 8.
 const ITERATIONS: usize = 12;
 
 /// Terms for each term of the graph. Graphs of transformers grow 3 times.
@@ -38,8 +38,7 @@ static FORMS: LazyLock<Vec<Rewrite<Term, Facts>>> =
 static ALL: LazyLock<Vec<Rewrite<Term, Facts>>> =
     LazyLock::new(|| rules::all().map(rule::rewrite).collect());
 
-/// Rewrites the graph. One that has been grouped into kernels stays as it is: it was simplified
-/// before.
+/// Rewrites the graph. A graph with groups does not change: it was simplified before.
 pub fn run(graph: &mut Graph) {
     if graph.nodes.values().any(|data| data.op.body().is_some()) {
         return;
@@ -51,7 +50,7 @@ pub fn run(graph: &mut Graph) {
     *graph = Rebuild::new(&import, &chosen).run();
 }
 
-/// Adds what the rules say until nothing is new, or a limit is reached.
+/// Applies the rules until nothing is new, or a limit is reached.
 fn saturate(terms: &mut Terms, rules: &[Rewrite<Term, Facts>]) {
     let most = GROWTH * terms.total_size() + 1000;
     for _ in 0..ITERATIONS {
@@ -85,7 +84,7 @@ struct Import<'a> {
     class: Table<Value, Option<Id>>,
     /// The value of each leaf.
     leaves: Vec<Value>,
-    /// The terms that are the graph's own.
+    /// The terms of the traced graph.
     traced: Vec<Term>,
 }
 
@@ -157,7 +156,7 @@ impl<'a> Import<'a> {
         }
     }
 
-    /// What must be computed: what leaves the step, and what opaque nodes read.
+    /// The values that must be computed: values that leave the step, and operands of opaque nodes.
     fn roots(&self) -> Vec<Value> {
         let graph = self.graph;
         let opaque = graph
@@ -182,7 +181,7 @@ impl<'a> Import<'a> {
     }
 }
 
-/// The graph of the chosen terms.
+/// Builds the graph of the chosen terms.
 struct Rebuild<'a> {
     import: &'a Import<'a>,
     chosen: &'a BTreeMap<Id, Term>,
@@ -273,7 +272,7 @@ impl<'a> Rebuild<'a> {
         self.new.compact()
     }
 
-    /// What a traced value that is needed became.
+    /// The new value of a traced value that is needed.
     fn value(&self, value: Value) -> Value {
         self.values[&self.import.class(value)][0]
     }
@@ -301,9 +300,9 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Adds the nodes that compute a class; `reader` is the traced node in whose place that is.
+    /// Adds the nodes that compute a class, at the place of the traced node `reader`.
     fn compute(&mut self, class: Id, reader: &NodeData) {
-        // With a stack of its own: what is chosen may be deep.
+        // With an explicit stack, because chosen terms may be deep.
         let mut stack = vec![class];
         while let Some(&class) = stack.last() {
             if self.values.contains_key(&class) {
@@ -338,14 +337,15 @@ impl<'a> Rebuild<'a> {
         let op = term
             .op(&self.import.terms)
             .expect("a chosen term should be an op");
-        // What it replaces: for an op with several results, the first of them that was traced.
+        // The node that it replaces: for an op with several results, the node of the first traced
+        // result.
         let n_results = self.import.terms[class].data.types.len();
         let classes: Vec<Option<Id>> = match n_results {
             1 => vec![Some(class)],
             n => (0..n).map(|i| self.result(class, i)).collect(),
         };
-        // A result may be computed by itself elsewhere, cheaper by what is needed anyway: the name
-        // goes there.
+        // Another class may compute this result alone, at a lower cost. Then that class gets the
+        // name.
         let is_here = |id: &Id| {
             n_results == 1
                 || self
@@ -399,7 +399,7 @@ impl<'a> Rebuild<'a> {
         self.import.terms.lookup(Term::new(head, [class]))
     }
 
-    /// A name that no value has.
+    /// An unused name.
     fn fresh(&mut self, base: &str) -> String {
         let mut name = base.to_string();
         for i in 2.. {

@@ -1,5 +1,5 @@
-//! What a rule is, and what it does: where its left side is found, the right side is added to the
-//! same class. A rule may equate several pairs at once, for ops with several results.
+//! What a rule is and does: if its left side matches, the right side is added to the same class. A
+//! rule may equate several pairs at once, for ops with several results.
 
 use super::known::Known;
 use super::term::{Facts, Head, Literal, Term, Terms, single};
@@ -11,7 +11,7 @@ use ir::{DType, TensorType};
 /// How close the two sides are, on numbers of ordinary size.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Close {
-    /// The same bits, NaN and infinities included; a NaN's own bits do not count.
+    /// The same bits, also for NaN and infinities. All NaNs count as equal.
     Exact,
     /// The same up to rounding: |left - right| <= this share of the larger of 1 and the largest
     /// |left|.
@@ -19,14 +19,14 @@ pub enum Close {
 }
 
 /// A rule: the left and the right side of the first pair, then pairs that hold for the same
-/// variables. A left side after the first is only looked up: where it does not exist, there is
-/// nothing to equate.
+/// variables. The left side of a later pair is only looked up. If it does not exist, the pair is
+/// skipped.
 pub struct Rule {
     /// Its name.
     pub name: &'static str,
     /// (left, right)
     pub pairs: &'static [(&'static str, &'static str)],
-    /// Binds what the right side needs besides; `None` if the rule does not hold here.
+    /// Binds further variables of the right side; `None` if the rule does not hold here.
     pub when: fn(&mut Scope<'_>) -> Option<()>,
     /// How close the sides are.
     pub close: Close,
@@ -34,7 +34,7 @@ pub struct Rule {
     pub samples: &'static str,
 }
 
-/// A match: what `when` looks at and adds to.
+/// A match, which `when` reads and extends.
 pub struct Scope<'a> {
     terms: &'a mut Terms,
     subst: Subst,
@@ -58,11 +58,11 @@ impl Scope<'_> {
     pub(super) fn shape(&self, name: &str) -> Option<&[u64]> {
         self.ty(name).map(TensorType::shape)
     }
-    /// What is known of a variable's numbers by their place.
+    /// The formula of a variable's numbers, if it is known.
     pub(super) fn known(&self, name: &str) -> Option<&Known> {
         self.terms[self.id(name)?].data.known.as_ref()
     }
-    /// Whether a variable is known before the gradients.
+    /// Whether a variable is computed before the gradients.
     pub(super) fn is_forward(&self, name: &str) -> bool {
         self.id(name)
             .is_some_and(|id| self.terms[id].data.phase == Phase::Forward)
@@ -131,8 +131,7 @@ impl Scope<'_> {
             .iter()
             .any(|t| t.is_op(op) && t.children.iter().all(|&c| self.terms.find(c) != id))
     }
-    /// Binds a variable to what `choose` takes of the operands of an `op` that computes its
-    /// class.
+    /// Binds a variable to the operand that `choose` selects from an `op` that computes its class.
     pub(super) fn replace_by_operand<const N: usize>(
         &mut self,
         variable: &str,
@@ -152,7 +151,7 @@ impl Scope<'_> {
             self.subst.insert(var(variable), operand);
         }
     }
-    /// The number that a class of one element is full of.
+    /// The number in a class of one constant element.
     pub(super) fn constant(&self, id: Id) -> Option<f64> {
         let full = self.terms[id]
             .nodes
@@ -170,7 +169,7 @@ impl Scope<'_> {
     }
 }
 
-/// The pattern of a text. Rules are constants: a text that is not a pattern is our mistake.
+/// The pattern of a text. Rules are constants, so a text that is not a pattern is a bug.
 fn parse(text: &str) -> Pattern<Term> {
     text.parse()
         .unwrap_or_else(|e| panic!("{text} should be a pattern: {e}"))
@@ -199,7 +198,7 @@ pub(super) fn add(terms: &mut Terms, ast: &PatternAst<Term>, subst: &Subst) -> O
             ENodeOrVar::ENode(term) => {
                 let id = terms.add(term.clone().map_children(|id| ids[usize::from(id)]));
                 let data = &terms[id].data;
-                // What has no type does not fit together here.
+                // A term without a type is not well-formed here.
                 if data.literal.is_none() && data.types.is_empty() {
                     return None;
                 }
@@ -228,7 +227,7 @@ impl Action {
             pairs,
         }
     }
-    /// The substitution with what the right sides need besides.
+    /// The substitution with the further variables of the right sides.
     pub(super) fn bind(&self, terms: &mut Terms, subst: &Subst) -> Option<Subst> {
         let mut scope = Scope {
             terms,

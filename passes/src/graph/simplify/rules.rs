@@ -1,8 +1,9 @@
-//! The rules, by name. `Close` says how far the sides may differ, and each rule's samples are
-//! evaluated on both sides by `tests/tests/rules.rs`.
+//! The rules, by name. `Close` says how far the sides may differ. `tests/tests/simplify.rs`
+//! evaluates both sides of each rule at its samples.
 //!
-//! Not a rule, because it is not exact: x + 0.0, which is +0.0 for x = -0.0; x - x; x * 0.0. A rule
-//! that changes the order of roundings is not for f16, whose range is small: `scales`.
+//! These are not rules, because they are not exact: x + 0.0, which is +0.0 for x = -0.0; x - x; x *
+//! 0.0. A rule that changes the order of roundings is not applied to f16, whose range is small: see
+//! `scales`.
 
 use super::rule::{Close, Rule, Scope};
 use super::term::Literal;
@@ -26,7 +27,7 @@ const fn rule(
     }
 }
 
-/// Every rule holds: types are compared where it is applied.
+/// The rule always holds: types are compared when it is applied.
 fn always(_: &mut Scope<'_>) -> Option<()> {
     Some(())
 }
@@ -36,8 +37,8 @@ const ROUNDINGS: Close = Within(2e-6);
 /// A different order of sums.
 const SUMS: Close = Within(2e-5);
 
-/// Rules that bring formulas into one form: shapes, scales, constants. They run alone first, so
-/// that the others meet scales pulled out and reshapes of reshapes gone.
+/// Rules that bring formulas into one form: shapes, scales, constants. They run first, without the
+/// others. Then scales are outside and chains of reshapes are gone.
 pub static FORMS: &[Rule] = &[
     // Shapes.
     rule(
@@ -89,7 +90,7 @@ pub static FORMS: &[Rule] = &[
         Exact,
         "x=f32[2,2] d=[0,1]",
     ),
-    // Moving dimensions of size one moves no byte.
+    // If only dimensions of size one move, no byte moves.
     rule(
         "permute-of-ones",
         &[("(permute ?x ?d)", "(reshape ?x ?s)")],
@@ -129,7 +130,7 @@ pub static FORMS: &[Rule] = &[
         Exact,
         "a=f32[3,4] b=f32[5,4] d=[1,0] ta=false tb=false",
     ),
-    // An expansion goes to the consumer, which broadcasts by itself.
+    // An expansion is removed if its consumer broadcasts.
     rule(
         "add-of-expand",
         &[("(add (expand ?x ?s) ?y)", "(add ?x ?y)")],
@@ -319,7 +320,7 @@ pub static FORMS: &[Rule] = &[
         Exact,
         "t=f32 s=[4] c=0.3 x=f32[3,4]",
     ),
-    // A cast that loses nothing is no stop on the way. f32 -> bf16 -> f32 rounds, and stays.
+    // A cast that loses nothing is skipped. f32 -> bf16 -> f32 rounds, and stays.
     rule(
         "cast-of-cast",
         &[("(cast (cast ?x ?a) ?b)", "(cast ?x ?b)")],
@@ -408,7 +409,7 @@ pub static FORMS: &[Rule] = &[
     ),
 ];
 
-/// Rules that recognise what a tracer took apart.
+/// Rules that recognise ops that a tracer decomposed.
 pub static PATTERNS: &[Rule] = &[
     rule(
         "bias",
@@ -480,7 +481,7 @@ pub static PATTERNS: &[Rule] = &[
         ROUNDINGS,
         "y=f32[3,4] dy=f32[3,4]",
     ),
-    // The other way: gelu by hand has a traced tanh_bwd within.
+    // The other direction: a gelu that is written out has a traced tanh_bwd inside.
     rule(
         "tanh-bwd-opened",
         &[(
@@ -553,7 +554,7 @@ pub static PATTERNS: &[Rule] = &[
         ROUNDINGS,
         "x=f32[3,4] dy=f32[3,4] a=0.134145 k=0.3989422804014327",
     ),
-    // Of gelu written out in a model, by its tape: x^3 has the gradient 3 x^2.
+    // From the gradient of a gelu that is written out: x^3 has the gradient 3 x^2.
     rule(
         "gelu-tanh-bwd-by-tape",
         &[(
@@ -594,8 +595,8 @@ pub static PATTERNS: &[Rule] = &[
         ROUNDINGS,
         "x=f32[3,4] dy=f32[3,4] r=0.7071067811865476 k=0.3989422804014327",
     ),
-    // Random numbers: the same words of the generator. Of 2^24 elements one may be kept by one side
-    // and dropped by the other, because `rand` has 24 bits.
+    // Random numbers: both sides use the same words of the generator. One of 2^24 elements may be
+    // kept by one side and dropped by the other, because `rand` has 24 bits.
     rule(
         "dropout",
         &[
@@ -609,7 +610,7 @@ pub static PATTERNS: &[Rule] = &[
             ),
         ],
         |s| {
-            // The gradient takes the mask from here, and no other way round.
+            // The gradient may use this mask, but this mask may not come from the gradient.
             s.is_forward("?x").then_some(())?;
             let p = s.number("?p")?;
             (0.0 <= p
@@ -868,8 +869,8 @@ pub static PATTERNS: &[Rule] = &[
         "f=f32 shape=[5,4] i=i64[2,3] padding=-1 s=[2,3,1] dy=f32[2,3,4] ;
          f=f32 shape=[5,4] i=i64[2,3] padding=2 s=[2,3,1] dy=f32[2,3,4]",
     ),
-    // Attention. Scores, probabilities and their gradients have names of their own, because many
-    // products are written in as many ways; see `STEPS`. A row whose mask hides every position has
+    // Attention. Scores, probabilities and their gradients have their own names, because the
+    // products are written in many ways; see `STEPS`. A row whose mask hides every position has
     // probabilities of 0 in `sdpa`. A plain softmax with a mask of -inf gives NaN there, so NaN
     // becomes 0.
     rule(
@@ -1156,7 +1157,7 @@ pub static PATTERNS: &[Rule] = &[
         "do=f32[2,3,4,7] q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] m=f32[4,6] c=0.3 i=0.3 \
          d=[0,2,1,3]",
     ),
-    // A mask of 0 and -inf is one of bits.
+    // A mask of 0 and -inf becomes a mask of bits.
     rule(
         "mask-of-bits",
         &[(
@@ -1179,7 +1180,7 @@ pub static PATTERNS: &[Rule] = &[
         "q=f32[2,3,4,5] k=f32[2,3,6,5] v=f32[2,3,6,7] o=f32[2,3,4,7] l=f32[2,3,4] do=f32[2,3,4,7] \
          m=bool[4,6] t=f32 causal=false c=0.3",
     ),
-    // A mask that is proved to be causal, or to hide nothing, is none.
+    // A mask that is proved to be causal, or to hide nothing, is removed.
     rule(
         "mask-causal",
         &[(
@@ -1239,7 +1240,8 @@ const CUBE: f64 = 0.044715;
 /// sqrt(2 / pi)
 const SQRT_2_PI: f64 = 0.797_884_560_802_865_4;
 
-/// Only where a product of scales can neither overflow nor vanish that their order did not let.
+/// Holds only if the product of the scales cannot overflow or vanish when the separate scales do
+/// not.
 fn scales(s: &mut Scope<'_>) -> Option<()> {
     let wide = |name: &str| {
         s.ty(name)
@@ -1248,7 +1250,7 @@ fn scales(s: &mut Scope<'_>) -> Option<()> {
     (wide("?x") && wide("?y")).then_some(())
 }
 
-/// A number is the same in a tensor of constants as in an op: smaller floats would have rounded it.
+/// A number is the same in a tensor of constants and in an op: smaller floats would round it.
 fn same_number(s: &mut Scope<'_>) -> Option<()> {
     use DType::{BF16, F8E4M3, F8E5M2, F16};
     (!matches!(s.ty("?x")?.dtype(), BF16 | F8E4M3 | F8E5M2 | F16)).then_some(())
@@ -1258,7 +1260,7 @@ fn near(s: &Scope<'_>, name: &str, value: f64) -> Option<()> {
     ((s.number(name)? / value - 1.0).abs() <= 1e-6).then_some(())
 }
 
-/// Whether every value of `a` is one of `b`.
+/// Whether `b` can represent every value of `a`.
 fn holds_all(a: DType, b: DType) -> bool {
     use DType::{BF16, Bool, F8E4M3, F8E5M2, F16, F32, F64, I8, I16, I32, I64, U8};
     match a {
@@ -1277,7 +1279,7 @@ fn holds_all(a: DType, b: DType) -> bool {
     }
 }
 
-/// `to` is the other of the flag `from`, if `?d` swaps the last two dimensions.
+/// Binds `to` to the inverse of the flag `from`, if `?d` swaps the last two dimensions.
 fn turned(s: &mut Scope<'_>, from: &str, to: &str) -> Option<()> {
     match s.ints("?d")?.as_slice() {
         [1, 0] | [0, 2, 1] => {}
@@ -1290,14 +1292,14 @@ fn turned(s: &mut Scope<'_>, from: &str, to: &str) -> Option<()> {
     Some(())
 }
 
-/// How many of the last dimensions of `x` the dims `d` are.
+/// The number of dims `d`, if they are the last dimensions of `x`.
 fn last_dims(s: &Scope<'_>, d: &str, x: &str) -> Option<i64> {
     let (dims, rank) = (s.ints(d)?, s.ty(x)?.rank() as i64);
     let n = dims.len() as i64;
     (0 < n && dims.iter().copied().eq(rank - n..rank)).then_some(n)
 }
 
-/// Binds `?n`, the number of dimensions, and `?lead`, those before.
+/// Binds `?n`, the number of dimensions, and `?lead`, the dimensions before them.
 fn layer_norm_bwd(s: &mut Scope<'_>) -> Option<()> {
     let n = last_dims(s, "?d", "?x")?;
     let shape = s.shape("?x")?.to_vec();
@@ -1339,13 +1341,13 @@ fn product_of_scales(s: &mut Scope<'_>) -> Option<()> {
     Some(())
 }
 
-/// No scale is left to be pulled out of queries and keys: of the equal ways to write scores, one
-/// goes on.
+/// Queries and keys have no more scale to pull out. So only one of the equal forms of scores
+/// continues.
 fn unscaled(s: &mut Scope<'_>) -> Option<()> {
     (!s.is_a("?q", OpKind::MulScalar) && !s.is_a("?k", OpKind::MulScalar)).then_some(())
 }
 
-/// The same, and a mask of 0 and -inf goes on as one of bits.
+/// The same, and a mask of 0 and -inf continues as a mask of bits.
 fn unscaled_with_bits(s: &mut Scope<'_>) -> Option<()> {
     unscaled(s)?;
     s.replace_by_operand("?m", OpKind::Where, |s, [bits, zero, lowest]| {
@@ -1365,12 +1367,12 @@ fn causal(s: &mut Scope<'_>) -> Option<()> {
     s.known("?m")?.is_causal().then_some(())
 }
 
-/// A gradient is scaled as the scores were; two factors may have been multiplied.
+/// A gradient has the same scale as the scores; two factors may have been multiplied.
 fn same_scale(s: &mut Scope<'_>) -> Option<()> {
     ((s.number("?i")? / s.number("?c")? - 1.0).abs() < 1e-12).then_some(())
 }
 
-/// Binds the shapes that gradients are reshaped to.
+/// Binds the shapes of the reshaped gradients.
 fn gradient_shapes(s: &mut Scope<'_>) -> Option<()> {
     let (q, k) = (s.shape("?q")?.to_vec(), s.shape("?k")?.to_vec());
     let (&[b, h, rows, d], keys) = (q.as_slice(), k[2]) else {

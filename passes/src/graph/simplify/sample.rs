@@ -1,4 +1,4 @@
-//! Rules at their samples, as graphs that can be computed: what the rule's test evaluates.
+//! Rules at their samples, as graphs. The test of the rules evaluates these graphs.
 
 use super::rule::{Action, Close, Rule, add, rewrite, var};
 use super::term::{Facts, Head, Literal, STEPS, Term, Terms};
@@ -19,7 +19,7 @@ pub struct Case {
     pub left: Graph,
     /// The right side.
     pub right: Graph,
-    /// How close they are to be.
+    /// How close they must be.
     pub close: Close,
 }
 
@@ -39,7 +39,7 @@ pub enum SampleError {
     },
 }
 
-/// Why a rule does not hold at a sample, or why the text is no sample.
+/// Why a rule does not hold at a sample, or why a text is not a sample.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum Broken {
@@ -86,8 +86,8 @@ pub enum Broken {
     Graph(#[from] graph::Error),
 }
 
-/// The cases of a rule. An error says which sample the rule does not hold at, or why it is not a
-/// sample.
+/// The cases of a rule. An error says at which sample the rule does not hold, or why a text is not
+/// a sample.
 pub fn cases(rule: &'static Rule) -> Result<Vec<Case>, SampleError> {
     let mut cases = vec![];
     for text in rule
@@ -136,7 +136,7 @@ fn sample(rule: &'static Rule, text: &str, what: &str) -> Result<Vec<Case>, Brok
         };
         subst.insert(var(&format!("?{name}")), id);
     }
-    // Left sides after the first exist too, once what they need is bound.
+    // The left sides of later pairs also exist, once their variables are bound.
     let action = Action::new(rule);
     let root = add(&mut terms, &action.pairs[0].0, &subst).ok_or(Broken::FirstLeft)?;
     let bound = action.bind(&mut terms, &subst).ok_or(Broken::Condition)?;
@@ -201,7 +201,7 @@ fn bindings(text: &str) -> Vec<(String, String)> {
     words.iter().filter_map(pair).collect()
 }
 
-/// What a variable stands for.
+/// The meaning of a variable.
 enum Given {
     /// An input of this name; the position of its type.
     Tensor(String, usize),
@@ -384,7 +384,7 @@ impl<'a> Builder<'a> {
         self.reshape(c, &[sa[0], sa[1], sc[1], sc[2]])
     }
 
-    /// What a step means, by ops.
+    /// The ops of a step.
     fn step(&mut self, name: &str, tensors: &[Value], scale: f64) -> Result<Value, Broken> {
         let value = |x: f64| vec![("value", Attr::Float(x))];
         let dim = || vec![("dim", Attr::Int(3))];

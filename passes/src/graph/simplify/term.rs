@@ -1,10 +1,9 @@
 //! A graph's formulas as egg sees them: an op with its operands, then its attributes as literals,
-//! in the table's order. Attributes are terms, so that patterns bind and compare them like
-//! operands: `(mul_scalar ?x ?c)`. An op with several results is one term, and `r0`, `r1`, .. are
-//! what it gives.
+//! in the table's order. Attributes are terms, so patterns bind and compare them like operands:
+//! `(mul_scalar ?x ?c)`. An op with several results is one term, and `r0`, `r1`, .. are its
+//! results.
 //!
-//! Each class of equal terms knows its types: a rule whose right side has other types than its left
-//! does nothing.
+//! Each class of equal terms has types. A rule whose sides have different types is not applied.
 
 use super::known::{Known, known};
 use egg::{Analysis, DidMerge, EGraph, FromOp, FromOpError, Id, Language};
@@ -25,16 +24,16 @@ pub(super) struct Term {
     pub(super) children: SmallVec<[Id; 6]>,
 }
 
-/// What a term does with its children.
+/// What a term computes from its children.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum Head {
     /// An op.
     Op(OpKind),
-    /// A step on the way to an op: see [`STEPS`]. It has no kernel and is never extracted.
+    /// An intermediate step of recognition: see [`STEPS`]. It has no kernel and is never extracted.
     Step(u16),
     /// A result of its child.
     Result(u8),
-    /// A tensor that is not computed by a pure op; the position among the leaves.
+    /// A tensor that no pure op computes; the position among the leaves.
     Leaf(u32),
     /// An attribute.
     Literal(Literal),
@@ -43,7 +42,7 @@ pub(super) enum Head {
 /// An attribute's value, with an order. Numbers are compared by bits.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum Literal {
-    /// No operand at this place.
+    /// An absent operand.
     None,
     Int(i64),
     Float(u64),
@@ -53,24 +52,23 @@ pub(super) enum Literal {
     Str(String),
 }
 
-/// Steps of recognition, which name a value that rules agree on, whatever way it is computed. Those
-/// of attention are in
-/// [B,H,S,T]: `scores(q, k, scale)`, `probs(q, k, mask or none, scale, whether a row without keys
-/// is zeros)`,
-/// `dscores(dout, q, k, v, mask or none, scale)`; with the same operands `dq` and `dk`, the
-/// gradients before the scale. `gelu_t(x)` is the tanh in the approximation of gelu.
+/// Steps of recognition. Each names a value, independent of the way in which it is computed. The
+/// steps of attention have the shape [B,H,S,T]: `scores(q, k, scale)`, `probs(q, k, mask or none,
+/// scale, whether a row without keys is zeros)`, `dscores(dout, q, k, v, mask or none, scale)`;
+/// with the same operands `dq` and `dk`, the gradients before the scale. `gelu_t(x)` is the tanh in
+/// the approximation of gelu.
 pub(super) const STEPS: [&str; 6] = ["scores", "probs", "dscores", "dq", "dk", "gelu_t"];
 
-/// What is known of a class.
+/// Facts about a class.
 #[derive(Clone, Debug)]
 pub(super) struct Class {
     /// The results' types; none for literals and for terms that are not well-formed.
     pub(super) types: Vec<TensorType>,
     pub(super) literal: Option<Literal>,
-    /// The earliest part of the step in which it was traced; of new terms, the latest of their
-    /// children's.
+    /// The earliest phase in which it was traced; for new terms, the latest phase of their
+    /// children.
     pub(super) phase: Phase,
-    /// Its numbers, if they depend on nothing but their place.
+    /// The formula of its numbers, if they depend only on their coordinates.
     pub(super) known: Option<Known>,
 }
 
@@ -116,8 +114,8 @@ impl Term {
             .copied()
             .filter(|&id| terms[id].data.literal != Some(Literal::None))
     }
-    /// The op with its attributes; none if the term is not an op or a literal is not what the op
-    /// takes.
+    /// The op with its attributes; none if the term is not an op, or if a literal does not fit the
+    /// op.
     pub(super) fn op(&self, terms: &Terms) -> Option<Op> {
         let Head::Op(kind) = self.head else {
             return None;
@@ -293,7 +291,8 @@ impl Analysis<Term> for Facts {
         debug_assert_eq!(a.types, b.types, "equal terms should have equal types");
         a.phase = a.phase.min(b.phase);
         a.known = a.known.take().or(b.known);
-        // Classes above were made when all that is traced was known: nothing new follows for them.
+        // Classes above were made when all traced types were known. So merging gives no new facts
+        // for them.
         DidMerge(false, false)
     }
 }
