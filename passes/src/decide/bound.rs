@@ -12,9 +12,9 @@
 //! node made it. An update may run on the host. Then only the gradient goes out, and nothing comes
 //! in. The moments of such an update need no other transfer than this gradient.
 //!
-//! The mixture is a linear program, and any multipliers of it prove a bound (Lagrange): prices `λ
-//! >= 0` of a byte at each line, and weights `i + o + n = 1` of the link's two directions and the
-//! processor. No step at a budget is shorter than
+//! The mixture is a linear program, and any multipliers of it prove a bound (Lagrange): prices
+//! `λ >= 0` of a byte at each line, and weights `i + o + n = 1` of the link's two directions and
+//! the processor. No step at a budget is shorter than
 //!
 //! ```text
 //! n compute + Σ λ (bytes - budget)
